@@ -52,7 +52,7 @@ impl WeightSource for Seed {
 
 /// Returns the initial values of a parameter, row-major.
 ///
-/// They depend only on the seed and the parts' names: they are the same on every device, at every world size,
+/// They depend only on the seed and the parts' names. They are the same on every device, at every world size,
 /// and for fused and separate matrices.
 pub fn fill(spec: &ParamSpec, seed: u64) -> Vec<f32> {
     let mut values = vec![0.0; spec.elements()];

@@ -1,7 +1,7 @@
 //! Runs one untrusted program, such as a policy's answer to a programming task.
 //!
 //! [`Sandbox`] is the caller's interface: it starts the helper program, feeds it, and ends it when it runs
-//! too long or writes too much. [`helper`] is the code of that program: it enters namespaces that contain
+//! too long or writes too much. [`helper`] is the code of that program. It enters namespaces that contain
 //! little more than an interpreter, drops all privileges, and only then starts the program. The two
 //! communicate through [`Job`].
 //!

@@ -11,8 +11,9 @@
 //! Frozen units are left out: they are unchanged since training began, so the caller of [`load`] has already
 //! built them.
 //!
-//! Shards are the same at every stage, and a load copies the ranges that overlap: a checkpoint of four ranks
-//! at stage 3 loads on one rank at stage 0. A rank's own state loads only at the world size that wrote it.
+//! Shards are the same at every stage, and a load copies the ranges that overlap. So a checkpoint of four
+//! ranks at stage 3 loads on one rank at stage 0. A rank's own state loads only at the world size that wrote
+//! it.
 
 mod saver;
 mod weights;

@@ -2,9 +2,9 @@
 //!
 //! A device has one copy engine per direction. The engine serves a stream as long as that stream has copies,
 //! and blocks all other streams' copies while one copy waits for compute. If all states were queued at once,
-//! the next pass's batch or the last pass's loss would wait behind them (a third of a second on an H200, for
-//! a model of 1.5 billion weights). So a thread queues one chunk at a time, and only chunks that can be
-//! copied at once.
+//! the next pass's batch or the last pass's loss would wait behind them. That is a third of a second on an
+//! H200, for a model of 1.5 billion weights. So a thread queues one chunk at a time, and only chunks that can
+//! be copied at once.
 
 use std::{
     mem,

@@ -1,4 +1,4 @@
-//! Checks of training as a whole, for failures that no single step reports: in fp16 steps are skipped, and a
+//! Checks of training as a whole, for failures that no single step reports. In fp16 steps are skipped, and a
 //! step that makes a weight infinite has a finite gradient.
 
 use anyroll_models::Model;

@@ -6,8 +6,8 @@
 //!    the block before it runs.
 //! 2. The caller turns the head's log-probs into their gradient.
 //! 3. Backward through the blocks. After the last block that reads a unit, the slices of the unit's gradient
-//!    are sent to their owners on the communication stream, in the precision of the blocks, while the next
-//!    block's backward runs. Each rank sums the slices it receives in fp32, in rank order, into an
+//!    are sent to their owners, in the precision of the blocks. This runs on the communication stream, during
+//!    the next block's backward. Each rank sums the slices it receives in fp32, in rank order, into an
 //!    accumulator.
 //! 4. The global norm, from each rank's own shard in fp64. The clipping factor, the fp16 loss scale and the
 //!    step count stay on the device.

@@ -1,5 +1,5 @@
-//! A tiny published image model: trained from the YAML with a function's rewards and with a network's
-//! gradient, held in every way, stopped, resumed, and exported.
+//! A tiny published image model, trained with a function's rewards and with a network's gradient. It is held
+//! in every way, stopped, resumed, and exported.
 
 use std::fs;
 use std::path::{Path, PathBuf};

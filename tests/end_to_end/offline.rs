@@ -183,7 +183,7 @@ fn answers_are_learnt() {
     assert!(report.contains("Held-out loss") && report.contains("Training loss"), "charts");
 }
 
-/// Every objective widens the margin from pairs alone; common factors are not copied from the run's code.
+/// Every objective widens the margin from pairs alone. An objective with a reference starts at a margin of 0.
 #[test]
 fn every_objective_tells_better_from_worse() {
     let folder = tempfile::tempdir().unwrap();
@@ -201,7 +201,7 @@ fn every_objective_tells_better_from_worse() {
     }
 }
 
-/// On judged answers, with and without an estimate of the KL divergence.
+/// KTO and APO learn from judged answers, with and without an estimate of the KL divergence.
 #[test]
 fn judged_answers_tell_better_from_worse() {
     let folder = tempfile::tempdir().unwrap();

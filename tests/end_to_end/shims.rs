@@ -19,8 +19,8 @@ fn on_shims(backend: &str, mut command: Command) -> Option<Command> {
         let _ = writeln!(std::io::stderr(), "SKIPPED: ANYROLL_SHIMS does not name the folder of the shims");
         return None;
     };
-    // Kernels for the shim are cached separately. Only one vendor's libraries are given, like in a build of
-    // libtorch, since the shim would load both.
+    // Kernels for the shim are cached separately. Only one vendor's libraries are visible: libtorch is built
+    // for one vendor, but both would be used.
     command.env("XDG_CACHE_HOME", folder.join("cache")).env("ANYROLL_LIBRARIES", folder.join(backend));
     command.env("ANYROLL_SHIM", "1");
     Some(command)

@@ -86,8 +86,8 @@ impl Footprint for Decoder {
 }
 
 impl Decoder {
-    /// Returns the peak memory of sampling: the larger of a pass over prompts with `prompt_tokens` tokens in
-    /// total, and the logits of a step of `sequences`.
+    /// Returns the peak memory of sampling: a pass over prompts with `prompt_tokens` tokens in total, or the
+    /// logits of a step of `sequences`.
     pub fn sampling_bytes(
         &self,
         sequences: usize,

@@ -2,8 +2,8 @@
 //! target token. Only rows that predict a target are normed and projected.
 //!
 //! Logits are computed for one chunk of rows at a time, and recomputed in backward unless they are kept. For
-//! large models they are the largest tensor (8 k targets x 152 k tokens x 4 bytes = 5 GB), and the second
-//! product costs less than a tenth of a step.
+//! large models they are the largest tensor (8 k targets x 152 k tokens x 4 bytes = 5 GB). The second product
+//! costs less than a tenth of a step.
 
 use anyroll_backends::ops::{self, LogProbs, Normed, Store};
 use tch::Tensor;
@@ -18,7 +18,7 @@ use crate::{PackedBatch, Result};
 const MAX_LOGITS_BYTES: usize = 512 << 20;
 /// Chunks have a multiple of this many rows, so that only the last one leaves part of a tile unused.
 const CHUNK_ROWS: usize = 256;
-/// With a teacher, a chunk has this fraction of the rows: the log-probs of both models and their intermediate
+/// With a teacher, a chunk has this fraction of the rows. The log-probs of both models and their intermediate
 /// results take several times as much memory.
 const TAUGHT_PART: usize = 4;
 

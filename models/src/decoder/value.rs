@@ -1,7 +1,7 @@
 //! A decoder whose last block returns a number per target token instead of a distribution: the critic of an
 //! actor-critic algorithm, or a reward model.
 //!
-//! A token's value is read where the token is predicted, before it is seen: it is the value V(s) of the state
+//! A token's value is read where the token is predicted, before it is seen. It is the value V(s) of the state
 //! in which the token is the action. To score a whole text, append a token to it and read the value there.
 
 use anyroll_backends::ops::{self, Store};

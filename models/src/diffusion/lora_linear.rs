@@ -1,5 +1,5 @@
-//! Frozen linear layers with low-rank adapters, with a hand-written backward. libtorch's would read a layer's
-//! input and output once per adapter, and again for their sum.
+//! Frozen linear layers with low-rank adapters and a hand-written backward. The backward of libtorch would
+//! read a layer's input and output once per adapter, and again for their sum.
 
 use anyroll_backends::ops::{self, Asked, differentiable};
 use tch::{Tensor, no_grad};

@@ -119,9 +119,10 @@ impl Engine {
     /// Submits a request. Returns the ids of its samples, in order.
     ///
     /// # Errors
-    /// [`Error::Input`] for an empty prompt, a prompt that with its completion exceeds the cache or the
-    /// model's positions, a prompt that does not begin with the sample that it follows, a format that fails
-    /// at the start, or parameters out of range.
+    /// [`Error::Input`] for:
+    /// - an empty prompt, or one that does not begin with the sample it follows;
+    /// - a prompt that with its completion exceeds the cache or the model's positions;
+    /// - a format that fails at the start, or parameters out of range.
     pub fn submit(&mut self, request: Request) -> Result<Range<SampleId>> {
         self.check(&request)?;
         let Request { prompt, params, stop, format, samples } = request;

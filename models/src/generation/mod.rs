@@ -1,8 +1,8 @@
 //! Generation: turns prompts into completions, with a KV cache in blocks and continuous batching.
 //!
 //! [`Engine`] is the only way to sample text, in training and elsewhere. It runs the same blocks as training,
-//! and runs prompts packed with the same forward. A completion depends only on its prompt and its seed, not
-//! on other sequences in the batch, up to the rounding of matrix products of other sizes.
+//! and runs prompts packed with the same forward. Up to the rounding of matrix products of other sizes, a
+//! completion depends only on its prompt and its seed, not on its batch.
 //!
 //! `engine` schedules sequences; `sequence` and `block_pool` place tokens in the cache; `model_runner` builds
 //! a pass's inputs and reads its outputs; `prefix_cache` keeps ended samples for reuse. `recorder` replays

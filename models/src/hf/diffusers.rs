@@ -53,8 +53,9 @@ impl DiffusersFolder {
     /// has it.
     ///
     /// # Errors
-    /// [`Error`], which names the file and the field or tensor in it: an unsupported class or feature, a
-    /// tensor that is missing, unknown or of another shape, a broken file, or a variant that no folder has.
+    /// [`Error`], which names the file and the field or tensor in it. Causes are an unsupported class or
+    /// feature, a tensor that is missing, unknown or of another shape, a broken file, or a variant that no
+    /// folder has.
     pub fn open(path: &Path, variant: Option<&str>) -> Result<DiffusersFolder> {
         let (transformer, weights) = transformers(path, variant)?;
         check_variant(path, variant)?;
@@ -84,8 +85,8 @@ impl DiffusersFolder {
     /// Returns the decoder of latents.
     ///
     /// # Errors
-    /// The unsupported part of the decoder's file. Only a video model can have it, whose latents are useful
-    /// alone.
+    /// The unsupported part of the decoder's file. Only a video model opens with such a decoder, since its
+    /// latents are useful by themselves.
     pub fn decoder(&self) -> std::result::Result<&LatentDecoderFolder, &Error> {
         self.decoder.as_ref()
     }

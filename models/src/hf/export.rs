@@ -137,9 +137,10 @@ pub fn scorer_config_file(mut config: Map<String, Value>) -> Map<String, Value> 
 /// Returns the `config.json` of a decoder, of the family that has its shape.
 ///
 /// # Errors
-/// [`Error::Field`] for a decoder that no family has. Examples are both biases and query and key norms,
-/// neither of them and a window in some layers, experts without norms, or multipliers in a decoder that
-/// otherwise differs from Llama.
+/// [`Error::Field`] for a decoder that no family has. Examples:
+/// - both biases and query and key norms, or neither and a window in some layers;
+/// - experts without norms;
+/// - multipliers in a decoder that otherwise differs from Llama.
 pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<String, Value>> {
     let (tokens, slides) = match &config.sliding_window {
         Some(SlidingWindow { tokens, layers }) => (Some(tokens), layers.clone()),

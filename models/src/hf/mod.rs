@@ -60,8 +60,8 @@ impl ModelFolder {
     /// Opens the folder at `path`.
     ///
     /// # Errors
-    /// [`Error`], which names the file and the field or tensor in it: an unsupported architecture or feature,
-    /// a tensor that is missing, unknown or of another shape, or a broken file.
+    /// [`Error`], which names the file and the field or tensor in it. Causes are an unsupported architecture
+    /// or feature, a tensor that is missing, unknown or of another shape, or a broken file.
     pub fn open(path: &Path) -> Result<ModelFolder> {
         Self::open_for(Task::Language, path)
     }

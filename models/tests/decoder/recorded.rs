@@ -56,8 +56,8 @@ fn biased(config: DecoderConfig) -> DecoderConfig {
     DecoderConfig { qkv_bias: true, o_bias: true, mlp_bias: true, ..config }
 }
 
-/// Adds ten experts to these layers, `num_experts_per_tok` per token. Weights are half as large: in bf16 the
-/// ordinary operations differ from training as much as recorded steps do, by 0.033 per log-prob with the
+/// Adds ten experts to these layers, `num_experts_per_tok` per token. Weights are half as large. In bf16 the
+/// ordinary operations differ from training as much as recorded steps do: by 0.033 per log-prob, with the
 /// other weights and all ten chosen.
 fn mixture(config: DecoderConfig, num_experts_per_tok: i64, layers: [bool; 2]) -> DecoderConfig {
     let experts = ExpertsConfig {

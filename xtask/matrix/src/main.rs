@@ -44,16 +44,16 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  ci/run cpu-x2-zero3-fp32-rlvr_sort    one cell; its run is left in runs/matrix
+  ci/run cpu-x2-zero3-fp32-rlvr_sort    one cell; its run folder is kept in runs/matrix
   ci/run --backend cpu                  all cells of a backend
-  ci/run --all-here                     all cells whose hardware is here
-  ci/report --html table.html           what became of every cell, here and before
+  ci/run --all-here                     all cells for this machine's hardware
+  ci/report --html table.html           the latest and earlier results of every cell
   cargo xtask matrix list               the cells' names
-  cargo xtask matrix record CELL        its curves become its backend's golden ones
-  cargo xtask matrix workflow           writes .github/workflows/matrix.yml anew
+  cargo xtask matrix record CELL        records its curves as the golden ones of its backend
+  cargo xtask matrix workflow           rewrites .github/workflows/matrix.yml
 
-The exit code of `run` is 0 if all that ran passed, 1 if something failed, and 77 if nothing could be run here, or a
-cell that was named could not.";
+The exit code of `run` is 0 if every cell that ran passed, 1 if a cell failed, and 77 if this machine has the
+hardware for none of the cells, or lacks that of a named cell.";
 
 #[derive(Subcommand)]
 enum Command {

@@ -23,7 +23,7 @@ pub struct LoraConfig {
     pub alpha_pattern: Vec<(ModulePattern, f64)>,
     /// Matrices with an adapter.
     pub targets: LoraTargets,
-    /// True if adapters are weight-decomposed (DoRA, Liu et al., 2024): they have magnitudes m, and W x + s B
+    /// True if adapters are weight-decomposed (DoRA, Liu et al., 2024). They have magnitudes m, and W x + s B
     /// A x is multiplied by m / ||W + s B A||, row by row.
     pub dora: bool,
     /// Fraction of an adapter's input that is dropped in training, at least 0 and below 1.

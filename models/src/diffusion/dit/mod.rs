@@ -1,5 +1,5 @@
-//! A class-conditional diffusion transformer: patches of an image are tokens, and class and sigma modulate
-//! the blocks (DiT with adaLN-Zero, Peebles and Xie 2023, whose weight names it uses).
+//! A class-conditional diffusion transformer (DiT with adaLN-Zero, Peebles and Xie 2023, whose weight names
+//! it uses). Patches of an image are tokens, and class and sigma modulate the blocks.
 //!
 //! Its blocks are the embedding, the transformer blocks and the head, each with a unit of its own. Blocks
 //! pass on `[B, 1 + T, C]`: a row of conditioning, then the T patches. So a block's input is one tensor, and

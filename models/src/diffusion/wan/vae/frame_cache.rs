@@ -7,7 +7,7 @@ use crate::Result;
 /// Number of earlier frames that a convolution sees.
 const SEEN: i64 = 2;
 
-/// The last two input frames of each convolution, in the order in which convolutions run: those of the
+/// The last two input frames of each convolution, in the order in which convolutions run. Holds those of the
 /// previous part, and those of the current part for the next one.
 pub(super) struct FrameCache<'a> {
     /// Empty at a video's beginning.
