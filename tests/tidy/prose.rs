@@ -2,8 +2,8 @@
 
 use super::source::Source;
 
-/// First words of sentences without a noun or a verb. A doc comment begins with the thing ("Index of ..."), or with a
-/// verb in the third person ("Returns ...").
+/// First words of sentences without a noun or a verb. A doc comment begins with the thing ("Index of ..."),
+/// or with a verb in the third person ("Returns ...").
 const REFUSED: [&str; 9] = ["What", "Whether", "How", "Where", "Of", "As", "Those", "That", "So"];
 
 /// Folders that are not rewritten yet. A folder leaves the list when it follows the rule.

@@ -1,9 +1,9 @@
 //! `cargo xtask matrix`: runs the cells of `ci/matrix.yaml`, compares them with golden curves, and stores and
 //! shows results.
 //!
-//! Read in this order: `matrix` reads the file; `hardware` finds this machine's hardware; `cell` runs a cell and
-//! judges it by its `curves`; `history` stores results and `report` shows them; `workflow` runs the matrix in
-//! CI.
+//! Read in this order: `matrix` reads the file; `hardware` finds this machine's hardware; `cell` runs a cell
+//! and judges it by its `curves`; `history` stores results and `report` shows them; `workflow` runs the
+//! matrix in CI.
 
 #![forbid(unsafe_code)]
 
