@@ -336,7 +336,7 @@ impl<'a> Grads<'a> {
         Grads { units }
     }
 
-    /// Returns true if a unit has gradients, so is not frozen.
+    /// Returns true if a unit has gradients, which a frozen unit does not.
     pub(crate) fn wants(&self, unit: usize) -> bool {
         self.units[unit].is_some()
     }

@@ -43,7 +43,7 @@ const SYSTEM: [&str; 9] = [
 const INSIDE: u32 = 1000;
 const NOBODY: u32 = 65_534;
 
-/// A failed step.
+/// A failed step of the set-up, with the action that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what}")]
 pub struct Error {
