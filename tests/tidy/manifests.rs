@@ -1,9 +1,9 @@
-//! Rules for manifests: who may depend on whom, and why each dependency is there.
+//! Rules for manifests: allowed dependencies between crates, and a reason for each dependency.
 
 use super::source::Source;
 
-/// Each crate's folder and which of our crates it may name. A crate knows only what stands left of it in
-/// backends <- models <- strategy <- pipelines; `anyroll-libtorch` is for the build scripts and the launcher.
+/// Each crate's folder, and the crates of ours that it may name. A crate knows only those to its left in
+/// backends <- models <- strategy <- pipelines; `anyroll-libtorch` is for build scripts and the launcher.
 const MAY_DEPEND: [(&str, &[&str]); 9] = [
     ("backends", &["anyroll-libtorch"]),
     ("models", &["anyroll-backends", "anyroll-libtorch"]),
@@ -64,7 +64,7 @@ fn check_crate(folder: &str, manifest: &str, add: &mut dyn FnMut(usize, String))
     }
 }
 
-/// Each line with its number and the section it is in.
+/// Returns each line with its number and its section.
 fn entries(manifest: &str) -> impl Iterator<Item = (usize, &str, &str)> {
     let mut section = "";
     manifest.lines().enumerate().map(move |(index, text)| {

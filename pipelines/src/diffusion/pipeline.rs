@@ -98,7 +98,7 @@ impl Pipeline for Diffusion {
 
     fn check_learnt(&mut self) -> Result<()> {
         self.roles.policy.load_states(&self.setup.offloaded)?;
-        Ok(self.roles.policy.check_learnt()?)
+        Ok(self.roles.policy.check_divergence()?)
     }
 
     fn end_warm_up(&mut self) -> Result<()> {

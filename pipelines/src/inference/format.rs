@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use anyroll_models::generation::{Follow, Format};
+use anyroll_models::generation::{Format, FormatTracker};
 use llguidance::{
     Matcher, ParserFactory,
     api::TopLevelGrammar,
@@ -74,7 +74,7 @@ impl Formats {
         // Whatever is wrong shows at the first token at the latest.
         fresh.compute_mask_or_eos().map_err(|error| problem(&error))?;
         let fresh = Mutex::new(fresh);
-        let begin = move || -> Box<dyn Follow> {
+        let begin = move || -> Box<dyn FormatTracker> {
             Box::new(Followed(fresh.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
         };
         Ok(Format(Arc::new(begin)))
@@ -125,7 +125,7 @@ fn problem(error: &dyn std::fmt::Display) -> String {
 /// One completion on its way.
 struct Followed(Matcher);
 
-impl Follow for Followed {
+impl FormatTracker for Followed {
     fn allowed(&mut self) -> Result<Vec<u32>, String> {
         let allowed = self.0.compute_mask_or_eos().map_err(|error| problem(&error))?;
         Ok(allowed.as_slice().to_vec())

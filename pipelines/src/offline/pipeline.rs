@@ -317,7 +317,7 @@ impl<M: Answering> Pipeline for Offline<M> {
 
     fn check_learnt(&mut self) -> Result<()> {
         self.roles.policy.load_states(&self.setup.offloaded)?;
-        Ok(self.roles.policy.check_learnt()?)
+        Ok(self.roles.policy.check_divergence()?)
     }
 
     fn end_warm_up(&mut self) -> Result<()> {

@@ -280,7 +280,7 @@ pub(super) mod tests {
             ("nowhere", "config.json"),
             (
                 "tiny_model",
-                "the architecture is Qwen2ForCausalLM, and there is only Qwen2ForSequenceClassification",
+                "the architecture Qwen2ForCausalLM is not supported, only Qwen2ForSequenceClassification",
             ),
         ] {
             let failure = Model::open(&golden(name)).unwrap_err().to_string();

@@ -103,7 +103,7 @@ impl Critic {
     /// An error if its steps so far have led to nothing that is a model.
     pub fn check_learnt(&mut self) -> Result<()> {
         self.model.load_states(&self.offloaded)?;
-        self.model.check_learnt()?;
+        self.model.check_divergence()?;
         self.leave()
     }
 

@@ -101,7 +101,7 @@ impl Pipeline for Rlvr {
 
     fn check_learnt(&mut self) -> Result<()> {
         self.roles.policy.load_states(&self.setup.offloaded)?;
-        self.roles.policy.check_learnt()?;
+        self.roles.policy.check_divergence()?;
         self.roles.critic.as_mut().map_or(Ok(()), Critic::check_learnt)
     }
 

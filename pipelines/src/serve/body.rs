@@ -112,7 +112,7 @@ fn asked(
     logprobs: Option<usize>,
     tools: Option<Arc<[String]>>,
 ) -> Result<Asked, String> {
-    let params = SamplingParams { likeliest: logprobs.unwrap_or(0), ..params(&mut fields, app)? };
+    let params = SamplingParams { top_logprobs: logprobs.unwrap_or(0), ..params(&mut fields, app)? };
     let most = most_tokens(&mut fields)?;
     let stops = stops(&mut fields)?;
     let format = format(&mut fields, &app.formats)?;

@@ -38,7 +38,7 @@ pub(super) struct Tokens {
     pub sample: usize,
     pub tokens: Vec<i64>,
     pub logprobs: Vec<f32>,
-    /// As [`Completion::likeliest`] has them.
+    /// As [`Completion::top_logprobs`] has them.
     pub likeliest: Vec<Vec<(i64, f32)>>,
     pub ending: Option<Ending>,
 }
@@ -156,7 +156,7 @@ fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) {
             sample: one.sample,
             tokens: tokens.to_vec(),
             logprobs: logprobs.to_vec(),
-            likeliest: completion.likeliest.get(one.told..).unwrap_or_default().to_vec(),
+            likeliest: completion.top_logprobs.get(one.told..).unwrap_or_default().to_vec(),
             ending: completion.ending,
         }),
         Err(error) => Err(Problem::Model(one_line(&error))),

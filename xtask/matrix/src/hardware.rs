@@ -1,4 +1,4 @@
-//! What this machine has, as `anyroll doctor` finds it.
+//! Hardware of this machine, as reported by `anyroll doctor`.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -10,16 +10,16 @@ use serde::Deserialize;
 use crate::Result;
 use crate::matrix::{Backend, Cell};
 
-/// Set where vendors' libraries are shims of ours: what passes there has not passed on hardware.
+/// Set if vendors' libraries are our shims: a pass on shims is no pass on hardware.
 const SHIM: &str = "ANYROLL_SHIM";
 
-/// A launcher's variables. A cell starts its own ranks, also where it is started by one.
+/// A launcher's variables. A cell starts its own ranks, even if started by a launcher.
 const PLACE: [&str; 5] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"];
 
 /// The backends of this machine.
-pub struct Here {
+pub struct Hardware {
     backends: BTreeMap<String, Found>,
-    /// Whether the devices are shims.
+    /// True if the devices are shims.
     pub shims: bool,
 }
 
@@ -40,8 +40,8 @@ struct Device {
     name: String,
 }
 
-impl Here {
-    /// Asks `anyroll doctor`.
+impl Hardware {
+    /// Runs `anyroll doctor`.
     pub fn ask() -> Result<Self> {
         let output = anyroll()?.args(["doctor", "--json"]).output();
         let output = output.map_err(|error| format!("anyroll doctor did not start: {error}"))?;
@@ -52,31 +52,34 @@ impl Here {
         Ok(Self { backends, shims: env::var_os(SHIM).is_some() })
     }
 
-    /// Why a cell cannot be run here, if it cannot.
+    /// Returns the reason why a cell cannot run on this machine, if any.
     pub fn lacks(&self, cell: &Cell, backend: &Backend) -> Option<String> {
         let Some(found) = self.backends.get(&cell.backend) else {
-            return Some(format!("this version has no backend {}", cell.backend));
+            return Some(format!("this version does not have the backend {}", cell.backend));
         };
         if let Some(reason) = &found.reason {
             return Some(reason.clone());
         }
         let devices = found.devices.len();
         let enough = devices >= cell.devices || backend.ranks_share_a_device && devices > 0;
-        (!enough).then(|| format!("{devices} of {} devices are here", cell.devices))
+        (!enough).then(|| format!("{devices} of {} devices are present", cell.devices))
     }
 
-    /// The name of a backend's first device.
+    /// Returns the name of a backend's first device.
     pub fn device(&self, backend: &str) -> Option<&str> {
         self.backends.get(backend)?.devices.first().map(|device| device.name.as_str())
     }
 }
 
-/// The `anyroll` that was built beside this program, with no launcher's variables.
+/// Returns the `anyroll` next to this program, without a launcher's variables.
 pub fn anyroll() -> Result<Command> {
-    let own = env::current_exe().map_err(|error| format!("who am I? {error}"))?;
+    let own = env::current_exe().map_err(|error| format!("cannot find this program's path: {error}"))?;
     let program: PathBuf = own.with_file_name("anyroll");
     if !program.is_file() {
-        return Err(format!("no {}: start this by `cargo xtask matrix`, which builds it", program.display()));
+        return Err(format!(
+            "no {}: start this with `cargo xtask matrix`, which builds it",
+            program.display()
+        ));
     }
     let mut command = Command::new(program);
     for name in PLACE {
@@ -98,7 +101,7 @@ mod tests {
                 {"name": "old", "available": false, "reason": "no libold.so", "devices": []}]}"#,
         );
         let backends = backends.into_iter().map(|found| (found.name.clone(), found)).collect();
-        let here = Here { backends, shims: false };
+        let hardware = Hardware { backends, shims: false };
         let check = |backend: &str, devices, ranks_share_a_device, expected: Option<&str>| {
             let cell = Cell {
                 name: "a".into(),
@@ -111,12 +114,12 @@ mod tests {
                 time_limit_s: 1,
             };
             let own = Backend { runs_on: vec![], setup: vec![], curves: "gpu".into(), ranks_share_a_device };
-            assert_eq!(here.lacks(&cell, &own).as_deref(), expected);
+            assert_eq!(hardware.lacks(&cell, &own).as_deref(), expected);
         };
         check("gpu", 2, false, None);
-        check("gpu", 4, false, Some("2 of 4 devices are here"));
+        check("gpu", 4, false, Some("2 of 4 devices are present"));
         check("gpu", 4, true, None);
         check("old", 1, true, Some("no libold.so"));
-        check("new", 1, false, Some("this version has no backend new"));
+        check("new", 1, false, Some("this version does not have the backend new"));
     }
 }

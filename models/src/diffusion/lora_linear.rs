@@ -1,16 +1,16 @@
-//! Frozen linear layers with low-rank adapters beside them, whose backward is written by hand: libtorch would pass over all
-//! that a layer reads and makes once for each adapter, and again for their sum.
+//! Frozen linear layers with low-rank adapters and a hand-written backward. The backward of libtorch would
+//! read a layer's input and output once per adapter, and again for their sum.
 
 use anyroll_backends::ops::{self, Asked, differentiable};
 use tch::{Tensor, no_grad};
 
 use crate::Result;
-use crate::sketch::{Gradient, Sketched};
+use crate::memory_trace::{Gradient, TracedTensor};
 
-/// An adapter of one of the layers that a linear layer is made of.
+/// An adapter of one of the layers that are fused into a linear layer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Adapter<'w> {
-    /// The number of that layer, each of which makes as many values.
+    /// Index of that layer; all have the same number of outputs.
     pub part: usize,
     /// `[rank, inputs]`.
     pub a: &'w Tensor,
@@ -18,8 +18,8 @@ pub(super) struct Adapter<'w> {
     pub b: &'w Tensor,
 }
 
-/// `x W^T + bias`, with `scale x A^T B^T` added to the part of each adapter. `x` is dense, `[.., inputs]`; the weight and the
-/// bias get no gradient.
+/// Returns `x W^T + bias`, with `scale x A^T B^T` added to the part of each adapter. `x` is dense, `[..,
+/// inputs]`. Weight and bias get no gradient.
 pub(super) fn linear(
     x: &Tensor,
     [weight, bias]: [&Tensor; 2],
@@ -30,7 +30,7 @@ pub(super) fn linear(
     let out = no_grad(|| layer.forward(bias))?;
     let [.., width] = out.size()[..] else { unreachable!("a matrix") };
     let shape: Vec<i64> = x.size()[..x.dim() - 1].iter().copied().chain([width]).collect();
-    // No view, of which libtorch would take the base for what has a graph.
+    // Not a view: libtorch would attach the graph to its base.
     let out = out.f_view(&shape[..])?.f_detach()?;
     let inputs: Vec<&Tensor> =
         [x].into_iter().chain(adapters.iter().flat_map(|adapter| [adapter.a, adapter.b])).collect();
@@ -38,8 +38,12 @@ pub(super) fn linear(
     Ok(out)
 }
 
-/// [`linear`] without values, of the weight and of A and B of each adapter.
-pub(super) fn sketch(x: &Sketched, weight: &Sketched, adapters: &[[&Sketched; 2]]) -> Sketched {
+/// Traces the memory of [`linear`], from the weight and from A and B of each adapter.
+pub(super) fn trace(
+    x: &TracedTensor,
+    weight: &TracedTensor,
+    adapters: &[[&TracedTensor; 2]],
+) -> TracedTensor {
     let ranks = adapters.iter().map(|[a, _]| a.size[0]).sum();
     let [leading @ .., columns] = &x.size[..] else { unreachable!("a matrix") };
     let rows: usize = leading.iter().product();
@@ -48,17 +52,17 @@ pub(super) fn sketch(x: &Sketched, weight: &Sketched, adapters: &[[&Sketched; 2]
     let mut out = x.on.tensor(&[leading, &[weight.size[0]]].concat());
     let all = std::iter::once(&x).chain(adapters.iter().flatten());
     let inputs: Vec<_> = all.map(|input| (*input, Gradient::Own)).collect();
-    // Of the gradient what is between each adapter's products, and all of it side by side.
+    // The gradient of the rows between each adapter's products, and all of them concatenated.
     x.on.record(&inputs, &mut [&mut out], &[x, &down, &inner], 2 * inner.bytes());
     out
 }
 
-/// What both ways read, without a graph.
+/// Tensors that forward and backward read, without a graph.
 struct Layer {
     /// `[N, inputs]`.
     x: Tensor,
     weight: Tensor,
-    /// All A, one below the other: `[ranks, inputs]`.
+    /// All A, stacked: `[ranks, inputs]`.
     down: Tensor,
     ups: Vec<Up>,
     /// `scale x A^T`: `[N, ranks]`.
@@ -66,7 +70,7 @@ struct Layer {
     scale: f64,
 }
 
-/// A B, and where it reads and writes.
+/// A matrix B, and the offsets of its inputs and outputs.
 struct Up {
     b: Tensor,
     first_rank: i64,
@@ -97,7 +101,7 @@ impl Layer {
         Ok(out)
     }
 
-    /// The gradients of x, and of A and B of each adapter.
+    /// Returns the gradients of x, and of A and B of each adapter.
     fn backward(&self, Asked { grads, wanted }: &Asked) -> ops::Result<Vec<Option<Tensor>>> {
         let [Some(grad)] = &grads[..] else { return Ok(wanted.iter().map(|_| None).collect()) };
         let dout = grad.f_contiguous()?.f_flatten(0, -2)?;
@@ -123,12 +127,12 @@ impl Layer {
 }
 
 impl Up {
-    /// Its columns of what all ranks have in common.
+    /// Returns its columns of the rows between A and B.
     fn ranks(&self, inner: &Tensor) -> Result<Tensor, tch::TchError> {
         inner.f_narrow(1, self.first_rank, self.b.size()[1])
     }
 
-    /// Its columns of all outputs.
+    /// Returns its columns of all outputs.
     fn outputs(&self, out: &Tensor) -> Result<Tensor, tch::TchError> {
         out.f_narrow(1, self.first_output, self.b.size()[0])
     }

@@ -13,10 +13,10 @@ use tch::{Kind, Tensor};
 pub const STAGES: [ZeroStage; 4] = [ZeroStage::Zero0, ZeroStage::Zero1, ZeroStage::Zero2, ZeroStage::Zero3];
 pub const ADAMW: AdamW =
     AdamW { betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1, decays: Decays::Matrices, max_grad_norm: 0.05 };
-/// Divisible by every world size here, so that each rank has equally many micro-batches.
+/// Divisible by every world size used here, so that ranks have equally many micro-batches.
 const SEQUENCES: usize = 12;
 
-/// With a tied head, or with a head of its own and experts around a layer without.
+/// Returns a decoder with a tied head, or one with its own head and with experts around a dense layer.
 pub fn decoder(tied: bool) -> Arc<Decoder> {
     let experts = ExpertsConfig {
         num_experts: 4,
@@ -29,7 +29,8 @@ pub fn decoder(tied: bool) -> Arc<Decoder> {
     new(DecoderConfig { experts: (!tied).then_some(experts), ..shape(tied) })
 }
 
-/// The same without experts: a rounded router may choose others, so that precisions are not close with them.
+/// Returns the same decoder without experts. Rounding may make a router choose other experts, so precisions
+/// would not agree with them.
 pub fn dense(tied: bool) -> Arc<Decoder> {
     new(shape(tied))
 }
@@ -69,7 +70,7 @@ fn shape(tied: bool) -> DecoderConfig {
     }
 }
 
-/// The same weights and optimizer states at every configuration.
+/// Returns a strategy with the same weights and optimizer states at every configuration.
 pub fn zero(
     config: impl Into<ZeroConfig>,
     tied: bool,
@@ -79,8 +80,8 @@ pub fn zero(
     Zero::new(decoder(tied), config, Some(ADAMW), device, group, 7).unwrap()
 }
 
-/// Runs `rank` on as many threads, each with a group of its own; returns what each returned. A harsh device is late
-/// at random, and memory that it gave back holds NaN when it is there again.
+/// Runs `rank` on `world_size` threads, each with its own group, and returns their results. With `harsh`,
+/// streams are late at random, and freed memory holds NaN when it is reused.
 pub fn ranks<R: Send>(
     world_size: usize,
     harsh: bool,
@@ -99,12 +100,12 @@ pub fn ranks<R: Send>(
     on_threads(world_size, open, rank)
 }
 
-/// Some steps on the mean negative log-likelihood; the gradients' norms, infinite for a step that was skipped.
+/// Runs steps on the mean negative log-likelihood. Returns the gradient norms, infinite for a skipped step.
 pub fn train(zero: &mut Zero<Decoder>, steps: Range<u64>, micro_batches: usize) -> Vec<f64> {
     train_with(zero, steps, micro_batches, |_| {})
 }
 
-/// As [`train`]; calls `between` after every micro-batch and after every step.
+/// Like [`train`]; calls `between` after every micro-batch and every step.
 pub fn train_with(
     zero: &mut Zero<Decoder>,
     steps: Range<u64>,
@@ -129,7 +130,7 @@ pub fn train_with(
     norms
 }
 
-/// One micro-batch in which every target's log-prob has this gradient.
+/// Accumulates one micro-batch in which every target's log-prob has this gradient.
 pub fn accumulate(zero: &mut Zero<Decoder>, sequences: &[Vec<i64>], gradient: f64) {
     zero.accumulate(&batch(sequences), |scores| {
         let logprobs = Tensor::full_like(&scores.logprobs, gradient);
@@ -144,24 +145,24 @@ pub fn batch(sequences: &[Vec<i64>]) -> PackedBatch {
     PackedBatch::new(&sequences, 1.0, tch::Device::Cpu).unwrap()
 }
 
-/// Tokens that depend on the step and the sequence alone; lengths differ.
+/// Returns tokens that depend only on the step and the sequence; lengths differ.
 pub fn sequence(step: u64, index: u64) -> Vec<i64> {
     (0..4 + index % 7).map(|t| ((step * 7 + index * 5 + t * t * 3 + t) % 11) as i64).collect()
 }
 
-/// All weights in a row.
+/// Returns all weights in a row.
 pub fn floats(zero: &mut Zero<Decoder>) -> Vec<f32> {
     let weights = zero.weights().unwrap();
     let flat = |tensor: &Tensor| Vec::<f32>::try_from(tensor.to_kind(Kind::Float).reshape([-1])).unwrap();
     weights.iter().flatten().flat_map(flat).collect()
 }
 
-/// The same as bits: equal only if nothing differs, NaN included.
+/// Returns the bits of all weights: equal only if nothing differs, including NaN.
 pub fn values(zero: &mut Zero<Decoder>) -> Vec<u32> {
     floats(zero).iter().map(|value| value.to_bits()).collect()
 }
 
-/// The norms and weights of four steps, the same on all ranks.
+/// Returns the norms and weights of four steps, which are the same on all ranks.
 pub fn trained(
     config: impl Into<ZeroConfig>,
     world_size: usize,

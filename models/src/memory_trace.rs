@@ -1,11 +1,12 @@
-//! The memory of functions that libtorch differentiates, told by going through them without values.
+//! Memory of functions that libtorch differentiates, measured by tracing them on tensors without values.
 //!
-//! A [`Sketched`] is a tensor that has a size and no values. Its memory is taken where libtorch would take it, and given back
-//! with the last of those who hold it: so a function of tensors that is written down once more with these, line by line, has
-//! the lifetimes of the real one. What an operation keeps for its gradient, and what that makes, are libtorch's
-//! (`derivatives.yaml` and the kernels it names); [`Sketch::backward`] goes back through them in its order.
+//! A [`TracedTensor`] has a shape but no values. Its memory is allocated where libtorch would allocate
+//! it, and freed with its last holder. So a function rewritten line by line with such tensors has the
+//! lifetimes of the real one. The tensors that an operation keeps for its gradient, and those that its
+//! backward creates, are libtorch's (`derivatives.yaml` and the kernels it names). [`MemoryTrace::backward`]
+//! visits the operations in libtorch's order.
 //!
-//! What kernels of libraries take for themselves while they run (cuDNN's workspace) nobody tells, and is not counted.
+//! Temporary memory of library kernels (cuDNN's workspace) is not reported by any interface, and not counted.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,9 +17,9 @@ use crate::model::Unit;
 
 pub(crate) const F32: usize = size_of::<f32>();
 
-/// What functions are sketched on.
+/// Context of a trace: its memory meter and its graph.
 #[derive(Clone)]
-pub(crate) struct Sketch {
+pub(crate) struct MemoryTrace {
     pub runs: Runs,
     meter: Rc<Meter>,
     graph: Rc<Graph>,
@@ -36,24 +37,25 @@ struct Graph {
     nodes: RefCell<Vec<Node>>,
 }
 
-/// An operation that can be differentiated.
+/// A differentiable operation.
 struct Node {
-    /// Of each input whose gradient is wanted its variable, its bytes and how that comes about.
+    /// For each input that needs a gradient: its variable, its bytes, and the memory of the gradient.
     inputs: Vec<(usize, usize, Gradient)>,
     outputs: Vec<usize>,
     saved: Vec<Rc<Memory>>,
-    /// Made and given back while it runs.
+    /// Bytes allocated and freed while backward runs.
     passing: usize,
 }
 
-/// How the gradient of an input comes about.
+/// Memory of an input's gradient.
 #[derive(Clone, Copy)]
 pub(crate) enum Gradient {
-    /// In memory of its own.
+    /// Newly allocated.
     Own,
-    /// It is the output's, or a view of that.
+    /// The output's gradient, or a view of it.
     Outputs,
-    /// Beside so many bytes, as of what is broadcast, whose gradient is summed.
+    /// Newly allocated, with this many temporary bytes; for example a broadcast input, whose gradient is
+    /// summed.
     Beside(usize),
 }
 
@@ -79,77 +81,84 @@ impl Drop for Memory {
 
 /// A tensor without values.
 #[derive(Clone)]
-pub(crate) struct Sketched {
+pub(crate) struct TracedTensor {
     pub size: Vec<usize>,
-    /// Bytes of an element.
+    /// Bytes per element.
     pub element: usize,
     is_dense: bool,
     memory: Rc<Memory>,
     variable: Option<usize>,
-    pub on: Sketch,
+    pub on: MemoryTrace,
 }
 
-/// The weights of a block, in whose place there are none.
-pub(crate) struct SketchedWeights(Vec<Vec<Sketched>>);
+/// Weights of a block, without values.
+pub(crate) struct TracedWeights(Vec<Vec<TracedTensor>>);
 
-impl SketchedWeights {
+impl TracedWeights {
     pub fn has_adapters(&self) -> bool {
         self.0.len() > 1
     }
 
-    pub fn get(&self, unit: usize, param: usize) -> &Sketched {
+    pub fn get(&self, unit: usize, param: usize) -> &TracedTensor {
         &self.0[unit][param]
     }
 }
 
-impl Sketch {
-    pub fn new(runs: Runs) -> Sketch {
-        Sketch { runs, meter: Rc::default(), graph: Rc::default() }
+impl MemoryTrace {
+    pub fn new(runs: Runs) -> MemoryTrace {
+        MemoryTrace { runs, meter: Rc::default(), graph: Rc::default() }
     }
 
-    /// The most bytes at a time so far.
+    /// Returns the peak so far, in bytes.
     pub fn peak(&self) -> usize {
         self.meter.peak.get()
     }
 
-    /// Those that are there now.
+    /// Returns the bytes allocated now.
     pub fn live(&self) -> usize {
         self.meter.live.get()
     }
 
-    /// Another graph, whose memory is counted here.
-    pub fn apart(&self) -> Sketch {
-        Sketch { graph: Rc::default(), ..self.clone() }
+    /// Returns a new graph whose memory is counted here.
+    pub fn apart(&self) -> MemoryTrace {
+        MemoryTrace { graph: Rc::default(), ..self.clone() }
     }
 
-    /// A tensor of the dtype of the weights.
-    pub fn tensor(&self, size: &[usize]) -> Sketched {
+    /// Allocates a tensor in the weights' dtype.
+    pub fn tensor(&self, size: &[usize]) -> TracedTensor {
         self.of(size, self.runs.size())
     }
 
-    pub fn of(&self, size: &[usize], element: usize) -> Sketched {
+    pub fn of(&self, size: &[usize], element: usize) -> TracedTensor {
         let bytes = size.iter().product::<usize>() * element;
         self.over(size, element, Memory::take(&self.meter, bytes))
     }
 
-    /// What somebody else counts; with a gradient, if that is wanted.
-    pub fn given(&self, size: &[usize], element: usize, is_wanted: bool) -> Sketched {
+    /// Returns a tensor whose memory counts elsewhere, with a gradient if `is_wanted`.
+    pub fn given(&self, size: &[usize], element: usize, is_wanted: bool) -> TracedTensor {
         let variable = is_wanted.then(|| self.variable());
-        Sketched { variable, ..self.over(size, element, Memory::take(&self.meter, 0)) }
+        TracedTensor { variable, ..self.over(size, element, Memory::take(&self.meter, 0)) }
     }
 
-    /// The parameters of some units, with gradients where they are trained.
-    pub fn weights(&self, units: &[&Unit], trains: impl Fn(&Unit) -> bool) -> SketchedWeights {
+    /// Returns the parameters of `units`, with gradients for those that are trained.
+    pub fn weights(&self, units: &[&Unit], trains: impl Fn(&Unit) -> bool) -> TracedWeights {
         let of_unit = |unit: &&Unit| {
             let size = |shape: &[i64]| shape.iter().map(|&it| it as usize).collect::<Vec<_>>();
             let params = unit.params.iter();
             params.map(|spec| self.given(&size(&spec.shape), self.runs.size(), trains(unit))).collect()
         };
-        SketchedWeights(units.iter().map(of_unit).collect())
+        TracedWeights(units.iter().map(of_unit).collect())
     }
 
-    fn over(&self, size: &[usize], element: usize, memory: Rc<Memory>) -> Sketched {
-        Sketched { size: size.to_vec(), element, is_dense: true, memory, variable: None, on: self.clone() }
+    fn over(&self, size: &[usize], element: usize, memory: Rc<Memory>) -> TracedTensor {
+        TracedTensor {
+            size: size.to_vec(),
+            element,
+            is_dense: true,
+            memory,
+            variable: None,
+            on: self.clone(),
+        }
     }
 
     fn variable(&self) -> usize {
@@ -158,13 +167,13 @@ impl Sketch {
         variable
     }
 
-    /// An operation that has made `outputs`: what it keeps, if somebody wants a gradient of an input, and what backward
-    /// takes in `passing`.
+    /// Records an operation with the given `outputs`. Keeps `saved` if an input needs a gradient; its
+    /// backward uses `passing` temporary bytes.
     pub fn record(
         &self,
-        inputs: &[(&Sketched, Gradient)],
-        outputs: &mut [&mut Sketched],
-        saved: &[&Sketched],
+        inputs: &[(&TracedTensor, Gradient)],
+        outputs: &mut [&mut TracedTensor],
+        saved: &[&TracedTensor],
         passing: usize,
     ) {
         let inputs = inputs.iter().filter_map(|(input, how)| Some((input.variable?, input.bytes(), *how)));
@@ -177,7 +186,7 @@ impl Sketch {
         self.graph.nodes.borrow_mut().push(Node { inputs, outputs, saved, passing });
     }
 
-    /// Goes back from the gradients of some variables to those of the leaves, which are returned.
+    /// Runs backward from the gradients of some variables to those of the leaves, which are returned.
     fn backward(&self, mut grads: HashMap<usize, Rc<Memory>>) -> HashMap<usize, Rc<Memory>> {
         for Node { inputs, outputs, saved, passing } in self.graph.nodes.take().into_iter().rev() {
             let of_outputs: Vec<_> = outputs.iter().filter_map(|output| grads.remove(output)).collect();
@@ -199,7 +208,7 @@ impl Sketch {
             for (variable, bytes, memory) in found {
                 match grads.remove(&variable) {
                     None => drop(grads.insert(variable, memory)),
-                    // Added to in place, unless somebody else has it.
+                    // Added in place, unless it has another holder.
                     Some(before) if Rc::strong_count(&before) == 1 => drop(grads.insert(variable, before)),
                     Some(_before) => drop(grads.insert(variable, Memory::take(&self.meter, bytes))),
                 }
@@ -208,11 +217,11 @@ impl Sketch {
         grads
     }
 
-    /// The gradients of the leaves, from that of `output`, which is there as well; each of these may have its own.
-    pub fn gradients(&self, outputs: &[&Sketched]) -> impl Sized + use<> {
+    /// Returns the gradients of the leaves, from those of `outputs`, which are allocated as well.
+    pub fn gradients(&self, outputs: &[&TracedTensor]) -> impl Sized + use<> {
         let mut grads = HashMap::new();
         for output in outputs {
-            // The sum of the products with the gradient is what libtorch differentiates.
+            // libtorch differentiates the sum of the products with the gradient.
             drop(output.on.of(&output.size, output.element));
             if let Some(variable) = output.variable {
                 grads.insert(variable, Memory::take(&self.meter, output.bytes()));
@@ -222,7 +231,7 @@ impl Sketch {
     }
 }
 
-impl Sketched {
+impl TracedTensor {
     pub fn numel(&self) -> usize {
         self.size.iter().product()
     }
@@ -231,100 +240,100 @@ impl Sketched {
         self.numel() * self.element
     }
 
-    /// Another tensor that is made of this one, whose gradient comes about as `how` says.
-    fn made(&self, size: &[usize], element: usize, saved: &[&Sketched], how: Gradient) -> Sketched {
+    /// Returns a new tensor computed from this one, whose gradient uses memory according to `how`.
+    fn made(&self, size: &[usize], element: usize, saved: &[&TracedTensor], how: Gradient) -> TracedTensor {
         let mut out = self.on.of(size, element);
         self.on.record(&[(self, how)], &mut [&mut out], saved, 0);
         out
     }
 
-    /// The same values in another shape, or order.
-    fn seen(&self, size: &[usize], is_dense: bool, how: Gradient) -> Sketched {
+    /// Returns a view with another shape or order.
+    fn seen(&self, size: &[usize], is_dense: bool, how: Gradient) -> TracedTensor {
         let seen = self.on.over(size, self.element, self.memory.clone());
-        let mut seen = Sketched { is_dense, ..seen };
+        let mut seen = TracedTensor { is_dense, ..seen };
         self.on.record(&[(self, how)], &mut [&mut seen], &[], 0);
         seen
     }
 
-    /// The same memory, without a graph.
-    pub fn detached(&self) -> Sketched {
-        Sketched { variable: None, ..self.clone() }
+    /// Returns the same memory, without a graph.
+    pub fn detached(&self) -> TracedTensor {
+        TracedTensor { variable: None, ..self.clone() }
     }
 
-    /// The same memory as what gradients on another graph are asked of.
-    pub fn leaf_on(&self, on: &Sketch) -> Sketched {
-        Sketched { variable: Some(on.variable()), on: on.clone(), ..self.clone() }
+    /// Returns the same memory as a leaf of another graph.
+    pub fn leaf_on(&self, on: &MemoryTrace) -> TracedTensor {
+        TracedTensor { variable: Some(on.variable()), on: on.clone(), ..self.clone() }
     }
 
-    /// The lengths along a dimension, of which there is one then.
-    pub fn length(&self, size: &[usize]) -> Sketched {
+    /// Returns the norms along a dimension, whose size becomes 1.
+    pub fn length(&self, size: &[usize]) -> TracedTensor {
         let mut out = self.on.of(size, self.element);
         let seen = out.clone();
         self.on.record(&[(self, Gradient::Own)], &mut [&mut out], &[self, &seen], self.bytes());
         out
     }
 
-    /// Each value divided by that of another tensor, whose dimensions may be 1.
-    pub fn divided(&self, by: &Sketched) -> Sketched {
+    /// Divides by another tensor, whose dimensions may be 1.
+    pub fn divided(&self, by: &TracedTensor) -> TracedTensor {
         let mut out = self.on.of(&self.size, self.element);
         let inputs = [(self, Gradient::Own), (by, Gradient::Beside(4 * self.bytes()))];
         self.on.record(&inputs, &mut [&mut out], &[self, by], 0);
         out
     }
 
-    /// In another shape, without a copy.
-    pub fn view(&self, size: &[usize]) -> Sketched {
+    /// Returns a view with another shape.
+    pub fn view(&self, size: &[usize]) -> TracedTensor {
         self.seen(size, self.is_dense, Gradient::Outputs)
     }
 
-    /// With its dimensions in another order.
-    pub fn permuted(&self, size: &[usize]) -> Sketched {
+    /// Returns a view with permuted dimensions.
+    pub fn permuted(&self, size: &[usize]) -> TracedTensor {
         self.seen(size, false, Gradient::Outputs)
     }
 
-    /// Some of a dimension; what is left out has a gradient of zeros.
-    pub fn narrow(&self, dim: usize, len: usize) -> Sketched {
+    /// Returns part of a dimension; the rest has a gradient of zeros.
+    pub fn narrow(&self, dim: usize, len: usize) -> TracedTensor {
         let mut size = self.size.clone();
         size[dim] = len;
         self.seen(&size, self.is_dense && self.is_alone(dim), Gradient::Own)
     }
 
-    /// Whether a part of a dimension is dense.
+    /// Returns true if part of a dimension is dense.
     fn is_alone(&self, dim: usize) -> bool {
         self.size[..dim].iter().product::<usize>() == 1
     }
 
-    /// Parts along a dimension.
-    pub fn split(&self, dim: usize, lens: &[usize]) -> Vec<Sketched> {
+    /// Splits along a dimension.
+    pub fn split(&self, dim: usize, lens: &[usize]) -> Vec<TracedTensor> {
         let part = |&len: &usize| {
             let mut size = self.size.clone();
             size[dim] = len;
             let part = self.on.over(&size, self.element, self.memory.clone());
-            Sketched { is_dense: self.is_dense && self.is_alone(dim), ..part }
+            TracedTensor { is_dense: self.is_dense && self.is_alone(dim), ..part }
         };
-        let mut parts: Vec<Sketched> = lens.iter().map(part).collect();
-        let mut outputs: Vec<&mut Sketched> = parts.iter_mut().collect();
+        let mut parts: Vec<TracedTensor> = lens.iter().map(part).collect();
+        let mut outputs: Vec<&mut TracedTensor> = parts.iter_mut().collect();
         self.on.record(&[(self, Gradient::Own)], &mut outputs, &[], 0);
         parts
     }
 
-    /// So many equal parts along a dimension.
-    pub fn chunk(&self, dim: usize, count: usize) -> Vec<Sketched> {
+    /// Splits into `count` equal parts along a dimension.
+    pub fn chunk(&self, dim: usize, count: usize) -> Vec<TracedTensor> {
         self.split(dim, &vec![self.size[dim] / count; count])
     }
 
-    /// Dense values: a copy, if they are not.
-    pub fn contiguous(&self) -> Sketched {
+    /// Returns dense values, copied if necessary.
+    pub fn contiguous(&self) -> TracedTensor {
         if self.is_dense { self.clone() } else { self.copied() }
     }
 
-    /// A dense copy.
-    pub fn copied(&self) -> Sketched {
+    /// Returns a dense copy.
+    pub fn copied(&self) -> TracedTensor {
         self.made(&self.size, self.element, &[], Gradient::Outputs)
     }
 
-    /// In another dtype.
-    pub fn to(&self, element: usize) -> Sketched {
+    /// Converts to another dtype.
+    pub fn to(&self, element: usize) -> TracedTensor {
         if element == self.element {
             self.clone()
         } else {
@@ -332,32 +341,33 @@ impl Sketched {
         }
     }
 
-    /// A function of each value whose gradient needs that: SiLU, GELU.
-    pub fn activated(&self) -> Sketched {
+    /// Applies an elementwise function whose gradient needs its input, such as SiLU or GELU.
+    pub fn activated(&self) -> TracedTensor {
         self.made(&self.size, self.element, &[self], Gradient::Own)
     }
 
-    /// Times a number; or a function of each value whose gradient needs the result, where whoever multiplies by that keeps it.
-    pub fn scaled(&self) -> Sketched {
+    /// Multiplies by a number. Also stands for an elementwise function whose gradient needs its result, if a
+    /// later product keeps that.
+    pub fn scaled(&self) -> TracedTensor {
         self.made(&self.size, self.element, &[], Gradient::Own)
     }
 
-    /// Plus a number.
-    pub fn shifted(&self) -> Sketched {
+    /// Adds a number.
+    pub fn shifted(&self) -> TracedTensor {
         self.made(&self.size, self.element, &[], Gradient::Outputs)
     }
 
-    /// Something of another size, whose gradient needs nothing.
-    pub fn resized(&self, size: &[usize]) -> Sketched {
+    /// Returns a tensor of another size, whose gradient needs no saved tensors.
+    pub fn resized(&self, size: &[usize]) -> TracedTensor {
         self.made(size, self.element, &[], Gradient::Own)
     }
 
-    /// The product of each value with that of another tensor, whose dimensions may be 1.
-    pub fn mul(&self, other: &Sketched) -> Sketched {
+    /// Multiplies elementwise by another tensor, whose dimensions may be 1.
+    pub fn mul(&self, other: &TracedTensor) -> TracedTensor {
         let (size, element) = self.with(other);
         let mut out = self.on.of(&size, element);
         let bytes = out.bytes();
-        let how = |tensor: &Sketched| match tensor.numel() == out.numel() {
+        let how = |tensor: &TracedTensor| match tensor.numel() == out.numel() {
             true => Gradient::Own,
             false => Gradient::Beside(bytes),
         };
@@ -369,11 +379,11 @@ impl Sketched {
         out
     }
 
-    /// The sum, likewise.
-    pub fn add(&self, other: &Sketched) -> Sketched {
+    /// Adds another tensor, whose dimensions may be 1.
+    pub fn add(&self, other: &TracedTensor) -> TracedTensor {
         let (size, element) = self.with(other);
         let mut out = self.on.of(&size, element);
-        let how = |tensor: &Sketched| match tensor.bytes() == out.bytes() {
+        let how = |tensor: &TracedTensor| match tensor.bytes() == out.bytes() {
             true => Gradient::Outputs,
             false => Gradient::Own,
         };
@@ -381,8 +391,8 @@ impl Sketched {
         out
     }
 
-    /// The size and the dtype of what is made of both.
-    fn with(&self, other: &Sketched) -> (Vec<usize>, usize) {
+    /// Returns the broadcast size and the dtype of both.
+    fn with(&self, other: &TracedTensor) -> (Vec<usize>, usize) {
         let (long, short) = if self.size.len() < other.size.len() { (other, self) } else { (self, other) };
         let mut size = long.size.clone();
         for (one, other) in size.iter_mut().rev().zip(short.size.iter().rev()) {
@@ -391,8 +401,8 @@ impl Sketched {
         (size, self.element.max(other.element))
     }
 
-    /// Several along a dimension.
-    pub fn cat(all: &[&Sketched], dim: usize) -> Sketched {
+    /// Concatenates tensors along a dimension.
+    pub fn cat(all: &[&TracedTensor], dim: usize) -> TracedTensor {
         let mut size = all[0].size.clone();
         size[dim] = all.iter().map(|tensor| tensor.size[dim]).sum();
         let mut out = all[0].on.of(&size, all[0].element);
@@ -401,37 +411,42 @@ impl Sketched {
         out
     }
 
-    /// `x W^T + bias`.
-    pub fn linear(&self, weight: &Sketched, bias: Option<&Sketched>) -> Sketched {
+    /// Computes `x W^T + bias`.
+    pub fn linear(&self, weight: &TracedTensor, bias: Option<&TracedTensor>) -> TracedTensor {
         let [leading @ .., _] = &self.size[..] else { unreachable!("a matrix") };
         let x = self.contiguous();
         let mut out = self.on.of(&[leading, &[weight.size[0]]].concat(), self.element);
-        let saved: Vec<&Sketched> = weight.variable.map(|_| &x).into_iter().collect();
+        let saved: Vec<&TracedTensor> = weight.variable.map(|_| &x).into_iter().collect();
         self.on.record(&x.with_weights(weight, bias), &mut [&mut out], &saved, 0);
         out
     }
 
-    /// A convolution to such a size. Libraries bring what they read into an order of their own.
-    pub fn convolved(&self, weight: &Sketched, bias: Option<&Sketched>, size: &[usize]) -> Sketched {
+    /// Convolves to `size`. Libraries copy their inputs into their own layout.
+    pub fn convolved(
+        &self,
+        weight: &TracedTensor,
+        bias: Option<&TracedTensor>,
+        size: &[usize],
+    ) -> TracedTensor {
         let _read = [self.on.of(&self.size, self.element), self.on.of(&weight.size, self.element)];
         let x = self.contiguous();
         let mut out = self.on.of(size, self.element);
         let passing = out.bytes() + weight.bytes();
-        // libtorch keeps what a convolution reads for the weight's gradient, asked for or not.
+        // libtorch keeps a convolution's input for the weight's gradient, even if that is not needed.
         self.on.record(&x.with_weights(weight, bias), &mut [&mut out], &[&x], passing);
         out
     }
 
     fn with_weights<'a>(
         &'a self,
-        weight: &'a Sketched,
-        bias: Option<&'a Sketched>,
-    ) -> Vec<(&'a Sketched, Gradient)> {
+        weight: &'a TracedTensor,
+        bias: Option<&'a TracedTensor>,
+    ) -> Vec<(&'a TracedTensor, Gradient)> {
         [self, weight].into_iter().chain(bias).map(|input| (input, Gradient::Own)).collect()
     }
 
-    /// A norm over so many values each, with a weight and a bias or without: libtorch's own of layers and of groups.
-    pub fn normed(&self, values: usize, weights: [Option<&Sketched>; 2]) -> Sketched {
+    /// Norms over `values` values each, with an optional weight and bias: libtorch's layer and group norm.
+    pub fn normed(&self, values: usize, weights: [Option<&TracedTensor>; 2]) -> TracedTensor {
         let x = self.contiguous();
         let mut out = self.on.of(&self.size, self.element);
         let stats = self.on.of(&[2 * self.numel() / values], F32);
@@ -443,8 +458,9 @@ impl Sketched {
         out
     }
 
-    /// `x / rms(x) weight` over the last `values` values: on a host, with a gradient, as libtorch puts it together.
-    pub fn rms_normed(&self, values: usize, weight: &Sketched) -> Sketched {
+    /// Computes `x / rms(x) weight` over the last `values` values. On a host with a gradient, like libtorch's
+    /// composition.
+    pub fn rms_normed(&self, values: usize, weight: &TracedTensor) -> TracedTensor {
         if !self.on.runs.on_host || self.variable.is_none() {
             return self.normed(values, [Some(weight), None]);
         }
@@ -458,8 +474,9 @@ impl Sketched {
         normed.mul(weight).to(self.element)
     }
 
-    /// What attention makes of these queries `[B, H, N, D]`, keys and values, by kernels that hold no scores: `[B, N, H D]`.
-    pub fn attended(&self, keys: &Sketched, values: &Sketched) -> Sketched {
+    /// Runs attention over these queries `[B, H, N, D]`, keys and values, with kernels that store no scores:
+    /// `[B, N, H D]`.
+    pub fn attended(&self, keys: &TracedTensor, values: &TracedTensor) -> TracedTensor {
         let [batch, heads, tokens, dim] = self.size[..] else { unreachable!("heads have four dimensions") };
         let mut out = self.on.tensor(&[batch, tokens, heads * dim]);
         let sums = self.on.of(&[batch, heads, tokens], F32);
@@ -473,19 +490,19 @@ impl Sketched {
 }
 
 /// A block of an [`AutogradModel`](crate::autograd::AutogradModel).
-pub(crate) struct BlockSketch<'a> {
-    /// Its units, that of its adapters behind.
+pub(crate) struct BlockTrace<'a> {
+    /// Its units; the adapters' unit is last.
     pub units: &'a [&'a Unit],
-    /// The size of what it reads, and bytes of an element.
+    /// Shape of its input, and bytes per element.
     pub input: (&'a [usize], usize),
-    /// Whether the gradient of that is wanted.
+    /// True if the input needs a gradient.
     pub input_grad: bool,
     pub place: BlockPlace,
-    /// Whether the weights stay as they are until backward.
+    /// True if the weights stay in place until backward.
     pub weights_last: bool,
 }
 
-/// Where a block stands: the first reads what the batch holds, and what the last says is nobody's input.
+/// Position of a block: the first reads the batch's input, and the last one's output is no block's input.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockPlace {
     First,
@@ -494,7 +511,7 @@ pub(crate) enum BlockPlace {
 }
 
 impl BlockPlace {
-    /// That of a block among so many.
+    /// Returns the position of a block among `blocks`.
     pub fn of(block: usize, blocks: usize) -> BlockPlace {
         match block {
             0 => Self::First,
@@ -504,27 +521,27 @@ impl BlockPlace {
     }
 }
 
-/// The bytes of a block that is the function `run`, as [`crate::autograd`] runs it.
+/// Returns the memory of a block with the function `run`, as [`crate::autograd`] runs it.
 pub(crate) fn block_bytes(
-    BlockSketch { units, input: (size, element), input_grad, place, weights_last }: BlockSketch,
+    BlockTrace { units, input: (size, element), input_grad, place, weights_last }: BlockTrace,
     runs: Runs,
-    run: impl Fn(&SketchedWeights, &Sketched) -> Sketched,
+    run: impl Fn(&TracedWeights, &TracedTensor) -> TracedTensor,
 ) -> BlockBytes {
-    let plain = Sketch::new(runs);
+    let plain = MemoryTrace::new(runs);
     let out = run(&plain.weights(units, |_| false), &plain.given(size, element, false));
     let (scoring, output) = (plain.peak(), out.bytes());
     let input = if place == BlockPlace::First { 0 } else { size.iter().product::<usize>() * element };
 
-    let sketch = Sketch::new(runs);
-    let weights = sketch.weights(units, |unit| unit.trainable);
-    let x = sketch.given(size, element, input_grad);
+    let trace = MemoryTrace::new(runs);
+    let weights = trace.weights(units, |unit| unit.trainable);
+    let x = trace.given(size, element, input_grad);
     let out = run(&weights, &x);
-    let (forward, kept) = (sketch.peak(), sketch.live());
-    let (_grad, is_followed) = (sketch.of(&out.size, out.element), out.variable.is_some());
-    let _grads = is_followed.then(|| sketch.gradients(&[&out]));
-    // Beside what was kept and the gradient of the output.
-    let backward = if is_followed { sketch.peak().saturating_sub(kept + output) } else { 0 };
-    // An inner block's output is the next one's input, and counted there; the graph holds it to the end.
+    let (forward, kept) = (trace.peak(), trace.live());
+    let (_grad, is_followed) = (trace.of(&out.size, out.element), out.variable.is_some());
+    let _grads = is_followed.then(|| trace.gradients(&[&out]));
+    // In addition to saved tensors and the output's gradient.
+    let backward = if is_followed { trace.peak().saturating_sub(kept + output) } else { 0 };
+    // An inner block's output counts as the next block's input; the graph holds it to the end.
     let (next, held) = if place == BlockPlace::Last { (0, 0) } else { (output, output) };
     let bytes = BlockBytes { input, forward, scoring, output_grad: output, ..BlockBytes::default() };
     if weights_last {
@@ -532,7 +549,7 @@ pub(crate) fn block_bytes(
         return BlockBytes { saved, thinned: saved, backward: backward + held, ..bytes };
     }
     let saved = input + output - next;
-    // The input alone is kept, and backward runs the block once more.
+    // Only the input is kept, and backward recomputes the block.
     let backward = if is_followed { forward.max(kept + backward) } else { 0 };
     BlockBytes { saved, thinned: saved, forward: scoring, backward, ..bytes }
 }

@@ -1,4 +1,4 @@
-//! Samples that follow others, against the same without what was kept, and against the training forward.
+//! Samples that follow others, compared with runs that keep nothing, and with the training forward.
 
 use std::collections::BTreeMap;
 
@@ -16,22 +16,23 @@ use crate::{
 const TALKS: usize = 12;
 const TURNS: usize = 3;
 
-/// How talks are held.
+/// Settings of a run of conversations.
 #[derive(Clone, Copy)]
 struct Setting {
     keep: bool,
     blocks: usize,
     prefill_tokens: usize,
-    /// How long each waits for an answer.
+    /// Seed of the waiting time for each answer.
     seed: u64,
-    /// Whether turns are given up at random, and go on at once.
+    /// True if turns are aborted at random and continue at once.
     aborts: bool,
 }
 
 const ROOMY: Setting = Setting { keep: true, blocks: 80, prefill_tokens: 1 << 14, seed: 1, aborts: false };
 
-/// Groups of three talks that begin alike. A turn of the model's is followed by an answer that depends on the talk's number and
-/// the turn's, after a while. Returns each turn with all before it, and what the engine was at in the end.
+/// Runs groups of three conversations with a common beginning. Each turn of the model is followed, after a
+/// while, by an answer that depends on the indices of conversation and turn. Returns each turn with its
+/// context, and the engine's final load.
 fn talks(holder: &Holder, setting: Setting) -> (Vec<(Vec<i64>, Completion)>, Load) {
     let Setting { keep, blocks, prefill_tokens, seed, aborts } = setting;
     let mut random = Random(seed);
@@ -65,7 +66,7 @@ fn talks(holder: &Holder, setting: Setting) -> (Vec<(Vec<i64>, Completion)>, Loa
         if aborts && random.below(3) == 0 && !open.is_empty() {
             let (&id, &talk) = open.iter().nth(random.below(open.len() as u64) as usize).unwrap();
             open.remove(&id);
-            let begun = engine.abort(id).expect("it has not ended");
+            let begun = engine.abort(id).expect("the sample is live");
             let samples = vec![Sample { begun, ..sample(talk, turns[talk].len(), followed[talk]) }];
             let request = Request { samples, ..request(&contexts[talk], &params, &[]) };
             open.insert(engine.submit(request).unwrap().start, talk);
@@ -97,7 +98,7 @@ fn what_is_kept_is_not_run_again_and_changes_nothing() {
     assert_eq!((expected.len(), load.reused_tokens), (TALKS * TURNS, 0));
     let (found, roomy) = talks(&holder, ROOMY);
     assert_eq!(found, expected);
-    // All but the last token of each turn that another follows, with what is before it.
+    // All but the last token of each turn that another follows, with its context.
     let cached = expected.chunks(TURNS).flat_map(|talk| &talk[..TURNS - 1]);
     let cached: usize = cached.map(|(context, turn)| context.len() + turn.tokens.len() - 1).sum();
     assert_eq!(roomy.reused_tokens, cached as u64);
@@ -146,7 +147,7 @@ fn a_group_shares_what_is_kept_of_its_prompt() {
     let ids = engine.submit(Request { samples, ..request(&prompt, &params, &[]) }).unwrap();
     let mut completions = Vec::new();
     engine.run(|_, completion| completions.push(completion)).unwrap();
-    // 39 tokens each: two blocks of the prompt, and one of each sample's own.
+    // 39 tokens each: two blocks of the prompt, and an own block per sample.
     let load = engine.load();
     assert_eq!((load.kept, load.blocks - load.free_blocks), (3, 2 + 3));
 
@@ -156,15 +157,15 @@ fn a_group_shares_what_is_kept_of_its_prompt() {
     };
     let context = [&prompt[..], &completions[0].tokens, &[7]].concat();
     let error = engine.submit(follow(&context[1..], ids.start)).unwrap_err().to_string();
-    assert!(error.contains("does not begin with the tokens of the sample that it follows"), "{error}");
+    assert!(error.contains("does not begin with the tokens of the sample it follows"), "{error}");
     engine.submit(follow(&context, ids.start)).unwrap();
     engine.run(|_, _| ()).unwrap();
-    // It was not to be kept itself.
+    // It was not marked to be kept.
     let load = engine.load();
     assert_eq!((load.kept, load.blocks - load.free_blocks, load.reused_tokens), (2, 2 + 2, 39));
     ids.for_each(|id| engine.release(id));
     assert_eq!(engine.load().free_blocks, engine.load().blocks);
-    // Nothing is kept of it any more.
+    // Nothing of it is kept anymore.
     engine.submit(follow(&context, 0)).unwrap();
     engine.run(|_, _| ()).unwrap();
     assert_eq!(engine.load().reused_tokens, 39);

@@ -1,4 +1,4 @@
-//! Passes over the model: what the engine's sequences become as tensors, and the tokens that come out.
+//! Forward passes: turns the engine's sequences into tensors, and logits into tokens.
 
 use std::{ops::Range, sync::Arc};
 
@@ -8,10 +8,10 @@ use tch::{Device, Kind, Tensor};
 use super::{
     KvCache,
     kv_cache::{SCRATCH_BLOCK, blocks_of},
-    likeliest::Likeliest,
     recorder::{Recorder, STEPS_AHEAD},
     sampling::Sampled,
     sequence::{Group, Sequence},
+    top_logprobs::TopLogprobs,
 };
 use crate::{
     Decoder, Result,
@@ -19,28 +19,28 @@ use crate::{
     model::{Model, Weights},
 };
 
-/// The most logits of a prefill: 256 MiB on the host.
+/// Maximum number of logits of a prefill: 256 MiB on the host.
 const MAX_LOGITS: usize = 1 << 26;
 
 /// A decoder with its weights and its cache.
 #[derive(Debug)]
-pub(super) struct Passes {
+pub(super) struct ModelRunner {
     decoder: Arc<Decoder>,
     weights: Vec<Vec<Tensor>>,
     cache: KvCache,
     device: Device,
-    /// Where the device and the decoder allow for it.
+    /// `None` if the device or the decoder does not support recording.
     recorder: Option<Recorder>,
 }
 
-impl Passes {
-    /// For up to `sequences` live ones.
+impl ModelRunner {
+    /// Prepares passes for up to `sequences` live sequences.
     pub fn new(
         decoder: Arc<Decoder>,
         weights: Vec<Vec<Tensor>>,
         cache: KvCache,
         sequences: usize,
-    ) -> Result<Passes> {
+    ) -> Result<ModelRunner> {
         let like = &weights[0][0];
         let recorder = Recorder::new(&decoder, like, &cache, sequences)?;
         if let Err(reason) = &recorder {
@@ -48,19 +48,20 @@ impl Passes {
         }
         let (device, recorder) = (like.device(), recorder.ok());
         let weights = decoder.prepare(weights)?;
-        Ok(Passes { decoder, weights, cache, device, recorder })
+        Ok(ModelRunner { decoder, weights, cache, device, recorder })
     }
 
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
 
-    /// The most prompts of a pass.
+    /// Returns the maximum number of prompts per pass.
     pub fn most_prompts(&self) -> usize {
         (MAX_LOGITS / self.decoder.config().vocab_size as usize).max(1)
     }
 
-    /// Runs the tokens of each group by the training forward, all from the start. Returns a token for each sequence.
+    /// Runs the tokens of each group from the start, with the training forward. Returns a token for each
+    /// sequence.
     pub fn prompts(&mut self, groups: &[Group]) -> Result<Vec<Sampled>> {
         if groups.is_empty() {
             return Ok(Vec::new());
@@ -75,7 +76,7 @@ impl Passes {
         }
         let padded = padded_rows(tokens.len());
         if tokens.len() < padded {
-            lengths.push((padded - tokens.len()) as i64); // a prompt that nobody asked for
+            lengths.push((padded - tokens.len()) as i64); // padding
             tokens.resize(padded, 0);
         }
         pad(&mut last_rows);
@@ -91,8 +92,8 @@ impl Passes {
         self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
     }
 
-    /// Runs the tokens of groups at positions of theirs; those before are cached. Returns a token for each sequence of the
-    /// groups whose last tokens these are.
+    /// Runs the tokens of groups at the given positions; earlier tokens are cached. Returns a token for each
+    /// sequence of the groups whose last token is among them.
     pub fn pieces(&mut self, pieces: &[(&Group, Range<usize>)]) -> Result<Vec<Sampled>> {
         if pieces.is_empty() {
             return Ok(Vec::new());
@@ -113,7 +114,7 @@ impl Passes {
         }
         let padded = padded_rows(tokens.len());
         if tokens.len() < padded {
-            // A text that nobody asked for, in the scratch block.
+            // A padding sequence in the scratch block.
             let scratch: Vec<i64> = (0..(padded - tokens.len()) as i64).collect();
             rows.extend(scratch.iter().map(|row| tokens.len() as i64 + row));
             places.extend(&scratch);
@@ -139,21 +140,22 @@ impl Passes {
         self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
     }
 
-    /// How many tokens of each sequence [`Self::steps`] runs at most.
+    /// Returns the maximum number of tokens per sequence that [`Self::steps`] runs.
     pub fn steps_ahead(&self) -> usize {
         if self.recorder.is_some() { STEPS_AHEAD } else { 1 }
     }
 
-    /// Runs the last token of each sequence, and then the next ones. Returns the tokens of each step.
+    /// Runs the last token of each sequence, and then further steps. Returns the tokens of each step.
     pub fn steps(&mut self, live: &[Sequence]) -> Result<Vec<Vec<Sampled>>> {
-        let Passes { decoder, weights, cache, recorder: Some(recorder), .. } = self else {
+        let ModelRunner { decoder, weights, cache, recorder: Some(recorder), .. } = self else {
             return Ok(vec![self.step(live)?]);
         };
         with_weights(decoder, weights, |weights| recorder.steps(decoder, weights, cache, live))
     }
 
     fn step(&mut self, live: &[Sequence]) -> Result<Vec<Sampled>> {
-        // The last sequence fills the rows up: it writes the same key and value to its place more than once.
+        // The last sequence is repeated as padding: it writes the same key and value to its slot several
+        // times.
         let of_live = |value: &dyn Fn(&Sequence) -> i64| {
             let mut values: Vec<i64> = live.iter().map(value).collect();
             pad(&mut values);
@@ -181,7 +183,7 @@ impl Passes {
         &mut self,
         pass: impl FnOnce(&Decoder, &[Weights], &mut KvCache) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let Passes { decoder, weights, cache, .. } = self;
+        let ModelRunner { decoder, weights, cache, .. } = self;
         with_weights(decoder, weights, |weights| pass(decoder, weights, cache))
     }
 
@@ -207,7 +209,7 @@ impl Passes {
     }
 }
 
-/// Repeats the last value until there are as many as a product has rows.
+/// Repeats the last value up to the number of rows of a product.
 fn pad(values: &mut Vec<i64>) {
     if let Some(&last) = values.last() {
         values.resize(padded_rows(values.len()), last);
@@ -222,7 +224,7 @@ fn with_weights<R>(decoder: &Decoder, weights: &[Vec<Tensor>], body: impl FnOnce
     body(&units.iter().map(|units| Weights::new(units).prepared()).collect::<Vec<Weights>>())
 }
 
-/// Log-probs are the training loss's own, by its operation over the same logits.
+/// Chooses tokens on the host. Log-probs are computed by the training loss's operation, on the same logits.
 pub(super) fn choose_on_host(
     logits: &Tensor,
     rows: &[usize],
@@ -247,11 +249,11 @@ pub(super) fn choose_on_host(
         let logprobs: Vec<f32> = scores.logprobs.f_to_device(Device::Cpu)?.try_into()?;
         sampled.extend(tokens.iter().zip(logprobs).map(|(&token, logprob)| Sampled::new(token, logprob)));
     }
-    if sequences.iter().any(|sequence| sequence.params.likeliest > 0) {
+    if sequences.iter().any(|sequence| sequence.params.top_logprobs > 0) {
         let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
         let of_rows = logits.f_index_select(0, &upload(&rows, device)?)?;
-        if let Some(likeliest) = Likeliest::of(&of_rows, sequences)? {
-            likeliest.tell(sequences, &mut sampled)?;
+        if let Some(top_logprobs) = TopLogprobs::of(&of_rows, sequences)? {
+            top_logprobs.write_to(sequences, &mut sampled)?;
         }
     }
     Ok(sampled)

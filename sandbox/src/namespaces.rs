@@ -1,8 +1,8 @@
-//! The world that a program lives in, built from namespaces and mounts.
+//! Namespaces and mounts of the sandbox.
 //!
-//! Someone without rights on the host first makes a user namespace, which gives the right to make the others. Root
-//! makes the others first and the user namespace last, so that it belongs to nobody there: a limit on processes is
-//! not enforced against root.
+//! An unprivileged user first creates a user namespace, which gives the right to create the others. Root
+//! creates the others first and the user namespace last, and inside it is nobody: limits on processes are not
+//! enforced for root.
 
 use std::fs;
 use std::io::{self, Write};
@@ -20,13 +20,13 @@ use nix::unistd::{Gid, Uid, chdir, getegid, geteuid, pivot_root, setgroups, setr
 use crate::filter::DEVICES;
 use crate::job::{File, Job};
 
-/// The program's folder, the only one that can be written.
+/// The program's folder, the only writable one.
 pub const FOLDER: &str = "/box";
 
-/// The helper inside the world.
+/// Path of the helper inside the sandbox.
 pub const HELPER: &str = "/helper";
 
-/// What the system's programs need; what is absent on a machine is left out.
+/// Paths that the system's programs need; missing ones are skipped.
 const SYSTEM: [&str; 9] = [
     "/usr",
     "/bin",
@@ -39,11 +39,11 @@ const SYSTEM: [&str; 9] = [
     "/etc/localtime",
 ];
 
-/// Who the program is, inside. Outside it is who started the helper, or nobody if that is root.
+/// User id of the program inside. Outside it is the caller's, or nobody if the caller is root.
 const INSIDE: u32 = 1000;
 const NOBODY: u32 = 65_534;
 
-/// A step that failed, with what it was to do.
+/// A failed step of the set-up, with the action that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what}")]
 pub struct Error {
@@ -61,13 +61,13 @@ impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
     }
 }
 
-/// Moves this process into a new world, in which only its children are process 1 and below.
+/// Moves this process into new namespaces, in which its first child is process 1.
 ///
 /// # Errors
-/// If the machine does not allow it, with the step that it refused.
+/// If the machine does not allow it, with the step that failed.
 pub fn enter(job: &Job) -> Result<(), Error> {
     let (uid, gid) = (geteuid(), getegid());
-    // Before the host's files are gone.
+    // Opened before the host's files are gone.
     let proc = open("/proc", OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
         .during(|| "open /proc".into())?;
     let others = CloneFlags::CLONE_NEWNS
@@ -79,23 +79,23 @@ pub fn enter(job: &Job) -> Result<(), Error> {
     if !uid.is_root() {
         become_unknown(&proc, uid, gid)?;
     }
-    unshare(others).during(|| "make namespaces for processes, files and the network".into())?;
+    unshare(others).during(|| "create namespaces for processes, files and the network".into())?;
     build(job)?;
     if uid.is_root() {
         let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
         setgroups(&[]).during(|| "leave all groups".into())?;
-        setresgid(gid, gid, gid).during(|| "become the group of nobody".into())?;
+        setresgid(gid, gid, gid).during(|| "switch to the group of nobody".into())?;
         setresuid(uid, uid, uid).during(|| "become nobody".into())?;
-        // The kernel takes a process's own files in /proc from it when it changes its user.
-        set_dumpable(true).during(|| "be the owner of its own files in /proc".into())?;
+        // The kernel makes root the owner of a process's files in /proc when the process changes its user.
+        set_dumpable(true).during(|| "take ownership of its own files in /proc".into())?;
         become_unknown(&proc, uid, gid)?;
     }
     Ok(())
 }
 
-/// Makes a user namespace in which `uid` has another number, and is the only user there is.
+/// Creates a user namespace in which `uid` is mapped to another id, the only one there is.
 fn become_unknown(proc: &OwnedFd, uid: Uid, gid: Gid) -> Result<(), Error> {
-    unshare(CloneFlags::CLONE_NEWUSER).during(|| "make a user namespace".into())?;
+    unshare(CloneFlags::CLONE_NEWUSER).during(|| "create a user namespace".into())?;
     let write = |name: &str, text: String| {
         let path = format!("self/{name}");
         let file = openat(proc, path.as_str(), OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty());
@@ -108,19 +108,19 @@ fn become_unknown(proc: &OwnedFd, uid: Uid, gid: Gid) -> Result<(), Error> {
     write("gid_map", format!("{INSIDE} {gid} 1"))
 }
 
-/// Mounts the files that there are, and makes them all there is.
+/// Mounts the allowed files, and makes them the whole file system.
 fn build(job: &Job) -> Result<(), Error> {
     const NONE: Option<&str> = None;
     mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)
-        .during(|| "keep mounts to itself".into())?;
-    // What is mounted is opened first: the new root hides what lies below it.
+        .during(|| "make its mounts private".into())?;
+    // Sources are opened first, since the new root hides files below its mount point.
     let helper = std::env::current_exe().during(|| "find its own program".into())?;
     let mut sources = vec![(held(&helper)?, PathBuf::from(HELPER))];
     let given = job.readable.iter().map(PathBuf::as_path);
     for path in SYSTEM.into_iter().chain(DEVICES).map(Path::new).filter(|path| path.exists()).chain(given) {
         sources.push((held(path)?, path.to_owned()));
     }
-    // Any folder will do: only this process sees what is mounted there.
+    // Any folder works: only this process sees the mount.
     let root = Path::new("/tmp");
     umask(Mode::from_bits_truncate(0o022));
     mount_scratch(root, 1 << 20, MsFlags::empty())?;
@@ -134,20 +134,20 @@ fn build(job: &Job) -> Result<(), Error> {
         fs::write(folder.join(name), text).during(|| format!("write {name}"))?;
     }
     mount(NONE, root, NONE, MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY, NONE)
-        .during(|| "close the root for writing".into())?;
+        .during(|| "make the root read-only".into())?;
     chdir(root).during(|| "enter the new root".into())?;
-    pivot_root(".", ".").during(|| "make it the root".into())?;
-    umount2(".", MntFlags::MNT_DETACH).during(|| "let the host's files go".into())?;
+    pivot_root(".", ".").during(|| "switch to the new root".into())?;
+    umount2(".", MntFlags::MNT_DETACH).during(|| "unmount the host's files".into())?;
     chdir(FOLDER).during(|| format!("enter {FOLDER}"))
 }
 
-/// A path kept open, whatever is mounted over it later.
+/// Opens a path, which stays reachable when something is mounted over it later.
 fn held(path: &Path) -> Result<OwnedFd, Error> {
     open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()).during(|| format!("open {}", path.display()))
 }
 
 fn mount_scratch(at: &Path, bytes: u64, flags: MsFlags) -> Result<(), Error> {
-    // Everybody may write: the program is not who builds.
+    // Writable for all users: the program's user is not the one that mounts.
     let options = format!("size={bytes},nr_inodes=4096,mode=0777");
     mount(Some("scratch"), at, Some("tmpfs"), flags, Some(options.as_str()))
         .during(|| format!("mount memory at {}", at.display()))
@@ -166,7 +166,7 @@ fn place(source: &OwnedFd, root: &Path, path: &Path) -> Result<(), Error> {
     }
     const NONE: Option<&str> = None;
     mount(Some(&source), &inside, NONE, MsFlags::MS_BIND | MsFlags::MS_REC, NONE).during(says)?;
-    // Flags that the host has set cannot be lifted in a user namespace, so they are said again.
+    // A user namespace cannot remove flags set by the host, so they are passed again.
     let has = statvfs(&inside).during(says)?.flags();
     let kept = [
         (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),

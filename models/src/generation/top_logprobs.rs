@@ -1,4 +1,4 @@
-//! The likeliest tokens beside those that were chosen, on the device that has the logits.
+//! Most likely tokens at each position, computed on the device of the logits.
 
 use anyroll_backends::ops::upload;
 use tch::{Device, Kind, Tensor};
@@ -6,17 +6,17 @@ use tch::{Device, Kind, Tensor};
 use super::{sampling::Sampled, sequence::Sequence};
 use crate::Result;
 
-/// The likeliest tokens of rows of logits, where some sequence asks for them.
-pub(super) struct Likeliest {
-    /// int64 `[R, most]`, and their log-probabilities, fp32.
+/// Most likely tokens of rows of logits, if a sequence asks for them.
+pub(super) struct TopLogprobs {
+    /// int64 `[R, most]`; the log-probabilities are fp32.
     tokens: Tensor,
     logprobs: Tensor,
 }
 
-impl Likeliest {
-    /// Those of `logits` `[R, V]`, a row a sequence, on the logits' device and without waiting for it.
-    pub fn of(logits: &Tensor, sequences: &[&Sequence]) -> Result<Option<Likeliest>> {
-        let most = sequences.iter().map(|sequence| sequence.params.likeliest as i64).max().unwrap_or(0);
+impl TopLogprobs {
+    /// Computes those of `logits` `[R, V]`, a row per sequence, on their device and without waiting for it.
+    pub fn of(logits: &Tensor, sequences: &[&Sequence]) -> Result<Option<TopLogprobs>> {
+        let most = sequences.iter().map(|sequence| sequence.params.top_logprobs as i64).max().unwrap_or(0);
         if most == 0 {
             return Ok(None);
         }
@@ -26,18 +26,18 @@ impl Likeliest {
         let scaled = logits.f_to_kind(Kind::Float)?.f_div(&temperatures)?;
         let (values, tokens) = scaled.f_topk(most.min(logits.size()[1]), -1, true, true)?;
         let logprobs = values.f_sub(&scaled.f_logsumexp([-1i64].as_slice(), true)?)?;
-        Ok(Some(Likeliest { tokens, logprobs }))
+        Ok(Some(TopLogprobs { tokens, logprobs }))
     }
 
-    /// Puts each sequence's own into what was chosen for it.
-    pub fn tell(&self, sequences: &[&Sequence], sampled: &mut [Sampled]) -> Result<()> {
+    /// Adds each sequence's most likely tokens to its sampled token.
+    pub fn write_to(&self, sequences: &[&Sequence], sampled: &mut [Sampled]) -> Result<()> {
         let most = self.tokens.size()[1] as usize;
         let tokens: Vec<i64> = self.tokens.f_to_device(Device::Cpu)?.f_flatten(0, 1)?.try_into()?;
         let logprobs: Vec<f32> = self.logprobs.f_to_device(Device::Cpu)?.f_flatten(0, 1)?.try_into()?;
         let rows = tokens.chunks(most).zip(logprobs.chunks(most));
         for ((sampled, sequence), (tokens, logprobs)) in sampled.iter_mut().zip(sequences).zip(rows) {
             let all = tokens.iter().copied().zip(logprobs.iter().copied());
-            sampled.likeliest = all.take(sequence.params.likeliest).collect();
+            sampled.top_logprobs = all.take(sequence.params.top_logprobs).collect();
         }
         Ok(())
     }

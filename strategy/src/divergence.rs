@@ -1,5 +1,5 @@
-//! Whether training has led to a model, where each single step has no reason to complain: in fp16 steps are skipped, and
-//! the step that makes a weight infinite has a gradient that is not.
+//! Checks of training as a whole, for failures that no single step reports. In fp16 steps are skipped, and a
+//! step that makes a weight infinite has a finite gradient.
 
 use anyroll_models::Model;
 use tch::{Kind, Tensor};
@@ -7,13 +7,13 @@ use tch::{Kind, Tensor};
 use crate::{Error, Result, State, Zero, loss_scale::Counters};
 
 impl<M: Model> Zero<M> {
-    /// Checks what the optimizer's steps so far have led to. Every rank calls; waits for the device.
+    /// Checks the outcome of the optimizer's steps so far. Every rank calls; waits for the device.
     ///
     /// # Errors
-    /// [`Error::NonFiniteWeights`] if a trained weight is no number in the precision that the model runs in, and
-    /// [`Error::AllSkipped`] if there were steps and each of them was skipped.
-    pub fn check_learnt(&mut self) -> Result<()> {
-        self.needs("check_learnt", &[State::Params, State::Optimizer])?;
+    /// [`Error::NonFiniteWeights`] if a trained weight is infinite or NaN in the precision that the model
+    /// runs in, and [`Error::AllSkipped`] if there were steps and all were skipped.
+    pub fn check_divergence(&mut self) -> Result<()> {
+        self.needs("check_divergence", &[State::Params, State::Optimizer])?;
         let elements = self.non_finite_weights()?;
         if elements > 0.0 {
             return Err(Error::NonFiniteWeights { elements: elements as u64 });
@@ -24,7 +24,7 @@ impl<M: Model> Zero<M> {
         }
     }
 
-    /// How many trained weights of all ranks' shards are infinite or NaN.
+    /// Returns the number of trained weights that are infinite or NaN, over all ranks' shards.
     fn non_finite_weights(&mut self) -> Result<f64> {
         let model = self.model.clone();
         let mut found = Tensor::f_zeros([], (Kind::Double, self.torch_device()))?;
