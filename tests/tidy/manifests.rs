@@ -4,7 +4,7 @@ use super::source::Source;
 
 /// Each crate's folder and which of our crates it may name. A crate knows only what stands left of it in
 /// backends <- models <- strategy <- pipelines; `anyroll-libtorch` is for the build scripts and the launcher.
-const MAY_DEPEND: [(&str, &[&str]); 9] = [
+const MAY_DEPEND: [(&str, &[&str]); 10] = [
     ("backends", &["anyroll-libtorch"]),
     ("models", &["anyroll-backends", "anyroll-libtorch"]),
     ("sandbox", &[]),
@@ -24,6 +24,7 @@ const MAY_DEPEND: [(&str, &[&str]); 9] = [
     ("xtask", &["anyroll-libtorch"]),
     ("xtask/libtorch", &[]),
     ("xtask/matrix", &[]),
+    ("xtask/same", &[]),
 ];
 
 pub fn check(source: &Source, add: &mut dyn FnMut(usize, String)) {
