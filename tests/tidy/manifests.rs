@@ -4,7 +4,7 @@ use super::source::Source;
 
 /// Each crate's folder, and the crates of ours that it may name. A crate knows only those to its left in
 /// backends <- models <- strategy <- pipelines; `anyroll-libtorch` is for build scripts and the launcher.
-const MAY_DEPEND: [(&str, &[&str]); 9] = [
+const MAY_DEPEND: [(&str, &[&str]); 10] = [
     ("backends", &["anyroll-libtorch"]),
     ("models", &["anyroll-backends", "anyroll-libtorch"]),
     ("sandbox", &[]),
@@ -24,6 +24,7 @@ const MAY_DEPEND: [(&str, &[&str]); 9] = [
     ("xtask", &["anyroll-libtorch"]),
     ("xtask/libtorch", &[]),
     ("xtask/matrix", &[]),
+    ("xtask/same", &[]),
 ];
 
 pub fn check(source: &Source, add: &mut dyn FnMut(usize, String)) {
