@@ -1,5 +1,5 @@
-//! Runs of language models, as [`crate::rlvr`] and [`crate::offline`] go through a step. Every sequence counts as the longest
-//! that there can be.
+//! Memory of language-model runs, following the steps of [`crate::rlvr`] and [`crate::offline`]. Every
+//! sequence counts with the longest possible length.
 
 use std::path::Path;
 
@@ -31,11 +31,11 @@ use crate::{
 /// Plans the memory of a run of a language model.
 pub struct Texts {
     model: Decoder,
-    /// The same, which keeps logits.
+    /// The policy with kept logits.
     keeping_logits: Decoder,
-    /// The same without adapters, if they are merged to sample.
+    /// The policy without adapters, if they are merged for sampling.
     merged: Option<Decoder>,
-    /// What the policy is compared with.
+    /// The reference or teacher.
     reference: Decoder,
     critic: Option<ValueModel>,
     reward_models: Vec<RewardModel>,
@@ -46,17 +46,17 @@ pub struct Texts {
     rollout: Option<Rollout>,
     samples_per_rank: usize,
     scores_itself: bool,
-    /// Whether the reference is a teacher that the policy's head reads beside its own.
+    /// True if the reference is a teacher whose head the policy's head reads in the loss.
     is_taught: bool,
-    /// Whether the policy's states leave with every step, and not for evaluation alone.
+    /// True if the policy's states are offloaded in every step, false if only for an evaluation.
     states_leave: bool,
 }
 
 impl Texts {
-    /// For `run`, whose stages may be open still.
+    /// Creates the planner of `run`, whose stages may be unresolved.
     ///
     /// # Errors
-    /// The model's folder's.
+    /// Those of the model's folder.
     pub fn new(run: &Run, dataset: &Dataset) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, dataset, run.config.seed)?;
         let model = |keep| {
@@ -115,12 +115,12 @@ impl Texts {
         (self.work.prompt, self.work.completion)
     }
 
-    /// Whether there is a frozen copy on the policy's devices.
+    /// Returns true if a frozen reference is on the policy's devices.
     pub fn has_reference(&self) -> bool {
         self.here.holds(Member::Reference)
     }
 
-    /// What these strategies come to.
+    /// Memory under `strategies`.
     pub fn plan(&self, strategies: &Strategies) -> MemoryPlan {
         let (policy, site) = (&strategies.policy, &self.here);
         let held = self.held(site, strategies);
@@ -151,7 +151,7 @@ impl Texts {
         }
     }
 
-    /// What devices come to that are not the policy's.
+    /// Plan of devices that are not the policy's.
     fn device(&self, site: &Site, strategies: &Strategies) -> DevicePlan {
         let held = self.held(site, strategies);
         let mut phases = self.between(site, strategies, &held);
@@ -170,10 +170,10 @@ impl Texts {
         site.plan(generate, phases.map(|phase| phase.map(kept(site.on_host, most))))
     }
 
-    /// Host memory of all roles for a rank.
+    /// Host memory per rank of all roles.
     fn host_bytes(&self, strategies: &Strategies) -> usize {
         let sites = || std::iter::once(&self.here).chain(&self.others);
-        // A role that is on several kinds of devices is so for different ranks.
+        // A role on several kinds of devices has different ranks on each.
         let at = |member| sites().find(|site| site.holds(member)).unwrap_or(&self.here);
         let roles = [Member::Policy, Member::Reference, Member::Critic].map(|member| {
             let SiteHeld { own, frozen, valued, .. } = self.held(at(member), strategies);
@@ -191,7 +191,7 @@ impl Texts {
         roles.into_iter().chain(models).sum()
     }
 
-    /// What of each role a device of `site` holds while it has its turn.
+    /// Each role's part on a device of `site` during its own phase.
     fn held<'a>(&'a self, site: &Site, strategies: &'a Strategies) -> SiteHeld<'a> {
         let Strategies { policy, reference, critic, reward_models } = strategies;
         let decoder = |it: &'a StrategyConfig, model: &Decoder, trained| {
@@ -217,13 +217,13 @@ impl Texts {
         }
     }
 
-    /// The phases between sampling and training: what rewards, what scores, and the critic's turn.
+    /// Phases between sampling and training: reward, score and critic.
     fn between(&self, site: &Site, strategies: &Strategies, held: &SiteHeld) -> [Option<PhaseBytes>; 3] {
         let SiteHeld { own, frozen, valued, .. } = held;
         let [own_away, frozen_away, valued_away] = held.away();
         let its = |role: &Option<(&StrategyConfig, Held)>| role.as_ref().map(|(_, held)| *held);
 
-        // Before a critic's turn the policy's states are still away, and after it the critic's.
+        // Before the critic's phase the policy's states are still offloaded, and after it the critic's.
         let asks_itself = own.as_ref().filter(|_| self.scores_itself);
         let while_scored = match (its(own), own_away) {
             (Some(own), Some(away)) if valued.is_none() => Some(Held { reducing: away.reducing, ..own }),
@@ -242,7 +242,7 @@ impl Texts {
         [reward, score, critic]
     }
 
-    /// What these hold together, and what reward models hold at all times, beside so many bytes of activations.
+    /// A phase of these roles, with the permanent part of reward models and `activations` bytes.
     fn phase(&self, site: &Site, activations: usize, roles: &[Option<Held>], held: &SiteHeld) -> PhaseBytes {
         let driver = if site.on_host { 0 } else { driver_bytes(site.connected()) };
         let mut phase = PhaseBytes { weights: held.copied, driver, activations, ..PhaseBytes::default() };
@@ -251,8 +251,8 @@ impl Texts {
         phase
     }
 
-    /// The phase of the reward model that takes most, beside what else is held then: the cache is gone, and the policy's
-    /// whole weights are not. The activations are the most of all of them.
+    /// The largest phase of a reward model. The KV cache is freed by then, the policy's whole weights are
+    /// not. Activations are the maximum over all models.
     fn rewarding(
         &self,
         site: &Site,
@@ -274,7 +274,7 @@ impl Texts {
             phase
         };
         let models = held.reward_models.iter().map(|(model, held)| phase(activations(model), &held.comes));
-        // Those that each rank has on the host compute where a policy on the host does.
+        // Reward models that each rank keeps on the host compute where a policy on the host does.
         let hosts = self.reward_models.iter().zip(&strategies.reward_models);
         let hosts =
             hosts.filter(|(_, strategy)| strategy.is_none() && site.on_host && site.holds(Member::Policy));
@@ -282,13 +282,13 @@ impl Texts {
         models.chain(hosts).max_by_key(PhaseBytes::total)
     }
 
-    /// What is made of the policy's weights to sample with them.
+    /// Bytes of the whole copy of the policy's weights used for sampling.
     fn whole(&self, policy: &StrategyConfig, site: &Site) -> usize {
         let is_own = |unit, param| self.merged.is_some() && self.model.merges_into(unit, param);
         whole_weights(&self.model, zero_config(policy), site.ranks, is_own)
     }
 
-    /// Activations of the critic's turn.
+    /// Activations of the critic's phase.
     fn valuing(&self, critic: &StrategyConfig, site: &Site) -> usize {
         let model = self.critic.as_ref().expect("it has a turn");
         let size = self.micro_batch(critic);
@@ -321,7 +321,8 @@ impl Texts {
         peaks.max().unwrap_or(0)
     }
 
-    /// What a teacher has said of a step's tokens, for the policy's head to read: its own head's rows, and their matrix.
+    /// A teacher's output for a step's tokens, read by the policy's head: the teacher's hidden rows and its
+    /// head matrix.
     fn taught(&self, strategies: &Strategies) -> usize {
         let Some(reference) = strategies.reference.as_ref().filter(|_| self.is_taught) else { return 0 };
         let shape = self.reference.config();
@@ -333,8 +334,8 @@ impl Texts {
         scoring_activations(model, &self.micro_batch(scorer), runs(scorer, site.on_host))
     }
 
-    /// Sampling by the policy, from what is held then, and the cache of one sequence. `busiest` are the activations of the
-    /// other phases.
+    /// The policy's sampling phase on top of `generate`, and the KV cache of one sequence. `busiest` is the
+    /// largest activations of the other phases.
     fn generating(
         &self,
         policy: &StrategyConfig,
@@ -346,7 +347,7 @@ impl Texts {
         self.sampling(&self.here, sampling, runs(policy, self.here.on_host), generate, busiest)
     }
 
-    /// An engine on `site`, likewise.
+    /// The sampling phase of an engine on `site`; arguments and result as in `generating`.
     fn sampling(
         &self,
         site: &Site,
@@ -364,7 +365,7 @@ impl Texts {
         let sampling = model.sampling_bytes(sequences, prompts, prompt, runs);
         generate.activations = if runs.on_host { sampling } else { sampling.max(busiest) };
 
-        // As `inference::Room` shares out what is free.
+        // Divides free memory as `inference::Room` does.
         let cache = |blocks| KvCache::bytes_of(shape, dtype, blocks);
         let (wanted, least) = (KvCache::blocks_for(sequences, longest), KvCache::blocks_for(1, longest));
         let room = site.memory_bytes.map_or(wanted, |memory_bytes| {
@@ -376,16 +377,16 @@ impl Texts {
     }
 }
 
-/// A published reference.
+/// Opens a published reference.
 fn reference_model(path: &Path) -> Result<Decoder> {
     let folder = ModelFolder::open(path).map_err(anyroll_models::Error::from)?;
     Ok(Decoder::new(folder.decoder_config().clone(), tch::Device::Cpu)?)
 }
 
-/// What of each role one device holds, with its strategy.
+/// Each role's part on one device, with its strategy.
 struct SiteHeld<'a> {
     own: Option<(&'a StrategyConfig, Held)>,
-    /// The weights of rollout, which are there at all times.
+    /// Rollout's copy of the weights, held at all times.
     copied: usize,
     frozen: Option<(&'a StrategyConfig, Held)>,
     valued: Option<(&'a StrategyConfig, Held)>,
@@ -393,40 +394,41 @@ struct SiteHeld<'a> {
 }
 
 impl SiteHeld<'_> {
-    /// What is left of the policy, its reference and its critic while they have nothing to do.
+    /// Parts of the policy, its reference and its critic that stay on the device outside their phases.
     fn away(&self) -> [Option<Held>; 3] {
         let Self { own, frozen, valued, .. } = self;
         [own, frozen, valued].map(|role| role.as_ref().map(|(strategy, held)| away(strategy, held)))
     }
 }
 
-/// What a step takes sequences through.
+/// Sequence lengths and sampling of a step.
 struct Work {
-    /// Tokens of the longest prompt, of the longest gold answer with its end, and of the longest completion to train on.
+    /// Tokens of the longest prompt, of the longest gold answer with its end token, and of the longest
+    /// trained completion.
     prompt: usize,
     answer: usize,
     completion: usize,
-    /// Sequences in a row whose prompt is computed once; 1 where each is by itself.
+    /// Adjacent sequences that compute their prompt once; 1 if prompts are not shared.
     sharing: usize,
     warmup: Option<WarmupConfig>,
-    /// What is sampled; `None` if nothing is.
+    /// Sampling of a step; `None` if nothing is sampled.
     sampling: Option<Sampling>,
 }
 
-/// What an engine samples.
+/// Load of a sampling engine.
 #[derive(Clone, Copy)]
 struct Sampling {
-    /// Sequences at a time.
+    /// Sequences in flight.
     sequences: usize,
-    /// The part of free memory that their cache may take.
+    /// Fraction of free memory for the KV cache.
     memory: f64,
 }
 
-/// What each device samples that does nothing else.
+/// Load of a device that only does rollout.
 #[derive(Clone, Copy)]
 struct Rollout {
     sampling: Sampling,
-    /// Whether it does so while others compute.
+    /// True if it samples while other devices train.
     runs_ahead: bool,
 }
 
@@ -468,8 +470,8 @@ impl Work {
     }
 }
 
-/// Of conversations of which every turn is learnt, and of records that are cut: the most tokens that are learnt, behind as
-/// many as make them the longest one.
+/// Longest context and longest trained span of conversations with several trained turns and of truncated
+/// records. The context is the rest of the longest sequence.
 fn longest_read(tokenizer: &Tokenizer, offline: &OfflineConfig, dataset: &Dataset) -> Result<(usize, usize)> {
     let read = offline::read(tokenizer, &offline.objective, offline.turns, &dataset.examples())?;
     let most = |tokens: fn(&Written) -> usize| read.iter().map(tokens).max().unwrap_or(0);
