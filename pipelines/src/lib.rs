@@ -1,8 +1,9 @@
-//! Config, data, rewards, algorithms and the loops that train; what a user starts, sees and keeps.
+//! Config, data, rewards, algorithms and the training loops, with their command line and output.
 //!
-//! Read in this order: [`config`] is what a YAML says and what it comes to on a machine, [`launch`] how its ranks
-//! start and end, [`train`] the loop, [`rlvr`], [`offline`] and [`diffusion`] what it trains, with [`data`], [`reward`] and [`algorithm`]
-//! beside it, and [`journal`] what it writes and shows. Only this crate reads YAML, environment and arguments.
+//! Read in this order: [`config`] reads a YAML and resolves it on a machine, [`launch`] starts and ends the
+//! ranks, [`train`] is the loop. [`rlvr`], [`offline`] and [`diffusion`] are its pipelines, with [`data`],
+//! [`reward`] and [`algorithm`]; [`journal`] writes and shows the results. Only this crate reads YAML, the
+//! environment and arguments.
 
 #![forbid(unsafe_code)]
 
