@@ -503,7 +503,7 @@ fn texts_are_learnt_and_cut() {
         (succeed(command).stderr, run)
     };
     let (told, run) = train("start", "devices=2");
-    let cut = told.lines().filter(|line| line.contains("a part is learnt")).collect::<Vec<_>>();
+    let cut = told.lines().filter(|line| line.contains("which are truncated")).collect::<Vec<_>>();
     assert!(cut.len() == 1 && cut[0].contains("of=60"), "{told}");
     let loss = series(&run, "eval/loss");
     assert!(loss.len() == 2 && loss[1] < loss[0] - 0.5, "{loss:?}");

@@ -283,7 +283,7 @@ fn prompts_that_cannot_be_embedded_are_refused_and_leave_no_file() {
     assert!(fail(command).contains("`max_sequence_length`: is 513: write a number above 0, at most 512"));
     let third = model.join("tokenizer_3");
     fs::rename(third.join("tokenizer.json"), third.join("spiece.model")).unwrap();
-    check(&texts, &[], &["tokenizer_3 has a spiece.model and no tokenizer.json", "save_pretrained"]);
+    check(&texts, &[], &["tokenizer_3 has a spiece.model but no tokenizer.json", "save_pretrained"]);
     fs::rename(third.join("spiece.model"), third.join("tokenizer.json")).unwrap();
     // Found in the midst of the work.
     let first = model.join("text_encoder/model.safetensors");

@@ -1,4 +1,4 @@
-//! Tasks made in code. A prompt is a number below the task's size, so none has to be stored.
+//! Synthetic tasks. A prompt is a number below the task's size, so no records are stored.
 
 use std::collections::BTreeSet;
 
@@ -7,9 +7,9 @@ use super::Record;
 /// A task and its difficulty.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Made {
-    /// `314159>` wants `113459`.
+    /// Sorting digits: the prompt `314159>` has the answer `113459`.
     Sort { digits: u32 },
-    /// `27+58=` wants `85`, reversed `58`.
+    /// Addition: the prompt `27+58=` has the answer `85`, reversed `58`.
     Addition { digits: u32, reversed: bool },
 }
 
@@ -22,7 +22,7 @@ impl Made {
         }
     }
 
-    /// The record of prompt `number`, below [`size`](Self::size).
+    /// The record of prompt `number`, which is below [`size`](Self::size).
     pub(super) fn record(self, number: u64) -> Record {
         let (prompt, answer) = match self {
             Self::Sort { digits } => {
@@ -51,7 +51,7 @@ impl Made {
         ('0'..='9').chain(marks.chars()).collect()
     }
 
-    /// Characters of every prompt.
+    /// Number of characters in every prompt.
     pub(super) fn prompt_length(self) -> usize {
         match self {
             Self::Sort { digits } => digits as usize + 1,
@@ -68,8 +68,8 @@ impl Made {
     }
 }
 
-/// A wrong answer much like the right one, which is a function of the prompt's `number`: two neighbours that differ have
-/// changed places, or, where all are alike, the last one is another.
+/// A wrong answer close to the right one, determined by the prompt's `number`. Two neighbours that differ are
+/// swapped; if all characters are equal, the last one is changed.
 fn spoilt(answer: &str, number: u64) -> String {
     let mut characters: Vec<char> = answer.chars().collect();
     let places: Vec<usize> =

@@ -1,8 +1,8 @@
-//! Prompts with a known answer: made in code or read from a file, a part of them held out.
+//! Prompts with known answers, generated or read from files, with a part held out for evaluation.
 //!
-//! Whether a prompt is held out follows from a hash of its text, so it does not depend on the seed, on the
-//! order of a file or on what else is in it, and no training prompt is ever in the evaluation. What is
-//! drawn at a step is a function of the seed and the step: a run that resumes has no state to restore.
+//! A hash of a prompt's text decides whether it is held out. So the split depends neither on the seed nor on
+//! the file's order or its other records, and no training prompt is ever in an evaluation. The records of a
+//! step are a function of the seed and the step, so a resumed run has no state to restore.
 
 mod char_tokenizer;
 mod chat_template;
@@ -39,48 +39,49 @@ use crate::config::DataConfig;
 use made::Made;
 use mix::Mix;
 
-/// Percent of the prompts made in code that are held out, and of those of files unless they say otherwise.
+/// Percentage of prompts held out: of generated ones, and by default of files.
 const HELD_OUT_PERCENT: u32 = 10;
 
-/// What of a record is counted.
+/// Part of a record whose tokens are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// The prompt.
     Prompt,
-    /// The longest of its answers, with an end.
+    /// The longest of its answers, with the end token.
     Answer,
-    /// What stands before the first token that is learnt.
+    /// Tokens before the first trained one.
     Unlearnt,
 }
 
-/// How many tokens a record has.
+/// Counts the tokens of a record's part.
 pub type RecordTokens<'a> = dyn Fn(&Record, Counted) -> Result<usize, TokenizerError> + 'a;
 
-/// How records are read.
+/// Options of reading records.
 #[derive(Clone, Copy)]
 pub struct Reading<'a> {
-    /// Asked where records may have so many tokens and no more.
+    /// Counts tokens where the config limits them.
     pub tokens: &'a RecordTokens<'a>,
-    /// Whether some of a file's are held out where the config does not say how many.
+    /// Holds out a default percentage of a file's records if the config sets none.
     pub holds_out: bool,
 }
 
-/// Which of a run's phases draws: each sees an order of its own.
+/// Phase of a run that draws records; each has its own order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Draw {
     /// The supervised warm-up.
     Warmup,
-    /// The steps behind it.
+    /// The steps after the warm-up.
     Rollout,
 }
 
-/// All records, split into training and held out.
+/// All records, split into training and held-out ones.
 #[derive(Clone, Debug)]
 pub struct Dataset(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    /// Too many to list: a record is made from its number. `unpaired`: of its two answers it has one.
+    /// Too many to list, so a record is generated from its number. With `unpaired` it has one of its two
+    /// answers.
     Made {
         made: Made,
         unpaired: bool,
@@ -89,7 +90,7 @@ enum Source {
         train: Vec<Record>,
         held_out: Vec<Record>,
     },
-    /// Several, each with its domain's name on its records.
+    /// Several sources, whose records carry the name of their domain.
     Mixed {
         mix: Mix,
         sources: Vec<(String, Dataset)>,
@@ -97,7 +98,8 @@ enum Source {
 }
 
 impl Dataset {
-    /// Reads the files, if there are any, and checks that there are records to train on, and some are held out if any should.
+    /// Reads the files, if there are any. Checks that there are training records, and held-out ones if they
+    /// are needed.
     pub fn open(config: &DataConfig, reading: Reading) -> Result<Self, Error> {
         match config {
             DataConfig::Sort(sort) => Ok(Self::made(Made::Sort { digits: sort.digits })),
@@ -131,7 +133,7 @@ impl Dataset {
         Self(Source::Made { made, unpaired: false })
     }
 
-    /// The same with each answer of a pair by itself, judged.
+    /// Splits each pair into two records with one labelled answer each.
     pub fn unpaired(self) -> Self {
         let unpaired = |records: Vec<Record>| records.into_iter().flat_map(Record::unpaired).collect();
         Self(match self.0 {
@@ -146,7 +148,7 @@ impl Dataset {
         })
     }
 
-    /// The same to train on without what is not desirable; `None` where a source has nothing else.
+    /// The same dataset with desirable training answers only; `None` if a source has no others.
     pub fn desirable(&self) -> Option<Self> {
         Some(Self(match &self.0 {
             Source::Made { made, .. } => Source::Made { made: *made, unpaired: false },
@@ -171,14 +173,14 @@ impl Dataset {
         Self::split(train, held_out, held_out_percent > 0)
     }
 
-    /// Records of files of their own, of which a prompt in both is held out.
+    /// Combines records of separate training and held-out files. A prompt in both is held out.
     fn apart(mut train: Vec<Record>, held_out: Vec<Record>) -> Result<Self, Error> {
         let prompts: HashSet<&str> = held_out.iter().map(Record::key).collect();
         let before = train.len();
         train.retain(|record| !prompts.contains(record.key()));
         let left_out = before - train.len();
         if left_out > 0 {
-            tracing::warn!(left_out, of = before, "prompts that are held out are not trained on");
+            tracing::warn!(left_out, of = before, "held-out prompts are removed from the training data");
         }
         Self::split(train, held_out, true)
     }
@@ -191,7 +193,7 @@ impl Dataset {
         Ok(Self(Source::Listed { train, held_out: distinct(held_out) }))
     }
 
-    /// The domains of all records, each once.
+    /// Domains of all records, without duplicates.
     pub fn domains(&self) -> BTreeSet<&str> {
         match &self.0 {
             Source::Made { .. } => BTreeSet::from([""]),
@@ -202,8 +204,8 @@ impl Dataset {
         }
     }
 
-    /// The `count` training records of a step, over all ranks. Made records are drawn uniformly with
-    /// replacement; those of a file come in epochs, each in an order of its own, with every record once.
+    /// The `count` training records of a step, over all ranks. Generated records are drawn uniformly with
+    /// replacement. A file's records are drawn in epochs, each with every record once in a new order.
     pub fn train_batch(&self, draw: Draw, seed: u64, step: u64, count: usize) -> Vec<Record> {
         match &self.0 {
             Source::Made { made, unpaired } => {
@@ -223,7 +225,8 @@ impl Dataset {
         }
     }
 
-    /// The records of a pass over the training data; `None` where no pass ends, of made records, or each source has its own.
+    /// Number of records in an epoch; `None` for generated records and for a mix, in which each source has
+    /// its own.
     pub fn records_of_a_pass(&self) -> Option<usize> {
         match &self.0 {
             Source::Listed { train, .. } => Some(train.len()),
@@ -231,7 +234,7 @@ impl Dataset {
         }
     }
 
-    /// The training records of a range of positions in the run.
+    /// Training records at a range of positions in the run.
     fn train_range(&self, draw: Draw, seed: u64, positions: Range<u64>) -> Vec<Record> {
         match &self.0 {
             Source::Made { .. } => positions.flat_map(|at| self.train_batch(draw, seed, at, 1)).collect(),
@@ -248,7 +251,7 @@ impl Dataset {
             }
             Source::Mixed { mix, sources } => {
                 let places: Vec<(usize, u64)> = positions.map(|position| mix.at(position)).collect();
-                // A source's own positions follow one another.
+                // The positions of one source are consecutive.
                 let range = |source: usize| {
                     let mut own = places.iter().filter(|(it, _)| *it == source).map(|(_, own)| *own);
                     own.next().map_or(0..0, |first| first..own.next_back().unwrap_or(first) + 1)
@@ -261,8 +264,9 @@ impl Dataset {
         }
     }
 
-    /// The first `count` held-out records in a fixed order, with distinct prompts, or answers where these are judged. The order
-    /// is the same for every seed, so that runs can be compared, and a smaller `count` is a part of a larger.
+    /// The first `count` held-out records in a fixed order, with distinct prompts (distinct answers for
+    /// records with labels). The order does not depend on the seed, so that runs can be compared. A smaller
+    /// `count` gives a prefix.
     pub fn held_out(&self, count: usize) -> Result<Vec<Record>, Error> {
         let available = self.held_out_available(count);
         if available < count {
@@ -301,10 +305,10 @@ impl Dataset {
         }
     }
 
-    /// The most records, up to `limit`, that [`Self::held_out`] gives.
+    /// The largest number up to `limit` that [`Self::held_out`] can return.
     pub fn most_held_out(&self, limit: usize) -> usize {
-        // Of mixed data a part of fewer records may be there where that of `limit` is not. What is there never grows as less is
-        // asked for, so that going down by it meets the largest count first.
+        // In a mix, fewer records may be available than requested. The available number never grows when less
+        // is requested, so the first match from above is the largest.
         let mut count = limit;
         loop {
             let available = self.held_out_available(count);
@@ -315,7 +319,7 @@ impl Dataset {
         }
     }
 
-    /// The number of distinct held-out prompts, counted up to `limit`.
+    /// Number of distinct held-out prompts, counted up to `limit`.
     pub fn held_out_available(&self, limit: usize) -> usize {
         match &self.0 {
             Source::Made { made, .. } => (0..made.size())
@@ -324,7 +328,7 @@ impl Dataset {
                 .count(),
             Source::Listed { held_out, .. } => held_out.len().min(limit),
             Source::Mixed { mix, sources } => {
-                // All of them if each source has its part, else fewer.
+                // All of them if each source has its share, else fewer.
                 let asked = |source: usize| (0..limit as u64).filter(|at| mix.at(*at).0 == source).count();
                 let parts = sources.iter().enumerate();
                 parts.map(|(source, (_, data))| data.held_out_available(asked(source))).sum()
@@ -332,9 +336,8 @@ impl Dataset {
         }
     }
 
-    /// Tells data from other data, on every machine and at any time: a number of all prompts, answers and columns that a
-    /// reward may read, in their order.
-    /// Made records follow from the config.
+    /// Checksum of all prompts, answers and columns that a reward may read, in order; equal on every machine.
+    /// Generated records are determined by the config.
     pub fn digest(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         self.each_listed(&mut |part, records| {
@@ -344,7 +347,8 @@ impl Dataset {
         hasher.finalize()
     }
 
-    /// The listed records of all sources, by the name of their part: those to train on, then those that are held out.
+    /// Calls `with` for the listed records of all sources, with the name of their part: training, then held
+    /// out.
     fn each_listed(&self, with: &mut dyn FnMut(&str, &[Record])) {
         match &self.0 {
             Source::Made { .. } => {}
@@ -356,7 +360,7 @@ impl Dataset {
         }
     }
 
-    /// Every character of the records, held-out ones included: what a character tokenizer has to know.
+    /// All characters in the records, including held-out ones: the vocabulary of a character tokenizer.
     pub fn characters(&self) -> BTreeSet<char> {
         match &self.0 {
             Source::Made { made, .. } => made.characters(),
@@ -371,8 +375,8 @@ impl Dataset {
         }
     }
 
-    /// Records in which a tokenizer's longest prompt and answer are looked for: all of a file, held-out ones included,
-    /// and the first made ones, of which one is about as long as the other.
+    /// Records among which the longest prompt and answer are searched: all of a file, including held-out
+    /// ones, or the first generated ones, whose lengths are similar.
     pub fn examples(&self) -> Vec<Record> {
         const MADE: u64 = 100;
         match &self.0 {
@@ -385,7 +389,7 @@ impl Dataset {
         }
     }
 
-    /// Whether a record is longer than what is learnt of it.
+    /// Returns true if a record is truncated for training.
     pub fn is_cut(&self) -> bool {
         match &self.0 {
             Source::Made { .. } => false,
@@ -394,24 +398,24 @@ impl Dataset {
         }
     }
 
-    /// Characters of the longest record that is learnt, with the longer of its answers and as far as it is not cut.
+    /// Characters of the longest record after truncation, with the longer of its answers.
     pub fn longest_record(&self) -> usize {
         let of_made = |made: &Made| made.prompt_length() + made.longest_answer();
         self.longest(&of_made, &|record| {
             let answers = [Some(&record.answer), record.rejected.as_ref()].into_iter().flatten();
             let answer = answers.map(|answer| answer.chars().count()).max().unwrap_or(0);
             let whole = record.prompt.chars().count() + answer;
-            // An end is a token that is no character.
+            // The end token is not a character.
             record.cut.map_or(whole, |cut| whole.min(cut.tokens - 1))
         })
     }
 
-    /// Characters of the longest prompt, held-out ones included.
+    /// Characters of the longest prompt, including held-out ones.
     pub fn longest_prompt(&self) -> usize {
         self.longest(&|made| made.prompt_length(), &|record| record.prompt.chars().count())
     }
 
-    /// Characters of the longest answer, held-out ones and worse ones included.
+    /// Characters of the longest answer, including held-out and rejected ones.
     pub fn longest_answer(&self) -> usize {
         let rejected =
             self.longest(&|_| 0, &|record| record.rejected.iter().flat_map(|it| it.chars()).count());
@@ -436,7 +440,7 @@ fn named(domain: &str, records: Vec<Record>) -> Vec<Record> {
     records.into_iter().map(|record| Record { domain: domain.to_owned(), ..record }).collect()
 }
 
-/// The records of several sources in the order of `places`, each of which takes the next one of its source.
+/// Merges the records of several sources: each of `places` takes the next record of its source.
 fn interleaved(places: &[(usize, u64)], of_sources: Vec<Vec<Record>>) -> Vec<Record> {
     let mut of_sources: Vec<_> = of_sources.into_iter().map(Vec::into_iter).collect();
     places.iter().map(|(source, _)| of_sources[*source].next().expect("as many as places")).collect()
@@ -453,7 +457,7 @@ fn distinct(mut records: Vec<Record>) -> Vec<Record> {
     records
 }
 
-/// A random stream of its own for each (purpose, seed, step).
+/// The random stream of a (purpose, seed, step).
 pub(crate) fn stream(purpose: u64, seed: u64, step: u64) -> ChaCha8Rng {
     let mut key = [0; 32];
     for (bytes, value) in key.chunks_exact_mut(8).zip([purpose, seed, step]) {
@@ -462,14 +466,14 @@ pub(crate) fn stream(purpose: u64, seed: u64, step: u64) -> ChaCha8Rng {
     ChaCha8Rng::from_seed(key)
 }
 
-/// `values` in a random order (Fisher and Yates).
+/// Shuffles `values` (Fisher and Yates).
 pub(crate) fn shuffle<T>(values: &mut [T], rng: &mut ChaCha8Rng) {
     for last in (1..values.len()).rev() {
         values.swap(last, below(rng, last as u64 + 1) as usize);
     }
 }
 
-/// A number below `limit`, uniform but for a bias of at most `limit / 2^64`.
+/// A uniform number below `limit`, with a bias of at most `limit / 2^64`.
 fn below(rng: &mut ChaCha8Rng, limit: u64) -> u64 {
     ((u128::from(rng.next_u64()) * u128::from(limit)) >> 64) as u64
 }
@@ -481,7 +485,7 @@ pub(crate) fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
     order
 }
 
-/// The number of records that are no data set's, as [`Dataset::digest`] tells those of one.
+/// Checksum of records outside a dataset, computed as in [`Dataset::digest`].
 pub fn digest(records: &[Record]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hash(&mut hasher, records);
@@ -494,7 +498,7 @@ fn hash(hasher: &mut crc32fast::Hasher, records: &[Record]) {
         let label = desirable.map(|label| label.to_string());
         let texts = [Some(prompt), Some(answer), rejected.as_ref(), label.as_ref(), columns.as_ref()];
         for text in texts.into_iter().flatten() {
-            // The length before it, so that texts do not run into each other.
+            // The length comes first, so that adjacent texts cannot be confused.
             hasher.update(&(text.len() as u64).to_le_bytes());
             hasher.update(text.as_bytes());
         }
@@ -535,7 +539,7 @@ mod tests {
         (0..count).map(|n| format!("{{\"prompt\": \"{n}*2=\", \"answer\": {}}}\n", 2 * n)).collect()
     }
 
-    /// A second reading of every task's rule, from the text alone.
+    /// An independent implementation of every task's rule, on the text alone.
     fn is_right(record: &Record) -> bool {
         let (prompt, answer) = (&record.prompt, &record.answer);
         match prompt.chars().last().unwrap() {
@@ -611,7 +615,7 @@ mod tests {
             digest(&[Record { desirable: Some(false), ..a.clone() }], &[]),
         ];
         assert_eq!(BTreeSet::from(all).len(), all.len(), "{all:?}");
-        // It is kept in checkpoints.
+        // Pinned, since checkpoints contain it.
         assert_eq!(digest(&[a], &[]), 0x03e0fef9);
     }
 
@@ -664,7 +668,7 @@ mod tests {
         let data = open(&addition(2, false)).unwrap();
         let held_out = data.held_out_available(usize::MAX);
         assert!((900..1100).contains(&held_out), "{held_out} of 10000");
-        // Every one of them can be asked for, and not one more.
+        // All of them can be requested, and no more.
         assert_eq!(data.held_out(held_out).unwrap().len(), held_out);
         let error = data.held_out(held_out + 1).unwrap_err().to_string();
         assert_eq!(
@@ -686,7 +690,7 @@ mod tests {
         let held_out = data.held_out(6).unwrap();
         assert!(held_out.iter().any(|record| record.prompt == "99*2="));
         assert!(train.iter().all(|record| held_out.iter().all(|other| other.prompt != record.prompt)));
-        // A file that is wholly in the other one leaves nothing to train on.
+        // A file whose prompts are all held out leaves nothing to train on.
         let all = FileConfig { held_out: Some(config.path.clone()), ..config };
         let error = open(&DataConfig::File(Box::new(all))).unwrap_err().to_string();
         assert!(error.contains("of 20 records 20 are held out"), "{error}");
@@ -739,7 +743,7 @@ mod tests {
 
     #[test]
     fn the_split_and_the_order_never_change() {
-        // Written down, so that an upgrade of a dependency cannot change what a seed means.
+        // Pinned, so that an upgrade of a dependency cannot change the meaning of a seed.
         let prompts = |records: Vec<Record>| records.into_iter().map(|r| r.prompt).collect::<Vec<_>>();
         let data = open(&sort(6)).unwrap();
         assert_eq!(prompts(data.held_out(3).unwrap()), EVALUATION);
