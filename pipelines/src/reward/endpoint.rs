@@ -1,4 +1,4 @@
-//! An endpoint that is asked with JSON over HTTP: so many requests at a time, and again where that may help.
+//! HTTP endpoint with JSON requests, a limit on concurrent requests, and retries.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
@@ -10,10 +10,10 @@ use ureq::Agent;
 use super::Failure;
 use crate::config::EndpointConfig;
 
-/// Of an answer no more is read.
+/// Longest answer that is read.
 const MOST_ANSWER_BYTES: u64 = 16 << 20;
 
-/// An endpoint, ready to be asked.
+/// An endpoint with its connection settings.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     url: String,
@@ -22,32 +22,32 @@ pub(super) struct Endpoint {
     authorization: Option<String>,
     places: Places,
     retries: u32,
-    /// Before the first further attempt.
+    /// Delay before the first retry.
     wait: Duration,
     timeout: Duration,
 }
 
-/// Requests that may still be started, and who waits for one.
+/// Semaphore of concurrent requests.
 #[derive(Debug)]
 struct Places {
     free: Mutex<usize>,
     left: Condvar,
 }
 
-/// Why a request brought nothing.
+/// A failed request.
 pub(super) enum Trouble {
-    /// It may go better another time.
+    /// A retry may succeed.
     Passing(Failure),
     Lasting(Failure),
 }
 
-/// The key that the environment has in `variable`; the error says that there is none.
+/// Reads the key from the environment variable `variable`; the error says that it is not set.
 pub(crate) fn key(variable: &str) -> Result<String, String> {
     std::env::var(variable).map_err(|_| format!("the environment has no key in `{variable}`"))
 }
 
 impl Endpoint {
-    /// The endpoint of `config`, at `path` behind its URL. Nothing is asked yet.
+    /// Creates the endpoint of `config`, with `path` appended to its URL. Sends no request.
     ///
     /// # Errors
     /// If its key is not in the environment.
@@ -71,15 +71,15 @@ impl Endpoint {
         })
     }
 
-    /// Where it is.
+    /// URL of the endpoint.
     pub(super) fn url(&self) -> &str {
         &self.url
     }
 
-    /// What `read` makes of the answer to `body`; `None` if the answer is longer than 16 MiB.
+    /// Posts `body` and parses the answer with `read`; `None` if the answer is longer than 16 MiB.
     ///
     /// # Errors
-    /// Trouble that lasts, or that is still there at the last attempt.
+    /// A permanent failure, or the failure of the last retry.
     pub(super) fn ask<T>(
         &self,
         body: &Value,
@@ -157,7 +157,7 @@ pub(super) mod stub {
 
     use super::*;
 
-    /// What a stub of an endpoint has seen.
+    /// Requests that a stub of an endpoint has received.
     #[derive(Default)]
     pub(in super::super) struct Seen {
         pub(in super::super) requests: AtomicUsize,
@@ -167,8 +167,8 @@ pub(super) mod stub {
         pub(in super::super) authorizations: Mutex<Vec<String>>,
     }
 
-    /// An endpoint on a port of its own that answers request `n` with the status and the text that `answer` gives for `n`
-    /// and its body, after a moment.
+    /// Starts an endpoint on its own port. `answer` gives the status and the text for request `n` with its
+    /// body, after a pause.
     pub(in super::super) fn stub(
         answer: impl Fn(usize, &Value) -> (u16, String) + Send + Sync + 'static,
         pause: Duration,
@@ -210,9 +210,9 @@ pub(super) mod stub {
                         "HTTP/1.1 {status} -\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
                         text.len()
                     );
-                    // Before the answer, after which the next request may come.
+                    // Decremented before the answer, since the next request may follow at once.
                     seen.now.fetch_sub(1, Ordering::SeqCst);
-                    // One who has hung up reads nothing.
+                    // A client that has disconnected reads nothing.
                     let _ =
                         stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(text.as_bytes()));
                 });
