@@ -1,18 +1,18 @@
-//! An error with all its causes.
+//! Text of an error with all its causes, and advice on it.
 
 use anyroll_backends::without_backtrace;
 use anyroll_strategy::Error as StrategyError;
 
 use crate::Error;
 
-/// `cannot read a.jsonl: No such file or directory`: an error and its causes in one line.
+/// An error and its causes in one line, as in `cannot read a.jsonl: No such file or directory`.
 pub fn one_line(error: &dyn std::error::Error) -> String {
     let chain = std::iter::successors(Some(error), |error| error.source());
     chain.map(|error| without_backtrace(&error.to_string()).to_owned()).collect::<Vec<_>>().join(": ")
 }
 
-/// What is wrong with a text of one line, of which serde says that it is the first. The place is told where the text is no
-/// JSON.
+/// Message of a JSON error in a text of one line, without serde's `line 1`. The character is given if the
+/// text is not JSON.
 pub fn within_line(error: &serde_json::Error) -> String {
     let said = error.to_string().replace("expected f64", "expected a number");
     let said = said.replace("expected usize", "expected a whole number, 0 or above");
@@ -24,7 +24,7 @@ pub fn within_line(error: &serde_json::Error) -> String {
     }
 }
 
-/// What a user can do about an error that ended a run, if that is known; `told` is its [`one_line`].
+/// Advice on an error that ended a run, if there is any; `told` is the error's [`one_line`].
 pub fn help(error: &Error, told: &str) -> Option<&'static str> {
     match error {
         Error::Strategy(error) => help_with_gradients(error),
@@ -33,24 +33,24 @@ pub fn help(error: &Error, told: &str) -> Option<&'static str> {
     .or_else(|| help_with_memory(told))
 }
 
-/// What keeps gradients finite.
+/// Advice that keeps gradients finite.
 fn help_with_gradients(error: &StrategyError) -> Option<&'static str> {
     match error {
         StrategyError::AllSkipped { .. } => Some(
-            "`strategy.precision: bf16` has the range of fp32; weights that have infinity or NaN in them, in the folder of \
-             `model.path` say, overflow in each",
+            "`strategy.precision: bf16` has the range of fp32; weights with infinity or NaN, in the folder of \
+             `model.path` for example, overflow in each step",
         ),
         StrategyError::NonFiniteGradient { loss_scale: Some(_), .. } => Some(
             "`strategy.precision: bf16` has the range of fp32; a lower `optimizer.adamw.learning_rate` keeps weights from \
              growing out of it",
         ),
         StrategyError::NonFiniteGradient { step: 1, .. } => Some(
-            "nothing was learnt before: look for infinity, NaN and very large numbers in the weights of `model.path`, or \
+            "this is the first step: look for infinity, NaN and very large numbers in the weights of `model.path`, or \
              for a warm-up whose `optimizer.adamw.learning_rate` is too high",
         ),
         StrategyError::NonFiniteGradient { .. } => Some(
             "a lower `optimizer.adamw.learning_rate` or `optimizer.max_grad_norm`, or more `warmup_steps` in its schedule, \
-             keep steps small; `--resume` goes on from the last checkpoint as the folder's `resolved.yaml` says",
+             keep steps small; `--resume` continues from the last checkpoint with the folder's `resolved.yaml`",
         ),
         StrategyError::NonFiniteWeights { .. } => Some(
             "a lower `optimizer.adamw.learning_rate` keeps weights from growing out of `strategy.precision`",
@@ -59,13 +59,13 @@ fn help_with_gradients(error: &StrategyError) -> Option<&'static str> {
     }
 }
 
-/// What takes less memory, if an error that ended a run is that a device or the host has no more. Drivers and libtorch
-/// have no code for that in common, but words.
+/// Advice that saves memory, if the device or the host is out of memory. Drivers and libtorch have no common
+/// code for that, only messages.
 fn help_with_memory(error: &str) -> Option<&'static str> {
     let is_full = ["out of memory", "can't allocate memory"].iter().any(|words| error.contains(words));
     is_full.then_some(
-        "a smaller `strategy.micro_batch_size`, `strategy.recompute: full`, a higher `strategy.zero_stage`, or fewer \
-         samples at a time in `rollout.batch_size` take less; `anyroll plan` shows what each phase takes",
+        "a smaller `strategy.micro_batch_size`, `strategy.recompute: full`, a higher `strategy.zero_stage`, or \
+         a smaller `rollout.batch_size` need less memory; `anyroll plan` shows what each phase needs",
     )
 }
 
@@ -77,7 +77,7 @@ mod tests {
         let error = crate::launch::Error::Prepare { action: "make a file", source };
         assert_eq!(super::one_line(&error), "cannot make a file to start the ranks: the folder is full");
     }
-    /// What libtorch says of it is told, and not its backtrace.
+    /// libtorch's message is kept, its backtrace is not.
     #[test]
     fn memory_that_is_not_there_is_told_with_what_takes_less() {
         let tebibytes = tch::Tensor::f_empty([1 << 50], (tch::Kind::Uint8, tch::Device::Cpu));

@@ -72,7 +72,7 @@ fn hosts_that_do_not_share_the_run_folder_are_refused() {
     for ended in [as_rank(tiny, 0, port), second].map(Process::start).map(Process::finish) {
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         let first = ended.stderr.lines().next().unwrap_or_default();
-        assert!(first.contains("rank 1 does not find the run's folder"), "{}", ended.stderr);
+        assert!(first.contains("rank 1 does not see the run folder"), "{}", ended.stderr);
         assert!(first.contains("put --output on a file system that all hosts share"), "{}", ended.stderr);
     }
 }

@@ -250,7 +250,7 @@ fn a_plan_is_a_table_for_people() {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
     let reward_model = ["plan", "configs/offline_reward_model_sort_cpu.yaml"];
-    assert!(fail(anyroll(reward_model)).contains("not those that train a reward model"));
+    assert!(fail(anyroll(reward_model)).contains("not runs that train a reward model"));
 }
 
 /// What a step allocates is what was planned, but for activations and the cache, which are libtorch's or gone by then.
