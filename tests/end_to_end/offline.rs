@@ -375,7 +375,7 @@ fn a_reward_model_tells_better_from_worse() {
         .collect();
     assert!(scores[0] > scores[1] + 0.5, "{scores:?}");
     let refused = fail(anyroll(["generate", one.to_str().unwrap(), "--prompt", "314>"]));
-    assert!(refused.contains("trained a reward model, which writes nothing"), "{refused}");
+    assert!(refused.contains("trained a reward model, which generates no text"), "{refused}");
 }
 
 /// A config, written to `folder`, that trains the tiny published model on these lines. `model`, `file` and `offline` are what
