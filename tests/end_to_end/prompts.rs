@@ -124,7 +124,7 @@ fn each_encoder_may_have_its_text_and_layers_may_be_skipped() {
     check(&model, &wrong, &[], "`prompt_2` is no text");
     let wan = self::model(&folder, "wan");
     check(&wan, &texts, &[], "the model has one text encoder");
-    check(&wan, &model.join("texts.jsonl"), &["--clip-skip", "1"], "the model reads by no CLIP");
+    check(&wan, &model.join("texts.jsonl"), &["--clip-skip", "1"], "the model has no CLIP");
 }
 
 /// A run on the texts of the model's own folder, apart from the sets that say how they are encoded.
