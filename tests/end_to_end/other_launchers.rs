@@ -106,7 +106,7 @@ fn half_a_launcher_is_refused() {
         let error = fail(command);
         assert!(error.contains(words), "no {words:?} in {error}");
     };
-    check(&[("RANK", "0")], "RANK is set and WORLD_SIZE is not");
+    check(&[("RANK", "0")], "RANK is set but WORLD_SIZE is not");
     let place = [("RANK", "0"), ("WORLD_SIZE", "3"), ("LOCAL_RANK", "0")];
     let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")];
     check(&[&place[..], &meeting].concat(), "each host has 2 ranks");

@@ -1,4 +1,4 @@
-//! Models in use: what training's rollout and `anyroll generate`, `score`, `serve` and `embed` have in common.
+//! Inference: shared by training's rollout and `anyroll generate`, `score`, `serve` and `embed`.
 
 mod device;
 mod episode;
