@@ -1,4 +1,4 @@
-//! Answers, whole or as they come, in the shapes of OpenAI's interface.
+//! Responses in the format of OpenAI's API, whole or streamed.
 
 use std::{
     collections::VecDeque,
@@ -31,26 +31,26 @@ use super::{
 };
 use crate::data::Tokenizer;
 
-/// Which of the two interfaces answers.
+/// API of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Text,
     Chat,
 }
 
-/// Why there is no answer, as clients are told it.
+/// An error response.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub status: StatusCode,
     pub message: String,
 }
 
-/// Runs a request and answers it.
+/// Runs a request and responds to it.
 pub(super) async fn answer(app: &App, shape: Shape, asked: Asked) -> Response {
     let mut telling = Telling::new(app.next_id(), &app.tokenizer, shape, &asked);
     let (stream, usage) = (asked.stream, asked.usage);
     let mut heard = app.worker.ask(asked.requests);
-    // The header says that all is well, so a stream has none before it is known that the request runs.
+    // A stream starts with status 200, so it is not opened before the request is known to run.
     let first = match understood(heard.recv().await) {
         Ok(tokens) => telling.part(tokens),
         Err(refusal) => return refusal.into_response(),
@@ -64,15 +64,13 @@ pub(super) async fn answer(app: &App, shape: Shape, asked: Asked) -> Response {
     Sse::new(events).into_response()
 }
 
-/// What was heard, or why nothing more will be.
+/// Tokens of a message, or the reason why no more follow.
 fn understood(heard: Option<Heard>) -> Result<Tokens, Refusal> {
     let failed = |message| Refusal { status: StatusCode::INTERNAL_SERVER_ERROR, message };
     heard.ok_or_else(|| failed("the engine has failed".to_owned()))?.map_err(|problem| match problem {
         Problem::Request(message) => Refusal::bad_request(message),
         Problem::Model(message) => failed(message),
-        Problem::Format => {
-            failed("the answer was broken off: what it is held to could not say how it goes on".to_owned())
-        }
+        Problem::Format => failed("generation was aborted: the format's grammar failed".to_owned()),
     })
 }
 
@@ -93,34 +91,34 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// An answer on its way.
+/// A response in progress.
 struct Telling {
     shape: Shape,
     id: String,
     created_s: u64,
-    /// As [`Asked::logprobs`].
+    /// [`Asked::logprobs`].
     logprobs: Option<usize>,
     prompt_tokens: usize,
     choices: Vec<Choice>,
-    /// Choices that have not ended.
+    /// Choices in progress.
     left: usize,
 }
 
-/// How far one of its samples is.
+/// State of a sample.
 struct Choice {
     text: TextStream,
-    /// With tools.
+    /// Parser of tool calls, if there are tools.
     calls: Option<Calls>,
     tokens: usize,
-    /// Characters that the tokens so far have.
+    /// Characters decoded so far.
     characters: usize,
 }
 
-/// What is new of a sample.
+/// New output of a sample.
 #[derive(Default)]
 struct Part {
     index: usize,
-    /// Whether there was nothing of it before.
+    /// True for the first part of the sample.
     is_first: bool,
     text: String,
     calls: Vec<Call>,
@@ -131,7 +129,7 @@ struct Part {
 struct Token {
     text: String,
     logprob: f32,
-    /// The texts and log-probs of the likeliest tokens in its place.
+    /// Texts and log-probs of the likeliest tokens at its position.
     likeliest: Vec<(String, f32)>,
     /// Characters of the completion before it.
     offset: usize,
@@ -169,7 +167,7 @@ impl Telling {
         for (at, (text, others)) in added.pieces.into_iter().zip(added.others).enumerate() {
             let (offset, logprob) = (choice.characters, logprobs[at]);
             choice.characters += text.chars().count();
-            // Of the token itself it is the same text and number.
+            // The token itself has the same text and log-prob.
             let told = |(other, (id, value)): (String, &(i64, f32))| match *id == ids[at] {
                 true => (text.clone(), logprob),
                 false => (other, *value),
@@ -181,7 +179,7 @@ impl Telling {
         Part { index: sample, is_first, text, calls, tokens, ending }
     }
 
-    /// The whole answer, which begins with `first`.
+    /// Collects the complete response, which starts with `first`.
     async fn whole(mut self, first: Part, mut heard: UnboundedReceiver<Heard>) -> Result<Value, Refusal> {
         let mut wholes: Vec<Part> =
             (0..self.choices.len()).map(|index| Part { index, ..Part::default() }).collect();
@@ -206,7 +204,7 @@ impl Telling {
         Ok(body)
     }
 
-    /// One event of a stream.
+    /// An event of a stream.
     fn chunk(&self, choices: Vec<Value>) -> Value {
         let object = match self.shape {
             Shape::Text => "text_completion",
@@ -231,7 +229,8 @@ impl Telling {
         message
     }
 
-    /// What is new of a message. Clients join what comes under the same key, so the role comes once; calls are told whole.
+    /// New output of a message. Clients concatenate values of the same key, so the role is sent once; calls
+    /// are sent whole.
     fn delta(&self, part: &Part) -> Value {
         let mut delta = json!({"content": content(part)});
         if part.is_first {
@@ -290,12 +289,12 @@ impl Part {
     }
 }
 
-/// A message's text; beside calls there may be none.
+/// Text of a message; null if it consists of calls only.
 fn content(part: &Part) -> Value {
     if part.text.is_empty() && !part.calls.is_empty() { Value::Null } else { json!(part.text) }
 }
 
-/// The tokens' texts and log-probs, and those of so many of the likeliest in the place of each.
+/// Texts and log-probs of the tokens, with the `likeliest` ones at each position.
 fn logprobs(shape: Shape, tokens: &[Token], likeliest: usize) -> Value {
     let told =
         |text: &str, logprob: f32| json!({"token": text, "logprob": logprob, "bytes": text.as_bytes()});
@@ -318,7 +317,7 @@ fn logprobs(shape: Shape, tokens: &[Token], likeliest: usize) -> Value {
     }
 }
 
-/// The likeliest tokens and the one that was sampled, by their texts; of those with the same text the likelier one.
+/// The likeliest tokens and the sampled one by text; of equal texts the likelier.
 fn by_text(token: &Token) -> Value {
     let mut entries = Map::new();
     let sampled = (token.text.clone(), token.logprob);
@@ -328,12 +327,13 @@ fn by_text(token: &Token) -> Value {
     entries.into()
 }
 
-/// An answer as events. A client that leaves drops them, and with them the receiver, so the engine gives the samples up.
+/// A response as events. If the client disconnects, this is dropped with its receiver, and the engine aborts
+/// the samples.
 struct Events {
     heard: UnboundedReceiver<Heard>,
     telling: Telling,
     usage: bool,
-    /// Data of events that are to be sent.
+    /// Data of events to send.
     ready: VecDeque<String>,
 }
 
