@@ -784,8 +784,8 @@ mod tests {
         check("{\"prompt\": 1, \"answer\": \"b\"}\n", ":1: `prompt` is neither a text nor messages");
         check("{\"prompt\": \"a\", \"answer\": true}\n", ":1: `answer` is neither a text, a number");
         check("{\"prompt\": \"\", \"answer\": \"b\"}\n", ":1: `prompt` is empty");
-        check("\n[1]\n", ":2: the line is no JSON object");
-        check("{\"prompt\": \n", ":1: the line is no JSON object");
+        check("\n[1]\n", ":2: the line is not a JSON object");
+        check("{\"prompt\": \n", ":1: the line is not a JSON object");
         check("", "of 0 records 0 are held out");
         check("{\"prompt\": \"a\", \"answer\": \"b\"}\n", "of 1 records");
     }

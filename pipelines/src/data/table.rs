@@ -254,7 +254,7 @@ mod tests {
         ] {
             fs::write(&path, format!("{{}}\n{line}\n")).unwrap();
             let error = one_line(&rows(&path).unwrap_err());
-            let expected = format!("train.jsonl:2: the line is no JSON object: {expected}");
+            let expected = format!("train.jsonl:2: the line is not a JSON object: {expected}");
             assert!(error.ends_with(&expected), "{error}");
         }
     }

@@ -1,7 +1,7 @@
 //! Context of an answer: detects surrounding text that changes or negates it.
 //!
-//! A policy is rewarded for what is accepted here, and it exploits gaps: `5` in `not 5`, `-$5$`, `$5$%`, `10
-//! - 5`, `4 or 5` and `is it 5?` is not an answer. In doubt an answer is rejected: in a box it would count.
+//! A policy is rewarded for what is accepted here, and it exploits gaps: `5` in `not 5`, `-$5$`, `$5$%`,
+//! `10 - 5`, `4 or 5` and `is it 5?` is not an answer. In doubt an answer is rejected: in a box it would count.
 
 use std::sync::LazyLock;
 
