@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use num_rational::BigRational;
 use num_traits::{Signed, ToPrimitive, Zero};
 
-use super::ball::{Balls, Domain};
+use super::ball_arithmetic::{BallArithmetic, Domain};
 use super::evaluate::{Field, Fuel, PRIMES, constant_value, evaluate};
 use super::expr::{Brackets, Expr, Number, Relation, Scale};
 use super::parse::{Answer, literal};
@@ -266,8 +266,8 @@ impl Comparison {
         if let (Some(one), Some(other)) = (exact(one), exact(other)) {
             return Some(one.cmp(&other));
         }
-        let balls = Balls { domain: Domain::Real, point: 0 };
-        let value = |expr: &Expr| evaluate(expr, &balls, &self.fuel).filter(|ball| ball.is_real());
+        let arithmetic = BallArithmetic { domain: Domain::Real, point: 0 };
+        let value = |expr: &Expr| evaluate(expr, &arithmetic, &self.fuel).filter(|ball| ball.is_real());
         let (one, other) = (value(one)?, value(other)?);
         if one.agrees(&other) { Some(Ordering::Equal) } else { one.value.re.partial_cmp(&other.value.re) }
     }
@@ -315,10 +315,10 @@ impl Comparison {
 
     /// Returns true if `other` is a real number within `distance` of `number`.
     fn is_within(&self, number: &Expr, other: &Expr, distance: f64) -> bool {
-        let balls = Balls { domain: Domain::Real, point: 0 };
+        let arithmetic = BallArithmetic { domain: Domain::Real, point: 0 };
         let value = literal(number).and_then(|number| number.value.to_f64());
         let Some(value) = value.filter(|_| other.symbols().is_empty()) else { return false };
-        let Some(other) = evaluate(other, &balls, &self.fuel) else { return false };
+        let Some(other) = evaluate(other, &arithmetic, &self.fuel) else { return false };
         other.is_real() && (other.value.re - value).abs() <= distance
     }
 
@@ -350,11 +350,12 @@ impl Comparison {
 
     fn is_numeric_identity(&self, gold: &Expr, predicted: &Expr) -> bool {
         if gold.symbols().is_empty() {
-            return self.agree(gold, predicted, Balls { domain: Domain::Real, point: 0 }) == Some(true);
+            return self.agree(gold, predicted, BallArithmetic { domain: Domain::Real, point: 0 })
+                == Some(true);
         }
         let mut compared = 0;
         for point in 0..REAL_POINTS {
-            match self.agree(gold, predicted, Balls { domain: Domain::Real, point }) {
+            match self.agree(gold, predicted, BallArithmetic { domain: Domain::Real, point }) {
                 Some(true) => compared += 1,
                 Some(false) => return false,
                 None => {}
@@ -375,7 +376,7 @@ impl Comparison {
             return compared >= ENOUGH_POINTS;
         }
         for point in 0..POINTS {
-            match self.agree(gold, predicted, Balls { domain: Domain::Complex, point }) {
+            match self.agree(gold, predicted, BallArithmetic { domain: Domain::Complex, point }) {
                 Some(true) => compared += 1,
                 Some(false) => return false,
                 None => {}
@@ -386,11 +387,11 @@ impl Comparison {
 
     /// Returns true if the two agree at a point; `None` if neither has a value there. Among reals, complex
     /// values do not count, so that forms with different domains differ.
-    fn agree(&self, gold: &Expr, predicted: &Expr, balls: Balls) -> Option<bool> {
+    fn agree(&self, gold: &Expr, predicted: &Expr, arithmetic: BallArithmetic) -> Option<bool> {
         let has_symbols = !gold.symbols().is_empty();
         let value = |expr: &Expr| {
-            let ball = evaluate(expr, &balls, &self.fuel)?;
-            (!has_symbols || balls.domain == Domain::Complex || ball.is_real()).then_some(ball)
+            let ball = evaluate(expr, &arithmetic, &self.fuel)?;
+            (!has_symbols || arithmetic.domain == Domain::Complex || ball.is_real()).then_some(ball)
         };
         match (value(gold), value(predicted)) {
             (Some(gold), Some(predicted)) if gold.is_precise() && predicted.is_precise() => {

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::alone::{hedges, is_alone, is_negated, words_of_number};
+use super::context::{hedges, is_negated, is_neutral, words_of_number};
 use super::expr::Expr;
 use super::parse::parse;
 
@@ -61,14 +61,14 @@ impl Marked<'_> {
         // Text outside a tag is not part of a formula inside it.
         let before = text[..self.start].rsplit("<answer>").next().unwrap_or_default();
         let after = text[self.end..].split("</answer>").next().unwrap_or_default();
-        !self.is_joined(text, boxes) && is_alone(before, after, true)
+        !self.is_joined(text, boxes) && is_neutral(before, after, true)
     }
 
     /// Returns true if the text around a tag does not negate it. Text before a tag cannot change its content
     /// otherwise.
     fn is_said(&self, text: &str, tags: &[Marked]) -> bool {
         let (before, after) = (&text[..self.start], &text[self.end..]);
-        !(self.is_joined(text, tags) || is_negated(before)) && is_alone("", after, true)
+        !(self.is_joined(text, tags) || is_negated(before)) && is_neutral("", after, true)
     }
 
     /// Returns true if another one of `all` precedes it directly, as in a list.
@@ -167,10 +167,10 @@ fn after_phrase(text: &str) -> Option<&str> {
     let line = text[phrase.end()..].lines().next()?;
     let line = bold(phrase.as_str(), line).unwrap_or(line);
     let line = REASON.split(line).next().unwrap_or(line);
-    let alone = formulas(line)
+    let neutral = formulas(line)
         .next()
-        .filter(|(before, formula, after)| !hedges(before) && is_alone(before, after, is_rounded(formula)));
-    alone.map(|(_, formula, _)| formula).or_else(|| line.split(". ").next())
+        .filter(|(before, formula, after)| !hedges(before) && is_neutral(before, after, is_rounded(formula)));
+    neutral.map(|(_, formula, _)| formula).or_else(|| line.split(". ").next())
 }
 
 /// Returns true for a decimal, which "about" may precede.
@@ -183,13 +183,14 @@ fn bold<'a>(phrase: &str, line: &'a str) -> Option<&'a str> {
     let (inner, after) = line.split_once("**").filter(|_| phrase.ends_with("**"))?;
     // `2**10` is a power, and `**3** million` another number.
     let is_power = after.starts_with(|c: char| c.is_alphanumeric() || c == '(');
-    (!is_power && is_alone("", after, true)).then_some(inner)
+    (!is_power && is_neutral("", after, true)).then_some(inner)
 }
 
 fn last_formula(text: &str) -> Option<&str> {
-    let alone =
-        formulas(text).last().filter(|(before, formula, after)| is_alone(before, after, is_rounded(formula)));
-    alone.map(|(_, formula, _)| formula)
+    let neutral = formulas(text)
+        .last()
+        .filter(|(before, formula, after)| is_neutral(before, after, is_rounded(formula)));
+    neutral.map(|(_, formula, _)| formula)
 }
 
 /// All formulas between marks in order, each with the text before and after it.
@@ -233,7 +234,7 @@ fn last_number(text: &str) -> Option<&str> {
     let before = if is_money { before.trim_end_matches(char::is_alphabetic) } else { before };
     // In `x-5` the minus is an operator, in `2024-05` a hyphen, and `x5` is a name.
     let is_joined = before.ends_with(|c: char| c.is_alphanumeric() || c == ')');
-    let is_whole = !is_joined && is_alone(before, &after[words..], is_rounded(unsigned));
+    let is_whole = !is_joined && is_neutral(before, &after[words..], is_rounded(unsigned));
     is_whole.then(|| &text[number.start()..number.end() + words])
 }
 

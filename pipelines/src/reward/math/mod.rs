@@ -5,9 +5,9 @@
 //! (`region`), other algebra by values at random points (`evaluate`, `ball_arithmetic`). Length, depth, size
 //! and work are bounded, so that hostile text is wrong, never slow.
 
-mod alone;
-mod ball;
+mod ball_arithmetic;
 mod compare;
+mod context;
 mod evaluate;
 mod expr;
 mod extract;

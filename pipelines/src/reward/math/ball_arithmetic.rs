@@ -65,13 +65,13 @@ pub(super) enum Domain {
 }
 
 /// Arithmetic with a random ball for each variable.
-pub(super) struct Balls {
+pub(super) struct BallArithmetic {
     pub(super) domain: Domain,
     /// Seed of the variables.
     pub(super) point: u64,
 }
 
-impl Arithmetic for Balls {
+impl Arithmetic for BallArithmetic {
     type Value = Ball;
 
     fn number(&self, number: &BigRational) -> Option<Ball> {
@@ -186,7 +186,7 @@ impl Arithmetic for Balls {
     }
 }
 
-impl Balls {
+impl BallArithmetic {
     /// The real root of a negative number if the degree is odd, else the principal root.
     fn root(&self, degree: &Ball, a: &Ball) -> Option<Ball> {
         let one = Ball { value: 1.0.into(), error: 0.0 };

@@ -11,12 +11,12 @@ use super::unit::changes_number;
 
 /// Returns true if neither `before` nor `after` changes the answer between them. An answer that `is_rounded`
 /// may follow "about".
-pub(super) fn is_alone(before: &str, after: &str, is_rounded: bool) -> bool {
+pub(super) fn is_neutral(before: &str, after: &str, is_rounded: bool) -> bool {
     let last = last_chars(before);
     let is_about = !is_rounded && ABOUT.is_match(last);
     let is_item = is_dash(before.trim());
-    let is_one_of_several = is_begun(last) || is_compared(last) || is_another(last);
-    !(is_about || is_item || is_one_of_several || is_negated(before) || goes_on(after))
+    let is_one_of_several = is_part_of_formula(last) || is_compared(last) || is_another_value(last);
+    !(is_about || is_item || is_one_of_several || is_negated(before) || is_continued(after))
 }
 
 /// Returns true if words before a formula say that it is not the answer, or not all of it: `not`, `at least`,
@@ -93,8 +93,8 @@ static ABOUT: LazyLock<Regex> = LazyLock::new(|| {
 
 /// Returns true if `before` makes the text after it an exponent, an index, an argument, an operand or an item
 /// of a list, or ends in a separate sign.
-fn is_begun(before: &str) -> bool {
-    static BEGUN: LazyLock<Regex> = LazyLock::new(|| {
+fn is_part_of_formula(before: &str) -> bool {
+    static PART: LazyLock<Regex> = LazyLock::new(|| {
         // Two stars after a number or variable are a power, otherwise they open bold text.
         let power = r"(?:[\p{N})]|\b\p{L})(?:\*\*| \*\* )";
         let sign = r"(?:±|\\(?:pm|mp)\b|\+/-)[\s$*(]*|[-−–—‐‑⁻﹣－][$*(|\[]*|−\s+|(?:=|\bis|:)[^\S\n]*[-–—][^\S\n]+[$*]*";
@@ -108,7 +108,7 @@ fn is_begun(before: &str) -> bool {
     });
     let word = before.trim_end_matches([' ', '$', '*', '-']);
     let word = &word[word.rfind(|c: char| !c.is_alphabetic()).map_or(0, |at| at + char_length(word, at))..];
-    BEGUN.is_match(before) || changes_number(&word.to_ascii_lowercase())
+    PART.is_match(before) || changes_number(&word.to_ascii_lowercase())
 }
 
 /// Returns true if `before` makes the next number or formula one of several, a term of comparison, an operand
@@ -130,7 +130,7 @@ fn is_compared(before: &str) -> bool {
 }
 
 /// Returns true if another value of a name follows: `x = 4 or x = 5`, `x_1 = 4, x_2 = 5`.
-fn is_another(before: &str) -> bool {
+fn is_another_value(before: &str) -> bool {
     static ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
         let name = r"(\p{L}+)(?:_?\{?[0-9]+\}?)?\s*=\s*";
         pattern(&format!(
@@ -143,8 +143,8 @@ fn is_another(before: &str) -> bool {
 }
 
 /// Returns true if `after` changes the text before it: ` million`, `%`, ` or $6$`, `^2`, ` is wrong`, `?`.
-fn goes_on(after: &str) -> bool {
-    static GOES_ON: LazyLock<Regex> = LazyLock::new(|| {
+fn is_continued(after: &str) -> bool {
+    static CONTINUED: LazyLock<Regex> = LazyLock::new(|| {
         let words =
             "and|by|choose|minus|mod|of|or|out of|over|plus|times|to|versus|vs|x|(?:divided|multiplied) by";
         let between = format!(r"(?:[,;]?[\s(]*(?i:{words})\b\.?|[,;:/+*×·−–-]|\\(?:cdot|times|div|pm)\b)");
@@ -167,7 +167,7 @@ fn goes_on(after: &str) -> bool {
         ))
     });
     let rest = after.trim_start_matches("**").trim_start_matches(['$', ')', ']', '}']);
-    words_of_number(after) > 0 || GOES_ON.is_match(after) || GOES_ON.is_match(rest)
+    words_of_number(after) > 0 || CONTINUED.is_match(after) || CONTINUED.is_match(rest)
 }
 
 fn is_dash(text: &str) -> bool {
