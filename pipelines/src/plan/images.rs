@@ -14,9 +14,9 @@ use anyroll_strategy::plan::{
 
 use super::{
     MemoryPlan, PhaseBytes, Strategies, away,
-    judged::{Decoder, Judge},
+    device_group::{DeviceGroup, Member},
+    image_networks::{Decoder, RewardNetwork},
     kept, on_host, runs,
-    site::{Member, Site},
 };
 use crate::{
     Result,
@@ -41,7 +41,7 @@ pub struct Images {
     /// True if the reference is a separate copy of the model.
     copies_reference: bool,
     decoder: Option<Decoder>,
-    judges: Vec<Judge>,
+    networks: Vec<RewardNetwork>,
     /// Bytes of all text embeddings, and of the encoders if the run encodes on the device when it starts.
     texts: usize,
     encoders: Option<usize>,
@@ -52,7 +52,7 @@ pub struct Images {
     /// Images that a rank generates in a step, and in an evaluation.
     samples: usize,
     evaluated: usize,
-    here: Site,
+    here: DeviceGroup,
 }
 
 /// Text embeddings: tokens per text, bytes of all, and bytes of the encoders on the device.
@@ -99,10 +99,10 @@ impl Images {
             Transformer::Sd3(sd3) => sd3.config().in_channels,
             Transformer::Wan(wan) => wan.config().in_channels,
         };
-        let judges = config.reward.terms().iter().map(Judge::open).collect::<Result<_>>()?;
+        let networks = config.reward.terms().iter().map(RewardNetwork::open).collect::<Result<_>>()?;
         Ok(Self {
             copies_reference: run.held_reference().is_some(),
-            here: Site::all(run).0,
+            here: DeviceGroup::all(run).0,
             latent: channels as usize * sides.iter().product::<usize>(),
             size: DenoiseSize { points: 1, sides, text: texts.tokens, latents_grad: false },
             samples: run.batches.sequences_per_step / run.world_size,
@@ -112,7 +112,7 @@ impl Images {
             config: config.clone(),
             model,
             decoder,
-            judges,
+            networks,
         })
     }
 
@@ -135,7 +135,7 @@ impl Images {
 
     /// Descriptions of the rewards' parts whose memory is unknown.
     pub(super) fn not_counted(&self) -> Vec<String> {
-        let script = self.judges.iter().any(|judge| matches!(judge, Judge::Script { .. }));
+        let script = self.networks.iter().any(|network| matches!(network, RewardNetwork::Script { .. }));
         let encoders = self.encoders.is_some();
         let script = script.then(|| "activations of the `torchscript` network".to_owned());
         script.into_iter().chain(encoders.then(|| "activations of text encoders".to_owned())).collect()
@@ -143,22 +143,22 @@ impl Images {
 
     /// Memory under `strategies`.
     pub(super) fn plan(&self, strategies: &Strategies) -> MemoryPlan {
-        let (policy, site) = (&strategies.policy, &self.here);
-        let own = held(&self.model, zero_config(policy), true, site.ranks);
+        let (policy, group) = (&strategies.policy, &self.here);
+        let own = held(&self.model, zero_config(policy), true, group.ranks);
         let frozen_as = strategies.reference.as_ref().unwrap_or(policy);
-        let frozen = held(&self.model, zero_config(frozen_as), false, site.ranks);
+        let frozen = held(&self.model, zero_config(frozen_as), false, group.ranks);
         let is_nft = matches!(self.config.method, MethodConfig::DiffusionNft(_));
         let copies = vec![frozen; usize::from(self.has_reference()) + usize::from(is_nft)];
 
         let away = away(policy, &own);
         let mut generate = self.phase(&away, &copies, self.sampling(policy), self.walked(2));
         let sampler = if is_nft { frozen_as } else { policy };
-        generate.buffers += whole_weights(&self.model, zero_config(sampler), site.ranks, |_, _| false);
+        generate.buffers += whole_weights(&self.model, zero_config(sampler), group.ranks, |_, _| false);
         let pixels = self.pixels(self.batch(self.evaluated));
         generate.images += 2 * pixels;
         let follows = self.config.method.differentiates_reward();
         let reward = (!follows).then(|| {
-            let (activations, images) = self.judging(self.samples);
+            let (activations, images) = self.scoring(self.samples);
             self.phase(&own, &copies, activations, self.walked(1) + images)
         });
         let (activations, images) = self.training(policy);
@@ -166,7 +166,7 @@ impl Images {
 
         let phases = [Some(train), reward, Some(generate)];
         let most = phases.iter().flatten().map(|phase| phase.activations).max().unwrap_or(0);
-        let kept = kept(site.on_host, most);
+        let kept = kept(group.on_host, most);
         let encode = self.encoders.map(|encoders| PhaseBytes {
             frozen: encoders,
             driver: generate.driver,
@@ -186,8 +186,8 @@ impl Images {
     /// Adds the decoder, the rewards and the texts to the policy and the copies.
     fn phase(&self, own: &Held, copies: &[Held], activations: usize, images: usize) -> PhaseBytes {
         let driver = if self.here.on_host { 0 } else { driver_bytes(self.here.connected()) };
-        let judges: usize = self.judges.iter().map(Judge::weights).sum();
-        let frozen = judges + self.decoder.as_ref().map_or(0, Decoder::weights);
+        let networks: usize = self.networks.iter().map(RewardNetwork::weights).sum();
+        let frozen = networks + self.decoder.as_ref().map_or(0, Decoder::weights);
         let images = images + self.texts;
         let mut phase = PhaseBytes { activations, images, frozen, driver, ..PhaseBytes::default() };
         std::iter::once(own).chain(copies).for_each(|held| phase.add(held));
@@ -239,19 +239,19 @@ impl Images {
     }
 
     /// Activations and pixels of scoring `samples` samples.
-    fn judging(&self, samples: usize) -> (usize, usize) {
-        let reads_images = self.judges.iter().any(Judge::reads_images);
+    fn scoring(&self, samples: usize) -> (usize, usize) {
+        let reads_images = self.networks.iter().any(RewardNetwork::reads_images);
         let decoder = self.decoder.as_ref().filter(|_| reads_images);
         let on_host = self.here.on_host;
         // Pixels of one batch, and pixels of all batches.
         let decoded = decoder.map_or(0, |it| it.activations(samples, false, on_host) + self.pixels(samples));
-        let judged = self.judges.iter().map(|judge| self.judged(judge, samples, false));
-        (decoded.max(judged.max().unwrap_or(0)), if decoder.is_some() { self.pixels(samples) } else { 0 })
+        let scored = self.networks.iter().map(|network| self.network_activations(network, samples, false));
+        (decoded.max(scored.max().unwrap_or(0)), if decoder.is_some() { self.pixels(samples) } else { 0 })
     }
 
-    fn judged(&self, judge: &Judge, samples: usize, followed: bool) -> usize {
+    fn network_activations(&self, network: &RewardNetwork, samples: usize, followed: bool) -> usize {
         let [frames, height, width] = self.decoder.as_ref().map_or(self.size.sides, Decoder::pixels);
-        judge.activations(
+        network.activations(
             samples,
             [frames, height, width],
             self.latents(samples),
@@ -293,12 +293,17 @@ impl Images {
         let (config, on_host) = (zero_config(policy), self.here.on_host);
         let size = self.asked(micro_batch, true);
         let passes = recorded_activations(&self.model, &size, config, runs(policy, on_host));
-        let reads_images = self.judges.iter().any(Judge::reads_images);
+        let reads_images = self.networks.iter().any(RewardNetwork::reads_images);
         let decoder = self.decoder.as_ref().filter(|_| reads_images);
         let decoded = decoder.map_or(0, |it| it.activations(micro_batch, true, on_host));
-        let judged = self.judges.iter().map(|judge| self.judged(judge, micro_batch, true)).max().unwrap_or(0);
+        let scored = self
+            .networks
+            .iter()
+            .map(|network| self.network_activations(network, micro_batch, true))
+            .max()
+            .unwrap_or(0);
         let before = (steps - 1) * passes.kept;
-        let on_top = passes.forward.max(passes.backward).max(passes.kept + decoded.max(judged));
+        let on_top = passes.forward.max(passes.backward).max(passes.kept + decoded.max(scored));
         // Points of a step, its velocities and the reference's; pixels with their gradient.
         let latents =
             self.latents(3 * steps * size.points) + self.latents(self.samples + OF_A_LOSS * micro_batch);

@@ -6,10 +6,10 @@
 //! counted on those devices, except rollout on a host.
 
 mod choices;
+mod device_group;
+mod image_networks;
 mod images;
-mod judged;
 mod reward;
-mod site;
 mod stage;
 mod texts;
 
@@ -21,8 +21,8 @@ use images::Images;
 use texts::Texts;
 
 pub use choices::{Choice, choices};
-pub use site::DevicePlan;
-use site::{is_host, not_counted};
+pub use device_group::DevicePlan;
+use device_group::{is_host, not_counted};
 pub use stage::{Settled, Stages, Unsettled, settle};
 
 use crate::{

@@ -119,7 +119,7 @@ impl Decoder {
 }
 
 /// A model that scores images.
-pub(super) enum Judge {
+pub(super) enum RewardNetwork {
     /// A CLIP whose image tower is loaded; of a video it sees `frames` frames.
     Clip { clip: Box<Clip>, is_fp32: bool, frames: Option<usize> },
     /// A TorchScript network of the user's.
@@ -128,7 +128,7 @@ pub(super) enum Judge {
     Host,
 }
 
-impl Judge {
+impl RewardNetwork {
     /// Opens the network of a term of the reward.
     pub(super) fn open(term: &ImageTerm) -> Result<Self> {
         let (path, dtype) = match &term.kind {

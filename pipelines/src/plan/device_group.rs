@@ -35,7 +35,7 @@ impl Member {
 }
 
 /// Devices that hold the same roles.
-pub(super) struct Site {
+pub(super) struct DeviceGroup {
     backend: String,
     ordinals: BTreeSet<usize>,
     members: BTreeSet<Member>,
@@ -45,7 +45,7 @@ pub(super) struct Site {
     pub(super) memory_bytes: Option<usize>,
 }
 
-impl Site {
+impl DeviceGroup {
     /// The policy's devices, then all others. A reference without weights of its own takes no memory.
     pub(super) fn all(run: &Run) -> (Self, Vec<Self>) {
         let policys = |role: &Role, ordinal: &usize| {
@@ -73,8 +73,8 @@ impl Site {
         }
         let policys = run.policy.ordinals.iter().copied().collect();
         let here = Self::new(run, &run.policy.backend, policys, here);
-        let site = |((backend, members), ordinals)| Self::new(run, backend, ordinals, members);
-        (here, alike.into_iter().map(site).collect())
+        let group = |((backend, members), ordinals)| Self::new(run, backend, ordinals, members);
+        (here, alike.into_iter().map(group).collect())
     }
 
     fn new(run: &Run, backend: &str, ordinals: BTreeSet<usize>, members: BTreeSet<Member>) -> Self {
