@@ -11,9 +11,9 @@ pub(crate) mod countdown;
 mod error;
 mod file;
 mod hf_tokenizer;
-mod made;
 mod mix;
 mod record;
+mod synthetic;
 mod table;
 mod token_bytes;
 mod tokenizer;
@@ -36,8 +36,8 @@ pub use token_bytes::TokenBytes;
 pub use tokenizer::{FolderTokenizer, Tokenizer};
 
 use crate::config::DataConfig;
-use made::Made;
 use mix::Mix;
+use synthetic::Synthetic;
 
 /// Percentage of prompts held out: of generated ones, and by default of files.
 const HELD_OUT_PERCENT: u32 = 10;
@@ -76,14 +76,14 @@ pub enum Draw {
 
 /// All records, split into training and held-out ones.
 #[derive(Clone, Debug)]
-pub struct Dataset(Source);
+pub struct Dataset(Records);
 
 #[derive(Clone, Debug)]
-enum Source {
+enum Records {
     /// Too many to list, so a record is generated from its number. With `unpaired` it has one of its two
     /// answers.
-    Made {
-        made: Made,
+    Synthetic {
+        synthetic: Synthetic,
         unpaired: bool,
     },
     Listed {
@@ -102,10 +102,10 @@ impl Dataset {
     /// are needed.
     pub fn open(config: &DataConfig, reading: Reading) -> Result<Self, Error> {
         match config {
-            DataConfig::Sort(sort) => Ok(Self::made(Made::Sort { digits: sort.digits })),
+            DataConfig::Sort(sort) => Ok(Self::synthetic(Synthetic::Sort { digits: sort.digits })),
             DataConfig::Addition(addition) => {
                 let (digits, reversed) = (addition.digits, addition.reversed);
-                Ok(Self::made(Made::Addition { digits, reversed }))
+                Ok(Self::synthetic(Synthetic::Addition { digits, reversed }))
             }
             DataConfig::Countdown(countdown) => {
                 Self::listed(countdown::records(countdown.numbers), HELD_OUT_PERCENT)
@@ -124,26 +124,26 @@ impl Dataset {
                     .iter()
                     .map(|source| Ok((source.domain.clone(), Self::open(&source.data, reading)?)))
                     .collect();
-                Ok(Self(Source::Mixed { mix: Mix::new(&weights), sources: opened? }))
+                Ok(Self(Records::Mixed { mix: Mix::new(&weights), sources: opened? }))
             }
         }
     }
 
-    fn made(made: Made) -> Self {
-        Self(Source::Made { made, unpaired: false })
+    fn synthetic(synthetic: Synthetic) -> Self {
+        Self(Records::Synthetic { synthetic, unpaired: false })
     }
 
     /// Splits each pair into two records with one labelled answer each.
     pub fn unpaired(self) -> Self {
         let unpaired = |records: Vec<Record>| records.into_iter().flat_map(Record::unpaired).collect();
         Self(match self.0 {
-            Source::Made { made, .. } => Source::Made { made, unpaired: true },
-            Source::Listed { train, held_out } => {
-                Source::Listed { train: unpaired(train), held_out: unpaired(held_out) }
+            Records::Synthetic { synthetic, .. } => Records::Synthetic { synthetic, unpaired: true },
+            Records::Listed { train, held_out } => {
+                Records::Listed { train: unpaired(train), held_out: unpaired(held_out) }
             }
-            Source::Mixed { mix, sources } => {
+            Records::Mixed { mix, sources } => {
                 let sources = sources.into_iter().map(|(domain, data)| (domain, data.unpaired()));
-                Source::Mixed { mix, sources: sources.collect() }
+                Records::Mixed { mix, sources: sources.collect() }
             }
         })
     }
@@ -151,18 +151,20 @@ impl Dataset {
     /// The same dataset with desirable training answers only; `None` if a source has no others.
     pub fn desirable(&self) -> Option<Self> {
         Some(Self(match &self.0 {
-            Source::Made { made, .. } => Source::Made { made: *made, unpaired: false },
-            Source::Listed { train, held_out } => {
+            Records::Synthetic { synthetic, .. } => {
+                Records::Synthetic { synthetic: *synthetic, unpaired: false }
+            }
+            Records::Listed { train, held_out } => {
                 let train: Vec<_> = train.iter().filter(|it| it.desirable != Some(false)).cloned().collect();
                 if train.is_empty() {
                     return None;
                 }
-                Source::Listed { train, held_out: held_out.clone() }
+                Records::Listed { train, held_out: held_out.clone() }
             }
-            Source::Mixed { mix, sources } => {
+            Records::Mixed { mix, sources } => {
                 let desirable = |(domain, data): &(String, Self)| Some((domain.clone(), data.desirable()?));
                 let sources: Option<_> = sources.iter().map(desirable).collect();
-                Source::Mixed { mix: mix.clone(), sources: sources? }
+                Records::Mixed { mix: mix.clone(), sources: sources? }
             }
         }))
     }
@@ -190,17 +192,17 @@ impl Dataset {
             let records = train.len() + held_out.len();
             return Err(Error::Split { records, held_out: held_out.len() });
         }
-        Ok(Self(Source::Listed { train, held_out: distinct(held_out) }))
+        Ok(Self(Records::Listed { train, held_out: distinct(held_out) }))
     }
 
     /// Domains of all records, without duplicates.
     pub fn domains(&self) -> BTreeSet<&str> {
         match &self.0 {
-            Source::Made { .. } => BTreeSet::from([""]),
-            Source::Listed { train, held_out } => {
+            Records::Synthetic { .. } => BTreeSet::from([""]),
+            Records::Listed { train, held_out } => {
                 train.iter().chain(held_out).map(|record| record.domain.as_str()).collect()
             }
-            Source::Mixed { sources, .. } => sources.iter().map(|(domain, _)| domain.as_str()).collect(),
+            Records::Mixed { sources, .. } => sources.iter().map(|(domain, _)| domain.as_str()).collect(),
         }
     }
 
@@ -208,17 +210,17 @@ impl Dataset {
     /// replacement. A file's records are drawn in epochs, each with every record once in a new order.
     pub fn train_batch(&self, draw: Draw, seed: u64, step: u64, count: usize) -> Vec<Record> {
         match &self.0 {
-            Source::Made { made, unpaired } => {
+            Records::Synthetic { synthetic, unpaired } => {
                 let mut rng = stream(draw as u64, seed, step);
                 let mut next = || loop {
-                    let record = made.record(below(&mut rng, made.size()));
+                    let record = synthetic.record(below(&mut rng, synthetic.size()));
                     if !is_held_out(&record.prompt, HELD_OUT_PERCENT) {
                         return if *unpaired { record.judged(below(&mut rng, 2) == 0) } else { record };
                     }
                 };
                 (0..count).map(|_| next()).collect()
             }
-            Source::Listed { .. } | Source::Mixed { .. } => {
+            Records::Listed { .. } | Records::Mixed { .. } => {
                 let first = step * count as u64;
                 self.train_range(draw, seed, first..first + count as u64)
             }
@@ -229,16 +231,18 @@ impl Dataset {
     /// its own.
     pub fn records_of_a_pass(&self) -> Option<usize> {
         match &self.0 {
-            Source::Listed { train, .. } => Some(train.len()),
-            Source::Made { .. } | Source::Mixed { .. } => None,
+            Records::Listed { train, .. } => Some(train.len()),
+            Records::Synthetic { .. } | Records::Mixed { .. } => None,
         }
     }
 
     /// Training records at a range of positions in the run.
     fn train_range(&self, draw: Draw, seed: u64, positions: Range<u64>) -> Vec<Record> {
         match &self.0 {
-            Source::Made { .. } => positions.flat_map(|at| self.train_batch(draw, seed, at, 1)).collect(),
-            Source::Listed { train, .. } => {
+            Records::Synthetic { .. } => {
+                positions.flat_map(|at| self.train_batch(draw, seed, at, 1)).collect()
+            }
+            Records::Listed { train, .. } => {
                 let mut order = (u64::MAX, Vec::new());
                 let mut record = |position: u64| {
                     let epoch = position / train.len() as u64;
@@ -249,7 +253,7 @@ impl Dataset {
                 };
                 positions.map(&mut record).collect()
             }
-            Source::Mixed { mix, sources } => {
+            Records::Mixed { mix, sources } => {
                 let places: Vec<(usize, u64)> = positions.map(|position| mix.at(position)).collect();
                 // The positions of one source are consecutive.
                 let range = |source: usize| {
@@ -274,11 +278,11 @@ impl Dataset {
         }
         let mut rng = stream(u64::MAX, 0, 0);
         match &self.0 {
-            Source::Made { made, unpaired } => {
+            Records::Synthetic { synthetic, unpaired } => {
                 let mut seen = HashSet::new();
                 let mut records = Vec::with_capacity(count);
                 while records.len() < count {
-                    let record = made.record(below(&mut rng, made.size()));
+                    let record = synthetic.record(below(&mut rng, synthetic.size()));
                     if is_held_out(&record.prompt, HELD_OUT_PERCENT) && seen.insert(record.prompt.clone()) {
                         let desirable = records.len().is_multiple_of(2);
                         records.push(if *unpaired { record.judged(desirable) } else { record });
@@ -286,11 +290,11 @@ impl Dataset {
                 }
                 Ok(records)
             }
-            Source::Listed { held_out, .. } => {
+            Records::Listed { held_out, .. } => {
                 let order = shuffled(held_out.len(), &mut rng);
                 Ok(order[..count].iter().map(|&index| held_out[index].clone()).collect())
             }
-            Source::Mixed { mix, sources } => {
+            Records::Mixed { mix, sources } => {
                 let places: Vec<(usize, u64)> = (0..count as u64).map(|position| mix.at(position)).collect();
                 let drawn: Result<Vec<_>, Error> = sources
                     .iter()
@@ -322,12 +326,12 @@ impl Dataset {
     /// Number of distinct held-out prompts, counted up to `limit`.
     pub fn held_out_available(&self, limit: usize) -> usize {
         match &self.0 {
-            Source::Made { made, .. } => (0..made.size())
-                .filter(|&number| is_held_out(&made.record(number).prompt, HELD_OUT_PERCENT))
+            Records::Synthetic { synthetic, .. } => (0..synthetic.size())
+                .filter(|&number| is_held_out(&synthetic.record(number).prompt, HELD_OUT_PERCENT))
                 .take(limit)
                 .count(),
-            Source::Listed { held_out, .. } => held_out.len().min(limit),
-            Source::Mixed { mix, sources } => {
+            Records::Listed { held_out, .. } => held_out.len().min(limit),
+            Records::Mixed { mix, sources } => {
                 // All of them if each source has its share, else fewer.
                 let asked = |source: usize| (0..limit as u64).filter(|at| mix.at(*at).0 == source).count();
                 let parts = sources.iter().enumerate();
@@ -351,57 +355,59 @@ impl Dataset {
     /// out.
     fn each_listed(&self, with: &mut dyn FnMut(&str, &[Record])) {
         match &self.0 {
-            Source::Made { .. } => {}
-            Source::Listed { train, held_out } => {
+            Records::Synthetic { .. } => {}
+            Records::Listed { train, held_out } => {
                 with("train", train);
                 with("held out", held_out);
             }
-            Source::Mixed { sources, .. } => sources.iter().for_each(|(_, data)| data.each_listed(with)),
+            Records::Mixed { sources, .. } => sources.iter().for_each(|(_, data)| data.each_listed(with)),
         }
     }
 
     /// All characters in the records, including held-out ones: the vocabulary of a character tokenizer.
     pub fn characters(&self) -> BTreeSet<char> {
         match &self.0 {
-            Source::Made { made, .. } => made.characters(),
-            Source::Listed { train, held_out } => {
+            Records::Synthetic { synthetic, .. } => synthetic.characters(),
+            Records::Listed { train, held_out } => {
                 let texts = train
                     .iter()
                     .chain(held_out)
                     .flat_map(|record| [&record.prompt, &record.answer].into_iter().chain(&record.rejected));
                 texts.flat_map(|text| text.chars()).collect()
             }
-            Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.characters()).collect(),
+            Records::Mixed { sources, .. } => {
+                sources.iter().flat_map(|(_, data)| data.characters()).collect()
+            }
         }
     }
 
     /// Records among which the longest prompt and answer are searched: all of a file, including held-out
     /// ones, or the first generated ones, whose lengths are similar.
     pub fn examples(&self) -> Vec<Record> {
-        const MADE: u64 = 100;
+        const SYNTHETIC: u64 = 100;
         match &self.0 {
-            Source::Made { made, unpaired } => {
-                let records = (0..made.size().min(MADE)).map(|number| made.record(number));
+            Records::Synthetic { synthetic, unpaired } => {
+                let records = (0..synthetic.size().min(SYNTHETIC)).map(|number| synthetic.record(number));
                 if *unpaired { records.flat_map(Record::unpaired).collect() } else { records.collect() }
             }
-            Source::Listed { train, held_out } => train.iter().chain(held_out).cloned().collect(),
-            Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.examples()).collect(),
+            Records::Listed { train, held_out } => train.iter().chain(held_out).cloned().collect(),
+            Records::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.examples()).collect(),
         }
     }
 
     /// Returns true if a record is truncated for training.
     pub fn is_cut(&self) -> bool {
         match &self.0 {
-            Source::Made { .. } => false,
-            Source::Listed { train, held_out } => train.iter().chain(held_out).any(|it| it.cut.is_some()),
-            Source::Mixed { sources, .. } => sources.iter().any(|(_, data)| data.is_cut()),
+            Records::Synthetic { .. } => false,
+            Records::Listed { train, held_out } => train.iter().chain(held_out).any(|it| it.cut.is_some()),
+            Records::Mixed { sources, .. } => sources.iter().any(|(_, data)| data.is_cut()),
         }
     }
 
     /// Characters of the longest record after truncation, with the longer of its answers.
     pub fn longest_record(&self) -> usize {
-        let of_made = |made: &Made| made.prompt_length() + made.longest_answer();
-        self.longest(&of_made, &|record| {
+        let of_synthetic = |synthetic: &Synthetic| synthetic.prompt_length() + synthetic.longest_answer();
+        self.longest(&of_synthetic, &|record| {
             let answers = [Some(&record.answer), record.rejected.as_ref()].into_iter().flatten();
             let answer = answers.map(|answer| answer.chars().count()).max().unwrap_or(0);
             let whole = record.prompt.chars().count() + answer;
@@ -412,24 +418,29 @@ impl Dataset {
 
     /// Characters of the longest prompt, including held-out ones.
     pub fn longest_prompt(&self) -> usize {
-        self.longest(&|made| made.prompt_length(), &|record| record.prompt.chars().count())
+        self.longest(&|synthetic| synthetic.prompt_length(), &|record| record.prompt.chars().count())
     }
 
     /// Characters of the longest answer, including held-out and rejected ones.
     pub fn longest_answer(&self) -> usize {
         let rejected =
             self.longest(&|_| 0, &|record| record.rejected.iter().flat_map(|it| it.chars()).count());
-        self.longest(&|made| made.longest_answer(), &|record| record.answer.chars().count()).max(rejected)
+        self.longest(&|synthetic| synthetic.longest_answer(), &|record| record.answer.chars().count())
+            .max(rejected)
     }
 
-    fn longest(&self, of_made: &dyn Fn(&Made) -> usize, of_record: &dyn Fn(&Record) -> usize) -> usize {
+    fn longest(
+        &self,
+        of_synthetic: &dyn Fn(&Synthetic) -> usize,
+        of_record: &dyn Fn(&Record) -> usize,
+    ) -> usize {
         match &self.0 {
-            Source::Made { made, .. } => of_made(made),
-            Source::Listed { train, held_out } => {
+            Records::Synthetic { synthetic, .. } => of_synthetic(synthetic),
+            Records::Listed { train, held_out } => {
                 train.iter().chain(held_out).map(of_record).max().unwrap_or(0)
             }
-            Source::Mixed { sources, .. } => {
-                let lengths = sources.iter().map(|(_, data)| data.longest(of_made, of_record));
+            Records::Mixed { sources, .. } => {
+                let lengths = sources.iter().map(|(_, data)| data.longest(of_synthetic, of_record));
                 lengths.max().unwrap_or(0)
             }
         }
@@ -593,7 +604,7 @@ mod tests {
             ..Record::default()
         };
         let digest = |train: &[Record], held_out: &[Record]| {
-            Dataset(Source::Listed { train: train.to_vec(), held_out: held_out.to_vec() }).digest()
+            Dataset(Records::Listed { train: train.to_vec(), held_out: held_out.to_vec() }).digest()
         };
         let (a, b, c) = (record("1", "23", None), record("12", "3", None), record("1", "23", Some("4")));
         let with = |value: i32| {
@@ -685,7 +696,7 @@ mod tests {
         let config = FileConfig { held_out: Some(Paths::from(held_out.path())), ..*file };
         let data = open(&DataConfig::File(Box::new(config.clone()))).unwrap();
         assert_eq!(data.held_out_available(usize::MAX), 6);
-        let Source::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
+        let Records::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
         assert_eq!(train.len(), 15);
         let held_out = data.held_out(6).unwrap();
         assert!(held_out.iter().any(|record| record.prompt == "99*2="));
@@ -757,7 +768,7 @@ mod tests {
     fn an_epoch_of_a_file_has_every_record_once() {
         let (_file, config) = jsonl(&questions(200));
         let data = open(&config).unwrap();
-        let Source::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
+        let Records::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
         // 7 does not divide the number of records, so a batch spans two epochs.
         let steps = train.len() as u64;
         let drawn: Vec<Record> =

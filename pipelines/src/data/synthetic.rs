@@ -6,14 +6,14 @@ use super::Record;
 
 /// A task and its difficulty.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Made {
+pub(super) enum Synthetic {
     /// Sorting digits: the prompt `314159>` has the answer `113459`.
     Sort { digits: u32 },
     /// Addition: the prompt `27+58=` has the answer `85`, reversed `58`.
     Addition { digits: u32, reversed: bool },
 }
 
-impl Made {
+impl Synthetic {
     /// The number of prompts.
     pub(super) fn size(self) -> u64 {
         match self {
@@ -88,27 +88,27 @@ fn spoilt(answer: &str, number: u64) -> String {
 mod tests {
     use super::*;
 
-    fn check(made: Made, number: u64, prompt: &str, answer: &str) {
+    fn check(synthetic: Synthetic, number: u64, prompt: &str, answer: &str) {
         let (prompt_text, answer_text) = (prompt.to_owned(), answer.to_owned());
-        let record = made.record(number);
+        let record = synthetic.record(number);
         let (id, rejected) = (number.to_string(), record.rejected.clone());
         let wrong = rejected.as_ref().expect("there is a wrong answer");
         assert!(*wrong != answer && wrong.len() == answer.len(), "{wrong}");
         let expected = Record { id, prompt: prompt_text, answer: answer_text, rejected, ..Record::default() };
         assert_eq!(record, expected);
-        assert!(prompt.chars().chain(answer.chars()).all(|c| made.characters().contains(&c)));
+        assert!(prompt.chars().chain(answer.chars()).all(|c| synthetic.characters().contains(&c)));
     }
 
     #[test]
     fn records_are_made_from_their_number() {
-        check(Made::Sort { digits: 6 }, 314_159, "314159>", "113459");
-        check(Made::Sort { digits: 6 }, 20, "000020>", "000002");
-        check(Made::Addition { digits: 2, reversed: false }, 2758, "27+58=", "85");
-        check(Made::Addition { digits: 2, reversed: true }, 2758, "27+58=", "58");
-        check(Made::Addition { digits: 2, reversed: true }, 9999, "99+99=", "891");
-        check(Made::Addition { digits: 2, reversed: true }, 703, "07+03=", "01");
+        check(Synthetic::Sort { digits: 6 }, 314_159, "314159>", "113459");
+        check(Synthetic::Sort { digits: 6 }, 20, "000020>", "000002");
+        check(Synthetic::Addition { digits: 2, reversed: false }, 2758, "27+58=", "85");
+        check(Synthetic::Addition { digits: 2, reversed: true }, 2758, "27+58=", "58");
+        check(Synthetic::Addition { digits: 2, reversed: true }, 9999, "99+99=", "891");
+        check(Synthetic::Addition { digits: 2, reversed: true }, 703, "07+03=", "01");
         check(
-            Made::Addition { digits: 9, reversed: false },
+            Synthetic::Addition { digits: 9, reversed: false },
             10u64.pow(18) - 1,
             "999999999+999999999=",
             "1999999998",
