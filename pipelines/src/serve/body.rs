@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Requests with one prompt each, and the format of the response.
-pub(super) struct Asked {
+pub(super) struct ParsedRequest {
     pub requests: Vec<Request>,
     pub stops: Arc<[String]>,
     pub stream: bool,
@@ -49,14 +49,14 @@ enum Prompt {
 }
 
 /// Parses `POST /v1/completions`.
-pub(super) fn completion(mut fields: Fields, app: &App) -> Result<Asked, String> {
+pub(super) fn completion(mut fields: Fields, app: &App) -> Result<ParsedRequest, String> {
     let logprobs = fields.count("logprobs", 0..=MOST_LIKELIEST)?.map(|count| count as usize);
     let prompts = prompts(&mut fields, app)?;
     asked(fields, app, prompts, logprobs, None)
 }
 
 /// Parses `POST /v1/chat/completions`.
-pub(super) fn chat(mut fields: Fields, app: &App) -> Result<Asked, String> {
+pub(super) fn chat(mut fields: Fields, app: &App) -> Result<ParsedRequest, String> {
     let with_logprobs = fields.flag("logprobs")?;
     let likeliest = fields.count("top_logprobs", 0..=MOST_LIKELIEST)?.unwrap_or(0) as usize;
     if likeliest > 0 && !with_logprobs {
@@ -111,7 +111,7 @@ fn asked(
     prompts: Vec<Vec<i64>>,
     logprobs: Option<usize>,
     tools: Option<Arc<[String]>>,
-) -> Result<Asked, String> {
+) -> Result<ParsedRequest, String> {
     let params = SamplingParams { likeliest: logprobs.unwrap_or(0), ..params(&mut fields, app)? };
     let most = most_tokens(&mut fields)?;
     let stops = stops(&mut fields)?;
@@ -137,7 +137,7 @@ fn asked(
         Ok(Request { prompt, params, stop, format, samples })
     });
     let requests = requests.collect::<Result<_, String>>()?;
-    Ok(Asked { requests, stops, stream, usage, logprobs, tools })
+    Ok(ParsedRequest { requests, stops, stream, usage, logprobs, tools })
 }
 
 /// Parses the option that ends a stream with the usage.

@@ -6,12 +6,12 @@
 
 mod answer;
 mod body;
-mod calls;
 mod counters;
 mod fields;
 mod format;
 mod messages;
 mod text;
+mod tool_calls;
 mod worker;
 
 use std::{
@@ -45,7 +45,7 @@ use crate::{
     inference::{Formats, LoadedModel, Room},
 };
 use answer::{Refusal, Shape, answer, now_s};
-use body::Asked;
+use body::ParsedRequest;
 use counters::Counters;
 use fields::Fields;
 use worker::Worker;
@@ -187,7 +187,7 @@ async fn unknown(uri: Uri) -> Refusal {
 type Body = Result<Json<Value>, JsonRejection>;
 
 /// Parser of a request's fields.
-type Read = fn(Fields, &App) -> Result<Asked, String>;
+type Read = fn(Fields, &App) -> Result<ParsedRequest, String>;
 
 async fn completions(State(app): State<Arc<App>>, body: Body) -> Response {
     respond(app, Shape::Text, body, body::completion).await

@@ -20,7 +20,7 @@ use super::counters::Counters;
 use crate::{error_chain::one_line, inference::check_numbers};
 
 /// Message to a request: new tokens of one of its samples, or a failure.
-pub(super) type Heard = Result<Tokens, Problem>;
+pub(super) type Message = Result<Tokens, Problem>;
 
 /// Failure of a request.
 #[derive(Debug)]
@@ -53,13 +53,13 @@ pub(super) struct Worker {
 #[derive(Debug)]
 struct Job {
     requests: Vec<Request>,
-    out: UnboundedSender<Heard>,
+    out: UnboundedSender<Message>,
 }
 
 /// A sample with its receiver.
-struct Watched {
+struct ActiveSample {
     sample: usize,
-    out: UnboundedSender<Heard>,
+    out: UnboundedSender<Message>,
     /// Number of tokens already sent.
     told: usize,
 }
@@ -82,7 +82,7 @@ impl Worker {
     }
 
     /// Submits requests, whose samples are numbered consecutively. Dropping the receiver aborts them.
-    pub fn ask(&self, requests: Vec<Request>) -> UnboundedReceiver<Heard> {
+    pub fn ask(&self, requests: Vec<Request>) -> UnboundedReceiver<Message> {
         let (out, heard) = unbounded_channel();
         // If the thread is gone, `out` is dropped, and the receiver sees the end.
         let _ = self.jobs.send(Job { requests, out });
@@ -91,7 +91,7 @@ impl Worker {
 }
 
 fn work(mut engine: Engine, inbox: &Receiver<Job>, counters: &Counters) -> anyroll_models::Result<()> {
-    let mut watched: HashMap<SampleId, Watched> = HashMap::new();
+    let mut watched: HashMap<SampleId, ActiveSample> = HashMap::new();
     loop {
         if engine.is_idle() {
             match inbox.recv() {
@@ -122,7 +122,7 @@ fn work(mut engine: Engine, inbox: &Receiver<Job>, counters: &Counters) -> anyro
 fn take_on(
     engine: &mut Engine,
     Job { requests, out }: Job,
-    watched: &mut HashMap<SampleId, Watched>,
+    watched: &mut HashMap<SampleId, ActiveSample>,
     counters: &Counters,
 ) {
     let (mut ids, mut prompt_tokens) = (Vec::new(), 0);
@@ -142,11 +142,11 @@ fn take_on(
     }
     counters.request(prompt_tokens);
     let samples = ids.into_iter().enumerate();
-    watched.extend(samples.map(|(sample, id)| (id, Watched { sample, out: out.clone(), told: 0 })));
+    watched.extend(samples.map(|(sample, id)| (id, ActiveSample { sample, out: out.clone(), told: 0 })));
 }
 
 /// Sends the new tokens of a sample.
-fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) {
+fn tell(one: &mut ActiveSample, completion: &Completion, counters: &Counters) {
     let (tokens, logprobs) = (&completion.tokens[one.told..], &completion.logprobs[one.told..]);
     if tokens.is_empty() && completion.ending.is_none() {
         return;
