@@ -21,7 +21,7 @@ use crate::data::{Record, Tokenizer};
 use crate::error_chain::one_line;
 use crate::inference::{Episode, Sample};
 use crate::reward::Failure;
-use worker::{Heard, Said, Worker};
+use worker::{Answer, Output, Worker};
 
 /// The processes of a rank.
 #[derive(Debug)]
@@ -38,8 +38,8 @@ struct Pool {
     /// Processes without an episode.
     idle: Vec<Worker>,
     /// Output of all processes.
-    heard: Receiver<Heard>,
-    tell: Sender<Heard>,
+    heard: Receiver<Output>,
+    tell: Sender<Output>,
     /// Number of the next process.
     next: u64,
 }
@@ -197,7 +197,7 @@ impl Episodes<'_> {
     }
 
     /// Handles a line of output.
-    fn take(&mut self, (worker, line): Heard, samples: &mut [Sample], limits: &[usize]) {
+    fn take(&mut self, (worker, line): Output, samples: &mut [Sample], limits: &[usize]) {
         let config = &self.environment.config;
         let of_worker = self.open.iter_mut().find(|(_, open)| open.worker.number == worker);
         let Some((&number, Open { worker, due })) = of_worker else {
@@ -222,7 +222,7 @@ impl Episodes<'_> {
     }
 
     /// Continues a sample with the answer of its episode.
-    fn go_on(&mut self, number: usize, sample: &mut Sample, said: Said, limit: usize) {
+    fn go_on(&mut self, number: usize, sample: &mut Sample, said: Answer, limit: usize) {
         let episode = sample.episode.as_mut().expect("it has begun");
         if sample.logprobs.is_empty() {
             return match self.first(number, said.observation, limit) {

@@ -15,7 +15,7 @@ use crate::reward::Failure;
 const PROGRAM: &str = include_str!("worker.py");
 
 /// A worker's number with a line of its output, or `None` once it has ended.
-pub(super) type Heard = (u64, Option<String>);
+pub(super) type Output = (u64, Option<String>);
 
 /// A process that has loaded the user's class, or is loading it.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(super) struct Worker {
 /// Message to a worker.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Told<'a> {
+enum Request<'a> {
     Reset { prompt: &'a str, answer: &'a str, messages: &'a [Value], columns: &'a Map<String, Value> },
     Step(&'a str),
 }
@@ -40,7 +40,7 @@ enum Told<'a> {
 /// Answer of a worker.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Said {
+pub(super) struct Answer {
     #[serde(default)]
     ready: bool,
     error: Option<String>,
@@ -55,7 +55,7 @@ pub(super) struct Said {
 
 impl Worker {
     /// Starts Python. Its output lines go to `heard`, with its `number`.
-    pub fn start(config: &EnvironmentConfig, number: u64, heard: Sender<Heard>) -> Result<Self, Failure> {
+    pub fn start(config: &EnvironmentConfig, number: u64, heard: Sender<Output>) -> Result<Self, Failure> {
         let path = absolute(&config.path);
         let args = [path.as_os_str(), OsStr::new(&config.class)];
         // The receiver may be gone.
@@ -66,15 +66,15 @@ impl Worker {
 
     /// Starts an episode.
     pub fn reset(&self, Record { prompt, answer, messages, columns, .. }: &Record) {
-        self.tell(&Told::Reset { prompt, answer, messages, columns });
+        self.tell(&Request::Reset { prompt, answer, messages, columns });
     }
 
     /// Sends the model's text to the episode.
     pub fn step(&self, text: &str) {
-        self.tell(&Told::Step(text));
+        self.tell(&Request::Step(text));
     }
 
-    fn tell(&self, told: &Told) {
+    fn tell(&self, told: &Request) {
         self.process.say(serde_json::to_string(told).expect("plain data"));
     }
 
@@ -88,12 +88,12 @@ impl Worker {
     ///
     /// # Errors
     /// If the process has ended, or failed on the last message.
-    pub fn hear(&mut self, line: Option<&str>) -> Result<Option<Said>, Failure> {
+    pub fn hear(&mut self, line: Option<&str>) -> Result<Option<Answer>, Failure> {
         let Some(line) = line else {
             self.is_gone = true;
             return Err(self.process.how_it_ended());
         };
-        let said: Said =
+        let said: Answer =
             serde_json::from_str(line).map_err(|error| format!("the process wrote `{line}`: {error}"))?;
         if let Some(error) = said.error {
             return Err(error.into());
