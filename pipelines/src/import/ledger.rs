@@ -9,7 +9,7 @@ use super::{document::Document, shell, values};
 
 /// Outcome of a key.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Fate {
+pub enum Outcome {
     /// It has the same meaning here.
     Mapped {
         /// Our field and its value.
@@ -44,19 +44,19 @@ pub struct Row {
     /// True if the file omits it and the value is the system's default.
     pub is_default: bool,
     /// Outcome.
-    pub fate: Fate,
+    pub outcome: Outcome,
 }
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, value, is_default, fate } = self;
+        let Self { key, value, is_default, outcome } = self;
         let value = format!("{value}{}", if *is_default { " by default" } else { "" });
-        match fate {
-            Fate::Mapped { to } => write!(f, "mapped    {key}: {value} -> {to}"),
-            Fate::Changed { to, why } if to.is_empty() => write!(f, "changed   {key}: {value} ({why})"),
-            Fate::Changed { to, why } => write!(f, "changed   {key}: {value} -> {to} ({why})"),
-            Fate::Idle { why } => write!(f, "no effect {key}: {value} ({why})"),
-            Fate::Refused { why } => write!(f, "refused   {key}: {value} ({why})"),
+        match outcome {
+            Outcome::Mapped { to } => write!(f, "mapped    {key}: {value} -> {to}"),
+            Outcome::Changed { to, why } if to.is_empty() => write!(f, "changed   {key}: {value} ({why})"),
+            Outcome::Changed { to, why } => write!(f, "changed   {key}: {value} -> {to} ({why})"),
+            Outcome::Idle { why } => write!(f, "no effect {key}: {value} ({why})"),
+            Outcome::Refused { why } => write!(f, "refused   {key}: {value} ({why})"),
         }
     }
 }
@@ -187,14 +187,14 @@ impl Ledger {
     pub(super) fn map(&mut self, key: &str, field: &str, value: impl Into<Value>) {
         let value = value.into();
         let to = written(field, &value);
-        self.settle(key, field, value, Fate::Mapped { to });
+        self.settle(key, field, value, Outcome::Mapped { to });
     }
 
     /// Maps the key to `field: value`, which differs from it for the reason `why`.
     pub(super) fn change(&mut self, key: &str, field: &str, value: impl Into<Value>, why: impl Into<String>) {
         let value = value.into();
         let to = written(field, &value);
-        self.settle(key, field, value, Fate::Changed { to, why: why.into() });
+        self.settle(key, field, value, Outcome::Changed { to, why: why.into() });
     }
 
     /// [`Self::map`], which overwrites a field that an earlier rule set.
@@ -205,17 +205,17 @@ impl Ledger {
 
     /// Closes a key that is part of an earlier row.
     pub(super) fn fold(&mut self, key: &str, why: impl Into<String>) {
-        self.close(key, Fate::Changed { to: String::new(), why: why.into() });
+        self.close(key, Outcome::Changed { to: String::new(), why: why.into() });
     }
 
     /// Closes a key that has no effect here.
     pub(super) fn idle(&mut self, key: &str, why: impl Into<String>) {
-        self.close(key, Fate::Idle { why: why.into() });
+        self.close(key, Outcome::Idle { why: why.into() });
     }
 
     /// Closes a key that is not supported here.
     pub(super) fn refuse(&mut self, key: &str, why: impl Into<String>) {
-        self.close(key, Fate::Refused { why: why.into() });
+        self.close(key, Outcome::Refused { why: why.into() });
     }
 
     /// [`Self::map`] for an unchanged number; `auto` and similar values leave our default.
@@ -357,31 +357,31 @@ impl Ledger {
         self.is_partial && self.text(key).is_some_and(|text| !shell::is_expanded(&text))
     }
 
-    fn settle(&mut self, key: &str, field: &str, value: Value, fate: Fate) {
-        let fate = match self.draft.get(field) {
-            _ if self.is_unknown(key) => fate,
-            Some(other) if *other != value => Fate::Refused {
+    fn settle(&mut self, key: &str, field: &str, value: Value, outcome: Outcome) {
+        let outcome = match self.draft.get(field) {
+            _ if self.is_unknown(key) => outcome,
+            Some(other) if *other != value => Outcome::Refused {
                 why: format!("conflicts with `{}`; keep one of the two", written(field, other)),
             },
             _ => {
                 self.draft.fields.insert(field.to_owned(), value);
-                fate
+                outcome
             }
         };
-        self.close(key, fate);
+        self.close(key, outcome);
     }
 
-    fn close(&mut self, key: &str, fate: Fate) {
-        let fate = match fate {
-            Fate::Idle { .. } => fate,
+    fn close(&mut self, key: &str, outcome: Outcome) {
+        let outcome = match outcome {
+            Outcome::Idle { .. } => outcome,
             _ if self.is_unknown(key) => {
-                Fate::Refused { why: "the value of its `$` is unknown: write it out".to_owned() }
+                Outcome::Refused { why: "the value of its `$` is unknown: write it out".to_owned() }
             }
-            fate => fate,
+            outcome => outcome,
         };
         let value = values::text(&self.keys.shift_remove(key).expect("a rule takes a key that is there"));
         let is_default = self.assumed.iter().any(|assumed| assumed == key);
-        self.rows.push(Row { key: key.to_owned(), value, is_default, fate });
+        self.rows.push(Row { key: key.to_owned(), value, is_default, outcome });
     }
 
     /// Refuses keys that no rule consumed; rows are in the order of the file.

@@ -39,7 +39,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde_json::Value;
 
-pub use ledger::{Fate, Row};
+pub use ledger::{Outcome, Row};
 
 use document::Document;
 use ledger::Ledger;
@@ -205,15 +205,15 @@ impl Import {
 
     /// The changes for `anyroll run --accelerate-config FILE`.
     fn changes(self, path: &Path) -> Result<Changes, Error> {
-        let refused = self.rows.iter().find(|row| matches!(row.fate, Fate::Refused { .. }));
+        let refused = self.rows.iter().find(|row| matches!(row.outcome, Outcome::Refused { .. }));
         if let Some(row) = refused {
             let first = row.to_string().trim().to_owned();
             return Err(Error::Refused { path: path.to_owned(), count: self.refused(), first });
         }
-        let is_plain = |row: &Row| match row.fate {
-            Fate::Mapped { .. } => !row.is_default,
-            Fate::Changed { .. } => false,
-            Fate::Idle { .. } | Fate::Refused { .. } => true,
+        let is_plain = |row: &Row| match row.outcome {
+            Outcome::Mapped { .. } => !row.is_default,
+            Outcome::Changed { .. } => false,
+            Outcome::Idle { .. } | Outcome::Refused { .. } => true,
         };
         let sets = self.draft.sets();
         Ok(Changes { sets, told: self.rows.into_iter().filter(|row| !is_plain(row)).collect() })
@@ -221,6 +221,6 @@ impl Import {
 
     /// Number of unsupported settings.
     pub fn refused(&self) -> usize {
-        self.rows.iter().filter(|row| matches!(row.fate, Fate::Refused { .. })).count()
+        self.rows.iter().filter(|row| matches!(row.outcome, Outcome::Refused { .. })).count()
     }
 }

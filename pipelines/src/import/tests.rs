@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 
-use super::{Fate, Import, Origin, changes, import};
+use super::{Import, Origin, Outcome, changes, import};
 use crate::config::Loaded;
 
 /// Imports `text` as a file called `name`, whose system must be recognized by its keys.
@@ -46,7 +46,7 @@ fn check_loads_as(pipeline: &str, import: &Import) {
 
 #[track_caller]
 fn check_refused(import: &Import, expected: &[&str]) {
-    let refused = import.rows.iter().filter(|row| matches!(row.fate, Fate::Refused { .. }));
+    let refused = import.rows.iter().filter(|row| matches!(row.outcome, Outcome::Refused { .. }));
     let refused: Vec<&str> = refused.map(|row| row.key.as_str()).collect();
     assert_eq!(refused, expected, "{:#?}", import.rows);
 }
@@ -239,14 +239,14 @@ fn deepspeeds_scheduler_sets_the_rate() {
         imported("ds.json", &text, Origin::Deepspeed)
     };
     let peak = r#""warmup_min_lr": 1e-5, "warmup_max_lr": 2e-3, "warmup_type": "linear""#;
-    for (lr, fate) in
+    for (lr, outcome) in
         [("1e-4", "no effect optimizer.params.lr"), (r#""auto""#, "no effect optimizer.params.lr")]
     {
         let import = import(lr, "WarmupLR", peak);
         check_rows(
             &import,
             &[
-                ("optimizer.params.lr", fate),
+                ("optimizer.params.lr", outcome),
                 ("scheduler.params.warmup_max_lr", "mapped"),
                 ("scheduler.params.warmup_min_lr", "changed"),
                 ("scheduler.params.warmup_type", "no effect"),
