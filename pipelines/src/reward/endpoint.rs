@@ -20,7 +20,7 @@ pub(super) struct Endpoint {
     agent: Agent,
     /// The `Authorization` header.
     authorization: Option<String>,
-    places: Places,
+    permits: Permits,
     retries: u32,
     /// Delay before the first retry.
     wait: Duration,
@@ -29,7 +29,7 @@ pub(super) struct Endpoint {
 
 /// Semaphore of concurrent requests.
 #[derive(Debug)]
-struct Places {
+struct Permits {
     free: Mutex<usize>,
     left: Condvar,
 }
@@ -64,7 +64,7 @@ impl Endpoint {
             url: format!("{}{path}", config.url.trim_end_matches('/')),
             agent,
             authorization,
-            places: Places { free: Mutex::new(config.concurrency), left: Condvar::new() },
+            permits: Permits { free: Mutex::new(config.concurrency), left: Condvar::new() },
             retries: config.retries,
             wait: Duration::from_secs_f64(config.retry_s),
             timeout,
@@ -86,7 +86,7 @@ impl Endpoint {
         read: impl Fn(&str) -> Result<T, Trouble>,
     ) -> Result<Option<T>, Failure> {
         let body = body.to_string();
-        let _place = self.places.take();
+        let _permit = self.permits.take();
         let mut wait = self.wait;
         for attempt in 0.. {
             let answer = self.request(&body).and_then(|text| text.map(|text| read(&text)).transpose());
@@ -127,20 +127,20 @@ impl Endpoint {
     }
 }
 
-impl Places {
-    fn take(&self) -> Place<'_> {
+impl Permits {
+    fn take(&self) -> Permit<'_> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         while *free == 0 {
             free = self.left.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
         *free -= 1;
-        Place(self)
+        Permit(self)
     }
 }
 
-struct Place<'a>(&'a Places);
+struct Permit<'a>(&'a Permits);
 
-impl Drop for Place<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.0.left.notify_one();
