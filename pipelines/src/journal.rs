@@ -9,7 +9,7 @@ use crate::{
     metrics::{Metrics, MetricsLog, read_metrics},
     output_error::OutputError,
     picture::Picture,
-    progress::{Progress, Screen, Shown, summary_table},
+    progress::{Progress, Screen, StepSummary, summary_table},
     prometheus::Prometheus,
     report::{ReportInfo, write_report},
     run_dir::RunDir,
@@ -71,7 +71,7 @@ impl Journal {
         if let Some(prometheus) = &mut self.prometheus {
             prometheus.show(step, metrics);
         }
-        if let Some(shown) = Shown::of(metrics) {
+        if let Some(shown) = StepSummary::of(metrics) {
             self.progress.update(step, shown);
         }
         Ok(())

@@ -35,7 +35,7 @@ impl io::Write for Screen {
 
 /// The part of a step's metrics that is shown.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shown {
+pub struct StepSummary {
     /// Mean reward of the samples, or the loss if there are no rewards, with its name.
     pub learning: (&'static str, f64),
     /// Value of the evaluation after the step, if there was one, with its name.
@@ -44,9 +44,9 @@ pub struct Shown {
     pub speed: (f64, &'static str),
 }
 
-impl Shown {
+impl StepSummary {
     /// Selects the shown values from a step's metrics; `None` if it was not a training step.
-    pub fn of(metrics: &Metrics) -> Option<Shown> {
+    pub fn of(metrics: &Metrics) -> Option<StepSummary> {
         let first = |names: &[(&str, &'static str)]| {
             names.iter().find_map(|(metric, name)| Some((*name, metrics.get(metric)?)))
         };
@@ -54,7 +54,7 @@ impl Shown {
         let learning = first(&[("reward/mean", "reward"), ("loss", "loss")])?;
         let held_out =
             first(&[("eval/pass@1", "pass@1"), ("eval/reward", "held-out"), ("eval/loss", "held-out")]);
-        Some(Shown { learning, held_out, speed: (speed, unit) })
+        Some(StepSummary { learning, held_out, speed: (speed, unit) })
     }
 }
 
@@ -86,11 +86,11 @@ impl Progress {
     }
 
     /// Shows that `step` steps are done, with the values of the last one.
-    pub fn update(&mut self, step: u64, shown: Shown) {
+    pub fn update(&mut self, step: u64, shown: StepSummary) {
         self.held_out = shown.held_out.or(self.held_out);
         let (first, since) = *self.first.get_or_insert_with(|| (step, Instant::now()));
         let left_s = time_left_s(since.elapsed(), step - first, self.steps.saturating_sub(step));
-        let message = message(Shown { held_out: self.held_out, ..shown }, left_s);
+        let message = message(StepSummary { held_out: self.held_out, ..shown }, left_s);
         if self.screen.bars.is_hidden() {
             self.plain_line(step, &message);
         } else {
@@ -149,7 +149,10 @@ fn time_left_s(elapsed: Duration, done: u64, left: u64) -> Option<f64> {
     (done > 0).then(|| elapsed.as_secs_f64() / done as f64 * left as f64)
 }
 
-fn message(Shown { learning, held_out, speed: (speed, unit) }: Shown, left_s: Option<f64>) -> String {
+fn message(
+    StepSummary { learning, held_out, speed: (speed, unit) }: StepSummary,
+    left_s: Option<f64>,
+) -> String {
     let (name, value) = learning;
     let mut parts = vec![format!("{name} {}", format::score(value))];
     parts.extend(held_out.map(|(name, value)| format!("{name} {}", format::score(value))));
@@ -167,7 +170,7 @@ mod tests {
         let check = |pairs: &[(&str, f64)], left_s, expected: &str| {
             let mut metrics = Metrics::new();
             pairs.iter().for_each(|&(name, value)| metrics.insert(name, value));
-            let found = Shown::of(&metrics).map(|shown| message(shown, left_s));
+            let found = StepSummary::of(&metrics).map(|shown| message(shown, left_s));
             assert_eq!(found.unwrap_or_default(), expected);
         };
         let (reward, tokens) = (("reward/mean", 0.41249), ("perf/tokens_per_s", 12_345.0));

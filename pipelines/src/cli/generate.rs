@@ -104,7 +104,7 @@ const NOT_OF_A_LINE: [(&str, &str); 5] = [
 ];
 
 /// A prompt with its settings.
-struct Asked {
+struct PromptRequest {
     line: usize,
     prompt: Prompt,
     sampling: SamplingArgs,
@@ -169,7 +169,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     let format = spec.map(|(what, spec)| formats.compile(&spec).map_err(|problem| refused(what, problem)));
     let format = format.transpose()?;
     let mut encoded = Vec::with_capacity(prompts.len());
-    for Asked { line, prompt, sampling, stops } in prompts {
+    for PromptRequest { line, prompt, sampling, stops } in prompts {
         let refuse = |problem| match &args.file {
             Some(path) => Error::InputLine { path: path.clone(), line, problem },
             None => refused("--prompt", problem),
@@ -238,12 +238,12 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
 }
 
 /// Prompts of the arguments, or of the lines of `--file`.
-fn asked(args: &GenerateArgs) -> Result<Vec<Asked>> {
+fn asked(args: &GenerateArgs) -> Result<Vec<PromptRequest>> {
     let sampling = args.sampling;
     sampling.params(Vec::new(), 1).validate()?;
     let Some(file) = &args.file else {
         let texts = (1..).zip(args.prompts.iter().cloned().map(Prompt::Text));
-        let asked = |(line, prompt)| Asked { line, prompt, sampling, stops: args.stops.clone() };
+        let asked = |(line, prompt)| PromptRequest { line, prompt, sampling, stops: args.stops.clone() };
         return Ok(texts.map(asked).collect());
     };
     let lines = json_lines::<Line>(file)?.into_iter();
@@ -258,7 +258,7 @@ fn asked(args: &GenerateArgs) -> Result<Vec<Asked>> {
         if stops.iter().any(String::is_empty) {
             return Err(refuse("`stop` has an empty text".to_owned()));
         }
-        Ok(Asked { line: number, prompt: line.prompt, sampling, stops })
+        Ok(PromptRequest { line: number, prompt: line.prompt, sampling, stops })
     });
     asked.collect()
 }
