@@ -83,7 +83,7 @@ enum Records {
     /// Too many to list, so a record is generated from its number. With `unpaired` it has one of its two
     /// answers.
     Synthetic {
-        synthetic: Synthetic,
+        task: Synthetic,
         unpaired: bool,
     },
     Listed {
@@ -129,15 +129,15 @@ impl Dataset {
         }
     }
 
-    fn synthetic(synthetic: Synthetic) -> Self {
-        Self(Records::Synthetic { synthetic, unpaired: false })
+    fn synthetic(task: Synthetic) -> Self {
+        Self(Records::Synthetic { task, unpaired: false })
     }
 
     /// Splits each pair into two records with one labelled answer each.
     pub fn unpaired(self) -> Self {
         let unpaired = |records: Vec<Record>| records.into_iter().flat_map(Record::unpaired).collect();
         Self(match self.0 {
-            Records::Synthetic { synthetic, .. } => Records::Synthetic { synthetic, unpaired: true },
+            Records::Synthetic { task, .. } => Records::Synthetic { task, unpaired: true },
             Records::Listed { train, held_out } => {
                 Records::Listed { train: unpaired(train), held_out: unpaired(held_out) }
             }
@@ -151,9 +151,7 @@ impl Dataset {
     /// The same dataset with desirable training answers only; `None` if a source has no others.
     pub fn desirable(&self) -> Option<Self> {
         Some(Self(match &self.0 {
-            Records::Synthetic { synthetic, .. } => {
-                Records::Synthetic { synthetic: *synthetic, unpaired: false }
-            }
+            Records::Synthetic { task, .. } => Records::Synthetic { task: *task, unpaired: false },
             Records::Listed { train, held_out } => {
                 let train: Vec<_> = train.iter().filter(|it| it.desirable != Some(false)).cloned().collect();
                 if train.is_empty() {
@@ -210,10 +208,10 @@ impl Dataset {
     /// replacement. A file's records are drawn in epochs, each with every record once in a new order.
     pub fn train_batch(&self, draw: Draw, seed: u64, step: u64, count: usize) -> Vec<Record> {
         match &self.0 {
-            Records::Synthetic { synthetic, unpaired } => {
+            Records::Synthetic { task, unpaired } => {
                 let mut rng = stream(draw as u64, seed, step);
                 let mut next = || loop {
-                    let record = synthetic.record(below(&mut rng, synthetic.size()));
+                    let record = task.record(below(&mut rng, task.size()));
                     if !is_held_out(&record.prompt, HELD_OUT_PERCENT) {
                         return if *unpaired { record.judged(below(&mut rng, 2) == 0) } else { record };
                     }
@@ -278,11 +276,11 @@ impl Dataset {
         }
         let mut rng = stream(u64::MAX, 0, 0);
         match &self.0 {
-            Records::Synthetic { synthetic, unpaired } => {
+            Records::Synthetic { task, unpaired } => {
                 let mut seen = HashSet::new();
                 let mut records = Vec::with_capacity(count);
                 while records.len() < count {
-                    let record = synthetic.record(below(&mut rng, synthetic.size()));
+                    let record = task.record(below(&mut rng, task.size()));
                     if is_held_out(&record.prompt, HELD_OUT_PERCENT) && seen.insert(record.prompt.clone()) {
                         let desirable = records.len().is_multiple_of(2);
                         records.push(if *unpaired { record.judged(desirable) } else { record });
@@ -326,8 +324,8 @@ impl Dataset {
     /// Number of distinct held-out prompts, counted up to `limit`.
     pub fn held_out_available(&self, limit: usize) -> usize {
         match &self.0 {
-            Records::Synthetic { synthetic, .. } => (0..synthetic.size())
-                .filter(|&number| is_held_out(&synthetic.record(number).prompt, HELD_OUT_PERCENT))
+            Records::Synthetic { task, .. } => (0..task.size())
+                .filter(|&number| is_held_out(&task.record(number).prompt, HELD_OUT_PERCENT))
                 .take(limit)
                 .count(),
             Records::Listed { held_out, .. } => held_out.len().min(limit),
@@ -367,7 +365,7 @@ impl Dataset {
     /// All characters in the records, including held-out ones: the vocabulary of a character tokenizer.
     pub fn characters(&self) -> BTreeSet<char> {
         match &self.0 {
-            Records::Synthetic { synthetic, .. } => synthetic.characters(),
+            Records::Synthetic { task, .. } => task.characters(),
             Records::Listed { train, held_out } => {
                 let texts = train
                     .iter()
@@ -386,8 +384,8 @@ impl Dataset {
     pub fn examples(&self) -> Vec<Record> {
         const SYNTHETIC: u64 = 100;
         match &self.0 {
-            Records::Synthetic { synthetic, unpaired } => {
-                let records = (0..synthetic.size().min(SYNTHETIC)).map(|number| synthetic.record(number));
+            Records::Synthetic { task, unpaired } => {
+                let records = (0..task.size().min(SYNTHETIC)).map(|number| task.record(number));
                 if *unpaired { records.flat_map(Record::unpaired).collect() } else { records.collect() }
             }
             Records::Listed { train, held_out } => train.iter().chain(held_out).cloned().collect(),
@@ -406,8 +404,8 @@ impl Dataset {
 
     /// Characters of the longest record after truncation, with the longer of its answers.
     pub fn longest_record(&self) -> usize {
-        let of_synthetic = |synthetic: &Synthetic| synthetic.prompt_length() + synthetic.longest_answer();
-        self.longest(&of_synthetic, &|record| {
+        let of_task = |task: &Synthetic| task.prompt_length() + task.longest_answer();
+        self.longest(&of_task, &|record| {
             let answers = [Some(&record.answer), record.rejected.as_ref()].into_iter().flatten();
             let answer = answers.map(|answer| answer.chars().count()).max().unwrap_or(0);
             let whole = record.prompt.chars().count() + answer;
@@ -418,29 +416,24 @@ impl Dataset {
 
     /// Characters of the longest prompt, including held-out ones.
     pub fn longest_prompt(&self) -> usize {
-        self.longest(&|synthetic| synthetic.prompt_length(), &|record| record.prompt.chars().count())
+        self.longest(&|task| task.prompt_length(), &|record| record.prompt.chars().count())
     }
 
     /// Characters of the longest answer, including held-out and rejected ones.
     pub fn longest_answer(&self) -> usize {
         let rejected =
             self.longest(&|_| 0, &|record| record.rejected.iter().flat_map(|it| it.chars()).count());
-        self.longest(&|synthetic| synthetic.longest_answer(), &|record| record.answer.chars().count())
-            .max(rejected)
+        self.longest(&|task| task.longest_answer(), &|record| record.answer.chars().count()).max(rejected)
     }
 
-    fn longest(
-        &self,
-        of_synthetic: &dyn Fn(&Synthetic) -> usize,
-        of_record: &dyn Fn(&Record) -> usize,
-    ) -> usize {
+    fn longest(&self, of_task: &dyn Fn(&Synthetic) -> usize, of_record: &dyn Fn(&Record) -> usize) -> usize {
         match &self.0 {
-            Records::Synthetic { synthetic, .. } => of_synthetic(synthetic),
+            Records::Synthetic { task, .. } => of_task(task),
             Records::Listed { train, held_out } => {
                 train.iter().chain(held_out).map(of_record).max().unwrap_or(0)
             }
             Records::Mixed { sources, .. } => {
-                let lengths = sources.iter().map(|(_, data)| data.longest(of_synthetic, of_record));
+                let lengths = sources.iter().map(|(_, data)| data.longest(of_task, of_record));
                 lengths.max().unwrap_or(0)
             }
         }
