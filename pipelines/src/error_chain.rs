@@ -45,7 +45,7 @@ fn help_with_gradients(error: &StrategyError) -> Option<&'static str> {
              growing out of it",
         ),
         StrategyError::NonFiniteGradient { step: 1, .. } => Some(
-            "this is the first step: look for infinity, NaN and very large numbers in the weights of `model.path`, or \
+            "the weights were not trained before: look for infinity, NaN and very large numbers in the weights of `model.path`, or \
              for a warm-up whose `optimizer.adamw.learning_rate` is too high",
         ),
         StrategyError::NonFiniteGradient { .. } => Some(

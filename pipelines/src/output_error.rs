@@ -33,7 +33,7 @@ pub enum OutputError {
     },
     /// There is no run to resume.
     #[error(
-        "{} holds no run (there is no {missing} in it): give the folder that a run has as its `--output`",
+        "{} holds no run (there is no {missing} in it): give a run's `--output` folder",
         path.display()
     )]
     NotARun {

@@ -75,7 +75,7 @@ impl RunDir {
         })?;
         let run = RunDir { path: path.to_owned() };
         run.refuse_if_occupied()?;
-        // Making a folder is atomic: this claims the run folder, whoever else just found it empty too.
+        // Creating a folder is atomic, so only one of several processes that found the run folder empty gets it.
         fs::create_dir(run.checkpoints()).map_err(|source| match source.kind() {
             ErrorKind::AlreadyExists => OutputError::AlreadyARun { path: path.to_owned() },
             _ => OutputError::io("create", &run.checkpoints(), source),

@@ -121,7 +121,7 @@ fn each_encoder_may_have_its_text_and_layers_may_be_skipped() {
     check(&model, &texts, &["--variant", "fp16"], "no folder in it has weights of the variant `fp16`");
     let wrong = folder.path().join("wrong.jsonl");
     fs::write(&wrong, "{\"prompt\": \"a cat\", \"prompt_2\": 2}\n").unwrap();
-    check(&model, &wrong, &[], "`prompt_2` is no text");
+    check(&model, &wrong, &[], "`prompt_2` is not a string");
     let wan = self::model(&folder, "wan");
     check(&wan, &texts, &[], "the model has one text encoder");
     check(&wan, &model.join("texts.jsonl"), &["--clip-skip", "1"], "the model has no CLIP");

@@ -235,7 +235,7 @@ pub fn encode_own(
     }
     if is_first {
         let folder = folder.display();
-        say(&format!("interrupted while encoding: begin anew with `anyroll run --resume {folder}`"));
+        say(&format!("interrupted while encoding: restart with `anyroll run --resume {folder}`"));
     }
     Ok(Break(()))
 }

@@ -143,7 +143,7 @@ impl Episodes<'_> {
     /// Sends the last turn of a sample, which is complete, to its episode. A truncated turn ends the episode.
     pub fn tell(&mut self, number: usize, sample: &mut Sample) {
         let config = &self.environment.config;
-        let open = self.open.get_mut(&number).expect("only what has begun is sampled");
+        let open = self.open.get_mut(&number).expect("only open episodes are sampled");
         if sample.ending == Some(Ending::Length) {
             self.close(number);
         } else if open.worker.is_of_use() {

@@ -172,7 +172,7 @@ fn what_goes_wrong_costs_its_sample_and_no_other() {
         (2, "ended with exit status: 3"),
         (3, "no answer in 1 s"),
         (4, "KeyError: 'c'"),
-        (5, "the environment says nothing"),
+        (5, "there is no observation"),
         (6, "the character 'x' is not in the vocabulary"),
         (7, "the prompt has 104 tokens, of 34"),
     ] {

@@ -153,7 +153,7 @@ impl Frame {
         }
     }
 
-    /// The points as the data of a path, which begins anew behind a gap.
+    /// The points as the data of a path, which starts a new segment after a gap.
     fn path(&self, points: &[Point]) -> String {
         let mut path = String::with_capacity(points.len() * 12);
         let mut command = 'M';
