@@ -100,9 +100,9 @@ impl<M: Answering> Roles<M> {
 /// Outputs of the frozen reference for answers, fp64 on the policy's device.
 #[derive(Debug)]
 pub struct Compared {
-    /// Those of the trained answers, `[S]`.
+    /// Outputs for the trained answers, `[S]`.
     pub sequences: Tensor,
-    /// Those of answers to other prompts, as many as there are.
+    /// Outputs for answers to other prompts, all of them.
     pub strangers: Tensor,
 }
 
