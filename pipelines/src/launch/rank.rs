@@ -96,9 +96,9 @@ impl Rank {
 
     /// Rank of this process; `None` if no launcher started it.
     ///
-    /// Reads `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, or those of srun and mpirun. The latter count only with a
-    /// `MASTER_ADDR`: a shell inside an allocation has them too and is not a rank, except if it is not the
-    /// first. `MASTER_ADDR` and `MASTER_PORT` are always required.
+    /// Reads `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, or those of srun and mpirun. A shell inside an allocation has
+    /// the latter too: without `MASTER_ADDR`, rank 0 counts as one, and any other rank is an error. A rank needs
+    /// `MASTER_ADDR` and `MASTER_PORT`.
     ///
     /// # Errors
     /// If some of the variables are missing, are not numbers, or contradict each other.

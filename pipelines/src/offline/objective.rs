@@ -55,11 +55,11 @@ pub struct Sums<T = f64> {
     pub nll: T,
     /// The objective's preference loss over pairs or labelled answers.
     pub preference: T,
-    /// Implicit rewards of the better answers.
+    /// Rewards of the better answers: a scalar model's outputs, or the implicit rewards of a policy.
     pub chosen: T,
-    /// Implicit rewards of the worse answers.
+    /// Rewards of the worse answers.
     pub rejected: T,
-    /// Number of pairs whose better answer has the larger implicit reward.
+    /// Number of pairs whose better answer has the larger reward.
     pub right: T,
     /// Divergence of the teacher over tokens.
     pub divergence: T,
@@ -173,7 +173,7 @@ fn judged(config: &JudgedConfig, answers: &Answers, reference: &Tensor, whole: W
 struct Pairs {
     /// `[pairs]`.
     loss: Tensor,
-    /// Implicit rewards of the answers, up to a constant per prompt: `[S]`.
+    /// Rewards of the answers, up to a constant per prompt: `[S]`.
     rewards: Tensor,
 }
 
