@@ -87,7 +87,7 @@ pub(super) const REFUSED: [(&str, &str); 15] = [
     (
         "reward_clip_range",
         "it belongs to RLOO, but this is a config of GRPO: set `advantage: rloo` \
-                           and `reward_clip`",
+         and `reward_clip`",
     ),
     ("deepspeed", "import that JSON with --from deepspeed"),
     ("accelerate_config", "import that file with --from accelerate"),
@@ -224,13 +224,8 @@ fn groups(ledger: &mut Ledger, completions: u64, world: u64) -> Option<u64> {
     if ledger.peek(key).is_some() {
         match is_whole {
             true => ledger.map(key, &format!("{R}.group_size"), group),
-            false => ledger.refuse(
-                key,
-                format!(
-                    "{completions} completions per step cannot be \
-                                                 divided into groups of {group}"
-                ),
-            ),
+            false => ledger
+                .refuse(key, format!("{completions} completions per step do not form groups of {group}")),
         }
     }
     if ledger.peek(accumulation).is_some() {

@@ -77,11 +77,9 @@ fn loss(ledger: &mut Ledger, a: &str) {
             ledger.fold(&policy_gradient, "in `kl_in`");
         }
         (_, true) => ledger.refuse(&mode, "the divergence of a teacher in advantages is k1"),
-        (_, false) => ledger.refuse(
-            &mode,
-            "as a loss term the divergence of a teacher is k2 or k3 \
-                                            of the sampled tokens",
-        ),
+        (_, false) => {
+            ledger.refuse(&mode, "in the loss a teacher's divergence is k2 or k3 of the sampled tokens")
+        }
     }
     match ledger.truth(&rewards) {
         Some(false) => {
