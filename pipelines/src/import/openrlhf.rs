@@ -162,7 +162,7 @@ pub(super) const REFUSED: [(&str, &str); 19] = [
     ),
     (
         "train.agent_func_path",
-        "write the environment as a class and set it in `rollout.environment`, docs/rlvr.md",
+        "write the environment as a class and set it in `rollout.environment`, docs/guides/environments.md",
     ),
     ("train.enable_ema", "averaging of weights is not supported"),
     ("enable_ema", "averaging of weights is not supported"),
@@ -619,7 +619,7 @@ fn scorer(ledger: &mut Ledger) -> Option<(&'static str, Value, &'static str)> {
     if let Some(path) = ledger.text(remote) {
         ledger.idle_all(&[(REWARD_MODEL, "`reward.remote_url` scores")]);
         if !path.ends_with(".py") {
-            ledger.refuse(remote, "a reward is a function, not a server: see docs/rewards.md");
+            ledger.refuse(remote, "a reward is a function, not a server: see docs/guides/rewards.md");
             return None;
         }
         let term = json!({"python": {"path": path, "function": "reward_func", "signature": "openrlhf"}});

@@ -7,12 +7,12 @@ use super::{ledger::Ledger, rules, shared::R};
 
 /// Keys of unsupported pipelines, with their counterparts here.
 const OTHERS: [(&str, &str); 4] = [
-    ("sft_train.", "supervised training uses `pipeline: offline`, docs/offline.md"),
-    ("student.", "distillation is `objective: distill` of `pipeline: offline`, docs/offline.md"),
-    ("chosen_key", "training on pairs uses `pipeline: offline`, docs/offline.md"),
+    ("sft_train.", "supervised training uses `pipeline: offline`, docs/guides/offline.md"),
+    ("student.", "distillation is `objective: distill` of `pipeline: offline`, docs/guides/distillation.md"),
+    ("chosen_key", "training on pairs uses `pipeline: offline`, docs/guides/offline.md"),
     (
         "actor_train.model_args.model_config_kwargs.",
-        "image models use `pipeline: diffusion`, docs/diffusion.md",
+        "image models use `pipeline: diffusion`, docs/guides/diffusion.md",
     ),
 ];
 
@@ -55,7 +55,8 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.fill(&format!("{R}.reward"), json!([{"environment": {}}]));
     normalization(ledger);
     let tags = "train_env_manager.tags";
-    let why = "write the environment as a class and set it in `rollout.environment`, docs/rlvr.md";
+    let why =
+        "write the environment as a class and set it in `rollout.environment`, docs/guides/environments.md";
     ledger.refuse_all(&[(tags, why)]);
     let sections: Vec<String> = ledger
         .keys()

@@ -99,7 +99,7 @@ fn reward_of(
             judge(ledger, section)?,
             "the question is worded differently, and an answer without YES or NO is a failure, where ROLL gives 0",
         )),
-        _ => Err("see docs/rewards.md for supported rewards"),
+        _ => Err("see docs/guides/rewards.md for supported rewards"),
     }
 }
 

@@ -77,10 +77,13 @@ pub(super) const REFUSED: [(&str, &str); 15] = [
     ("sync_ref_model", "the reference never changes"),
     ("ref_model_mixup_alpha", "the reference never changes"),
     ("ref_model_sync_steps", "the reference never changes"),
-    ("environment_factory", "set the class in `rollout.environment`: its `step` gets the text, docs/rlvr.md"),
+    (
+        "environment_factory",
+        "set the class in `rollout.environment`: its `step` gets the text, docs/guides/environments.md",
+    ),
     (
         "tools",
-        "write a class that reads calls from the text and set it in `rollout.environment`, docs/rlvr.md",
+        "write a class that reads calls from the text and set it in `rollout.environment`, docs/guides/environments.md",
     ),
     ("chat_template_kwargs*", "prompts are rendered by the model's chat template without options"),
     ("normalize_advantages", "it belongs to RLOO, but this is a config of GRPO: set `advantage: rloo`"),

@@ -226,7 +226,7 @@ fn gkd(ledger: &mut Ledger) {
         ledger.copy_number(key, &format!("{field}.{key}"));
     }
     let own = "answers come from the file; to distill on the policy's own answers use `rlvr` with \
-               `kl_in: advantage`, docs/rlvr.md";
+               `kl_in: advantage`, docs/guides/distillation.md";
     match ledger.number("lmbda") {
         Some(0.0) => ledger.idle("lmbda", "answers come from the file"),
         _ => ledger.refuse("lmbda", own),

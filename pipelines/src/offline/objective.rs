@@ -1,4 +1,4 @@
-//! Objectives as functions of the log-probs of whole answers; `docs/offline.md` has their sources.
+//! Objectives as functions of the log-probs of whole answers; `docs/guides/offline.md` has their sources.
 //!
 //! Everything is fp64, and nothing here waits for the device. For objectives that compare, a better answer
 //! precedes its worse one, so that `[S]` is `[pairs, 2]`. Labelled answers are in any order.

@@ -3,7 +3,7 @@
 //! Stage 1 is the fastest on more than one rank. Stage 0 steps every weight on every rank and gathers
 //! gradients in fp32, where stage 1 gathers weights. Stage 2 equals 1 here; stage 3 gathers the weights of
 //! each block twice per micro-batch. On one rank there is nothing to shard, so all stages are stage 0. A role
-//! that only scores keeps its weights whole at stage 0 and needs no gather. docs/performance.md has
+//! that only scores keeps its weights whole at stage 0 and needs no gather. docs/results/training.md has
 //! measurements.
 
 use super::{MemoryPlan, Planner, Strategies, Tightest};

@@ -2,7 +2,7 @@
 //!
 //! A [`Reward`] scores one completion. [`RewardSum`] is the weighted sum of a config's rewards, on which a
 //! run trains. A [`Scorer`] runs it on threads of its own; a [`HeldModel`] is evaluated by all ranks
-//! together. `docs/rewards.md` has an example of each.
+//! together. `docs/guides/rewards.md` has an example of each.
 
 mod choice;
 mod code;

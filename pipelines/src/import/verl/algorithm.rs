@@ -50,7 +50,7 @@ fn advantage(ledger: &mut Ledger, a: &str) {
         Some(kind @ ("rloo" | "rloo_vectorized" | "remax" | "opo" | "gpg")) => {
             ledger.map(key, &field, kind.trim_end_matches("_vectorized"));
         }
-        Some(_) => ledger.refuse(key, "see docs/algorithms.md for supported advantages"),
+        Some(_) => ledger.refuse(key, "see docs/reference/algorithms.md for supported advantages"),
         None => {}
     }
     ledger.idle_all(&[
@@ -90,7 +90,7 @@ fn loss(ledger: &mut Ledger, a: &str) {
         Some("gpg") => "reinforce",
         _ => {
             aggregation(ledger, a, "");
-            ledger.refuse(&key, "see docs/algorithms.md for supported losses");
+            ledger.refuse(&key, "see docs/reference/algorithms.md for supported losses");
             return ledger.idle_all(&[(&format!("{ACTOR}.clip_ratio*"), "part of the loss")]);
         }
     };

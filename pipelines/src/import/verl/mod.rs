@@ -148,7 +148,7 @@ const REFUSED: [(&str, &str); 23] = [
     ("data.tool_config_path", "tool calls are not supported"),
     (
         "data.function_tool_path",
-        "write a class that reads calls from the text and set it in `rollout.environment`, docs/rlvr.md",
+        "write a class that reads calls from the text and set it in `rollout.environment`, docs/guides/environments.md",
     ),
     ("data.train_max_samples", "shorten the file"),
     ("actor_rollout_ref.actor.fsdp_config.qat.*", "weights are not quantised"),
@@ -164,7 +164,7 @@ const REFUSED: [(&str, &str); 23] = [
     ("actor_rollout_ref.model.enable_activation_offload", "set `strategy.recompute`"),
     (
         "actor_rollout_ref.rollout.multi_turn*",
-        "write the environment as a class and set it in `rollout.environment`, docs/rlvr.md",
+        "write the environment as a class and set it in `rollout.environment`, docs/guides/environments.md",
     ),
     ("actor_rollout_ref.rollout.ignore_eos", "a completion ends with its end token"),
     ("trainer.val_only", "`anyroll generate` and `score` evaluate a model"),

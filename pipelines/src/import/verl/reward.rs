@@ -31,9 +31,9 @@ const OVERLONG: [&str; 3] = [
 ];
 
 const HOST: &str = "a reward model runs on the host unless its `backend` is set";
-const SANDBOX: &str = "set the sandbox in the `code` reward: see docs/rewards.md";
+const SANDBOX: &str = "set the sandbox in the `code` reward: see docs/guides/rewards.md";
 const BY_NAME: &str =
-    "verl scores by the data's name: this suits gsm8k and similar data, others are in docs/rewards.md";
+    "verl scores by the data's name: this suits gsm8k and similar data, others are in docs/guides/rewards.md";
 
 pub(super) fn apply(ledger: &mut Ledger) {
     ledger.rename(&OLD_TO_NEW);
