@@ -19,8 +19,8 @@ use anyroll_models::generation::Ending;
 use crate::config::{EnvironmentConfig, RolloutConfig};
 use crate::data::{Record, Tokenizer};
 use crate::error_chain::one_line;
-use crate::inference::{Episode, Sample};
-use crate::reward::Failure;
+use crate::failure::Failure;
+use crate::inference::{AnswersTurns, Episode, Replies, Sample};
 use worker::{Heard, Said, Worker};
 
 /// The processes of a rank, and how they are spoken with.
@@ -124,23 +124,12 @@ struct Open {
     due: Option<Instant>,
 }
 
-/// Numbers of samples.
-#[derive(Debug, Default)]
-pub struct Replies {
-    /// Those of which a turn is to be sampled now.
-    pub next: Vec<usize>,
-    /// Those that have ended.
-    pub ended: Vec<usize>,
-}
-
-impl Episodes<'_> {
-    /// Whether all have ended.
-    pub fn is_idle(&self) -> bool {
+impl AnswersTurns for Episodes<'_> {
+    fn is_idle(&self) -> bool {
         self.open.is_empty() && self.waiting.is_empty() && self.replies.ended.is_empty()
     }
 
-    /// Tells an episode the last turn of its sample, which was sampled to its end. One that was cut ends the episode.
-    pub fn tell(&mut self, number: usize, sample: &mut Sample) {
+    fn tell(&mut self, number: usize, sample: &mut Sample) {
         let config = &self.environment.config;
         let open = self.open.get_mut(&number).expect("only what has begun is sampled");
         if sample.ending == Some(Ending::Length) {
@@ -154,9 +143,7 @@ impl Episodes<'_> {
         }
     }
 
-    /// What came of it, in the order of the numbers. If it is to `wait` it returns once there is something; `limits` are the
-    /// most tokens that each sample may have.
-    pub fn listen(&mut self, samples: &mut [Sample], limits: &[usize], wait: bool) -> Replies {
+    fn listen(&mut self, samples: &mut [Sample], limits: &[usize], wait: bool) -> Replies {
         loop {
             while let Ok(heard) = self.pool.heard.try_recv() {
                 self.take(heard, samples, limits);
@@ -176,7 +163,9 @@ impl Episodes<'_> {
         replies.ended.sort_unstable();
         replies
     }
+}
 
+impl Episodes<'_> {
     /// Begins as many as may be open.
     fn begin(&mut self, samples: &mut [Sample]) {
         let Environment { config, most_open, .. } = self.environment;

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 
 use super::{Fate, Import, Origin, changes, import};
-use crate::config::Loaded;
+use crate::prepare::Loaded;
 
 /// Imports `text` as a file called `name`; whose it is has to be told by its keys.
 #[track_caller]

@@ -37,11 +37,11 @@ pub use repetition::Repetition;
 pub use scorer::{Scorer, Scoring};
 pub use sum::{Case, Outcome, RewardSum, Score};
 
+pub use crate::failure::{Failure, RewardError as Error};
+
 use std::num::NonZeroUsize;
-use std::time::Duration;
 
 use indexmap::IndexMap;
-use serde::{Deserialize, Serialize};
 
 use crate::config::RewardKind;
 use crate::data::Record;
@@ -88,56 +88,6 @@ fn warn_of<'a>(failures: impl Iterator<Item = &'a Error>) {
     if alike.len() > MOST_TOLD {
         let samples: usize = alike.values().skip(MOST_TOLD).map(Vec::len).sum();
         tracing::warn!(samples, "more samples cannot be scored, for other reasons");
-    }
-}
-
-/// A reward that could not be computed.
-#[derive(Debug, thiserror::Error)]
-#[error("the reward `{name}` failed for record {record}")]
-pub struct Error {
-    /// The reward's name.
-    pub name: &'static str,
-    /// The record's id.
-    pub record: String,
-    /// Why.
-    #[source]
-    pub failure: Failure,
-}
-
-impl Error {
-    /// The reward `name` cannot score `record`, since `why`.
-    pub fn new(name: &'static str, record: &Record, why: impl Into<Failure>) -> Self {
-        Self { name, record: record.id.clone(), failure: why.into() }
-    }
-}
-
-/// Why a reward could not be computed.
-#[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
-pub enum Failure {
-    /// It took too long.
-    #[error("no answer in {} s", .0.as_secs_f64())]
-    TimedOut(Duration),
-    /// Anything else.
-    #[error("{0}")]
-    Other(String),
-}
-
-impl Failure {
-    /// Whether it took too long.
-    pub fn is_timeout(&self) -> bool {
-        matches!(self, Self::TimedOut(_))
-    }
-}
-
-impl From<String> for Failure {
-    fn from(why: String) -> Self {
-        Self::Other(why)
-    }
-}
-
-impl From<&str> for Failure {
-    fn from(why: &str) -> Self {
-        Self::Other(why.to_owned())
     }
 }
 

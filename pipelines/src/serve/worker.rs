@@ -16,7 +16,7 @@ use anyroll_models::{
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::counters::Counters;
-use crate::{error_chain::one_line, inference::check_numbers};
+use crate::{error_chain::one_line, loaded::check_numbers};
 
 /// What a request hears: new tokens of one of its samples, or why there are none.
 pub(super) type Heard = Result<Tokens, Problem>;
