@@ -1,6 +1,7 @@
 //! The architecture's invariants, checked by reading the source tree.
 
 mod manifests;
+mod modules;
 mod rust;
 mod source;
 mod text;
@@ -47,6 +48,7 @@ fn violations(tree: &[Source]) -> Vec<Violation> {
         }
         text::check_configs(source, tree, &mut add);
     }
+    found.extend(modules::check(tree));
     found.sort();
     found
 }
