@@ -2,6 +2,7 @@
 
 mod links;
 mod manifests;
+mod modules;
 mod rust;
 mod source;
 mod text;
@@ -49,6 +50,7 @@ fn violations(tree: &[Source]) -> Vec<Violation> {
         text::check_configs(source, tree, &mut add);
         links::check(source, tree, &mut add);
     }
+    found.extend(modules::check(tree));
     found.sort();
     found
 }

@@ -1,5 +1,7 @@
 //! Errors that end a run.
 
+use anyroll_strategy::Error as StrategyError;
+
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -47,11 +49,11 @@ pub enum Error {
         name: String,
         /// Cause.
         #[source]
-        failure: crate::reward::Failure,
+        failure: crate::failure::Failure,
     },
     /// The environment cannot be used.
     #[error("`pipeline.rlvr.rollout.environment` does not start")]
-    NoEnvironment(#[source] crate::reward::Failure),
+    NoEnvironment(#[source] crate::failure::Failure),
     /// A reward failed more often than its config allows.
     #[error(
         "the reward `{name}` failed on {failed} of {samples} samples, and `max_error_rate` is {max_error_rate}"
@@ -66,7 +68,7 @@ pub enum Error {
         /// The fraction that may fail.
         max_error_rate: f64,
         /// The last failure on this rank; `None` if only other ranks had failures.
-        source: Option<crate::reward::Error>,
+        source: Option<crate::failure::RewardError>,
     },
     /// With `rollout.strict`, log-probs of the rollout and of training differ.
     #[error(
@@ -230,5 +232,83 @@ impl Error {
             Self::Reward { source, .. } => source.is_none(),
             _ => false,
         }
+    }
+
+    /// Help for a user whose run ended with this error, if there is any; `told` is the error's
+    /// [`one_line`](crate::error_chain::one_line).
+    pub fn help(&self, told: &str) -> Option<&'static str> {
+        match self {
+            Self::Strategy(error) => help_with_gradients(error),
+            _ => None,
+        }
+        .or_else(|| help_with_memory(told))
+    }
+}
+
+/// Advice that keeps gradients finite.
+fn help_with_gradients(error: &StrategyError) -> Option<&'static str> {
+    match error {
+        StrategyError::AllSkipped { .. } => Some(
+            "`strategy.precision: bf16` has the range of fp32; weights with infinity or NaN, in the folder of \
+             `model.path` for example, overflow in each step",
+        ),
+        StrategyError::NonFiniteGradient { loss_scale: Some(_), .. } => Some(
+            "`strategy.precision: bf16` has the range of fp32; a lower `optimizer.adamw.learning_rate` keeps weights from \
+             growing out of it",
+        ),
+        StrategyError::NonFiniteGradient { step: 1, .. } => Some(
+            "the weights were not trained before: look for infinity, NaN and very large numbers in the weights of `model.path`, or \
+             for a warm-up whose `optimizer.adamw.learning_rate` is too high",
+        ),
+        StrategyError::NonFiniteGradient { .. } => Some(
+            "a lower `optimizer.adamw.learning_rate` or `optimizer.max_grad_norm`, or more `warmup_steps` in its schedule, \
+             keep steps small; `--resume` continues from the last checkpoint with the folder's `resolved.yaml`",
+        ),
+        StrategyError::NonFiniteWeights { .. } => Some(
+            "a lower `optimizer.adamw.learning_rate` keeps weights from growing out of `strategy.precision`",
+        ),
+        _ => None,
+    }
+}
+
+/// Advice that saves memory, if the device or the host is out of memory. Drivers and libtorch have no common
+/// code for that, only messages.
+fn help_with_memory(error: &str) -> Option<&'static str> {
+    let is_full = ["out of memory", "can't allocate memory"].iter().any(|words| error.contains(words));
+    is_full.then_some(
+        "a smaller `strategy.micro_batch_size`, `strategy.recompute: full`, a higher `strategy.zero_stage`, or \
+         a smaller `rollout.batch_size` need less memory; `anyroll plan` shows what each phase needs",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+    use crate::error_chain::one_line;
+
+    /// libtorch's message is kept, its backtrace is not.
+    #[test]
+    fn memory_that_is_not_there_is_told_with_what_takes_less() {
+        let tebibytes = tch::Tensor::f_empty([1 << 50], (tch::Kind::Uint8, tch::Device::Cpu));
+        let error = Error::from(tebibytes.unwrap_err());
+        let told = one_line(&error);
+        assert!(told.contains("you tried to allocate 1125899906842624 bytes"), "{told}");
+        assert!(!told.contains("frame #") && !told.contains('\n'), "{told}");
+        let full = Error::NothingMeasured;
+        assert!(full.help(&told).is_some_and(|help| help.contains("micro_batch_size")));
+        assert_eq!(full.help("the disk is full"), None);
+    }
+
+    #[test]
+    fn a_gradient_that_is_not_finite_is_told_with_what_may_mend_it() {
+        let check = |step, loss_scale, words: &str| {
+            let source = anyroll_strategy::Error::NonFiniteGradient { step, grad_norm: f64::NAN, loss_scale };
+            let error = Error::from(source);
+            let help = error.help(&one_line(&error)).unwrap();
+            assert!(help.contains(words), "{help}");
+        };
+        check(1, None, "`model.path`");
+        check(2, None, "a lower `optimizer.adamw.learning_rate`");
+        check(1, Some(1.0), "`strategy.precision: bf16`");
     }
 }

@@ -19,9 +19,10 @@ use serde_json::{Map, Value};
 use crate::{
     Error, Result,
     base_model::BaseModel,
-    config::{Config, DiffusersConfig, Loaded, ModelConfig},
+    config::{Config, DiffusersConfig, ModelConfig},
     data::Tokenizer,
     diffusion::first_adapter,
+    prepare::Loaded,
     run_dir::RunDir,
 };
 

@@ -20,7 +20,8 @@ use crate::{
     Error, Result,
     data::{Record, stream},
     error_chain::one_line,
-    inference::{Formats, Room, Spec, Texts, check_numbers, cut, stop_condition},
+    inference::{Formats, Room, Spec, Texts, cut, stop_condition},
+    loaded::check_numbers,
 };
 
 #[derive(Debug, Args)]

@@ -29,9 +29,10 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     Error, Result,
-    config::{BackendFacts, Loaded, Machine},
-    error_chain::{help, one_line},
+    error_chain::one_line,
     launch::{self, FailureKind, Rank},
+    prepare::Loaded,
+    run::{BackendFacts, Machine},
 };
 
 /// Reinforcement-learning post-training on any accelerator.
@@ -205,7 +206,7 @@ fn cache_folder() -> Option<PathBuf> {
 fn tell(error: &Error, is_run: bool) {
     let kind = if error.is_from_peer() { FailureKind::Peer } else { FailureKind::Own };
     let mut reason = one_line(error);
-    if let Some(help) = help(error, &reason).filter(|_| is_run) {
+    if let Some(help) = error.help(&reason).filter(|_| is_run) {
         reason = format!("{reason}\n  help: {help}");
     }
     let reported = launch::is_launched() && launch::report_failure(&reason, kind).is_ok();

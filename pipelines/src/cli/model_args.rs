@@ -8,7 +8,8 @@ use clap::{Args, ValueEnum};
 
 use crate::{
     Result, config,
-    inference::{DeviceChoice, LoadedModel, Options, Sampling},
+    inference::Sampling,
+    loaded::{DeviceChoice, LoadedModel, Options},
 };
 
 /// The model and its device.

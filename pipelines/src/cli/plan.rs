@@ -10,9 +10,11 @@ use serde_json::{Value, json};
 use super::{machine, stdout::print};
 use crate::{
     Result,
-    config::{BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Run},
+    config::{Devices, Offload, OptimizerOffload, Recompute},
     format::gib,
     plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, settle},
+    prepare::Loaded,
+    run::{BackendFacts, Machine, Run},
 };
 
 /// Arguments of `anyroll plan`.

@@ -12,9 +12,9 @@ use super::{
 };
 use crate::{
     Error, Result,
-    config::read_reward,
     data::Record,
     error_chain::one_line,
+    prepare::read_reward,
     reward::{Completion, Reward, build},
 };
 

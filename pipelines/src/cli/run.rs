@@ -16,13 +16,15 @@ use signal_hook::{
 use super::{RunArgs, log_to, machine};
 use crate::{
     Error, Result,
-    config::{self, Loaded, PipelineConfig, Run},
+    config::PipelineConfig,
     diffusion::{self, Diffusion},
     import::{self, Origin},
     launch::{self, LaunchPlan, Outcome, Rank},
     offline::Offline,
+    prepare::{self, Loaded},
     progress::Screen,
     rlvr::Rlvr,
+    run::Run,
     run_dir::{Lock, RunDir},
     train::{Ended, Exchange, Job, Place, train},
 };
@@ -45,7 +47,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     }
     let loaded = match (&args.config, &args.resume) {
         (Some(path), _) => {
-            let text = config::text_of(path)?;
+            let text = prepare::text_of(path)?;
             let sets = sets(args, &text)?;
             Loaded::parse(path, text, &sets)?
         }

@@ -11,7 +11,7 @@ use crate::{
     Error, Result,
     data::Record,
     error_chain::one_line,
-    inference::{LoadedModel, check_numbers},
+    loaded::{LoadedModel, check_numbers},
 };
 
 #[derive(Debug, Args)]

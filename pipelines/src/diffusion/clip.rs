@@ -8,7 +8,7 @@ use crate::{
     config::{ClipRewardConfig, RewardDtype},
     data::{HfTokenizer, Record},
     error_chain::one_line,
-    reward::Failure,
+    failure::Failure,
 };
 
 /// Texts encoded in a batch.

@@ -13,7 +13,8 @@ use tch::Tensor;
 use super::{Reference, Roles, Setup};
 use crate::{
     Result,
-    config::{MethodConfig, Run},
+    config::MethodConfig,
+    run::Run,
     samples::Phase,
     train::{Evaluation, Exchange, Nothing, Pipeline, Place, Plan, StepOutcome, adamw, describe, hold},
 };

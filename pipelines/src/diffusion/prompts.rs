@@ -17,11 +17,12 @@ use crate::{
     Result,
     config::{
         DiffusersConfig, EncodeConfig, EncodeOn, ImageDataConfig, ModelConfig, PipelineConfig, Precision,
-        PromptsConfig, Run,
+        PromptsConfig,
     },
     data::{self, Record},
     format::gib,
     progress::Screen,
+    run::Run,
     train::{Exchange, Place},
 };
 

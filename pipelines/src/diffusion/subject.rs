@@ -15,9 +15,10 @@ use tch::Device;
 use super::{decoder::ImageDecoder, prompts::OF_OTHERS, shapes};
 use crate::{
     Result,
-    config::{DiffusersConfig, DiffusionConfig, DitConfig, ImageDataConfig, ModelConfig, PromptsConfig, Run},
+    config::{DiffusersConfig, DiffusionConfig, DitConfig, ImageDataConfig, ModelConfig, PromptsConfig},
     data::{self, Record, without_mark},
     error_chain::one_line,
+    run::Run,
 };
 
 /// An image model with its classes or texts.

@@ -19,8 +19,8 @@ use anyroll_models::generation::Ending;
 use crate::config::{EnvironmentConfig, RolloutConfig};
 use crate::data::{Record, Tokenizer};
 use crate::error_chain::one_line;
-use crate::inference::{Episode, Sample};
-use crate::reward::Failure;
+use crate::failure::Failure;
+use crate::inference::{AnswersTurns, Episode, Replies, Sample};
 use worker::{Answer, Output, Worker};
 
 /// The processes of a rank.
@@ -125,23 +125,12 @@ struct Open {
     due: Option<Instant>,
 }
 
-/// Sample numbers.
-#[derive(Debug, Default)]
-pub struct Replies {
-    /// Samples whose next turn can be sampled.
-    pub next: Vec<usize>,
-    /// Samples whose episode has ended.
-    pub ended: Vec<usize>,
-}
-
-impl Episodes<'_> {
-    /// Returns true if all episodes have ended.
-    pub fn is_idle(&self) -> bool {
+impl AnswersTurns for Episodes<'_> {
+    fn is_idle(&self) -> bool {
         self.open.is_empty() && self.waiting.is_empty() && self.replies.ended.is_empty()
     }
 
-    /// Sends the last turn of a sample, which is complete, to its episode. A truncated turn ends the episode.
-    pub fn tell(&mut self, number: usize, sample: &mut Sample) {
+    fn tell(&mut self, number: usize, sample: &mut Sample) {
         let config = &self.environment.config;
         let open = self.open.get_mut(&number).expect("only open episodes are sampled");
         if sample.ending == Some(Ending::Length) {
@@ -155,9 +144,7 @@ impl Episodes<'_> {
         }
     }
 
-    /// Results since the last call, ordered by number. With `wait`, returns once there is one. `limits` are
-    /// the most tokens of each sample.
-    pub fn listen(&mut self, samples: &mut [Sample], limits: &[usize], wait: bool) -> Replies {
+    fn listen(&mut self, samples: &mut [Sample], limits: &[usize], wait: bool) -> Replies {
         loop {
             while let Ok(heard) = self.pool.heard.try_recv() {
                 self.take(heard, samples, limits);
@@ -177,7 +164,9 @@ impl Episodes<'_> {
         replies.ended.sort_unstable();
         replies
     }
+}
 
+impl Episodes<'_> {
     /// Starts as many episodes as may be open.
     fn begin(&mut self, samples: &mut [Sample]) {
         let Environment { config, most_open, .. } = self.environment;

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 use crate::config::EnvironmentConfig;
 use crate::data::Record;
+use crate::failure::Failure;
 use crate::python::{Process, absolute};
-use crate::reward::Failure;
 
 const PROGRAM: &str = include_str!("worker.py");
 

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 
 use super::{Import, Origin, Outcome, changes, import};
-use crate::config::Loaded;
+use crate::prepare::Loaded;
 
 /// Imports `text` as a file called `name`, whose system must be recognized by its keys.
 #[track_caller]

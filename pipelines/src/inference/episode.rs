@@ -1,10 +1,11 @@
-//! Results of an environment for a completion.
+//! Samples of several turns: an environment's results, and its interface to a sampler.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::reward::Failure;
+use super::Sample;
+use crate::failure::Failure;
 
 /// Environment's side of a completion with several turns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,4 +30,26 @@ impl Episode {
             None => Ok(self.rewards.iter().flatten().fold(0.0, |sum, reward| sum + reward)),
         }
     }
+}
+
+/// Answers the turns of samples, each known by its index.
+pub trait AnswersTurns {
+    /// Whether all samples have ended.
+    fn is_idle(&self) -> bool;
+
+    /// Takes the last turn of a sample, which was sampled to its end. A turn that was cut ends the sample.
+    fn tell(&mut self, number: usize, sample: &mut Sample);
+
+    /// Returns the answers so far, in the order of the indices. With `wait` it returns once there is one; `limits` are the
+    /// most tokens of each sample.
+    fn listen(&mut self, samples: &mut [Sample], limits: &[usize], wait: bool) -> Replies;
+}
+
+/// Indices of samples.
+#[derive(Debug, Default)]
+pub struct Replies {
+    /// Samples whose next turn is to be sampled now.
+    pub next: Vec<usize>,
+    /// Samples that have ended.
+    pub ended: Vec<usize>,
 }

@@ -10,8 +10,8 @@ use anyroll_models::{
 };
 use anyroll_strategy::Weights;
 
-use super::{Room, Sample, stop_condition};
-use crate::{Result, data::Tokenizer, environment::Episodes, train::turn_seed};
+use super::{AnswersTurns, Room, Sample, stop_condition};
+use crate::{Result, data::Tokenizer, train::turn_seed};
 
 /// Result of sampling.
 #[derive(Clone, Debug)]
@@ -147,7 +147,7 @@ impl Sampler {
         weights: &Weights,
         version: u64,
         asked: &[Asked],
-        mut episodes: Option<Episodes>,
+        mut episodes: Option<Box<dyn AnswersTurns + '_>>,
         mut look: impl FnMut(&[Sample], &[usize]) -> ControlFlow<()>,
     ) -> Result<Sampled> {
         let _threads = self.threads.map(Threads::set);
@@ -166,7 +166,7 @@ impl Sampler {
             self.submit(&mut engine, &mut turns, &samples, &(0..asked.len()).collect::<Vec<_>>())?;
         }
         let (mut enough, mut passes) = (false, 0);
-        while !(enough || engine.is_idle() && episodes.as_ref().is_none_or(Episodes::is_idle)) {
+        while !(enough || engine.is_idle() && episodes.as_ref().is_none_or(|it| it.is_idle())) {
             let mut ended = Vec::new();
             if let Some(episodes) = &mut episodes {
                 let replies = episodes.listen(&mut samples, &turns.limits, engine.is_idle());

@@ -21,11 +21,12 @@ use super::{
 use crate::{
     Result,
     base_model::{BaseModel, UnderNewHead},
-    config::{KvCacheConfig, Objective, OfflineConfig, PipelineConfig, Run},
+    config::{KvCacheConfig, Objective, OfflineConfig, PipelineConfig},
     data::{Dataset, Record, Tokenizer},
     inference::Sampler,
     launch::Rank,
     metrics::Metrics,
+    run::Run,
     samples::Phase,
     train::{
         Evaluation, Exchange, Nothing, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe, hold,

@@ -12,7 +12,8 @@ use tch::{Device, Tensor};
 use super::{Written, written::pack};
 use crate::{
     Result,
-    config::{DistillConfig, Role},
+    config::DistillConfig,
+    run::Role,
     train::{Place, Reference},
 };
 

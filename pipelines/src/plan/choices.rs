@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use super::{MemoryPlan, Planner, Strategies};
-use crate::config::{Offload, OffloadConfig, OptimizerOffload, Recompute, Run, StrategyConfig, ZeroStage};
+use crate::config::{Offload, OffloadConfig, OptimizerOffload, Recompute, StrategyConfig, ZeroStage};
+use crate::run::Run;
 
 /// One choice and its plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -7,7 +7,8 @@ use anyroll_strategy::plan::Ranks;
 use serde::Serialize;
 
 use super::PhaseBytes;
-use crate::config::{Reduction, Role, RolloutRole, Run};
+use crate::config::Reduction;
+use crate::run::{Role, RolloutRole, Run};
 
 /// Granularity of memory that can leave a device: 2 MiB on every device so far, a page on a host.
 const GRANULARITY_BYTES: [usize; 2] = [2 << 20, 4 << 10];

@@ -22,9 +22,10 @@ use crate::{
     Result,
     config::{
         DiffusersConfig, DiffusionConfig, EncodeOn, ImageDataConfig, MethodConfig, ModelConfig,
-        PromptsConfig, Run, StrategyConfig,
+        PromptsConfig, StrategyConfig,
     },
     diffusion::{self, open_encoders, read_records},
+    run::Run,
     train::zero_config,
 };
 

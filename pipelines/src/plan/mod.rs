@@ -27,8 +27,9 @@ pub use stage::{Settled, Stages, Unsettled, settle};
 
 use crate::{
     Error, Result,
-    config::{PipelineConfig, Run, StrategyConfig},
+    config::{PipelineConfig, StrategyConfig},
     data::Dataset,
+    run::Run,
     train::{offloaded, zero_config},
 };
 

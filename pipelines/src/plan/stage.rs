@@ -8,8 +8,9 @@
 
 use super::{MemoryPlan, Planner, Strategies, Tightest};
 use crate::{
-    config::{Recompute, Role, Run, StrategyConfig, ZeroStage},
+    config::{Recompute, StrategyConfig, ZeroStage},
     format::gib,
+    run::{Role, Run},
 };
 
 /// A stage for each role of a run.

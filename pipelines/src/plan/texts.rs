@@ -21,11 +21,12 @@ use crate::{
     Result,
     base_model::BaseModel,
     config::{
-        KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Run, StrategyConfig, Turns, WarmupConfig,
+        KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, StrategyConfig, Turns, WarmupConfig,
     },
     data::{Dataset, Tokenizer},
     offline,
     offline::Written,
+    run::Run,
     train::zero_config,
 };
 

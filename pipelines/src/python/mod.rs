@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 
-use crate::reward::Failure;
+use crate::failure::Failure;
 
 /// Script that every process starts with.
 const USER: &str = include_str!("user.py");

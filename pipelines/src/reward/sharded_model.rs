@@ -12,9 +12,10 @@ use super::{
 };
 use crate::{
     Result,
-    config::{RewardConfig, RewardModelConfig, Role, Run},
+    config::{RewardConfig, RewardModelConfig},
     data::Record,
     launch::Rank,
+    run::{Role, Run},
     train::{Exchange, Place, hold, offloaded},
 };
 

@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Completion, Error, Exact, Failure, HeldModel, Reward, Takes, build, distinct, model};
-use crate::config::{RewardConfig, RewardKind, RewardTerm, Role};
+use crate::config::{RewardConfig, RewardKind, RewardTerm};
 use crate::data::Record;
+use crate::run::Role;
 
 /// Name of the environment's reward.
 const ENVIRONMENT: &str = "environment";

@@ -42,7 +42,8 @@ use tokio::{net::TcpListener, sync::watch, time::timeout};
 use crate::{
     Error, Result,
     data::Tokenizer,
-    inference::{Formats, LoadedModel, Room},
+    inference::{Formats, Room},
+    loaded::LoadedModel,
 };
 use answer::{Refusal, Shape, answer, now_s};
 use body::ParsedRequest;

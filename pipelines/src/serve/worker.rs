@@ -17,7 +17,7 @@ use anyroll_models::{
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::counters::Counters;
-use crate::{error_chain::one_line, inference::check_numbers};
+use crate::{error_chain::one_line, loaded::check_numbers};
 
 /// Message to a request: new tokens of one of its samples, or a failure.
 pub(super) type Message = Result<Tokens, Problem>;

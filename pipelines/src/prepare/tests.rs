@@ -13,10 +13,12 @@ mod strict;
 use std::path::PathBuf;
 
 use super::*;
+use crate::config::*;
 use crate::launch::Rank;
+use crate::run::{BackendFacts, Batches, Role};
 
 /// The smallest config; every other field has a default.
-pub(super) const SMALL: &str = "\
+pub(crate) const SMALL: &str = "\
 name: small
 backend: cpu
 model:
@@ -34,7 +36,7 @@ pipeline:
       adamw: {learning_rate: 1.0e-3}
 ";
 
-pub(super) fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
+pub(crate) fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.yaml");
     std::fs::write(&path, text).unwrap();
@@ -63,7 +65,7 @@ fn facts(name: &str, runs_models: bool, devices: Option<usize>) -> BackendFacts 
 }
 
 /// Backends by made-up names: this module knows no vendor.
-pub(super) fn machine() -> Machine {
+pub(crate) fn machine() -> Machine {
     let broken =
         BackendFacts { unavailable: Some("libgone.so is not there".to_owned()), ..facts("gone", true, None) };
     let backends =
@@ -492,7 +494,7 @@ fn a_resolved_data_file_is_found_from_any_folder() {
 fn ready_strategies_are_included_under_what_stands_beside_them() {
     let strategy = |sets: &[&str]| resolve(sets, &machine()).unwrap().policy.strategy;
     let plain = strategy(&[]);
-    let ready = include::READY.map(|(name, text)| {
+    let ready = READY.map(|(name, text)| {
         assert!(text.starts_with("# ") && text.lines().nth(1).is_some_and(|line| !line.starts_with('#')));
         strategy(&[&format!("strategy.include={name}")])
     });

@@ -1,5 +1,7 @@
 //! A model loaded from a folder on one device, for inference.
 
+mod device;
+
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -16,19 +18,21 @@ use anyroll_strategy::{
     Zero,
     checkpoint::{self, CheckpointWeights},
 };
+pub use device::DeviceChoice;
 use serde_json::Value;
 
-use super::{DeviceChoice, Room};
 use crate::{
     Error, Result,
     base_model::BaseModel,
     config::{
-        FolderConfig, Loaded, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute,
-        Reduction, StrategyConfig, ZeroStage,
+        FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
+        StrategyConfig, ZeroStage,
     },
     data::Tokenizer,
     export::Trained,
+    inference::Room,
     launch::free_port,
+    prepare::Loaded,
     run_dir::RunDir,
     train::{Place, hold},
 };
