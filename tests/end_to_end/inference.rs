@@ -159,7 +159,7 @@ fn what_cannot_be_used_is_named() {
     let error = fail(anyroll(["generate", run, "--prompt", "1>", "--chat"]));
     assert!(error.contains("`--chat`") && error.contains("no chat template"), "{error}");
     let ended = finish(anyroll(["generate", run, "--prompt", "1>", "--sequences", "0"]));
-    assert!(ended.code == Some(2) && ended.stderr.contains("1 or above"), "{ended:#?}");
+    assert!(ended.code == Some(2) && ended.stderr.contains("an integer of at least 1"), "{ended:#?}");
     let file = lines(&folder, "long.jsonl", &[json!({"prompt": "1>"}), json!({"prompt": "1".repeat(99)})]);
     let error = fail(anyroll(["generate", run, "--file", &file]));
     assert!(error.contains("long.jsonl:2: it has 99 tokens"), "{error}");

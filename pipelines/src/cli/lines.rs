@@ -32,7 +32,7 @@ pub(super) fn lines(file: &Path) -> Result<impl Iterator<Item = Result<(usize, S
     let numbered = (1..).zip(open(file).map_err(unreadable)?);
     let texts = numbered.map(move |(line, text)| {
         let text = text.map_err(|source| match source.kind() {
-            ErrorKind::InvalidData => refused(file, line, "the line is not in UTF-8".to_owned()),
+            ErrorKind::InvalidData => refused(file, line, "the line is not UTF-8".to_owned()),
             _ => unreadable(source),
         })?;
         Ok((line, if line == 1 { without_mark(&text).to_owned() } else { text }))
@@ -96,7 +96,7 @@ mod tests {
             (b"\n[1]\n", ":2: it is not a JSON object"),
             (b"{\"a\": 1,}\n", ":1: trailing comma at character 9"),
             (b"{\"a\": 1} 2\n", ":1: trailing characters at character 10"),
-            (b"{}\n{\"a\": \"\xff\"}\n", ":2: the line is not in UTF-8"),
+            (b"{}\n{\"a\": \"\xff\"}\n", ":2: the line is not UTF-8"),
         ] {
             let error = read(bytes).unwrap_err();
             assert!(error.ends_with(&format!("lines.jsonl{expected}")), "{error}");

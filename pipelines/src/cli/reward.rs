@@ -112,7 +112,7 @@ mod tests {
         let json = serde_json::to_string(&scored).unwrap();
         assert_eq!(json, r#"{"line":3,"score":1.0,"extracted":"1/2"}"#);
         for wrong in ["{", "{}", r#"{"completion": 1}"#] {
-            assert!(score(&*math, 1, wrong).unwrap_err().contains("no completion"), "{wrong}");
+            assert!(score(&*math, 1, wrong).unwrap_err().contains("not a completion"), "{wrong}");
         }
         assert!(score(&*math, 1, r#"{"completion": "1"}"#).unwrap_err().contains("its answer is empty"));
 

@@ -511,12 +511,9 @@ mod tests {
         check(&|folder| fs::remove_file(folder.join(tokenizer)).unwrap(), &["cannot read", tokenizer]);
         let pieces = |folder: &Path| fs::rename(folder.join(tokenizer), folder.join("spiece.model")).unwrap();
         check(&pieces, &["has a spiece.model but no tokenizer.json", "save_pretrained"]);
-        check(
-            &|folder| fs::write(folder.join(tokenizer), "{}").unwrap(),
-            &[tokenizer, "cannot be understood"],
-        );
+        check(&|folder| fs::write(folder.join(tokenizer), "{}").unwrap(), &[tokenizer, "is invalid"]);
         let config = "tokenizer_config.json";
-        check(&|folder| fs::write(folder.join(config), "[").unwrap(), &[config, "cannot be understood"]);
+        check(&|folder| fs::write(folder.join(config), "[").unwrap(), &[config, "is invalid"]);
         check(&|folder| fs::write(folder.join(config), "{}").unwrap(), &["has no chat template"]);
         let raises =
             json!({"chat_template": [{"name": "default", "template": "{{ raise_exception('no') }}"}]});

@@ -677,7 +677,7 @@ mod tests {
         let error = data.held_out(held_out + 1).unwrap_err().to_string();
         assert_eq!(
             error,
-            format!("{} held-out prompts are asked for, and there are {held_out}", held_out + 1)
+            format!("{} held-out prompts are requested, but only {held_out} exist", held_out + 1)
         );
     }
 
@@ -697,7 +697,7 @@ mod tests {
         // A file whose prompts are all held out leaves nothing to train on.
         let all = FileConfig { held_out: Some(config.path.clone()), ..config };
         let error = open(&DataConfig::File(Box::new(all))).unwrap_err().to_string();
-        assert!(error.contains("of 20 records 20 are held out"), "{error}");
+        assert!(error.contains("20 of 20 records are held out"), "{error}");
     }
 
     #[test]
@@ -784,7 +784,10 @@ mod tests {
             let error = open(&config).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
-        check("{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"a\"}\n", ":2: there is no `answer`");
+        check(
+            "{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"a\"}\n",
+            ":2: there is no column `answer`",
+        );
         check("{\"prompt\": 1, \"answer\": \"b\"}\n", ":1: `prompt` is neither a text nor messages");
         check("{\"prompt\": \"a\", \"answer\": true}\n", ":1: `answer` is neither a text, a number");
         check("{\"prompt\": \"\", \"answer\": \"b\"}\n", ":1: `prompt` is empty");

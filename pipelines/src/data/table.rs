@@ -240,7 +240,7 @@ mod tests {
         let path = folder.path().join("train.jsonl");
         fs::write(&path, b"{}\n\n{\"prompt\": \"\xff\"}\n").unwrap();
         let error = one_line(&rows(&path).unwrap_err());
-        assert!(error.ends_with("train.jsonl:3: the line is not in UTF-8"), "{error}");
+        assert!(error.ends_with("train.jsonl:3: the line is not UTF-8"), "{error}");
     }
 
     #[test]

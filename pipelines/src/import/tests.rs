@@ -631,7 +631,7 @@ fn what_is_no_config_is_said() {
         ("nothing: known\n", "unrecognized config format"),
         ("defaults: [absent@_here_]\nrollout_batch_size: 1\n", "absent.yaml"),
         ("rollout_batch_size: ${nowhere}\n", "`${nowhere}` is not defined"),
-        ("rollout_batch_size: ${seed}\nseed: ${rollout_batch_size}\n", "circle"),
+        ("rollout_batch_size: ${seed}\nseed: ${rollout_batch_size}\n", "cycle"),
     ] {
         fs::write(&path, text).unwrap();
         let error = crate::error_chain::one_line(&import(&path, None).unwrap_err());

@@ -217,8 +217,8 @@ mod tests {
             assert!(error.contains(words), "{error}");
         };
         template("{{ prompt", "syntax error");
-        template("{{ prompt }} {{ response }}", "there is no `response`");
-        template("{% if false %}{{ gold.text }}{% endif %}", "there is no `gold`");
+        template("{{ prompt }} {{ response }}", "unknown variable `response`");
+        template("{% if false %}{{ gold.text }}{% endif %}", "unknown variable `gold`");
         template("{{ prompt | shorten }}", "filter shorten is unknown");
         template("{{ prompt.strip() }}", "has no method named strip");
         let loops =

@@ -218,7 +218,7 @@ mod tests {
         };
         refused(json!({"max_tokens": 29}), 4, &["`max_tokens` is 29", "at most 28", "4 tokens", "32"]);
         refused(json!({"max_completion_tokens": u64::MAX}), 4, &["`max_completion_tokens`", "at most 28"]);
-        refused(json!({"max_tokens": 0}), 4, &["`max_tokens`", "from 1"]);
+        refused(json!({"max_tokens": 0}), 4, &["`max_tokens`", "at least 1"]);
         refused(json!({}), 32, &["32 tokens", "shorter"]);
     }
 

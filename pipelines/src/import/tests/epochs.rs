@@ -37,7 +37,7 @@ fn verls_epochs() {
     check_rows(&own, &[("trainer.save_freq", "changed   trainer.save_freq: -1 by default (set ")]);
 
     let steps = verl("trainer.total_epochs=15 trainer.total_training_steps=100");
-    check_no_epochs(&steps, &[], (key, "no effect trainer.total_epochs: 15 (total_training_steps is given"));
+    check_no_epochs(&steps, &[], (key, "no effect trainer.total_epochs: 15 (total_training_steps is set"));
     let filter = "algorithm.filter_groups.enable=True";
     let dapo = verl(&format!("{filter} trainer.total_epochs=15"));
     check_no_epochs(
@@ -63,7 +63,7 @@ fn trls_epochs() {
     let told = "changed   num_train_epochs: 0.5 -> pipeline.rlvr.steps: {\"data_epochs\":0.5} (";
     check_epochs(&trl("num_train_epochs: 0.5\nmax_steps: -1\n"), "rlvr", "0.5", (key, told));
     let steps = trl("num_train_epochs: 2\nmax_steps: 100\n");
-    check_no_epochs(&steps, &[], (key, "no effect num_train_epochs: 2 (max_steps is given)"));
+    check_no_epochs(&steps, &[], (key, "no effect num_train_epochs: 2 (max_steps is set)"));
     assert!(steps.yaml().contains("    steps: 100\n"), "{}", steps.yaml());
     check_refused(&trl("num_train_epochs: few\n"), &[key]);
     for origin in [Origin::TrlSft, Origin::TrlDpo, Origin::TrlReward] {

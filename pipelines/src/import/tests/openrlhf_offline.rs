@@ -144,5 +144,5 @@ fn what_they_say_and_we_have_not_is_refused() {
     let path = folder.path().join("run.sh");
     fs::write(&path, DPO).unwrap();
     let error = import(&path, Some(Origin::OpenrlhfSft)).unwrap_err().to_string();
-    assert!(error.contains("calls `openrlhf.cli.train_dpo`, and not `openrlhf.cli.train_sft`"), "{error}");
+    assert!(error.contains("calls `openrlhf.cli.train_dpo`, not `openrlhf.cli.train_sft`"), "{error}");
 }
