@@ -793,7 +793,7 @@ mod tests {
         check("{\"prompt\": \"\", \"answer\": \"b\"}\n", ":1: `prompt` is empty");
         check("\n[1]\n", ":2: the line is not a JSON object");
         check("{\"prompt\": \n", ":1: the line is not a JSON object");
-        check("", "of 0 records 0 are held out");
+        check("", "0 of 0 records are held out");
         check("{\"prompt\": \"a\", \"answer\": \"b\"}\n", "of 1 records");
     }
 }

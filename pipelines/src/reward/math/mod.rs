@@ -65,7 +65,7 @@ impl Reward for Math {
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
         let gold = extract::gold(&record.answer);
         if gold.is_empty() {
-            return Err(Error::new(self.name(), record, "the answer is empty"));
+            return Err(Error::new(self.name(), record, "its answer is empty"));
         }
         let asks_percent = ["%", "percent"].iter().any(|word| record.prompt.contains(word));
         let found = self.find(completion);
