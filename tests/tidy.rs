@@ -2,6 +2,7 @@
 
 mod links;
 mod manifests;
+mod modules;
 mod prose;
 mod rust;
 mod source;
@@ -51,6 +52,7 @@ fn violations(tree: &[Source]) -> Vec<Violation> {
         text::check_configs(source, tree, &mut add);
         links::check(source, tree, &mut add);
     }
+    found.extend(modules::check(tree));
     found.sort();
     found
 }

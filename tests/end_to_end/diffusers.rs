@@ -337,7 +337,7 @@ fn what_does_not_fit_a_published_model_is_refused() {
     check(&[&format!("{prompts}.height=18")], "prompts.height", "does not paint 18");
     check(&[&format!("{prompts}.held_out=4")], "prompts.held_out", "4 of 4 texts leave none");
     check(&[&format!("{prompts}.embeddings=README.md")], "prompts.embeddings", "README.md");
-    check(&[&format!("{prompts}.records=README.md")], "prompts.records", "no JSON object");
+    check(&[&format!("{prompts}.records=README.md")], "prompts.records", "not a JSON object");
     check(&["pipeline.diffusion.reward=lit"], "pipeline.diffusion.reward", "classes");
     check(&["pipeline.diffusion.reward={torchscript: {path: README.md}}"], "torchscript.path", "README.md");
     check(&["pipeline.diffusion.reward=[{lit: {}}]"], "pipeline.diffusion.reward[0]", "classes");

@@ -150,13 +150,16 @@ fn what_cannot_be_used_is_named() {
     let (folder, run) = trained();
     let run = run.to_str().unwrap();
     let no_model = folder.path().to_str().unwrap();
-    assert!(fail(anyroll(["generate", no_model, "--prompt", "1"])).contains("no model's folder"));
+    assert!(
+        fail(anyroll(["generate", no_model, "--prompt", "1"]))
+            .contains("is not a run folder, a checkpoint in one, a model folder")
+    );
     assert!(fail(anyroll(["generate", run, "--prompt", "x>"])).contains("'x'"));
     assert!(fail(anyroll(["generate", run, "--prompt", "1>", "--temperature=-1"])).contains("temperature"));
     let error = fail(anyroll(["generate", run, "--prompt", "1>", "--chat"]));
     assert!(error.contains("`--chat`") && error.contains("no chat template"), "{error}");
     let ended = finish(anyroll(["generate", run, "--prompt", "1>", "--sequences", "0"]));
-    assert!(ended.code == Some(2) && ended.stderr.contains("1 or above"), "{ended:#?}");
+    assert!(ended.code == Some(2) && ended.stderr.contains("an integer of at least 1"), "{ended:#?}");
     let file = lines(&folder, "long.jsonl", &[json!({"prompt": "1>"}), json!({"prompt": "1".repeat(99)})]);
     let error = fail(anyroll(["generate", run, "--file", &file]));
     assert!(error.contains("long.jsonl:2: it has 99 tokens"), "{error}");
@@ -164,13 +167,15 @@ fn what_cannot_be_used_is_named() {
     let error = fail(anyroll(["generate", run, "--prompt", "1>", "--max-new-tokens", &most]));
     assert!(error.contains("`--prompt`: it has 2 tokens, and with"), "{error}");
     let file = lines(&folder, "list.jsonl", &[json!([])]);
-    assert!(fail(anyroll(["generate", run, "--file", &file])).contains("list.jsonl:1: it is no JSON object"));
+    assert!(
+        fail(anyroll(["generate", run, "--file", &file])).contains("list.jsonl:1: it is not a JSON object")
+    );
     let file = lines(&folder, "wrong.jsonl", &[json!({"prompt": "1>"}), json!({"promt": "1>"})]);
     assert!(fail(anyroll(["generate", run, "--file", &file])).contains("wrong.jsonl:2"));
     assert!(fail(anyroll(["score", run, "--file", &file])).contains("wrong.jsonl:2"));
     let file = lines(&folder, "setting.jsonl", &[json!({"prompt": "1>", "seed": 1})]);
     let error = fail(anyroll(["generate", run, "--file", &file]));
-    assert!(error.contains("setting.jsonl:1: `seed` is not read from a line"), "{error}");
+    assert!(error.contains("setting.jsonl:1: a line cannot set `seed`"), "{error}");
     let file = lines(&folder, "hot.jsonl", &[json!({"prompt": "1>", "temperature": -1})]);
     let error = fail(anyroll(["generate", run, "--file", &file]));
     assert!(error.contains("hot.jsonl:1: `temperature`: -1"), "{error}");

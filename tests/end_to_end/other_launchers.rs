@@ -72,7 +72,7 @@ fn hosts_that_do_not_share_the_run_folder_are_refused() {
     for ended in [as_rank(tiny, 0, port), second].map(Process::start).map(Process::finish) {
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         let first = ended.stderr.lines().next().unwrap_or_default();
-        assert!(first.contains("rank 1 does not find the run's folder"), "{}", ended.stderr);
+        assert!(first.contains("rank 1 does not see the run folder"), "{}", ended.stderr);
         assert!(first.contains("put --output on a file system that all hosts share"), "{}", ended.stderr);
     }
 }
@@ -106,7 +106,7 @@ fn half_a_launcher_is_refused() {
         let error = fail(command);
         assert!(error.contains(words), "no {words:?} in {error}");
     };
-    check(&[("RANK", "0")], "RANK is set and WORLD_SIZE is not");
+    check(&[("RANK", "0")], "RANK is set but WORLD_SIZE is not");
     let place = [("RANK", "0"), ("WORLD_SIZE", "3"), ("LOCAL_RANK", "0")];
     let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")];
     check(&[&place[..], &meeting].concat(), "each host has 2 ranks");

@@ -252,7 +252,7 @@ fn a_plan_is_a_table_for_people() {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
     let reward_model = ["plan", "configs/offline_reward_model_sort_cpu.yaml"];
-    assert!(fail(anyroll(reward_model)).contains("not those that train a reward model"));
+    assert!(fail(anyroll(reward_model)).contains("not runs that train a reward model"));
 }
 
 /// A step's allocations equal the plan, except activations and the cache, which are libtorch's or already

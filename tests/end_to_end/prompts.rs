@@ -122,10 +122,10 @@ fn each_encoder_may_have_its_text_and_layers_may_be_skipped() {
     check(&model, &texts, &["--variant", "fp16"], "no folder in it has weights of the variant `fp16`");
     let wrong = folder.path().join("wrong.jsonl");
     fs::write(&wrong, "{\"prompt\": \"a cat\", \"prompt_2\": 2}\n").unwrap();
-    check(&model, &wrong, &[], "`prompt_2` is no text");
+    check(&model, &wrong, &[], "`prompt_2` is not a string");
     let wan = self::model(&folder, "wan");
     check(&wan, &texts, &[], "the model has one text encoder");
-    check(&wan, &model.join("texts.jsonl"), &["--clip-skip", "1"], "the model reads by no CLIP");
+    check(&wan, &model.join("texts.jsonl"), &["--clip-skip", "1"], "the model has no CLIP");
 }
 
 /// Returns a run on the texts of the model's own folder; `how` sets how they are encoded.
@@ -284,7 +284,7 @@ fn prompts_that_cannot_be_embedded_are_refused_and_leave_no_file() {
     assert!(fail(command).contains("`max_sequence_length`: is 513: write a number above 0, at most 512"));
     let third = model.join("tokenizer_3");
     fs::rename(third.join("tokenizer.json"), third.join("spiece.model")).unwrap();
-    check(&texts, &[], &["tokenizer_3 has a spiece.model and no tokenizer.json", "save_pretrained"]);
+    check(&texts, &[], &["tokenizer_3 has a spiece.model but no tokenizer.json", "save_pretrained"]);
     fs::rename(third.join("spiece.model"), third.join("tokenizer.json")).unwrap();
     // Found only while encoding.
     let first = model.join("text_encoder/model.safetensors");

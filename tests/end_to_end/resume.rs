@@ -136,7 +136,7 @@ fn a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before_it() {
     let check = |words: &str| {
         let error = fail(resume(&run));
         let how =
-            format!("remove the folder {}, and the run goes on from {}", folder_of(last), folder_of(older));
+            format!("remove the folder {}, and the run resumes from {}", folder_of(last), folder_of(older));
         assert!(error.contains(&how) && error.contains(words), "{error}");
     };
     fs::write(&manifest, "{").unwrap();

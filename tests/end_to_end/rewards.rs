@@ -80,7 +80,7 @@ fn failures_are_counted_and_end_the_run_above_their_rate() {
         assert!(ended.error().contains(words), "{ended:#?}");
     }
     // One warning for all samples that failed alike.
-    let warnings = ended.stderr.lines().filter(|line| line.contains("samples cannot be scored"));
+    let warnings = ended.stderr.lines().filter(|line| line.contains("samples could not be scored"));
     assert_eq!(warnings.count(), 1, "{}", ended.stderr);
 }
 

@@ -18,9 +18,10 @@ use super::{
 use crate::{
     Error, Result,
     base_model::UnderNewHead,
-    config::{CriticConfig, Run},
+    config::CriticConfig,
     inference::Sample,
     metrics::Metrics,
+    run::Run,
     train::{Exchange, Place, adamw, finish_steps, hold, learning_rate, offloaded},
 };
 

@@ -6,14 +6,7 @@ use anyroll_models::hf::{AdapterFolder, ModelFolder};
 use anyroll_models::{LoraTarget, ModulePattern};
 
 use super::check_data::Use;
-use super::error::{Problem, list};
-use super::model::LoraConfig;
-use super::offline::Turns;
-use super::optimizer::*;
-use super::schema::*;
-use super::stage::ZeroStage;
-use super::steps::Steps;
-use super::tree::Node;
+use crate::config::*;
 use crate::data::{Dataset, Tokenizer};
 use crate::error_chain::one_line;
 

@@ -3,8 +3,7 @@
 use anyroll_models::diffusion::{EXPERTS, Lora};
 
 use super::check::Check;
-use super::diffusion::*;
-use super::error::Problem;
+use crate::config::*;
 
 impl Check<'_> {
     /// Refuses a second guidance without a second transformer.

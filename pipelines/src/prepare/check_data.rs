@@ -3,12 +3,10 @@
 use anyroll_models::hf::ModelFolder;
 
 use super::check::Check;
-use super::data::{DataConfig, FileConfig, LongPrompts, MixedConfig};
-use super::error::Problem;
-use super::model::FolderConfig;
-use super::offline::Turns;
-use super::reward::{RewardConfig, RewardTerm};
-use super::schema::{Config, ModelConfig, PipelineConfig, RlvrConfig};
+use crate::config::{
+    Config, DataConfig, FileConfig, FolderConfig, LongPrompts, MixedConfig, ModelConfig, PipelineConfig,
+    Problem, RewardConfig, RewardTerm, RlvrConfig, Turns,
+};
 use crate::data::{self, Counted, Dataset, Reading, Record, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
 

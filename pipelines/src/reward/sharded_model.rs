@@ -1,4 +1,4 @@
-//! A reward model that the ranks hold together, each its part.
+//! A reward model sharded over the ranks, or replicated on their devices.
 
 use std::sync::Arc;
 
@@ -12,26 +12,29 @@ use super::{
 };
 use crate::{
     Result,
-    config::{RewardConfig, RewardModelConfig, Role, Run},
+    config::{RewardConfig, RewardModelConfig},
     data::Record,
     launch::Rank,
+    run::{Role, Run},
     train::{Exchange, Place, hold, offloaded},
 };
 
-/// A reward model on the devices of a [`Place`]. It scores when all ranks ask it, with the weights there for so long.
+/// A reward model on the devices of a [`Place`]. All ranks score with it together, and its weights are loaded
+/// for that time only if they are offloaded.
 #[derive(Debug)]
 pub struct HeldModel {
     reader: Reader,
     model: Zero<ValueModel>,
-    /// Texts that a rank scores at a time.
+    /// Texts that a rank scores in a batch.
     batch_size: usize,
-    /// What of it is on the device only while it scores.
+    /// States that are on the device only during scoring.
     offloaded: Vec<State>,
     exchange: Exchange,
 }
 
 impl HeldModel {
-    /// Those of `reward` that the ranks of `run` hold, in the order of its terms; the policy is at `place`. Every rank calls.
+    /// The models of `reward` that the ranks of `run` hold, in the order of its terms; the policy is at
+    /// `place`. Every rank must call this.
     pub fn all(reward: &RewardConfig, run: &Run, place: &Place, rank: &Rank) -> Result<Vec<Self>> {
         let held = reward.models().zip(&run.reward_models);
         let held = held.filter_map(|(config, role)| Some((config, role.as_ref()?)));
@@ -39,10 +42,11 @@ impl HeldModel {
         held.map(model).collect()
     }
 
-    /// The model of `config` on `place`, held as `role` says; each rank reads its part of the weights. Every rank calls.
+    /// Loads the model of `config` on `place` under the strategy of `role`; each rank reads its part of the
+    /// weights. Every rank must call this.
     ///
     /// # Errors
-    /// What of the folder cannot be used, or the device's.
+    /// The part of the folder that cannot be used, or an error of the device.
     pub fn new(config: &RewardModelConfig, role: &Role, place: &Place) -> Result<Self> {
         let opened = Model::open(config);
         let (folder, reader) =
@@ -55,7 +59,7 @@ impl HeldModel {
         Ok(Self { reader, model, batch_size: role.strategy.micro_batch_size, offloaded, exchange })
     }
 
-    /// The scores of this rank's completions, in their order. Every rank calls, whether it has any or not.
+    /// Scores of this rank's completions, in order. Every rank must call this, even with no completions.
     pub fn score(&mut self, cases: &[(&Record, Completion)]) -> Result<Vec<Result<f64, Error>>> {
         let texts = self.reader.read(cases);
         let passes = texts.readable.len().div_ceil(self.batch_size);
@@ -67,7 +71,7 @@ impl HeldModel {
             for batch in texts.readable.chunks(self.batch_size) {
                 scores.extend(numbers(&self.forward(batch)?)?.into_iter().map(Ok));
             }
-            // A pass gathers what the ranks have of the weights: whoever is through goes along with the others.
+            // A forward pass gathers sharded weights, so a rank that is done joins the passes of the others.
             for _ in passes..most {
                 drop(self.forward(&[vec![0]])?);
             }
@@ -109,7 +113,8 @@ mod tests {
         Role { backend: "cpu".into(), ordinals: vec![0, 0], strategy }
     }
 
-    /// Each rank scores twice, with the weights away in between; the bits of all scores, and `None` for what is too long.
+    /// Each rank scores twice, with the weights offloaded in between. Returns the bits of all scores, and
+    /// `None` for texts that are too long.
     fn scores(config: &RewardModelConfig, role: &Role, cases: &[&[(Record, String)]]) -> Vec<Option<u64>> {
         let of_ranks = ranks(cases.len(), |place| {
             let own = cases[place.group.rank()];
@@ -131,7 +136,7 @@ mod tests {
         Completion { text, tokens: None, finished: true }
     }
 
-    /// Those that transformers scored, and one more in between that the model cannot read.
+    /// The cases scored by transformers, with one more that the model cannot read.
     fn cases() -> Vec<(Record, String)> {
         let file = golden("reward_model").path.join("scores.json");
         let cases: Vec<serde_json::Value> =
@@ -144,7 +149,7 @@ mod tests {
         cases
     }
 
-    /// The golden scores are held to by the model on the host.
+    /// The model on the host is compared with the golden scores.
     #[test]
     fn neither_ranks_nor_stages_nor_offload_change_a_bit() {
         let cases = cases();
@@ -155,7 +160,7 @@ mod tests {
             let on_host = Model::new(&config).unwrap().score_many(&on_host).into_iter();
             let on_host: Vec<Option<u64>> = on_host.map(|score| score.ok().map(f64::to_bits)).collect();
             assert_eq!(on_host.iter().filter(|score| score.is_none()).count(), 1);
-            // Two passes and none, one and one, none and two.
+            // Passes of the two ranks: two and none, one and one, none and two.
             for split in [5, 3, 0] {
                 let (first, second) = cases.split_at(split);
                 for (stage, params) in [

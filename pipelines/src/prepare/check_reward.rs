@@ -3,14 +3,7 @@
 use std::path::Path;
 
 use super::check::Check;
-use super::error::Problem;
-use super::image_reward::ImageReward;
-use super::reward::*;
-use super::reward_model::host;
-use super::reward_model::{RewardModelConfig, RewardStrategyConfig};
-use super::schema::{Config, PipelineConfig};
-use super::stage::ZeroStage;
-use super::tree::Node;
+use crate::config::*;
 use crate::reward::{Code, Judge, Model, Pattern, Python, key};
 
 /// Checks a reward that stands alone, read from `tree`.

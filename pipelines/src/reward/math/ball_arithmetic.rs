@@ -1,7 +1,7 @@
-//! Complex numbers with a bound on how far rounding may have taken them.
+//! Ball arithmetic: complex numbers with a bound on their rounding error.
 //!
-//! Two balls agree if their distance can be explained by rounding. So `sqrt(10^12 + 1)` is not `10^6`, and a long sum
-//! that loses digits is still equal to its short form.
+//! Two balls agree if rounding can explain their distance. So `sqrt(10^12 + 1)` is not `10^6`, and a long sum
+//! that loses digits still equals its short form.
 
 use num_complex::Complex64;
 use num_rational::BigRational;
@@ -18,7 +18,7 @@ pub(super) struct Ball {
 }
 
 impl Ball {
-    /// `None` if it is not finite; an imaginary part that may be rounding is none.
+    /// `None` if it is not finite. Real and imaginary parts within the error are set to zero.
     fn new(mut value: Complex64, error: f64) -> Option<Self> {
         let error = error + value.norm() * f64::EPSILON;
         if value.im.abs() <= error {
@@ -30,22 +30,22 @@ impl Ball {
         (value.is_finite() && error.is_finite()).then_some(Self { value, error })
     }
 
-    /// Whether the imaginary part is zero.
+    /// Returns true if the imaginary part is zero.
     pub(super) fn is_real(&self) -> bool {
         self.value.im == 0.0
     }
 
-    /// Whether enough digits are left to tell it from other numbers.
+    /// Returns true if enough digits are left to distinguish it from other numbers.
     pub(super) fn is_precise(&self) -> bool {
         self.error <= 1e-9 * self.value.norm().max(1.0)
     }
 
-    /// Whether the two may be the same number.
+    /// Returns true if the two may be the same number.
     pub(super) fn agrees(&self, other: &Self) -> bool {
         (self.value - other.value).norm() <= 4.0 * (self.error + other.error)
     }
 
-    /// `function` of it. Its error is what the function makes of a value as far off as this one may be.
+    /// Applies `function`. The new error is the change of its value when the argument moves by the error.
     fn map(&self, function: impl Fn(Complex64) -> Complex64) -> Option<Self> {
         let value = function(self.value);
         let step = self.error.max(f64::EPSILON * self.value.norm());
@@ -55,23 +55,23 @@ impl Ball {
     }
 }
 
-/// Where variables lie.
+/// Range of random variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Domain {
-    /// Real numbers of both signs and of sizes from a hundredth to thirty.
+    /// Real numbers of both signs with absolute values from a hundredth to thirty.
     Real,
-    /// Near the unit circle, in all quadrants.
+    /// Complex numbers near the unit circle, in all quadrants.
     Complex,
 }
 
-/// Balls, with a random one for each variable.
-pub(super) struct Balls {
+/// Arithmetic with a random ball for each variable.
+pub(super) struct BallArithmetic {
     pub(super) domain: Domain,
-    /// Which random numbers the variables have.
+    /// Seed of the variables.
     pub(super) point: u64,
 }
 
-impl Arithmetic for Balls {
+impl Arithmetic for BallArithmetic {
     type Value = Ball;
 
     fn number(&self, number: &BigRational) -> Option<Ball> {
@@ -89,7 +89,7 @@ impl Arithmetic for Balls {
 
     fn symbol(&self, name: &str) -> Option<Ball> {
         let random = draw(self.point, name);
-        // Twice 26 bits: a size, and a sign or an angle.
+        // Two numbers of 26 bits: a size, and a sign or an angle.
         let first = (random >> 38) as f64 / f64::from(1 << 26);
         let second = ((random >> 12) & ((1 << 26) - 1)) as f64 / f64::from(1 << 26);
         let value = match self.domain {
@@ -186,8 +186,8 @@ impl Arithmetic for Balls {
     }
 }
 
-impl Balls {
-    /// The real root of a negative number where the degree is odd, else the principal one.
+impl BallArithmetic {
+    /// The real root of a negative number if the degree is odd, else the principal root.
     fn root(&self, degree: &Ball, a: &Ball) -> Option<Ball> {
         let one = Ball { value: 1.0.into(), error: 0.0 };
         if degree.value == Complex64::from(2.0) {
@@ -207,7 +207,7 @@ fn nonzero(a: &Ball) -> Option<&Ball> {
     (a.value.norm() > a.error).then_some(a)
 }
 
-/// A step function of a real number that is not at a step, as far as can be told.
+/// A step function of a real number; `None` if a step is within the error.
 fn step(a: &Ball, function: fn(f64) -> f64) -> Option<Ball> {
     let (low, high) = (function(a.value.re - a.error), function(a.value.re + a.error));
     (a.is_real() && low == high).then(|| Ball::new(low.into(), 0.0))?

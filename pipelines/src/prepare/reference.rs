@@ -2,21 +2,10 @@
 
 use anyroll_models::hf::ModelFolder;
 
-use super::algorithm::{Advantage, AlgorithmConfig};
 use super::check::Check;
-use super::error::Problem;
-use super::resolve::{Role, Run};
-use super::schema::{Config, ModelConfig, PipelineConfig, RoleConfig};
+use crate::config::{Advantage, AlgorithmConfig, Config, PipelineConfig, Problem, RoleConfig};
 use crate::data::{CharTokenizer, Dataset, HfTokenizer, Tokenizer};
 use crate::error_chain::one_line;
-
-impl Run {
-    /// The reference, if it has weights of its own: it has none where it is the policy with its adapters off.
-    pub fn held_reference(&self) -> Option<&Role> {
-        let is_held = self.config.roles.reference.path.is_some() || !self.config.model.has_adapters();
-        self.reference.as_ref().filter(|_| is_held)
-    }
-}
 
 impl Check<'_> {
     /// Whether a published reference can score what the policy of `config` reads and writes, up to `longest` tokens.
@@ -96,16 +85,5 @@ impl Check<'_> {
             "with `model.lora` the reference is the policy with its adapters off: it has no strategy of its own",
             "leave it out, or name another model in `path`",
         )
-    }
-}
-
-impl ModelConfig {
-    /// Whether adapters are what is trained.
-    fn has_adapters(&self) -> bool {
-        match self {
-            Self::Folder(folder) => folder.lora.is_some(),
-            Self::Diffusers(model) => model.lora.is_some(),
-            Self::Decoder(_) | Self::Dit(_) => false,
-        }
     }
 }

@@ -3,10 +3,7 @@
 use anyroll_models::hf::{ClipFolder, DiffusersFolder, HeadFile};
 
 use super::check::Check;
-use super::diffusion::{DiffusionConfig, PromptsConfig};
-use super::error::Problem;
-use super::image_reward::*;
-use super::reward::{PythonConfig, Signature};
+use crate::config::*;
 use crate::diffusion::{load_script, open_clip};
 use crate::error_chain::one_line;
 

@@ -13,10 +13,12 @@ mod strict;
 use std::path::PathBuf;
 
 use super::*;
+use crate::config::*;
 use crate::launch::Rank;
+use crate::run::{BackendFacts, Batches, Role};
 
 /// The smallest config; every other field has a default.
-pub(super) const SMALL: &str = "\
+pub(crate) const SMALL: &str = "\
 name: small
 backend: cpu
 model:
@@ -34,7 +36,7 @@ pipeline:
       adamw: {learning_rate: 1.0e-3}
 ";
 
-pub(super) fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
+pub(crate) fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.yaml");
     std::fs::write(&path, text).unwrap();
@@ -63,7 +65,7 @@ fn facts(name: &str, runs_models: bool, devices: Option<usize>) -> BackendFacts 
 }
 
 /// Backends by made-up names: this module knows no vendor.
-pub(super) fn machine() -> Machine {
+pub(crate) fn machine() -> Machine {
     let broken =
         BackendFacts { unavailable: Some("libgone.so is not there".to_owned()), ..facts("gone", true, None) };
     let backends =
@@ -142,7 +144,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "batch_size: 16" => "batch_size: 16, async: {ahead: 2, max_staleness: 1}", "13:83", "pipeline.rlvr.rollout.async.max_staleness", "what is begun 2 steps ahead", "write 2 or above";
     "    steps: 20" => "    scoring: {workers: 0}\n    steps: 20", "10:24", "pipeline.rlvr.scoring.workers", "0 is out of range", "1 or above";
     "    steps: 20" => "    reward: [{exact: {}}, {math: {tolerance: 1}}]\n    steps: 20", "10:46", "pipeline.rlvr.reward[1].math.tolerance", "1.0 is out of range", "from 0 to 0.1";
-    "    steps: 20" => "    reward: [{regex: {pattern: '(a'}}]\n    steps: 20", "10:32", "pipeline.rlvr.reward[0].regex.pattern", "it is no pattern: unclosed group", "mend the pattern";
+    "    steps: 20" => "    reward: [{regex: {pattern: '(a'}}]\n    steps: 20", "10:32", "pipeline.rlvr.reward[0].regex.pattern", "it is not a valid pattern: unclosed group", "mend the pattern";
     "    steps: 20" => "    reward: [{regex: {}}]\n    steps: 20", "10:15", "pipeline.rlvr.reward[0].regex.pattern", "it is missing", "add `pattern:`";
     "    steps: 20" => "    reward: [{length: {max_tokens: 4, buffer_tokens: 8}}]\n    steps: 20", "10:54", "pipeline.rlvr.reward[0].length.buffer_tokens", "8 is more than `max_tokens`", "write 4 or fewer";
     "    steps: 20" => "    reward: [{repetition: {ngram_words: 0}}]\n    steps: 20", "10:41", "pipeline.rlvr.reward[0].repetition.ngram_words", "it is 0", "1 or above";
@@ -241,7 +243,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "{digits: 6}" => "{digits: 3}\n    evaluation: {prompts: 500}", "10:27", "pipeline.rlvr.evaluation.prompts", "500 held-out prompts are asked for", "or fewer";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl}", "9:20", "pipeline.rlvr.data.file.path", "cannot read the data file nowhere.jsonl: No such file", "give the path of a .jsonl, .parquet or .arrow file";
     "sort: {digits: 6}" => "file: {path: Cargo.toml}", "9:20", "pipeline.rlvr.data.file.path", "Cargo.toml is neither .jsonl, .parquet nor .arrow", "give files whose names end so";
-    "sort: {digits: 6}" => "file: {path: ../tests/golden/tables/verl.parquet}", "9:20", "pipeline.rlvr.data.file.path", "verl.parquet:1: there is no `answer`, but `data_source`, `prompt`", "`columns: {prompt: ..., answer: ...}`";
+    "sort: {digits: 6}" => "file: {path: ../tests/golden/tables/verl.parquet}", "9:20", "pipeline.rlvr.data.file.path", "verl.parquet:1: there is no column `answer`, only `data_source`, `prompt`", "`columns: {prompt: ..., answer: ...}`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: varl}", "9:44", "pipeline.rlvr.data.file.columns", "expected `roll`, `verl`, `trl`, `openrlhf`, or columns", "write `roll`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: {promt: a}}", "9:45", "pipeline.rlvr.data.file.columns.promt", "no such field", "did you mean `prompt`?";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: {answer: null}}", "9:53", "pipeline.rlvr.data.file.columns.answer", "`reward: exact` compares with an answer, and records have no answers", "name the column of their answers";
@@ -492,7 +494,7 @@ fn a_resolved_data_file_is_found_from_any_folder() {
 fn ready_strategies_are_included_under_what_stands_beside_them() {
     let strategy = |sets: &[&str]| resolve(sets, &machine()).unwrap().policy.strategy;
     let plain = strategy(&[]);
-    let ready = include::READY.map(|(name, text)| {
+    let ready = READY.map(|(name, text)| {
         assert!(text.starts_with("# ") && text.lines().nth(1).is_some_and(|line| !line.starts_with('#')));
         strategy(&[&format!("strategy.include={name}")])
     });

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::check::Check;
-use super::environment::{EnvironmentConfig, Speaker};
-use super::error::Problem;
-use super::reward::{RewardConfig, RewardKind, RewardTerm};
-use super::schema::{Config, RlvrConfig, RolloutConfig};
+use crate::config::{
+    Config, EnvironmentConfig, Problem, RewardConfig, RewardKind, RewardTerm, RlvrConfig, RolloutConfig,
+    Speaker,
+};
 use crate::data::{CharTokenizer, Tokenizer};
 use crate::environment::Environment;
 use crate::error_chain::one_line;

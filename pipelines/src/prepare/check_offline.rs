@@ -4,10 +4,7 @@ use anyroll_models::hf::ModelFolder;
 
 use super::check::Check;
 use super::check_data::evaluated;
-use super::data::{DataConfig, LongPrompts};
-use super::error::Problem;
-use super::offline::*;
-use super::schema::{Config, ModelConfig, PipelineConfig, StrategyConfig};
+use crate::config::*;
 use crate::data::{Dataset, Record, Tokenizer};
 use crate::offline::read;
 

@@ -1,4 +1,4 @@
-//! Tasks made in code. A prompt is a number below the task's size, so none has to be stored.
+//! Synthetic tasks. A prompt is a number below the task's size, so no records are stored.
 
 use std::collections::BTreeSet;
 
@@ -6,14 +6,14 @@ use super::Record;
 
 /// A task and its difficulty.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Made {
-    /// `314159>` wants `113459`.
+pub(super) enum Synthetic {
+    /// Sorting digits: the prompt `314159>` has the answer `113459`.
     Sort { digits: u32 },
-    /// `27+58=` wants `85`, reversed `58`.
+    /// Addition: the prompt `27+58=` has the answer `85`, reversed `58`.
     Addition { digits: u32, reversed: bool },
 }
 
-impl Made {
+impl Synthetic {
     /// The number of prompts.
     pub(super) fn size(self) -> u64 {
         match self {
@@ -22,7 +22,7 @@ impl Made {
         }
     }
 
-    /// The record of prompt `number`, below [`size`](Self::size).
+    /// The record of prompt `number`, which is below [`size`](Self::size).
     pub(super) fn record(self, number: u64) -> Record {
         let (prompt, answer) = match self {
             Self::Sort { digits } => {
@@ -51,7 +51,7 @@ impl Made {
         ('0'..='9').chain(marks.chars()).collect()
     }
 
-    /// Characters of every prompt.
+    /// Number of characters in every prompt.
     pub(super) fn prompt_length(self) -> usize {
         match self {
             Self::Sort { digits } => digits as usize + 1,
@@ -68,8 +68,8 @@ impl Made {
     }
 }
 
-/// A wrong answer much like the right one, which is a function of the prompt's `number`: two neighbours that differ have
-/// changed places, or, where all are alike, the last one is another.
+/// A wrong answer close to the right one, determined by the prompt's `number`. Two neighbours that differ are
+/// swapped; if all characters are equal, the last one is changed.
 fn spoilt(answer: &str, number: u64) -> String {
     let mut characters: Vec<char> = answer.chars().collect();
     let places: Vec<usize> =
@@ -88,27 +88,27 @@ fn spoilt(answer: &str, number: u64) -> String {
 mod tests {
     use super::*;
 
-    fn check(made: Made, number: u64, prompt: &str, answer: &str) {
+    fn check(synthetic: Synthetic, number: u64, prompt: &str, answer: &str) {
         let (prompt_text, answer_text) = (prompt.to_owned(), answer.to_owned());
-        let record = made.record(number);
+        let record = synthetic.record(number);
         let (id, rejected) = (number.to_string(), record.rejected.clone());
         let wrong = rejected.as_ref().expect("there is a wrong answer");
         assert!(*wrong != answer && wrong.len() == answer.len(), "{wrong}");
         let expected = Record { id, prompt: prompt_text, answer: answer_text, rejected, ..Record::default() };
         assert_eq!(record, expected);
-        assert!(prompt.chars().chain(answer.chars()).all(|c| made.characters().contains(&c)));
+        assert!(prompt.chars().chain(answer.chars()).all(|c| synthetic.characters().contains(&c)));
     }
 
     #[test]
     fn records_are_made_from_their_number() {
-        check(Made::Sort { digits: 6 }, 314_159, "314159>", "113459");
-        check(Made::Sort { digits: 6 }, 20, "000020>", "000002");
-        check(Made::Addition { digits: 2, reversed: false }, 2758, "27+58=", "85");
-        check(Made::Addition { digits: 2, reversed: true }, 2758, "27+58=", "58");
-        check(Made::Addition { digits: 2, reversed: true }, 9999, "99+99=", "891");
-        check(Made::Addition { digits: 2, reversed: true }, 703, "07+03=", "01");
+        check(Synthetic::Sort { digits: 6 }, 314_159, "314159>", "113459");
+        check(Synthetic::Sort { digits: 6 }, 20, "000020>", "000002");
+        check(Synthetic::Addition { digits: 2, reversed: false }, 2758, "27+58=", "85");
+        check(Synthetic::Addition { digits: 2, reversed: true }, 2758, "27+58=", "58");
+        check(Synthetic::Addition { digits: 2, reversed: true }, 9999, "99+99=", "891");
+        check(Synthetic::Addition { digits: 2, reversed: true }, 703, "07+03=", "01");
         check(
-            Made::Addition { digits: 9, reversed: false },
+            Synthetic::Addition { digits: 9, reversed: false },
             10u64.pow(18) - 1,
             "999999999+999999999=",
             "1999999998",

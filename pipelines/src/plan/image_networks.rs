@@ -1,4 +1,5 @@
-//! What makes pixels of latents, and what judges them: frozen networks, whole on every rank.
+//! Frozen networks of image runs, whole on every rank: the decoder of latents and the models that score
+//! images.
 
 use anyroll_models::{
     Model, Runs, Unit,
@@ -19,7 +20,7 @@ use crate::{
 
 const F32: usize = size_of::<f32>();
 
-/// Of what is decoded in tiles so many times the pixels of all are there, about.
+/// Approximate memory of tiled decoding, as a multiple of the bytes of all pixels.
 const OF_TILES: usize = 5;
 
 /// A decoder of latents.
@@ -27,10 +28,10 @@ pub(super) struct Decoder {
     network: Network,
     is_fp32: bool,
     batch_size: usize,
-    /// Frames, height and width of latents that are decoded at a time, a tile's at most.
+    /// Frames, height and width of the latents decoded at a time, a tile's at most.
     latents: [usize; 3],
     is_tiled: bool,
-    /// Those of the pixels.
+    /// Frames, height and width of the pixels.
     pixels: [usize; 3],
 }
 
@@ -40,7 +41,7 @@ enum Network {
 }
 
 impl Decoder {
-    /// For videos of so many `frames` and latents of such sides.
+    /// Opens the decoder for `frames` frames and latents of these sides.
     pub(super) fn new(
         config: &LatentDecoderConfig,
         frames: usize,
@@ -67,7 +68,7 @@ impl Decoder {
         })
     }
 
-    /// Bytes of its weights.
+    /// Bytes of the weights.
     pub(super) fn weights(&self) -> usize {
         let units = match &self.network {
             Network::Images(model) => model.units(),
@@ -76,12 +77,12 @@ impl Decoder {
         units.iter().map(elements).sum::<usize>() * self.runs(false).dtype.size_bytes()
     }
 
-    /// Frames, height and width of what it makes.
+    /// Frames, height and width of the decoded pixels.
     pub(super) fn pixels(&self) -> [usize; 3] {
         self.pixels
     }
 
-    /// Values of an image or a video.
+    /// Number of values in an image or a video.
     pub(super) fn values(&self) -> usize {
         const COLOURS: usize = 3;
         COLOURS * self.pixels.iter().product::<usize>()
@@ -91,14 +92,14 @@ impl Decoder {
         frozen_runs(self.is_fp32, on_host)
     }
 
-    /// What it makes of so many latents, a batch at a time; if that is followed back, also then.
+    /// Activations for `count` latents, a batch at a time. `followed` adds those of a backward pass.
     pub(super) fn activations(&self, count: usize, followed: bool, on_host: bool) -> usize {
         let (batch, runs) = (self.batch_size.min(count), self.runs(on_host));
         let [frames, height, width] = self.latents;
         let one = match &self.network {
             Network::Images(model) => {
                 let size = LatentSize { images: batch, sides: [height, width] };
-                // Its weights are not said to last: as at stage 3, blocks keep what they read.
+                // The weights are not marked as lasting, so blocks save what they read, as at stage 3.
                 let passes = || recorded_activations(model, &size, ZeroStage::Zero3.into(), runs);
                 match followed {
                     false => scoring_activations(model, &size, runs),
@@ -117,18 +118,18 @@ impl Decoder {
     }
 }
 
-/// What says what images earn.
-pub(super) enum Judge {
-    /// A CLIP, of which images' tower is held; of a video it sees so many frames.
+/// A model that scores images.
+pub(super) enum RewardNetwork {
+    /// A CLIP whose image tower is loaded; of a video it sees `frames` frames.
     Clip { clip: Box<Clip>, is_fp32: bool, frames: Option<usize> },
-    /// A network of the user's.
+    /// A TorchScript network of the user's.
     Script { bytes: usize, input: ScorerInput },
-    /// What has no network on the device.
+    /// A reward without a network on the device.
     Host,
 }
 
-impl Judge {
-    /// That of a term of the reward.
+impl RewardNetwork {
+    /// Opens the network of a term of the reward.
     pub(super) fn open(term: &ImageTerm) -> Result<Self> {
         let (path, dtype) = match &term.kind {
             ImageReward::Clip(config) => (&config.path, config.dtype),
@@ -143,7 +144,7 @@ impl Judge {
         Ok(Self::Clip { clip, is_fp32: dtype == RewardDtype::Fp32, frames: term.frames })
     }
 
-    /// Bytes of its weights on the device.
+    /// Bytes of the weights on the device.
     pub(super) fn weights(&self) -> usize {
         match self {
             Self::Clip { clip, is_fp32, .. } => {
@@ -154,12 +155,12 @@ impl Judge {
         }
     }
 
-    /// Whether it reads pixels, and not latents.
+    /// Returns true if it reads pixels, false if it reads latents.
     pub(super) fn reads_images(&self) -> bool {
         !matches!(self, Self::Script { input: ScorerInput::Latents, .. })
     }
 
-    /// What it makes of so many images or videos of such sides, whose latents have so many bytes.
+    /// Activations for `count` images or videos of these sides, with latents of `latent_bytes`.
     pub(super) fn activations(
         &self,
         count: usize,
@@ -173,7 +174,7 @@ impl Judge {
             Self::Clip { clip, is_fp32, frames: seen } => {
                 let seen = seen.unwrap_or(frames).min(frames);
                 let runs = frozen_runs(*is_fp32, on_host);
-                // The frames, from 0 to 1, and what is beyond cut off.
+                // The frames scaled to 0..1, and their clamped copy.
                 3 * pixels(seen) + clip.image_bytes(count * seen, [height, width], followed, runs)
             }
             Self::Script { input: ScorerInput::Images, .. } => 2 * pixels(frames),

@@ -1,7 +1,7 @@
-//! Whether the text around an answer leaves it as it is.
+//! Context of an answer: detects surrounding text that changes or negates it.
 //!
-//! A policy is paid for what is found here, and it finds what is overlooked: `5` of `not 5`, `-$5$`, `$5$%`, `10 - 5`, `4 or 5` and
-//! `is it 5?` is no answer. In doubt none is: the same text with a box around the answer counts.
+//! A policy is rewarded for what is accepted here, and it exploits gaps: `5` in `not 5`, `-$5$`, `$5$%`,
+//! `10 - 5`, `4 or 5` and `is it 5?` is not an answer. In doubt an answer is rejected: in a box it would count.
 
 use std::sync::LazyLock;
 
@@ -9,16 +9,18 @@ use regex::Regex;
 
 use super::unit::changes_number;
 
-/// Whether an answer between `before` and `after` is all that is said. What `is_rounded` may be said to be about right.
-pub(super) fn is_alone(before: &str, after: &str, is_rounded: bool) -> bool {
+/// Returns true if neither `before` nor `after` changes the answer between them. An answer that `is_rounded`
+/// may follow "about".
+pub(super) fn is_neutral(before: &str, after: &str, is_rounded: bool) -> bool {
     let last = last_chars(before);
     let is_about = !is_rounded && ABOUT.is_match(last);
     let is_item = is_dash(before.trim());
-    let is_one_of_several = is_begun(last) || is_compared(last) || is_another(last);
-    !(is_about || is_item || is_one_of_several || is_negated(before) || goes_on(after))
+    let is_one_of_several = is_part_of_formula(last) || is_compared(last) || is_another_value(last);
+    !(is_about || is_item || is_one_of_several || is_negated(before) || is_continued(after))
 }
 
-/// Whether words before a formula say that it is not the answer, or not all of it: `not`, `at least`, `either`.
+/// Returns true if words before a formula say that it is not the answer, or not all of it: `not`, `at least`,
+/// `either`.
 pub(super) fn hedges(before: &str) -> bool {
     static HEDGE: LazyLock<Regex> = LazyLock::new(|| {
         let words = r"at\s+(?:least|most)|between|either|fewer|greater|larger|less|more";
@@ -27,7 +29,7 @@ pub(super) fn hedges(before: &str) -> bool {
     HEDGE.is_match(before)
 }
 
-/// Whether the part of a sentence that `before` ends in denies what follows, or only supposes it.
+/// Returns true if the last clause of `before` negates the text after it, or makes it a supposition.
 pub(super) fn is_negated(before: &str) -> bool {
     static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
         let words = "but|hence|so|then|therefore|thus";
@@ -42,28 +44,29 @@ pub(super) fn is_negated(before: &str) -> bool {
     const MOST_CHARS: usize = 120;
     let last = last_of(before, MOST_CHARS);
     let clause = CLAUSE.find_iter(last).last().map_or(last, |end| &last[end.end()..]);
-    // `Let x = 5` gives no answer, and what is equal to it in `if x = 2, y = 5` is one.
+    // `Let x = 5` gives no answer, but `y = 5` in `if x = 2, y = 5` does.
     let supposed = last.trim_end().ends_with('=') && LET.is_match(last);
     supposed || NEGATION.is_match(clause) || MAY_BE.is_match(clause)
 }
 
-/// Words that make a guess of what stands beside them.
+/// Words that turn text near them into a guess.
 const GUESSED: &str = "maybe|perhaps|possibly|presumably|probably";
 
-/// Words that make a guess of what follows at once. Elsewhere they are harmless: `the most that he could have is 5`.
+/// Words that turn only the text directly after them into a guess: `the most that he could have is 5` is an
+/// answer.
 static MAY_BE: LazyLock<Regex> = LazyLock::new(|| {
     let may = r"(?:can|could|may|might)\s+(?:also\s+|well\s+)?be|(?:un)?likely|say";
     pattern(&format!(r"(?i:\b(?:{may}))[\s$*(]*$"))
 });
 
-/// `let x =`, at the end of a text.
+/// `let x =` at the end of a text.
 static LET: LazyLock<Regex> = LazyLock::new(|| {
     let words = r"assume|(?:false|impossible|incorrect|not|untrue|wrong)\s+that|if|let|suppose|whether";
     pattern(&format!(r"(?i:\b(?:{words}))\s+(?:that\s+)?[\s$*]*\p{{L}}[\p{{L}}\p{{N}}_]*\s*=\s*$"))
 });
 
-/// How many bytes at the start of `text`, which follows a number, are words that make it another, as
-/// ` hundred thousand` or ` percent`, with the marks of a formula or of bold before them.
+/// Number of bytes at the start of `text`, which follows a number, that are words changing the number, such
+/// as ` hundred thousand` or ` percent`, including formula or bold marks before them.
 pub(super) fn words_of_number(text: &str) -> usize {
     let mut rest = text;
     loop {
@@ -82,17 +85,17 @@ pub(super) fn words_of_number(text: &str) -> usize {
     }
 }
 
-/// Only what is a decimal may be behind it.
+/// Words that only a decimal may follow.
 static ABOUT: LazyLock<Regex> = LazyLock::new(|| {
     let words = r"about|almost|approximately|approx\.?|around|circa|nearly|roughly";
     pattern(&format!(r"(?:\b(?i:{words})\s+(?i:equal\s+to\s+)?|[~≈]|\\(?:approx|sim)\b)[\s$*(]*$"))
 });
 
-/// Whether what stands behind `before` is an exponent, an index, an argument, an operand or an item of a list, or has a
-/// sign apart from it.
-fn is_begun(before: &str) -> bool {
-    static BEGUN: LazyLock<Regex> = LazyLock::new(|| {
-        // Two stars behind a number or variable are a power, others open what is bold.
+/// Returns true if `before` makes the text after it an exponent, an index, an argument, an operand or an item
+/// of a list, or ends in a separate sign.
+fn is_part_of_formula(before: &str) -> bool {
+    static PART: LazyLock<Regex> = LazyLock::new(|| {
+        // Two stars after a number or variable are a power, otherwise they open bold text.
         let power = r"(?:[\p{N})]|\b\p{L})(?:\*\*| \*\* )";
         let sign = r"(?:±|\\(?:pm|mp)\b|\+/-)[\s$*(]*|[-−–—‐‑⁻﹣－][$*(|\[]*|−\s+|(?:=|\bis|:)[^\S\n]*[-–—][^\S\n]+[$*]*";
         let operator = r"[\p{N})\]}$%x]\s*(?:[-+*×·⋅÷/–−^&]|\\(?:cdot|times|div|pm)\b)\s*[$*(]*|[\p{N}](?:\s*x\s+|\s+:\s*|:)";
@@ -105,11 +108,11 @@ fn is_begun(before: &str) -> bool {
     });
     let word = before.trim_end_matches([' ', '$', '*', '-']);
     let word = &word[word.rfind(|c: char| !c.is_alphabetic()).map_or(0, |at| at + char_length(word, at))..];
-    BEGUN.is_match(before) || changes_number(&word.to_ascii_lowercase())
+    PART.is_match(before) || changes_number(&word.to_ascii_lowercase())
 }
 
-/// Whether a number or formula behind `before` is one of several, what the answer is compared with, an operand in words, or
-/// the number of a step: `or 5`, `than 5`, `twice 5`, `step 5`.
+/// Returns true if `before` makes the next number or formula one of several, a term of comparison, an operand
+/// in words, or the number of a step: `or 5`, `than 5`, `twice 5`, `step 5`.
 fn is_compared(before: &str) -> bool {
     static COMPARED: LazyLock<Regex> = LazyLock::new(|| {
         let compared = r"above|and|below|between|beyond|bigger|fewer|greater|larger|least|less|lower|more|most|nor|not|or|over|smaller|than|under|up\s+to|versus|vs\.?|(?:all|anything|everything|nothing)\s+but";
@@ -126,8 +129,8 @@ fn is_compared(before: &str) -> bool {
     COMPARED.is_match(before)
 }
 
-/// Whether what follows is a further value of a name: `x = 4 or x = 5`, `x_1 = 4, x_2 = 5`.
-fn is_another(before: &str) -> bool {
+/// Returns true if another value of a name follows: `x = 4 or x = 5`, `x_1 = 4, x_2 = 5`.
+fn is_another_value(before: &str) -> bool {
     static ANOTHER: LazyLock<Regex> = LazyLock::new(|| {
         let name = r"(\p{L}+)(?:_?\{?[0-9]+\}?)?\s*=\s*";
         pattern(&format!(
@@ -139,9 +142,9 @@ fn is_another(before: &str) -> bool {
         .is_some_and(|names| names.get(1).map(|it| it.as_str()) == names.get(2).map(|it| it.as_str()))
 }
 
-/// Whether what stands before `after` is not changed by it: ` million`, `%`, ` or $6$`, `^2`, ` is wrong`, `?`.
-fn goes_on(after: &str) -> bool {
-    static GOES_ON: LazyLock<Regex> = LazyLock::new(|| {
+/// Returns true if `after` changes the text before it: ` million`, `%`, ` or $6$`, `^2`, ` is wrong`, `?`.
+fn is_continued(after: &str) -> bool {
+    static CONTINUED: LazyLock<Regex> = LazyLock::new(|| {
         let words =
             "and|by|choose|minus|mod|of|or|out of|over|plus|times|to|versus|vs|x|(?:divided|multiplied) by";
         let between = format!(r"(?:[,;]?[\s(]*(?i:{words})\b\.?|[,;:/+*×·−–-]|\\(?:cdot|times|div|pm)\b)");
@@ -164,14 +167,14 @@ fn goes_on(after: &str) -> bool {
         ))
     });
     let rest = after.trim_start_matches("**").trim_start_matches(['$', ')', ']', '}']);
-    words_of_number(after) > 0 || GOES_ON.is_match(after) || GOES_ON.is_match(rest)
+    words_of_number(after) > 0 || CONTINUED.is_match(after) || CONTINUED.is_match(rest)
 }
 
 fn is_dash(text: &str) -> bool {
     ["-", "–", "—", "−"].contains(&text)
 }
 
-/// The end of `text`, long enough for what is looked for there.
+/// The end of `text`, long enough for the patterns of this file.
 fn last_chars(text: &str) -> &str {
     const MOST_CHARS: usize = 40;
     last_of(text, MOST_CHARS)

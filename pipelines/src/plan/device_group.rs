@@ -1,4 +1,4 @@
-//! The devices of a run by what they hold: the policy's, and those that other roles have for themselves.
+//! Devices of a run grouped by the roles that they hold: the policy's, and those of other roles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,12 +7,13 @@ use anyroll_strategy::plan::Ranks;
 use serde::Serialize;
 
 use super::PhaseBytes;
-use crate::config::{Reduction, Role, RolloutRole, Run};
+use crate::config::Reduction;
+use crate::run::{Role, RolloutRole, Run};
 
-/// What lengths of memory that can leave a device are rounded up to: 2 MiB on every device so far, pages on a host.
+/// Granularity of memory that can leave a device: 2 MiB on every device so far, a page on a host.
 const GRANULARITY_BYTES: [usize; 2] = [2 << 20, 4 << 10];
 
-/// What a device may hold, reward models by their number.
+/// A role that a device may hold; reward models by index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Member {
     Policy,
@@ -34,19 +35,19 @@ impl Member {
     }
 }
 
-/// Devices that hold the same.
-pub(super) struct Site {
+/// Devices that hold the same roles.
+pub(super) struct DeviceGroup {
     backend: String,
     ordinals: BTreeSet<usize>,
     members: BTreeSet<Member>,
     pub(super) on_host: bool,
     pub(super) ranks: Ranks,
-    /// What a rank has of a device's memory, where it is known.
+    /// Memory of a device per rank, if known.
     pub(super) memory_bytes: Option<usize>,
 }
 
-impl Site {
-    /// The policy's devices, and all others; only a reference with weights of its own takes memory.
+impl DeviceGroup {
+    /// The policy's devices, then all others. A reference without weights of its own takes no memory.
     pub(super) fn all(run: &Run) -> (Self, Vec<Self>) {
         let policys = |role: &Role, ordinal: &usize| {
             role.backend == run.policy.backend && run.policy.ordinals.contains(ordinal)
@@ -73,8 +74,8 @@ impl Site {
         }
         let policys = run.policy.ordinals.iter().copied().collect();
         let here = Self::new(run, &run.policy.backend, policys, here);
-        let site = |((backend, members), ordinals)| Self::new(run, backend, ordinals, members);
-        (here, alike.into_iter().map(site).collect())
+        let group = |((backend, members), ordinals)| Self::new(run, backend, ordinals, members);
+        (here, alike.into_iter().map(group).collect())
     }
 
     fn new(run: &Run, backend: &str, ordinals: BTreeSet<usize>, members: BTreeSet<Member>) -> Self {
@@ -82,7 +83,7 @@ impl Site {
         let ranks = Ranks {
             world_size: run.world_size,
             granularity_bytes: GRANULARITY_BYTES[usize::from(on_host)],
-            // A host has no library that sums.
+            // A host has no communication library that sums.
             sums_in_rank_order: on_host || run.policy.strategy.reduction == Reduction::Ordered,
         };
         let memory_bytes = run.memory_bytes.get(backend).copied();
@@ -93,13 +94,13 @@ impl Site {
         self.members.contains(&member)
     }
 
-    /// The ranks that have a communicator there; what samples has none.
+    /// Number of ranks with a communicator on these devices; rollout devices have none.
     pub(super) fn connected(&self) -> usize {
         let only_samples = self.members.iter().all(|member| *member == Member::Rollout);
         if only_samples { 1 } else { self.ranks.world_size }
     }
 
-    /// What it comes to with these phases.
+    /// Plan of these devices with the given phases.
     pub(super) fn plan(
         &self,
         generate: Option<PhaseBytes>,
@@ -122,12 +123,12 @@ pub(super) fn is_host(backend: &str) -> bool {
     backend.parse().is_ok_and(BackendKind::is_host)
 }
 
-/// What of `run` a plan leaves out, in words: rollout by threads of a host.
+/// Descriptions of the parts of `run` that a plan leaves out: rollout by threads of a host.
 pub(super) fn not_counted(run: &Run) -> Vec<String> {
     run.rollout.iter().filter(|rollout| is_host(&rollout.backend)).map(RolloutRole::describe).collect()
 }
 
-/// All but the policy, what only samples, and what each rank has on the host for itself.
+/// All roles except the policy, rollout, and reward models that each rank keeps on the host.
 fn members(run: &Run) -> impl Iterator<Item = (Member, &Role)> {
     let fixed = [(Member::Reference, run.held_reference()), (Member::Critic, run.critic.as_ref())];
     let models = run.reward_models.iter().enumerate();
@@ -135,29 +136,29 @@ fn members(run: &Run) -> impl Iterator<Item = (Member, &Role)> {
     fixed.into_iter().chain(models).filter_map(|(member, role)| Some((member, role?)))
 }
 
-/// What each of some devices holds that are not the policy's.
+/// Memory of devices that are not the policy's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DevicePlan {
-    /// Their backend's name.
+    /// Name of their backend.
     pub backend: String,
-    /// Their numbers.
+    /// Ordinals of the devices.
     pub devices: Vec<usize>,
-    /// The roles that they hold.
+    /// Names of the roles that they hold.
     pub roles: Vec<&'static str>,
-    /// What a rank has of a device's memory, where it is known.
+    /// Memory of a device per rank, if known.
     pub memory_bytes: Option<usize>,
-    /// Sampling, with the keys and values of the sequences that it is dealt.
+    /// Sampling, with the KV cache of the sequences assigned to the device.
     pub generate: Option<PhaseBytes>,
     /// Reward models, one after the other.
     pub reward: Option<PhaseBytes>,
     /// The reference's log-probs.
     pub score: Option<PhaseBytes>,
-    /// The critic's turn.
+    /// The critic's phase.
     pub critic: Option<PhaseBytes>,
 }
 
 impl DevicePlan {
-    /// The phases by name, in a step's order.
+    /// Phases by name, in the order of a step.
     pub fn phases(&self) -> impl Iterator<Item = (&'static str, PhaseBytes)> {
         let phases = [
             ("generate", self.generate),
@@ -168,18 +169,18 @@ impl DevicePlan {
         phases.into_iter().filter_map(|(name, phase)| Some((name, phase?)))
     }
 
-    /// The phase that takes most, and how much.
+    /// The largest phase and its bytes.
     pub fn peak(&self) -> (&'static str, usize) {
         let totals = self.phases().map(|(name, phase)| (name, phase.total()));
         totals.max_by_key(|(_, total)| *total).expect("a role has a phase")
     }
 
-    /// Whether it fits; `None` where the memory is not known.
+    /// Returns true if it fits; `None` if the memory is unknown.
     pub fn fits(&self) -> Option<bool> {
         Some(self.peak().1 <= self.memory_bytes?)
     }
 
-    /// Where they are, in words.
+    /// Backend and ordinals as text.
     pub fn place(&self) -> String {
         format!("{} {:?}", self.backend, self.devices)
     }

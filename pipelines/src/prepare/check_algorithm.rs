@@ -1,9 +1,7 @@
 //! What must hold for the fields of `algorithm` and `critic`.
 
-use super::algorithm::*;
 use super::check::Check;
-use super::error::Problem;
-use super::schema::RlvrConfig;
+use crate::config::*;
 
 impl Check<'_> {
     pub(super) fn algorithm(&self, rlvr: &RlvrConfig) -> Result<(), Problem> {

@@ -1,11 +1,11 @@
-//! Calls of tools in what a model writes, as they come: between Qwen's tags, and as Llama 3's JSON.
+//! Parser of tool calls in streamed text: between Qwen's tags, or as Llama 3's JSON.
 //!
 //! ```text
-//! <tool_call>{"name": "f", "arguments": {...}}</tool_call>     any number, behind any text
-//! {"name": "f", "parameters": {...}}                           alone, of a tool that there is
+//! <tool_call>{"name": "f", "arguments": {...}}</tool_call>     any number, after any text
+//! {"name": "f", "parameters": {...}}                           alone, for a known tool
 //! ```
 //!
-//! A text that only looks like one, or is cut off within one, stays a text.
+//! Text that only resembles a call, or is truncated within one, remains text.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use serde_json::{Map, Value};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
-/// Before Llama 3's, where the tokenizer shows it.
+/// Prefix of Llama 3's calls, if the tokenizer shows it.
 const TAG: &str = "<|python_tag|>";
 
-/// A call as it was written.
+/// A parsed call.
 #[derive(Debug, PartialEq)]
 pub(super) struct Call {
     pub name: String,
@@ -24,12 +24,12 @@ pub(super) struct Call {
     pub arguments: String,
 }
 
-/// Takes calls out of a text on its way.
+/// Incremental parser of calls.
 #[derive(Debug)]
 pub(super) struct Calls {
-    /// Of the tools.
+    /// Names of the tools.
     names: Arc<[String]>,
-    /// Text that is not said yet, since it may be a call or what is in front of one.
+    /// Text held back, since it may be a call or precede one.
     held: String,
     has_said: bool,
 }
@@ -39,7 +39,7 @@ impl Calls {
         Self { names, held: String::new(), has_said: false }
     }
 
-    /// Takes more of the text. Returns what of it is no call, as far as that is known; and the calls, all at the `end`.
+    /// Adds text. Returns the text known not to belong to a call; at the `end` also the calls.
     pub fn push(&mut self, text: &str, end: bool) -> (String, Vec<Call>) {
         self.held.push_str(text);
         if end {
@@ -51,7 +51,7 @@ impl Calls {
         (self.held.drain(..sure).collect(), Vec::new())
     }
 
-    /// Bytes of the held text that are no call's.
+    /// Bytes of the held text that belong to no call.
     fn sure(&self) -> usize {
         let begun = self.held.trim_start();
         if !self.has_said && (begun.starts_with('{') || TAG.starts_with(begun) || begun.starts_with(TAG)) {
@@ -62,7 +62,7 @@ impl Calls {
         self.held[..first].trim_end().len()
     }
 
-    /// The text in front of calls, and the calls, if that is what the rest is.
+    /// The text before calls, and the calls, if the rest consists of them.
     fn read(&self, text: &str) -> Option<(String, Vec<Call>)> {
         if let Some(first) = text.find(OPEN) {
             return Some((text[..first].trim_end().to_owned(), tagged(&text[first..])?));
@@ -73,7 +73,7 @@ impl Calls {
     }
 }
 
-/// Calls between tags, and nothing else.
+/// Calls between tags, without other text.
 fn tagged(mut rest: &str) -> Option<Vec<Call>> {
     let mut calls = Vec::new();
     while !rest.trim_start().is_empty() {
@@ -95,7 +95,8 @@ fn call(written: &str) -> Option<Call> {
 mod tests {
     use super::*;
 
-    /// What comes of a text in pieces of every size, which is the same; what is said before the end is said of the size 1.
+    /// Parses a text in pieces of every size, which must give the same. `early` is the text returned before
+    /// the end at size 1.
     fn check(text: &str, content: &str, calls: &[(&str, &str)], early: &str) {
         let calls: Vec<Call> = calls
             .iter()

@@ -1,4 +1,6 @@
-//! A model from a folder, on one device, for use and not for training.
+//! A model loaded from a folder on one device, for inference.
+
+mod device;
 
 use std::{
     path::{Path, PathBuf},
@@ -16,52 +18,55 @@ use anyroll_strategy::{
     Zero,
     checkpoint::{self, CheckpointWeights},
 };
+pub use device::DeviceChoice;
 use serde_json::Value;
 
-use super::{DeviceChoice, Room};
 use crate::{
     Error, Result,
     base_model::BaseModel,
     config::{
-        FolderConfig, Loaded, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute,
-        Reduction, StrategyConfig, ZeroStage,
+        FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
+        StrategyConfig, ZeroStage,
     },
     data::Tokenizer,
     export::Trained,
+    inference::Room,
     launch::free_port,
+    prepare::Loaded,
     run_dir::RunDir,
     train::{Place, hold},
 };
 
-/// How a model is loaded.
+/// Options of loading a model.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Where, and in which dtype.
+    /// Device and dtype.
     pub device: DeviceChoice,
-    /// Whether a prompt is a user's message in the model's chat template; a run's model is otherwise prompted as in the run.
+    /// Uses the model's chat template, with a prompt as the user's message. Otherwise a run's model is
+    /// prompted as in the run.
     pub chat: bool,
-    /// The system message before it.
+    /// System message before it.
     pub system_prompt: Option<String>,
 }
 
-/// See the module's description.
+/// A model for inference on one device.
 #[derive(Debug)]
 pub struct LoadedModel {
-    /// Text to tokens and back.
+    /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     zero: Zero<Decoder>,
     compute: Stream,
     torch: tch::Device,
-    /// The step of the run that the weights are from; 0 for a published model.
+    /// Step of the run that the weights are from; 0 for a published model.
     version: u64,
 }
 
 impl LoadedModel {
-    /// Loads the folder `path`: a run's, its last checkpoint or the one that `path` itself is, a model's as Hugging
-    /// Face publishes it, or an adapter's as PEFT saves it, merged into the model that it names.
+    /// Loads the folder `path`: a run (its last checkpoint), one of its checkpoints, a published model, or a
+    /// PEFT adapter, merged into the model that it names.
     ///
     /// # Errors
-    /// [`Error::Model`] and its like, which name the file or the field that cannot be used.
+    /// [`Error::Model`] and similar errors, which name the file or field that cannot be used.
     pub fn open(path: &Path, options: &Options) -> Result<Self> {
         let (base, saved) = base_model(path, options)?;
         let place = place(options)?;
@@ -87,17 +92,17 @@ impl LoadedModel {
         Ok(Self { tokenizer: base.tokenizer, zero, compute, torch, version })
     }
 
-    /// The most tokens of a sequence.
+    /// Maximum length of a sequence.
     pub fn max_length(&self) -> usize {
         self.zero.model().config().max_position_embeddings as usize
     }
 
-    /// What to say behind [`Self::max_length`] where more are refused.
+    /// Explanation for errors about [`Self::max_length`].
     pub fn why_no_longer(&self) -> &'static str {
         self.zero.model().config().why_no_longer()
     }
 
-    /// Whether the model has all of these tokens; the error names one that it has not.
+    /// Checks that the model has all of these tokens; the error names one that it lacks.
     pub fn check_tokens(&self, tokens: &[i64]) -> Result<()> {
         Ok(self.zero.model().check_tokens(tokens.iter().copied())?)
     }
@@ -108,8 +113,8 @@ impl LoadedModel {
         room.engine(self.zero.model(), &weights, self.version, &self.compute)
     }
 
-    /// The log-prob of every token behind the prompts, under softmax(logits / temperature), by the training forward;
-    /// one list a sequence.
+    /// Log-probs of all tokens after the prompts, under softmax(logits / temperature), computed by training's
+    /// forward pass; one list per sequence.
     pub fn logprobs(&mut self, sequences: &[Sequence], temperature: f64) -> Result<Vec<Vec<f32>>> {
         let batch = PackedBatch::new(sequences, temperature, self.torch)?;
         let logprobs = self.zero.score(&batch)?.logprobs.f_to_device(tch::Device::Cpu)?;
@@ -125,12 +130,12 @@ impl LoadedModel {
     }
 }
 
-/// An error for log-probs of a model that computes no numbers.
+/// Fails if log-probs are NaN.
 pub fn check_numbers(logprobs: &[f32]) -> Result<()> {
     if logprobs.iter().any(|logprob| logprob.is_nan()) { Err(Error::NoNumbers) } else { Ok(()) }
 }
 
-/// What the folder holds, and the checkpoint to load over it.
+/// Base model of the folder, and the checkpoint to load over it.
 fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathBuf>)> {
     let Options { chat, system_prompt, .. } = options.clone();
     if path.join("config.json").is_file() {
@@ -150,18 +155,18 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathB
         .ok_or_else(|| Error::Resume { run: run.clone(), problem: "it has no checkpoint yet".to_owned() })?;
     let loaded = Loaded::read(&dir.resolved(), &[])?;
     if loaded.config.trains_a_reward_model() {
-        let trained = "a reward model, which writes nothing: `anyroll export` makes the folder that the reward `model` reads";
+        let trained = "a reward model, which generates no text: `anyroll export` writes the folder that the reward `model` reads";
         return Err(Error::NoText { run, trained });
     }
     let Some(dataset) = &loaded.dataset else {
-        return Err(Error::NoText { run, trained: "a model of images, which writes nothing" });
+        return Err(Error::NoText { run, trained: "an image model, which generates no text" });
     };
     let model = prompted(loaded.config.model, options)?;
     let base = BaseModel::open(&model, dataset, loaded.config.seed)?;
     Ok((base, Some(saved)))
 }
 
-/// A run's model, prompted as in the run, or by its chat template if that is asked for.
+/// A run's model, prompted as in the run, or with its chat template on request.
 fn prompted(mut model: ModelConfig, options: &Options) -> Result<ModelConfig> {
     match &mut model {
         _ if !options.chat => {}
@@ -171,14 +176,14 @@ fn prompted(mut model: ModelConfig, options: &Options) -> Result<ModelConfig> {
         }
         _ => {
             let problem =
-                "is there, and the run's model of single characters has no chat template: leave it out";
+                "cannot be used, since the run's character model has no chat template: leave it out";
             return Err(anyroll_models::Error::Input { what: "--chat", problem: problem.to_owned() }.into());
         }
     }
     Ok(model)
 }
 
-/// A device, alone.
+/// A single device as a place.
 fn place(options: &Options) -> Result<Place> {
     const TIMEOUT: Duration = Duration::from_secs(60);
     let device = options.device.open()?;
@@ -188,7 +193,7 @@ fn place(options: &Options) -> Result<Place> {
     Ok(Place { device, group })
 }
 
-/// Whole, on one device.
+/// Strategy of a whole model on one device.
 fn strategy(precision: Precision) -> StrategyConfig {
     StrategyConfig {
         zero_stage: ZeroStage::Stage(0),

@@ -7,11 +7,8 @@ use anyroll_models::hf::{self, DiffusersFolder, ImageAdapterFiles, TextEmbedding
 use anyroll_models::lora_scale;
 
 use super::check::Check;
-use super::diffusion::*;
-use super::error::{Problem, list};
-use super::model::{DiffusersConfig, LoraConfig};
-use super::schema::{Precision, RoleConfig};
 use crate::Error;
+use crate::config::*;
 use crate::data::Record;
 use crate::diffusion::{Prompts, open_encoders, read_records};
 use crate::error_chain::one_line;

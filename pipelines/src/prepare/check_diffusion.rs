@@ -1,8 +1,7 @@
 //! What must hold between the fields of `pipeline.diffusion` on any machine.
 
 use super::check::Check;
-use super::diffusion::*;
-use super::error::Problem;
+use crate::config::*;
 use crate::diffusion as images;
 
 impl Check<'_> {
