@@ -1,4 +1,4 @@
-//! `cargo xtask`: everything around building and running, from a fresh clone to a green check.
+//! `cargo xtask`: building, running and checking, starting from a fresh clone.
 
 #![forbid(unsafe_code)]
 
@@ -95,7 +95,7 @@ fn test(args: &[OsString]) -> Result<()> {
     cargo(&["test", "--release", "--workspace"], args)
 }
 
-/// Becomes the matrix's own program, which is built like all that it runs.
+/// Becomes the matrix's own program, which is built with the programs that it runs.
 fn matrix(args: &[OsString]) -> Result<()> {
     let runs = args.first().is_some_and(|command| command == "run" || command == "record");
     let built = if runs {
@@ -122,7 +122,8 @@ fn become_program(name: &str, args: &[OsString]) -> Result<()> {
     Err(Error::Reason(format!("{} did not start: {error}", program.display())))
 }
 
-/// What CI runs, the cheap steps first. All in the release profile, so that libtorch's bindings compile once.
+/// Runs the checks of CI, fast steps first. All use the release profile, so that libtorch's bindings compile
+/// once.
 fn check(args: &[OsString]) -> Result<()> {
     no_arguments("check", args)?;
     cargo(&["fmt", "--all", "--check"], &[])?;
@@ -143,16 +144,17 @@ fn no_arguments(command: &str, args: &[OsString]) -> Result<()> {
     })
 }
 
-/// The checkout, from where cargo says this package is.
+/// Returns the root of the checkout, derived from this package's path in cargo.
 fn root() -> PathBuf {
     let package = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&package).parent().unwrap_or(Path::new("/")).to_path_buf()
 }
 
-/// Where `cargo build --release` puts programs: beside this program's own profile, wherever CARGO_TARGET_DIR
-/// or a cargo configuration has moved the target folder to.
+/// Returns the folder of `cargo build --release`: next to this program's profile folder, wherever
+/// CARGO_TARGET_DIR or a cargo configuration puts the target folder.
 fn release_folder() -> Result<PathBuf> {
-    let this = env::current_exe().map_err(|error| Error::Reason(format!("who am I? {error}")))?;
+    let this = env::current_exe()
+        .map_err(|error| Error::Reason(format!("cannot find this program's path: {error}")))?;
     match this.parent().and_then(Path::parent) {
         Some(target) => Ok(target.join("release")),
         None => Err(Error::Reason(format!("{} is not in a target folder", this.display()))),

@@ -32,7 +32,7 @@ pub enum RewardConfig {
 
 impl RewardConfig {
     /// Whether right completions, of any domain, are about as long as the records' answers.
-    pub(super) fn wants_answers(&self) -> bool {
+    pub(crate) fn wants_answers(&self) -> bool {
         match self {
             Self::Exact => true,
             Self::Sum(terms) => terms.iter().any(|term| term.domains.is_empty() && term.kind.wants_answer()),

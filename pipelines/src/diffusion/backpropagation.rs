@@ -1,4 +1,5 @@
-//! Backpropagation of the reward through the last denoising steps: ReFL as ROLL's reward flow has it, and DRaFT-K.
+//! Backpropagation of the reward through the last denoising steps: ReFL as in ROLL's reward flow, and
+//! DRaFT-K.
 
 use std::{ops::Range, time::Instant};
 
@@ -19,18 +20,18 @@ use crate::{
     train::{Exchange, StepOutcome},
 };
 
-/// A denoising step that a gradient flows through.
+/// A denoising step with a gradient.
 struct Recorded {
     timestep: usize,
     batch: DenoiseBatch,
     tape: Tape,
     velocity: Tensor,
-    /// The frozen model's.
+    /// Velocity of the frozen model.
     reference: Option<Tensor>,
 }
 
 impl Setup {
-    /// DRaFT-K in the words of `refl`.
+    /// DRaFT-K expressed as `refl`.
     pub fn as_refl(&self, draft: &DraftKConfig) -> ReflConfig {
         ReflConfig {
             mid_step: self.sampler.steps() - draft.k,
@@ -42,7 +43,7 @@ impl Setup {
         }
     }
 
-    /// Walks from noise to images, the last steps of it with a gradient, and follows the reward's gradient back.
+    /// Denoises noise to images, the last steps with a gradient, and backpropagates the reward.
     pub fn step_by_backpropagation(
         &self,
         roles: &mut Roles,
@@ -72,7 +73,7 @@ impl Setup {
         self.finish(roles, step, &steps, &scored, losses, &clock)
     }
 
-    /// The scores of the samples `part`, their gradient added to those of the step.
+    /// Scores the samples `part` and adds their gradient to that of the step.
     fn follow_back(
         &self,
         roles: &mut Roles,
@@ -101,7 +102,8 @@ impl Setup {
             let (sigma, dt) = (sigmas[timestep], sigmas[timestep + 1] - sigmas[timestep]);
             let mut dv = dx.f_mul_scalar(dt)?;
             if let Some(reference) = &recorded.reference {
-                // KL is the mean over the recorded steps and over an image's values of (v - v_ref)^2 / (2 sigma^2).
+                // KL is the mean over the recorded steps and over an image's values of (v - v_ref)^2 / (2
+                // sigma^2).
                 let apart = without(&recorded.velocity.f_sub(reference)?, &refused)?;
                 let values = apart.numel() as f64 / apart.size()[0] as f64;
                 let scale = 1.0 / (sigma * sigma * values * gradient_steps);
@@ -117,7 +119,7 @@ impl Setup {
         Ok(scores)
     }
 
-    /// Walks by Euler's method and records the steps from `mid_step` on.
+    /// Denoises by Euler's method and records the steps from `mid_step` on.
     fn walk_recording(
         &self,
         roles: &mut Roles,
@@ -129,7 +131,7 @@ impl Setup {
         let mut recorded = Vec::new();
         for timestep in 0..self.sampler.steps() {
             let guidance = self.sampler.guidance[timestep];
-            // Nothing is asked of the point that the first step with a gradient begins at.
+            // The first step with a gradient needs none for its input.
             let batch = guidance.batch(&x, self.sampler.sigmas[timestep], labels, timestep > mid_step)?;
             if timestep < mid_step {
                 let velocity = guidance.combine(&roles.policy.score(&batch)?)?;

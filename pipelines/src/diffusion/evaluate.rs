@@ -1,4 +1,4 @@
-//! Measuring the policy on noise that it is never trained on, and showing what it makes of it.
+//! Evaluation of the policy on held-out noise, and pictures of the results.
 
 use std::ops::Range;
 
@@ -19,17 +19,17 @@ use crate::{
     train::{Evaluation, Exchange},
 };
 
-/// A name, a sum, and over how many images.
+/// Name, sum, and number of images.
 type Measured = (String, f64, f64);
 
-/// Columns of the picture; of videos frames of each.
+/// Columns of the picture; for videos frames of each.
 const COLUMNS: usize = 8;
-/// Rows of the picture at most; it has one for each class or video.
+/// Maximum rows of the picture; it has one per class or video.
 const ROWS: usize = 4;
 
 impl Setup {
-    /// What the policy makes of this rank's part of the fixed noise by Euler's method, with its adapters or without. All
-    /// of it is on the host.
+    /// Images of this rank's share of the fixed noise by Euler's method, with or without adapters. All
+    /// tensors are on the host.
     pub fn evaluation_images(
         &self,
         policy: &mut Zero<Transformer>,
@@ -55,8 +55,8 @@ impl Setup {
         Ok(Painted { images: join(images)?, latents: join(latents)?, labels: Tensor::f_from_slice(&labels)? })
     }
 
-    /// The reward and what else is measured, and the drift: how far, squared, pixels are from those that the policy made
-    /// of the same noise before its first RL step, `base`. An image without a finite reward counts in no mean.
+    /// Reward and other measurements, and the drift: the squared distance of pixels from `base`, the policy's
+    /// images of the same noise before its first RL step. Images without a finite reward are in no mean.
     pub fn evaluate(
         &self,
         policy: &mut Zero<Transformer>,
@@ -92,7 +92,7 @@ impl Setup {
         Ok(Evaluation { metrics, samples: Vec::new(), picture, summary })
     }
 
-    /// What is measured of this rank's images, and what terms failed on.
+    /// Measurements of this rank's images, and failures of terms.
     fn measure(&self, painted: &Painted) -> Result<(Vec<Measured>, Failures)> {
         let names = self.scorer.measured().into_iter();
         let mut measured: Vec<Measured> = names.map(|name| (name, 0.0, 0.0)).collect();
@@ -119,16 +119,16 @@ impl Setup {
         Ok((measured, failures))
     }
 
-    /// The class or text of an image of an evaluation: all in turn.
+    /// Class or text of an image in an evaluation: all in turn.
     fn evaluated_label(&self, number: usize) -> i64 {
         (self.evaluated.start + number % self.evaluated.len()) as i64
     }
 
-    /// The first of this rank's images, a row for each class or text; of videos a row for each, of its frames.
+    /// The first of this rank's images, one row per class or text; for videos one row of frames each.
     fn picture(&self, images: &Tensor) -> Result<Option<Picture>> {
         let count = images.size()[0] as usize;
         let labels = self.evaluated.len();
-        // With too few of each they are shown as they come.
+        // If there are too few of each, they are shown in order.
         let (rows, columns) = match labels <= ROWS && count >= labels {
             true => (labels, (count / labels).min(COLUMNS)),
             false => (ROWS.min(count.div_ceil(COLUMNS)), COLUMNS.min(count)),
@@ -144,14 +144,14 @@ impl Setup {
         let shown = (rows * columns).min(count);
         let mut pictures = Picture::of_images(&images.f_narrow(0, 0, shown as i64)?)?;
         if labels <= ROWS && count >= labels {
-            // Numbered over the labels first: the second label's first image is the second image.
+            // Numbers run over the labels first: the second label's first image is the second image.
             let by_row = (0..rows).flat_map(|row| (0..columns).map(move |column| column * rows + row));
             pictures = by_row.map(|image| pictures[image].clone()).collect();
         }
         Ok(Some(grid(&pictures, columns)))
     }
 
-    /// This rank's part of the images of an evaluation, by number.
+    /// This rank's share of the images of an evaluation, by number.
     fn own_evaluation(&self, exchange: &Exchange) -> Range<usize> {
         let images = self.config.evaluation.images;
         let per_rank = images.div_ceil(exchange.world_size());

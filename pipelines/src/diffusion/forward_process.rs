@@ -19,7 +19,7 @@ use crate::{
     train::{Exchange, StepOutcome},
 };
 
-/// This rank's samples of step `step`, and how good each is, 0 to 1: fp32 `[N]`.
+/// This rank's samples of step `step`, and their goodness from 0 to 1: fp32 `[N]`.
 struct ScoredSamples<'a> {
     nft: &'a NftConfig,
     samples: Samples,
@@ -28,7 +28,8 @@ struct ScoredSamples<'a> {
 }
 
 impl Setup {
-    /// Samples with the old policy, scores the images, takes them back towards noise, and trains the velocities there.
+    /// Samples with the old policy, scores the images, adds noise to them, and trains the velocities at those
+    /// points.
     pub fn step_by_forward_process(
         &self,
         roles: &mut Roles,
@@ -68,7 +69,7 @@ impl Setup {
         self.finish(roles, step, &steps, &scored, losses, &clock)
     }
 
-    /// Adds the gradient at the `draw`-th of the sigmas of each of the samples `part`.
+    /// Adds the gradient at the `draw`-th sigma of each of the samples `part`.
     fn accumulate_noised(
         &self,
         roles: &mut Roles,
@@ -116,7 +117,7 @@ impl Setup {
         }
     }
 
-    /// For each sample the `draw`-th of the sampler's sigmas in an order of its own: fp32 `[B]`.
+    /// The `draw`-th of the sampler's sigmas for each sample, in a random order per sample: fp32 `[B]`.
     fn drawn_sigmas(&self, step: u64, numbers: &[usize], draw: usize) -> Result<Tensor> {
         let steps = self.sampler.steps();
         let of_sample = |&number: &usize| {

@@ -1,4 +1,4 @@
-//! [`Diffusion`]: what the loop trains here.
+//! [`Diffusion`]: the pipeline of image models.
 
 use std::path::{Path, PathBuf};
 
@@ -13,24 +13,25 @@ use tch::Tensor;
 use super::{Reference, Roles, Setup};
 use crate::{
     Result,
-    config::{MethodConfig, Run},
+    config::MethodConfig,
+    run::Run,
     samples::Phase,
     train::{Evaluation, Exchange, Nothing, Pipeline, Place, Plan, StepOutcome, adamw, describe, hold},
 };
 
-/// A model of images that learns from rewards.
+/// An image model that is trained with rewards.
 pub struct Diffusion {
     run: Run,
     place: Place,
     exchange: Exchange,
     setup: Setup,
     roles: Roles,
-    /// What the policy made of the evaluation's noise before its first RL step: this rank's part.
+    /// The policy's images of the evaluation's noise before its first RL step: this rank's share.
     base: Option<Tensor>,
 }
 
 impl Diffusion {
-    /// Prepares a run on `place`, on texts of these `embeddings` if it has encoded them itself.
+    /// Prepares a run on `place`; `embeddings` is the file of a run that has encoded its own texts.
     pub fn new(run: Run, place: Place, embeddings: Option<&Path>) -> Result<Self> {
         let setup = Setup::new(&run, &place, embeddings)?;
         let optimizer = match &setup.config.warmup {
@@ -44,7 +45,7 @@ impl Diffusion {
         Ok(Self { run, place, exchange, setup, roles, base: None })
     }
 
-    /// Whether there is a KL term.
+    /// Returns true if there is a KL term.
     fn keeps_near(&self) -> bool {
         self.setup.config.method.kl_coef() > 0.0
     }
@@ -53,7 +54,7 @@ impl Diffusion {
         matches!(self.setup.config.method, MethodConfig::DiffusionNft(_))
     }
 
-    /// What stays as it was is the policy with its adapters off, and only DiffusionNFT's old policy is a copy.
+    /// The reference is the policy without adapters; only DiffusionNFT's old policy is a copy.
     fn freeze_adapters(&mut self) -> Result<()> {
         let painted = self.setup.evaluation_images(&mut self.roles.policy, &self.exchange, false)?;
         self.base = Some(painted.images);
@@ -66,7 +67,7 @@ impl Diffusion {
         Ok(())
     }
 
-    /// A frozen model, held as the config's reference.
+    /// A frozen model under the config's strategy of the reference.
     fn frozen(&self) -> Result<Zero<Transformer>> {
         let role = self.run.reference.as_ref().unwrap_or(&self.run.policy);
         hold(self.setup.model.clone(), &role.strategy, &self.place, None, &*self.setup.weights)
@@ -98,14 +99,14 @@ impl Pipeline for Diffusion {
 
     fn check_learnt(&mut self) -> Result<()> {
         self.roles.policy.load_states(&self.setup.offloaded)?;
-        Ok(self.roles.policy.check_learnt()?)
+        Ok(self.roles.policy.check_divergence()?)
     }
 
     fn end_warm_up(&mut self) -> Result<()> {
         Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.config.optimizer))?)
     }
 
-    /// The policy's first images, its reference if there is a KL term, and DiffusionNFT's old policy.
+    /// Makes the policy's first images, its reference if there is a KL term, and DiffusionNFT's old policy.
     fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
         if self.setup.has_adapters {
             return self.freeze_adapters();
@@ -137,13 +138,13 @@ impl Pipeline for Diffusion {
         self.setup.evaluate(&mut self.roles.policy, base, exchange)
     }
 
-    /// The old policy first: a folder of the checkpoint's name says that all of it is there.
+    /// The old policy is saved first, since the checkpoint's folder marks that everything is complete.
     fn save(&mut self, saver: &mut Saver, path: &Path, position: Value) -> Result<()> {
         if let Some(old) = &mut self.roles.old {
             let path = old_policy(path);
             checkpoint::save(old, &path, Value::Null)?;
             if self.exchange.rank() == 0 {
-                // One more than of checkpoints: the one that belongs to this is not written yet.
+                // One more than checkpoints, since the checkpoint of this one is not written yet.
                 let keep = self.plan().keep_last + 1;
                 checkpoint::prune(path.parent().expect("it has just been joined"), keep)?;
             }
@@ -166,14 +167,14 @@ impl Pipeline for Diffusion {
     }
 }
 
-/// Where the old policy of the checkpoint `run/checkpoints/step_000010` lies: `run/old_policy/step_000010`.
+/// Folder of the old policy for the checkpoint `run/checkpoints/step_000010`: `run/old_policy/step_000010`.
 fn old_policy(checkpoint: &Path) -> PathBuf {
     let name = checkpoint.file_name().expect("a checkpoint has a name");
     let run = checkpoint.parent().and_then(Path::parent).expect("a checkpoint lies in a run");
     run.join("old_policy").join(name)
 }
 
-/// The method as papers call it.
+/// Name of the method in papers.
 fn title(method: &MethodConfig) -> &'static str {
     match method {
         MethodConfig::Refl(_) => "ReFL",

@@ -16,15 +16,15 @@ use crate::{
     train::{Exchange, StepOutcome},
 };
 
-/// DanceGRPO's fields by Flow-GRPO's names; its noise is told by [`Setup::sde_noise`].
+/// DanceGRPO's fields as Flow-GRPO's; its noise is in [`Setup::sde_noise`].
 pub fn as_flow_grpo(dance: &DanceGrpoConfig) -> FlowGrpoConfig {
     let DanceGrpoConfig { timestep_fraction, clip, advantage_clip, .. } = *dance;
     FlowGrpoConfig { timestep_fraction, clip, advantage_clip, ..FlowGrpoConfig::default() }
 }
 
 impl Setup {
-    /// Samples by stochastic steps, scores the images, and trains some of the denoising steps towards those that led
-    /// to better images than the others of their group.
+    /// Samples by stochastic steps and scores the images. Trains some of the denoising steps towards those
+    /// that led to better images than the others in their group.
     pub fn step_by_policy_gradient(
         &self,
         roles: &mut Roles,
@@ -43,7 +43,7 @@ impl Setup {
         let scored = self.score(exchange, samples.latents(), &samples.labels, step, stop)?;
         let clock = Clock::new(started, generated);
 
-        // Flow-GRPO divides by the deviation of all rewards, DanceGRPO by that of the group's.
+        // Flow-GRPO divides by the standard deviation of all rewards, DanceGRPO by that of the group.
         let scale = match self.config.method {
             MethodConfig::DanceGrpo(_) => Scale::GroupStd,
             _ => Scale::BatchStd,
@@ -104,21 +104,21 @@ impl Setup {
         stats.add("clip_fraction/low", &terms.ratio.f_lt(1.0 - grpo.clip)?)?;
         stats.add("clip_fraction/high", &terms.ratio.f_gt(1.0 + grpo.clip)?)?;
         if is_first {
-            // The weights are still those that sampled: what differs is rounding.
+            // The weights are still those that sampled, so the difference is rounding.
             stats.largest("rollout/logprob_diff_max", &terms.log_ratio.f_abs()?)?;
         }
         Ok(())
     }
 }
 
-/// What is trained on at a time.
+/// A denoising step to train on.
 #[derive(Clone, Copy)]
 struct Update<'a> {
     grpo: &'a FlowGrpoConfig,
     /// The denoising step.
     timestep: usize,
-    /// How many are trained on.
+    /// Number of trained steps.
     of: usize,
-    /// Whether no optimizer step came since the samples.
+    /// True before the first optimizer step after sampling.
     is_first: bool,
 }

@@ -19,7 +19,8 @@ use super::{
 };
 use crate::{
     Result,
-    config::{DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig, PipelineConfig, Run},
+    config::{DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig, PipelineConfig},
+    run::Run,
     train::{Place, Share, offloaded},
 };
 

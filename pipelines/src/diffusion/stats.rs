@@ -1,10 +1,10 @@
-//! Sums of what a step's micro-batches show, kept on the device until they are read.
+//! Statistics of a step's micro-batches, kept on the device until read.
 
 use tch::{Kind, Tensor};
 
 use crate::{Result, metrics::Metrics, train::Exchange};
 
-/// Sums and largest values, by name.
+/// Sums and maxima, by name.
 #[derive(Debug, Default)]
 pub struct Stats {
     sums: Vec<(&'static str, Tensor)>,
@@ -22,7 +22,7 @@ impl Stats {
         Ok(())
     }
 
-    /// Takes note of the largest of `values`.
+    /// Updates the maximum with `values`.
     pub fn largest(&mut self, name: &'static str, values: &Tensor) -> Result<()> {
         let found = values.f_max()?.f_to_kind(Kind::Double)?;
         match self.largest.iter_mut().find(|(known, _)| *known == name) {
@@ -32,7 +32,7 @@ impl Stats {
         Ok(())
     }
 
-    /// Over all ranks: the sums divided by `count`, and the largest values. Every rank has the same names.
+    /// Totals over all ranks: sums divided by `count`, and maxima. Every rank must have the same names.
     pub fn read(&self, exchange: &Exchange, count: f64) -> Result<Metrics> {
         let mut own = Vec::with_capacity(self.sums.len() + self.largest.len());
         for (_, value) in self.sums.iter().chain(&self.largest) {

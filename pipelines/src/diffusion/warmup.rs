@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Setup {
-    /// One step: the mean squared error of the velocities, which is returned, at sigmas that are the logistic of normal
+    /// Runs one step and returns the mean squared error of the velocities. Sigmas are the logistic of normal
     /// numbers (Esser et al. 2024).
     pub fn warmup_step(
         &self,

@@ -1,4 +1,4 @@
-//! Measuring the policy on records that it is never trained on.
+//! Evaluation of the policy on held-out records.
 
 use std::ops::ControlFlow;
 
@@ -22,13 +22,14 @@ use crate::{
     train::{Evaluation, Exchange},
 };
 
-/// Completions that go into `samples.jsonl` at each evaluation.
+/// Number of completions written to `samples.jsonl` at each evaluation.
 const SHOWN: usize = 16;
 
 impl Setup {
-    /// The objective on the held-out records, over all ranks: `eval/loss`, `eval/nll` and `eval/perplexity` of the answers,
-    /// `eval/accuracy` of pairs, `eval/margin` of these and of judged answers, and `eval/kl`; and greedy completions, of which
-    /// `eval/exact` equal the answer.
+    /// The objective on the held-out records, over all ranks: `eval/loss`, and `eval/nll` and
+    /// `eval/perplexity` of the answers. Pairs have `eval/accuracy`, pairs and labelled answers
+    /// `eval/margin`; KTO has `eval/kl`. Greedy completions have `eval/exact`, the fraction that equals the
+    /// answer.
     pub fn evaluate<M: Answering>(
         &self,
         roles: &mut Roles<M>,
@@ -50,7 +51,7 @@ impl Setup {
             let right = samples.iter().map(|sample| sample.reward).sum();
             let exact = exchange.sum(&[right])?[0] / completions as f64;
             metrics.insert("eval/exact", exact);
-            summary += &format!(", {exact:.3} completed to the letter");
+            summary += &format!(", {exact:.3} completed exactly");
             samples.truncate(SHOWN);
         }
         Ok(Evaluation { metrics, samples, picture: None, summary })
@@ -75,7 +76,7 @@ impl Setup {
         let lengths = lengths(own, Device::Cpu)?.f_to_kind(Kind::Double)?;
         let desirable = desirable(own, Device::Cpu)?;
         let answers = Answers { logprobs, lengths, desirable, reference, divergence };
-        // Of the loss, which is of a whole, nothing but sums is read.
+        // Only sums are read. The loss is not: it would need the totals of the whole step.
         let alone = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl };
         let sums = Vec::<f64>::try_from(terms(&self.config.objective, &answers, alone)?.sums)?;
         let all = exchange.sum(&[&sums[..], &counts(own)].concat())?;
@@ -102,7 +103,8 @@ impl Setup {
         Ok(metrics)
     }
 
-    /// What the policy says of this rank's held-out answers; of a teacher's rows no more are there than in a step.
+    /// The policy's outputs for this rank's held-out answers. With a teacher, batches are no larger than in a
+    /// step.
     fn held_out_said<M: Answering>(&self, roles: &mut Roles<M>) -> Result<Said> {
         let of_a_step = self.config.batch_size / roles.policy.group().world_size();
         let at_a_time = if roles.teacher.is_some() { of_a_step } else { self.held_out_own.len().max(1) };
@@ -113,7 +115,8 @@ impl Setup {
         Ok(Said::join(&parts.collect::<Result<Vec<_>>>()?)?)
     }
 
-    /// This rank's part of the greedy completions; one that equals its record's answer has the reward 1, others 0.
+    /// This rank's share of the greedy completions. The reward is 1 for one that equals its record's answer,
+    /// else 0.
     fn complete(
         &self,
         (policy, sampler): (&mut Zero<Decoder>, &Sampler),

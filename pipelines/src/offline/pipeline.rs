@@ -1,4 +1,4 @@
-//! [`Offline`]: what the loop trains here.
+//! [`Offline`]: the pipeline of offline training.
 
 use std::{path::Path, sync::Arc};
 
@@ -21,11 +21,12 @@ use super::{
 use crate::{
     Result,
     base_model::{BaseModel, UnderNewHead},
-    config::{KvCacheConfig, Objective, OfflineConfig, PipelineConfig, Run},
+    config::{KvCacheConfig, Objective, OfflineConfig, PipelineConfig},
     data::{Dataset, Record, Tokenizer},
     inference::Sampler,
     launch::Rank,
     metrics::Metrics,
+    run::Run,
     samples::Phase,
     train::{
         Evaluation, Exchange, Nothing, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe, hold,
@@ -33,18 +34,18 @@ use crate::{
     },
 };
 
-/// A model that learns from texts that are there beforehand.
+/// A model that is trained on given texts.
 pub struct Offline<M: Answering> {
     run: Run,
-    /// Where the reference will be.
+    /// Devices of the reference.
     reference_place: Option<Place>,
-    /// The policy's first weights.
+    /// Initial weights of the policy.
     weights: Box<dyn WeightSource>,
     setup: Setup,
     roles: Roles<M>,
 }
 
-/// What a run is made of, apart from the weights.
+/// State of a run without its models.
 pub struct Setup {
     /// The pipeline's part of the config.
     pub config: OfflineConfig,
@@ -52,62 +53,63 @@ pub struct Setup {
     pub seed: u64,
     /// Prompts and answers.
     pub dataset: Dataset,
-    /// Those that a warm-up learns, where these are not all.
+    /// Records of the warm-up, if these are not all.
     pub to_warm_up: Option<Dataset>,
-    /// Text to tokens.
+    /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// The records of every evaluation.
+    /// Records of every evaluation.
     pub held_out: Vec<Record>,
-    /// This rank's part of them, as the objective reads them: on every rank as many, and where there are too few the last
-    /// one again.
+    /// This rank's share of them, in the form that the objective reads. Every rank has the same number: short
+    /// shares repeat their last record.
     pub held_out_own: Vec<Written>,
-    /// As many prompts of them with answers of others, if the objective asks for such.
+    /// The same number of prompts with answers of other records, if the objective uses these.
     pub held_out_strangers: Vec<Written>,
-    /// How many of its records are no repetition.
+    /// Number of its records that are not repetitions.
     pub held_out_count: usize,
     /// Held-out records whose prompts the policy completes.
     pub completed: Vec<Record>,
-    /// The most tokens of a prompt with an answer that is not its own.
+    /// Length limit of a prompt with another record's answer.
     pub room: usize,
-    /// Sequences that a rank puts through forward and backward at a time.
+    /// Sequences of a rank in a forward and backward pass.
     pub micro_batch_size: usize,
-    /// What of the policy is away while it completes prompts.
+    /// States of the policy that are offloaded while it completes prompts.
     pub offloaded: Vec<State>,
-    /// What completes prompts, if anything does.
+    /// Sampler of completions, if there are any.
     pub sampler: Option<Sampler>,
 }
 
-/// The models of a run.
+/// Models of a run.
 pub struct Roles<M: Model> {
-    /// The one that is trained.
+    /// The trained model.
     pub policy: Zero<M>,
-    /// Its frozen copy from after the warm-up, if the objective compares with it and it has no adapters.
+    /// Its frozen copy from after the warm-up, if the objective has a reference and the policy no adapters.
     pub reference: Option<Reference>,
-    /// What it learns from, if it distills.
+    /// The teacher of distillation.
     pub teacher: Option<Teacher>,
-    /// What the reference says of this rank's held-out answers, once it was asked.
+    /// Cached outputs of the reference for this rank's held-out answers.
     pub of_held_out: Option<Compared>,
 }
 
 impl<M: Answering> Roles<M> {
-    /// What the teacher says of the answers' tokens, if there is one.
+    /// Outputs of the teacher for the answers' tokens, if there is a teacher.
     pub fn taught(&mut self, sequences: &[Written]) -> Result<Option<Taught>> {
         let device = self.policy.torch_device();
         self.teacher.as_mut().map(|teacher| teacher.read(sequences, device)).transpose()
     }
 }
 
-/// What the frozen reference says of answers, fp64 on the policy's device.
+/// Outputs of the frozen reference for answers, fp64 on the policy's device.
 #[derive(Debug)]
 pub struct Compared {
-    /// Of those that are learnt, `[S]`.
+    /// Outputs for the trained answers, `[S]`.
     pub sequences: Tensor,
-    /// Of those to prompts that are not their own, as many as there are.
+    /// Outputs for answers to other prompts, all of them.
     pub strangers: Tensor,
 }
 
 impl Offline<Decoder> {
-    /// Prepares a run of a language model, its policy on `place`, with its first weights. Opens the reference's devices.
+    /// Prepares a run of a language model, with its policy on `place` and its initial weights. Opens the
+    /// reference's devices.
     pub fn of_language(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
@@ -132,7 +134,7 @@ impl Offline<Decoder> {
 }
 
 impl Offline<ValueModel> {
-    /// Prepares a run of a reward model on `place`: the blocks of a language model under a head of 0.
+    /// Prepares a run of a reward model on `place`: the blocks of a language model with a zero head.
     pub fn of_numbers(run: Run, dataset: Dataset, place: Place) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let model = ValueModel::new(base.config.clone(), place.torch_device()?)?;
@@ -171,10 +173,11 @@ fn held<M: Model>(
     hold(model, &run.policy.strategy, place, Some(adamw(optimizer)), weights)
 }
 
-/// Prompts that are completed together.
+/// Prompts completed in a batch.
 pub const MOST_AT_A_TIME: usize = 256;
 
-/// A rank's part of the records, on every rank as many, and how many of them are no repetition of the last.
+/// A rank's share of the records, equally many on every rank, and how many of them are not repetitions of the
+/// last.
 fn part(records: &[Record], rank: usize, world_size: usize) -> (Vec<Record>, usize) {
     let per_rank = records.len().div_ceil(world_size);
     let last = records.len().saturating_sub(1);
@@ -182,7 +185,7 @@ fn part(records: &[Record], rank: usize, world_size: usize) -> (Vec<Record>, usi
     (own.collect(), (records.len() - (rank * per_rank).min(records.len())).min(per_rank))
 }
 
-/// Tokens of the longest answer to one of these prompts, as far as the model has room for them behind the longest prompt.
+/// Tokens of the longest answer to these prompts, limited to what fits after the longest prompt.
 fn room_for_answers(base: &BaseModel, records: &[Record]) -> Result<usize> {
     let (mut prompt, mut answer) = (0, 1);
     for record in records {
@@ -230,14 +233,14 @@ impl Setup {
         })
     }
 
-    /// What steps draw records from.
+    /// Source of the steps' records.
     pub fn lesson(&self) -> Lesson<'_> {
         let turns = self.config.turns;
         Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed, turns }
     }
 
-    /// What the frozen copy, or the policy with its adapters off, says of the answers, and of `strangers`, answers to other
-    /// prompts; `None` where the objective does not ask.
+    /// Outputs of the frozen copy, or of the policy without adapters, for the answers and for `strangers`,
+    /// answers to other prompts. `None` for objectives without a reference.
     pub fn reference_logprobs<M: Answering>(
         &self,
         roles: &mut Roles<M>,
@@ -262,9 +265,9 @@ impl Setup {
         Ok(Some(Compared { sequences, strangers: logprobs.f_narrow(0, own, others)? }))
     }
 
-    /// KTO's estimate of how far the policy is from the reference: the mean over all ranks' `records` prompts of what answers
-    /// gained that are not their own, and 0 at least. This rank has `count` of them, the first of its `strangers`; 0 where the
-    /// objective does not ask. Every rank calls.
+    /// KTO's estimate of the divergence from the reference: the mean gain of mismatched answers over the
+    /// `records` prompts of all ranks, at least 0. This rank has `count` of them, the first of its
+    /// `strangers`. 0 for other objectives. Every rank must call this.
     pub fn kl<M: Answering>(
         &self,
         policy: &mut Zero<M>,
@@ -317,7 +320,7 @@ impl<M: Answering> Pipeline for Offline<M> {
 
     fn check_learnt(&mut self) -> Result<()> {
         self.roles.policy.load_states(&self.setup.offloaded)?;
-        Ok(self.roles.policy.check_learnt()?)
+        Ok(self.roles.policy.check_divergence()?)
     }
 
     fn end_warm_up(&mut self) -> Result<()> {
@@ -359,7 +362,7 @@ impl<M: Answering> Pipeline for Offline<M> {
     }
 }
 
-/// The objective as papers call it.
+/// Name of the objective in papers.
 fn title(objective: &Objective) -> &'static str {
     match objective {
         Objective::Sft => "SFT",

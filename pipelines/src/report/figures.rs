@@ -1,4 +1,4 @@
-//! Which curves the report has.
+//! Curves of the report.
 
 use std::collections::HashMap;
 
@@ -10,25 +10,25 @@ use super::curve::Point;
 use crate::headline::of_several;
 use crate::metrics::Record;
 
-/// A chart to be, if its metrics are there.
+/// A chart, drawn if its metrics exist.
 struct Plan {
     title: &'static str,
     note: &'static str,
     kind: Kind,
     range: Range,
-    /// Metrics are divided by this to have the unit that the title names.
+    /// Metrics are divided by this to get the unit in the title.
     unit: f64,
     /// Metrics and their labels; at most four, as the style sheet has four colours.
     series: &'static [(&'static str, &'static str)],
 }
 
-/// In a plan what [`of_several`] finds, whose name says of how many.
+/// Placeholder for the metric that [`of_several`] finds, whose name contains a number.
 const OF_SEVERAL: (&str, &str) = ("", "");
 
 const PLANS: [Plan; 24] = [
     Plan {
         title: "Reward",
-        note: "Mean of each step's samples, and its trend.",
+        note: "Mean over the samples of each step, with its trend.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -52,35 +52,35 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Held-out loss",
-        note: "What the optimizer descends, on records that are never trained on, and of it the answers' likelihood alone.",
+        note: "The training loss on held-out records, and its part for the answers' likelihood.",
         kind: Kind::Marked,
         range: Range::FromZero,
         unit: 1.0,
         series: &[
             ("eval/loss", "loss"),
-            ("eval/nll", "answers, a token"),
-            ("eval/divergence", "from the teacher, a token"),
+            ("eval/nll", "answers, per token"),
+            ("eval/divergence", "from the teacher, per token"),
         ],
     },
     Plan {
         title: "Held-out answers",
-        note: "Fraction of greedy completions that equal the answer, and of pairs whose better one gained more.",
+        note: "Fraction of greedy completions that equal the answer, and of pairs whose better answer has the higher reward.",
         kind: Kind::Marked,
         range: Range::Unit,
         unit: 1.0,
-        series: &[("eval/exact", "to the letter"), ("eval/accuracy", "pairs")],
+        series: &[("eval/exact", "exact"), ("eval/accuracy", "pairs")],
     },
     Plan {
         title: "Training loss",
-        note: "Of each step's records, and its trend.",
+        note: "Mean over the records of each step, with its trend.",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
-        series: &[("loss", "loss"), ("loss/nll", "answers, a token")],
+        series: &[("loss", "loss"), ("loss/nll", "answers, per token")],
     },
     Plan {
         title: "Better and worse answers",
-        note: "What the objective takes them to be worth; their level says little, and the margin is to rise.",
+        note: "Implicit rewards of the objective. Their level means little; the margin should rise.",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
@@ -88,7 +88,7 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Drift",
-        note: "Squared distance of pixels from what the policy made of the same noise before training.",
+        note: "Squared distance of pixels from the policy's images of the same noise before training.",
         kind: Kind::Marked,
         range: Range::FromZero,
         unit: 1.0,
@@ -96,7 +96,7 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "KL divergence",
-        note: "How far the policy moved: from the one that sampled, and from the reference.",
+        note: "Divergence from the policy that sampled, and from the reference.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -104,7 +104,7 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Entropy",
-        note: "Of the policy per token, in nats. Near zero, samples no longer differ.",
+        note: "Entropy of the policy per token, in nats. Near zero, samples no longer differ.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -112,7 +112,7 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Groups",
-        note: "Groups by their rewards. Only mixed ones have a gradient.",
+        note: "Groups by their rewards. Only mixed groups have a gradient.",
         kind: Kind::Stacked,
         range: Range::Unit,
         unit: 1.0,
@@ -136,7 +136,7 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Turns",
-        note: "Of an episode.",
+        note: "Turns per episode.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -144,7 +144,7 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Gradient norm",
-        note: "Before clipping.",
+        note: "Norm before clipping.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -160,7 +160,7 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Loss",
-        note: "What the optimizer descends. Its level says little; jumps say something.",
+        note: "The minimized loss. Its level means little; jumps are a warning.",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
@@ -184,7 +184,7 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Step time in seconds",
-        note: "Trends of the parts, upon each other.",
+        note: "Stacked trends of the parts.",
         kind: Kind::Stacked,
         range: Range::FromZero,
         unit: 1.0,
@@ -192,7 +192,7 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Tokens per second",
-        note: "Generated, or trained on, over the time of the whole step.",
+        note: "Generated or trained tokens, over the time of the whole step.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -224,7 +224,7 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Warm-up loss",
-        note: "Of the supervised steps on gold answers, before the first reward.",
+        note: "Loss of the supervised steps on gold answers, before the first reward.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -232,7 +232,7 @@ const PLANS: [Plan; 24] = [
     },
 ];
 
-/// A chart with what is written around it.
+/// A chart with its title and note.
 #[derive(Serialize)]
 pub(super) struct Figure<'a> {
     title: &'static str,
@@ -249,8 +249,8 @@ pub(super) fn figures(records: &[Record]) -> Vec<Figure<'_>> {
     PLANS.iter().filter_map(|plan| figure(plan, &curves, steps)).collect()
 }
 
-/// The curve of every metric. In one pass over the records, since looking each up for each metric takes
-/// several times as long in a run of ten thousand steps.
+/// Curves of all metrics, collected in one pass over the records. A lookup per metric would take several
+/// times as long in a run of ten thousand steps.
 fn curves(records: &[Record]) -> HashMap<&str, Vec<Point>> {
     let mut curves: HashMap<&str, Vec<Point>> = HashMap::new();
     for record in records {
@@ -262,7 +262,7 @@ fn curves(records: &[Record]) -> HashMap<&str, Vec<Point>> {
 }
 
 fn figure<'a>(plan: &Plan, curves: &HashMap<&'a str, Vec<Point>>, steps: (f64, f64)) -> Option<Figure<'a>> {
-    // A single point is a number and no curve, but for an evaluation, which has its mark.
+    // A single point is not a curve, except for an evaluation, which has a mark.
     let least = if plan.kind == Kind::Marked { 1 } else { 2 };
     let series = |planned: &(&'static str, &'static str)| {
         let (metric, label) = match *planned {

@@ -18,9 +18,10 @@ use super::{
 use crate::{
     Error, Result,
     base_model::UnderNewHead,
-    config::{CriticConfig, Run},
+    config::CriticConfig,
     inference::Sample,
     metrics::Metrics,
+    run::Run,
     train::{Exchange, Place, adamw, finish_steps, hold, learning_rate, offloaded},
 };
 
@@ -103,7 +104,7 @@ impl Critic {
     /// An error if its steps so far have led to nothing that is a model.
     pub fn check_learnt(&mut self) -> Result<()> {
         self.model.load_states(&self.offloaded)?;
-        self.model.check_learnt()?;
+        self.model.check_divergence()?;
         self.leave()
     }
 

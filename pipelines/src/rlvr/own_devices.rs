@@ -20,8 +20,8 @@ use tch::Tensor;
 use super::{Decoder, Setup, roles::sampler};
 use crate::{
     Error, Result,
-    config::RolloutRole,
     inference::{Asked, Sample, Sampled, Sampler},
+    run::RolloutRole,
     train::{open_device, torch_device},
 };
 

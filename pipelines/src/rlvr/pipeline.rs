@@ -9,11 +9,12 @@ use super::{Critic, Roles, Setup, own_devices::OwnDevices, under_way::Rollout};
 use crate::{
     Error, Result,
     algorithm::Moments,
-    config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Role, Run, Scale},
+    config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Scale},
     data::Dataset,
     launch::Rank,
     metrics::Metrics,
     reward::HeldModel,
+    run::{Role, Run},
     samples::Phase,
     train::{Evaluation, Exchange, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe},
 };
@@ -101,7 +102,7 @@ impl Pipeline for Rlvr {
 
     fn check_learnt(&mut self) -> Result<()> {
         self.roles.policy.load_states(&self.setup.offloaded)?;
-        self.roles.policy.check_learnt()?;
+        self.roles.policy.check_divergence()?;
         self.roles.critic.as_mut().map_or(Ok(()), Critic::check_learnt)
     }
 

@@ -12,12 +12,13 @@ use super::{Critic, Decoder};
 use crate::{
     Error, Result,
     base_model::BaseModel,
-    config::{OptimizerConfig, PipelineConfig, RlvrConfig, RolloutConfig, Run, Turns},
+    config::{OptimizerConfig, PipelineConfig, RlvrConfig, RolloutConfig, Turns},
     data::{Dataset, Record, Tokenizer},
-    environment::{Environment, Episodes},
-    inference::Sampler,
+    environment::Environment,
+    inference::{AnswersTurns, Sampler},
     offline::Lesson,
     reward::{HeldModel, RewardSum, Scorer},
+    run::Run,
     train::{Place, Reference, Share, adamw, hold, offloaded, zero_config},
 };
 
@@ -173,8 +174,12 @@ impl Setup {
     }
 
     /// The episodes of samples of these records, if there is an environment.
-    pub fn episodes<'a>(&self, records: impl IntoIterator<Item = &'a Arc<Record>>) -> Option<Episodes<'_>> {
-        self.environment.as_ref().map(|it| it.episodes(records.into_iter().cloned().collect()))
+    pub fn episodes<'a>(
+        &self,
+        records: impl IntoIterator<Item = &'a Arc<Record>>,
+    ) -> Option<Box<dyn AnswersTurns + '_>> {
+        let environment = self.environment.as_ref()?;
+        Some(Box::new(environment.episodes(records.into_iter().cloned().collect())))
     }
 
     /// What the warm-up draws records from.

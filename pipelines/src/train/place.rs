@@ -7,9 +7,9 @@ use anyroll_backends::{
 };
 
 use crate::{
-    Result,
-    config::{self, Role, Run},
+    Result, config,
     launch::Rank,
+    run::{Role, Run},
 };
 
 /// A device and the ranks that it trains with.

@@ -10,7 +10,7 @@ use tch::Device;
 use super::{Place, hold, offloaded};
 use crate::{
     Error, Result,
-    config::{Role, Run},
+    run::{Role, Run},
 };
 
 /// A frozen copy, or another model, which may say something else than a policy does.

@@ -11,10 +11,9 @@ use anyroll_strategy::{
 use super::Place;
 use crate::{
     Result,
-    config::{
-        self, Fp16Config, Offload, OffloadConfig, OptimizerConfig, OptimizerOffload, Run, ScheduleConfig,
-    },
+    config::{self, Fp16Config, Offload, OffloadConfig, OptimizerConfig, OptimizerOffload, ScheduleConfig},
     metrics::Metrics,
+    run::Run,
 };
 
 /// Holds `model` on the ranks of `place`, its weights read from `weights`; with `adamw`, ready to be trained.

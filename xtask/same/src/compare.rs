@@ -1,4 +1,4 @@
-//! Two run folders, compared.
+//! Comparison of two run folders.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,18 +8,19 @@ use serde_json::{Map, Value};
 
 use crate::Result;
 
-/// Metrics that no two runs have in common.
+/// Prefixes of metrics that differ between any two runs.
 const FREE: [&str; 2] = ["time/", "perf/"];
 
-/// Whether two runs' checkpoints are equal.
+/// Result of comparing two runs' checkpoints.
 pub enum Checkpoints {
-    /// All files are.
+    /// All files are equal.
     Equal,
     /// The first difference, in words.
     Differ(String),
 }
 
-/// Differences between the resolved configs, the metrics and the samples; the first one of each file.
+/// Returns the differences between the resolved configs, the metrics and the samples; the first one of each
+/// file.
 pub fn folders(old: &Path, new: &Path) -> Result<Vec<String>> {
     let mut all: Vec<String> =
         files(&old.join("resolved.yaml"), &new.join("resolved.yaml"))?.into_iter().collect();
@@ -31,7 +32,7 @@ pub fn folders(old: &Path, new: &Path) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// The first line, or byte of a file that is no text, in which two files differ.
+/// Returns the first line in which two files differ, or the first byte if a file is not text.
 pub fn files(old: &Path, new: &Path) -> Result<Option<String>> {
     let (before, after) = (read(old)?, read(new)?);
     if before == after {
@@ -60,7 +61,7 @@ fn lines(before: &str, after: &str) -> String {
     "differs only in its line ends".to_owned()
 }
 
-/// The records of a file of metrics, one a line.
+/// Returns the records of a metrics file, one per line.
 fn records(path: &Path) -> Result<Vec<Map<String, Value>>> {
     let text = String::from_utf8_lossy(&read(path)?).into_owned();
     let record =
@@ -68,7 +69,7 @@ fn records(path: &Path) -> Result<Vec<Map<String, Value>>> {
     text.lines().map(record).collect()
 }
 
-/// The first difference of metrics that are promised to be equal.
+/// Returns the first difference of metrics that must be equal.
 fn metrics(old: &[Map<String, Value>], new: &[Map<String, Value>]) -> Option<String> {
     if old.len() != new.len() {
         return Some(format!("metrics.jsonl has {} records, it had {}", new.len(), old.len()));
@@ -98,7 +99,7 @@ pub fn checkpoints(old: &Path, new: &Path) -> Result<Checkpoints> {
     Ok(Checkpoints::Equal)
 }
 
-/// All files below `folder`, relative to it.
+/// Returns all files below `folder`, as relative paths.
 fn below(folder: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut open = vec![PathBuf::new()];
     let mut files = BTreeSet::new();

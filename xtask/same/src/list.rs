@@ -1,4 +1,5 @@
-//! `ci/same.yaml`: the runs that are compared, the models that they need, and mistakes whose messages are compared.
+//! `ci/same.yaml`: the runs that are compared, the models that they need, and mistakes whose messages are
+//! compared.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +13,7 @@ use crate::Result;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Listed {
-    /// Changes that runs have in common, each as for `--set`, by name.
+    /// Changes that runs have in common, by name, in the syntax of `--set`.
     #[serde(default)]
     changes: BTreeMap<String, Vec<String>>,
     /// Models for `{models}/NAME` in the `set` of a run, by name.
@@ -22,7 +23,7 @@ pub struct Listed {
     pub mistakes: Vec<Mistake>,
 }
 
-/// A model that the older programs train and export, for the runs of both.
+/// A model that the older programs train and export, for the runs of both sides.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
@@ -45,7 +46,7 @@ struct Entry {
     uses: Vec<String>,
     #[serde(default)]
     set: Vec<String>,
-    /// World sizes, a run each.
+    /// World sizes, one run for each.
     #[serde(default = "one")]
     ranks: Vec<usize>,
     #[serde(default)]
@@ -71,7 +72,7 @@ pub struct Run {
 pub struct Mistake {
     /// The config to change.
     pub config: PathBuf,
-    /// Changes as for `--set`.
+    /// Changes in the syntax of `--set`.
     #[serde(default)]
     pub set: Vec<String>,
     /// A text of the file, which must be there, and its replacement.
@@ -97,7 +98,8 @@ impl Listed {
         }
     }
 
-    /// The runs of these configs; all if there are none. A config that is not listed is one run, unchanged.
+    /// Returns the runs of these configs, or all runs if `configs` is empty. A config that is not listed is
+    /// one run, unchanged.
     pub fn runs_of(&self, configs: &[PathBuf]) -> Vec<Run> {
         let listed: Vec<Run> = self.runs.iter().flat_map(|entry| self.expanded(entry)).collect();
         if configs.is_empty() {
@@ -110,7 +112,7 @@ impl Listed {
         configs.iter().flat_map(of_config).collect()
     }
 
-    /// The models that `runs` name.
+    /// Returns the models that `runs` name.
     pub fn models_of(&self, runs: &[Run]) -> Vec<(&str, Model)> {
         let is_needed = |name: &str| {
             let path = format!("{{models}}/{name}");
@@ -131,7 +133,7 @@ impl Listed {
         entry.ranks.iter().map(of_ranks).collect()
     }
 
-    /// Common changes first, so that a run may overrule them.
+    /// Returns all changes, the common ones first, so that a run may override them.
     fn all_changes(&self, uses: &[String], set: &[String]) -> Vec<String> {
         let common = uses.iter().flat_map(|name| &self.changes[name]);
         common.chain(set).cloned().collect()

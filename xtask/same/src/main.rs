@@ -1,7 +1,9 @@
-//! `cargo xtask same REV`: proves that a refactor changes no bit, by the programs of two revisions on the same configs.
+//! `cargo xtask same REV`: proves that a refactor changes no bit, by the programs of two revisions on the
+//! same configs.
 //!
-//! Read in this order: [`list`] is `ci/same.yaml`, [`programs`] builds a revision, [`run`] makes a run with its
-//! programs, [`compare`] finds the first difference between two run folders, [`messages`] compares what `check` says.
+//! Read in this order: [`list`] is `ci/same.yaml`, [`programs`] builds a revision, [`run`] makes a run with
+//! its programs, [`compare`] finds the first difference between two run folders, [`messages`] compares what
+//! `check` says.
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +23,7 @@ use list::{Listed, Run};
 use programs::Programs;
 use run::{Made, Runner};
 
-/// An error as one text for the terminal.
+/// A result whose error is one text for the terminal.
 type Result<T, E = String> = std::result::Result<T, E>;
 
 const EXAMPLES: &str = "\
@@ -30,11 +32,11 @@ Examples:
   cargo xtask same HEAD~3 configs/ppo_critic_cpu.yaml  those of one config; a config that is not listed runs as it is
   cargo xtask same main --messages                     the messages of `anyroll check` for the listed mistakes
 
-REV and the working tree run the working tree's configs. Equal to the bit must be `resolved.yaml`, every metric but
-`time/*` and `perf/*`, `samples.jsonl`, and all files of the checkpoints or, where their format has changed, the exported
-weights. The runs are left in target/same. The exit code is 0 if all are equal, else 1.";
+REV and the working tree run the working tree's configs. These must be bitwise equal: `resolved.yaml`, every metric
+except `time/*` and `perf/*`, `samples.jsonl`, and all files of the checkpoints. If the checkpoint format has changed,
+the exported weights are compared instead. The run folders are kept in target/same. The exit code is 0 if all are equal, else 1.";
 
-/// Compares the working tree with the revision REV, to the bit.
+/// Compares the working tree with the revision REV, bitwise.
 #[derive(Parser)]
 #[command(name = "cargo xtask same", bin_name = "cargo xtask same", after_help = EXAMPLES)]
 struct Cli {
@@ -94,7 +96,8 @@ fn same(cli: &Cli, root: &Path) -> Result<bool> {
     Ok(differ == 0)
 }
 
-/// Makes a run on both sides and returns the differences, by the name of the comparison. A side that fails differs.
+/// Makes a run on both sides and returns the differences, by the name of the comparison. A side that fails
+/// differs.
 fn compared(runner: &Runner, run: &Run) -> Vec<(&'static str, Vec<String>)> {
     let (old, new) = match runner.both(run) {
         Ok(both) => both,

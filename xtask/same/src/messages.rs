@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::list::Mistake;
 use crate::{Programs, Result};
 
-/// Prints each message that has changed, before and after. Returns true if none has.
+/// Prints each message that has changed, before and after. Returns true if no message has changed.
 pub fn compare(old: &Programs, new: &Programs, mistakes: &[Mistake], folder: &Path) -> Result<bool> {
     let mut changed = 0;
     for mistake in mistakes {
@@ -38,7 +38,7 @@ fn write(mistake: &Mistake, to: &Path) -> Result<()> {
     fs::write(to, text).map_err(|error| format!("cannot write {}: {error}", to.display()))
 }
 
-/// The exit code and standard error.
+/// Returns the exit code and standard error.
 fn said(programs: &Programs, config: &Path, set: &[String]) -> Result<String> {
     let mut command = Command::new(programs.anyroll());
     command.arg("check").arg(config);

@@ -1,4 +1,4 @@
-//! The programs of a revision: checked out under `target/same`, built, and kept beside the working tree's.
+//! Programs of a revision: checked out under `target/same`, built, and stored next to the working tree's.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -7,29 +7,30 @@ use std::{env, fs};
 
 use crate::Result;
 
-/// What a run needs; `anyroll` looks for the others beside itself.
+/// Programs that a run needs. `anyroll` looks for the others in its own folder.
 const NAMES: [&str; 3] = ["anyroll", "anyroll-engine", "anyroll-sandbox"];
 
-/// The folder of one side's programs.
+/// Folder of one side's programs.
 #[derive(Debug)]
 pub struct Programs {
     folder: PathBuf,
 }
 
 impl Programs {
-    /// Programs that lie in `folder`.
+    /// Takes the programs in `folder`.
     pub fn new(folder: &Path) -> Self {
         Self { folder: folder.to_owned() }
     }
 
-    /// The path of `anyroll`.
+    /// Returns the path of `anyroll`.
     pub fn anyroll(&self) -> PathBuf {
         self.folder.join("anyroll")
     }
 }
 
-/// Builds the programs of `rev` and of the working tree `root`, and returns both. Dependencies are compiled once: both
-/// build into the working tree's target folder, and the programs of each are copied before the other's replace them.
+/// Builds the programs of `rev` and of the working tree `root`, and returns both. Dependencies are compiled
+/// once: both build into the working tree's target folder, and the programs of each are copied before the
+/// other's replace them.
 pub fn build(root: &Path, folder: &Path, rev: &str) -> Result<(Programs, Programs)> {
     let commit =
         output(root, "git", &["rev-parse", "--verify", "--quiet", &format!("{rev}^{{commit}}")], &[])
@@ -42,8 +43,8 @@ pub fn build(root: &Path, folder: &Path, rev: &str) -> Result<(Programs, Program
     Ok((old, new))
 }
 
-/// Makes `checkout` the tree of `commit`, with an index of its own. Files that are equal keep their times, so that a
-/// second comparison rebuilds little.
+/// Makes `checkout` the tree of `commit`, with an index of its own. Files that are equal keep their times, so
+/// that a second comparison rebuilds little.
 fn check_out(root: &Path, checkout: &Path, folder: &Path, commit: &str) -> Result<()> {
     fs::create_dir_all(checkout).map_err(|error| format!("cannot create {}: {error}", checkout.display()))?;
     let index = folder.join("index");
@@ -67,7 +68,7 @@ fn built(checkout: &Path, root: &Path, target: &Path, to: &Path) -> Result<Progr
     Ok(Programs::new(to))
 }
 
-/// The folder that this program lies in, which is where cargo puts the others.
+/// Returns the folder of this program, where cargo puts the others.
 fn release_folder() -> Result<PathBuf> {
     let this = env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
     Ok(this.parent().unwrap_or(Path::new("/")).to_owned())

@@ -14,7 +14,7 @@ use crate::compare::{self, Checkpoints};
 use crate::list::{Model, Run};
 use crate::{Programs, Result};
 
-/// The longest that a run of the list may take.
+/// Timeout of a run of the list.
 const DEADLINE: Duration = Duration::from_secs(600);
 
 /// Makes runs.
@@ -23,7 +23,7 @@ pub struct Runner<'a> {
     pub root: &'a Path,
     /// The programs of REV.
     pub old: &'a Programs,
-    /// The working tree's.
+    /// The programs of the working tree.
     pub new: &'a Programs,
     /// The folder of all run folders.
     pub folder: PathBuf,
@@ -63,8 +63,8 @@ impl<'a> Runner<'a> {
         Ok((old?, new?))
     }
 
-    /// Begins the run with `begins`, interrupts it after a step or more, and resumes it with the newer programs. `side`
-    /// names its folder.
+    /// Begins the run with `begins`, interrupts it after a step or more, and resumes it with the newer
+    /// programs. `side` names its folder.
     pub fn interrupted_and_resumed(&self, run: &Run, begins: &'a Programs, side: &str) -> Result<Made<'a>> {
         let mut started = self.start(begins, run, side)?;
         let metrics = started.folder.join("metrics.jsonl");
@@ -87,7 +87,7 @@ impl<'a> Runner<'a> {
         self.finished(self.spawn(self.new, &args, folder)?)
     }
 
-    /// What differs between two runs, one line each; nothing if they are equal.
+    /// Differences between two runs, one line each; empty if the runs are equal.
     pub fn differences(&self, old: &Made, new: &Made) -> Result<Vec<String>> {
         let mut all = compare::folders(&old.folder, &new.folder)?;
         match compare::checkpoints(&old.folder, &new.folder)? {
@@ -103,7 +103,7 @@ impl<'a> Runner<'a> {
         Ok(all)
     }
 
-    /// The exported weights of a run, or `None` for a model that no export knows.
+    /// Returns the exported weights of a run, or `None` for a model that cannot be exported.
     fn weights(&self, made: &Made) -> Result<Option<PathBuf>> {
         let to = made.folder.with_extension("export");
         match export(self.root, made.programs, &made.folder, &to) {
@@ -153,7 +153,7 @@ struct Started<'a> {
 }
 
 impl Started<'_> {
-    /// Waits for the end; returns the exit code, if there is one.
+    /// Waits for the process to end, and returns its exit code, if it has one.
     fn wait(&mut self) -> Result<Option<i32>> {
         loop {
             if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
