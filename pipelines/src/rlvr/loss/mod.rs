@@ -17,8 +17,8 @@ mod uncertain;
 mod value;
 
 pub use aggregation::{count, token_weights};
-pub use correction::{Correction, CorrectionStats};
-pub use stats::{Drift, LARGEST, LossStats, SUMS};
+pub use correction::{Correction, CorrectionSums};
+pub use stats::{LossStats, LossTotals};
 pub use uncertain::most_uncertain;
 pub use value::{ValueStats, ValueTargets, value_loss};
 

@@ -6,7 +6,7 @@ mod golden;
 mod split;
 mod turns;
 
-use super::*;
+use super::{stats::LossSums, *};
 use crate::config::{
     Aggregation, CispoConfig, ClippedConfig, GmpoConfig, GspoConfig, NormConfig, PolicyLoss, SapoConfig,
     ToprConfig, VespoConfig,
@@ -39,13 +39,13 @@ fn gradient(
     logprobs: &[f64],
     targets: &Targets,
     count: f64,
-) -> (Vec<f64>, [f64; SUMS.len()]) {
+) -> (Vec<f64>, LossSums) {
     let logprobs = Tensor::from_slice(logprobs);
     let scores = Scores { entropy: logprobs.zeros_like(), logprobs, divergence: None };
     let mut stats = LossStats::default();
     let grad = policy_loss(algorithm, &scores, targets, count, &mut stats).unwrap();
     let gradient = grad.logprobs;
-    (Vec::try_from(gradient).unwrap(), stats.read().unwrap().0)
+    (Vec::try_from(gradient).unwrap(), stats.read().unwrap().sums)
 }
 
 #[track_caller]
