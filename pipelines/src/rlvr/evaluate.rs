@@ -8,7 +8,7 @@ use std::{
 
 use anyroll_strategy::Weights;
 
-use super::{Rlvr, rewards::Rewards, rollout::Engine, rows::TermSums};
+use super::{Rlvr, rewards::Rewards, rollout::Engine, terms::TermSums};
 use crate::{
     Error, Result,
     algorithm::{majority, pass_at_k},

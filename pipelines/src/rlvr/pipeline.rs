@@ -16,9 +16,9 @@ use super::{
 };
 use crate::{
     Error, Result,
-    algorithm::Moments,
+    algorithm::{Moments, losses::Loss},
     base_model::BaseModel,
-    config::{Advantage, AlgorithmConfig, GrpoConfig, PipelineConfig, PolicyLoss, Role, Run, Scale, Turns},
+    config::{Advantage, AlgorithmConfig, GrpoConfig, PipelineConfig, Role, Run, Scale, Turns},
     data::{Dataset, Record},
     launch::Rank,
     metrics::Metrics,
@@ -232,14 +232,8 @@ fn title(algorithm: &AlgorithmConfig) -> String {
         (Advantage::Gae(_), _) => "PPO",
         (Advantage::None, _) => "on-policy distillation",
     };
-    let loss = match &algorithm.loss {
-        PolicyLoss::Clipped(_) | PolicyLoss::Reinforce => return advantage.to_owned(),
-        PolicyLoss::Gspo(_) => "GSPO",
-        PolicyLoss::Cispo(_) => "CISPO",
-        PolicyLoss::Sapo(_) => "SAPO",
-        PolicyLoss::Topr(_) => "TOPR",
-        PolicyLoss::Gmpo(_) => "GMPO",
-        PolicyLoss::Vespo(_) => "VESPO",
-    };
-    format!("{loss} on {advantage}")
+    match algorithm.loss.title() {
+        Some(loss) => format!("{loss} on {advantage}"),
+        None => advantage.to_owned(),
+    }
 }

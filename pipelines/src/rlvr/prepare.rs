@@ -17,7 +17,6 @@ use crate::{
     algorithm::Moments,
     config::{KlTerm, OldLogprobs},
     inference::Sample,
-    metrics::Metrics,
     train::Exchange,
 };
 
@@ -29,8 +28,10 @@ pub struct Batch {
     pub values: Option<Valued>,
     /// Of all rewards so far, if they are normalized by those.
     pub reward_moments: Option<Moments>,
-    correction: Option<CorrectionSums<Tensor>>,
-    kl: Option<SampleKl>,
+    /// The weights of tokens, on the device, if there are any.
+    pub correction: Option<CorrectionSums<Tensor>>,
+    /// KL divergences that go off rewards or advantages.
+    pub kl: Option<SampleKl>,
 }
 
 /// Prepares this rank's samples, with what the steps before have `carried` over. Every rank calls.
@@ -111,32 +112,6 @@ pub fn prepare(
         lengths,
     };
     Ok(Batch { targets, values, reward_moments, correction, kl })
-}
-
-impl Batch {
-    /// The rewards' KL divergence and the correction's weights, over all ranks. Every rank calls.
-    pub fn metrics(&self, exchange: &Exchange, scored: &Scored) -> Result<Metrics> {
-        let mut metrics = self.kl.as_ref().map_or_else(Metrics::new, |kl| kl.metrics(scored));
-        if let Some(values) = &self.values {
-            metrics.merge(values.metrics(exchange)?);
-        }
-        if let Some(correction) = &self.correction {
-            let tokens = scored.tokens();
-            let own = CorrectionSums::read(&correction.stack()?)?;
-            let CorrectionSums { weights, squares, changed } = exchange.reduce(&own)?;
-            metrics.insert("rollout/weight_mean", weights / tokens);
-            metrics.insert("rollout/weight_changed", changed / tokens);
-            // Kish's effective share of the tokens: 1 if all weigh the same. Nothing is left if all are masked.
-            let effective = if squares > 0.0 { weights.powi(2) / (squares * tokens) } else { 0.0 };
-            metrics.insert("rollout/effective_share", effective);
-        }
-        Ok(metrics)
-    }
-
-    /// The next step's weight of the KL divergence off the reward; `None` if no controller moves it.
-    pub fn next_kl_coef(&self, term: KlTerm, scored: &Scored) -> Option<f64> {
-        self.kl.as_ref()?.next_coef(term, scored)
-    }
 }
 
 /// The tokens that are trained on, with the critic's `values`.

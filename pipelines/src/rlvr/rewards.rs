@@ -6,16 +6,19 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Task,
-    advantages::{fill_turns, fitted, of_turns},
+    advantages::{fill_turns, of_turns},
+    control::deal,
     rollout::Staleness,
-    rows::{Row, Scored, TermSums},
+    rows::{Row, Scored},
+    terms::TermSums,
 };
 use crate::{
     Result,
     algorithm::{decoupled, fill_missing},
     config::{Advantage, GdpoConfig},
-    data::{Record, Tokenizer, shuffle, stream},
+    data::{Record, Tokenizer},
     inference::{Episode, Sample},
+    metrics::Metrics,
     reward::{Case, HeldModel, Outcome, RewardSum, Score, Scorer, Scoring, check_error_rates},
     train::{Exchange, Reduce, Share},
 };
@@ -102,26 +105,27 @@ impl Rewards {
             stop,
         };
         let (mut reports, mut greedy) = (Vec::new(), Vec::new());
-        let (mut terms, mut staleness, mut stop) = (Vec::new(), None, false);
+        let (mut terms, mut staleness, mut stop) = (Vec::<TermSums>::new(), None, false);
         for rank in exchange.gather(&own)? {
             reports.push(rank.samples);
             greedy.push(rank.greedy);
-            reduce(&mut terms, rank.terms);
-            reduce_some(&mut staleness, rank.staleness);
+            terms.reduce(rank.terms);
+            Reduce::reduce(&mut staleness, rank.staleness);
             stop |= rank.stop;
         }
         let greedy = match of_greedy {
             [] => Vec::new(),
             _ => Share { group_size: 1, ..self.task.share }.ordered(greedy),
         };
-        let failed: Vec<f64> = terms.iter().map(|sums: &TermSums| sums.failed).collect();
+        let failed: Vec<f64> = terms.iter().map(|sums| sums.failed).collect();
         self.check_error_rates(&failed, self.task.share.samples() + greedy.len(), outcomes)?;
         let mut rows = self.rows(self.task.share.ordered(reports), &greedy);
         if self.task.config.scoring.random {
             deal(&mut rows, self.task.seed, batch);
         }
         let greedy = fill(&greedy, 1);
-        Ok(Scored { rows, greedy, own: samples, terms, staleness, stop })
+        let selection = Metrics::new();
+        Ok(Scored { rows, greedy, own: samples, terms, staleness, batches: 1, selection, stop })
     }
 
     fn report(&self, sample: &Sample, outcome: &Outcome) -> Report {
@@ -228,66 +232,7 @@ fn value(outcome: &Outcome, of: impl Fn(&Score) -> f64) -> Option<f64> {
     }
 }
 
-/// Takes in the next rank's rows; before the first rank there are none.
-pub fn reduce<T: Reduce>(all: &mut Vec<T>, next: Vec<T>) {
-    match all.is_empty() {
-        true => *all = next,
-        false => all.reduce(next),
-    }
-}
-
-/// Takes in the next rank's value, if it has one.
-fn reduce_some<T: Reduce>(all: &mut Option<T>, next: Option<T>) {
-    match (all.as_mut(), next) {
-        (Some(all), Some(next)) => all.reduce(next),
-        (None, next) => *all = next,
-        (Some(_), None) => {}
-    }
-}
-
 /// Values where the missing ones are filled as [`fill_missing`] does, or 0 if there are none.
 pub fn fill(values: &[Option<f64>], group_size: usize) -> Vec<f64> {
     fill_missing(values, group_size).unwrap_or_else(|| vec![0.0; values.len()])
-}
-
-/// The control: gives each sample the rewards of a random one. One that could not be scored stays so.
-fn deal(rows: &mut [Row], seed: u64, batch: u64) {
-    const PURPOSE: u64 = u64::from_le_bytes(*b"control!");
-    let mut order: Vec<usize> = (0..rows.len()).collect();
-    shuffle(&mut order, &mut stream(PURPOSE, seed, batch));
-    let earned = rows.to_vec();
-    for (row, from) in rows.iter_mut().zip(order) {
-        let from = &earned[from];
-        (row.reward, row.measured, row.decoupled) = (from.reward, from.measured, from.decoupled);
-        if !from.turn_rewards.is_empty() {
-            row.turn_rewards = fitted(&from.turn_rewards, row.turns);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_control_keeps_what_was_earned_and_not_who_earned_it() {
-        let rewards: Vec<f64> = (0..1000).map(f64::from).collect();
-        let row = |&reward: &f64| Row { reward, measured: reward, ..Row::default() };
-        let rows: Vec<Row> = rewards.iter().map(row).collect();
-        let dealt = |seed, batch| {
-            let mut rows = rows.clone();
-            deal(&mut rows, seed, batch);
-            assert!(rows.iter().all(|row| row.reward == row.measured));
-            rows.iter().map(|row| row.reward).collect::<Vec<f64>>()
-        };
-        let first = dealt(3, 11);
-        let mut sorted = first.clone();
-        sorted.sort_by(f64::total_cmp);
-        assert_eq!(sorted, rewards);
-        // On average one of any number stays where it was.
-        assert!(first.iter().zip(&rewards).filter(|(a, b)| a == b).count() < 10);
-        assert_eq!(first, dealt(3, 11));
-        assert_ne!(first, dealt(3, 12));
-        assert_ne!(first, dealt(4, 11));
-    }
 }

@@ -2,13 +2,8 @@
 
 use std::ops::Range;
 
-use super::rollout::Staleness;
-use crate::{
-    inference::Sample,
-    metrics::Metrics,
-    reward::{Outcome, Score},
-    train::{Share, reduced},
-};
+use super::{rollout::Staleness, terms::TermSums};
+use crate::{inference::Sample, metrics::Metrics, train::Share};
 
 /// A sample, as all ranks know it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -44,6 +39,10 @@ pub struct Scored {
     pub terms: Vec<TermSums>,
     /// Over all ranks; `None` where a step samples what it trains on.
     pub staleness: Option<Staleness>,
+    /// Batches of prompts that were drawn for them.
+    pub batches: u64,
+    /// How they were selected from these; empty unless there is dynamic sampling.
+    pub selection: Metrics,
     /// True if some rank was asked to stop.
     pub stop: bool,
 }
@@ -72,61 +71,5 @@ impl Scored {
     /// This rank's samples, each with its index among the rows.
     pub fn of_rank(&self, share: &Share, rank: usize) -> impl Iterator<Item = (usize, &Sample)> {
         share.samples_of(rank).zip(&self.own)
-    }
-}
-
-reduced! {
-    /// Sums over samples of a term of the reward.
-    pub struct TermSums {
-        /// Scores.
-        sum score: f64,
-        /// Samples that have one.
-        sum scored: f64,
-        /// Samples that it failed on.
-        sum failed: f64,
-        /// Those that took too long.
-        sum timed_out: f64,
-    }
-}
-
-impl TermSums {
-    /// Those of `terms` terms over `outcomes`.
-    pub fn of<'a>(terms: usize, outcomes: impl Iterator<Item = &'a Outcome>) -> Vec<Self> {
-        let mut sums = vec![Self::default(); terms];
-        for outcome in outcomes {
-            match outcome {
-                Outcome::Scored(Score { parts, .. }) => {
-                    for (sums, score) in sums.iter_mut().zip(parts) {
-                        sums.score += score.unwrap_or(0.0);
-                        sums.scored += if score.is_some() { 1.0 } else { 0.0 };
-                    }
-                }
-                Outcome::Failed { term, error } => {
-                    sums[*term].failed += 1.0;
-                    sums[*term].timed_out += if error.failure.is_timeout() { 1.0 } else { 0.0 };
-                }
-            }
-        }
-        sums
-    }
-
-    /// The mean of each term that scored a sample, and how many samples failed.
-    pub fn metrics<'a>(terms: &[Self], names: impl Iterator<Item = &'a str>) -> Metrics {
-        let mut metrics = Metrics::new();
-        for (sums, name) in terms.iter().zip(names) {
-            if sums.scored > 0.0 {
-                metrics.insert(format!("reward/{name}/mean"), sums.score / sums.scored);
-            }
-            if sums.failed > 0.0 {
-                metrics.insert(format!("reward/{name}/errors"), sums.failed);
-                metrics.insert(format!("reward/{name}/timeouts"), sums.timed_out);
-            }
-        }
-        let failed: f64 = terms.iter().map(|sums| sums.failed).sum();
-        // One that failed has scores of the terms before, which count nowhere.
-        let samples = failed + terms.iter().map(|sums| sums.scored).fold(0.0, f64::max);
-        metrics.insert("reward/errors", failed);
-        metrics.insert("reward/error_rate", if samples > 0.0 { failed / samples } else { 0.0 });
-        metrics
     }
 }

@@ -4,26 +4,49 @@ use std::mem;
 
 use super::{
     Task,
-    rewards::reduce,
+    rollout::Round,
     rows::{Row, Scored},
 };
-use crate::{Result, inference::Sample, metrics::Metrics, train::Exchange};
+use crate::{
+    Result,
+    config::MixedGroupsConfig,
+    inference::Sample,
+    metrics::Metrics,
+    train::{Exchange, Reduce},
+};
 
 /// A group by its batch and its number there.
 type Place = (usize, usize);
 
-/// Dynamic sampling: the groups to train on, of several batches.
-pub struct Selection {
+/// The groups to train on, of several batches.
+struct Selection {
     /// In the order of the batches.
     places: Vec<Place>,
     /// Groups that teach something, of all that were drawn.
-    pub teaching: usize,
+    teaching: usize,
     /// Batches that were drawn.
     batches: usize,
 }
 
+/// Dynamic sampling: `drawn` and further batches, until there are enough groups that teach something, or `max_batches`.
+/// `draw` draws one, given how many were before. Every rank calls.
+pub fn until_mixed(
+    task: &Task,
+    MixedGroupsConfig { max_batches }: MixedGroupsConfig,
+    round: &mut Round,
+    drawn: Scored,
+    mut draw: impl FnMut(&mut Round, u64) -> Result<Scored>,
+) -> Result<Scored> {
+    let mut batches = vec![drawn];
+    while select(task, &batches).teaching < task.share.prompts && (batches.len() as u64) < max_batches {
+        round.stop |= batches.iter().any(|batch| batch.stop);
+        batches.push(draw(round, batches.len() as u64)?);
+    }
+    select(task, &batches).pick(task, round.exchange, &batches)
+}
+
 /// Picks groups that teach something; if there are too few, others fill up.
-pub fn select(task: &Task, batches: &[Scored]) -> Selection {
+fn select(task: &Task, batches: &[Scored]) -> Selection {
     let prompts = task.share.prompts;
     let mut places = places(task, batches, true);
     let teaching = places.len();
@@ -65,23 +88,28 @@ pub fn leave_out_difficulties(task: &Task, mut scored: Scored) -> Scored {
 impl Selection {
     /// The samples of these groups, from all `batches`. The groups are dealt to the ranks anew, so that each has equally
     /// many, and that which they are does not depend on the number of ranks. Every rank calls.
-    pub fn pick(&self, task: &Task, exchange: &Exchange, batches: &[Scored]) -> Result<Scored> {
+    fn pick(&self, task: &Task, exchange: &Exchange, batches: &[Scored]) -> Result<Scored> {
         let group_size = task.share.group_size;
-        let mut picked = Scored { own: self.deal(task, exchange, batches)?, ..Scored::default() };
+        let mut picked = Scored {
+            own: self.deal(task, exchange, batches)?,
+            batches: batches.len() as u64,
+            selection: self.metrics(task),
+            ..Scored::default()
+        };
         for &(batch, group) in &self.places {
             let rows = group * group_size..(group + 1) * group_size;
             picked.rows.extend(batches[batch].rows[rows].iter().cloned());
             picked.greedy.extend(batches[batch].greedy.get(group));
         }
         for batch in batches {
-            reduce(&mut picked.terms, batch.terms.clone());
+            picked.terms.reduce(batch.terms.clone());
             picked.stop |= batch.stop;
         }
         Ok(picked)
     }
 
     /// How they were found.
-    pub fn metrics(&self, task: &Task) -> Metrics {
+    fn metrics(&self, task: &Task) -> Metrics {
         let prompts = task.share.prompts;
         let mut metrics = Metrics::new();
         metrics.insert("selection/batches", self.batches as f64);

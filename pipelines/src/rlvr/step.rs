@@ -1,14 +1,14 @@
 //! One step: prompts -> groups -> scored rows -> advantages -> update.
 
-use anyroll_strategy::Weights;
+use std::time::Instant;
 
 use super::{
-    Carried, Rlvr,
-    collect::{Collected, collect},
+    Carried, Rlvr, Task,
     prepare::prepare,
-    rollout::Round,
-    step_metrics as metrics_of,
-    step_metrics::Clock,
+    rollout::{Groups, Rollout, Round, Spent},
+    rows::Scored,
+    select::{leave_out_difficulties, until_mixed},
+    step_metrics::{Clock, batch_metrics, step_metrics},
     update::update,
 };
 use crate::{
@@ -27,45 +27,64 @@ pub fn step(
     let Rlvr { task, models, rollout, rewards, .. } = rlvr;
     let mut clock = Clock::start();
     models.make_room()?;
-    clock.offload = clock.lap();
-    let weights: Weights = rollout.weights(&mut models.learner)?;
+    let waited = clock.lap();
+    let weights = rollout.weights(&mut models.learner)?;
     models.learner.model.group().stream().synchronize()?; // only to measure how long ranks wait for each other's parts
     clock.gather = clock.lap();
 
-    let waited = clock.offload;
-    let learner = &mut models.learner;
-    let mut round = Round { step, stop, exchange, weights: &weights, learner, rewards, waited };
-    let Collected { scored, batches, metrics, spent } =
-        collect(task, &mut **rollout, &mut round, carried.batches)?;
-    let waited = round.waited;
+    let (learner, spent) = (&mut models.learner, Spent { waited, ..Spent::default() });
+    let mut round = Round { step, stop, exchange, weights: &weights, learner, rewards, spent };
+    let scored = collect(task, &mut **rollout, &mut round, carried.batches)?;
+    clock.spent = round.spent;
     clock.lap();
     models.learner.finish_leaving()?; // after a rollout that was shorter than the copies
-    let generate_bytes = allocated_bytes(&models.learner.model)?;
+    clock.generate_bytes = allocated_bytes(&models.learner.model)?;
     drop(weights);
-    clock.offload = waited + clock.lap();
+    let copied = clock.lap();
+    clock.spent.waited += copied;
 
     if models.critic.is_none() {
         models.learner.load()?; // behind all that comes before the first step
     }
     let batch = prepare(task, models, exchange, &scored, carried)?;
-    let (critic, policy) = update(task, models, exchange, &scored, (&batch, step))?;
+    let updated = update(task, models, exchange, &scored, (&batch, step))?;
     clock.train = clock.lap();
-    (clock.generate, clock.reward) = (spent.generating, spent.rewarding);
 
-    let mut all = metrics_of::of_rows(task, &scored);
-    all.merge(metrics_of::of_terms(rewards, &scored));
-    all.merge(metrics);
-    all.merge(critic);
-    if let Some(policy) = &policy {
-        all.merge(metrics_of::of_update(task, &scored, policy));
-    }
-    all.merge(batch.metrics(exchange, &scored)?);
-    all.merge(metrics_of::of_effort(task, &spent.effort, generate_bytes));
-    all.merge(clock.metrics(scored.tokens()));
+    let mut metrics = step_metrics(task, rewards, &scored, &updated);
+    metrics.merge(batch_metrics(&batch, exchange, &scored)?);
+    metrics.merge(clock.metrics(task, scored.tokens()));
     *carried = Carried {
-        batches: carried.batches + batches,
-        kl_coef: batch.next_kl_coef(task.config.algorithm.kl_in, &scored),
+        batches: carried.batches + scored.batches,
+        kl_coef: batch.kl.and_then(|kl| kl.next_coef(task.config.algorithm.kl_in, &scored)),
         rewards: batch.reward_moments,
     };
-    Ok(StepOutcome { metrics: all, stop: scored.stop })
+    Ok(StepOutcome { metrics, stop: scored.stop })
+}
+
+/// The samples that step `round.step` trains on, from batch `first` on. Every rank calls.
+///
+/// With dynamic sampling further batches are drawn until there are enough groups that teach something.
+fn collect(task: &Task, rollout: &mut dyn Rollout, round: &mut Round, first: u64) -> Result<Scored> {
+    let drawn = batch(task, rollout, round, first)?;
+    match task.config.selection.mixed_groups {
+        Some(mixed) => until_mixed(task, mixed, round, drawn, |round, drawn_before| {
+            batch(task, rollout, round, first + drawn_before)
+        }),
+        None => Ok(leave_out_difficulties(task, drawn)),
+    }
+}
+
+/// Samples and scores the groups of batch `number`. The batches before it have been taken.
+fn batch(task: &Task, rollout: &mut dyn Rollout, round: &mut Round, number: u64) -> Result<Scored> {
+    let (started, waited) = (Instant::now(), round.spent.waited);
+    let Groups { taken, scoring, effort, staleness } = rollout.groups(round, number)?;
+    round.make_room_to_score()?;
+    let sampled = Instant::now();
+    let outcomes = round.rewards.finish(scoring)?;
+    round.spent.rewarding += sampled.elapsed();
+    round.spent.generating += sampled - started - (round.spent.waited - waited);
+    round.spent.effort = round.spent.effort.joined(effort);
+    // A greedy completion is scored, and that is all.
+    let own = taken.into_iter().flat_map(|group| group.samples.into_iter().take(task.share.group_size));
+    round.rewards.score(round.exchange, own.collect(), outcomes, staleness, (number, round.stop))
 }

@@ -1,33 +1,53 @@
 //! What a step shows: its metrics from rows, sums and clocks.
 
-use std::time::{Duration, Instant};
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
 
 use super::{
     Task,
-    loss::{LossTotals, count},
+    loss::{CorrectionSums, LossTotals, count},
+    prepare::Batch,
     rewards::Rewards,
-    rollout::Effort,
-    rows::{Row, Scored, TermSums},
-    update::PolicyUpdate,
+    rollout::Spent,
+    rows::{Row, Scored},
+    terms::TermSums,
+    update::{PolicyUpdate, Updated},
 };
 use crate::{
-    algorithm::count_groups,
-    config::{KlTerm, PolicyLoss},
+    Result,
+    algorithm::{count_groups, losses::Loss},
+    config::KlTerm,
     metrics::Metrics,
+    train::Exchange,
 };
 
-/// When the parts of a step ended.
+/// What the samples and the update of a step show.
+pub fn step_metrics(task: &Task, rewards: &Rewards, scored: &Scored, updated: &Updated) -> Metrics {
+    let mut metrics = of_rows(task, scored);
+    metrics.merge(TermSums::metrics(&scored.terms, rewards.sum.names()));
+    metrics.merge(scored.selection.clone());
+    if let Some(staleness) = &scored.staleness {
+        metrics.merge(staleness.metrics(task.share.prompts));
+    }
+    metrics.merge(updated.critic.clone());
+    if let Some(policy) = &updated.policy {
+        metrics.merge(of_update(task, scored, policy));
+    }
+    metrics
+}
+
+/// How long the parts of a step took.
 pub struct Clock {
     started: Instant,
     last: Instant,
-    /// Waiting for states to leave the device.
-    pub offload: Duration,
     /// Gathering the weights.
     pub gather: Duration,
-    /// Sampling.
-    pub generate: Duration,
-    /// Scoring beyond that.
-    pub reward: Duration,
+    /// Sampling and scoring.
+    pub spent: Spent,
+    /// Bytes that were allocated on the device at its end.
+    pub generate_bytes: f64,
     /// Preparing and updating.
     pub train: Duration,
 }
@@ -36,40 +56,43 @@ impl Clock {
     /// Of a step that begins now.
     pub fn start() -> Self {
         let (started, zero) = (Instant::now(), Duration::ZERO);
-        Self {
-            started,
-            last: started,
-            offload: zero,
-            gather: zero,
-            generate: zero,
-            reward: zero,
-            train: zero,
-        }
+        let spent = Spent::default();
+        Self { started, last: started, gather: zero, spent, generate_bytes: 0.0, train: zero }
     }
 
     /// Time since the last lap.
     pub fn lap(&mut self) -> Duration {
         let now = Instant::now();
-        now - std::mem::replace(&mut self.last, now)
+        now - mem::replace(&mut self.last, now)
     }
 
-    /// Times of the step, which ends with the last lap and had `tokens` tokens.
-    pub fn metrics(&self, tokens: f64) -> Metrics {
+    /// Of the step, which ends with the last lap and had `tokens` tokens.
+    pub fn metrics(&self, task: &Task, tokens: f64) -> Metrics {
+        let Spent { effort, waited, generating, rewarding } = self.spent;
         let step_s = (self.last - self.started).as_secs_f64();
-        named([
+        let mut metrics = named([
             ("perf/tokens_per_s", tokens / step_s),
-            ("time/offload_s", self.offload.as_secs_f64()),
+            ("perf/generate_allocated_bytes", self.generate_bytes),
+            ("perf/generate_passes", effort.passes as f64),
+            ("time/offload_s", waited.as_secs_f64()),
             ("time/gather_s", self.gather.as_secs_f64()),
-            ("time/generate_s", self.generate.as_secs_f64()),
-            ("time/reward_s", self.reward.as_secs_f64()),
+            ("time/generate_s", generating.as_secs_f64()),
+            ("time/reward_s", rewarding.as_secs_f64()),
             ("time/train_s", self.train.as_secs_f64()),
             ("time/step_s", step_s),
-        ])
+        ]);
+        if task.config.rollout.environment.is_some() {
+            metrics.insert("perf/kept_tokens", effort.kept_tokens as f64);
+        }
+        if let Some(own_devices) = effort.own_devices {
+            metrics.insert("time/rollout_s", own_devices.as_secs_f64());
+        }
+        metrics
     }
 }
 
 /// The rows of a step's samples.
-pub fn of_rows(task: &Task, scored: &Scored) -> Metrics {
+fn of_rows(task: &Task, scored: &Scored) -> Metrics {
     let (rewards, lengths) = (scored.column(|row| row.reward), scored.lengths());
     let measured = scored.column(|row| row.measured);
     let groups = count_groups(&measured, task.share.group_size);
@@ -104,28 +127,27 @@ pub fn of_rows(task: &Task, scored: &Scored) -> Metrics {
     metrics
 }
 
-/// The terms of the reward.
-pub fn of_terms(rewards: &Rewards, scored: &Scored) -> Metrics {
-    TermSums::metrics(&scored.terms, rewards.sum.names())
-}
-
-/// What sampling took.
-pub fn of_effort(task: &Task, effort: &Effort, allocated_bytes: f64) -> Metrics {
-    let mut metrics = named([
-        ("perf/generate_allocated_bytes", allocated_bytes),
-        ("perf/generate_passes", effort.passes as f64),
-    ]);
-    if task.config.rollout.environment.is_some() {
-        metrics.insert("perf/kept_tokens", effort.kept_tokens as f64);
+/// KL divergences off the reward, values and importance weights, over all ranks. Every rank calls.
+pub fn batch_metrics(batch: &Batch, exchange: &Exchange, scored: &Scored) -> Result<Metrics> {
+    let mut metrics = batch.kl.as_ref().map_or_else(Metrics::new, |kl| kl.metrics(scored));
+    if let Some(values) = &batch.values {
+        metrics.merge(values.metrics(exchange)?);
     }
-    if let Some(own_devices) = effort.own_devices {
-        metrics.insert("time/rollout_s", own_devices.as_secs_f64());
+    if let Some(correction) = &batch.correction {
+        let tokens = scored.tokens();
+        let own = CorrectionSums::read(&correction.stack()?)?;
+        let CorrectionSums { weights, squares, changed } = exchange.reduce(&own)?;
+        metrics.insert("rollout/weight_mean", weights / tokens);
+        metrics.insert("rollout/weight_changed", changed / tokens);
+        // Kish's effective share of the tokens: 1 if all weigh the same. Nothing is left if all are masked.
+        let effective = if squares > 0.0 { weights.powi(2) / (squares * tokens) } else { 0.0 };
+        metrics.insert("rollout/effective_share", effective);
     }
-    metrics
+    Ok(metrics)
 }
 
 /// The update of the policy.
-pub fn of_update(task: &Task, scored: &Scored, update: &PolicyUpdate) -> Metrics {
+fn of_update(task: &Task, scored: &Scored, update: &PolicyUpdate) -> Metrics {
     let mut metrics = of_losses(task, scored, &update.totals);
     metrics.insert("perf/allocated_bytes", update.stepped.allocated_bytes);
     metrics.insert("perf/shared_rows", update.shared_rows);
@@ -140,10 +162,6 @@ fn of_losses(task: &Task, scored: &Scored, totals: &LossTotals) -> Metrics {
     let losses = count(algorithm.aggregation, &scored.trained_lengths(0..scored.rows.len())) * epochs;
     let tokens = scored.tokens() * epochs;
     let kl_in_loss = algorithm.kl_coef > 0.0 && matches!(algorithm.kl_in, KlTerm::Loss(_));
-    let clips = !matches!(
-        algorithm.loss,
-        PolicyLoss::Reinforce | PolicyLoss::Sapo(_) | PolicyLoss::Topr(_) | PolicyLoss::Vespo(_)
-    );
     let sums = &totals.sums;
     let mut metrics = Metrics::new();
     metrics.insert("loss/policy", sums.policy / losses);
@@ -152,7 +170,7 @@ fn of_losses(task: &Task, scored: &Scored, totals: &LossTotals) -> Metrics {
     }
     metrics.insert("kl/old", sums.kl_old / tokens);
     metrics.insert("entropy", sums.entropy / tokens);
-    if clips {
+    if algorithm.loss.clips() {
         metrics.insert("clip_fraction/low", sums.clipped_low / tokens);
         metrics.insert("clip_fraction/high", sums.clipped_high / tokens);
     }

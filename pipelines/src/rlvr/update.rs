@@ -27,24 +27,32 @@ pub struct PolicyUpdate {
     pub load_wait: Duration,
 }
 
-/// Trains on the samples of step `step`; `None` for the policy where it waits for the critic. Every rank calls.
+/// What a step's update showed.
+pub struct Updated {
+    /// Of the critic, over all ranks; empty without one.
+    pub critic: Metrics,
+    /// Of the policy; `None` where it waits for the critic.
+    pub policy: Option<PolicyUpdate>,
+}
+
+/// Trains on the samples of step `step`. Every rank calls.
 pub fn update(
     task: &Task,
     models: &mut Models,
     exchange: &Exchange,
     scored: &Scored,
     (batch, step): (&Batch, u64),
-) -> Result<(Metrics, Option<PolicyUpdate>)> {
+) -> Result<Updated> {
     let mut critic_metrics = Metrics::new();
     if let (Some(critic), Some(values)) = (&mut models.critic, &batch.values) {
         critic_metrics = critic.update(exchange, task, scored, &values.targets, step)?;
         if critic.learns_alone(step) {
-            return Ok((critic_metrics, None));
+            return Ok(Updated { critic: critic_metrics, policy: None });
         }
         models.learner.load()?;
     }
     let policy = update_policy(task, &mut models.learner, exchange, scored, (batch, step))?;
-    Ok((critic_metrics, Some(policy)))
+    Ok(Updated { critic: critic_metrics, policy: Some(policy) })
 }
 
 /// Trains the policy: `epochs` times over all mini-batches, an optimizer step each.

@@ -133,7 +133,7 @@ mod tests {
     fn rows(rank: usize, count: usize) -> Vec<Row> {
         let row = |index: usize| Row {
             reward: f64::from_bits(0x7ff8_0000_0000_0000 | (rank << 20 | index) as u64),
-            finished: index % 2 == 0,
+            finished: index.is_multiple_of(2),
             turns: vec![-0.0; index % 3],
         };
         (0..count).map(row).collect()

@@ -110,11 +110,26 @@ pub(crate) mod operations {
     }
 }
 
-/// Row by row; ranks have equally many.
+/// Row by row; ranks have equally many, and an empty list is none yet.
 impl<T: Reduce> Reduce for Vec<T> {
     fn reduce(&mut self, next: Self) {
+        if self.is_empty() {
+            *self = next;
+            return;
+        }
         assert_eq!(self.len(), next.len(), "ranks differ in how many rows they reduce");
         self.iter_mut().zip(next).for_each(|(own, next)| own.reduce(next));
+    }
+}
+
+/// Of the ranks that have one.
+impl<T: Reduce> Reduce for Option<T> {
+    fn reduce(&mut self, next: Self) {
+        match (self.as_mut(), next) {
+            (Some(own), Some(next)) => own.reduce(next),
+            (None, next) => *self = next,
+            (Some(_), None) => {}
+        }
     }
 }
 

@@ -17,7 +17,7 @@ pub use turns::{fill_turns, fitted, of_turns};
 use super::rows::Scored;
 use crate::{
     Result,
-    algorithm::{Earned, Moments, gae, normalize, returns, sample_advantages, turn_advantages},
+    algorithm::{Earned, Moments, gae, normalize, returns, sample_advantages},
     config::{Advantage, AlgorithmConfig, KlTerm, Over, RewardNormConfig},
     inference::Sample,
     train::{Exchange, Share},
@@ -98,7 +98,7 @@ impl Advantages<'_> {
                     .collect()
             }
             _ => match by_turns {
-                Some(gamma) => self.over_turns(scored, gamma, off_reward),
+                Some(gamma) => turns::over_turns(self, scored, gamma, off_reward),
                 None => self.over_samples(evidence, off_reward),
             },
         };
@@ -137,24 +137,6 @@ impl Advantages<'_> {
         let earned = Earned { rewards: &rewards, lengths: &lengths, greedy: &greedy, group_size };
         let of_samples = sample_advantages(&self.algorithm.advantage, earned);
         let of_sample = |(row, sample): (usize, &Sample)| repeat_n(of_samples[row], sample.completion_len());
-        scored.of_rank(self.share, self.exchange.rank()).flat_map(of_sample).collect()
-    }
-
-    /// One advantage a turn; the reward of the next turn weighs `gamma`.
-    fn over_turns(&self, scored: &Scored, gamma: f64, kl: Option<&SampleKl>) -> Vec<f64> {
-        let mut rewards = scored.column(|row| row.turn_rewards.clone());
-        if let Some(kl) = kl {
-            for (rewards, row) in rewards.iter_mut().zip(&kl.rows) {
-                let turns = rewards.iter_mut().zip(&row.of_turns);
-                turns.for_each(|(reward, of_turn)| *reward -= kl.coef * of_turn);
-            }
-        }
-        let of_turns = turn_advantages(&self.algorithm.advantage, gamma, &rewards, self.share.group_size);
-        let of_sample = |(row, sample): (usize, &Sample)| {
-            let of_turns: &Vec<f64> = &of_turns[row];
-            let turns = turns::lengths(sample).zip(of_turns);
-            turns.flat_map(|(length, &advantage)| repeat_n(advantage, length)).collect::<Vec<f64>>()
-        };
         scored.of_rank(self.share, self.exchange.rank()).flat_map(of_sample).collect()
     }
 

@@ -3,7 +3,30 @@
 use std::iter::repeat_n;
 use std::ops::Range;
 
-use crate::{inference::Sample, rlvr::rewards::fill};
+use super::{Advantages, SampleKl};
+use crate::{
+    algorithm::turn_advantages,
+    inference::Sample,
+    rlvr::{rewards::fill, rows::Scored},
+};
+
+/// One advantage a turn, for each token of this rank's samples; the reward of the next turn weighs `gamma`.
+pub fn over_turns(by: &Advantages, scored: &Scored, gamma: f64, kl: Option<&SampleKl>) -> Vec<f64> {
+    let mut rewards = scored.column(|row| row.turn_rewards.clone());
+    if let Some(kl) = kl {
+        for (rewards, row) in rewards.iter_mut().zip(&kl.rows) {
+            let turns = rewards.iter_mut().zip(&row.of_turns);
+            turns.for_each(|(reward, of_turn)| *reward -= kl.coef * of_turn);
+        }
+    }
+    let of_turns = turn_advantages(&by.algorithm.advantage, gamma, &rewards, by.share.group_size);
+    let of_sample = |(row, sample): (usize, &Sample)| {
+        let of_turns: &Vec<f64> = &of_turns[row];
+        let turns = lengths(sample).zip(of_turns);
+        turns.flat_map(|(length, &advantage)| repeat_n(advantage, length)).collect::<Vec<f64>>()
+    };
+    scored.of_rank(by.share, by.exchange.rank()).flat_map(of_sample).collect()
+}
 
 /// The sampled tokens of each turn.
 pub fn lengths(sample: &Sample) -> impl Iterator<Item = usize> + use<> {
@@ -67,7 +90,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        algorithm::{gae, returns, turn_advantages},
+        algorithm::{gae, returns},
         config::Advantage,
         inference::Episode,
     };

@@ -2,8 +2,9 @@
 
 use tch::{Kind, Tensor};
 
-use super::{Result, sequence_means, sequence_sums};
+use super::Result;
 use crate::{
+    algorithm::losses::{sequence_means, sequence_sums},
     config::{Level, MaskConfig, RolloutCorrection, TruncateConfig},
     train::device_sums,
 };

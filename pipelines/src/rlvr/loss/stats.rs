@@ -3,8 +3,11 @@
 use anyroll_models::model::Scores;
 use tch::{Kind, Tensor};
 
-use super::{Result, Targets, policy::Terms};
-use crate::train::{device_sums, reduced};
+use super::{Result, Targets};
+use crate::{
+    algorithm::losses::Terms,
+    train::{device_sums, reduced},
+};
 
 device_sums! {
     /// Sums over tokens of all mini-batches.

@@ -70,8 +70,21 @@ pub struct Round<'a> {
     pub learner: &'a mut Learner<Decoder>,
     /// What scores.
     pub rewards: &'a mut Rewards,
-    /// Time spent waiting for states to leave.
+    /// What it took so far.
+    pub spent: Spent,
+}
+
+/// What sampling and scoring took on a rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spent {
+    /// Of its engine.
+    pub effort: Effort,
+    /// Time spent waiting for states to leave the device.
     pub waited: Duration,
+    /// Time spent sampling.
+    pub generating: Duration,
+    /// Time spent scoring beyond that.
+    pub rewarding: Duration,
 }
 
 impl Round<'_> {
@@ -85,7 +98,7 @@ impl Round<'_> {
             let free_bytes = policy.group().stream().device().memory_info()?.free_bytes + leaving_bytes;
             policy.make_room(room.wanted_bytes(model, self.weights, free_bytes))?;
         }
-        self.waited += started.elapsed();
+        self.spent.waited += started.elapsed();
         Ok(())
     }
 
@@ -95,7 +108,7 @@ impl Round<'_> {
         if self.rewards.has_models() {
             self.learner.finish_leaving()?;
         }
-        self.waited += started.elapsed();
+        self.spent.waited += started.elapsed();
         Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! Values and gradients at one point.
 
+use crate::algorithm::losses::Terms;
 use anyroll_models::model::Scores;
 
 use super::*;
@@ -57,8 +58,11 @@ impl Golden {
     }
 
     /// The loss of each token.
-    fn terms(&self, loss: &PolicyLoss) -> policy::Terms {
-        policy::terms(loss, &self.tensor("logp"), &self.targets(Aggregation::TokenMean)).unwrap()
+    fn terms(&self, loss: &PolicyLoss) -> Terms {
+        let Targets { old_logprobs, advantages, lengths, .. } = self.targets(Aggregation::TokenMean);
+        let logprobs = self.tensor("logp");
+        let (logprobs, old_logprobs, advantages) = (&logprobs, &old_logprobs, &advantages);
+        loss.terms(&Tokens { logprobs, old_logprobs, advantages, lengths: &lengths }).unwrap()
     }
 }
 
@@ -338,7 +342,7 @@ fn the_correction_multiplies_the_policy_loss_and_nothing_else() {
 #[test]
 fn gradients_are_those_of_finite_differences() {
     let golden = Golden::read();
-    let mut smooth = losses().to_vec();
+    let mut smooth = losses();
     smooth.retain(|loss| !matches!(loss, PolicyLoss::Cispo(_) | PolicyLoss::Topr(_) | PolicyLoss::Vespo(_)));
     for loss in smooth {
         for aggregation in AGGREGATIONS {

@@ -19,18 +19,11 @@ const AGGREGATIONS: [Aggregation; 4] = [
     Aggregation::SeqMeanTokenSumNorm(NormConfig { length: 5 }),
 ];
 
-/// One of each kind.
-fn losses() -> [PolicyLoss; 8] {
-    [
-        PolicyLoss::Clipped(ClippedConfig { dual_clip: Some(3.0), ..ClippedConfig::default() }),
-        PolicyLoss::Gspo(GspoConfig::default()),
-        PolicyLoss::Cispo(CispoConfig::default()),
-        PolicyLoss::Reinforce,
-        PolicyLoss::Sapo(SapoConfig::default()),
-        PolicyLoss::Topr(ToprConfig::default()),
-        PolicyLoss::Gmpo(GmpoConfig::default()),
-        PolicyLoss::Vespo(VespoConfig::default()),
-    ]
+/// One of each kind, `clipped` with all its bounds.
+fn losses() -> Vec<PolicyLoss> {
+    let mut losses = PolicyLoss::all();
+    losses[0] = PolicyLoss::Clipped(ClippedConfig { dual_clip: Some(3.0), ..ClippedConfig::default() });
+    losses
 }
 
 /// The gradient of the loss in fp64, and what [`LossStats`] read.
