@@ -23,6 +23,7 @@ mod own_devices;
 mod plan;
 mod prompts;
 mod published_model;
+mod reference;
 mod reproducibility;
 mod resume;
 mod rewards;

@@ -1,5 +1,6 @@
 //! The architecture's invariants, checked by reading the source tree.
 
+mod links;
 mod manifests;
 mod rust;
 mod source;
@@ -46,13 +47,13 @@ fn violations(tree: &[Source]) -> Vec<Violation> {
             rust::check(source, &mut add);
         }
         text::check_configs(source, tree, &mut add);
+        links::check(source, tree, &mut add);
     }
     found.sort();
     found
 }
 
-/// Every text file that is not ignored by git. Its ignore file names folders of the root, and patterns of
-/// Python's leavings.
+/// Every file that is not ignored by git. Its ignore file names folders of the root, and patterns of Python's leavings.
 fn read_tree(root: &Path) -> Vec<Source> {
     let ignored = fs::read_to_string(root.join(".gitignore")).unwrap();
     let ignored: Vec<&str> = ignored.lines().filter_map(|it| it.strip_prefix('/')).chain([".git"]).collect();
@@ -67,8 +68,9 @@ fn read_tree(root: &Path) -> Vec<Source> {
             }
             if path.is_dir() {
                 folders.push(path);
-            } else if let Ok(text) = fs::read_to_string(&path) {
-                tree.push(Source::new(&name, text));
+            } else {
+                // A picture has no text, and may be linked.
+                tree.push(Source::new(&name, fs::read_to_string(&path).unwrap_or_default()));
             }
         }
     }

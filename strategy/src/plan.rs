@@ -89,7 +89,7 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
 
 /// What a device that is not the host holds besides: the driver's context, the communication library's buffers, and
 /// what libtorch's cache wastes. Nobody tells these sizes: they are what was left of the measurements in
-/// docs/performance.md, 1.6 to 2.2 GiB on one GPU and 3.3 to 3.8 on each of four.
+/// docs/results/memory.md, 1.6 to 2.2 GiB on one GPU and 3.3 to 3.8 on each of four.
 pub fn driver_bytes(world_size: usize) -> usize {
     const MIB: usize = 1 << 20;
     if world_size == 1 { 1900 * MIB } else { 3700 * MIB }

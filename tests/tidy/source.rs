@@ -4,7 +4,7 @@
 pub struct Source {
     /// Its path from the root, with `/`.
     pub path: String,
-    /// All of it.
+    /// All of it; empty for a file that is no text.
     pub text: String,
     /// Rust only: the text with blanks for comments and for what literals hold, so that lines keep their places.
     pub code: String,

@@ -31,6 +31,7 @@ Examples:
   cargo xtask check                                       what CI runs: format, lints, docs, tests, the cpu's cells
   cargo xtask matrix run --all-here                       the cells of ci/matrix.yaml whose hardware is here
   cargo xtask matrix help                                 more of the matrix: its report, its workflow
+  cargo xtask same main                                   prove that a refactor changes no bit: runs of both, compared
   cargo xtask lines                                       how much code each backend has to itself
   cargo xtask setup                                       find libtorch, or install it into .torch
   cargo xtask setup --torch ~/venv                        use the torch of that virtual environment
@@ -62,6 +63,7 @@ fn dispatch(args: &[OsString]) -> Result<()> {
         Some("test") => test(rest),
         Some("check") => check(rest),
         Some("matrix") => matrix(rest),
+        Some("same") => same(rest),
         Some("lines") => {
             no_arguments("lines", rest)?;
             lines::print(&root())
@@ -103,7 +105,19 @@ fn matrix(args: &[OsString]) -> Result<()> {
         &["build", "--release", "--quiet", "--package", "anyroll-matrix"]
     };
     cargo(built, &[])?;
-    let program = release_folder()?.join("anyroll-matrix");
+    become_program("anyroll-matrix", args)
+}
+
+/// Becomes the program that compares two revisions; it builds both itself.
+fn same(args: &[OsString]) -> Result<()> {
+    Setup::default().run(&root())?;
+    cargo(&["build", "--release", "--quiet", "--package", "anyroll-same"], &[])?;
+    become_program("anyroll-same", args)
+}
+
+/// Becomes a program of the release profile, in the root of the checkout.
+fn become_program(name: &str, args: &[OsString]) -> Result<()> {
+    let program = release_folder()?.join(name);
     let error = Command::new(&program).args(args).current_dir(root()).exec();
     Err(Error::Reason(format!("{} did not start: {error}", program.display())))
 }

@@ -1,5 +1,5 @@
 //! Page-locked host memory: ordinary pages, touched by several threads, then registered in pieces. 16 GiB take
-//! 0.6 s so, where the driver's own allocation takes 4.6 s (docs/cuda.md).
+//! 0.6 s so, where the driver's own allocation takes 4.6 s (docs/results/hardware.md).
 
 use std::{ffi::c_ulong, fs, ops::Range, thread};
 

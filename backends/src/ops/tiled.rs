@@ -1,6 +1,6 @@
 //! Attention by kernels of ours ([`attention_kernels`]): bf16, heads of 64 or 128, on NVIDIA's compute capability 9.0. They
 //! repeat themselves to the bit, take sequences of any lengths and windows, and read rows that sequences have in common where
-//! they lie (docs/performance.md has all in figures).
+//! they lie (docs/results/training.md has all in figures).
 
 use std::{cmp::Reverse, ptr};
 

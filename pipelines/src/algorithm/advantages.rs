@@ -1,4 +1,4 @@
-//! From rewards to advantages. `docs/algorithms.md` has the sources, and where systems disagree.
+//! From rewards to advantages. `docs/reference/algorithms.md` has the sources, and where systems disagree.
 
 use super::{Moments, groups, is_constant};
 use crate::config::{Advantage, GdpoConfig, Scale};

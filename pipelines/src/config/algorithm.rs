@@ -1,6 +1,6 @@
 //! The fields of `algorithm:`: how rewards become advantages, and advantages a loss.
 //!
-//! `docs/algorithms.md` has the formula and the source of each, and where other systems disagree.
+//! `docs/reference/algorithms.md` has the formula and the source of each, and where other systems disagree.
 
 use serde::{Deserialize, Serialize};
 

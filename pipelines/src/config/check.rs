@@ -174,7 +174,7 @@ impl Check<'_> {
             ModelConfig::Folder(folder) => match ModelFolder::open(&folder.path) {
                 Ok(folder) => Ok(Some(folder)),
                 Err(error) => {
-                    let help = "give the folder of a model as Hugging Face publishes it; docs/models.md has the families";
+                    let help = "give the folder of a model as Hugging Face publishes it; docs/guides/models.md has the families";
                     Err(self.problem("model.path", one_line(&error), help))
                 }
             },

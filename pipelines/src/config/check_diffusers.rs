@@ -26,7 +26,7 @@ impl Check<'_> {
     ) -> Result<(), Problem> {
         let folder = DiffusersFolder::open(&model.path, model.variant.as_deref()).map_err(|error| {
             let help =
-                "give the folder of a model as diffusers publishes it; docs/diffusion.md has the families";
+                "give the folder of a model as diffusers publishes it; docs/guides/diffusion.md has the families";
             self.variant(&error).unwrap_or_else(|| self.problem("model.diffusers", one_line(&error), help))
         })?;
         let lora = model.lora.as_ref().map(|lora| self.image_lora(lora, &folder)).transpose()?;
@@ -213,7 +213,7 @@ impl Check<'_> {
         )?;
         let encoders = open_encoders(model, encode).map_err(|error| match &error {
             Error::Model(anyroll_models::Error::Input { what, problem }) => {
-                let help = "docs/diffusion.md has what each model's encoders read";
+                let help = "docs/guides/diffusion.md has what each model's encoders read";
                 self.problem(&field(&format!("encode.{what}")), problem.as_str(), help)
             }
             Error::Model(anyroll_models::Error::Folder(of_folder)) => {
@@ -283,7 +283,7 @@ impl Check<'_> {
         let field = |name: &str| format!("pipeline.diffusion.data.prompts.{name}");
         let widths = folder.transformer_config().text_widths();
         let texts = TextEmbeddings::open(path, widths).map_err(|error| {
-            let help = "`anyroll embed` writes it: docs/diffusion.md";
+            let help = "`anyroll embed` writes it: docs/guides/diffusion.md";
             self.problem(&field("embeddings"), one_line(&error), help)
         })?;
         self.ensure(

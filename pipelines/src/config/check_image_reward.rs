@@ -143,7 +143,7 @@ impl Check<'_> {
         HeadFile::open(&aesthetic.head, width).map(|_| ()).map_err(|error| {
             let help = format!(
                 "name the safetensors file of a head for vectors of {width} values, those of the CLIP; \
-                 docs/diffusion.md has the line that writes it"
+                 docs/guides/diffusion.md has the line that writes it"
             );
             self.problem(&format!("{path}.aesthetic.head"), one_line(&error), help)
         })

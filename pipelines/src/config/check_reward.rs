@@ -105,7 +105,7 @@ impl Check<'_> {
         }
         Model::open(model).map(|_| ()).map_err(|error| {
             let help =
-                "give the folder of a sequence classifier with one label; docs/rewards.md has the kinds";
+                "give the folder of a sequence classifier with one label; docs/guides/rewards.md has the kinds";
             self.problem(&format!("{path}.path"), error.to_string(), help)
         })
     }

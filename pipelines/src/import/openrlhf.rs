@@ -168,7 +168,7 @@ pub(super) const REFUSED: [(&str, &str); 19] = [
     ),
     (
         "train.agent_func_path",
-        "what answers turns is a class of yours: write `rollout.environment`, docs/rlvr.md",
+        "what answers turns is a class of yours: write `rollout.environment`, docs/guides/environments.md",
     ),
     ("train.enable_ema", "there is no average of weights"),
     ("enable_ema", "there is no average of weights"),
@@ -620,7 +620,7 @@ fn scorer(ledger: &mut Ledger) -> Option<(&'static str, Value, &'static str)> {
     if let Some(path) = ledger.text(remote) {
         ledger.idle_all(&[(REWARD_MODEL, "`reward.remote_url` is what scores")]);
         if !path.ends_with(".py") {
-            ledger.refuse(remote, "a reward is a function, not a server: see docs/rewards.md");
+            ledger.refuse(remote, "a reward is a function, not a server: see docs/guides/rewards.md");
             return None;
         }
         let term = json!({"python": {"path": path, "function": "reward_func", "signature": "openrlhf"}});

@@ -7,12 +7,12 @@ use super::{ledger::Ledger, rules, shared::R};
 
 /// Keys of pipelines that are another thing here, and where that is.
 const OTHERS: [(&str, &str); 4] = [
-    ("sft_train.", "supervised training is `pipeline: offline`, docs/offline.md"),
-    ("student.", "distillation is `objective: distill` of `pipeline: offline`, docs/offline.md"),
-    ("chosen_key", "training on pairs is `pipeline: offline`, docs/offline.md"),
+    ("sft_train.", "supervised training is `pipeline: offline`, docs/guides/offline.md"),
+    ("student.", "distillation is `objective: distill` of `pipeline: offline`, docs/guides/distillation.md"),
+    ("chosen_key", "training on pairs is `pipeline: offline`, docs/guides/offline.md"),
     (
         "actor_train.model_args.model_config_kwargs.",
-        "models of images are `pipeline: diffusion`, docs/diffusion.md",
+        "models of images are `pipeline: diffusion`, docs/guides/diffusion.md",
     ),
 ];
 
@@ -55,8 +55,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.fill(&format!("{R}.reward"), json!([{"environment": {}}]));
     normalization(ledger);
     let tags = "train_env_manager.tags";
-    let why =
-        "the environment is a class of yours: write it and name it in `rollout.environment`, docs/rlvr.md";
+    let why = "the environment is a class of yours: write it and name it in `rollout.environment`, docs/guides/environments.md";
     ledger.refuse_all(&[(tags, why)]);
     let sections: Vec<String> = ledger
         .keys()

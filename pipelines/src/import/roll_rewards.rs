@@ -94,7 +94,7 @@ fn reward_of(
             judge(ledger, section)?,
             "the question has other words, and an answer without YES or NO is a failure, where ROLL gives 0",
         )),
-        _ => Err("see docs/rewards.md for what there is"),
+        _ => Err("see docs/guides/rewards.md for what there is"),
     }
 }
 

@@ -78,9 +78,12 @@ pub(super) const REFUSED: [(&str, &str); 15] = [
     ("ref_model_sync_steps", "the reference stays as it was at the start"),
     (
         "environment_factory",
-        "write `rollout.environment` with the class: its `step` gets the text, docs/rlvr.md",
+        "write `rollout.environment` with the class: its `step` gets the text, docs/guides/environments.md",
     ),
-    ("tools", "a class of yours reads calls from the text: write `rollout.environment`, docs/rlvr.md"),
+    (
+        "tools",
+        "a class of yours reads calls from the text: write `rollout.environment`, docs/guides/environments.md",
+    ),
     ("chat_template_kwargs*", "prompts are rendered by the model's chat template as it is"),
     ("normalize_advantages", "it is RLOO's, and this a config of GRPO: say `advantage: rloo`"),
     ("reward_clip_range", "it is RLOO's, and this a config of GRPO: say `advantage: rloo` and `reward_clip`"),

@@ -227,7 +227,7 @@ fn gkd(ledger: &mut Ledger) {
     for key in ["beta", "temperature"] {
         ledger.copy_number(key, &format!("{field}.{key}"));
     }
-    let own = "answers are the file's; a policy's own ones are distilled by `rlvr` with `kl_in: advantage`, docs/rlvr.md";
+    let own = "answers are the file's; a policy's own ones are distilled by `rlvr` with `kl_in: advantage`, docs/guides/distillation.md";
     match ledger.number("lmbda") {
         Some(0.0) => ledger.idle("lmbda", "answers are the file's"),
         _ => ledger.refuse("lmbda", own),

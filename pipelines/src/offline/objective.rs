@@ -1,4 +1,4 @@
-//! Objectives as functions of the log-probs of whole answers; `docs/offline.md` has their sources.
+//! Objectives as functions of the log-probs of whole answers; `docs/guides/offline.md` has their sources.
 //!
 //! Everything is fp64, and nothing here waits for the device. Where answers are compared, a better one stands before its
 //! worse one: `[S]` is `[pairs, 2]`. Where they are judged each by itself, they stand in any order.

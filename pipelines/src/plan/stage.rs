@@ -2,7 +2,7 @@
 //!
 //! Stage 1 is the fastest on more than one rank: stage 0 steps every weight on every rank and gathers gradients in
 //! fp32, where 1 gathers weights; 2 is the same as 1 here; 3 gathers weights for each block twice a micro-batch. On one
-//! rank there is nothing to share, and 0 is all of them. What is only asked for scores is whole at 0 without any gather. docs/performance.md has them measured.
+//! rank there is nothing to share, and 0 is all of them. What is only asked for scores is whole at 0 without any gather. docs/results/training.md has them measured.
 
 use super::{MemoryPlan, Planner, Strategies, Tightest};
 use crate::{

@@ -1,7 +1,7 @@
 //! What a completion earns.
 //!
 //! A [`Reward`] scores one completion; [`RewardSum`] is what a run trains on, the weighted sum of those that its config
-//! names, and a [`Scorer`] has the threads on which it does; a [`HeldModel`] is asked by all ranks together. `docs/rewards.md` has an example of each.
+//! names, and a [`Scorer`] has the threads on which it does; a [`HeldModel`] is asked by all ranks together. `docs/guides/rewards.md` has an example of each.
 
 mod choice;
 mod code;

@@ -300,7 +300,7 @@ fn a_clip_takes_what_is_planned() {
     assert_close(planned(true), measured, "a clip, followed back");
 }
 
-/// What the driver counted on H200s at most (docs/diffusion.md): Stable Diffusion 3.5 medium's shape in bf16, adapters of rank
+/// What the driver counted on H200s at most (docs/results/memory.md): Stable Diffusion 3.5 medium's shape in bf16, adapters of rank
 /// 32, micro-batches of 4 images of 512 pixels, doubled by guidance, in GiB.
 const MEASURED: [(usize, ZeroStage, f64); 2] = [(1, ZeroStage::Zero0, 21.9), (2, ZeroStage::Zero2, 22.5)];
 

@@ -352,7 +352,7 @@ fn activations_under_a_value_head_are_those_that_are_planned() {
     }
 }
 
-/// What the driver counted on H200s at the end of a benchmark (docs/performance.md): sequences of 4,096 tokens, 4 to a
+/// What the driver counted on H200s at the end of a benchmark (docs/results/memory.md): sequences of 4,096 tokens, 4 to a
 /// rank, bf16, in GiB.
 const MEASURED: [(&str, usize, ZeroStage, Recompute, f64); 9] = [
     ("7b", 4, ZeroStage::Zero3, Recompute::None, 91.4),

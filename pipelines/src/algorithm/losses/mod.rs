@@ -1,5 +1,5 @@
 //! Policy losses, a file each. A file has the section that a config writes, with its defaults and ranges, and the formula
-//! with its source; the list in `policy_losses!` names it. `docs/algorithms.md` says where systems disagree.
+//! with its source; the list in `policy_losses!` names it. `docs/reference/algorithms.md` says where systems disagree.
 //!
 //! The loss of a token is a function of its log-prob l, old log-prob o and advantage A; r = exp(l - o) is its ratio.
 

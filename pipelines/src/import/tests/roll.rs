@@ -129,7 +129,7 @@ fn rolls_rewards_that_score_otherwise() {
     for (worker, why) in [
         ("GeneralRuleRewardWorker", "`instruction_id_list`"),
         ("LLMJudgeRewardWorker", "a template of your own"),
-        ("VideoR1RewardWorker", "docs/rewards.md"),
+        ("VideoR1RewardWorker", "docs/guides/rewards.md"),
     ] {
         let import = roll("", &format!("  some: {{worker_cls: a.{worker}, reward_type: soft}}\n"));
         check_refused(&import, &["rewards.some.worker_cls"]);

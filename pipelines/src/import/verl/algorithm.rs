@@ -50,7 +50,7 @@ fn advantage(ledger: &mut Ledger, a: &str) {
         Some(kind @ ("rloo" | "rloo_vectorized" | "remax" | "opo" | "gpg")) => {
             ledger.map(key, &field, kind.trim_end_matches("_vectorized"));
         }
-        Some(_) => ledger.refuse(key, "see docs/algorithms.md for the advantages that there are"),
+        Some(_) => ledger.refuse(key, "see docs/reference/algorithms.md for the advantages that there are"),
         None => {}
     }
     ledger.idle_all(&[
@@ -90,7 +90,7 @@ fn loss(ledger: &mut Ledger, a: &str) {
         Some("gpg") => "reinforce",
         _ => {
             aggregation(ledger, a, "");
-            ledger.refuse(&key, "see docs/algorithms.md for the losses that there are");
+            ledger.refuse(&key, "see docs/reference/algorithms.md for the losses that there are");
             return ledger.idle_all(&[(&format!("{ACTOR}.clip_ratio*"), "with the loss")]);
         }
     };

@@ -147,7 +147,7 @@ const REFUSED: [(&str, &str); 23] = [
     ("data.tool_config_path", "there are no tool calls"),
     (
         "data.function_tool_path",
-        "a class of yours reads calls from the text: write `rollout.environment`, docs/rlvr.md",
+        "a class of yours reads calls from the text: write `rollout.environment`, docs/guides/environments.md",
     ),
     ("data.train_max_samples", "shorten the file"),
     ("actor_rollout_ref.actor.fsdp_config.qat.*", "weights are not quantised"),
@@ -163,7 +163,7 @@ const REFUSED: [(&str, &str); 23] = [
     ("actor_rollout_ref.model.enable_activation_offload", "say `strategy.recompute`"),
     (
         "actor_rollout_ref.rollout.multi_turn*",
-        "what answers turns is a class of yours: write `rollout.environment`, docs/rlvr.md",
+        "what answers turns is a class of yours: write `rollout.environment`, docs/guides/environments.md",
     ),
     ("actor_rollout_ref.rollout.ignore_eos", "a completion ends with its end token"),
     ("trainer.val_only", "`anyroll generate` and `score` evaluate a model"),

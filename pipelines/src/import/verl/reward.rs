@@ -31,9 +31,8 @@ const OVERLONG: [&str; 3] = [
 ];
 
 const HOST: &str = "a reward model computes on the host unless its `backend` says otherwise";
-const SANDBOX: &str = "say where in the `code` reward: see docs/rewards.md";
-const BY_NAME: &str =
-    "verl scores by the name of the data: this is for gsm8k and its like, docs/rewards.md has the others";
+const SANDBOX: &str = "say where in the `code` reward: see docs/guides/rewards.md";
+const BY_NAME: &str = "verl scores by the name of the data: this is for gsm8k and its like, docs/guides/rewards.md has the others";
 
 pub(super) fn apply(ledger: &mut Ledger) {
     ledger.rename(&RENAMED);

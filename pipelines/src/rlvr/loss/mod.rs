@@ -5,7 +5,7 @@
 //! training see differently, [`uncertain`] chooses tokens, [`stats`] says what happened; [`value`] is the critic's. Nothing here waits
 //! for the device but the `read`s.
 //!
-//! `docs/algorithms.md` has the sources, and where systems disagree.
+//! `docs/reference/algorithms.md` has the sources, and where systems disagree.
 
 mod aggregation;
 mod correction;
