@@ -236,12 +236,15 @@ mod tests {
         let path = folder.path().join("metrics.jsonl");
         let mut log = MetricsLog::create(&path).unwrap();
         let warnings = captured(|| {
-            let values = metrics(&[("grad_norm", f64::NAN), ("entropy", 1.5), ("kl/ref", f64::INFINITY)]);
+            let values =
+                metrics(&[("grad_norm", f64::NAN), ("entropy", 1.5), ("kl/reference", f64::INFINITY)]);
             log.append(3, &values).unwrap();
         });
-        let line = "{\"step\":3,\"grad_norm\":null,\"entropy\":1.5,\"kl/ref\":null}\n";
+        let line = "{\"step\":3,\"grad_norm\":null,\"entropy\":1.5,\"kl/reference\":null}\n";
         assert_eq!(fs::read_to_string(&path).unwrap(), line);
-        assert!(warnings.contains("WARN") && warnings.contains("grad_norm") && warnings.contains("kl/ref"));
+        assert!(
+            warnings.contains("WARN") && warnings.contains("grad_norm") && warnings.contains("kl/reference")
+        );
         assert!(!warnings.contains("entropy"), "{warnings}");
         assert!(read_metrics(&path).unwrap()[0].metrics.get("grad_norm").unwrap().is_nan());
     }
