@@ -9,6 +9,7 @@ pub mod losses;
 mod moments;
 mod normalize;
 mod returns;
+pub mod sections;
 
 pub use advantages::{Earned, sample_advantages};
 pub use decoupled::decoupled;

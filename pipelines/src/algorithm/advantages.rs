@@ -1,7 +1,9 @@
 //! From rewards to advantages. `docs/reference/algorithms.md` has the sources, and where systems disagree.
 
-use super::{Moments, groups, is_constant};
-use crate::config::{Advantage, GdpoConfig, Scale};
+use super::{
+    Moments, groups, is_constant,
+    sections::{Advantage, GdpoConfig, Scale},
+};
 
 /// What the samples of a step earned; groups lie one after another.
 #[derive(Clone, Copy, Debug)]
@@ -116,7 +118,7 @@ mod tests {
         turn_advantages,
     };
     use super::*;
-    use crate::config::{GrpoConfig, ReinforceConfig};
+    use crate::algorithm::sections::{GrpoConfig, ReinforceConfig};
 
     const GROUP_SIZE: usize = 3;
 

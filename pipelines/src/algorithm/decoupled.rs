@@ -27,7 +27,7 @@ mod tests {
         tests::{check_near, numbers, papers},
     };
     use super::*;
-    use crate::config::{Advantage, GdpoConfig};
+    use crate::algorithm::sections::{Advantage, GdpoConfig};
 
     #[test]
     fn terms_are_normalized_each_as_the_paper_has_it() {

@@ -1,7 +1,6 @@
 //! What is earned from a turn, or a token, on.
 
-use super::{Earned, sample_advantages};
-use crate::config::Advantage;
+use super::{Earned, sample_advantages, sections::Advantage};
 
 /// The advantage of each turn of each sample, from what each turn earned, a list a sample.
 ///
