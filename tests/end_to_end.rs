@@ -43,6 +43,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyroll_pipelines::metrics::declared;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Map, Value};
@@ -243,10 +244,16 @@ fn wait_for_steps(run: &Path, steps: usize) {
     wait_until("steps are recorded", || whole_lines(&run.join("metrics.jsonl")).len() > steps);
 }
 
-/// Returns a run's metrics, one object per step.
+/// A run's metrics, an object a step. Each has a declaration.
+#[track_caller]
 fn metrics(run: &Path) -> Vec<Map<String, Value>> {
     let lines = whole_lines(&run.join("metrics.jsonl"));
-    lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let steps: Vec<Map<String, Value>> =
+        lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for name in steps.iter().flat_map(Map::keys).filter(|name| *name != "step") {
+        assert!(declared(name).is_some(), "`{name}` is not in pipelines/src/metrics/declared.rs");
+    }
+    steps
 }
 
 /// Returns the metrics that do not depend on the clock, which must be bitwise equal between runs.

@@ -244,7 +244,7 @@ impl Bench {
 
     /// The largest value of each over all ranks.
     fn slowest(&self, seconds: &[f64]) -> Result<Vec<f64>> {
-        let all = Exchange::new(&self.group)?.gather(seconds)?;
+        let all = Exchange::new(&self.group)?.gather_rows(seconds)?;
         Ok((0..seconds.len()).map(|index| all.iter().map(|rank| rank[index]).fold(0.0, f64::max)).collect())
     }
 }

@@ -9,12 +9,13 @@
 //! step. TensorBoard then drops points at and after that step from earlier files, which a resumed run will
 //! write again.
 
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, declared};
 use crate::output_error::{OutputError, Result};
 
 /// An event file, open for appending. Every record is handed to the operating system at once.
@@ -22,6 +23,8 @@ use crate::output_error::{OutputError, Result};
 pub struct EventWriter {
     path: PathBuf,
     file: File,
+    /// Tags whose description is in the file.
+    described: HashSet<String>,
 }
 
 impl EventWriter {
@@ -38,7 +41,7 @@ impl EventWriter {
         let path = folder.join(format!("events.out.tfevents.{seconds}.{nanos:09}.{}", std::process::id()));
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
         let file = file.map_err(|source| OutputError::io("create", &path, source))?;
-        let mut writer = EventWriter { path, file };
+        let mut writer = EventWriter { path, file, described: HashSet::new() };
         let version = Message::default().bytes(event::FILE_VERSION, b"brain.Event:2");
         writer.append(0, version)?;
         let start = Message::default().varint(session_log::STATUS, session_log::START);
@@ -46,12 +49,21 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// Writes all metrics of a step, each as a scalar of its name. Scalars have single precision and may be
-    /// NaN or infinite.
+    /// Writes all metrics of a step, each as the scalar of its name, the first time with its meaning. TensorBoard's
+    /// scalars are single precision; it shows those that are not finite as such.
     pub fn scalars(&mut self, step: u64, metrics: &Metrics) -> Result<()> {
+        let described = &mut self.described;
         let add = |summary: Message, (name, value): (&str, f64)| {
-            let scalar = Message::default().bytes(value::TAG, name.as_bytes());
-            summary.message(summary::VALUE, scalar.float(value::SIMPLE_VALUE, value as f32))
+            let mut scalar = Message::default().bytes(value::TAG, name.as_bytes());
+            scalar = scalar.float(value::SIMPLE_VALUE, value as f32);
+            // TensorBoard keeps the first description of a tag.
+            if let Some(metric) = declared(name).filter(|_| described.insert(name.to_owned())) {
+                let plugin = Message::default().bytes(plugin_data::PLUGIN_NAME, b"scalars");
+                let metadata = Message::default().message(metadata::PLUGIN_DATA, plugin);
+                let metadata = metadata.bytes(metadata::DESCRIPTION, metric.sentence.as_bytes());
+                scalar = scalar.message(value::METADATA, metadata);
+            }
+            summary.message(summary::VALUE, scalar)
         };
         let summary = metrics.iter().fold(Message::default(), add);
         self.append(step, Message::default().message(event::SUMMARY, summary))
@@ -148,6 +160,7 @@ mod image {
 }
 mod metadata {
     pub const PLUGIN_DATA: u64 = 1;
+    pub const DESCRIPTION: u64 = 3;
     pub const DATA_CLASS: u64 = 4;
     pub const DATA_CLASS_TENSOR: u64 = 2;
 }
@@ -294,6 +307,7 @@ mod tests {
         metrics.insert("reward/mean", 0.75);
         metrics.insert("grad_norm", f64::NAN);
         writer.scalars(301, &metrics).unwrap();
+        writer.scalars(302, &metrics).unwrap();
 
         let events = events(folder.path());
         assert_eq!(events[0], [Wire::Varint(2, 0), Wire::Bytes(3, b"brain.Event:2".to_vec())]);
@@ -302,9 +316,16 @@ mod tests {
         assert_eq!(events[2][0], Wire::Varint(2, 301));
         let values = decode(bytes_of(&events[2][1]));
         let tag = |name: &str| Wire::Bytes(1, name.as_bytes().to_vec());
-        assert_eq!(decode(bytes_of(&values[0])), [tag("reward/mean"), Wire::Bits32(2, 0.75f32.to_bits())]);
-        assert_eq!(decode(bytes_of(&values[1])), [tag("grad_norm"), Wire::Bits32(2, f32::NAN.to_bits())]);
-        assert_eq!((events.len(), values.len()), (3, 2));
+        let (mean, norm) = (decode(bytes_of(&values[0])), decode(bytes_of(&values[1])));
+        assert_eq!(mean[..2], [tag("reward/mean"), Wire::Bits32(2, 0.75f32.to_bits())]);
+        assert_eq!(norm[..2], [tag("grad_norm"), Wire::Bits32(2, f32::NAN.to_bits())]);
+        let meaning = declared("reward/mean").unwrap().sentence.as_bytes().to_vec();
+        let metadata = [Wire::Bytes(1, b"\x0a\x07scalars".to_vec()), Wire::Bytes(3, meaning)];
+        assert_eq!(decode(bytes_of(&mean[2])), metadata);
+        assert_eq!((events.len(), values.len()), (4, 2));
+        // Once is enough.
+        let again = decode(bytes_of(&events[3][1]));
+        assert_eq!(decode(bytes_of(&again[0])), mean[..2]);
     }
 
     #[test]

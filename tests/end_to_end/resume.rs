@@ -204,7 +204,7 @@ fn a_run_does_not_go_on_with_what_it_began_without() {
     };
     refused("kl_coef: 0.0", "kl_coef: 0.1", &["cannot resume", "it has kept no model to compare with"]);
     let [from, to] = ["      max_new_tokens: 4\n", "      max_new_tokens: 4\n      async: {ahead: 1}\n"];
-    refused(from, to, &["cannot resume", "no completions under way", "`rollout.async.ahead: 0`"]);
+    refused(from, to, &["cannot resume", "no completions in flight", "`rollout.async.ahead: 0`"]);
     let critic = "    critic: {optimizer: {adamw: {learning_rate: 1.0e-3}}}\n    evaluation:\n";
     let advantage = config.split("      advantage:\n").nth(1).unwrap();
     let advantage = &advantage[..advantage.find("      whiten_advantages").unwrap()];

@@ -176,9 +176,9 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
 fn same_config(run: &Run, data: Option<&str>, exchange: &Exchange) -> Result<()> {
     let data = data.map(|digest| format!("records of the data: {digest}\n"));
     let own = run.config.to_yaml() + &data.unwrap_or_default();
-    let all = exchange.gather_texts(own.as_bytes())?;
+    let all = exchange.gather(&own)?;
     let Some(rank) = all.iter().position(|text| *text != all[0]) else { return Ok(()) };
-    let [own, first] = [rank, 0].map(|rank| String::from_utf8_lossy(&all[rank]));
+    let [own, first] = [rank, 0].map(|rank| &all[rank]);
     let lines = own.lines().map(Some).chain([None]).zip(first.lines().map(Some).chain([None]));
     let (own, first) = lines.into_iter().find(|(own, first)| own != first).expect("they differ");
     let line = |line: Option<&str>| line.map_or("nothing".to_owned(), |line| format!("`{}`", line.trim()));
@@ -192,11 +192,11 @@ fn shared_folder(own: Option<(&RunDir, &Lock)>, exchange: &Exchange) -> Result<P
         let path = path::absolute(dir.path()).unwrap_or_else(|_| dir.path().to_owned());
         format!("{}\n{}", lock.mark(), path.display())
     });
-    let said = exchange.text_of_first(&said)?;
+    let said = exchange.gather(&said)?.swap_remove(0);
     let (mark, path) = said.split_once('\n').expect("rank 0 says both");
     let folder = PathBuf::from(path);
-    let sees = exchange.gather(&[f64::from(Lock::is_at(&folder, mark))])?;
-    match sees.iter().position(|sees| sees[0] == 0.0) {
+    let sees = exchange.gather(&Lock::is_at(&folder, mark))?;
+    match sees.iter().position(|sees| !sees) {
         Some(rank) => Err(Error::NotShared { rank, folder }),
         None => Ok(own.map_or(folder, |(dir, _)| dir.path().to_owned())),
     }

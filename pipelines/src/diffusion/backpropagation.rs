@@ -8,11 +8,11 @@ use anyroll_strategy::Tape;
 use tch::Tensor;
 
 use super::{
-    Roles, Setup,
+    ImageModels, ImageTask,
     scorer::Scores,
-    setup::without,
     stats::Stats,
     step::{Clock, rows},
+    task::without,
 };
 use crate::{
     Result,
@@ -30,8 +30,8 @@ struct Recorded {
     reference: Option<Tensor>,
 }
 
-impl Setup {
-    /// DRaFT-K expressed as `refl`.
+impl ImageTask {
+    /// DRaFT-K in the words of `refl`.
     pub fn as_refl(&self, draft: &DraftKConfig) -> ReflConfig {
         ReflConfig {
             mid_step: self.sampler.steps() - draft.k,
@@ -46,7 +46,7 @@ impl Setup {
     /// Denoises noise to images, the last steps with a gradient, and backpropagates the reward.
     pub fn step_by_backpropagation(
         &self,
-        roles: &mut Roles,
+        models: &mut ImageModels,
         exchange: &Exchange,
         step: u64,
         stop: bool,
@@ -54,29 +54,29 @@ impl Setup {
     ) -> Result<StepOutcome> {
         let started = Instant::now();
         let clock = Clock::new(started, started); // sampling and training are one
-        roles.policy.load_states(&self.offloaded)?;
+        models.learner.load()?;
         let (numbers, labels) = self.own_prompts(exchange.rank(), step)?;
         let noise_step = match refl.noise {
             StartNoise::Free => step,
             StartNoise::Fixed => 0,
         };
         let noise = self.start_noise(noise_step, &numbers)?;
-        let (mut stats, mut steps, mut scores) = (Stats::default(), Vec::new(), Vec::new());
+        let (mut stats, mut update, mut scores) = (Stats::default(), models.learner.begin(step), Vec::new());
         for mini_batch in 0..self.share.mini_batches {
-            for part in self.micro_batches(mini_batch) {
-                scores.push(self.follow_back(roles, refl, &noise, &labels, &part, &mut stats)?);
+            for part in self.share.micro_batches(mini_batch, models.learner.micro_batch_size) {
+                scores.push(self.follow_back(models, refl, &noise, &labels, &part, &mut stats)?);
             }
-            steps.push(roles.policy.step(self.learning_rate(step))?);
+            models.learner.step(&mut update)?;
         }
         let scored = self.exchange_scores(exchange, Scores::cat(scores)?, step, stop)?;
         let losses = stats.read(exchange, self.share.samples() as f64)?;
-        self.finish(roles, step, &steps, &scored, losses, &clock)
+        self.finish(models, update, &scored, losses, &clock)
     }
 
     /// Scores the samples `part` and adds their gradient to that of the step.
     fn follow_back(
         &self,
-        roles: &mut Roles,
+        models: &mut ImageModels,
         refl: &ReflConfig,
         noise: &Tensor,
         labels: &Tensor,
@@ -84,7 +84,7 @@ impl Setup {
         stats: &mut Stats,
     ) -> Result<Scores> {
         let (noise, labels) = (rows(noise, part)?, rows(labels, part)?);
-        let (latents, recorded) = self.walk_recording(roles, refl.mid_step, noise, &labels)?;
+        let (latents, recorded) = self.walk_recording(models, refl.mid_step, noise, &labels)?;
         let (scores, gradient) = self.score_with_gradient(&latents, &labels)?;
         // A sample without a score has no gradient.
         let total = &scores.total;
@@ -111,7 +111,8 @@ impl Setup {
                 stats.add("loss/kl", &apart.f_square()?.f_mul_scalar(0.5 * scale)?)?;
             }
             let guidance = self.sampler.guidance[timestep];
-            let below = roles.policy.backward(&recorded.batch, recorded.tape, guidance.combine_grad(&dv)?)?;
+            let below =
+                models.learner.model.backward(&recorded.batch, recorded.tape, guidance.combine_grad(&dv)?)?;
             if let Some(below) = below {
                 dx = dx.f_add(&guidance.batch_grad(&below)?)?;
             }
@@ -122,7 +123,7 @@ impl Setup {
     /// Denoises by Euler's method and records the steps from `mid_step` on.
     fn walk_recording(
         &self,
-        roles: &mut Roles,
+        models: &mut ImageModels,
         mid_step: usize,
         noise: Tensor,
         labels: &Tensor,
@@ -134,13 +135,13 @@ impl Setup {
             // The first step with a gradient needs none for its input.
             let batch = guidance.batch(&x, self.sampler.sigmas[timestep], labels, timestep > mid_step)?;
             if timestep < mid_step {
-                let velocity = guidance.combine(&roles.policy.score(&batch)?)?;
+                let velocity = guidance.combine(&models.learner.model.score(&batch)?)?;
                 x = self.sampler.euler(timestep, &x, &velocity)?;
                 continue;
             }
-            let (velocity, tape) = roles.policy.record(&batch)?;
+            let (velocity, tape) = models.learner.model.record(&batch)?;
             let velocity = guidance.combine(&velocity)?;
-            let reference = roles.reference_velocity(&batch)?;
+            let reference = models.reference_velocity(&batch)?;
             let reference = reference.map(|velocity| guidance.combine(&velocity)).transpose()?;
             x = self.sampler.euler(timestep, &x, &velocity)?;
             recorded.push(Recorded { timestep, batch, tape, velocity, reference });

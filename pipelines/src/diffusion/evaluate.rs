@@ -7,7 +7,7 @@ use anyroll_strategy::Zero;
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Setup,
+    ImageTask,
     frames::{as_images, evenly_spaced, is_video},
     noise::Purpose,
     scorer::{Failures, Painted},
@@ -16,20 +16,41 @@ use crate::{
     Result,
     metrics::Metrics,
     picture::{Picture, grid},
-    train::{Evaluation, Exchange},
+    train::{Evaluation, Exchange, Learner, reduced},
 };
 
-/// Name, sum, and number of images.
-type Measured = (String, f64, f64);
+reduced! {
+    /// A quantity that is measured of images.
+    struct Measured {
+        /// The sum over images.
+        sum total: f64,
+        /// Images in it: those where it is finite.
+        sum images: f64,
+    }
+}
+
+reduced! {
+    /// Sums over an evaluation's images.
+    struct Evaluated {
+        /// Squared distances of pixels from those of before training.
+        sum apart: f64,
+        /// Values of pixels.
+        sum values: f64,
+        /// Quantities in the order of the scorer's names; the first is the reward.
+        each measured: Vec<Measured>,
+        /// Images that each term of the reward failed on.
+        each failed: Vec<f64>,
+    }
+}
 
 /// Columns of the picture; for videos frames of each.
 const COLUMNS: usize = 8;
 /// Maximum rows of the picture; it has one per class or video.
 const ROWS: usize = 4;
 
-impl Setup {
-    /// Images of this rank's share of the fixed noise by Euler's method, with or without adapters. All
-    /// tensors are on the host.
+impl ImageTask {
+    /// What the policy makes of this rank's part of the fixed noise by Euler's method, with its adapters or without. All
+    /// of it is on the host.
     pub fn evaluation_images(
         &self,
         policy: &mut Zero<Transformer>,
@@ -59,29 +80,27 @@ impl Setup {
     /// images of the same noise before its first RL step. Images without a finite reward are in no mean.
     pub fn evaluate(
         &self,
-        policy: &mut Zero<Transformer>,
+        learner: &mut Learner<Transformer>,
         base: &Tensor,
         exchange: &Exchange,
     ) -> Result<Evaluation> {
-        policy.offload_states(&self.offloaded)?;
-        let painted = self.evaluation_images(policy, exchange, true)?;
+        learner.offload()?;
+        let painted = self.evaluation_images(&mut learner.model, exchange, true)?;
         let apart = painted.images.f_sub(base)?.f_square()?.f_sum(Kind::Double)?.f_double_value(&[])?;
-        let mut own = vec![apart, painted.images.numel() as f64];
         let (measured, failures) = self.measure(&painted)?;
-        own.extend(measured.iter().flat_map(|&(_, sum, count)| [sum, count]));
-        own.extend(self.scorer.failed(&failures));
-        let mut sums = exchange.sum(&own)?;
-        let failed = sums.split_off(2 + 2 * measured.len());
-        self.scorer.check_error_rates(&failed, self.config.evaluation.images, failures)?;
+        let values = painted.images.numel() as f64;
+        let all =
+            exchange.reduce(&Evaluated { apart, values, measured, failed: self.scorer.failed(&failures) })?;
+        self.scorer.check_error_rates(&all.failed, self.config.evaluation.images, failures)?;
         let mut metrics = Metrics::new();
-        for ((name, ..), sums) in measured.iter().zip(sums[2..].chunks_exact(2)) {
-            if sums[1] > 0.0 {
-                metrics.insert(format!("eval/{name}"), sums[0] / sums[1]);
+        for (name, measured) in self.scorer.measured().iter().zip(&all.measured) {
+            if measured.images > 0.0 {
+                metrics.insert(format!("eval/{name}"), measured.total / measured.images);
             }
         }
-        let drift = sums[0] / sums[1];
+        let drift = all.apart / all.values;
         metrics.insert("eval/drift", drift);
-        let refused = self.config.evaluation.images as f64 - sums[3];
+        let refused = self.config.evaluation.images as f64 - all.measured[0].images;
         if refused > 0.0 {
             metrics.insert("eval/dropped", refused);
         }
@@ -94,8 +113,7 @@ impl Setup {
 
     /// Measurements of this rank's images, and failures of terms.
     fn measure(&self, painted: &Painted) -> Result<(Vec<Measured>, Failures)> {
-        let names = self.scorer.measured().into_iter();
-        let mut measured: Vec<Measured> = names.map(|name| (name, 0.0, 0.0)).collect();
+        let mut measured = vec![Measured::default(); self.scorer.measured().len()];
         let mut failures = Vec::new();
         let count = painted.labels.size()[0];
         let batch_size = self.config.sampler.batch_size;
@@ -109,7 +127,7 @@ impl Setup {
             };
             let (scores, errors) = self.scorer.measure(&painted)?;
             failures.extend(errors);
-            for ((_, total, images), scores) in measured.iter_mut().zip(scores) {
+            for (Measured { total, images }, scores) in measured.iter_mut().zip(scores) {
                 let finite = scores.f_isfinite()?;
                 let kept = scores.f_masked_fill(&finite.f_logical_not()?, 0.0)?;
                 *total += kept.f_sum(Kind::Double)?.f_double_value(&[])?;

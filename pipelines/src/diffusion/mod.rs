@@ -1,11 +1,11 @@
 //! Reward training of flow-matching models: an image model is the loop's policy, a denoising step its action.
 //!
-//! [`Diffusion`] is the [loop](crate::train)'s pipeline. `step` is one step of it by any method, with the
-//! common part of the methods; `backpropagation`, `policy_gradient` and `forward_process` are the methods,
-//! and `loss` has their formulas. `subject` is the model with its prompts, `setup` has the roles and samples,
-//! `decoder` decodes latents, `scorer` scores images (`quadrants`, `function`, `clip` and `aesthetic` are
-//! rewards). `evaluate` is the evaluation and `warmup` the warm-up. `embed` encodes prompts, and `prompts`
-//! writes their embeddings to a file.
+//! [`Diffusion`] is what the [loop](crate::train) trains. `step` is one turn of it by any method, with what methods
+//! have in common; `backpropagation`, `policy_gradient` and `forward_process` are the methods, `loss` has their
+//! formulas. `subject` is what is painted and what with, `task` says who takes part and samples, `decoder` makes pixels
+//! of what was sampled, `scorer` says what an image earns (`quadrants`, `function`, `clip` and `aesthetic` are rewards),
+//! `evaluate` how the policy is measured and `warmup` what comes before. `embed` makes of prompts what is trained on, and
+//! `prompts` a file of that.
 
 mod aesthetic;
 mod backpropagation;
@@ -23,11 +23,11 @@ mod policy_gradient;
 mod prompts;
 mod quadrants;
 mod scorer;
-mod setup;
 mod shapes;
 mod stats;
 mod step;
 mod subject;
+mod task;
 mod warmup;
 
 pub use clip::open as open_clip;
@@ -35,6 +35,6 @@ pub use embed::{EncoderOptions, PromptEncoders};
 pub use pipeline::Diffusion;
 pub use prompts::{PromptTexts, Prompts, digest, encode_own, encoded_in, open_encoders};
 pub use scorer::load_script;
-pub use setup::{Reference, Roles, Samples, Setup};
 pub use shapes::{CLASSES, SIZE};
 pub use subject::{dit_of, first_adapter, read_records};
+pub use task::{ImageModels, ImageTask, Reference, Samples};

@@ -216,12 +216,12 @@ pub fn encode_own(
     let prompts = Prompts::of(&records, encode);
     let is_first = exchange.rank() == 0;
     let is_missing = is_first && !out.exists();
-    if exchange.sum(&[f64::from(u8::from(is_missing))])?[0] == 0.0 {
+    if !exchange.any(is_missing)? {
         return Ok(Continue(Some(out)));
     }
     let mut goes_on = || {
-        let wish = f64::from(u8::from(stop.load(Ordering::Relaxed)));
-        Ok(exchange.sum(&[wish])?[0] == 0.0)
+        let stops = exchange.any(stop.load(Ordering::Relaxed))?;
+        Ok(!stops)
     };
     // A closed screen must not stop training.
     let say = |line: &str| drop(writeln!(screen.clone(), "{line}"));
@@ -230,8 +230,8 @@ pub fn encode_own(
         false => wait(prompts.batches(), &mut goes_on)?,
     };
     if is_whole {
-        // The file is complete.
-        exchange.sum(&[0.0])?;
+        // The file has its name.
+        exchange.gather(&())?;
         return Ok(Continue(Some(out)));
     }
     if is_first {

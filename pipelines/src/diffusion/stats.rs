@@ -2,13 +2,35 @@
 
 use tch::{Kind, Tensor};
 
-use crate::{Result, metrics::Metrics, train::Exchange};
+use crate::{
+    Result,
+    metrics::Metrics,
+    train::{Exchange, reduced},
+};
 
 /// Sums and maxima, by name.
 #[derive(Debug, Default)]
 pub struct Stats {
     sums: Vec<(&'static str, Tensor)>,
     largest: Vec<(&'static str, Tensor)>,
+}
+
+reduced! {
+    /// [`Stats`] on the host, in the order of the names.
+    struct Seen {
+        /// Sums.
+        each sums: Vec<f64>,
+        /// Largest values.
+        each largest: Vec<Largest>,
+    }
+}
+
+reduced! {
+    /// The largest value of a name.
+    struct Largest {
+        /// That of all ranks.
+        max value: f64,
+    }
 }
 
 impl Stats {
@@ -34,18 +56,18 @@ impl Stats {
 
     /// Totals over all ranks: sums divided by `count`, and maxima. Every rank must have the same names.
     pub fn read(&self, exchange: &Exchange, count: f64) -> Result<Metrics> {
-        let mut own = Vec::with_capacity(self.sums.len() + self.largest.len());
-        for (_, value) in self.sums.iter().chain(&self.largest) {
-            own.push(value.f_double_value(&[])?);
-        }
-        let gathered = exchange.gather(&own)?;
+        let read = |values: &[(&str, Tensor)]| -> Result<Vec<f64>> {
+            Ok(values.iter().map(|(_, value)| value.f_double_value(&[])).collect::<Result<_, _>>()?)
+        };
+        let largest = read(&self.largest)?.into_iter().map(|value| Largest { value });
+        let own = Seen { sums: read(&self.sums)?, largest: largest.collect() };
+        let all = exchange.reduce(&own)?;
         let mut metrics = Metrics::new();
-        for (index, (name, _)) in self.sums.iter().enumerate() {
-            metrics.insert(*name, gathered.iter().map(|rank| rank[index]).sum::<f64>() / count);
+        for ((name, _), sum) in self.sums.iter().zip(all.sums) {
+            metrics.insert(*name, sum / count);
         }
-        for (index, (name, _)) in (self.sums.len()..).zip(&self.largest) {
-            let of_ranks = gathered.iter().map(|rank| rank[index]);
-            metrics.insert(*name, of_ranks.fold(f64::NEG_INFINITY, f64::max));
+        for ((name, _), largest) in self.largest.iter().zip(all.largest) {
+            metrics.insert(*name, largest.value);
         }
         Ok(metrics)
     }

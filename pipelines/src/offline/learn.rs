@@ -7,14 +7,14 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::{
     Written,
-    objective::{Answers, SUMS, Sums, Whole, terms},
+    objective::{Answers, Sums, Whole, terms},
     teacher::Taught,
     written::{pack, pack_to_train},
 };
 use crate::{
     Result,
     config::Objective,
-    train::{Exchange, Purpose},
+    train::{Exchange, Purpose, reduced},
 };
 
 type TchResult<T> = std::result::Result<T, TchError>;
@@ -161,23 +161,35 @@ pub struct Pass {
     pub first: usize,
 }
 
-/// Measurements of this rank's part of a step.
-#[derive(Debug)]
+/// What a rank's part of a step showed.
+#[derive(Debug, Default)]
 pub struct Seen {
-    /// [`Sums`], then the entropy sum of the answers' tokens; fp64, on the device until read.
-    sums: Tensor,
-    /// Rows that passed through the model.
+    /// The stacked [`Sums`]; `None` before the first micro-batch.
+    sums: Option<Tensor>,
+    /// The sum of the entropies of the answers' tokens, fp64.
+    entropy: Option<Tensor>,
+    /// Rows that went through the model.
     pub rows: i64,
     /// Rows without sharing of prefixes.
     pub inputs: i64,
 }
 
 impl Seen {
-    /// Totals over all ranks: the sums and the entropy. Waits for the device. Every rank must call this.
-    pub fn read(&self, exchange: &Exchange) -> Result<(Sums, f64)> {
-        let all = exchange.sum(&Vec::<f64>::try_from(self.sums.f_to_device(Device::Cpu)?)?)?;
-        let (sums, entropies) = all.split_first_chunk().expect("as many sums");
-        Ok((Sums::of(*sums), entropies[0]))
+    /// The sums over all ranks; waits for the device. Every rank calls.
+    pub fn read(&self, exchange: &Exchange) -> Result<SeenSums> {
+        let objective = self.sums.as_ref().map_or(Ok(Sums::default()), Sums::read)?;
+        let entropy = self.entropy.as_ref().map_or(Ok(0.0), |sum| sum.f_double_value(&[]))?;
+        exchange.reduce(&SeenSums { objective, entropy })
+    }
+}
+
+reduced! {
+    /// [`Seen`] on the host.
+    pub struct SeenSums {
+        /// The objective's.
+        nested objective: Sums,
+        /// Entropies of the answers' tokens.
+        sum entropy: f64,
     }
 }
 
@@ -190,8 +202,7 @@ pub fn learn<M: Answering>(
     pass: Pass,
 ) -> Result<Seen> {
     let (drops, device) = (policy.model().drops(), policy.torch_device());
-    let mut seen =
-        Seen { sums: Tensor::f_zeros([SUMS as i64 + 1], (Kind::Double, device))?, rows: 0, inputs: 0 };
+    let mut seen = Seen::default();
     let (mut done, mut tokens) = (0, 0);
     for part in batch.sequences.chunks(whole_pairs(objective, batch.micro_batch_size)) {
         let pass = Pass { first: pass.first + done, ..pass };
@@ -210,16 +221,23 @@ pub fn learn<M: Answering>(
             let mut gradients = Tensor::f_run_backward(&[&terms.loss], &said, false, false)?.into_iter();
             let logprobs = gradients.next().expect("one of the log-probs");
             let of_answers = Said { logprobs, divergence: gradients.next() };
-            let entropy = M::entropy(scores)?.f_reshape([1])?;
-            seen.sums = seen.sums.f_add(&Tensor::f_cat(&[terms.sums, entropy], 0)?)?;
+            seen.sums = Some(added(seen.sums.take(), terms.sums.stack()?)?);
+            seen.entropy = Some(added(seen.entropy.take(), M::entropy(scores)?)?);
             Ok(M::gradient(&of_answers, &lengths, packed.targets())?)
         })?;
     }
     Ok(seen)
 }
 
-/// Outputs of `model` for the answers, with a teacher's if they are `taught`. Every rank must call this with
-/// the same number of sequences.
+/// The sum of what there is and the `next` one.
+fn added(sum: Option<Tensor>, next: Tensor) -> TchResult<Tensor> {
+    match sum {
+        Some(sum) => sum.f_add(&next),
+        None => Ok(next),
+    }
+}
+
+/// What `model` says of the answers, beside a teacher if they are `taught`. Every rank calls with as many sequences.
 pub fn score<M: Answering>(
     model: &mut Zero<M>,
     sequences: &[Written],

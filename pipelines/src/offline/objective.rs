@@ -5,9 +5,12 @@
 
 use tch::{Kind, TchError, Tensor};
 
-use crate::config::{
-    DistillConfig, DpoConfig, HingeConfig, IpoConfig, JudgedConfig, Objective, OrpoConfig,
-    RewardModelObjective, SimpoConfig,
+use crate::{
+    config::{
+        DistillConfig, DpoConfig, HingeConfig, IpoConfig, JudgedConfig, Objective, OrpoConfig,
+        RewardModelObjective, SimpoConfig,
+    },
+    train::device_sums,
 };
 
 type Result<T> = std::result::Result<T, TchError>;
@@ -45,37 +48,21 @@ pub struct Answers {
     pub divergence: Option<Tensor>,
 }
 
-/// Number of fields in [`Sums`].
-pub const SUMS: usize = 6;
-
-/// Sums of an objective's quantities over answers; 0 for a quantity that it lacks.
-#[derive(Debug)]
-pub struct Sums<T = f64> {
-    /// Negative log-probs of the better answers' tokens.
-    pub nll: T,
-    /// The objective's preference loss over pairs or labelled answers.
-    pub preference: T,
-    /// Rewards of the better answers: a scalar model's outputs, or the implicit rewards of a policy.
-    pub chosen: T,
-    /// Rewards of the worse answers.
-    pub rejected: T,
-    /// Number of pairs whose better answer has the larger reward.
-    pub right: T,
-    /// Divergence of the teacher over tokens.
-    pub divergence: T,
-}
-
-impl Sums {
-    /// Names the elements of [`Terms::sums`], or of their totals.
-    pub fn of([nll, preference, chosen, rejected, right, divergence]: [f64; SUMS]) -> Self {
-        Self { nll, preference, chosen, rejected, right, divergence }
-    }
-}
-
-impl Sums<Tensor> {
-    fn stack(self) -> Result<Tensor> {
-        let Self { nll, preference, chosen, rejected, right, divergence } = self;
-        Tensor::f_stack(&[nll, preference, chosen, rejected, right, divergence], 0)
+device_sums! {
+    /// Sums over answers; 0 where the objective has no such term.
+    pub struct Sums {
+        /// Negative log-probs of the better answers' tokens.
+        nll,
+        /// The objective's term of pairs, or of judged answers.
+        preference,
+        /// Rewards of the better answers, as the objective takes them.
+        chosen,
+        /// Rewards of the worse answers.
+        rejected,
+        /// Pairs whose better answer has the larger reward.
+        right,
+        /// Divergences of the teacher from the policy, over tokens.
+        divergence,
     }
 }
 
@@ -84,8 +71,8 @@ impl Sums<Tensor> {
 pub struct Terms {
     /// Their part of the loss, with its gradient.
     pub loss: Tensor,
-    /// [`Sums`] without a gradient: fp64 `[SUMS]`.
-    pub sums: Tensor,
+    /// Their sums, without a gradient.
+    pub sums: Sums<Tensor>,
 }
 
 /// Weight of the better answers' negative log-likelihood in the loss.
@@ -121,7 +108,7 @@ pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
         right: sum(&right)?,
         divergence: none(&nll)?,
     };
-    Ok(Terms { loss, sums: sums.stack()? })
+    Ok(Terms { loss, sums })
 }
 
 /// Terms of an objective on tokens.
@@ -138,7 +125,7 @@ fn of_tokens(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
     let (preference, right) = (none(&nll)?, none(&nll)?);
     let (chosen, rejected) = (none(&nll)?, none(&nll)?);
     let sums = Sums { nll: nll.f_detach()?, preference, chosen, rejected, right, divergence };
-    Ok(Terms { loss: loss.f_div_scalar(whole.tokens)?, sums: sums.stack()? })
+    Ok(Terms { loss: loss.f_div_scalar(whole.tokens)?, sums })
 }
 
 /// Zero, in the form of a sum like `like`.
@@ -166,7 +153,7 @@ fn judged(config: &JudgedConfig, answers: &Answers, reference: &Tensor, whole: W
         right: none(&preference)?,
         divergence: none(&preference)?,
     };
-    Ok(Terms { loss: preference.f_div_scalar(whole.records)?, sums: sums.stack()? })
+    Ok(Terms { loss: preference.f_div_scalar(whole.records)?, sums })
 }
 
 /// Terms of pairs.
@@ -286,16 +273,16 @@ mod tests {
         }
     }
 
-    fn sums(terms: &Terms) -> Sums {
-        Sums::of(Vec::<f64>::try_from(&terms.sums).unwrap().try_into().unwrap())
-    }
-
-    /// The complete loss, its gradient, and the sums.
+    /// The whole loss, its gradient, and the sums.
     fn found(objective: &Objective, answers: &Answers, whole: Whole) -> (f64, Vec<f64>, Sums) {
         let terms = terms(objective, answers, whole).unwrap();
         let gradient = Tensor::run_backward(&[&terms.loss], &[&answers.logprobs], false, false);
         let values = |tensor: &Tensor| Vec::<f64>::try_from(tensor).unwrap();
-        (terms.loss.double_value(&[]), values(&gradient[0]), sums(&terms))
+        (
+            terms.loss.double_value(&[]),
+            values(&gradient[0]),
+            Sums::read(&terms.sums.stack().unwrap()).unwrap(),
+        )
     }
 
     #[track_caller]
@@ -382,7 +369,7 @@ mod tests {
         let terms = terms(&objective, &answers, whole).unwrap();
         let (nll, apart): (f64, f64) = (-golden.logprobs.iter().sum::<f64>(), apart.iter().sum());
         near(terms.loss.double_value(&[]), (apart + 0.5 * nll) / 8.0);
-        let sums = sums(&terms);
+        let sums = Sums::read(&terms.sums.stack().unwrap()).unwrap();
         near(sums.nll, nll);
         near(sums.divergence, apart);
         let gradients = Tensor::run_backward(&[&terms.loss], &[&answers.logprobs, &divergence], false, false);
@@ -409,7 +396,8 @@ mod tests {
         let whole = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl: 0.0 };
         for objective in [Objective::Dpo(DpoConfig::default()), Objective::Kto(JudgedConfig::default())] {
             let terms = terms(&objective, &answers, whole).unwrap();
-            assert_eq!(Vec::<f64>::try_from(&terms.sums).unwrap(), [0.0; SUMS]);
+            let sums = Vec::<f64>::try_from(terms.sums.stack().unwrap()).unwrap();
+            assert!(sums.iter().all(|sum| *sum == 0.0), "{sums:?}");
         }
     }
 }

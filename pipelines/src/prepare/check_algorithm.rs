@@ -1,6 +1,7 @@
 //! What must hold for the fields of `algorithm` and `critic`.
 
 use super::check::Check;
+use crate::algorithm::losses::{Loss, Range};
 use crate::config::*;
 
 impl Check<'_> {
@@ -57,54 +58,9 @@ impl Check<'_> {
     }
 
     fn policy_loss(&self, loss: &PolicyLoss) -> Result<(), Problem> {
-        let field = |name: &str| format!("pipeline.rlvr.algorithm.loss.{name}");
-        let clips = |name: &str, low: f64, high: f64| {
-            let low_field = field(&format!("{name}.clip_low"));
-            self.number(&low_field, low, low > 0.0 && low < 1.0, "above 0 and below 1")?;
-            self.number(&field(&format!("{name}.clip_high")), high, high > 0.0, "above 0")
-        };
-        match *loss {
-            PolicyLoss::Clipped(ClippedConfig { clip_low, clip_high, dual_clip }) => {
-                clips("clipped", clip_low, clip_high)?;
-                let bound = dual_clip.unwrap_or(f64::MAX);
-                let range = "above 1 + `clip_high`, or leave it out";
-                self.number(&field("clipped.dual_clip"), bound, bound > 1.0 + clip_high, range)
-            }
-            PolicyLoss::Gspo(GspoConfig { clip_low, clip_high }) => clips("gspo", clip_low, clip_high),
-            PolicyLoss::Gmpo(GmpoConfig { clip_low, clip_high }) => {
-                self.number(&field("gmpo.clip_low"), clip_low, clip_low > 0.0, "above 0")?;
-                self.number(&field("gmpo.clip_high"), clip_high, clip_high > 0.0, "above 0")
-            }
-            PolicyLoss::Cispo(CispoConfig { min_ratio, max_ratio }) => {
-                self.number(&field("cispo.min_ratio"), min_ratio, min_ratio >= 0.0, "0 or above")?;
-                self.number(
-                    &field("cispo.max_ratio"),
-                    max_ratio,
-                    max_ratio > min_ratio,
-                    "above `min_ratio`; both are ratios, so that 0.8 and 1.28 are 0.2 below and 0.28 above",
-                )
-            }
-            PolicyLoss::Reinforce => Ok(()),
-            PolicyLoss::Sapo(SapoConfig { tau_positive, tau_negative }) => {
-                self.number(&field("sapo.tau_positive"), tau_positive, tau_positive > 0.0, "above 0")?;
-                self.number(&field("sapo.tau_negative"), tau_negative, tau_negative > 0.0, "above 0")
-            }
-            PolicyLoss::Topr(ToprConfig { positive_weight: positive, negative_weight: negative }) => {
-                self.number(&field("topr.positive_weight"), positive, positive >= 0.0, "0 or above")?;
-                self.number(&field("topr.negative_weight"), negative, negative >= 0.0, "0 or above")
-            }
-            PolicyLoss::Vespo(VespoConfig { k_positive, lambda_positive, k_negative, lambda_negative }) => {
-                for (name, power) in [("k_positive", k_positive), ("k_negative", k_negative)] {
-                    self.number(&field(&format!("vespo.{name}")), power, power >= 0.0, "0 or above")?;
-                }
-                for (name, decay) in
-                    [("lambda_positive", lambda_positive), ("lambda_negative", lambda_negative)]
-                {
-                    self.number(&field(&format!("vespo.{name}")), decay, decay > 0.0, "above 0")?;
-                }
-                Ok(())
-            }
-        }
+        loss.ranges().into_iter().try_for_each(|Range { field, value, holds, range }| {
+            self.number(&format!("pipeline.rlvr.algorithm.loss.{}.{field}", loss.name()), value, holds, range)
+        })
     }
 
     fn rollout_correction(&self, correction: &RolloutCorrection) -> Result<(), Problem> {
@@ -177,11 +133,11 @@ impl Check<'_> {
             "entropies before the first update of a step come with log-probs that are computed again",
             "write `old_logprobs: recompute` beside it",
         )?;
+        let refused = algorithm.loss.refuses_correction();
         self.ensure(
-            algorithm.rollout_correction == RolloutCorrection::None
-                || !matches!(algorithm.loss, PolicyLoss::Vespo(_)),
+            algorithm.rollout_correction == RolloutCorrection::None || refused.is_none(),
             &field("rollout_correction"),
-            "the weights of `vespo` are of the same ratio, and would count it twice",
+            refused.unwrap_or_default(),
             "leave it out, and write `old_logprobs: rollout`: then they are of the whole difference",
         )?;
         let in_reward = match algorithm.kl_in {
@@ -217,7 +173,7 @@ impl Check<'_> {
             _ => algorithm.kl_in == KlTerm::Advantage,
         };
         self.ensure(
-            !(varies && matches!(algorithm.loss, PolicyLoss::Gspo(_) | PolicyLoss::Gmpo(_))),
+            !(varies && algorithm.loss.is_of_sequences()),
             &field("loss"),
             "it has one ratio a sequence, and these advantages differ from token to token",
             "write `gamma: 1`, `kl_in: loss` and `credit: episode`, or an advantage of another kind",

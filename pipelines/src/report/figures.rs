@@ -8,12 +8,11 @@ use serde::Serialize;
 use super::chart::{self, Kind, Range, Series};
 use super::curve::Point;
 use crate::headline::of_several;
-use crate::metrics::Record;
+use crate::metrics::{Record, declared};
 
 /// A chart, drawn if its metrics exist.
 struct Plan {
     title: &'static str,
-    note: &'static str,
     kind: Kind,
     range: Range,
     /// Metrics are divided by this to get the unit in the title.
@@ -28,7 +27,6 @@ const OF_SEVERAL: (&str, &str) = ("", "");
 const PLANS: [Plan; 24] = [
     Plan {
         title: "Reward",
-        note: "Mean over the samples of each step, with its trend.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -36,7 +34,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Held-out accuracy",
-        note: "Fraction of right answers on prompts that are never trained on.",
         kind: Kind::Marked,
         range: Range::Unit,
         unit: 1.0,
@@ -44,7 +41,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Held-out reward",
-        note: "The verifiable reward of images from noise that is never trained on.",
         kind: Kind::Marked,
         range: Range::Data,
         unit: 1.0,
@@ -52,7 +48,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Held-out loss",
-        note: "The training loss on held-out records, and its part for the answers' likelihood.",
         kind: Kind::Marked,
         range: Range::FromZero,
         unit: 1.0,
@@ -64,7 +59,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Held-out answers",
-        note: "Fraction of greedy completions that equal the answer, and of pairs whose better answer has the higher reward.",
         kind: Kind::Marked,
         range: Range::Unit,
         unit: 1.0,
@@ -72,7 +66,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Training loss",
-        note: "Mean over the records of each step, with its trend.",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
@@ -80,7 +73,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Better and worse answers",
-        note: "Implicit rewards of the objective. Their level means little; the margin should rise.",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
@@ -88,7 +80,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Drift",
-        note: "Squared distance of pixels from the policy's images of the same noise before training.",
         kind: Kind::Marked,
         range: Range::FromZero,
         unit: 1.0,
@@ -96,7 +87,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "KL divergence",
-        note: "Divergence from the policy that sampled, and from the reference.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -104,7 +94,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Entropy",
-        note: "Entropy of the policy per token, in nats. Near zero, samples no longer differ.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -112,7 +101,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Groups",
-        note: "Groups by their rewards. Only mixed groups have a gradient.",
         kind: Kind::Stacked,
         range: Range::Unit,
         unit: 1.0,
@@ -124,7 +112,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Response length",
-        note: "Tokens per sample.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -136,7 +123,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Turns",
-        note: "Turns per episode.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -144,7 +130,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Gradient norm",
-        note: "Norm before clipping.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -152,7 +137,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Clip fraction",
-        note: "Fraction of tokens whose ratio left the trust region below or above.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -160,7 +144,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Loss",
-        note: "The minimized loss. Its level means little; jumps are a warning.",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
@@ -168,7 +151,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Rollout against training",
-        note: "Difference of a token's log-probability between the two forward passes.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -176,7 +158,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Staleness",
-        note: "Steps from the policy that sampled a token to the one that it trains, with asynchronous rollout.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -184,7 +165,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Step time in seconds",
-        note: "Stacked trends of the parts.",
         kind: Kind::Stacked,
         range: Range::FromZero,
         unit: 1.0,
@@ -192,7 +172,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Tokens per second",
-        note: "Generated or trained tokens, over the time of the whole step.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -200,7 +179,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Images per second",
-        note: "Sampled images over the time of the whole step.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -208,7 +186,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Learning rate",
-        note: "After warm-up and decay.",
         kind: Kind::Exact,
         range: Range::FromZero,
         unit: 1.0,
@@ -216,7 +193,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Device memory in MiB",
-        note: "Allocated before a step's end, and while it generates; without activations and KV cache.",
         kind: Kind::Exact,
         range: Range::FromZero,
         unit: 1_048_576.0,
@@ -224,7 +200,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Warm-up loss",
-        note: "Loss of the supervised steps on gold answers, before the first reward.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -236,7 +211,8 @@ const PLANS: [Plan; 24] = [
 #[derive(Serialize)]
 pub(super) struct Figure<'a> {
     title: &'static str,
-    note: &'static str,
+    /// The sentences of its metrics.
+    note: String,
     legend: Vec<&'a str>,
     svg: Value,
 }
@@ -264,6 +240,7 @@ fn curves(records: &[Record]) -> HashMap<&str, Vec<Point>> {
 fn figure<'a>(plan: &Plan, curves: &HashMap<&'a str, Vec<Point>>, steps: (f64, f64)) -> Option<Figure<'a>> {
     // A single point is not a curve, except for an evaluation, which has a mark.
     let least = if plan.kind == Kind::Marked { 1 } else { 2 };
+    let mut sentences = Vec::new();
     let series = |planned: &(&'static str, &'static str)| {
         let (metric, label) = match *planned {
             OF_SEVERAL => of_several(curves.keys().copied()).map(|(name, metric)| (metric, name))?,
@@ -271,10 +248,11 @@ fn figure<'a>(plan: &Plan, curves: &HashMap<&'a str, Vec<Point>>, steps: (f64, f
         };
         let curve = curves.get(metric).filter(|curve| curve.len() >= least)?;
         let points = curve.iter().map(|&(step, value)| (step, value / plan.unit)).collect();
+        sentences.extend(declared(metric).map(|metric| metric.sentence));
         Some(Series { label, points })
     };
     let series: Vec<Series> = plan.series.iter().filter_map(series).collect();
     let svg = chart::svg(plan.title, plan.kind, plan.range, steps, &series)?;
     let legend = series.iter().map(|series| series.label).collect();
-    Some(Figure { title: plan.title, note: plan.note, legend, svg: Value::from_safe_string(svg) })
+    Some(Figure { title: plan.title, note: sentences.join(" "), legend, svg: Value::from_safe_string(svg) })
 }

@@ -57,7 +57,7 @@ fn demo_metrics(step: u64, steps: u64) -> Metrics {
             ("group/all_wrong", all_wrong),
             ("loss/policy", noisy(2, 0.02) - 0.005),
             ("kl/old", 2e-3 + noisy(3, 1.5e-3)),
-            ("kl/ref", 0.08 * learned + noisy(4, 4e-3)),
+            ("kl/reference", 0.08 * learned + noisy(4, 4e-3)),
             ("entropy", entropy),
             ("clip_fraction/low", 0.01 + noisy(5, 0.01)),
             ("clip_fraction/high", 0.02 + noisy(6, 0.015)),

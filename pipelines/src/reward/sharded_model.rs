@@ -63,8 +63,8 @@ impl HeldModel {
     pub fn score(&mut self, cases: &[(&Record, Completion)]) -> Result<Vec<Result<f64, Error>>> {
         let texts = self.reader.read(cases);
         let passes = texts.readable.len().div_ceil(self.batch_size);
-        let of_ranks = self.exchange.gather(&[passes as f64])?;
-        let most = of_ranks.iter().map(|passes| passes[0] as usize).max().unwrap_or(0);
+        let of_ranks = self.exchange.gather(&passes)?;
+        let most = of_ranks.into_iter().max().unwrap_or(0);
         let mut scores = Vec::with_capacity(texts.readable.len());
         if most > 0 {
             self.model.load_states(&self.offloaded)?;

@@ -14,12 +14,14 @@ use std::{
 };
 
 use anyroll_backends::{Stream, ops};
+use anyroll_models::Decoder;
 use anyroll_strategy::{Weights, shared};
 use tch::Tensor;
 
-use super::{Decoder, Setup, roles::sampler};
+use super::{Engine, engine::sampler};
 use crate::{
     Error, Result,
+    config::RolloutConfig,
     inference::{Asked, Sample, Sampled, Sampler},
     run::RolloutRole,
     train::{open_device, torch_device},
@@ -68,13 +70,13 @@ impl Progress {
 
 /// This rank's devices that only sample.
 #[derive(Debug)]
-pub struct OwnDevices {
-    devices: Vec<OwnDevice>,
+pub struct Devices {
+    devices: Vec<SamplingDevice>,
     running: Option<Running>,
 }
 
 #[derive(Debug)]
-struct OwnDevice {
+struct SamplingDevice {
     sampler: Arc<Sampler>,
     torch: tch::Device,
     /// As they were last sent, or what was last merged of that; empty before.
@@ -103,16 +105,22 @@ struct Part {
     took: Duration,
 }
 
-impl OwnDevices {
+impl Devices {
     /// Those of the rank `local_rank` of this host.
-    pub fn open(setup: &Setup, role: &RolloutRole, local_rank: usize) -> Result<Self> {
+    /// They sample as `engine` does, by `rollout`.
+    pub fn open(
+        engine: &Engine,
+        rollout: &RolloutConfig,
+        role: &RolloutRole,
+        local_rank: usize,
+    ) -> Result<Self> {
         let devices = role.ordinals[local_rank].iter().map(|&ordinal| {
             let device = open_device(&role.backend, ordinal)?;
             let torch = torch_device(&*device)?;
-            let (model, compute) = (Arc::new(setup.sampler.model.on(torch)?), Stream::torch(&device)?);
-            let sampler = sampler(&setup.rlvr.rollout, model, compute, setup.tokenizer.clone(), None);
-            let merged = setup.rlvr.rollout.merge_adapters.then(|| setup.model.clone());
-            Ok(OwnDevice { sampler: Arc::new(sampler), torch, weights: Weights::new(), merged })
+            let (model, compute) = (Arc::new(engine.sampler.model.on(torch)?), Stream::torch(&device)?);
+            let sampler = sampler(rollout, model, compute, engine.sampler.tokenizer.clone(), None);
+            let merged = engine.merged.clone();
+            Ok(SamplingDevice { sampler: Arc::new(sampler), torch, weights: Weights::new(), merged })
         });
         Ok(Self { devices: devices.collect::<Result<_>>()?, running: None })
     }
@@ -191,7 +199,7 @@ fn deal(asked: Vec<Asked>, devices: usize) -> Vec<(Vec<usize>, Vec<Asked>)> {
     dealt
 }
 
-impl OwnDevice {
+impl SamplingDevice {
     /// Takes over weights, in the order of the streams on which libtorch computes; returns them for its thread, with
     /// adapters merged into them if that is asked for. All are sent every time, so that merging needs no memory here.
     fn receive(&mut self, from: &Weights) -> Result<Weights> {

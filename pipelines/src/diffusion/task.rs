@@ -7,7 +7,7 @@ use anyroll_models::{
     diffusion::{DenoiseBatch, Guidance, Sampler, SdeNoise, Transformer, Walk},
     init::WeightSource,
 };
-use anyroll_strategy::{State, Weights, Zero};
+use anyroll_strategy::{Weights, Zero};
 use tch::Tensor;
 
 use super::{
@@ -21,11 +21,11 @@ use crate::{
     Result,
     config::{DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig, PipelineConfig},
     run::Run,
-    train::{Place, Share, offloaded},
+    train::{Learner, Place, Share},
 };
 
-/// What a run is made of, apart from the weights.
-pub struct Setup {
+/// The options of a run, and what samples and scores.
+pub struct ImageTask {
     /// The pipeline's part of the config.
     pub config: DiffusionConfig,
     /// The run's seed.
@@ -36,10 +36,6 @@ pub struct Setup {
     pub scorer: Scorer,
     /// Which rank samples what.
     pub share: Share,
-    /// Images that a rank puts through forward and backward at a time.
-    pub micro_batch_size: usize,
-    /// What of the policy is on the device only from the end of sampling to the end of the step.
-    pub offloaded: Vec<State>,
     /// Where batches go.
     pub device: tch::Device,
     /// The policy's model.
@@ -59,9 +55,9 @@ pub struct Setup {
 }
 
 /// The models of a run.
-pub struct Roles {
-    /// The one that is trained.
-    pub policy: Zero<Transformer>,
+pub struct ImageModels {
+    /// The policy, which is trained; its states are away while it samples.
+    pub learner: Learner<Transformer>,
     /// As the policy was after the warm-up; `None` without a KL term.
     pub reference: Option<Reference>,
     /// The one that DiffusionNFT samples with: it follows the policy.
@@ -76,13 +72,13 @@ pub enum Reference {
     AdaptersOff,
 }
 
-impl Roles {
+impl ImageModels {
     /// The reference's velocities for a batch, if there is one.
     pub fn reference_velocity(&mut self, batch: &DenoiseBatch) -> Result<Option<Tensor>> {
         Ok(match &mut self.reference {
             None => None,
             Some(Reference::Copy(model)) => Some(model.score(batch)?),
-            Some(Reference::AdaptersOff) => Some(self.policy.score(&batch.without_adapters())?),
+            Some(Reference::AdaptersOff) => Some(self.learner.model.score(&batch.without_adapters())?),
         })
     }
 }
@@ -104,7 +100,7 @@ impl Samples {
     }
 }
 
-impl Setup {
+impl ImageTask {
     /// Prepares a run on `place`, on texts of these `embeddings` if it has encoded them itself.
     pub fn new(run: &Run, place: &Place, embeddings: Option<&Path>) -> Result<Self> {
         let PipelineConfig::Diffusion(config) = &run.config.pipeline else {
@@ -130,8 +126,6 @@ impl Setup {
                 mini_batches: config.mini_batches,
                 world_size: run.world_size,
             },
-            micro_batch_size: run.policy.strategy.micro_batch_size,
-            offloaded: offloaded(&run.policy.strategy),
             device,
             model: Arc::new(subject.model),
             weights: subject.weights,
