@@ -211,7 +211,7 @@ fn what_is_dropped_depends_on_a_sequences_key_alone() {
     assert!(scores(&golden.batch()).equal(&plain));
     assert!(scores(&golden.batch().without_adapters()).equal(&scores(&batch.without_adapters())));
     let error = golden.batch().with_dropout(&[1]).unwrap_err().to_string();
-    assert!(error.contains("are 1, for 5 sequences"), "{error}");
+    assert!(error.contains("are 1, must be one for each of 5 sequences"), "{error}");
 }
 
 #[test]
@@ -440,7 +440,7 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
             AdapterFolder::open(scratch.path(), golden.base.decoder_config()).unwrap_err().to_string();
         assert!(expected.iter().all(|word| error.contains(word)), "{error} has not {expected:?}");
     };
-    check("peft_type", json!("IA3"), &["adapter_config.json", "`peft_type` is another"]);
+    check("peft_type", json!("IA3"), &["adapter_config.json", "`peft_type` must be `LORA`"]);
     check("use_dora", json!(true), &["down_proj.lora_magnitude_vector` is missing"]);
     check("init_lora_weights", json!("pissa_niter_4"), &["`init_lora_weights` changes the model's weights"]);
     check(
@@ -448,8 +448,8 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
         json!(["lm_head"]),
         &["`modules_to_save` names `lm_head`, a fully trained module"],
     );
-    check("trainable_token_indices", json!([3]), &["`trainable_token_indices` is there"]);
-    check("rank_pattern", json!({"q_proj": 8}), &["q_proj.lora_A.weight", "has shape [3, ", "and [8, "]);
+    check("trainable_token_indices", json!([3]), &["`trainable_token_indices` is not supported"]);
+    check("rank_pattern", json!({"q_proj": 8}), &["q_proj.lora_A.weight", "has shape [3, ", "requires [8, "]);
     check("rank_pattern", json!({"q_proj": 0}), &["`lora.rank` is 0"]);
     check("rank_pattern", json!({"q_proj": "8"}), &["`rank_pattern.q_proj` is \"8\""]);
     check(
@@ -458,9 +458,9 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
         &["`alpha_pattern.(?<=q)_proj` is not a supported regular"],
     );
     check("alpha_pattern", json!({"q_proj": -1}), &["`lora.alpha` is -1"]);
-    check("alora_invocation_tokens", json!([1, 2]), &["`alora_invocation_tokens` is there"]);
-    check("use_qalora", json!(true), &["`use_qalora` is there"]);
-    check("r", json!(4), &["lora_A.weight", "has shape [3, ", "and [4, "]);
+    check("alora_invocation_tokens", json!([1, 2]), &["`alora_invocation_tokens` is not supported"]);
+    check("use_qalora", json!(true), &["`use_qalora` is not supported"]);
+    check("r", json!(4), &["lora_A.weight", "has shape [3, ", "requires [4, "]);
 }
 
 /// A fused tensor has one adapter, and separate tensors have one each.

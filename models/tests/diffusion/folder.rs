@@ -221,10 +221,10 @@ fn what_is_wrong_with_a_folder_is_named() {
     check("scheduler/scheduler_config.json", ("\"shift\": 3.0", "\"shift\": 0.0"), "`shift` must be above 0");
     let scheduler = "scheduler/scheduler_config.json";
     let karras = ("\"use_karras_sigmas\": false", "\"use_karras_sigmas\": true");
-    check(scheduler, karras, "`use_karras_sigmas` is there");
-    check(scheduler, ("\"shift_terminal\": null", "\"shift_terminal\": 0.1"), "`shift_terminal` is there");
+    check(scheduler, karras, "`use_karras_sigmas` is set");
+    check(scheduler, ("\"shift_terminal\": null", "\"shift_terminal\": 0.1"), "`shift_terminal` is set");
     let few = ("\"num_train_timesteps\": 1000", "\"num_train_timesteps\": 500");
-    check(scheduler, few, "`num_train_timesteps` is not 1000");
+    check(scheduler, few, "`num_train_timesteps` must be 1000");
     check(transformer, ("\"num_layers\": 2", "\"num_layers\": 2000000000"), "`num_layers` is 2000000000");
     let wide = TextEmbeddings::open(&golden("prompts.safetensors"), (13, Some(10))).unwrap_err().to_string();
     assert!(wide.contains("prompt_embeds") && wide.contains("13"), "{wide}");
@@ -334,7 +334,7 @@ fn what_is_wrong_with_a_pair_is_named() {
     check(
         index,
         |folder| std::fs::remove_dir_all(folder.join("transformer_2")).unwrap(),
-        "transformer_2 is not",
+        "transformer_2 does not exist",
     );
     let other_size = |folder: &Path| {
         let path = folder.join("transformer_2/config.json");

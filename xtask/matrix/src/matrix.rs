@@ -287,7 +287,7 @@ cells:
         check("devices: [1, 4],", "devices: [1], zero_stage: [0],", "trains nothing");
         check("    precision: [fp32, bf16]\n", "", "need `zero_stage` and `precision`");
         check(", curves: [loss]", "", "cannot fail");
-        check("    tolerance: {absolute: 1.0e-6, relative: 0.01}\n", "", "`tolerance` exactly if");
+        check("    tolerance: {absolute: 1.0e-6, relative: 0.01}\n", "", "`tolerance` if and only if");
         check("curves: cpu", "curve: cpu", "curve");
     }
 

@@ -148,7 +148,7 @@ fn rotations_are_of_kinds_of_layers() {
         (
             "Olmo3",
             json!({"rope_type": "linear", "factor": 2.0}),
-            "`rope_parameters.sliding_attention.rope_type` scales",
+            "`rope_parameters.sliding_attention.rope_type` has a scaling other",
         ),
         (
             "Olmo3",
@@ -156,7 +156,7 @@ fn rotations_are_of_kinds_of_layers() {
             "`rope_parameters.sliding_attention.factor` is",
         ),
         ("Olmo3", json!(7), "`rope_parameters.sliding_attention` is missing"),
-        ("Qwen3", plain(9.0), "`rope_parameters.full_attention` is there"),
+        ("Qwen3", plain(9.0), "`rope_parameters.full_attention` is set"),
     ] {
         let error = read(family, &yarn, sliding).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -179,10 +179,10 @@ fn phi3_has_fused_projections() {
     for (changes, expected) in [
         (json!({"resid_pdrop": 0.1}), "`resid_pdrop` is not 0"),
         (json!({"partial_rotary_factor": 0.2}), "`partial_rotary_factor` is 0.2, must be"),
-        (json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}), "`rope_scaling.factor` is 2, and max_pos"),
+        (json!({"rope_scaling": {"type": "yarn", "factor": 2.0}}), "`rope_scaling.factor` is 2, but max_pos"),
         (
             json!({"rope_scaling": {"type": "linear", "factor": 2.0}}),
-            "`rope_scaling.rope_type` is `linear`; the",
+            "`rope_scaling.rope_type` is `linear`, but",
         ),
         (json!({"architectures": ["PhimoeForCausalLM"]}), "the architecture PhimoeForCausalLM"),
     ] {
@@ -252,12 +252,12 @@ fn longrope_is_that_of_short_texts() {
         "`rope_scaling` has 1 numbers for long_factor, must have one for each of the 2",
     );
     check("short_factor", json!([1.0, 0.0]), "`rope_scaling` has 0.0 for short_factor, must be a positive");
-    check("original_max_position_embeddings", json!(32), "embeddings` is 32, but 64 next to it");
+    check("original_max_position_embeddings", json!(32), "embeddings` is 32, but 64 next to `rope_scaling`");
     check("factor", json!(32.0), "`rope_parameters.factor` is 32, but max_position_embeddings");
     let other =
         json!({"rope_scaling": old, "architectures": ["LlamaForCausalLM"], "partial_rotary_factor": 1});
     let error = phi(other).unwrap_err().to_string();
-    assert!(error.contains("`rope_scaling.rope_type` is `longrope`; there is"), "{error}");
+    assert!(error.contains("`rope_scaling.rope_type` is `longrope`, must be"), "{error}");
     let llama = DecoderConfig { fused_projections: false, ..found };
     let error = crate::hf::config_file(&llama, &[1]).unwrap_err().to_string();
     assert!(error.contains("`rope_scaling` is `longrope`, which only Phi-3 has"), "{error}");
@@ -336,8 +336,8 @@ fn gemma_is_read_as_it_is_published_and_as_newer_files_have_it() {
     assert_eq!(newer.unwrap(), scaled);
     for (changes, problem) in [
         (json!({"hidden_activation": "gelu"}), "`hidden_activation` must be `gelu_pytorch_tanh`"),
-        (json!({"final_logit_softcapping": 30.0}), "`final_logit_softcapping` is there"),
-        (json!({"attn_logit_softcapping": 50.0}), "`attn_logit_softcapping` is there"),
+        (json!({"final_logit_softcapping": 30.0}), "`final_logit_softcapping` is set"),
+        (json!({"attn_logit_softcapping": 50.0}), "`attn_logit_softcapping` is set"),
         (json!({"use_bidirectional_attention": true}), "`use_bidirectional_attention` is true"),
         (json!({"query_pre_attn_scalar": 0}), "`query_pre_attn_scalar` is 0, must be above 0"),
         (json!({"sliding_window_pattern": 0}), "`sliding_window_pattern` is 0"),
@@ -436,7 +436,7 @@ fn mixtral_and_olmoe_have_experts_in_all_layers() {
         ("Mixtral", json!({"router_jitter_noise": 0.1}), "`router_jitter_noise` is not 0"),
         ("Mixtral", json!({"output_router_logits": true}), "`output_router_logits` is true"),
         ("Olmoe", json!({"num_experts": null}), "`num_experts` is missing"),
-        ("Olmoe", json!({"clip_qkv": 8.0}), "`clip_qkv` is there"),
+        ("Olmoe", json!({"clip_qkv": 8.0}), "`clip_qkv` is set"),
     ] {
         let error = moe(family, changes).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -482,8 +482,8 @@ fn what_is_missing_is_named() {
     check(json!({"architectures": ["MistralForCausalLM"]}), "`num_key_value_heads` is missing");
     check(json!({"num_key_value_heads": 3}), "`num_key_value_heads` is 3, must divide");
     check(json!({"hidden_size": 1_i64 << 60}), "`hidden_size` is 1152921504606846976, must be at most");
-    check(json!({"hidden_act": "gelu"}), "`hidden_act` is another");
-    check(json!({"quantization_config": {}}), "`quantization_config` is there");
+    check(json!({"hidden_act": "gelu"}), "`hidden_act` must be `silu`");
+    check(json!({"quantization_config": {}}), "`quantization_config` is set");
     let yarn = json!({"rope_type": "yarn", "factor": 2.0});
     let plain = json!({"rope_type": "default", "rope_theta": 50.0});
     check(
@@ -492,7 +492,7 @@ fn what_is_missing_is_named() {
     );
     let half = json!({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5});
     check(json!({"rope_parameters": half}), "`rope_parameters.partial_rotary_factor` is not 1");
-    check(json!({"rope_scaling": {"rope_type": 1}}), "`rope_scaling.rope_type` is not a string");
+    check(json!({"rope_scaling": {"rope_type": 1}}), "`rope_scaling.rope_type` is no text, must be");
     let yarn = json!({"rope_type": "yarn", "factor": 2.0, "truncate": "no"});
     check(json!({"rope_scaling": yarn}), "`rope_scaling.truncate` is \"no\"");
     let yarn = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.0});
