@@ -50,22 +50,26 @@ impl Declared {
     pub fn is_bitwise(&self) -> bool {
         !["time/", "perf/"].iter().any(|prefix| self.name.starts_with(prefix))
     }
+}
 
-    /// True if `name` is this metric's.
-    fn matches(&self, name: &str) -> bool {
-        let (own, found) = (self.name.split('/'), name.split('/'));
-        own.clone().count() == found.clone().count()
-            && own.zip(found).all(|(own, found)| match own.split_once('{') {
-                Some((before, _)) => found.len() > before.len() && found.starts_with(before),
-                None => own == found,
-            })
-    }
+/// True if `found` is `own` with a text for each `{...}`. A domain's name may have slashes; only the last part of a
+/// metric's name has none.
+fn matches(own: &str, found: &str) -> bool {
+    let Some((before, (_, after))) =
+        own.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?)))
+    else {
+        return own == found;
+    };
+    let Some(found) = found.strip_prefix(before) else { return false };
+    let ends = (1..=found.len()).filter(|&end| found.is_char_boundary(end));
+    let mut fitting = ends.filter(|&end| after.contains('/') || !found[..end].contains('/'));
+    fitting.any(|end| matches(after, &found[end..]))
 }
 
 /// The declaration of a metric's `name`; `None` for one that no run writes.
 pub fn declared(name: &str) -> Option<&'static Declared> {
     let exact = DECLARED.iter().find(|metric| metric.name == name);
-    exact.or_else(|| DECLARED.iter().find(|metric| metric.matches(name)))
+    exact.or_else(|| DECLARED.iter().find(|metric| matches(metric.name, name)))
 }
 
 /// All metrics, in the order of the page.
@@ -474,6 +478,7 @@ mod tests {
         assert_eq!(name("eval/pass@1"), Some("eval/pass@1"));
         assert_eq!(name("eval/gsm8k/maj@16"), Some("eval/{domain}/maj@{k}"));
         assert_eq!(name("eval/clip"), Some("eval/{term}"));
+        assert_eq!(name("eval/sums/é/greedy"), Some("eval/{domain}/greedy"));
         for none in ["reward", "reward/median", "reward//mean", "time/lunch_s", "eval/a/b/c"] {
             assert_eq!(name(none), None, "{none}");
         }
