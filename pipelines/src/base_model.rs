@@ -32,20 +32,42 @@ impl BaseModel {
     /// character of `dataset`, and weights from `seed`.
     pub fn open(model: &ModelConfig, dataset: &Dataset, seed: u64) -> Result<BaseModel> {
         match model {
-            ModelConfig::Decoder(decoder) => {
-                let tokenizer = CharTokenizer::new(&dataset.characters());
-                Ok(BaseModel {
-                    config: decoder_config(decoder, tokenizer.vocab_size()),
-                    tokenizer: Arc::new(Tokenizer::Characters(tokenizer)),
-                    lora: None,
-                    weights: Box::new(Seed(seed)),
-                })
-            }
+            ModelConfig::Decoder(decoder) => Ok(Self::made(decoder, dataset, seed)),
             ModelConfig::Dit(_) | ModelConfig::Diffusers(_) => {
                 unreachable!("a model of images reads no text, and is refused where there is some")
             }
             ModelConfig::Folder(config) => BaseModel::of_folder(config, seed),
         }
+    }
+
+    /// Lays out the decoder that `decoder` describes: it has a token for each character of `dataset`, and weights from `seed`.
+    pub fn made(decoder: &config::DecoderConfig, dataset: &Dataset, seed: u64) -> BaseModel {
+        let tokenizer = CharTokenizer::new(&dataset.characters());
+        BaseModel {
+            config: decoder_config(decoder, tokenizer.vocab_size()),
+            tokenizer: Arc::new(Tokenizer::Characters(tokenizer)),
+            lora: None,
+            weights: Box::new(Seed(seed)),
+        }
+    }
+
+    /// The model in `folder`, with `adapters` of a shape if it has some; those without a folder of their own come from `seed`.
+    pub fn published(
+        folder: ModelFolder,
+        tokenizer: Tokenizer,
+        adapters: Option<(LoraConfig, Option<AdapterFolder>)>,
+        seed: u64,
+    ) -> BaseModel {
+        let config = folder.decoder_config().clone();
+        let tokenizer = Arc::new(tokenizer);
+        let Some((lora, adapter)) = adapters else {
+            return BaseModel { config, tokenizer, lora: None, weights: Box::new(folder) };
+        };
+        let weights: Box<dyn WeightSource> = match adapter {
+            Some(adapter) => Box::new(WithAdapter { base: folder, adapter }),
+            None => Box::new(NewAdapter { base: folder, seed: Seed(seed) }),
+        };
+        BaseModel { config, tokenizer, lora: Some(lora), weights }
     }
 
     /// Opens a published model's folder; adapters that are asked for and not in a folder themselves come from `seed`.

@@ -21,7 +21,7 @@ use crate::{
     config::{Config, DiffusersConfig, ModelConfig},
     data::Tokenizer,
     diffusion::first_adapter,
-    prepare::Loaded,
+    prepare::Draft,
     run_dir::RunDir,
 };
 
@@ -55,37 +55,36 @@ pub struct ExportOptions {
 pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportOptions) -> Result<PathBuf> {
     let refuse = |problem: &str| Error::Export { run: run.to_owned(), problem: problem.to_owned() };
     let dir = RunDir::open(run)?;
-    let loaded = Loaded::read(&dir.resolved(), &[])?;
+    let (config, opened) = Draft::read(&dir.resolved(), &[])?.open()?;
     let last =
         || checkpoint::list(&dir.checkpoints())?.pop().ok_or_else(|| refuse("it has no checkpoint yet"));
     let checkpoint = checkpoint.map_or_else(last, |path| Ok(path.to_owned()))?;
-    if let ModelConfig::Diffusers(model) = &loaded.config.model {
-        export_images(model, &loaded.config, &checkpoint, to, options)?;
+    if let ModelConfig::Diffusers(model) = &config.model {
+        export_images(model, &config, &checkpoint, to, options)?;
         return Ok(checkpoint);
     }
-    let Some(dataset) = &loaded.dataset else {
+    let Some(base) = opened.into_texts().map(|texts| texts.base) else {
         return Err(refuse("it trains a model of classes, which nobody else loads"));
     };
-    let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
     let weights = Trained { checkpoint: CheckpointWeights::open(&checkpoint)?, base: &*base.weights };
-    if loaded.config.trains_a_reward_model() {
+    if config.trains_a_reward_model() {
         if options.adapter {
             return Err(refuse("it trains a reward model, which has no adapters"));
         }
         let model = ValueModel::new(base.config.clone(), tch::Device::Cpu)?;
-        let config = config_json(&base, &loaded.config.model).map_err(anyroll_models::Error::from)?;
-        let config = scorer_config_file(config);
-        write_model(to, &base, &loaded.config.model, (model.units(), config), &weights, options.dtype)?;
+        let file = config_json(&base, &config.model).map_err(anyroll_models::Error::from)?;
+        let file = scorer_config_file(file);
+        write_model(to, &base, &config.model, (model.units(), file), &weights, options.dtype)?;
         return Ok(checkpoint);
     }
     match (&base.lora, options.adapter) {
         (None, true) => return Err(refuse("it has no adapter: it was run without `model.lora`")),
-        (Some(lora), true) => write_adapter(to, &base, lora, &loaded.config.model, &weights, options.dtype)?,
+        (Some(lora), true) => write_adapter(to, &base, lora, &config.model, &weights, options.dtype)?,
         (Some(lora), false) => {
             let merged = Merged { base: &*base.weights, adapter: &weights, lora };
-            write_language_model(to, &base, &loaded.config.model, &merged, options.dtype)?;
+            write_language_model(to, &base, &config.model, &merged, options.dtype)?;
         }
-        (None, false) => write_language_model(to, &base, &loaded.config.model, &weights, options.dtype)?,
+        (None, false) => write_language_model(to, &base, &config.model, &weights, options.dtype)?,
     }
     Ok(checkpoint)
 }

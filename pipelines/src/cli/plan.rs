@@ -13,7 +13,7 @@ use crate::{
     config::{Devices, Offload, OptimizerOffload, Recompute},
     format::gib,
     plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, settle},
-    prepare::Loaded,
+    prepare::{Draft, Prepared, Purpose},
     run::{BackendFacts, Machine, Run},
 };
 
@@ -58,14 +58,15 @@ fn bytes(text: &str) -> std::result::Result<usize, String> {
 pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let mut sets = args.sets.clone();
     sets.extend(args.world.map(|world| format!("devices={world}")));
-    let loaded = Loaded::read(&args.config, &sets)?;
-    let mut run = loaded.resolve_but_stage(&machine_of(args, &loaded.config.devices))?;
+    let draft = Draft::read(&args.config, &sets)?;
+    let takes_all = draft.config().is_some_and(|config| config.devices == Devices::All);
+    let Prepared { mut run, opened } = draft.prepare(&machine_of(args, takes_all), Purpose::Plan)?;
     if let Some(memory) = args.memory {
         let of_devices = BackendKind::ALL.into_iter().filter(|kind| !kind.is_host());
         let backends = of_devices.map(|kind| kind.name().to_owned()).chain([run.policy.backend.clone()]);
         run.memory_bytes.extend(backends.map(|backend| (backend, memory)));
     }
-    let planner = Planner::new(&run, loaded.dataset.as_ref())?;
+    let planner = Planner::new(&run, opened.dataset())?;
     let settled = settle(&planner, &run);
     let (own, choices) = (configured(&planner, &run, &settled), choices(&planner, &run));
     let is_settled = matches!(&settled, Ok(Some(Settled { keep_logits: Some(true), .. })));
@@ -77,13 +78,13 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// This machine, or, if sizes are given, one that has all that is asked for.
-fn machine_of(args: &PlanArgs, devices: &Devices) -> Machine {
+/// This machine, or, if sizes are given, one that has all that is asked for; one device if the config `takes_all`.
+fn machine_of(args: &PlanArgs, takes_all: bool) -> Machine {
     const MANY: usize = 1 << 16;
     if args.memory.is_none() && args.world.is_none() {
         return machine(None);
     }
-    let count = if *devices == Devices::All { 1 } else { MANY };
+    let count = if takes_all { 1 } else { MANY };
     // What a device here has is of use only where nobody has said what to plan for.
     let here = if args.memory.is_none() { machine(None).backends } else { Vec::new() };
     let backends = BackendKind::ALL.into_iter().map(|kind| BackendFacts {

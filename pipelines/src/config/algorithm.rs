@@ -4,7 +4,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::optimizer::OptimizerConfig;
+use super::advantage::{Advantage, ReinforceConfig};
+use super::policy_loss::PolicyLoss;
+use super::problem::Section;
+use super::rlvr::RlvrConfig;
 
 /// Advantages and the policy loss.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -102,275 +105,6 @@ impl TurnCredit {
             Self::Episode => None,
             Self::Turns(TurnsConfig { gamma }) => Some(gamma),
         }
-    }
-}
-
-/// How a reward becomes an advantage.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Advantage {
-    /// Less the group's mean, over a standard deviation.
-    Grpo(GrpoConfig),
-    /// Each term of the reward as `grpo` has it, weighed and summed, over the standard deviation of the step's sums.
-    Gdpo(GdpoConfig),
-    /// Less the mean of the group's other rewards.
-    Rloo,
-    /// Less the group's mean, in which each reward weighs as much as its completion is long.
-    Opo,
-    /// Less the group's mean, times samples over samples in groups whose rewards differ.
-    Gpg,
-    /// The return from each token on, without a baseline; groups may be of 1.
-    Reinforce(ReinforceConfig),
-    /// Less the reward of the prompt's greedy completion, which is sampled and scored beside the group; groups may be
-    /// of 1.
-    Remax,
-    /// 0: rewards are measured, and move nothing beside a KL divergence; groups may be of 1.
-    None,
-    /// Generalized advantage estimates from a critic's values, a token each: PPO. It needs `critic`; groups may be of 1.
-    Gae(GaeConfig),
-}
-
-impl Default for Advantage {
-    fn default() -> Self {
-        Self::Grpo(GrpoConfig::default())
-    }
-}
-
-/// GRPO's constants.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GrpoConfig {
-    /// What advantages are divided by. Default `group_std`.
-    pub scale: Scale,
-    /// Added to the standard deviation; above 0. Default 1e-6.
-    pub eps: f64,
-}
-
-impl Default for GrpoConfig {
-    fn default() -> Self {
-        Self { scale: Scale::default(), eps: 1e-6 }
-    }
-}
-
-/// GDPO's constants.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GdpoConfig {
-    /// Added to both standard deviations, of a group's rewards of a term and of the step's sums; above 0. Default 1e-4.
-    pub eps: f64,
-}
-
-impl Default for GdpoConfig {
-    fn default() -> Self {
-        Self { eps: 1e-4 }
-    }
-}
-
-/// What GRPO's advantages are divided by; deviations are unbiased.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Scale {
-    /// The standard deviation of the group's rewards.
-    #[default]
-    GroupStd,
-    /// The standard deviation of the rewards of the whole step.
-    BatchStd,
-    /// Nothing: Dr. GRPO.
-    None,
-}
-
-/// The discounted return's constants.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ReinforceConfig {
-    /// Weight of a reward one token later; above 0, at most 1. Default 1.
-    pub gamma: f64,
-}
-
-impl Default for ReinforceConfig {
-    fn default() -> Self {
-        Self { gamma: 1.0 }
-    }
-}
-
-/// The constants of generalized advantage estimation.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GaeConfig {
-    /// Weight of a reward one token later; above 0, at most 1. Default 1.
-    pub gamma: f64,
-    /// How far an estimate looks beyond the next value: 0 not at all, 1 to the end; 0 to 1. Default 0.95.
-    pub lambda: f64,
-}
-
-impl Default for GaeConfig {
-    fn default() -> Self {
-        Self { gamma: 1.0, lambda: 0.95 }
-    }
-}
-
-/// The policy's model under a head that gives a value for each token, in place of a distribution. It begins with the
-/// policy's weights before the first RL step and a head of 0, and is trained on a step's completions in as many epochs
-/// and mini-batches, its loss aggregated as the policy's is.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct CriticConfig {
-    /// A value moves by at most this from where it was before the step, as far as its loss is concerned; above 0.
-    /// Default: as far as it likes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub value_clip: Option<f64>,
-    /// First RL steps in which only the critic is trained. Default 0.
-    #[serde(default)]
-    pub warmup_steps: u64,
-    /// Its optimizer; its schedule counts RL steps.
-    pub optimizer: OptimizerConfig,
-}
-
-/// The loss of a token. A ratio is the token's new probability over its old one.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PolicyLoss {
-    /// PPO's: the ratio is clipped where clipping makes the loss larger.
-    Clipped(ClippedConfig),
-    /// As `clipped`, with one ratio a sequence: the geometric mean of its tokens'.
-    Gspo(GspoConfig),
-    /// The geometric mean of a sequence's ratios, of which each is clipped before.
-    Gmpo(GmpoConfig),
-    /// The log-prob, weighted by the advantage and the clamped ratio, through which no gradient flows.
-    Cispo(CispoConfig),
-    /// The log-prob, weighted by the advantage: vanilla policy gradient, without a ratio.
-    Reinforce,
-    /// The ratio behind a soft gate instead of a clip.
-    Sapo(SapoConfig),
-    /// The log-prob, weighted by the advantage, and where that is negative by the ratio, at most 1.
-    Topr(ToprConfig),
-    /// The log-prob, weighted by the advantage and a smooth function of the sequence's ratio, the product of its tokens'.
-    Vespo(VespoConfig),
-}
-
-impl Default for PolicyLoss {
-    fn default() -> Self {
-        Self::Clipped(ClippedConfig::default())
-    }
-}
-
-/// PPO's clipping.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ClippedConfig {
-    /// The ratio is clipped below at `1 - clip_low`; 0 to 1, both excluded. Default 0.2.
-    pub clip_low: f64,
-    /// The ratio is clipped above at `1 + clip_high`; above 0. Default 0.28.
-    pub clip_high: f64,
-    /// Where the advantage is negative, the loss is at most so many times its absolute value; above 1.
-    /// Default: no bound.
-    pub dual_clip: Option<f64>,
-}
-
-impl Default for ClippedConfig {
-    fn default() -> Self {
-        Self { clip_low: 0.2, clip_high: 0.28, dual_clip: None }
-    }
-}
-
-/// GSPO's clipping, much tighter than a token's, since the ratio is a mean over the sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GspoConfig {
-    /// The sequence's ratio is clipped below at `1 - clip_low`; 0 to 1, both excluded. Default 3e-4.
-    pub clip_low: f64,
-    /// The sequence's ratio is clipped above at `1 + clip_high`; above 0. Default 4e-4.
-    pub clip_high: f64,
-}
-
-impl Default for GspoConfig {
-    fn default() -> Self {
-        Self { clip_low: 3e-4, clip_high: 4e-4 }
-    }
-}
-
-/// GMPO's clipping, of the logarithm of a token's ratio, and wider, since it is before the mean.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GmpoConfig {
-    /// The ratio is clipped below at `exp(-clip_low)`; above 0. Default 0.4.
-    pub clip_low: f64,
-    /// The ratio is clipped above at `exp(clip_high)`; above 0. Default 0.4.
-    pub clip_high: f64,
-}
-
-impl Default for GmpoConfig {
-    fn default() -> Self {
-        Self { clip_low: 0.4, clip_high: 0.4 }
-    }
-}
-
-/// CISPO's bounds of the ratio, as ratios. 0 to 5 is TRL's use of it, 0.8 to 1.28 verl's, and 0 to 1 truncated
-/// importance sampling as a loss, ROLL's `tis`.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CispoConfig {
-    /// The least weight; 0 or above. Default 0, no bound.
-    pub min_ratio: f64,
-    /// The largest weight; above `min_ratio`. Default 5.
-    pub max_ratio: f64,
-}
-
-impl Default for CispoConfig {
-    fn default() -> Self {
-        Self { min_ratio: 0.0, max_ratio: 5.0 }
-    }
-}
-
-/// SAPO's gates.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SapoConfig {
-    /// Steepness of the gate where the advantage is positive; above 0. Default 1.
-    pub tau_positive: f64,
-    /// Steepness of the gate elsewhere; above 0. Default 1.05.
-    pub tau_negative: f64,
-}
-
-impl Default for SapoConfig {
-    fn default() -> Self {
-        Self { tau_positive: 1.0, tau_negative: 1.05 }
-    }
-}
-
-/// TOPR's weights.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ToprConfig {
-    /// Weight of tokens with a positive advantage; 0 or above. Default 1.
-    pub positive_weight: f64,
-    /// Weight of the other tokens, beside their ratio; 0 or above. Default 1.
-    pub negative_weight: f64,
-}
-
-impl Default for ToprConfig {
-    fn default() -> Self {
-        Self { positive_weight: 1.0, negative_weight: 1.0 }
-    }
-}
-
-/// VESPO's weights: of a sequence's ratio W they are exp(lambda) W^k exp(-lambda W), which is 1 at W = 1.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct VespoConfig {
-    /// The power where the advantage is 0 or above; 0 or above. Default 2.
-    pub k_positive: f64,
-    /// The decay there; above 0. Default 3.
-    pub lambda_positive: f64,
-    /// The power elsewhere; 0 or above. Default 3.
-    pub k_negative: f64,
-    /// The decay there; above 0. Default 2.
-    pub lambda_negative: f64,
-}
-
-impl Default for VespoConfig {
-    fn default() -> Self {
-        Self { k_positive: 2.0, lambda_positive: 3.0, k_negative: 3.0, lambda_negative: 2.0 }
     }
 }
 
@@ -534,4 +268,182 @@ pub enum Level {
     Sequence,
     /// The geometric mean over a sequence's tokens, for all of them.
     Geometric,
+}
+
+impl AlgorithmConfig {
+    /// Reports what cannot be, of the algorithm of `rlvr`. `at` is the pipeline.
+    pub(super) fn validate(&self, rlvr: &RlvrConfig, at: &Section) {
+        let (pipeline, at) = (at, at.below("algorithm"));
+        self.validate_reward_norm(&pipeline.given(&["group_size"]).below("algorithm"), rlvr.group_size);
+        self.validate_decoupled(&at);
+        self.validate_credit(&at, rlvr);
+        let Self { kl_coef, entropy_coef, .. } = *self;
+        at.number("kl_coef", kl_coef, kl_coef >= 0.0, "0 or above");
+        for (name, clip) in [("reward_clip", self.reward_clip), ("advantage_clip", self.advantage_clip)] {
+            at.number(name, clip.unwrap_or(1.0), clip.is_none_or(|clip| clip > 0.0), "above 0");
+        }
+        self.advantage.validate(&at.below("advantage"));
+        at.given(&["kl_coef"]).ensure(
+            self.advantage != Advantage::None || kl_coef > 0.0,
+            "advantage",
+            "without advantages and without a KL divergence there is nothing to learn",
+            "write `kl_coef: 1` and `kl_in: advantage` beside it, and a teacher in `roles.reference.path`",
+        );
+        if let Aggregation::SeqMeanTokenSumNorm(norm) = self.aggregation {
+            at.positive("aggregation.seq_mean_token_sum_norm.length", norm.length);
+        }
+        at.number("entropy_coef", entropy_coef, entropy_coef >= 0.0, "0 or above");
+        self.loss.validate(&at.below("loss"));
+        self.rollout_correction.validate(&at.below("rollout_correction"));
+        let threshold = self.off_policy_mask.unwrap_or(1.0);
+        at.number("off_policy_mask", threshold, threshold > 0.0, "above 0");
+        let share = self.top_entropy.unwrap_or(0.5);
+        let holds = share > 0.0 && share < 1.0;
+        at.number("top_entropy", share, holds, "above 0 and below 1, or leave it out");
+        self.validate_as_a_whole(&at);
+    }
+
+    /// Reports rewards that cannot be normalized as they are to be.
+    fn validate_reward_norm(&self, at: &Section, group_size: usize) {
+        let RewardNormConfig { mean, std } = self.reward_norm;
+        let normalizes = [mean, std].iter().any(|over| *over != Over::None);
+        at.ensure(
+            !(normalizes && self.advantage == Advantage::Remax),
+            "reward_norm",
+            "`remax` compares with the reward of the greedy completion as it is",
+            "leave it out, or write another advantage",
+        );
+        at.ensure(
+            group_size >= 2 || ![mean, std].contains(&Over::Group),
+            "reward_norm",
+            "a group of 1 has no mean to differ from",
+            "write `batch` or `running`",
+        );
+    }
+
+    /// Reports terms that are to be normalized each by itself and by something else as well.
+    fn validate_decoupled(&self, at: &Section) {
+        if !matches!(self.advantage, Advantage::Gdpo(_)) {
+            return;
+        }
+        for (name, is_set) in [
+            ("reward_norm", self.reward_norm != RewardNormConfig::default()),
+            ("reward_clip", self.reward_clip.is_some()),
+            ("kl_in", matches!(self.kl_in, KlTerm::Reward(_))),
+        ] {
+            at.ensure(
+                !is_set,
+                name,
+                "it is of the sum of the reward's terms, and `gdpo` normalizes each of them before",
+                "leave it out, or write `advantage: grpo`",
+            );
+        }
+    }
+
+    /// Reports turns that cannot have credit of their own.
+    fn validate_credit(&self, at: &Section, rlvr: &RlvrConfig) {
+        let Some(gamma) = self.credit.gamma() else { return };
+        at.number("credit.turns.gamma", gamma, (0.0..=1.0).contains(&gamma), "from 0 to 1");
+        let help = "write `credit: episode`, or leave it out";
+        let no_turns = "there are no turns without `rollout.environment`";
+        let has_turns = rlvr.rollout.environment.is_some();
+        let is_read = at.root().is_read("pipeline.rlvr.rollout.environment");
+        if !at.when(is_read).ensure(has_turns, "credit", no_turns, help) {
+            return;
+        }
+        let why = self.advantage.why_no_turns();
+        let others = "write `grpo`, `rloo`, `reinforce` or `gae`, or `credit: episode`";
+        if !at.ensure(why.is_none(), "advantage", why.unwrap_or_default(), others) {
+            return;
+        }
+        let normalizes = self.reward_norm != RewardNormConfig::default();
+        for (name, is_set) in [("reward_norm", normalizes), ("reward_clip", self.reward_clip.is_some())] {
+            let message = "it is of what whole completions earn, and `credit: turns` asks for that of turns";
+            at.ensure(!is_set, name, message, "leave it out, or write `credit: episode`");
+        }
+    }
+
+    /// Reports fields that come to nothing together, or to something else than they say.
+    fn validate_as_a_whole(&self, at: &Section) {
+        let of_logprobs = at.given(&["old_logprobs"]);
+        of_logprobs.ensure(
+            self.rollout_correction == RolloutCorrection::None || self.old_logprobs == OldLogprobs::Recompute,
+            "rollout_correction",
+            "all its weights are 1, since the old log-probs are those of the rollout",
+            "write `old_logprobs: recompute` beside it",
+        );
+        of_logprobs.ensure(
+            self.top_entropy.is_none() || self.old_logprobs == OldLogprobs::Recompute,
+            "top_entropy",
+            "entropies before the first update of a step come with log-probs that are computed again",
+            "write `old_logprobs: recompute` beside it",
+        );
+        at.ensure(
+            self.rollout_correction == RolloutCorrection::None || !matches!(self.loss, PolicyLoss::Vespo(_)),
+            "rollout_correction",
+            "the weights of `vespo` are of the same ratio, and would count it twice",
+            "leave it out, and write `old_logprobs: rollout`: then they are of the whole difference",
+        );
+        self.validate_kl(&at.given(&["kl_in", "advantage"]));
+        let of_tokens = at.given(&["credit", "advantage", "kl_in"]);
+        of_tokens.ensure(
+            !(self.varies_over_tokens() && self.loss.is_of_sequences()),
+            "loss",
+            "it has one ratio a sequence, and these advantages differ from token to token",
+            "write `gamma: 1`, `kl_in: loss` and `credit: episode`, or an advantage of another kind",
+        );
+    }
+
+    /// Reports a KL term without a coefficient.
+    fn validate_kl(&self, at: &Section) {
+        match self.kl_in {
+            KlTerm::Loss(_) => {}
+            KlTerm::Advantage => {
+                at.ensure(
+                    self.kl_coef > 0.0,
+                    "kl_coef",
+                    "at 0 nothing is taken off the advantages",
+                    "write a number above 0, such as 1, or leave `kl_in` out",
+                );
+            }
+            KlTerm::Reward(KlRewardConfig { adaptive }) => {
+                if let Some(AdaptiveKlConfig { target, horizon }) = adaptive {
+                    at.number("kl_in.reward.adaptive.target", target, target > 0.0, "above 0");
+                    at.number("kl_in.reward.adaptive.horizon", horizon, horizon > 0.0, "above 0");
+                }
+                at.ensure(
+                    self.kl_coef > 0.0,
+                    "kl_coef",
+                    "at 0 nothing is taken off the reward, and no controller moves it",
+                    "write a number above 0, such as 0.001, or leave `kl_in` out",
+                );
+            }
+        }
+    }
+
+    /// Whether the tokens of a sequence have advantages of their own.
+    fn varies_over_tokens(&self) -> bool {
+        let in_reward = matches!(self.kl_in, KlTerm::Reward(_));
+        match self.advantage {
+            _ if self.credit.gamma().is_some() => true,
+            Advantage::Reinforce(ReinforceConfig { gamma }) if gamma < 1.0 || in_reward => true,
+            Advantage::Gae(_) => true,
+            _ => self.kl_in == KlTerm::Advantage,
+        }
+    }
+}
+
+impl RolloutCorrection {
+    fn validate(self, at: &Section) {
+        match self {
+            Self::None => {}
+            Self::Truncate(TruncateConfig { max, .. }) => {
+                at.number("truncate.max", max, max > 0.0, "above 0");
+            }
+            Self::Mask(MaskConfig { min, max, .. }) => {
+                at.number("mask.min", min, min >= 0.0, "0 or above");
+                at.given(&["mask.min"]).number("mask.max", max, max > min, "above `min`");
+            }
+        }
+    }
 }

@@ -32,7 +32,7 @@ use crate::{
     export::Trained,
     inference::Room,
     launch::free_port,
-    prepare::Loaded,
+    prepare::Draft,
     run_dir::RunDir,
     train::{Place, hold},
 };
@@ -152,16 +152,17 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathB
     };
     let saved = saved
         .ok_or_else(|| Error::Resume { run: run.clone(), problem: "it has no checkpoint yet".to_owned() })?;
-    let loaded = Loaded::read(&dir.resolved(), &[])?;
-    if loaded.config.trains_a_reward_model() {
+    let draft = Draft::read(&dir.resolved(), &[])?;
+    let (config, opened) = draft.open()?;
+    if config.trains_a_reward_model() {
         let trained = "a reward model, which writes nothing: `anyroll export` makes the folder that the reward `model` reads";
         return Err(Error::NoText { run, trained });
     }
-    let Some(dataset) = &loaded.dataset else {
+    let Some(texts) = opened.into_texts() else {
         return Err(Error::NoText { run, trained: "a model of images, which writes nothing" });
     };
-    let model = prompted(loaded.config.model, options)?;
-    let base = BaseModel::open(&model, dataset, loaded.config.seed)?;
+    let model = prompted(config.model, options)?;
+    let base = BaseModel::open(&model, &texts.dataset, config.seed)?;
     Ok((base, Some(saved)))
 }
 

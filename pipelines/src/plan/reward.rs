@@ -30,7 +30,7 @@ pub(super) struct RewardHeld {
 impl RewardModel {
     /// That of `config`.
     pub(super) fn open(config: &RewardModelConfig) -> Result<Self> {
-        let (folder, _) =
+        let reward::OpenModel { folder, .. } =
             reward::Model::open(config).map_err(|failure| Error::Start { name: "model".into(), failure })?;
         let model = ValueModel::new(folder.decoder_config().clone(), tch::Device::Cpu)?;
         Ok(Self { model, dtype: config.dtype.dtype(), batch_size: config.batch_size })

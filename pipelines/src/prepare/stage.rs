@@ -1,41 +1,53 @@
 //! The stages that `zero_stage: auto` stands for.
 
-use super::check::Check;
+use super::opened::Opened;
 use crate::{
-    config::{Problem, Recompute, RewardConfig, RolesConfig, ZeroStage},
-    data::Dataset,
+    config::{Recompute, RewardConfig, RolesConfig, Section, ZeroStage},
     error_chain::one_line,
     format::gib,
     plan::{Planner, Stages, Tightest, Unsettled, settle as fastest},
     run::Run,
 };
 
-/// Writes the stages that `auto` stands for into `run`, wherever it stands.
-pub(super) fn settle(run: &mut Run, dataset: Option<&Dataset>, check: &Check) -> Result<(), Problem> {
-    if run.roles().any(|role| role.strategy.zero_stage == ZeroStage::Auto) {
-        let field = &open_field(run);
-        let planner = Planner::new(run, dataset)
-            .map_err(|error| check.problem(field, one_line(&error), "write the number of a stage"))?;
-        let settled = fastest(&planner, run).map_err(|unsettled| refused(check, field, unsettled))?;
-        let settled = settled.expect("a stage is open");
-        let Stages { policy, reference, critic, reward_models } = settled.stages;
-        run.policy.strategy.zero_stage = ZeroStage::Stage(policy);
-        run.policy.strategy.keep_logits = settled.keep_logits;
-        for (role, stage) in [(&mut run.reference, reference), (&mut run.critic, critic)] {
-            if let (Some(role), Some(stage)) = (role, stage) {
-                role.strategy.zero_stage = ZeroStage::Stage(stage);
-                role.strategy.keep_logits = settled.keep_logits;
-            }
-        }
-        for model in run.reward_models.iter_mut().flatten() {
-            if let (ZeroStage::Auto, Some(stage)) = (model.strategy.zero_stage, reward_models) {
-                model.strategy.zero_stage = ZeroStage::Stage(stage);
-            }
-        }
-        run.stage_reason = run.policy_memory_bytes().map(|memory_bytes| settled.reason(memory_bytes));
+/// Writes the stages that `auto` stands for into `run`, wherever it stands, or reports why there are none.
+pub(super) fn settle(run: &mut Run, opened: &Opened, at: &Section) {
+    if run.roles().any(|role| role.strategy.zero_stage == ZeroStage::Auto) && !choose(run, opened, at) {
+        return;
     }
     write_down(run);
-    Ok(())
+}
+
+/// Whether there are stages for what is open, which are then the roles'; reported if not.
+fn choose(run: &mut Run, opened: &Opened, at: &Section) -> bool {
+    let field = &open_field(run);
+    let planner = Planner::new(run, opened.dataset());
+    let Some(planner) = at.take(planner, field, |error| one_line(error), "write the number of a stage")
+    else {
+        return false;
+    };
+    let settled = match fastest(&planner, run) {
+        Ok(settled) => settled.expect("a stage is open"),
+        Err(unsettled) => {
+            refuse(unsettled, field, at);
+            return false;
+        }
+    };
+    let Stages { policy, reference, critic, reward_models } = settled.stages;
+    run.policy.strategy.zero_stage = ZeroStage::Stage(policy);
+    run.policy.strategy.keep_logits = settled.keep_logits;
+    for (role, stage) in [(&mut run.reference, reference), (&mut run.critic, critic)] {
+        if let (Some(role), Some(stage)) = (role, stage) {
+            role.strategy.zero_stage = ZeroStage::Stage(stage);
+            role.strategy.keep_logits = settled.keep_logits;
+        }
+    }
+    for model in run.reward_models.iter_mut().flatten() {
+        if let (ZeroStage::Auto, Some(stage)) = (model.strategy.zero_stage, reward_models) {
+            model.strategy.zero_stage = ZeroStage::Stage(stage);
+        }
+    }
+    run.stage_reason = run.policy_memory_bytes().map(|memory_bytes| settled.reason(memory_bytes));
+    true
 }
 
 /// The field that says `auto`.
@@ -55,9 +67,9 @@ fn open_field(run: &Run) -> String {
     format!("{}.strategy.zero_stage", open.0).trim_start_matches('.').to_owned()
 }
 
-fn refused(check: &Check, field: &str, unsettled: Unsettled) -> Problem {
+fn refuse(unsettled: Unsettled, field: &str, at: &Section) {
     match unsettled {
-        Unsettled::NoMemory => check.problem(
+        Unsettled::NoMemory => at.refuse(
             field,
             "`auto` needs to know how much memory the devices have, and their driver does not say",
             "write the number of a stage; `anyroll plan --memory 80GiB` says what fits",
@@ -75,7 +87,7 @@ fn refused(check: &Check, field: &str, unsettled: Unsettled) -> Problem {
                     "`anyroll plan` shows every choice; more devices or a smaller `micro_batch_size` may do"
                 }
             };
-            check.problem(field, message, help)
+            at.refuse(field, message, help);
         }
     }
 }
@@ -118,10 +130,7 @@ mod tests {
     use crate::{
         config::Error,
         plan::Planner,
-        prepare::{
-            Loaded,
-            tests::{SMALL, machine, read},
-        },
+        prepare::tests::{Loaded, SMALL, machine, only_problem, read},
         run::Machine,
     };
 
@@ -152,7 +161,7 @@ mod tests {
         let loaded = loaded(sets);
         let run = loaded.resolve_but_stage(&with_memory(None)).unwrap();
         // Without memory to plan for, the cache is as large as it may be; here it is as small.
-        let plan = Planner::new(&run, loaded.dataset.as_ref()).unwrap().plan_at(&run, stages);
+        let plan = Planner::new(&run, loaded.dataset()).unwrap().plan_at(&run, stages);
         let phases = plan
             .phases()
             .map(|(_, phase)| phase.total() - phase.kv_cache.saturating_sub(plan.least_kv_cache));
@@ -344,9 +353,7 @@ mod tests {
         );
         // One rank has nothing to share.
         assert_eq!(settled(&["devices=1", &auto], 1 << 30).1, 0);
-        let Err(Error::Invalid(refused)) = loaded(&[&auto]).resolve(&with_memory(Some(1000))) else {
-            panic!("1000 bytes are enough")
-        };
+        let refused = only_problem(loaded(&[&auto]).resolve(&with_memory(Some(1000))).unwrap_err());
         assert_eq!(refused.field, field);
         assert!(refused.message.contains("no stage fits"), "{refused}");
     }
@@ -371,7 +378,7 @@ mod tests {
         let loaded = loaded(&sets);
         let run = loaded.resolve(&host(1 << 30)).unwrap();
         assert_eq!(run.critic.as_ref().unwrap().strategy.zero_stage, ZeroStage::Stage(1));
-        let planner = Planner::new(&run, loaded.dataset.as_ref()).unwrap();
+        let planner = Planner::new(&run, loaded.dataset()).unwrap();
         let needs = |critic| {
             let plan = planner.plan_at(&run, Stages { critic: Some(critic), ..only(0) });
             assert_eq!((plan.critic, plan.others.len()), (None, 1));
@@ -394,9 +401,9 @@ mod tests {
 
     #[test]
     fn auto_that_finds_nothing_names_the_field() {
-        let refused = |set: &str, memory| match loaded(&[set]).resolve(&with_memory(memory)) {
-            Err(Error::Invalid(invalid)) => (invalid.field, invalid.message, invalid.help),
-            other => panic!("{other:?}"),
+        let refused = |set: &str, memory| {
+            let invalid = only_problem(loaded(&[set]).resolve(&with_memory(memory)).unwrap_err());
+            (invalid.field, invalid.message, invalid.help)
         };
         let (field, message, help) = refused("strategy.zero_stage=auto", Some(1000));
         assert_eq!(field, "strategy.zero_stage");

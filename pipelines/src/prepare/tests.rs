@@ -7,13 +7,16 @@ mod logits;
 mod merging;
 mod references;
 mod reward_models;
+mod several;
 mod sharing;
 mod strict;
 
+use std::fmt;
 use std::path::PathBuf;
 
 use super::*;
 use crate::config::*;
+use crate::data::Dataset;
 use crate::launch::Rank;
 use crate::run::{BackendFacts, Batches, Role};
 
@@ -36,6 +39,40 @@ pipeline:
       adamw: {learning_rate: 1.0e-3}
 ";
 
+/// A config that was read and opened.
+pub(crate) struct Loaded {
+    draft: Draft,
+    pub(crate) config: Config,
+    opened: Opened,
+}
+
+impl fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.config.fmt(f)
+    }
+}
+
+impl Loaded {
+    pub(crate) fn read(path: &Path, sets: &[String]) -> Result<Self, Error> {
+        let draft = Draft::read(path, sets)?;
+        let (config, opened) = draft.open()?;
+        Ok(Self { draft, config, opened })
+    }
+
+    pub(crate) fn resolve(&self, machine: &Machine) -> Result<Run, Error> {
+        Ok(self.draft.prepare(machine, Purpose::Run)?.run)
+    }
+
+    /// The same, with `zero_stage: auto` left as it is.
+    pub(crate) fn resolve_but_stage(&self, machine: &Machine) -> Result<Run, Error> {
+        Ok(self.draft.prepare(machine, Purpose::Plan)?.run)
+    }
+
+    pub(crate) fn dataset(&self) -> Option<&Dataset> {
+        self.opened.dataset()
+    }
+}
+
 pub(crate) fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.yaml");
@@ -44,11 +81,18 @@ pub(crate) fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
     Loaded::read(&path, &sets)
 }
 
-fn invalid(text: &str, sets: &[&str]) -> Invalid {
-    match read(text, sets).err().unwrap_or_else(|| panic!("accepted: {text}\n{sets:?}")) {
-        Error::Invalid(invalid) => *invalid,
-        error => panic!("{error}"),
+/// The only problem of a config.
+#[track_caller]
+pub(crate) fn only_problem(error: Error) -> Invalid {
+    match error {
+        Error::Invalid(mut all) if all.len() == 1 => all.remove(0),
+        error => panic!("not a single problem: {error}"),
     }
+}
+
+#[track_caller]
+fn invalid(text: &str, sets: &[&str]) -> Invalid {
+    only_problem(read(text, sets).err().unwrap_or_else(|| panic!("accepted: {text}\n{sets:?}")))
 }
 
 fn facts(name: &str, runs_models: bool, devices: Option<usize>) -> BackendFacts {

@@ -8,7 +8,7 @@ use tch::Tensor;
 
 use super::{
     Completion, Error, Model,
-    model::{NAME, Reader, numbers, pack},
+    model::{NAME, OpenModel, Reader, numbers, pack},
 };
 use crate::{
     Result,
@@ -46,7 +46,7 @@ impl HeldModel {
     /// What of the folder cannot be used, or the device's.
     pub fn new(config: &RewardModelConfig, role: &Role, place: &Place) -> Result<Self> {
         let opened = Model::open(config);
-        let (folder, reader) =
+        let OpenModel { folder, reader } =
             opened.map_err(|failure| crate::Error::Start { name: NAME.to_owned(), failure })?;
         let model = ValueModel::new(folder.decoder_config().clone(), place.torch_device()?)?;
         let mut model = hold(Arc::new(model), &role.strategy, place, None, &folder)?;

@@ -30,7 +30,7 @@ pub use ifeval::Ifeval;
 pub use judge::Judge;
 pub use length::Length;
 pub use math::Math;
-pub use model::Model;
+pub use model::{Model, OpenModel};
 pub use pattern::Pattern;
 pub use python::{Images, Python};
 pub use repetition::Repetition;

@@ -35,6 +35,15 @@ pub struct Reader {
     longest: usize,
 }
 
+/// A reward model whose folder was checked, all but the weights' values.
+#[derive(Debug)]
+pub struct OpenModel {
+    /// Its weights.
+    pub folder: ModelFolder,
+    /// How texts are put to it.
+    pub reader: Reader,
+}
+
 /// Completions as a reward model reads them.
 pub(super) struct Texts<'a> {
     records: Vec<&'a Record>,
@@ -50,7 +59,7 @@ impl Model {
     /// # Errors
     /// What of the folder cannot be used.
     pub fn new(config: &RewardModelConfig) -> Result<Self, Failure> {
-        let (folder, reader) = Self::open(config)?;
+        let OpenModel { folder, reader } = Self::open(config)?;
         let because = |error: anyroll_models::Error| one_line(&error);
         let model = ValueModel::new(folder.decoder_config().clone(), Device::Cpu).map_err(because)?;
         let kind = config.dtype.dtype().kind();
@@ -67,7 +76,7 @@ impl Model {
     ///
     /// # Errors
     /// What of it cannot be used.
-    pub fn open(config: &RewardModelConfig) -> Result<(ModelFolder, Reader), Failure> {
+    pub fn open(config: &RewardModelConfig) -> Result<OpenModel, Failure> {
         let folder = ModelFolder::open_scorer(&config.path).map_err(|error| one_line(&error))?;
         let tokenizer = HfTokenizer::open(&config.path).map_err(|error| one_line(&error))?;
         if config.chat && !tokenizer.has_chat_template() {
@@ -75,7 +84,8 @@ impl Model {
             return Err(format!("{path} has no chat template: read texts as they are, `chat: false`").into());
         }
         let longest = folder.decoder_config().max_position_embeddings as usize;
-        Ok((folder, Reader { tokenizer, chat: config.chat, longest }))
+        let reader = Reader { tokenizer, chat: config.chat, longest };
+        Ok(OpenModel { folder, reader })
     }
 
     /// The score of each text.

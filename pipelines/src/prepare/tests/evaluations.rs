@@ -26,7 +26,7 @@ fn evaluated(pipeline: &str, data: &str, more: &[&str]) -> Result<usize, String>
     };
     let run = loaded.resolve(&machine()).map_err(|error| error.to_string())?;
     let prompts = count(&run.config);
-    let dataset = loaded.dataset.as_ref().unwrap();
+    let dataset = loaded.dataset().unwrap();
     assert_eq!(dataset.held_out(prompts).unwrap().len(), prompts, "{data}");
     let again = read(&run.config.to_yaml(), &[]).unwrap().resolve(&machine()).unwrap();
     assert_eq!(count(&again.config), prompts, "{data}");

@@ -58,10 +58,7 @@ fn only_what_has_devices_of_its_own_is_elsewhere() {
 fn what_the_ranks_cannot_hold_names_the_field() {
     let check = |fields: &str, field: &str, message: &str, help: &str| {
         let sets = [&*reward(fields), "devices=2"];
-        let Error::Invalid(error) = read(SMALL, &sets).and_then(|it| it.resolve(&machine())).unwrap_err()
-        else {
-            panic!("the file was read")
-        };
+        let error = only_problem(read(SMALL, &sets).and_then(|it| it.resolve(&machine())).unwrap_err());
         assert_eq!(error.field, format!("pipeline.rlvr.reward[1].model.{field}"), "{error}");
         assert!(error.message.contains(message) && error.help.contains(help), "{error}");
     };
@@ -81,7 +78,7 @@ fn a_reward_that_stands_alone_has_no_ranks() {
     let check = |set: &str, field: &str| {
         let path = std::path::absolute("../tests/golden/reward_model").unwrap();
         let sets = [format!("path={}", path.display()), set.to_owned()];
-        let Error::Invalid(error) = read_reward("model", &sets).unwrap_err() else { panic!("{set}") };
+        let error = only_problem(read_reward("model", &sets).unwrap_err());
         assert_eq!(error.field, field, "{error}");
         assert!(error.help.contains("leave it out"), "{error}");
     };
