@@ -11,8 +11,9 @@ use anyroll_models::{
 
 use crate::{
     Result,
-    config::{self, FolderConfig, ModelConfig, StrategyConfig},
+    config::{self, FolderConfig},
     data::{CharTokenizer, Dataset, Tokenizer},
+    run::Strategy,
 };
 
 /// A model before training.
@@ -28,18 +29,6 @@ pub struct BaseModel {
 }
 
 impl BaseModel {
-    /// Opens the folder that `model` names, or lays out the decoder that it describes: that one has a token for each
-    /// character of `dataset`, and weights from `seed`.
-    pub fn open(model: &ModelConfig, dataset: &Dataset, seed: u64) -> Result<BaseModel> {
-        match model {
-            ModelConfig::Decoder(decoder) => Ok(Self::made(decoder, dataset, seed)),
-            ModelConfig::Dit(_) | ModelConfig::Diffusers(_) => {
-                unreachable!("a model of images reads no text, and is refused where there is some")
-            }
-            ModelConfig::Folder(config) => BaseModel::of_folder(config, seed),
-        }
-    }
-
     /// Lays out the decoder that `decoder` describes: it has a token for each character of `dataset`, and weights from `seed`.
     pub fn made(decoder: &config::DecoderConfig, dataset: &Dataset, seed: u64) -> BaseModel {
         let tokenizer = CharTokenizer::new(&dataset.characters());
@@ -70,23 +59,11 @@ impl BaseModel {
         BaseModel { config, tokenizer, lora: Some(lora), weights }
     }
 
-    /// Opens a published model's folder; adapters that are asked for and not in a folder themselves come from `seed`.
-    pub fn of_folder(config: &FolderConfig, seed: u64) -> Result<BaseModel> {
+    /// Opens a published model's folder, without adapters.
+    pub fn of_folder(config: &FolderConfig) -> Result<BaseModel> {
         let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
-        let shape = folder.decoder_config().clone();
-        let tokenizer = Arc::new(Tokenizer::of_folder(&folder, config)?);
-        let Some(lora) = &config.lora else {
-            return Ok(BaseModel { config: shape, tokenizer, lora: None, weights: Box::new(folder) });
-        };
-        let weights: Box<dyn WeightSource> = match &lora.path {
-            Some(path) => {
-                let adapter = AdapterFolder::open(path, &shape).map_err(anyroll_models::Error::from)?;
-                Box::new(WithAdapter { base: folder, adapter })
-            }
-            None => Box::new(NewAdapter { base: folder, seed: Seed(seed) }),
-        };
-        let lora = lora.shape(&shape).expect("a config whose targets match nothing is refused");
-        Ok(BaseModel { config: shape, tokenizer, lora: Some(lora), weights })
+        let tokenizer = Tokenizer::of_folder(&folder, config)?;
+        Ok(Self::published(folder, tokenizer, None, 0))
     }
 
     /// Opens the folder of an adapter, `path`, and that of the model that it names, which reads prompts as `chat` and
@@ -94,16 +71,16 @@ impl BaseModel {
     pub fn of_adapter(path: &Path, chat: bool, system_prompt: Option<String>) -> Result<BaseModel> {
         let named = AdapterFolder::base_of(path).map_err(anyroll_models::Error::from)?;
         let folder = FolderConfig { path: named, chat, system_prompt, lora: None };
-        let BaseModel { config, tokenizer, weights: base, .. } = BaseModel::of_folder(&folder, 0)?;
+        let BaseModel { config, tokenizer, weights: base, .. } = BaseModel::of_folder(&folder)?;
         let adapter = AdapterFolder::open(path, &config).map_err(anyroll_models::Error::from)?;
         let lora = Some(adapter.lora_config().clone());
         Ok(BaseModel { config, tokenizer, lora, weights: Box::new(WithAdapter { base, adapter }) })
     }
 
     /// [`Self::decoder`], to be trained as `strategy` says.
-    pub fn policy(&self, device: tch::Device, strategy: &StrategyConfig) -> Result<Decoder> {
-        let StrategyConfig { deterministic, keep_logits, .. } = *strategy;
-        Ok(self.decoder(device)?.deterministic(deterministic).keeping_logits(keep_logits == Some(true)))
+    pub fn policy(&self, device: tch::Device, strategy: &Strategy) -> Result<Decoder> {
+        let Strategy { deterministic, keep_logits, .. } = *strategy;
+        Ok(self.decoder(device)?.deterministic(deterministic).keeping_logits(keep_logits))
     }
 
     /// The decoder of this shape, with its adapters, on `device`.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyroll_models::{
     Decoder, LoraConfig, Model, ParamSpec, Unit, ValueModel,
     hf::{
-        DiffusersFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, Unscaled, WithAdapter,
+        ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, Unscaled, WithAdapter,
         adapter_config_file, config_file, scorer_config_file, write_diffusers_folder, write_folder,
         write_image_adapter,
     },
@@ -16,13 +16,8 @@ use anyroll_strategy::checkpoint::{self, CheckpointWeights};
 use serde_json::{Map, Value};
 
 use crate::{
-    Error, Result,
-    base_model::BaseModel,
-    config::{Config, DiffusersConfig, ModelConfig},
-    data::Tokenizer,
-    diffusion::first_adapter,
-    prepare::Draft,
-    run_dir::RunDir,
+    Error, Result, base_model::BaseModel, config::ModelConfig, data::Tokenizer, diffusion::PublishedModel,
+    opened::Opened, prepare::Draft, run_dir::RunDir,
 };
 
 /// Files of a published model's folder that go with its weights wherever those go.
@@ -59,12 +54,13 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
     let last =
         || checkpoint::list(&dir.checkpoints())?.pop().ok_or_else(|| refuse("it has no checkpoint yet"));
     let checkpoint = checkpoint.map_or_else(last, |path| Ok(path.to_owned()))?;
-    if let ModelConfig::Diffusers(model) = &config.model {
-        export_images(model, &config, &checkpoint, to, options)?;
-        return Ok(checkpoint);
-    }
-    let Some(base) = opened.into_texts().map(|texts| texts.base) else {
-        return Err(refuse("it trains a model of classes, which nobody else loads"));
+    let base = match opened {
+        Opened::Texts(texts) => texts.base,
+        Opened::Images(images) => {
+            export_images(images.model, config.seed, &checkpoint, to, options)?;
+            return Ok(checkpoint);
+        }
+        Opened::Shapes(_) => return Err(refuse("it trains a model of classes, which nobody else loads")),
     };
     let weights = Trained { checkpoint: CheckpointWeights::open(&checkpoint)?, base: &*base.weights };
     if config.trains_a_reward_model() {
@@ -91,19 +87,16 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
 
 /// A model of images, or its adapters, as diffusers loads them.
 fn export_images(
-    model: &DiffusersConfig,
-    config: &Config,
+    model: PublishedModel,
+    seed: u64,
     checkpoint: &Path,
     to: &Path,
     options: ExportOptions,
 ) -> Result<()> {
-    let folder =
-        DiffusersFolder::open(&model.path, model.variant.as_deref()).map_err(anyroll_models::Error::from)?;
+    let lora = model.lora.clone();
+    let (folder, adapter) = model.into_weights(seed);
     let shape = folder.transformer_config();
-    let lora = model.lora.as_ref().map(|lora| {
-        lora.image_shape(&shape.modules()).expect("a config whose targets match nothing is refused")
-    });
-    let begun = WithAdapter { base: &folder, adapter: first_adapter(model, shape, config.seed)? };
+    let begun = WithAdapter { base: &folder, adapter };
     let trained = Trained { checkpoint: CheckpointWeights::open(checkpoint)?, base: &begun };
     if options.adapter {
         let Some(lora) = &lora else {

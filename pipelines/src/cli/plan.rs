@@ -66,7 +66,7 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
         let backends = of_devices.map(|kind| kind.name().to_owned()).chain([run.policy.backend.clone()]);
         run.memory_bytes.extend(backends.map(|backend| (backend, memory)));
     }
-    let planner = Planner::new(&run, opened.dataset())?;
+    let planner = Planner::new(&run, &opened)?;
     let settled = settle(&planner, &run);
     let (own, choices) = (configured(&planner, &run, &settled), choices(&planner, &run));
     let is_settled = matches!(&settled, Ok(Some(Settled { keep_logits: Some(true), .. })));
@@ -150,7 +150,7 @@ impl Report {
             run.policy.backend,
             run.policy.strategy.micro_batch_size,
             planner.describe(),
-            run.config.pipeline.steps(),
+            run.steps,
             run.steps_reason.as_ref().map_or(String::new(), |reason| format!(": {reason}")),
         );
         text.extend(self.auto.iter().map(|reason| format!("zero_stage: {reason}\n")));
@@ -270,7 +270,7 @@ impl Report {
             "parameters": planner.parameters(),
             "backend": run.policy.backend,
             "world_size": run.world_size,
-            "steps": run.config.pipeline.steps(),
+            "steps": run.steps,
             "memory_bytes": memory_bytes,
             "longest_prompt": prompt,
             "longest_completion": completion,

@@ -21,7 +21,8 @@ use crate::{
     import::{self, Origin},
     launch::{self, LaunchPlan, Outcome, Rank},
     offline::Offline,
-    prepare::{self, Draft, Opened, Prepared, Purpose},
+    opened::Opened,
+    prepare::{self, Draft, Prepared, Purpose},
     progress::Screen,
     rlvr::Rlvr,
     run::Run,
@@ -134,33 +135,36 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     // Not before: a rank that waits for the others has nothing to save, and ends by the signal.
     let stop = stop_flag()?;
     let exchange = Exchange::new(&place.group)?;
-    let data = match opened.dataset() {
-        Some(dataset) => Some(dataset.digest()),
-        None => diffusion::digest(&run)?,
-    };
-    let data = data.map(|digest| format!("{digest:08x}"));
+    let data = opened.digest().map(|digest| format!("{digest:08x}"));
     same_config(&run, data.as_deref(), &exchange)?;
     let folder = shared_folder(dir.as_ref().zip(lock.as_ref()), &exchange)?;
     let name = run.config.name.clone();
     let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
     let job = Job { name: &name, data, dir, folder, resume: args.resume.is_some(), prometheus };
-    let ended = match (&run.config.pipeline, opened) {
-        (PipelineConfig::Rlvr(_), Opened::Texts(texts)) => {
-            train(Rlvr::new(run, texts.dataset, place, &rank)?, exchange, job, screen, &stop)?
+    let ended = match (run.config.pipeline.clone(), opened) {
+        (PipelineConfig::Rlvr(rlvr), Opened::Texts(texts)) => {
+            train(Rlvr::new(run, &rlvr, *texts, place, &rank)?, exchange, job, screen, &stop)?
         }
-        (_, Opened::Texts(texts)) if run.config.trains_a_reward_model() => {
-            train(Offline::of_numbers(run, texts.dataset, place)?, exchange, job, screen, &stop)?
+        (PipelineConfig::Offline(offline), Opened::Texts(texts)) if offline.objective.is_of_numbers() => {
+            train(Offline::of_numbers(run, &offline, *texts, place)?, exchange, job, screen, &stop)?
         }
-        (_, Opened::Texts(texts)) => {
-            train(Offline::of_language(run, texts.dataset, place, &rank)?, exchange, job, screen, &stop)?
+        (PipelineConfig::Offline(offline), Opened::Texts(texts)) => {
+            train(Offline::of_language(run, &offline, *texts, place, &rank)?, exchange, job, screen, &stop)?
         }
-        (_, Opened::Shapes | Opened::Images(_)) => {
-            let encoded = diffusion::encode_own(&run, (&place, &exchange), &job.folder, screen, &stop)?;
-            let ControlFlow::Continue(embeddings) = encoded else {
+        (PipelineConfig::Diffusion(config), Opened::Shapes(dit)) => {
+            train(Diffusion::of_shapes(run, &config, &dit, place)?, exchange, job, screen, &stop)?
+        }
+        (PipelineConfig::Diffusion(config), Opened::Images(images)) => {
+            let diffusion::Opened { model, texts } = *images;
+            let widths = model.folder.transformer_config().text_widths();
+            let at = (&place, &exchange);
+            let encoded = diffusion::encode(texts, widths, at, &job.folder, screen, &stop)?;
+            let ControlFlow::Continue(texts) = encoded else {
                 return Ok(Outcome::Interrupted.exit_code());
             };
-            train(Diffusion::new(run, place, embeddings.as_deref())?, exchange, job, screen, &stop)?
+            train(Diffusion::of_texts(run, &config, model, texts, place)?, exchange, job, screen, &stop)?
         }
+        (pipeline, _) => unreachable!("`prepare` opens what `{}` trains", pipeline.name()),
     };
     match ended {
         Ended::Finished => Ok(Outcome::Finished.exit_code()),

@@ -334,6 +334,9 @@ impl DataConfig {
 }
 
 fn validate_mix(sources: &[MixedConfig], at: &Section) {
+    if !at.has_all_items() {
+        return;
+    }
     let help = "add a source, such as `- {domain: sums, data: {addition: {digits: 2}}}`";
     at.ensure(!sources.is_empty(), "", "the list is empty", help);
     for (index, MixedConfig { domain, weight, data }) in sources.iter().enumerate() {

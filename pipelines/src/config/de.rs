@@ -4,7 +4,6 @@
 //! serde ends with the first error. The tree is therefore read again with a stand-in for each value that is wrong or missing,
 //! its default or else a value of the right form, until all that is wrong has been seen.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{
@@ -14,7 +13,8 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 use super::error::{Origin, list, nearest, suggestion};
-use super::problem::{Problem, is_at_or_below, join};
+use super::problem::{Problem, join};
+use super::stand_ins::{Form, Kind, Read, StandIns};
 use super::tree::{Entry, Node, Value};
 
 /// A tree as a type, as far as it could be read.
@@ -29,158 +29,28 @@ pub(crate) struct Reading<T> {
 
 /// The tree as a `T`.
 pub(crate) fn from_node<T: DeserializeOwned>(root: &Node) -> Reading<T> {
-    let mut mends = Mends::default();
+    let mut stand_ins = StandIns::default();
     let mut problems = Vec::new();
     loop {
-        let at = At { read: Read::Node(root), path: String::new(), mends: &mends };
+        let at = At { read: Read::Node(root), path: String::new(), stand_ins: &stand_ins };
         let error = match T::deserialize(&at) {
-            Ok(value) => {
-                let stand_ins = mends.stand_ins.into_keys().collect();
-                return Reading { value: Some(value), problems, stand_ins };
-            }
+            Ok(value) => return Reading { value: Some(value), problems, stand_ins: stand_ins.into_fields() },
             Err(error) => at.locate(error),
         };
-        if mends.is_news(&error) {
+        if stand_ins.is_news(error.field(), error.kind) {
             problems.push(error.clone().into_problem());
         }
-        if !mends.add(&error) {
-            return Reading { value: None, problems, stand_ins: mends.stand_ins.into_keys().collect() };
+        if !stand_ins.add(error.field(), error.kind) {
+            return Reading { value: None, problems, stand_ins: stand_ins.into_fields() };
         }
     }
-}
-
-/// What stands in for a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Form {
-    /// Nothing: a default.
-    Absent,
-    /// A number, and as a mapping one of numbers.
-    Number,
-    Text,
-    List,
-    Map,
-    /// A mapping with its first field alone.
-    First,
-    /// Something where nothing would do.
-    Some,
-}
-
-impl Form {
-    /// The form to try next.
-    fn next(self) -> Option<Self> {
-        let order = [Self::Absent, Self::Number, Self::Text, Self::List, Self::Map, Self::First];
-        order.into_iter().find(|form| *form > self)
-    }
-}
-
-/// What is read in place of values that are wrong or missing.
-#[derive(Debug, Default)]
-struct Mends {
-    stand_ins: BTreeMap<String, Form>,
-    /// Keys that there are no fields for.
-    unknown: Vec<Unknown>,
-}
-
-/// A key that there is no field for.
-#[derive(Debug)]
-struct Unknown {
-    /// The key with the path to it.
-    path: String,
-    /// The field that it resembles.
-    nearest: Option<&'static str>,
-    /// Whether a missing field was taken for the one that is meant.
-    is_spent: bool,
-}
-
-impl Mends {
-    /// Whether an error does not follow from those before it.
-    fn is_news(&mut self, error: &Error) -> bool {
-        let field = error.field();
-        if self.stand_ins.keys().any(|path| is_at_or_below(field, path) || is_at_or_below(path, field)) {
-            return false;
-        }
-        match error.kind {
-            Kind::Unknown { .. } => true,
-            Kind::Missing(name) => !self.is_misspelt(field, name),
-            // What is wrong with a whole may be that a part of it has another name.
-            Kind::Wrong => !self.unknown.iter().any(|key| is_at_or_below(&key.path, field)),
-        }
-    }
-
-    /// Whether an unknown key beside the missing field `name` is meant for it. Each is meant for one.
-    fn is_misspelt(&mut self, field: &str, name: &'static str) -> bool {
-        let mut beside = self.unknown.iter_mut().filter(|key| join(parent(&key.path), name) == field);
-        let meant = beside.find(|key| !key.is_spent && key.nearest.is_none_or(|nearest| nearest == name));
-        meant.map(|key| key.is_spent = true).is_some()
-    }
-
-    /// Finds the next stand-in for what an error is about, or for what that is a part of; `false` if there is none.
-    fn add(&mut self, error: &Error) -> bool {
-        let mut field = error.field().to_owned();
-        if let Kind::Unknown { nearest } = error.kind {
-            self.unknown.push(Unknown { path: field, nearest, is_spent: false });
-            return true;
-        }
-        let mut first = if let Kind::Missing(_) = error.kind { Form::Number } else { Form::Absent };
-        while !field.is_empty() {
-            let form = self.stand_ins.get(&field).map_or(Some(first), |form| form.next());
-            // What stands in for a whole does so for its parts.
-            self.stand_ins.retain(|path, _| !is_at_or_below(path, &field));
-            if let Some(form) = form {
-                self.stand_ins.insert(field, form);
-                return true;
-            }
-            field = parent(&field).to_owned();
-            first = Form::Absent;
-        }
-        false
-    }
-
-    /// What is read at `path`, where the tree has `node`; `None` for nothing.
-    fn read<'a>(&self, path: &str, node: &'a Node) -> Option<Read<'a>> {
-        match self.stand_ins.get(path) {
-            Some(Form::Absent) => None,
-            Some(form) => Some(Read::StandIn(*form)),
-            None => Some(Read::Node(node)),
-        }
-    }
-
-    /// The stand-in for a part of a stand-in.
-    fn part(&self, path: &str) -> Read<'static> {
-        Read::StandIn(self.stand_ins.get(path).copied().unwrap_or(Form::Number))
-    }
-
-    fn is_unknown(&self, path: &str) -> bool {
-        self.unknown.iter().any(|key| key.path == path)
-    }
-
-    /// The names of fields right below `path` that have stand-ins.
-    fn below<'a>(&'a self, path: &'a str) -> impl Iterator<Item = &'a str> {
-        let present = self.stand_ins.iter().filter(|(_, form)| **form != Form::Absent);
-        present.filter_map(move |(full, _)| {
-            let name = if path.is_empty() { full } else { full.strip_prefix(path)?.strip_prefix('.')? };
-            (parent(full) == path).then_some(name)
-        })
-    }
-}
-
-/// The path of what a field is a part of.
-fn parent(path: &str) -> &str {
-    path.rfind(['.', '[']).map_or("", |at| &path[..at])
-}
-
-/// What is read: a node, or a stand-in for one.
-#[derive(Clone, Copy)]
-enum Read<'a> {
-    Node(&'a Node),
-    StandIn(Form),
 }
 
 /// What is read and the path that leads to it.
 struct At<'a> {
     read: Read<'a>,
     path: String,
-    mends: &'a Mends,
+    stand_ins: &'a StandIns,
 }
 
 /// An error on its way up: the innermost value that it passes gives it its field and its position.
@@ -190,16 +60,6 @@ struct Error {
     kind: Kind,
     message: String,
     help: String,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    /// A value that is not of its type.
-    Wrong,
-    /// A key that there is no field for, and the field that it resembles.
-    Unknown { nearest: Option<&'static str> },
-    /// A field that is missing below the value that the error passes first.
-    Missing(&'static str),
 }
 
 impl At<'_> {
@@ -245,25 +105,27 @@ impl At<'_> {
     }
 
     fn child<'b>(&'b self, field: &Field<'b>) -> At<'b> {
-        At { read: field.read, path: join(&self.path, field.key), mends: self.mends }
+        At { read: field.read, path: join(&self.path, field.key), stand_ins: self.stand_ins }
     }
 
     /// The fields of a mapping, those that are missing and have a stand-in at the end.
     fn fields<'b>(&'b self, entries: &'b [Entry]) -> Vec<Field<'b>> {
         let of_entry = |entry: &'b Entry| {
             let path = join(&self.path, &entry.key);
-            let read = self.mends.read(&path, &entry.node).filter(|_| !self.mends.is_unknown(&path))?;
+            let read =
+                self.stand_ins.read(&path, &entry.node).filter(|_| !self.stand_ins.is_unknown(&path))?;
             Some(Field { key: &entry.key, origin: entry.key_origin, read })
         };
         // One that is read as a stand-in has its entry.
-        let missing = self.mends.below(&self.path).filter(|name| entries.iter().all(|it| it.key != *name));
+        let missing =
+            self.stand_ins.below(&self.path).filter(|name| entries.iter().all(|it| it.key != *name));
         let added = missing.map(|name| self.part(name));
         entries.iter().filter_map(of_entry).chain(added).collect()
     }
 
     /// A field of a stand-in.
     fn part<'b>(&'b self, name: &'b str) -> Field<'b> {
-        let read = self.mends.part(&join(&self.path, name));
+        let read = self.stand_ins.part(&join(&self.path, name));
         Field { key: name, origin: self.origin(), read }
     }
 }
@@ -454,7 +316,7 @@ impl<'de> Deserializer<'de> for &At<'_> {
                 Value::Map(entries) if entries.len() == 1 => {
                     let Entry { key, key_origin, node } = &entries[0];
                     // A variant that is absent is no variant.
-                    let read = self.mends.read(&join(&self.path, key), node);
+                    let read = self.stand_ins.read(&join(&self.path, key), node);
                     let read = read.unwrap_or(Read::StandIn(Form::Number));
                     (key.as_str(), Some(Field { key, origin: *key_origin, read }))
                 }
@@ -496,8 +358,8 @@ impl<'de> SeqAccess<'de> for &mut Items<'_> {
             let index = self.length - self.rest.len();
             let Some(node) = self.rest.next() else { return Ok(None) };
             let path = join(&self.at.path, &format!("[{index}]"));
-            if let Some(read) = self.at.mends.read(&path, node) {
-                return seed.deserialize(&At { read, path, mends: self.at.mends }).map(Some);
+            if let Some(read) = self.at.stand_ins.read(&path, node) {
+                return seed.deserialize(&At { read, path, stand_ins: self.at.stand_ins }).map(Some);
             }
         }
     }
@@ -515,8 +377,8 @@ impl<'de> SeqAccess<'de> for Parts<'_> {
     fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, Error> {
         let Some(index) = self.rest.next() else { return Ok(None) };
         let path = join(&self.at.path, &format!("[{index}]"));
-        let read = self.at.mends.part(&path);
-        seed.deserialize(&At { read, path, mends: self.at.mends }).map(Some)
+        let read = self.at.stand_ins.part(&path);
+        seed.deserialize(&At { read, path, stand_ins: self.at.stand_ins }).map(Some)
     }
 }
 
@@ -592,8 +454,8 @@ impl<'de> VariantAccess<'de> for Variant<'_> {
             None => {
                 let node = Node { value: Value::Map(Vec::new()), origin: self.at.origin() };
                 let path = join(&self.at.path, self.variant);
-                let read = self.at.mends.read(&path, &node).unwrap_or(Read::StandIn(Form::Number));
-                seed.deserialize(&At { read, path, mends: self.at.mends })
+                let read = self.at.stand_ins.read(&path, &node).unwrap_or(Read::StandIn(Form::Number));
+                seed.deserialize(&At { read, path, stand_ins: self.at.stand_ins })
             }
         }
     }

@@ -193,6 +193,14 @@ impl ImageDataConfig {
     pub const SHAPES_SIZE: usize = 8;
     /// Classes of `shapes`.
     pub const SHAPES_CLASSES: usize = 4;
+
+    /// Texts that are for evaluation alone; 0 where all are trained on.
+    pub fn held_out(&self) -> usize {
+        match self {
+            Self::Prompts(prompts) => prompts.held_out,
+            Self::Shapes => 0,
+        }
+    }
 }
 
 impl DitConfig {
@@ -277,8 +285,9 @@ impl DiffusionConfig {
     /// Reports what does not follow the reward's gradient.
     fn validate_followed_reward(&self, at: &Section) {
         let name = self.method.name();
+        let of_reward = at.when(at.below("reward").has_all_items());
         for (index, reward) in self.reward.fields() {
-            at.ensure(
+            of_reward.ensure(
                 reward.is_differentiable(),
                 &format!("reward{index}"),
                 format!("`{name}` follows the reward's gradient, and this one has none"),
@@ -302,6 +311,7 @@ impl DiffusionConfig {
             "write `shapes`, or `model: {diffusers: DIR}`",
         );
         let reward = at.below("reward");
+        let reward = reward.when(reward.has_all_items());
         for (index, kind) in self.reward.fields() {
             kind.validate_of_shapes(&reward.below(&index));
         }

@@ -132,6 +132,9 @@ impl ImageRewardConfig {
     /// Reports what cannot be, of what stands beside the rewards of a list.
     pub(super) fn validate(&self, at: &Section) {
         let Self::Sum(terms) = self else { return };
+        if !at.has_all_items() {
+            return;
+        }
         let help = "add a term, such as `- torchscript: {path: scorer.pt}`";
         at.ensure(!terms.is_empty(), "", "the list is empty", help);
         for (index, term) in terms.iter().enumerate() {
@@ -141,6 +144,9 @@ impl ImageRewardConfig {
 
     /// Reports frames that rewards do not see, of videos of which so many are decoded, or of images.
     pub(crate) fn validate_frames(&self, decoded: Option<usize>, at: &Section) {
+        if !at.has_all_items() {
+            return;
+        }
         for (term, (index, kind)) in self.terms().iter().zip(self.fields()) {
             let Some(frames) = term.frames else { continue };
             let at = at.below(&index);

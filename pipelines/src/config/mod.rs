@@ -30,6 +30,7 @@ mod roles;
 mod sampler;
 mod schema;
 mod stage;
+mod stand_ins;
 mod steps;
 mod strategy;
 mod tree;

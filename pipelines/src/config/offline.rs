@@ -279,30 +279,12 @@ impl Default for OfflineEvaluationConfig {
     }
 }
 
-impl OfflineEvaluationConfig {
-    /// How many of a config that is resolved.
-    ///
-    /// # Panics
-    /// If it is not.
-    pub fn prompts(&self) -> usize {
-        self.prompts.expect("a config that is resolved says how many")
-    }
-}
-
 impl OfflineConfig {
     /// How many prompts an evaluation completes, of as many as it could.
     pub fn completions_of(&self, most: usize) -> usize {
         const FEW: usize = 16;
         let own = if self.objective.is_of_numbers() { 0 } else { FEW.min(most) };
         self.evaluation.completions.unwrap_or(own)
-    }
-
-    /// The same of a config that is resolved.
-    ///
-    /// # Panics
-    /// If it is not.
-    pub fn completions(&self) -> usize {
-        self.evaluation.completions.expect("a config that is resolved says how many")
     }
 }
 

@@ -14,6 +14,16 @@ pub(crate) struct Problem {
     pub(crate) help: String,
 }
 
+impl Problem {
+    /// Whether `other` is of the same text, which YAML's aliases repeat below another field.
+    fn is_aliased_as(&self, other: &Self) -> bool {
+        let name = |field: &str| field.rsplit('.').next().map(str::to_owned);
+        let is_of_file = matches!(self.origin, Origin::File { .. });
+        let is_same = (self.origin, &self.message) == (other.origin, &other.message);
+        is_of_file && is_same && name(&self.field) == name(&other.field)
+    }
+}
+
 /// All problems of a config.
 ///
 /// A field has at most one, the first that is reported. A field that could not be read has a stand-in for its value: nothing
@@ -50,8 +60,13 @@ impl<'a> Problems<'a> {
 
     fn report(&self, problem: Problem) {
         let mut found = self.found.borrow_mut();
-        let is_known = found.iter().any(|known| known.field == problem.field);
-        let has_value = !self.stand_ins.iter().any(|path| is_at_or_below(&problem.field, path));
+        let is_known =
+            found.iter().any(|known| known.field == problem.field || known.is_aliased_as(&problem));
+        // Neither does a list have its value, of which an item could not be read.
+        let is_item =
+            |path: &str| path.strip_prefix(&problem.field).is_some_and(|tail| tail.starts_with('['));
+        let is_stand_in = |path: &String| is_at_or_below(&problem.field, path) || is_item(path);
+        let has_value = !self.stand_ins.iter().any(is_stand_in);
         if !is_known && has_value {
             found.push(problem);
         }
@@ -132,6 +147,17 @@ impl<'a> Section<'a> {
     pub(crate) fn is_read(&self, name: &str) -> bool {
         let field = self.field(name);
         !self.problems.stand_ins.iter().any(|path| is_at_or_below(&field, path))
+    }
+
+    /// Whether this section, a list, has all the items that are written: those behind one that could not be read have other
+    /// indices.
+    pub(crate) fn has_all_items(&self) -> bool {
+        let is_item = |path: &str| {
+            let index =
+                path.strip_prefix(&self.path).and_then(|tail| tail.strip_prefix('[')?.strip_suffix(']'));
+            index.is_some_and(|index| index.parse::<usize>().is_ok())
+        };
+        !self.problems.stand_ins.iter().any(|path| is_item(path))
     }
 
     /// Whether nothing is wrong with the config so far.

@@ -287,6 +287,9 @@ impl RewardConfig {
 
     pub(super) fn validate(&self, at: &Section) {
         let Self::Sum(terms) = self else { return };
+        if !at.has_all_items() {
+            return;
+        }
         at.ensure(!terms.is_empty(), "", "the list is empty", "add a term, such as `- math: {}`");
         for (index, term) in terms.iter().enumerate() {
             let at = at.item(index);

@@ -222,16 +222,6 @@ impl Default for EvaluationConfig {
     }
 }
 
-impl EvaluationConfig {
-    /// How many of a config that is resolved.
-    ///
-    /// # Panics
-    /// If it is not.
-    pub fn prompts(&self) -> usize {
-        self.prompts.expect("a config that is resolved says how many")
-    }
-}
-
 impl RlvrConfig {
     /// Reports what cannot be, of the pipeline of `config`.
     pub(super) fn validate(&self, config: &Config, at: &Section) {
@@ -317,7 +307,8 @@ impl RlvrConfig {
         match (environment, terms.iter().position(RewardTerm::is_of_environment)) {
             (Some(_), None) => {
                 let help = "add `- environment: {}`; what the environment gives no reward for counts 0 there";
-                at.refuse("reward", "no term is what `rollout.environment` gives", help);
+                let reward = at.given(&["reward"]);
+                reward.refuse("reward", "no term is what `rollout.environment` gives", help);
             }
             (None, Some(index)) => {
                 let help = "leave it out, or write `rollout.environment`";
@@ -353,16 +344,18 @@ impl RlvrConfig {
 
     /// Reports readers of answers that have none. `at` is the data.
     fn validate_readers_of_answers(&self, at: &Section) {
+        let of_reward = at.when(at.root().is_sound("pipeline.rlvr.reward"));
         if self.warmup.is_some() {
             self.data.validate_answers(at, "`warmup` learns answers", &[]);
         }
         let RewardConfig::Sum(terms) = &self.reward else {
-            self.data.validate_answers(at, "`reward: exact` compares with an answer", &[]);
+            self.data.validate_answers(&of_reward, "`reward: exact` compares with an answer", &[]);
             return;
         };
         for RewardTerm { kind, domains, .. } in terms {
             if let Some(name) = kind.compares() {
-                self.data.validate_answers(at, &format!("`{name}` compares with an answer"), domains);
+                let reader = format!("`{name}` compares with an answer");
+                self.data.validate_answers(&of_reward, &reader, domains);
             }
         }
     }

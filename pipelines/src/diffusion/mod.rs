@@ -33,10 +33,10 @@ mod warmup;
 
 pub use clip::open as open_clip;
 pub use embed::{EncoderOptions, PromptEncoders};
-pub use opened::Opened;
+pub use opened::{EncodedTexts, Opened, PaintedTexts, PublishedModel};
 pub use pipeline::Diffusion;
-pub use prompts::{PromptTexts, Prompts, digest, encode_own, encoded_in, open_encoders};
+pub use prompts::{PromptTexts, Prompts, encode, encoded_in, open_encoders};
 pub use scorer::load_script;
 pub use setup::{Reference, Roles, Samples, Setup};
 pub use shapes::SIZE;
-pub use subject::{dit_of, first_adapter, read_records};
+pub use subject::{dit_of, read_records};

@@ -10,10 +10,10 @@ use anyroll_strategy::{
 use serde_json::Value;
 use tch::Tensor;
 
-use super::{Reference, Roles, Setup};
+use super::{EncodedTexts, PublishedModel, Reference, Roles, Setup, subject::Subject};
 use crate::{
     Result,
-    config::MethodConfig,
+    config::{DiffusionConfig, DitConfig, MethodConfig},
     run::Run,
     samples::Phase,
     train::{Evaluation, Exchange, Nothing, Pipeline, Place, Plan, StepOutcome, adamw, describe, hold},
@@ -31,9 +31,26 @@ pub struct Diffusion {
 }
 
 impl Diffusion {
-    /// Prepares a run on `place`, on texts of these `embeddings` if it has encoded them itself.
-    pub fn new(run: Run, place: Place, embeddings: Option<&Path>) -> Result<Self> {
-        let setup = Setup::new(&run, &place, embeddings)?;
+    /// Prepares a run of a model of this shape on `place`, of images that are made in code.
+    pub fn of_shapes(run: Run, config: &DiffusionConfig, dit: &DitConfig, place: Place) -> Result<Self> {
+        let subject = Subject::shapes(dit, run.config.seed)?;
+        Self::new(run, config, subject, place)
+    }
+
+    /// Prepares a run of a published model on `place`, and of texts.
+    pub fn of_texts(
+        run: Run,
+        config: &DiffusionConfig,
+        model: PublishedModel,
+        texts: EncodedTexts,
+        place: Place,
+    ) -> Result<Self> {
+        let subject = Subject::published(&run, config, model, texts, place.torch_device()?)?;
+        Self::new(run, config, subject, place)
+    }
+
+    fn new(run: Run, config: &DiffusionConfig, subject: Subject, place: Place) -> Result<Self> {
+        let setup = Setup::new(&run, config, subject, &place)?;
         let optimizer = match &setup.config.warmup {
             Some(warmup) if warmup.steps > 0 => &warmup.optimizer,
             _ => &setup.config.optimizer,

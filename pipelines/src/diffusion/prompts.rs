@@ -4,25 +4,21 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::ops::ControlFlow::{self, Break, Continue};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyroll_backends::release_cached;
-use anyroll_models::hf::{ExportDtype, TextEmbeddingsWriter};
+use anyroll_models::hf::{ExportDtype, TextEmbeddings, TextEmbeddingsWriter};
 use tch::{Device, Kind};
 
 use super::embed::{EncoderOptions, PromptEncoders};
-use super::subject::read_records;
+use super::opened::{EncodedTexts, PaintedTexts};
 use crate::{
     Result,
-    config::{
-        DiffusersConfig, EncodeConfig, EncodeOn, ImageDataConfig, ModelConfig, PipelineConfig, Precision,
-        PromptsConfig,
-    },
+    config::{DiffusersConfig, EncodeConfig, EncodeOn, Precision},
     data::{self, Record},
     format::gib,
     progress::Screen,
-    run::Run,
     train::{Exchange, Place},
 };
 
@@ -174,75 +170,57 @@ pub fn open_encoders(model: &DiffusersConfig, encode: &EncodeConfig) -> Result<P
     )
 }
 
-/// The texts of a run, if there are any.
-fn texts(run: &Run) -> Option<(&DiffusersConfig, &PromptsConfig)> {
-    let PipelineConfig::Diffusion(config) = &run.config.pipeline else { return None };
-    let (ModelConfig::Diffusers(model), ImageDataConfig::Prompts(prompts)) =
-        (&run.config.model, &config.data)
-    else {
-        return None;
-    };
-    Some((model, prompts))
-}
-
-/// Tells the records of a run of texts from all others, as [`crate::data::Dataset::digest`] does; `None` where it has none.
-///
-/// # Errors
-/// Those of [`read_records`].
-pub fn digest(run: &Run) -> Result<Option<u32>> {
-    let records = texts(run).and_then(|(_, prompts)| prompts.records.as_ref());
-    Ok(records.map(|path| read_records(path)).transpose()?.map(|records| data::digest(&records)))
-}
-
-/// Makes the file of the embeddings of a run that encodes its own texts, in the run's `folder` and before any rank holds a model,
-/// and returns its path: rank 0 encodes, and the others wait, for no batch longer than their timeout.
-/// A run that is resumed finds its file there. `screen` shows what is done; it breaks off if somebody `stop`s a rank.
+/// The texts as encoders have read them. What is still to be encoded is, into a file in the run's `folder` and before any rank
+/// holds a model: rank 0 encodes, and the others wait, for no batch longer than their timeout. A run that is resumed finds its
+/// file there. The embeddings are of these `widths`. `screen` shows what is done; it breaks off if somebody `stop`s a rank.
 ///
 /// # Errors
 /// As [`Prompts::write`]; a rank that fails or stalls.
-pub fn encode_own(
-    run: &Run,
+pub fn encode(
+    texts: PaintedTexts,
+    widths: (i64, Option<i64>),
     (place, exchange): (&Place, &Exchange),
     folder: &Path,
     screen: &Screen,
     stop: &AtomicBool,
-) -> Result<ControlFlow<(), Option<PathBuf>>> {
-    let Some((model, prompts)) = texts(run) else { return Ok(Continue(None)) };
-    let Some(encode) = &prompts.encode else { return Ok(Continue(None)) };
-    let records = read_records(prompts.records.as_ref().expect("a checked config has records to encode"))?;
+) -> Result<ControlFlow<(), EncodedTexts>> {
+    let (encoders, encode, records) = match texts {
+        PaintedTexts::Encoded(texts) => return Ok(Continue(texts)),
+        PaintedTexts::ToEncode { encoders, encode, records } => (encoders, encode, records),
+    };
     // Of other records it is another file: what a run that has no checkpoint yet finds may be older than they are.
     let out = folder.join(format!("prompts-{:08x}.safetensors", data::digest(&records)));
-    let prompts = Prompts::of(&records, encode);
+    let prompts = Prompts::of(&records, &encode);
     let is_first = exchange.rank() == 0;
     let is_missing = is_first && !out.exists();
-    if exchange.sum(&[f64::from(u8::from(is_missing))])?[0] == 0.0 {
-        return Ok(Continue(Some(out)));
-    }
-    let mut goes_on = || {
-        let wish = f64::from(u8::from(stop.load(Ordering::Relaxed)));
-        Ok(exchange.sum(&[wish])?[0] == 0.0)
-    };
-    // Nobody is kept from training by a screen that is gone.
-    let say = |line: &str| drop(writeln!(screen.clone(), "{line}"));
-    let is_whole = match is_first {
-        true => encode_here((model, encode), &prompts, place, &out, &say, &mut goes_on)?,
-        false => wait(prompts.batches(), &mut goes_on)?,
-    };
-    if is_whole {
+    if exchange.sum(&[f64::from(u8::from(is_missing))])?[0] > 0.0 {
+        let mut goes_on = || {
+            let wish = f64::from(u8::from(stop.load(Ordering::Relaxed)));
+            Ok(exchange.sum(&[wish])?[0] == 0.0)
+        };
+        // Nobody is kept from training by a screen that is gone.
+        let say = |line: &str| drop(writeln!(screen.clone(), "{line}"));
+        let is_whole = match is_first {
+            true => encode_here((&encoders, &encode), &prompts, place, &out, &say, &mut goes_on)?,
+            false => wait(prompts.batches(), &mut goes_on)?,
+        };
+        if !is_whole {
+            if is_first {
+                let folder = folder.display();
+                say(&format!("interrupted while encoding: begin anew with `anyroll run --resume {folder}`"));
+            }
+            return Ok(Break(()));
+        }
         // The file has its name.
         exchange.sum(&[0.0])?;
-        return Ok(Continue(Some(out)));
     }
-    if is_first {
-        let folder = folder.display();
-        say(&format!("interrupted while encoding: begin anew with `anyroll run --resume {folder}`"));
-    }
-    Ok(Break(()))
+    let embeddings = TextEmbeddings::open(&out, widths).map_err(anyroll_models::Error::from)?;
+    Ok(Continue(EncodedTexts { embeddings, records: Some(records) }))
 }
 
-/// Rank 0's part of [`encode_own`]: false if it does not go on to the end.
+/// Rank 0's part of [`encode`]: false if it does not go on to the end.
 fn encode_here(
-    (model, encode): (&DiffusersConfig, &EncodeConfig),
+    (encoders, encode): (&PromptEncoders, &EncodeConfig),
     prompts: &Prompts,
     place: &Place,
     out: &Path,
@@ -254,10 +232,9 @@ fn encode_here(
         EncodeOn::Host => (Device::Cpu, "the host".to_owned()),
     };
     let kind = kind_on(device == Device::Cpu, encode.precision);
-    let encoders = open_encoders(model, encode)?;
     let (count, bytes) = (prompts.distinct.len(), encoders.elements() * kind.elt_size_in_bytes());
     say(&format!("encoding {count} texts with the model's own encoders, {} GiB on {name}", gib(bytes)));
-    prompts.write(&encoders, (kind, device), out, &mut |_, _| goes_on())
+    prompts.write(encoders, (kind, device), out, &mut |_, _| goes_on())
 }
 
 /// Another rank's part: as often as rank 0 asks.

@@ -11,7 +11,7 @@ use std::{
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_models::{
     Decoder, Engine, PackedBatch, Sequence,
-    hf::{AdapterFolder, Merged},
+    hf::{AdapterFolder, Merged, ModelFolder},
     init::WeightSource,
 };
 use anyroll_strategy::{
@@ -26,13 +26,13 @@ use crate::{
     base_model::BaseModel,
     config::{
         FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
-        StrategyConfig, ZeroStage,
     },
     data::Tokenizer,
     export::Trained,
     inference::Room,
     launch::free_port,
     prepare::Draft,
+    run::Strategy,
     run_dir::RunDir,
     train::{Place, hold},
 };
@@ -139,7 +139,7 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathB
     let Options { chat, system_prompt, .. } = options.clone();
     if path.join("config.json").is_file() {
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
-        return Ok((BaseModel::of_folder(&config, 0)?, None));
+        return Ok((BaseModel::of_folder(&config)?, None));
     }
     if AdapterFolder::is_at(path) {
         return Ok((BaseModel::of_adapter(path, chat, system_prompt)?, None));
@@ -161,26 +161,24 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathB
     let Some(texts) = opened.into_texts() else {
         return Err(Error::NoText { run, trained: "a model of images, which writes nothing" });
     };
-    let model = prompted(config.model, options)?;
-    let base = BaseModel::open(&model, &texts.dataset, config.seed)?;
+    let mut base = texts.base;
+    if options.chat {
+        base.tokenizer = Arc::new(chatting(config.model, options)?);
+    }
     Ok((base, Some(saved)))
 }
 
-/// A run's model, prompted as in the run, or by its chat template if that is asked for.
-fn prompted(mut model: ModelConfig, options: &Options) -> Result<ModelConfig> {
-    match &mut model {
-        _ if !options.chat => {}
-        ModelConfig::Folder(folder) => {
-            folder.chat = true;
-            folder.system_prompt = options.system_prompt.clone().or(folder.system_prompt.take());
-        }
-        _ => {
-            let problem =
-                "is there, and the run's model of single characters has no chat template: leave it out";
-            return Err(anyroll_models::Error::Input { what: "--chat", problem: problem.to_owned() }.into());
-        }
-    }
-    Ok(model)
+/// The tokenizer of a run's model that is prompted by its chat template, which need not be as in the run: its folder is read once
+/// more.
+fn chatting(model: ModelConfig, options: &Options) -> Result<Tokenizer> {
+    let ModelConfig::Folder(mut config) = model else {
+        let problem = "is there, and the run's model of single characters has no chat template: leave it out";
+        return Err(anyroll_models::Error::Input { what: "--chat", problem: problem.to_owned() }.into());
+    };
+    config.chat = true;
+    config.system_prompt = options.system_prompt.clone().or(config.system_prompt);
+    let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
+    Ok(Tokenizer::of_folder(&folder, &config)?)
 }
 
 /// A device, alone.
@@ -194,14 +192,14 @@ fn place(options: &Options) -> Result<Place> {
 }
 
 /// Whole, on one device.
-fn strategy(precision: Precision) -> StrategyConfig {
-    StrategyConfig {
-        zero_stage: ZeroStage::Stage(0),
+fn strategy(precision: Precision) -> Strategy {
+    Strategy {
+        zero_stage: 0,
         precision,
         recompute: Recompute::None,
         offload: OffloadConfig { optimizer: OptimizerOffload::None, params: Offload::None },
         deterministic: true,
-        keep_logits: None,
+        keep_logits: false,
         reduction: Reduction::Ordered,
         micro_batch_size: 1,
         collective_timeout_s: 60.0,

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use anyroll_backends::Stream;
-use anyroll_models::{Decoder, Model, ValueModel, init::WeightSource};
+use anyroll_models::{Decoder, Model, ValueModel, hf::ModelFolder, init::WeightSource};
 use anyroll_strategy::{
     State, Zero,
     checkpoint::{self, Saver},
@@ -21,11 +21,12 @@ use super::{
 use crate::{
     Result,
     base_model::{BaseModel, UnderNewHead},
-    config::{KvCacheConfig, Objective, OfflineConfig, PipelineConfig},
+    config::{KvCacheConfig, Objective, OfflineConfig},
     data::{Dataset, Record, Tokenizer},
     inference::Sampler,
     launch::Rank,
     metrics::Metrics,
+    opened::Texts,
     run::Run,
     samples::Phase,
     train::{
@@ -41,6 +42,8 @@ pub struct Offline<M: Answering> {
     reference_place: Option<Place>,
     /// The policy's first weights.
     weights: Box<dyn WeightSource>,
+    /// The published model that is the reference, if it is one.
+    published: Option<ModelFolder>,
     setup: Setup,
     roles: Roles<M>,
 }
@@ -51,6 +54,8 @@ pub struct Setup {
     pub config: OfflineConfig,
     /// The run's seed.
     pub seed: u64,
+    /// The run's steps.
+    pub steps: u64,
     /// Prompts and answers.
     pub dataset: Dataset,
     /// Those that a warm-up learns, where these are not all.
@@ -109,10 +114,16 @@ pub struct Compared {
 
 impl Offline<Decoder> {
     /// Prepares a run of a language model, its policy on `place`, with its first weights. Opens the reference's devices.
-    pub fn of_language(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
-        let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
+    pub fn of_language(
+        run: Run,
+        config: &OfflineConfig,
+        opened: Texts,
+        place: Place,
+        rank: &Rank,
+    ) -> Result<Self> {
+        let Texts { dataset, base, reference: published, .. } = opened;
         let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
-        let mut setup = Setup::new(&run, dataset, &base, &place)?;
+        let mut setup = Setup::new(&run, config, dataset, &base, &place)?;
         setup.sampler = Some(Sampler {
             max_turn_tokens: None,
             max_new_tokens: room_for_answers(&base, &setup.completed)?,
@@ -128,32 +139,27 @@ impl Offline<Decoder> {
             run.held_reference().map(|role| place.beside("reference", role, &run, rank)).transpose()?;
         let weights = base.weights;
         let policy = held(&run, &setup, model, &place, &*weights)?;
-        Ok(Self::new(run, setup, policy, weights, reference_place))
+        Ok(Self { reference_place, published, ..Self::new(run, setup, policy, weights) })
     }
 }
 
 impl Offline<ValueModel> {
     /// Prepares a run of a reward model on `place`: the blocks of a language model under a head of 0.
-    pub fn of_numbers(run: Run, dataset: Dataset, place: Place) -> Result<Self> {
-        let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
+    pub fn of_numbers(run: Run, config: &OfflineConfig, opened: Texts, place: Place) -> Result<Self> {
+        let Texts { dataset, base, .. } = opened;
         let model = ValueModel::new(base.config.clone(), place.torch_device()?)?;
         let model = Arc::new(model.deterministic(run.policy.strategy.deterministic));
-        let setup = Setup::new(&run, dataset, &base, &place)?;
+        let setup = Setup::new(&run, config, dataset, &base, &place)?;
         let policy = held(&run, &setup, model, &place, &UnderNewHead(&*base.weights))?;
-        Ok(Self::new(run, setup, policy, base.weights, None))
+        Ok(Self::new(run, setup, policy, base.weights))
     }
 }
 
 impl<M: Answering> Offline<M> {
-    fn new(
-        run: Run,
-        setup: Setup,
-        policy: Zero<M>,
-        weights: Box<dyn WeightSource>,
-        reference_place: Option<Place>,
-    ) -> Self {
+    /// Without a reference.
+    fn new(run: Run, setup: Setup, policy: Zero<M>, weights: Box<dyn WeightSource>) -> Self {
         let roles = Roles { policy, reference: None, teacher: None, of_held_out: None };
-        Self { run, reference_place, weights, setup, roles }
+        Self { run, reference_place: None, weights, published: None, setup, roles }
     }
 }
 
@@ -195,11 +201,14 @@ fn room_for_answers(base: &BaseModel, records: &[Record]) -> Result<usize> {
 }
 
 impl Setup {
-    fn new(run: &Run, dataset: Dataset, base: &BaseModel, place: &Place) -> Result<Self> {
-        let PipelineConfig::Offline(config) = &run.config.pipeline else {
-            unreachable!("the command line starts the pipeline that the config names")
-        };
-        let held_out = dataset.held_out(config.evaluation.prompts())?;
+    fn new(
+        run: &Run,
+        config: &OfflineConfig,
+        dataset: Dataset,
+        base: &BaseModel,
+        place: &Place,
+    ) -> Result<Self> {
+        let held_out = dataset.held_out(run.evaluated)?;
         let (rank, world_size) = (place.group.rank(), place.group.world_size());
         let (own, held_out_count) = part(&held_out, rank, world_size);
         let longest = base.config.max_position_embeddings as usize;
@@ -212,10 +221,11 @@ impl Setup {
         let warms_up = config.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0);
         let is_judged = config.objective.judged().is_some();
         let to_complete = held_out.iter().filter(|record| record.is_to_complete());
-        let completed = to_complete.take(config.completions()).cloned().collect();
+        let completed = to_complete.take(run.completed).cloned().collect();
         Ok(Self {
-            config: (**config).clone(),
+            config: config.clone(),
             seed: run.config.seed,
+            steps: run.steps,
             tokenizer: base.tokenizer.clone(),
             held_out_own: read(&own)?,
             held_out_strangers: read(&strangers)?,
@@ -291,8 +301,8 @@ impl<M: Answering> Pipeline for Offline<M> {
         let config = &self.setup.config;
         Plan {
             warmup_steps: config.warmup.as_ref().map_or(0, |warmup| warmup.steps),
-            steps: config.steps.number(),
-            evaluate_every: (config.evaluation.prompts() > 0).then_some(config.evaluation.every),
+            steps: self.run.steps,
+            evaluate_every: (self.run.evaluated > 0).then_some(config.evaluation.every),
             save_every: config.checkpoint.every,
             keep_last: config.checkpoint.keep_last,
         }
@@ -329,13 +339,13 @@ impl<M: Answering> Pipeline for Offline<M> {
         let (Some(place), Some(role)) = (&self.reference_place, self.run.held_reference()) else {
             return Ok(());
         };
-        if let Some(distill) = self.setup.config.objective.distills() {
-            let path = self.run.config.roles.reference.path.as_ref().expect("a config that was checked");
-            self.roles.teacher = Some(Teacher::open(path, distill, role, place)?);
+        let published = self.published.as_ref();
+        if let (Some(distill), Some(teacher)) = (self.setup.config.objective.distills(), published) {
+            self.roles.teacher = Some(Teacher::new(teacher, distill, role, place)?);
             return Ok(());
         }
         let policy = M::writer(&mut self.roles.policy).expect("only a model of language has a reference");
-        let reference = Reference::new(policy, &self.run, role, place, &*self.weights, (folder, kept))?;
+        let reference = Reference::new(policy, published, role, place, &*self.weights, (folder, kept))?;
         self.roles.reference = Some(reference);
         Ok(())
     }

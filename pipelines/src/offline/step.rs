@@ -136,7 +136,7 @@ impl Setup {
         let first = exchange.rank() * sequences.len();
         let pass = Pass { purpose: Purpose::Dropout, seed: self.seed, number: step, first };
         let seen = learn(&mut roles.policy, objective, &batch, pass)?;
-        let learning_rate = learning_rate(&config.optimizer, step, config.steps.number());
+        let learning_rate = learning_rate(&config.optimizer, step, self.steps);
         let stats = roles.policy.step(learning_rate)?;
         let train_bytes = allocated_bytes(&roles.policy)?;
         let stepped = finish_steps(&roles.policy, &[stats])?;

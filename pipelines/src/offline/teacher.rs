@@ -3,10 +3,8 @@
 //! Its logits are never there as a whole, nor for long: it says what its head would read, and the policy's head makes a few
 //! tokens' logits of that beside its own.
 
-use std::path::Path;
-
 use anyroll_backends::ops::{Divergence, copy_across, moved};
-use anyroll_models::{self as models, HiddenModel, PackedBatch};
+use anyroll_models::{self as models, HiddenModel, PackedBatch, hf::ModelFolder};
 use tch::{Device, Tensor};
 
 use super::{Written, written::pack};
@@ -35,9 +33,9 @@ pub struct Taught {
 }
 
 impl Teacher {
-    /// The model in the folder `path` on `place`, held as `role` says. Every rank calls.
-    pub fn open(path: &Path, distill: &DistillConfig, role: &Role, place: &Place) -> Result<Self> {
-        let model = Reference::published(path, role, place, HiddenModel::new)?;
+    /// The model in `folder` on `place`, held as `role` says. Every rank calls.
+    pub fn new(folder: &ModelFolder, distill: &DistillConfig, role: &Role, place: &Place) -> Result<Self> {
+        let model = Reference::published(folder, role, place, HiddenModel::new)?;
         let DistillConfig { beta, temperature, .. } = *distill;
         Ok(Self { model, divergence: Divergence { beta, temperature } })
     }

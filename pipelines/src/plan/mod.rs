@@ -27,9 +27,9 @@ pub use stage::{Settled, Stages, Unsettled, settle};
 
 use crate::{
     Error, Result,
-    config::{PipelineConfig, StrategyConfig},
-    data::Dataset,
-    run::Run,
+    config::PipelineConfig,
+    opened::Opened,
+    run::{Run, Strategy},
     train::{offloaded, zero_config},
 };
 
@@ -156,13 +156,13 @@ impl MemoryPlan {
 #[derive(Clone, Debug)]
 pub struct Strategies {
     /// The policy.
-    pub policy: StrategyConfig,
+    pub policy: Strategy,
     /// Its frozen copy.
-    pub reference: Option<StrategyConfig>,
+    pub reference: Option<Strategy>,
     /// What values tokens.
-    pub critic: Option<StrategyConfig>,
+    pub critic: Option<Strategy>,
     /// Reward models in the order of the reward's terms; `None` for one that each rank has on the host.
-    pub reward_models: Vec<Option<StrategyConfig>>,
+    pub reward_models: Vec<Option<Strategy>>,
 }
 
 /// Plans the memory of a run.
@@ -174,15 +174,20 @@ pub enum Planner {
 }
 
 impl Planner {
-    /// For `run`, whose stages may be open still; of a language model with its data.
+    /// For `run`, whose stages may be open still, and what its config names.
     ///
     /// # Errors
-    /// [`Error::NoPlan`] for a reward model that is trained, or the model's folder's.
-    pub fn new(run: &Run, dataset: Option<&Dataset>) -> Result<Self> {
-        match (&run.config.pipeline, dataset) {
-            (PipelineConfig::Diffusion(config), _) => Ok(Self::Images(Box::new(Images::new(run, config)?))),
-            (_, Some(dataset)) if !run.config.trains_a_reward_model() => {
-                Ok(Self::Texts(Box::new(Texts::new(run, dataset)?)))
+    /// [`Error::NoPlan`] for a reward model that is trained.
+    pub fn new(run: &Run, opened: &Opened) -> Result<Self> {
+        match (&run.config.pipeline, opened) {
+            (PipelineConfig::Diffusion(config), Opened::Shapes(dit)) => {
+                Ok(Self::Images(Box::new(Images::of_shapes(run, config, dit)?)))
+            }
+            (PipelineConfig::Diffusion(config), Opened::Images(opened)) => {
+                Ok(Self::Images(Box::new(Images::of_texts(run, config, opened)?)))
+            }
+            (_, Opened::Texts(texts)) if !run.config.trains_a_reward_model() => {
+                Ok(Self::Texts(Box::new(Texts::new(run, texts)?)))
             }
             _ => Err(Error::NoPlan),
         }
@@ -250,12 +255,12 @@ fn kept(on_host: bool, most: usize) -> impl Fn(PhaseBytes) -> PhaseBytes {
     move |phase| if on_host { phase } else { PhaseBytes { activations: most, ..phase } }
 }
 
-fn runs(strategy: &StrategyConfig, on_host: bool) -> Runs {
+fn runs(strategy: &Strategy, on_host: bool) -> Runs {
     Runs { dtype: zero_config(strategy).precision.dtype(), on_host }
 }
 
 /// What is left on the device while a role's offloaded states are away. Buffers go with what they are for.
-fn away(strategy: &StrategyConfig, held: &Held) -> Held {
+fn away(strategy: &Strategy, held: &Held) -> Held {
     let states = offloaded(strategy);
     let left = |state, bytes: usize| if states.contains(&state) { 0 } else { bytes };
     Held {
@@ -269,7 +274,7 @@ fn away(strategy: &StrategyConfig, held: &Held) -> Held {
 }
 
 /// Host memory of a role: what is there at all times, what comes there, and a checkpoint.
-fn on_host(strategy: &StrategyConfig, held: &Held) -> usize {
+fn on_host(strategy: &Strategy, held: &Held) -> usize {
     let left = away(strategy, held);
     let moved = held.weights + held.optimizer - left.weights - left.optimizer;
     held.host + held.saved + moved

@@ -1,11 +1,11 @@
 //! Whether every record has what an offline objective reads, and the model room for it.
 
 use super::data::evaluated;
-use super::opened::Opened;
-use super::texts::{Policy, Room, refuse_messages, refuse_unread};
-use crate::config::{Config, OfflineConfig, PipelineConfig, Section};
+use super::texts::{Policy, Room, refuse_unread, without_messages};
+use crate::config::{OfflineConfig, PipelineConfig, Section};
 use crate::data::{Dataset, Record};
 use crate::offline::read;
+use crate::opened::Opened;
 
 /// Held-out records of an evaluation whose prompts the policy could complete.
 fn to_complete(offline: &OfflineConfig, dataset: &Dataset) -> usize {
@@ -13,12 +13,11 @@ fn to_complete(offline: &OfflineConfig, dataset: &Dataset) -> usize {
     records.iter().filter(|record| record.is_to_complete()).count()
 }
 
-/// Writes how many prompts an evaluation completes into a `config` that is checked.
-pub(super) fn settle(config: &mut Config, opened: &Opened) {
-    if let (PipelineConfig::Offline(offline), Some(dataset)) = (&mut config.pipeline, opened.dataset()) {
-        let completions = offline.completions_of(to_complete(offline, dataset));
-        offline.evaluation.completions = Some(completions);
-    }
+/// Writes how many prompts an evaluation completes into the `pipeline` of a config that is sound, and returns it.
+pub(super) fn fill(pipeline: &mut PipelineConfig, opened: &Opened) -> usize {
+    let (PipelineConfig::Offline(offline), Some(dataset)) = (pipeline, opened.dataset()) else { return 0 };
+    let completions = offline.completions_of(to_complete(offline, dataset));
+    *offline.evaluation.completions.insert(completions)
 }
 
 /// Whether every record has what the objective compares, and the model has room for the answers: the tokens of the longest, or
@@ -61,10 +60,7 @@ pub(super) fn check(
         format!("write {prompts} or fewer, or more `evaluation.prompts`"),
     );
     let longest = match policy.tokenizer() {
-        None => {
-            refuse_messages(dataset, root);
-            dataset.longest_record() + 1
-        }
+        None => without_messages(dataset, root)?.longest_record() + 1,
         Some(tokenizer) => {
             let read = read(tokenizer, &offline.objective, offline.turns, &examples);
             let sequences = read.inspect_err(|error| refuse_unread(error, root)).ok()?;

@@ -1,12 +1,10 @@
 //! The data of a language model: whether they can be read, and whether the model has room for them.
 
-use super::opened::Opened;
-use super::texts::{Policy, Room, refuse_messages, refuse_unread};
-use crate::config::{
-    Config, DataConfig, PipelineConfig, RewardConfig, RewardTerm, RlvrConfig, Section, Turns,
-};
+use super::texts::{Policy, Room, refuse_unread, without_messages};
+use crate::config::{DataConfig, PipelineConfig, RewardConfig, RewardTerm, RlvrConfig, Section, Turns};
 use crate::data::{self, Counted, Dataset, Reading, Record, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
+use crate::opened::Opened;
 
 /// Prompts of an evaluation; their count is found by hashing candidates one by one.
 const MOST_EVALUATED: usize = 1_000_000;
@@ -37,15 +35,15 @@ pub(super) fn evaluated(asked: Option<usize>, dataset: &Dataset) -> usize {
     asked.unwrap_or_else(|| dataset.most_held_out(USUALLY_EVALUATED))
 }
 
-/// Writes how many held-out records are evaluated into a `config` that is checked.
-pub(super) fn settle(config: &mut Config, opened: &Opened) {
-    let Some(dataset) = opened.dataset() else { return };
-    let prompts = match &mut config.pipeline {
+/// Writes how many held-out records are evaluated into the `pipeline` of a config that is sound, and returns it.
+pub(super) fn fill(pipeline: &mut PipelineConfig, opened: &Opened) -> usize {
+    let Some(dataset) = opened.dataset() else { return 0 };
+    let prompts = match pipeline {
         PipelineConfig::Rlvr(rlvr) => &mut rlvr.evaluation.prompts,
         PipelineConfig::Offline(offline) => &mut offline.evaluation.prompts,
-        PipelineConfig::Diffusion(_) => return,
+        PipelineConfig::Diffusion(_) => return 0,
     };
-    *prompts = Some(evaluated(*prompts, dataset));
+    *prompts.insert(evaluated(*prompts, dataset))
 }
 
 /// How many tokens of a record are `counted`. Without a published model's tokenizer a token is a character.
@@ -151,7 +149,7 @@ pub(super) fn check_lengths(
     let writes_answers = writes_answers(rlvr);
     let (prompt, answer) = match policy.tokenizer() {
         None => {
-            refuse_messages(dataset, at);
+            let dataset = without_messages(dataset, at)?;
             (dataset.longest_prompt(), if writes_answers { dataset.longest_answer() + 1 } else { 0 })
         }
         Some(tokenizer) => {
@@ -167,7 +165,7 @@ pub(super) fn check_lengths(
         }
     };
     let new_tokens = rlvr.rollout.max_new_tokens;
-    let at = at.given(&["pipeline.rlvr.warmup.steps"]);
+    let at = at.given(&["pipeline.rlvr.warmup.steps", "pipeline.rlvr.reward"]);
     let is_enough = at.ensure(
         new_tokens >= answer,
         "pipeline.rlvr.rollout.max_new_tokens",

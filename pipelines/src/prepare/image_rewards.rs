@@ -12,6 +12,9 @@ use crate::error_chain::one_line;
 
 /// Reports files of rewards of the shapes that cannot be used. `at` is the rewards.
 pub(super) fn check_of_shapes(reward: &ImageRewardConfig, at: &Section) {
+    if !at.has_all_items() {
+        return;
+    }
     for (index, kind) in reward.fields() {
         let at = at.below(&index);
         match kind {
@@ -30,6 +33,9 @@ pub(super) fn check_of_texts(
     folder: Option<&DiffusersFolder>,
     at: &Section,
 ) {
+    if !at.has_all_items() {
+        return;
+    }
     for (index, kind) in reward.fields() {
         let at = at.below(&index);
         if let Some(Err(error)) = folder.map(DiffusersFolder::decoder)

@@ -6,7 +6,6 @@ use anyroll_models::diffusion::Lora;
 use anyroll_models::hf::{self, DiffusersFolder, ImageAdapterFiles, TextEmbeddings};
 use anyroll_models::lora_scale;
 
-use super::opened::Opened;
 use super::{image_rewards, pair};
 use crate::Error;
 use crate::config::{
@@ -14,8 +13,11 @@ use crate::config::{
     PromptsConfig, Section, TilesConfig, list,
 };
 use crate::data::Record;
-use crate::diffusion::{self, PromptEncoders, Prompts, open_encoders, read_records};
+use crate::diffusion::{
+    self, EncodedTexts, PaintedTexts, PromptEncoders, Prompts, PublishedModel, open_encoders, read_records,
+};
 use crate::error_chain::one_line;
+use crate::opened::Opened;
 
 /// Opens what a run of images names; `None` if something cannot be used.
 pub(super) fn open(model: &ModelConfig, diffusion: &DiffusionConfig, at: &Section) -> Option<Opened> {
@@ -23,10 +25,11 @@ pub(super) fn open(model: &ModelConfig, diffusion: &DiffusionConfig, at: &Sectio
         ModelConfig::Diffusers(model) => {
             Some(Opened::Images(Box::new(open_published(model, diffusion, at)?)))
         }
-        ModelConfig::Dit(_) | ModelConfig::Decoder(_) | ModelConfig::Folder(_) => {
+        ModelConfig::Dit(dit) => {
             image_rewards::check_of_shapes(&diffusion.reward, &at.below("pipeline.diffusion.reward"));
-            Some(Opened::Shapes)
+            Some(Opened::Shapes(dit.clone()))
         }
+        ModelConfig::Decoder(_) | ModelConfig::Folder(_) => None, // which is reported
     }
 }
 
@@ -62,8 +65,18 @@ fn open_published(
     }
     let texts = open_texts(model, config, prompts, records.as_ref(), folder.as_ref(), &pipeline);
     image_rewards::check_of_texts(&config.reward, prompts, folder.as_ref(), &pipeline.below("reward"));
-    let ((texts, encoders), folder, records) = (texts?, folder?, records?);
-    Some(diffusion::Opened { folder, lora, adapter, texts, encoders, records })
+    let (texts, folder, records) = (texts?, folder?, records?);
+    let texts = match texts {
+        Texts::Encoded(embeddings) => PaintedTexts::Encoded(EncodedTexts { embeddings, records }),
+        Texts::ToEncode(encoders, encode) => {
+            let (encoders, encode) = (Box::new(encoders), encode.clone());
+            PaintedTexts::ToEncode { encoders, encode, records: records? }
+        }
+    };
+    let sides = [prompts.frames, prompts.height, prompts.width].map(|size| size as i64);
+    let sides = folder.latent_sizes(sides)?;
+    let model = PublishedModel { folder, lora, adapter, frames: prompts.frames, sides };
+    Some(diffusion::Opened { model, texts })
 }
 
 fn open_folder(model: &DiffusersConfig, at: &Section) -> Option<DiffusersFolder> {
@@ -244,16 +257,21 @@ fn check_sizes(prompts: &PromptsConfig, folder: &DiffusersFolder, at: &Section) 
     );
 }
 
-/// The texts as encoders made them beforehand, or the encoders that make them when the run begins. `records` are those that the
-/// config names, if they could be read. `at` is the pipeline.
-fn open_texts(
+/// Texts as encoders made them beforehand, or the encoders that make them when the run begins.
+enum Texts<'a> {
+    Encoded(TextEmbeddings),
+    ToEncode(PromptEncoders, &'a EncodeConfig),
+}
+
+/// Opens the texts. `records` are those that the config names, if they could be read. `at` is the pipeline.
+fn open_texts<'a>(
     model: &DiffusersConfig,
     config: &DiffusionConfig,
-    prompts: &PromptsConfig,
+    prompts: &'a PromptsConfig,
     records: Option<&Option<Vec<Record>>>,
     folder: Option<&DiffusersFolder>,
     at: &Section,
-) -> Option<(Option<TextEmbeddings>, Option<PromptEncoders>)> {
+) -> Option<Texts<'a>> {
     match (&prompts.embeddings, &prompts.encode) {
         (Some(path), None) => {
             let texts = open_embeddings(path, config, folder?, at)?;
@@ -266,7 +284,7 @@ fn open_texts(
                     "write a line for each text, in their order",
                 );
             }
-            Some((Some(texts), None))
+            Some(Texts::Encoded(texts))
         }
         (None, Some(encode)) => {
             let encoders = open_own_encoders(prompts, encode, model, folder, at);
@@ -279,7 +297,7 @@ fn open_texts(
             let help = "leave it out of the records and of `encode`";
             let checked = encoders.check(&Prompts::of(records, encode).texts());
             at.take(checked, field, |error| one_line(error), help);
-            Some((None, Some(encoders)))
+            Some(Texts::ToEncode(encoders, encode))
         }
         _ => {
             let help = "write `embeddings: FILE`, which `anyroll embed` makes, or `encode: {}`, by which the model's own \

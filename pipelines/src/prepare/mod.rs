@@ -14,7 +14,7 @@ mod data;
 mod environment;
 mod image_rewards;
 mod images;
-mod opened;
+mod open;
 mod pair;
 mod reference;
 mod resolve;
@@ -26,12 +26,11 @@ mod texts;
 
 use std::path::Path;
 
-pub use opened::{Opened, Texts};
-
 use crate::config::{
     Config, Error, Node, Problem, Problems, Reading, RewardKind, RewardTerm, Section, Source, from_node,
     include_strategies,
 };
+use crate::opened::Opened;
 use crate::run::{Machine, Run};
 
 /// A config file as it was read, whatever is wrong with it.
@@ -109,7 +108,7 @@ impl Draft {
     pub fn open(&self) -> Result<(Config, Opened), Error> {
         self.checked(|config, at| {
             self.validate(config, at);
-            let opened = opened::open(config, at)?;
+            let opened = open::open(config, at)?;
             Some((config.clone(), opened))
         })
     }
@@ -121,7 +120,7 @@ impl Draft {
     pub fn prepare(&self, machine: &Machine, purpose: Purpose) -> Result<Prepared, Error> {
         self.checked(|config, at| {
             self.validate(config, at);
-            let opened = opened::open(config, at);
+            let opened = open::open(config, at);
             let run = resolve::resolve(config, at, machine, opened.as_ref());
             if purpose != Purpose::Plan {
                 rewards::have_keys(config, at);
@@ -129,13 +128,7 @@ impl Draft {
             if purpose == Purpose::Check {
                 rewards::start(config, at);
             }
-            let (mut run, opened) = run.zip(opened)?;
-            if !at.is_config_sound() {
-                return None;
-            }
-            steps::settle(&mut run, &opened);
-            data::settle(&mut run.config, &opened);
-            answers::settle(&mut run.config, &opened);
+            let (mut run, opened) = run.zip(opened).filter(|_| at.is_config_sound())?;
             if purpose != Purpose::Plan {
                 stage::settle(&mut run, &opened, at);
             }

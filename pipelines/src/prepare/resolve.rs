@@ -5,7 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::opened::Opened;
+use super::steps::Length;
+use super::{answers, data, steps};
 use crate::config::{
     Config, DataConfig, Devices, DiffusionConfig, ImageDataConfig, LoraConfig, ModelConfig, OffloadConfig,
     Paths, PipelineConfig, Precision, RewardConfig, RewardKind, RoleConfig, RolloutRoleConfig, Section,
@@ -13,13 +14,14 @@ use crate::config::{
 };
 use crate::data::files;
 use crate::error_chain::one_line;
+use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 
 /// Ranks of one host on the cpu: beyond, somebody has mistyped.
 const MOST_HOST_RANKS: usize = 1024;
 
-/// Resolves `config`, or reports what cannot be on `machine`. Something that it names may not have been `opened`, which is
-/// reported then.
+/// Resolves `config`, or reports what cannot be on `machine`. If something that it names could not be `opened`, that has been
+/// reported, and there is no run.
 pub(super) fn resolve(
     config: &Config,
     at: &Section,
@@ -27,7 +29,7 @@ pub(super) fn resolve(
     opened: Option<&Opened>,
 ) -> Option<Run> {
     let own_shift = match opened {
-        Some(Opened::Images(images)) => images.folder.shift(),
+        Some(Opened::Images(images)) => images.model.folder.shift(),
         _ => 1.0,
     };
     let resolver = Resolver { at, config, machine, own_shift };
@@ -51,8 +53,20 @@ pub(super) fn resolve(
     let reward_models = resolver.reward_models(&policy);
     let memory_bytes = resolver.memory(local_ranks);
     let config = resolver.filled(threads);
+    let (mut config, opened) = (config?, opened?);
+    if !at.is_config_sound() {
+        return None;
+    }
+    let Length { steps, reason: steps_reason } = steps::fill(&mut config.pipeline, opened);
+    let evaluated = data::fill(&mut config.pipeline, opened);
+    let completed = answers::fill(&mut config.pipeline, opened);
+    let (shares_prompts, shift) = match &config.pipeline {
+        PipelineConfig::Rlvr(rlvr) => (rlvr.share_prompts == Some(true), own_shift),
+        PipelineConfig::Diffusion(diffusion) => (false, diffusion.sampler.shift.unwrap_or(own_shift)),
+        PipelineConfig::Offline(_) => (false, own_shift),
+    };
     Some(Run {
-        config: config?,
+        config,
         world_size: world_size?,
         threads,
         reference: unless_failed(reference)?,
@@ -62,8 +76,13 @@ pub(super) fn resolve(
         batches: batches?,
         policy,
         memory_bytes,
+        steps,
+        evaluated,
+        completed,
+        shares_prompts,
+        shift,
         stage_reason: None,
-        steps_reason: None,
+        steps_reason,
     })
 }
 
@@ -126,7 +145,7 @@ impl Step {
 }
 
 pub(super) struct Resolver<'a> {
-    at: &'a Section<'a>,
+    pub(super) at: &'a Section<'a>,
     pub(super) config: &'a Config,
     machine: &'a Machine,
     /// The shift of the model's own scheduler; 1 without one.
@@ -151,7 +170,7 @@ impl Resolver<'_> {
             reduction: top.reduction,
             collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),
         };
-        Some(Role { backend: facts.name.clone(), ordinals, strategy })
+        Some(Role::new(facts.name.clone(), ordinals, strategy))
     }
 
     /// The backend and the devices that a role has by its own fields, or by the top level's.
@@ -488,12 +507,13 @@ impl Resolver<'_> {
                 environment.path = absolute(&environment.path);
             }
             if let RewardConfig::Sum(terms) = &mut rlvr.reward {
-                for term in terms {
+                for (index, term) in terms.iter_mut().enumerate() {
+                    let field = format!("pipeline.rlvr.reward[{index}].model.backend");
                     match &mut term.kind {
                         RewardKind::Python(python) => python.path = absolute(&python.path),
                         RewardKind::Model(model) => {
                             model.path = absolute(&model.path);
-                            model.backend = self.backend("backend", &model.backend)?.name.clone();
+                            model.backend = self.backend(&field, &model.backend)?.name.clone();
                         }
                         _ => {}
                     }

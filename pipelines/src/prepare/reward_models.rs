@@ -10,6 +10,9 @@ use crate::run::Role;
 impl Resolver<'_> {
     /// How the ranks hold each reward model, in the order of the reward's terms; `None` for one that is on the host.
     pub(super) fn reward_models(&self, policy: &Role) -> Option<Vec<Option<Role>>> {
+        if !self.at.below("pipeline.rlvr.reward").has_all_items() {
+            return None;
+        }
         let models = self.config.pipeline.reward().into_iter().flat_map(RewardConfig::numbered_models);
         let held = models.map(|(index, model)| {
             self.reward_model(&format!("pipeline.rlvr.reward[{index}].model"), model, policy)
@@ -42,7 +45,7 @@ impl Resolver<'_> {
             reduction: self.config.strategy.reduction,
             collective_timeout_s: collective_timeout_s.unwrap_or(policy.strategy.collective_timeout_s),
         };
-        let role = Role { backend, ordinals, strategy };
+        let role = Role::new(backend, ordinals, strategy);
         self.is_beside(policy, path, &role).then_some(Some(role))
     }
 }

@@ -11,6 +11,9 @@ use crate::reward::{Code, Judge, Model, OpenModel, Pattern, Python, key};
 
 /// Opens the reward models, in the order of the terms, and reports what of the terms cannot be used. `at` is the reward.
 pub(super) fn open(reward: &RewardConfig, at: &Section) -> Option<Vec<OpenModel>> {
+    if !at.has_all_items() {
+        return None;
+    }
     let opened: Vec<Option<OpenModel>> = reward
         .terms()
         .iter()
@@ -86,6 +89,9 @@ fn check_judge(judge: &JudgeConfig, at: &Section) {
 /// Reports keys of endpoints that the environment, here and now, has not.
 pub(super) fn have_keys(config: &Config, at: &Section) {
     let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { return };
+    if !at.below("pipeline.rlvr.reward").has_all_items() {
+        return;
+    }
     for (index, term) in rlvr.reward.terms().iter().enumerate() {
         let (name, variable) = match &term.kind {
             RewardKind::Judge(judge) => ("judge", &judge.key_variable),
@@ -102,11 +108,15 @@ pub(super) fn have_keys(config: &Config, at: &Section) {
 
 /// Reports what rewards start on this machine and that does not start.
 pub(super) fn start(config: &Config, at: &Section) {
+    let reward = at.below("pipeline").below(config.pipeline.name()).below("reward");
+    if !reward.has_all_items() {
+        return;
+    }
     match &config.pipeline {
         PipelineConfig::Rlvr(rlvr) => {
             environment::start(&rlvr.rollout, at);
             for (index, term) in rlvr.reward.terms().iter().enumerate() {
-                let at = at.below("pipeline.rlvr.reward").item(index);
+                let at = reward.item(index);
                 match &term.kind {
                     RewardKind::Python(python) => load_function(python, &at.below("python")),
                     RewardKind::Code(code) if at.is_sound("code") => {
@@ -120,7 +130,7 @@ pub(super) fn start(config: &Config, at: &Section) {
         PipelineConfig::Diffusion(diffusion) => {
             for (index, kind) in diffusion.reward.fields() {
                 if let ImageReward::Python(python) = kind {
-                    let at = at.below("pipeline.diffusion.reward").below(&index);
+                    let at = reward.below(&index);
                     load_function(python, &at.below("python"));
                 }
             }

@@ -1,17 +1,17 @@
 //! The stages that `zero_stage: auto` stands for.
 
-use super::opened::Opened;
 use crate::{
     config::{Recompute, RewardConfig, RolesConfig, Section, ZeroStage},
     error_chain::one_line,
     format::gib,
+    opened::Opened,
     plan::{Planner, Stages, Tightest, Unsettled, settle as fastest},
     run::Run,
 };
 
 /// Writes the stages that `auto` stands for into `run`, wherever it stands, or reports why there are none.
 pub(super) fn settle(run: &mut Run, opened: &Opened, at: &Section) {
-    if run.roles().any(|role| role.strategy.zero_stage == ZeroStage::Auto) && !choose(run, opened, at) {
+    if run.roles().any(|role| role.has_open_stage) && !choose(run, opened, at) {
         return;
     }
     write_down(run);
@@ -20,7 +20,7 @@ pub(super) fn settle(run: &mut Run, opened: &Opened, at: &Section) {
 /// Whether there are stages for what is open, which are then the roles'; reported if not.
 fn choose(run: &mut Run, opened: &Opened, at: &Section) -> bool {
     let field = &open_field(run);
-    let planner = Planner::new(run, opened.dataset());
+    let planner = Planner::new(run, opened);
     let Some(planner) = at.take(planner, field, |error| one_line(error), "write the number of a stage")
     else {
         return false;
@@ -33,18 +33,18 @@ fn choose(run: &mut Run, opened: &Opened, at: &Section) -> bool {
         }
     };
     let Stages { policy, reference, critic, reward_models } = settled.stages;
-    run.policy.strategy.zero_stage = ZeroStage::Stage(policy);
-    run.policy.strategy.keep_logits = settled.keep_logits;
+    let keeps_logits = settled.keep_logits == Some(true);
+    run.policy.choose(policy);
+    run.policy.strategy.keep_logits = keeps_logits;
+    run.config.strategy.keep_logits = settled.keep_logits;
     for (role, stage) in [(&mut run.reference, reference), (&mut run.critic, critic)] {
         if let (Some(role), Some(stage)) = (role, stage) {
-            role.strategy.zero_stage = ZeroStage::Stage(stage);
-            role.strategy.keep_logits = settled.keep_logits;
+            role.choose(stage);
+            role.strategy.keep_logits = keeps_logits;
         }
     }
-    for model in run.reward_models.iter_mut().flatten() {
-        if let (ZeroStage::Auto, Some(stage)) = (model.strategy.zero_stage, reward_models) {
-            model.strategy.zero_stage = ZeroStage::Stage(stage);
-        }
+    for model in run.reward_models.iter_mut().flatten().filter(|model| model.has_open_stage) {
+        reward_models.into_iter().for_each(|stage| model.choose(stage));
     }
     run.stage_reason = run.policy_memory_bytes().map(|memory_bytes| settled.reason(memory_bytes));
     true
@@ -94,10 +94,9 @@ fn refuse(unsettled: Unsettled, field: &str, at: &Section) {
 
 /// Puts the stages into the config that the run leaves behind.
 fn write_down(run: &mut Run) {
-    let (config, policy) = (&mut run.config, run.policy.strategy.zero_stage);
+    let (config, policy) = (&mut run.config, ZeroStage::Stage(run.policy.strategy.zero_stage));
     let is_open = |stage: Option<ZeroStage>| stage == Some(ZeroStage::Auto);
     let top_is_open = is_open(Some(config.strategy.zero_stage));
-    config.strategy.keep_logits = run.policy.strategy.keep_logits;
     if top_is_open {
         config.strategy.zero_stage = policy;
     }
@@ -107,7 +106,7 @@ fn write_down(run: &mut Run) {
     }
     let (reference, critic) = (&mut roles.reference.strategy, &mut roles.critic.strategy);
     for (role, says) in [(&run.reference, reference), (&run.critic, critic)] {
-        let stage = role.as_ref().map_or(policy, |role| role.strategy.zero_stage);
+        let stage = role.as_ref().map_or(policy, |role| ZeroStage::Stage(role.strategy.zero_stage));
         let says = &mut says.zero_stage;
         let follows = says.is_none() && top_is_open && stage != policy;
         if is_open(*says) || follows {
@@ -117,7 +116,7 @@ fn write_down(run: &mut Run) {
     let models = config.pipeline.reward_mut().into_iter().flat_map(RewardConfig::models_mut);
     for (model, role) in models.zip(&run.reward_models) {
         if let (Some(says), Some(role)) = (&mut model.strategy, role) {
-            says.zero_stage = role.strategy.zero_stage;
+            says.zero_stage = ZeroStage::Stage(role.strategy.zero_stage);
         }
     }
 }
@@ -161,7 +160,7 @@ mod tests {
         let loaded = loaded(sets);
         let run = loaded.resolve_but_stage(&with_memory(None)).unwrap();
         // Without memory to plan for, the cache is as large as it may be; here it is as small.
-        let plan = Planner::new(&run, loaded.dataset()).unwrap().plan_at(&run, stages);
+        let plan = Planner::new(&run, &loaded.opened).unwrap().plan_at(&run, stages);
         let phases = plan
             .phases()
             .map(|(_, phase)| phase.total() - phase.kv_cache.saturating_sub(plan.least_kv_cache));
@@ -171,8 +170,8 @@ mod tests {
     /// The stages of policy and reference on two ranks with so many bytes each.
     fn settled(sets: &[&str], memory_bytes: usize) -> Result<(u8, u8, Run), Error> {
         let run = loaded(&[&[REFERENCE], sets].concat()).resolve(&with_memory(Some(2 * memory_bytes)))?;
-        let reference = run.reference.as_ref().unwrap().strategy.zero_stage.number();
-        Ok((run.policy.strategy.zero_stage.number(), reference, run))
+        let reference = run.reference.as_ref().unwrap().strategy.zero_stage;
+        Ok((run.policy.strategy.zero_stage, reference, run))
     }
 
     #[test]
@@ -214,8 +213,8 @@ mod tests {
         let kept = |sets: &[&str]| {
             let run = settled(sets, 1 << 30).unwrap().2;
             let says = run.stage_reason.is_some_and(|reason| reason.contains("and logits kept"));
-            let keeps = run.policy.strategy.keep_logits;
-            assert_eq!(says, keeps == Some(true));
+            let keeps = run.config.strategy.keep_logits;
+            assert_eq!((says, run.policy.strategy.keep_logits), (keeps == Some(true), says));
             keeps
         };
         assert_eq!(kept(&[AUTO]), Some(true));
@@ -279,7 +278,7 @@ mod tests {
         let stage_in = |sets: &[&str], memory_bytes| {
             let sets = [&["strategy.zero_stage=auto", WIDE], sets].concat();
             let run = loaded(&sets).resolve(&with_memory(Some(2 * memory_bytes))).unwrap();
-            run.policy.strategy.zero_stage.number()
+            run.policy.strategy.zero_stage
         };
         let one = only(1);
         let (without, with) = (needs(&[WIDE], one), needs(&[WIDE, &reward], one));
@@ -333,8 +332,8 @@ mod tests {
             let yaml = run.to_yaml();
             let again = read(&yaml, &[]).unwrap().resolve(&with_memory(None)).unwrap();
             assert_eq!((&again.policy, &again.reward_models), (&run.policy, &run.reward_models), "{yaml}");
-            let stage = run.reward_models[0].as_ref().unwrap().strategy.zero_stage.number();
-            (run.policy.strategy.zero_stage.number(), stage, run.stage_reason.unwrap())
+            let stage = run.reward_models[0].as_ref().unwrap().strategy.zero_stage;
+            (run.policy.strategy.zero_stage, stage, run.stage_reason.unwrap())
         };
         // Training is where most is needed, with the model there: sharded, it leaves more room.
         let own = "strategy.zero_stage=1";
@@ -377,8 +376,8 @@ mod tests {
         };
         let loaded = loaded(&sets);
         let run = loaded.resolve(&host(1 << 30)).unwrap();
-        assert_eq!(run.critic.as_ref().unwrap().strategy.zero_stage, ZeroStage::Stage(1));
-        let planner = Planner::new(&run, loaded.dataset()).unwrap();
+        assert_eq!(run.critic.as_ref().unwrap().strategy.zero_stage, 1);
+        let planner = Planner::new(&run, &loaded.opened).unwrap();
         let needs = |critic| {
             let plan = planner.plan_at(&run, Stages { critic: Some(critic), ..only(0) });
             assert_eq!((plan.critic, plan.others.len()), (None, 1));
@@ -391,8 +390,8 @@ mod tests {
         assert!(phase == "critic" && one > three, "{one} and {three}");
         for (memory_bytes, stage) in [(one, 1), (one - 1, 3), (three, 3)] {
             let run = loaded.resolve(&host(memory_bytes)).unwrap();
-            assert_eq!(run.critic.unwrap().strategy.zero_stage, ZeroStage::Stage(stage));
-            assert_eq!(run.policy.strategy.zero_stage, ZeroStage::Stage(0));
+            assert_eq!(run.critic.unwrap().strategy.zero_stage, stage);
+            assert_eq!(run.policy.strategy.zero_stage, 0);
         }
         let error = loaded.resolve(&host(three - 1)).unwrap_err().to_string();
         assert!(error.contains("roles.critic.strategy.zero_stage: no stage fits"), "{error}");

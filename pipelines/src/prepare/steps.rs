@@ -1,9 +1,8 @@
 //! The number of steps that passes over the data stand for.
 
-use super::opened::Opened;
 use crate::config::{DataConfig, DataEpochs, PipelineConfig, Section, Steps, whole_steps};
 use crate::data::Dataset;
-use crate::run::Run;
+use crate::opened::Opened;
 
 /// Passes over the data: beyond, somebody has mistyped.
 const MOST_EPOCHS: f64 = 1e6;
@@ -15,18 +14,22 @@ pub(super) struct Length {
     pub(super) reason: Option<String>,
 }
 
-/// Writes the number of steps that passes over the data stand for into `run`, which was checked.
-pub(super) fn settle(run: &mut Run, opened: &Opened) {
-    let (steps, size) = run.config.pipeline.steps_and_their_size();
-    let records = opened.dataset().and_then(Dataset::records_of_a_pass);
-    let (Steps::By(DataEpochs { data_epochs }), Some(records)) = (steps, records) else { return };
-    let Length { steps, reason } = of_epochs(data_epochs, records, size);
-    run.steps_reason = reason;
-    match &mut run.config.pipeline {
-        PipelineConfig::Rlvr(rlvr) => rlvr.steps = Steps::Count(steps),
-        PipelineConfig::Offline(offline) => offline.steps = Steps::Count(steps),
+/// Writes the number of steps that passes over the data stand for into the `pipeline` of a config that is sound.
+pub(super) fn fill(pipeline: &mut PipelineConfig, opened: &Opened) -> Length {
+    let (steps, size) = pipeline.steps_and_their_size();
+    let length = match steps {
+        Steps::Count(steps) => Length { steps, reason: None },
+        Steps::By(DataEpochs { data_epochs }) => {
+            let records = opened.dataset().and_then(Dataset::records_of_a_pass);
+            of_epochs(data_epochs, records.unwrap_or(0), size)
+        }
+    };
+    match pipeline {
+        PipelineConfig::Rlvr(rlvr) => rlvr.steps = Steps::Count(length.steps),
+        PipelineConfig::Offline(offline) => offline.steps = Steps::Count(length.steps),
         PipelineConfig::Diffusion(_) => {}
     }
+    length
 }
 
 /// How many steps a pipeline has with this data; `None` if there are none to be known, with a problem where that is the config's.
@@ -85,7 +88,7 @@ mod tests {
         config::{Error, Invalid},
         data::Draw,
         prepare::tests::{Loaded, SMALL, machine, only_problem, read},
-        run::Machine,
+        run::{Machine, Run},
     };
 
     /// What one epoch after the other is, batch by batch, in `transformers` (`Trainer.set_initial_training_values`).
@@ -145,7 +148,7 @@ mod tests {
             assert!((25..40).contains(&records), "some of 40 are held out: {records}");
 
             let mut seen: HashMap<String, u64> = HashMap::new();
-            for step in 0..run.config.pipeline.steps() {
+            for step in 0..run.steps {
                 for record in dataset.train_batch(Draw::Rollout, run.config.seed, step, 4) {
                     *seen.entry(record.id).or_default() += 1;
                 }
@@ -166,15 +169,15 @@ mod tests {
         let yaml = run.to_yaml();
         let reason = format!("# pipeline.rlvr.steps: {}\n", run.steps_reason.as_ref().unwrap());
         assert!(yaml.starts_with(&reason) && reason.contains(": 2 epochs of "), "{yaml}");
-        assert!(yaml.contains(&format!("\n    steps: {}\n", run.config.pipeline.steps())), "{yaml}");
+        assert!(yaml.contains(&format!("\n    steps: {}\n", run.steps)), "{yaml}");
         let again = read(&yaml, &[]).unwrap().resolve(&machine()).unwrap();
         assert_eq!((&again.config, again.steps_reason), (&run.config, None));
         // They are of a step over all ranks.
         let two = resolved(folder.path(), &[sets[0], "devices=2"], &machine());
-        assert_eq!(two.config.pipeline.steps(), run.config.pipeline.steps());
+        assert_eq!(two.steps, run.steps);
         // A later number counts more.
         let ten = resolved(folder.path(), &[sets[0], "pipeline.rlvr.steps=10"], &machine());
-        assert_eq!((ten.config.pipeline.steps(), ten.steps_reason), (10, None));
+        assert_eq!((ten.steps, ten.steps_reason), (10, None));
     }
 
     #[track_caller]
@@ -212,7 +215,7 @@ mod tests {
         let warmup =
             |steps: u64| format!("pipeline.rlvr.optimizer.schedule={{linear: {{warmup_steps: {steps}}}}}");
         let epochs = "pipeline.rlvr.steps={data_epochs: 2}";
-        let steps = resolved(folder.path(), &[epochs], &machine()).config.pipeline.steps();
+        let steps = resolved(folder.path(), &[epochs], &machine()).steps;
         resolved(folder.path(), &[epochs, &warmup(steps - 1)], &machine());
         let refused = with_file(folder.path(), &[epochs, &warmup(steps)]);
         let message = format!("{steps} of {steps} steps leave none to fall");

@@ -3,7 +3,6 @@
 use anyroll_models::hf::ModelFolder;
 
 use super::adapters::{self, Adapters};
-use super::opened::{Opened, Texts};
 use super::{answers, data, environment, reference, rewards, steps};
 use crate::base_model::BaseModel;
 use crate::config::{
@@ -11,6 +10,8 @@ use crate::config::{
 };
 use crate::data::{Dataset, Tokenizer, TokenizerError};
 use crate::error_chain::one_line;
+use crate::opened::{Opened, Texts};
+use crate::reward::OpenModel;
 
 /// What to do about a model's folder that cannot be used.
 const MEND_FOLDER: &str =
@@ -108,13 +109,15 @@ pub(super) fn refuse_unread(error: &TokenizerError, at: &Section) {
     }
 }
 
-/// Reports messages, which a model of characters does not read.
-pub(super) fn refuse_messages(dataset: &Dataset, at: &Section) {
+/// `None` and a problem if there are messages, which a model of characters does not read.
+pub(super) fn without_messages<'a>(dataset: &'a Dataset, at: &Section) -> Option<&'a Dataset> {
     let examples = dataset.examples();
-    if let Some(record) = examples.iter().find(|record| !record.messages.is_empty()) {
-        let error = TokenizerError::Messages { record: record.id.clone() };
-        at.refuse("model.decoder", one_line(&error), TEXTS_OR_CHAT);
-    }
+    let Some(record) = examples.iter().find(|record| !record.messages.is_empty()) else {
+        return Some(dataset);
+    };
+    let error = TokenizerError::Messages { record: record.id.clone() };
+    at.refuse("model.decoder", one_line(&error), TEXTS_OR_CHAT);
+    None
 }
 
 /// Opens what an RLVR run names.
@@ -177,7 +180,7 @@ fn finish(
     policy: Option<Policy>,
     dataset: Option<Dataset>,
     longest: Option<usize>,
-    reward_models: Option<Vec<crate::reward::OpenModel>>,
+    reward_models: Option<Vec<OpenModel>>,
 ) -> Option<Opened> {
     let own = policy.as_ref().zip(dataset.as_ref());
     let reference = reference::open(config, own, longest, at);

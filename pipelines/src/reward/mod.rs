@@ -155,7 +155,7 @@ pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
         RewardKind::Ifeval(config) => Box::new(Ifeval::new(*config)),
         RewardKind::Code(config) => Box::new(Code::new(config)?),
         RewardKind::Judge(config) => Box::new(Judge::new(config)?),
-        RewardKind::Model(config) => Box::new(Model::new(config)?),
+        RewardKind::Model(config) => Box::new(Model::new(config, Model::open(config)?)?),
         RewardKind::Python(config) => Box::new(Python::new(config)?),
         RewardKind::Environment(_) => return Err("it is of an episode, and no completion by itself".into()),
         RewardKind::Length(config) => Box::new(Length::new(*config)),

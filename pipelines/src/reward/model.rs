@@ -12,6 +12,7 @@ use super::{Completion, Error, Failure, Reward, Takes};
 use crate::config::RewardModelConfig;
 use crate::data::{HfTokenizer, Record};
 use crate::error_chain::one_line;
+use crate::run::Role;
 
 /// Its name in metrics and errors.
 pub(super) const NAME: &str = "model";
@@ -44,6 +45,24 @@ pub struct OpenModel {
     pub reader: Reader,
 }
 
+impl OpenModel {
+    /// The `opened` models of a reward, in the order of its terms, by their `roles`: those that the ranks hold together, and those
+    /// on the host, with `None` for one that is not.
+    pub fn divide(opened: Vec<Self>, roles: &[Option<Role>]) -> (Vec<Self>, Vec<Option<Self>>) {
+        let (mut held, mut on_host) = (Vec::new(), Vec::new());
+        for (model, role) in opened.into_iter().zip(roles) {
+            match role {
+                Some(_) => {
+                    held.push(model);
+                    on_host.push(None);
+                }
+                None => on_host.push(Some(model)),
+            }
+        }
+        (held, on_host)
+    }
+}
+
 /// Completions as a reward model reads them.
 pub(super) struct Texts<'a> {
     records: Vec<&'a Record>,
@@ -54,12 +73,12 @@ pub(super) struct Texts<'a> {
 }
 
 impl Model {
-    /// Reads the folder's weights.
+    /// Reads the weights of the folder that was `opened`.
     ///
     /// # Errors
     /// What of the folder cannot be used.
-    pub fn new(config: &RewardModelConfig) -> Result<Self, Failure> {
-        let OpenModel { folder, reader } = Self::open(config)?;
+    pub fn new(config: &RewardModelConfig, opened: OpenModel) -> Result<Self, Failure> {
+        let OpenModel { folder, reader } = opened;
         let because = |error: anyroll_models::Error| one_line(&error);
         let model = ValueModel::new(folder.decoder_config().clone(), Device::Cpu).map_err(because)?;
         let kind = config.dtype.dtype().kind();
@@ -219,6 +238,11 @@ pub(super) mod tests {
         model.score(&record, &Completion { text, tokens: None, finished })
     }
 
+    /// The model of `config` on the host.
+    pub(in super::super) fn host(config: &RewardModelConfig) -> Model {
+        Model::new(config, Model::open(config).unwrap()).unwrap()
+    }
+
     /// `tests/python/make_reward_model_golden.py` wrote them.
     #[test]
     fn scores_equal_those_of_transformers() {
@@ -226,8 +250,8 @@ pub(super) mod tests {
         let cases: Vec<serde_json::Value> =
             serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
         let plain = RewardModelConfig { chat: false, ..golden("reward_model") };
-        let chat = Model::new(&golden("reward_model")).unwrap();
-        let plain = Model::new(&plain).unwrap();
+        let chat = host(&golden("reward_model"));
+        let plain = host(&plain);
         for case in &cases {
             let (prompt, text) = (case["prompt"].as_str().unwrap(), case["completion"].as_str().unwrap());
             for (model, finished, name) in
@@ -258,7 +282,7 @@ pub(super) mod tests {
         let long = "1 ".repeat(100);
         cases.insert(2, (&records[0], completion(&long)));
         let scores = |config: &RewardModelConfig| {
-            let model = Model::new(config).unwrap();
+            let model = host(config);
             let scores = model.score_many(&cases);
             let error = one_line(scores[2].as_ref().unwrap_err());
             assert!(error.contains("and the model reads 1 to 128"), "{error}");
@@ -283,7 +307,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_cannot_be_scored_is_told() {
-        let model = Model::new(&golden("reward_model")).unwrap();
+        let model = host(&golden("reward_model"));
         let error = score(&model, "sort", &"1 ".repeat(100), true).unwrap_err();
         assert!(one_line(&error).contains("and the model reads 1 to 128"), "{}", one_line(&error));
         for (name, expected) in [

@@ -171,7 +171,7 @@ impl Setup {
     ) -> Result<Vec<Prompt>> {
         let rlvr = &self.rlvr;
         let per_step = self.share.prompts / self.share.world_size;
-        let ahead = rlvr.rollout.asynchronous.ahead.min(rlvr.steps.number() - 1 - step);
+        let ahead = rlvr.rollout.asynchronous.ahead.min(self.steps - 1 - step);
         let begun = under_way.groups.len();
         let taken = number * per_step as u64;
         let fresh = taken + begun as u64..taken + per_step as u64 * (1 + ahead);

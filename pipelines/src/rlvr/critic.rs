@@ -166,7 +166,7 @@ impl Setup {
     ) -> Result<Metrics> {
         let rlvr = &self.rlvr;
         let (aggregation, clip) = (rlvr.algorithm.aggregation, critic.config.value_clip);
-        let learning_rate = learning_rate(&critic.config.optimizer, step, rlvr.steps.number());
+        let learning_rate = learning_rate(&critic.config.optimizer, step, self.steps);
         let device = critic.model.torch_device();
         let targets = targets.on(device)?;
         let mut stats = ValueStats::default();

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyroll_models::hf::ModelFolder;
 use anyroll_strategy::checkpoint::{self, Saver};
 use serde::{Deserialize, Serialize};
 
@@ -9,11 +10,11 @@ use super::{Critic, Roles, Setup, own_devices::OwnDevices, under_way::Rollout};
 use crate::{
     Error, Result,
     algorithm::Moments,
-    config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Scale},
-    data::Dataset,
+    config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, RlvrConfig, Scale},
     launch::Rank,
     metrics::Metrics,
-    reward::HeldModel,
+    opened::Texts,
+    reward::{HeldModel, OpenModel},
     run::{Role, Run},
     samples::Phase,
     train::{Evaluation, Exchange, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe},
@@ -25,6 +26,8 @@ pub struct Rlvr {
     place: Place,
     /// Where the reference will be.
     reference_place: Option<Place>,
+    /// The published model that is the reference, if it is one.
+    published: Option<ModelFolder>,
     setup: Setup,
     roles: Roles,
     /// This rank's.
@@ -46,8 +49,10 @@ pub struct Carried {
 
 impl Rlvr {
     /// Prepares a run, its policy on `place`, with its first weights. Opens the other roles' devices.
-    pub fn new(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
-        let setup = Setup::new(&run, dataset, &place)?;
+    pub fn new(run: Run, rlvr: &RlvrConfig, opened: Texts, place: Place, rank: &Rank) -> Result<Self> {
+        let Texts { dataset, base, reference: published, reward_models } = opened;
+        let (held, on_host) = OpenModel::divide(reward_models, &run.reward_models);
+        let setup = Setup::new(&run, rlvr, dataset, base, on_host, &place)?;
         let optimizer = match &setup.rlvr.warmup {
             Some(warmup) if warmup.steps > 0 => &warmup.optimizer,
             _ => &setup.rlvr.optimizer,
@@ -60,10 +65,10 @@ impl Rlvr {
         let critic = critic_place.map(|place| Critic::new(&run, &setup, &place)).transpose()?.flatten();
         let own_devices = |role| OwnDevices::open(&setup, role, rank.local_rank);
         let devices = run.rollout.as_ref().map(own_devices).transpose()?;
-        let reward_models = HeldModel::all(&setup.rlvr.reward, &run, &place, rank)?;
+        let reward_models = HeldModel::all(held, &run, &place, rank)?;
         let roles = Roles { policy, reference: None, critic, reward_models };
         let rollout = Rollout { devices, ..Rollout::default() };
-        Ok(Self { run, place, reference_place, setup, roles, rollout })
+        Ok(Self { run, place, reference_place, published, setup, roles, rollout })
     }
 
     /// Whether there is something under way between steps.
@@ -79,7 +84,7 @@ impl Pipeline for Rlvr {
         let rlvr = &self.setup.rlvr;
         Plan {
             warmup_steps: rlvr.warmup.as_ref().map_or(0, |warmup| warmup.steps),
-            steps: rlvr.steps.number(),
+            steps: self.run.steps,
             evaluate_every: Some(rlvr.evaluation.every),
             save_every: rlvr.checkpoint.every,
             keep_last: rlvr.checkpoint.keep_last,
@@ -117,7 +122,8 @@ impl Pipeline for Rlvr {
         }
         let (policy, weights) = (&mut self.roles.policy, &*self.setup.weights);
         let reference = self.reference_place.as_ref().zip(self.run.held_reference());
-        let new = |(place, role)| Reference::new(policy, &self.run, role, place, weights, (folder, kept));
+        let published = self.published.as_ref();
+        let new = |(place, role)| Reference::new(policy, published, role, place, weights, (folder, kept));
         self.roles.reference = reference.map(new).transpose()?;
         Ok(())
     }

@@ -12,12 +12,12 @@ use super::{Critic, Decoder};
 use crate::{
     Error, Result,
     base_model::BaseModel,
-    config::{OptimizerConfig, PipelineConfig, RlvrConfig, RolloutConfig, Turns},
+    config::{OptimizerConfig, RlvrConfig, RolloutConfig, Turns},
     data::{Dataset, Record, Tokenizer},
     environment::Environment,
     inference::{AnswersTurns, Sampler},
     offline::Lesson,
-    reward::{HeldModel, RewardSum, Scorer},
+    reward::{HeldModel, OpenModel, RewardSum, Scorer},
     run::Run,
     train::{Place, Reference, Share, adamw, hold, offloaded, zero_config},
 };
@@ -28,6 +28,10 @@ pub struct Setup {
     pub rlvr: RlvrConfig,
     /// The run's seed.
     pub seed: u64,
+    /// The run's steps.
+    pub steps: u64,
+    /// Whether a prompt that neighbouring sequences share goes through the model once.
+    pub shares_prompts: bool,
     /// Prompts and answers.
     pub dataset: Dataset,
     /// The prompts of every evaluation.
@@ -108,12 +112,15 @@ pub fn sampler(
 }
 
 impl Setup {
-    /// Prepares a run over `world_size` ranks on `place`.
-    pub fn new(run: &Run, dataset: Dataset, place: &Place) -> Result<Self> {
-        let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline else {
-            unreachable!("the command line starts the pipeline that the config names")
-        };
-        let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
+    /// Prepares a run of `base` on `place`. `reward_models` are those on the host, as [`RewardSum::new`] takes them.
+    pub fn new(
+        run: &Run,
+        rlvr: &RlvrConfig,
+        dataset: Dataset,
+        base: BaseModel,
+        reward_models: Vec<Option<OpenModel>>,
+        place: &Place,
+    ) -> Result<Self> {
         let device = place.torch_device()?;
         let model = base.policy(device, &run.policy.strategy)?;
         let model = Arc::new(model.strict(rlvr.rollout.strict));
@@ -126,7 +133,7 @@ impl Setup {
         let (compute, threads) = (Stream::torch(&place.device)?, threads(run, rlvr, &model));
         let sampled = if rlvr.rollout.merge_adapters { Arc::new(model.merged()) } else { model.clone() };
         let sampler = sampler(&rlvr.rollout, sampled, compute, base.tokenizer.clone(), threads);
-        let reward = Arc::new(RewardSum::new(&rlvr.reward, &run.reward_models)?);
+        let reward = Arc::new(RewardSum::new(&rlvr.reward, reward_models)?);
         let environment = Environment::new(&rlvr.rollout, base.tokenizer.clone());
         let environment = environment.map_err(Error::NoEnvironment)?;
         let offloaded = offloaded(&run.policy.strategy);
@@ -134,7 +141,9 @@ impl Setup {
         let workers = NonZeroUsize::new(rlvr.scoring.workers).expect("a config that was checked");
         Ok(Self {
             seed: run.config.seed,
-            held_out: dataset.held_out(rlvr.evaluation.prompts())?.into_iter().map(Arc::new).collect(),
+            steps: run.steps,
+            shares_prompts: run.shares_prompts,
+            held_out: dataset.held_out(run.evaluated)?.into_iter().map(Arc::new).collect(),
             dataset,
             tokenizer: base.tokenizer,
             weights: base.weights,
@@ -154,7 +163,7 @@ impl Setup {
             device,
             model,
             sampler,
-            rlvr: (**rlvr).clone(),
+            rlvr: rlvr.clone(),
         })
     }
 

@@ -23,8 +23,7 @@ impl Setup {
     /// Packs samples for a forward pass of a model on `device`.
     pub fn pack_for(&self, device: tch::Device, samples: &[Sample]) -> Result<PackedBatch> {
         let sequences: Vec<Sequence> = samples.iter().map(Sample::sequence).collect();
-        let pack =
-            if self.rlvr.share_prompts == Some(true) { PackedBatch::sharing } else { PackedBatch::new };
+        let pack = if self.shares_prompts { PackedBatch::sharing } else { PackedBatch::new };
         let packed = pack(&sequences, self.rlvr.rollout.temperature, device)?;
         if self.environment.is_none() {
             return Ok(packed);

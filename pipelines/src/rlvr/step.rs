@@ -128,7 +128,7 @@ impl Setup {
         step: u64,
     ) -> Result<Metrics> {
         let rlvr = &self.rlvr;
-        let learning_rate = learning_rate(&rlvr.optimizer, step, rlvr.steps.number());
+        let learning_rate = learning_rate(&rlvr.optimizer, step, self.steps);
         let numbers: Vec<usize> = self.share.samples_of(exchange.rank()).collect();
         let (mut stats, mut drift) = (LossStats::default(), Drift::default());
         let (mut rows, mut inputs) = (0, 0);

@@ -34,9 +34,9 @@ fn a_reward_model_is_on_the_host_or_held_by_the_ranks() {
     assert_eq!(place(", devices: 2", &["devices=2"]), ("cpu".into(), vec![0, 0]));
 
     let fields = ", backend: gpu, dtype: bf16, batch_size: 3, strategy: {zero_stage: 3}";
-    let StrategyConfig { zero_stage, precision, offload, micro_batch_size, .. } =
+    let Strategy { zero_stage, precision, offload, micro_batch_size, .. } =
         held(fields, &gpus).unwrap().strategy;
-    assert_eq!((zero_stage, precision, micro_batch_size), (ZeroStage::Stage(3), Precision::Bf16, 3));
+    assert_eq!((zero_stage, precision, micro_batch_size), (3, Precision::Bf16, 3));
     assert_eq!((offload.optimizer, offload.params), (OptimizerOffload::None, Offload::BetweenSteps));
     let offload = |fields: &str, sets: &[&str]| held(fields, sets).unwrap().strategy.offload.params;
     assert_eq!(offload(", backend: gpu, strategy: {offload: {params: cpu}}", &gpus), Offload::Cpu);

@@ -1,20 +1,19 @@
-//! What a config names, opened once: the parts of a run take it from here.
+//! What a config names, opened once: the planner and a rank's set-up take folders, tokenizers and data from here.
 
 use anyroll_models::hf::ModelFolder;
 
-use super::{images, texts};
 use crate::base_model::BaseModel;
-use crate::config::{Config, PipelineConfig, Section};
-use crate::data::Dataset;
+use crate::config::DitConfig;
+use crate::data::{self, Dataset};
 use crate::diffusion;
-use crate::reward;
+use crate::reward::OpenModel;
 
 /// What a config names.
 pub enum Opened {
     /// A run of a language model.
     Texts(Box<Texts>),
-    /// A run of a model of images that are made in code.
-    Shapes,
+    /// A run of a model of this shape, of images that are made in code.
+    Shapes(DitConfig),
     /// A run of a published model of images.
     Images(Box<diffusion::Opened>),
 }
@@ -28,7 +27,7 @@ pub struct Texts {
     /// The model that it is compared with, if that is another one.
     pub reference: Option<ModelFolder>,
     /// The reward models in the order of the reward's terms.
-    pub reward_models: Vec<reward::OpenModel>,
+    pub reward_models: Vec<OpenModel>,
 }
 
 impl Opened {
@@ -36,7 +35,7 @@ impl Opened {
     pub fn texts(&self) -> Option<&Texts> {
         match self {
             Self::Texts(texts) => Some(texts),
-            Self::Shapes | Self::Images(_) => None,
+            Self::Shapes(_) | Self::Images(_) => None,
         }
     }
 
@@ -44,7 +43,7 @@ impl Opened {
     pub fn into_texts(self) -> Option<Texts> {
         match self {
             Self::Texts(texts) => Some(*texts),
-            Self::Shapes | Self::Images(_) => None,
+            Self::Shapes(_) | Self::Images(_) => None,
         }
     }
 
@@ -52,16 +51,13 @@ impl Opened {
     pub fn dataset(&self) -> Option<&Dataset> {
         self.texts().map(|texts| &texts.dataset)
     }
-}
 
-/// Opens all that `config` names and reports what does not fit; `None` if something could not be opened.
-pub(super) fn open(config: &Config, at: &Section) -> Option<Opened> {
-    if config.model.is_of_images() != matches!(config.pipeline, PipelineConfig::Diffusion(_)) {
-        return None; // which is reported
-    }
-    match &config.pipeline {
-        PipelineConfig::Rlvr(rlvr) => texts::of_rlvr(config, rlvr, at),
-        PipelineConfig::Offline(offline) => texts::of_offline(config, offline, at),
-        PipelineConfig::Diffusion(diffusion) => images::open(&config.model, diffusion, at),
+    /// Tells the records of a run from all others; `None` where it has none.
+    pub fn digest(&self) -> Option<u32> {
+        match self {
+            Self::Texts(texts) => Some(texts.dataset.digest()),
+            Self::Shapes(_) => None,
+            Self::Images(images) => images.records().map(data::digest),
+        }
     }
 }
