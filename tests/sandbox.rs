@@ -1,4 +1,4 @@
-//! The sandbox against programs that mean harm, and programs that mean none.
+//! The sandbox with malicious and with harmless programs.
 
 mod abuses;
 
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyroll_sandbox::{Ended, Error, File, Finished, Limits, Protection, Sandbox};
+use anyroll_sandbox::{Error, Exit, File, Finished, Limits, Protection, Sandbox};
 
 use abuses::{ABUSES, Abuse, PRELUDE};
 
@@ -22,7 +22,8 @@ const LIMITS: Limits = Limits {
     output_bytes: 64 << 10,
 };
 
-/// A sandbox with all protections, or `None`, told aloud, where the machine has no user namespaces or no Landlock.
+/// Returns a sandbox with all protections. If the machine has no user namespaces or no Landlock, prints a
+/// message and returns `None`.
 fn sandbox(wall_s: f64) -> Option<Sandbox> {
     let limits = Limits { wall_s, ..LIMITS };
     let sandbox = Sandbox::new(HELPER.into(), limits, Vec::new(), Protection::ALL.to_vec());
@@ -32,7 +33,7 @@ fn sandbox(wall_s: f64) -> Option<Sandbox> {
             Some(sandbox)
         }
         Err(Error::Refused(why)) => {
-            eprintln!("SKIPPED: this machine cannot make the sandbox: {why}");
+            eprintln!("SKIPPED: this machine cannot create the sandbox: {why}");
             None
         }
         Err(error) => panic!("{error}"),
@@ -49,7 +50,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The processes of this machine that run the program of an abuse.
+/// Counts the processes of this machine that run the program of an abuse.
 fn abuses_left() -> usize {
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let command = |path: &Path| fs::read(path.join("cmdline")).unwrap_or_default();
@@ -59,22 +60,22 @@ fn abuses_left() -> usize {
 #[test]
 fn honest_programs_run() {
     let Some(sandbox) = sandbox(20.0) else { return };
-    let check = |program: &str, stdin: &str, ended: Ended, stdout: &str| {
+    let check = |program: &str, stdin: &str, exit: Exit, stdout: &str| {
         let finished = run(&sandbox, program, "honest", stdin);
         assert_eq!(
-            (finished.ended, text(&finished.stdout).as_str()),
-            (ended, stdout),
+            (finished.exit, text(&finished.stdout).as_str()),
+            (exit, stdout),
             "{program}: {finished:?}"
         );
     };
-    check("print(sum(map(int, input().split())))", "3 4\n", Ended::Well, "7\n");
-    check("import math, json, re, collections, itertools\nprint(math.comb(5, 2))", "", Ended::Well, "10\n");
-    check("open('x', 'w').write('y')\nprint(open('x').read())", "", Ended::Well, "y\n");
-    check("raise SystemExit(3)", "", Ended::Badly, "");
+    check("print(sum(map(int, input().split())))", "3 4\n", Exit::Success, "7\n");
+    check("import math, json, re, collections, itertools\nprint(math.comb(5, 2))", "", Exit::Success, "10\n");
+    check("open('x', 'w').write('y')\nprint(open('x').read())", "", Exit::Success, "y\n");
+    check("raise SystemExit(3)", "", Exit::Failure, "");
     check(
         "import os\nprint(os.getcwd(), os.getuid(), os.getpid() < 20)",
         "",
-        Ended::Well,
+        Exit::Success,
         "/box 1000 True\n",
     );
     let two =
@@ -82,12 +83,12 @@ fn honest_programs_run() {
     check(
         &format!("if __name__ == '__main__':\n    {}", two.replace('\n', "\n    ")),
         "",
-        Ended::Well,
+        Exit::Success,
         "2\n",
     );
-    // What a program writes before it is ended is kept.
+    // Output before the forced end is kept.
     let unread = "x".repeat(1 << 20);
-    check("print(1)", &unread, Ended::Well, "1\n");
+    check("print(1)", &unread, Exit::Success, "1\n");
 }
 
 #[test]
@@ -100,20 +101,20 @@ fn abuses_are_contained() {
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
     assert!(ABUSES.len() >= 30);
-    for Abuse { name, program, ended, says } in ABUSES {
+    for Abuse { name, program, exits, says } in ABUSES {
         let program = program
             .replace("SECRET", &format!("{:?}", secret.to_str().unwrap()))
             .replace("PORT", &port.to_string())
             .replace("HOST_PID", &std::process::id().to_string());
-        let waits = ended.contains(&Ended::TimedOut);
+        let waits = exits.contains(&Exit::TimedOut);
         let started = Instant::now();
         let finished =
             run(if waits { &hasty } else { &patient }, &format!("{PRELUDE}{program}"), "abuse", "");
         assert!(started.elapsed() < Duration::from_secs(if waits { 10 } else { 25 }), "{name}");
         let said = text(&finished.stdout);
         assert!(!said.contains("ESCAPED"), "{name}: {said}");
-        assert!(ended.contains(&finished.ended) && said.contains(says), "{name}: {finished:?}");
-        // A moment later nothing of it is left: the kernel ends a namespace behind its first process.
+        assert!(exits.contains(&finished.exit) && said.contains(says), "{name}: {finished:?}");
+        // Shortly after, no process of it is left: the kernel ends a namespace with its first process.
         let deadline = Instant::now() + Duration::from_secs(10);
         while abuses_left() > 0 {
             assert!(Instant::now() < deadline, "{name} left a process");
@@ -123,7 +124,7 @@ fn abuses_are_contained() {
     }
     assert!(listener.accept().is_err(), "somebody came through the network");
     assert!(Path::new("/usr/bin").exists());
-    // And the one who runs them goes on.
+    // And the caller keeps working.
     assert_eq!(text(&run(&patient, "print('fine')", "honest", "").stdout), "fine\n");
 }
 

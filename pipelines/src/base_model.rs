@@ -1,4 +1,4 @@
-//! What a model is made from: its shape, its tokenizer and its first weights.
+//! The base of a language model: its shape, its tokenizer and its initial weights.
 
 use std::{ops::Range, path::Path, sync::Arc};
 
@@ -18,18 +18,18 @@ use crate::{
 
 /// A model before training.
 pub struct BaseModel {
-    /// Its shape.
+    /// Shape of the decoder.
     pub config: DecoderConfig,
-    /// Text to tokens.
+    /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// Its adapters, if those are what is trained.
+    /// Shape of the adapters; `None` if all weights are trained.
     pub lora: Option<LoraConfig>,
-    /// Its weights and those of its adapters, read as they are asked for.
+    /// Weights of the model and its adapters, read on demand.
     pub weights: Box<dyn WeightSource>,
 }
 
 impl BaseModel {
-    /// Lays out the decoder that `decoder` describes: it has a token for each character of `dataset`, and weights from `seed`.
+    /// Creates the decoder that `decoder` describes, with a token for each character of `dataset` and weights drawn from `seed`.
     pub fn made(decoder: &config::DecoderConfig, dataset: &Dataset, seed: u64) -> BaseModel {
         let tokenizer = CharTokenizer::new(&dataset.characters());
         BaseModel {
@@ -40,7 +40,7 @@ impl BaseModel {
         }
     }
 
-    /// The model in `folder`, with `adapters` of a shape if it has some; those without a folder of their own come from `seed`.
+    /// Model in `folder`, with `adapters` of a shape if there are any. Adapters without a folder are drawn from `seed`.
     pub fn published(
         folder: ModelFolder,
         tokenizer: Tokenizer,
@@ -66,8 +66,8 @@ impl BaseModel {
         Ok(Self::published(folder, tokenizer, None, 0))
     }
 
-    /// Opens the folder of an adapter, `path`, and that of the model that it names, which reads prompts as `chat` and
-    /// `system_prompt` say.
+    /// Opens the adapter folder `path` and the folder of the model that it names. `chat` and `system_prompt`
+    /// apply to that model's prompts.
     pub fn of_adapter(path: &Path, chat: bool, system_prompt: Option<String>) -> Result<BaseModel> {
         let named = AdapterFolder::base_of(path).map_err(anyroll_models::Error::from)?;
         let folder = FolderConfig { path: named, chat, system_prompt, lora: None };
@@ -77,7 +77,7 @@ impl BaseModel {
         Ok(BaseModel { config, tokenizer, lora, weights: Box::new(WithAdapter { base, adapter }) })
     }
 
-    /// [`Self::decoder`], to be trained as `strategy` says.
+    /// [`Self::decoder`] configured for training under `strategy`.
     pub fn policy(&self, device: tch::Device, strategy: &Strategy) -> Result<Decoder> {
         let Strategy { deterministic, keep_logits, .. } = *strategy;
         Ok(self.decoder(device)?.deterministic(deterministic).keeping_logits(keep_logits))
@@ -92,7 +92,7 @@ impl BaseModel {
     }
 }
 
-/// A model's weights under a head of numbers that is not among them, and begins at 0.
+/// Weights of a model with a new scalar head, which the model lacks and which starts at 0.
 pub struct UnderNewHead<'a>(pub &'a dyn WeightSource);
 
 impl WeightSource for UnderNewHead<'_> {
@@ -105,7 +105,7 @@ impl WeightSource for UnderNewHead<'_> {
     }
 }
 
-/// The mixture of a config that was checked.
+/// The mixture of experts of a checked config.
 fn experts(decoder: &config::DecoderConfig) -> Option<ExpertsConfig> {
     let plain = decoder.mlp_only_layers.as_deref().unwrap_or_default();
     Some(ExpertsConfig {

@@ -1,15 +1,15 @@
-//! An error with all its causes.
+//! Text of an error with all its causes, and advice on it.
 
 use anyroll_backends::without_backtrace;
 
-/// `cannot read a.jsonl: No such file or directory`: an error and its causes in one line.
+/// An error and its causes in one line, as in `cannot read a.jsonl: No such file or directory`.
 pub fn one_line(error: &dyn std::error::Error) -> String {
     let chain = std::iter::successors(Some(error), |error| error.source());
     chain.map(|error| without_backtrace(&error.to_string()).to_owned()).collect::<Vec<_>>().join(": ")
 }
 
-/// What is wrong with a text of one line, of which serde says that it is the first. The place is told where the text is no
-/// JSON.
+/// Message of a JSON error in a text of one line, without serde's `line 1`. The character is given if the
+/// text is not JSON.
 pub fn within_line(error: &serde_json::Error) -> String {
     let said = error.to_string().replace("expected f64", "expected a number");
     let said = said.replace("expected usize", "expected a whole number, 0 or above");

@@ -1,4 +1,4 @@
-//! Why a reward, or an environment, could not say what a completion earns.
+//! Failures of rewards and environments.
 
 use std::time::Duration;
 
@@ -14,31 +14,31 @@ pub struct RewardError {
     pub name: &'static str,
     /// The record's id.
     pub record: String,
-    /// Why.
+    /// Cause.
     #[source]
     pub failure: Failure,
 }
 
 impl RewardError {
-    /// The reward `name` cannot score `record`, since `why`.
+    /// An error of the reward `name` on `record`, with its cause `why`.
     pub fn new(name: &'static str, record: &Record, why: impl Into<Failure>) -> Self {
         Self { name, record: record.id.clone(), failure: why.into() }
     }
 }
 
-/// Why a reward could not be computed.
+/// Cause of a reward's failure.
 #[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
 pub enum Failure {
     /// It took too long.
     #[error("no answer in {} s", .0.as_secs_f64())]
     TimedOut(Duration),
-    /// Anything else.
+    /// Any other cause.
     #[error("{0}")]
     Other(String),
 }
 
 impl Failure {
-    /// Whether it took too long.
+    /// Returns true if it timed out.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::TimedOut(_))
     }

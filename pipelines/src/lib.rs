@@ -1,4 +1,4 @@
-//! Config, data, rewards, algorithms and the loops that train; what a user starts, sees and keeps.
+//! Config, data, rewards, algorithms and the training loops, with their command line and output.
 //!
 //! Read from the bottom up, each module uses only earlier ones: [`config`] has the fields of a YAML file, [`launch`] starts
 //! ranks, and [`run`] has the types of a run on a machine; [`data`], [`algorithm`], [`reward`] and [`inference`] are parts of a

@@ -1,4 +1,5 @@
-//! What the program may ask of the kernel: Landlock for files, seccomp for calls, limits for amounts.
+//! Restrictions on the program's requests to the kernel: Landlock for files, seccomp for system calls,
+//! resource limits.
 
 use std::collections::BTreeMap;
 use std::env::consts::ARCH;
@@ -21,7 +22,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 /// Devices that a program may write to.
 pub const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
-/// Bounds what each process may use up. Core files would hold its memory.
+/// Sets resource limits per process. Core files are off, since they would hold its memory.
 pub fn limit(limits: &Limits) -> Result<()> {
     let processor_s = limits.wall_s.ceil() as u64;
     for (resource, most) in [
@@ -39,9 +40,9 @@ pub fn limit(limits: &Limits) -> Result<()> {
     Ok(())
 }
 
-/// Files below `/` can be read and executed, those below `folder` and the devices written too; no TCP, no abstract
-/// sockets and no signals to who is outside. Returns whether the kernel enforces it, in part at least: an old one
-/// knows only files.
+/// Allows reading and executing files below `/`, and writing only below `folder` and to the devices. Forbids
+/// TCP, abstract sockets, and signals to outside processes. Returns true if the kernel enforces at least part
+/// of it; old kernels support only files.
 pub fn restrict_files(folder: &Path) -> Result<bool> {
     let abi = ABI::V6;
     let status = Ruleset::default()
@@ -56,11 +57,11 @@ pub fn restrict_files(folder: &Path) -> Result<bool> {
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Refuses the calls that no program of a task needs and that reach for the kernel, for other processes, for a new
-/// namespace or for the network.
+/// Blocks system calls that no task program needs and that reach for the kernel, other processes, new
+/// namespaces or the network.
 pub fn restrict_calls() -> Result<()> {
     apply_filter(&refusing(denied()?, libc::EPERM)?)?;
-    // `clone3` has its flags in memory, where no filter sees them. Told that there is none, the C library takes
+    // `clone3` passes its flags in memory, which filters cannot see. With ENOSYS, the C library falls back to
     // `clone`.
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     Ok(apply_filter(&refusing(clone3, libc::ENOSYS)?)?)
@@ -71,7 +72,7 @@ fn refusing(calls: BTreeMap<i64, Vec<SeccompRule>>, error: i32) -> Result<BpfPro
     Ok(SeccompFilter::new(calls, SeccompAction::Allow, action, ARCH.try_into()?)?.try_into()?)
 }
 
-/// The calls, each with the rules that it is refused by; without a rule it always is.
+/// Lists the blocked calls with the rules that block them; a call without rules is always blocked.
 fn denied() -> Result<BTreeMap<i64, Vec<SeccompRule>>> {
     let mut calls: BTreeMap<i64, Vec<SeccompRule>> = DENIED.iter().map(|&call| (call, Vec::new())).collect();
     let flag = |flag: i32| {
@@ -80,10 +81,10 @@ fn denied() -> Result<BTreeMap<i64, Vec<SeccompRule>>> {
     };
     let namespaces: Result<Vec<SeccompRule>> = NAMESPACES.iter().map(|&it| flag(it)).collect();
     calls.insert(libc::SYS_clone, namespaces?);
-    // Pairs of local sockets are made by another call.
-    let elsewhere = rule(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::AF_UNIX as u64)?;
-    calls.insert(libc::SYS_socket, vec![elsewhere]);
-    // Characters pushed into a terminal are read by the host's shell.
+    // Pairs of local sockets are created by another call.
+    let not_local = rule(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::AF_UNIX as u64)?;
+    calls.insert(libc::SYS_socket, vec![not_local]);
+    // Characters pushed into a terminal would be read by the host's shell.
     let push = rule(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, libc::TIOCSTI)?;
     calls.insert(libc::SYS_ioctl, vec![push]);
     Ok(calls)
@@ -132,7 +133,7 @@ const DENIED: &[i64] = &[
     libc::SYS_swapoff,
     libc::SYS_mknodat,
     libc::SYS_fanotify_init,
-    // Parts of the kernel that are large, and were often broken out of.
+    // Large parts of the kernel with a history of escapes.
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
@@ -158,7 +159,7 @@ const DENIED: &[i64] = &[
     libc::SYS_sethostname,
     libc::SYS_setdomainname,
     libc::SYS_vhangup,
-    // Its own limits and priority.
+    // Scheduling of the process itself.
     libc::SYS_sched_setscheduler,
     libc::SYS_sched_setattr,
     libc::SYS_setpriority,

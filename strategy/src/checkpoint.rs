@@ -1,16 +1,19 @@
-//! Checkpoints: every rank writes its own shard, and a manifest comes last.
+//! Checkpoints: every rank writes its own shard, and the manifest is written last.
 //!
-//! A checkpoint is a folder: `manifest.json` and a `rank_0000.bin` a rank. Such a file holds, for each unit that is
-//! trained, this rank's shard of the weights and, if there is an optimizer, of its two moments: raw little-endian
-//! fp32 (whatever the precision that the model runs in: a checkpoint loads at another), then the CRC-32C of it all.
-//! A run may add what each rank has beside the model, a `rank_0000.own` each.
-//! The folder is written under another name and renamed once it is whole and on the disk, so that a folder with the
-//! right name is a whole checkpoint. [`Saver`] writes beside training.
+//! A checkpoint is a folder with a `manifest.json` and one `rank_0000.bin` per rank. A rank's file holds, for
+//! each trained unit, its shard of the weights and, if there is an optimizer, of the two moments. Values are
+//! raw little-endian fp32 at every precision of the model, so a checkpoint loads at any other. The file ends
+//! with the CRC-32C of its bytes. A run may add further state of each rank, one `rank_0000.own` per rank.
 //!
-//! Frozen units are left out: they are what they were when training began, so who loads has made them already.
+//! The folder is written under a temporary name and renamed once everything is on disk, so a folder with its
+//! final name is complete. [`Saver`] writes in the background, during training.
 //!
-//! Shards are the same at every stage, and a load copies whatever ranges overlap: a checkpoint of four ranks at
-//! stage 3 loads on one rank at stage 0. What ranks have of their own goes to as many ranks again.
+//! Frozen units are left out: they are unchanged since training began, so the caller of [`load`] has already
+//! built them.
+//!
+//! Shards are the same at every stage, and a load copies the ranges that overlap. So a checkpoint of four
+//! ranks at stage 3 loads on one rank at stage 0. A rank's own state loads only at the world size that wrote
+//! it.
 
 mod saver;
 mod weights;
@@ -35,30 +38,30 @@ use crate::{
 };
 
 const MANIFEST: &str = "manifest.json";
-/// What the name of a checkpoint ends in while another takes its place.
+/// Extension of an existing checkpoint's folder while a new one replaces it.
 const REPLACED: &str = "replaced";
 const FORMAT: u32 = 2;
 const F32_BYTES: usize = size_of::<f32>();
 const WRONG_SUM: &str = "its checksum is wrong";
 
-/// What `manifest.json` says.
+/// Contents of `manifest.json`.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Manifest {
     format: u32,
     world_size: usize,
-    /// What the optimizer counts, if there is one: its moments are then here, too.
+    /// Counters of the optimizer, if there is one; the shards then hold its moments, too.
     optimizer: Option<Counters>,
     units: Vec<UnitEntry>,
-    /// What the caller wants back.
+    /// The caller's data, returned by [`load`].
     extra: serde_json::Value,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct UnitEntry {
     name: String,
-    /// Elements of the whole buffer, padding included.
+    /// Length of the whole buffer in elements, padding included.
     len: usize,
-    /// Whether it is in the checkpoint.
+    /// True if the unit is in the checkpoint.
     trainable: bool,
     params: Vec<ParamEntry>,
 }
@@ -71,18 +74,19 @@ struct ParamEntry {
 }
 
 impl Manifest {
-    /// Elements of a unit's states in a shard.
+    /// Returns the number of elements that a shard holds of a unit's states.
     fn saved_len(&self, unit: &UnitEntry) -> usize {
         let states = if self.optimizer.is_some() { 3 } else { 1 };
         if unit.trainable { unit.len / self.world_size * states } else { 0 }
     }
 }
 
-/// Writes a checkpoint to the new folder `path`. Every rank calls; all return once it is whole on the disk.
-/// `extra` (rank 0's) comes back from [`load`].
+/// Writes a checkpoint to the new folder `path`. Every rank calls; all return once it is complete and on
+/// disk. [`load`] returns `extra`, which is rank 0's.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when a file cannot be written. What was at `path` before is then still there.
+/// [`Error::Checkpoint`] if a file cannot be written. A checkpoint that was at `path` before is then still
+/// there.
 pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, extra: serde_json::Value) -> Result<()> {
     let mut saver = Saver::default();
     saver.start(zero, path, extra)?;
@@ -90,8 +94,8 @@ pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, extra: serde_json::Value)
     Ok(())
 }
 
-/// Gives the whole checkpoint `aside` its name. One of this name gives way only now, and counts ([`list`]) until the
-/// new one has taken its place.
+/// Renames the complete checkpoint `aside` to `path`. A checkpoint already at `path` is moved away only now,
+/// and still counts in [`list`] until the new one has taken its place.
 fn put_in_place(disk: &dyn Disk, aside: &Path, path: &Path) -> io::Result<()> {
     disk.sync_folder(aside)?;
     let replaced = path.with_extension(REPLACED);
@@ -104,19 +108,19 @@ fn put_in_place(disk: &dyn Disk, aside: &Path, path: &Path) -> io::Result<()> {
     disk.remove_folder(&replaced)
 }
 
-/// Loads weights, moments and step count, and returns what `extra` was. The world size and the stage may have
-/// changed.
+/// Loads weights, moments and step count, and returns the saved `extra`. World size and stage may differ from
+/// those of the save.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] and [`Error::CheckpointDamaged`], which name the file, and [`Error::CheckpointMismatch`] if it is
-/// of another model.
+/// [`Error::Checkpoint`] and [`Error::CheckpointDamaged`], which name the file, and
+/// [`Error::CheckpointMismatch`] if the checkpoint belongs to another model.
 pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Value> {
     zero.needs("load", &[State::Params, State::Optimizer])?;
     let manifest = read_manifest(path)?;
     check_model(&manifest, zero, path)?;
     let mut targets = Targets::new(zero);
     if targets.moments.iter().any(Option::is_some) && manifest.optimizer.is_none() {
-        return Err(mismatch(path, "it has no optimizer state, so training cannot go on from it".into()));
+        return Err(mismatch(path, "it has no optimizer state, so training cannot continue from it".into()));
     }
     for rank in 0..manifest.world_size {
         let file = path.join(shard_name(rank));
@@ -124,7 +128,7 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
     }
     for (index, (_, [weights])) in targets.weights.iter().enumerate() {
         if manifest.units[index].trainable {
-            zero.set_kept(index, &Tensor::f_from_slice(weights)?)?;
+            zero.set_resident(index, &Tensor::f_from_slice(weights)?)?;
         }
     }
     for (index, moments) in targets.moments.iter().enumerate() {
@@ -136,16 +140,17 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
     Ok(manifest.extra)
 }
 
-/// What [`save`] was given as `extra`, without loading anything else.
+/// Returns the `extra` given to [`save`], without loading anything else.
 pub fn extra(path: &Path) -> Result<serde_json::Value> {
     Ok(read_manifest(path)?.extra)
 }
 
-/// What `rank` of `world_size` ranks gave [`Saver::start_with`] as its own; `None` if no rank gave anything.
+/// Returns the `own` bytes that `rank` of `world_size` ranks gave [`Saver::start_with`], or `None` if no rank
+/// gave any.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] and [`Error::CheckpointDamaged`] if it is missing or damaged, and [`Error::CheckpointMismatch`] if
-/// it was given by another number of ranks.
+/// [`Error::Checkpoint`] and [`Error::CheckpointDamaged`] if the file is missing or damaged, and
+/// [`Error::CheckpointMismatch`] if another number of ranks wrote it.
 pub fn own(path: &Path, rank: usize, world_size: usize) -> Result<Option<Vec<u8>>> {
     let saved = read_manifest(path)?.world_size;
     if !path.join(own_name(0)).exists() {
@@ -153,7 +158,7 @@ pub fn own(path: &Path, rank: usize, world_size: usize) -> Result<Option<Vec<u8>
     }
     if saved != world_size {
         let problem = format!(
-            "each of its {saved} ranks has states of its own in it: {world_size} cannot go on with them"
+            "it holds own state of each of its {saved} ranks, so {world_size} ranks cannot resume from it"
         );
         return Err(mismatch(path, problem));
     }
@@ -166,7 +171,7 @@ pub fn own(path: &Path, rank: usize, world_size: usize) -> Result<Option<Vec<u8>
     Ok(Some(bytes))
 }
 
-/// The whole checkpoints in `folder`, in the order of their names; none if there is no such folder.
+/// Lists the complete checkpoints in `folder`, sorted by name; empty if there is no such folder.
 pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -176,7 +181,7 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in entries {
         let path = entry.map_err(failed(folder))?.path();
-        // A save that ended between its two renames has left the checkpoint that it was to replace.
+        // If a save ended between its two renames, the checkpoint to be replaced is still there.
         let counts = match path.extension() {
             None => true,
             Some(extension) => extension == REPLACED && !path.with_extension("").exists(),
@@ -189,11 +194,11 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Removes all but the last `keep` checkpoints of `folder`. Called by one rank.
+/// Removes all but the last `keep` checkpoints of `folder`. Only one rank calls.
 pub fn prune(folder: &Path, keep: usize) -> Result<()> {
     let found = list(folder)?;
     for path in &found[..found.len().saturating_sub(keep)] {
-        // Renamed first: a removal that is interrupted must not leave half a checkpoint under a good name.
+        // Renamed first, so that an interrupted removal never leaves half a checkpoint under a valid name.
         let aside = path.with_extension("removed");
         RealDisk.rename(path, &aside).map_err(failed(path))?;
         RealDisk.remove_folder(&aside).map_err(failed(&aside))?;
@@ -201,20 +206,20 @@ pub fn prune(folder: &Path, keep: usize) -> Result<()> {
     Ok(())
 }
 
-/// Host memory for what this rank keeps of each unit.
+/// Host memory for the part of each unit that this rank keeps.
 struct Targets {
     weights: Vec<Target<1>>,
     moments: Vec<Option<Target<2>>>,
 }
 
-/// A range of a unit, and the values of one or more states there.
+/// A range of a unit, and the values of one or more states in that range.
 type Target<const STATES: usize> = (Range<usize>, [Vec<f32>; STATES]);
 
 impl Targets {
     fn new<M: Model>(zero: &Zero<M>) -> Self {
         let (mut weights, mut moments) = (Vec::new(), Vec::new());
         for index in 0..zero.layouts().count() {
-            let (kept, stepped) = zero.kept_ranges(index);
+            let (kept, stepped) = zero.resident_ranges(index);
             weights.push((kept.clone(), [vec![0.0; kept.len()]]));
             moments
                 .push(stepped.map(|range| (range.clone(), [vec![0.0; range.len()], vec![0.0; range.len()]])));
@@ -222,7 +227,7 @@ impl Targets {
         Self { weights, moments }
     }
 
-    /// Copies what overlaps with the shard of `rank`, whose values are `shard`.
+    /// Copies the elements that overlap with the shard of `rank`, whose values are `shard`.
     fn take_shard(&mut self, manifest: &Manifest, rank: usize, shard: &[f32]) {
         let mut rest = shard;
         for (index, unit) in manifest.units.iter().enumerate().filter(|(_, unit)| unit.trainable) {
@@ -255,7 +260,7 @@ fn copy_overlap(to_range: &Range<usize>, to: &mut [f32], from_range: &Range<usiz
     }
 }
 
-/// All but what changes from step to step.
+/// Builds the manifest, except for the entries that change with each step.
 fn manifest_of<M: Model>(zero: &Zero<M>) -> Manifest {
     let units = zero.model().units().iter().zip(zero.layouts()).map(|(unit, layout)| UnitEntry {
         name: unit.name.clone(),
@@ -288,19 +293,20 @@ fn check_model<M: Model>(manifest: &Manifest, zero: &Zero<M>, path: &Path) -> Re
         return Err(mismatch(path, problem));
     }
     for (theirs, ours) in manifest.units.iter().zip(&ours.units) {
-        // Lengths differ in their padding when the world size does.
+        // Lengths differ by their padding if the world size does.
         if let Some(problem) = difference(theirs, ours) {
             return Err(mismatch(path, problem));
         }
         if ours.trainable && !theirs.trainable {
-            let problem = format!("unit {} was frozen, so it is not in it; here it is trained", theirs.name);
+            let problem =
+                format!("unit {} was frozen in it and is not saved; here it is trained", theirs.name);
             return Err(mismatch(path, problem));
         }
     }
     Ok(())
 }
 
-/// What first tells a unit of a checkpoint from the model's.
+/// Describes the first difference between a checkpoint's unit and the model's.
 fn difference(theirs: &UnitEntry, ours: &UnitEntry) -> Option<String> {
     if theirs.name != ours.name {
         return Some(format!("it has a unit `{}` where the model has `{}`", theirs.name, ours.name));
@@ -346,7 +352,7 @@ fn read_manifest(path: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// The values of a shard file, whose sum has been checked.
+/// Reads a shard file and checks its sum.
 fn read_shard(file: &Path, manifest: &Manifest) -> Result<Vec<f32>> {
     let bytes = fs::read(file).map_err(failed(file))?;
     let elements: usize = manifest.units.iter().map(|unit| manifest.saved_len(unit)).sum();

@@ -1,13 +1,13 @@
 //! The fields of `algorithm:`: how rewards become advantages, and advantages a loss.
 //!
-//! `docs/algorithms.md` has the formula and the source of each, and where other systems disagree.
+//! `docs/reference/algorithms.md` has the formula and the source of each, and where other systems disagree.
 
 use serde::{Deserialize, Serialize};
 
-use super::advantage::{Advantage, ReinforceConfig};
-use super::policy_loss::PolicyLoss;
 use super::problem::Section;
 use super::rlvr::RlvrConfig;
+use crate::algorithm::losses::Loss;
+pub use crate::algorithm::{losses::sections::*, sections::*};
 
 /// Advantages and the policy loss.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -46,31 +46,6 @@ pub struct AlgorithmConfig {
     /// The policy loss is of this share of a step's tokens alone, those of the largest entropy before its first update; above 0 and
     /// below 1. It needs `old_logprobs: recompute`. Default: of all.
     pub top_entropy: Option<f64>,
-}
-
-/// What rewards are shifted and scaled by: (reward - mean) / (std + 1e-6).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RewardNormConfig {
-    /// Whose mean is taken off. Default `none`.
-    pub mean: Over,
-    /// Whose standard deviation, the unbiased one, rewards are divided by. Default `none`.
-    pub std: Over,
-}
-
-/// The rewards that a statistic is of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Over {
-    /// None: nothing is done.
-    #[default]
-    None,
-    /// Those of the prompt's completions.
-    Group,
-    /// Those of the step.
-    Batch,
-    /// Those of all steps so far, this one included.
-    Running,
 }
 
 /// Which tokens the rewards are earned by that an environment gives for turns.
@@ -378,10 +353,11 @@ impl AlgorithmConfig {
             "entropies before the first update of a step come with log-probs that are computed again",
             "write `old_logprobs: recompute` beside it",
         );
+        let refused = self.loss.refuses_correction();
         at.ensure(
-            self.rollout_correction == RolloutCorrection::None || !matches!(self.loss, PolicyLoss::Vespo(_)),
+            self.rollout_correction == RolloutCorrection::None || refused.is_none(),
             "rollout_correction",
-            "the weights of `vespo` are of the same ratio, and would count it twice",
+            refused.unwrap_or_default(),
             "leave it out, and write `old_logprobs: rollout`: then they are of the whole difference",
         );
         self.validate_kl(&at.given(&["kl_in", "advantage"]));

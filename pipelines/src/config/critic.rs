@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::advantage::Advantage;
+use super::algorithm::Advantage;
 use super::optimizer::OptimizerConfig;
 use super::problem::Section;
 use super::rlvr::RlvrConfig;

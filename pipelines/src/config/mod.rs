@@ -35,7 +35,6 @@ mod steps;
 mod strategy;
 mod tree;
 
-pub use advantage::*;
 pub use algorithm::*;
 pub use critic::*;
 pub use data::*;
@@ -55,7 +54,6 @@ pub use metrics::{Listen, MetricsConfig};
 pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
 pub use offline::*;
 pub use optimizer::*;
-pub use policy_loss::*;
 pub(crate) use problem::{Problem, Problems, Section};
 pub use reward::*;
 pub(crate) use reward_model::host;

@@ -1,4 +1,4 @@
-//! Samples of several turns: what an environment makes of them, and how a sampler asks it.
+//! Samples of several turns: an environment's results, and its interface to a sampler.
 
 use std::ops::Range;
 
@@ -7,22 +7,22 @@ use serde::{Deserialize, Serialize};
 use super::Sample;
 use crate::failure::Failure;
 
-/// A completion of several turns, as its environment sees it.
+/// Environment's side of a completion with several turns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Episode {
-    /// Where among the tokens the environment speaks: each behind a turn and in front of the next one.
+    /// Token ranges of observations: each follows a turn and precedes the next one.
     pub observations: Vec<Range<usize>>,
-    /// What each turn earned that the environment was told, if it said so.
+    /// Reward of each turn sent to the environment, if it gave one.
     pub rewards: Vec<Option<f64>>,
-    /// What went wrong, if something did; it has ended then.
+    /// Failure that ended the episode, if any.
     pub failure: Option<Failure>,
 }
 
 impl Episode {
-    /// The sum of what its turns earned.
+    /// Sum of the turns' rewards.
     ///
     /// # Errors
-    /// What went wrong with it.
+    /// The failure of the episode.
     pub fn reward(&self) -> Result<f64, Failure> {
         match &self.failure {
             Some(failure) => Err(failure.clone()),

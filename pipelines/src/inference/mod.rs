@@ -1,4 +1,4 @@
-//! Sampling from a model: what training's rollout and `anyroll generate`, `score` and `serve` have in common.
+//! Sampling from a model: shared by training's rollout and `anyroll generate`, `score` and `serve`.
 
 mod episode;
 mod format;

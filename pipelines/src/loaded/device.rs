@@ -1,4 +1,4 @@
-//! Which device a command runs on.
+//! Device of a command.
 
 use std::sync::Arc;
 
@@ -6,26 +6,26 @@ use anyroll_backends::{BackendKind, Device, DeviceId, devices, open};
 
 use crate::{Result, config::Precision};
 
-/// A device, and the dtype of what it holds.
+/// A device with the dtype of its models.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceChoice {
-    /// The backend; `None`: the first that runs models.
+    /// The backend; `None` for the first one that runs models.
     pub backend: Option<BackendKind>,
-    /// The device's number.
+    /// Ordinal of the device.
     pub ordinal: usize,
-    /// The dtype; `None`: fp32 on a CPU, bf16 elsewhere.
+    /// The dtype; `None` for fp32 on a CPU, bf16 elsewhere.
     pub precision: Option<Precision>,
 }
 
 impl DeviceChoice {
-    /// Opens it.
+    /// Opens the device.
     ///
     /// # Errors
-    /// `Unsupported` for a backend that runs no models, or the backend's own.
+    /// `Unsupported` for a backend that runs no models, or the backend's own error.
     pub fn open(&self) -> Result<Arc<dyn Device>> {
         let usable = |kind: &BackendKind| kind.runs_models() && devices(*kind).is_ok();
-        let backend = self.backend.or_else(|| BackendKind::ALL.into_iter().find(usable));
-        let backend = backend.unwrap_or(BackendKind::Cpu);
+        let backend = self.backend.or_else(|| BackendKind::all().find(usable));
+        let backend = backend.unwrap_or(BackendKind::CPU);
         if !backend.runs_models() {
             let what =
                 "models: libtorch does not compute on it; leave `--backend` out for the first that does"

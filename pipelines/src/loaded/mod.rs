@@ -1,4 +1,4 @@
-//! A model from a folder, on one device, for use and not for training.
+//! A model loaded from a folder on one device, for inference.
 
 mod device;
 
@@ -37,35 +37,36 @@ use crate::{
     train::{Place, hold},
 };
 
-/// How a model is loaded.
+/// Options of loading a model.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Where, and in which dtype.
+    /// Device and dtype.
     pub device: DeviceChoice,
-    /// Whether a prompt is a user's message in the model's chat template; a run's model is otherwise prompted as in the run.
+    /// Uses the model's chat template, with a prompt as the user's message. Otherwise a run's model is
+    /// prompted as in the run.
     pub chat: bool,
-    /// The system message before it.
+    /// System message before it.
     pub system_prompt: Option<String>,
 }
 
-/// See the module's description.
+/// A model for inference on one device.
 #[derive(Debug)]
 pub struct LoadedModel {
-    /// Text to tokens and back.
+    /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     zero: Zero<Decoder>,
     compute: Stream,
     torch: tch::Device,
-    /// The step of the run that the weights are from; 0 for a published model.
+    /// Step of the run that the weights are from; 0 for a published model.
     version: u64,
 }
 
 impl LoadedModel {
-    /// Loads the folder `path`: a run's, its last checkpoint or the one that `path` itself is, a model's as Hugging
-    /// Face publishes it, or an adapter's as PEFT saves it, merged into the model that it names.
+    /// Loads the folder `path`: a run (its last checkpoint), one of its checkpoints, a published model, or a
+    /// PEFT adapter, merged into the model that it names.
     ///
     /// # Errors
-    /// [`Error::Model`] and its like, which name the file or the field that cannot be used.
+    /// [`Error::Model`] and similar errors, which name the file or field that cannot be used.
     pub fn open(path: &Path, options: &Options) -> Result<Self> {
         let (base, saved) = base_model(path, options)?;
         let place = place(options)?;
@@ -91,17 +92,17 @@ impl LoadedModel {
         Ok(Self { tokenizer: base.tokenizer, zero, compute, torch, version })
     }
 
-    /// The most tokens of a sequence.
+    /// Maximum length of a sequence.
     pub fn max_length(&self) -> usize {
         self.zero.model().config().max_position_embeddings as usize
     }
 
-    /// What to say behind [`Self::max_length`] where more are refused.
+    /// Explanation for errors about [`Self::max_length`].
     pub fn why_no_longer(&self) -> &'static str {
         self.zero.model().config().why_no_longer()
     }
 
-    /// Whether the model has all of these tokens; the error names one that it has not.
+    /// Checks that the model has all of these tokens; the error names one that it lacks.
     pub fn check_tokens(&self, tokens: &[i64]) -> Result<()> {
         Ok(self.zero.model().check_tokens(tokens.iter().copied())?)
     }
@@ -112,8 +113,8 @@ impl LoadedModel {
         room.engine(self.zero.model(), &weights, self.version, &self.compute)
     }
 
-    /// The log-prob of every token behind the prompts, under softmax(logits / temperature), by the training forward;
-    /// one list a sequence.
+    /// Log-probs of all tokens after the prompts, under softmax(logits / temperature), computed by training's
+    /// forward pass; one list per sequence.
     pub fn logprobs(&mut self, sequences: &[Sequence], temperature: f64) -> Result<Vec<Vec<f32>>> {
         let batch = PackedBatch::new(sequences, temperature, self.torch)?;
         let logprobs = self.zero.score(&batch)?.logprobs.f_to_device(tch::Device::Cpu)?;
@@ -129,12 +130,12 @@ impl LoadedModel {
     }
 }
 
-/// An error for log-probs of a model that computes no numbers.
+/// Fails if log-probs are NaN.
 pub fn check_numbers(logprobs: &[f32]) -> Result<()> {
     if logprobs.iter().any(|logprob| logprob.is_nan()) { Err(Error::NoNumbers) } else { Ok(()) }
 }
 
-/// What the folder holds, and the checkpoint to load over it.
+/// Base model of the folder, and the checkpoint to load over it.
 fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathBuf>)> {
     let Options { chat, system_prompt, .. } = options.clone();
     if path.join("config.json").is_file() {
@@ -155,11 +156,11 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathB
     let draft = Draft::read(&dir.resolved(), &[])?;
     let (config, opened) = draft.open()?;
     if config.trains_a_reward_model() {
-        let trained = "a reward model, which writes nothing: `anyroll export` makes the folder that the reward `model` reads";
+        let trained = "a reward model, which generates no text: `anyroll export` writes the folder that the reward `model` reads";
         return Err(Error::NoText { run, trained });
     }
     let Some(texts) = opened.into_texts() else {
-        return Err(Error::NoText { run, trained: "a model of images, which writes nothing" });
+        return Err(Error::NoText { run, trained: "an image model, which generates no text" });
     };
     let mut base = texts.base;
     if options.chat {
@@ -168,11 +169,10 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathB
     Ok((base, Some(saved)))
 }
 
-/// The tokenizer of a run's model that is prompted by its chat template, which need not be as in the run: its folder is read once
-/// more.
+/// Tokenizer of a run's model with its chat template on request. Reads the model's folder again.
 fn chatting(model: ModelConfig, options: &Options) -> Result<Tokenizer> {
     let ModelConfig::Folder(mut config) = model else {
-        let problem = "is there, and the run's model of single characters has no chat template: leave it out";
+        let problem = "cannot be used, since the run's character model has no chat template: leave it out";
         return Err(anyroll_models::Error::Input { what: "--chat", problem: problem.to_owned() }.into());
     };
     config.chat = true;
@@ -181,7 +181,7 @@ fn chatting(model: ModelConfig, options: &Options) -> Result<Tokenizer> {
     Ok(Tokenizer::of_folder(&folder, &config)?)
 }
 
-/// A device, alone.
+/// A single device as a place.
 fn place(options: &Options) -> Result<Place> {
     const TIMEOUT: Duration = Duration::from_secs(60);
     let device = options.device.open()?;
@@ -191,7 +191,7 @@ fn place(options: &Options) -> Result<Place> {
     Ok(Place { device, group })
 }
 
-/// Whole, on one device.
+/// Strategy of a whole model on one device.
 fn strategy(precision: Precision) -> Strategy {
     Strategy {
         zero_stage: 0,

@@ -86,7 +86,7 @@ fn check_aesthetic(aesthetic: &AestheticConfig, at: &Section) {
     let width = folder.config().projection_dim;
     let help = format!(
         "name the safetensors file of a head for vectors of {width} values, those of the CLIP; \
-         docs/diffusion.md has the line that writes it"
+         docs/guides/diffusion.md has the line that writes it"
     );
     at.take(HeadFile::open(&aesthetic.head, width), "aesthetic.head", |error| one_line(error), help);
 }

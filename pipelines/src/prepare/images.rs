@@ -84,7 +84,8 @@ fn open_folder(model: &DiffusersConfig, at: &Section) -> Option<DiffusersFolder>
         return None;
     }
     let opened = DiffusersFolder::open(&model.path, model.variant.as_deref());
-    let help = "give the folder of a model as diffusers publishes it; docs/diffusion.md has the families";
+    let help =
+        "give the folder of a model as diffusers publishes it; docs/guides/diffusion.md has the families";
     opened
         .inspect_err(|error| {
             if !refuse_variant(error, at) {
@@ -348,7 +349,7 @@ fn refuse_encoders(error: &Error, at: &Section) {
                 which `anyroll embed` makes elsewhere";
     match error {
         Error::Model(anyroll_models::Error::Input { what, problem }) => {
-            let help = "docs/diffusion.md has what each model's encoders read";
+            let help = "docs/guides/diffusion.md has what each model's encoders read";
             at.refuse(&format!("encode.{what}"), problem.as_str(), help);
         }
         Error::Model(anyroll_models::Error::Folder(of_folder)) if refuse_variant(of_folder, &at.root()) => {}
@@ -373,7 +374,7 @@ fn open_embeddings(
     at: &Section,
 ) -> Option<TextEmbeddings> {
     let widths = folder.transformer_config().text_widths();
-    let help = "`anyroll embed` writes it: docs/diffusion.md";
+    let help = "`anyroll embed` writes it: docs/guides/diffusion.md";
     let opened = TextEmbeddings::open(path, widths);
     let texts = at.take(opened, "data.prompts.embeddings", |error| one_line(error), help)?;
     if let Some(name) = config.sampler.guided_by() {

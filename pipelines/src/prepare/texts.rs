@@ -58,7 +58,8 @@ impl<'a> Policy<'a> {
             ModelConfig::Folder(model) if at.is_read("model.path") => model,
             ModelConfig::Folder(_) | ModelConfig::Dit(_) | ModelConfig::Diffusers(_) => return None,
         };
-        let help = "give the folder of a model as Hugging Face publishes it; docs/models.md has the families";
+        let help =
+            "give the folder of a model as Hugging Face publishes it; docs/guides/models.md has the families";
         let folder = at.take(ModelFolder::open(&model.path), "model.path", |error| one_line(error), help)?;
         let lora = model.lora.as_ref();
         let adapters = lora.and_then(|lora| adapters::open(lora, &folder, &at.below("model.lora")));

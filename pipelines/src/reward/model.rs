@@ -1,4 +1,4 @@
-//! A reward model in a folder: a sequence classifier with one label.
+//! The `model` reward: a reward model from a folder, a sequence classifier with one label.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
@@ -14,40 +14,41 @@ use crate::data::{HfTokenizer, Record};
 use crate::error_chain::one_line;
 use crate::run::Role;
 
-/// Its name in metrics and errors.
+/// Name in metrics and errors.
 pub(super) const NAME: &str = "model";
 
-/// What a reward model on the host says of a completion: the score that it gives at the end of the text.
+/// A reward model on the host: its score at the end of the text.
 #[derive(Debug)]
 pub struct Model {
     reader: Reader,
     batch_size: NonZeroUsize,
     model: ValueModel,
-    /// Whole, one list a unit. One batch is scored at a time, with all of the rank's threads.
+    /// Complete weights, one list per unit. The lock makes batches run one at a time, each with all threads
+    /// of the rank.
     weights: Mutex<Vec<Vec<Tensor>>>,
 }
 
-/// How texts are put to a reward model.
+/// Tokenization of texts for a reward model.
 #[derive(Debug)]
 pub struct Reader {
     tokenizer: HfTokenizer,
     chat: bool,
-    /// The longest text that the model reads, in tokens.
+    /// Maximum length of a text, in tokens.
     longest: usize,
 }
 
-/// A reward model whose folder was checked, all but the weights' values.
+/// A reward model whose folder was checked, except the weights' values.
 #[derive(Debug)]
 pub struct OpenModel {
-    /// Its weights.
+    /// Folder of its weights.
     pub folder: ModelFolder,
-    /// How texts are put to it.
+    /// Tokenizer and limits of its inputs.
     pub reader: Reader,
 }
 
 impl OpenModel {
-    /// The `opened` models of a reward, in the order of its terms, by their `roles`: those that the ranks hold together, and those
-    /// on the host, with `None` for one that is not.
+    /// Divides the `opened` models of a reward, in the order of its terms, by their `roles`: the models that the ranks
+    /// hold together, and the models on the host, with `None` in place of each of the former.
     pub fn divide(opened: Vec<Self>, roles: &[Option<Role>]) -> (Vec<Self>, Vec<Option<Self>>) {
         let (mut held, mut on_host) = (Vec::new(), Vec::new());
         for (model, role) in opened.into_iter().zip(roles) {
@@ -63,12 +64,12 @@ impl OpenModel {
     }
 }
 
-/// Completions as a reward model reads them.
+/// Tokenized completions.
 pub(super) struct Texts<'a> {
     records: Vec<&'a Record>,
-    /// The tokens of those that it can read.
+    /// Tokens of the texts that the model can read.
     pub(super) readable: Vec<Vec<i64>>,
-    /// Of each why it cannot read it, if so.
+    /// For each text the reason why the model cannot read it, if any.
     problems: Vec<Option<String>>,
 }
 
@@ -76,7 +77,7 @@ impl Model {
     /// Reads the weights of the folder that was `opened`.
     ///
     /// # Errors
-    /// What of the folder cannot be used.
+    /// The part of the folder that cannot be used.
     pub fn new(config: &RewardModelConfig, opened: OpenModel) -> Result<Self, Failure> {
         let OpenModel { folder, reader } = opened;
         let because = |error: anyroll_models::Error| one_line(&error);
@@ -91,23 +92,23 @@ impl Model {
         Ok(Self { reader, batch_size, model, weights: Mutex::new(weights) })
     }
 
-    /// Checks all of the folder but the weights' values.
+    /// Checks everything in the folder except the weights' values.
     ///
     /// # Errors
-    /// What of it cannot be used.
+    /// The part of it that cannot be used.
     pub fn open(config: &RewardModelConfig) -> Result<OpenModel, Failure> {
         let folder = ModelFolder::open_scorer(&config.path).map_err(|error| one_line(&error))?;
         let tokenizer = HfTokenizer::open(&config.path).map_err(|error| one_line(&error))?;
         if config.chat && !tokenizer.has_chat_template() {
             let path = config.path.display();
-            return Err(format!("{path} has no chat template: read texts as they are, `chat: false`").into());
+            return Err(format!("{path} has no chat template: set `chat: false`").into());
         }
         let longest = folder.decoder_config().max_position_embeddings as usize;
         let reader = Reader { tokenizer, chat: config.chat, longest };
         Ok(OpenModel { folder, reader })
     }
 
-    /// The score of each text.
+    /// Scores each text.
     fn evaluate(&self, texts: &[Vec<i64>]) -> anyroll_models::Result<Vec<f64>> {
         let weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         let mut scores = Vec::with_capacity(texts.len());
@@ -133,7 +134,7 @@ impl Model {
 }
 
 impl Reader {
-    /// Cases as the model reads them.
+    /// Tokenizes cases for the model.
     pub(super) fn read<'a>(&self, cases: &[(&'a Record, Completion)]) -> Texts<'a> {
         let mut texts = Texts { records: Vec::new(), readable: Vec::new(), problems: Vec::new() };
         for (record, completion) in cases {
@@ -144,21 +145,22 @@ impl Reader {
         texts
     }
 
-    /// The text that is scored, with the end that the completion has, if the model can read it.
+    /// Tokens of a prompt with its completion, and the end token if the completion has one. An error means
+    /// that the text is empty or too long.
     fn text(&self, record: &Record, completion: &Completion) -> Result<Vec<i64>, String> {
         let Completion { text, finished, .. } = *completion;
         let tokens = self.tokenizer.encode_whole(record, text, self.chat, finished);
         let tokens = tokens.map_err(|error| one_line(&error))?;
         let most = self.longest;
         match tokens.is_empty() || tokens.len() > most {
-            true => Err(format!("the text is {} tokens, and the model reads 1 to {most}", tokens.len())),
+            true => Err(format!("the text has {} tokens, must have 1 to {most}", tokens.len())),
             false => Ok(tokens),
         }
     }
 }
 
 impl Texts<'_> {
-    /// What is said of each case, from what is said of each readable text.
+    /// Results of all cases, given those of the readable texts.
     pub(super) fn scored(self, scores: Vec<Result<f64, String>>) -> Vec<Result<f64, Error>> {
         let mut scores = scores.into_iter();
         let each = self.problems.into_iter().zip(self.records).map(|(problem, record)| {
@@ -172,16 +174,17 @@ impl Texts<'_> {
     }
 }
 
-/// Texts back to back.
+/// Packs texts into a batch.
 pub(super) fn pack(texts: &[Vec<i64>], device: Device) -> anyroll_models::Result<PackedBatch> {
-    // The number of a token is read before the token: that of one behind the last has seen the whole text.
+    // The head's output at a position precedes its token, so the output at a token after the last one has
+    // seen the whole text.
     let with_end: Vec<Vec<i64>> = texts.iter().map(|tokens| [&tokens[..], &[0]].concat()).collect();
     let sequence = |tokens| Sequence { tokens, prompt_len: tokens.len() - 1 };
     let sequences: Vec<Sequence> = with_end.iter().map(|tokens| sequence(tokens)).collect();
     PackedBatch::new(&sequences, 1.0, device)
 }
 
-/// A batch's scores.
+/// Scores of a batch.
 pub(super) fn numbers(values: &Tensor) -> anyroll_models::Result<Vec<f64>> {
     Ok(Vec::try_from(values.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?)?)
 }
@@ -238,12 +241,12 @@ pub(super) mod tests {
         model.score(&record, &Completion { text, tokens: None, finished })
     }
 
-    /// The model of `config` on the host.
+    /// Opens the model of `config` on the host.
     pub(in super::super) fn host(config: &RewardModelConfig) -> Model {
         Model::new(config, Model::open(config).unwrap()).unwrap()
     }
 
-    /// `tests/python/make_reward_model_golden.py` wrote them.
+    /// `tests/python/make_reward_model_golden.py` wrote the expected scores.
     #[test]
     fn scores_equal_those_of_transformers() {
         let file = golden("reward_model").path.join("scores.json");
@@ -265,7 +268,7 @@ pub(super) mod tests {
         assert!(cases.len() > 2);
     }
 
-    /// Batches, and 16 bits.
+    /// Compares batch sizes and 16-bit dtypes.
     #[test]
     fn scores_hardly_depend_on_how_they_are_computed() {
         let words = ["sort 3 1 2", "1", "a b c d e f", "", "one two three", "3 2 1 0", "x"];
@@ -285,7 +288,7 @@ pub(super) mod tests {
             let model = host(config);
             let scores = model.score_many(&cases);
             let error = one_line(scores[2].as_ref().unwrap_err());
-            assert!(error.contains("and the model reads 1 to 128"), "{error}");
+            assert!(error.contains("must have 1 to 128"), "{error}");
             scores.into_iter().filter_map(Result::ok).collect::<Vec<f64>>()
         };
         let one = scores(&RewardModelConfig { batch_size: 1, ..golden("reward_model") });
@@ -309,12 +312,12 @@ pub(super) mod tests {
     fn what_cannot_be_scored_is_told() {
         let model = host(&golden("reward_model"));
         let error = score(&model, "sort", &"1 ".repeat(100), true).unwrap_err();
-        assert!(one_line(&error).contains("and the model reads 1 to 128"), "{}", one_line(&error));
+        assert!(one_line(&error).contains("must have 1 to 128"), "{}", one_line(&error));
         for (name, expected) in [
             ("nowhere", "config.json"),
             (
                 "tiny_model",
-                "the architecture is Qwen2ForCausalLM, and there is only Qwen2ForSequenceClassification",
+                "the architecture Qwen2ForCausalLM is not supported, only Qwen2ForSequenceClassification",
             ),
         ] {
             let failure = Model::open(&golden(name)).unwrap_err().to_string();

@@ -5,8 +5,10 @@
 //! common, [`Place`] where they run, `role` how a model is held there and [`Reference`] one that stays as it was.
 
 mod exchange;
+mod learner;
 mod pipeline;
 mod place;
+mod reduce;
 mod reference;
 mod role;
 mod seed;
@@ -23,15 +25,16 @@ use anyroll_strategy::checkpoint::{self, Saver};
 use serde::{Deserialize, Serialize};
 
 pub use exchange::Exchange;
+pub use learner::{Learner, MiniBatch, Schedule, Stepped, Update};
 pub use pipeline::{Evaluation, Nothing, Pipeline, Plan, StepOutcome};
 pub use place::Place;
 #[cfg(test)]
 pub(crate) use place::tests::ranks;
 pub(crate) use place::{open_device, torch_device};
+pub use reduce::Reduce;
+pub(crate) use reduce::{device_sums, operations, reduced};
 pub use reference::Reference;
-pub(crate) use role::{
-    adamw, allocated_bytes, describe, finish_steps, hold, learning_rate, offloaded, zero_config,
-};
+pub(crate) use role::{adamw, allocated_bytes, describe, hold, learning_rate, offloaded, zero_config};
 pub use seed::{Purpose, sample_seed, turn_seed};
 pub use share::Share;
 
@@ -112,7 +115,7 @@ pub fn train<P: Pipeline>(
     }
     training.finish_save()?;
     if ended == Ended::Finished {
-        training.pipeline.check_learnt()?;
+        training.pipeline.check_divergence()?;
     }
     training.tell(ended)?;
     Ok(ended)
@@ -182,7 +185,7 @@ impl<P: Pipeline> Training<P> {
                 return Ok(Ended::Interrupted);
             }
         }
-        self.pipeline.check_learnt()?;
+        self.pipeline.check_divergence()?;
         self.pipeline.end_warm_up()?;
         Ok(Ended::Finished)
     }
@@ -306,8 +309,7 @@ impl<P: Pipeline> Training<P> {
     }
 
     fn anyone_stops(&self, stop: &AtomicBool) -> Result<bool> {
-        let wish = f64::from(u8::from(stop.load(Ordering::Relaxed)));
-        Ok(self.exchange.sum(&[wish])?[0] > 0.0)
+        self.exchange.any(stop.load(Ordering::Relaxed))
     }
 
     fn say(&self, line: &str) {

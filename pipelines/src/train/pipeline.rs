@@ -35,7 +35,7 @@ pub trait Pipeline {
     fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64>;
 
     /// An error if the optimizer's steps so far have led to nothing that is a model.
-    fn check_learnt(&mut self) -> Result<()>;
+    fn check_divergence(&mut self) -> Result<()>;
 
     /// Starts the optimizer of the RL steps.
     fn end_warm_up(&mut self) -> Result<()>;

@@ -1,4 +1,4 @@
-//! A checkpoint's weights by range, without a device: for whoever writes them elsewhere.
+//! Reads a checkpoint's weights by range, without a device: for programs that write them in another format.
 
 use std::{
     fs::File,
@@ -15,21 +15,23 @@ use super::{
 };
 use crate::Result;
 
-/// The weights of a checkpoint, whatever the world size and stage that wrote it.
+/// The weights of a checkpoint, written at any world size and stage.
 #[derive(Debug)]
 pub struct CheckpointWeights {
     manifest: Manifest,
-    /// One a rank.
+    /// One per rank.
     shards: Vec<(PathBuf, File)>,
-    /// Where each unit's weights begin in every shard, in elements; `None` if they are not in the checkpoint.
+    /// Offset of each unit's weights in every shard, in elements; `None` if the checkpoint does not hold
+    /// them.
     unit_starts: Vec<Option<usize>>,
 }
 
 impl CheckpointWeights {
-    /// Opens the checkpoint in the folder `path` and checks the sums of its shards.
+    /// Opens the checkpoint in the folder `path` and checks the checksums of its shards.
     ///
     /// # Errors
-    /// [`crate::Error::Checkpoint`] and [`crate::Error::CheckpointDamaged`] for a file that is missing, short or damaged.
+    /// [`crate::Error::Checkpoint`] and [`crate::Error::CheckpointDamaged`] if a file is missing, short or
+    /// damaged.
     pub fn open(path: &Path) -> Result<CheckpointWeights> {
         let manifest = read_manifest(path)?;
         let mut end = 0;
@@ -47,12 +49,12 @@ impl CheckpointWeights {
         Ok(CheckpointWeights { shards: shards?, manifest, unit_starts })
     }
 
-    /// Whether the parameter is in the checkpoint: a frozen one is not.
+    /// Returns true if the checkpoint holds the parameter. Frozen ones are not saved.
     pub fn holds(&self, spec: &ParamSpec) -> bool {
         self.place(spec).is_some_and(|(unit, _)| self.unit_starts[unit].is_some())
     }
 
-    /// The parameter's unit, and where it begins in the unit.
+    /// Returns the parameter's unit, and its offset in the unit.
     fn place(&self, spec: &ParamSpec) -> Option<(usize, usize)> {
         self.manifest.units.iter().enumerate().find_map(|(index, unit)| {
             let param = unit.params.iter().find(|it| it.name == spec.name && it.shape == spec.shape)?;
@@ -93,7 +95,7 @@ impl WeightSource for CheckpointWeights {
     }
 }
 
-/// Opens a shard of `elements` values and checks its sum, a piece at a time.
+/// Opens a shard of `elements` values and checks its sum, one chunk at a time.
 fn open_shard(path: &Path, elements: usize) -> Result<File> {
     let mut file = File::open(path).map_err(failed(path))?;
     let (len, expected) = (file.metadata().map_err(failed(path))?.len(), (elements + 1) * F32_BYTES);

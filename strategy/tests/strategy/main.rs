@@ -1,8 +1,9 @@
-//! The strategy layer as a whole; ranks are threads here.
+//! Tests of the whole strategy layer; ranks are threads.
 
 mod checkpoints;
 mod fp16;
 mod frozen;
+mod harness;
 mod images;
 mod offload;
 mod passes;
@@ -12,4 +13,3 @@ mod precision;
 mod shared;
 mod stages;
 mod streamed;
-mod world;

@@ -14,10 +14,10 @@ fn a_judges_pattern_and_template_are_checked() {
         assert_eq!(error.field, format!("pipeline.rlvr.reward[0].judge.{field}"), "{error}");
         assert!(error.message.contains(message) && error.help.contains(help), "{error}");
     };
-    check("template: t, pattern: '('", "pattern", "it is no pattern: unclosed group", "one group");
+    check("template: t, pattern: '('", "pattern", "it is not a valid pattern: unclosed group", "one group");
     check("template: t, pattern: '[0-9]+'", "pattern", "it has 0 groups", "one group, around the number");
     check("template: '{{ prompt'", "template", "syntax error", "`{{ completion }}`");
-    check("template: '{{ response }}'", "template", "there is no `response`", "`{{ completion }}`");
+    check("template: '{{ response }}'", "template", "unknown variable `response`", "`{{ completion }}`");
 }
 
 /// They are looked for where the run is to be, and not where one is planned.

@@ -1,6 +1,6 @@
 //! The sandbox of this machine.
 
-use anyroll_sandbox::{Ended, File, Finished, Limits, Protection, Sandbox};
+use anyroll_sandbox::{Exit, File, Finished, Limits, Protection, Sandbox};
 
 use crate::config::{CodeConfig, Isolation};
 use crate::reward::Failure;
@@ -44,8 +44,8 @@ impl Local {
     pub(super) fn run(&self, program: String, input: &str) -> Result<Option<String>, Failure> {
         let command = [self.python.as_str(), "-I", "main.py"].map(str::to_owned);
         let files = [File { name: "main.py".into(), text: program }];
-        let Finished { ended, stdout, .. } = self.sandbox.run(&command, &files, input).map_err(told)?;
-        Ok((ended == Ended::Well).then(|| String::from_utf8_lossy(&stdout).into_owned()))
+        let Finished { exit, stdout, .. } = self.sandbox.run(&command, &files, input).map_err(told)?;
+        Ok((exit == Exit::Success).then(|| String::from_utf8_lossy(&stdout).into_owned()))
     }
 }
 
