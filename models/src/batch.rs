@@ -167,7 +167,7 @@ impl PackedBatch {
     /// Keeps only some of the targets: `kept` are their indices, ascending from 0.
     ///
     /// # Errors
-    /// Indices that do not ascend or are out of range, or libtorch's error.
+    /// Indices that do not rise or are out of range, or libtorch's error.
     pub fn keeping(self, kept: &[i64]) -> Result<PackedBatch> {
         let rise = kept.windows(2).all(|pair| pair[0] < pair[1]);
         let exist = kept.first().is_none_or(|&first| first >= 0)

@@ -118,7 +118,7 @@ fn exports_of(root: &str) -> BTreeMap<&str, &str> {
     exports
 }
 
-/// What a file uses from its crate's root on, each with its line. The file's module is `depth` below the root.
+/// Modules that a file uses from its crate's root on, each with its line. The file's module is `depth` below the root.
 fn uses_of(code: &str, depth: usize) -> Vec<(usize, &str)> {
     let mut used = Vec::new();
     let mut line = 1;
@@ -136,7 +136,7 @@ fn uses_of(code: &str, depth: usize) -> Vec<(usize, &str)> {
     used
 }
 
-/// What follows `crate::`, or as many `super::` as lead to the root.
+/// Rest of a path behind `crate::`, or behind enough `super::` to reach the root.
 fn from_root(code: &str, depth: usize) -> Option<&str> {
     if let Some(tail) = code.strip_prefix("crate::") {
         return Some(tail);
