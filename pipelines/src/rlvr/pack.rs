@@ -6,7 +6,6 @@ use crate::{
     Result,
     config::RlvrConfig,
     inference::Sample,
-    run::Run,
     train::{Purpose, sample_seed},
 };
 
@@ -26,14 +25,14 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// Creates the packing of a run of `config`; `drops` and `seed` are the fields.
-    pub fn new(run: &Run, config: &RlvrConfig, drops: bool) -> Self {
+    /// As `config` says.
+    pub fn new(config: &RlvrConfig, drops: bool, seed: u64) -> Self {
         Self {
-            share_prompts: run.shares_prompts,
+            share_prompts: config.share_prompts == Some(true),
             temperature: config.rollout.temperature,
             has_turns: config.rollout.environment.is_some(),
             drops,
-            seed: run.config.seed,
+            seed,
         }
     }
 

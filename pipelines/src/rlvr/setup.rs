@@ -20,7 +20,7 @@ use crate::{
     config::RlvrConfig,
     environment::Environment,
     launch::Rank,
-    reward::{HeldModel, OpenModel, RewardSum, Scorer},
+    reward::{HeldModel, RewardSum, Scorer},
     run::Run,
     train::{Place, Share, zero_config},
 };
@@ -32,8 +32,6 @@ pub struct Task {
     pub config: RlvrConfig,
     /// The run's seed.
     pub seed: u64,
-    /// The run's steps.
-    pub steps: u64,
     /// Which rank has which samples.
     pub share: Share,
     /// How samples become batches.
@@ -48,14 +46,13 @@ impl Task {
         Self {
             config: config.clone(),
             seed: run.config.seed,
-            steps: run.steps,
             share: Share {
                 prompts: config.prompts_per_step,
                 group_size: config.group_size,
                 mini_batches: config.mini_batches,
                 world_size: run.world_size,
             },
-            packing: Packing::new(run, config, model.drops()),
+            packing: Packing::new(config, model.drops(), run.config.seed),
             has_adapters: base.lora.is_some(),
         }
     }
@@ -93,10 +90,10 @@ pub fn engine(
     })
 }
 
-/// What scores by `sum`, with the models that the ranks hold, which were opened.
+/// What scores by `sum`; models that the ranks hold are opened.
 pub fn rewards(
     run: &Run,
-    (sum, held): (RewardSum, Vec<OpenModel>),
+    sum: RewardSum,
     task: &Arc<Task>,
     base: &BaseModel,
     (place, rank): (&Place, &Rank),
@@ -106,7 +103,7 @@ pub fn rewards(
     Ok(Rewards {
         scorer: Scorer::start(sum.clone(), workers).map_err(Error::Thread)?,
         sum,
-        models: HeldModel::all(held, run, place, rank)?,
+        models: HeldModel::all(&config.reward, run, place, rank)?,
         tokenizer: base.tokenizer.clone(),
         task: task.clone(),
     })
