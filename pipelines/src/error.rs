@@ -3,6 +3,12 @@
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Names folders in a sentence.
+fn folders(paths: &[std::path::PathBuf]) -> String {
+    let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    format!("the folder{} {}", if names.len() == 1 { "" } else { "s" }, names.join(" and "))
+}
+
 /// An error of a run: mostly one of a lower layer, told as that layer tells it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -199,16 +205,16 @@ pub enum Error {
         /// Why.
         problem: String,
     },
-    /// A run's last checkpoint cannot be read, and there is one before it.
+    /// A run's last checkpoint cannot be read, and there is a whole one before it.
     #[error(
-        "the last checkpoint cannot be read: remove the folder {}, and the run goes on from {}",
-        last.display(),
+        "the last checkpoint cannot be read: remove {}, and the run goes on from {}",
+        folders(broken),
         older.display()
     )]
     LastCheckpoint {
-        /// The last one's folder.
-        last: std::path::PathBuf,
-        /// That of the one before it.
+        /// The folders of the last one, and of those before it that cannot be read either.
+        broken: Vec<std::path::PathBuf>,
+        /// That of the newest one that is whole.
         older: std::path::PathBuf,
         /// What is wrong with the last one.
         source: Box<anyroll_strategy::Error>,

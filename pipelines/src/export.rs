@@ -22,6 +22,7 @@ use crate::{
     data::Tokenizer,
     diffusion::first_adapter,
     run_dir::RunDir,
+    train::or_older,
 };
 
 /// Files of a published model's folder that go with its weights wherever those go.
@@ -66,17 +67,21 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
         return Err(refuse("it trains a model of classes, which nobody else loads"));
     };
     let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
-    let weights = Trained { checkpoint: CheckpointWeights::open(&checkpoint)?, base: &*base.weights };
+    let trained = |units: &[Unit]| {
+        Ok::<_, Error>(Trained { checkpoint: open_checkpoint(&checkpoint, units)?, base: &*base.weights })
+    };
     if loaded.config.trains_a_reward_model() {
         if options.adapter {
             return Err(refuse("it trains a reward model, which has no adapters"));
         }
         let model = ValueModel::new(base.config.clone(), tch::Device::Cpu)?;
+        let weights = trained(model.units())?;
         let config = config_json(&base, &loaded.config.model).map_err(anyroll_models::Error::from)?;
         let config = scorer_config_file(config);
         write_model(to, &base, &loaded.config.model, (model.units(), config), &weights, options.dtype)?;
         return Ok(checkpoint);
     }
+    let weights = trained(base.decoder(tch::Device::Cpu)?.units())?;
     match (&base.lora, options.adapter) {
         (None, true) => return Err(refuse("it has no adapter: it was run without `model.lora`")),
         (Some(lora), true) => write_adapter(to, &base, lora, &loaded.config.model, &weights, options.dtype)?,
@@ -104,7 +109,8 @@ fn export_images(
         lora.image_shape(&shape.modules()).expect("a config whose targets match nothing is refused")
     });
     let begun = WithAdapter { base: &folder, adapter: first_adapter(model, shape, config.seed)? };
-    let trained = Trained { checkpoint: CheckpointWeights::open(checkpoint)?, base: &begun };
+    let built = shape.build(lora.as_ref(), None, tch::Device::Cpu)?;
+    let trained = Trained { checkpoint: open_checkpoint(checkpoint, built.units())?, base: &begun };
     if options.adapter {
         let Some(lora) = &lora else {
             let problem = "it has no adapter: it was run without `model.lora`".to_owned();
@@ -119,6 +125,18 @@ fn export_images(
         None => &trained,
     };
     Ok(write_diffusers_folder(to, &folder, weights, options.dtype)?)
+}
+
+/// The weights of the checkpoint at `path` of a model with these units, checked as `--resume` checks it.
+///
+/// # Errors
+/// Those of [`CheckpointWeights::open`], with the newest whole checkpoint where a file of the run's last one is broken.
+pub(crate) fn open_checkpoint(path: &Path, units: &[Unit]) -> Result<CheckpointWeights> {
+    CheckpointWeights::open(path, units).map_err(|error| {
+        let beside = path.parent().map(checkpoint::list);
+        let saved = beside.and_then(Result::ok).unwrap_or_default();
+        or_older(error.into(), &saved)
+    })
 }
 
 /// What was trained, and for the rest what it was trained from.

@@ -2,8 +2,12 @@
 //!
 //! A checkpoint is a folder: `manifest.json` and a `rank_0000.bin` a rank. Such a file holds, for each unit that is
 //! trained, this rank's shard of the weights and, if there is an optimizer, of its two moments: raw little-endian
-//! fp32 (whatever the precision that the model runs in: a checkpoint loads at another), then the CRC-32C of it all.
-//! A run may add what each rank has beside the model, a `rank_0000.own` each.
+//! fp32 (whatever the precision that the model runs in: a checkpoint loads at another).
+//! A run may add what each rank has beside the model, a `rank_0000.own` each, and further models, a folder each.
+//!
+//! Each file of a rank ends in its seal (the run's number, the step, the rank, the number of ranks and a checksum of
+//! the layout) and the CRC-32C of it all. The manifest has these checksums, those of further models' manifests, and
+//! its own. So a file that was changed, or that is another rank's, step's or run's, is named.
 //! The folder is written under another name and renamed once it is whole and on the disk, so that a folder with the
 //! right name is a whole checkpoint. [`Saver`] writes beside training.
 //!
@@ -12,7 +16,9 @@
 //! Shards are the same at every stage, and a load copies whatever ranges overlap: a checkpoint of four ranks at
 //! stage 3 loads on one rank at stage 0. What ranks have of their own goes to as many ranks again.
 
+mod manifest;
 mod saver;
+mod seal;
 mod weights;
 
 use std::{
@@ -22,70 +28,31 @@ use std::{
 };
 
 use anyroll_models::Model;
-use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use manifest::{MANIFEST, Manifest};
 pub use saver::Saver;
+pub use seal::Stamp;
 pub use weights::CheckpointWeights;
 
 use crate::{
     Error, Result, State, Zero,
     disk::{Disk, RealDisk},
-    loss_scale::Counters,
 };
 
-const MANIFEST: &str = "manifest.json";
 /// What the name of a checkpoint ends in while another takes its place.
 const REPLACED: &str = "replaced";
-const FORMAT: u32 = 2;
 const F32_BYTES: usize = size_of::<f32>();
 const WRONG_SUM: &str = "its checksum is wrong";
 
-/// What `manifest.json` says.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Manifest {
-    format: u32,
-    world_size: usize,
-    /// What the optimizer counts, if there is one: its moments are then here, too.
-    optimizer: Option<Counters>,
-    units: Vec<UnitEntry>,
-    /// What the caller wants back.
-    extra: serde_json::Value,
-}
-
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct UnitEntry {
-    name: String,
-    /// Elements of the whole buffer, padding included.
-    len: usize,
-    /// Whether it is in the checkpoint.
-    trainable: bool,
-    params: Vec<ParamEntry>,
-}
-
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct ParamEntry {
-    name: String,
-    shape: Vec<i64>,
-    start: usize,
-}
-
-impl Manifest {
-    /// Elements of a unit's states in a shard.
-    fn saved_len(&self, unit: &UnitEntry) -> usize {
-        let states = if self.optimizer.is_some() { 3 } else { 1 };
-        if unit.trainable { unit.len / self.world_size * states } else { 0 }
-    }
-}
-
 /// Writes a checkpoint to the new folder `path`. Every rank calls; all return once it is whole on the disk.
-/// `extra` (rank 0's) comes back from [`load`].
+/// Its files belong to `stamp`, the same on all ranks; `extra` (rank 0's) comes back from [`load`].
 ///
 /// # Errors
 /// [`Error::Checkpoint`] when a file cannot be written. What was at `path` before is then still there.
-pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, extra: serde_json::Value) -> Result<()> {
-    let mut saver = Saver::default();
-    saver.start(zero, path, extra)?;
+pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, stamp: Stamp, extra: serde_json::Value) -> Result<()> {
+    let mut saver = Saver::of_run(stamp.run);
+    saver.at(stamp.step).start(zero, path, extra)?;
     saver.finish(zero.group())?;
     Ok(())
 }
@@ -108,19 +75,25 @@ fn put_in_place(disk: &dyn Disk, aside: &Path, path: &Path) -> io::Result<()> {
 /// changed.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] and [`Error::CheckpointDamaged`], which name the file, and [`Error::CheckpointMismatch`] if it is
-/// of another model.
+/// [`Error::Checkpoint`], [`Error::CheckpointDamaged`] and [`Error::CheckpointForeign`], which name the file, and
+/// [`Error::CheckpointMismatch`] if it is of another model.
 pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Value> {
     zero.needs("load", &[State::Params, State::Optimizer])?;
-    let manifest = read_manifest(path)?;
-    check_model(&manifest, zero, path)?;
+    let manifest = Manifest::read(path)?;
+    manifest.check_model(zero.model().units(), path)?;
+    manifest.check_places(path)?;
+    if zero.group().rank() == 0 {
+        manifest.warn_if_unsealed(path);
+    }
     let mut targets = Targets::new(zero);
     if targets.moments.iter().any(Option::is_some) && manifest.optimizer.is_none() {
         return Err(mismatch(path, "it has no optimizer state, so training cannot go on from it".into()));
     }
     for rank in 0..manifest.world_size {
-        let file = path.join(shard_name(rank));
-        targets.take_shard(&manifest, rank, &read_shard(&file, &manifest)?);
+        let bytes = manifest.shard(path, rank).read()?;
+        let (values, _) = bytes.as_chunks::<F32_BYTES>();
+        let values: Vec<f32> = values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        targets.take_shard(&manifest, rank, &values);
     }
     for (index, (_, [weights])) in targets.weights.iter().enumerate() {
         if manifest.units[index].trainable {
@@ -136,37 +109,62 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
     Ok(manifest.extra)
 }
 
-/// What [`save`] was given as `extra`, without loading anything else.
+/// The `extra` that [`save`] was given, without loading anything else.
 pub fn extra(path: &Path) -> Result<serde_json::Value> {
-    Ok(read_manifest(path)?.extra)
+    Ok(Manifest::read(path)?.extra)
+}
+
+/// The save that the checkpoint is of; `None` for one of before stamps.
+pub fn stamp(path: &Path) -> Result<Option<Stamp>> {
+    Ok(Manifest::read(path)?.stamp)
+}
+
+/// Refuses the checkpoint at `path` if it is of another save than `stamp`. One of before stamps may be of any.
+///
+/// # Errors
+/// [`Error::CheckpointForeign`], and those of a manifest that cannot be read.
+pub fn check_stamp(path: &Path, stamp: Stamp) -> Result<()> {
+    let Some(found) = self::stamp(path)?.filter(|&found| found != stamp) else { return Ok(()) };
+    let problem = match found.run == stamp.run {
+        true => format!("it is of step {}, and not of step {}", found.step, stamp.step),
+        false => "it is of another run".to_owned(),
+    };
+    Err(foreign(&path.join(MANIFEST), problem))
+}
+
+/// Reads all of a checkpoint, with further models in it, and refuses it if anything is not as it was written.
+///
+/// # Errors
+/// [`Error::Checkpoint`], [`Error::CheckpointDamaged`] and [`Error::CheckpointForeign`], which name the file.
+pub fn verify(path: &Path) -> Result<()> {
+    let manifest = Manifest::read(path)?;
+    for rank in 0..manifest.world_size {
+        manifest.shard(path, rank).open()?;
+        manifest.own(path, rank).map_or(Ok(()), |own| own.open().map(drop))?;
+    }
+    manifest.parts.keys().try_for_each(|name| verify(&manifest.part(path, name)?.0))
 }
 
 /// What `rank` of `world_size` ranks gave [`Saver::start_with`] as its own; `None` if no rank gave anything.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] and [`Error::CheckpointDamaged`] if it is missing or damaged, and [`Error::CheckpointMismatch`] if
-/// it was given by another number of ranks.
+/// [`Error::Checkpoint`], [`Error::CheckpointDamaged`] and [`Error::CheckpointForeign`] if it is missing, damaged or of
+/// another save, and [`Error::CheckpointMismatch`] if it was given by another number of ranks.
 pub fn own(path: &Path, rank: usize, world_size: usize) -> Result<Option<Vec<u8>>> {
-    let saved = read_manifest(path)?.world_size;
-    if !path.join(own_name(0)).exists() {
-        return Ok(None);
-    }
+    let manifest = Manifest::read(path)?;
+    let saved = manifest.world_size;
+    let Some(file) = manifest.own(path, rank) else { return Ok(None) };
     if saved != world_size {
         let problem = format!(
             "each of its {saved} ranks has states of its own in it: {world_size} cannot go on with them"
         );
         return Err(mismatch(path, problem));
     }
-    let file = path.join(own_name(rank));
-    let mut bytes = fs::read(&file).map_err(failed(&file))?;
-    let sum = bytes.split_off(bytes.len().saturating_sub(size_of::<u32>()));
-    if crc32c::crc32c(&bytes).to_le_bytes() != *sum {
-        return Err(damaged(&file, WRONG_SUM));
-    }
-    Ok(Some(bytes))
+    file.read().map(Some)
 }
 
-/// The whole checkpoints in `folder`, in the order of their names; none if there is no such folder.
+/// The checkpoints in `folder`, in the order of their names; none if there is no such folder. One that has lost its
+/// manifest counts, so that whoever loads it says so.
 pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -181,7 +179,7 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
             None => true,
             Some(extension) => extension == REPLACED && !path.with_extension("").exists(),
         };
-        if counts && path.join(MANIFEST).exists() {
+        if counts && is_at(&path) {
             found.push(path);
         }
     }
@@ -189,9 +187,18 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// Whether the folder `path` is a checkpoint, or what is left of one.
+pub fn is_at(path: &Path) -> bool {
+    let is_of_a_rank = |entry: fs::DirEntry| is_rank_file(&entry.file_name().to_string_lossy());
+    path.join(MANIFEST).is_file()
+        || fs::read_dir(path).is_ok_and(|entries| entries.flatten().any(is_of_a_rank))
+}
+
 /// Removes all but the last `keep` checkpoints of `folder`. Called by one rank.
 pub fn prune(folder: &Path, keep: usize) -> Result<()> {
-    let found = list(folder)?;
+    let mut found = list(folder)?;
+    // Others are for their owner to look at.
+    found.retain(|path| path.join(MANIFEST).exists());
     for path in &found[..found.len().saturating_sub(keep)] {
         // Renamed first: a removal that is interrupted must not leave half a checkpoint under a good name.
         let aside = path.with_extension("removed");
@@ -255,118 +262,18 @@ fn copy_overlap(to_range: &Range<usize>, to: &mut [f32], from_range: &Range<usiz
     }
 }
 
-/// All but what changes from step to step.
-fn manifest_of<M: Model>(zero: &Zero<M>) -> Manifest {
-    let units = zero.model().units().iter().zip(zero.layouts()).map(|(unit, layout)| UnitEntry {
-        name: unit.name.clone(),
-        len: layout.len,
-        trainable: unit.trainable,
-        params: unit
-            .params
-            .iter()
-            .zip(&layout.params)
-            .map(|(spec, range)| ParamEntry {
-                name: spec.name.clone(),
-                shape: spec.shape.clone(),
-                start: range.start,
-            })
-            .collect(),
-    });
-    Manifest {
-        format: FORMAT,
-        world_size: zero.group().world_size(),
-        optimizer: None,
-        units: units.collect(),
-        extra: serde_json::Value::Null,
-    }
-}
-
-fn check_model<M: Model>(manifest: &Manifest, zero: &Zero<M>, path: &Path) -> Result<()> {
-    let ours = manifest_of(zero);
-    if manifest.units.len() != ours.units.len() {
-        let problem = format!("it has {} units, the model has {}", manifest.units.len(), ours.units.len());
-        return Err(mismatch(path, problem));
-    }
-    for (theirs, ours) in manifest.units.iter().zip(&ours.units) {
-        // Lengths differ in their padding when the world size does.
-        if let Some(problem) = difference(theirs, ours) {
-            return Err(mismatch(path, problem));
-        }
-        if ours.trainable && !theirs.trainable {
-            let problem = format!("unit {} was frozen, so it is not in it; here it is trained", theirs.name);
-            return Err(mismatch(path, problem));
-        }
-    }
-    Ok(())
-}
-
-/// What first tells a unit of a checkpoint from the model's.
-fn difference(theirs: &UnitEntry, ours: &UnitEntry) -> Option<String> {
-    if theirs.name != ours.name {
-        return Some(format!("it has a unit `{}` where the model has `{}`", theirs.name, ours.name));
-    }
-    let [saved, wanted] = [theirs, ours].map(|unit| unit.params.iter().map(Some).chain([None]));
-    let (saved, wanted) = saved.zip(wanted).find(|(saved, wanted)| saved != wanted)?;
-    Some(match (saved, wanted) {
-        (Some(saved), Some(wanted)) if saved.name == wanted.name && saved.shape != wanted.shape => {
-            format!(
-                "`{}` has the shape {:?} in it, and {:?} in the model",
-                saved.name, saved.shape, wanted.shape
-            )
-        }
-        (Some(saved), Some(wanted)) if saved.name == wanted.name => {
-            format!("`{}` begins at {} in it, and at {} in the model", saved.name, saved.start, wanted.start)
-        }
-        (Some(saved), wanted) => {
-            let wanted = wanted.map_or("nothing".to_owned(), |it| format!("`{}`", it.name));
-            format!("it has `{}` where the model has {wanted}", saved.name)
-        }
-        (None, wanted) => format!("it has no `{}`", wanted.map_or("", |it| &it.name)),
-    })
-}
-
-fn read_manifest(path: &Path) -> Result<Manifest> {
-    let file = path.join(MANIFEST);
-    let text = fs::read(&file).map_err(failed(&file))?;
-    let manifest: Manifest =
-        serde_json::from_slice(&text).map_err(|error| damaged(&file, &error.to_string()))?;
-    if manifest.format != FORMAT {
-        return Err(mismatch(
-            &file,
-            format!("format {} is not {FORMAT}, which this version reads", manifest.format),
-        ));
-    }
-    let whole = |unit: &UnitEntry| manifest.world_size > 0 && unit.len.is_multiple_of(manifest.world_size);
-    if !manifest.units.iter().all(whole) {
-        return Err(damaged(
-            &file,
-            &format!("its units do not divide by world_size {}", manifest.world_size),
-        ));
-    }
-    Ok(manifest)
-}
-
-/// The values of a shard file, whose sum has been checked.
-fn read_shard(file: &Path, manifest: &Manifest) -> Result<Vec<f32>> {
-    let bytes = fs::read(file).map_err(failed(file))?;
-    let elements: usize = manifest.units.iter().map(|unit| manifest.saved_len(unit)).sum();
-    let expected = elements * F32_BYTES + F32_BYTES;
-    if bytes.len() != expected {
-        return Err(damaged(file, &wrong_length(bytes.len(), expected)));
-    }
-    let (values, sum) = bytes.split_at(elements * F32_BYTES);
-    if crc32c::crc32c(values).to_le_bytes() != sum {
-        return Err(damaged(file, WRONG_SUM));
-    }
-    Ok(values.chunks_exact(F32_BYTES).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
-}
-
 fn shard_name(rank: usize) -> String {
     format!("rank_{rank:04}.bin")
 }
 
 fn own_name(rank: usize) -> String {
     format!("rank_{rank:04}.own")
+}
+
+/// Whether [`shard_name`] or [`own_name`] gives this name.
+fn is_rank_file(name: &str) -> bool {
+    let number = name.strip_prefix("rank_").and_then(|rest| rest.split_once('.'));
+    number.is_some_and(|(rank, kind)| rank.parse::<usize>().is_ok() && ["bin", "own"].contains(&kind))
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -382,41 +289,10 @@ fn damaged(path: &Path, problem: &str) -> Error {
     Error::CheckpointDamaged { path: path.to_path_buf(), problem: problem.to_owned() }
 }
 
-fn mismatch(path: &Path, problem: String) -> Error {
-    Error::CheckpointMismatch { path: path.to_path_buf(), problem }
+fn foreign(path: &Path, problem: String) -> Error {
+    Error::CheckpointForeign { path: path.to_path_buf(), problem }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn unit(name: &str, params: &[(&str, &[i64])]) -> UnitEntry {
-        let mut end = 0;
-        let params = params.iter().map(|(name, shape)| {
-            let start = end;
-            end += shape.iter().product::<i64>() as usize;
-            ParamEntry { name: (*name).to_owned(), shape: shape.to_vec(), start }
-        });
-        let params = params.collect();
-        UnitEntry { name: name.to_owned(), len: end, trainable: true, params }
-    }
-
-    #[test]
-    fn what_differs_is_said_in_words() {
-        let saved = unit("layer", &[("a", &[3, 2]), ("b", &[4])]);
-        let told = |model: UnitEntry| difference(&saved, &model).unwrap_or_default();
-        assert_eq!(told(unit("layer", &[("a", &[3, 2]), ("b", &[4])])), "");
-        assert_eq!(told(unit("head", &[])), "it has a unit `layer` where the model has `head`");
-        assert_eq!(
-            told(unit("layer", &[("a", &[3, 4]), ("b", &[4])])),
-            "`a` has the shape [3, 2] in it, and [3, 4] in the model"
-        );
-        assert_eq!(told(unit("layer", &[("a", &[3, 2]), ("c", &[4])])), "it has `b` where the model has `c`");
-        assert_eq!(told(unit("layer", &[("a", &[3, 2])])), "it has `b` where the model has nothing");
-        let more = unit("layer", &[("a", &[3, 2]), ("b", &[4]), ("c", &[1])]);
-        assert_eq!(told(more), "it has no `c`");
-        let mut apart = unit("layer", &[("a", &[3, 2]), ("b", &[4])]);
-        apart.params[1].start = 8;
-        assert_eq!(told(apart), "`b` begins at 6 in it, and at 8 in the model");
-    }
+fn mismatch(path: &Path, problem: String) -> Error {
+    Error::CheckpointMismatch { path: path.to_path_buf(), problem }
 }

@@ -1,6 +1,9 @@
 //! Errors of the strategy layer.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use crate::State;
 
@@ -91,6 +94,14 @@ pub enum Error {
         /// How that shows.
         problem: String,
     },
+    /// A file of a checkpoint is whole, but belongs elsewhere.
+    #[error("checkpoint {}: it does not belong here: {problem}", path.display())]
+    CheckpointForeign {
+        /// The file.
+        path: PathBuf,
+        /// Where it belongs.
+        problem: String,
+    },
     /// A checkpoint is of another model, or of another run's making.
     #[error("checkpoint {}: {problem}", path.display())]
     CheckpointMismatch {
@@ -111,8 +122,22 @@ impl Error {
         }
     }
 
-    /// Whether a file of a checkpoint is missing, cannot be read or is damaged, so that an older one may do.
+    /// Whether it is of a checkpoint's file that lies in `folder`.
+    pub fn is_in(&self, folder: &Path) -> bool {
+        match self {
+            Self::Checkpoint { path, .. }
+            | Self::CheckpointDamaged { path, .. }
+            | Self::CheckpointForeign { path, .. } => path.starts_with(folder),
+            _ => false,
+        }
+    }
+
+    /// Whether a file of a checkpoint is missing, cannot be read, is damaged or belongs elsewhere, so that an older one
+    /// may do.
     pub fn is_of_a_file(&self) -> bool {
-        matches!(self, Self::Checkpoint { .. } | Self::CheckpointDamaged { .. })
+        matches!(
+            self,
+            Self::Checkpoint { .. } | Self::CheckpointDamaged { .. } | Self::CheckpointForeign { .. }
+        )
     }
 }

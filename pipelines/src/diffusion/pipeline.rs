@@ -15,7 +15,7 @@ use crate::{
     Result,
     config::{MethodConfig, Run},
     samples::Phase,
-    train::{Evaluation, Exchange, Nothing, Pipeline, Place, Plan, StepOutcome, adamw, describe, hold},
+    train::{Evaluation, Exchange, Kept, Nothing, Pipeline, Place, Plan, StepOutcome, adamw, describe, hold},
 };
 
 /// A model of images that learns from rewards.
@@ -106,17 +106,18 @@ impl Pipeline for Diffusion {
     }
 
     /// The policy's first images, its reference if there is a KL term, and DiffusionNFT's old policy.
-    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
+    fn freeze(&mut self, kept: Kept) -> Result<()> {
         if self.setup.has_adapters {
             return self.freeze_adapters();
         }
-        let path = folder.join("reference");
+        let path = kept.folder.join("reference");
         let mut frozen = self.frozen()?;
-        if kept {
+        if kept.is_saved {
+            checkpoint::check_stamp(&path, kept.stamp())?;
             checkpoint::load(&mut frozen, &path)?;
         } else {
             frozen.copy_weights_from(&mut self.roles.policy)?;
-            checkpoint::save(&mut frozen, &path, Value::Null)?;
+            checkpoint::save(&mut frozen, &path, kept.stamp(), Value::Null)?;
         }
         self.base = Some(self.setup.evaluation_images(&mut frozen, &self.exchange, true)?.images);
         if self.has_old_policy() && self.roles.old.is_none() {
@@ -141,7 +142,7 @@ impl Pipeline for Diffusion {
     fn save(&mut self, saver: &mut Saver, path: &Path, position: Value) -> Result<()> {
         if let Some(old) = &mut self.roles.old {
             let path = old_policy(path);
-            checkpoint::save(old, &path, Value::Null)?;
+            checkpoint::save(old, &path, saver.stamp(), Value::Null)?;
             if self.exchange.rank() == 0 {
                 // One more than of checkpoints: the one that belongs to this is not written yet.
                 let keep = self.plan().keep_last + 1;
@@ -159,6 +160,9 @@ impl Pipeline for Diffusion {
         let old_path = old_policy(path);
         if old_path.exists() {
             let mut old = self.frozen()?;
+            if let Some(stamp) = checkpoint::stamp(path)? {
+                checkpoint::check_stamp(&old_path, stamp)?;
+            }
             checkpoint::load(&mut old, &old_path)?;
             self.roles.old = Some(old);
         }

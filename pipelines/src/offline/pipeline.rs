@@ -28,8 +28,8 @@ use crate::{
     metrics::Metrics,
     samples::Phase,
     train::{
-        Evaluation, Exchange, Nothing, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe, hold,
-        offloaded,
+        Evaluation, Exchange, Kept, Nothing, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe,
+        hold, offloaded,
     },
 };
 
@@ -324,7 +324,7 @@ impl<M: Answering> Pipeline for Offline<M> {
         Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.config.optimizer))?)
     }
 
-    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
+    fn freeze(&mut self, kept: Kept) -> Result<()> {
         let (Some(place), Some(role)) = (&self.reference_place, self.run.held_reference()) else {
             return Ok(());
         };
@@ -334,7 +334,7 @@ impl<M: Answering> Pipeline for Offline<M> {
             return Ok(());
         }
         let policy = M::writer(&mut self.roles.policy).expect("only a model of language has a reference");
-        let reference = Reference::new(policy, &self.run, role, place, &*self.weights, (folder, kept))?;
+        let reference = Reference::new(policy, &self.run, role, place, &*self.weights, kept)?;
         self.roles.reference = Some(reference);
         Ok(())
     }

@@ -6,7 +6,10 @@
 use std::{path::Path, sync::Arc};
 
 use anyroll_models::ValueModel;
-use anyroll_strategy::{State, StepStats, Zero, checkpoint};
+use anyroll_strategy::{
+    State, StepStats, Zero,
+    checkpoint::{self, Stamp},
+};
 use tch::Tensor;
 
 use super::{
@@ -114,10 +117,10 @@ impl Critic {
         self.leave()
     }
 
-    /// Writes it into the new checkpoint `folder`.
-    pub fn save(&mut self, folder: &Path) -> Result<(), anyroll_strategy::Error> {
+    /// Writes it into the new checkpoint `folder`, of `stamp`.
+    pub fn save(&mut self, folder: &Path, stamp: Stamp) -> Result<(), anyroll_strategy::Error> {
         self.model.load_states(&self.offloaded)?;
-        checkpoint::save(&mut self.model, &folder.join(FOLDER), serde_json::Value::Null)?;
+        checkpoint::save(&mut self.model, &folder.join(FOLDER), stamp, serde_json::Value::Null)?;
         self.model.offload_states(&self.offloaded)?;
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::{
     metrics::Metrics,
     reward::HeldModel,
     samples::Phase,
-    train::{Evaluation, Exchange, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe},
+    train::{Evaluation, Exchange, Kept, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe},
 };
 
 /// A language model that learns from verifiable rewards.
@@ -110,13 +110,15 @@ impl Pipeline for Rlvr {
     }
 
     /// The reference; and the critic begins as the policy is, but for adapters, which it has none of.
-    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
-        if let Some(critic) = self.roles.critic.as_mut().filter(|_| !kept && !self.setup.has_adapters) {
+    fn freeze(&mut self, kept: Kept) -> Result<()> {
+        if let Some(critic) =
+            self.roles.critic.as_mut().filter(|_| !kept.is_saved && !self.setup.has_adapters)
+        {
             critic.begin_as(&mut self.roles.policy)?;
         }
         let (policy, weights) = (&mut self.roles.policy, &*self.setup.weights);
         let reference = self.reference_place.as_ref().zip(self.run.held_reference());
-        let new = |(place, role)| Reference::new(policy, &self.run, role, place, weights, (folder, kept));
+        let new = |(place, role)| Reference::new(policy, &self.run, role, place, weights, kept);
         self.roles.reference = reference.map(new).transpose()?;
         Ok(())
     }
@@ -141,8 +143,9 @@ impl Pipeline for Rlvr {
         let under_way = self.is_asynchronous().then(|| serde_json::to_vec(under_way).expect("plain data"));
         let Roles { policy, critic, .. } = &mut self.roles;
         policy.load_states(&self.setup.offloaded)?;
+        let stamp = saver.stamp();
         saver.start_with(policy, path, position, under_way, |folder| {
-            critic.as_mut().map_or(Ok(()), |critic| critic.save(folder))
+            critic.as_mut().map_or(Ok(()), |critic| critic.save(folder, stamp))
         })?;
         Ok(policy.start_offload(&self.setup.leaving)?)
     }

@@ -1,7 +1,8 @@
 //! Weights in fp16: the loss scale follows PyTorch's, an overflow leaves no trace, and stages agree.
 
 use anyroll_strategy::{
-    Error, LossScale, Precision, Stepped, StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint,
+    Error, LossScale, Precision, Stepped, StepsOn, Zero, ZeroConfig, ZeroStage,
+    checkpoint::{self, Stamp},
 };
 use tch::Kind;
 
@@ -157,7 +158,7 @@ fn a_checkpoint_keeps_the_scale() {
         for number in 0..3 {
             step(&mut zero, number, number == 0);
         }
-        checkpoint::save(&mut zero, &path, serde_json::Value::Null).unwrap();
+        checkpoint::save(&mut zero, &path, Stamp::default(), serde_json::Value::Null).unwrap();
         rest(&mut zero)
     });
     assert_eq!(whole[0].0, [512.0, 1024.0, 1024.0, 1024.0].map(Some));
