@@ -11,9 +11,10 @@ use landlock::{
 use nix::sys::resource::{Resource, setrlimit};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    apply_filter,
+    apply_filter, sock_filter,
 };
 
+use crate::calls::{Call, Condition, KINDS, Test};
 use crate::job::Limits;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -33,16 +34,18 @@ pub fn limit(limits: &Limits) -> Result<()> {
         (Resource::RLIMIT_CORE, 0),
         (Resource::RLIMIT_MEMLOCK, 0),
         (Resource::RLIMIT_MSGQUEUE, 0),
+        // Timers count as signals.
+        (Resource::RLIMIT_SIGPENDING, 256),
     ] {
         setrlimit(resource, most, most)?;
     }
     Ok(())
 }
 
-/// Files below `/` can be read and executed, those below `folder` and the devices written too; no TCP, no abstract
+/// Files below `/` can be read and executed, those below `folders` and the devices written too; no TCP, no abstract
 /// sockets and no signals to who is outside. Returns whether the kernel enforces it, in part at least: an old one
 /// knows only files.
-pub fn restrict_files(folder: &Path) -> Result<bool> {
+pub fn restrict_files(folders: &[&Path]) -> Result<bool> {
     let abi = ABI::V6;
     let status = Ruleset::default()
         .handle_access(AccessFs::from_all(abi))?
@@ -50,20 +53,25 @@ pub fn restrict_files(folder: &Path) -> Result<bool> {
         .scope(Scope::from_all(abi))?
         .create()?
         .add_rules(path_beneath_rules(["/"], AccessFs::from_read(abi)))?
-        .add_rules(path_beneath_rules([folder], AccessFs::from_all(abi)))?
+        .add_rules(path_beneath_rules(folders, AccessFs::from_all(abi)))?
         .add_rules(path_beneath_rules(DEVICES, AccessFs::from_file(abi)))?
         .restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Refuses the calls that no program of a task needs and that reach for the kernel, for other processes, for a new
-/// namespace or for the network.
-pub fn restrict_calls() -> Result<()> {
-    apply_filter(&refusing(denied()?, libc::EPERM)?)?;
+/// Refuses the calls that no program of a task needs ([`KINDS`]), and those of another ABI, whose numbers mean other
+/// calls. Without `listens` no socket waits for connections.
+pub fn restrict_calls(listens: bool) -> Result<()> {
+    let mut calls = denied()?;
+    if !listens {
+        calls.insert(libc::SYS_listen, Vec::new());
+    }
+    apply_filter(&refusing(calls, libc::EPERM)?)?;
     // `clone3` has its flags in memory, where no filter sees them. Told that there is none, the C library takes
     // `clone`.
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    Ok(apply_filter(&refusing(clone3, libc::ENOSYS)?)?)
+    apply_filter(&refusing(clone3, libc::ENOSYS)?)?;
+    Ok(apply_filter(&below_x32())?)
 }
 
 fn refusing(calls: BTreeMap<i64, Vec<SeccompRule>>, error: i32) -> Result<BpfProgram> {
@@ -71,101 +79,35 @@ fn refusing(calls: BTreeMap<i64, Vec<SeccompRule>>, error: i32) -> Result<BpfPro
     Ok(SeccompFilter::new(calls, SeccompAction::Allow, action, ARCH.try_into()?)?.try_into()?)
 }
 
-/// The calls, each with the rules that it is refused by; without a rule it always is.
+/// A filter that knows no call of x86-64's second ABI, which has the same architecture and a bit in each number.
+fn below_x32() -> BpfProgram {
+    const X32_BIT: u32 = 0x4000_0000;
+    const NUMBER_OFFSET: u32 = 0;
+    let step = |code: u32, jt, jf, k| sock_filter { code: code as u16, jt, jf, k };
+    vec![
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, NUMBER_OFFSET),
+        step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, X32_BIT),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ]
+}
+
+/// The calls of [`KINDS`], each with the rules that it is refused by; without a rule it always is.
 fn denied() -> Result<BTreeMap<i64, Vec<SeccompRule>>> {
-    let mut calls: BTreeMap<i64, Vec<SeccompRule>> = DENIED.iter().map(|&call| (call, Vec::new())).collect();
-    let flag = |flag: i32| {
-        let flag = flag as u64;
-        rule(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(flag), flag)
+    let calls = KINDS.iter().flat_map(|kind| kind.denied);
+    let rules = |call: &Call| call.when.iter().map(|conditions| rule(conditions)).collect::<Result<_>>();
+    calls.map(|call| Ok((call.number, rules(call)?))).collect()
+}
+
+fn rule(conditions: &[Condition]) -> Result<SeccompRule> {
+    let condition = |it: &Condition| {
+        let (length, is, value) = match it.test {
+            Test::Is(value) => (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value.into()),
+            Test::IsNot(value) => (SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value.into()),
+            Test::Has(bit) => (SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(bit), bit),
+        };
+        SeccompCondition::new(it.argument, length, is, value)
     };
-    let namespaces: Result<Vec<SeccompRule>> = NAMESPACES.iter().map(|&it| flag(it)).collect();
-    calls.insert(libc::SYS_clone, namespaces?);
-    // Pairs of local sockets are made by another call.
-    let elsewhere = rule(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::AF_UNIX as u64)?;
-    calls.insert(libc::SYS_socket, vec![elsewhere]);
-    // Characters pushed into a terminal are read by the host's shell.
-    let push = rule(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, libc::TIOCSTI)?;
-    calls.insert(libc::SYS_ioctl, vec![push]);
-    Ok(calls)
+    let conditions: std::result::Result<_, _> = conditions.iter().map(condition).collect();
+    Ok(SeccompRule::new(conditions?)?)
 }
-
-fn rule(argument: u8, length: SeccompCmpArgLen, is: SeccompCmpOp, value: u64) -> Result<SeccompRule> {
-    Ok(SeccompRule::new(vec![SeccompCondition::new(argument, length, is, value)?])?)
-}
-
-const NAMESPACES: [i32; 7] = [
-    libc::CLONE_NEWUSER,
-    libc::CLONE_NEWPID,
-    libc::CLONE_NEWNS,
-    libc::CLONE_NEWNET,
-    libc::CLONE_NEWIPC,
-    libc::CLONE_NEWUTS,
-    libc::CLONE_NEWCGROUP,
-];
-
-const DENIED: &[i64] = &[
-    // Other processes.
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_process_madvise,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_kcmp,
-    // Namespaces and file systems.
-    libc::SYS_unshare,
-    libc::SYS_setns,
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_open_tree,
-    libc::SYS_move_mount,
-    libc::SYS_fsopen,
-    libc::SYS_fsconfig,
-    libc::SYS_fsmount,
-    libc::SYS_fspick,
-    libc::SYS_mount_setattr,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_name_to_handle_at,
-    libc::SYS_quotactl,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-    libc::SYS_mknodat,
-    libc::SYS_fanotify_init,
-    // Parts of the kernel that are large, and were often broken out of.
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_userfaultfd,
-    libc::SYS_io_uring_setup,
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_keyctl,
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_kexec_load,
-    libc::SYS_personality,
-    // The machine.
-    libc::SYS_reboot,
-    libc::SYS_syslog,
-    libc::SYS_acct,
-    libc::SYS_settimeofday,
-    libc::SYS_clock_settime,
-    libc::SYS_clock_adjtime,
-    libc::SYS_adjtimex,
-    libc::SYS_sethostname,
-    libc::SYS_setdomainname,
-    libc::SYS_vhangup,
-    // Its own limits and priority.
-    libc::SYS_sched_setscheduler,
-    libc::SYS_sched_setattr,
-    libc::SYS_setpriority,
-    // Memory that no limit counts.
-    libc::SYS_memfd_create,
-    libc::SYS_memfd_secret,
-    libc::SYS_shmget,
-    libc::SYS_msgget,
-    libc::SYS_mlockall,
-];

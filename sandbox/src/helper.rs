@@ -46,7 +46,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> u8 {
 fn outside() -> Result<u8> {
     // Without a buffer: what follows the job is the program's.
     let job = Job::read_from(File::from(io::stdin().as_fd().try_clone_to_owned()?))?;
-    world::enter(&job)?;
+    let listens = world::enter(&job)?;
     let mut held = vec![
         Protection::User,
         Protection::Processes,
@@ -58,10 +58,10 @@ fn outside() -> Result<u8> {
     limits.processes += OWN_PROCESSES;
     filter::limit(&limits)?;
     held.push(Protection::Limits);
-    if filter::restrict_files(Path::new(world::FOLDER))? {
+    if filter::restrict_files(&[Path::new(world::FOLDER), Path::new(world::SHARED)])? {
         held.push(Protection::Landlock);
     }
-    let calls = filter::restrict_calls();
+    let calls = filter::restrict_calls(listens);
     if calls.is_ok() {
         held.push(Protection::Seccomp);
     }
@@ -73,7 +73,11 @@ fn outside() -> Result<u8> {
         println!("{}", serde_json::to_string(&held)?);
         return Ok(0);
     }
-    let status = Command::new(world::HELPER)
+    let mut command = Command::new(world::HELPER);
+    if job.input.is_some() {
+        command.stdin(File::open(world::INPUT)?);
+    }
+    let status = command
         .arg(limits.wall_s.to_string())
         .args(&job.command)
         .env_clear()

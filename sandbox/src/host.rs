@@ -75,17 +75,37 @@ impl Sandbox {
         serde_json::from_slice(&stdout).map_err(|error| self.unusable(error.into()))
     }
 
-    /// Runs `command` beside `files` on the input `stdin`. A moment after it returns none of its processes is left.
+    /// Runs `command` beside `files` on the input `stdin`, which `/dev/stdin` names as well. A moment after it returns
+    /// none of its processes is left.
     ///
     /// # Errors
     /// If it could not be started; whatever it does then is no error.
     pub fn run(&self, command: &[String], files: &[File], stdin: &str) -> Result<Finished, Error> {
+        self.run_job(command, files, Some(stdin.to_owned()), "")
+    }
+
+    /// As [`Self::run`], on an input that can be read once: nothing names it.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_on_secret(&self, command: &[String], files: &[File], secret: &str) -> Result<Finished, Error> {
+        self.run_job(command, files, None, secret)
+    }
+
+    fn run_job(
+        &self,
+        command: &[String],
+        files: &[File],
+        input: Option<String>,
+        stdin: &str,
+    ) -> Result<Finished, Error> {
         let job = Job {
             command: command.to_vec(),
             files: files.to_vec(),
             readable: self.readable.clone(),
             limits: self.limits,
             required: self.required.clone(),
+            input,
         };
         // The deadline counts what the kernel needs to make and to end a world, too.
         let deadline = Instant::now() + Duration::from_secs_f64(self.limits.wall_s);

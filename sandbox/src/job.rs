@@ -20,6 +20,8 @@ pub struct Job {
     pub limits: Limits,
     /// What must protect the host, or the program is not started.
     pub required: Vec<Protection>,
+    /// Standard input, which `/dev/stdin` names as well; `None` for what follows the job, and can be read once.
+    pub input: Option<String>,
 }
 
 /// A file in the program's folder.
@@ -141,6 +143,7 @@ mod tests {
                 output_bytes: 1 << 16,
             },
             required: Protection::ALL.to_vec(),
+            input: None,
         };
         let mut bytes = Vec::new();
         job.write_to(&mut bytes).unwrap();

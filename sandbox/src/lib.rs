@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod calls;
 mod filter;
 mod host;
 mod job;
