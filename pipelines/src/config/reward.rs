@@ -256,6 +256,9 @@ pub struct CodeConfig {
     pub disk_mib: u64,
     /// What a program may write to standard output, in KiB. Default 256.
     pub output_kib: u64,
+    /// Distance of a written number from one that is expected with a fraction: this, or this share of it above 1.
+    /// With 0 outputs are compared to the letter. Default 1e-6.
+    pub tolerance: f64,
 }
 
 impl Default for CodeConfig {
@@ -271,6 +274,7 @@ impl Default for CodeConfig {
             processes: 16,
             disk_mib: 16,
             output_kib: 256,
+            tolerance: 1e-6,
         }
     }
 }

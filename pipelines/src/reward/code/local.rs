@@ -5,6 +5,15 @@ use anyroll_sandbox::{Ended, File, Finished, Limits, Protection, Sandbox};
 use crate::config::{CodeConfig, Isolation};
 use crate::reward::Failure;
 
+/// Standard input of a program.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Input<'a> {
+    /// `/dev/stdin` names it as well.
+    Named(&'a str),
+    /// It can be read once, before the program that is tested begins.
+    Secret(&'a str),
+}
+
 /// Runs each program as a process of its own, locked in.
 #[derive(Debug)]
 pub(super) struct Local {
@@ -41,10 +50,14 @@ impl Local {
     }
 
     /// What `program` writes; `None` if it does not end well.
-    pub(super) fn run(&self, program: String, input: &str) -> Result<Option<String>, Failure> {
+    pub(super) fn run(&self, program: String, input: Input) -> Result<Option<String>, Failure> {
         let command = [self.python.as_str(), "-I", "main.py"].map(str::to_owned);
         let files = [File { name: "main.py".into(), text: program }];
-        let Finished { ended, stdout, .. } = self.sandbox.run(&command, &files, input).map_err(told)?;
+        let finished = match input {
+            Input::Named(text) => self.sandbox.run(&command, &files, text),
+            Input::Secret(text) => self.sandbox.run_on_secret(&command, &files, text),
+        };
+        let Finished { ended, stdout, .. } = finished.map_err(told)?;
         Ok((ended == Ended::Well).then(|| String::from_utf8_lossy(&stdout).into_owned()))
     }
 }
