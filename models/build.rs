@@ -1,4 +1,4 @@
-//! Lets the tests of this crate find libtorch.
+//! Links the tests of this crate to libtorch.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,8 @@
-//! The programs as a user runs them: started as processes, judged by what they print, leave behind and exit with.
+//! Tests of the programs as a user runs them: started as processes, and judged by their output, files and
+//! exit codes.
 //!
-//! Every run goes to a temporary folder, sorts three digits and takes a second or two. Every wait has a deadline.
+//! Every run writes to a temporary folder, sorts three digits and takes a second or two. Every wait has a
+//! deadline.
 
 mod asynchronous;
 mod code_reward;
@@ -23,6 +25,7 @@ mod own_devices;
 mod plan;
 mod prompts;
 mod published_model;
+mod reference;
 mod reproducibility;
 mod resume;
 mod rewards;
@@ -40,6 +43,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyroll_pipelines::metrics::declared;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Map, Value};
@@ -49,10 +53,10 @@ const ANYROLL: &str = env!("CARGO_BIN_EXE_anyroll");
 const ONE_RANK: &str = "configs/rlvr_sort_cpu.yaml";
 const TWO_RANKS: &str = "configs/rlvr_sort_cpu_2ranks.yaml";
 
-/// What a process of these tests may take, also on a machine that does much else; who needs more says how much.
+/// Deadline of a process in these tests, even on a busy machine; tests that need more pass their own.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// What makes a run of a published config a matter of a second. Later changes of the same field win.
+/// Changes that make a run of a published config take about a second. Later changes of the same field win.
 const TINY: [&str; 12] = [
     "pipeline.rlvr.data.sort.digits=3",
     "pipeline.rlvr.warmup.steps=60",
@@ -68,7 +72,7 @@ const TINY: [&str; 12] = [
     "strategy.micro_batch_size=8",
 ];
 
-/// anyroll, in the checkout's root, with no launcher's variables.
+/// Returns anyroll in the checkout's root, without a launcher's variables.
 fn anyroll<A: AsRef<str>>(args: impl IntoIterator<Item = A>) -> Command {
     let mut command = Command::new(ANYROLL);
     command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap());
@@ -81,7 +85,7 @@ fn anyroll<A: AsRef<str>>(args: impl IntoIterator<Item = A>) -> Command {
     command
 }
 
-/// A run of `config` with changes to it.
+/// Returns a run of `config` with changes.
 fn changed<'a>(config: &str, run: &Path, sets: impl IntoIterator<Item = &'a &'a str>) -> Command {
     let mut command = anyroll(["run", config]);
     for set in sets {
@@ -91,7 +95,7 @@ fn changed<'a>(config: &str, run: &Path, sets: impl IntoIterator<Item = &'a &'a 
     command
 }
 
-/// A tiny run of `config` with changes to it.
+/// Returns a tiny run of `config` with changes.
 fn tiny(config: &str, run: &Path, sets: &[&str]) -> Command {
     changed(config, run, TINY.iter().chain(sets))
 }
@@ -100,7 +104,8 @@ fn resume(run: &Path) -> Command {
     anyroll(["run", "--resume", run.to_str().unwrap()])
 }
 
-/// A Python that has these modules: `ANYROLL_TEST_PYTHON` or `python3`. Where it has not, what is `untested` is said aloud.
+/// Returns a Python that has these modules: `ANYROLL_TEST_PYTHON` or `python3`. Without one, prints what is
+/// `untested`.
 fn python_with(modules: &str, untested: &str) -> Option<String> {
     let python = std::env::var("ANYROLL_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let found = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
@@ -108,19 +113,19 @@ fn python_with(modules: &str, untested: &str) -> Option<String> {
         return Some(python);
     }
     let words = format!("SKIPPED: {untested}: set ANYROLL_TEST_PYTHON to a Python that has {modules}\n");
-    // Past the harness, which shows nothing of a test that passes.
+    // Past the harness, which hides the output of passing tests.
     io::stderr().write_all(words.as_bytes()).unwrap();
     None
 }
 
-/// A process whose output goes to files, so that nobody who holds a pipe open can keep a test waiting.
+/// A process whose output goes to files, so that a pipe held open by another process cannot block a test.
 struct Process {
     child: Child,
     output: TempDir,
     started: Instant,
 }
 
-/// How a process ended.
+/// Exit of a process.
 #[derive(Debug)]
 struct Ended {
     code: Option<i32>,
@@ -162,14 +167,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Of a test that failed; ranks follow their parent. Both calls fail after a process that has ended.
+        // For a failed test; ranks end with their parent. Both calls fail if the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Ended {
-    /// The line that says why a command failed.
+    /// Returns the line with the reason of a command's failure.
     #[track_caller]
     fn error(&self) -> &str {
         assert_eq!(self.code, Some(1), "{self:#?}");
@@ -189,7 +194,7 @@ fn succeed(command: Command) -> Ended {
     ended
 }
 
-/// Starts a run, and interrupts it after so many steps.
+/// Starts a run, and interrupts it after `steps` steps.
 #[track_caller]
 fn interrupt(command: Command, run: &Path, steps: usize) -> Ended {
     let process = Process::start(command);
@@ -200,13 +205,13 @@ fn interrupt(command: Command, run: &Path, steps: usize) -> Ended {
     ended
 }
 
-/// The first line that says why a command failed.
+/// Returns the first line with the reason of a command's failure.
 #[track_caller]
 fn fail(command: Command) -> String {
     finish(command).error().to_owned()
 }
 
-/// Runs a tiny run in a new folder of `folder`.
+/// Runs a tiny run in a new subfolder of `folder`.
 #[track_caller]
 fn run_tiny(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> PathBuf {
     let run = folder.path().join(name);
@@ -228,7 +233,7 @@ fn wait_within(most: Duration, what: &str, mut condition: impl FnMut() -> bool) 
     }
 }
 
-/// The lines of a run's log, of which the last may be unfinished while the run goes on.
+/// Returns the complete lines of a run's log; the last line may be incomplete during the run.
 fn whole_lines(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.split_inclusive('\n').filter(|line| line.ends_with('\n')).map(str::to_owned).collect()
@@ -239,13 +244,19 @@ fn wait_for_steps(run: &Path, steps: usize) {
     wait_until("steps are recorded", || whole_lines(&run.join("metrics.jsonl")).len() > steps);
 }
 
-/// A run's metrics, an object a step.
+/// A run's metrics, an object a step. Each has a declaration.
+#[track_caller]
 fn metrics(run: &Path) -> Vec<Map<String, Value>> {
     let lines = whole_lines(&run.join("metrics.jsonl"));
-    lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect()
+    let steps: Vec<Map<String, Value>> =
+        lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for name in steps.iter().flat_map(Map::keys).filter(|name| *name != "step") {
+        assert!(declared(name).is_some(), "`{name}` is not in pipelines/src/metrics/declared.rs");
+    }
+    steps
 }
 
-/// Those that do not depend on the clock, which runs have to agree on to the bit.
+/// Returns the metrics that do not depend on the clock, which must be bitwise equal between runs.
 fn lasting_metrics(run: &Path) -> Vec<Map<String, Value>> {
     let mut steps = metrics(run);
     for step in &mut steps {
@@ -254,12 +265,12 @@ fn lasting_metrics(run: &Path) -> Vec<Map<String, Value>> {
     steps
 }
 
-/// The values of a metric, of the steps that have it.
+/// Returns the values of a metric, for the steps that have it.
 fn series(run: &Path, name: &str) -> Vec<f64> {
     metrics(run).iter().filter_map(|step| step.get(name)?.as_f64()).collect()
 }
 
-/// The names of a run's checkpoints, oldest first.
+/// Returns the names of a run's checkpoints, oldest first.
 fn checkpoints(run: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(run.join("checkpoints")) else { return Vec::new() };
     let mut names: Vec<_> = entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
@@ -267,8 +278,8 @@ fn checkpoints(run: &Path) -> Vec<String> {
     names
 }
 
-/// The name of a run's last checkpoint, and its files' names and bytes; those of another model than the policy lie in
-/// a folder of their own.
+/// Returns the name of a run's last checkpoint, and its files' names and bytes. Models other than the policy
+/// have subfolders.
 fn last_checkpoint(run: &Path) -> (String, BTreeMap<String, Vec<u8>>) {
     let name = checkpoints(run).pop().expect("a checkpoint");
     let mut files = BTreeMap::new();
@@ -286,39 +297,39 @@ fn read_files(folder: &Path, prefix: &str, files: &mut BTreeMap<String, Vec<u8>>
     }
 }
 
-/// Asserts that two runs left the same, but for what the clock decides and for the names of their folders.
+/// Asserts that two runs left the same files, except for values of the clock and folder names.
 #[track_caller]
 fn assert_same(a: &Path, b: &Path) {
     assert_same_steps(&lasting_metrics(a), &lasting_metrics(b));
     assert_eq!(whole_lines(&a.join("samples.jsonl")), whole_lines(&b.join("samples.jsonl")));
-    // Not by assert_eq: it would print megabytes.
+    // Not with assert_eq, which would print megabytes.
     assert!(last_checkpoint(a) == last_checkpoint(b), "the last checkpoints differ");
 }
 
-/// Asserts that two runs measured the same, and names what differs first.
+/// Asserts that two runs have the same metrics, and names the first difference.
 #[track_caller]
 fn assert_same_steps(a: &[Map<String, Value>], b: &[Map<String, Value>]) {
     for (a, b) in a.iter().zip(b) {
         assert_eq!(a, b, "step {}", a["step"]);
     }
     assert_eq!(a.len(), b.len(), "steps");
-    // Runs that never learn anything agree without having shown anything.
-    let learnt = a.iter().filter(|step| step.get("grad_norm").and_then(Value::as_f64) > Some(0.0));
-    assert!(learnt.count() > 2, "nothing was learnt");
+    // Runs that learn nothing would agree trivially.
+    let learned = a.iter().filter(|step| step.get("grad_norm").and_then(Value::as_f64) > Some(0.0));
+    assert!(learned.count() > 2, "nothing was learned");
 }
 
-/// The processes that have this path among their arguments: a run's launcher and its ranks.
+/// Returns the processes with this path among their arguments: a run's launcher and its ranks.
 fn processes_of(run: &Path) -> Vec<Pid> {
     let pids = fs::read_dir("/proc").unwrap().filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok());
     let names_run = |pid: &i32| {
-        // A process that has ended in between has no arguments, and neither has one that nobody has waited for.
+        // A process that ended in between has no arguments, and neither has a zombie.
         let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         arguments.split(|&byte| byte == 0).any(|argument| argument == run.to_str().unwrap().as_bytes())
     };
     pids.filter(names_run).map(Pid::from_raw).collect()
 }
 
-/// The process of a rank.
+/// Returns the process of a rank.
 fn rank_of(run: &Path, rank: usize) -> Pid {
     let variable = format!("RANK={rank}");
     let is_rank = |pid: &Pid| {
@@ -328,7 +339,7 @@ fn rank_of(run: &Path, rank: usize) -> Pid {
     processes_of(run).into_iter().find(is_rank).unwrap_or_else(|| panic!("no rank {rank}"))
 }
 
-/// Asserts that nothing of a run is left, a moment after its launcher has ended.
+/// Asserts that shortly after its launcher's exit, no process of a run is left.
 #[track_caller]
 fn assert_nothing_left(run: &Path) {
     let deadline = Instant::now() + Duration::from_secs(10);

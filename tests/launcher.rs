@@ -1,7 +1,7 @@
-//! The programs run on a machine where libtorch lies elsewhere than where they were built.
+//! The programs on a machine where libtorch is elsewhere than where they were built.
 //!
-//! The copies that are tested have every mention of the folder they were built against overwritten with one that
-//! does not exist, so that they are what they would be on another machine.
+//! In the tested copies, every occurrence of the folder they were built against is overwritten with one that
+//! does not exist, as on another machine.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,7 +14,7 @@ const LAUNCHER: &str = env!("CARGO_BIN_EXE_anyroll");
 const ENGINE: &str = env!("CARGO_BIN_EXE_anyroll-engine");
 const BUILT: &str = env!("ANYROLL_TORCH_LIB_BUILT");
 
-/// A folder with the two programs, as if copied from the machine that built them.
+/// A folder with the two programs, as if copied from the build machine.
 struct Moved {
     folder: TempDir,
 }
@@ -31,8 +31,8 @@ impl Moved {
         moved
     }
 
-    /// Writes a program by way of another process: a file that a test has open for writing is inherited by what
-    /// the tests beside it start, and until those have started the kernel refuses to run it.
+    /// Writes a program through another process. Programs started by parallel tests inherit a file open for
+    /// writing, and until those have started the kernel refuses to run it.
     fn program(&self, name: &str, bytes: &[u8]) {
         let aside = self.at("aside");
         fs::write(&aside, bytes).unwrap();
@@ -44,17 +44,17 @@ impl Moved {
         self.folder.path().join(path)
     }
 
-    /// Starts a program with nothing in its environment that could lead to a torch.
+    /// Starts a program without anything in its environment that leads to a torch.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.at(program));
         command.arg("--version").env_clear().env("PATH", self.at("no-programs"));
         command
     }
 
-    /// Runs the launcher, and asserts that the engine ran on the libraries in `lib`.
+    /// Runs the launcher, and asserts that the engine ran with the libraries in `lib`.
     #[track_caller]
     fn runs_on(&self, lib: &Path, command: &mut Command) {
-        // The loader itself says which file it takes.
+        // The loader itself prints the file that it uses.
         let output = command.env("LD_DEBUG", "files").output().unwrap();
         let loader = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{loader}");
@@ -104,7 +104,7 @@ fn the_built_programs_need_no_environment() {
 #[test]
 fn a_moved_program_finds_torch_elsewhere() {
     let moved = Moved::new();
-    // Without help the loader finds nothing: what follows is the launcher's doing.
+    // Without help the loader finds nothing: the rest is the launcher's work.
     let alone = moved.command("anyroll-engine").output().unwrap();
     assert!(!alone.status.success());
     assert!(error_text(&alone).contains("libtorch_cpu.so: cannot open shared object file"));
@@ -124,7 +124,7 @@ fn a_moved_program_finds_torch_elsewhere() {
     let mut command = moved.command("anyroll");
     moved.runs_on(&site.join("torch/lib"), command.env("PATH", path).env("PYTHONPATH", &site));
 
-    // A link beside the programs needs no environment at all, not even through the launcher.
+    // With a link next to the programs no environment is needed, not even the launcher.
     symlink(BUILT, moved.at("torch-lib")).unwrap();
     moved.runs_on(&moved.at("torch-lib"), &mut moved.command("anyroll"));
     assert!(moved.command("anyroll-engine").output().unwrap().status.success());
@@ -172,7 +172,7 @@ fn arguments_and_exit_code_pass_through() {
     };
     assert_eq!(run(&mut moved.command("anyroll")), "--version run a b\n[]\n");
 
-    // A search path of the user's is kept, and goes behind a torch that it would hide.
+    // A user's search path is kept, after a torch that it would hide.
     let other = moved.at("other");
     fs::create_dir(&other).unwrap();
     let mut command = moved.command("anyroll");

@@ -1,4 +1,4 @@
-//! The sandbox against programs that mean harm, and programs that mean none.
+//! The sandbox with malicious and with harmless programs.
 
 mod abuses;
 mod kernel;
@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyroll_sandbox::calls::{KINDS, Kind, Verdict};
-use anyroll_sandbox::{Ended, Error, File, Finished, Limits, Protection, Sandbox};
+use anyroll_sandbox::{Error, Exit, File, Finished, Limits, Protection, Sandbox};
 
 use abuses::{ABUSES, Abuse, PRELUDE};
 
@@ -24,7 +24,8 @@ const LIMITS: Limits = Limits {
     output_bytes: 64 << 10,
 };
 
-/// A sandbox with all protections, or `None`, told aloud, where the machine has no user namespaces or no Landlock.
+/// Returns a sandbox with all protections. If the machine has no user namespaces or no Landlock, prints a
+/// message and returns `None`.
 fn sandbox(wall_s: f64) -> Option<Sandbox> {
     let limits = Limits { wall_s, ..LIMITS };
     let sandbox = Sandbox::new(HELPER.into(), limits, Vec::new(), Protection::ALL.to_vec());
@@ -34,7 +35,7 @@ fn sandbox(wall_s: f64) -> Option<Sandbox> {
             Some(sandbox)
         }
         Err(Error::Refused(why)) => {
-            eprintln!("SKIPPED: this machine cannot make the sandbox: {why}");
+            eprintln!("SKIPPED: this machine cannot create the sandbox: {why}");
             None
         }
         Err(error) => panic!("{error}"),
@@ -51,7 +52,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The processes of this machine that run the program of an abuse.
+/// Counts the processes of this machine that run the program of an abuse.
 fn abuses_left() -> usize {
     let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let command = |path: &Path| fs::read(path.join("cmdline")).unwrap_or_default();
@@ -61,22 +62,22 @@ fn abuses_left() -> usize {
 #[test]
 fn honest_programs_run() {
     let Some(sandbox) = sandbox(20.0) else { return };
-    let check = |program: &str, stdin: &str, ended: Ended, stdout: &str| {
+    let check = |program: &str, stdin: &str, exit: Exit, stdout: &str| {
         let finished = run(&sandbox, program, "honest", stdin);
         assert_eq!(
-            (finished.ended, text(&finished.stdout).as_str()),
-            (ended, stdout),
+            (finished.exit, text(&finished.stdout).as_str()),
+            (exit, stdout),
             "{program}: {finished:?}"
         );
     };
-    check("print(sum(map(int, input().split())))", "3 4\n", Ended::Well, "7\n");
-    check("import math, json, re, collections, itertools\nprint(math.comb(5, 2))", "", Ended::Well, "10\n");
-    check("open('x', 'w').write('y')\nprint(open('x').read())", "", Ended::Well, "y\n");
-    check("raise SystemExit(3)", "", Ended::Badly, "");
+    check("print(sum(map(int, input().split())))", "3 4\n", Exit::Success, "7\n");
+    check("import math, json, re, collections, itertools\nprint(math.comb(5, 2))", "", Exit::Success, "10\n");
+    check("open('x', 'w').write('y')\nprint(open('x').read())", "", Exit::Success, "y\n");
+    check("raise SystemExit(3)", "", Exit::Failure, "");
     check(
         "import os\nprint(os.getcwd(), os.getuid(), os.getpid() < 20)",
         "",
-        Ended::Well,
+        Exit::Success,
         "/box 1000 True\n",
     );
     let two =
@@ -84,12 +85,12 @@ fn honest_programs_run() {
     check(
         &format!("if __name__ == '__main__':\n    {}", two.replace('\n', "\n    ")),
         "",
-        Ended::Well,
+        Exit::Success,
         "2\n",
     );
-    // What a program writes before it is ended is kept.
+    // Output before the forced end is kept.
     let unread = "x".repeat(1 << 20);
-    check("print(1)", &unread, Ended::Well, "1\n");
+    check("print(1)", &unread, Exit::Success, "1\n");
 }
 
 #[test]
@@ -102,20 +103,20 @@ fn abuses_are_contained() {
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
     assert!(ABUSES.len() >= 30);
-    for Abuse { name, program, ended, says } in ABUSES {
+    for Abuse { name, program, exits, says } in ABUSES {
         let program = program
             .replace("SECRET", &format!("{:?}", secret.to_str().unwrap()))
             .replace("PORT", &port.to_string())
             .replace("HOST_PID", &std::process::id().to_string());
-        let waits = ended.contains(&Ended::TimedOut);
+        let waits = exits.contains(&Exit::TimedOut);
         let started = Instant::now();
         let finished =
             run(if waits { &hasty } else { &patient }, &format!("{PRELUDE}{program}"), "abuse", "");
         assert!(started.elapsed() < Duration::from_secs(if waits { 10 } else { 25 }), "{name}");
         let said = text(&finished.stdout);
         assert!(!said.contains("ESCAPED"), "{name}: {said}");
-        assert!(ended.contains(&finished.ended) && said.contains(says), "{name}: {finished:?}");
-        // A moment later nothing of it is left: the kernel ends a namespace behind its first process.
+        assert!(exits.contains(&finished.exit) && said.contains(says), "{name}: {finished:?}");
+        // Shortly after, no process of it is left: the kernel ends a namespace with its first process.
         let deadline = Instant::now() + Duration::from_secs(10);
         while abuses_left() > 0 {
             assert!(Instant::now() < deadline, "{name} left a process");
@@ -125,18 +126,18 @@ fn abuses_are_contained() {
     }
     assert!(listener.accept().is_err(), "somebody came through the network");
     assert!(Path::new("/usr/bin").exists());
-    // And the one who runs them goes on.
+    // And the caller keeps working.
     assert_eq!(text(&run(&patient, "print('fine')", "honest", "").stdout), "fine\n");
 }
 
-/// Memory of the machine that can be had, in MiB.
+/// Returns the available memory of the machine, in MiB.
 fn available_mib() -> i64 {
     let text = fs::read_to_string("/proc/meminfo").unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<i64>().unwrap() >> 10
 }
 
-/// Runs a program; returns what it left, and by how much less memory there was meanwhile, in MiB.
+/// Runs a program; returns its result and the largest drop of available memory during the run, in MiB.
 fn run_measured(sandbox: &Sandbox, program: &str) -> (Finished, i64) {
     let before = available_mib();
     thread::scope(|scope| {
@@ -150,8 +151,8 @@ fn run_measured(sandbox: &Sandbox, program: &str) -> (Finished, i64) {
     })
 }
 
-/// Each kind of calls in the table is tried: those that are denied are refused, and what is bounded ends at a bound,
-/// with little memory of the kernel's gone.
+/// Tries each kind of calls in the table: denied calls fail, and bounded ones reach their bound with little kernel
+/// memory in use.
 #[test]
 fn the_table_of_calls_holds() {
     const MOST_MIB: i64 = 150;
@@ -174,7 +175,7 @@ fn the_table_of_calls_holds() {
         let mut runs = (0..3).map(|_| run_measured(&sandbox, &program));
         let (finished, _) = runs.find(|(_, mib)| *mib <= MOST_MIB).expect(kind.name);
         let said = text(&finished.stdout);
-        assert!(finished.ended == Ended::Well && !said.contains("ESCAPED"), "{}: {finished:?}", kind.name);
+        assert!(finished.exit == Exit::Success && !said.contains("ESCAPED"), "{}: {finished:?}", kind.name);
         assert!(said.contains("refused") || kind.name == "locks of records", "{}: {finished:?}", kind.name);
     }
     // Another ABI has other numbers for the same calls.
@@ -182,13 +183,13 @@ fn the_table_of_calls_holds() {
     assert!(text(&finished.stdout).contains("refused"), "{finished:?}");
 }
 
-/// What pools of processes need, and standard input by its name.
+/// Process pools work, and standard input has a name.
 #[test]
 fn programs_have_what_judges_give_them() {
     let Some(sandbox) = sandbox(20.0) else { return };
     let check = |program: &str, stdin: &str, stdout: &str| {
         let finished = run(&sandbox, program, "honest", stdin);
-        assert_eq!((finished.ended, text(&finished.stdout).as_str()), (Ended::Well, stdout), "{finished:?}");
+        assert_eq!((finished.exit, text(&finished.stdout).as_str()), (Exit::Success, stdout), "{finished:?}");
     };
     let pool = "with Pool(2) as pool: print(sum(pool.map(abs, range(4))))";
     check(&format!("from multiprocessing import Pool\nif __name__ == '__main__':\n    {pool}"), "", "6\n");

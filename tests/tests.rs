@@ -1,4 +1,4 @@
-//! The workspace's tests: one program, a module an idea.
+//! The workspace's tests: one program, with a module per topic.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,9 @@
-//! The architecture's invariants, checked by reading the source tree.
+//! Checks the architecture's invariants by reading the source tree.
 
+mod links;
 mod manifests;
+mod modules;
+mod prose;
 mod rust;
 mod source;
 mod text;
@@ -15,7 +18,7 @@ use source::Source;
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Violation {
     path: String,
-    /// From 1.
+    /// Counted from 1.
     line: usize,
     rule: String,
 }
@@ -44,15 +47,18 @@ fn violations(tree: &[Source]) -> Vec<Violation> {
         manifests::check(source, &mut add);
         if source.is_rust() {
             rust::check(source, &mut add);
+            prose::check(source, &mut add);
         }
         text::check_configs(source, tree, &mut add);
+        links::check(source, tree, &mut add);
     }
+    found.extend(modules::check(tree));
     found.sort();
     found
 }
 
-/// Every text file that is not ignored by git. Its ignore file names folders of the root, and patterns of
-/// Python's leavings.
+/// Reads every text file that git does not ignore. The ignore file lists folders of the root, and patterns of
+/// files that Python leaves.
 fn read_tree(root: &Path) -> Vec<Source> {
     let ignored = fs::read_to_string(root.join(".gitignore")).unwrap();
     let ignored: Vec<&str> = ignored.lines().filter_map(|it| it.strip_prefix('/')).chain([".git"]).collect();
@@ -67,21 +73,22 @@ fn read_tree(root: &Path) -> Vec<Source> {
             }
             if path.is_dir() {
                 folders.push(path);
-            } else if let Ok(text) = fs::read_to_string(&path) {
-                tree.push(Source::new(&name, text));
+            } else {
+                // A picture has no text, and may be linked.
+                tree.push(Source::new(&name, fs::read_to_string(&path).unwrap_or_default()));
             }
         }
     }
     tree
 }
 
-/// Asserts which lines of a file break a rule, by words of the rule's name.
+/// Asserts the lines of a file that break a rule, by words of the rule's name.
 #[track_caller]
 fn expect(path: &str, text: &str, rules: &[(usize, &str)]) {
     expect_tree(&[(path, text)], rules);
 }
 
-/// As [`expect`], for a rule that reads several files.
+/// Like [`expect`], for a rule that reads several files.
 #[track_caller]
 fn expect_tree(files: &[(&str, &str)], rules: &[(usize, &str)]) {
     let tree: Vec<Source> = files.iter().map(|(path, text)| Source::new(path, text.to_string())).collect();

@@ -23,7 +23,7 @@ fn main() {
         std::env::args().skip(1).map(|text| text.parse().expect("a number")).collect();
     let [rank, world_size, port] = *arguments else { panic!("usage: cuda_bench RANK WORLD_SIZE PORT") };
     let start = Instant::now();
-    let device = open(DeviceId { backend: BackendKind::Cuda, ordinal: rank }).unwrap();
+    let device = open(DeviceId { backend: BackendKind::CUDA, ordinal: rank }).unwrap();
     let opened_s = start.elapsed().as_secs_f64();
     let rendezvous = Rendezvous {
         rank,

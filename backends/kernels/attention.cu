@@ -131,7 +131,7 @@ struct Outputs {
   }
 };
 
-// What `attention_kernels.rs` asks for.
+// What `kernels/attention.rs` asks for.
 static_assert(Outputs<64>::BYTES == 98384 && Outputs<128>::BYTES == 196688, "outputs_bytes");
 
 // The bounds are what makes ptxas heed the registers that `run` deals out.

@@ -215,7 +215,7 @@ __device__ inline void make_stats(const Backward& of) {
 
 // ---- entries ----
 
-// What `attention_kernels.rs` asks for.
+// What `kernels/attention.rs` asks for.
 static_assert(KeyGradients<64>::BYTES == 83504 && KeyGradients<128>::BYTES == 165424, "keys_bytes");
 static_assert(QueryGradients<64>::BYTES == 98336 && QueryGradients<128>::BYTES == 196640, "queries_bytes");
 

@@ -2,7 +2,7 @@
 // the host. Sums run in fp32, in an order that does not depend on other rows.
 
 constexpr int SAMPLE_THREADS = 1024;
-// The elements that 32 threads read at once are a stripe; `sample_kernels` refuses a vocabulary of more.
+// The elements that 32 threads read at once are a stripe; `kernels/sample.rs` refuses a vocabulary of more.
 constexpr int MAX_STRIPES = 2048;
 template <typename T>
 constexpr int STRIPE = 32 * Pack<T>::LANES;

@@ -129,7 +129,7 @@ __device__ inline void adamw_one(float& w, float& m, float& v, float gradient, c
   w = h.keep * w - h.learning_rate / bias1 * m / (sqrtf(v) / bias2_root + h.eps);
 }
 
-// One element a thread where they are not aligned, and else four, which is the fastest (docs/cuda.md). The
+// One element a thread where they are not aligned, and else four, which is the fastest (docs/results/hardware.md). The
 // gradient is multiplied by factors[0]; where that is not finite nothing is written. The other two correct the
 // moments' bias.
 template <typename G>
@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // ---- sum of squares ----
 
 constexpr int TREE_THREADS = 256;
-constexpr u64 CHUNK = 16384;  // elements of one block; `device_kernels` counts with it
+constexpr u64 CHUNK = 16384;  // elements of one block; `kernels/strategy.rs` counts with it
 
 // The sum over the block's threads, as a tree. Thread 0 has the result.
 __device__ inline double block_sum(double sum) {

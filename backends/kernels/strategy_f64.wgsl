@@ -12,7 +12,7 @@ fn root(x: f32) -> f32 {
 
 // ---- sum of squares ----
 
-// Elements of one workgroup; `device_kernels` counts with it.
+// Elements of one workgroup; `kernels/strategy.rs` counts with it.
 const CHUNK = 16384u;
 
 @group(0) @binding(0) var<storage, read_write> sums_0: array<f64>;

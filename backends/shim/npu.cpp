@@ -46,9 +46,6 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 }  // namespace
 
 extern "C" {
-// The device of PrivateUse1 that this process has opened.
-int anyroll_npu_index() { return opened; }
-
 int anyroll_npu_start(int index) {
   return guarded<int>(-1, [&] {
     opened = index;

@@ -54,7 +54,7 @@ impl Delayed {
 }
 
 /// Wraps a device and fills the memory of an arena with NaN, of whatever type, before it is given back and when it
-/// is there again: results must be the same. Finds contents that nobody brought back.
+/// is there again: results must be the same. Finds contents that were not restored.
 #[derive(Debug)]
 pub struct Poisoned {
     device: Arc<dyn Device>,

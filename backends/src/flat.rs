@@ -1,14 +1,17 @@
-//! What a strategy does to flat shards, on devices that have kernels but no libtorch. Where libtorch computes, `ops` does
-//! the same to tensors.
+//! A strategy's operations on flat shards, for devices that have kernels but no libtorch. `ops` has the same operations on
+//! tensors.
 //!
-//! Lengths and dtypes that do not fit are the caller's mistake, and a panic, as for slices. A device without the kernel is
+//! Lengths and dtypes that do not fit are the caller's mistake, and panic, as for slices. A device without the kernel is
 //! [`crate::Error::Unsupported`].
 
 use std::ffi::{CStr, c_void};
 
 use crate::{
     Buffer, DType, Grid, Result, Stream,
-    device_kernels::{self, THREADS, blocks, erase},
+    kernels::{
+        self,
+        launch::{THREADS, blocks, erase},
+    },
     ops::{self, Store},
 };
 
@@ -32,7 +35,7 @@ pub fn adamw(
     let (gradient, factors) = ((gradient.address()?, is_bf16), factors.address()?);
     let numbers = adamw.numbers();
     // SAFETY: the lengths were checked; the caller keeps the buffers until the work is done, as for a copy.
-    unsafe { device_kernels::adamw(&**device, states, gradient, factors, len, numbers, stream.raw()) }
+    unsafe { kernels::strategy::adamw(&**device, states, gradient, factors, len, numbers, stream.raw()) }
 }
 
 /// `out`, fp32 `[N]`, becomes the sum of the rows of `received` `[W, N]`, one a rank, or has it added: in fp32, from the
@@ -50,7 +53,7 @@ pub fn sum_ranks(out: &Buffer, received: &Buffer, how: Store, stream: &Stream) -
     let (to, from, is_added) = (out.address()?.cast(), received.address()?, how == Store::Add);
     // SAFETY: as in `adamw`.
     unsafe {
-        device_kernels::sum_ranks(&**device, kind, to, from, (ranks, len as i64), is_added, stream.raw())
+        kernels::strategy::sum_ranks(&**device, kind, to, from, (ranks, len as i64), is_added, stream.raw())
     }
 }
 
@@ -58,13 +61,13 @@ pub fn sum_ranks(out: &Buffer, received: &Buffer, how: Store, stream: &Stream) -
 pub fn sum_of_squares(x: &Buffer, stream: &Stream) -> Result<Buffer> {
     const F64: usize = 8;
     expect(x, DType::F32, x.len());
-    let partial = Buffer::zeros(stream, device_kernels::partial_sums(x.len()) * F64, DType::U8)?;
+    let partial = Buffer::zeros(stream, kernels::strategy::partial_sums(x.len()) * F64, DType::U8)?;
     let total = Buffer::zeros(stream, F64, DType::U8)?;
     let [from, partial_at, total_at] = [x, &partial, &total].map(Buffer::address);
     let device = stream.device();
     // SAFETY: as in `adamw`; `partial` is released in the order of the stream.
     unsafe {
-        device_kernels::sum_of_squares(&**device, from?, x.len(), partial_at?, total_at?, stream.raw())?;
+        kernels::strategy::sum_of_squares(&**device, from?, x.len(), partial_at?, total_at?, stream.raw())?;
     }
     Ok(total)
 }
@@ -105,7 +108,7 @@ unsafe fn with_number(kernel: &'static CStr, x: &Buffer, mut number: f32, stream
 }
 
 /// # Safety
-/// As for [`crate::Device::launch`]; `over` is what the kernel goes over.
+/// The rule of [`crate::Device::launch`]; `over` is the buffer that the kernel passes over.
 unsafe fn launch<const N: usize>(
     kernel: &'static CStr,
     over: &Buffer,

@@ -1,109 +1,124 @@
 //! Memory, order and collectives of one accelerator, and the tensor library on top of it.
 //!
-//! Read in this order: [`Device`] and [`Collective`] are the contracts that a backend holds; [`Stream`],
-//! [`Event`], [`Buffer`], [`Arena`], [`PinnedBuffer`], [`CollectiveGroup`] and [`Work`] are the safe types written
-//! once over them; [`ops`] has the tensor operations that libtorch lacks, and [`flat`] what a
-//! strategy does to buffers where libtorch does not compute. [`open`] and [`connect`] are the only
-//! places that know every backend.
+//! Read in this order: [`Device`] and [`Collective`] are the contracts that a backend holds. [`Stream`], [`Event`],
+//! [`Buffer`], [`Arena`], [`PinnedBuffer`], [`CollectiveGroup`] and [`Work`] are the safe types written once over them.
+//! [`ops`] has the tensor operations that libtorch lacks, and [`flat`] a strategy's operations on buffers, for devices on
+//! which libtorch does not compute. A [`Backend`] is a folder and an entry of the list in this
+//! file, the only one that names them all.
 
 #[cfg(test)]
-mod abi;
+extern crate self as anyroll_backends; // the example's name for this crate
+
 mod ascend;
-mod attention_kernels;
-mod buffer;
+mod backend;
 mod collective;
-mod communicator;
 mod cpu;
 mod cuda;
-mod decode_kernels;
 mod device;
-mod device_kernels;
-mod diffusion_kernels;
-mod dtype;
-mod error;
-mod expert_kernels;
 pub mod faults;
 mod ffi;
 pub mod flat;
-mod gloo;
 mod gpu;
-mod graph;
-mod group;
-mod host_copies;
-mod host_work;
-mod in_rank_order;
-mod kernel_cache;
-mod library;
-mod model_kernels;
+mod host;
+#[cfg(test)]
+#[path = "../examples/host_memory/mod.rs"]
+mod host_memory;
+mod kernels;
 mod nccl;
-mod notice;
-mod open_devices;
 pub mod ops;
-mod pinned_ranges;
-mod product_kernels;
-mod rendezvous;
 mod rocm;
-mod row_kernels;
-mod sample_kernels;
-mod stream;
-mod tensor_meter;
+mod safe;
+#[cfg(test)]
+mod testing;
 mod threads;
+mod torch_memory;
 mod vulkan;
 
-use std::sync::Arc;
+use std::{str::FromStr, sync::Arc};
 
-pub use buffer::{Arena, Buffer, PinnedBuffer};
-pub use collective::{Collective, P2p, ReduceOp, Reduction};
-pub use device::{
-    BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, Grid, HostFn, Limits, MemoryInfo, RawBuffer,
-    RawEvent, RawGraph, RawSlice, RawStream, TorchDevice, release_cached,
+pub use backend::Backend;
+pub use collective::{
+    Collective, CollectiveGroup, P2p, ReduceOp, Reduction, Rendezvous, Store, Work, connect_through_host,
 };
-pub use dtype::DType;
-pub use error::{Error, Result, without_backtrace};
-pub use graph::Graph;
-pub use group::{CollectiveGroup, Work};
-pub use kernel_cache::cache_kernels_in;
-pub use library::prefer_folder;
-pub use rendezvous::{Rendezvous, Store};
-pub use stream::{Event, Stream};
-pub use tensor_meter::tensor_peak_bytes;
+pub use device::{
+    BackendKind, BackendTraits, DType, Device, DeviceId, DeviceInfo, Diagnosis, Error, Grid, HostFn, Limits,
+    MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Result, TorchDevice, without_backtrace,
+};
+pub use ffi::prefer_folder;
+pub use kernels::cache_kernels_in;
+pub use safe::{Arena, Buffer, Event, Graph, PinnedBuffer, Stream};
 pub use threads::on_threads;
+pub use torch_memory::{release_cached, tensor_peak_bytes};
 
-/// Variables that vendors' libraries read from the environment, for each rank of a job. NVLink multicast is off: a
-/// rank that dies in it can leave the GPUs of a host unusable, and no option of NCCL's own calls turns it off.
-pub const RANK_ENVIRONMENT: [(&str, &str); 1] = [("NCCL_NVLS_ENABLE", "0")];
+/// Every backend, in the order in which `auto` prefers them. The only list of them.
+static BACKENDS: &[&dyn Backend] = &[
+    &cuda::BACKEND,
+    &rocm::BACKEND,
+    &ascend::BACKEND,
+    &vulkan::BACKEND,
+    &cpu::BACKEND,
+    #[cfg(test)]
+    &host_memory::BACKEND,
+];
 
-/// Opens a device, or returns the one that this process has open. [`Error::Unavailable`] when its library or the
-/// device itself is not there.
+impl BackendKind {
+    /// Every backend, in the order in which `auto` prefers them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        BACKENDS.iter().map(|backend| backend.kind())
+    }
+}
+
+impl FromStr for BackendKind {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        Self::all().find(|kind| kind.name() == name).ok_or_else(|| {
+            let names: Vec<&str> = Self::all().map(Self::name).collect();
+            format!("no backend {name:?}: choose one of {}", names.join(", "))
+        })
+    }
+}
+
+/// The entry of a backend.
+///
+/// # Errors
+/// [`Error::Unavailable`] for one that is not in the list.
+pub fn backend(kind: BackendKind) -> Result<&'static dyn Backend> {
+    let listed = BACKENDS.iter().copied().find(|backend| backend.kind() == kind);
+    listed.ok_or_else(|| Error::Unavailable {
+        backend: kind,
+        tried: Vec::new(),
+        reason: "it is not in `BACKENDS` of `backends/src/lib.rs`".into(),
+    })
+}
+
+/// Opens a device, or returns the one that this process has open.
+///
+/// # Errors
+/// [`Error::Unavailable`] when its library or the device itself is not there.
 pub fn open(id: DeviceId) -> Result<Arc<dyn Device>> {
-    match id.backend {
-        BackendKind::Cpu => Ok(cpu::CpuDevice::open(id.ordinal)),
-        BackendKind::Cuda => open_gpu(&cuda::VENDOR, id),
-        BackendKind::Rocm => open_gpu(&rocm::VENDOR, id),
-        BackendKind::Vulkan => open_devices::once(id, || Ok(Arc::new(vulkan::Vulkan::open(id.ordinal)?))),
-        BackendKind::Ascend => open_devices::once(id, || Ok(Arc::new(ascend::Npu::open(id.ordinal)?))),
-    }
+    backend(id.backend)?.open(id.ordinal)
 }
 
-/// Devices of a backend that this process could open; [`Error::Unavailable`] when there is none.
-pub fn devices(backend: BackendKind) -> Result<Vec<DeviceInfo>> {
-    match backend {
-        BackendKind::Cpu => Ok(vec![open(DeviceId { backend, ordinal: 0 })?.info()]),
-        BackendKind::Cuda => gpu::devices(&cuda::VENDOR),
-        BackendKind::Rocm => gpu::devices(&rocm::VENDOR),
-        BackendKind::Vulkan => vulkan::devices(),
-        BackendKind::Ascend => ascend::devices(),
-    }
+/// Devices of a backend that this process could open.
+///
+/// # Errors
+/// [`Error::Unavailable`] when there is none.
+pub fn devices(kind: BackendKind) -> Result<Vec<DeviceInfo>> {
+    backend(kind)?.devices()
 }
 
-/// What takes a while to find out about a device that is there.
+/// Facts about a device that take a while to find out.
+///
+/// # Errors
+/// An error of the vendor's library.
 pub fn diagnose(id: DeviceId) -> Result<Diagnosis> {
-    match id.backend {
-        BackendKind::Cuda => gpu::diagnose(&cuda::VENDOR, id.ordinal),
-        BackendKind::Rocm => gpu::diagnose(&rocm::VENDOR, id.ordinal),
-        BackendKind::Ascend => Ok(ascend::diagnose()),
-        _ => Ok(Diagnosis::default()),
-    }
+    backend(id.backend)?.diagnose(id.ordinal)
+}
+
+/// Variables that vendors' libraries read from the environment. The launcher of a job sets them for each rank.
+pub fn rank_environment() -> impl Iterator<Item = (&'static str, &'static str)> {
+    BACKENDS.iter().flat_map(|backend| backend.rank_environment()).copied()
 }
 
 /// [`connect_with`] sums in rank order.
@@ -112,22 +127,74 @@ pub fn connect(device: &dyn Device, rendezvous: &Rendezvous) -> Result<Arc<dyn C
 }
 
 /// Connects the ranks of a job for `device`'s backend. Blocks until all are there or the time-out has passed. A process may
-/// connect more than once, for other devices too; ranks do so in the same order.
+/// connect more than once, for other devices too; ranks do so in the same order. The ranks' environment has
+/// [`rank_environment`].
 ///
-/// Whoever starts the ranks sets [`RANK_ENVIRONMENT`] for them.
+/// # Errors
+/// [`Error::Unavailable`] without the backend's library of collectives, [`Error::Rendezvous`] or [`Error::Timeout`] when
+/// ranks do not meet.
 pub fn connect_with(
     reduction: Reduction,
     device: &dyn Device,
     rendezvous: &Rendezvous,
 ) -> Result<Arc<dyn Collective>> {
     let store = Store::connect(rendezvous)?.next_part()?;
-    match device.id().backend {
-        BackendKind::Cpu | BackendKind::Vulkan => Ok(Arc::new(gloo::Gloo::connect(store)?)),
-        BackendKind::Cuda | BackendKind::Rocm => Ok(Arc::new(nccl::Nccl::connect(device, store, reduction)?)),
-        BackendKind::Ascend => Ok(Arc::new(ascend::Hccl::connect(device, store)?)),
-    }
+    backend(device.id().backend)?.connect(device, store, reduction)
 }
 
-fn open_gpu(vendor: &'static gpu::Vendor, id: DeviceId) -> Result<Arc<dyn Device>> {
-    open_devices::once(id, || Ok(Arc::new(gpu::Gpu::open(vendor, id.ordinal)?)))
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::testing::{download, upload};
+
+    /// Adding a backend is its folder, a `mod` and an entry of the list: the example has no other line in this crate.
+    #[test]
+    fn a_backend_is_a_folder_and_two_lines() {
+        let name = concat!("host", "_memory");
+        let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+        let mut lines = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.push(path);
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap();
+                let of_example = |line: &&str| {
+                    line.contains(&format!("{name}::")) || line.contains(&format!("mod {name};"))
+                };
+                lines.extend(text.lines().filter(of_example).map(|line| line.trim().to_owned()));
+            }
+        }
+        assert_eq!(lines, [format!("mod {name};"), format!("&{name}::BACKEND,")]);
+    }
+
+    #[test]
+    fn a_listed_backend_is_found_opened_and_connected_by_name() {
+        let kind: BackendKind = concat!("host", "_memory").parse().unwrap();
+        let found: Vec<DeviceId> = devices(kind).unwrap().iter().map(|info| info.id).collect();
+        assert_eq!(found, [DeviceId { backend: kind, ordinal: 0 }]);
+        assert!(diagnose(found[0]).unwrap().details.is_empty());
+        let open = |ordinal| open(DeviceId { backend: kind, ordinal }).unwrap();
+        let sums = on_threads(2, open, |device, group| {
+            let stream = Stream::new(device).unwrap();
+            let value = [1.5f32, 2.25][group.rank()];
+            let buffer = upload(&stream, &value.to_le_bytes(), DType::F32);
+            group.all_reduce(&buffer, ReduceOp::Sum, &stream).unwrap().wait().unwrap();
+            f32::from_le_bytes(download(&buffer, &stream).try_into().unwrap())
+        });
+        assert_eq!(sums, [3.75; 2]);
+    }
+
+    #[test]
+    fn a_backend_that_is_not_listed_is_refused_by_name() {
+        const UNLISTED: BackendKind = BackendKind::new(&BackendTraits::accelerator("unlisted"));
+        let error = open(DeviceId { backend: UNLISTED, ordinal: 0 }).unwrap_err();
+        assert!(matches!(error, Error::Unavailable { backend, .. } if backend == UNLISTED), "{error}");
+        let error = "unlisted".parse::<BackendKind>().unwrap_err();
+        assert!(error.starts_with("no backend \"unlisted\": choose one of cuda, rocm, "), "{error}");
+    }
 }

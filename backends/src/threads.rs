@@ -4,11 +4,11 @@ use std::{net::TcpListener, sync::Arc, thread, time::Duration};
 
 use crate::{CollectiveGroup, Device, Rendezvous, connect};
 
-/// How long ranks wait for each other.
+/// Time that ranks wait for each other.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs `rank` on as many threads, each with what `open` makes of its number and a group of its own on it; returns what each
-/// returned, by rank.
+/// Runs `rank` on `world_size` threads, each with the device that `open` returns for its number, and a group. Returns their
+/// results by rank.
 ///
 /// # Panics
 /// If a rank does, or the ranks do not meet.

@@ -1,5 +1,5 @@
-//! What the CUDA backend does beyond the contract that the conformance suite checks. Without an NVIDIA GPU every test
-//! but the first says that it is skipped, and why.
+//! Behaviour of the CUDA backend beyond the contract that the conformance suite checks. Without an NVIDIA GPU every test but
+//! the first reports that it is skipped, and why.
 
 use std::{
     io::Write,
@@ -14,7 +14,7 @@ use anyroll_backends::{
 };
 use tch::{Kind, Tensor};
 
-const ID: DeviceId = DeviceId { backend: BackendKind::Cuda, ordinal: 0 };
+const ID: DeviceId = DeviceId { backend: BackendKind::CUDA, ordinal: 0 };
 const MIB: usize = 1 << 20;
 const GIB: usize = 1 << 30;
 
@@ -34,10 +34,9 @@ fn device() -> Option<(Arc<dyn Device>, MutexGuard<'static, ()>)> {
 
 #[test]
 fn a_machine_without_it_says_what_was_tried() {
-    for error in [open(ID).err(), devices(BackendKind::Cuda).err()].into_iter().flatten() {
-        let Error::Unavailable { backend: BackendKind::Cuda, tried, reason } = error else {
-            panic!("{error}")
-        };
+    for error in [open(ID).err(), devices(BackendKind::CUDA).err()].into_iter().flatten() {
+        let Error::Unavailable { backend, tried, reason } = error else { panic!("{error}") };
+        assert_eq!(backend, BackendKind::CUDA);
         assert!(!tried.is_empty() && !reason.is_empty(), "{tried:?}: {reason}");
     }
 }
@@ -46,7 +45,7 @@ fn a_machine_without_it_says_what_was_tried() {
 fn a_device_is_opened_once_and_describes_itself() {
     let Some((device, _alone)) = device() else { return };
     assert!(Arc::ptr_eq(&device, &open(ID).unwrap()));
-    let all = devices(BackendKind::Cuda).unwrap();
+    let all = devices(BackendKind::CUDA).unwrap();
     for info in &all {
         eprintln!("{} {}: {:?}", info.id, info.name, info.details);
         assert!(info.details.iter().any(|(name, value)| name == "PCIe" && value.contains(':')));
@@ -208,7 +207,7 @@ fn a_single_rank_takes_the_same_path() {
     second.check().unwrap();
 }
 
-/// Of products of these shapes one kernel makes both, with more shared memory for what more blocks share.
+/// One kernel makes both products of these shapes, with more shared memory if more blocks share a tile.
 #[test]
 fn threads_launch_one_kernel_with_different_shared_memory() {
     let Some(_alone) = device() else { return };

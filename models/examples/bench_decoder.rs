@@ -2,8 +2,9 @@
 //!
 //! `cargo run --release -p anyroll-models --example bench_decoder -- [threads] [passes]`
 //!
-//! glibc hands large blocks back to the kernel and faults them in again at every pass, which a tenth of the time
-//! goes to; `MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=33554432` in the environment stops that.
+//! By default glibc returns large blocks to the kernel and faults them in again in every pass, which takes a
+//! tenth of the time. `MALLOC_TRIM_THRESHOLD_=4000000000 MALLOC_MMAP_THRESHOLD_=33554432` in the environment
+//! avoids that.
 
 #![forbid(unsafe_code)]
 
@@ -79,10 +80,10 @@ fn main() {
     operations(&config, passes);
 }
 
-/// Completions of groups of 16 equal prompts, none of which stops early.
+/// Times completions of groups of 16 equal prompts, none of which stops early.
 fn generation(holder: &Holder, passes: usize) {
     const GROUP: usize = 16;
-    let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: 0 }).unwrap();
+    let device = open(DeviceId { backend: BackendKind::CPU, ordinal: 0 }).unwrap();
     let stream = Stream::torch(&device).unwrap();
     let params = Arc::new(SamplingParams { max_new_tokens: LENGTH - PROMPT, ..SamplingParams::default() });
     let config = holder.decoder.config();
@@ -105,7 +106,7 @@ fn generation(holder: &Holder, passes: usize) {
     });
 }
 
-/// The operations of one block, at the block's sizes.
+/// Times the operations of one block, at the block's sizes.
 fn operations(config: &DecoderConfig, passes: usize) {
     let DecoderConfig { hidden_size: hidden, intermediate_size: intermediate, head_dim: dim, .. } = *config;
     let (heads, vocab) = (config.num_attention_heads, config.vocab_size);

@@ -1,10 +1,11 @@
-//! Times generation with random weights in bf16:
-//! `bench_generate SIZE BATCH... [--prompt 256] [--tokens 512] [--group 1] [--lora RANK [--merged]] [--strict] [--steps]` on the
-//! first GPU. SIZE is 0.5b, 1.5b or 7b, the shapes of Qwen2.5, olmo2-1b, or of a mixture olmoe or 30b-a3b, as Qwen3's is; the
-//! last has 61 GB of weights. So many samples have one prompt as `--group` says, and every
-//! matrix of a layer an adapter with `--lora`; `--merged` merges them before, and says how long that takes; `--strict` computes
-//! row by row. Prints a JSON line a batch; `--steps` adds what the
-//! operations of one decoding step take by themselves. `bench/generate/run.py` runs it beside its peer.
+//! Times generation with random weights in bf16 on the first GPU: `bench_generate SIZE BATCH... [--prompt
+//! 256] [--tokens 512] [--group 1] [--lora RANK [--merged]] [--strict] [--steps]`.
+//!
+//! SIZE is 0.5b, 1.5b or 7b (Qwen2.5's shapes), olmo2-1b, or a mixture: olmoe, or 30b-a3b (Qwen3's shape, 61
+//! GB of weights). `--group` samples share a prompt. With `--lora` every matrix of a layer has an adapter;
+//! `--merged` merges them first and reports the time. `--strict` computes row by row. Prints one JSON line
+//! per batch size; `--steps` adds the times of the single operations of a decoding step.
+//! `bench/generate/run.py` runs it against its peer.
 
 #![forbid(unsafe_code)]
 
@@ -25,7 +26,7 @@ use tch::{Device, Kind, Tensor};
 
 fn main() {
     let mut arguments = std::env::args().skip(1).peekable();
-    let size = arguments.next().expect("usage: bench_generate SIZE BATCH..., as its source says");
+    let size = arguments.next().expect("usage: bench_generate SIZE BATCH..., see its source");
     let (mut batches, mut lora, mut merged, mut strict, mut steps) = (Vec::new(), None, false, false, false);
     let mut work = Work { prompt: 256, tokens: 512, group: 1 };
     while let Some(argument) = arguments.next() {
@@ -44,7 +45,7 @@ fn main() {
     let device = open(gpu()).unwrap();
     let stream = Stream::torch(&device).unwrap();
     let config = config(&size);
-    assert!(!steps || config.experts.is_none(), "--steps has no operations of mixtures");
+    assert!(!steps || config.experts.is_none(), "--steps does not support mixtures");
     let decoder = match lora {
         None => Decoder::new(config.clone(), torch(&device)),
         Some(rank) => {
@@ -90,7 +91,7 @@ fn main() {
     }
 }
 
-/// Tokens of a prompt and of a completion, and samples of a prompt.
+/// Tokens per prompt and per completion, and samples per prompt.
 #[derive(Clone, Copy)]
 struct Work {
     prompt: usize,
@@ -98,16 +99,16 @@ struct Work {
     group: usize,
 }
 
-/// The first device that runs models and is no host.
+/// Returns the first device that runs models and is not the host.
 fn gpu() -> DeviceId {
     let is_gpu = |kind: &BackendKind| kind.runs_models() && !kind.is_host() && devices(*kind).is_ok();
-    let backend = BackendKind::ALL.into_iter().find(is_gpu).expect("no GPU here: see `anyroll doctor`");
+    let backend = BackendKind::all().find(is_gpu).expect("no GPU here: see `anyroll doctor`");
     DeviceId { backend, ordinal: 0 }
 }
 
-/// It, as libtorch calls it.
+/// Returns libtorch's device.
 fn torch(device: &Arc<dyn anyroll_backends::Device>) -> Device {
-    device.torch_device().and_then(TorchDevice::tch).expect("libtorch computes on it")
+    device.torch_device().map(TorchDevice::tch).expect("libtorch computes on it")
 }
 
 fn config(size: &str) -> DecoderConfig {
@@ -177,7 +178,7 @@ fn weights(decoder: &Decoder, device: Device) -> Vec<Vec<Tensor>> {
     decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect()
 }
 
-/// The time of the first step, which runs the prompts, and of all.
+/// Returns the time of the first step, which runs the prompts, and the total time.
 fn generate(
     engine: &mut Engine,
     batch: usize,
@@ -200,7 +201,7 @@ fn generate(
     (prefill, started.elapsed())
 }
 
-/// What the operations of a step take by themselves, recorded, in microseconds, and how many a step has of each.
+/// Times the single operations of a step, recorded, in microseconds, with their number per step.
 fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
     let DecoderConfig { hidden_size, intermediate_size, head_dim, vocab_size, .. } = *config;
     let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
@@ -208,7 +209,7 @@ fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
     let random = |size: &[i64]| Tensor::randn(size, at) * 0.1;
     let layers = config.num_hidden_layers;
     let qkv_width = (heads + 2 * kv_heads) * head_dim;
-    // Of all layers, so that weights, keys and values come from memory as they do in a step.
+    // One copy per layer, so that weights, keys and values come from memory as in a step.
     let weights = |outputs: i64, inputs: i64, count: usize| -> Vec<Tensor> {
         (0..count).map(|_| random(&[outputs, inputs])).collect()
     };
@@ -277,7 +278,7 @@ fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
     });
 }
 
-/// Times a recording of `copies` times `body`.
+/// Times a recording of `copies` repetitions of `body`.
 fn time(name: &str, count: usize, copies: usize, mut body: impl FnMut()) {
     const REPETITIONS: u32 = 20;
     let device = open(gpu()).unwrap();

@@ -1,8 +1,8 @@
-//! Gradients by libtorch's autograd, inside of one block.
+//! Gradients of a single block by libtorch's autograd.
 //!
-//! A block whose backward nobody has written by hand is a function of its weights and its input. Where the weights
-//! last from forward to backward, forward keeps that function's graph. Where they may go in between, the graph would
-//! point into them: forward keeps the input alone, and backward runs the function once more.
+//! A block without a hand-written backward is a function of its weights and its input. If the weights stay in
+//! place from forward to backward, forward keeps that function's graph. If they may be freed in between, the
+//! graph would point to freed memory: forward then keeps only the input, and backward recomputes the block.
 
 use std::iter;
 
@@ -14,33 +14,33 @@ use crate::model::{Grads, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Wei
 
 /// A [`Model`] whose blocks are functions from one tensor to one tensor.
 pub trait AutogradModel: Send + Sync {
-    /// What a forward pass reads.
+    /// Input of a forward pass.
     type Batch;
 
-    /// What its blocks are made of.
+    /// Returns the units of the blocks.
     fn layout(&self) -> &Layout;
 
-    /// Whether blocks run with their adapters, where they have any.
+    /// Returns true if blocks run with their adapters, where they have any.
     fn adapters(&self, _: &Self::Batch) -> bool {
         true
     }
 
-    /// What the first block reads, and whether backward shall find its gradient.
+    /// Returns the first block's input, and true if backward must compute its gradient.
     fn input<'a>(&self, batch: &'a Self::Batch) -> (&'a Tensor, bool);
 
-    /// The output of a block for `x`, the output of the block before or [`Self::input`]'s.
+    /// Returns the output of a block for `x`, the output of the previous block or [`Self::input`]'s tensor.
     ///
     /// # Errors
-    /// A batch that the model cannot take, which its first block sees, or libtorch's.
+    /// A batch that does not fit the model, found by its first block, or libtorch's.
     fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &Self::Batch) -> Result<Tensor>;
 }
 
-/// What a block of `model` reads for `batch` of the weights that it could.
+/// Returns the weights that a block of `model` reads for `batch`.
 fn weights_for<'a, T: AutogradModel>(model: &T, weights: &Weights<'a>, batch: &T::Batch) -> Weights<'a> {
     if model.adapters(batch) { *weights } else { weights.first() }
 }
 
-/// The units of a model: each block reads that of its number and, behind it, that of its adapters.
+/// The units of a model. Each block reads the unit with its index and then the unit of its adapters.
 #[derive(Debug)]
 pub struct Layout {
     units: Vec<Unit>,
@@ -48,12 +48,12 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Of a model with a block for each of `units`.
+    /// Creates the layout of a model with one block per unit.
     pub fn new(units: Vec<Unit>) -> Layout {
         Layout { units_of: (0..units.len()).map(|unit| vec![unit]).collect(), units }
     }
 
-    /// The same with the parameters of adapters for each block, in their order. All else is frozen.
+    /// Adds adapter parameters per block, in block order, and freezes all other units.
     #[must_use]
     pub fn with_adapters(mut self, adapters: Vec<Vec<ParamSpec>>) -> Layout {
         self.units.iter_mut().for_each(|unit| unit.trainable = false);
@@ -146,15 +146,15 @@ impl<T: AutogradModel> Model for T {
     }
 }
 
-/// What a block did, and what it can be differentiated with respect to.
+/// A block's output, and the tensors that it can be differentiated with respect to.
 struct Graph {
     output: Tensor,
-    /// The trained weights, unit by unit, and behind them the input, if its gradient is wanted.
+    /// The trained weights, unit by unit, then the input if its gradient is needed.
     leaves: Vec<Tensor>,
 }
 
 impl Graph {
-    /// Runs `function` on the memory of `weights` and `input`.
+    /// Runs `function` on `weights` and `input`, without copying them.
     ///
     /// # Errors
     /// The function's own, or libtorch's.
@@ -179,18 +179,19 @@ impl Graph {
         Ok(Graph { output, leaves })
     }
 
-    /// As something that a block saves.
+    /// Converts the graph to tensors that a block can save.
     fn into_tensors(self) -> Vec<Tensor> {
         iter::once(self.output).chain(self.leaves).collect()
     }
 
-    /// What [`Self::into_tensors`] made.
+    /// Inverse of [`Self::into_tensors`].
     fn of_tensors(mut tensors: Vec<Tensor>) -> Graph {
         let leaves = tensors.split_off(1);
         Graph { output: tensors.pop().expect("a graph has an output"), leaves }
     }
 
-    /// The gradient of `sum(output * grad_output)` with respect to each leaf; undefined for one without influence.
+    /// Returns the gradient of `sum(output * grad_output)` for each leaf; undefined for a leaf that does not
+    /// influence the output.
     ///
     /// # Errors
     /// libtorch's.
@@ -200,13 +201,13 @@ impl Graph {
     }
 }
 
-/// The trained parameters among `weights`, as numbers of units and of parameters in them.
+/// Lists the trained parameters among `weights` as (unit, parameter) indices.
 fn trained(weights: &Weights, trains: impl Fn(usize) -> bool) -> impl Iterator<Item = (usize, usize)> {
     let units = weights.units().iter().enumerate().filter(move |(unit, _)| trains(*unit));
     units.flat_map(|(unit, params)| (0..params.len()).map(move |param| (unit, param)))
 }
 
-/// A weight without influence has a gradient of 0.
+/// Writes or adds a gradient; an undefined one counts as 0.
 fn store(
     buffer: &mut Tensor,
     gradient: &Tensor,

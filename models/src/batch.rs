@@ -1,4 +1,4 @@
-//! What a decoder reads in training: sequences of unequal length, packed without padding.
+//! Input of a decoder in training: sequences of unequal length, packed without padding.
 
 use std::ops::Range;
 
@@ -10,22 +10,23 @@ use crate::{Error, Result};
 /// A prompt and its completion.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence<'a> {
-    /// Prompt, then completion.
+    /// Prompt tokens, then completion tokens.
     pub tokens: &'a [i64],
-    /// How many of the tokens are prompt: at least 1, at most all of them. A sequence without a completion
-    /// has no target and so no gradient.
+    /// Number of prompt tokens: at least 1, at most all tokens. A sequence without a completion has no
+    /// target, and so no gradient.
     pub prompt_len: usize,
 }
 
 impl Sequence<'_> {
-    /// All tokens but the last one.
+    /// Returns all tokens but the last.
     fn inputs(&self) -> &[i64] {
         &self.tokens[..self.tokens.len() - 1]
     }
 }
 
-/// Which targets lie in some ranges of their sequence's tokens, behind its prompt and rising, as [`PackedBatch::keeping`]
-/// numbers them: those of answers, say, and not of what is said between them.
+/// Lists the indices of targets that lie in the given ranges of their sequence's tokens, such as answers
+/// between other messages. Ranges are ascending and lie after the prompt. [`PackedBatch::keeping`] takes
+/// these indices.
 pub fn targets_in<'a>(sequences: impl IntoIterator<Item = (Sequence<'a>, &'a [Range<usize>])>) -> Vec<i64> {
     let (mut kept, mut before) = (Vec::new(), 0);
     for (Sequence { tokens, prompt_len }, ranges) in sequences {
@@ -36,21 +37,23 @@ pub fn targets_in<'a>(sequences: impl IntoIterator<Item = (Sequence<'a>, &'a [Ra
     kept
 }
 
-/// What a teacher says of a batch's targets, on the batch's device: its logits would be `rows` times `lm_head`.
+/// A teacher's output for a batch's targets, on the batch's device. Its logits are `rows` times `lm_head`.
 #[derive(Debug)]
 pub struct Teacher {
-    /// What its head reads to predict each target, as [`crate::HiddenModel`] has it: `[M, D]`.
+    /// Input of the teacher's head for each target, as [`crate::HiddenModel`] computes it: `[M, D]`.
     pub rows: Tensor,
-    /// Its head's matrix, `[W, D]` in the dtype of `rows`; W need not be the vocabulary of the model that learns.
+    /// Matrix of the teacher's head, `[W, D]` in the dtype of `rows`. W may differ from the student's
+    /// vocabulary size.
     pub lm_head: Tensor,
-    /// What is asked of the two.
+    /// Divergence between teacher and student.
     pub divergence: Divergence,
 }
 
-/// Sequences back to back, on a device. The targets are the completion tokens, in the order of the sequences.
+/// Sequences packed one after the other, on a device. The targets are the completion tokens, in the order of
+/// the sequences.
 ///
-/// The last token of a sequence predicts nothing that is known, so it is a target but not an input: a
-/// sequence of T tokens takes T - 1 rows; those that it has in common with the one before it may be that one's.
+/// A sequence's last token predicts no known token, so it is a target but not an input: a sequence of T
+/// tokens takes T - 1 rows. Rows of a prefix shared with the previous sequence may be that sequence's rows.
 #[derive(Debug)]
 pub struct PackedBatch {
     /// Input tokens: int64 `[N]`.
@@ -60,15 +63,15 @@ pub struct PackedBatch {
     pub(crate) target_rows: Tensor,
     /// The target tokens: int64 `[M]`.
     pub(crate) targets: Tensor,
-    /// The least and the largest of all tokens, the targets among them; `None` if there are none.
+    /// Smallest and largest token, including targets; `None` if there are no tokens.
     pub(crate) extremes: Option<[i64; 2]>,
-    /// What the logits are divided by.
+    /// Divisor of the logits.
     pub(crate) temperature: f64,
-    /// Whether a decoder's adapters are on, if it has any.
+    /// True if a decoder's adapters are on, if it has any.
     pub(crate) adapters: bool,
-    /// What adapters drop of their input, if this is a batch to train on: see [`anyroll_backends::ops::Dropout::keys`].
+    /// Keys of adapter dropout, if this is a training batch: see [`anyroll_backends::ops::Dropout::keys`].
     pub(crate) row_keys: Option<Tensor>,
-    /// Who is compared with.
+    /// Teacher to compare with.
     pub(crate) teacher: Option<Teacher>,
 }
 
@@ -81,12 +84,12 @@ impl PackedBatch {
         PackedBatch::pack(sequences, false, temperature, device)
     }
 
-    /// The same, but for the tokens that a sequence begins with as the one before it does, such as the prompt that samples
-    /// of a group have in common: they are computed once for both. No token sees those after it, so what comes out is the
-    /// same, up to the order of sums. As far as that saves less than it may cost attention, it is [`Self::new`].
+    /// Like [`Self::new`], but computes a prefix shared with the previous sequence only once, such as the
+    /// prompt of a group's samples. Tokens see only earlier tokens, so the results are the same up to the
+    /// order of sums. If sharing saves less than it may cost attention, nothing is shared.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn sharing(sequences: &[Sequence], temperature: f64, device: Device) -> Result<PackedBatch> {
         PackedBatch::pack(sequences, true, temperature, device)
     }
@@ -97,7 +100,7 @@ impl PackedBatch {
         }
         for (index, &Sequence { tokens, prompt_len }) in sequences.iter().enumerate() {
             if prompt_len == 0 || prompt_len > tokens.len() {
-                let problem = format!("is {prompt_len} in sequence {index} of {} tokens", tokens.len());
+                let problem = format!("is {prompt_len} in sequence {index}, must be 1 to {}", tokens.len());
                 return Err(input("prompt_len", problem));
             }
         }
@@ -119,23 +122,26 @@ impl PackedBatch {
         })
     }
 
-    /// The same batch for a decoder with its adapters off: for the model that they are trained from.
+    /// Turns a decoder's adapters off for this batch: computes with the model that they are trained from.
     #[must_use]
     pub fn without_adapters(self) -> PackedBatch {
         PackedBatch { adapters: false, ..self }
     }
 
-    /// The same batch to train on: a decoder's adapters drop some of what they read, if they are made so. What they drop
-    /// of a sequence is a function of its key in `keys` and of nothing else.
+    /// Turns on dropout in a decoder's adapters, if they are configured with it. The dropped values of a
+    /// sequence depend only on its key in `keys`.
     ///
     /// # Errors
-    /// Another number of keys than of sequences, sequences that have rows in common, or libtorch's error.
+    /// A number of keys other than of sequences, sequences with shared rows, or libtorch's error.
     pub fn with_dropout(self, keys: &[u64]) -> Result<PackedBatch> {
         if self.tokens() < self.inputs() {
-            return Err(input("keys", "are of sequences that have rows in common".to_owned()));
+            return Err(input("keys", "belong to sequences with shared rows".to_owned()));
         }
         if keys.len() as i64 != self.sequences() {
-            return Err(input("keys", format!("are {}, for {} sequences", keys.len(), self.sequences())));
+            return Err(input(
+                "keys",
+                format!("are {}, must be one for each of {} sequences", keys.len(), self.sequences()),
+            ));
         }
         let mut rows = Vec::with_capacity(self.tokens() as usize);
         for (&key, ends) in keys.iter().zip(self.packing.offsets().windows(2)) {
@@ -145,29 +151,29 @@ impl PackedBatch {
         Ok(PackedBatch { row_keys, ..self })
     }
 
-    /// The same batch beside a teacher: a decoder's scores have divergences then.
+    /// Adds a teacher: a decoder's scores then include divergences.
     ///
     /// # Errors
-    /// Another number of rows than of targets, or a head that does not read them.
+    /// A number of rows other than of targets, or a head of another width than the rows.
     pub fn with_teacher(self, teacher: Teacher) -> Result<PackedBatch> {
         let (rows, head) = (teacher.rows.size(), teacher.lm_head.size());
         if rows.len() != 2 || rows[0] != self.targets() || head.len() != 2 || rows[1] != head[1] {
-            let problem = format!("is {rows:?} times {head:?}, for {} targets", self.targets());
+            let problem = format!("has rows {rows:?} and a head {head:?}, for {} targets", self.targets());
             return Err(input("teacher", problem));
         }
         Ok(PackedBatch { teacher: Some(teacher), ..self })
     }
 
-    /// The same batch with some of its targets alone: `kept` are their numbers among all, from 0, which rise.
+    /// Keeps only some of the targets: `kept` are their indices, ascending from 0.
     ///
     /// # Errors
-    /// Numbers that do not rise or of no target, or libtorch's error.
+    /// Indices that do not ascend or are out of range, or libtorch's error.
     pub fn keeping(self, kept: &[i64]) -> Result<PackedBatch> {
         let rise = kept.windows(2).all(|pair| pair[0] < pair[1]);
         let exist = kept.first().is_none_or(|&first| first >= 0)
             && kept.last().is_none_or(|&last| last < self.targets());
         if !(rise && exist) {
-            return Err(input("kept", format!("are no rising numbers below {}", self.targets())));
+            return Err(input("kept", format!("must be ascending indices below {}", self.targets())));
         }
         let kept = upload(kept, self.tokens.device())?;
         Ok(PackedBatch {
@@ -177,48 +183,49 @@ impl PackedBatch {
         })
     }
 
-    /// The number of input tokens N; those that sequences have in common count once.
+    /// Returns the number of input tokens N; shared ones count once.
     pub fn tokens(&self) -> i64 {
         self.packing.rows()
     }
 
-    /// The number of input tokens as each sequence would have them by itself.
+    /// Returns the number of input tokens with shared ones counted for each sequence.
     pub fn inputs(&self) -> i64 {
         self.packing.tokens()
     }
 
-    /// The number of targets M: the length of the head's outputs.
+    /// Returns the number of targets M: the length of the head's outputs.
     pub fn targets(&self) -> i64 {
         self.targets.numel() as i64
     }
 
-    /// The number of sequences.
+    /// Returns the number of sequences.
     pub fn sequences(&self) -> i64 {
         self.packing.sequences()
     }
 }
 
-/// The share of a batch's rows, one in so many, that has to be saved for rows to be shared: where attention needs copies of them,
-/// these cost about 2 % of a pass.
+/// Rows are shared if that saves at least one row in this many. Attention may need copies of shared rows,
+/// which cost about 2 % of a pass.
 const LEAST_SHARED: usize = 16;
 
-/// Whether rows that are computed once where they would be so many apart are worth the copies of them.
+/// Returns true if `rows` shared rows, of `apart` unshared ones, are worth the copies that attention may
+/// need.
 pub(crate) fn is_worth_sharing(rows: usize, apart: usize) -> bool {
     (apart - rows) * LEAST_SHARED >= apart
 }
 
-/// Which rows there are.
+/// The rows of a batch.
 struct Rows {
     /// The token of each row.
     tokens: Vec<i64>,
     /// The row of each input of each sequence.
     of: Vec<i64>,
-    /// How many inputs each sequence has.
+    /// Number of inputs of each sequence.
     lengths: Vec<i64>,
 }
 
 impl Rows {
-    /// Those of sequences that share what they begin with, if that is enough to be worth it, or share nothing.
+    /// Computes the rows of sequences. Prefixes are shared if `shares` is set and sharing is worth it.
     fn of(sequences: &[Sequence], shares: bool) -> Rows {
         let inputs: usize = sequences.iter().map(|it| it.inputs().len()).sum();
         let mut rows =
@@ -238,7 +245,7 @@ impl Rows {
         if shared == inputs || is_worth_sharing(shared, inputs) { rows } else { Rows::of(sequences, false) }
     }
 
-    /// The row that predicts each target of these sequences.
+    /// Returns the row that predicts each target.
     fn of_targets(&self, sequences: &[Sequence]) -> Vec<i64> {
         let mut rows = Vec::with_capacity(self.of.len());
         let mut of = self.of.as_slice();
@@ -251,7 +258,8 @@ impl Rows {
     }
 }
 
-/// 32 bits for a sequence's key and a token's place, by one step of SplitMix64 (Steele et al., 2014).
+/// Hashes a sequence's key and a token's position to 32 bits, by one step of SplitMix64 (Steele et al.,
+/// 2014).
 fn row_key(key: u64, token: u64) -> i64 {
     let mut bits = key.wrapping_add((token + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! Why a model could not be built or run.
+//! Errors of building or running a model.
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -9,15 +9,15 @@ pub enum Error {
     Config {
         /// The field of the configuration.
         field: &'static str,
-        /// What is wrong with it, and what it should be.
+        /// The invalid value, and the valid ones.
         problem: String,
     },
-    /// A batch, prompt or sampling parameter that the model cannot take.
+    /// The model does not accept a batch, prompt or sampling parameter.
     #[error("`{what}`: {problem}")]
     Input {
         /// The argument.
         what: &'static str,
-        /// What is wrong with it, and what it should be.
+        /// The invalid value, and the valid ones.
         problem: String,
     },
     /// A published model's folder cannot be used.
@@ -26,7 +26,7 @@ pub enum Error {
     /// A source of weights failed.
     #[error("cannot read the weights")]
     Weights(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A device could not do what was asked of it (out of memory).
+    /// A device failed (out of memory).
     #[error(transparent)]
     Device(#[from] anyroll_backends::Error),
     /// A tensor operation failed.
@@ -37,15 +37,15 @@ pub enum Error {
     Torch(#[from] tch::TchError),
 }
 
-/// The result of this crate's functions.
+/// Result of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// [`Error::Config`] about `field` unless `holds`.
+/// Returns [`Error::Config`] about `field` unless `holds`.
 pub(crate) fn check_config(holds: bool, field: &'static str, problem: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(Error::Config { field, problem: problem() }) }
 }
 
-/// Checks that there are no more layers than any model has, before memory is asked for so many.
+/// Checks that the number of layers is plausible, before memory is allocated for them.
 pub(crate) fn check_layers(field: &'static str, layers: usize) -> Result<()> {
     const MOST: usize = 1 << 16;
     check_config(layers <= MOST, field, || format!("is {layers}, must be at most {MOST}"))

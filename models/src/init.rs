@@ -1,4 +1,4 @@
-//! The first values of parameters, on the host: made from a seed, or read from somewhere.
+//! Initial values of parameters, on the host: generated from a seed, or read from a source.
 
 use std::ops::Range;
 
@@ -8,9 +8,9 @@ use crate::Result;
 use crate::model::{Init, ParamSpec};
 use crate::random::Numbers;
 
-/// Where the values of parameters come from.
+/// A source of parameter values.
 pub trait WeightSource {
-    /// Puts the values `range` of a parameter, row-major, into `values`, which is as long.
+    /// Writes the values `range` of a parameter, row-major, to `values`, which has the same length.
     ///
     /// # Errors
     /// The source's own.
@@ -29,7 +29,7 @@ impl<T: WeightSource + ?Sized> WeightSource for Box<T> {
     }
 }
 
-/// All values of a parameter as a tensor of its shape on `device`.
+/// Reads all values of a parameter as a tensor of its shape on `device`.
 ///
 /// # Errors
 /// The source's, or libtorch's.
@@ -39,7 +39,7 @@ pub fn whole(source: &dyn WeightSource, spec: &ParamSpec, kind: Kind, device: De
     Ok(Tensor::f_from_slice(&values)?.f_view(&spec.shape[..])?.f_to_device(device)?.f_to_kind(kind)?)
 }
 
-/// Values as [`fill`] makes them from this seed.
+/// Source of the values that [`fill`] generates from this seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seed(pub u64);
 
@@ -50,17 +50,17 @@ impl WeightSource for Seed {
     }
 }
 
-/// The first values of a parameter, row-major.
+/// Returns the initial values of a parameter, row-major.
 ///
-/// A pure function of the seed and the parts' names: the same on every device and at every world size, and
-/// the same whether matrices are fused or not.
+/// They depend only on the seed and the parts' names. They are the same on every device, at every world size,
+/// and for fused and separate matrices.
 pub fn fill(spec: &ParamSpec, seed: u64) -> Vec<f32> {
     let mut values = vec![0.0; spec.elements()];
     fill_range(spec, seed, 0..values.len(), &mut values);
     values
 }
 
-/// Those in `range` of [`fill`]'s.
+/// Generates the values `range` of [`fill`].
 fn fill_range(spec: &ParamSpec, seed: u64, range: Range<usize>, values: &mut [f32]) {
     match spec.init {
         Init::Zeros => values.fill(0.0),
@@ -74,7 +74,8 @@ fn fill_range(spec: &ParamSpec, seed: u64, range: Range<usize>, values: &mut [f3
     }
 }
 
-/// Gives `make` the random numbers of each part in `range`, and which of them come first in its piece of `values`.
+/// Calls `make` for each part in `range` with its random numbers, the index of the first of them, and its
+/// piece of `values`.
 fn each_part(
     spec: &ParamSpec,
     seed: u64,
@@ -95,7 +96,7 @@ fn each_part(
     }
 }
 
-/// FNV-1a: std's hashers promise no stable value.
+/// Computes FNV-1a; std's hashers do not promise stable values.
 fn name_hash(name: &str) -> u64 {
     name.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
@@ -133,7 +134,7 @@ mod tests {
         assert!((within_one - 0.683).abs() < 0.02, "{within_one}");
     }
 
-    /// One by one, of numbers that follow each other, as Box and Muller have them.
+    /// One by one from consecutive numbers, in Box and Muller's order.
     #[test]
     fn any_range_is_of_the_same_sequence() {
         let spec = matrix(&[("a", 4001), ("b", 3)]);

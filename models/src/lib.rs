@@ -1,10 +1,10 @@
 //! Models as stacks of blocks with hand-written forward and backward passes, and generation with them.
 //!
-//! Read in this order: [`model`] (the contract between a model and whoever holds its weights),
-//! [`batch`] (what a decoder reads), [`decoder`] (the blocks), then [`generation`]; [`diffusion`] has models of
-//! images, [`clip`] and [`t5`] what reads their texts. Nothing here knows ranks, shards, configuration files or vendors: weights come as tensors, gradients go
-//! into tensors, and who laid those out is not asked. [`hf`] reads and writes the
-//! folders in which models are published.
+//! Read in this order: [`model`] (the contract between a model and the holder of its weights), [`batch`] (a
+//! decoder's input), [`decoder`] (the blocks), then [`generation`]. [`diffusion`] has image and video models,
+//! [`clip`] and [`t5`] their text encoders. [`hf`] reads and writes the folders of published models. This
+//! crate knows no ranks, shards, configuration files or vendors: weights come as tensors, and gradients go
+//! into tensors.
 #![forbid(unsafe_code)]
 
 mod autograd;
@@ -17,10 +17,10 @@ pub mod footprint;
 pub mod generation;
 pub mod hf;
 pub mod init;
+mod memory_trace;
 pub mod model;
 pub mod passes;
 mod random;
-mod sketch;
 pub mod t5;
 
 pub use batch::{PackedBatch, Sequence, Teacher, targets_in};

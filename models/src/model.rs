@@ -1,57 +1,57 @@
-//! The contract between a model and whoever holds its weights.
+//! The contract between a model and the holder of its weights.
 //!
-//! A model says what it is made of ([`Unit`]s of parameters) and how a batch flows through it (a stack of
-//! blocks, each of which reads a few units). It never owns a weight: every call gets views of the weights it
-//! needs and, backward, views to write gradients into. So whoever holds the weights may shard them, gather
-//! them just in time and reduce the gradients block by block.
+//! A model describes its [`Unit`]s of parameters and the flow of a batch through a stack of blocks, each of
+//! which reads a few units. It never owns a weight: every call gets views of the weights that it needs and,
+//! in backward, views to write gradients to. So the holder of the weights may shard them, gather them just in
+//! time, and reduce the gradients block by block.
 
 use tch::Tensor;
 
 use crate::Result;
 use anyroll_backends::ops::{self, Store};
 
-/// Parameters that are laid out, gathered and reduced together: one flat buffer's worth.
+/// Parameters that are laid out, gathered and reduced together, in one flat buffer.
 #[derive(Clone, Debug)]
 pub struct Unit {
-    /// The unit's name, for messages.
+    /// Name of the unit, for messages.
     pub name: String,
-    /// Its parameters, in the order in which they lie in the buffer.
+    /// Parameters, in their order in the buffer.
     pub params: Vec<ParamSpec>,
-    /// Whether it is trained. A frozen unit is laid out and gathered as any other, and has neither a gradient nor
-    /// optimizer states.
+    /// True if the unit is trained. A frozen unit is laid out and gathered like any other, but has no
+    /// gradient and no optimizer states.
     pub trainable: bool,
 }
 
 /// One tensor of a unit.
 ///
-/// Matrices that read the same input (q, k and v; gate and up) are one parameter, so that one matrix product
-/// serves all of them. `parts` says how it falls into the tensors that a checkpoint holds.
+/// Matrices with the same input (q, k and v; gate and up) are one parameter, so that one matrix product
+/// computes all of them. `parts` splits it into the tensors of a checkpoint.
 #[derive(Clone, Debug)]
 pub struct ParamSpec {
-    /// The name of the whole; equal to the part's if there is one part.
+    /// Name of the whole parameter; equal to the part's name if there is one part.
     pub name: String,
-    /// `[rows, columns]` or `[rows]`; of a convolution `[rows, columns, height, width]`.
+    /// Shape: `[rows, columns]`, `[rows]`, or `[rows, columns, height, width]` for a convolution.
     pub shape: Vec<i64>,
-    /// What it is cut into along its rows, from the first row on.
+    /// Parts along the rows, from the first row on.
     pub parts: Vec<Part>,
-    /// How it is filled at the start of a training from nothing.
+    /// Initialization, if training starts from scratch.
     pub init: Init,
-    /// Whether weight decay applies: to matrices yes, to norms and biases no.
+    /// True if weight decay applies: to matrices, not to norms and biases.
     pub decay: bool,
-    /// How much more it is than files have; most often 0.
+    /// Difference between its values in memory and in files; usually 0.
     pub offset: f32,
 }
 
 /// A tensor of a Hugging Face checkpoint inside a [`ParamSpec`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Its name there, as `model.layers.0.self_attn.q_proj.weight`.
+    /// Name in the checkpoint, such as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Its number of rows.
+    /// Number of rows.
     pub rows: i64,
 }
 
-/// The distribution of a parameter's first values.
+/// Distribution of a parameter's initial values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// All 0.
@@ -60,7 +60,7 @@ pub enum Init {
     Ones,
     /// Uniform in [-bound, bound).
     Uniform {
-        /// The largest magnitude.
+        /// Largest magnitude.
         bound: f64,
     },
     /// Normal with mean 0.
@@ -68,16 +68,16 @@ pub enum Init {
         /// Standard deviation.
         std: f64,
     },
-    /// The norms of the rows of a matrix of so many columns, which the parameter goes with; 1 where that is not known, as
-    /// to a seed.
+    /// Norms of the rows of a matrix with this many columns, which the parameter belongs to; 1 if the matrix
+    /// is unknown, as for a seed.
     RowNorms {
-        /// Of the matrix.
+        /// Columns of the matrix.
         columns: i64,
     },
 }
 
 impl ParamSpec {
-    /// The number of values.
+    /// Returns the number of values.
     pub fn elements(&self) -> usize {
         self.shape.iter().product::<i64>() as usize
     }
@@ -86,27 +86,27 @@ impl ParamSpec {
 /// A stack of blocks. Block `b` reads the units `units_of(b)`; a unit that two blocks read (tied embeddings)
 /// gets the sum of their gradients.
 pub trait Model: Send + Sync {
-    /// What a forward pass reads.
+    /// Input of a forward pass.
     type Batch;
-    /// What the last block says of it.
+    /// Output of the last block.
     type Scores;
-    /// The gradient of the loss with respect to that.
+    /// Gradient of the loss with respect to the scores.
     type ScoresGrad: Gradient;
 
-    /// All units.
+    /// Returns all units.
     fn units(&self) -> &[Unit];
 
-    /// The number of blocks.
+    /// Returns the number of blocks.
     fn blocks(&self) -> usize;
 
-    /// The units that a block reads, as indices into [`Self::units`], in the order of its `Weights`.
+    /// Returns the units that a block reads, as indices into [`Self::units`], in the order of its `Weights`.
     fn units_of(&self, block: usize) -> &[usize];
 
-    /// Runs one block. `x` is the hidden output of the previous block, `None` for the first; what backward
-    /// needs is returned if `save` is set.
+    /// Runs one block. `x` is the hidden output of the previous block, `None` for the first. With `save`,
+    /// also returns the tensors that backward needs.
     ///
     /// # Errors
-    /// A batch that the model cannot take, or libtorch's error (out of memory).
+    /// A batch that does not fit the model, or libtorch's error (out of memory).
     fn forward(
         &self,
         block: usize,
@@ -116,12 +116,12 @@ pub trait Model: Send + Sync {
         save: bool,
     ) -> Result<(Output<Self::Scores>, Saved)>;
 
-    /// Writes the weights' gradients into `grads` and returns the gradient of `x`; for the first block that of
-    /// what the batch holds in its place, or `None` if that has none, as tokens. After the backward of the last
-    /// block that reads a trainable unit, each of its gradients is written.
+    /// Writes the weights' gradients to `grads` and returns the gradient of `x`. For the first block, it is
+    /// the gradient of the batch's input, or `None` if that has none, such as tokens. After the backward of
+    /// the last block that reads a trainable unit, all of its gradients are written.
     ///
     /// # Errors
-    /// As [`Self::forward`].
+    /// The errors of [`Self::forward`].
     fn backward(
         &self,
         block: usize,
@@ -132,13 +132,13 @@ pub trait Model: Send + Sync {
         batch: &Self::Batch,
     ) -> Result<Option<Tensor>>;
 
-    /// Drops of what forward saved what [`Self::refill`] can make again for much less than the whole forward. By
-    /// default nothing.
+    /// Drops saved tensors that [`Self::refill`] can recompute for much less than the whole forward. The
+    /// default drops nothing.
     fn thin(&self, _block: usize, saved: Saved) -> Saved {
         saved
     }
 
-    /// Makes again what [`Self::thin`] dropped, the same to the bit.
+    /// Recomputes the tensors that [`Self::thin`] dropped, bitwise equal.
     ///
     /// # Errors
     /// libtorch's (out of memory).
@@ -147,7 +147,7 @@ pub trait Model: Send + Sync {
     }
 }
 
-/// What a block returns.
+/// Output of a block.
 #[derive(Debug)]
 pub enum Output<S> {
     /// An inner block's activations.
@@ -156,40 +156,40 @@ pub enum Output<S> {
     Scores(S),
 }
 
-/// What a language model's head says of each target token, each fp32 `[M]`.
+/// A language model head's output for each target token, each fp32 `[M]`.
 #[derive(Debug)]
 pub struct Scores {
     /// Log-probability of the target under softmax(logits / temperature).
     pub logprobs: Tensor,
     /// Entropy of that distribution, in nats.
     pub entropy: Tensor,
-    /// How far a teacher's distribution is, if the batch has one.
+    /// Divergence from a teacher's distribution, if the batch has a teacher.
     pub divergence: Option<Tensor>,
 }
 
-/// The gradient of the loss with respect to an [`Output`].
+/// Gradient of the loss with respect to an [`Output`].
 #[derive(Debug)]
 pub enum OutputGrad<G> {
-    /// For an inner block; the block may reuse this memory.
+    /// For an inner block, which may reuse this memory.
     Hidden(Tensor),
     /// For the last block.
     Scores(G),
 }
 
-/// The gradient of the loss with respect to [`Scores`], each fp32 `[M]`.
+/// Gradient of the loss with respect to [`Scores`], each fp32 `[M]`.
 #[derive(Debug)]
 pub struct ScoresGrad {
     /// Gradient of the log-probabilities.
     pub logprobs: Tensor,
     /// Gradient of the entropies, if the loss has an entropy term.
     pub entropy: Option<Tensor>,
-    /// Gradient of the divergences, if the loss has some.
+    /// Gradient of the divergences, if the loss has such a term.
     pub divergence: Option<Tensor>,
 }
 
 /// A gradient of scores, in one or more tensors.
 pub trait Gradient: Sized {
-    /// Times `factor` (one element, on the same device): a loss scale.
+    /// Multiplies by `factor` (one element, on the same device): a loss scale.
     ///
     /// # Errors
     /// libtorch's.
@@ -210,28 +210,28 @@ impl Gradient for ScoresGrad {
     }
 }
 
-/// What a block's forward keeps for its backward. Empty if nothing was to be saved.
+/// Tensors that a block's forward keeps for its backward; empty if nothing was saved.
 #[derive(Debug, Default)]
 pub struct Saved(pub(crate) Vec<Tensor>);
 
 impl Saved {
-    /// The device memory that it holds.
+    /// Returns the device memory in bytes.
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|tensor| tensor.numel() * tensor.kind().elt_size_in_bytes()).sum()
     }
 
-    /// The tensors, to compare them.
+    /// Returns the tensors, for comparisons.
     pub fn tensors(&self) -> Vec<Tensor> {
         self.0.iter().map(Tensor::shallow_clone).collect()
     }
 
-    /// The first tensors that forward saved, and those behind them.
+    /// Returns the first saved tensors, and the remaining ones.
     pub(crate) fn unpack_first<const N: usize>(mut self) -> ([Tensor; N], Vec<Tensor>) {
         let behind = self.0.split_off(N.min(self.0.len()));
         (self.unpack(), behind)
     }
 
-    /// The tensors in the order in which forward saved them.
+    /// Returns the tensors in the order in which forward saved them.
     pub(crate) fn unpack<const N: usize>(self) -> [Tensor; N] {
         self.0.try_into().unwrap_or_else(|tensors: Vec<Tensor>| {
             panic!("backward needs what forward saves: {N} tensors, got {}", tensors.len())
@@ -239,7 +239,7 @@ impl Saved {
     }
 }
 
-/// A block's weights: the tensors of each unit that it reads.
+/// Weights of a block: the tensors of each unit that it reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Weights<'a> {
     units: &'a [&'a [Tensor]],
@@ -248,50 +248,50 @@ pub struct Weights<'a> {
 }
 
 impl<'a> Weights<'a> {
-    /// One slice a unit in the order of `units_of`, in it one dense tensor a parameter.
+    /// Takes one slice per unit in the order of `units_of`, with one dense tensor per parameter.
     pub fn new(units: &'a [&'a [Tensor]]) -> Weights<'a> {
         Weights { units, lasts: false, prepared: false }
     }
 
-    /// The same, and they stay as they are until the backward of the forward that gets them, which is told so, too: what
-    /// forward saves may point into them.
+    /// Marks the weights as unchanged until the backward of the forward that gets them, which must get the
+    /// mark, too. Saved tensors may then refer to them.
     #[must_use]
     pub fn lasting(self) -> Weights<'a> {
         Weights { lasts: true, ..self }
     }
 
-    /// Whether they are [`Self::lasting`].
+    /// Returns true if they are [`Self::lasting`].
     pub(crate) fn lasts(&self) -> bool {
         self.lasts
     }
 
-    /// The same, which [`Decoder::prepare`](crate::Decoder::prepare) has prepared for many passes.
+    /// Marks the weights as prepared for many passes by [`Decoder::prepare`](crate::Decoder::prepare).
     pub(crate) fn prepared(self) -> Weights<'a> {
         Weights { prepared: true, ..self }
     }
 
-    /// Whether they are [`Self::prepared`].
+    /// Returns true if they are [`Self::prepared`].
     pub(crate) fn are_prepared(&self) -> bool {
         self.prepared
     }
 
-    /// Those of the first unit alone.
+    /// Returns only the weights of the first unit.
     pub(crate) fn first(&self) -> Weights<'a> {
         Weights { units: &self.units[..1], ..*self }
     }
 
-    /// All of them, unit by unit.
+    /// Returns all tensors, unit by unit.
     pub(crate) fn units(&self) -> &'a [&'a [Tensor]] {
         self.units
     }
 
-    /// The parameter `param` of the block's `unit`-th unit.
+    /// Returns the parameter `param` of the block's `unit`-th unit.
     pub(crate) fn get(&self, unit: usize, param: usize) -> &'a Tensor {
         &self.units[unit][param]
     }
 }
 
-/// The gradients of one unit: a dense view for each parameter, and which of them were written since the last
+/// Gradients of one unit: a dense view per parameter, and flags for those written since the last
 /// [`Self::reset`].
 #[derive(Debug)]
 pub struct UnitGrads {
@@ -300,29 +300,29 @@ pub struct UnitGrads {
 }
 
 impl UnitGrads {
-    /// Gradient buffers in the order of the unit's parameters, of their shapes; what they hold is not read.
+    /// Takes gradient buffers in the order and shapes of the unit's parameters; their contents are not read.
     pub fn new(views: Vec<Tensor>) -> UnitGrads {
         let written = vec![false; views.len()];
         UnitGrads { views, written }
     }
 
-    /// Forgets what was written: the next write of each parameter overwrites.
+    /// Clears the flags: the next write of each parameter overwrites its gradient.
     pub fn reset(&mut self) {
         self.written.fill(false);
     }
 
-    /// Whether every parameter has its gradient.
+    /// Returns true if every parameter has its gradient.
     pub fn all_written(&self) -> bool {
         self.written.iter().all(|&written| written)
     }
 
-    /// The gradients.
+    /// Returns the gradients.
     pub fn views(&self) -> &[Tensor] {
         &self.views
     }
 }
 
-/// Where a block's backward puts the gradients of its weights. The first write of a parameter overwrites the
+/// Destination of the weights' gradients in a block's backward. The first write of a parameter overwrites the
 /// buffer, later ones add.
 #[derive(Debug)]
 pub struct Grads<'a> {
@@ -330,17 +330,18 @@ pub struct Grads<'a> {
 }
 
 impl<'a> Grads<'a> {
-    /// The gradients of each unit that the block reads, in the order of `units_of`; `None` for a frozen one.
+    /// Takes the gradients of each unit that the block reads, in the order of `units_of`; `None` for a frozen
+    /// unit.
     pub fn new(units: Vec<Option<&'a mut UnitGrads>>) -> Grads<'a> {
         Grads { units }
     }
 
-    /// Whether a unit has gradients, and is not frozen.
+    /// Returns true if a unit has gradients, which a frozen unit does not.
     pub(crate) fn wants(&self, unit: usize) -> bool {
         self.units[unit].is_some()
     }
 
-    /// Hands the buffer of a parameter to `put`, with the way in which it must be stored. Nothing is called for a
+    /// Calls `put` with the buffer of a parameter and the way to store the gradient. Does nothing for a
     /// frozen parameter.
     pub(crate) fn put(
         &mut self,
@@ -355,8 +356,8 @@ impl<'a> Grads<'a> {
         Ok(())
     }
 
-    /// As [`Self::put`], for an operation that makes the gradient of its input as well: it is called for a frozen
-    /// parameter, too, whose own gradient goes into a buffer like `weight` that is dropped.
+    /// Like [`Self::put`], for an operation that also computes the gradient of its input. It is called for a
+    /// frozen parameter, too; that gradient goes to a temporary buffer like `weight`.
     pub(crate) fn put_beside(
         &mut self,
         unit: usize,
@@ -370,7 +371,7 @@ impl<'a> Grads<'a> {
         }
     }
 
-    /// The gradient of the weight of `y = x W^T`: `dy^T x`, straight into the buffer.
+    /// Writes the gradient of the weight of `y = x W^T`, `dy^T x`, directly to the buffer.
     pub(crate) fn put_linear(&mut self, unit: usize, param: usize, dy: &Tensor, x: &Tensor) -> Result<()> {
         let dy_transposed = dy.f_tr()?;
         self.put(unit, param, |buffer, how| {

@@ -1,12 +1,12 @@
-//! Passes through a model whose weights are whole and in one place, as those of a sampler or of a frozen network are.
+//! Passes through a model with whole weights in one place, such as a sampler's or a frozen network's.
 
 use tch::Tensor;
 
 use crate::Result;
 use crate::model::{Grads, Model, Output, OutputGrad, Saved, Weights};
 
-/// The scores of a batch and, if `save`, what [`input_gradient`] needs. `weights` are all of the model's, one list a
-/// unit.
+/// Returns the scores of a batch and, with `save`, the tensors that [`input_gradient`] needs. `weights` are
+/// all of the model's, one list per unit.
 ///
 /// # Errors
 /// The model's.
@@ -29,7 +29,7 @@ pub fn forward<M: Model>(
     unreachable!("the last block has scores")
 }
 
-/// The gradient of what the first block read, from that of the scores; weights have none.
+/// Returns the gradient of the first block's input, from that of the scores; weights get none.
 ///
 /// # Errors
 /// The model's.

@@ -1,8 +1,8 @@
-//! The encoder of T5 (Raffel et al., 2020, 1910.10683) in its version 1.1, and that of UMT5 (Chung et al., 2023, 2304.09151):
-//! what models of images and videos read of a text. The weights have the names of `transformers`' `T5EncoderModel` and
-//! `UMT5EncoderModel`.
+//! The encoder of T5 1.1 (Raffel et al., 2020, 1910.10683) and of UMT5 (Chung et al., 2023, 2304.09151),
+//! which image and video models use for text. The weights have the names of `transformers`' `T5EncoderModel`
+//! and `UMT5EncoderModel`.
 //!
-//! Nothing is trained here, so that a pass is a plain function of tensors.
+//! It is never trained, so a pass is a plain function of tensors.
 
 use anyroll_backends::ops;
 use tch::{Device, Kind, Tensor};
@@ -12,32 +12,33 @@ use crate::diffusion::layers::Params;
 use crate::error::{check_config, check_layers};
 use crate::model::{Init, Unit, Weights};
 
-/// The shape of a [`T5Encoder`], with the names of its `config.json`.
+/// The shape of a [`T5Encoder`], with the field names of its `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct T5Config {
-    /// Tokens that there are.
+    /// Vocabulary size.
     pub vocab_size: i64,
-    /// Elements of a token.
+    /// Elements per token.
     pub d_model: i64,
-    /// Elements of a head.
+    /// Elements per head.
     pub d_kv: i64,
-    /// Those within a layer's second half, a gated one.
+    /// Width of the gated MLP.
     pub d_ff: i64,
-    /// Layers.
+    /// Number of layers.
     pub num_layers: usize,
-    /// Heads.
+    /// Number of heads.
     pub num_heads: i64,
-    /// Kinds of distances between two tokens, half of them forwards.
+    /// Number of buckets for distances between two tokens, half of them for later tokens.
     pub relative_attention_num_buckets: i64,
-    /// From this distance on all are of one kind.
+    /// Distances from here on share one bucket.
     pub relative_attention_max_distance: i64,
     /// Added to the mean square in norms.
     pub layer_norm_epsilon: f64,
-    /// Whether every layer has its own biases of distances, as UMT5's have, or all have those of the first, as T5's.
+    /// True if every layer has its own distance biases, like UMT5's; false if all use the first layer's, like
+    /// T5's.
     pub biases_by_layer: bool,
-    /// The token that ends a text.
+    /// Token that ends a text.
     pub eos_token_id: i64,
-    /// The token behind it, where a text is shorter than others.
+    /// Token that pads shorter texts after their end.
     pub pad_token_id: i64,
 }
 
@@ -51,7 +52,7 @@ pub struct T5Encoder {
     last_norm: usize,
 }
 
-/// Where the parameters of a layer lie.
+/// Indices of a layer's parameters.
 #[derive(Debug)]
 struct Layer {
     norm: usize,
@@ -59,7 +60,7 @@ struct Layer {
     k: usize,
     v: usize,
     o: usize,
-    /// Of layers that have one: what is added for each kind of distance, `[buckets, heads]`.
+    /// Biases added to scores per distance bucket, `[buckets, heads]`, in layers that have their own.
     biases: Option<usize>,
     second_norm: usize,
     gate: usize,
@@ -68,13 +69,13 @@ struct Layer {
 }
 
 impl T5Encoder {
-    /// The name of the embedding, under which [`Self::unit`] has it.
+    /// Name of the embedding in [`Self::unit`].
     pub const EMBEDDING: &str = "shared.weight";
 
     /// Lays out the encoder.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for sizes that make no model.
+    /// [`Error::Config`](crate::Error::Config) for invalid sizes.
     pub fn new(config: T5Config) -> Result<T5Encoder> {
         config.validate()?;
         let mut params = Params::default();
@@ -85,18 +86,19 @@ impl T5Encoder {
         Ok(T5Encoder { config, unit, tokens, layers, last_norm })
     }
 
-    /// The shape that it was made from.
+    /// Returns the shape.
     pub fn config(&self) -> &T5Config {
         &self.config
     }
 
-    /// Its parameters.
+    /// Returns the parameters.
     pub fn unit(&self) -> &Unit {
         &self.unit
     }
 
-    /// The last states of texts of tokens, int64 `[B, S]`: `[B, S, d_model]` in the weights' dtype. With `lengths`, one a
-    /// text and at least 1, no token sees those behind its text's end, whose own states mean nothing; without, all see all.
+    /// Returns the last hidden states of tokenized texts, int64 `[B, S]`: `[B, S, d_model]` in the weights'
+    /// dtype. With `lengths`, one per text and at least 1, no token sees those after its text's end, whose
+    /// own states are meaningless. Without it, all tokens see all.
     ///
     /// # Errors
     /// libtorch's.
@@ -119,7 +121,7 @@ impl T5Encoder {
     }
 }
 
-/// What of `[S, S]` is added to the heads' scores: `[1, heads, S, S]`, or for each text `[B, heads, S, S]`.
+/// Returns the biases added to the heads' scores: `[1, heads, S, S]`, or per text `[B, heads, S, S]`.
 fn biases_of(table: &Tensor, buckets: &Tensor, behind: Option<&Tensor>) -> Result<Tensor> {
     let biases = Tensor::f_embedding(table, buckets, -1, false, false)?.f_permute([2, 0, 1])?;
     let biases = biases.f_unsqueeze(0)?.f_contiguous()?;
@@ -129,7 +131,7 @@ fn biases_of(table: &Tensor, buckets: &Tensor, behind: Option<&Tensor>) -> Resul
     })
 }
 
-/// Which tokens are behind the ends of their texts: bool `[B, 1, 1, S]`.
+/// Marks the tokens after the ends of their texts: bool `[B, 1, 1, S]`.
 fn behind_ends(lengths: &[i64], tokens: i64, device: Device) -> Result<Tensor> {
     let lengths = Tensor::f_from_slice(lengths)?.f_view([-1, 1, 1, 1])?;
     let places = Tensor::f_arange(tokens, (Kind::Int64, Device::Cpu))?;
@@ -167,7 +169,7 @@ impl Layer {
         Layer { norm, q, k, v, o, biases, second_norm, gate, up, down }
     }
 
-    /// `x` `[B, S, d_model]` through the layer.
+    /// Runs `x` `[B, S, d_model]` through the layer.
     fn forward(&self, weights: &Weights, x: &Tensor, config: &T5Config, biases: &Tensor) -> Result<Tensor> {
         let linear = |x: &Tensor, matrix: usize| x.f_linear(weights.get(0, matrix), None::<&Tensor>);
         let h = norm(weights, x, self.norm, config)?;
@@ -175,7 +177,7 @@ impl Layer {
             Ok(linear(&h, matrix)?.f_unflatten(-1, [config.num_heads, config.d_kv])?.f_transpose(1, 2)?)
         };
         let (q, k, v) = (heads(self.q)?, heads(self.k)?, heads(self.v)?);
-        // T5 does not divide by the root of a head's width.
+        // T5 does not divide by the square root of a head's width.
         let attended =
             Tensor::f_scaled_dot_product_attention(&q, &k, &v, Some(biases), 0.0, false, 1.0, false)?;
         let attended = attended.f_transpose(1, 2)?.f_flatten(2, -1)?;
@@ -187,9 +189,10 @@ impl Layer {
 }
 
 impl T5Config {
-    /// The kind of distance from each of so many tokens to each other: int64 `[S, S]`, the seen token last, on the host. A
-    /// half is for tokens ahead; of a half again half are single distances, and the others wider and wider ones. In fp32 as
-    /// `transformers` computes it, so that a distance between two kinds is of the same one.
+    /// Returns the distance bucket of each pair of `tokens` tokens: int64 `[S, S]` on the host, with the
+    /// attended token last. Half of the buckets are for later tokens. Of each half, half are single distances
+    /// and the others increasingly wide ranges. Computed in fp32 like in `transformers`, so that borderline
+    /// distances get the same bucket.
     fn buckets(&self, tokens: i64) -> Result<Tensor> {
         let half = self.relative_attention_num_buckets / 2;
         let exact = half / 2;
@@ -204,10 +207,10 @@ impl T5Config {
         Ok(distances.f_where_self(&distances.f_lt(exact)?, &far)?.f_add(&ahead)?)
     }
 
-    /// Checks that the sizes make a model.
+    /// Checks that the sizes are valid.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and the valid values.
     pub fn validate(&self) -> Result<()> {
         check_layers("num_layers", self.num_layers)?;
         let sizes = [

@@ -1,16 +1,22 @@
-//! The arithmetic of policy optimization that runs on the host, on plain slices.
+//! The formulas of policy optimization: advantages on the host, on plain slices, and [losses](losses) on tensors.
 //!
 //! A *group* is the completions of one prompt; groups lie one after another.
 
 mod advantages;
 mod decoupled;
 mod gae;
+pub mod losses;
+mod moments;
 mod normalize;
+mod returns;
+pub mod sections;
 
-pub use advantages::{Earned, Moments, returns, sample_advantages, turn_advantages};
+pub use advantages::{Earned, sample_advantages};
 pub use decoupled::decoupled;
 pub use gae::gae;
+pub use moments::Moments;
 pub use normalize::normalize;
+pub use returns::{returns, turn_advantages};
 
 /// How many groups of a step teach something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

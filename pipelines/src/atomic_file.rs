@@ -1,4 +1,4 @@
-//! Files that are either whole or not there.
+//! Atomic writes: a file is complete or absent.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 
 use crate::output_error::{OutputError, Result};
 
-/// Replaces the file at `path` by `bytes`, so that a reader, or a machine that loses power, sees the old
-/// file or the new one and nothing between.
+/// Replaces the file at `path` by `bytes`. A reader, or a machine that loses power, sees the old file or the
+/// new one, never a part.
 ///
-/// The bytes are written beside the file, flushed to the disk and renamed over it; then the folder is
-/// flushed, since the rename lives there. One writer at a time: the name beside the file is fixed, so that
-/// a leftover of a killed process is overwritten and does not pile up.
+/// The bytes are written to a temporary file in the same folder, flushed to disk and renamed; then the folder
+/// is flushed, which holds the rename. One writer at a time: the temporary name is fixed, so that a leftover
+/// of a killed process is overwritten.
 pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let aside = aside(path);
     let write = || {
@@ -25,7 +25,8 @@ pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     write().map_err(|source| OutputError::io("write", path, source))
 }
 
-/// `report.html` is written as `report.html.partial` first: same folder, hence the same file system.
+/// Temporary name of a file: `report.html.partial` for `report.html`, in the same folder and so the same file
+/// system.
 fn aside(path: &Path) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(".partial");
@@ -59,7 +60,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         write_atomic(&path, b"old").unwrap();
-        // A folder where the bytes would go aside makes the write fail, whoever the user is.
+        // A folder at the temporary name makes the write fail for every user.
         fs::create_dir(aside(&path)).unwrap();
         let error = write_atomic(&path, b"new").unwrap_err();
         assert_eq!(error.to_string(), format!("cannot write {}", path.display()));

@@ -1,4 +1,4 @@
-//! What a model is made from: its shape, its tokenizer and its first weights.
+//! The base of a language model: its shape, its tokenizer and its initial weights.
 
 use std::{ops::Range, path::Path, sync::Arc};
 
@@ -17,19 +17,19 @@ use crate::{
 
 /// A model before training.
 pub struct BaseModel {
-    /// Its shape.
+    /// Shape of the decoder.
     pub config: DecoderConfig,
-    /// Text to tokens.
+    /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// Its adapters, if those are what is trained.
+    /// Shape of the adapters; `None` if all weights are trained.
     pub lora: Option<LoraConfig>,
-    /// Its weights and those of its adapters, read as they are asked for.
+    /// Weights of the model and its adapters, read on demand.
     pub weights: Box<dyn WeightSource>,
 }
 
 impl BaseModel {
-    /// Opens the folder that `model` names, or lays out the decoder that it describes: that one has a token for each
-    /// character of `dataset`, and weights from `seed`.
+    /// Opens the folder that `model` names, or creates the decoder that it describes. That decoder has a
+    /// token for each character of `dataset` and weights drawn from `seed`.
     pub fn open(model: &ModelConfig, dataset: &Dataset, seed: u64) -> Result<BaseModel> {
         match model {
             ModelConfig::Decoder(decoder) => {
@@ -42,13 +42,14 @@ impl BaseModel {
                 })
             }
             ModelConfig::Dit(_) | ModelConfig::Diffusers(_) => {
-                unreachable!("a model of images reads no text, and is refused where there is some")
+                unreachable!("an image model with text data is refused")
             }
             ModelConfig::Folder(config) => BaseModel::of_folder(config, seed),
         }
     }
 
-    /// Opens a published model's folder; adapters that are asked for and not in a folder themselves come from `seed`.
+    /// Opens a published model's folder. Adapters that the config asks for are drawn from `seed` unless a
+    /// folder has them.
     pub fn of_folder(config: &FolderConfig, seed: u64) -> Result<BaseModel> {
         let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
         let shape = folder.decoder_config().clone();
@@ -67,8 +68,8 @@ impl BaseModel {
         Ok(BaseModel { config: shape, tokenizer, lora: Some(lora), weights })
     }
 
-    /// Opens the folder of an adapter, `path`, and that of the model that it names, which reads prompts as `chat` and
-    /// `system_prompt` say.
+    /// Opens the adapter folder `path` and the folder of the model that it names. `chat` and `system_prompt`
+    /// apply to that model's prompts.
     pub fn of_adapter(path: &Path, chat: bool, system_prompt: Option<String>) -> Result<BaseModel> {
         let named = AdapterFolder::base_of(path).map_err(anyroll_models::Error::from)?;
         let folder = FolderConfig { path: named, chat, system_prompt, lora: None };
@@ -78,7 +79,7 @@ impl BaseModel {
         Ok(BaseModel { config, tokenizer, lora, weights: Box::new(WithAdapter { base, adapter }) })
     }
 
-    /// [`Self::decoder`], to be trained as `strategy` says.
+    /// [`Self::decoder`] configured for training under `strategy`.
     pub fn policy(&self, device: tch::Device, strategy: &StrategyConfig) -> Result<Decoder> {
         let StrategyConfig { deterministic, keep_logits, .. } = *strategy;
         Ok(self.decoder(device)?.deterministic(deterministic).keeping_logits(keep_logits == Some(true)))
@@ -93,7 +94,7 @@ impl BaseModel {
     }
 }
 
-/// A model's weights under a head of numbers that is not among them, and begins at 0.
+/// Weights of a model with a new scalar head, which the model lacks and which starts at 0.
 pub struct UnderNewHead<'a>(pub &'a dyn WeightSource);
 
 impl WeightSource for UnderNewHead<'_> {
@@ -106,7 +107,7 @@ impl WeightSource for UnderNewHead<'_> {
     }
 }
 
-/// The mixture of a config that was checked.
+/// The mixture of experts of a checked config.
 fn experts(decoder: &config::DecoderConfig) -> Option<ExpertsConfig> {
     let plain = decoder.mlp_only_layers.as_deref().unwrap_or_default();
     Some(ExpertsConfig {

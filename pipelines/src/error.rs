@@ -1,4 +1,6 @@
-//! What can end a run.
+//! Errors that end a run.
+
+use anyroll_strategy::Error as StrategyError;
 
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -9,14 +11,14 @@ fn folders(paths: &[std::path::PathBuf]) -> String {
     format!("the folder{} {}", if names.len() == 1 { "" } else { "s" }, names.join(" and "))
 }
 
-/// An error of a run: mostly one of a lower layer, told as that layer tells it.
+/// An error of a run, usually one of a lower layer, whose message is shown unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The configuration is not one that can run.
+    /// The configuration cannot run.
     #[error(transparent)]
     Config(#[from] crate::config::Error),
-    /// The ranks' environment is not one that a launcher makes.
+    /// A launcher set the ranks' environment variables inconsistently.
     #[error(transparent)]
     Rank(#[from] crate::launch::RankError),
     /// A rank of this host failed.
@@ -34,10 +36,10 @@ pub enum Error {
     /// libtorch raised an exception.
     #[error("libtorch refused an operation")]
     Torch(#[from] tch::TchError),
-    /// The data do not fit.
+    /// The data do not match the config.
     #[error(transparent)]
     Data(#[from] crate::data::Error),
-    /// A text could not be turned into tokens, or back.
+    /// A text could not be encoded, or tokens could not be decoded.
     #[error(transparent)]
     Tokenizer(#[from] crate::data::TokenizerError),
     /// Another system's config could not be imported.
@@ -51,13 +53,13 @@ pub enum Error {
     Start {
         /// Its name.
         name: String,
-        /// Why.
+        /// Cause.
         #[source]
-        failure: crate::reward::Failure,
+        failure: crate::failure::Failure,
     },
     /// The environment cannot be used.
     #[error("`pipeline.rlvr.rollout.environment` does not start")]
-    NoEnvironment(#[source] crate::reward::Failure),
+    NoEnvironment(#[source] crate::failure::Failure),
     /// A reward failed more often than its config allows.
     #[error(
         "the reward `{name}` failed on {failed} of {samples} samples, and `max_error_rate` is {max_error_rate}"
@@ -65,27 +67,27 @@ pub enum Error {
     Reward {
         /// Its name.
         name: String,
-        /// On how many it failed, over all ranks.
+        /// Failed samples over all ranks.
         failed: usize,
-        /// How many there were, over all ranks.
+        /// All samples, over all ranks.
         samples: usize,
-        /// The share that may fail.
+        /// The fraction that may fail.
         max_error_rate: f64,
-        /// The last failure of this rank; `None` if the failures are others'.
-        source: Option<crate::reward::Error>,
+        /// The last failure on this rank; `None` if only other ranks had failures.
+        source: Option<crate::failure::RewardError>,
     },
     /// With `rollout.strict`, log-probs of the rollout and of training differ.
     #[error(
-        "`rollout.strict` promises equal log-probs in sampling and in training, and they differ by up to {largest}"
+        "`rollout.strict` requires equal log-probs in sampling and training, but they differ by up to {largest}"
     )]
     NotStrict {
-        /// By how much, at most.
+        /// The largest difference.
         largest: f64,
     },
-    /// `rollout.strict` is not there for this model on this device.
-    #[error("`pipeline.rlvr.rollout.strict` cannot be had for this model: {reason}; leave it out")]
+    /// `rollout.strict` is not supported for this model on this device.
+    #[error("`pipeline.rlvr.rollout.strict` is not supported for this model: {reason}; leave it out")]
     NoStrict {
-        /// What is missing.
+        /// The missing requirement.
         reason: String,
     },
     /// Not a single held-out prompt could be measured.
@@ -94,34 +96,34 @@ pub enum Error {
     /// A file of the run folder could not be written or read.
     #[error(transparent)]
     Output(#[from] crate::output_error::OutputError),
-    /// The ranks that check a backend could not be started or heard.
+    /// The ranks that check a backend could not be started, or their results not read.
     #[error("the conformance suite could not run")]
     Conformance(#[source] std::io::Error),
-    /// The ranks that measure could not be started or heard.
+    /// The ranks that run a benchmark could not be started, or their results not read.
     #[error("the devices could not be measured")]
     Bench(#[source] std::io::Error),
-    /// A line of a file is not what it should be.
+    /// A line of an input file is invalid.
     #[error("{}:{line}: {problem}", path.display())]
     InputLine {
         /// The file.
         path: std::path::PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
     /// A folder that no model can be loaded from.
-    #[error("{} is no run's folder, no checkpoint in one, no model's folder with a config.json, and no adapter's", path.display())]
+    #[error("{} is not a run folder, a checkpoint in one, a model folder with a config.json, or an adapter folder", path.display())]
     NoModel {
         /// The folder.
         path: std::path::PathBuf,
     },
-    /// A run's model that writes no text.
+    /// A run's model that generates no text.
     #[error("{} trained {trained}", run.display())]
     NoText {
         /// The run's folder.
         run: std::path::PathBuf,
-        /// What it trained, and what that is for.
+        /// The kind of model that it trained, and the command for it.
         trained: &'static str,
     },
     /// A model whose log-probs are NaN.
@@ -130,18 +132,18 @@ pub enum Error {
          fp32`"
     )]
     NoNumbers,
-    /// No port is free to meet on.
+    /// No port is free for the ranks' rendezvous.
     #[error("cannot find a free port")]
     Port(#[source] std::io::Error),
-    /// The server could not listen, or not go on.
+    /// The server could not listen or stopped with an error.
     #[error("cannot serve")]
     Serve(#[source] std::io::Error),
-    /// Nobody can read the metrics at this address.
+    /// The address of the metrics server cannot be used.
     #[error("cannot serve metrics at {address}: choose another `metrics.prometheus`")]
     Prometheus {
         /// The address.
         address: std::net::SocketAddr,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
     /// The user's Python could not write a run for Weights & Biases.
@@ -149,52 +151,50 @@ pub enum Error {
     Wandb {
         /// The Python.
         python: std::path::PathBuf,
-        /// Why.
+        /// The problem.
         problem: String,
     },
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),
-    /// Nothing of the conformance suite was asked for.
+    /// No case of the conformance suite matches the filter.
     #[error(
-        "no case of the conformance suite has `{filter}` in its name: `ANYROLL_LOG=info` shows them as they run"
+        "no case of the conformance suite has `{filter}` in its name: `ANYROLL_LOG=info` lists them as they run"
     )]
     NoCase {
-        /// What their names were to contain.
+        /// Text that the names had to contain.
         filter: String,
     },
-    /// `--set` stands beside `--resume`.
-    #[error("a run goes on with {} as it is: change the field there, and leave `--set` out", resolved.display())]
+    /// `--set` was given with `--resume`.
+    #[error("a resumed run uses {} unchanged: edit the field there, and leave out `--set`", resolved.display())]
     Resumed {
-        /// What the run goes on with.
+        /// Config of the resumed run.
         resolved: std::path::PathBuf,
     },
-    /// The training of a reward model is not planned.
-    #[error(
-        "`anyroll plan` plans runs of models that write or paint, and not those that train a reward model"
-    )]
+    /// Memory plans do not cover the training of a reward model.
+    #[error("`anyroll plan` supports runs of text and image models, not runs that train a reward model")]
     NoPlan,
-    /// Ranks have different configs or data. What `zero_stage: auto` comes to is a part of a config.
+    /// Ranks have different configs or data. The choice of `zero_stage: auto` is part of a config.
     #[error(
         "rank {rank} has {own} where rank 0 has {first}: start all ranks with one config and the same files"
     )]
     Configs {
-        /// The first rank with another one.
+        /// The first rank that differs from rank 0.
         rank: usize,
         /// The first line of its config that differs.
         own: String,
-        /// That of rank 0.
+        /// The same line of rank 0.
         first: String,
     },
-    /// A host has another folder there, or none.
+    /// A host has another folder at the run's path, or none.
     #[error(
-        "rank {rank} does not find the run's folder {}, into which every rank writes its part of checkpoints: \
+        "rank {rank} does not see the run folder {}, where every rank writes its part of a checkpoint: \
          put --output on a file system that all hosts share", folder.display()
     )]
     NotShared {
-        /// The first such rank.
+        /// The first rank without it.
         rank: usize,
-        /// The folder, as rank 0 has it.
+        /// The folder, as on rank 0.
         folder: std::path::PathBuf,
     },
     /// A run's model cannot be exported.
@@ -202,35 +202,35 @@ pub enum Error {
     Export {
         /// The run folder.
         run: std::path::PathBuf,
-        /// Why.
+        /// The problem.
         problem: String,
     },
-    /// A run's last checkpoint cannot be read, and there is a whole one before it.
+    /// A run's last checkpoint cannot be read, but an earlier complete one exists.
     #[error(
-        "the last checkpoint cannot be read: remove {}, and the run goes on from {}",
+        "the last checkpoint cannot be read: remove {}, and the run resumes from {}",
         folders(broken),
         older.display()
     )]
     LastCheckpoint {
-        /// The folders of the last one, and of those before it that cannot be read either.
+        /// Folders of the last checkpoint, and of those before it that cannot be read either.
         broken: Vec<std::path::PathBuf>,
-        /// That of the newest one that is whole.
+        /// Folder of the newest complete one.
         older: std::path::PathBuf,
-        /// What is wrong with the last one.
+        /// The problem with the last one.
         source: Box<anyroll_strategy::Error>,
     },
-    /// A run cannot go on from where it is said to have stopped.
+    /// A run cannot resume from its folder or its checkpoint.
     #[error("cannot resume {}: {problem}", run.display())]
     Resume {
         /// The run folder.
         run: std::path::PathBuf,
-        /// Why.
+        /// The problem.
         problem: String,
     },
 }
 
 impl Error {
-    /// Whether the cause most likely lies with another rank.
+    /// Returns true if the cause most likely lies with another rank.
     pub fn is_from_peer(&self) -> bool {
         match self {
             Self::Backend(error) => error.is_from_peer(),
@@ -238,5 +238,83 @@ impl Error {
             Self::Reward { source, .. } => source.is_none(),
             _ => false,
         }
+    }
+
+    /// Help for a user whose run ended with this error, if there is any; `told` is the error's
+    /// [`one_line`](crate::error_chain::one_line).
+    pub fn help(&self, told: &str) -> Option<&'static str> {
+        match self {
+            Self::Strategy(error) => help_with_gradients(error),
+            _ => None,
+        }
+        .or_else(|| help_with_memory(told))
+    }
+}
+
+/// Advice that keeps gradients finite.
+fn help_with_gradients(error: &StrategyError) -> Option<&'static str> {
+    match error {
+        StrategyError::AllSkipped { .. } => Some(
+            "`strategy.precision: bf16` has the range of fp32; weights with infinity or NaN, in the folder of \
+             `model.path` for example, overflow in each step",
+        ),
+        StrategyError::NonFiniteGradient { loss_scale: Some(_), .. } => Some(
+            "`strategy.precision: bf16` has the range of fp32; a lower `optimizer.adamw.learning_rate` keeps weights from \
+             growing out of it",
+        ),
+        StrategyError::NonFiniteGradient { step: 1, .. } => Some(
+            "the weights were not trained before: look for infinity, NaN and very large numbers in the weights of `model.path`, or \
+             for a warm-up whose `optimizer.adamw.learning_rate` is too high",
+        ),
+        StrategyError::NonFiniteGradient { .. } => Some(
+            "a lower `optimizer.adamw.learning_rate` or `optimizer.max_grad_norm`, or more `warmup_steps` in its schedule, \
+             keep steps small; `--resume` continues from the last checkpoint with the folder's `resolved.yaml`",
+        ),
+        StrategyError::NonFiniteWeights { .. } => Some(
+            "a lower `optimizer.adamw.learning_rate` keeps weights from growing out of `strategy.precision`",
+        ),
+        _ => None,
+    }
+}
+
+/// Advice that saves memory, if the device or the host is out of memory. Drivers and libtorch have no common
+/// code for that, only messages.
+fn help_with_memory(error: &str) -> Option<&'static str> {
+    let is_full = ["out of memory", "can't allocate memory"].iter().any(|words| error.contains(words));
+    is_full.then_some(
+        "a smaller `strategy.micro_batch_size`, `strategy.recompute: full`, a higher `strategy.zero_stage`, or \
+         a smaller `rollout.batch_size` need less memory; `anyroll plan` shows what each phase needs",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Error;
+    use crate::error_chain::one_line;
+
+    /// libtorch's message is kept, its backtrace is not.
+    #[test]
+    fn memory_that_is_not_there_is_told_with_what_takes_less() {
+        let tebibytes = tch::Tensor::f_empty([1 << 50], (tch::Kind::Uint8, tch::Device::Cpu));
+        let error = Error::from(tebibytes.unwrap_err());
+        let told = one_line(&error);
+        assert!(told.contains("you tried to allocate 1125899906842624 bytes"), "{told}");
+        assert!(!told.contains("frame #") && !told.contains('\n'), "{told}");
+        let full = Error::NothingMeasured;
+        assert!(full.help(&told).is_some_and(|help| help.contains("micro_batch_size")));
+        assert_eq!(full.help("the disk is full"), None);
+    }
+
+    #[test]
+    fn a_gradient_that_is_not_finite_is_told_with_what_may_mend_it() {
+        let check = |step, loss_scale, words: &str| {
+            let source = anyroll_strategy::Error::NonFiniteGradient { step, grad_norm: f64::NAN, loss_scale };
+            let error = Error::from(source);
+            let help = error.help(&one_line(&error)).unwrap();
+            assert!(help.contains(words), "{help}");
+        };
+        check(1, None, "`model.path`");
+        check(2, None, "a lower `optimizer.adamw.learning_rate`");
+        check(1, Some(1.0), "`strategy.precision: bf16`");
     }
 }

@@ -1,4 +1,5 @@
-//! A run's model as a folder that `transformers` or `diffusers` loads: weights, configuration and tokenizer.
+//! Export of a run's model to a folder that `transformers` or `diffusers` loads: weights, configuration and
+//! tokenizer.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -18,14 +19,15 @@ use serde_json::{Map, Value};
 use crate::{
     Error, Result,
     base_model::BaseModel,
-    config::{Config, DiffusersConfig, Loaded, ModelConfig},
+    config::{Config, DiffusersConfig, ModelConfig},
     data::Tokenizer,
     diffusion::first_adapter,
+    prepare::Loaded,
     run_dir::RunDir,
     train::or_older,
 };
 
-/// Files of a published model's folder that go with its weights wherever those go.
+/// Files of a published model that are copied along with its weights.
 const COPIED: [&str; 9] = [
     "generation_config.json",
     "tokenizer.json",
@@ -38,20 +40,22 @@ const COPIED: [&str; 9] = [
     "chat_template.jinja",
 ];
 
-/// What is written, and in which dtype.
+/// Options of an export.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportOptions {
-    /// What weights are rounded to.
+    /// Dtype of the written weights.
     pub dtype: ExportDtype,
-    /// Adapters alone, as PEFT has them, or diffusers those of images, instead of merged into the model's weights.
+    /// Write only the adapters, as PEFT loads them (diffusers for an image model), instead of merging them.
     pub adapter: bool,
 }
 
-/// Writes the model of the run folder `run`, at `checkpoint` or else at its last one, to the new folder `to`. Returns
-/// the checkpoint. No device is opened, and how many ranks wrote the checkpoint at which stage does not matter.
+/// Writes the model of the run folder `run` to the new folder `to` and returns the checkpoint that was used:
+/// `checkpoint` or the last one. No device is opened. The checkpoint may come from any number of ranks and
+/// any stage.
 ///
 /// # Errors
-/// [`Error::Export`] for a run that has no checkpoint, or no adapter where one is asked for; or the error of a file.
+/// [`Error::Export`] for a run without a checkpoint, or without the adapters asked for; or the error of a
+/// file.
 pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportOptions) -> Result<PathBuf> {
     let refuse = |problem: &str| Error::Export { run: run.to_owned(), problem: problem.to_owned() };
     let dir = RunDir::open(run)?;
@@ -64,7 +68,7 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
         return Ok(checkpoint);
     }
     let Some(dataset) = &loaded.dataset else {
-        return Err(refuse("it trains a model of classes, which nobody else loads"));
+        return Err(refuse("it trains a class-conditional model, which no other program loads"));
     };
     let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
     let trained = |units: &[Unit]| {
@@ -94,7 +98,7 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
     Ok(checkpoint)
 }
 
-/// A model of images, or its adapters, as diffusers loads them.
+/// Exports an image model, or its adapters, for diffusers.
 fn export_images(
     model: &DiffusersConfig,
     config: &Config,
@@ -127,23 +131,24 @@ fn export_images(
     Ok(write_diffusers_folder(to, &folder, weights, options.dtype)?)
 }
 
-/// The weights of the checkpoint at `path` of a model with these units, checked as `--resume` checks it.
+/// Opens the checkpoint at `path` of a model with these units, with the checks of `--resume`.
 ///
 /// # Errors
-/// Those of [`CheckpointWeights::open`], with the newest whole checkpoint where a file of the run's last one is broken.
+/// Errors of [`CheckpointWeights::open`], which name the newest complete checkpoint if a file of the run's last one is
+/// broken.
 pub(crate) fn open_checkpoint(path: &Path, units: &[Unit]) -> Result<CheckpointWeights> {
     CheckpointWeights::open(path, units).map_err(|error| {
-        let beside = path.parent().map(checkpoint::list);
-        let saved = beside.and_then(Result::ok).unwrap_or_default();
+        let siblings = path.parent().map(checkpoint::list);
+        let saved = siblings.and_then(Result::ok).unwrap_or_default();
         or_older(error.into(), &saved)
     })
 }
 
-/// What was trained, and for the rest what it was trained from.
+/// Weights of a checkpoint, and the base model's for parameters that were not trained.
 pub(crate) struct Trained<'a> {
-    /// Of a run.
+    /// Weights of the run's checkpoint.
     pub checkpoint: CheckpointWeights,
-    /// What the run began with.
+    /// Weights that the run started from.
     pub base: &'a dyn WeightSource,
 }
 
@@ -168,7 +173,7 @@ fn write_language_model(
     write_model(to, base, model, (decoder.units(), config), weights, dtype)
 }
 
-/// A model of these units and this `config.json`, with the tokenizer of what it was trained from.
+/// Writes a model of these units with this `config.json` and the tokenizer of the base model.
 fn write_model(
     to: &Path,
     base: &BaseModel,
@@ -220,7 +225,7 @@ fn write_adapter(
     Ok(write_folder(to, &contents)?)
 }
 
-/// The published model's own `config.json`, or one for a decoder made from scratch.
+/// `config.json` of the published model, or a new one for a decoder trained from scratch.
 fn config_json(base: &BaseModel, model: &ModelConfig) -> anyroll_models::hf::Result<Map<String, Value>> {
     match model {
         ModelConfig::Folder(folder) => ModelFolder::open(&folder.path)?.config_file(),

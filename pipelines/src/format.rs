@@ -1,6 +1,6 @@
-//! Numbers for people.
+//! Formatting of numbers for people.
 
-/// A number with about four digits, whatever its size: `0.4817`, `12.35`, `1.20e-5`.
+/// A number with about four digits at any size: `0.4817`, `12.35`, `1.20e-5`.
 pub(crate) fn number(value: f64) -> String {
     let exponent = value.abs().log10().floor();
     if value == 0.0 || (-4.0..6.0).contains(&exponent) {
@@ -14,7 +14,7 @@ pub(crate) fn number(value: f64) -> String {
     }
 }
 
-/// A fraction or a reward, in a column with others of its kind: `0.855`.
+/// A fraction or a reward with three decimals, as in a column: `0.855`.
 pub(crate) fn score(value: f64) -> String {
     format!("{value:.3}")
 }
@@ -56,7 +56,7 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// A duration as a clock shows it, for where there is little room: `0:31`, `3:20`, `2:05:07`.
+/// A duration in clock format, which is shorter: `0:31`, `3:20`, `2:05:07`.
 pub(crate) fn clock(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     let (hours, minutes, seconds) = (whole / 3_600, whole % 3_600 / 60, whole % 60);

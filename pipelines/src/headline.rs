@@ -1,11 +1,11 @@
-//! What a run achieved, in a few numbers: the same for the table in the terminal and for the report.
+//! Results of a run in a few numbers, shared by the terminal's table and the report.
 
 use crate::metrics::Record;
 
-/// The most steps that the mean reward of the first and of the last steps is taken over.
+/// The most steps averaged at the start and at the end of training for the reward.
 const REWARD_STEPS: usize = 10;
 
-/// The metrics that say how fast a run is, and the unit of each.
+/// Metrics of a run's speed, with their units.
 pub const SPEEDS: [(&str, &str); 2] = [("perf/tokens_per_s", "tokens/s"), ("perf/images_per_s", "images/s")];
 
 /// The name of the training reward among the comparisons.
@@ -17,38 +17,38 @@ pub const LOSS: &str = "loss";
 /// The name of the loss in training, of runs without evaluations.
 pub const TRAINING_LOSS: &str = "train loss";
 
-/// What a run achieved. Numbers that the metrics do not hold are `None`.
+/// Results of a run. A number is `None` if its metrics are absent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Headline<'a> {
-    /// The evaluations, and where samples earn something the training reward last; without evaluations the training loss.
+    /// Evaluations, then the training reward if samples have rewards. Without evaluations, the training loss.
     pub comparisons: Vec<Comparison<'a>>,
     /// The last step.
     pub step: u64,
-    /// Training and evaluation together, over all starts of the run.
+    /// Seconds of training and evaluation over all starts of the run.
     pub time_s: Option<f64>,
-    /// The mean over the training steps, weighted by their duration, and its unit.
+    /// Mean over the training steps, weighted by their duration, with its unit.
     pub speed: Option<(f64, &'static str)>,
 }
 
 /// A number at the beginning of a run and at its end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Comparison<'a> {
-    /// What it is, for people.
+    /// Name for people.
     pub name: &'a str,
     /// The first value.
     pub before: Option<f64>,
     /// The last value; `None` until there is a second one.
     pub after: Option<f64>,
-    /// Where either is a mean, over how many steps.
+    /// Number of steps averaged; `None` if the values are not means.
     pub steps: Option<usize>,
 }
 
 impl<'a> Headline<'a> {
     /// Reads the numbers from the log of a run.
+    /// Computes the results from the log of a run.
     ///
-    /// An evaluation's are its first and its last value. The reward or the loss of one step depends on the prompts
-    /// it drew, so it is the mean of the first and of the last ten steps, or of half of the
-    /// steps where there are fewer than twice as many.
+    /// An evaluation has its first and its last value. The reward or loss of a single step depends on its
+    /// prompts, so the first and the last ten steps are averaged. With fewer than twenty steps, each half is.
     pub fn new(records: &'a [Record]) -> Headline<'a> {
         let evaluation = |name, metric| {
             let values = values(records, metric);
@@ -82,8 +82,8 @@ impl<'a> Headline<'a> {
     }
 }
 
-/// Of the `metrics` the share of prompts that one of an evaluation's several samples is right on, by its name for people and
-/// in full: `pass@4`, if there are four.
+/// The pass@k metric among `metrics` with k above 1, as its short and its full name: `pass@4` for four
+/// samples per prompt.
 pub fn of_several<'a>(mut metrics: impl Iterator<Item = &'a str>) -> Option<(&'a str, &'a str)> {
     metrics.find_map(|metric| {
         let name = metric.strip_prefix("eval/")?;

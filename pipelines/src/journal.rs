@@ -1,4 +1,4 @@
-//! What rank 0 writes and shows while a run goes on.
+//! Output of rank 0 while a run is in progress: the run folder's files and the terminal.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use crate::{
     metrics::{Metrics, MetricsLog, read_metrics},
     output_error::OutputError,
     picture::Picture,
-    progress::{Progress, Screen, Shown, summary_table},
+    progress::{Progress, Screen, StepSummary, summary_table},
     prometheus::Prometheus,
     report::{ReportInfo, write_report},
     run_dir::RunDir,
@@ -17,7 +17,7 @@ use crate::{
     tensorboard::EventWriter,
 };
 
-/// The run folder's files and the terminal.
+/// Writer of the run folder's files and the terminal.
 pub struct Journal {
     dir: RunDir,
     metrics: MetricsLog,
@@ -31,7 +31,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Starts the files of a new run, or goes on with the record of `next_step`.
+    /// Creates the files of a new run, or continues those of a resumed one at `next_step`.
     pub fn new(
         dir: RunDir,
         screen: &Screen,
@@ -52,16 +52,16 @@ impl Journal {
         Ok(Self { dir, metrics, samples, board, prometheus: None, progress, name, description, steps })
     }
 
-    /// Shows what is recorded from here on to Prometheus as well.
+    /// Serves all further metrics to Prometheus as well.
     pub fn publish(&mut self, address: SocketAddr) -> Result<()> {
         let started = Prometheus::start(address, &self.name);
         let started = started.map_err(|source| Error::Prometheus { address, source })?;
-        self.say(&format!("Prometheus finds the metrics at http://{}/metrics", started.address()));
+        self.say(&format!("metrics for Prometheus at http://{}/metrics", started.address()));
         self.prometheus = Some(started);
         Ok(())
     }
 
-    /// Records a step: what happened in it, and the samples of an evaluation after it.
+    /// Records a step: its metrics, and the samples of an evaluation after it.
     pub fn record(&mut self, step: u64, metrics: &Metrics, samples: &[Sample]) -> Result<()> {
         self.metrics.append(step, metrics)?;
         for sample in samples {
@@ -71,13 +71,13 @@ impl Journal {
         if let Some(prometheus) = &mut self.prometheus {
             prometheus.show(step, metrics);
         }
-        if let Some(shown) = Shown::of(metrics) {
+        if let Some(shown) = StepSummary::of(metrics) {
             self.progress.update(step, shown);
         }
         Ok(())
     }
 
-    /// Keeps what the policy painted in the evaluation after a step.
+    /// Writes the images of the evaluation after a step.
     pub fn picture(&mut self, step: u64, picture: &Picture) -> Result<()> {
         let (png, folder) = (picture.png(), self.dir.pictures());
         std::fs::create_dir_all(&folder).map_err(|source| OutputError::io("create", &folder, source))?;
@@ -85,24 +85,24 @@ impl Journal {
         Ok(self.board.image(step, "eval/images", (picture.width, picture.height, picture.channels), &png)?)
     }
 
-    /// Puts what was recorded on the disk: before a checkpoint that stands for it.
+    /// Flushes all records to disk, so that a checkpoint never gets ahead of them.
     pub fn sync(&self) -> Result<()> {
         self.metrics.sync()?;
         Ok(self.samples.sync()?)
     }
 
-    /// Writes `report.html` anew.
+    /// Rewrites `report.html`.
     pub fn report(&self) -> Result<()> {
         let info = ReportInfo { name: &self.name, description: &self.description, steps: self.steps };
         Ok(write_report(&self.dir, &info)?)
     }
 
-    /// A line above the progress bar.
+    /// Prints a line above the progress bar.
     pub fn say(&self, line: &str) {
         self.progress.println(line);
     }
 
-    /// The table at the end.
+    /// The table of results at the end.
     pub fn summary(&self) -> Result<String> {
         Ok(summary_table(&Headline::new(&read_metrics(&self.dir.metrics())?), &self.dir))
     }

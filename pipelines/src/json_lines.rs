@@ -1,7 +1,7 @@
-//! Logs of one JSON object a line, in the order of their steps: what metrics and samples have in common.
+//! Logs with one JSON object per line, ordered by step; used for metrics and samples.
 //!
-//! A process that is killed can leave a last line without its newline. Such a line was never acknowledged
-//! to anyone: readers skip it, and resuming removes it. Any other line that does not parse is an error.
+//! A killed process can leave a last line without its newline. Such a line was never acknowledged: readers
+//! skip it, and resuming removes it. Any other line that does not parse is an error.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::atomic_file::write_atomic;
 use crate::output_error::{OutputError, Result};
 
-/// An open log. Every append is one write of a whole line, so what was appended survives the process.
+/// An open log. Every append is one write of a whole line, so that appended lines survive the process.
 #[derive(Debug)]
 pub(crate) struct JsonLines {
     path: PathBuf,
@@ -28,14 +28,14 @@ impl JsonLines {
         Ok(JsonLines { path: path.to_owned(), file })
     }
 
-    /// Continues a log with `next_step`: what was written for it and later ones goes, since it will be written
-    /// again.
+    /// Continues a log with `next_step`. Lines of that step and later ones are removed, since they will be
+    /// written again.
     pub(crate) fn resume(path: &Path, next_step: u64) -> Result<JsonLines> {
         #[derive(Deserialize)]
         struct Stamp {
             step: u64,
         }
-        // Whatever has ended before its first step may have left no log.
+        // A run that ended before its first step may have no log.
         let text = if next_step == 0 && !path.exists() { String::new() } else { read_text(path)? };
         let mut kept = String::with_capacity(text.len());
         for (number, line) in complete_lines(&text).enumerate() {
@@ -56,7 +56,7 @@ impl JsonLines {
         self.file.write_all(&line).map_err(|source| OutputError::io("append to", &self.path, source))
     }
 
-    /// Waits until all lines are on the disk, so that they survive the machine too.
+    /// Flushes all lines to disk, so that they survive a crash of the machine.
     pub(crate) fn sync(&self) -> Result<()> {
         self.file.sync_data().map_err(|source| OutputError::io("flush", &self.path, source))
     }
@@ -70,14 +70,14 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
 
 fn read_text(path: &Path) -> Result<String> {
     let mut bytes = fs::read(path).map_err(|source| OutputError::io("read", path, source))?;
-    // A torn last line may end inside a character.
+    // An incomplete last line may end inside a character.
     bytes.truncate(bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1));
     let invalid =
         |source| OutputError::io("read", path, std::io::Error::new(std::io::ErrorKind::InvalidData, source));
     String::from_utf8(bytes).map_err(invalid)
 }
 
-/// The lines with their newlines.
+/// The complete lines, with their newlines.
 fn complete_lines(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive('\n')
 }

@@ -1,8 +1,10 @@
-//! Config, data, rewards, algorithms and the loops that train; what a user starts, sees and keeps.
+//! Config, data, rewards, algorithms and the training loops, with their command line and output.
 //!
-//! Read in this order: [`config`] is what a YAML says and what it comes to on a machine, [`launch`] how its ranks
-//! start and end, [`train`] the loop, [`rlvr`], [`offline`] and [`diffusion`] what it trains, with [`data`], [`reward`] and [`algorithm`]
-//! beside it, and [`journal`] what it writes and shows. Only this crate reads YAML, environment and arguments.
+//! Read from the bottom up, each module uses only earlier ones: [`config`] has the fields of a YAML file and [`run`] the types
+//! of a run on a machine; [`data`], [`algorithm`], [`reward`] and [`inference`] are parts of a step, and [`journal`] writes its
+//! results; [`train`] is the loop, and [`rlvr`], [`offline`] and [`diffusion`] are pipelines; [`plan`] counts memory; [`prepare`]
+//! turns a YAML file into a run, [`launch`] starts its ranks, and [`cli`] is the command line. `tests/tidy.rs` refuses a
+//! ring. Only this crate reads YAML, environment and arguments.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +19,7 @@ pub mod environment;
 mod error;
 pub mod error_chain;
 mod export;
+pub mod failure;
 pub(crate) mod format;
 pub mod headline;
 pub mod import;
@@ -24,18 +27,21 @@ pub mod inference;
 pub mod journal;
 pub(crate) mod json_lines;
 pub mod launch;
+pub mod loaded;
 pub(crate) mod measure;
 pub mod metrics;
 pub mod offline;
 pub mod output_error;
 pub mod picture;
 pub mod plan;
+pub mod prepare;
 pub mod progress;
 pub(crate) mod prometheus;
 pub(crate) mod python;
 pub mod report;
 pub mod reward;
 pub mod rlvr;
+pub mod run;
 pub mod run_dir;
 pub mod samples;
 pub mod serve;

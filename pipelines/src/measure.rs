@@ -1,7 +1,7 @@
-//! What the devices of a job do in a second, measured through the types that a run uses.
+//! Benchmarks of a job's devices, run through the types that a training run uses.
 //!
-//! Times are the device's own, means over repetitions after a warm-up. Where all ranks measure at once, a figure is
-//! that of the slowest.
+//! Times are measured by the device and averaged over repetitions after a warm-up. If all ranks measure at
+//! once, a figure is that of the slowest.
 
 use std::sync::Arc;
 
@@ -16,45 +16,45 @@ use crate::{Result, train::Exchange};
 /// One measurement.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Figure {
-    /// What was done.
+    /// Description of the operation.
     pub what: String,
-    /// How long one of it took, in seconds.
+    /// Seconds for one operation.
     pub seconds: f64,
-    /// Bytes or operations a second.
+    /// Bytes or operations per second.
     pub per_s: f64,
-    /// Which of the two.
+    /// Unit of `per_s`.
     pub unit: Unit,
-    /// What the hardware could do at most in a second; `None` where it does not say.
+    /// Limit of the hardware per second; `None` if unknown.
     pub limit: Option<f64>,
 }
 
-/// What is counted.
+/// Unit of a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
-    /// Bytes that are moved.
+    /// Bytes moved.
     Bytes,
     /// Additions and multiplications.
     Operations,
 }
 
-/// How much is moved and computed.
+/// Sizes of the benchmarks.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     /// Bytes of a copy.
     pub copy_bytes: usize,
     /// Rows and columns of the matrices.
     pub matrix: i64,
-    /// Their kind.
+    /// Dtype of the matrices.
     pub kind: Kind,
-    /// Bytes of the whole tensor of a collective.
+    /// Bytes of a collective's whole tensor, one figure each.
     pub collective_bytes: &'static [usize],
-    /// How often a collective of up to 10 MB is timed, and how often anything larger.
+    /// Repetitions of a collective of up to 10 MB, and of a larger one.
     pub repetitions: (u32, u32),
 }
 
 impl Sizes {
-    /// Large enough to reach the limit of a device, and of a second or two on a host.
+    /// Sizes that reach a device's limit, or take a second or two on a host.
     pub fn of(is_host: bool) -> Self {
         if is_host {
             Self {
@@ -76,29 +76,29 @@ impl Sizes {
     }
 }
 
-/// A rank of a job that measures.
+/// A rank of a benchmark job.
 #[derive(Debug)]
 pub struct Bench {
     /// This rank's device.
     pub device: Arc<dyn Device>,
-    /// What it can do at most.
+    /// Limits of the device.
     pub limits: Limits,
-    /// All ranks, with sums in rank order.
+    /// Communicator of all ranks, with sums in rank order.
     pub group: CollectiveGroup,
-    /// All ranks, with the communication library's own sums, where it has any.
+    /// Communicator of all ranks with the library's own sums; `None` if the backend has no such library.
     pub library: Option<CollectiveGroup>,
-    /// How much is measured.
+    /// Sizes of the benchmarks.
     pub sizes: Sizes,
 }
 
-/// A direction of host copies.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     ToDevice,
     ToHost,
 }
 
-/// One stream of copies, with memory of its own.
+/// A stream of copies with its own buffers.
 struct Lane {
     way: Way,
     stream: Stream,
@@ -107,7 +107,7 @@ struct Lane {
 }
 
 impl Bench {
-    /// Measures everything. Every rank calls, and all get the same figures.
+    /// Runs all benchmarks. Every rank must call this, and all get the same figures.
     pub fn run(&self) -> Result<Vec<Figure>> {
         let mut figures = Vec::new();
         self.host_copies(&mut figures)?;
@@ -119,7 +119,7 @@ impl Bench {
         Ok(figures)
     }
 
-    /// Copies from and to pinned memory: of one rank while the others wait, and of all at once.
+    /// Copies from and to pinned memory: on one rank while the others wait, then on all at once.
     fn host_copies(&self, figures: &mut Vec<Figure>) -> Result<()> {
         let mut down = Lane::new(&self.device, Way::ToHost, self.sizes.copy_bytes)?;
         let mut up = Lane::new(&self.device, Way::ToDevice, self.sizes.copy_bytes)?;
@@ -165,7 +165,7 @@ impl Bench {
 
     fn matmul(&self) -> Result<Figure> {
         let (size, kind) = (self.sizes.matrix, self.sizes.kind);
-        let at = self.device.torch_device().and_then(TorchDevice::tch).unwrap_or(tch::Device::Cpu);
+        let at = self.device.torch_device().map(TorchDevice::tch).unwrap_or(tch::Device::Cpu);
         let (a, b) = (Tensor::f_randn([size, size], (kind, at))?, Tensor::f_randn([size, size], (kind, at))?);
         let stream = Stream::torch(&self.device)?;
         let seconds = self.time(&stream, self.sizes.repetitions.1, || Ok(a.f_matmul(&b).map(drop)?))?;
@@ -179,8 +179,8 @@ impl Bench {
         })
     }
 
-    /// Collectives on about `bytes` of bf16, as bus bandwidth: what each rank sends, which is what its links carry one
-    /// way.
+    /// Collectives on about `bytes` of bf16. The rate is the bus bandwidth: bytes that each rank sends, which
+    /// is the load of its links in one direction.
     fn collectives(&self, bytes: usize, figures: &mut Vec<Figure>) -> Result<()> {
         let ranks = self.group.world_size();
         if ranks == 1 {
@@ -220,13 +220,14 @@ impl Bench {
         Ok(())
     }
 
-    /// Mean seconds of what `work` enqueues on `stream`. All ranks start together, and the slowest counts.
+    /// Mean seconds of the work that `work` enqueues on `stream`. All ranks start together, and the slowest
+    /// counts.
     fn time(&self, stream: &Stream, repetitions: u32, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
         for _ in 0..3 {
             work()?;
         }
         stream.synchronize()?;
-        // The devices meet, and not the hosts, which wake up at different times.
+        // A barrier on the devices, since hosts wake up at different times.
         self.group.barrier(stream)?.wait_stream(stream)?;
         let start = stream.record_timed()?;
         for _ in 0..repetitions {
@@ -241,9 +242,9 @@ impl Bench {
         Ok(self.group.barrier(self.group.stream())?.wait()?)
     }
 
-    /// The largest of each over all ranks.
+    /// The largest value of each over all ranks.
     fn slowest(&self, seconds: &[f64]) -> Result<Vec<f64>> {
-        let all = Exchange::new(&self.group)?.gather(seconds)?;
+        let all = Exchange::new(&self.group)?.gather_rows(seconds)?;
         Ok((0..seconds.len()).map(|index| all.iter().map(|rank| rank[index]).fold(0.0, f64::max)).collect())
     }
 }
@@ -264,7 +265,7 @@ impl Lane {
     }
 }
 
-/// Seconds of one copy on each lane, all at once.
+/// Seconds of one copy on each lane, with all lanes at once.
 fn copy(lanes: &mut [&mut Lane], repetitions: u32) -> Result<Vec<f64>> {
     for lane in lanes.iter_mut() {
         lane.start()?;

@@ -11,8 +11,11 @@
 //! `time/step_s` is a whole training step without its evaluation, which is `time/eval_s`: their sum is
 //! what a run took.
 
+mod declared;
+
 use std::path::Path;
 
+pub use declared::{DECLARED, Declared, Reduction, declared, page};
 use indexmap::IndexMap;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap;
@@ -98,8 +101,12 @@ impl MetricsLog {
 
     /// Appends the line of a step and hands it to the operating system, so that it outlives a kill.
     ///
-    /// JSON has no infinities and no NaN: such a value is written as `null`, and a warning names it.
+    /// JSON has no infinities and no NaN: such a value is written as `null`, and a warning names it. In tests a name that
+    /// is not [declared](DECLARED) is an error.
     pub fn append(&mut self, step: u64, metrics: &Metrics) -> Result<()> {
+        for (name, _) in metrics.iter().filter(|_| cfg!(test)) {
+            assert!(declared(name).is_some(), "`{name}` is not in metrics/declared.rs");
+        }
         for (name, value) in metrics.iter().filter(|(_, value)| !value.is_finite()) {
             tracing::warn!(step, metric = name, value, "the metric is not finite and is logged as null");
         }
@@ -229,12 +236,15 @@ mod tests {
         let path = folder.path().join("metrics.jsonl");
         let mut log = MetricsLog::create(&path).unwrap();
         let warnings = captured(|| {
-            let values = metrics(&[("grad_norm", f64::NAN), ("entropy", 1.5), ("kl/ref", f64::INFINITY)]);
+            let values =
+                metrics(&[("grad_norm", f64::NAN), ("entropy", 1.5), ("kl/reference", f64::INFINITY)]);
             log.append(3, &values).unwrap();
         });
-        let line = "{\"step\":3,\"grad_norm\":null,\"entropy\":1.5,\"kl/ref\":null}\n";
+        let line = "{\"step\":3,\"grad_norm\":null,\"entropy\":1.5,\"kl/reference\":null}\n";
         assert_eq!(fs::read_to_string(&path).unwrap(), line);
-        assert!(warnings.contains("WARN") && warnings.contains("grad_norm") && warnings.contains("kl/ref"));
+        assert!(
+            warnings.contains("WARN") && warnings.contains("grad_norm") && warnings.contains("kl/reference")
+        );
         assert!(!warnings.contains("entropy"), "{warnings}");
         assert!(read_metrics(&path).unwrap()[0].metrics.get("grad_norm").unwrap().is_nan());
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with the files of a run.
+//! Errors of reading and writing the files of a run.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// A result whose error is an [`OutputError`].
 pub type Result<T> = std::result::Result<T, OutputError>;
 
-/// What can go wrong with the files of a run. Each names the path, and what to do where there is a choice.
+/// An error of a run's files. It names the path, and the choices to fix it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OutputError {
@@ -19,13 +19,13 @@ pub enum OutputError {
         /// The folder asked for.
         path: PathBuf,
     },
-    /// A new run would mix its files with others.
+    /// A new run would mix its files with other files.
     #[error("{} is not empty and holds no run: give a new or an empty folder as `--output`", path.display())]
     NotEmpty {
         /// The folder asked for.
         path: PathBuf,
     },
-    /// A run needs a folder, and there is something else.
+    /// The path of a run folder is not a folder.
     #[error("{} is not a folder: give a new or an empty folder as `--output`", path.display())]
     NotAFolder {
         /// The path asked for.
@@ -33,7 +33,7 @@ pub enum OutputError {
     },
     /// There is no run to resume.
     #[error(
-        "{} holds no run (there is no {missing} in it): give the folder that a run has as its `--output`",
+        "{} holds no run (there is no {missing} in it): give a run's `--output` folder",
         path.display()
     )]
     NotARun {
@@ -42,8 +42,8 @@ pub enum OutputError {
         /// The file that every run has.
         missing: &'static str,
     },
-    /// Another process writes the run.
-    #[error("another process goes on with the run in {}: wait for it, or end it first", path.display())]
+    /// Another process is writing the run.
+    #[error("another process is running the run in {}: wait for it, or stop it first", path.display())]
     InUse {
         /// The folder asked for.
         path: PathBuf,
@@ -51,21 +51,21 @@ pub enum OutputError {
     /// The operating system refused.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was tried, as in "cannot write".
+        /// The attempted action, as in "cannot write".
         action: &'static str,
-        /// On which path.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
-    /// A line of a log that is not a record, before the last one, so not the mark of a killed process.
+    /// A complete line of a log is not a record, so it is not the result of a killed process.
     #[error("{}, line {line}: not a record of this log; was the file edited?", path.display())]
     Malformed {
         /// The log.
         path: PathBuf,
-        /// Counted from one.
+        /// Line number, from 1.
         line: usize,
-        /// What the parser says.
+        /// The parser's error.
         source: serde_json::Error,
     },
 }

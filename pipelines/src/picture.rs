@@ -17,16 +17,16 @@ pub struct Picture {
     pub pixels: Vec<u8>,
 }
 
-/// Tiny images are enlarged to sides of up to so many screen pixels.
+/// Tiny images are enlarged to sides of at most this many pixels.
 const SMALLEST: usize = 48;
-/// Large ones are shown with at most so many.
+/// Large images are reduced to sides of at most this many pixels.
 const LARGEST: usize = 192;
 /// Pixels between images, and around them.
 const GAP: usize = 4;
-/// The grey between them.
+/// Grey level between images.
 const BACKGROUND: u8 = 128;
 
-/// Images of one size in rows of `columns`: tiny ones are enlarged, large ones made smaller.
+/// A grid of images of one size, in rows of `columns`. Tiny images are enlarged and large ones reduced.
 pub fn grid(images: &[Picture], columns: usize) -> Picture {
     let Some(Picture { width, height, channels, .. }) = images.first() else {
         return Picture { width: 0, height: 0, channels: 1, pixels: Vec::new() };
@@ -51,8 +51,8 @@ pub fn grid(images: &[Picture], columns: usize) -> Picture {
     Picture { width: width as u32, height: height as u32, channels: channels as u32, pixels }
 }
 
-/// The values of images `[B, channels, height, width]` on the host, fp32 and pixel by pixel, `[B, height, width, channels]`;
-/// and the last three of these sizes. Of a number of channels other than 3 there is the first.
+/// Values of images `[B, channels, height, width]` on the host as fp32 `[B, height, width, channels]`, and
+/// the sizes `[height, width, channels]`. If there are not 3 channels, only the first is kept.
 pub fn pixels(images: &Tensor) -> Result<(Vec<f32>, [usize; 3])> {
     let &[_, channels, height, width] = &images.size()[..] else {
         unreachable!("images have four dimensions")
@@ -64,14 +64,14 @@ pub fn pixels(images: &Tensor) -> Result<(Vec<f32>, [usize; 3])> {
 }
 
 impl Picture {
-    /// One of each of the images `[B, channels, height, width]`.
+    /// One picture per image of `[B, channels, height, width]`.
     pub fn of_images(images: &Tensor) -> Result<Vec<Picture>> {
         let (values, shape) = pixels(images)?;
         let size = shape.iter().product::<usize>().max(1);
         Ok(values.chunks_exact(size).map(|image| Picture::new(image, shape)).collect())
     }
 
-    /// That of an image's [`pixels`], -1 (black) to 1 (white); what is no number is black.
+    /// A picture of [`pixels`] of one image, from -1 (black) to 1 (white); NaN is black.
     pub fn new(values: &[f32], [height, width, channels]: [usize; 3]) -> Picture {
         Picture {
             width: width as u32,
@@ -81,7 +81,7 @@ impl Picture {
         }
     }
 
-    /// As a PNG file.
+    /// Encodes the picture as a PNG file.
     pub fn png(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut encoder = png::Encoder::new(&mut bytes, self.width, self.height);
@@ -94,7 +94,7 @@ impl Picture {
     }
 }
 
-/// What is no number is black.
+/// Maps NaN to black.
 fn byte(value: f32) -> u8 {
     ((value.clamp(-1.0, 1.0) + 1.0) * 127.5).round() as u8
 }

@@ -1,7 +1,7 @@
-//! What the terminal shows of a run: a progress bar on the way, a table at the end.
+//! Terminal output of a run: a progress bar while it runs, a table at the end.
 //!
-//! The bar goes to standard error. Where that is no terminal (a log file, CI, a batch system) a bar would be
-//! a heap of control characters, so a plain line is written every few seconds instead.
+//! The bar goes to standard error. If that is not a terminal (a log file, CI, a batch system), a plain line
+//! is written every few seconds instead.
 
 use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ use crate::run_dir::RunDir;
 /// The least time between two plain lines.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Standard error, shared by whoever writes to it while a bar may stand at its bottom. Clones are the same
-/// screen. As an [`io::Write`] it is what a tracing subscriber should log to.
+/// Standard error, shared by all writers while a progress bar may be at its bottom. Clones are the same
+/// screen. As an [`io::Write`] it is the target of a tracing subscriber.
 #[derive(Debug, Clone, Default)]
 pub struct Screen {
     bars: MultiProgress,
@@ -33,20 +33,20 @@ impl io::Write for Screen {
     }
 }
 
-/// What is shown of a step.
+/// The part of a step's metrics that is shown.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shown {
-    /// The mean reward of its samples, or the loss where there are none, with its name.
+pub struct StepSummary {
+    /// Mean reward of the samples, or the loss if there are no rewards, with its name.
     pub learning: (&'static str, f64),
-    /// The value of the evaluation after it, if there was one, with its name.
+    /// Value of the evaluation after the step, if there was one, with its name.
     pub held_out: Option<(&'static str, f64)>,
-    /// What was done in a second, and of what.
+    /// Rate, with its unit.
     pub speed: (f64, &'static str),
 }
 
-impl Shown {
-    /// What the metrics of a step tell; `None` if it was no training step.
-    pub fn of(metrics: &Metrics) -> Option<Shown> {
+impl StepSummary {
+    /// Selects the shown values from a step's metrics; `None` if it was not a training step.
+    pub fn of(metrics: &Metrics) -> Option<StepSummary> {
         let first = |names: &[(&str, &'static str)]| {
             names.iter().find_map(|(metric, name)| Some((*name, metrics.get(metric)?)))
         };
@@ -54,19 +54,19 @@ impl Shown {
         let learning = first(&[("reward/mean", "reward"), ("loss", "loss")])?;
         let held_out =
             first(&[("eval/pass@1", "pass@1"), ("eval/reward", "held-out"), ("eval/loss", "held-out")]);
-        Some(Shown { learning, held_out, speed: (speed, unit) })
+        Some(StepSummary { learning, held_out, speed: (speed, unit) })
     }
 }
 
-/// The progress of a run. When it is dropped, the bar stays as it is.
+/// The progress bar of a run. When it is dropped, the bar stays on screen.
 #[derive(Debug)]
 pub struct Progress {
     screen: Screen,
     bar: ProgressBar,
     steps: u64,
-    /// The first step that was shown, and when: what came before it is no measure of a step.
+    /// The first step shown and its time, from which the mean speed is computed.
     first: Option<(u64, Instant)>,
-    /// The value of the last evaluation; most steps have none of their own.
+    /// Value of the last evaluation; most steps have no evaluation.
     held_out: Option<(&'static str, f64)>,
     last_line: Option<Instant>,
 }
@@ -85,12 +85,12 @@ impl Progress {
         Progress { screen: screen.clone(), bar, steps, first: None, held_out: None, last_line: None }
     }
 
-    /// Shows that `step` steps are done, and what the last one came to.
-    pub fn update(&mut self, step: u64, shown: Shown) {
+    /// Shows that `step` steps are done, with the values of the last one.
+    pub fn update(&mut self, step: u64, shown: StepSummary) {
         self.held_out = shown.held_out.or(self.held_out);
         let (first, since) = *self.first.get_or_insert_with(|| (step, Instant::now()));
         let left_s = time_left_s(since.elapsed(), step - first, self.steps.saturating_sub(step));
-        let message = message(Shown { held_out: self.held_out, ..shown }, left_s);
+        let message = message(StepSummary { held_out: self.held_out, ..shown }, left_s);
         if self.screen.bars.is_hidden() {
             self.plain_line(step, &message);
         } else {
@@ -101,7 +101,7 @@ impl Progress {
 
     /// Writes a line to standard error, above the bar.
     pub fn println(&self, line: &str) {
-        // Standard error is where a failure to write would be told.
+        // A failure to write to standard error cannot be reported anywhere.
         let _ = self.screen.clone().write_all(format!("{line}\n").as_bytes());
     }
 
@@ -114,7 +114,7 @@ impl Progress {
     }
 }
 
-/// What a run achieved and where its files are, as lines for a terminal.
+/// Results of a run and the paths of its files, as lines for a terminal.
 pub fn summary_table(headline: &Headline, run: &RunDir) -> String {
     let mut lines = vec![format!("{:<10}{:>8}{:>9}{:>10}", "", "before", "after", "change")];
     lines.extend(headline.comparisons.iter().map(comparison_line));
@@ -143,13 +143,16 @@ fn comparison_line(&Comparison { name, before, after, .. }: &Comparison) -> Stri
     format!("{name:<10}{before:>8}{after:>9}{:>10}", or_dash(change))
 }
 
-/// Seconds for `left` steps at the mean speed of the `done` ones, which took `elapsed`; `None` before the
-/// first.
+/// Seconds for `left` steps at the mean speed of the `done` ones, which took `elapsed`; `None` if none is
+/// done.
 fn time_left_s(elapsed: Duration, done: u64, left: u64) -> Option<f64> {
     (done > 0).then(|| elapsed.as_secs_f64() / done as f64 * left as f64)
 }
 
-fn message(Shown { learning, held_out, speed: (speed, unit) }: Shown, left_s: Option<f64>) -> String {
+fn message(
+    StepSummary { learning, held_out, speed: (speed, unit) }: StepSummary,
+    left_s: Option<f64>,
+) -> String {
     let (name, value) = learning;
     let mut parts = vec![format!("{name} {}", format::score(value))];
     parts.extend(held_out.map(|(name, value)| format!("{name} {}", format::score(value))));
@@ -167,7 +170,7 @@ mod tests {
         let check = |pairs: &[(&str, f64)], left_s, expected: &str| {
             let mut metrics = Metrics::new();
             pairs.iter().for_each(|&(name, value)| metrics.insert(name, value));
-            let found = Shown::of(&metrics).map(|shown| message(shown, left_s));
+            let found = StepSummary::of(&metrics).map(|shown| message(shown, left_s));
             assert_eq!(found.unwrap_or_default(), expected);
         };
         let (reward, tokens) = (("reward/mean", 0.41249), ("perf/tokens_per_s", 12_345.0));

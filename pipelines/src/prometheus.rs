@@ -1,4 +1,4 @@
-//! A run's latest metrics for Prometheus, where the config asks for them: `metrics: {prometheus: 9400}`.
+//! Exporter of a run's latest metrics to Prometheus, enabled by `metrics: {prometheus: 9400}`.
 
 use std::{
     fmt::Write,
@@ -12,10 +12,10 @@ use axum::{Router, extract::State, http::header, response::IntoResponse, routing
 
 use crate::metrics::Metrics;
 
-/// The format's own name.
+/// Content type of the Prometheus text format.
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The page that Prometheus reads, behind HTTP for as long as the process lives.
+/// HTTP server of the metrics page, which lives as long as the process.
 #[derive(Debug)]
 pub struct Prometheus {
     run: String,
@@ -25,7 +25,7 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Serves `/metrics` of `run` at `address`, on a thread of its own.
+    /// Serves `/metrics` of `run` at `address` on its own thread.
     ///
     /// # Errors
     /// An address that cannot be listened on.
@@ -45,12 +45,12 @@ impl Prometheus {
         Ok(Self { run: run.to_owned(), address, latest: Metrics::new(), page })
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Shows a step's metrics; those that only some steps have stay as they were.
+    /// Publishes a step's metrics; metrics absent from this step keep their last value.
     pub fn show(&mut self, step: u64, metrics: &Metrics) {
         self.latest.merge(metrics.clone());
         let text = text(&self.run, step, &self.latest);
@@ -63,7 +63,8 @@ async fn answer(State(page): State<Arc<Mutex<String>>>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], page)
 }
 
-/// `reward/mean` is `anyroll_reward_mean{run="..."}`: names have letters, digits and `_` alone.
+/// Text of the page. `reward/mean` becomes `anyroll_reward_mean{run="..."}`, since names may contain only
+/// letters, digits and `_`.
 fn text(run: &str, step: u64, metrics: &Metrics) -> String {
     let run = run.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     let mut page = String::new();

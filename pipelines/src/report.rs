@@ -1,7 +1,7 @@
-//! `report.html`: what a run did, on one page that opens from the disk.
+//! `report.html`: a run's results on one page that opens from the disk.
 //!
-//! The page is one file without scripts, and its content security policy lets it fetch nothing. All text
-//! that comes from outside (completions may hold HTML) is escaped by the template engine.
+//! The page is one file without scripts, and its content security policy forbids it to fetch anything. All
+//! external text (completions may hold HTML) is escaped by the template engine.
 //!
 //! Read `report/page.html` for the page, then `report/figures.rs` for its curves, then `report/chart.rs`.
 
@@ -32,22 +32,22 @@ use sample_table::SampleTable;
 const TEMPLATE: &str = include_str!("report/page.html");
 const STYLE: &str = include_str!("report/style.css");
 
-/// What the page says that no log holds.
+/// Facts on the page that no log contains.
 #[derive(Debug, Clone, Copy)]
 pub struct ReportInfo<'a> {
     /// The title: the name of the run.
     pub name: &'a str,
     /// One line below it, as in "GRPO on sort-6, 104k parameters, cpu, world size 1, seed 0".
     pub description: &'a str,
-    /// How many steps the run will have, to say whether it is finished.
+    /// Total number of steps, which shows whether the run is finished.
     pub steps: u64,
 }
 
-/// Writes `report.html` of a run from its `metrics.jsonl`, `samples.jsonl`, pictures and `resolved.yaml`, over the
-/// one that is there. Metrics that the log lacks leave out their curves.
+/// Writes `report.html` of a run from its `metrics.jsonl`, `samples.jsonl`, pictures and `resolved.yaml`,
+/// replacing an existing one. Curves of missing metrics are left out.
 ///
 /// # Errors
-/// If one of the three cannot be read, or the page cannot be written.
+/// If one of the files cannot be read, or the page cannot be written.
 pub fn write_report(run: &RunDir, info: &ReportInfo) -> Result<()> {
     let records = read_metrics(&run.metrics())?;
     let samples = read_samples(&run.samples())?;
@@ -58,7 +58,7 @@ pub fn write_report(run: &RunDir, info: &ReportInfo) -> Result<()> {
     write_atomic(&run.report(), page(info, &records, gallery, &samples, &config).as_bytes())
 }
 
-/// The values of the template.
+/// Values of the template.
 #[derive(Serialize)]
 struct Page<'a> {
     style: Value,
@@ -73,7 +73,7 @@ struct Page<'a> {
     config: &'a str,
 }
 
-/// A number with its name, and how it changed.
+/// A number with its name and its change.
 #[derive(Serialize)]
 struct Tile {
     name: String,
@@ -109,7 +109,7 @@ fn page(
         config,
     };
     let mut environment = Environment::new();
-    // The name's ending turns on the escaping of HTML.
+    // The extension `.html` turns on HTML escaping.
     environment.add_template("page.html", TEMPLATE).expect("the template is well formed");
     let template = environment.get_template("page.html").expect("it was just added");
     template.render(Serde(page)).expect("the template names only fields of the page")

@@ -1,16 +1,16 @@
-//! The folder of a run: what lies in it and where.
+//! The folder of a run, and the paths in it.
 //!
-//! | path | what |
+//! | path | content |
 //! |---|---|
 //! | `config.yaml` | the config as the user wrote it |
-//! | `resolved.yaml` | what it resolved to; written last, so a folder that has it holds a run |
-//! | `metrics.jsonl` | one object a step ([`crate::metrics`]) |
+//! | `resolved.yaml` | the resolved config; written last, so a folder that has it holds a run |
+//! | `metrics.jsonl` | one object per step ([`crate::metrics`]) |
 //! | `samples.jsonl` | the samples of the evaluations ([`crate::samples`]) |
 //! | `report.html` | curves and samples for a browser ([`crate::report`]) |
 //! | `tensorboard/` | event files, one per start ([`crate::tensorboard`]) |
-//! | `checkpoints/` | what the run resumes from |
+//! | `checkpoints/` | checkpoints to resume from |
 //! | `best/` | the checkpoint with the best held-out score, if `checkpoint.keep_best` is set |
-//! | `lock` | locked by the process that writes the folder, which says in it who it is |
+//! | `lock` | locked by the process that writes the folder; contains its id |
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
@@ -27,7 +27,7 @@ const CONFIG: &str = "config.yaml";
 const RESOLVED: &str = "resolved.yaml";
 const LOCK: &str = "lock";
 
-/// That a run folder is this process's.
+/// Exclusive lock of a run folder.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
@@ -35,26 +35,26 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// What the file says of this process: no other has ever said it.
+    /// Content of the lock file, unique to this process.
     pub fn mark(&self) -> &str {
         &self.mark
     }
 
-    /// Whether the folder at `path`, as this host sees it, has the lock with that mark.
+    /// Returns true if the folder at `path`, as this host sees it, has the lock with this mark.
     pub fn is_at(path: &Path, mark: &str) -> bool {
         fs::read_to_string(path.join(LOCK)).is_ok_and(|found| found == mark)
     }
 }
 
-/// The folder of one run. A value of this type means that the folder exists and holds both configs.
+/// The folder of one run. It exists and holds both configs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunDir {
     path: PathBuf,
 }
 
 impl RunDir {
-    /// The run folder that a path names, and the checkpoint if it is one: those of a run lie in its `checkpoints/`, the best
-    /// one in the run itself.
+    /// The run folder and checkpoint that `path` names; the checkpoint is `None` if `path` is the run folder
+    /// itself. A run's checkpoints are in its `checkpoints/`, and the best one in the run folder.
     pub fn and_checkpoint(path: &Path) -> (PathBuf, Option<PathBuf>) {
         let is_checkpoint = checkpoint::is_at(path);
         let mut above = path.ancestors().skip(1).take(2);
@@ -64,11 +64,11 @@ impl RunDir {
         }
     }
 
-    /// Makes the folder of a new run at `path`, with its parents, and writes both configs.
+    /// Creates the folder of a new run at `path`, with its parents, and writes both configs.
     ///
     /// # Errors
-    /// [`OutputError::AlreadyARun`], [`OutputError::NotEmpty`] and [`OutputError::NotAFolder`] if `path` is
-    /// anything but absent or an empty folder. Of two processes that ask for one path at once, one gets it.
+    /// [`OutputError::AlreadyARun`], [`OutputError::NotEmpty`] and [`OutputError::NotAFolder`] unless `path`
+    /// is absent or an empty folder. If two processes create one path at once, one of them succeeds.
     pub fn create(path: &Path, config_as_written: &str, resolved_yaml: &str) -> Result<RunDir> {
         fs::create_dir_all(path).map_err(|source| match source.kind() {
             ErrorKind::AlreadyExists => OutputError::NotAFolder { path: path.to_owned() },
@@ -76,7 +76,7 @@ impl RunDir {
         })?;
         let run = RunDir { path: path.to_owned() };
         run.refuse_if_occupied()?;
-        // Making a folder is atomic: this claims the run folder, whoever else just found it empty too.
+        // Creating a folder is atomic, so only one of several processes that found the run folder empty gets it.
         fs::create_dir(run.checkpoints()).map_err(|source| match source.kind() {
             ErrorKind::AlreadyExists => OutputError::AlreadyARun { path: path.to_owned() },
             _ => OutputError::io("create", &run.checkpoints(), source),
@@ -101,18 +101,18 @@ impl RunDir {
         Ok(RunDir { path: path.to_owned() })
     }
 
-    /// Claims the folder for this process, for as long as the lock that is returned lives. The system lets go of
-    /// it however the process ends.
+    /// Locks the folder for this process until the returned lock is dropped. The system releases it however
+    /// the process ends.
     ///
     /// # Errors
-    /// [`OutputError::InUse`] while another process has it.
+    /// [`OutputError::InUse`] while another process holds the lock.
     pub fn lock(&self) -> Result<Lock> {
         let path = self.path.join(LOCK);
         let io = |action| {
             let path = &path;
             move |source| OutputError::io(action, path, source)
         };
-        // Emptied when it is this process's, and not before.
+        // Truncated only after the lock is held.
         let mut file =
             File::options().write(true).create(true).truncate(false).open(&path).map_err(io("create"))?;
         match file.try_lock() {
@@ -126,9 +126,8 @@ impl RunDir {
         Ok(Lock { _file: file, mark })
     }
 
-    /// Where a run goes whose user names no folder: `runs/<name>-<YYYYmmdd-HHMMSS>`, in `now`'s time zone,
-    /// with `-2`, `-3` and so on behind it if that exists. Characters of `name` that a shell or a file
-    /// system could take otherwise become `-`.
+    /// Default path of a run: `runs/<name>-<YYYYmmdd-HHMMSS>` in `now`'s time zone, with `-2`, `-3` and so on
+    /// appended if it exists. Characters of `name` that are special to a shell or a file system become `-`.
     pub fn default_path(runs: &Path, name: &str, now: &Zoned) -> PathBuf {
         let plain = |c: char| if c.is_alphanumeric() || "._-".contains(c) { c } else { '-' };
         let name: String = name.chars().map(plain).collect();
@@ -151,30 +150,30 @@ impl RunDir {
         self.path.join(CONFIG)
     }
 
-    /// What the config resolved to.
+    /// The resolved config.
     pub fn resolved(&self) -> PathBuf {
         self.path.join(RESOLVED)
     }
 
-    /// One JSON object a step.
+    /// Metrics, one JSON object per step.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
 
-    /// One JSON object a sample of an evaluation.
+    /// Samples of the evaluations, one JSON object each.
     pub fn samples(&self) -> PathBuf {
         self.path.join("samples.jsonl")
     }
 
-    /// What a model of images painted at a step's evaluation.
+    /// Images generated in the evaluation at a step.
     pub fn picture(&self, step: u64) -> PathBuf {
         self.pictures().join(format!("step_{step:06}.png"))
     }
 
-    /// The steps that have a picture, in order.
+    /// Steps that have a picture, in order.
     ///
     /// # Errors
-    /// If the folder of the pictures is there and cannot be read.
+    /// If the folder of the pictures exists and cannot be read.
     pub fn pictured_steps(&self) -> Result<Vec<u64>> {
         let pictures = self.pictures();
         let entries = match fs::read_dir(&pictures) {
@@ -188,12 +187,12 @@ impl RunDir {
         Ok(steps)
     }
 
-    /// The folder of the pictures, which a run without any lacks.
+    /// The folder of the pictures; absent if the run has none.
     pub fn pictures(&self) -> PathBuf {
         self.path.join("pictures")
     }
 
-    /// The page for a browser.
+    /// The report page.
     pub fn report(&self) -> PathBuf {
         self.path.join("report.html")
     }

@@ -1,4 +1,4 @@
-//! What the model answered in the evaluations: `samples.jsonl`.
+//! Log of the samples of evaluations: `samples.jsonl`.
 
 use std::path::Path;
 
@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 use crate::json_lines::{self, JsonLines};
 use crate::output_error::Result;
 
-/// When a sample was drawn.
+/// The evaluation in which a sample was drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
     /// The evaluation before the first update.
     Before,
-    /// An evaluation on the way.
+    /// An evaluation during training.
     Eval,
     /// The evaluation after the last update.
     After,
@@ -21,25 +21,25 @@ pub enum Phase {
 
 /// One evaluated sample: a line of `samples.jsonl`.
 ///
-/// Where an evaluation draws several samples of a prompt, the first is the one that the report shows, so
-/// the greedy one should be written first.
+/// If an evaluation draws several samples of a prompt, the report shows the first, so the greedy one should
+/// be written first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
-    /// How many updates were done.
+    /// Number of updates done.
     pub step: u64,
-    /// The evaluation it belongs to.
+    /// The evaluation that it belongs to.
     pub phase: Phase,
-    /// What the model was given.
+    /// Prompt.
     pub prompt: String,
-    /// What it answered; of several turns all of them, with what the environment said between them.
+    /// Completion; of an episode all turns, with the environment's observations between them.
     pub completion: String,
     /// The turns, if there is an environment.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub turns: Vec<Turn>,
-    /// What would have been right.
+    /// Gold answer.
     pub answer: String,
-    /// What the completion earned; 1 is a right answer. A reward that is not finite reads back as NaN.
+    /// Reward of the completion; 1 is a right answer. A reward that is not finite reads back as NaN.
     #[serde(deserialize_with = "nan_for_null")]
     pub reward: f64,
 }
@@ -48,11 +48,11 @@ pub struct Sample {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Turn {
-    /// What the model wrote.
+    /// The model's text.
     pub text: String,
-    /// What the environment gave for it, if it did.
+    /// The environment's reward for it, if any.
     pub reward: Option<f64>,
-    /// What it said to it, if another turn followed.
+    /// The environment's observation after it, if another turn followed.
     pub observation: Option<String>,
 }
 
@@ -63,43 +63,44 @@ pub struct SamplesLog {
 }
 
 impl SamplesLog {
-    /// Starts the log of a new run.
+    /// Creates the log of a new run.
     ///
     /// # Errors
-    /// If the file exists or cannot be made.
+    /// If the file exists or cannot be created.
     pub fn create(path: &Path) -> Result<SamplesLog> {
         Ok(SamplesLog { lines: JsonLines::create(path)? })
     }
 
-    /// Continues the log of a run that goes on with `next_step`, as [`crate::metrics::MetricsLog::resume`] does.
+    /// Continues the log of a run that resumes at `next_step`, as [`crate::metrics::MetricsLog::resume`]
+    /// does.
     ///
     /// # Errors
-    /// If the file cannot be read or written, or holds a line that is no sample.
+    /// If the file cannot be read or written, or has a line that is not a sample.
     pub fn resume(path: &Path, next_step: u64) -> Result<SamplesLog> {
         Ok(SamplesLog { lines: JsonLines::resume(path, next_step)? })
     }
 
-    /// Appends a sample and hands it to the operating system. A reward that is not finite, since it could not be computed,
-    /// is written as `null`.
+    /// Appends a sample and hands it to the operating system. A reward that is not finite is written as
+    /// `null`.
     pub fn append(&mut self, sample: &Sample) -> Result<()> {
         self.lines.append(sample)
     }
 
-    /// Waits until all samples are on the disk, for the same reason as [`crate::metrics::MetricsLog::sync`].
+    /// Flushes all samples to disk, for the same reason as [`crate::metrics::MetricsLog::sync`].
     pub fn sync(&self) -> Result<()> {
         self.lines.sync()
     }
 }
 
-/// The samples of a `samples.jsonl`, in order; the run may still be writing it.
+/// Reads the samples of a `samples.jsonl`, in order; the run may still be writing it.
 ///
 /// # Errors
-/// If the file cannot be read, or holds a line that is no sample.
+/// If the file cannot be read, or has a line that is not a sample.
 pub fn read_samples(path: &Path) -> Result<Vec<Sample>> {
     json_lines::read(path)
 }
 
-/// JSON has no NaN: serde writes it as null.
+/// Reads null as NaN, since JSON has no NaN and serde writes it as null.
 fn nan_for_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }

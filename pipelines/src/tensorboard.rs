@@ -1,27 +1,30 @@
-//! Event files that TensorBoard reads.
+//! Writer of TensorBoard event files.
 //!
 //! A file is a sequence of records, `u64le length, u32le crc(length), data, u32le crc(data)`, where `crc` is
-//! CRC-32C, rotated and shifted as `masked_crc` does. The data is a protobuf message `Event`; only a few of
-//! its fields are needed, so they are written by hand. Field numbers are those of
+//! CRC-32C, rotated and shifted as in `masked_crc`. The data is a protobuf message `Event`. Only a few of its
+//! fields are needed, so they are encoded here. Field numbers are those of
 //! `tensorboard/compat/proto/{event,summary,tensor,tensor_shape}.proto`.
 //!
-//! Every start of a run writes a file of its own. Its second record is `SessionLog { status: START }` with
-//! the first step to come: TensorBoard then drops points at and after that step from earlier files, which
-//! were written between the checkpoint and the end of the process that a resumed run continues.
+//! Every start of a run creates a new file. Its second record is `SessionLog { status: START }` with the next
+//! step. TensorBoard then drops points at and after that step from earlier files, which a resumed run will
+//! write again.
 
+use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, declared};
 use crate::output_error::{OutputError, Result};
 
-/// An event file, open for appending. What was written is handed to the operating system at once.
+/// An event file, open for appending. Every record is handed to the operating system at once.
 #[derive(Debug)]
 pub struct EventWriter {
     path: PathBuf,
     file: File,
+    /// Tags whose description is in the file.
+    described: HashSet<String>,
 }
 
 impl EventWriter {
@@ -29,16 +32,16 @@ impl EventWriter {
     /// run, the checkpoint's step plus one for a resumed one.
     ///
     /// # Errors
-    /// If the file cannot be made or written.
+    /// If the file cannot be created or written.
     pub fn create(folder: &Path, first_step: u64) -> Result<EventWriter> {
         let now = since_epoch();
-        // TensorBoard finds the files by `tfevents` and reads them in the order of their names, so the time
-        // comes first, to the nanosecond since a run may start again within a second.
+        // TensorBoard finds the files by `tfevents` and reads them in the order of their names. The time
+        // comes first, with nanoseconds since a run may restart within a second.
         let (seconds, nanos) = (now.as_secs(), now.subsec_nanos());
         let path = folder.join(format!("events.out.tfevents.{seconds}.{nanos:09}.{}", std::process::id()));
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
         let file = file.map_err(|source| OutputError::io("create", &path, source))?;
-        let mut writer = EventWriter { path, file };
+        let mut writer = EventWriter { path, file, described: HashSet::new() };
         let version = Message::default().bytes(event::FILE_VERSION, b"brain.Event:2");
         writer.append(0, version)?;
         let start = Message::default().varint(session_log::STATUS, session_log::START);
@@ -46,18 +49,27 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// Writes all metrics of a step, each as the scalar of its name. TensorBoard's scalars are single
-    /// precision; it shows those that are not finite as such.
+    /// Writes all metrics of a step, each as the scalar of its name, the first time with its meaning. TensorBoard's
+    /// scalars are single precision; it shows those that are not finite as such.
     pub fn scalars(&mut self, step: u64, metrics: &Metrics) -> Result<()> {
+        let described = &mut self.described;
         let add = |summary: Message, (name, value): (&str, f64)| {
-            let scalar = Message::default().bytes(value::TAG, name.as_bytes());
-            summary.message(summary::VALUE, scalar.float(value::SIMPLE_VALUE, value as f32))
+            let mut scalar = Message::default().bytes(value::TAG, name.as_bytes());
+            scalar = scalar.float(value::SIMPLE_VALUE, value as f32);
+            // TensorBoard keeps the first description of a tag.
+            if let Some(metric) = declared(name).filter(|_| described.insert(name.to_owned())) {
+                let plugin = Message::default().bytes(plugin_data::PLUGIN_NAME, b"scalars");
+                let metadata = Message::default().message(metadata::PLUGIN_DATA, plugin);
+                let metadata = metadata.bytes(metadata::DESCRIPTION, metric.sentence.as_bytes());
+                scalar = scalar.message(value::METADATA, metadata);
+            }
+            summary.message(summary::VALUE, scalar)
         };
         let summary = metrics.iter().fold(Message::default(), add);
         self.append(step, Message::default().message(event::SUMMARY, summary))
     }
 
-    /// Writes an image, `png` being its file, of a width, a height and values a pixel.
+    /// Writes an image: `png` is its file, with its width, height and channels.
     pub fn image(
         &mut self,
         step: u64,
@@ -94,7 +106,7 @@ impl EventWriter {
         self.append(step, Message::default().message(event::SUMMARY, summary))
     }
 
-    /// One record: an event of now at `step` with the fields in `what`.
+    /// Appends one record: an event with the current time at `step` and the fields in `what`.
     fn append(&mut self, step: u64, what: Message) -> Result<()> {
         let stamp = Message::default()
             .double(event::WALL_TIME, since_epoch().as_secs_f64())
@@ -114,7 +126,7 @@ fn since_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970")
 }
 
-/// A CRC of data that may itself hold CRCs, hence masked (`tensorflow/core/lib/hash/crc32c.h`).
+/// CRC of data that may itself contain CRCs, hence masked (`tensorflow/core/lib/hash/crc32c.h`).
 fn masked_crc(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -148,6 +160,7 @@ mod image {
 }
 mod metadata {
     pub const PLUGIN_DATA: u64 = 1;
+    pub const DESCRIPTION: u64 = 3;
     pub const DATA_CLASS: u64 = 4;
     pub const DATA_CLASS_TENSOR: u64 = 2;
 }
@@ -161,7 +174,7 @@ mod tensor {
     pub const DT_STRING: u64 = 7;
 }
 
-/// A protobuf message: its fields one behind the other, each with a key of `number << 3 | wire type`.
+/// A protobuf message: its fields in sequence, each with a key of `number << 3 | wire type`.
 #[derive(Default)]
 struct Message {
     bytes: Vec<u8>,
@@ -188,7 +201,7 @@ impl Message {
         self.raw_varint(field << 3 | 5).raw(&value.to_le_bytes())
     }
 
-    /// Seven bits a byte, the lowest first; the high bit says that more follow.
+    /// Seven bits per byte, lowest first; the high bit marks that more follow.
     fn raw_varint(mut self, mut value: u64) -> Message {
         while value >= 0x80 {
             self.bytes.push(value as u8 | 0x80);
@@ -210,7 +223,7 @@ mod tests {
 
     use super::*;
 
-    /// A field as the wire has it: its number and what is in it, undecoded.
+    /// An undecoded field on the wire: its number and content.
     #[derive(Debug, PartialEq)]
     enum Wire {
         Varint(u64, u64),
@@ -219,7 +232,7 @@ mod tests {
         Bytes(u64, Vec<u8>),
     }
 
-    /// Decodes a message from the description of the wire format, without code of the writer.
+    /// Decodes a message by the wire format's specification, without the writer's code.
     fn decode(mut bytes: &[u8]) -> Vec<Wire> {
         fn take<'a>(bytes: &mut &'a [u8], count: usize) -> &'a [u8] {
             let (head, tail) = bytes.split_at(count);
@@ -255,7 +268,7 @@ mod tests {
         !bytes.iter().fold(!0, byte)
     }
 
-    /// The events of the only file in `folder`, as their fields behind the time. Verifies both checksums.
+    /// Events of the only file in `folder`, as their fields after the time. Verifies both checksums.
     fn events(folder: &Path) -> Vec<Vec<Wire>> {
         let files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         let [file] = files.as_slice() else { panic!("one file, not {files:?}") };
@@ -294,17 +307,25 @@ mod tests {
         metrics.insert("reward/mean", 0.75);
         metrics.insert("grad_norm", f64::NAN);
         writer.scalars(301, &metrics).unwrap();
+        writer.scalars(302, &metrics).unwrap();
 
         let events = events(folder.path());
         assert_eq!(events[0], [Wire::Varint(2, 0), Wire::Bytes(3, b"brain.Event:2".to_vec())]);
-        // START, for the step that is to come.
+        // START, with the next step.
         assert_eq!(events[1], [Wire::Varint(2, 301), Wire::Bytes(7, vec![1 << 3, 1])]);
         assert_eq!(events[2][0], Wire::Varint(2, 301));
         let values = decode(bytes_of(&events[2][1]));
         let tag = |name: &str| Wire::Bytes(1, name.as_bytes().to_vec());
-        assert_eq!(decode(bytes_of(&values[0])), [tag("reward/mean"), Wire::Bits32(2, 0.75f32.to_bits())]);
-        assert_eq!(decode(bytes_of(&values[1])), [tag("grad_norm"), Wire::Bits32(2, f32::NAN.to_bits())]);
-        assert_eq!((events.len(), values.len()), (3, 2));
+        let (mean, norm) = (decode(bytes_of(&values[0])), decode(bytes_of(&values[1])));
+        assert_eq!(mean[..2], [tag("reward/mean"), Wire::Bits32(2, 0.75f32.to_bits())]);
+        assert_eq!(norm[..2], [tag("grad_norm"), Wire::Bits32(2, f32::NAN.to_bits())]);
+        let meaning = declared("reward/mean").unwrap().sentence.as_bytes().to_vec();
+        let metadata = [Wire::Bytes(1, b"\x0a\x07scalars".to_vec()), Wire::Bytes(3, meaning)];
+        assert_eq!(decode(bytes_of(&mean[2])), metadata);
+        assert_eq!((events.len(), values.len()), (4, 2));
+        // Once is enough.
+        let again = decode(bytes_of(&events[3][1]));
+        assert_eq!(decode(bytes_of(&again[0])), mean[..2]);
     }
 
     #[test]

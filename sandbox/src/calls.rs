@@ -1,5 +1,5 @@
-//! The table of system calls that take memory of the kernel, outlive their process or reach beyond it: each kind is
-//! denied, or bounded by something. `tests/sandbox/kernel.rs` has a program for each.
+//! Table of system calls that take kernel memory, outlive their process or reach beyond it. Each kind is denied or
+//! bounded. `tests/sandbox/kernel.rs` has a program for each.
 
 use libc::c_long;
 
@@ -8,35 +8,35 @@ use libc::c_long;
 pub struct Kind {
     /// Name of the kind.
     pub name: &'static str,
-    /// What becomes of the calls.
+    /// Treatment of the calls.
     pub verdict: Verdict,
     /// The reason for a denial, or the bound.
     pub why: &'static str,
-    /// The calls that are denied, each where it is.
+    /// Denied calls, with their conditions.
     pub(crate) denied: &'static [Call],
 }
 
 impl Kind {
-    /// Numbers of the calls that are refused whatever their arguments are.
+    /// Returns the numbers of the calls that are blocked with all arguments.
     pub fn always_denied(&self) -> impl Iterator<Item = i64> {
         self.denied.iter().filter(|call| call.when.is_empty()).map(|call| call.number)
     }
 }
 
-/// What becomes of a kind of calls.
+/// Treatment of a kind of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The sandbox refuses them.
+    /// The sandbox blocks them.
     Denied,
-    /// They may be made, and something bounds what they take.
+    /// They are allowed, and their use of resources is bounded.
     Bounded,
 }
 
-/// A call that is refused.
+/// A call that is blocked.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub number: c_long,
-    /// It is refused where all conditions of one of these lists hold; always, if there are no lists.
+    /// Lists of conditions. The call is blocked if all conditions of a list hold, or if there are no lists.
     pub when: &'static [&'static [Condition]],
 }
 
@@ -48,14 +48,14 @@ pub(crate) struct Condition {
     pub test: Test,
 }
 
-/// What an argument is compared with.
+/// Comparison of an argument with a value.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Test {
-    /// Its lower 32 bits are this.
+    /// The lower 32 bits equal this.
     Is(u32),
-    /// Its lower 32 bits are not this.
+    /// The lower 32 bits differ from this.
     IsNot(u32),
-    /// It has this bit.
+    /// This bit is set.
     Has(u64),
 }
 
@@ -84,14 +84,14 @@ const fn bounded(name: &'static str, why: &'static str) -> Kind {
 }
 
 const SOL_SOCKET: u32 = libc::SOL_SOCKET as u32;
-/// Of `linux/prctl.h`; the number of slots is the caller's.
+/// From `linux/prctl.h`; the caller chooses the number of slots.
 const PR_FUTEX_HASH: u32 = 78;
 /// Calls of this number and above are the same on all architectures, and not all of them have names in `libc`.
 const PROCESS_MRELEASE: c_long = 448;
 const LSM_SET_SELF_ATTR: c_long = 460;
 const OPEN_TREE_ATTR: c_long = 467;
 
-/// Every kind.
+/// All kinds.
 pub const KINDS: &[Kind] = &[
     // Memory of the kernel that no limit of a process counts.
     denied(

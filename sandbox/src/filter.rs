@@ -1,4 +1,5 @@
-//! What the program may ask of the kernel: Landlock for files, seccomp for calls, limits for amounts.
+//! Restrictions on the program's requests to the kernel: Landlock for files, seccomp for system calls,
+//! resource limits.
 
 use std::collections::BTreeMap;
 use std::env::consts::ARCH;
@@ -22,7 +23,7 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 /// Devices that a program may write to.
 pub const DEVICES: [&str; 5] = ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
 
-/// Bounds what each process may use up. Core files would hold its memory.
+/// Sets resource limits per process. Core files are off, since they would hold its memory.
 pub fn limit(limits: &Limits) -> Result<()> {
     let processor_s = limits.wall_s.ceil() as u64;
     for (resource, most) in [
@@ -42,9 +43,9 @@ pub fn limit(limits: &Limits) -> Result<()> {
     Ok(())
 }
 
-/// Files below `/` can be read and executed, those below `folders` and the devices written too; no TCP, no abstract
-/// sockets and no signals to who is outside. Returns whether the kernel enforces it, in part at least: an old one
-/// knows only files.
+/// Allows reading and executing files below `/`, and writing only below `folders` and to the devices. Forbids
+/// TCP, abstract sockets, and signals to outside processes. Returns true if the kernel enforces at least part
+/// of it; old kernels support only files.
 pub fn restrict_files(folders: &[&Path]) -> Result<bool> {
     let abi = ABI::V6;
     let status = Ruleset::default()
@@ -59,15 +60,15 @@ pub fn restrict_files(folders: &[&Path]) -> Result<bool> {
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Refuses the calls that no program of a task needs ([`KINDS`]), and those of another ABI, whose numbers mean other
-/// calls. Without `listens` no socket waits for connections.
+/// Blocks the calls that no task program needs ([`KINDS`]), and those of other ABIs, whose numbers mean other
+/// calls. Without `listens`, sockets cannot wait for connections.
 pub fn restrict_calls(listens: bool) -> Result<()> {
     let mut calls = denied()?;
     if !listens {
         calls.insert(libc::SYS_listen, Vec::new());
     }
     apply_filter(&refusing(calls, libc::EPERM)?)?;
-    // `clone3` has its flags in memory, where no filter sees them. Told that there is none, the C library takes
+    // `clone3` passes its flags in memory, which filters cannot see. With ENOSYS, the C library falls back to
     // `clone`.
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     apply_filter(&refusing(clone3, libc::ENOSYS)?)?;
@@ -79,7 +80,8 @@ fn refusing(calls: BTreeMap<i64, Vec<SeccompRule>>, error: i32) -> Result<BpfPro
     Ok(SeccompFilter::new(calls, SeccompAction::Allow, action, ARCH.try_into()?)?.try_into()?)
 }
 
-/// A filter that knows no call of x86-64's second ABI, which has the same architecture and a bit in each number.
+/// Returns a filter that blocks x86-64's second ABI, x32, which has the same architecture and sets one bit of each
+/// number.
 fn below_x32() -> BpfProgram {
     const X32_BIT: u32 = 0x4000_0000;
     const NUMBER_OFFSET: u32 = 0;
@@ -92,7 +94,7 @@ fn below_x32() -> BpfProgram {
     ]
 }
 
-/// The calls of [`KINDS`], each with the rules that it is refused by; without a rule it always is.
+/// Lists the blocked calls of [`KINDS`] with the rules that block them; a call without rules is always blocked.
 fn denied() -> Result<BTreeMap<i64, Vec<SeccompRule>>> {
     let calls = KINDS.iter().flat_map(|kind| kind.denied);
     let rules = |call: &Call| call.when.iter().map(|conditions| rule(conditions)).collect::<Result<_>>();

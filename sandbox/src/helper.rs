@@ -1,4 +1,4 @@
-//! What the helper program does: outside, where it builds the world, and inside, where it is process 1.
+//! The helper program: outside it sets up the namespaces, inside it is process 1.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -15,13 +15,13 @@ use nix::sys::wait::{WaitStatus, wait};
 
 use crate::filter;
 use crate::job::{Job, Protection};
-use crate::world;
+use crate::namespaces;
 
-/// The exit code where nothing was started, with the reason on standard error. The program cannot have it: whatever
-/// its own code, the helper's is then 0 or 1.
+/// Exit code if nothing was started; the reason is on standard error. The program's own exit code cannot
+/// cause it, since the helper then exits with 0 or 1.
 pub const REFUSED: u8 = 125;
 
-/// Processes and threads that are the helper's: the one outside, process 1 and its clock.
+/// Number of the helper's own processes and threads: the outer one, process 1 and its timer.
 const OWN_PROCESSES: u64 = 3;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -32,7 +32,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> u8 {
     let outcome = match args.as_slice() {
         [] => outside(),
         [wall_s, command @ ..] if !command.is_empty() => inside(wall_s, command),
-        _ => Err("it is started by anyroll, and takes no arguments".into()),
+        _ => Err("it is started by anyroll and takes no arguments".into()),
     };
     outcome.unwrap_or_else(|error| {
         let causes = std::iter::successors(Some(&*error), |error| error.source());
@@ -42,12 +42,12 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> u8 {
     })
 }
 
-/// Builds the world, gives up every right, and starts itself inside.
+/// Enters the namespaces, drops all privileges, and starts itself inside.
 fn outside() -> Result<u8> {
-    // Without a buffer: what follows the job is the program's.
+    // Unbuffered, since the input after the job belongs to the program.
     let job = Job::read_from(File::from(io::stdin().as_fd().try_clone_to_owned()?))?;
-    let listens = world::enter(&job)?;
-    let mut held = vec![
+    let listens = namespaces::enter(&job)?;
+    let mut active = vec![
         Protection::User,
         Protection::Processes,
         Protection::Files,
@@ -57,25 +57,25 @@ fn outside() -> Result<u8> {
     let mut limits = job.limits;
     limits.processes += OWN_PROCESSES;
     filter::limit(&limits)?;
-    held.push(Protection::Limits);
-    if filter::restrict_files(&[Path::new(world::FOLDER), Path::new(world::SHARED)])? {
-        held.push(Protection::Landlock);
+    active.push(Protection::Limits);
+    if filter::restrict_files(&[Path::new(namespaces::FOLDER), Path::new(namespaces::SHARED)])? {
+        active.push(Protection::Landlock);
     }
     let calls = filter::restrict_calls(listens);
     if calls.is_ok() {
-        held.push(Protection::Seccomp);
+        active.push(Protection::Seccomp);
     }
-    if let Some(missing) = job.required.iter().find(|it| !held.contains(it)) {
+    if let Some(missing) = job.required.iter().find(|it| !active.contains(it)) {
         let why = calls.err().map_or(String::new(), |error| format!(": {error}"));
-        return Err(format!("this machine has no `{missing}`{why}").into());
+        return Err(format!("this machine does not support `{missing}`{why}").into());
     }
     if job.command.is_empty() {
-        println!("{}", serde_json::to_string(&held)?);
+        println!("{}", serde_json::to_string(&active)?);
         return Ok(0);
     }
-    let mut command = Command::new(world::HELPER);
+    let mut command = Command::new(namespaces::HELPER);
     if job.input.is_some() {
-        command.stdin(File::open(world::INPUT)?);
+        command.stdin(File::open(namespaces::INPUT)?);
     }
     let status = command
         .arg(limits.wall_s.to_string())
@@ -86,11 +86,12 @@ fn outside() -> Result<u8> {
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
 }
 
-/// Is process 1: starts the program, waits for it and for whoever lost a parent, and with its own end ends them all.
+/// Acts as process 1: starts the program, waits for it and for orphaned processes, and ends all of them when
+/// it exits.
 fn inside(wall_s: &OsString, command: &[OsString]) -> Result<u8> {
     set_pdeathsig(Signal::SIGKILL)?;
     let wall_s: f64 = wall_s.to_str().unwrap_or_default().parse()?;
-    // The caller's clock is stricter; this one is for a caller that is gone.
+    // The caller's timeout is stricter; this one applies if the caller is gone.
     thread::spawn(move || {
         thread::sleep(Duration::from_secs_f64(wall_s + 1.0));
         std::process::exit(1);
@@ -100,8 +101,8 @@ fn inside(wall_s: &OsString, command: &[OsString]) -> Result<u8> {
         .env_clear()
         .envs([
             ("PATH", "/usr/local/bin:/usr/bin:/bin"),
-            ("HOME", world::FOLDER),
-            ("TMPDIR", world::FOLDER),
+            ("HOME", namespaces::FOLDER),
+            ("TMPDIR", namespaces::FOLDER),
             ("LANG", "C.UTF-8"),
             ("OMP_NUM_THREADS", "1"),
             ("OPENBLAS_NUM_THREADS", "1"),

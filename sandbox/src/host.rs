@@ -1,4 +1,4 @@
-//! The caller's side: starts the helper, feeds it, reads it, and ends it in time.
+//! The caller's side: starts the helper, feeds its input, reads its output, and ends it in time.
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
@@ -10,48 +10,48 @@ use std::time::{Duration, Instant};
 use crate::helper::REFUSED;
 use crate::job::{File, Job, Limits, Protection};
 
-/// A program could not be run at all, which is not the program's doing.
+/// A program could not be run, for a reason other than the program itself.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The helper program did not start, or could not be spoken with.
+    /// The helper program did not start, or communication with it failed.
     #[error("the helper program {} cannot be used", program.display())]
     Helper {
         /// The helper.
         program: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// The machine does not protect itself as was asked.
+    /// The machine lacks a required protection.
     #[error("the sandbox refuses: {0}")]
     Refused(String),
 }
 
-/// How a program ended.
+/// End of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// By itself, with the exit code 0.
-    Well,
-    /// By itself with another code, or by a signal, such as the one for too much processor time.
-    Badly,
-    /// It was still there after `wall_s`.
+pub enum Exit {
+    /// Exited with code 0.
+    Success,
+    /// Exited with another code, or by a signal, such as the one for the CPU time limit.
+    Failure,
+    /// Still running after `wall_s`.
     TimedOut,
-    /// It wrote more than `output_bytes`.
-    Flooded,
+    /// Wrote more than `output_bytes`.
+    OutputLimit,
 }
 
-/// What a program left.
+/// Result of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finished {
-    /// How it ended.
-    pub ended: Ended,
-    /// Its standard output, at most `output_bytes` of it.
+    /// End of the program.
+    pub exit: Exit,
+    /// Standard output, at most `output_bytes` of it.
     pub stdout: Vec<u8>,
-    /// Its standard error, likewise.
+    /// Standard error, at most `output_bytes` of it.
     pub stderr: Vec<u8>,
 }
 
-/// Where programs are run.
+/// Runs programs in a sandbox.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     helper: PathBuf,
@@ -61,33 +61,34 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// A sandbox of the program `helper`. What it allows is in `limits` and `readable`, see [`Job`].
+    /// Creates a sandbox with the helper program `helper`. `limits` and `readable` define what programs may
+    /// use, see [`Job`].
     pub fn new(helper: PathBuf, limits: Limits, readable: Vec<PathBuf>, required: Vec<Protection>) -> Self {
         Self { helper, limits, readable, required }
     }
 
-    /// What protects this machine, from a trial.
+    /// Returns the protections that work on this machine, found by a trial run.
     ///
     /// # Errors
-    /// If something that is required does not.
+    /// If a required protection does not work.
     pub fn probe(&self) -> Result<Vec<Protection>, Error> {
         let Finished { stdout, .. } = self.run(&[], &[], "")?;
         serde_json::from_slice(&stdout).map_err(|error| self.unusable(error.into()))
     }
 
-    /// Runs `command` beside `files` on the input `stdin`, which `/dev/stdin` names as well. A moment after it returns
-    /// none of its processes is left.
+    /// Runs `command` with `files` in its folder and `stdin` as its input, which `/dev/stdin` also names. Shortly
+    /// after the return all of its processes have ended.
     ///
     /// # Errors
-    /// If it could not be started; whatever it does then is no error.
+    /// If it could not be started. A failure of the program itself is no error.
     pub fn run(&self, command: &[String], files: &[File], stdin: &str) -> Result<Finished, Error> {
         self.run_job(command, files, Some(stdin.to_owned()), "")
     }
 
-    /// As [`Self::run`], on an input that can be read once: nothing names it.
+    /// Does the same with an input that can be read only once: no path names it.
     ///
     /// # Errors
-    /// As [`Self::run`].
+    /// Errors of [`Self::run`].
     pub fn run_on_secret(&self, command: &[String], files: &[File], secret: &str) -> Result<Finished, Error> {
         self.run_job(command, files, None, secret)
     }
@@ -107,7 +108,7 @@ impl Sandbox {
             required: self.required.clone(),
             input,
         };
-        // The deadline counts what the kernel needs to make and to end a world, too.
+        // The deadline includes the kernel's time to create and destroy the namespaces.
         let deadline = Instant::now() + Duration::from_secs_f64(self.limits.wall_s);
         let mut child = Command::new(&self.helper)
             .env_clear()
@@ -126,11 +127,11 @@ impl Sandbox {
             let said = said.trim().trim_start_matches("anyroll-sandbox: ").to_owned();
             return Err(Error::Refused(said));
         }
-        let well = finished.ended == Ended::Well && !status.success();
-        Ok(Finished { ended: if well { Ended::Badly } else { finished.ended }, ..finished })
+        let has_failed = finished.exit == Exit::Success && !status.success();
+        Ok(Finished { exit: if has_failed { Exit::Failure } else { finished.exit }, ..finished })
     }
 
-    /// Feeds the child and reads it, until it has ended or must be.
+    /// Feeds the child and reads its output, until it ends or must be ended.
     fn follow(
         &self,
         child: &mut Child,
@@ -144,31 +145,33 @@ impl Sandbox {
         thread::scope(|scope| {
             let (read, parts) = mpsc::channel();
             let other = read.clone();
-            // A program may end without reading its input.
+            // A program may exit without reading its input.
             scope.spawn(move || job.write_to(&mut input).and_then(|()| input.write_all(stdin.as_bytes())));
             scope.spawn(move || read_to(output, most, Part::Output, &read));
             scope.spawn(move || read_to(errors, most, Part::Errors, &other));
-            let mut finished = Finished { ended: Ended::Well, stdout: Vec::new(), stderr: Vec::new() };
+            let mut finished = Finished { exit: Exit::Success, stdout: Vec::new(), stderr: Vec::new() };
             loop {
                 match parts.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                     Ok(Part::Output(bytes)) => finished.stdout = bytes,
                     Ok(Part::Errors(bytes)) => finished.stderr = bytes,
-                    Err(RecvTimeoutError::Timeout) => finished.ended = Ended::TimedOut,
-                    // Both pipes are closed, which a program may do and go on.
+                    Err(RecvTimeoutError::Timeout) => finished.exit = Exit::TimedOut,
+                    // Both pipes are closed, but the program may still run.
                     Err(RecvTimeoutError::Disconnected) => break,
                 }
                 let long = |bytes: &[u8]| bytes.len() as u64 > most;
                 if long(&finished.stdout) || long(&finished.stderr) {
-                    finished.ended = Ended::Flooded;
+                    finished.exit = Exit::OutputLimit;
                 }
-                if finished.ended != Ended::Well {
-                    // Lets the threads of this scope end, whose pipes are then closed.
+                if finished.exit != Exit::Success {
+                    // Lets the threads of this scope end: their pipes are then closed.
                     let _ = child.kill();
                     break;
                 }
             }
-            if finished.ended == Ended::Well && !ends_before(child, deadline).map_err(|e| self.unusable(e))? {
-                finished.ended = Ended::TimedOut;
+            if finished.exit == Exit::Success
+                && !ends_before(child, deadline).map_err(|e| self.unusable(e))?
+            {
+                finished.exit = Exit::TimedOut;
             }
             finished.stdout.truncate(most as usize);
             finished.stderr.truncate(most as usize);
@@ -181,7 +184,7 @@ impl Sandbox {
     }
 }
 
-/// What was read of a pipe, up to its end or one byte beyond the most.
+/// Output read from a pipe, to its end or to one byte past the limit.
 enum Part {
     Output(Vec<u8>),
     Errors(Vec<u8>),
@@ -189,9 +192,9 @@ enum Part {
 
 fn read_to(pipe: impl Read, most: u64, part: fn(Vec<u8>) -> Part, to: &Sender<Part>) {
     let mut bytes = Vec::new();
-    // What was read before an error is kept.
+    // Output read before an error is kept.
     let _ = pipe.take(most + 1).read_to_end(&mut bytes);
-    // Nobody listens any more if the other pipe was the reason to end.
+    // If the other pipe ended the run, the receiver is gone.
     let _ = to.send(part(bytes));
 }
 

@@ -1,4 +1,4 @@
-//! What the caller asks of the helper.
+//! The caller's request to the helper.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -9,42 +9,43 @@ use serde::{Deserialize, Serialize};
 /// A program to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// The program and its arguments; a bare name is looked for in `/usr/local/bin`, `/usr/bin` and `/bin`. With an
-    /// empty list the helper builds the world, says what protects it, and ends.
+    /// Program and arguments; a bare name is searched in `/usr/local/bin`, `/usr/bin` and `/bin`. With an
+    /// empty list the helper sets up the sandbox, reports its protections, and exits.
     pub command: Vec<String>,
-    /// What lies in the program's folder, its current one.
+    /// Files in the program's working folder.
     pub files: Vec<File>,
-    /// Folders and files of the host that it can read and execute, beside those of the system.
+    /// Folders and files of the host that it can read and execute, in addition to the system's.
     pub readable: Vec<PathBuf>,
-    /// What it may use up.
+    /// Resource limits.
     pub limits: Limits,
-    /// What must protect the host, or the program is not started.
+    /// Protections that must work, or the program is not started.
     pub required: Vec<Protection>,
-    /// Standard input, which `/dev/stdin` names as well; `None` for what follows the job, and can be read once.
+    /// Standard input, which `/dev/stdin` also names. `None` if the input follows the job and can be read only once.
     pub input: Option<String>,
 }
 
 /// A file in the program's folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct File {
-    /// Its name, without a folder.
+    /// Name, without a folder.
     pub name: String,
-    /// What it holds.
+    /// Contents.
     pub text: String,
 }
 
-/// What a program may use up.
+/// Resource limits of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Seconds on the clock, after which all of its processes end. Each process has as many of processor time.
+    /// Wall-clock time in seconds, after which all of its processes end. Each process also has this much CPU
+    /// time.
     pub wall_s: f64,
-    /// Address space of each process.
+    /// Address space per process.
     pub memory_bytes: u64,
-    /// Processes and threads at a time.
+    /// Number of processes and threads at a time.
     pub processes: u64,
-    /// What its files may hold together.
+    /// Total size of its files.
     pub disk_bytes: u64,
-    /// What it may write to standard output, and to standard error.
+    /// Maximum size of standard output, and of standard error.
     pub output_bytes: u64,
 }
 
@@ -52,26 +53,26 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Protection {
-    /// An unknown user without rights, in a user namespace of its own.
+    /// An unknown user without privileges, in a user namespace of its own.
     User,
     /// Sees and reaches no other process, and none of its own outlives it.
     Processes,
-    /// Sees no file but those that are mounted for it.
+    /// Sees only files that are mounted for it.
     Files,
     /// Has no network.
     Network,
-    /// Landlock: writes nowhere but in its folder.
+    /// Landlock: writes only to its folder.
     Landlock,
-    /// Dangerous system calls are refused.
+    /// Dangerous system calls are blocked.
     Seccomp,
-    /// Processor time, memory, processes and files are bounded.
+    /// CPU time, memory, processes and files are limited.
     Limits,
-    /// Its folder is in memory, and of fixed size.
+    /// Its folder is in memory, with a fixed size.
     Disk,
 }
 
 impl Protection {
-    /// All of them.
+    /// All protections.
     pub const ALL: [Self; 8] = [
         Self::User,
         Self::Processes,
@@ -100,7 +101,8 @@ impl fmt::Display for Protection {
 }
 
 impl Job {
-    /// Writes it with its length before, so that the reader takes not a byte more: the program's own input follows.
+    /// Writes the job, preceded by its length, so that the reader reads no further: the program's own input
+    /// follows.
     ///
     /// # Errors
     /// If the helper does not read.
@@ -112,10 +114,10 @@ impl Job {
         to.write_all(&text)
     }
 
-    /// Reads what [`Self::write_to`] wrote, from an input without a buffer.
+    /// Reads a job written by [`Self::write_to`] from an unbuffered input.
     ///
     /// # Errors
-    /// If it is no job.
+    /// If it is not a job.
     pub fn read_from(mut from: impl Read) -> io::Result<Self> {
         let mut length = [0; 4];
         from.read_exact(&mut length)?;

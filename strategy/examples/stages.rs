@@ -1,6 +1,8 @@
-//! One rank of a check that all ZeRO stages train alike on an accelerator, to the bit, and as on a CPU, to rounding:
-//! `stages BACKEND RANK WORLD_SIZE PORT [LIBRARIES]`. Start one process a device, all with the same port. LIBRARIES is a
-//! folder in which the vendor's libraries are looked for first.
+//! One rank of a check that all ZeRO stages train bitwise equally on an accelerator, and up to rounding like
+//! a CPU.
+//!
+//! Usage: `stages BACKEND RANK WORLD_SIZE PORT [LIBRARIES]`. Start one process per device, all with the same
+//! port. LIBRARIES is a folder that is searched first for the vendor's libraries.
 
 #![forbid(unsafe_code)]
 
@@ -21,11 +23,11 @@ const STAGES: [ZeroStage; 4] = [ZeroStage::Zero0, ZeroStage::Zero1, ZeroStage::Z
 const ADAMW: AdamW =
     AdamW { betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1, decays: Decays::Matrices, max_grad_norm: 0.5 };
 const STEPS: u64 = 6;
-/// Divisible by every world size here, so that each rank has equally many micro-batches.
+/// Divisible by every world size used here, so that ranks have equally many micro-batches.
 const SEQUENCES: usize = 24;
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a run leaves behind: the loss and the norm of the gradient a step, and every weight's bits.
+/// Results of a run: loss and gradient norm per step, and the bits of every weight.
 #[derive(PartialEq)]
 struct Trained {
     losses: Vec<f64>,
@@ -65,7 +67,7 @@ fn main() {
             );
             assert!(other == reference, "{stage:?} differs from stage 0");
         }
-        let cpu = open(DeviceId { backend: BackendKind::Cpu, ordinal }).unwrap();
+        let cpu = open(DeviceId { backend: BackendKind::CPU, ordinal }).unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let alone = self::group(&cpu, 0, 1, port);
         let cpu = trained(ZeroStage::Zero0, tied, hidden, &cpu, alone);
@@ -73,7 +75,7 @@ fn main() {
             |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f64::max);
         let (losses, norms) = (apart(&reference.losses, &cpu.losses), apart(&reference.norms, &cpu.norms));
         println!(
-            "rank {rank} of {world_size}, {name}: losses {:?}, apart from the CPU's by {losses:.1e}, norms by {norms:.1e}",
+            "rank {rank} of {world_size}, {name}: losses {:?}; they differ from the CPU's by {losses:.1e}, norms by {norms:.1e}",
             reference.losses
         );
         assert!(losses < 1e-4, "losses {:?} and the CPU's {:?}", reference.losses, cpu.losses);
@@ -93,7 +95,7 @@ fn trained(
     device: &Arc<dyn Device>,
     group: CollectiveGroup,
 ) -> Trained {
-    let at = device.torch_device().and_then(TorchDevice::tch).expect("libtorch computes on it");
+    let at = device.torch_device().map(TorchDevice::tch).expect("libtorch computes on it");
     let config = DecoderConfig {
         vocab_size: 4 * hidden + 1,
         hidden_size: hidden,
@@ -155,7 +157,7 @@ fn trained(
     run
 }
 
-/// The sum over the ranks of a number of each, in rank order.
+/// Sums one number of each rank, in rank order.
 fn summed(value: f64, group: &CollectiveGroup, device: &Arc<dyn Device>) -> f64 {
     use anyroll_backends::{Buffer, DType, Stream};
     let stream = Stream::torch(device).unwrap();
@@ -168,7 +170,7 @@ fn summed(value: f64, group: &CollectiveGroup, device: &Arc<dyn Device>) -> f64 
     Vec::<f64>::try_from(values.to_device(tch::Device::Cpu)).unwrap().iter().sum()
 }
 
-/// Tokens that depend on the step and the sequence alone; lengths differ.
+/// Returns tokens that depend only on the step and the sequence; lengths differ.
 fn sequence(step: u64, index: u64, vocabulary: u64) -> Vec<i64> {
     (0..20 + index * 3).map(|t| ((step * 7 + index * 5 + t * t * 3 + t) % vocabulary) as i64).collect()
 }

@@ -1,20 +1,24 @@
-//! Checkpoints: every rank writes its own shard, and a manifest comes last.
+//! Checkpoints: every rank writes its own shard, and the manifest is written last.
 //!
-//! A checkpoint is a folder: `manifest.json` and a `rank_0000.bin` a rank. Such a file holds, for each unit that is
-//! trained, this rank's shard of the weights and, if there is an optimizer, of its two moments: raw little-endian
-//! fp32 (whatever the precision that the model runs in: a checkpoint loads at another).
-//! A run may add what each rank has beside the model, a `rank_0000.own` each, and further models, a folder each.
+//! A checkpoint is a folder with a `manifest.json` and one `rank_0000.bin` per rank. A rank's file holds, for
+//! each trained unit, its shard of the weights and, if there is an optimizer, of the two moments. Values are
+//! raw little-endian fp32 at every precision of the model, so a checkpoint loads at any other. A run may add
+//! further state of each rank, one `rank_0000.own` per rank, and further models, one folder each.
 //!
-//! Each file of a rank ends in its seal (the run's number, the step, the rank, the number of ranks and a checksum of
-//! the layout) and the CRC-32C of it all. The manifest has these checksums, those of further models' manifests, and
-//! its own. So a file that was changed, or that is another rank's, step's or run's, is named.
-//! The folder is written under another name and renamed once it is whole and on the disk, so that a folder with the
-//! right name is a whole checkpoint. [`Saver`] writes beside training.
+//! Each file of a rank ends with its seal (the run's number, the step, the rank, the number of ranks and a
+//! checksum of the layout) and the CRC-32C of all its bytes. The manifest contains these checksums, those of
+//! the further models' manifests, and its own. So a load reports the name of a file that was changed, or that
+//! belongs to another rank, step or run.
 //!
-//! Frozen units are left out: they are what they were when training began, so who loads has made them already.
+//! The folder is written under a temporary name and renamed once everything is on disk, so a folder with its
+//! final name is complete. [`Saver`] writes in the background, during training.
 //!
-//! Shards are the same at every stage, and a load copies whatever ranges overlap: a checkpoint of four ranks at
-//! stage 3 loads on one rank at stage 0. What ranks have of their own goes to as many ranks again.
+//! Frozen units are left out: they are unchanged since training began, so the caller of [`load`] has already
+//! built them.
+//!
+//! Shards are the same at every stage, and a load copies the ranges that overlap. So a checkpoint of four
+//! ranks at stage 3 loads on one rank at stage 0. A rank's own state loads only at the world size that wrote
+//! it.
 
 mod manifest;
 mod saver;
@@ -40,16 +44,17 @@ use crate::{
     disk::{Disk, RealDisk},
 };
 
-/// What the name of a checkpoint ends in while another takes its place.
+/// Extension of an existing checkpoint's folder while a new one replaces it.
 const REPLACED: &str = "replaced";
 const F32_BYTES: usize = size_of::<f32>();
 const WRONG_SUM: &str = "its checksum is wrong";
 
-/// Writes a checkpoint to the new folder `path`. Every rank calls; all return once it is whole on the disk.
-/// Its files belong to `stamp`, the same on all ranks; `extra` (rank 0's) comes back from [`load`].
+/// Writes a checkpoint to the new folder `path`. Every rank calls; all return once it is complete and on
+/// disk. Its files belong to `stamp`, the same on all ranks. [`load`] returns `extra`, which is rank 0's.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when a file cannot be written. What was at `path` before is then still there.
+/// [`Error::Checkpoint`] if a file cannot be written. A checkpoint that was at `path` before is then still
+/// there.
 pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, stamp: Stamp, extra: serde_json::Value) -> Result<()> {
     let mut saver = Saver::of_run(stamp.run);
     saver.at(stamp.step).start(zero, path, extra)?;
@@ -57,8 +62,8 @@ pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, stamp: Stamp, extra: serd
     Ok(())
 }
 
-/// Gives the whole checkpoint `aside` its name. One of this name gives way only now, and counts ([`list`]) until the
-/// new one has taken its place.
+/// Renames the complete checkpoint `aside` to `path`. A checkpoint already at `path` is moved away only now,
+/// and still counts in [`list`] until the new one has taken its place.
 fn put_in_place(disk: &dyn Disk, aside: &Path, path: &Path) -> io::Result<()> {
     disk.sync_folder(aside)?;
     let replaced = path.with_extension(REPLACED);
@@ -71,12 +76,12 @@ fn put_in_place(disk: &dyn Disk, aside: &Path, path: &Path) -> io::Result<()> {
     disk.remove_folder(&replaced)
 }
 
-/// Loads weights, moments and step count, and returns what `extra` was. The world size and the stage may have
-/// changed.
+/// Loads weights, moments and step count, and returns the saved `extra`. World size and stage may differ from
+/// those of the save.
 ///
 /// # Errors
-/// [`Error::Checkpoint`], [`Error::CheckpointDamaged`] and [`Error::CheckpointForeign`], which name the file, and
-/// [`Error::CheckpointMismatch`] if it is of another model.
+/// [`Error::Checkpoint`], [`Error::CheckpointDamaged`] and [`Error::CheckpointForeign`], which name the file,
+/// and [`Error::CheckpointMismatch`] if the checkpoint belongs to another model.
 pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Value> {
     zero.needs("load", &[State::Params, State::Optimizer])?;
     let manifest = Manifest::read(path)?;
@@ -87,7 +92,7 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
     }
     let mut targets = Targets::new(zero);
     if targets.moments.iter().any(Option::is_some) && manifest.optimizer.is_none() {
-        return Err(mismatch(path, "it has no optimizer state, so training cannot go on from it".into()));
+        return Err(mismatch(path, "it has no optimizer state, so training cannot continue from it".into()));
     }
     for rank in 0..manifest.world_size {
         let bytes = manifest.shard(path, rank).read()?;
@@ -97,7 +102,7 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
     }
     for (index, (_, [weights])) in targets.weights.iter().enumerate() {
         if manifest.units[index].trainable {
-            zero.set_kept(index, &Tensor::f_from_slice(weights)?)?;
+            zero.set_resident(index, &Tensor::f_from_slice(weights)?)?;
         }
     }
     for (index, moments) in targets.moments.iter().enumerate() {
@@ -109,17 +114,18 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
     Ok(manifest.extra)
 }
 
-/// The `extra` that [`save`] was given, without loading anything else.
+/// Returns the `extra` given to [`save`], without loading anything else.
 pub fn extra(path: &Path) -> Result<serde_json::Value> {
     Ok(Manifest::read(path)?.extra)
 }
 
-/// The save that the checkpoint is of; `None` for one of before stamps.
+/// Returns the save that wrote the checkpoint, or `None` for a format without stamps.
 pub fn stamp(path: &Path) -> Result<Option<Stamp>> {
     Ok(Manifest::read(path)?.stamp)
 }
 
-/// Refuses the checkpoint at `path` if it is of another save than `stamp`. One of before stamps may be of any.
+/// Returns an error if the checkpoint at `path` belongs to another save than `stamp`. A format without stamps
+/// passes.
 ///
 /// # Errors
 /// [`Error::CheckpointForeign`], and those of a manifest that cannot be read.
@@ -132,7 +138,8 @@ pub fn check_stamp(path: &Path, stamp: Stamp) -> Result<()> {
     Err(foreign(&path.join(MANIFEST), problem))
 }
 
-/// Reads all of a checkpoint, with further models in it, and refuses it if anything is not as it was written.
+/// Reads all of a checkpoint and its further models, and returns an error if anything differs from what was
+/// written.
 ///
 /// # Errors
 /// [`Error::Checkpoint`], [`Error::CheckpointDamaged`] and [`Error::CheckpointForeign`], which name the file.
@@ -145,26 +152,27 @@ pub fn verify(path: &Path) -> Result<()> {
     manifest.parts.keys().try_for_each(|name| verify(&manifest.part(path, name)?.0))
 }
 
-/// What `rank` of `world_size` ranks gave [`Saver::start_with`] as its own; `None` if no rank gave anything.
+/// Returns the `own` bytes that `rank` of `world_size` ranks gave [`Saver::start_with`], or `None` if no rank
+/// gave any.
 ///
 /// # Errors
-/// [`Error::Checkpoint`], [`Error::CheckpointDamaged`] and [`Error::CheckpointForeign`] if it is missing, damaged or of
-/// another save, and [`Error::CheckpointMismatch`] if it was given by another number of ranks.
+/// [`Error::Checkpoint`], [`Error::CheckpointDamaged`] and [`Error::CheckpointForeign`] if the file is
+/// missing, damaged or of another save, and [`Error::CheckpointMismatch`] if another number of ranks wrote it.
 pub fn own(path: &Path, rank: usize, world_size: usize) -> Result<Option<Vec<u8>>> {
     let manifest = Manifest::read(path)?;
     let saved = manifest.world_size;
     let Some(file) = manifest.own(path, rank) else { return Ok(None) };
     if saved != world_size {
         let problem = format!(
-            "each of its {saved} ranks has states of its own in it: {world_size} cannot go on with them"
+            "it holds own state of each of its {saved} ranks, so {world_size} ranks cannot resume from it"
         );
         return Err(mismatch(path, problem));
     }
     file.read().map(Some)
 }
 
-/// The checkpoints in `folder`, in the order of their names; none if there is no such folder. One that has lost its
-/// manifest counts, so that whoever loads it says so.
+/// Lists the checkpoints in `folder`, sorted by name; empty if there is no such folder. A checkpoint that has
+/// lost its manifest is included, so that a load of it reports the loss.
 pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -174,7 +182,7 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in entries {
         let path = entry.map_err(failed(folder))?.path();
-        // A save that ended between its two renames has left the checkpoint that it was to replace.
+        // If a save ended between its two renames, the checkpoint to be replaced is still there.
         let counts = match path.extension() {
             None => true,
             Some(extension) => extension == REPLACED && !path.with_extension("").exists(),
@@ -187,20 +195,20 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether the folder `path` is a checkpoint, or what is left of one.
+/// Returns true if the folder `path` is a checkpoint, or what is left of one.
 pub fn is_at(path: &Path) -> bool {
     let is_of_a_rank = |entry: fs::DirEntry| is_rank_file(&entry.file_name().to_string_lossy());
     path.join(MANIFEST).is_file()
         || fs::read_dir(path).is_ok_and(|entries| entries.flatten().any(is_of_a_rank))
 }
 
-/// Removes all but the last `keep` checkpoints of `folder`. Called by one rank.
+/// Removes all but the last `keep` checkpoints of `folder`. Only one rank calls.
 pub fn prune(folder: &Path, keep: usize) -> Result<()> {
     let mut found = list(folder)?;
-    // Others are for their owner to look at.
+    // Incomplete ones are left for the user.
     found.retain(|path| path.join(MANIFEST).exists());
     for path in &found[..found.len().saturating_sub(keep)] {
-        // Renamed first: a removal that is interrupted must not leave half a checkpoint under a good name.
+        // Renamed first, so that an interrupted removal never leaves half a checkpoint under a valid name.
         let aside = path.with_extension("removed");
         RealDisk.rename(path, &aside).map_err(failed(path))?;
         RealDisk.remove_folder(&aside).map_err(failed(&aside))?;
@@ -208,20 +216,20 @@ pub fn prune(folder: &Path, keep: usize) -> Result<()> {
     Ok(())
 }
 
-/// Host memory for what this rank keeps of each unit.
+/// Host memory for the part of each unit that this rank keeps.
 struct Targets {
     weights: Vec<Target<1>>,
     moments: Vec<Option<Target<2>>>,
 }
 
-/// A range of a unit, and the values of one or more states there.
+/// A range of a unit, and the values of one or more states in that range.
 type Target<const STATES: usize> = (Range<usize>, [Vec<f32>; STATES]);
 
 impl Targets {
     fn new<M: Model>(zero: &Zero<M>) -> Self {
         let (mut weights, mut moments) = (Vec::new(), Vec::new());
         for index in 0..zero.layouts().count() {
-            let (kept, stepped) = zero.kept_ranges(index);
+            let (kept, stepped) = zero.resident_ranges(index);
             weights.push((kept.clone(), [vec![0.0; kept.len()]]));
             moments
                 .push(stepped.map(|range| (range.clone(), [vec![0.0; range.len()], vec![0.0; range.len()]])));
@@ -229,7 +237,7 @@ impl Targets {
         Self { weights, moments }
     }
 
-    /// Copies what overlaps with the shard of `rank`, whose values are `shard`.
+    /// Copies the elements that overlap with the shard of `rank`, whose values are `shard`.
     fn take_shard(&mut self, manifest: &Manifest, rank: usize, shard: &[f32]) {
         let mut rest = shard;
         for (index, unit) in manifest.units.iter().enumerate().filter(|(_, unit)| unit.trainable) {
@@ -270,7 +278,7 @@ fn own_name(rank: usize) -> String {
     format!("rank_{rank:04}.own")
 }
 
-/// Whether [`shard_name`] or [`own_name`] gives this name.
+/// Returns true if the name is one of [`shard_name`] or [`own_name`].
 fn is_rank_file(name: &str) -> bool {
     let number = name.strip_prefix("rank_").and_then(|rest| rest.split_once('.'));
     number.is_some_and(|(rank, kind)| rank.parse::<usize>().is_ok() && ["bin", "own"].contains(&kind))

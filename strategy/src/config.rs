@@ -1,28 +1,28 @@
-//! What a strategy is asked for, as plain data: whoever reads files of configuration fills it in.
+//! Options of a strategy as plain values, which the reader of the config file fills in.
 
 use anyroll_backends::{DType, ops};
 
 use crate::Error;
 
-/// How a strategy holds and runs a model. A stage alone is one, too: in fp32, without
-/// recomputation, stepped on the device.
+/// Describes how a strategy shards and runs a model. A [`ZeroStage`] alone converts into one: fp32, no
+/// recomputation, optimizer on the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ZeroConfig {
-    /// What is sharded over the ranks.
+    /// The states that are sharded over the ranks.
     pub stage: ZeroStage,
-    /// What weights, activations and a micro-batch's gradients are held in.
+    /// Element type of weights, activations and a micro-batch's gradients.
     pub precision: Precision,
-    /// What backward runs again.
+    /// The activations that backward recomputes.
     pub recompute: Recompute,
-    /// Where the optimizer's states are, and its steps.
+    /// Placement of the optimizer's states and steps: the device or the host.
     pub steps_on: StepsOn,
-    /// Where the weights are while no block uses them.
+    /// Placement of the weights while no block uses them: the device or the host.
     pub params_on: ParamsOn,
 }
 
 impl ZeroConfig {
-    /// fp32 values that the optimizer keeps of an element: two moments, and the weight that it steps where the model
-    /// runs with another.
+    /// Returns how many fp32 values the optimizer keeps per element: two moments, and the master weight if
+    /// the model runs with another copy.
     pub(crate) fn optimizer_values(self) -> usize {
         let steps_weights_themselves = self.precision == Precision::Fp32
             && self.steps_on == StepsOn::Device
@@ -30,7 +30,7 @@ impl ZeroConfig {
         if steps_weights_themselves { 2 } else { 3 }
     }
 
-    /// Whether whole units come and go.
+    /// Returns true if whole units are gathered before use and freed after it.
     pub(crate) fn gathers(self) -> bool {
         self.stage >= ZeroStage::Zero3 || self.params_on == ParamsOn::Host
     }
@@ -48,20 +48,21 @@ impl From<ZeroStage> for ZeroConfig {
     }
 }
 
-/// The element type of weights, activations and a micro-batch's gradients. Gradients are reduced over ranks and
-/// added over micro-batches in fp32, and the optimizer steps fp32 weights, whatever it is.
+/// The element type of weights, activations and a micro-batch's gradients. At every precision gradients are
+/// reduced over ranks and accumulated over micro-batches in fp32, and the optimizer steps fp32 weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Precision {
-    /// 32-bit IEEE: the optimizer steps the weights themselves.
+    /// 32-bit IEEE; the optimizer steps the weights themselves.
     Fp32,
-    /// bfloat16: each step rounds the optimizer's own fp32 weights, sharded as its moments are.
+    /// bfloat16; each step rounds the optimizer's own fp32 master weights, which are sharded like its
+    /// moments.
     Bf16,
-    /// 16-bit IEEE: as bf16, and since small gradients would vanish in it, the loss is scaled.
+    /// 16-bit IEEE; as bf16, and the loss is scaled because small gradients would underflow.
     Fp16(LossScale),
 }
 
 impl Precision {
-    /// The element type.
+    /// Returns the element type.
     pub const fn dtype(self) -> DType {
         match self {
             Self::Fp32 => DType::F32,
@@ -71,13 +72,13 @@ impl Precision {
     }
 }
 
-/// How the factor on the loss in fp16 moves (Micikevicius et al. 2018; PyTorch's `GradScaler`): a gradient that
-/// overflows halves it, and its step is skipped; after `growth_interval` steps in a row without one it doubles.
+/// Dynamic loss scaling in fp16 (Micikevicius et al. 2018; PyTorch's `GradScaler`). An overflowing gradient
+/// halves the scale and skips the step; `growth_interval` consecutive steps without overflow double it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossScale {
-    /// The first factor, above 0. A power of two, so that it rounds nothing.
+    /// Initial loss scale, above 0. A power of two, so that scaling rounds nothing.
     pub initial: f64,
-    /// Steps without an overflow, at least 1.
+    /// Number of consecutive steps without overflow before the scale doubles; at least 1.
     pub growth_interval: u32,
 }
 
@@ -87,51 +88,54 @@ impl Default for LossScale {
     }
 }
 
-/// What backward runs again instead of keeping it from forward. The results are the same, to the bit.
+/// The activations that backward recomputes instead of keeping them from forward. Results are bitwise the
+/// same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recompute {
     /// Nothing.
     None,
-    /// What a block's model can make again cheaply from the rest ([`anyroll_models::Model::thin`]).
+    /// Activations that a block can cheaply recompute from the others ([`anyroll_models::Model::thin`]).
     Selective,
-    /// Every block but the last, from its input: the activations of one block exist at a time, for about a third
-    /// more compute.
+    /// Every block but the last, from its input. Only one block's activations exist at a time, for about a
+    /// third more compute.
     Full,
 }
 
-/// Where the optimizer's states are, and its steps. The results are the same, to the bit.
+/// Placement of the optimizer's states and steps: the device or the host. Results are bitwise the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepsOn {
-    /// On the device. Between steps they may be elsewhere ([`crate::State::Optimizer`]).
+    /// On the device. Between steps the states may be offloaded ([`crate::State::Optimizer`]).
     Device,
-    /// On the host, for models whose states the devices cannot hold. A step then sends gradients there and weights
-    /// back, and waits for them.
+    /// On the host, for models whose optimizer states do not fit on the devices. Each step copies gradients
+    /// to the host and weights back, and waits for both.
     Host,
 }
 
-/// Where the weights are while no block uses them. The results are the same, to the bit.
+/// Placement of the weights while no block uses them: the device or the host. Results are bitwise the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ParamsOn {
-    /// On the device. Between uses they may be elsewhere ([`crate::State::Params`]).
+    /// On the device. Between uses the weights may be offloaded ([`crate::State::Params`]).
     Device,
-    /// On the host, for models whose weights the devices cannot hold: a block's come just before it runs, while the
-    /// block before it does, and new ones go back after a step. The optimizer has fp32 weights of its own then.
+    /// On the host, for models whose weights do not fit on the devices. A block's weights are copied to the
+    /// device while the block before it runs, and updated ones are copied back after a step. The optimizer
+    /// then has its own fp32 weights.
     Host,
 }
 
-/// What is sharded over the ranks (Rajbhandari et al. 2020). Each stage shards what the one before it does, too.
+/// The states that are sharded over the ranks (Rajbhandari et al. 2020). Each stage also shards the states of
+/// the stages before it.
 ///
-/// One implementation serves all: a stage is a comparison. The losses and weights of all stages are bitwise
-/// equal at one world size, since they share one layout and one order of summation.
+/// One implementation serves all stages: a stage is a comparison. Losses and weights are bitwise equal at all
+/// stages for one world size, since layout and order of summation are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ZeroStage {
     /// Nothing: every rank holds and steps everything.
     Zero0,
     /// The optimizer's states, and with them the accumulated gradients.
     Zero1,
-    /// Also the gradients of a micro-batch: only a few blocks' are whole at any time.
+    /// Also a micro-batch's gradients: only a few blocks' gradients are whole at any time.
     Zero2,
-    /// Also the weights: a block's are gathered just before it runs.
+    /// Also the weights: a block's weights are gathered just before it runs.
     Zero3,
 }
 
@@ -152,30 +156,31 @@ impl TryFrom<u64> for ZeroStage {
 /// The weights that weight decay applies to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decays {
-    /// Those whose spec says so: not norms and biases.
+    /// Weights whose spec says so: all except norms and biases.
     #[default]
     Matrices,
-    /// All that are trained.
+    /// All trained weights.
     All,
 }
 
 /// AdamW (Loshchilov and Hutter 2019), with decoupled weight decay, after clipping by the global norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// Decay of the running means of the gradient and of its square.
+    /// Decay rates of the running means of the gradient and of its square.
     pub betas: (f64, f64),
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub eps: f64,
-    /// Per step, times the learning rate, off the weights that `decays` says.
+    /// Decoupled weight decay: each step subtracts this times the learning rate times the weight, for the
+    /// weights in `decays`.
     pub weight_decay: f64,
-    /// What decays.
+    /// The weights that decay.
     pub decays: Decays,
-    /// Gradients are scaled down to this global norm. Infinite: no clipping.
+    /// Gradients are scaled down to this global norm. Infinity turns clipping off.
     pub max_grad_norm: f64,
 }
 
 impl AdamW {
-    /// The numbers of a step at `learning_rate`.
+    /// Returns the numbers of a step at `learning_rate`.
     pub(crate) fn hyper(&self, learning_rate: f64) -> ops::AdamW {
         ops::AdamW { learning_rate, betas: self.betas, eps: self.eps, weight_decay: self.weight_decay }
     }

@@ -1,4 +1,5 @@
-//! [`Disk`]: the changes that a checkpoint makes, one call each, so that a test can end a save before any of them.
+//! [`Disk`]: the file system changes that a checkpoint makes, one call each, so that a test can end a save
+//! before any of them.
 
 use std::{
     fmt,
@@ -7,17 +8,17 @@ use std::{
     path::Path,
 };
 
-/// What a save does to the file system. [`RealDisk`] is the only one but for tests.
+/// File system operations of a save. [`RealDisk`] is the only implementation outside tests.
 pub trait Disk: Send + Sync + fmt::Debug {
-    /// Makes a folder, which may be there.
+    /// Creates a folder; it may already exist.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
-    /// Writes a file, and waits until it is on the disk.
+    /// Writes a file and waits until it is on disk.
     fn write(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
-    /// Waits until a folder's entries are on the disk.
+    /// Waits until a folder's entries are on disk.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
-    /// Gives a file or folder another name.
+    /// Renames a file or folder.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Removes a folder with all that is in it, if it is there.
+    /// Removes a folder and its contents, if it exists.
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
 }
 

@@ -10,14 +10,14 @@ use crate::State;
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong while a strategy trains, scores or saves.
+/// An error while a strategy trains, scores or saves.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A device or a collective failed.
     #[error(transparent)]
     Backend(#[from] anyroll_backends::Error),
-    /// A tensor operation got arguments that it cannot take, or libtorch failed.
+    /// A tensor operation got invalid arguments, or libtorch failed.
     #[error(transparent)]
     Op(#[from] anyroll_backends::ops::Error),
     /// The model failed.
@@ -26,48 +26,49 @@ pub enum Error {
     /// libtorch raised an exception.
     #[error("libtorch refused an operation")]
     Torch(#[from] tch::TchError),
-    /// A ZeRO stage that does not exist.
+    /// The ZeRO stage does not exist.
     #[error("zero_stage is 0, 1, 2 or 3, not {0}")]
     ZeroStage(u64),
-    /// A training call on a strategy that was made without an optimizer.
+    /// A training call on a strategy that was created without an optimizer.
     #[error("{call}: this strategy holds frozen weights and has no optimizer")]
     Frozen {
         /// The call.
         call: &'static str,
     },
-    /// An optimizer for a model without anything to train.
+    /// An optimizer for a model without trainable weights.
     #[error("every unit of the model is frozen: there is nothing to train")]
     NothingToTrain,
-    /// A call that needs states which are off the device.
+    /// The call needs states that are offloaded.
     #[error("{op}: the {state} are offloaded; call `load_states` first")]
     Offloaded {
         /// The call.
         op: &'static str,
-        /// What it needs.
+        /// The state that it needs.
         state: State,
     },
-    /// The gradient norm is NaN or infinite, and no smaller loss scale can mend it. The step changed no weights.
+    /// The gradient norm is NaN or infinite, and a smaller loss scale cannot help. The step changed no
+    /// weights.
     #[error("optimizer step {step}: the gradient norm is {grad_norm}; the weights are unchanged")]
     NonFiniteGradient {
-        /// The step, from 1: those since the optimizer was made.
+        /// Number of the step, from 1, since the optimizer was created.
         step: u64,
         /// The norm.
         grad_norm: f64,
-        /// In fp16, the factor that was on the loss.
+        /// Loss scale of the step, in fp16.
         loss_scale: Option<f64>,
     },
     /// Weights have become infinite or NaN.
-    #[error("{elements} of the weights that were trained are infinite or NaN")]
+    #[error("{elements} of the trained weights are infinite or NaN")]
     NonFiniteWeights {
-        /// How many.
+        /// Number of such weights.
         elements: u64,
     },
     /// In fp16, the gradient of every step overflowed.
     #[error(
-        "the gradients of all {steps} optimizer steps overflowed fp16, so that each was skipped: nothing was learnt"
+        "the gradients overflowed fp16 in all {steps} optimizer steps, so every step was skipped and nothing was learned"
     )]
     AllSkipped {
-        /// Steps since the optimizer was made.
+        /// Number of steps since the optimizer was created.
         steps: u64,
     },
     /// A checkpoint's file could not be read or written.
@@ -78,7 +79,7 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
-    /// Another rank could not write its part of a checkpoint. Look for its own error.
+    /// Another rank could not write its part of a checkpoint; that rank reports the cause.
     #[error("checkpoint {}: rank {rank} could not write its part", path.display())]
     CheckpointOfPeer {
         /// The folder.
@@ -86,34 +87,34 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
-    /// A file of a checkpoint is not as it was written.
-    #[error("checkpoint {}: it is damaged: {problem}", path.display())]
+    /// A file of a checkpoint is damaged.
+    #[error("checkpoint {} is damaged: {problem}", path.display())]
     CheckpointDamaged {
         /// The file.
         path: PathBuf,
-        /// How that shows.
+        /// The evidence.
         problem: String,
     },
-    /// A file of a checkpoint is whole, but belongs elsewhere.
+    /// A file of a checkpoint is intact, but belongs to another rank, step, run or layout.
     #[error("checkpoint {}: it does not belong here: {problem}", path.display())]
     CheckpointForeign {
         /// The file.
         path: PathBuf,
-        /// Where it belongs.
+        /// The difference.
         problem: String,
     },
-    /// A checkpoint is of another model, or of another run's making.
+    /// A checkpoint belongs to another model or run.
     #[error("checkpoint {}: {problem}", path.display())]
     CheckpointMismatch {
         /// The file or folder.
         path: PathBuf,
-        /// What is there, and what was expected.
+        /// The saved and the expected value.
         problem: String,
     },
 }
 
 impl Error {
-    /// Whether the cause most likely lies with another rank.
+    /// Returns true if the cause most likely lies with another rank.
     pub fn is_from_peer(&self) -> bool {
         match self {
             Self::Backend(error) => error.is_from_peer(),
@@ -122,7 +123,7 @@ impl Error {
         }
     }
 
-    /// Whether it is of a checkpoint's file that lies in `folder`.
+    /// Returns true if the error is about a checkpoint's file in `folder`.
     pub fn is_in(&self, folder: &Path) -> bool {
         match self {
             Self::Checkpoint { path, .. }
@@ -132,8 +133,8 @@ impl Error {
         }
     }
 
-    /// Whether a file of a checkpoint is missing, cannot be read, is damaged or belongs elsewhere, so that an older one
-    /// may do.
+    /// Returns true if a file of a checkpoint is missing, unreadable, damaged or foreign, so that an older
+    /// checkpoint may work.
     pub fn is_of_a_file(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! How the parameters of a unit lie in its flat buffer, and which part of it is whose.
+//! Layout of a unit's parameters in its flat buffer, and the part of the buffer that each rank owns.
 
 use std::ops::Range;
 
@@ -6,15 +6,15 @@ use anyroll_models::Unit;
 
 use crate::ZeroStage;
 
-/// Parameters start at multiples of this, so that matrix products see aligned rows in every element type.
+/// Parameters start at multiples of this, so that matrix products get aligned rows in every element type.
 const ALIGN_ELEMENTS: usize = 64;
-/// Buffers are padded to a multiple of this and of the world size: shards are equal, and aligned as well.
+/// Buffers are padded to a multiple of this and of the world size, so that shards are equal and aligned.
 const PAD_ELEMENTS: usize = 128;
 
-/// The layout of one unit, in elements. The same at every stage.
+/// Layout of one unit, in elements. It is the same at every stage.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
-    /// Where each parameter lies.
+    /// Range of each parameter.
     pub params: Vec<Range<usize>>,
     /// Length of the whole buffer: a multiple of the world size.
     pub len: usize,
@@ -37,32 +37,32 @@ impl Layout {
         Self { params, len, world_size, decay: unit.params.iter().map(|param| param.decay).collect() }
     }
 
-    /// Length of one shard.
+    /// Returns the length of one shard.
     pub fn shard_len(&self) -> usize {
         self.len / self.world_size
     }
 
-    /// The shard of `rank`.
+    /// Returns the shard of `rank`.
     pub fn shard(&self, rank: usize) -> Range<usize> {
         rank * self.shard_len()..(rank + 1) * self.shard_len()
     }
 
-    /// The part of the weights that `rank` keeps between uses.
-    pub fn kept(&self, stage: ZeroStage, rank: usize) -> Range<usize> {
+    /// Returns the part of the weights that `rank` keeps between uses.
+    pub fn resident(&self, stage: ZeroStage, rank: usize) -> Range<usize> {
         if stage >= ZeroStage::Zero3 { self.shard(rank) } else { 0..self.len }
     }
 
-    /// The part that `rank` steps: it has the optimizer's states and the accumulated gradient of it.
+    /// Returns the part that `rank` steps, and whose optimizer states and accumulated gradient it holds.
     pub fn stepped(&self, stage: ZeroStage, rank: usize) -> Range<usize> {
         if stage >= ZeroStage::Zero1 { self.shard(rank) } else { 0..self.len }
     }
 
-    /// The runs of `range` with and without weight decay, relative to its start. Together they cover it;
-    /// padding belongs to either.
+    /// Splits `range` into runs with and without weight decay, relative to its start. Together they cover it;
+    /// padding may belong to either.
     pub fn decay_runs(&self, range: &Range<usize>) -> Vec<(Range<usize>, bool)> {
         let mut runs: Vec<(Range<usize>, bool)> = Vec::new();
         for (index, &decay) in self.decay.iter().enumerate() {
-            // A parameter's run reaches to the next parameter, or to the end of the buffer.
+            // A parameter's run ends at the next parameter, or at the end of the buffer.
             let next = self.params.get(index + 1).map_or(self.len, |next| next.start);
             let start = self.params[index].start.clamp(range.start, range.end);
             let end = next.clamp(range.start, range.end);
@@ -76,12 +76,12 @@ impl Layout {
     }
 }
 
-/// Where the next parameter may begin behind so many elements.
+/// Returns the offset at which the next parameter may start after `elements` elements.
 pub(crate) fn aligned(elements: usize) -> usize {
     elements.next_multiple_of(ALIGN_ELEMENTS)
 }
 
-/// Least common multiple.
+/// Returns the least common multiple.
 fn lcm(a: usize, b: usize) -> usize {
     let (mut x, mut y) = (a, b);
     while y != 0 {

@@ -1,25 +1,24 @@
-//! Who holds which part of a model while it trains: flat shards, gathers, reductions, the optimizer and its
-//! checkpoints.
+//! Sharded training of a model: flat shards, gathers, reductions, the optimizer and checkpoints.
 //!
-//! Read in this order: [`layout`] is how parameters lie in a flat buffer, [`Zero`] the one implementation of the
-//! ZeRO stages over it, [`AdamW`] and [`Schedule`] how it steps, [`State`] what can leave the device between
-//! steps, [`checkpoint`] how it is kept on disk, [`plan`] what it will all take. Nothing here knows what a reward is, nor which vendor made the
-//! device.
+//! Read in this order: [`layout`] places parameters in a flat buffer, [`Zero`] implements all ZeRO stages
+//! over it, [`AdamW`] and [`Schedule`] set how it steps. [`State`] names what can leave the device between
+//! steps, [`checkpoint`] saves a model to disk, and [`plan`] computes memory sizes beforehand. This crate
+//! knows neither rewards nor vendors.
 
 #![forbid(unsafe_code)]
 
 pub mod checkpoint;
 mod config;
+mod copy_thread;
 pub mod disk;
+mod divergence;
 mod error;
 pub mod layout;
-mod learnt;
 mod loss_scale;
 mod memory;
 mod offload;
 mod optimizer;
 pub mod plan;
-mod porter;
 mod schedule;
 mod weights;
 mod zero;

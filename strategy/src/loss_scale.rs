@@ -1,5 +1,5 @@
-//! [`Scaler`]: the numbers of a step that only the device knows, so that no step waits for the host. How many were
-//! taken, and in fp16 the factor on the loss, both depend on whether the gradient overflowed.
+//! [`Scaler`]: the per-step numbers that only the device knows, so that no step waits for the host. Both the
+//! number of steps taken and the fp16 loss scale depend on whether the gradient overflowed.
 
 use anyroll_models::model::Gradient;
 use serde::{Deserialize, Serialize};
@@ -7,21 +7,21 @@ use tch::{Device, Kind, Tensor};
 
 use crate::{AdamW, LossScale, Precision, Result, StepStats};
 
-/// What a checkpoint keeps of it, and the count of all steps.
+/// The part of a [`Scaler`] that a checkpoint keeps, and the count of all steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Counters {
-    /// Steps, skipped ones included.
+    /// Steps, including skipped ones.
     pub(crate) step: u64,
     /// Steps that were not skipped.
     pub(crate) taken: u64,
-    /// In fp16.
+    /// `Some` in fp16.
     loss_scale: Option<ScaleCounters>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct ScaleCounters {
     scale: f64,
-    /// Steps since it moved last.
+    /// Steps since the scale last changed.
     growing: u32,
 }
 
@@ -37,12 +37,12 @@ struct Dynamic {
     config: LossScale,
     /// fp32, one element.
     scale: Tensor,
-    /// Steps since it moved last: int32, one element.
+    /// Steps since the scale last changed: int32, one element.
     growing: Tensor,
 }
 
 impl Scaler {
-    /// Before the first step.
+    /// Returns the state before the first step.
     pub(crate) fn new(precision: Precision, device: Device) -> Result<Self> {
         let loss_scale = match precision {
             Precision::Fp32 | Precision::Bf16 => None,
@@ -55,14 +55,14 @@ impl Scaler {
         Ok(Self { taken: Tensor::f_zeros([], (Kind::Double, device))?, loss_scale })
     }
 
-    /// As before the first step.
+    /// Returns to the state before the first step.
     pub(crate) fn reset(&mut self) -> Result<()> {
         let start = |dynamic: &Dynamic| ScaleCounters { scale: dynamic.config.initial, growing: 0 };
         let loss_scale = self.loss_scale.as_ref().map(start);
         self.restore(Counters { step: 0, taken: 0, loss_scale })
     }
 
-    /// The gradient of the scaled loss.
+    /// Returns the gradient of the scaled loss.
     pub(crate) fn scaled<G: Gradient>(&self, grad: G) -> Result<G> {
         match &self.loss_scale {
             Some(dynamic) => Ok(grad.scaled(&dynamic.scale)?),
@@ -70,8 +70,9 @@ impl Scaler {
         }
     }
 
-    /// From the norm of the scaled gradient of step `step`, from 1, to what AdamW takes from the device
-    /// (`ops::AdamW::factors`), and what the step will have done. Counts it as taken, unless the norm is not finite.
+    /// Turns the norm of the scaled gradient into the factors that AdamW reads on the device
+    /// (`ops::AdamW::factors`) and into the step's statistics. `step` counts from 1. The step counts as taken
+    /// unless the norm is not finite.
     pub(crate) fn advance(
         &mut self,
         scaled_norm: &Tensor,
@@ -83,13 +84,13 @@ impl Scaler {
             Some(scale) => scaled_norm.f_div(scale)?,
             None => scaled_norm.shallow_clone(),
         };
-        // As torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
+        // Like torch.nn.utils.clip_grad_norm_: max_norm / (norm + 1e-6), at most 1.
         let max_norm = adamw.max_grad_norm;
         let room = match max_norm.is_finite() {
             true => grad_norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(max_norm)?,
             false => grad_norm.f_ones_like()?,
         };
-        // NaN where the norm is infinite or NaN: AdamW then changes nothing.
+        // NaN if the norm is infinite or NaN: AdamW then changes nothing.
         let mut factor = room.f_clamp_max(1.0)?.f_add(&grad_norm.f_mul_scalar(0.0)?)?;
         if let Some(scale) = &loss_scale {
             factor = factor.f_div(scale)?;
@@ -103,7 +104,7 @@ impl Scaler {
         Ok((factors, StepStats { step, grad_norm, loss_scale }))
     }
 
-    /// Reads them, which waits for the device. `step` is the count of all steps.
+    /// Reads the counters; waits for the device. `step` is the count of all steps.
     pub(crate) fn counters(&self, step: u64) -> Result<Counters> {
         let loss_scale = self.loss_scale.as_ref().map(|dynamic| -> Result<_> {
             let growing = dynamic.growing.f_int64_value(&[])? as u32;
@@ -113,7 +114,7 @@ impl Scaler {
         Ok(Counters { step, taken, loss_scale: loss_scale.transpose()? })
     }
 
-    /// Sets them. The loss scale stays where one of the two sides has none.
+    /// Sets the counters. The loss scale stays unchanged if either side has none.
     pub(crate) fn restore(&mut self, counters: Counters) -> Result<()> {
         drop(self.taken.f_fill_(counters.taken as f64)?);
         if let (Some(dynamic), Some(from)) = (&mut self.loss_scale, counters.loss_scale) {
@@ -125,7 +126,7 @@ impl Scaler {
 }
 
 impl Dynamic {
-    /// Moves the scale after a step whose gradient was `finite`, or not.
+    /// Updates the scale after a step; `finite` says if its gradient was finite.
     fn update(&mut self, finite: &Tensor) -> Result<()> {
         let overflowed = finite.f_logical_not()?.f_to_kind(Kind::Float)?;
         let interval = i64::from(self.config.growth_interval);

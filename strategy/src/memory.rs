@@ -8,24 +8,24 @@ use tch::Tensor;
 
 use crate::{Result, layout::Layout};
 
-/// One dense view a parameter, in the order of the unit's parameters.
+/// Returns one dense view per parameter, in the order of the unit's parameters.
 pub(crate) fn param_views(unit: &Unit, layout: &Layout, buffer: &Buffer) -> Result<Vec<Tensor>> {
     let view =
         |(spec, range): (&ParamSpec, &Range<usize>)| Ok(buffer.slice(range.clone()).tensor(&spec.shape)?);
     unit.params.iter().zip(&layout.params).map(view).collect()
 }
 
-/// The whole buffer as one row.
+/// Returns the whole buffer as one row.
 pub(crate) fn flat(buffer: &Buffer) -> Result<Tensor> {
     Ok(buffer.tensor(&[buffer.len() as i64])?)
 }
 
-/// Whole-unit buffers that are in use only for a while: gathered weights, gradients of a micro-batch. One that
-/// comes back is used again, so that after the first step nothing is allocated.
+/// Whole-unit buffers that are in use only for a while: gathered weights, or gradients of a micro-batch.
+/// Returned buffers are reused, so nothing is allocated after the first step.
 #[derive(Debug)]
 pub(crate) struct Pool {
     stream: Stream,
-    /// By layout: blocks write parameters only, so what is zero between them stays zero.
+    /// Keyed by layout. Blocks write only parameters, so the padding between them stays zero.
     free: HashMap<Layout, Vec<Buffer>>,
 }
 
@@ -43,7 +43,7 @@ impl Pool {
         Ok(Buffer::zeros(&self.stream, layout.len, dtype)?)
     }
 
-    /// The caller has ordered the pool's stream after every use of the buffer.
+    /// Returns a buffer. The caller has ordered the pool's stream after every use of it.
     pub(crate) fn put(&mut self, layout: &Layout, buffer: Buffer) {
         match self.free.get_mut(layout) {
             Some(free) => free.push(buffer),
@@ -51,7 +51,7 @@ impl Pool {
         }
     }
 
-    /// Gives the device's memory back that nobody uses at the moment.
+    /// Frees the device memory of unused buffers.
     pub(crate) fn clear(&mut self) {
         self.free.clear();
     }

@@ -1,8 +1,9 @@
-//! States that leave the device while nobody needs them.
+//! Offloading of states that are not in use.
 //!
-//! A state lies in an [`Arena`] a unit. To leave, its bytes are copied to pinned host memory behind the work that
-//! used them last, and the arena's memory is given back; the addresses stay, and with them every view. Each
-//! direction has a [`Porter`], so that copies run beside compute, one unit's behind another's update.
+//! Each unit's state lies in its own [`Arena`]. To leave the device, its bytes are copied to pinned host
+//! memory after the work that used them last, and the arena's memory is freed; the addresses and all views of
+//! them stay valid. Each direction has a [`CopyThread`], so that copies overlap with compute and one unit is
+//! copied while another is updated.
 
 use std::{fmt, mem, ops::Range, sync::Arc, sync::mpsc, thread, time::Duration};
 
@@ -11,19 +12,19 @@ use anyroll_models::Model;
 
 use crate::{
     Error, Result, Zero,
-    optimizer::Home,
-    porter::{COPY_TIMEOUT, Order, Porter, Transit, Way, wait_for},
+    copy_thread::{COPY_TIMEOUT, CopyDirection, CopyRequest, CopyThread, PendingCopy, wait_for},
+    optimizer::StateStorage,
 };
 
-/// What can be away from the device.
+/// A state that can leave the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// The optimizer's moments and, with weights in 16 bits, its fp32 weights. Nothing if it steps on the host
-    /// ([`crate::StepsOn`]), where they are at all times.
+    /// The optimizer's moments and, with 16-bit weights, its fp32 weights. Empty if the optimizer steps on
+    /// the host ([`crate::StepsOn`]), where they stay.
     Optimizer,
-    /// The accumulated gradients. After a step nobody needs what they hold, and nothing is copied.
+    /// The accumulated gradients. After a step their values are not needed, so nothing is copied.
     Gradients,
-    /// The weights that the blocks run with. Nothing if they are on the host ([`crate::ParamsOn`]).
+    /// The weights that the blocks run with. Empty if they are on the host ([`crate::ParamsOn`]).
     Params,
 }
 
@@ -39,135 +40,137 @@ impl fmt::Display for State {
 
 const STATES: [State; 3] = [State::Optimizer, State::Gradients, State::Params];
 
-/// The calls that move states. Each may come at any time between steps, and again: what is where it should be
-/// stays there.
+/// Calls that move states. Each may be made at any time between steps, and repeated: a state that is already
+/// in place stays there.
 impl<M: Model> Zero<M> {
-    /// Starts to pin the host's memory for `include`, beside whatever comes next: that takes longer than a copy to it, and
-    /// the first time that states leave would wait for it. Of gradients nothing is kept, as a rule, and nothing pinned.
+    /// Starts to pin host memory for `include` in the background. Pinning takes longer than a copy, and the
+    /// first offload would wait for it. Gradients are normally neither kept nor pinned.
     pub fn prepare_offload(&mut self, include: &[State]) {
         let device = self.compute.device().clone();
-        let mut orders = Vec::new();
+        let mut requests = Vec::new();
         for &state in include.iter().filter(|&&state| state != State::Gradients) {
-            orders.extend(self.movables(&[state]).into_iter().filter_map(Movable::order_host));
+            requests.extend(self.arenas(&[state]).into_iter().filter_map(OffloadArena::request_pinned));
         }
         let pin = move || {
-            for (len_bytes, to) in orders {
+            for (len_bytes, to) in requests {
                 if to.send(PinnedBuffer::new(&device, len_bytes)).is_err() {
-                    return; // nobody is there any more
+                    return; // the receiver is gone
                 }
             }
         };
-        // A thread that does not start drops the orders, and memory is pinned when it is needed.
+        // If the thread does not start, the requests are dropped and memory is pinned when it is needed.
         drop(thread::Builder::new().name("pinned memory".into()).spawn(pin));
     }
 
-    /// Takes `include` off the device, and returns once its memory is given back: the bytes that this call gave.
-    /// Tensors that [`Zero::weights`] returned below stage 3 must be gone before `Params` are.
+    /// Offloads `include` and returns once its device memory is freed: the bytes that this call freed. Below
+    /// stage 3, drop tensors returned by [`Zero::weights`] before offloading `Params`.
     ///
     /// # Errors
-    /// The device's, with the states still there that had not left.
+    /// The device's; states that had not left are still there.
     pub fn offload_states(&mut self, include: &[State]) -> Result<usize> {
         self.start_offload(include)?;
         let mut freed_bytes = 0;
-        for movable in self.movables(include) {
-            freed_bytes += movable.finish_leaving()?;
+        for arena in self.arenas(include) {
+            freed_bytes += arena.finish_offload()?;
         }
-        self.transfers.leaving.synchronize()?; // the errors of copies come out here
+        self.transfers.offload_thread.synchronize()?; // returns the errors of copies
         Ok(freed_bytes)
     }
 
-    /// Starts what [`Self::offload_states`] does and returns at once: after a step, so that each unit leaves as
-    /// soon as its update is done. From here on the states count as away.
+    /// Starts [`Self::offload_states`] and returns at once. Call it right after a step, so that each unit
+    /// leaves as soon as its update is done. From here on the states count as offloaded.
     pub fn start_offload(&mut self, include: &[State]) -> Result<()> {
-        let (out, compute) = (self.transfers.leaving.clone(), self.compute.clone());
+        let (thread, compute) = (self.transfers.offload_thread.clone(), self.compute.clone());
         for &state in include {
             self.settle_uses(state)?;
             let keep = state != State::Gradients || self.has_accumulated();
-            for movable in self.movables(&[state]) {
-                movable.start_leaving(keep, &out, &compute)?;
+            for arena in self.arenas(&[state]) {
+                arena.start_offload(keep, &thread, &compute)?;
             }
         }
         Ok(())
     }
 
-    /// Gives back the memory of states that have left by now, and waits for nobody: how many bytes.
+    /// Frees the memory of states whose copies are done, without waiting, and returns the bytes freed.
     ///
     /// # Errors
     /// The device's.
     pub fn give_back_left(&mut self) -> Result<usize> {
         let mut freed_bytes = 0;
-        for movable in self.movables(&STATES) {
-            if movable.has_left()? {
-                freed_bytes += movable.give_back()?;
+        for arena in self.arenas(&STATES) {
+            if arena.is_offload_done()? {
+                freed_bytes += arena.give_back()?;
             }
         }
         Ok(freed_bytes)
     }
 
-    /// Waits for states that are leaving until `bytes` of the device are free, or all of them have left.
+    /// Waits for states that are leaving until `bytes` of the device are free, or until all of them have
+    /// left.
     ///
     /// # Errors
     /// The device's.
     pub fn make_room(&mut self, bytes: usize) -> Result<()> {
         self.give_back_left()?;
         let device = self.compute.device().clone();
-        for movable in self.movables(&STATES).into_iter().filter(|it| it.is_leaving()) {
+        for arena in self.arenas(&STATES).into_iter().filter(|it| it.is_offloading()) {
             if device.memory_info()?.free_bytes >= bytes {
                 break;
             }
-            movable.finish_leaving()?;
+            arena.finish_offload()?;
         }
         Ok(())
     }
 
-    /// The device's memory that states take that are still leaving, in bytes.
+    /// Returns the device memory of states that are still leaving, in bytes.
     pub fn leaving_bytes(&mut self) -> usize {
-        let leaving = self.movables(&STATES).into_iter().filter(|it| it.is_leaving());
+        let leaving = self.arenas(&STATES).into_iter().filter(|it| it.is_offloading());
         leaving.map(|it| it.arena.len_bytes()).sum()
     }
 
-    /// Brings `include` back. Returns at once: compute waits for each unit where it first uses it.
+    /// Starts to load `include` back and returns at once: compute waits for each unit at its first use.
     ///
     /// # Errors
-    /// The device's: there has to be room for what comes back.
+    /// The device's, such as too little free memory.
     pub fn load_states(&mut self, include: &[State]) -> Result<()> {
-        let back = self.transfers.arriving.clone();
-        self.movables(include).into_iter().try_for_each(|movable| movable.start_arriving(&back))
+        let thread = self.transfers.load_thread.clone();
+        self.arenas(include).into_iter().try_for_each(|arena| arena.start_load(&thread))
     }
 
-    /// Returns once all that [`Self::load_states`] brings is there. Compute needs no such wait: it is for measuring.
+    /// Returns once everything that [`Self::load_states`] loads is on the device. Only measurements need this
+    /// wait, compute does not.
     ///
     /// # Errors
     /// The device's.
     pub fn finish_loading(&mut self) -> Result<()> {
-        self.movables(&STATES).into_iter().try_for_each(Movable::finish_copy)?;
-        Ok(self.transfers.arriving.synchronize()?)
+        self.arenas(&STATES).into_iter().try_for_each(OffloadArena::finish_copy)?;
+        Ok(self.transfers.load_thread.synchronize()?)
     }
 
-    /// How long compute stood still for states on their way back, in the last step that used them. Waits for
+    /// Returns how long compute waited for states being loaded, in the last step that used them. Waits for
     /// that step.
     pub fn load_wait(&mut self) -> Result<Duration> {
         let mut total = Duration::ZERO;
-        for movable in self.movables(&STATES) {
-            if let Some((before, after)) = movable.stood_still.take() {
-                wait_for(&after, movable.whole.home().device())?;
+        for arena in self.arenas(&STATES) {
+            if let Some((before, after)) = arena.wait_events.take() {
+                wait_for(&after, arena.whole.home().device())?;
                 total += before.elapsed(&after)?;
             }
         }
         Ok(total)
     }
 
-    /// Refuses `op`, a call that needs `states`, while one of them is away.
+    /// Returns an error for the call `op`, which needs `states`, if one of them is offloaded.
     pub(crate) fn needs(&mut self, op: &'static str, states: &[State]) -> Result<()> {
         for &state in states {
-            if self.movables(&[state]).iter().any(|movable| movable.is_away()) {
+            if self.arenas(&[state]).iter().any(|arena| arena.is_offloaded()) {
                 return Err(Error::Offloaded { op, state });
             }
         }
         Ok(())
     }
 
-    /// Orders compute after what other streams still do with a state, and drops buffers that go with it.
+    /// Makes compute wait for other streams' use of a state, and drops the buffers that belong to it.
     fn settle_uses(&mut self, state: State) -> Result<()> {
         match state {
             State::Optimizer => {}
@@ -177,218 +180,222 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// The memory of `include`, in the order of [`STATES`].
-    fn movables(&mut self, include: &[State]) -> Vec<&mut Movable> {
+    /// Returns the memory of `include`, in the order of [`STATES`].
+    fn arenas(&mut self, include: &[State]) -> Vec<&mut OffloadArena> {
         let (mut optimizer, mut gradients, mut params) = (Vec::new(), Vec::new(), Vec::new());
         for state in self.training.iter_mut().flat_map(|training| training.states.iter_mut().flatten()) {
-            if let Home::Device(memory) = &mut state.home {
+            if let StateStorage::Device(memory) = &mut state.storage {
                 optimizer.push(memory);
             }
             gradients.push(&mut state.gradient_memory);
         }
-        params.extend(self.units.iter_mut().filter_map(|unit| unit.home.movable()));
+        params.extend(self.units.iter_mut().filter_map(|unit| unit.storage.arena()));
         let all = STATES.into_iter().zip([optimizer, gradients, params]);
-        all.filter(|(state, _)| include.contains(state)).flat_map(|(_, movables)| movables).collect()
+        all.filter(|(state, _)| include.contains(state)).flat_map(|(_, arenas)| arenas).collect()
     }
 }
 
-/// What copies go by. The streams are for those that compute waits for, in each direction; the porters for states.
+/// Streams and threads for copies between host and device. Compute waits for the streams; the copy threads
+/// copy states.
 #[derive(Debug)]
 pub(crate) struct Transfers {
-    pub(crate) out: Stream,
-    pub(crate) back: Stream,
-    leaving: Arc<Porter>,
-    arriving: Arc<Porter>,
+    pub(crate) to_host: Stream,
+    pub(crate) to_device: Stream,
+    offload_thread: Arc<CopyThread>,
+    load_thread: Arc<CopyThread>,
 }
 
 impl Transfers {
     pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self> {
         Ok(Self {
-            out: Stream::new(device)?,
-            back: Stream::new(device)?,
-            leaving: Arc::new(Porter::new(device, "states leaving")?),
-            arriving: Arc::new(Porter::new(device, "states arriving")?),
+            to_host: Stream::new(device)?,
+            to_device: Stream::new(device)?,
+            offload_thread: Arc::new(CopyThread::new(device, "states leaving")?),
+            load_thread: Arc::new(CopyThread::new(device, "states arriving")?),
         })
     }
 }
 
-/// Memory of one unit's state that can leave the device.
+/// Device memory of one unit's state, which can be offloaded.
 #[derive(Debug)]
-pub(crate) struct Movable {
+pub(crate) struct OffloadArena {
     arena: Arena,
     whole: Buffer,
-    host: Host,
-    /// Whether `host` has what the device has: nothing was written since it was copied. What is frozen leaves once.
+    host: HostMemory,
+    /// True if `host` equals the device's copy: nothing was written since the last copy. Frozen states are
+    /// copied once.
     is_on_host: bool,
-    place: Place,
-    /// The compute that used it last, where that is known.
+    residency: Residency,
+    /// The compute that used it last, if known.
     last_use: Option<Event>,
-    /// Compute before and after its last wait for this memory.
-    stood_still: Option<(Event, Event)>,
+    /// Events on compute before and after its last wait for this memory.
+    wait_events: Option<(Event, Event)>,
 }
 
-/// Pinned memory for one that is away, kept once it is there: to pin memory takes longer than to copy it.
+/// Pinned memory for an offloaded state. It is kept once allocated, since pinning takes longer than copying.
 #[derive(Debug)]
-enum Host {
-    Nowhere,
-    /// From the thread that pins it.
-    Ordered(mpsc::Receiver<Result<PinnedBuffer, BackendError>>),
-    There(PinnedBuffer),
-    /// With a porter, who brings it back.
+enum HostMemory {
+    Unallocated,
+    /// Requested from the thread that pins it.
+    Requested(mpsc::Receiver<Result<PinnedBuffer, BackendError>>),
+    Ready(PinnedBuffer),
+    /// Lent to a copy thread, which returns it.
     Lent,
 }
 
-impl Host {
-    /// The memory for a porter, which is made here if nobody ordered it.
+impl HostMemory {
+    /// Lends the memory to a copy thread. Allocates it if it was not requested before.
     fn lend(&mut self, device: &Arc<dyn Device>, len_bytes: usize) -> Result<PinnedBuffer> {
-        let ordered = match mem::replace(self, Self::Lent) {
-            Self::There(memory) => return Ok(memory),
-            Self::Ordered(memory) => memory.recv_timeout(COPY_TIMEOUT).ok(),
-            Self::Nowhere => None,
-            Self::Lent => unreachable!("a copy at a time"),
+        let requested = match mem::replace(self, Self::Lent) {
+            Self::Ready(memory) => return Ok(memory),
+            Self::Requested(memory) => memory.recv_timeout(COPY_TIMEOUT).ok(),
+            Self::Unallocated => None,
+            Self::Lent => unreachable!("one copy runs at a time"),
         };
-        Ok(ordered.unwrap_or_else(|| PinnedBuffer::new(device, len_bytes))?)
+        Ok(requested.unwrap_or_else(|| PinnedBuffer::new(device, len_bytes))?)
     }
 }
 
-/// How much pinned memory is wanted, and where it goes.
-type Wanted = (usize, mpsc::Sender<Result<PinnedBuffer, BackendError>>);
+/// Bytes of pinned memory to allocate, and the channel to send it to.
+type PinRequest = (usize, mpsc::Sender<Result<PinnedBuffer, BackendError>>);
 
 #[derive(Debug)]
-enum Place {
-    Here,
-    /// Until the copy, if one still uses the memory.
-    Leaving {
-        copy: Option<Copy>,
+enum Residency {
+    OnDevice,
+    /// Offloading until the copy is done, if a copy still uses the memory.
+    Offloading {
+        copy: Option<CopyState>,
         is_kept: bool,
     },
-    /// On the host, if `is_kept`; else what it held is gone.
-    Away {
+    /// On the host if `is_kept`; otherwise its values are gone.
+    Offloaded {
         is_kept: bool,
     },
-    /// Until the copy.
-    Arriving(Copy),
+    /// Loading until the copy is done.
+    Loading(CopyState),
 }
 
-impl Place {
-    fn copy(&mut self) -> Option<&mut Copy> {
+impl Residency {
+    fn copy(&mut self) -> Option<&mut CopyState> {
         match self {
-            Self::Leaving { copy, .. } => copy.as_mut(),
-            Self::Arriving(copy) => Some(copy),
-            Self::Here | Self::Away { .. } => None,
+            Self::Offloading { copy, .. } => copy.as_mut(),
+            Self::Loading(copy) => Some(copy),
+            Self::OnDevice | Self::Offloaded { .. } => None,
         }
     }
 }
 
 #[derive(Debug)]
-enum Copy {
-    Ordered(Transit),
-    /// All of it is on a stream, and ends with this.
-    Given(Event),
+enum CopyState {
+    Requested(PendingCopy),
+    /// All of it is on a stream; the event marks its end.
+    Queued(Event),
 }
 
-impl Movable {
-    /// Zeroed memory, for work on `compute`.
+impl OffloadArena {
+    /// Allocates zeroed memory for work on `compute`.
     pub(crate) fn zeros(name: String, compute: &Stream, len_bytes: usize) -> Result<Self> {
         let arena = Arena::new(name, compute, len_bytes)?;
         let whole = arena.buffer(0..len_bytes, DType::U8);
-        let (host, place) = (Host::Nowhere, Place::Here);
-        Ok(Self { arena, whole, host, is_on_host: false, place, last_use: None, stood_still: None })
+        let (host, residency) = (HostMemory::Unallocated, Residency::OnDevice);
+        Ok(Self { arena, whole, host, is_on_host: false, residency, last_use: None, wait_events: None })
     }
 
-    /// Elements `range` of `dtype`, counted from the start.
+    /// Returns elements `range` of `dtype`, counted from the start.
     pub(crate) fn buffer(&self, range: Range<usize>, dtype: DType) -> Buffer {
         let size = dtype.size_bytes();
         self.arena.buffer(range.start * size..range.end * size, dtype)
     }
 
-    /// Makes it ready for `compute`, which writes to it. The caller has seen to it that it is not away.
+    /// Makes it ready for writes by `compute`. The caller has checked that it is not offloaded.
     pub(crate) fn ready_to_write(&mut self, compute: &Stream) -> Result<()> {
         self.is_on_host = false;
         self.ready_to_read(compute)
     }
 
-    /// Makes it ready for `compute`, which only reads it. The caller has seen to it that it is not away.
+    /// Makes it ready for reads by `compute`. The caller has checked that it is not offloaded.
     pub(crate) fn ready_to_read(&mut self, compute: &Stream) -> Result<()> {
-        assert!(!self.is_away(), "public calls check that what they need is there");
-        if let Place::Arriving(_) = self.place {
+        assert!(!self.is_offloaded(), "public calls check that the states they need are loaded");
+        if let Residency::Loading(_) = self.residency {
             let before = compute.record_timed()?;
             if let Some(copied) = self.copied()? {
                 compute.wait(&copied)?;
             }
-            self.stood_still = Some((before, compute.record_timed()?));
-            self.place = Place::Here;
+            self.wait_events = Some((before, compute.record_timed()?));
+            self.residency = Residency::OnDevice;
         }
         self.last_use = None;
         Ok(())
     }
 
-    /// Notes that nothing uses it after what is on `compute` now.
+    /// Records that no later work than what is now on `compute` uses it.
     pub(crate) fn used(&mut self, compute: &Stream) -> Result<()> {
         self.last_use = Some(compute.record()?);
         Ok(())
     }
 
-    /// What it takes to have pinned memory for it, if it has none and none is on its way.
-    fn order_host(&mut self) -> Option<Wanted> {
-        let Host::Nowhere = self.host else { return None };
+    /// Returns a request for pinned memory, unless it has some or has requested it.
+    fn request_pinned(&mut self) -> Option<PinRequest> {
+        let HostMemory::Unallocated = self.host else { return None };
         let (to, memory) = mpsc::channel();
-        self.host = Host::Ordered(memory);
+        self.host = HostMemory::Requested(memory);
         Some((self.arena.len_bytes(), to))
     }
 
-    fn is_away(&self) -> bool {
-        self.is_leaving() || matches!(self.place, Place::Away { .. })
+    fn is_offloaded(&self) -> bool {
+        self.is_offloading() || matches!(self.residency, Residency::Offloaded { .. })
     }
 
-    fn is_leaving(&self) -> bool {
-        matches!(self.place, Place::Leaving { .. })
+    fn is_offloading(&self) -> bool {
+        matches!(self.residency, Residency::Offloading { .. })
     }
 
-    fn start_leaving(&mut self, keep: bool, out: &Porter, compute: &Stream) -> Result<()> {
-        if self.is_away() {
+    fn start_offload(&mut self, keep: bool, thread: &CopyThread, compute: &Stream) -> Result<()> {
+        if self.is_offloaded() {
             return Ok(());
         }
         let arrived = self.copied()?;
         if !keep {
             self.is_on_host = false;
-            self.place = Place::Leaving { copy: arrived.map(Copy::Given), is_kept: false };
+            self.residency = Residency::Offloading { copy: arrived.map(CopyState::Queued), is_kept: false };
             return Ok(());
         }
         let last_use = self.last_use.take().map_or_else(|| compute.record(), Ok)?;
         if mem::replace(&mut self.is_on_host, true) {
-            let copy = Some(Copy::Given(arrived.unwrap_or(last_use)));
-            self.place = Place::Leaving { copy, is_kept: true };
+            let copy = Some(CopyState::Queued(arrived.unwrap_or(last_use)));
+            self.residency = Residency::Offloading { copy, is_kept: true };
             return Ok(());
         }
         let after = arrived.into_iter().chain([last_use]).collect();
-        let transit = out.carry(self.order(Way::ToHost, after)?);
-        self.place = Place::Leaving { copy: Some(Copy::Ordered(transit)), is_kept: true };
+        let copy = thread.submit(self.copy_request(CopyDirection::ToHost, after)?);
+        self.residency = Residency::Offloading { copy: Some(CopyState::Requested(copy)), is_kept: true };
         Ok(())
     }
 
-    fn start_arriving(&mut self, back: &Porter) -> Result<()> {
-        match &mut self.place {
-            Place::Here | Place::Arriving(_) => {}
-            // The memory is still there: whoever writes it next waits for the copy that reads it.
-            Place::Leaving { copy, .. } => self.place = copy.take().map_or(Place::Here, Place::Arriving),
-            Place::Away { is_kept: false } => {
-                self.arena.map()?;
-                self.place = Place::Here;
+    fn start_load(&mut self, thread: &CopyThread) -> Result<()> {
+        match &mut self.residency {
+            Residency::OnDevice | Residency::Loading(_) => {}
+            // The memory is still there; the next writer waits for the copy that reads it.
+            Residency::Offloading { copy, .. } => {
+                self.residency = copy.take().map_or(Residency::OnDevice, Residency::Loading)
             }
-            Place::Away { is_kept: true } => {
+            Residency::Offloaded { is_kept: false } => {
                 self.arena.map()?;
-                let transit = back.carry(self.order(Way::ToDevice, Vec::new())?);
-                self.place = Place::Arriving(Copy::Ordered(transit));
+                self.residency = Residency::OnDevice;
+            }
+            Residency::Offloaded { is_kept: true } => {
+                self.arena.map()?;
+                let copy = thread.submit(self.copy_request(CopyDirection::ToDevice, Vec::new())?);
+                self.residency = Residency::Loading(CopyState::Requested(copy));
             }
         }
         Ok(())
     }
 
-    fn order(&mut self, way: Way, after: Vec<Event>) -> Result<Order> {
+    fn copy_request(&mut self, direction: CopyDirection, after: Vec<Event>) -> Result<CopyRequest> {
         let device = self.whole.clone();
         let host = self.host.lend(device.home().device(), self.arena.len_bytes())?;
-        Ok(Order { way, host, device, after })
+        Ok(CopyRequest { direction, host, device, after })
     }
 
     /// Returns once its copy is done, if there is one.
@@ -399,50 +406,50 @@ impl Movable {
         }
     }
 
-    /// Whether it is leaving, and its memory free by now.
-    fn has_left(&mut self) -> Result<bool> {
-        let Place::Leaving { copy, .. } = &self.place else { return Ok(false) };
+    /// Returns true if it is leaving and its copy is done.
+    fn is_offload_done(&mut self) -> Result<bool> {
+        let Residency::Offloading { copy, .. } = &self.residency else { return Ok(false) };
         let end = match copy {
             None => return Ok(true),
-            Some(Copy::Given(end)) => end.clone(),
-            Some(Copy::Ordered(transit)) => match transit.outcome_now() {
-                Some(outcome) => self.given(outcome?),
+            Some(CopyState::Queued(end)) => end.clone(),
+            Some(CopyState::Requested(copy)) => match copy.try_result() {
+                Some(result) => self.store_result(result?),
                 None => return Ok(false),
             },
         };
         Ok(end.is_complete()?)
     }
 
-    /// Gives its memory back once its copy is done, if it is leaving: how many bytes.
-    fn finish_leaving(&mut self) -> Result<usize> {
+    /// If it is leaving, waits for its copy and frees its memory. Returns the bytes freed.
+    fn finish_offload(&mut self) -> Result<usize> {
         self.finish_copy()?;
         self.give_back()
     }
 
-    /// Gives the memory of what has left back: how many bytes.
+    /// Frees its memory if it has left. Returns the bytes freed.
     fn give_back(&mut self) -> Result<usize> {
-        let Place::Leaving { is_kept, .. } = self.place else { return Ok(0) };
+        let Residency::Offloading { is_kept, .. } = self.residency else { return Ok(0) };
         self.arena.unmap()?;
-        self.place = Place::Away { is_kept };
+        self.residency = Residency::Offloaded { is_kept };
         Ok(self.arena.len_bytes())
     }
 
-    /// The end of its copy, if there is one, once all of that is on a stream.
+    /// Returns the end of its copy, if there is one, once all of the copy is on a stream.
     fn copied(&mut self) -> Result<Option<Event>> {
-        match self.place.copy() {
+        match self.residency.copy() {
             None => Ok(None),
-            Some(Copy::Given(end)) => Ok(Some(end.clone())),
-            Some(Copy::Ordered(transit)) => {
-                let outcome = transit.outcome()?;
-                Ok(Some(self.given(outcome)))
+            Some(CopyState::Queued(end)) => Ok(Some(end.clone())),
+            Some(CopyState::Requested(copy)) => {
+                let result = copy.result()?;
+                Ok(Some(self.store_result(result)))
             }
         }
     }
 
-    /// Takes what a porter brings back.
-    fn given(&mut self, (memory, end): (PinnedBuffer, Event)) -> Event {
-        self.host = Host::There(memory);
-        *self.place.copy().expect("it was ordered") = Copy::Given(end.clone());
+    /// Stores the result of a copy thread's copy.
+    fn store_result(&mut self, (memory, end): (PinnedBuffer, Event)) -> Event {
+        self.host = HostMemory::Ready(memory);
+        *self.residency.copy().expect("a copy was requested") = CopyState::Queued(end.clone());
         end
     }
 }

@@ -6,63 +6,65 @@ use anyroll_backends::{Buffer, DType, PinnedBuffer, Stream, ops};
 use tch::{Device, Kind, Tensor};
 
 use crate::{
-    AdamW, Decays, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload::Movable, weights::Part,
+    AdamW, Decays, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload::OffloadArena,
+    weights::Part,
 };
 
-/// What a step does, on the device: [`crate::Zero::finish_step`] waits for it and reads it.
+/// Statistics of a step, on the device. [`crate::Zero::finish_step`] waits for the step and reads them.
 #[derive(Debug)]
 pub struct StepStats {
-    /// Its number, from 1.
+    /// Number of the step, from 1.
     pub(crate) step: u64,
     pub(crate) grad_norm: Tensor,
-    /// In fp16, the factor that was on the loss.
+    /// Loss scale of the step, in fp16.
     pub(crate) loss_scale: Option<Tensor>,
 }
 
-/// What a step did.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stepped {
-    /// The global norm of the gradient before clipping. `None` for a gradient that overflowed fp16: its step was
-    /// skipped, and the loss scale is halved.
+    /// Global norm of the gradient before clipping. `None` if the gradient overflowed fp16: the step was
+    /// skipped and the loss scale halved.
     pub grad_norm: Option<f64>,
-    /// In fp16, the factor that was on the loss.
+    /// Loss scale of the step, in fp16.
     pub loss_scale: Option<f64>,
 }
 
-/// The states of the elements that this rank steps: all of a unit at stage 0, its shard above. fp32.
+/// Optimizer states of the elements that this rank steps, in fp32: the whole unit at stage 0, this rank's
+/// shard above.
 #[derive(Debug)]
 pub(crate) struct OptimizerState {
-    /// Which part of the unit.
+    /// Range of the unit that this rank steps.
     pub(crate) range: Range<usize>,
-    pub(crate) home: Home,
+    pub(crate) storage: StateStorage,
     pub(crate) exp_avg: Tensor,
     pub(crate) exp_avg_sq: Tensor,
-    /// The weights that are stepped, if they are not the ones that the model runs with.
+    /// Master weights, if the model runs with another copy.
     pub(crate) master: Option<Tensor>,
-    /// Holds the gradient.
-    pub(crate) gradient_memory: Movable,
+    /// Memory of the gradient.
+    pub(crate) gradient_memory: OffloadArena,
     pub(crate) gradient: Tensor,
     runs: Vec<(Range<usize>, bool)>,
 }
 
-/// The states by their place in the device's memory.
+/// Index of the first moment in the states' device memory.
 pub(crate) const EXP_AVG: usize = 0;
-/// See above.
+/// Index of the second moment.
 pub(crate) const EXP_AVG_SQ: usize = 1;
-/// See above.
+/// Index of the master weights.
 pub(crate) const MASTER: usize = 2;
 
-/// Where the moments and the master are.
+/// Placement of the moments and the master weights.
 #[derive(Debug)]
-pub(crate) enum Home {
+pub(crate) enum StateStorage {
     /// On the device, in this memory.
-    Device(Movable),
-    /// On the host, with a place for what comes and goes: the gradient, then the new weights.
+    Device(OffloadArena),
+    /// On the host, with a staging buffer for the gradient and then for the new weights.
     Host(PinnedBuffer),
 }
 
-impl Home {
-    /// Makes moments and master ready for `compute`.
+impl StateStorage {
+    /// Makes moments and master weights ready for `compute`.
     pub(crate) fn ready(&mut self, compute: &Stream) -> Result<()> {
         match self {
             Self::Device(memory) => memory.ready_to_write(compute),
@@ -72,7 +74,7 @@ impl Home {
 }
 
 impl OptimizerState {
-    /// All zero, the master too. `name` is the unit's.
+    /// Creates states that are all zero, including the master weights. `name` is the unit's.
     pub(crate) fn new(
         name: &str,
         layout: &Layout,
@@ -83,74 +85,75 @@ impl OptimizerState {
         let (len, runs) = (range.len(), layout.decay_runs(&range));
         let zeros = |what: &str, count: usize| {
             let len_bytes = count * len * DType::F32.size_bytes();
-            Movable::zeros(format!("{what} of {name}"), compute, len_bytes)
+            OffloadArena::zeros(format!("{what} of {name}"), compute, len_bytes)
         };
         let gradient_memory = zeros("gradients", 1)?;
         let gradient = flat(&gradient_memory.buffer(0..len, DType::F32))?;
-        let (home, [exp_avg, exp_avg_sq], master) = match config.steps_on {
+        let (storage, [exp_avg, exp_avg_sq], master) = match config.steps_on {
             StepsOn::Device => {
                 let values = config.optimizer_values();
                 let memory = zeros("optimizer states", values)?;
                 let part = |index: usize| flat(&memory.buffer(index * len..(index + 1) * len, DType::F32));
                 let moments = [part(EXP_AVG)?, part(EXP_AVG_SQ)?];
                 let master = (values > MASTER).then(|| part(MASTER)).transpose()?;
-                (Home::Device(memory), moments, master)
+                (StateStorage::Device(memory), moments, master)
             }
             StepsOn::Host => {
                 let zeros = || Tensor::f_zeros([len as i64], (Kind::Float, Device::Cpu));
                 let staging = PinnedBuffer::new(compute.device(), len * DType::F32.size_bytes())?;
-                (Home::Host(staging), [zeros()?, zeros()?], Some(zeros()?))
+                (StateStorage::Host(staging), [zeros()?, zeros()?], Some(zeros()?))
             }
         };
-        Ok(Self { range, home, exp_avg, exp_avg_sq, master, gradient_memory, gradient, runs })
+        Ok(Self { range, storage, exp_avg, exp_avg_sq, master, gradient_memory, gradient, runs })
     }
 
-    /// The part of the accumulated gradient that lies at `shard` in the unit.
+    /// Returns the part of the accumulated gradient at `shard` in the unit.
     pub(crate) fn own_gradient(&self, shard: Range<usize>) -> Result<Tensor> {
         let start = shard.start - self.range.start;
         Ok(self.gradient.f_narrow(0, start as i64, shard.len() as i64)?)
     }
 
-    /// What of the state numbered `which` lies at `shard` in the unit. The caller has made it ready.
+    /// Returns the part of the state with index `which` at `shard` in the unit. The caller has made it ready.
     pub(crate) fn part(&self, which: usize, shard: &Range<usize>) -> Result<Part> {
         let start = shard.start - self.range.start;
-        if let Home::Device(memory) = &self.home {
+        if let StateStorage::Device(memory) = &self.storage {
             let start = which * self.range.len() + start;
             return Ok(Part::Device(memory.buffer(start..start + shard.len(), DType::F32)));
         }
         let states = [Some(&self.exp_avg), Some(&self.exp_avg_sq), self.master.as_ref()];
-        let tensor = states[which].expect("the host has weights of its own");
+        let tensor = states[which].expect("the host has master weights");
         Ok(Part::Host(tensor.f_narrow(0, start as i64, shard.len() as i64)?))
     }
 
-    /// Forgets the moments.
+    /// Sets the moments to zero.
     pub(crate) fn reset(&mut self, compute: &Stream) -> Result<()> {
-        self.home.ready(compute)?;
+        self.storage.ready(compute)?;
         drop(self.exp_avg.f_zero_()?);
         drop(self.exp_avg_sq.f_zero_()?);
         Ok(())
     }
 
-    /// Starts the copy of the gradient to where it is stepped, if that is the host.
-    pub(crate) fn send_gradient(&mut self, out: &Stream) -> Result<()> {
-        if let Home::Host(staging) = &mut self.home {
-            staging.copy_from(0, &self.gradient_memory.buffer(0..self.range.len(), DType::F32), out)?;
+    /// If steps run on the host, starts the copy of the gradient to it.
+    pub(crate) fn send_gradient(&mut self, to_host: &Stream) -> Result<()> {
+        if let StateStorage::Host(staging) = &mut self.storage {
+            staging.copy_from(0, &self.gradient_memory.buffer(0..self.range.len(), DType::F32), to_host)?;
         }
         Ok(())
     }
 
-    /// One step of AdamW on `weights`, which are this range's, or on the master that they are then rounded from.
-    /// `factors` are those of [`ops::AdamW::factors`], where the step is. What the host has stepped comes on `back`.
+    /// Runs one AdamW step on `weights`, which cover this range, or on the master weights that are then
+    /// rounded to them. `factors` are those of [`ops::AdamW::factors`], on the device or host that steps.
+    /// Weights stepped on the host are copied on `to_device`.
     pub(crate) fn step(
         &mut self,
         weights: &Buffer,
         factors: &Tensor,
         hyper: &StepHyper,
-        (compute, back): (&Stream, &Stream),
+        (compute, to_device): (&Stream, &Stream),
     ) -> Result<()> {
         let moments = [&self.exp_avg, &self.exp_avg_sq];
-        match &mut self.home {
-            Home::Device(memory) => {
+        match &mut self.storage {
+            StateStorage::Device(memory) => {
                 memory.ready_to_write(compute)?;
                 let weights = flat(weights)?;
                 let stepped = self.master.as_ref().unwrap_or(&weights);
@@ -160,15 +163,15 @@ impl OptimizerState {
                 }
                 memory.used(compute)
             }
-            Home::Host(staging) => {
+            StateStorage::Host(staging) => {
                 let len = self.range.len();
                 let gradient = Tensor::f_from_data_size(staging.bytes()?, &[len as i64], Kind::Float)?;
-                let master = self.master.as_ref().expect("the host has weights of its own");
+                let master = self.master.as_ref().expect("the host has master weights");
                 step_runs(&self.runs, master, moments, &gradient, factors, hyper)?;
                 let rounded = master.f_to_kind(flat(weights)?.kind())?;
                 rounded.f_copy_data_u8(staging.bytes_mut()?, len)?;
-                staging.copy_to(0, weights, back)?;
-                Ok(compute.wait_stream(back)?)
+                staging.copy_to(0, weights, to_device)?;
+                Ok(compute.wait_stream(to_device)?)
             }
         }
     }
@@ -181,7 +184,7 @@ pub(crate) struct StepHyper {
     pub(crate) learning_rate: f64,
 }
 
-/// Steps `weights`, run by run of equal decay.
+/// Steps `weights`, one run of equal weight decay at a time.
 fn step_runs(
     runs: &[(Range<usize>, bool)],
     weights: &Tensor,

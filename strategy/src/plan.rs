@@ -1,5 +1,5 @@
-//! What a strategy will hold, before there is a device: the sizes of [`crate::layout`], which it allocates with, and
-//! for what comes and goes the same walk over a model's blocks that [`crate::Zero`] takes.
+//! Memory needs of a strategy, computed without a device. Sizes come from [`crate::layout`], which also sizes
+//! the allocations. For temporary buffers, the plan walks a model's blocks like [`crate::Zero`].
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -13,53 +13,52 @@ use crate::{
     ParamsOn, Recompute, StepsOn, ZeroConfig, layout::Layout, weights::whole_len, zero::first_reader,
 };
 
-/// The ranks that share a model, as far as memory depends on them.
+/// The properties of a group of ranks that memory depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ranks {
-    /// How many.
+    /// Number of ranks.
     pub world_size: usize,
-    /// What lengths of memory that can leave a device are rounded up to
-    /// ([`anyroll_backends::Device::arena_granularity_bytes`]).
+    /// Arenas are rounded up to a multiple of this ([`anyroll_backends::Device::arena_granularity_bytes`]).
     pub granularity_bytes: usize,
-    /// [`anyroll_backends::CollectiveGroup::sums_in_rank_order`]
+    /// Copy of [`anyroll_backends::CollectiveGroup::sums_in_rank_order`].
     pub sums_in_rank_order: bool,
 }
 
-/// What each rank holds on its device while a model is trained, or scores, in bytes; activations are beside.
-/// Shards are equal, so it is the same on all.
+/// Memory of each rank's device while a model trains or scores, in bytes, without activations. It is the same
+/// on all ranks, since shards are equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// What [`crate::State::Params`] names.
+    /// Bytes of [`crate::State::Params`].
     pub weights: usize,
-    /// What [`crate::State::Gradients`] names: accumulated ones, fp32.
+    /// Bytes of [`crate::State::Gradients`], accumulated in fp32.
     pub gradients: usize,
-    /// What [`crate::State::Optimizer`] names.
+    /// Bytes of [`crate::State::Optimizer`].
     pub optimizer: usize,
-    /// Whole weights of a few blocks at a time, at stage 3 or from the host.
+    /// Whole weights of a few blocks at a time, at stage 3 or with weights on the host.
     pub gathered: usize,
-    /// Whole gradients of a few blocks at a time, and what ranks send of them.
+    /// Whole gradients of a few blocks at a time, and their slices received from other ranks.
     pub reducing: usize,
-    /// Host memory of weights that are there, and of an optimizer that steps there.
+    /// Host memory of weights held there, and of an optimizer that steps there.
     pub host: usize,
-    /// Pinned memory of a checkpoint that is written beside training, from the first one on.
+    /// Pinned memory for background checkpoints, allocated at the first one.
     pub saved: usize,
 }
 
 impl Held {
-    /// What the device holds.
+    /// Returns the bytes on the device.
     pub fn device(&self) -> usize {
         self.weights + self.gradients + self.optimizer + self.gathered + self.reducing
     }
 }
 
-/// What is held of a `model`; an untrained one has no optimizer.
+/// Computes the memory of `model`. An untrained model has no optimizer.
 pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks) -> Held {
     let layouts: Vec<Layout> = model.units().iter().map(|unit| Layout::new(unit, ranks.world_size)).collect();
     let arena = |bytes: usize| bytes.max(1).next_multiple_of(ranks.granularity_bytes);
     let (weight, float) = (config.precision.dtype().size_bytes(), DType::F32.size_bytes());
     let mut held = Held::default();
     for (unit, layout) in model.units().iter().zip(&layouts) {
-        let kept = layout.kept(config.stage, 0).len() * weight;
+        let kept = layout.resident(config.stage, 0).len() * weight;
         match config.params_on {
             ParamsOn::Device => held.weights += arena(kept),
             ParamsOn::Host => held.host += kept,
@@ -70,7 +69,7 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
             held.saved += 3 * layout.shard_len() * float; // the weight and two moments
             match config.steps_on {
                 StepsOn::Device => held.optimizer += arena(stepped * config.optimizer_values()),
-                // Beside them a place for the gradient, and for the new weights after it.
+                // Plus a staging buffer for the gradient, and then for the new weights.
                 StepsOn::Host => held.host += stepped * (config.optimizer_values() + 1),
             }
         }
@@ -87,15 +86,17 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
     held
 }
 
-/// What a device that is not the host holds besides: the driver's context, the communication library's buffers, and
-/// what libtorch's cache wastes. Nobody tells these sizes: they are what was left of the measurements in
-/// docs/performance.md, 1.6 to 2.2 GiB on one GPU and 3.3 to 3.8 on each of four.
+/// Estimates further memory of a device other than the host: the driver's context, the communication
+/// library's buffers, and fragmentation of libtorch's cache. No interface reports these sizes. The values are
+/// the remainders of the measurements in docs/results/memory.md: 1.6 to 2.2 GiB on one GPU, 3.3 to 3.8 GiB on
+/// each of four.
 pub fn driver_bytes(world_size: usize) -> usize {
     const MIB: usize = 1 << 20;
     if world_size == 1 { 1900 * MIB } else { 3700 * MIB }
 }
 
-/// What [`crate::Zero::weights_with_own`] takes: all units where they are not whole anyway, else what `is_own` accepts.
+/// Returns the bytes that [`crate::Zero::weights_with_own`] allocates: all units if they must be gathered,
+/// otherwise the parameters that `is_own` accepts.
 pub fn whole_weights<M: Model>(
     model: &M,
     config: ZeroConfig,
@@ -108,7 +109,7 @@ pub fn whole_weights<M: Model>(
     lens.sum::<usize>() * config.precision.dtype().size_bytes()
 }
 
-/// The most activations that exist at a time in forward and backward of one micro-batch.
+/// Returns the peak of activations in forward and backward of one micro-batch, in bytes.
 pub fn training_activations<M: Footprint>(
     model: &M,
     size: &M::Size,
@@ -119,7 +120,8 @@ pub fn training_activations<M: Footprint>(
     forward.max(backward)
 }
 
-/// Activations of a pass whose backward comes later, as [`crate::Zero::record`] and [`crate::Zero::backward`] run it.
+/// Returns the activations of a pass whose backward runs later, like [`crate::Zero::record`] and
+/// [`crate::Zero::backward`].
 pub fn recorded_activations<M: Footprint>(
     model: &M,
     size: &M::Size,
@@ -132,19 +134,19 @@ pub fn recorded_activations<M: Footprint>(
 /// Activations of a micro-batch's forward and backward, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passes {
-    /// The most that exists at a time in forward.
+    /// Peak in forward.
     pub forward: usize,
-    /// What is kept from there to backward.
+    /// Bytes kept from forward to backward.
     pub kept: usize,
-    /// The most that exists at a time in backward, what was kept among it.
+    /// Peak in backward, including the bytes kept.
     pub backward: usize,
 }
 
-/// Those of all blocks, of which those from `first` on have a backward.
+/// Returns the activations over all blocks, where blocks from `first` on have a backward.
 fn passes<M: Footprint>(model: &M, size: &M::Size, config: ZeroConfig, runs: Runs, first: usize) -> Passes {
     let last = model.blocks() - 1;
     let is_run_again = |block: usize| config.recompute == Recompute::Full && block < last;
-    // What is run again is followed back at once, before its weights go.
+    // A recomputed block runs backward at once, before its weights are freed.
     let lasts = |block: usize| !config.gathers() || is_run_again(block);
     let of: Vec<BlockBytes> =
         (0..=last).map(|block| model.block_bytes(block, size, runs, lasts(block))).collect();
@@ -171,25 +173,25 @@ fn passes<M: Footprint>(model: &M, size: &M::Size, config: ZeroConfig, runs: Run
     Passes { forward, kept: all, backward }
 }
 
-/// The most activations that exist at a time in a forward pass that saves nothing.
+/// Returns the peak of activations in a forward pass that saves nothing, in bytes.
 pub fn scoring_activations<M: Footprint>(model: &M, size: &M::Size, runs: Runs) -> usize {
     let of = (0..model.blocks()).map(|block| model.block_bytes(block, size, runs, true));
     of.map(|bytes| bytes.input + bytes.scoring).max().unwrap_or(0)
 }
 
-/// The first block that reads a trained unit: nothing below it needs a gradient.
+/// Returns the first block that reads a trained unit: no block before it needs a gradient.
 pub(crate) fn first_trained_block<M: Model>(model: &M) -> usize {
     let reads_trained =
         |&block: &usize| model.units_of(block).iter().any(|&unit| model.units()[unit].trainable);
     (0..model.blocks()).find(reads_trained).unwrap_or(model.blocks())
 }
 
-/// Which whole-unit buffers a pass takes and gives back.
+/// Simulates the whole-unit buffers that a pass takes and returns.
 struct Walk<'a, M: Model> {
     model: &'a M,
     layouts: &'a [Layout],
     gathers: bool,
-    /// Whether ranks send each other their gradients, and add them up themselves.
+    /// True if ranks send gradients to each other and sum the received slices themselves.
     receives: bool,
     whole: Vec<bool>,
     gathered: PoolSize,
@@ -292,7 +294,7 @@ impl<'a, M: Model> Walk<'a, M> {
     }
 }
 
-/// The buffers that a [`crate::memory::Pool`] has made, by layout, and how many of them are free.
+/// Buffers that a [`crate::memory::Pool`] has allocated, by layout, and how many of them are free.
 #[derive(Default)]
 struct PoolSize {
     made_and_free: HashMap<Layout, (usize, usize)>,
@@ -308,7 +310,7 @@ impl PoolSize {
     }
 
     fn put(&mut self, layout: &Layout) {
-        self.made_and_free.get_mut(layout).expect("it was taken").1 += 1;
+        self.made_and_free.get_mut(layout).expect("the buffer was taken").1 += 1;
     }
 
     fn bytes(&self, element_bytes: usize) -> usize {

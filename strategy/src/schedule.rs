@@ -1,41 +1,41 @@
-//! [`Schedule`]: the learning rate of a step.
+//! [`Schedule`]: the learning rate of each step.
 
-/// How the learning rate goes over a run: linear warm-up, then one of four shapes.
+/// Shape of the learning rate over a run: linear warm-up, then one of four decays.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Schedule {
-    /// Stays at its peak.
+    /// Constant at the peak.
     Constant {
-        /// Steps of warm-up.
+        /// Number of warm-up steps.
         warmup_steps: u64,
     },
-    /// Falls along a line.
+    /// Linear decay.
     Linear {
-        /// Steps of warm-up.
+        /// Number of warm-up steps.
         warmup_steps: u64,
-        /// The last step's rate over the peak.
+        /// Last step's rate divided by the peak.
         final_ratio: f64,
     },
-    /// Falls along half a cosine (Loshchilov and Hutter 2017).
+    /// Cosine decay (Loshchilov and Hutter 2017).
     Cosine {
-        /// Steps of warm-up.
+        /// Number of warm-up steps.
         warmup_steps: u64,
-        /// The last step's rate over the peak.
+        /// Last step's rate divided by the peak.
         final_ratio: f64,
     },
-    /// Stays at its peak, and falls along a line at the end: warm-up, stable, decay (Hu et al. 2024).
+    /// Warm-up, stable, decay: constant at the peak, then linear decay at the end (Hu et al. 2024).
     Wsd {
-        /// Steps of warm-up.
+        /// Number of warm-up steps.
         warmup_steps: u64,
-        /// The steps of the fall, the last ones of the run.
+        /// Number of decay steps, at the end of the run.
         decay_steps: u64,
-        /// The last step's rate over the peak.
+        /// Last step's rate divided by the peak.
         final_ratio: f64,
     },
 }
 
 impl Schedule {
-    /// The factor on the peak learning rate at `step`, counted from 0, of `steps`. In warm-up the first step has
-    /// `1 / warmup_steps`; the last step of the run has `final_ratio`.
+    /// Returns the learning rate's factor on its peak at `step`, counted from 0, of `steps`. The first
+    /// warm-up step has `1 / warmup_steps`, the last step of the run `final_ratio`.
     pub fn factor(&self, step: u64, steps: u64) -> f64 {
         let (Self::Constant { warmup_steps }
         | Self::Linear { warmup_steps, .. }

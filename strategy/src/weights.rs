@@ -1,4 +1,4 @@
-//! A strategy's weights: what of them is resident, and how whole units come and go.
+//! Weights of a strategy: the resident part, and gathering and freeing whole units.
 
 use std::ops::Range;
 
@@ -11,19 +11,20 @@ use crate::{
     config::ZeroConfig,
     layout::{Layout, aligned},
     memory::{flat, param_views},
-    offload::Movable,
+    offload::OffloadArena,
     optimizer::MASTER,
 };
 
-/// Every weight of a model, whole: one list of tensors a unit.
+/// Every whole weight of a model: one list of tensors per unit.
 pub type Weights = Vec<Vec<Tensor>>;
 
-/// The same tensors once more, to be kept by somebody else as well.
+/// Clones the handles: both lists share the same tensors.
 pub fn shared(weights: &Weights) -> Weights {
     weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect()
 }
 
-/// The elements that [`Zero::weights_with_own`] takes for a unit: of what is resident, those that `is_own` accepts.
+/// Returns the number of a unit's elements that [`Zero::weights_with_own`] allocates. Of a resident unit,
+/// only those that `is_own` accepts count.
 pub(crate) fn whole_len(layout: &Layout, gathers: bool, is_own: impl Fn(usize) -> bool) -> usize {
     if gathers {
         return layout.len;
@@ -32,29 +33,29 @@ pub(crate) fn whole_len(layout: &Layout, gathers: bool, is_own: impl Fn(usize) -
     own.map(|(_, range)| aligned(range.len())).sum()
 }
 
-/// A unit's weights.
+/// Weights of one unit.
 #[derive(Debug)]
 pub(crate) struct UnitState {
     pub(crate) layout: Layout,
     pub(crate) dtype: DType,
-    pub(crate) home: WeightsHome,
-    /// The whole unit, while it is there.
+    pub(crate) storage: WeightsStorage,
+    /// The whole unit, while it is on the device.
     pub(crate) whole: Option<Whole>,
 }
 
-/// Where the part of a unit is that this rank keeps: all of it below stage 3, its shard at stage 3.
+/// Placement of the part of a unit that this rank keeps: all of it below stage 3, its shard at stage 3.
 #[derive(Debug)]
-pub(crate) enum WeightsHome {
+pub(crate) enum WeightsStorage {
     Device {
-        /// Holds `resident`.
-        memory: Movable,
+        /// Memory of `resident`.
+        memory: OffloadArena,
         resident: Buffer,
     },
     Host(PinnedBuffer),
 }
 
-impl WeightsHome {
-    pub(crate) fn movable(&mut self) -> Option<&mut Movable> {
+impl WeightsStorage {
+    pub(crate) fn arena(&mut self) -> Option<&mut OffloadArena> {
         match self {
             Self::Device { memory, .. } => Some(memory),
             Self::Host(_) => None,
@@ -66,16 +67,16 @@ impl WeightsHome {
 pub(crate) struct Whole {
     buffer: Buffer,
     views: Vec<Tensor>,
-    /// What fills it, until somebody has waited for it.
+    /// The gather or copy that fills it, until it has been waited for.
     pub(crate) arriving: Option<Arriving>,
 }
 
-/// Weights on their way.
+/// Weights in flight.
 #[derive(Debug)]
 pub(crate) enum Arriving {
     /// From the other ranks.
     Gather(Work),
-    /// From the host, until the copy.
+    /// From the host, until the copy is done.
     Copy(Event),
 }
 
@@ -89,17 +90,17 @@ impl Arriving {
 }
 
 impl UnitState {
-    /// All zero.
+    /// Creates weights that are all zero.
     pub(crate) fn new(unit: &Unit, world_size: usize, config: ZeroConfig, compute: &Stream) -> Result<Self> {
         let layout = Layout::new(unit, world_size);
-        let (len, dtype) = (layout.kept(config.stage, 0).len(), config.precision.dtype());
+        let (len, dtype) = (layout.resident(config.stage, 0).len(), config.precision.dtype());
         let len_bytes = len * dtype.size_bytes();
         if config.params_on == ParamsOn::Host {
-            // A unit without parameters has no bytes, and pinned memory always some.
-            let home = WeightsHome::Host(PinnedBuffer::new(compute.device(), len_bytes.max(1))?);
-            return Ok(Self { layout, dtype, home, whole: None });
+            // A unit without parameters has no bytes, but pinned memory cannot be empty.
+            let storage = WeightsStorage::Host(PinnedBuffer::new(compute.device(), len_bytes.max(1))?);
+            return Ok(Self { layout, dtype, storage, whole: None });
         }
-        let memory = Movable::zeros(format!("weights of {}", unit.name), compute, len_bytes)?;
+        let memory = OffloadArena::zeros(format!("weights of {}", unit.name), compute, len_bytes)?;
         let resident = memory.buffer(0..len, dtype);
         let whole = if config.gathers() {
             None
@@ -107,20 +108,21 @@ impl UnitState {
             let views = param_views(unit, &layout, &resident)?;
             Some(Whole { buffer: resident.clone(), views, arriving: None })
         };
-        Ok(Self { layout, dtype, home: WeightsHome::Device { memory, resident }, whole })
+        Ok(Self { layout, dtype, storage: WeightsStorage::Device { memory, resident }, whole })
     }
 }
 
 impl<M: Model> Zero<M> {
-    /// Every weight, whole, at this moment, in the strategy's precision: for generation, in which no rank waits
-    /// for another. Below stage 3, unless they are on the host, these are the resident weights themselves, so a later
-    /// step changes them. Where they are gathered, states that are leaving have left if there is no room beside them.
+    /// Returns every whole weight in its current state, in the strategy's precision. It serves generation, in
+    /// which no rank waits for another. Below stage 3 with weights on the device, these are the resident
+    /// weights, so a later step changes them. If they must be gathered, the call waits for states that are
+    /// leaving until there is room.
     pub fn weights(&mut self) -> Result<Weights> {
         self.weights_with_own(|_, _| false)
     }
 
-    /// As [`Self::weights`], and those that `is_own` accepts, by their unit and their number in it, are the caller's to
-    /// change: where they would be resident ones, they are copies.
+    /// Like [`Self::weights`], but the caller may change the weights that `is_own` accepts by unit and index
+    /// in the unit. Resident weights among them are copied.
     pub fn weights_with_own(&mut self, is_own: impl Fn(usize, usize) -> bool) -> Result<Weights> {
         self.needs("weights", &[State::Params])?;
         let gathers = self.config.gathers();
@@ -134,7 +136,7 @@ impl<M: Model> Zero<M> {
         (0..self.units.len()).map(|index| self.whole_unit(index, |param| is_own(index, param))).collect()
     }
 
-    /// The weights of one unit, as [`Self::weights`] has those of all. Every rank calls.
+    /// Returns the weights of one unit, like [`Self::weights`]. Every rank calls.
     pub fn unit_weights(&mut self, index: usize) -> Result<Vec<Tensor>> {
         self.needs("unit_weights", &[State::Params])?;
         self.whole_unit(index, |_| false)
@@ -144,7 +146,7 @@ impl<M: Model> Zero<M> {
         if self.config.gathers() { self.gathered_unit(index) } else { self.resident_unit(index, is_own) }
     }
 
-    /// A unit, whole, in memory that is not the pool's: it lives as long as the caller wants.
+    /// Gathers a whole unit into memory outside the pool, which lives as long as the caller wants.
     fn gathered_unit(&mut self, index: usize) -> Result<Vec<Tensor>> {
         let unit = &self.units[index];
         let buffer = Buffer::zeros(&self.compute, unit.layout.len, unit.dtype)?;
@@ -152,7 +154,7 @@ impl<M: Model> Zero<M> {
         param_views(&self.model.units()[index], &self.units[index].layout, &buffer)
     }
 
-    /// A unit that is whole here anyway, with copies of what `is_own` accepts.
+    /// Returns a unit that is whole on this rank anyway, with copies of the weights that `is_own` accepts.
     fn resident_unit(&mut self, index: usize, is_own: impl Fn(usize) -> bool) -> Result<Vec<Tensor>> {
         self.fetch(index)?;
         let unit = &self.units[index];
@@ -175,21 +177,22 @@ impl<M: Model> Zero<M> {
         tensors.collect()
     }
 
-    /// Takes over the weights of `other`, a strategy of the same model on the same ranks, whatever its stage, its
-    /// precision and its devices.
+    /// Copies the weights of `other`, a strategy of the same model on the same ranks, at any stage, precision
+    /// and devices.
     pub fn copy_weights_from(&mut self, other: &mut Self) -> Result<()> {
         self.set_from(other, "copy_weights_from", |_, theirs| Ok(theirs))
     }
 
-    /// Moves every weight `share` of its way to that of `other`: an exponential moving average keeps the rest, and at
-    /// 1 it is a copy. As [`Self::copy_weights_from`] otherwise; small moves need fp32.
+    /// Moves every weight by the fraction `share` towards that of `other`. An exponential moving average uses
+    /// 1 - decay as `share`; at 1 this is a copy. Otherwise like [`Self::copy_weights_from`]. Small moves
+    /// need fp32.
     pub fn move_towards(&mut self, other: &mut Self, share: f64) -> Result<()> {
         self.set_from(other, "move_towards", |own, theirs| {
             Ok(own.f_to_kind(Kind::Float)?.f_lerp(&theirs.f_to_kind(Kind::Float)?, share)?)
         })
     }
 
-    /// Sets the weights to what `mix` makes of this rank's shards of its own and of `other`'s.
+    /// Sets the weights to the result of `mix` on this rank's shards of its own and of `other`'s weights.
     fn set_from(
         &mut self,
         other: &mut Self,
@@ -209,8 +212,8 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// Takes over those weights of `other`, a strategy of a model with the same units, that this model has as well, by
-    /// their names and shapes: a decoder's blocks under another head.
+    /// Copies the weights of `other` that both models have, by name and shape, such as a decoder's blocks
+    /// under another head. The models must have the same units.
     pub fn copy_shared_weights_from<N: Model>(&mut self, other: &mut Zero<N>) -> Result<()> {
         let (call, states) = ("copy_shared_weights_from", [State::Params, State::Optimizer]);
         self.needs(call, &states)?;
@@ -235,7 +238,7 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// A whole unit in fp32, of which each rank brings its shard.
+    /// Gathers a whole unit in fp32 from the ranks' shards.
     fn gather_shards(&self, index: usize, own: &Tensor) -> Result<Tensor> {
         let layout = &self.units[index].layout;
         let whole = Buffer::zeros(&self.compute, layout.len, DType::F32)?;
@@ -245,11 +248,11 @@ impl<M: Model> Zero<M> {
         flat(&whole)
     }
 
-    /// Fills the weights from `source`, of which only what this rank keeps is read.
+    /// Fills the weights from `source`; reads only the part that this rank keeps.
     pub(crate) fn init_weights(&mut self, source: &dyn WeightSource) -> Result<()> {
         let model = self.model.clone();
         for (index, unit) in model.units().iter().enumerate() {
-            let (kept, _) = self.kept_ranges(index);
+            let (kept, _) = self.resident_ranges(index);
             let mut values = vec![0.0; kept.len()];
             for (spec, param) in unit.params.iter().zip(&self.units[index].layout.params) {
                 let (start, end) = (param.start.max(kept.start), param.end.min(kept.end));
@@ -258,7 +261,7 @@ impl<M: Model> Zero<M> {
                     source.read(spec, start - param.start..end - param.start, values)?;
                 }
             }
-            self.set_kept(index, &Tensor::f_from_slice(&values)?)?;
+            self.set_resident(index, &Tensor::f_from_slice(&values)?)?;
         }
         Ok(())
     }
@@ -273,7 +276,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    /// Its elements.
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Device(buffer) => buffer.len(),
@@ -282,20 +285,20 @@ impl Part {
     }
 }
 
-/// What checkpoints read and write.
+/// Reads and writes of checkpoints.
 impl<M: Model> Zero<M> {
-    /// As [`Self::own_weights`], where they lie if they are fp32.
+    /// Like [`Self::own_weights`], but without a copy if they are fp32.
     pub(crate) fn saved_weights(&mut self, index: usize) -> Result<Part> {
         let compute = self.compute.clone();
         let shard = self.units[index].layout.shard(self.group.rank());
         if let Some(state) = self.state_mut(index)
             && state.master.is_some()
         {
-            state.home.ready(&compute)?;
+            state.storage.ready(&compute)?;
             return state.part(MASTER, &shard);
         }
         let weights = self.own_weights(index)?;
-        if let UnitState { dtype: DType::F32, home: WeightsHome::Device { resident, .. }, .. } =
+        if let UnitState { dtype: DType::F32, storage: WeightsStorage::Device { resident, .. }, .. } =
             &self.units[index]
         {
             let is_shard = resident.len() == shard.len();
@@ -306,29 +309,29 @@ impl<M: Model> Zero<M> {
         Ok(Part::Device(wide))
     }
 
-    /// This rank's shard of a unit's weights, as exact as there are any.
+    /// Returns this rank's shard of a unit's weights, in the highest precision available.
     pub(crate) fn own_weights(&mut self, index: usize) -> Result<Tensor> {
         let shard = self.units[index].layout.shard(self.group.rank());
         let compute = self.compute.clone();
         if let Some(state) = self.state_mut(index)
             && let Some(master) = &state.master
         {
-            state.home.ready(&compute)?;
+            state.storage.ready(&compute)?;
             let start = shard.start - state.range.start;
             return Ok(master.f_narrow(0, start as i64, shard.len() as i64)?);
         }
-        let kept = self.kept_ranges(index).0;
+        let kept = self.resident_ranges(index).0;
         let own = shard.start - kept.start..shard.end - kept.start;
         if !self.config.gathers() {
             self.fetch(index)?; // a gather may still fill it
         }
         let unit = &mut self.units[index];
-        match &mut unit.home {
-            WeightsHome::Device { memory, resident } => {
+        match &mut unit.storage {
+            WeightsStorage::Device { memory, resident } => {
                 memory.ready_to_read(&self.compute)?;
                 flat(&resident.slice(own))
             }
-            WeightsHome::Host(memory) => {
+            WeightsStorage::Host(memory) => {
                 let size = unit.dtype.size_bytes();
                 let bytes = &memory.bytes()?[own.start * size..own.end * size];
                 let host = Tensor::f_from_data_size(bytes, &[own.len() as i64], unit.dtype.kind())?;
@@ -337,30 +340,30 @@ impl<M: Model> Zero<M> {
         }
     }
 
-    /// Where libtorch keeps this strategy's tensors.
+    /// Returns the libtorch device of this strategy's tensors.
     pub fn torch_device(&self) -> tch::Device {
-        let device = self.compute.device().torch_device().and_then(TorchDevice::tch);
+        let device = self.compute.device().torch_device().map(TorchDevice::tch);
         device.expect("a strategy computes where libtorch does")
     }
 
-    /// The part of a unit that this rank keeps, of its weights and of its moments.
-    pub(crate) fn kept_ranges(&self, index: usize) -> (Range<usize>, Option<Range<usize>>) {
+    /// Returns the part of a unit that this rank keeps: of its weights and of its moments.
+    pub(crate) fn resident_ranges(&self, index: usize) -> (Range<usize>, Option<Range<usize>>) {
         let layout = &self.units[index].layout;
-        let weights = layout.kept(self.config.stage, self.group.rank());
+        let weights = layout.resident(self.config.stage, self.group.rank());
         let state = self.training.as_ref().and_then(|training| training.states[index].as_ref());
         (weights, state.map(|state| state.range.clone()))
     }
 
-    /// Sets the part of a unit that this rank keeps, and the master, which lies in it.
-    pub(crate) fn set_kept(&mut self, index: usize, kept: &Tensor) -> Result<()> {
-        let (kept_range, _) = self.kept_ranges(index);
+    /// Sets the part of a unit that this rank keeps, and the master weights, which lie within it.
+    pub(crate) fn set_resident(&mut self, index: usize, kept: &Tensor) -> Result<()> {
+        let (kept_range, _) = self.resident_ranges(index);
         let unit = &mut self.units[index];
-        match &mut unit.home {
-            WeightsHome::Device { memory, resident } => {
+        match &mut unit.storage {
+            WeightsStorage::Device { memory, resident } => {
                 memory.ready_to_write(&self.compute)?;
                 flat(resident)?.f_copy_(kept)?;
             }
-            WeightsHome::Host(memory) => {
+            WeightsStorage::Host(memory) => {
                 let host = kept.f_to_kind(unit.dtype.kind())?.f_to_device(tch::Device::Cpu)?;
                 host.f_copy_data_u8(memory.bytes_mut()?, kept_range.len())?;
             }
@@ -369,7 +372,7 @@ impl<M: Model> Zero<M> {
         if let Some(state) = self.state_mut(index)
             && let Some(master) = &mut state.master
         {
-            state.home.ready(&compute)?;
+            state.storage.ready(&compute)?;
             let start = state.range.start - kept_range.start;
             master.f_copy_(&kept.f_narrow(0, start as i64, state.range.len() as i64)?)?;
         }
@@ -378,14 +381,14 @@ impl<M: Model> Zero<M> {
 
     /// Sets a unit's weights from its whole flat buffer.
     fn set_unit(&mut self, index: usize, whole: &Tensor) -> Result<()> {
-        let (kept, _) = self.kept_ranges(index);
-        self.set_kept(index, &whole.f_narrow(0, kept.start as i64, kept.len() as i64)?)
+        let (kept, _) = self.resident_ranges(index);
+        self.set_resident(index, &whole.f_narrow(0, kept.start as i64, kept.len() as i64)?)
     }
 }
 
-/// Weights that come and go.
+/// Gathering and freeing of weights.
 impl<M: Model> Zero<M> {
-    /// Makes a block's weights ready for the compute stream, and starts on those of `next`.
+    /// Makes a block's weights ready for the compute stream, and starts to gather those of `next`.
     pub(crate) fn enter(&mut self, block: usize, next: Option<usize>) -> Result<()> {
         let model = self.model.clone();
         for &unit in model.units_of(block) {
@@ -397,7 +400,7 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// Lets a block's weights go (at stage 3, or for the host), except those that one of the blocks `soon` needs, too.
+    /// Frees a block's gathered weights, except those that one of the blocks `soon` also needs.
     pub(crate) fn leave(&mut self, block: usize, soon: Range<usize>) -> Result<()> {
         if !self.config.gathers() {
             return Ok(());
@@ -412,13 +415,13 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// The views of a block's weights; the block was entered.
+    /// Returns the views of a block's weights; the block was entered.
     pub(crate) fn views(&self, block: usize) -> Vec<&[Tensor]> {
         let whole = |&unit: &usize| &*self.units[unit].whole.as_ref().expect("the block was entered").views;
         self.model.units_of(block).iter().map(whole).collect()
     }
 
-    /// Orders compute after what still fills the weights, and drops gathered ones.
+    /// Makes compute wait for gathers in flight, and drops gathered weights.
     pub(crate) fn settle_weights(&mut self) -> Result<()> {
         for index in 0..self.units.len() {
             if self.units[index].whole.as_ref().is_some_and(|whole| whole.arriving.is_some()) {
@@ -435,10 +438,10 @@ impl<M: Model> Zero<M> {
         whole.arriving.take().map_or(Ok(()), |arriving| arriving.wait(&self.compute))
     }
 
-    /// Starts to gather a unit that is not whole here.
+    /// Starts to gather a unit that is not whole on this rank.
     fn start_gather(&mut self, index: usize) -> Result<()> {
         let unit = &mut self.units[index];
-        if let Some(memory) = unit.home.movable() {
+        if let Some(memory) = unit.storage.arena() {
             memory.ready_to_read(&self.compute)?;
         }
         if unit.whole.is_none() {
@@ -452,34 +455,36 @@ impl<M: Model> Zero<M> {
 
     /// Starts to fill `whole` with a unit's weights, from the host and from the other ranks.
     fn gather_into(&mut self, index: usize, whole: &Buffer) -> Result<Arriving> {
-        let kept = self.kept_ranges(index).0;
-        match &mut self.units[index].home {
-            WeightsHome::Device { memory, resident } => {
+        let kept = self.resident_ranges(index).0;
+        match &mut self.units[index].storage {
+            WeightsStorage::Device { memory, resident } => {
                 memory.ready_to_read(&self.compute)?;
                 Ok(Arriving::Gather(self.group.all_gather(whole, resident, &self.compute)?))
             }
-            WeightsHome::Host(memory) => {
-                let back = &self.transfers.back;
-                back.wait_stream(&self.compute)?; // whoever had this memory before
+            WeightsStorage::Host(memory) => {
+                let to_device = &self.transfers.to_device;
+                to_device.wait_stream(&self.compute)?; // earlier users of this memory
                 let mine = whole.slice(kept);
-                memory.copy_to(0, &mine, back)?;
+                memory.copy_to(0, &mine, to_device)?;
                 if mine.len() == whole.len() {
-                    return Ok(Arriving::Copy(back.record()?));
+                    return Ok(Arriving::Copy(to_device.record()?));
                 }
-                Ok(Arriving::Gather(self.group.all_gather(whole, &mine, back)?))
+                Ok(Arriving::Gather(self.group.all_gather(whole, &mine, to_device)?))
             }
         }
     }
 
-    /// Sends a unit's new weights to the host, and lets their place on the device go.
+    /// Copies a unit's new weights to the host, and frees their device memory.
     pub(crate) fn send_weights(&mut self, index: usize, whole: Buffer) -> Result<()> {
-        let kept = self.kept_ranges(index).0;
+        let kept = self.resident_ranges(index).0;
         let unit = &mut self.units[index];
-        let WeightsHome::Host(memory) = &mut unit.home else { unreachable!("they are on the host") };
-        let out = &self.transfers.out;
-        out.wait_stream(&self.compute)?;
-        memory.copy_from(0, &whole.slice(kept), out)?;
-        self.compute.wait_stream(out)?; // before somebody else writes this memory
+        let WeightsStorage::Host(memory) = &mut unit.storage else {
+            unreachable!("the weights are on the host")
+        };
+        let to_host = &self.transfers.to_host;
+        to_host.wait_stream(&self.compute)?;
+        memory.copy_from(0, &whole.slice(kept), to_host)?;
+        self.compute.wait_stream(to_host)?; // before the next user writes this memory
         self.gathered.put(&unit.layout, whole);
         Ok(())
     }

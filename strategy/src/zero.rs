@@ -1,19 +1,20 @@
-//! [`Zero`]: one implementation of the ZeRO stages. A stage is a comparison, in four places: what is allocated,
-//! what is gathered before a block, what follows its backward, and what the optimizer steps.
+//! [`Zero`]: one implementation of the ZeRO stages. A stage is a comparison, in four places: allocation, the
+//! gather before a block, the reduction after its backward, and the optimizer step.
 //!
-//! A step, in phases:
-//! 1. For each micro-batch, forward through the blocks, each block's weights gathered just before it (stage 3)
-//!    while the block before it runs.
+//! The phases of a step:
+//! 1. For each micro-batch, forward through the blocks. At stage 3 each block's weights are gathered while
+//!    the block before it runs.
 //! 2. The caller turns the head's log-probs into their gradient.
-//! 3. Backward through the blocks. When the last block that reads a unit is through, the slices of the unit's gradient
-//!    go to their owners on the communication stream, in the precision of the blocks, while the next block's backward
-//!    runs. What a rank got from all is summed in fp32, in rank order, into an accumulator.
-//! 4. The global norm, from each rank's own shard in fp64; the clipping factor, the loss scale of fp16 and the count
-//!    of steps stay on the device.
-//! 5. At stage 0 a gather of the accumulated gradients. AdamW on what this rank owns; at stages 1 and 2 the new weights
-//!    are gathered, waited for at their first use.
+//! 3. Backward through the blocks. After the last block that reads a unit, the slices of the unit's gradient
+//!    are sent to their owners, in the precision of the blocks. This runs on the communication stream, during
+//!    the next block's backward. Each rank sums the slices it receives in fp32, in rank order, into an
+//!    accumulator.
+//! 4. The global norm, from each rank's own shard in fp64. The clipping factor, the fp16 loss scale and the
+//!    step count stay on the device.
+//! 5. At stage 0 a gather of the accumulated gradients. AdamW steps the part that this rank owns. At stages 1
+//!    and 2 the new weights are gathered, and their first use waits for them.
 //!
-//! Shards, the order of summation and the norm are the same at every stage, and so are the results, to the bit.
+//! Shards, the order of summation and the norm are the same at every stage, so the results are bitwise equal.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -35,10 +36,10 @@ use crate::{
     offload::Transfers,
     optimizer::{EXP_AVG, EXP_AVG_SQ, OptimizerState, StepHyper},
     plan::first_trained_block,
-    weights::{Arriving, Part, UnitState, WeightsHome},
+    weights::{Arriving, Part, UnitState, WeightsStorage},
 };
 
-/// A model's weights on this rank, and all that training adds to them.
+/// A model's weights on this rank, and the states that training adds.
 #[derive(Debug)]
 pub struct Zero<M: Model> {
     pub(crate) model: Arc<M>,
@@ -51,46 +52,46 @@ pub struct Zero<M: Model> {
     pub(crate) training: Option<Training>,
 }
 
-/// What training adds to the weights.
+/// States that training adds to the weights.
 #[derive(Debug)]
 pub(crate) struct Training {
     adamw: AdamW,
-    /// Calls of [`Zero::step`].
+    /// Number of calls of [`Zero::step`].
     step: u64,
     pub(crate) scaler: Scaler,
-    /// Of every unit that is trained.
+    /// One per unit; `None` if the unit is frozen.
     pub(crate) states: Vec<Option<OptimizerState>>,
-    /// The first block that reads a trained unit: nothing below it needs a gradient.
+    /// The first block that reads a trained unit: no block before it needs a gradient.
     first_block: usize,
-    /// Whole gradients, as blocks write them.
+    /// Whole gradients that blocks write.
     gradients: Pool,
-    /// What ranks send of them.
+    /// Slices received from other ranks.
     received: Pool,
     /// Gradients that blocks write in the current micro-batch.
     writing: Vec<Option<(Buffer, UnitGrads)>>,
-    /// Gradients on their way, oldest first.
+    /// Gradients in flight, oldest first.
     reducing: VecDeque<Reducing>,
-    /// The ranks' parts of a sum.
+    /// Each rank's part of a sum.
     of_ranks: Buffer,
-    /// Whether the accumulators hold something of the current step.
+    /// True if the accumulators hold gradients of the current step.
     accumulated: bool,
 }
 
-/// A unit's gradient on its way to the owners of its slices.
+/// A unit's gradient in flight to the owners of its slices.
 #[derive(Debug)]
 struct Reducing {
     unit: usize,
     whole: Buffer,
-    /// This rank's slice of every rank's gradient, where that is not in `whole`: not of their sum, where the group adds up
-    /// itself, nor of one rank's own.
+    /// This rank's slice of every rank's gradient. `None` if it lies in `whole`: for a single rank, or if the
+    /// group sums by itself.
     received: Option<Buffer>,
-    /// `None` where there is nobody to send to.
+    /// `None` for a single rank.
     work: Option<Work>,
 }
 
 impl<M: Model> Zero<M> {
-    /// Fills the model's weights from `seed` and, with `adamw`, makes it trainable but for its frozen units. The
-    /// ranks of `group` each hold their part. `config` may be a [`ZeroStage`] alone.
+    /// Fills the model's weights from `seed`. With `adamw`, all units but the frozen ones are trainable. Each
+    /// rank of `group` holds its part. `config` may be a [`ZeroStage`] alone.
     ///
     /// # Errors
     /// [`Error::NothingToTrain`] for `adamw` on a model whose units are all frozen, or the device's.
@@ -105,7 +106,7 @@ impl<M: Model> Zero<M> {
         Self::from_source(model, config, adamw, device, group, &Seed(seed))
     }
 
-    /// As [`Self::new`], with weights from `source`; a rank reads what it keeps.
+    /// Like [`Self::new`], with weights from `source`; a rank reads only the part that it keeps.
     pub fn from_source(
         model: Arc<M>,
         config: impl Into<ZeroConfig>,
@@ -130,24 +131,25 @@ impl<M: Model> Zero<M> {
         Ok(zero)
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Arc<M> {
         &self.model
     }
 
-    /// The ranks that share it.
+    /// Returns the ranks that share the model.
     pub fn group(&self) -> &CollectiveGroup {
         &self.group
     }
 
-    /// Optimizer steps done since the optimizer was made, those included that an overflow in fp16 skipped.
+    /// Returns the number of optimizer steps since the optimizer was created, including those skipped after
+    /// an fp16 overflow.
     pub fn steps_done(&self) -> u64 {
         self.training.as_ref().map_or(0, |training| training.step)
     }
 
-    /// Forward and backward of one micro-batch; its gradient is added to those of the step. `loss` turns the
-    /// head's scores into the gradient of the loss, which the ranks' micro-batches add up to: it has divided by
-    /// the global count. Every rank calls this equally often.
+    /// Runs forward and backward of one micro-batch and adds its gradient to the step's. `loss` turns the
+    /// head's scores into the gradient of the loss. It divides by the global count, so the ranks'
+    /// micro-batches add up to the loss. Every rank calls this equally often.
     pub fn accumulate(
         &mut self,
         batch: &M::Batch,
@@ -162,8 +164,8 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// The first half of [`Self::accumulate`]: the scores of a micro-batch, and what its backward needs. Several
-    /// tapes may be open at a time, as of passes that feed each other.
+    /// Runs the first half of [`Self::accumulate`]: returns the scores of a micro-batch, and a tape for its
+    /// backward. Several tapes may be open at a time, for passes that feed each other.
     pub fn record(&mut self, batch: &M::Batch) -> Result<(M::Scores, Tape)> {
         self.trainable("record")?;
         self.needs("record", &[State::Params, State::Gradients])?;
@@ -171,8 +173,8 @@ impl<M: Model> Zero<M> {
         Ok((scores, Tape(kept)))
     }
 
-    /// The second half: adds the micro-batch's gradient to those of the step, and returns that of what the first
-    /// block read, if the model has one.
+    /// Runs the second half: adds the micro-batch's gradient to the step's. Returns the gradient of the first
+    /// block's input, if the model has one.
     pub fn backward(
         &mut self,
         batch: &M::Batch,
@@ -182,10 +184,10 @@ impl<M: Model> Zero<M> {
         self.backward_to(0, batch, kept, grad)
     }
 
-    /// One optimizer step with the gradients accumulated since the last one.
+    /// Runs one optimizer step with the gradients accumulated since the last one.
     ///
     /// # Errors
-    /// [`Error::NonFiniteGradient`], with the weights unchanged, comes from [`Self::finish_step`].
+    /// [`Self::finish_step`] returns [`Error::NonFiniteGradient`], with the weights unchanged.
     pub fn step(&mut self, learning_rate: f64) -> Result<StepStats> {
         self.trainable("step")?;
         self.needs("step", &[State::Params, State::Gradients, State::Optimizer])?;
@@ -210,7 +212,7 @@ impl<M: Model> Zero<M> {
         Ok(stats)
     }
 
-    /// Waits for a step, and checks it.
+    /// Waits for a step and checks it.
     ///
     /// # Errors
     /// The group's failure, or [`Error::NonFiniteGradient`]; the weights are then those before the step.
@@ -218,7 +220,7 @@ impl<M: Model> Zero<M> {
         let grad_norm = stats.grad_norm.f_double_value(&[])?;
         let loss_scale = stats.loss_scale.as_ref().map(|scale| scale.f_double_value(&[])).transpose()?;
         self.group.check()?;
-        // In fp16 a smaller scale may help, as long as there is one.
+        // In fp16 a smaller scale may help, if there is one.
         let skipped = !grad_norm.is_finite();
         if skipped && loss_scale.is_none_or(|scale| scale <= 1.0) {
             return Err(Error::NonFiniteGradient { step: stats.step, grad_norm, loss_scale });
@@ -226,13 +228,13 @@ impl<M: Model> Zero<M> {
         Ok(Stepped { grad_norm: (!skipped).then_some(grad_norm), loss_scale })
     }
 
-    /// The head's scores of a batch, without a gradient.
+    /// Returns the head's scores of a batch, without a gradient.
     pub fn score(&mut self, batch: &M::Batch) -> Result<M::Scores> {
         self.needs("score", &[State::Params])?;
         Ok(self.forward(batch, self.model.blocks())?.0)
     }
 
-    /// Starts a new optimizer with fresh states: for the next phase of a run.
+    /// Starts a new optimizer with fresh states, for the next phase of a run.
     pub fn reset_optimizer(&mut self, adamw: AdamW) -> Result<()> {
         self.trainable("reset_optimizer")?;
         self.needs("reset_optimizer", &[State::Optimizer])?;
@@ -246,18 +248,18 @@ impl<M: Model> Zero<M> {
     }
 }
 
-/// What checkpoints read and write.
+/// Reads and writes of checkpoints.
 impl<M: Model> Zero<M> {
     pub(crate) fn layouts(&self) -> impl Iterator<Item = &Layout> {
         self.units.iter().map(|unit| &unit.layout)
     }
 
-    /// This rank's shards of a unit's moments.
+    /// Returns this rank's shards of a unit's moments.
     pub(crate) fn saved_moments(&mut self, index: usize) -> Result<Option<[Part; 2]>> {
         let compute = self.compute.clone();
         let shard = self.units[index].layout.shard(self.group.rank());
         let Some(state) = self.state_mut(index) else { return Ok(None) };
-        state.home.ready(&compute)?;
+        state.storage.ready(&compute)?;
         Ok(Some([state.part(EXP_AVG, &shard)?, state.part(EXP_AVG_SQ, &shard)?]))
     }
 
@@ -268,14 +270,14 @@ impl<M: Model> Zero<M> {
         exp_avg_sq: &[f32],
     ) -> Result<()> {
         let compute = self.compute.clone();
-        let state = self.state_mut(index).expect("moments are restored where there are some");
-        state.home.ready(&compute)?;
+        let state = self.state_mut(index).expect("moments are restored for trained units");
+        state.storage.ready(&compute)?;
         state.exp_avg.f_copy_(&Tensor::f_from_slice(exp_avg)?)?;
         state.exp_avg_sq.f_copy_(&Tensor::f_from_slice(exp_avg_sq)?)?;
         Ok(())
     }
 
-    /// What is counted beside the moments. Waits for the device.
+    /// Reads the counters that belong to the moments. Waits for the device.
     pub(crate) fn counters(&self) -> Result<Option<Counters>> {
         self.training.as_ref().map(|training| training.scaler.counters(training.step)).transpose()
     }
@@ -291,8 +293,8 @@ impl<M: Model> Zero<M> {
 
 /// The phases of a micro-batch.
 impl<M: Model> Zero<M> {
-    /// Runs all blocks. What backward needs is kept of each from block `first_kept` on.
-    fn forward(&mut self, batch: &M::Batch, first_kept: usize) -> Result<(M::Scores, Vec<Kept>)> {
+    /// Runs all blocks. Keeps the state that backward needs, of each block from `first_kept` on.
+    fn forward(&mut self, batch: &M::Batch, first_kept: usize) -> Result<(M::Scores, Vec<BlockTape>)> {
         let model = self.model.clone();
         let last = model.blocks() - 1;
         let (recompute, stay) = (self.config.recompute, self.weights_stay());
@@ -307,9 +309,9 @@ impl<M: Model> Zero<M> {
             let input = x.replace(hidden);
             if keeps {
                 kept.push(match recompute {
-                    Recompute::None => Kept::Saved(saved),
-                    Recompute::Selective => Kept::Thin(model.thin(block, saved)),
-                    Recompute::Full => Kept::Input(input),
+                    Recompute::None => BlockTape::Saved(saved),
+                    Recompute::Selective => BlockTape::Thin(model.thin(block, saved)),
+                    Recompute::Full => BlockTape::Input(input),
                 });
             }
             self.leave(block, block + 1..last + 1)?;
@@ -317,7 +319,7 @@ impl<M: Model> Zero<M> {
         self.enter(last, None)?;
         let (output, saved) = self.run_forward(last, x.as_ref(), batch, last >= first_kept, stay)?;
         if last >= first_kept {
-            kept.push(Kept::Saved(saved)); // its backward comes next
+            kept.push(BlockTape::Saved(saved)); // its backward comes next
         } else {
             self.leave(last, 0..0)?;
         }
@@ -325,12 +327,12 @@ impl<M: Model> Zero<M> {
         Ok((scores, kept))
     }
 
-    /// Goes back through the blocks from the last to `first`, and returns the gradient of what that one read.
+    /// Runs backward from the last block to `first`, and returns the gradient of that block's input.
     fn backward_to(
         &mut self,
         first: usize,
         batch: &M::Batch,
-        kept: Vec<Kept>,
+        kept: Vec<BlockTape>,
         grad: M::ScoresGrad,
     ) -> Result<Option<Tensor>> {
         let mut grad = Some(OutputGrad::Scores(self.training_mut().scaler.scaled(grad)?));
@@ -346,7 +348,7 @@ impl<M: Model> Zero<M> {
         })
     }
 
-    /// Whether a block's weights are where they were when its backward comes.
+    /// Returns true if a block's weights are still in place at its backward.
     fn weights_stay(&self) -> bool {
         !self.config.gathers()
     }
@@ -368,18 +370,18 @@ impl<M: Model> Zero<M> {
         block: usize,
         first: usize,
         batch: &M::Batch,
-        kept: Kept,
+        kept: BlockTape,
         grad: OutputGrad<M::ScoresGrad>,
     ) -> Result<Option<Tensor>> {
         self.enter(block, (block > first).then(|| block - 1))?;
-        let lasting = self.weights_stay() || matches!(kept, Kept::Input(_));
+        let lasting = self.weights_stay() || matches!(kept, BlockTape::Input(_));
         let saved = match kept {
-            Kept::Saved(saved) => saved,
-            Kept::Thin(saved) => {
+            BlockTape::Saved(saved) => saved,
+            BlockTape::Thin(saved) => {
                 let views = self.views(block);
                 self.model.refill(block, &weights(&views, lasting), saved, batch)?
             }
-            Kept::Input(x) => self.run_forward(block, x.as_ref(), batch, true, lasting)?.1,
+            BlockTape::Input(x) => self.run_forward(block, x.as_ref(), batch, true, lasting)?.1,
         };
         let model = self.model.clone();
         let mut training = self.training.take().expect("checked by `accumulate`");
@@ -401,7 +403,7 @@ impl<M: Model> Zero<M> {
         Ok(below)
     }
 
-    /// Sends a unit's gradient on its way, and takes in older ones.
+    /// Starts to send a unit's gradient to its owners, and accumulates older ones.
     fn reduce(&mut self, unit: usize) -> Result<()> {
         let (group, layout) = (self.group.clone(), &self.units[unit].layout);
         let training = self.training.as_mut().expect("checked by `accumulate`");
@@ -418,11 +420,11 @@ impl<M: Model> Zero<M> {
             (None, Some(group.reduce_scatter(&sum, &whole, ReduceOp::Sum, &self.compute)?))
         };
         training.reducing.push_back(Reducing { unit, whole, received, work });
-        // Whole gradients are scarce: one is in flight while the next is written.
+        // Whole gradients are large: one is in flight while the next is written.
         self.settle(1)
     }
 
-    /// Adds up gradients that have arrived, until at most `in_flight` are left.
+    /// Accumulates gradients that have arrived, until at most `in_flight` are left.
     fn settle(&mut self, in_flight: usize) -> Result<()> {
         let rank = self.group.rank();
         let training = self.training.as_mut().expect("public calls check that there is an optimizer");
@@ -445,8 +447,8 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// The norm of the whole gradient, fp64, one element, on the device. Each rank squares its own shard, at
-    /// every stage, and the partial sums are added in rank order.
+    /// Returns the norm of the whole gradient on the device: fp64, one element. At every stage each rank
+    /// squares its own shard, and the partial sums are added in rank order.
     fn global_norm(&mut self) -> Result<Tensor> {
         let rank = self.group.rank();
         let training = self.training.as_mut().expect("checked by `step`");
@@ -459,11 +461,11 @@ impl<M: Model> Zero<M> {
         Ok(self.sum_of_ranks(&Tensor::f_stack(&partial, 0)?.f_sum(Kind::Double)?)?.f_sqrt()?)
     }
 
-    /// The sum of one fp64 element of every rank, in rank order.
+    /// Sums one fp64 element over all ranks, in rank order.
     pub(crate) fn sum_of_ranks(&self, own: &Tensor) -> Result<Tensor> {
         let (rank, world_size) = (self.group.rank(), self.group.world_size());
         let training = self.training.as_ref().expect("public calls check that there is an optimizer");
-        // Collectives have no fp64: the sums travel as bytes.
+        // Collectives have no fp64, so the sums are sent as bytes.
         const BYTES: usize = size_of::<f64>();
         let all = &training.of_ranks;
         let mine = all.slice(rank * BYTES..(rank + 1) * BYTES);
@@ -477,7 +479,7 @@ impl<M: Model> Zero<M> {
         Ok(total)
     }
 
-    /// Completes the accumulated gradients where this rank steps more than its shard.
+    /// Gathers the accumulated gradients if this rank steps more than its shard.
     fn gather_gradients(&mut self) -> Result<()> {
         let rank = self.group.rank();
         let training = self.training.as_ref().expect("checked by `step`");
@@ -492,24 +494,24 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// Starts the copies of the gradients to the host, all at once, so that one travels while another is stepped.
+    /// Starts all copies of gradients to the host at once, so that one is copied while another is stepped.
     fn send_gradients(&mut self) -> Result<()> {
-        let Transfers { out, back, .. } = &self.transfers;
-        for stream in [out, back] {
+        let Transfers { to_host, to_device, .. } = &self.transfers;
+        for stream in [to_host, to_device] {
             stream.wait_stream(&self.compute)?;
         }
         let training = self.training.as_mut().expect("checked by `step`");
-        training.states.iter_mut().flatten().try_for_each(|state| state.send_gradient(out))
+        training.states.iter_mut().flatten().try_for_each(|state| state.send_gradient(to_host))
     }
 
     fn step_unit(&mut self, index: usize, factors: &Tensor, hyper: &StepHyper) -> Result<()> {
         let unit = &mut self.units[index];
-        if let Some(memory) = unit.home.movable() {
+        if let Some(memory) = unit.storage.arena() {
             memory.ready_to_write(&self.compute)?;
         }
-        let target = match &unit.home {
-            WeightsHome::Device { resident, .. } => resident.clone(),
-            WeightsHome::Host(_) => self.gathered.take(&unit.layout, unit.dtype)?,
+        let target = match &unit.storage {
+            WeightsStorage::Device { resident, .. } => resident.clone(),
+            WeightsStorage::Host(_) => self.gathered.take(&unit.layout, unit.dtype)?,
         };
         let training = self.training.as_mut().expect("checked by `step`");
         let state = training.states[index].as_mut().expect("only trained units are stepped");
@@ -518,7 +520,7 @@ impl<M: Model> Zero<M> {
         } else {
             target.slice(state.range.clone())
         };
-        state.step(&owned, factors, hyper, (&self.compute, &self.transfers.back))?;
+        state.step(&owned, factors, hyper, (&self.compute, &self.transfers.to_device))?;
         let mut arriving = None;
         if self.config.stage >= ZeroStage::Zero1 && self.config.stage < ZeroStage::Zero3 {
             arriving = Some(self.group.all_gather(&target, &owned, &self.compute)?);
@@ -537,14 +539,14 @@ impl<M: Model> Zero<M> {
     }
 }
 
-/// What the calls above stand on.
+/// Helpers of the calls above.
 impl<M: Model> Zero<M> {
-    /// Whether the accumulated gradients are of use.
+    /// Returns true if the accumulated gradients are needed.
     pub(crate) fn has_accumulated(&self) -> bool {
         self.training.as_ref().is_some_and(|training| training.accumulated)
     }
 
-    /// Drops the whole gradients that nobody uses at the moment.
+    /// Drops whole gradient buffers that are not in use.
     pub(crate) fn drop_gradient_buffers(&mut self) {
         if let Some(training) = &mut self.training {
             training.gradients.clear();
@@ -582,7 +584,7 @@ impl<M: Model> Zero<M> {
         if self.training.is_some() { Ok(()) } else { Err(Error::Frozen { call }) }
     }
 
-    /// What the optimizer has of a unit: `None` if it is frozen.
+    /// Returns the optimizer's state of a unit: `None` if it is frozen.
     pub(crate) fn state_mut(&mut self, index: usize) -> Option<&mut OptimizerState> {
         self.training.as_mut()?.states[index].as_mut()
     }
@@ -592,28 +594,29 @@ impl<M: Model> Zero<M> {
     }
 }
 
-/// What a forward pass keeps for its backward. It holds device memory until then.
+/// State that a forward pass keeps for its backward. It holds device memory until then.
 #[derive(Debug)]
-pub struct Tape(Vec<Kept>);
+pub struct Tape(Vec<BlockTape>);
 
-/// A block's weights as its model reads them; `lasting` from a forward to its backward, or not.
+/// Passes a block's weights to its model; `lasting` if they stay in place from forward to backward.
 fn weights<'a>(views: &'a [&'a [Tensor]], lasting: bool) -> anyroll_models::Weights<'a> {
     let weights = anyroll_models::Weights::new(views);
     if lasting { weights.lasting() } else { weights }
 }
 
-/// What backward has of a block's forward.
+/// State of a block's forward that its backward needs.
 #[derive(Debug)]
-enum Kept {
+enum BlockTape {
     Saved(Saved),
-    /// Without what the model makes again.
+    /// Without the parts that the model recomputes.
     Thin(Saved),
-    /// The block's input, to run it again.
+    /// The block's input, to recompute the block.
     Input(Option<Tensor>),
 }
 
 impl Training {
-    /// Makes room for a unit's gradient of this micro-batch, unless an earlier block of it has.
+    /// Allocates a unit's gradient of this micro-batch, unless another block has done so in this backward
+    /// pass.
     fn open_gradient(&mut self, index: usize, unit: &Unit, layout: &Layout, dtype: DType) -> Result<()> {
         if self.writing[index].is_none() {
             let buffer = self.gradients.take(layout, dtype)?;
@@ -623,7 +626,7 @@ impl Training {
         Ok(())
     }
 
-    /// The open gradients of `units`, in that order; frozen units have none.
+    /// Returns the open gradients of `units`, in that order; frozen units have none.
     fn writing_of(&mut self, units: &[usize]) -> Vec<Option<&mut UnitGrads>> {
         let mut found: Vec<Option<&mut UnitGrads>> = units.iter().map(|_| None).collect();
         for (index, open) in self.writing.iter_mut().enumerate() {
@@ -635,7 +638,7 @@ impl Training {
     }
 }
 
-/// The first block that reads a unit: the last one to write its gradient.
+/// Returns the first block that reads a unit, which is the last one to write its gradient.
 pub(crate) fn first_reader<M: Model>(model: &M, unit: usize) -> usize {
     (0..model.blocks()).find(|&block| model.units_of(block).contains(&unit)).expect("every unit has a reader")
 }

@@ -1,4 +1,4 @@
-//! Rollout that goes on over the steps.
+//! Asynchronous rollout, which continues across steps.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use super::{
     run_tiny, series, succeed,
 };
 
-/// Completions of many lengths, few at a time, so that each step leaves some in the middle.
+/// Completions of many lengths, few at a time, so that each step leaves some unfinished.
 pub(super) const UNEVEN: [&str; 5] = [
     "model.decoder.max_length=40",
     "pipeline.rlvr.rollout.max_new_tokens=24",
     "pipeline.rlvr.rollout.batch_size=10",
     "pipeline.rlvr.warmup.steps=20",
-    // A prompt has completions of both kinds also before anything is learnt.
+    // A prompt has completions of both kinds even before training.
     "pipeline.rlvr.reward=[{regex: {pattern: '^.{0,4}$'}}]",
 ];
 
@@ -25,7 +25,8 @@ fn run(folder: &TempDir, name: &str, config: &str, ahead: &str, sets: &[&str]) -
     run_tiny(folder, name, config, &[&UNEVEN[..], &[&*ahead], sets].concat())
 }
 
-/// `again` is `whole` once more, and so it is when its last checkpoint is lost and it goes on from the one before.
+/// Asserts that `again` equals `whole`, also if its last checkpoint is lost and it resumes from the previous
+/// one.
 #[track_caller]
 pub(super) fn assert_repeats(whole: &Path, again: &Path) {
     assert_same(whole, again);
@@ -44,7 +45,7 @@ fn nothing_ahead_is_on_policy() {
     let has = |name: &str| metrics(&none).iter().any(|step| step.keys().any(|key| key.starts_with(name)));
     assert!(!has("staleness/") && !has("carried/"));
     assert!(!last_checkpoint(&none).1.keys().any(|file| file.ends_with(".own")));
-    // All that differs on the first mini-batch is the engine.
+    // On the first mini-batch only the engine differs.
     assert!(series(&none, "rollout/logprob_diff_max").iter().all(|&difference| difference < 1e-4));
 }
 
@@ -62,12 +63,16 @@ fn what_a_step_leaves_goes_on_in_the_next() {
         let [mean, continued, tokens, sequences] =
             ["staleness/mean", "staleness/continued", "carried/tokens", "carried/sequences"]
                 .map(|name| series(&run, name));
-        assert_eq!((stale[0], mean[0], continued[0]), (0.0, 0.0, 0.0), "all begins in the first step");
+        assert_eq!(
+            (stale[0], mean[0], continued[0]),
+            (0.0, 0.0, 0.0),
+            "all completions begin in the first step"
+        );
         assert!(continued.iter().any(|&share| share > 0.0), "{continued:?}");
         assert!(sequences[0] > 0.0 && tokens[0] >= sequences[0], "{sequences:?} have {tokens:?} tokens");
-        // Nothing is begun that no step would train on.
+        // The last step starts no completions that no step would train on.
         assert_eq!((tokens[11], sequences[11]), (0.0, 0.0));
-        // Older weights have made a part of what is trained on.
+        // Older weights sampled part of the training data.
         let differences = series(&run, "rollout/logprob_diff_max");
         assert!(differences[0] < 1e-4 && differences.iter().any(|&it| it > 1e-3), "{differences:?}");
     }

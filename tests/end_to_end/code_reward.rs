@@ -1,4 +1,4 @@
-//! The `code` reward on programs that are right, that are wrong, and that cheat.
+//! The `code` reward on programs that are right, wrong, or that cheat.
 
 mod cheats;
 mod tasks;
@@ -11,7 +11,8 @@ use super::{anyroll, finish};
 use cheats::{ASSERTS, CHEATS, PRELUDE};
 use tasks::TASKS;
 
-/// The score of each program, by its tests; `None`, told aloud, where the machine cannot make the sandbox.
+/// Returns the score of each program on its tests; `None`, with a printed message, if the machine cannot
+/// create the sandbox.
 fn scores(cases: &[(String, Value)], sets: &[&str]) -> Option<Vec<f64>> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("cases.jsonl");
@@ -25,7 +26,7 @@ fn scores(cases: &[(String, Value)], sets: &[&str]) -> Option<Vec<f64>> {
     }
     let ended = finish(command);
     if ended.stderr.contains("the sandbox refuses") {
-        eprintln!("SKIPPED: this machine cannot make the sandbox: {}", ended.stderr);
+        eprintln!("SKIPPED: this machine cannot create the sandbox: {}", ended.stderr);
         return None;
     }
     assert_eq!(ended.code, Some(0), "{ended:#?}");
@@ -76,7 +77,7 @@ const FORMS: &[&str] = &[
     "if add(1, 2) != 3:\n    raise AssertionError\n",
 ];
 
-/// Texts that test nothing, or that need what is not there.
+/// Texts that test nothing, or that need a missing module.
 const BAD: &[&str] = &[
     "",
     "# assert add(1, 2) == 3\n",

@@ -1,4 +1,4 @@
-//! What the other commands say, and runs on a user's own data.
+//! Output of the other commands, and runs on a user's own data.
 
 use std::fs::{self, OpenOptions};
 use std::process::Stdio;
@@ -18,10 +18,10 @@ fn help_teaches_by_examples() {
     }
     let version = succeed(anyroll(["--version"])).stdout;
     assert_eq!(version, format!("anyroll {}\n", env!("CARGO_PKG_VERSION")));
-    // Without arguments, the help; clap's code for a mistaken command line is 2.
+    // Without arguments, the help; clap's exit code for a wrong command line is 2.
     let ended = finish(anyroll::<&str>([]));
     assert!(ended.code == Some(2) && ended.stderr.contains("Usage: anyroll <"), "{ended:#?}");
-    // By the name that users call, and not by that of the program that the launcher becomes.
+    // With the name that users call, and not that of the program that the launcher becomes.
     assert!(help.contains("Usage: anyroll <"), "{help}");
     let run = succeed(anyroll(["run", "--help"])).stdout;
     assert!(run.contains("Usage: anyroll run "), "{run}");
@@ -60,13 +60,13 @@ fn a_bad_config_is_refused_before_anything_starts() {
     check("pipeline.rlvr.group_sise=4", &["group_sise", "group_size"]);
     check("strategy.micro_batch_size=many", &["a whole number"]);
     check("backend=vulkan", &["backend: `vulkan` has memory", "train on one of cuda, rocm, ascend, cpu"]);
-    // What a value cannot be with others is shown at the other, where the file has it.
+    // A conflict between values is shown at the other value, if the file contains it.
     let ended = finish(tiny(ONE_RANK, &run, &["devices=3"]));
     assert!(ended.error().contains("pipeline.rlvr.warmup.batch_size"), "{ended:#?}");
     assert!(ended.stderr.contains("a multiple of 3") && !run.exists(), "{ended:#?}");
 }
 
-/// As by `head`, which has seen enough, and by a file on a disk without room.
+/// Output closed early, like by `head`, and output to a full disk.
 #[test]
 fn output_that_nobody_wants_is_no_failure_and_output_that_is_lost_is_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -101,7 +101,7 @@ fn doctor_measures_copies_products_and_collectives() {
     for name in ["pinned copy to the host, 2 at once", "device copy", "product of", "all_gather, 1 MB"] {
         assert!(names.iter().any(|what| what.starts_with(name)), "no {name:?} in {names:?}");
     }
-    // The host sums in rank order only, and nobody states its limits.
+    // The host sums only in rank order, and its limits are unknown.
     assert!(!names.iter().any(|what| what.contains("by the library")), "{names:?}");
     for figure in figures {
         let is_measured = ["seconds", "per_s"].iter().all(|key| figure[key].as_f64().unwrap() > 0.0);
@@ -112,7 +112,7 @@ fn doctor_measures_copies_products_and_collectives() {
 #[test]
 fn doctor_says_what_is_there_and_why_not() {
     let Ended { stdout: text, took, .. } = succeed(anyroll(["doctor"]));
-    // A quarter of a second, on a machine that has no other work.
+    // Takes a quarter of a second on an idle machine.
     assert!(took < Duration::from_secs(5), "doctor took {took:?}");
     let report: Value = serde_json::from_str(&succeed(anyroll(["doctor", "--json"])).stdout).unwrap();
     assert_eq!(report["anyroll"], env!("CARGO_PKG_VERSION"));
@@ -157,7 +157,7 @@ fn a_conformance_report_says_what_ran_and_on_what() {
 fn a_jsonl_file_is_data() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sort.jsonl");
-    // Odd numbers, in keys of the user's own.
+    // Odd numbers, with the user's own keys.
     let line = |number: u32| {
         let prompt = format!("{number:03}>");
         let mut digits: Vec<char> = prompt.chars().take(3).collect();
@@ -170,7 +170,7 @@ fn a_jsonl_file_is_data() {
     let run = folder.path().join("run");
     succeed(tiny(ONE_RANK, &run, &[&data]));
     assert_eq!(series(&run, "reward/mean").len(), 12);
-    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learned");
     for sample in whole_lines(&run.join("samples.jsonl")) {
         let sample: Value = serde_json::from_str(&sample).unwrap();
         let number: u32 = sample["prompt"].as_str().unwrap().trim_end_matches('>').parse().unwrap();

@@ -11,7 +11,7 @@ use super::{
 
 const PPO: &str = "configs/ppo_critic_cpu.yaml";
 
-/// A critic of another strategy than the policy's, that is alone for two of its steps.
+/// A critic with another strategy than the policy's, which trains alone for the first two steps.
 const CRITIC: [&str; 6] = [
     "pipeline.rlvr.group_size=2",
     "pipeline.rlvr.epochs=2",
@@ -25,7 +25,7 @@ fn run_ppo(folder: &TempDir, name: &str, sets: &[&str]) -> PathBuf {
     run_tiny(folder, name, PPO, &[&CRITIC[..], sets].concat())
 }
 
-/// Asserts that metrics are the same but for rounding.
+/// Asserts that metrics are equal up to rounding.
 #[track_caller]
 fn assert_near(a: &Path, b: &Path, names: &[&str]) {
     for name in names {
@@ -55,8 +55,8 @@ fn any_number_of_ranks_trains_the_same_critic_and_policy() {
     let folder = tempfile::tempdir().unwrap();
     let mut one = PathBuf::new();
     for (ranks, size, warmup_size) in [(2, 4, 16), (4, 2, 8)] {
-        // Both add up the same micro-batches in the same order: an optimizer makes more of another rounding from step
-        // to step.
+        // Both add the same micro-batches in the same order, since an optimizer amplifies rounding
+        // differences with each step.
         let run = |ranks: usize| {
             let sets = [
                 format!("devices={ranks}"),
@@ -73,7 +73,7 @@ fn any_number_of_ranks_trains_the_same_critic_and_policy() {
     assert!(clipped.iter().any(|&share| share > 0.0), "the bound never binds: {clipped:?}");
     let advantages = series(&one, "critic/advantages/mean");
     assert!(advantages.iter().all(|mean| mean.abs() < 1e-6), "whitened over all ranks: {advantages:?}");
-    // The critic is alone for two steps: the policy stays, and its loss is not there.
+    // The critic trains alone for two steps: the policy stays, and has no loss.
     assert_eq!((series(&one, "critic/vf_loss").len(), series(&one, "loss/policy").len()), (12, 10));
 }
 
@@ -107,7 +107,7 @@ fn both_models_go_on_bitwise() {
     assert!(files.keys().any(|name| name == "critic/rank_0001.bin"), "{:?}", files.keys());
 }
 
-/// Four digits, as the other algorithms learn them.
+/// Learns four digits, like the other algorithms.
 #[test]
 fn a_critic_teaches() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! A published model of images, tiny: trained from the YAML by a function's rewards and by a network's gradient, held in
-//! every way, stopped and resumed, and written for others.
+//! A tiny published image model, trained with a function's rewards and with a network's gradient. It is held
+//! in every way, stopped, resumed, and exported.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use super::{
 
 const CONFIG: &str = "configs/diffusion_flow_grpo_sd35_cuda.yaml";
 
-/// What makes a run of the published config a matter of a second, on the host.
+/// Changes that make a run of the published config take about a second, on the host.
 const TINY: [&str; 18] = [
     "backend=cpu",
     "devices=1",
@@ -37,7 +37,7 @@ const TINY: [&str; 18] = [
     "pipeline.diffusion.optimizer.adamw.learning_rate=0.01",
 ];
 
-/// A number that follows from the pixels, and none for the second text.
+/// A number computed from the pixels, and none for the second text.
 const REWARD: &str = r#"
 import zlib
 
@@ -58,7 +58,7 @@ pub(super) struct Case {
     pub(super) sets: Vec<String>,
 }
 
-/// The rewards of a function.
+/// Rewards of a function.
 pub(super) fn by_function() -> Case {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("reward.py");
@@ -68,7 +68,7 @@ pub(super) fn by_function() -> Case {
     Case { folder, sets: vec![reward] }
 }
 
-/// The gradient of a network's: the images' mean redness.
+/// Gradient of a network: the images' mean redness.
 fn by_network() -> Case {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("scorer.pt");
@@ -120,7 +120,7 @@ fn a_published_model_is_held_in_every_way_with_the_same_numbers() {
             assert!(last_checkpoint(&whole) == last_checkpoint(&sharded), "stage {stage} differs");
         }
         assert!(series(&whole, "grad_norm").iter().all(|&norm| norm > 0.0));
-        // New adapters change nothing yet.
+        // New adapters have no effect yet.
         assert_eq!(series(&whole, "eval/drift")[0], 0.0);
         assert!(series(&whole, "eval/drift")[1] > 0.0);
         assert!(series(&whole, "loss/kl")[1..].iter().all(|&kl| kl > 0.0));
@@ -133,7 +133,7 @@ fn images_that_a_function_refuses_are_left_out_and_counted() {
     let run = case.run("run", &["pipeline.diffusion.steps=6"]);
     let dropped = series(&run, "reward/dropped");
     assert!(dropped.iter().any(|&count| count > 0.0) && dropped.iter().all(|&count| count % 4.0 == 0.0));
-    // Of the six images that are evaluated, the second and the sixth are of that text.
+    // The second and the sixth of the six evaluated images have that text.
     assert!(series(&run, "eval/dropped").iter().all(|&count| count == 2.0));
     assert!(series(&run, "rollout/logprob_diff_max").iter().all(|&diff| diff < 1e-4));
 }
@@ -154,7 +154,7 @@ fn images_that_a_function_fails_on_are_left_out_up_to_its_error_rate() {
     assert!(!errors.is_empty() && errors.iter().sum::<f64>() == dropped.iter().sum::<f64>());
     assert!(series(&run, "eval/dropped").iter().all(|&count| count == 2.0));
     assert!(series(&run, "grad_norm").iter().all(|&norm| norm.is_finite()));
-    // The first evaluation has two of six.
+    // In the first evaluation two of six fail.
     let error = fail(case.command(&case.folder.path().join("ended"), &[steps, &term(0.3)]));
     for words in ["`python` failed on 2 of 6 samples", "`max_error_rate` is 0.3", "ZeroDivisionError"] {
         assert!(error.contains(words), "{error}");
@@ -173,7 +173,8 @@ fn a_function_and_a_network_are_summed_and_counted_each() {
     let case = Case { folder: function.folder, sets: vec![reward] };
     let run = case.run("sum", &["devices=2", "pipeline.diffusion.steps=6"]);
     let sum = |name: &str| series(&run, name).iter().sum::<f64>();
-    // All images have a network's score, and those of one text no function's; the sum has the others.
+    // All images have the network's score, but those of one text no score of the function; the sum excludes
+    // them.
     assert!(sum("reward/dropped") > 0.0);
     assert_eq!(sum("reward/dropped"), sum("reward/python/dropped"));
     assert!(series(&run, "reward/torchscript/dropped").is_empty());
@@ -187,7 +188,7 @@ fn a_function_and_a_network_are_summed_and_counted_each() {
     assert!(series(&run, "grad_norm").iter().all(|&norm| norm > 0.0));
 }
 
-/// The likeness of images and texts in the eyes of a tiny CLIP, followed back.
+/// Similarity of images and texts according to a tiny CLIP, with its gradient.
 fn by_likeness() -> Case {
     let folder = tempfile::tempdir().unwrap();
     let records = folder.path().join("texts.jsonl");
@@ -212,7 +213,7 @@ fn a_clip_scores_and_is_refused_by_its_field() {
     );
     assert!(series(&run, "reward/mean").iter().all(|cosine| cosine.abs() < 1.0));
     assert!(series(&run, "reward/std").iter().all(|&deviation| deviation > 0.0));
-    // The third text has eleven tokens, and the CLIP reads nine.
+    // The third text has eleven tokens, but the CLIP reads nine.
     let log = succeed(case.command(&case.folder.path().join("warned"), &[])).stderr;
     assert!(log.contains("1 of 4 texts have more than the 9 tokens"), "{log}");
     let prompts = "pipeline.diffusion.data.prompts";
@@ -255,13 +256,13 @@ fn images_are_decoded_in_tiles_and_followed_back_through_them() {
         case.run(name, &[&large[..], &[&tiles]].concat())
     };
     let (whole, tiled) = (run("whole", "null"), run("tiled", "{size: 16}"));
-    // No larger than a tile: the same to the bit.
+    // No larger than a tile: bitwise equal.
     assert_same(&whole, &run("large", "{size: 32, stride: 16}"));
     let rewards = [&whole, &tiled].map(|run| series(run, "eval/reward"));
     let apart = (rewards[0][0] - rewards[1][0]).abs();
     assert!(apart > 0.0 && apart < 0.1, "{rewards:?}");
     assert!(series(&tiled, "grad_norm").iter().all(|&norm| norm > 0.0 && norm.is_finite()));
-    // However many are decoded at a time.
+    // The number decoded at a time does not matter.
     let at_a_time = "pipeline.diffusion.sampler.decode_batch_size=3";
     let tiles = "pipeline.diffusion.sampler.decode_tiles={size: 16}";
     let together = case.run("together", &[&large[..], &[tiles, at_a_time]].concat());
@@ -306,11 +307,11 @@ fn an_interrupted_run_of_adapters_goes_on_bitwise_and_is_written_for_others() {
         }
         changed += 1;
         if module == "transformer_blocks.1.attn.add_q_proj" {
-            assert_eq!(apart, 0.0, "what the last block's text asks for is not used");
+            assert_eq!(apart, 0.0, "the last block's text queries are not used");
             continue;
         }
         let [a, b] = ["A", "B"].map(|it| matrix(&format!("transformer.{module}.lora_{it}.weight")));
-        // Alpha over rank, which the file does not say, is in B.
+        // B includes alpha over rank, which the file does not contain.
         let error = (is - was - b.matmul(&a)).abs().max().double_value(&[]);
         assert!(apart > 0.0 && error < 1e-4, "{name}: {apart} {error}");
     }
@@ -336,7 +337,7 @@ fn what_does_not_fit_a_published_model_is_refused() {
     check(&[&format!("{prompts}.height=18")], "prompts.height", "does not paint 18");
     check(&[&format!("{prompts}.held_out=4")], "prompts.held_out", "4 of 4 texts leave none");
     check(&[&format!("{prompts}.embeddings=README.md")], "prompts.embeddings", "README.md");
-    check(&[&format!("{prompts}.records=README.md")], "prompts.records", "no JSON object");
+    check(&[&format!("{prompts}.records=README.md")], "prompts.records", "not a JSON object");
     check(&["pipeline.diffusion.reward=lit"], "pipeline.diffusion.reward", "classes");
     check(&["pipeline.diffusion.reward={torchscript: {path: README.md}}"], "torchscript.path", "README.md");
     check(&["pipeline.diffusion.reward=[{lit: {}}]"], "pipeline.diffusion.reward[0]", "classes");

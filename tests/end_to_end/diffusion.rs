@@ -1,4 +1,4 @@
-//! Models of images: every method learns, and comes to the same numbers however it is held, stopped and resumed.
+//! Image models: every method learns, and gives the same numbers however it is held, stopped and resumed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ const REFL: &str = "configs/diffusion_refl_shapes_cpu.yaml";
 const FLOW_GRPO: &str = "configs/diffusion_flow_grpo_shapes_cpu.yaml";
 const NFT: &str = "configs/diffusion_nft_shapes_cpu.yaml";
 
-/// What makes a run of a published config a matter of a second.
+/// Changes that make a run of a published config take about a second.
 const TINY: [&str; 12] = [
     "model.dit.hidden_size=16",
     "model.dit.intermediate_size=32",
@@ -31,7 +31,7 @@ const TINY: [&str; 12] = [
     "pipeline.diffusion.checkpoint.every=2",
 ];
 
-/// What each method needs to be as small, with all that its step can have.
+/// Further changes of each method for the same size, with every feature of its step.
 pub(super) const METHODS: [(&str, &[&str]); 3] = [
     (REFL, &["pipeline.diffusion.method.refl.mid_step=2", "pipeline.diffusion.prompts_per_step=8"]),
     (FLOW_GRPO, &["pipeline.diffusion.group_size=4", "pipeline.diffusion.method.flow_grpo.kl_coef=0.01"]),
@@ -68,7 +68,7 @@ fn every_zero_stage_computes_the_same_images() {
         };
         let whole = run(0, &["strategy.offload.optimizer=none"]);
         for stage in 1..=3 {
-            // What is recomputed or leaves the device changes nothing either.
+            // Recomputation and offloading change nothing either.
             let more: &[&str] = if stage == 2 { &["strategy.recompute=full"] } else { &[] };
             let sharded = run(stage, more);
             assert_same_steps(&lasting_metrics(&whole), &lasting_metrics(&sharded));
@@ -115,7 +115,7 @@ fn a_run_of_images_leaves_its_pictures_and_numbers() {
     for name in ["loss/kl", "ratio/mean", "grad_norm", "reward/dropped", "perf/denoising_steps_per_s"] {
         assert_eq!(series(&run, name).len(), 6, "{name}");
     }
-    // Before the first update the policy that trains is the one that sampled.
+    // Before the first update the trained policy is the one that sampled.
     assert!(series(&run, "rollout/logprob_diff_max").iter().all(|&diff| diff < 1e-4));
 }
 

@@ -1,4 +1,4 @@
-//! A teacher, whose model is another than the policy's: on what the policy samples, and on written answers.
+//! A teacher with another model than the policy's: on the policy's samples, and on given answers.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::{
 const ON_POLICY: &str = "configs/rlvr_distill_sort_cpu.yaml";
 const WRITTEN: &str = "configs/offline_distill_sort_cpu.yaml";
 
-/// A second or so of either config.
+/// Changes that make a run of either config take about a second.
 const SMALL: [&str; 4] = [
     "pipeline.rlvr.steps=6",
     "pipeline.rlvr.prompts_per_step=32",
@@ -20,7 +20,7 @@ const SMALL: [&str; 4] = [
     "pipeline.rlvr.optimizer.schedule.linear.warmup_steps=0",
 ];
 
-/// A run that has learnt to sort three digits, as a folder; the policy learns four times as narrow.
+/// Returns the folder of a run that has learned to sort three digits; the policy is a quarter as wide.
 fn teacher(folder: &TempDir) -> String {
     let sets = [
         "pipeline.offline.steps=120",
@@ -52,10 +52,10 @@ fn a_policy_learns_from_what_its_teacher_says_of_its_own_answers() {
     succeed(changed(ON_POLICY, &run, &narrow(path, &long, &[])));
     let (kl, right) = (series(&run, "kl/reference"), series(&run, "eval/pass@1"));
     assert!(kl[99] < 0.3 * kl[0], "a token's mean divergence went from {} to {}", kl[0], kl[99]);
-    assert!(right.last().unwrap() > &(right[0] + 0.3), "no reward is learnt from, and yet: {right:?}");
-    assert_eq!(series(&run, "reward/mean").len(), 100, "it is measured");
+    assert!(right.last().unwrap() > &(right[0] + 0.3), "rewards improve without training on them: {right:?}");
+    assert_eq!(series(&run, "reward/mean").len(), 100, "it is still measured");
 
-    // At the weights that sampled, the gradient is that of k2 as a loss, which has another way there.
+    // At the weights that sampled, the gradient equals that of k2 as a loss, computed another way.
     let one = ["pipeline.rlvr.steps=1", "pipeline.rlvr.algorithm.loss=reinforce", digits];
     let sets = [&SMALL[1..], &one].concat();
     let first = |name: &str, more: &[&str]| {
@@ -96,7 +96,7 @@ fn any_split_of_a_teacher_is_the_same_and_goes_on_to_the_bit() {
     assert_same(&whole, &cut);
 }
 
-/// A run on written answers, of three digits.
+/// Trains on given answers, of three digits.
 fn written(folder: &TempDir, name: &str, path: &str, more: &[&str]) -> std::path::PathBuf {
     let sets = [
         path,
@@ -127,7 +127,7 @@ fn all_odds_of_a_teacher_are_learnt() {
         let (apart, exact) = (series(&run, "eval/divergence"), series(&run, "eval/exact"));
         assert!(apart[2] < 0.2 * apart[0], "beta {beta}: from {apart:?}");
         assert!(exact[2] > exact[0] + 0.5, "beta {beta}: {exact:?}");
-        assert_eq!(apart, series(&run, "eval/loss"), "there is nothing else in it");
+        assert_eq!(apart, series(&run, "eval/loss"), "it is the only term");
     }
     let objective = "pipeline.offline.objective={distill: {beta: 0.5, sft_weight: 0.25}}";
     let run = written(&folder, "both", path, &[objective]);
@@ -150,13 +150,14 @@ fn any_split_of_written_answers_distills_the_same() {
     let parts = written(&folder, "parts", path, &["strategy.micro_batch_size=3"]);
     offline::assert_near(&whole, &parts);
     offline::assert_near(&whole, &plain);
-    // In bf16 a teacher says nearly the same.
+    // A teacher in bf16 gives nearly the same.
     let coarse = written(&folder, "coarse", path, &["roles.reference.strategy.precision=bf16"]);
     let [fine, coarse] = [&whole, &coarse].map(|run| series(run, "loss"));
     assert!(fine.iter().zip(&coarse).all(|(a, b)| a != b && (a - b).abs() < 0.02), "{fine:?} {coarse:?}");
 }
 
-/// Beside adapters the reference is the model without them; the same one in its folder says the same.
+/// With adapters the reference is the model without them; the same model loaded from its folder gives the
+/// same.
 #[test]
 fn a_named_reference_is_compared_with_whatever_is_trained() {
     let folder = tempfile::tempdir().unwrap();

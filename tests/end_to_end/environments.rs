@@ -1,4 +1,4 @@
-//! Rollouts of several turns, with an environment of the user's.
+//! Rollouts of several turns, with a user's environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::{
 
 const GUESS: &str = "configs/rlvr_guess_cpu.yaml";
 
-/// What makes a run of it a matter of seconds.
+/// Changes that make such a run take seconds.
 const SMALL: [&str; 13] = [
     "pipeline.rlvr.warmup.steps=30",
     "pipeline.rlvr.warmup.optimizer.schedule.constant.warmup_steps=5",
@@ -31,7 +31,7 @@ const SMALL: [&str; 13] = [
     "pipeline.rlvr.rollout.environment.workers=5",
 ];
 
-/// The published game, and others that the clock or bad luck plays in.
+/// The published game, and others with delays and random failures.
 const MORE_GAMES: &str = r#"
 
 class Slow(Guess):
@@ -87,7 +87,7 @@ fn run(folder: &TempDir, name: &str, sets: &[&str]) -> PathBuf {
     run
 }
 
-/// The `--set`s of an environment in a file of `folder`.
+/// Returns the `--set`s of an environment in a file of `folder`.
 fn game(folder: &TempDir, class: &str) -> [String; 2] {
     let path = folder.path().join("games.py");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -115,7 +115,7 @@ fn who_listens_learns_more_than_can_be_had_without() {
     assert!(after > 0.45, "four blind guesses are right in 0.4 of the games, and it is in {after}");
     let turns = series(&run, "turns/mean");
     assert!(turns.iter().all(|&turns| turns > 1.0 && turns <= 4.0), "{turns:?}");
-    // Each turn was heard, and is told as it was.
+    // Each turn was received, and recorded as it was.
     let samples = samples(&run);
     let several = samples.iter().filter(|sample| sample["turns"].as_array().unwrap().len() > 1);
     assert!(several.count() > samples.len() / 4);
@@ -133,7 +133,7 @@ fn who_listens_learns_more_than_can_be_had_without() {
     assert!(report.contains("class=\"observation\""), "the report shows no turns");
 }
 
-/// When an environment answers is a matter of the clock, and what comes of it is not.
+/// The time of an environment's answer depends on the clock, but its results do not.
 #[test]
 fn neither_the_clock_nor_a_resume_changes_a_bit() {
     let folder = tempfile::tempdir().unwrap();
@@ -144,14 +144,14 @@ fn neither_the_clock_nor_a_resume_changes_a_bit() {
     assert_repeats(&whole, &again);
     let workers = "pipeline.rlvr.rollout.environment.workers=12";
     assert_same(&whole, &run(&folder, "many", &[&path, &slow, workers]));
-    // In a cache with room for one sample what is kept of others has to go, now and then.
+    // In a cache with room for one sample, kept samples must be freed now and then.
     let tight = run(&folder, "tight", &[&path, &slow, "pipeline.rlvr.rollout.kv_cache.memory=1.0e-9"]);
     assert_same(&whole, &tight);
     let [kept, of_tight] = [&whole, &tight].map(|run| series(run, "perf/kept_tokens"));
     assert!(kept.iter().zip(&of_tight).all(|(all, some)| some < all), "{kept:?} and {of_tight:?}");
 }
 
-/// Episodes that are dealt to other ranks, and greedy ones beside the groups.
+/// Episodes sent to other ranks, and greedy ones next to the groups.
 #[test]
 fn groups_that_are_picked_keep_their_episodes() {
     let folder = tempfile::tempdir().unwrap();
@@ -165,17 +165,17 @@ fn groups_that_are_picked_keep_their_episodes() {
             let [one, two] = [&one, &two].map(|run| series(run, metric)[0]);
             assert!((one - two).abs() <= 1e-5 * one.abs().max(1.0), "{name}, {metric}: {one} and {two}");
         }
-        assert!(series(&one, "grad_norm").iter().any(|&norm| norm > 0.0), "{name}: nothing was learnt");
+        assert!(series(&one, "grad_norm").iter().any(|&norm| norm > 0.0), "{name}: nothing was learned");
     }
 }
 
-/// What each turn earned, from it on, whoever holds it.
+/// Credit of each turn: its rewards from that turn on, on any rank.
 #[test]
 fn turns_have_credit_of_their_own() {
     let folder = tempfile::tempdir().unwrap();
     let credit = "pipeline.rlvr.algorithm.credit=turns";
     let algorithm = |field: &str| format!("pipeline.rlvr.algorithm.{field}");
-    // Where only the last turn earns something, values see no difference.
+    // If only the last turn has a reward, values see no difference.
     let gae = [
         &*algorithm("advantage={gae: {gamma: 0.9}}"),
         "pipeline.rlvr.critic={optimizer: {adamw: {learning_rate: 1.0e-3}}}",
@@ -205,7 +205,7 @@ fn turns_have_credit_of_their_own() {
         let [[earned, as_much], _, [norm, of_sums]] = compare(name, sets, &[]);
         assert!(earned == as_much && norm != of_sums, "{name}: {earned}, {as_much}, {norm}, {of_sums}");
     }
-    // What is earned a turn later may weigh less.
+    // Rewards one turn later may weigh less.
     let discounted = algorithm("credit={turns: {gamma: 0.5}}");
     for (name, sets) in [("grpo-less", &[][..]), ("gae-less", &gae)] {
         let [[earned, as_much], _, [norm, less]] = compare(name, sets, &[&discounted]);
@@ -213,7 +213,7 @@ fn turns_have_credit_of_their_own() {
     }
 }
 
-/// All that a step can have, on two ranks.
+/// Every feature of a step, on two ranks.
 #[test]
 fn every_zero_stage_computes_the_same_and_so_does_one_rank() {
     let folder = tempfile::tempdir().unwrap();
@@ -239,7 +239,7 @@ fn every_zero_stage_computes_the_same_and_so_does_one_rank() {
         let [one, two] = [&one, &whole].map(|run| series(run, name)[0]);
         assert!((one - two).abs() <= 1e-5 * one.abs().max(1.0), "{name}: {one} and {two}");
     }
-    // What is said between turns is no token that was sampled: its log-probs are compared with nothing.
+    // Observations between turns are not sampled tokens: their log-probs are not compared.
     let apart = series(&one, "rollout/logprob_diff_max");
     assert!(apart.iter().all(|&difference| difference < 1e-4), "{apart:?}");
 }
@@ -265,7 +265,7 @@ fn what_goes_wrong_costs_its_samples_and_is_counted() {
         &moody,
         timeout,
         patient,
-        // Samples without a token, alone in their batch.
+        // Samples without tokens, alone in their batch.
         "strategy.micro_batch_size=1",
         "pipeline.rlvr.algorithm.kl_coef=0.01",
         "pipeline.rlvr.algorithm.kl_in={reward: {}}",
@@ -277,7 +277,7 @@ fn what_goes_wrong_costs_its_samples_and_is_counted() {
     assert!(timeouts > 0.0 && timeouts < errors.iter().sum(), "{timeouts} of {errors:?}");
     assert_eq!(series(&moody_run, "selection/left_out"), series(&moody_run, "reward/error_rate"));
     for name in ["loss/policy", "kl/reference", "reward/mean"] {
-        assert_eq!(series(&moody_run, name).len(), 8, "{name} is no number");
+        assert_eq!(series(&moody_run, name).len(), 8, "{name} is not a number");
     }
 
     let ended = finish(command(GUESS, &folder.path().join("strict"), &[&path, &moody]));
@@ -286,7 +286,8 @@ fn what_goes_wrong_costs_its_samples_and_is_counted() {
     }
 }
 
-/// A published model's words go to its environment as text, and come back as messages of its chat template.
+/// A published model's words are sent to its environment as text, and return as messages of its chat
+/// template.
 #[test]
 fn a_chat_model_hears_messages() {
     let folder = tempfile::tempdir().unwrap();
@@ -299,7 +300,7 @@ fn a_chat_model_hears_messages() {
         "pipeline.rlvr.warmup.steps=0",
         "pipeline.rlvr.rollout.max_new_tokens=300",
         "pipeline.rlvr.rollout.environment.max_turn_tokens=60",
-        // It is random, and ends otherwise rarely; some turns have a token for their end, and some have not.
+        // The model is random and would rarely end otherwise; only some turns have an end token.
         "pipeline.rlvr.rollout.stop=[a, e, i, o, t, n]",
     ];
     let run = run(&folder, "chat", &sets);

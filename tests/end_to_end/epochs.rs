@@ -1,4 +1,4 @@
-//! Runs whose length is said as passes over their data.
+//! Runs whose length is given as epochs of their data.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::{ONE_RANK, TINY, assert_same, changed, fail, interrupt, metrics, offline::SFT, resume, succeed};
 
-/// Files of prompts to sort: 45 to train on and 20 held out, and where the first are.
+/// Creates files of prompts to sort, 45 for training and 20 held out. Returns the path of the first.
 fn data(folder: &TempDir, pipeline: &str) -> (String, PathBuf) {
     let sorted = |digits: &str| {
         let mut digits: Vec<char> = digits.chars().collect();
@@ -31,7 +31,7 @@ fn data(folder: &TempDir, pipeline: &str) -> (String, PathBuf) {
     (format!("pipeline.{pipeline}.data={{file: {{{files}}}}}"), train)
 }
 
-/// How many steps the run made, by what it resolved to.
+/// Asserts the number of steps of a run, and its resolved config.
 #[track_caller]
 fn assert_steps(run: &Path, steps: usize, why: &str) {
     assert_eq!(metrics(run).len(), steps + 1, "with that of step 0");
@@ -57,7 +57,7 @@ fn a_supervised_run_of_epochs_goes_on_bitwise() {
     let why = "24 epochs of 45 training records, 16 a step";
     assert!(told.contains(&format!("68 steps: {why}")), "{told}");
     assert_steps(&whole, 68, &format!("# pipeline.offline.steps: {why}\n"));
-    // The rate rises over a tenth of them, 6.8, and ends with them at the ratio of the config.
+    // The rate rises over a tenth of the steps, 6.8, and ends with the config's ratio.
     let rates: Vec<f64> =
         metrics(&whole)[1..].iter().map(|it| it["learning_rate"].as_f64().unwrap()).collect();
     assert_eq!(rates.iter().position(|rate| *rate == 2e-3), Some(6), "{rates:?}");

@@ -1,4 +1,4 @@
-//! A rank that dies, stalls or fails ends the job within seconds, by name, and leaves no process behind.
+//! A rank that dies, stalls or fails ends the job within seconds, is named, and leaves no process behind.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use super::{
     wait_for_steps,
 };
 
-/// From the failure to the end of the job.
+/// Maximum time from the failure to the end of the job.
 const MOST: Duration = Duration::from_secs(10);
 
-/// A job of two ranks that does not end by itself, in the middle of its steps.
+/// Starts a job of two ranks that does not end by itself, and waits until it is training.
 fn start_endless(folder: &TempDir) -> (Process, PathBuf) {
     let run = folder.path().join("run");
     let sets = ["pipeline.rlvr.steps=1000000", "strategy.collective_timeout_s=2"];
@@ -49,7 +49,7 @@ fn a_rank_that_stalls_is_named_with_what_was_waited_for() {
     for words in ["rank 1 stalled", "rank 0 failed", "did not finish within 2s"] {
         assert!(error.contains(words), "no {words:?} in {error}");
     }
-    // The flight recorder: an operation that was done, and the one that never was.
+    // The flight recorder: an operation that completed, and one that never did.
     let report = &ended.stderr[ended.stderr.find(error).unwrap()..];
     assert!(report.contains(": done, enqueued") && report.contains(": started, enqueued"), "{report}");
 }
@@ -59,7 +59,7 @@ fn a_rank_that_fails_by_itself_is_named_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
     let run = run_tiny(&folder, "run", TWO_RANKS, &[]);
     fs::write(run.join("metrics.jsonl"), "{\"step\":0}\nnot a record\n").unwrap();
-    // Rank 1 waits for rank 0 meanwhile, for a minute if nobody ended it.
+    // Rank 1 waits for rank 0 meanwhile, up to a minute.
     let ended = finish(resume(&run));
     let error = ended.error();
     assert!(
@@ -70,7 +70,7 @@ fn a_rank_that_fails_by_itself_is_named_with_its_reason() {
     assert_nothing_left(&run);
 }
 
-/// Told with the step that failed, and what may mend it; the ranks agree.
+/// The message names the failed step and a fix; the ranks agree.
 #[test]
 fn training_that_leads_nowhere_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -84,21 +84,21 @@ fn training_that_leads_nowhere_is_an_error() {
     };
     let policy = format!("pipeline.rlvr.{rate}");
     let constant = "pipeline.rlvr.optimizer.schedule={constant: {}}";
-    // Two updates a step: the first makes weights too large, the second shows it.
+    // Two updates per step: the first makes the weights too large, the second fails.
     let words =
         ["optimizer step 2: the gradient norm is NaN", "help: a lower `optimizer.adamw.learning_rate`"];
     check("fp32", &[&policy, constant], &words);
-    // The last step of all: no other shows what it did.
+    // The very last update: no later one shows its effect.
     let last =
         ["pipeline.rlvr.steps=1", "pipeline.rlvr.mini_batches=1", "pipeline.rlvr.evaluation.prompts=4"];
-    let words = ["of the weights that were trained are infinite or NaN", "help: a lower"];
+    let words = ["of the trained weights are infinite or NaN", "help: a lower"];
     let too_far = "pipeline.rlvr.optimizer.adamw.learning_rate=1e39";
     check("last", &[&last[..], &[too_far, constant]].concat(), &words);
-    // In fp16 steps are skipped as long as a smaller loss scale may help.
+    // In fp16, steps are skipped as long as a smaller loss scale may help.
     let fp16 = ["strategy.precision=fp16", "pipeline.rlvr.steps=3", constant];
     let run = check("fp16", &[&fp16[..], &[&policy]].concat(), &words);
-    assert!(run.join("report.html").exists(), "what there is is kept");
-    // So they are in a warm-up.
+    assert!(run.join("report.html").exists(), "results so far are kept");
+    // The same in a warm-up.
     let warm_up = format!("pipeline.rlvr.warmup.{rate}");
     let short = ["strategy.precision=fp16", "pipeline.rlvr.warmup.steps=6", &warm_up];
     let run = check("warm-up", &short, &words);

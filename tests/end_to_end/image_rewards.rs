@@ -1,4 +1,4 @@
-//! Rewards of images: what a function gets of them, a head on a CLIP, and functions and networks of shapes.
+//! Rewards of images: the inputs of a function, a head on a CLIP, and functions and networks for shapes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::{fail, python_with, series};
 
 const FIELD: &str = "pipeline.diffusion.reward";
 
-/// The same redness of arrays of either dtype, and of what each text's record says.
+/// The same redness for arrays of either dtype, and for the text's record.
 const ARRAYS: &str = r#"
 def redness(image, most):
     assert image.shape == (16, 16, 3)
@@ -28,7 +28,7 @@ def of_floats(images, prompts):
     return [None] if prompts == ["1"] else redness(images[0], 1)
 "#;
 
-/// Light of grey images in a PNG file; of the top left none counts.
+/// Brightness of gray images in a PNG file; those of the top left have no score.
 const SHAPES: &str = r#"
 import struct, zlib
 NAMES = ["top left", "top right", "bottom left", "bottom right"]
@@ -43,7 +43,7 @@ def nothing(images, prompts, label):
     return [None]
 "#;
 
-/// A network of the images that `sample` is like, in `folder`.
+/// Writes a network for images like `sample` to `folder`.
 fn network(folder: &Path, sample: &[i64], mut of: impl FnMut(&Tensor) -> Tensor) -> PathBuf {
     let path = folder.join("scorer.pt");
     let sample = [Tensor::ones(sample, (Kind::Float, Device::Cpu))];
@@ -76,7 +76,7 @@ fn arrays_have_the_pixels_that_a_network_reads() {
     for (step, of_bytes) in means("python").into_iter().enumerate() {
         let (of_floats, of_network) = (means("python_2")[step], means("torchscript")[step]);
         assert!((of_bytes - of_network).abs() < 1.0 / 255.0, "{of_bytes} {of_network}");
-        // The function has no score of images of one text.
+        // The function has no score for images of one text.
         assert!(dropped[step] > 0.0 || (of_floats - of_network).abs() < 1e-6, "{of_floats} {of_network}");
     }
     assert!(dropped.contains(&0.0) && dropped.iter().any(|&count| count > 0.0), "{dropped:?}");
@@ -120,7 +120,7 @@ fn a_head_that_cannot_be_used_is_refused_by_its_field() {
     check("clip=configs", "clip", "config.json");
     check("head=configs/none.safetensors", "head", "cannot read configs/none.safetensors");
     check("head=README.md", "head", "README.md");
-    check("head=tests/golden/clip/plain/model.safetensors", "head", "is no part of a head");
+    check("head=tests/golden/clip/plain/model.safetensors", "head", "is not part of a head");
     let path = case.folder.path().join("wide.safetensors");
     let [weight, bias] = [&[1, 768][..], &[1]].map(|size| Tensor::zeros(size, (Kind::Float, Device::Cpu)));
     Tensor::write_safetensors(&[("layers.0.weight", weight), ("layers.0.bias", bias)], &path).unwrap();
@@ -137,12 +137,12 @@ fn shapes_are_scored_by_functions_and_networks() {
     let function = format!("{{python: {{path: {}, function: light}}}}", path.display());
     let alone =
         run_tiny(&folder, "function", flow_grpo, &[of_flow_grpo, &[&format!("{FIELD}={function}")]].concat());
-    // A quarter of the images that are evaluated are of the class that does not count.
+    // A quarter of the evaluated images belong to the class without a score.
     assert!(series(&alone, "eval/dropped").iter().all(|&count| count == 8.0));
     assert!(series(&alone, "eval/reward").iter().all(|&reward| reward > 0.0 && reward < 1.0));
-    assert!(series(&alone, "eval/brightness").is_empty(), "what was not asked for is not measured");
+    assert!(series(&alone, "eval/brightness").is_empty(), "only configured rewards are measured");
 
-    // Where none counts there is no reward, as there would be one if it were 0.
+    // Without any score there is no reward; a score of 0 would give one.
     let none = format!("{FIELD}={}", function.replace("light", "nothing"));
     let none = run_tiny(&folder, "none", flow_grpo, &[of_flow_grpo, &[&none]].concat());
     assert!(series(&none, "eval/reward").is_empty() && series(&none, "reward/mean").is_empty());

@@ -1,4 +1,4 @@
-//! A trained model in use: generated from and scored.
+//! Using a trained model: generation and scoring.
 
 use std::{fs, io::Write as _, path::Path};
 
@@ -29,7 +29,7 @@ fn parsed(text: &str) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Greedy completions of the last evaluation, as prompt and text.
+/// Returns the greedy completions of the last evaluation as prompt and text.
 pub(super) fn evaluated(run: &Path) -> Vec<(String, String)> {
     let samples = whole_lines(&run.join("samples.jsonl"));
     let samples = samples.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -64,7 +64,7 @@ fn a_run_generates_what_its_evaluation_saw_and_scores_it() {
     let older = run.join("checkpoints/step_000008");
     assert_ne!(generate(older.to_str().unwrap(), &file), generated);
 
-    // The same log-probs by the training forward.
+    // The training forward gives the same log-probs.
     let texts: Vec<Value> = generated
         .iter()
         .map(|line| {
@@ -99,7 +99,7 @@ fn samples_follow_from_the_seed_and_end_at_stop_strings() {
     assert!(several.contains('1') && !cut.contains('1'), "{several} {cut}");
 }
 
-/// Whichever ends first, and a prompt's samples beside one another.
+/// Prompts are printed in order even if later ones end first, with all samples of a prompt together.
 #[test]
 fn texts_come_in_the_order_of_their_prompts() {
     let (_folder, run) = trained();
@@ -113,13 +113,13 @@ fn texts_come_in_the_order_of_their_prompts() {
     assert_eq!(generate(&prompts), apart);
 }
 
-/// As the signal's default has it, which shells tell as 130.
+/// Exits like the signal's default, which shells report as 130.
 #[test]
 fn an_interrupt_ends_it_at_once_behind_what_is_printed() {
     if ignores_interrupts() {
         let _ = writeln!(
             std::io::stderr(),
-            "SKIPPED: interrupts are ignored here, as by what a shell runs behind"
+            "SKIPPED: interrupts are ignored here, as in a shell's background jobs"
         );
         return;
     }
@@ -138,7 +138,7 @@ fn an_interrupt_ends_it_at_once_behind_what_is_printed() {
     assert_eq!(printed.iter().map(|it| it["line"].as_u64().unwrap()).collect::<Vec<_>>(), [1]);
 }
 
-/// Whether this process was started so, and with it what it starts.
+/// Returns true if this process ignores interrupts, which its children inherit.
 fn ignores_interrupts() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
@@ -150,13 +150,16 @@ fn what_cannot_be_used_is_named() {
     let (folder, run) = trained();
     let run = run.to_str().unwrap();
     let no_model = folder.path().to_str().unwrap();
-    assert!(fail(anyroll(["generate", no_model, "--prompt", "1"])).contains("no model's folder"));
+    assert!(
+        fail(anyroll(["generate", no_model, "--prompt", "1"]))
+            .contains("is not a run folder, a checkpoint in one, a model folder")
+    );
     assert!(fail(anyroll(["generate", run, "--prompt", "x>"])).contains("'x'"));
     assert!(fail(anyroll(["generate", run, "--prompt", "1>", "--temperature=-1"])).contains("temperature"));
     let error = fail(anyroll(["generate", run, "--prompt", "1>", "--chat"]));
     assert!(error.contains("`--chat`") && error.contains("no chat template"), "{error}");
     let ended = finish(anyroll(["generate", run, "--prompt", "1>", "--sequences", "0"]));
-    assert!(ended.code == Some(2) && ended.stderr.contains("1 or above"), "{ended:#?}");
+    assert!(ended.code == Some(2) && ended.stderr.contains("an integer of at least 1"), "{ended:#?}");
     let file = lines(&folder, "long.jsonl", &[json!({"prompt": "1>"}), json!({"prompt": "1".repeat(99)})]);
     let error = fail(anyroll(["generate", run, "--file", &file]));
     assert!(error.contains("long.jsonl:2: it has 99 tokens"), "{error}");
@@ -164,13 +167,15 @@ fn what_cannot_be_used_is_named() {
     let error = fail(anyroll(["generate", run, "--prompt", "1>", "--max-new-tokens", &most]));
     assert!(error.contains("`--prompt`: it has 2 tokens, and with"), "{error}");
     let file = lines(&folder, "list.jsonl", &[json!([])]);
-    assert!(fail(anyroll(["generate", run, "--file", &file])).contains("list.jsonl:1: it is no JSON object"));
+    assert!(
+        fail(anyroll(["generate", run, "--file", &file])).contains("list.jsonl:1: it is not a JSON object")
+    );
     let file = lines(&folder, "wrong.jsonl", &[json!({"prompt": "1>"}), json!({"promt": "1>"})]);
     assert!(fail(anyroll(["generate", run, "--file", &file])).contains("wrong.jsonl:2"));
     assert!(fail(anyroll(["score", run, "--file", &file])).contains("wrong.jsonl:2"));
     let file = lines(&folder, "setting.jsonl", &[json!({"prompt": "1>", "seed": 1})]);
     let error = fail(anyroll(["generate", run, "--file", &file]));
-    assert!(error.contains("setting.jsonl:1: `seed` is not read from a line"), "{error}");
+    assert!(error.contains("setting.jsonl:1: a line cannot set `seed`"), "{error}");
     let file = lines(&folder, "hot.jsonl", &[json!({"prompt": "1>", "temperature": -1})]);
     let error = fail(anyroll(["generate", run, "--file", &file]));
     assert!(error.contains("hot.jsonl:1: `temperature`: -1"), "{error}");
@@ -216,7 +221,7 @@ fn a_model_that_computes_no_numbers_says_so() {
     }
 }
 
-/// What a line says of sampling holds for its own prompt, and is what the arguments are for all.
+/// Sampling options on a line apply to its own prompt, and equal the arguments that apply to all.
 #[test]
 fn a_line_may_say_how_it_is_sampled() {
     let (folder, run) = trained();
@@ -233,7 +238,7 @@ fn a_line_may_say_how_it_is_sampled() {
     assert_eq!(generate("line.jsonl", said, &[]), expected);
 }
 
-/// A prompt that is a conversation is put into the chat template, as one that is a user's message.
+/// A prompt of messages is put into the chat template, like a single user message.
 #[test]
 fn a_prompt_may_be_messages() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `rollout.merge_adapters`: sampling and evaluation on weights with adapters merged in, training beside them.
+//! `rollout.merge_adapters`: sampling and evaluation with merged adapters, training with separate ones.
 
 use std::fs;
 use std::path::Path;
@@ -13,12 +13,12 @@ use super::{
 
 const MERGE: &str = "pipeline.rlvr.rollout.merge_adapters=true";
 const LORA: &str = "model.lora={rank: 4, targets: [v_proj, down_proj]}";
-/// The bytes of the matrices that have such adapters, fused as they are: of two layers, q, k and v together, and down.
+/// Bytes of the matrices with such adapters, fused as they are: in two layers q, k and v together, and down.
 const MATRICES: f64 = (2 * 4 * (16 * 32 + 24 * 16)) as f64;
-/// Those of the adapters, as they lie in their units, padded.
+/// Bytes of the adapters in their padded units.
 const ADAPTERS: f64 = (2 * 4 * 384) as f64;
 
-/// The greedy completions of a run's evaluation at `step`: prompts and texts.
+/// Returns the greedy completions of a run's evaluation at `step`: prompts and texts.
 fn completions(run: &Path, step: u64) -> Vec<(String, String)> {
     let samples = whole_lines(&run.join("samples.jsonl"));
     let samples = samples.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -31,11 +31,11 @@ fn completions(run: &Path, step: u64) -> Vec<(String, String)> {
 fn trained(folder: &TempDir, name: &str, sets: &[&str]) -> std::path::PathBuf {
     let (run, command) = run(folder, name, sets);
     succeed(command);
-    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learned");
     run
 }
 
-/// The merged model of an export writes what the run's last evaluation saw, token for token.
+/// The merged model of an export writes the same tokens as the run's last evaluation.
 #[test]
 fn what_is_sampled_is_what_the_exported_model_writes() {
     let folder = tempfile::tempdir().unwrap();
@@ -58,9 +58,9 @@ fn what_is_sampled_is_what_the_exported_model_writes() {
             self::run(&folder, &format!("{name} again"), &[&path, "pipeline.rlvr.steps=1"]);
         succeed(command);
         let (last, first) = (completions(&run, 6), completions(&again, 0));
-        // Of several ranks the first one's.
+        // With several ranks, only the first one's are compared.
         assert!(!last.is_empty() && first.starts_with(&last), "{name}: {last:?} is not {first:?}");
-        assert_ne!(last, completions(&run, 0), "{name}: it writes what it wrote before training");
+        assert_ne!(last, completions(&run, 0), "{name}: it writes the same as before training");
     }
 }
 
@@ -80,15 +80,15 @@ fn an_exported_adapter_writes_what_its_run_does() {
     };
     let of_adapter = written(adapter);
     assert_eq!(of_adapter, written(run));
-    assert_ne!(of_adapter, written(published_model::model().to_str().unwrap()), "it learnt nothing");
+    assert_ne!(of_adapter, written(published_model::model().to_str().unwrap()), "nothing was learned");
     let file = Path::new(adapter).join("adapter_config.json");
     let elsewhere = fs::read_to_string(&file).unwrap().replace("tiny_model", "no_model");
     fs::write(&file, elsewhere).unwrap();
     let error = fail(anyroll(["generate", adapter, "--prompt", "2"]));
-    assert!(error.contains("`base_model_name_or_path` names no folder that is here"), "{error}");
+    assert!(error.contains("`base_model_name_or_path` is not a local folder"), "{error}");
 }
 
-/// What is allocated besides has a plan, of the moment at which adapters are merged; behind it they are not held whole.
+/// The plan includes the additional memory while adapters are merged; afterwards they are not held whole.
 #[test]
 fn copies_are_there_while_it_samples_and_no_longer() {
     let folder = tempfile::tempdir().unwrap();
@@ -103,12 +103,12 @@ fn copies_are_there_while_it_samples_and_no_longer() {
         assert_eq!(merged[1], separate[1], "{stage}: while it trains");
         let most = merged[0] + if copied < 0.0 { ADAPTERS } else { 0.0 };
         let planned = planned(&run);
-        // The ranks' parts of a norm are counted with training.
+        // The ranks' parts of a norm count as training memory.
         assert!((most - planned).abs() <= 8.0, "{stage}: {most} held, {planned} planned");
     }
 }
 
-/// What sampling is said to hold beside activations and its cache.
+/// Returns the planned memory of sampling in addition to activations and the cache.
 fn planned(run: &Path) -> f64 {
     let args = ["plan", run.join("resolved.yaml").to_str().unwrap(), "--json"].map(str::to_owned);
     let report: Value = serde_json::from_str(&succeed(anyroll(args)).stdout).unwrap();
@@ -133,7 +133,7 @@ fn merged_runs_resume_to_the_bit() {
     assert_same(&whole, &part);
 }
 
-/// They get weights and adapters, and merge them into what they have.
+/// These devices receive weights and adapters, and merge them into their own copy.
 #[test]
 fn devices_that_only_sample_merge_as_the_policys_do() {
     let folder = tempfile::tempdir().unwrap();
@@ -147,7 +147,7 @@ fn devices_that_only_sample_merge_as_the_policys_do() {
     assert_eq!(series(&ahead, "staleness/mean")[1..], [1.0; 5]);
 }
 
-/// In bf16 what is sampled differs by rounding from what is trained, and the metric that is there for it says so.
+/// In bf16 sampling and training differ by rounding, which the metric shows.
 #[test]
 fn rounding_shows_in_the_difference_of_log_probs() {
     let folder = tempfile::tempdir().unwrap();

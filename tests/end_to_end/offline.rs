@@ -1,4 +1,4 @@
-//! The `offline` pipeline: supervised, and on pairs.
+//! The `offline` pipeline: supervised training, and training on pairs.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ pub(super) const SFT: &str = "configs/offline_sft_sort_cpu.yaml";
 const DPO: &str = "configs/offline_dpo_sort_cpu.yaml";
 const KTO: &str = "configs/offline_kto_sort_cpu.yaml";
 
-/// A second or so of either config.
+/// Changes that make a run of either config take about a second.
 const SMALL: [&str; 7] = [
     "pipeline.offline.data.sort.digits=3",
     "pipeline.offline.steps=12",
@@ -50,7 +50,7 @@ pub(super) fn run(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> 
     run
 }
 
-/// The same but for rounding, and for how many ranks had held-out records of their own.
+/// Asserts equality up to rounding, and up to the number of ranks with held-out records.
 #[track_caller]
 pub(super) fn assert_near(a: &Path, b: &Path) {
     for (a, b) in lasting_metrics(a).iter().zip(lasting_metrics(b)) {
@@ -66,8 +66,8 @@ pub(super) fn assert_near(a: &Path, b: &Path) {
     assert_eq!(metrics(a).len(), metrics(b).len());
 }
 
-/// A step's loss and gradient are of the whole step, however it is split; with a part of the pairs for each rank, and of
-/// the held-out ones a rest that does not divide evenly.
+/// A step's loss and gradient cover the whole step, however it is split. Each rank has part of the pairs, and
+/// the held-out ones do not divide evenly.
 #[test]
 fn any_split_learns_the_same() {
     let folder = tempfile::tempdir().unwrap();
@@ -75,7 +75,7 @@ fn any_split_learns_the_same() {
         let name = |what: &str| format!("{}-{what}", config.replace('/', "-"));
         let whole = run(&folder, &name("whole"), config, &[]);
         let parts = run(&folder, &name("parts"), config, &["strategy.micro_batch_size=6"]);
-        // With KTO a micro-batch of two often has answers of one kind alone.
+        // With KTO a micro-batch of two often has only one kind of answer.
         if config == KTO {
             let few = run(&folder, &name("few"), config, &["strategy.micro_batch_size=1"]);
             assert_near(&whole, &few);
@@ -119,7 +119,7 @@ fn an_interrupted_run_goes_on_bitwise() {
     assert!(last_checkpoint(&cut).1.keys().any(|name| name.starts_with("rank_0001")));
 }
 
-/// All records are trained on, and the loss in training is what is shown.
+/// All records are trained on, and the training loss is shown.
 #[test]
 fn a_run_may_have_no_evaluation() {
     let folder = tempfile::tempdir().unwrap();
@@ -183,7 +183,7 @@ fn answers_are_learnt() {
     assert!(report.contains("Held-out loss") && report.contains("Training loss"), "charts");
 }
 
-/// With nothing but pairs, every objective widens the margin; what they have in common is not copied from the run's code.
+/// Every objective widens the margin from pairs alone. An objective with a reference starts at a margin of 0.
 #[test]
 fn every_objective_tells_better_from_worse() {
     let folder = tempfile::tempdir().unwrap();
@@ -201,7 +201,7 @@ fn every_objective_tells_better_from_worse() {
     }
 }
 
-/// Of judged answers, with an estimate of the KL divergence and without.
+/// KTO and APO learn from judged answers, with and without an estimate of the KL divergence.
 #[test]
 fn judged_answers_tell_better_from_worse() {
     let folder = tempfile::tempdir().unwrap();
@@ -216,7 +216,8 @@ fn judged_answers_tell_better_from_worse() {
     }
 }
 
-/// A run that is interrupted goes on to the bit, its reference and all; and with a part of the records, or of one kind.
+/// An interrupted run resumes bitwise equal, including its reference; also with part of the records, or one
+/// kind.
 #[test]
 fn judged_answers_in_odd_numbers() {
     let folder = tempfile::tempdir().unwrap();
@@ -245,7 +246,7 @@ fn judged_answers_in_odd_numbers() {
         let sets = [&small(KTO, &[])[1..], &[&*data], sets].concat();
         (changed(KTO, &run, &sets), run)
     };
-    // A rank has no desirable answer in most steps, and often neither has.
+    // In most steps a rank has no desirable answer, and often no rank has one.
     lines(&|number| number % 15 == 0);
     let two = [
         "devices=2",
@@ -276,7 +277,7 @@ fn ktos_loss_is_that_of_the_paper() {
     check_kto("lora: {rank: 4}");
 }
 
-/// What KTO says of two held-out records, from what `anyroll score` says of their texts under both models.
+/// Compares KTO's metrics on two held-out records with those computed from `anyroll score` under both models.
 #[track_caller]
 fn check_kto(model: &str) {
     let folder = tempfile::tempdir().unwrap();
@@ -322,7 +323,7 @@ fn check_kto(model: &str) {
     assert!(kl > 1.0, "the policy has moved: {gained:?}");
 }
 
-/// A reward model that is trained, exported, and then RLVR's reward.
+/// A reward model is trained, exported, and then used as RLVR's reward.
 #[test]
 fn a_reward_model_tells_better_from_worse() {
     const MODEL: &str = "configs/offline_reward_model_sort_cpu.yaml";
@@ -342,9 +343,9 @@ fn a_reward_model_tells_better_from_worse() {
     };
     let one = train("one", &[]);
     let accuracy = series(&one, "eval/accuracy");
-    assert!(accuracy[0] == 0.0 && accuracy[2] > 0.9, "a head of 0 tells nothing: {accuracy:?}");
+    assert!(accuracy[0] == 0.0 && accuracy[2] > 0.9, "a head of 0 gives no preference: {accuracy:?}");
     assert!((series(&one, "eval/loss")[0] - 2f64.ln()).abs() < 1e-9);
-    // Rounding grows from step to step.
+    // Rounding differences grow with each step.
     let few = "pipeline.offline.steps=12";
     let [few_of_one, few_of_two] =
         [train("few", &[few]), train("few-2", &[few, "devices=2", "strategy.zero_stage=3"])];
@@ -375,11 +376,11 @@ fn a_reward_model_tells_better_from_worse() {
         .collect();
     assert!(scores[0] > scores[1] + 0.5, "{scores:?}");
     let refused = fail(anyroll(["generate", one.to_str().unwrap(), "--prompt", "314>"]));
-    assert!(refused.contains("trained a reward model, which writes nothing"), "{refused}");
+    assert!(refused.contains("trained a reward model, which generates no text"), "{refused}");
 }
 
-/// A config, written to `folder`, that trains the tiny published model on these lines. `model`, `file` and `offline` are what
-/// it says of these besides.
+/// Writes a config to `folder` that trains the tiny published model on these lines. `model`, `file` and
+/// `offline` are further fields of these sections.
 pub(super) fn config_of_published_model(
     folder: &TempDir,
     records: &str,
@@ -410,7 +411,7 @@ pipeline:
     config.to_str().unwrap().to_owned()
 }
 
-/// TRL's own format, with a model in a folder and adapters whose reference is the model without them.
+/// TRL's own format, with a model in a folder, and adapters whose reference is the model without them.
 #[test]
 fn conversations_train_adapters_of_a_published_model() {
     let folder = tempfile::tempdir().unwrap();
@@ -455,7 +456,7 @@ fn conversations_train_adapters_of_a_published_model() {
     assert!(exported.join("adapter_model.safetensors").is_file());
 }
 
-/// All of an assistant's messages, and the last one alone.
+/// All of an assistant's messages, compared with only the last one.
 #[test]
 fn every_turn_of_a_conversation_can_be_learnt() {
     let folder = tempfile::tempdir().unwrap();
@@ -486,7 +487,7 @@ fn every_turn_of_a_conversation_can_be_learnt() {
     assert!(losses[0][0] != losses[1][0], "both learn the same: {losses:?}");
 }
 
-/// Texts by themselves, of which nothing is completed, and long ones of which a part is learnt.
+/// Texts without prompts, and long texts of which part is trained on.
 #[test]
 fn texts_are_learnt_and_cut() {
     let folder = tempfile::tempdir().unwrap();
@@ -503,7 +504,7 @@ fn texts_are_learnt_and_cut() {
         (succeed(command).stderr, run)
     };
     let (told, run) = train("start", "devices=2");
-    let cut = told.lines().filter(|line| line.contains("a part is learnt")).collect::<Vec<_>>();
+    let cut = told.lines().filter(|line| line.contains("which are truncated")).collect::<Vec<_>>();
     assert!(cut.len() == 1 && cut[0].contains("of=60"), "{told}");
     let loss = series(&run, "eval/loss");
     assert!(loss.len() == 2 && loss[1] < loss[0] - 0.5, "{loss:?}");
@@ -572,7 +573,7 @@ fn records_that_teach_nothing_are_told() {
         let data =
             format!("pipeline.offline.data={{file: {{path: {path}, held_out_percent: 40, {columns}}}}}");
         let objective = format!("pipeline.offline.objective={objective}");
-        // The first of the usual changes is one of the data that give way here.
+        // The first of the usual changes is one of the data that is replaced here.
         let sets = small(SFT, &[&data, &objective]);
         Process::start(anyroll(
             ["check", SFT].into_iter().chain(sets[1..].iter().flat_map(|it| ["--set", *it])),

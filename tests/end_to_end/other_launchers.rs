@@ -1,4 +1,4 @@
-//! Ranks that another launcher has started: torchrun, srun, an operator of Kubernetes.
+//! Ranks started by another launcher: torchrun, srun, a Kubernetes operator.
 
 use std::io::{self, Write};
 use std::net::TcpListener;
@@ -30,7 +30,7 @@ fn ranks_of_another_launcher_are_a_job() {
     assert_same(&ours, &run);
 }
 
-/// Each host may have files of its own.
+/// Each host may have its own files.
 #[test]
 fn ranks_with_different_configs_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -46,13 +46,13 @@ fn ranks_with_different_configs_are_refused() {
     }
 }
 
-/// Found out before anything is trained, and not when the first checkpoint is written.
+/// Detected before training, and not only at the first checkpoint.
 #[test]
 fn hosts_that_do_not_share_the_run_folder_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
     let run = folder.path().join("run");
-    // Where another host has nothing, rank 1 has an empty file system.
+    // Rank 1 has an empty file system, like another host that lacks the files.
     let hidden = |rank: &Command| {
         let mut command = Command::new("unshare");
         let mount = format!("mount -t tmpfs none '{}' && exec \"$@\"", folder.path().display());
@@ -72,16 +72,16 @@ fn hosts_that_do_not_share_the_run_folder_are_refused() {
     for ended in [as_rank(tiny, 0, port), second].map(Process::start).map(Process::finish) {
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         let first = ended.stderr.lines().next().unwrap_or_default();
-        assert!(first.contains("rank 1 does not find the run's folder"), "{}", ended.stderr);
+        assert!(first.contains("rank 1 does not see the run folder"), "{}", ended.stderr);
         assert!(first.contains("put --output on a file system that all hosts share"), "{}", ended.stderr);
     }
 }
 
-/// Other launchers end a job whose other ranks failed by SIGTERM, and wait long for a rank that does not heed it.
+/// Other launchers end a job after a failure with SIGTERM, and wait long for a rank that ignores it.
 #[test]
 fn a_rank_that_waits_for_the_others_ends_by_a_signal() {
     let folder = tempfile::tempdir().unwrap();
-    // Rank 0, who does not answer.
+    // Takes the place of rank 0, and does not answer.
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     listener.set_nonblocking(true).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -106,7 +106,7 @@ fn half_a_launcher_is_refused() {
         let error = fail(command);
         assert!(error.contains(words), "no {words:?} in {error}");
     };
-    check(&[("RANK", "0")], "RANK is set and WORLD_SIZE is not");
+    check(&[("RANK", "0")], "RANK is set but WORLD_SIZE is not");
     let place = [("RANK", "0"), ("WORLD_SIZE", "3"), ("LOCAL_RANK", "0")];
     let meeting = [("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")];
     check(&[&place[..], &meeting].concat(), "each host has 2 ranks");

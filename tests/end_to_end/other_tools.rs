@@ -1,4 +1,4 @@
-//! What other tools read of a run: Prometheus while it goes on, Weights & Biases afterwards.
+//! Other tools that read a run: Prometheus while it runs, Weights & Biases afterwards.
 
 use std::fs;
 use std::net::TcpListener;
@@ -44,7 +44,7 @@ fn prometheus_reads_the_metrics_while_the_run_goes_on() {
     assert!(refused.contains("metrics.prometheus"), "{refused}");
 }
 
-/// Stands for the package: keeps what it is told.
+/// Replacement of the package, which records its calls.
 const WANDB: &str = r#"
 import json, os
 
@@ -74,7 +74,7 @@ fn wandb_gets_every_metric_and_the_config() {
         command.args(sets).env("PYTHONPATH", &package).env("TOLD", &told);
         command
     };
-    // `-S`-like: the machine's own wandb, if it has one, must not be found first.
+    // The machine's own wandb, if any, must not be found first.
     fs::write(package.join("wandb.py"), "raise ImportError\n").unwrap();
     assert!(fail(export(&[])).contains("could not write the run for wandb"));
     assert!(fail(export(&["--python", "no-such-python"])).contains("no-such-python"));

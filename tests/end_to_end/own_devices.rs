@@ -1,5 +1,5 @@
-//! Roles that are not on the policy's devices. The host is one device for all of them, so that here they have threads and
-//! communicators of their own.
+//! Roles on other devices than the policy's. The host is one device for all of them, so here they have their
+//! own threads and communicators.
 
 use std::fs;
 use std::path::Path;
@@ -31,14 +31,14 @@ fn where_completions_are_sampled_changes_none_of_them() {
         assert_eq!(series(&together, "reward/mean")[..4], series(&apart, "reward/mean")[..4]);
         assert!(series(&apart, "rollout/logprob_diff_max").iter().all(|&difference| difference < 1e-4));
         assert!(series(&apart, "time/rollout_s").iter().all(|&seconds| seconds > 0.0));
-        // States stay where nobody samples but evaluation, before the first step and behind the fourth.
+        // States stay on the device if only evaluation samples, before the first step and after the fourth.
         let [held, sampling] =
             ["perf/allocated_bytes", "perf/generate_allocated_bytes"].map(|name| series(&apart, name));
         assert!(
             sampling[1..4].iter().zip(&held[1..]).all(|(sampling, held)| sampling >= held),
             "{sampling:?}"
         );
-        // Engines with fewer sequences round otherwise, and with as many not.
+        // Engines with fewer sequences round differently; with the same number they are bitwise equal.
         if devices == 1 {
             assert_same_steps(&lasting_metrics(&together), &lasting_metrics(&apart));
         }
@@ -56,7 +56,7 @@ fn one_step_ahead_is_one_step_stale() {
         assert!(stale[1..].iter().all(|&steps| steps == 1.0), "{stale:?}");
         assert!(carried.iter().all(|&groups| groups == 0.0), "{carried:?}");
         assert_eq!(series(&whole, "time/rollout_s").len(), stale.len());
-        // A seed decides every bit, and a checkpoint has what was on its way.
+        // A seed determines every bit, and a checkpoint includes completions in flight.
         let again = run("again");
         assert_repeats(&whole, &again);
     }
@@ -89,7 +89,7 @@ fn what_several_steps_ahead_have_begun_goes_on_with_new_weights() {
         assert!(largest.iter().any(|&steps| steps > 1.0), "{largest:?}");
         assert!(continued.iter().any(|&share| share > 0.0), "{continued:?}");
         assert!(tokens[7] > 0.0 && tokens[11] == 0.0, "{tokens:?}");
-        // A seed decides every bit, and a checkpoint has what was on its way.
+        // A seed determines every bit, and a checkpoint includes completions in flight.
         let again = run("again");
         assert_repeats(&whole, &again);
     }
@@ -120,8 +120,8 @@ fn a_rank_that_is_killed_ends_what_others_sample() {
     assert_nothing_left(&run);
 }
 
-/// The `--set` of a Python reward that notes of each completion how many steps the metrics of `run` have by then, and whose
-/// first line is `first`, with that number as `steps`.
+/// Returns the `--set` of a Python reward that records, for each completion, how many steps the metrics of
+/// `run` have by then. Its first line is `first`, with that number as `steps`.
 fn watching(folder: &Path, run: &Path, first: &str) -> String {
     let text = format!(
         r#"
@@ -166,7 +166,7 @@ fn a_reward_that_fails_meanwhile_says_why() {
     assert_nothing_left(&run);
 }
 
-/// With a communicator of its own a role computes the same.
+/// A role with its own communicator computes the same.
 #[test]
 fn a_reference_and_a_critic_of_their_own_are_the_same() {
     let folder = tempfile::tempdir().unwrap();

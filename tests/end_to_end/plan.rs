@@ -1,4 +1,4 @@
-//! What a run takes, told without a device, and a stage that follows from it.
+//! Memory plans without a device, and the stage chosen by them.
 
 use std::{fs, path::Path};
 
@@ -24,7 +24,7 @@ fn plan(sets: &[&str], options: &[&str]) -> Value {
     serde_json::from_str(&succeed(anyroll(args)).stdout).unwrap()
 }
 
-/// The totals of a choice's phases.
+/// Returns the totals of a choice's phases.
 fn totals(report: &Value, stage: u64, optimizer: &str, params: &str) -> [u64; 3] {
     let choices = report["choices"].as_array().unwrap();
     let is_it = |it: &&Value| {
@@ -38,7 +38,7 @@ fn totals(report: &Value, stage: u64, optimizer: &str, params: &str) -> [u64; 3]
 
 #[test]
 fn a_model_for_devices_that_are_not_here_is_planned() {
-    // A backend that this machine may not have, and more ranks than it could.
+    // A backend that this machine may not have, and more ranks than it could run.
     let batches = ["pipeline.rlvr.prompts_per_step=128", "pipeline.rlvr.warmup.batch_size=64"];
     let sets = [&LARGE[..], &["backend=auto"], &batches].concat();
     let report = plan(&sets, &["--memory", "80GiB", "--world", "64"]);
@@ -54,7 +54,8 @@ fn a_model_for_devices_that_are_not_here_is_planned() {
     let [one, ..] = totals(&report, 1, "none", "none");
     assert!(zero - one > 15 * parameters, "63 of 64 parts of what stage 1 shards");
     assert!(totals(&report, 3, "none", "none")[0] < one);
-    // The reference's weights are away in training, and there when it scores; the rest is away while it generates.
+    // The reference's weights are offloaded in training and loaded for scoring; other states are offloaded
+    // during generation.
     let [train, score, offloaded] = totals(&report, 0, "between_steps", "between_steps");
     assert!((zero - train).abs_diff(2 * parameters) < parameters / 100, "{zero} and {train}");
     assert!(score > 20 * parameters && offloaded + 10 * parameters < generate, "{score}, {offloaded}");
@@ -62,8 +63,8 @@ fn a_model_for_devices_that_are_not_here_is_planned() {
     assert_eq!(*fits, false, "ZeRO-0 of 7 billion parameters in 80 GiB");
 }
 
-/// On the policy's devices its weights are there while it scores, which is between sampling and training, and on the host
-/// otherwise.
+/// On the policy's devices its weights are loaded for scoring, between sampling and training, and otherwise
+/// offloaded to the host.
 #[test]
 fn a_reward_model_is_planned() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/reward_model");
@@ -71,7 +72,7 @@ fn a_reward_model_is_planned() {
     let (length, rest) = file.split_first_chunk().unwrap();
     let bytes = rest.len() as u64 - u64::from_le_bytes(*length); // in fp32
     let config: Value = serde_json::from_slice(&fs::read(format!("{folder}/config.json")).unwrap()).unwrap();
-    // Each layer, the embedding and the head are less than the least that can leave a device.
+    // Each layer, the embedding and the head are smaller than the smallest unit of offloading.
     let units = config["num_hidden_layers"].as_u64().unwrap() + 2;
     let away_bytes = units * (2 << 20);
     let planned = |reward: &str| {
@@ -99,10 +100,10 @@ fn a_reward_model_is_planned() {
         let beside = number(&without[if phase == "reward" { "generate" } else { phase }]["weights"]);
         assert_eq!(number(&stays[phase]["weights"]), beside + away_bytes, "{phase}");
     }
-    // Sharded, what comes are a few blocks at a time beside the shards.
+    // If sharded, a few blocks at a time are gathered in addition to the shards.
     let sharded = model(", backend: cuda, strategy: {zero_stage: 3}");
     assert!(number(&sharded["reward"]["buffers"]) > number(&reward["buffers"]));
-    // On devices of its own it is counted there, and on the policy's only where they are these.
+    // On its own devices it counts there, and on the policy's only if these are the same.
     let elsewhere = report(", backend: cuda, devices: [2, 3]");
     let plan = &elsewhere["configured"]["plan"];
     for phase in ["generate", "train"] {
@@ -124,7 +125,7 @@ fn a_reward_model_is_planned() {
         plan["others"].as_array().unwrap().iter().map(|it| it["devices"].to_string()).collect::<Vec<_>>()
     };
     assert_eq!((&half["reward"], names(&half)), (&comes["reward"], vec!["[2]".to_owned()]));
-    // Devices that do not have the room are said to.
+    // Devices without enough memory are reported.
     let sets = [
         "pipeline.rlvr.reward=[{model: {path: tests/golden/reward_model, backend: cuda, devices: [2]}}]",
         "backend=cpu",
@@ -143,7 +144,7 @@ fn a_reward_model_is_planned() {
     assert!(text.contains("reward model on cuda [2], of 1.00 GiB; it does not fit: reward needs"), "{text}");
 }
 
-/// Devices that only sample have the weights once, and as many keys and values as sequences that they are dealt.
+/// Devices that only sample hold the weights once, and keys and values for the sequences they are assigned.
 #[test]
 fn rollout_on_devices_of_its_own_is_planned() {
     let planned = |devices: &str, more: &[&str]| {
@@ -168,7 +169,7 @@ fn rollout_on_devices_of_its_own_is_planned() {
     let parts = ["weights", "activations", "driver", "kv_cache"].map(|part| number(&own[part]));
     assert_eq!(number(&own["total"]), parts.iter().sum::<u64>());
 
-    // Twice the devices have half of the sequences each; two steps ahead, as many again.
+    // Twice the devices have half of the sequences each; a staleness of two steps adds as many again.
     let cache = |report: &Value| number(&report["configured"]["plan"]["others"][0]["generate"]["kv_cache"]);
     let all = "pipeline.rlvr.rollout.batch_size=4096";
     let ahead = "pipeline.rlvr.rollout.async.ahead=2";
@@ -177,7 +178,8 @@ fn rollout_on_devices_of_its_own_is_planned() {
     let spare = 2 * half - whole; // a cache has a block that nobody owns
     assert!(spare > 0 && 100 * spare < whole, "{half} and {whole}");
     assert_eq!(cache(&planned("[2, 3, 4, 5]", &[all, ahead])), whole);
-    // Beside a reference there, its keys and values are there while that scores, if it samples ahead.
+    // If a reference shares the devices and sampling runs ahead, keys and values are held while the reference
+    // scores.
     let beside = ["pipeline.rlvr.algorithm.kl_coef=0.01", "roles.reference={devices: [2, 3]}"];
     let score = |ahead: &str| {
         let report = planned("[2, 3]", &[&beside[..], &[ahead]].concat());
@@ -190,16 +192,16 @@ fn rollout_on_devices_of_its_own_is_planned() {
     assert_eq!(number(&in_turn["kv_cache"]), 0);
     assert!(number(&meanwhile["kv_cache"]) > 0);
     assert!(number(&in_turn["weights"]) >= 4 * parameters);
-    // A host has no memory of a device.
+    // The host has no device memory.
     let host = plan(&["roles.rollout={devices: 2}"], &["--memory", "80GiB"]);
     assert_eq!(host["not_counted"][0], "rollout on cpu [0, 0]");
     assert_eq!(host["configured"]["plan"]["others"], serde_json::json!([]));
 }
 
-/// A config that keeps logits comes to what one that does not is told of them.
+/// The plan of a config that keeps logits equals the one that `anyroll plan` predicts for keeping them.
 #[test]
 fn a_plan_says_what_keeping_logits_takes() {
-    // So many targets that their logits are made piece by piece where they are not kept.
+    // Enough targets that logits are computed in chunks if they are not kept.
     let sets = [
         "model={path: tests/golden/tiny_model}",
         "strategy.micro_batch_size=2048",
@@ -213,7 +215,7 @@ fn a_plan_says_what_keeping_logits_takes() {
     let train = |plan: &Value| plan["train"]["activations"].as_u64().unwrap();
     assert!(train(&without["keeping_logits"]) > train(&without["configured"]["plan"]));
 
-    // `auto` keeps them where there is room, and does without by a byte.
+    // `auto` keeps logits if there is room, and drops them if one byte is missing.
     let at_one = |keep: &str| of(&["strategy.zero_stage=1", keep])["configured"]["plan"]["train"].clone();
     let [with, without] = ["true", "false"].map(|keep| at_one(&format!("strategy.keep_logits={keep}")));
     let needs = with["total"].as_u64().unwrap();
@@ -250,10 +252,11 @@ fn a_plan_is_a_table_for_people() {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
     let reward_model = ["plan", "configs/offline_reward_model_sort_cpu.yaml"];
-    assert!(fail(anyroll(reward_model)).contains("not those that train a reward model"));
+    assert!(fail(anyroll(reward_model)).contains("not runs that train a reward model"));
 }
 
-/// What a step allocates is what was planned, but for activations and the cache, which are libtorch's or gone by then.
+/// A step's allocations equal the plan, except activations and the cache, which are libtorch's or already
+/// freed.
 #[test]
 fn a_run_takes_what_was_planned() {
     let folder = tempfile::tempdir().unwrap();
@@ -297,8 +300,8 @@ fn a_run_takes_what_was_planned() {
     }
 }
 
-/// What the device's books say of a step of images, of which activations, pixels and frozen networks are libtorch's, is what
-/// was planned.
+/// The device's accounting of a step of images equals the plan; activations, pixels and frozen networks are
+/// libtorch's.
 #[test]
 fn a_run_of_images_takes_what_was_planned() {
     let check = |name: &str, run: &Path| {
@@ -330,7 +333,7 @@ fn a_run_of_images_takes_what_was_planned() {
         env!("CARGO_MANIFEST_DIR"),
         "/../tests/golden/tiny_sd3/model/vae/diffusion_pytorch_model.safetensors"
     ));
-    // In fp32, as the file has it, which has the names as well.
+    // In fp32 like the file, which also contains the names.
     assert!(frozen > 0 && file.is_ok_and(|file| frozen < file.len()), "{frozen}");
 }
 
@@ -346,7 +349,7 @@ fn a_run_says_why_auto_is_its_stage() {
     assert_eq!(metrics(&run).len(), 5);
 }
 
-/// Stages are found for a critic, too, and beside a reward model on the policy's devices.
+/// Stages are also found with a critic, and with a reward model on the policy's devices.
 #[test]
 fn auto_goes_with_every_role() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! From prompts to training: a published model's text encoders, tiny, say what diffusers' pipelines say, and it is trained on.
+//! From prompts to training: a tiny published model's text encoders match diffusers' pipelines, and their
+//! output is trained on.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// The tiny model of this name with its text encoders, as diffusers publishes it.
+/// Creates the tiny model `name` with its text encoders, in diffusers' format.
 fn model(folder: &TempDir, name: &str) -> PathBuf {
     let model = folder.path().join(name);
     copy(&golden(&format!("tiny_{name}/model")), &model);
@@ -37,7 +38,7 @@ fn model(folder: &TempDir, name: &str) -> PathBuf {
 fn embed(model: &Path, file: &Path, out: &Path, more: &[&str]) -> Command {
     let mut command = anyroll(["embed"]);
     command.arg(model).arg("--file").arg(file).arg("--out").arg(out);
-    // Of one prompt after four, so that a batch is short.
+    // Four prompts and then one, so that a batch is short.
     command.args(["--max-sequence-length", "16", "--batch-size", "4", "--negative", "blue dog"]).args(more);
     command
 }
@@ -121,13 +122,13 @@ fn each_encoder_may_have_its_text_and_layers_may_be_skipped() {
     check(&model, &texts, &["--variant", "fp16"], "no folder in it has weights of the variant `fp16`");
     let wrong = folder.path().join("wrong.jsonl");
     fs::write(&wrong, "{\"prompt\": \"a cat\", \"prompt_2\": 2}\n").unwrap();
-    check(&model, &wrong, &[], "`prompt_2` is no text");
+    check(&model, &wrong, &[], "`prompt_2` is not a string");
     let wan = self::model(&folder, "wan");
     check(&wan, &texts, &[], "the model has one text encoder");
-    check(&wan, &model.join("texts.jsonl"), &["--clip-skip", "1"], "the model reads by no CLIP");
+    check(&wan, &model.join("texts.jsonl"), &["--clip-skip", "1"], "the model has no CLIP");
 }
 
-/// A run on the texts of the model's own folder, apart from the sets that say how they are encoded.
+/// Returns a run on the texts of the model's own folder; `how` sets how they are encoded.
 fn encoded(model: &Path, records: &Path, how: &str) -> Case {
     let mut case = by_function();
     let data = format!("{{{how}, records: {}, height: 16, width: 16}}", records.display());
@@ -141,7 +142,7 @@ fn encoded(model: &Path, records: &Path, how: &str) -> Case {
 fn a_run_encodes_its_prompts_to_what_embed_writes() {
     let folder = tempfile::tempdir().unwrap();
     let model = model(&folder, "sd3");
-    // A text that comes twice is encoded once.
+    // A repeated text is encoded once.
     let records = folder.path().join("texts.jsonl");
     let lines = fs::read_to_string(model.join("texts_apart.jsonl")).unwrap();
     fs::write(&records, format!("{lines}{lines}{{\"prompt\": \"a red cat\"}}\n")).unwrap();
@@ -158,7 +159,7 @@ fn a_run_encodes_its_prompts_to_what_embed_writes() {
         let made = made.into_iter().find(|path| path.extension().is_some_and(|it| it == "safetensors"));
         assert!(fs::read(made.unwrap()).unwrap() == fs::read(&out).unwrap(), "the files differ");
     }
-    // By the processor and in bf16 as well.
+    // Also on the host, and in bf16.
     let more =
         ["pipeline.diffusion.data.prompts.encode={on: host, precision: bf16}", "pipeline.diffusion.steps=1"];
     let run = own.run("host", &more);
@@ -176,7 +177,7 @@ fn a_run_that_encoded_its_prompts_goes_on_with_the_same() {
     let whole = case.run("whole", &[]);
     let run = case.folder.path().join("interrupted");
     interrupt(case.command(&run, &[]), &run, 5);
-    // What is there is not encoded again: it would be in bf16 elsewhere.
+    // Existing embeddings are kept: re-encoding would give bf16 values.
     fs::write(&records, "a red cat\na blue dog\nanother\n").unwrap();
     let error = fail(resume(&run));
     assert!(error.contains("its data have changed since"), "{error}");
@@ -283,9 +284,9 @@ fn prompts_that_cannot_be_embedded_are_refused_and_leave_no_file() {
     assert!(fail(command).contains("`max_sequence_length`: is 513: write a number above 0, at most 512"));
     let third = model.join("tokenizer_3");
     fs::rename(third.join("tokenizer.json"), third.join("spiece.model")).unwrap();
-    check(&texts, &[], &["tokenizer_3 has a spiece.model and no tokenizer.json", "save_pretrained"]);
+    check(&texts, &[], &["tokenizer_3 has a spiece.model but no tokenizer.json", "save_pretrained"]);
     fs::rename(third.join("spiece.model"), third.join("tokenizer.json")).unwrap();
-    // Found in the midst of the work.
+    // Found only while encoding.
     let first = model.join("text_encoder/model.safetensors");
     let weights: Vec<_> = Tensor::read_safetensors(&first).unwrap();
     let broken: Vec<_> = weights.iter().map(|(name, tensor)| (name, tensor / 0.0)).collect();

@@ -1,4 +1,4 @@
-//! RLVR on a published model's folder: a tiny random one, with its tokenizer and chat template.
+//! RLVR on a published model's folder: a tiny random model with its tokenizer and chat template.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -19,7 +19,7 @@ pub(super) fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model")
 }
 
-/// A random Phi-3 of the same size, with the same tokenizer, which reads longer texts elsewhere.
+/// Creates a random Phi-3 of the same size and tokenizer, which reads longer texts with other factors.
 fn phi(folder: &TempDir) -> PathBuf {
     let (tiny, to) = (ModelFolder::open(&model()).unwrap(), folder.path().join("phi"));
     let shape = tiny.decoder_config().clone();
@@ -46,7 +46,7 @@ fn phi(folder: &TempDir) -> PathBuf {
     to
 }
 
-/// The published config made small: on the CPU, with a reward for completions that end by themselves.
+/// Makes the published config small: on the CPU, with a reward for completions that end by themselves.
 pub(super) fn run(folder: &TempDir, name: &str, sets: &[&str]) -> (PathBuf, Command) {
     run_config(folder, name, CONFIG, sets)
 }
@@ -55,7 +55,7 @@ fn run_config(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> (Pat
     let data = folder.path().join("data.jsonl");
     let mut lines = String::new();
     for number in 0..400 {
-        // By either name of the configs.
+        // Has the field names of both configs.
         let prompt = format!("2 x {number}?");
         let record =
             json!({"prompt": prompt, "question": prompt, "answer": format!("so #### {}", 2 * number)});
@@ -101,7 +101,7 @@ fn tables_of_another_system_are_data_however_they_are_written() {
         let file = tables.join(name).display().to_string();
         let data =
             format!("pipeline.rlvr.data={{file: {{path: \"{file}\", columns: verl, held_out_percent: 40}}}}");
-        // So short prompts are learnt within two steps at the others' rate.
+        // Prompts this short are learned within two steps at the others' rate.
         let sets = [data.as_str(), "pipeline.rlvr.optimizer.adamw.learning_rate=1.0e-3"];
         let (run, command) = run(&folder, name, &sets);
         succeed(command);
@@ -110,7 +110,7 @@ fn tables_of_another_system_are_data_however_they_are_written() {
     for other in &runs[1..] {
         assert_same(&runs[0], other);
     }
-    // Half of the sums have each domain, and a prompt is a system's and a user's message.
+    // Half of the sums have each domain, and a prompt is a system and a user message.
     assert!(!series(&runs[0], "eval/sums/greedy").is_empty());
     let samples = whole_lines(&runs[0].join("samples.jsonl"));
     assert!(samples[0].contains("system: Add.\\nuser: "), "{}", samples[0]);
@@ -122,7 +122,7 @@ fn a_folder_trains_and_resumes_to_the_bit() {
     let (whole, command) = run(&folder, "whole", &[]);
     succeed(command);
     assert_eq!(series(&whole, "reward/mean").len(), 6);
-    assert!(series(&whole, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    assert!(series(&whole, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learned");
     assert!(series(&whole, "rollout/logprob_diff_max").iter().all(|&difference| difference < 1e-3));
     for line in whole_lines(&whole.join("samples.jsonl")) {
         let sample: Value = serde_json::from_str(&line).unwrap();
@@ -142,7 +142,7 @@ fn a_folder_trains_while_completions_go_on() {
     let (run, command) =
         run_config(&folder, "run", ASYNC, &["devices=2", "pipeline.rlvr.rollout.batch_size=6"]);
     succeed(command);
-    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learned");
     for name in ["carried/tokens", "staleness/mean", "staleness/continued", "rollout/weight_mean"] {
         assert!(series(&run, name).iter().any(|&value| value > 0.0), "{name}");
     }
@@ -150,7 +150,7 @@ fn a_folder_trains_while_completions_go_on() {
     assert!(shares[0] > 0.999 && shares.iter().any(|&share| share < 0.9999), "{shares:?}");
 }
 
-/// Each rank reads its own shard of the folder, so the losses say whether it was the right one.
+/// Each rank reads its own shard of the folder, so the losses show if it was the right one.
 #[test]
 fn two_ranks_at_stage_3_start_from_the_same_weights() {
     let folder = tempfile::tempdir().unwrap();
@@ -196,14 +196,14 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
     let fused = format!("model.path={}", phi(&folder).display());
     let parts = [fused.as_str(), "model.lora={rank: 4, targets: [o_proj, q_proj]}"];
     check(&parts, &["model.lora.targets", "`q_proj` names no matrix"]);
-    check(&[&fused, long], &["it exceeds 2048, its `original_max_position_embeddings`: longer texts turn"]);
+    check(&[&fused, long], &["it exceeds 2048, its `original_max_position_embeddings`: longer texts rotate"]);
     check(&["model.lora={rank: 4, targets: [qkv_proj]}"], &["`qkv_proj` names no matrix"]);
     let strict = ["model.lora={rank: 4, dropout: 0.1}", "pipeline.rlvr.rollout.strict=true"];
     check(&strict, &["model.lora.dropout", "`rollout.strict` wants them equal"]);
 }
 
-/// The greedy completion of each prompt by the model in a folder, with an adapter if there is one, as `transformers`
-/// has it; `None`, said aloud, where there is no such package.
+/// Returns the greedy completion of each prompt by the model in a folder, with an adapter if there is one,
+/// computed by `transformers`. `None`, with a printed message, without that package.
 fn in_transformers(prompts: &[&str], model: &Path, adapter: Option<&Path>) -> Option<Vec<String>> {
     let python = super::python_with("transformers, peft", "exported folders were not opened by others")?;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/python/greedy_of_folder.py");
@@ -226,7 +226,7 @@ fn an_exported_run_is_a_model_elsewhere() {
     let (exported, command) = export(&run, "exported", &["--dtype", "fp32"]);
     let said = succeed(command).stdout;
     assert!(said.contains("step_000006 is in"), "{said}");
-    // It trains again from there: the first evaluation is the last one of the run that it came from.
+    // Trains again from the export: its first evaluation equals the last one of the exported run.
     let path = format!("model.path={}", exported.display());
     let (again, command) = self::run(&folder, "again", &[&path]);
     succeed(command);
@@ -242,7 +242,7 @@ fn an_exported_run_is_a_model_elsewhere() {
     let last: Vec<Value> = last.take_while(|sample| sample["step"] == 6).collect();
     let text = |field: &'static str| last.iter().map(move |sample| sample[field].as_str().unwrap());
     let prompts: Vec<&str> = text("prompt").collect();
-    assert_eq!(prompts.len(), 4, "those of the first rank");
+    assert_eq!(prompts.len(), 4, "the first rank has four");
     if let Some(found) = in_transformers(&prompts, &exported, None) {
         assert_eq!(found, text("completion").collect::<Vec<_>>());
     }
@@ -285,13 +285,13 @@ fn layers_with_adapters_beside_other_matrices_train() {
     );
 }
 
-/// Their norms are those of a host at first and then of a device: the same up to rounding.
+/// Norms are computed on the host at first and then on a device: equal up to rounding.
 #[test]
 fn magnitudes_of_some_layers_train_beside_frozen_weights() {
     check_adapters("rank: 4, dora: true, layers: [1]", 1e-9);
 }
 
-/// All of its matrices, with magnitudes or without.
+/// All of its matrices, with and without magnitudes.
 #[test]
 fn adapters_of_a_phi_train_beside_frozen_weights() {
     let folder = tempfile::tempdir().unwrap();
@@ -314,7 +314,7 @@ fn check_adapters_of(model: &Path, fields: &str, first_kl: f64) {
     let with_kl = [kl_coef, "pipeline.rlvr.mini_batches=1", "devices=2", "strategy.zero_stage=3"];
     let (lora_run, command) = run(&folder, "lora", &[&lora[..], &with_kl].concat());
     succeed(command);
-    assert!(series(&lora_run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    assert!(series(&lora_run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learned");
     let kl = series(&lora_run, "loss/kl");
     assert!(
         kl[0] <= first_kl && kl[kl.len() - 1] > first_kl,

@@ -1,4 +1,4 @@
-//! Runs that have to come to the same numbers.
+//! Runs that must give the same numbers.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::{
     lasting_metrics, offline, run_tiny, series, succeed,
 };
 
-/// A second model and several passes over each batch: all that a step can have.
+/// A second model and several epochs per batch: every feature of a step.
 const FULL_STEP: [&str; 3] = [
     "pipeline.rlvr.algorithm.kl_coef=0.05",
     "pipeline.rlvr.algorithm.entropy_coef=0.01",
@@ -60,7 +60,7 @@ fn what_leaves_the_device_or_is_recomputed_changes_nothing() {
         run("frugal", &["strategy.recompute=full", "roles.reference.strategy.offload.params=between_steps"]);
     assert_same_steps(&lasting_metrics(&plain), &lasting_metrics(&frugal));
     assert!(last_checkpoint(&plain) == last_checkpoint(&frugal), "the checkpoints differ");
-    // Weights that come from the host for each block, of the reference as well.
+    // Weights copied from the host for each block, for the reference as well.
     let streamed = run("streamed", &["strategy.offload={optimizer: cpu_step, params: cpu}"]);
     assert_same_steps(&lasting_metrics(&plain), &lasting_metrics(&streamed));
     assert!(last_checkpoint(&plain) == last_checkpoint(&streamed), "the checkpoints differ");
@@ -82,7 +82,7 @@ fn bf16_learns_what_fp32_learns() {
     assert!((exact - rounded).abs() < 0.05 * exact, "warm-up losses {exact} and {rounded}");
 }
 
-/// In a run of each pipeline a norm of 0 is as one that no gradient has, and not as one that all have.
+/// In a run of each pipeline a norm of 0 turns clipping off: it acts like a large norm, not like a tiny one.
 #[test]
 fn a_norm_of_0_clips_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -129,5 +129,5 @@ fn one_rank_and_two_compute_the_same() {
             assert!((one - two).abs() <= 1e-6, "{name} of record {step}: {one} and {two}");
         }
     }
-    assert!(series(&one, "reward/mean").iter().any(|&reward| reward > 0.0), "nothing was learnt");
+    assert!(series(&one, "reward/mean").iter().any(|&reward| reward > 0.0), "nothing was learned");
 }

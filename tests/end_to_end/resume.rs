@@ -1,4 +1,4 @@
-//! A run that is stopped and goes on ends as if it had never been stopped.
+//! A run that is stopped and resumed ends as if it had never stopped.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -11,12 +11,12 @@ use super::{
     interrupt, metrics, processes_of, resume, run_tiny, succeed, tiny, wait_for_steps, wait_until,
 };
 
-/// Steps enough to be caught in the middle.
+/// Enough steps to be interrupted in the middle.
 const LONG: [&str; 4] = [
     "pipeline.rlvr.steps=80",
     "pipeline.rlvr.checkpoint.every=40",
     "pipeline.rlvr.evaluation.every=20",
-    // The reference is made once, after the warm-up, and has to come back as it was.
+    // The reference is created once, after the warm-up, and must be restored unchanged.
     "pipeline.rlvr.algorithm.kl_coef=0.01",
 ];
 
@@ -31,7 +31,7 @@ fn one_rank_goes_on_bitwise() {
     succeed(resume(&run));
     assert_same(&whole, &run);
 
-    // Twice: in the warm-up, and then between it and the next checkpoint, which leaves a record of step 0.
+    // Twice: in the warm-up, and then before the next checkpoint, which leaves a record of step 0.
     let run = folder.path().join("twice");
     interrupt_in_the_warm_up(&run, &sets);
     let process = Process::start(resume(&run));
@@ -52,11 +52,11 @@ fn two_ranks_go_on_bitwise() {
     succeed(resume(&run));
     assert_same(&whole, &run);
 
-    // Killed after its checkpoint: the records behind it go, and are written again.
+    // Killed after its checkpoint: later records are removed and written again.
     let run = folder.path().join("killed");
     let process = Process::start(tiny(TWO_RANKS, &run, &LONG));
     wait_for_steps(&run, 45);
-    // Written beside the steps.
+    // Checkpoints are written in the background.
     wait_until("the checkpoint is whole", || checkpoints(&run) == ["step_000040"]);
     kill_all(process, &run);
     let torn = OpenOptions::new().append(true).open(run.join("metrics.jsonl"));
@@ -68,7 +68,7 @@ fn two_ranks_go_on_bitwise() {
     assert_same(&whole, &run);
 }
 
-/// Killed before there was a checkpoint, with some steps done and before the first one.
+/// Killed before the first checkpoint, after some steps and before the first.
 #[test]
 fn what_has_no_checkpoint_yet_begins_anew() {
     let folder = tempfile::tempdir().unwrap();
@@ -136,11 +136,11 @@ fn a_checkpoint_that_cannot_be_read_gives_way_to_the_one_before_it() {
     let check = |words: &str| {
         let error = fail(resume(&run));
         let how =
-            format!("remove the folder {}, and the run goes on from {}", folder_of(last), folder_of(older));
+            format!("remove the folder {}, and the run resumes from {}", folder_of(last), folder_of(older));
         assert!(error.contains(&how) && error.contains(words), "{error}");
     };
     fs::write(&manifest, "{").unwrap();
-    check("manifest.json: it is damaged");
+    check("manifest.json is damaged");
     fs::write(&manifest, good).unwrap();
     fs::remove_file(manifest.with_file_name(shard)).unwrap();
     check(shard);
@@ -160,7 +160,7 @@ fn a_run_goes_on_with_its_own_data_and_model() {
     let file = format!("pipeline.rlvr.data={{file: {{path: {}, held_out_percent: 40}}}}", data.display());
     let sets = ["pipeline.rlvr.steps=8", "pipeline.rlvr.evaluation.prompts=10", &file];
     let run = folder.path().join("run");
-    // The first of the usual changes is one of the data that give way here.
+    // The first of the usual changes is one of the data that is replaced here.
     succeed(changed(ONE_RANK, &run, TINY[1..].iter().chain(&sets)));
     fs::remove_dir_all(run.join("checkpoints/step_000008")).unwrap();
 
@@ -180,7 +180,7 @@ fn a_run_goes_on_with_its_own_data_and_model() {
     let config = fs::read_to_string(&resolved).unwrap();
     fs::write(&resolved, config.replace("intermediate_size: 176", "intermediate_size: 88")).unwrap();
     refused(&["step_000004", "has the shape", "in the model"]);
-    // Of the two `steps` the first is the warm-up's.
+    // The first of the two `steps` is the warm-up's.
     fs::write(&resolved, config.replace("\n    steps: 8\n", "\n    steps: 3\n")).unwrap();
     refused(&["step_000004", "4 steps are done, and `steps` is 3: write 4 or above"]);
     fs::write(&resolved, config.replace("steps: 60\n", "steps: 90\n")).unwrap();
@@ -189,7 +189,7 @@ fn a_run_goes_on_with_its_own_data_and_model() {
     succeed(resume(&run));
 }
 
-/// A run goes on with what it has kept, and says what it has not.
+/// A resumed run uses what it saved, and reports what it did not save.
 #[test]
 fn a_run_does_not_go_on_with_what_it_began_without() {
     let folder = tempfile::tempdir().unwrap();
@@ -204,7 +204,7 @@ fn a_run_does_not_go_on_with_what_it_began_without() {
     };
     refused("kl_coef: 0.0", "kl_coef: 0.1", &["cannot resume", "it has kept no model to compare with"]);
     let [from, to] = ["      max_new_tokens: 4\n", "      max_new_tokens: 4\n      async: {ahead: 1}\n"];
-    refused(from, to, &["cannot resume", "no completions under way", "`rollout.async.ahead: 0`"]);
+    refused(from, to, &["cannot resume", "no completions in flight", "`rollout.async.ahead: 0`"]);
     let critic = "    critic: {optimizer: {adamw: {learning_rate: 1.0e-3}}}\n    evaluation:\n";
     let advantage = config.split("      advantage:\n").nth(1).unwrap();
     let advantage = &advantage[..advantage.find("      whiten_advantages").unwrap()];
@@ -243,10 +243,10 @@ fn check_interrupted(ended: &Ended, run: &Path, words: &str) {
     assert_nothing_left(run);
 }
 
-/// As a machine that goes down would: nobody gets to save anything.
+/// Like a machine failure: no process can save anything.
 fn kill_all(process: Process, run: &Path) {
     for pid in processes_of(run) {
-        // It fails for a rank that has just followed its parent.
+        // Fails for a rank that has already ended with its parent.
         let _ = kill(pid, Signal::SIGKILL);
     }
     assert_eq!(process.finish().code, None);

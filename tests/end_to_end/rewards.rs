@@ -1,4 +1,4 @@
-//! Runs with rewards of a user's own, and with completions that are selected.
+//! Runs with a user's own rewards, and with selected completions.
 
 use std::fs;
 use std::path::Path;
@@ -18,7 +18,7 @@ def moody(prompts, completions, answer, finished):
     return exact(completions, answer, finished)
 "#;
 
-/// The `--set` of a Python reward in a file of `folder`.
+/// Returns the `--set` of a Python reward in a file of `folder`.
 fn python(folder: &Path, function: &str, max_error_rate: f64) -> String {
     let path = folder.join("rewards.py");
     fs::write(&path, FUNCTIONS).unwrap();
@@ -58,7 +58,7 @@ fn a_mix_of_domains_is_trained_on_and_measured_apart() {
         assert!(!series(&run, name).is_empty(), "{name}");
     }
     let mean = |name: &str| series(&run, name)[0];
-    // Three of four prompts are to be sorted.
+    // Three of four prompts are sorting prompts.
     let both = 0.75 * mean("eval/sorting/pass@1") + 0.25 * mean("eval/sums/pass@1");
     assert!((mean("eval/pass@1") - both).abs() < 1e-9, "{both}");
     assert!(!series(&run, "reward/exact_2/mean").is_empty());
@@ -72,7 +72,7 @@ fn failures_are_counted_and_end_the_run_above_their_rate() {
     assert!(errors.iter().any(|&count| count > 0.0), "{errors:?}");
     let left_out = series(&run, "selection/left_out");
     assert_eq!(left_out, series(&run, "reward/error_rate"));
-    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+    assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learned");
 
     let strict = python(folder.path(), "moody", 0.0);
     let ended = finish(tiny(ONE_RANK, &folder.path().join("strict"), &[&strict]));
@@ -80,7 +80,7 @@ fn failures_are_counted_and_end_the_run_above_their_rate() {
         assert!(ended.error().contains(words), "{ended:#?}");
     }
     // One warning for all samples that failed alike.
-    let warnings = ended.stderr.lines().filter(|line| line.contains("samples cannot be scored"));
+    let warnings = ended.stderr.lines().filter(|line| line.contains("samples could not be scored"));
     assert_eq!(warnings.count(), 1, "{}", ended.stderr);
 }
 
@@ -117,7 +117,7 @@ fn groups_that_teach_nothing_are_replaced_on_any_number_of_ranks() {
         assert!((mixed + filled_up - 1.0).abs() < 1e-9, "{mixed} and {filled_up}");
     }
 
-    // A run that goes on draws the prompts that it would have drawn.
+    // A resumed run draws the same prompts as an uninterrupted one.
     let interrupted = folder.path().join("interrupted");
     succeed(tiny(ONE_RANK, &interrupted, &[&same[..], &["pipeline.rlvr.steps=12"]].concat()));
     fs::remove_dir_all(interrupted.join("checkpoints/step_000012")).unwrap();
@@ -156,14 +156,14 @@ fn a_reward_model_in_a_folder_scores_beside_a_verifier() {
         );
     }
     assert!(series(&one, "reward/model/mean").iter().all(|mean| mean.abs() > 1e-3));
-    // Batches are the same ones whenever their completions end.
+    // Batches are the same, whenever their completions end.
     let again =
         run_tiny(&folder, "again", ONE_RANK, &[&sets[..], &["pipeline.rlvr.scoring.workers=1"]].concat());
     assert_eq!(series(&one, "reward/model/mean"), series(&again, "reward/model/mean"));
     let elsewhere = "pipeline.rlvr.reward=[{model: {path: tests/golden/reward_model, backend: elsewhere}}]";
     let error = fail(tiny(ONE_RANK, &folder.path().join("elsewhere"), &[elsewhere]));
     assert!(error.contains("reward[0].model.backend: there is no backend `elsewhere`"), "{error}");
-    // A run that goes on may be started from any folder.
+    // A run may be resumed from any folder.
     let resolved = fs::read_to_string(one.join("resolved.yaml")).unwrap();
     assert!(
         resolved.lines().any(|line| line.contains("path: /") && line.ends_with("tests/golden/reward_model"))
@@ -175,8 +175,8 @@ fn a_reward_model_in_a_folder_scores_beside_a_verifier() {
     );
 }
 
-/// Two ranks hold it, whole or sharded, there at all times or not, or with a communicator of their own for it. The ranks have
-/// unequal numbers of texts for it, of one domain and not of another.
+/// Two ranks hold the reward model whole or sharded, always loaded or offloaded, or with its own
+/// communicator. The ranks have unequal numbers of its texts, for one domain and not for another.
 #[test]
 fn how_the_ranks_hold_a_reward_model_changes_no_bit() {
     let folder = tempfile::tempdir().unwrap();
@@ -203,7 +203,7 @@ fn how_the_ranks_hold_a_reward_model_changes_no_bit() {
         let other = run(name, TWO_RANKS, &format!(", strategy: {strategy}"), "[sums]", sets);
         assert_same_steps(&lasting_metrics(&whole), &lasting_metrics(&other));
     }
-    // For all domains each rank has the same batches as on the host.
+    // With all domains each rank has the same batches as on the host.
     let [held, on_host] = [(", devices: 2", "held"), ("", "on the host")]
         .map(|(fields, name)| run(name, TWO_RANKS, fields, "[]", &[]));
     assert_same_steps(&lasting_metrics(&held), &lasting_metrics(&on_host));

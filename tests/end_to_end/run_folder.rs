@@ -1,4 +1,4 @@
-//! What a run leaves in its folder.
+//! Contents of a run's folder.
 
 use std::fs;
 use std::io::{self, Write};
@@ -91,7 +91,7 @@ fn check_samples(run: &Path) {
     }
 }
 
-/// One file, which a mail or an archive can carry.
+/// Checks that the report is a single file, which can be mailed or archived.
 fn check_report(run: &Path) {
     let page = fs::read_to_string(run.join("report.html")).unwrap();
     assert!(page.contains("a-tiny-run") && page.contains("</html>"));
@@ -103,11 +103,11 @@ fn check_report(run: &Path) {
     assert!(page.contains(answer["answer"].as_str().unwrap()), "the report shows no sample");
 }
 
-/// Read by TensorBoard itself, where it is.
+/// Reads the events with TensorBoard itself, if it is installed.
 fn check_tensorboard(run: &Path) {
     let found = Command::new("python3").args(["-c", "import tensorboard"]).output();
     if !found.is_ok_and(|output| output.status.success()) {
-        // Not by eprintln: the test harness would keep it to itself.
+        // Not with eprintln, which the test harness would hide.
         let words = "SKIPPED: the TensorBoard events of a run were not read: python3 has no tensorboard\n";
         io::stderr().write_all(words.as_bytes()).unwrap();
         return;
@@ -149,14 +149,14 @@ fn the_best_policy_is_kept_beside_the_last_ones() {
     let extra = &manifest["extra"];
     assert_eq!((extra["best"].as_f64(), extra["steps"].as_u64()), (Some(best), Some(first)), "{scores:?}");
     if first > 0 {
-        // The policy of that step, and of no other.
+        // The policy of exactly that step.
         let shard = |path: String| fs::read(run.join(path).join("rank_0000.bin")).unwrap();
         let kept = shard("best".into());
         assert!(kept == shard(format!("checkpoints/step_{first:06}")));
         let other = if first == 12 { 10 } else { 12 };
         assert!(kept != shard(format!("checkpoints/step_{other:06}")));
     }
-    // It is a model as any other.
+    // It works like any other model.
     let path = run.join("best");
     let prompt = ["--prompt", "312>", "--temperature", "0", "--max-new-tokens", "4"];
     let command = anyroll(["generate", path.to_str().unwrap()].into_iter().chain(prompt));
@@ -175,7 +175,7 @@ fn a_second_process_on_a_run_is_told_and_does_no_harm() {
     let whole = run_tiny(&folder, "whole", ONE_RANK, &sets);
     let process = Process::start(tiny(ONE_RANK, &run, &sets));
     wait_for_steps(&run, 10);
-    // Stopped, so that it does not end before the other one has looked.
+    // Stopped, so that it does not end before the other run has looked.
     let processes = processes_of(&run);
     let send = |signal| processes.iter().for_each(|&pid| kill(pid, signal).unwrap());
     send(Signal::SIGSTOP);
@@ -185,6 +185,6 @@ fn a_second_process_on_a_run_is_told_and_does_no_harm() {
     send(Signal::SIGCONT);
     assert_eq!(process.finish().code, Some(0));
     assert_same(&whole, &run);
-    // Its lock went with it.
+    // Its lock ended with it.
     succeed(resume(&run));
 }

@@ -1,4 +1,5 @@
-//! Models behind HTTP: a trained one of single characters, and a tiny published one with a chat template.
+//! Models served over HTTP: a trained one of single characters, and a tiny published one with a chat
+//! template.
 
 use std::{
     fs,
@@ -17,10 +18,10 @@ use super::{
     published_model, wait_until,
 };
 
-/// What the tiny published model greedily goes on with for as long as it may.
+/// The tiny published model's greedy continuation, which never ends.
 const ENDLESS: &str = "text text";
 
-/// A server of its own for each test.
+/// A separate server for each test.
 struct Server {
     address: String,
     process: Process,
@@ -39,12 +40,12 @@ impl Server {
         Self { address, process }
     }
 
-    /// The tiny published model, which takes up to 2048 tokens.
+    /// Starts the tiny published model, which accepts up to 2048 tokens.
     fn published(args: &[&str]) -> Self {
         Self::start(published_model::model().to_str().unwrap(), args)
     }
 
-    /// A connection on which a request was sent.
+    /// Returns a connection on which a request was sent.
     fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -58,7 +59,7 @@ impl Server {
         stream
     }
 
-    /// The whole answer to a request: status line, headers and body.
+    /// Returns the whole answer to a request: status line, headers and body.
     fn ask(&self, method: &str, path: &str, body: &str) -> String {
         let mut answer = String::new();
         self.send(method, path, body).read_to_string(&mut answer).unwrap();
@@ -80,7 +81,7 @@ impl Server {
     }
 }
 
-/// The body of an answer that all is well.
+/// Returns the body of a successful answer.
 #[track_caller]
 fn body(answer: &str) -> Value {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -88,7 +89,7 @@ fn body(answer: &str) -> Value {
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {answer}"))
 }
 
-/// The events of a streamed answer, but for the last, which says that it is the last.
+/// Returns the events of a streamed answer, except for the final end marker.
 #[track_caller]
 fn events(answer: &str) -> Vec<Value> {
     let events: Vec<&str> = answer.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
@@ -107,7 +108,7 @@ fn strings(values: &Value) -> Vec<&str> {
     values.as_array().unwrap().iter().map(|value| value.as_str().unwrap()).collect()
 }
 
-/// `body` with one more field.
+/// Returns `body` with one more field.
 fn with(body: &Value, field: &str, value: Value) -> Value {
     let mut body = body.clone();
     body[field] = value;
@@ -123,7 +124,7 @@ fn a_server_answers_as_clients_expect() {
     let whole = body(&server.complete(&greedy));
     let choice = &whole["choices"][0];
     assert_eq!(choice["text"], expected.as_str(), "{whole}");
-    // A token is a character here, and the end is a token without text.
+    // Here a token is a character, and the end is a token without text.
     let tokens = whole["usage"]["completion_tokens"].as_u64().unwrap() as usize;
     let logprobs = &choice["logprobs"];
     assert_eq!(logprobs["token_logprobs"].as_array().unwrap().len(), tokens);
@@ -192,26 +193,26 @@ fn what_is_not_done_is_refused_by_name_and_what_asks_for_nothing_is_not() {
         ("max_tokens", json!(303), "at most 25"),
         ("max_tokens", json!(u64::MAX), "at most 25"),
         ("seed", json!(-1), "from 0"),
-        ("top_k", json!(-2), "whole number"),
+        ("top_k", json!(-2), "an integer"),
         ("top_p", json!(2), "(0, 1]"),
         ("temperature", json!(-1), "1e-6"),
         ("stop", json!(""), "1 to 256 bytes"),
         ("logprobs", json!("yes"), "from 0 to 20"),
         ("logprobs", json!(21), "from 0 to 20"),
         ("best_of", json!(3), "must be 1"),
-        ("prompt", json!(vec!["a"; 2049]), "2049 prompts, and may have 2048"),
+        ("prompt", json!(vec!["a"; 2049]), "2049 prompts, must have at most 2048"),
         ("prompt", json!(["a", ""]), "prompt"),
         ("prompt", json!(["a", "1".repeat(32)]), "32 tokens"),
         ("stream_options", json!({"include_nothing": true}), "include_nothing"),
         ("mirostat", json!(1), "leave it out"),
     ] {
-        // A stream is refused by the same status, before it begins.
+        // A streamed request is refused with the same status, before the stream begins.
         for stream in [false, true] {
             let asked = with(&with(&least, field, value.clone()), "stream", json!(stream));
             refused(&server.complete(&asked), &[field, word]);
         }
     }
-    for (text, problem) in [("[]", "must be a JSON object"), ("{", "the body is no JSON: EOF")] {
+    for (text, problem) in [("[]", "must be a JSON object"), ("{", "the body is not JSON: EOF")] {
         refused(&server.ask("POST", "/v1/completions", text), &[problem]);
     }
     let large = server.ask("POST", "/v1/completions", &json!("1".repeat(3 << 20)).to_string());
@@ -267,20 +268,20 @@ fn a_chat_is_answered_whole_and_streamed_with_the_texts_of_its_tokens() {
     let chat = asked(json!("hi"));
     let tool = json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
     refused(&server.chat(&with(&chat, "tools", tool.clone())), &["tool_choice"]);
-    // The tiny model's template tells nothing of tools.
+    // The tiny model's template has no tools.
     let of_tools = json!({"messages": [{"role": "user", "content": "hi"}], "tools": tool});
-    refused(&server.chat(&of_tools), &["`tools`", "no place for them"]);
+    refused(&server.chat(&of_tools), &["`tools`", "not supported by this model"]);
     refused(&server.chat(&with(&of_tools, "tools", json!([1]))), &["`tools` must be a list of functions"]);
     refused(&server.chat(&json!({"messages": []})), &["`messages` must be"]);
     refused(&server.chat(&with(&chat, "top_logprobs", json!(21))), &["top_logprobs", "from 0 to 20"]);
     let alone = with(&with(&chat, "top_logprobs", json!(2)), "logprobs", json!(false));
-    refused(&server.chat(&alone), &["`top_logprobs` goes with `logprobs`"]);
+    refused(&server.chat(&alone), &["`top_logprobs` requires `logprobs`"]);
     refused(&server.chat(&with(&chat, "logprobs", json!(1))), &["logprobs", "true or false"]);
     refused(&server.chat(&asked(json!([{"type": "image_url"}]))), &["messages[0].content"]);
     refused(&server.chat(&json!({})), &["`messages` is missing"]);
 }
 
-/// The weights are random: whatever has a form has it from what the answer is held to.
+/// The weights are random: any structure comes from the requested format.
 #[test]
 fn answers_are_held_to_a_format() {
     let server = Server::published(&[]);
@@ -323,9 +324,9 @@ fn answers_are_held_to_a_format() {
         (json!({"type": "json_schema", "json_schema": {"name": "x"}}), ["no `schema`", "response_format"]),
         (
             json!({"type": "json_schema", "json_schema": {"schema": {"type": "thing"}}}),
-            ["cannot be followed", "thing"],
+            ["is not supported", "thing"],
         ),
-        (json!({"type": "json_object", "schema": {}}), ["`schema` is not there", "response_format"]),
+        (json!({"type": "json_object", "schema": {}}), ["`schema` is not supported", "response_format"]),
         (json!("json"), ["`response_format` must be", "object"]),
     ] {
         refused(&server.chat(&with(&chat, "response_format", format)), &words);
@@ -343,7 +344,7 @@ fn answers_are_held_to_a_format() {
     );
 }
 
-/// A copy of the tiny published model.
+/// Copies the tiny published model.
 fn copied() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(published_model::model()).unwrap() {
@@ -353,7 +354,7 @@ fn copied() -> TempDir {
     folder
 }
 
-/// The same with another chat template.
+/// Copies it with another chat template.
 fn with_template(template: &str) -> TempDir {
     let folder = copied();
     fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
@@ -385,7 +386,7 @@ fn several_prompts_are_answered_in_their_order() {
     assert_eq!(server.metric("requests_total"), 4);
 }
 
-/// Of a greedy answer the sampled token is the likeliest.
+/// In a greedy answer the sampled token is the most likely.
 #[test]
 fn the_likeliest_tokens_are_told_as_openai_has_them() {
     let server = Server::published(&[]);
@@ -438,7 +439,7 @@ fn a_model_that_computes_no_numbers_is_an_error_of_the_server() {
     assert!(server.ask("GET", "/health", "").ends_with("ok"));
 }
 
-/// As `transformers` has them: arguments are objects, not texts of JSON.
+/// In the format of `transformers`: arguments are objects, not JSON strings.
 #[test]
 fn calls_of_tools_and_variables_reach_the_chat_template() {
     let folder = with_template(
@@ -488,7 +489,7 @@ fn samples_of_a_client_that_left_are_given_up_while_they_wait() {
     wait_until("the samples wait", || server.metric("samples_waiting") == 50);
     drop(waiting);
     wait_until("the samples are given up", || server.metric("samples_waiting") == 0);
-    // None of them ever ran: what was busy then still is.
+    // None of them ever ran: the busy sequence is still running.
     assert_eq!(server.metric("samples_live"), 1);
     assert_eq!(busy.last().map(|line| line.unwrap()), Some(String::new()));
     assert_eq!(server.metric("generated_tokens_total"), 2000);
@@ -499,7 +500,7 @@ fn a_long_prompt_holds_nobody_up() {
     let server = Server::published(&[]);
     let long = json!({"prompt": "a longer text ".repeat(140_000)}).to_string();
     let mut waiting = server.send("POST", "/v1/completions", &long);
-    // The server has read all of it once this small one that comes behind is answered; then it makes tokens of it.
+    // Once the server answers this small later request, it has read the whole long one and tokenizes it.
     let started = Instant::now();
     while started.elapsed() < Duration::from_millis(200) {
         let asked = Instant::now();
@@ -530,5 +531,5 @@ fn requests_that_run_end_before_the_server_does() {
     let lines: Vec<String> = begun(&server).map_while(Result::ok).collect();
     assert!(!lines.contains(&"data: [DONE]".to_owned()));
     let ended = server.process.finish();
-    assert!(ended.code == Some(0) && ended.stderr.contains("cut off"), "{ended:#?}");
+    assert!(ended.code == Some(0) && ended.stderr.contains("aborted"), "{ended:#?}");
 }

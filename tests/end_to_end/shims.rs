@@ -1,5 +1,5 @@
-//! A backend on the shims of its vendor's libraries (`tests/shims`), where `ANYROLL_SHIMS` names the folder that
-//! `tests/shims/build` has filled. Elsewhere these tests say that they are skipped.
+//! Backends on shims of their vendors' libraries (`tests/shims`), if `ANYROLL_SHIMS` names the folder that
+//! `tests/shims/build` created. Otherwise these tests print that they are skipped.
 
 use std::{
     env,
@@ -12,23 +12,24 @@ use std::{
 
 use super::{Process, anyroll, finish, lasting_metrics, series, succeed, tiny};
 
-/// A command that finds the shims of a backend's vendor, or `None` where there are none: said past the harness, which
-/// keeps what passing tests print.
+/// Returns a command that finds the shims of a backend's vendor. Without shims returns `None` and prints a
+/// message past the harness, which hides the output of passing tests.
 fn on_shims(backend: &str, mut command: Command) -> Option<Command> {
     let Some(folder) = env::var_os("ANYROLL_SHIMS").map(PathBuf::from) else {
         let _ = writeln!(std::io::stderr(), "SKIPPED: ANYROLL_SHIMS does not name the folder of the shims");
         return None;
     };
-    // Kernels for the shim are nobody else's. One vendor's alone, as libtorch has one: it would take both.
+    // Kernels for the shim are cached separately. Only one vendor's libraries are visible: libtorch is built
+    // for one vendor, but both would be used.
     command.env("XDG_CACHE_HOME", folder.join("cache")).env("ANYROLL_LIBRARIES", folder.join(backend));
     command.env("ANYROLL_SHIM", "1");
     Some(command)
 }
 
-/// Those whose hardware is not here.
+/// Backends whose hardware is missing here.
 const BACKENDS: [&str; 2] = ["rocm", "ascend"];
 
-/// The quickstart.
+/// Returns the quickstart's config.
 fn config(backend: &str) -> String {
     format!("configs/rlvr_sort_{backend}.yaml")
 }
@@ -74,7 +75,7 @@ fn stages_agree(backend: &str) {
     let [Some(first), rest @ ..] = &runs else { return };
     assert!(!first.is_empty());
     for (stage, run) in rest.iter().enumerate() {
-        // Bytes differ, as they should; losses, rewards and norms do not.
+        // Bytes differ, as expected; losses, rewards and norms do not.
         let of_training = |run: &[serde_json::Map<String, serde_json::Value>]| {
             run.iter()
                 .map(|step| {
@@ -87,7 +88,8 @@ fn stages_agree(backend: &str) {
     }
 }
 
-/// Pairs and judged answers with a frozen reference, and a reward model: a few steps on two ranks, whose losses are the cpu's.
+/// Pairs and judged answers with a frozen reference, and a reward model: a few steps on two ranks, with the
+/// CPU's losses.
 #[test]
 fn written_texts_are_learnt_as_on_the_cpu() {
     for backend in BACKENDS {
@@ -123,14 +125,15 @@ fn written_texts_are_learnt_as_on_the_cpu() {
     }
 }
 
-/// The quickstart up to its first step. The warm-up is whole: before it no sample is right, and nothing has a gradient.
+/// The quickstart up to its first step. The warm-up is complete: before it no sample is right, and gradients
+/// are zero.
 const FIRST_STEP: [&str; 3] = [
     "pipeline.rlvr.steps=1",
     "pipeline.rlvr.optimizer.schedule.linear.warmup_steps=0",
     "pipeline.rlvr.evaluation.prompts=8",
 ];
 
-/// What else a world size takes: three ranks do not share the config's batches evenly.
+/// Further changes for each world size: three ranks do not share the config's batches evenly.
 const WORLDS: [(&str, &[&str]); 4] = [
     ("1", &[]),
     ("2", &[]),
@@ -138,11 +141,11 @@ const WORLDS: [(&str, &[&str]); 4] = [
     ("4", &[]),
 ];
 
-/// What is compared: the last loss of 90 supervised steps, and a step on what was sampled.
+/// Compared metrics: the last loss of 90 supervised steps, and a step on sampled completions.
 const COMPARED: [&str; 6] =
     ["warmup/loss", "reward/mean", "response_length/mean", "loss/policy", "entropy", "grad_norm"];
-/// They came to within 3e-6, with the same rewards and lengths. What differs that little changes about one in a million
-/// of the tokens that are sampled, and the step has some 3,600; later ones would multiply it.
+/// Measured differences were at most 3e-6, with the same rewards and lengths. Such a difference changes about
+/// one in a million sampled tokens, and the step has about 3,600; later steps would amplify it.
 const TOLERANCE: f64 = 1e-4;
 
 #[test]
@@ -184,7 +187,7 @@ fn strict_rollouts_have_the_log_probs_of_training() {
     let folder = tempfile::tempdir().unwrap();
     let strict = "pipeline.rlvr.rollout.strict=true";
     let short = ["pipeline.rlvr.steps=3", "pipeline.rlvr.warmup.steps=5"];
-    // Other rows beside each than in sampling.
+    // Other rows share a batch than in sampling.
     let one_rank = ["devices=1", "strategy.micro_batch_size=3"];
     let two_ranks = ["devices=2", "strategy.zero_stage=3", "strategy.recompute=full"];
     for (name, sets) in [("one rank", &one_rank[..]), ("two ranks", &two_ranks)] {
@@ -206,12 +209,12 @@ fn strict_rollouts_have_the_log_probs_of_training() {
     );
 }
 
-/// Of a whole quickstart, also on a machine that does much else.
+/// Deadline of a whole quickstart, even on a busy machine.
 const QUICKSTART_DEADLINE: Duration = Duration::from_secs(900);
 
 #[test]
 fn the_quickstart_learns() {
-    // Side by side, since nothing takes longer.
+    // In parallel, since nothing else takes longer.
     thread::scope(|scope| {
         for backend in BACKENDS {
             scope.spawn(move || learns(backend));
@@ -247,7 +250,7 @@ fn a_device_that_runs_full_is_an_error_with_the_bytes() {
 
 #[test]
 fn without_the_variable_a_shim_finds_no_device() {
-    // Also those that forward to NVIDIA's libraries, which need not be there.
+    // Including the shims that forward to NVIDIA's libraries, which need not be installed.
     for folder in ["", "forward/"] {
         for (backend, words) in [("rocm", "hipErrorNoDevice"), ("ascend", "this process sees no device")] {
             let Some(mut doctor) = on_shims(&format!("{folder}{backend}"), anyroll(["doctor"])) else {

@@ -1,4 +1,4 @@
-//! `rollout.strict`: sampling and training agree to the bit.
+//! `rollout.strict`: sampling and training agree bitwise.
 
 use super::{ONE_RANK, TWO_RANKS, run_tiny, series};
 
@@ -8,10 +8,10 @@ fn strict_rollouts_have_the_log_probs_of_training() {
     let strict = "pipeline.rlvr.rollout.strict=true";
     let differences = |name: &str, config: &str, sets: &[&str]| {
         let run = run_tiny(&folder, name, config, sets);
-        assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learnt");
+        assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learned");
         series(&run, "rollout/logprob_diff_max")
     };
-    let wide = "strategy.micro_batch_size=3"; // other rows beside each than in sampling
+    let wide = "strategy.micro_batch_size=3"; // other rows share a batch than in sampling
     let narrow = ["strategy.precision=bf16", "pipeline.rlvr.rollout.batch_size=5"];
     for (name, config, sets) in [
         ("fp32", ONE_RANK, &[strict, wide][..]),
@@ -22,5 +22,5 @@ fn strict_rollouts_have_the_log_probs_of_training() {
         assert_eq!(found, [0.0; 12], "{name}");
     }
     let found = differences("otherwise", ONE_RANK, &[wide]);
-    assert!(found.iter().any(|&difference| difference > 0.0), "nothing is asked of strict: {found:?}");
+    assert!(found.iter().any(|&difference| difference > 0.0), "strict has no effect: {found:?}");
 }

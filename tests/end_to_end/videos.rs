@@ -1,5 +1,5 @@
-//! A model of videos, tiny: ROLL's recipe by a network of latents and by rewards of frames, functions that get videos, and
-//! what is shown of them.
+//! A tiny video model: ROLL's recipe with a network on latents and with rewards of frames, functions that
+//! receive videos, and the pictures shown.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,8 @@ const CONFIG: &str = "configs/diffusion_refl_wan_zero2_cuda.yaml";
 const GOLDEN: &str = "tests/golden/tiny_wan";
 const REWARD: &str = "pipeline.diffusion.reward";
 
-/// What makes a run of the published config a matter of seconds, on the host. Videos have 5 frames of 16 x 32 pixels.
+/// Changes that make a run of the published config take seconds, on the host. Videos have 5 frames of 16 x 32
+/// pixels.
 const TINY: [&str; 12] = [
     "backend=cpu",
     "devices=2",
@@ -32,7 +33,7 @@ const TINY: [&str; 12] = [
     "pipeline.diffusion.evaluation.every=12",
 ];
 
-/// What makes it a policy gradient, of a few steps.
+/// Changes that make it a policy gradient of a few steps.
 const BY_POLICY_GRADIENT: [&str; 4] = [
     "pipeline.diffusion.method={flow_grpo: {}}",
     "pipeline.diffusion.group_size=2",
@@ -55,7 +56,7 @@ fn run(folder: &TempDir, name: &str, sets: &[&str]) -> PathBuf {
     run
 }
 
-/// Runs at ZeRO 2 and at ZeRO 3 without what the config saves memory by, which are the same.
+/// Runs at ZeRO 2, and at ZeRO 3 without the config's memory savings, which gives the same results.
 fn run_however_held(folder: &TempDir, sets: &[&str]) -> PathBuf {
     let zero2 = run(folder, "2", sets);
     let other = ["strategy.zero_stage=3", "strategy.recompute=none", "strategy.offload.optimizer=none"];
@@ -65,7 +66,7 @@ fn run_however_held(folder: &TempDir, sets: &[&str]) -> PathBuf {
     zero2
 }
 
-/// A network of videos: how red they are, of the last frame alone.
+/// Writes a network for videos: the redness of the last frame.
 fn network(folder: &TempDir) -> PathBuf {
     let path = folder.path().join("scorer.pt");
     let sample = [Tensor::ones([2, 3, 5, 16, 32], (Kind::Float, Device::Cpu))];
@@ -107,7 +108,7 @@ fn rewards_of_frames_are_followed_through_the_decoder() {
     for name in ["eval/torchscript", "eval/clip", "eval/aesthetic"] {
         assert!(series(&zero2, name).iter().all(|value| value.is_finite()), "{name}");
     }
-    // Four rows of five frames, 32 x 16 pixels each, and what is between them.
+    // Four rows of five frames, 32 x 16 pixels each, with gaps.
     let png = fs::read(zero2.join("pictures/step_000000.png")).unwrap();
     let side = |at: usize| u32::from_be_bytes(png[at..at + 4].try_into().unwrap());
     assert_eq!((side(16), side(20)), (4 + 5 * 36, 4 + 4 * 20));
@@ -189,7 +190,7 @@ fn what_does_not_fit_a_model_of_videos_is_refused() {
     check(&[&reward("images", 6)], "reward[0].frames", "6 frames are out of range");
     check(&[&reward("latents", 1)], "reward[0].frames", "it sees latents");
     check(&[&format!("{sampler}.guidance_2=3")], "sampler.guidance_2", "no second transformer");
-    // A decoder that there is none of here: its latents can be scored, and nothing else.
+    // Without a supported decoder, only its latents can be scored.
     let model = copy_of_model(&folder);
     let path = model.join("vae/config.json");
     let text = fs::read_to_string(&path).unwrap();
@@ -205,7 +206,7 @@ fn what_does_not_fit_a_model_of_videos_is_refused() {
     assert!(!run.join("pictures").exists(), "latents have no picture");
 }
 
-/// The tiny model, to be changed.
+/// Copies the tiny model, to be changed.
 fn copy_of_model(folder: &TempDir) -> PathBuf {
     let model = folder.path().join("model");
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(GOLDEN).join("model");
@@ -219,8 +220,8 @@ fn copy_of_model(folder: &TempDir) -> PathBuf {
     model
 }
 
-/// A pair as Wan 2.2's 14B is one, the second with twice the first one's weights. Of the tiny runs' sigmas half are below the
-/// boundary.
+/// Creates a pair like Wan 2.2's 14B, the second with twice the first one's weights. Half of the tiny runs'
+/// sigmas are below the boundary.
 fn pair(folder: &TempDir) -> PathBuf {
     let model = copy_of_model(folder);
     let [first, second] = ["transformer", "transformer_2"].map(|part| model.join(part));
@@ -244,7 +245,7 @@ fn export(run: &Path, to: &Path, options: &[&str]) {
     succeed(command);
 }
 
-/// Norms of what a run has made of the adapters of each of a pair.
+/// Returns the norms of a run's trained adapters, for each transformer of a pair.
 fn norms_of_adapters(run: &Path, to: &Path) -> [f64; 2] {
     export(run, to, &["--adapter"]);
     ["transformer", "transformer_2"].map(|part| {
@@ -260,7 +261,7 @@ fn both_of_a_pair_learn_however_they_are_held_and_go_on_from_their_adapters() {
     let folder = tempfile::tempdir().unwrap();
     let model = format!("model.diffusers={}", pair(&folder).display());
     let guided = "pipeline.diffusion.sampler.guidance_2=1.0";
-    // Points of a batch have sigmas of either side.
+    // Points of a batch have sigmas on both sides of the boundary.
     let by_forward_process = [
         &BY_POLICY_GRADIENT[1..],
         &[
@@ -277,7 +278,7 @@ fn both_of_a_pair_learn_however_they_are_held_and_go_on_from_their_adapters() {
     let norms = norms_of_adapters(&zero2, &adapters);
     assert!(norms.iter().all(|&norm| norm > 0.0), "{norms:?}");
 
-    // What a run ends with is what one begins with that goes on from its adapters.
+    // A run that continues from another's adapters begins with its final results.
     let path = format!("model.lora.path={}", adapters.display());
     let onward = run(&folder, "onward", &[&by_forward_process[..], &[&path]].concat());
     let [before, after] = [&zero2, &onward].map(|run| series(run, "eval/reward"));
@@ -305,7 +306,7 @@ fn only_what_steps_with_a_gradient_meet_is_trained() {
     let zero2 = run_however_held(&folder, &sets);
     let norms = norms_of_adapters(&zero2, &folder.path().join("adapters"));
     assert!(norms[0] == 0.0 && norms[1] > 0.0, "{norms:?}");
-    // Whole folders of both, of which the first is as it was.
+    // Whole folders of both, of which the first is unchanged.
     let whole = folder.path().join("whole");
     export(&zero2, &whole, &[]);
     let read = |folder: &Path, part: &str| {

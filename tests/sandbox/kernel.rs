@@ -1,7 +1,7 @@
-//! A program for each kind of system calls of the sandbox's table: it asks for as much as it can get.
+//! A program for each kind of system calls in the sandbox's table, which requests as much as it can get.
 
-/// Programs by the names of their kinds. Each says `refused` where it was told no, and `ESCAPED` where it gets more than
-/// the kind's bound. Kinds that are refused whatever the arguments are need none.
+/// Programs by the names of their kinds. Each prints `refused` if a call fails, and `ESCAPED` if it gets more than the
+/// kind's bound. Kinds that are blocked with all arguments need none.
 pub const PROGRAMS: &[(&str, &str)] = &[
     // Denied by their arguments.
     ("huge pages", "refused(call, 9, 222, 0, 1 << 21, 3, 0x40022, -1, 0)"),
@@ -291,10 +291,10 @@ refused(lambda: [call(317, 277, 1, 0, ctypes.addressof(program)) for _ in range(
     ),
 ];
 
-/// The modules that programs of kinds use beside those of [`crate::PRELUDE`].
+/// Modules that the programs use in addition to those of [`crate::PRELUDE`].
 pub const IMPORTS: &str = "import fcntl, mmap, select, struct\n";
 
-/// Says which of these calls is not refused.
+/// Prints the calls that are not blocked.
 pub const ALWAYS: &str = "
 for number in NUMBERS:
     try: call(number, number, -1, 0, 0, 0, 0, 0)

@@ -1,10 +1,10 @@
-//! Rules for Rust: where `unsafe`, vendors and the environment may appear.
+//! Rules for Rust: use of `unsafe`, vendors' names and the environment.
 
 use super::source::{Source, words};
 
-/// Names that start a word anywhere. A vendor's name appears only in `backends`.
+/// Names that may not start a word. Vendors' names appear only in `backends`.
 const VENDORS: [&str; 7] = ["cuda", "rocm", "nccl", "rccl", "hccl", "nvidia", "vulkan"];
-/// Names that are also parts of plain words: only alone.
+/// Names that are also parts of plain words, so only whole words count.
 const SHORT_VENDORS: [&str; 3] = ["hip", "npu", "ascend"];
 
 const READS_ENVIRONMENT: [&str; 6] = ["var", "var_os", "vars", "vars_os", "args", "args_os"];
@@ -43,12 +43,12 @@ fn check_unsafe(source: &Source, add: &mut dyn FnMut(usize, String)) {
     }
 }
 
-/// What the comment above has to contain, by what follows the word `unsafe`.
+/// Returns the marks that the comment above must contain, based on the text after the word `unsafe`.
 fn marks_wanted(after: &str) -> Option<&'static [&'static str]> {
     let mut tokens = after.strip_prefix("unsafe")?.split_whitespace().peekable();
     let first = tokens.next()?;
     if first == "extern" {
-        // `unsafe extern "C" fn name`, whose literal is blank. A foreign block is declared, not used.
+        // `unsafe extern "C" fn name`, whose literal is blank. A foreign block is only a declaration.
         return (tokens.next() == Some("fn") && tokens.next().is_some()).then_some(&["# Safety", "SAFETY:"]);
     }
     match first {
@@ -63,7 +63,7 @@ fn marks_wanted(after: &str) -> Option<&'static [&'static str]> {
     }
 }
 
-/// Whether a comment above the statement or item has one of the marks.
+/// Returns true if a comment above the statement or item has one of the marks.
 fn is_explained(text: &[&str], code: &[&str], index: usize, marks: &[&str]) -> bool {
     let has_mark = |line: &str| marks.iter().any(|it| line.contains(it));
     if has_mark(text[index]) {
@@ -84,7 +84,7 @@ fn is_explained(text: &[&str], code: &[&str], index: usize, marks: &[&str]) -> b
     false
 }
 
-/// Whether the item stands in `impl Trait for Type`: what its caller must keep is said at the trait.
+/// Returns true if the item is in `impl Trait for Type`: its safety contract is documented at the trait.
 fn is_in_trait_impl(code: &[&str], index: usize) -> bool {
     let indent = |line: &str| line.len() - line.trim_start().len();
     let own = indent(code[index]);
@@ -93,7 +93,7 @@ fn is_in_trait_impl(code: &[&str], index: usize) -> bool {
 }
 
 fn check_vendors(source: &Source, add: &mut dyn FnMut(usize, String)) {
-    // Configurations, messages and docs of the outer crates may name what a user chooses; their code may not.
+    // Configurations, messages and docs of the outer crates may name the user's choices; their code may not.
     let text = match source.krate() {
         "backends" => return,
         "models" | "strategy" => &source.text,
@@ -126,7 +126,7 @@ fn parts_of_word(word: &str) -> Vec<String> {
     parts
 }
 
-/// Libraries receive values. Programs may ask: those of `pipelines`, of the build, tests and examples.
+/// Libraries receive values. Programs may read them: those of `pipelines`, of the build, tests and examples.
 fn check_environment(source: &Source, add: &mut dyn FnMut(usize, String)) {
     let may_read = matches!(source.krate(), "pipelines" | "xtask" | "xtask/libtorch" | "tests")
         || source.path.ends_with("build.rs")

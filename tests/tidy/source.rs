@@ -1,12 +1,13 @@
-//! The text of a file, and of Rust the code alone.
+//! The text of a file, and for Rust also its code.
 
 /// One file of the tree.
 pub struct Source {
-    /// Its path from the root, with `/`.
+    /// Path from the root, with `/`.
     pub path: String,
-    /// All of it.
+    /// Whole text; empty for a file that is no text.
     pub text: String,
-    /// Rust only: the text with blanks for comments and for what literals hold, so that lines keep their places.
+    /// For Rust: the text with comments and the contents of literals replaced by blanks, so that lines keep
+    /// their positions.
     pub code: String,
 }
 
@@ -16,7 +17,7 @@ impl Source {
         Self { path: path.into(), text, code }
     }
 
-    /// The folder of the crate that holds the file.
+    /// Returns the folder of the crate that contains the file.
     pub fn krate(&self) -> &str {
         let folders = ["tests/conformance", "xtask/libtorch"];
         let nested = folders.into_iter().find(|it| self.path.starts_with(&format!("{it}/")));
@@ -28,7 +29,7 @@ impl Source {
     }
 }
 
-/// The identifiers and keywords of a line.
+/// Returns the identifiers and keywords of a line.
 pub fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|it: char| !is_word(it)).filter(|it| !it.is_empty())
 }
@@ -100,7 +101,7 @@ fn string_len(text: &str) -> usize {
     text.len()
 }
 
-/// The length of a character literal; 0 for a lifetime.
+/// Returns the length of a character literal; 0 for a lifetime.
 fn char_len(text: &str) -> usize {
     let mut chars = text.char_indices().skip(1);
     match (chars.next(), chars.next()) {
@@ -113,7 +114,7 @@ fn char_len(text: &str) -> usize {
     }
 }
 
-/// The length of a raw string of any kind (`r""`, `br#""#`); 0 if there is none.
+/// Returns the length of a raw string of any kind (`r""`, `br#""#`); 0 if there is none.
 fn raw_string_len(text: &str) -> usize {
     let Some(marked) = text.strip_prefix(['b', 'c']).unwrap_or(text).strip_prefix('r') else { return 0 };
     let body = marked.trim_start_matches('#');

@@ -6,8 +6,8 @@ const MAX_LINES: usize = 800;
 const COUNTED: [&str; 12] =
     [".rs", ".cpp", ".h", ".hpp", ".cu", ".comp", ".py", ".sh", ".md", ".toml", ".yaml", ".yml"];
 
-/// Parts of registries' host names: where packages come from is the business of the machine that builds.
-/// Written in halves, so that this file keeps its own rule.
+/// Parts of registries' host names: the source of packages is up to the machine that builds. Written in
+/// halves, so that this file follows its own rule.
 const HOSTS: [&str; 4] = [
     concat!("pypi", ".org"),
     concat!("python", "hosted"),
@@ -15,13 +15,13 @@ const HOSTS: [&str; 4] = [
     concat!("download.", "pytorch"),
 ];
 
-/// First folders of paths that exist on one machine only.
+/// First folders of paths that exist on only one machine.
 const MACHINE_FOLDERS: [&str; 6] = ["work", "root", "home", "Users", "tmp", "scratch"];
 
 const UNFINISHED: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 
 pub fn check(source: &Source, add: &mut dyn FnMut(usize, String)) {
-    // Written by cargo, which names its registry and counts no lines.
+    // Written by cargo, which names its registry and does not limit lines.
     if source.path == "Cargo.lock" {
         return;
     }
@@ -42,7 +42,7 @@ pub fn check(source: &Source, add: &mut dyn FnMut(usize, String)) {
     }
 }
 
-/// Every config is one line of the folder's README, so that a user finds it.
+/// Every config has a line in the folder's README, so that users find it.
 pub fn check_configs(source: &Source, tree: &[Source], add: &mut dyn FnMut(usize, String)) {
     let Some(name) = source.path.strip_prefix("configs/").filter(|it| it.ends_with(".yaml")) else { return };
     let readme = tree.iter().find(|it| it.path == "configs/README.md");
@@ -51,7 +51,7 @@ pub fn check_configs(source: &Source, tree: &[Source], add: &mut dyn FnMut(usize
     }
 }
 
-/// Whether the line has a path that starts with this folder, and not one in which it comes later.
+/// Returns true if the line has a path that starts with this folder, and not one that contains it later.
 fn names_root_folder(line: &str, folder: &str) -> bool {
     let path = format!("/{folder}/");
     let starts = |(at, _): (usize, &str)| {

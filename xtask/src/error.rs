@@ -1,21 +1,21 @@
-//! Why a command ended early. The first line is the reason, the rest is what to do.
+//! Errors of commands. The first line is the reason, the rest is the fix.
 
 use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// Why a command ended early.
+/// Error that ended a command.
 #[derive(Debug)]
 pub enum Error {
     /// The command line is wrong.
     Usage(String),
     /// Something is missing or failed.
     Reason(String),
-    /// A program that was started failed and has said why itself.
+    /// A started program failed and has printed the reason itself.
     Child {
         /// Its command line.
         command: String,
-        /// The exit code to pass on.
+        /// Exit code to pass on.
         code: u8,
     },
 }
@@ -23,12 +23,12 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// The error of a file operation.
+    /// Returns the error of a file operation.
     pub fn io(what: &str, path: &Path, source: io::Error) -> Self {
         Self::Reason(format!("cannot {what} {}: {source}", path.display()))
     }
 
-    /// The code that this process ends with.
+    /// Returns the exit code of this process.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,

@@ -1,7 +1,7 @@
-//! `cargo xtask lines`: how much code each backend has to itself, and how much of it stands elsewhere as well.
+//! `cargo xtask lines`: lines of code per backend, and how many of them also exist in another backend.
 //!
-//! A line counts if it has code: no blank, no comment, and none of the tests at the end of a file. A line is copied if it
-//! is one of at least [`RUN`] in a row that another folder has as well.
+//! Only lines with code count: no blank lines, no comments, and no tests at the end of a file. A line is
+//! copied if it belongs to at least [`RUN`] consecutive lines that another folder also has.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,10 +9,10 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Fewer lines in a row are alike by chance, or by rustfmt.
+/// Shorter runs are equal by chance, or by rustfmt.
 const RUN: usize = 6;
 
-/// A folder of `backends/src` and its files' lines of code.
+/// A folder of `backends/src` with the lines of code of its files.
 struct Folder {
     name: String,
     files: Vec<Vec<String>>,
@@ -36,7 +36,7 @@ fn table(folders: &[Folder]) -> String {
     text
 }
 
-/// Lines of `folder` that are in a run of lines of one of `others`.
+/// Counts the lines of `folder` in runs that one of `others` also has.
 fn copied<'a>(folder: &Folder, others: impl Iterator<Item = &'a Folder>) -> usize {
     let mut runs: HashSet<&[String]> = HashSet::new();
     for other in others {
@@ -54,7 +54,7 @@ fn copied<'a>(folder: &Folder, others: impl Iterator<Item = &'a Folder>) -> usiz
     folder.files.iter().map(copied_of).sum()
 }
 
-/// The folders in a folder, by name.
+/// Reads the subfolders of a folder, sorted by name.
 fn read(path: &Path) -> Result<Vec<Folder>> {
     let mut folders = Vec::new();
     for entry in fs::read_dir(path).map_err(|error| Error::io("read", path, error))?.flatten() {
@@ -80,7 +80,7 @@ fn read_files(path: &Path, files: &mut Vec<Vec<String>>) -> Result<()> {
     Ok(())
 }
 
-/// The lines of code.
+/// Returns the lines of code.
 fn code(text: &str) -> Vec<String> {
     let before_tests = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
     let lines = before_tests.lines().map(str::trim);
@@ -112,18 +112,18 @@ mod tests {
         assert!(table(&[one, two]).contains("| `backends/src/one` | 8 | 7 |"));
     }
 
-    /// The table of docs/backends.md is the tree's, within a tenth: it is to tell how much, not how many.
+    /// The table of docs/guides/backends.md matches the tree within a tenth, since it shows proportions.
     #[test]
     fn the_documented_lines_are_right() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-        let docs = fs::read_to_string(root.join("docs/backends.md")).unwrap();
+        let docs = fs::read_to_string(root.join("docs/guides/backends.md")).unwrap();
         for folder in read(&root.join("backends/src")).unwrap() {
             let row = format!("| `backends/src/{}` | ", folder.name);
             let Some(line) = docs.lines().find_map(|line| line.strip_prefix(&row)) else { continue };
             let documented: usize = line.split(' ').next().and_then(|it| it.parse().ok()).expect("a number");
             let lines: usize = folder.files.iter().map(Vec::len).sum();
             let message =
-                format!("docs/backends.md: {row}{documented}, counted {lines}: `cargo xtask lines`");
+                format!("docs/guides/backends.md: {row}{documented}, counted {lines}: `cargo xtask lines`");
             assert!(documented.abs_diff(lines) <= 20 + lines / 10, "{message}");
         }
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask`: everything around building and running, from a fresh clone to a green check.
+//! `cargo xtask`: building, running and checking, starting from a fresh clone.
 
 #![forbid(unsafe_code)]
 
@@ -31,6 +31,7 @@ Examples:
   cargo xtask check                                       what CI runs: format, lints, docs, tests, the cpu's cells
   cargo xtask matrix run --all-here                       the cells of ci/matrix.yaml whose hardware is here
   cargo xtask matrix help                                 more of the matrix: its report, its workflow
+  cargo xtask same main                                   prove that a refactor changes no bit: runs of both, compared
   cargo xtask lines                                       how much code each backend has to itself
   cargo xtask setup                                       find libtorch, or install it into .torch
   cargo xtask setup --torch ~/venv                        use the torch of that virtual environment
@@ -62,6 +63,7 @@ fn dispatch(args: &[OsString]) -> Result<()> {
         Some("test") => test(rest),
         Some("check") => check(rest),
         Some("matrix") => matrix(rest),
+        Some("same") => same(rest),
         Some("lines") => {
             no_arguments("lines", rest)?;
             lines::print(&root())
@@ -93,7 +95,7 @@ fn test(args: &[OsString]) -> Result<()> {
     cargo(&["test", "--release", "--workspace"], args)
 }
 
-/// Becomes the matrix's own program, which is built like all that it runs.
+/// Becomes the matrix's own program, which is built with the programs that it runs.
 fn matrix(args: &[OsString]) -> Result<()> {
     let runs = args.first().is_some_and(|command| command == "run" || command == "record");
     let built = if runs {
@@ -103,12 +105,25 @@ fn matrix(args: &[OsString]) -> Result<()> {
         &["build", "--release", "--quiet", "--package", "anyroll-matrix"]
     };
     cargo(built, &[])?;
-    let program = release_folder()?.join("anyroll-matrix");
+    become_program("anyroll-matrix", args)
+}
+
+/// Becomes the program that compares two revisions; it builds both itself.
+fn same(args: &[OsString]) -> Result<()> {
+    Setup::default().run(&root())?;
+    cargo(&["build", "--release", "--quiet", "--package", "anyroll-same"], &[])?;
+    become_program("anyroll-same", args)
+}
+
+/// Becomes a program of the release profile, in the root of the checkout.
+fn become_program(name: &str, args: &[OsString]) -> Result<()> {
+    let program = release_folder()?.join(name);
     let error = Command::new(&program).args(args).current_dir(root()).exec();
     Err(Error::Reason(format!("{} did not start: {error}", program.display())))
 }
 
-/// What CI runs, the cheap steps first. All in the release profile, so that libtorch's bindings compile once.
+/// Runs the checks of CI, fast steps first. All use the release profile, so that libtorch's bindings compile
+/// once.
 fn check(args: &[OsString]) -> Result<()> {
     no_arguments("check", args)?;
     cargo(&["fmt", "--all", "--check"], &[])?;
@@ -129,16 +144,17 @@ fn no_arguments(command: &str, args: &[OsString]) -> Result<()> {
     })
 }
 
-/// The checkout, from where cargo says this package is.
+/// Returns the root of the checkout, derived from this package's path in cargo.
 fn root() -> PathBuf {
     let package = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&package).parent().unwrap_or(Path::new("/")).to_path_buf()
 }
 
-/// Where `cargo build --release` puts programs: beside this program's own profile, wherever CARGO_TARGET_DIR
-/// or a cargo configuration has moved the target folder to.
+/// Returns the folder of `cargo build --release`: next to this program's profile folder, wherever
+/// CARGO_TARGET_DIR or a cargo configuration puts the target folder.
 fn release_folder() -> Result<PathBuf> {
-    let this = env::current_exe().map_err(|error| Error::Reason(format!("who am I? {error}")))?;
+    let this = env::current_exe()
+        .map_err(|error| Error::Reason(format!("cannot find this program's path: {error}")))?;
     match this.parent().and_then(Path::parent) {
         Some(target) => Ok(target.join("release")),
         None => Err(Error::Reason(format!("{} is not in a target folder", this.display()))),

@@ -1,4 +1,4 @@
-//! Programs that are started: where they are, and how their end is passed on.
+//! Starting programs: finding them, and passing on their exit.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use crate::error::{Error, Result};
 
-/// Runs the cargo that runs us, and says plainly what was run and how it ended.
+/// Runs the cargo that runs this program; an error names the command line and its exit.
 pub fn cargo(args: &[&str], extra: &[OsString]) -> Result<()> {
     cargo_with(args, extra, &[])
 }
 
-/// As [`cargo`], with environment variables on top.
+/// Like [`cargo`], with additional environment variables.
 pub fn cargo_with(args: &[&str], extra: &[OsString], variables: &[(&str, &str)]) -> Result<()> {
     let program = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut line = vec!["cargo".to_string()];
@@ -40,17 +40,17 @@ pub fn cargo_with(args: &[&str], extra: &[OsString], variables: &[(&str, &str)])
     Ok(())
 }
 
-/// The code to end with so that a caller sees what a shell would show: 128 + signal for a killed program.
+/// Returns the exit code that a shell would show: 128 + signal for a killed program.
 pub fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     u8::try_from(code).unwrap_or(1)
 }
 
-/// The first program of that name on `PATH`.
+/// Returns the first program of this name on `PATH`.
 pub fn find_program(name: &OsStr) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     let executable =
         |file: &PathBuf| file.metadata().is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0);
-    // A name with a slash is a path already, and joining an absolute path yields that path.
+    // A name with a slash is already a path, and joining an absolute path yields that path.
     env::split_paths(&path).map(|folder| folder.join(name)).find(executable)
 }

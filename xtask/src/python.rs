@@ -1,4 +1,4 @@
-//! The Python that installs torch, checked before it is used.
+//! The Python that installs torch, checked before use.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -7,11 +7,11 @@ use std::process::Command;
 use crate::error::{Error, Result};
 use crate::process::find_program;
 
-/// The oldest Python that torch 2.11.0 has wheels for.
+/// Oldest Python that torch 2.11.0 has wheels for.
 const OLDEST: (u32, u32) = (3, 10);
 
-/// Prints the version, the modules that are missing, and the interpreter under any virtual environment: a
-/// new environment must not hang on one that may be deleted.
+/// Prints the version, the missing modules, and the interpreter below any virtual environment: a new
+/// environment must not depend on one that may be deleted.
 const PROBE: &str = "\
 import sys, importlib.util
 print(*sys.version_info[:2])
@@ -19,13 +19,13 @@ print(*[m for m in ('venv', 'ensurepip') if importlib.util.find_spec(m) is None]
 print(getattr(sys, '_base_executable', None) or sys.executable)
 ";
 
-const OR_NAME_ONE: &str = "or name a torch that is there already: cargo xtask setup --torch PATH";
+const OR_NAME_ONE: &str = "or use an installed torch: cargo xtask setup --torch PATH";
 
-/// Finds a Python that can make a virtual environment with pip.
+/// Finds a Python that can create a virtual environment with pip.
 pub fn find_python() -> Result<PathBuf> {
     let Some(python) = find_program(OsStr::new("python3")) else {
         return Err(Error::Reason(format!(
-            "no python3 on PATH, and torch is installed with it\n  Debian, Ubuntu: sudo apt install python3-venv\n  \
+            "no python3 on PATH; it is needed to install torch\n  Debian, Ubuntu: sudo apt install python3-venv\n  \
              Fedora: sudo dnf install python3\n  {OR_NAME_ONE}"
         )));
     };
@@ -52,7 +52,7 @@ pub fn find_python() -> Result<PathBuf> {
     }
     if !missing.is_empty() {
         return Err(Error::Reason(format!(
-            "{} lacks the module {missing}, so it cannot make a virtual environment\n  Debian, Ubuntu: sudo apt \
+            "{} lacks the module {missing}, so it cannot create a virtual environment\n  Debian, Ubuntu: sudo apt \
              install python3-venv\n  {OR_NAME_ONE}",
             python.display(),
         )));

@@ -1,4 +1,4 @@
-//! `cargo xtask setup`: libtorch is found or installed, and the link view shows it.
+//! `cargo xtask setup`: finds or installs libtorch, and links the view to it.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -12,17 +12,17 @@ use crate::process::find_program;
 use crate::venv::{Set, Venv};
 use crate::view::View;
 
-/// What the user asked of `setup`.
+/// Options of `setup`.
 #[derive(Default)]
 pub struct Setup {
     /// The torch to use: its package folder, or a virtual environment.
     torch: Option<PathBuf>,
-    /// Whether an installation includes the GPU libraries.
+    /// True if an installation includes the GPU libraries.
     gpu: bool,
 }
 
 impl Setup {
-    /// Reads the arguments after `setup`.
+    /// Parses the arguments after `setup`.
     pub fn parse(args: &[OsString]) -> Result<Self> {
         let mut setup = Self::default();
         let mut args = args.iter();
@@ -44,7 +44,7 @@ impl Setup {
         Ok(setup)
     }
 
-    /// Sets up the checkout at `root`. Does nothing, quickly, when all is there; repairs what is not.
+    /// Sets up the checkout at `root`. Returns quickly if everything is in place, and repairs it otherwise.
     pub fn run(&self, root: &Path) -> Result<()> {
         check_machine()?;
         let folder = root.join(".torch");
@@ -53,7 +53,7 @@ impl Setup {
         }
         let view = View::new(folder.join("view"));
         let venv = Venv::new(folder.join("venv"));
-        // The torch in use stays in use, whatever shell this runs in: a switch would relink everything.
+        // The torch in use stays in use, in any shell: a switch would relink everything.
         if let (None, Some(torch)) = (&self.torch, self.torch_in_use(&view, &venv)) {
             say(&torch);
             return Ok(());
@@ -65,7 +65,7 @@ impl Setup {
                 Some(torch) => {
                     if self.gpu {
                         eprintln!(
-                            "xtask: --gpu is for an installation in .torch, and this torch is used as it is"
+                            "xtask: --gpu applies only to an installation in .torch; this torch is used unchanged"
                         );
                     }
                     torch
@@ -78,10 +78,11 @@ impl Setup {
         Ok(())
     }
 
-    /// Cargo builds against a LIBTORCH of the user's whatever `.torch` holds: nothing is set up, only checked.
+    /// Checks a LIBTORCH set by the user. Cargo builds against it regardless of `.torch`, so nothing is set
+    /// up.
     fn accept_own(&self, own: &Path) -> Result<()> {
         if self.torch.is_some() || self.gpu {
-            let message = "is set and wins over --torch and --gpu: unset it first";
+            let message = "is set and overrides --torch and --gpu: unset it first";
             return Err(Error::Usage(format!("LIBTORCH={} {message}", own.display())));
         }
         let torch = Torch::open(&own.join("lib")).map_err(|why| {
@@ -104,12 +105,12 @@ impl Setup {
     }
 }
 
-/// Fails early on what would fail minutes later in a worse way.
+/// Fails early for problems that would cause obscure errors minutes later.
 fn check_machine() -> Result<()> {
     if !cfg!(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))) {
         return Err(Error::Reason("anyroll builds on Linux, x86-64 or aarch64".into()));
     }
-    // CXX may carry a wrapper and flags: its first word is the program.
+    // CXX may contain a wrapper and flags: its first word is the program.
     let cxx = env::var("CXX").unwrap_or_default();
     let compiler = cxx.split_whitespace().next().unwrap_or("c++");
     if find_program(OsStr::new(compiler)).is_none() {
@@ -121,7 +122,7 @@ fn check_machine() -> Result<()> {
     Ok(())
 }
 
-/// Opens the torch that the user named.
+/// Opens the torch that the user specified.
 fn open_named(path: &Path) -> Result<Torch> {
     let path = path.canonicalize().map_err(|error| Error::io("open --torch", path, error))?;
     let lib = path.join("lib");
@@ -135,14 +136,15 @@ fn open_named(path: &Path) -> Result<Torch> {
     })
 }
 
-/// The torch of the active virtual environment or of `python3`. One of another version is named and left alone.
+/// Finds the torch of the active virtual environment or of `python3`. One of another version is reported and
+/// left alone.
 fn find_installed(venv: &Venv) -> Option<Torch> {
     let active = env::var_os("VIRTUAL_ENV").map(|it| ("VIRTUAL_ENV", Torch::in_venv(Path::new(&it))));
     let python = || find_program(OsStr::new("python3")).map(|it| ("python3", Torch::of_python(&it)));
     let places = active.into_iter().chain(std::iter::once_with(python).flatten());
     for (place, torch) in places {
         match torch {
-            // Our own environment can be active too; whether it is whole is not asked here.
+            // Our own environment may be active, too; its completeness is checked elsewhere.
             Ok(torch) if venv.holds(&torch) => {}
             Ok(torch) => return Some(torch),
             Err(why @ (Unusable::OtherVersion { .. } | Unusable::Incomplete { .. })) => {
@@ -154,7 +156,7 @@ fn find_installed(venv: &Venv) -> Option<Torch> {
     None
 }
 
-/// Keeps two set-ups apart until the file is dropped, or its process ends however it ends.
+/// Prevents two set-ups at once, until the file is dropped or the process ends.
 fn lock(folder: &Path) -> Result<File> {
     let path = folder.join("lock");
     let open = || {

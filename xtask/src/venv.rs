@@ -1,4 +1,4 @@
-//! `.torch/venv`: the torch that set-up installs when the machine has none.
+//! `.torch/venv`: the torch that set-up installs if the machine has none.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader};
@@ -12,14 +12,15 @@ use crate::process::exit_code;
 use crate::python::find_python;
 use crate::view::remove;
 
-/// What the CPU needs beside torch itself: `libtorch_cpu.so` of the common wheel names two GPU libraries, which
-/// load without a GPU. Read from the wheels of x86-64 and aarch64; run on x86-64 only.
+/// Packages that the CPU library needs in addition to torch: `libtorch_cpu.so` of the common wheel links two
+/// GPU libraries, which load without a GPU. Taken from the wheels of x86-64 and aarch64; tested only on
+/// x86-64.
 const CPU_EXTRAS: [&str; 2] = ["nvidia-cuda-cupti==13.0.85", "nvidia-cuda-runtime==13.0.96"];
 
-/// How much of torch is installed; the larger includes the smaller.
+/// Size of the torch installation; the larger includes the smaller.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Set {
-    /// torch without its dependencies, and the little that its CPU library loads.
+    /// torch without its dependencies, plus the libraries that its CPU library loads.
     Cpu,
     /// torch with its GPU libraries.
     Gpu,
@@ -31,35 +32,36 @@ pub struct Venv {
 }
 
 impl Venv {
-    /// The environment in `folder`, which need not exist.
+    /// Refers to the environment in `folder`, which need not exist.
     pub fn new(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// Whether `torch` is the one in here.
+    /// Returns true if `torch` belongs to this environment.
     pub fn holds(&self, torch: &Torch) -> bool {
         torch.lib.starts_with(&self.folder)
     }
 
-    /// Whether an installation of at least `set` ran to its end, and every library is still as it was then.
+    /// Returns true if an installation of at least `set` completed, and every library is unchanged since.
     pub fn is_whole(&self, set: Set) -> bool {
         let Ok(mark) = fs::read_to_string(self.mark()) else { return false };
         let whole = |it: Set| it >= set && self.inventory(it).is_ok_and(|now| now == mark);
         self.python().exists() && [Set::Cpu, Set::Gpu].into_iter().any(whole)
     }
 
-    /// Installs `set` if it is not there whole.
+    /// Installs `set` unless it is complete.
     pub fn install(&self, set: Set) -> Result<Torch> {
         if !self.is_whole(set) {
             let python = find_python()?;
-            // Only a whole environment is added to: pip would take a half-written package for an installed one.
+            // Only a complete environment is extended: pip would take a half-written package for an installed
+            // one.
             if !self.is_whole(Set::Cpu) {
                 self.make(&python)?;
             }
             self.pip_install(set)?;
         }
         let torch = Torch::in_venv(&self.folder);
-        torch.map_err(|why| Error::Reason(format!("pip was content, but {}: {why}", self.folder.display())))
+        torch.map_err(|why| Error::Reason(format!("pip succeeded, but {}: {why}", self.folder.display())))
     }
 
     fn make(&self, python: &Path) -> Result<()> {
@@ -108,12 +110,12 @@ impl Venv {
         self.folder.join("installed")
     }
 
-    /// The set's name and each library with its size: what was whole once is compared with what is there. Names
-    /// without folders, since a checkout may be moved.
+    /// Returns the set's name and each library with its size, to compare with a later state. Names have no
+    /// folders, since a checkout may be moved.
     fn inventory(&self, set: Set) -> io::Result<String> {
         let torch = Torch::in_venv(&self.folder).map_err(|why| io::Error::other(why.to_string()))?;
         let mut folders = vec![torch.lib.clone()];
-        // Beside `torch` lie the packages of its dependencies: nvidia/*/lib.
+        // The packages of torch's dependencies are next to it: nvidia/*/lib.
         if let Ok(entries) = fs::read_dir(torch.lib.join("../../nvidia")) {
             for entry in entries {
                 folders.push(entry?.path().join("lib"));
@@ -139,7 +141,7 @@ fn ignore_absent(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
-/// Runs pip with its progress on the terminal, and reads along to say in one line what went wrong.
+/// Runs pip with its progress on the terminal, and parses its output for a one-line reason of a failure.
 fn run_pip(command: &mut Command) -> Result<()> {
     let failed = |error| Error::Reason(format!("pip did not start: {error}"));
     let mut pip = command.stderr(Stdio::piped()).spawn().map_err(failed)?;
@@ -156,14 +158,14 @@ fn run_pip(command: &mut Command) -> Result<()> {
         return Ok(());
     }
     Err(Error::Reason(format!(
-        "{}\n  pip's own words are above (exit code {})\n  {}",
+        "{}\n  pip's output is above (exit code {})\n  {}",
         pip_reason(&said),
         exit_code(status),
-        "run this again to go on, or name a torch that is there already: cargo xtask setup --torch PATH"
+        "run this again to continue, or use an installed torch: cargo xtask setup --torch PATH"
     )))
 }
 
-/// The reason in pip's words: it ends with `No matching distribution` for a dead network too.
+/// Returns the reason from pip's output, which ends with `No matching distribution` without a network, too.
 fn pip_reason(said: &str) -> String {
     let any = |needles: &[&str]| needles.iter().any(|it| said.contains(it));
     if any(&["No space left on device"]) {

@@ -1,7 +1,7 @@
 //! The link view: the part of a torch installation that the workspace is built against.
 //!
-//! `torch-sys` links every libtorch library it finds. The view holds only the two that run everywhere, so a
-//! binary starts on a machine without a GPU's libraries, and `libtorch.so` is a linker script that names them:
+//! `torch-sys` links every libtorch library it finds. The view contains only the two that work everywhere, so
+//! that a binary starts without GPU libraries. Its `libtorch.so` is a linker script that names them:
 //!
 //! ```text
 //! .torch/view/include -> torch/include
@@ -22,25 +22,25 @@ use crate::error::{Error, Result};
 const LIBRARIES: [&str; 2] = ["libtorch_cpu.so", "libc10.so"];
 const LINKER_SCRIPT: &str = "INPUT ( -ltorch_cpu -lc10 )\n";
 
-/// The folder that `LIBTORCH` names.
+/// The folder in `LIBTORCH`.
 pub struct View {
     folder: PathBuf,
 }
 
 impl View {
-    /// The view in `folder`, which need not exist.
+    /// Refers to the view in `folder`, which need not exist.
     pub fn new(folder: PathBuf) -> Self {
         Self { folder }
     }
 
-    /// The torch that the view shows, if both are whole.
+    /// Returns the torch that the view links to, if both are complete.
     pub fn torch(&self) -> Option<Torch> {
         let library = fs::read_link(self.folder.join("lib").join(LIBRARIES[0])).ok()?;
         let torch = Torch::open(library.parent()?).ok()?;
         self.shows(&torch).then_some(torch)
     }
 
-    /// Makes the view show `torch`. Written aside first, so that it is never half there.
+    /// Links the view to `torch`. Written under a temporary name first, so that it is never incomplete.
     pub fn write(&self, torch: &Torch) -> Result<()> {
         if self.shows(torch) {
             return Ok(());
@@ -73,12 +73,12 @@ impl View {
     }
 }
 
-/// The headers, beside the libraries.
+/// Returns the folder of headers, next to the libraries.
 fn include(torch: &Torch) -> PathBuf {
     torch.lib.with_file_name("include")
 }
 
-/// Removes a folder that may not be there.
+/// Removes a folder if it exists.
 pub fn remove(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

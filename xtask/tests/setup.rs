@@ -1,4 +1,4 @@
-//! `xtask` on machines that lack things: a folder of fake programs is the whole `PATH`.
+//! Tests of `xtask` on machines that lack things: the whole `PATH` is a folder of fake programs.
 
 #![forbid(unsafe_code)]
 
@@ -9,8 +9,8 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// A python3 that answers the two questions that set-up asks and installs a torch of empty files.
-/// Its first lines set VERSION, MISSING, TORCH and PIP; it logs each installation.
+/// A python3 that answers the two queries of set-up and installs a torch of empty files. Its first lines set
+/// VERSION, MISSING, TORCH and PIP; it logs each installation.
 const PYTHON: &str = r#"
 PATH=/usr/bin:/bin
 make_torch() {
@@ -38,7 +38,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// With a C++ compiler, and a Python 3.11 that has no torch and can install it.
+    /// Creates a machine with a C++ compiler, and a Python 3.11 that has no torch but can install it.
     fn new() -> Self {
         let machine = Self { folder: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() };
         fs::create_dir_all(machine.at("bin")).unwrap();
@@ -53,8 +53,8 @@ impl Machine {
     }
 
     fn program(&self, name: &str, body: &str) {
-        // Written by another process: a file that a test has open for writing is inherited by what the tests
-        // beside it start, and until those have started the kernel refuses to run it.
+        // Written by another process. Programs started by parallel tests inherit a file open for writing, and
+        // until those have started the kernel refuses to run it.
         let text = self.at("text");
         fs::write(&text, format!("#!/bin/sh\n{body}\n")).unwrap();
         let installed = Command::new("install").arg(&text).arg(self.at("bin").join(name)).status();
@@ -70,7 +70,7 @@ impl Machine {
         self.program("python3", &(head + PYTHON));
     }
 
-    /// Puts a torch into a folder, as a wheel would.
+    /// Puts a torch into a folder, like a wheel would.
     fn torch(&self, package: &str, version: &str) -> PathBuf {
         let package = self.at(package);
         let headers = package.join("include/torch/csrc/api/include/torch");
@@ -103,7 +103,7 @@ impl Machine {
         text
     }
 
-    /// Runs a set-up that must fail with that first line, and returns the whole message.
+    /// Runs a set-up that must fail with this first line, and returns the whole message.
     fn setup_fails(&self, args: &[&str], code: i32, reason: &str) -> String {
         let output = self.xtask(&[&["setup"], args].concat());
         let text = String::from_utf8(output.stderr).unwrap();
@@ -113,7 +113,7 @@ impl Machine {
         text
     }
 
-    /// Where the view's library leads to.
+    /// Returns the target of the view's library link.
     fn library(&self) -> PathBuf {
         fs::read_link(self.at("checkout/.torch/view/lib/libtorch_cpu.so")).unwrap()
     }
@@ -139,14 +139,14 @@ fn installs_once_and_repairs_what_is_broken() {
             .ends_with("--no-deps torch==2.11.0 nvidia-cuda-cupti==13.0.85 nvidia-cuda-runtime==13.0.96")
     );
 
-    // Whole: no Python is asked, so none is needed.
+    // Complete: Python is not run, so it is not needed.
     fs::rename(machine.at("bin/python3"), machine.at("python3")).unwrap();
     let written = fs::metadata(view.join("build-version")).unwrap().modified().unwrap();
     machine.setup_passes(&[]);
     assert_eq!(fs::metadata(view.join("build-version")).unwrap().modified().unwrap(), written);
     fs::rename(machine.at("python3"), machine.at("bin/python3")).unwrap();
 
-    // A broken view is written again without an installation.
+    // A broken view is rewritten without an installation.
     for broken in ["lib/libc10.so", "lib/libtorch.so", "include", "build-version"] {
         fs::remove_file(view.join(broken)).unwrap();
         machine.setup_passes(&[]);
@@ -157,7 +157,7 @@ fn installs_once_and_repairs_what_is_broken() {
     assert!(view.join("include").exists());
     assert_eq!(machine.installations().len(), 1);
 
-    // A changed library, a lost one and a lost mark each mean an installation from nothing.
+    // A changed library, a missing one and a missing mark each cause a new installation.
     let stray = machine.at("checkout/.torch/venv/stray");
     type Break<'a> = &'a dyn Fn();
     let breaks: [Break<'_>; 3] = [
@@ -208,7 +208,7 @@ fn uses_the_torch_that_is_there() {
     machine.setup_passes(&[]);
     assert_eq!(machine.library(), package.join("lib/libtorch_cpu.so"));
 
-    // An active environment goes before python3, but the torch in use stays in use.
+    // An active environment has priority over python3, but the torch in use stays in use.
     let other = machine.torch("env/lib/python3.12/site-packages/torch", "2.11.0");
     let in_env = || {
         let mut command = machine.command(Path::new(env!("CARGO_BIN_EXE_xtask")), &["setup"]);
@@ -249,7 +249,7 @@ fn a_named_torch_is_used_or_refused() {
     machine.setup_fails(&["--torch", machine.at("nowhere").to_str().unwrap()], 1, "nowhere");
     fs::remove_file(package.join("lib/libc10.so")).unwrap();
     machine.setup_fails(&["--torch", package.to_str().unwrap()], 1, "libc10.so is missing");
-    // A refusal leaves what was set up before.
+    // A refusal leaves the previous set-up unchanged.
     assert!(machine.library().starts_with(machine.at("env")));
 }
 
@@ -268,7 +268,7 @@ fn a_libtorch_of_ones_own_is_checked_and_left_alone() {
     let (code, text) = setup(&machine.torch("old", "2.5.1"), &[]);
     assert!(code == Some(1) && text.contains("torch 2.5.1 in") && text.contains("unset LIBTORCH"), "{text}");
     assert!(!machine.at("checkout/.torch").exists());
-    // The value that the checkout's own cargo configuration gives.
+    // The value that the checkout's own cargo configuration sets.
     assert_eq!(setup(&machine.at("checkout/.torch/view"), &[]).0, Some(0));
     assert_eq!(machine.installations().len(), 1);
 }
@@ -319,7 +319,7 @@ fn a_wrong_command_line_is_refused() {
     assert!(help.status.success() && String::from_utf8_lossy(&help.stdout).contains("cargo xtask run"));
 }
 
-/// A machine whose cargo writes down its arguments, and an `xtask` in a target folder of its own.
+/// Creates a machine whose cargo logs its arguments, and an `xtask` in its own target folder.
 fn built(machine: &Machine, cargo: &str) -> PathBuf {
     machine.program("cargo", &format!("echo \"$@\" >> {}\n{cargo}", machine.at("cargo.log").display()));
     let program = machine.at("target/debug/xtask");

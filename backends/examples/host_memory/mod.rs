@@ -1,80 +1,138 @@
-//! A backend in under 150 lines of code: memory of the host, and streams that are threads. Collectives are Gloo's, which
-//! moves what the host can reach. `docs/adding_a_backend.md` says what each part becomes on an accelerator, and
-//! `tests/conformance/tests/cpu.rs` holds it to the contract.
-#![allow(clippy::unit_arg)] // `done` takes whatever a verb ends with
+//! A backend to start from: memory of the host, and streams that are threads. Collectives are Gloo's, which moves whatever
+//! the host can reach. `docs/adding_a_backend.md` says what each part becomes on an accelerator.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
-use std::{collections::HashMap, time::Duration, time::Instant};
+use std::{
+    alloc::{Layout, alloc_zeroed, dealloc},
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyroll_backends::{BackendKind, Device, DeviceId, DeviceInfo, Error, HostFn, MemoryInfo, Result};
-use anyroll_backends::{RawBuffer, RawEvent, RawSlice, RawStream, TorchDevice};
+use anyroll_backends::{
+    Backend, BackendKind, BackendTraits, Collective, Device, DeviceId, DeviceInfo, Error, HostFn, MemoryInfo,
+    RawBuffer, RawEvent, RawSlice, RawStream, Reduction, Result, Store, TorchDevice, connect_through_host,
+};
+
+/// The entry of the list in `backends/src/lib.rs`.
+pub static BACKEND: HostBackend = HostBackend;
+
+/// The name, and the facts that differ from those of most accelerators.
+const KIND: BackendKind =
+    BackendKind::new(&BackendTraits { shares_devices: true, ..BackendTraits::accelerator("host_memory") });
 
 const TOTAL_BYTES: usize = 4 << 30;
 const ALIGNMENT: usize = 64;
-/// libtorch computes on the caller's thread, and what is enqueued on its stream runs there, at once.
+/// libtorch computes on the caller's thread, and work that is enqueued on its stream runs there, at once.
 const TORCH: RawStream = RawStream(u64::MAX);
 
-/// The device.
+/// The family: it opens devices and connects ranks.
+#[derive(Debug)]
+pub struct HostBackend;
+
+impl Backend for HostBackend {
+    fn kind(&self) -> BackendKind {
+        KIND
+    }
+
+    fn open(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        Ok(Arc::new(HostMemory { ordinal, ..HostMemory::default() }))
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(vec![self.open(0)?.info()])
+    }
+
+    fn connect(&self, _: &dyn Device, store: Store, _: Reduction) -> Result<Arc<dyn Collective>> {
+        connect_through_host(store)
+    }
+}
+
+/// One device.
 #[derive(Debug, Default)]
-pub struct HostMemory {
+struct HostMemory {
+    /// Tells ranks apart.
     ordinal: usize,
     allocated: Arc<AtomicUsize>,
     pinned: AtomicUsize,
     handles: AtomicU64,
-    streams: Mutex<HashMap<u64, Queue>>,
+    streams: Mutex<HashMap<u64, Stream>>,
     events: Mutex<HashMap<u64, Arc<Event>>>,
 }
 
-/// A stream: its thread ends when the sender is gone. The first error waits for `stream_synchronize`.
-type Queue = (mpsc::Sender<HostFn>, Arc<Mutex<Option<String>>>);
-
-/// How often an event was recorded, how often it was reached, and when it was last.
-type Event = (Mutex<(u64, u64, Option<Instant>)>, Condvar);
-
-/// A panic is an error, and the stream goes on.
-fn run(work: HostFn) -> Result<(), String> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().map(|it| (*it).to_owned());
-        Err(text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default())
-    })
+/// A stream's thread ends when its queue is dropped.
+#[derive(Debug)]
+struct Stream {
+    queue: mpsc::Sender<HostFn>,
+    /// The first error since the last synchronization.
+    failure: Arc<Mutex<Option<String>>>,
 }
 
-#[rustfmt::skip] // what fits in a line is one, here and below
+#[derive(Debug, Default)]
+struct Event {
+    counters: Mutex<Counters>,
+    advanced: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    recorded: u64,
+    reached: u64,
+    reached_at: Option<Instant>,
+}
+
 impl HostMemory {
-    /// Opens it; `ordinal` tells ranks apart.
-    pub fn open(ordinal: usize) -> Arc<dyn Device> { Arc::new(Self { ordinal, ..Self::default() }) }
-
-    fn failed(&self, message: impl Into<String>) -> Error { Error::Stream { device: self.id(), message: message.into() } }
-    fn event(&self, event: RawEvent) -> Arc<Event> { self.events.lock().unwrap()[&event.0].clone() }
-    fn at(slice: RawSlice) -> usize { slice.buffer.0 as usize + slice.offset }
-
     fn enqueue(&self, stream: RawStream, work: HostFn) -> Result<()> {
-        if stream == TORCH { return run(work).map_err(|message| self.failed(message)); }
-        self.streams.lock().unwrap()[&stream.0].0.send(work).map_err(|_| self.failed("its thread is gone"))
-    }
-    fn copy(&self, to: usize, from: usize, len: usize, stream: RawStream) -> Result<()> {
-        // SAFETY: the verb's caller keeps both ranges alive until this has run, and they do not overlap.
-        let copy = move || unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
-        self.enqueue(stream, Box::new(move || done(copy())))
+        if stream == TORCH {
+            return run(work).map_err(|message| self.failed(message));
+        }
+        let streams = self.streams.lock().unwrap();
+        streams[&stream.0].queue.send(work).map_err(|_| self.failed("its thread is gone"))
     }
 
-    /// The address of zeroed memory, counted as `held`.
+    fn copy(&self, to: usize, from: usize, len: usize, stream: RawStream) -> Result<()> {
+        let copy = move || {
+            // SAFETY: the verb's caller keeps both ranges alive until this has run, and they do not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+            Ok(())
+        };
+        self.enqueue(stream, Box::new(copy))
+    }
+
+    /// Returns the address of zeroed memory, which counts as `held`.
     fn take(&self, len: usize, held: &AtomicUsize) -> Result<u64> {
         let free_bytes = TOTAL_BYTES.saturating_sub(self.allocated.load(SeqCst));
-        let layout = Layout::from_size_align(len, ALIGNMENT).ok().filter(|_| len <= free_bytes);
-        // SAFETY: nobody asks for no bytes.
-        let address = layout.map_or(std::ptr::null_mut(), |layout| unsafe { alloc_zeroed(layout) });
         let full = Error::OutOfMemory { device: self.id(), requested_bytes: len, free_bytes };
-        held.fetch_add(if address.is_null() { 0 } else { len }, SeqCst);
-        if address.is_null() { Err(full) } else { Ok(address as u64) }
+        match Layout::from_size_align(len, ALIGNMENT) {
+            Ok(layout) if len <= free_bytes => {
+                // SAFETY: no caller asks for zero bytes.
+                let address = unsafe { alloc_zeroed(layout) };
+                if address.is_null() {
+                    return Err(full);
+                }
+                held.fetch_add(len, SeqCst);
+                Ok(address as u64)
+            }
+            _ => Err(full),
+        }
     }
-}
 
-fn done<T, E>(_: T) -> Result<(), E> {
-    Ok(())
+    fn event(&self, event: RawEvent) -> Arc<Event> {
+        self.events.lock().unwrap()[&event.0].clone()
+    }
+
+    fn handle(&self) -> u64 {
+        self.handles.fetch_add(1, SeqCst)
+    }
+
+    fn failed(&self, message: impl Into<String>) -> Error {
+        Error::Stream { device: self.id(), message: message.into() }
+    }
 }
 
 /// # Safety
@@ -85,105 +143,197 @@ unsafe fn give_back(address: u64, len: usize, held: &AtomicUsize) {
     held.fetch_sub(len, SeqCst);
 }
 
+/// Turns a panic into an error, so that the stream's later work still runs.
+fn run(work: HostFn) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        Err(text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default())
+    })
+}
+
+fn address_of(slice: RawSlice) -> usize {
+    slice.buffer.0 as usize + slice.offset
+}
+
 // SAFETY: a stream is one thread with a queue, an event is reached in queue order, and memory is the process's own.
-#[rustfmt::skip]
 unsafe impl Device for HostMemory {
-    fn id(&self) -> DeviceId { DeviceId { backend: BackendKind::Cpu, ordinal: self.ordinal } }
-    fn info(&self) -> DeviceInfo { DeviceInfo { id: self.id(), name: "host".into(), total_bytes: None, details: vec![] } }
-    fn torch_device(&self) -> Option<TorchDevice> { Some(TorchDevice { kind: 0, index: -1 }) }
-    fn torch_stream(&self) -> Result<RawStream> { Ok(TORCH) }
+    fn id(&self) -> DeviceId {
+        DeviceId { backend: KIND, ordinal: self.ordinal }
+    }
+
+    fn info(&self) -> DeviceInfo {
+        DeviceInfo { id: self.id(), name: "host".into(), total_bytes: Some(TOTAL_BYTES), details: vec![] }
+    }
+
     fn memory_info(&self) -> Result<MemoryInfo> {
         let (allocated_bytes, pinned_bytes) = (self.allocated.load(SeqCst), self.pinned.load(SeqCst));
         let free_bytes = TOTAL_BYTES.saturating_sub(allocated_bytes);
         Ok(MemoryInfo { free_bytes, total_bytes: TOTAL_BYTES, allocated_bytes, pinned_bytes })
     }
 
-    unsafe fn alloc(&self, len: usize) -> Result<RawBuffer> { self.take(len, &self.allocated).map(RawBuffer) }
-    unsafe fn free(&self, buffer: RawBuffer, len: usize, stream: RawStream) -> Result<()> {
-        let allocated = self.allocated.clone();
-        // SAFETY: the caller's promise, once the work before this is done.
-        self.enqueue(stream, Box::new(move || done(unsafe { give_back(buffer.0, len, &allocated) })))
-    }
-    fn address(&self, buffer: RawBuffer) -> Option<*mut u8> { Some(buffer.0 as *mut u8) }
-    unsafe fn alloc_pinned(&self, len: usize) -> Result<*mut u8> { Ok(self.take(len, &self.pinned)? as *mut u8) }
-    unsafe fn free_pinned(&self, ptr: *mut u8, len: usize) -> Result<()> {
-        // SAFETY: the caller's promise.
-        done(unsafe { give_back(ptr as u64, len, &self.pinned) })
+    fn torch_device(&self) -> Option<TorchDevice> {
+        Some(TorchDevice::CPU)
     }
 
-    // An accelerator gives an arena's pages back and keeps its addresses. Here they stay, and only count as gone.
-    fn arena_granularity_bytes(&self) -> usize { 4096 }
-    unsafe fn arena_reserve(&self, len: usize) -> Result<RawBuffer> { self.take(len, &0.into()).map(RawBuffer) }
-    unsafe fn arena_map(&self, _: RawBuffer, len: usize) -> Result<()> { done(self.allocated.fetch_add(len, SeqCst)) }
-    unsafe fn arena_unmap(&self, _: RawBuffer, len: usize) -> Result<()> { done(self.allocated.fetch_sub(len, SeqCst)) }
+    unsafe fn alloc(&self, len: usize) -> Result<RawBuffer> {
+        self.take(len, &self.allocated).map(RawBuffer)
+    }
+
+    unsafe fn free(&self, buffer: RawBuffer, len: usize, stream: RawStream) -> Result<()> {
+        let allocated = self.allocated.clone();
+        let free = move || {
+            // SAFETY: the caller's promise, once the work in front of this is done.
+            unsafe { give_back(buffer.0, len, &allocated) };
+            Ok(())
+        };
+        self.enqueue(stream, Box::new(free))
+    }
+
+    fn address(&self, buffer: RawBuffer) -> Option<*mut u8> {
+        Some(buffer.0 as *mut u8)
+    }
+
+    // An accelerator returns an arena's pages and keeps its addresses. Here they stay, and only count as returned.
+    unsafe fn arena_reserve(&self, len: usize) -> Result<RawBuffer> {
+        self.take(len, &AtomicUsize::new(0)).map(RawBuffer)
+    }
+
+    unsafe fn arena_map(&self, _: RawBuffer, len: usize) -> Result<()> {
+        self.allocated.fetch_add(len, SeqCst);
+        Ok(())
+    }
+
+    unsafe fn arena_unmap(&self, _: RawBuffer, len: usize) -> Result<()> {
+        self.allocated.fetch_sub(len, SeqCst);
+        Ok(())
+    }
+
     unsafe fn arena_free(&self, arena: RawBuffer, len: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        done(unsafe { give_back(arena.0, len, &len.into()) })
+        unsafe { give_back(arena.0, len, &AtomicUsize::new(len)) };
+        Ok(())
+    }
+
+    fn arena_granularity_bytes(&self) -> usize {
+        4096
+    }
+
+    unsafe fn alloc_pinned(&self, len: usize) -> Result<*mut u8> {
+        self.take(len, &self.pinned).map(|address| address as *mut u8)
+    }
+
+    unsafe fn free_pinned(&self, ptr: *mut u8, len: usize) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { give_back(ptr as u64, len, &self.pinned) };
+        Ok(())
     }
 
     unsafe fn fill(&self, dst: RawSlice, byte: u8, stream: RawStream) -> Result<()> {
-        // SAFETY: the caller keeps `dst` alive until this has run.
-        let fill = move || unsafe { std::ptr::write_bytes(Self::at(dst) as *mut u8, byte, dst.len) };
-        self.enqueue(stream, Box::new(move || done(fill())))
+        let fill = move || {
+            // SAFETY: the caller keeps `dst` alive until this has run.
+            unsafe { std::ptr::write_bytes(address_of(dst) as *mut u8, byte, dst.len) };
+            Ok(())
+        };
+        self.enqueue(stream, Box::new(fill))
     }
+
     unsafe fn copy_h2d(&self, dst: RawSlice, src: *const u8, stream: RawStream) -> Result<()> {
-        self.copy(Self::at(dst), src as usize, dst.len, stream)
+        self.copy(address_of(dst), src as usize, dst.len, stream)
     }
+
     unsafe fn copy_d2h(&self, dst: *mut u8, src: RawSlice, stream: RawStream) -> Result<()> {
-        self.copy(dst as usize, Self::at(src), src.len, stream)
+        self.copy(dst as usize, address_of(src), src.len, stream)
     }
+
     unsafe fn copy_d2d(&self, dst: RawSlice, src: RawSlice, stream: RawStream) -> Result<()> {
-        self.copy(Self::at(dst), Self::at(src), dst.len, stream)
+        self.copy(address_of(dst), address_of(src), dst.len, stream)
     }
 
     fn stream_create(&self) -> Result<RawStream> {
-        let (sender, queue) = mpsc::channel::<HostFn>();
-        let (failure, handle) = (Arc::new(Mutex::new(None)), self.handles.fetch_add(1, SeqCst));
-        self.streams.lock().unwrap().insert(handle, (sender, failure.clone()));
-        let keep_first = move |message| done::<_, ()>(failure.lock().unwrap().get_or_insert(message));
-        std::thread::spawn(move || queue.into_iter().try_for_each(|work| run(work).or_else(&keep_first)));
+        let (queue, work) = mpsc::channel::<HostFn>();
+        let failure = Arc::new(Mutex::new(None));
+        let first_failure = failure.clone();
+        thread::spawn(move || {
+            for work in work {
+                if let Err(message) = run(work) {
+                    first_failure.lock().unwrap().get_or_insert(message);
+                }
+            }
+        });
+        let handle = self.handle();
+        self.streams.lock().unwrap().insert(handle, Stream { queue, failure });
         Ok(RawStream(handle))
     }
-    unsafe fn stream_destroy(&self, it: RawStream) -> Result<()> { done(self.streams.lock().unwrap().remove(&it.0)) }
+
+    unsafe fn stream_destroy(&self, stream: RawStream) -> Result<()> {
+        self.streams.lock().unwrap().remove(&stream.0);
+        Ok(())
+    }
+
     unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<()> {
-        let (send, reached) = mpsc::channel();
-        self.enqueue(stream, Box::new(move || send.send(()).map_err(|it| it.to_string())))?;
-        reached.recv().map_err(|it| self.failed(it.to_string()))?;
-        let failure = self.streams.lock().unwrap().get(&stream.0).and_then(|it| it.1.lock().unwrap().take());
+        let (reached, wait) = mpsc::channel();
+        self.enqueue(stream, Box::new(move || reached.send(()).map_err(|error| error.to_string())))?;
+        wait.recv().map_err(|error| self.failed(error.to_string()))?;
+        let streams = self.streams.lock().unwrap();
+        let failure = streams.get(&stream.0).and_then(|stream| stream.failure.lock().unwrap().take());
         failure.map_or(Ok(()), |message| Err(self.failed(message)))
     }
+
     unsafe fn stream_wait_event(&self, stream: RawStream, event: RawEvent) -> Result<()> {
         let event = self.event(event);
-        let target = event.0.lock().unwrap().0; // a later record does not move this wait
-        let wait = move || event.1.wait_while(event.0.lock().unwrap(), |it| it.1 < target).is_ok();
-        self.enqueue(stream, Box::new(move || done(wait())))
+        // A later record does not move this wait.
+        let target = event.counters.lock().unwrap().recorded;
+        let wait = move || {
+            let counters = event.counters.lock().unwrap();
+            drop(event.advanced.wait_while(counters, |counters| counters.reached < target));
+            Ok(())
+        };
+        self.enqueue(stream, Box::new(wait))
     }
-    unsafe fn enqueue_host_fn(&self, stream: RawStream, work: HostFn) -> Result<()> { self.enqueue(stream, work) }
+
+    fn torch_stream(&self) -> Result<RawStream> {
+        Ok(TORCH)
+    }
 
     fn event_create(&self, _timed: bool) -> Result<RawEvent> {
-        let handle = self.handles.fetch_add(1, SeqCst);
+        let handle = self.handle();
         self.events.lock().unwrap().insert(handle, Arc::default());
         Ok(RawEvent(handle))
     }
-    unsafe fn event_destroy(&self, it: RawEvent) -> Result<()> { done(self.events.lock().unwrap().remove(&it.0)) }
+
+    unsafe fn event_destroy(&self, event: RawEvent) -> Result<()> {
+        self.events.lock().unwrap().remove(&event.0);
+        Ok(())
+    }
+
     unsafe fn event_record(&self, event: RawEvent, stream: RawStream) -> Result<()> {
         let event = self.event(event);
-        event.0.lock().unwrap().0 += 1;
-        self.enqueue(stream, Box::new(move || {
-            let mut state = event.0.lock().unwrap();
-            (state.1, state.2) = (state.1 + 1, Some(Instant::now()));
-            done(event.1.notify_all())
-        }))
+        event.counters.lock().unwrap().recorded += 1;
+        let reach = move || {
+            let mut counters = event.counters.lock().unwrap();
+            counters.reached += 1;
+            counters.reached_at = Some(Instant::now());
+            event.advanced.notify_all();
+            Ok(())
+        };
+        self.enqueue(stream, Box::new(reach))
     }
+
     unsafe fn event_query(&self, event: RawEvent) -> Result<bool> {
-        let (recorded, reached, _) = *self.event(event).0.lock().unwrap();
-        Ok(recorded == reached)
+        let event = self.event(event);
+        let counters = event.counters.lock().unwrap();
+        Ok(counters.reached == counters.recorded)
     }
+
     unsafe fn event_elapsed(&self, start: RawEvent, end: RawEvent) -> Result<Duration> {
-        let reached = |event| match *self.event(event).0.lock().unwrap() {
-            (recorded, reached, Some(time)) if recorded == reached => Ok(time),
+        let reached_at = |event| match *self.event(event).counters.lock().unwrap() {
+            Counters { recorded, reached, reached_at: Some(time) } if reached == recorded => Ok(time),
             _ => Err(self.failed("elapsed time of an event that is not reached")),
         };
-        Ok(reached(end)?.saturating_duration_since(reached(start)?))
+        Ok(reached_at(end)?.saturating_duration_since(reached_at(start)?))
+    }
+
+    unsafe fn enqueue_host_fn(&self, stream: RawStream, work: HostFn) -> Result<()> {
+        self.enqueue(stream, work)
     }
 }

@@ -1,5 +1,5 @@
 //! [`Acl`]: the functions of Huawei's runtime library that we call, and the structs and numbers that they take.
-//! `crate::abi` compares them with the vendor's headers, and their rules are those of its documentation (CANN 8.5).
+//! `crate::ffi::abi` compares them with the vendor's headers, and their rules are those of its documentation (CANN 8.5).
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -9,14 +9,14 @@ use std::{
 
 use crate::{
     BackendKind, DeviceId, Error, Result,
-    host_work::HostCallback,
-    library::{self, Failed, Library, table},
+    ffi::library::{self, Failed, Library, table},
+    host::work::HostCallback,
 };
 
 /// A context, stream, event or physical memory.
 pub(super) type Handle = usize;
 
-/// Where the library is, by its bare name or where its installer puts it.
+/// The library by its bare name, and where its installer puts it.
 pub(super) const FILES: [&str; 3] = [
     "libascendcl.so",
     "/usr/local/Ascend/ascend-toolkit/latest/lib64/libascendcl.so",
@@ -24,7 +24,7 @@ pub(super) const FILES: [&str; 3] = [
 ];
 const HINT: &str = "it comes with CANN: install that and source its set_env.sh";
 
-/// `ACL_ERROR_REPEAT_INITIALIZE`: libtorch, or somebody else in this process, was first.
+/// `ACL_ERROR_REPEAT_INITIALIZE`: libtorch, or other code of this process, was first.
 const REPEAT_INITIALIZE: c_int = 100_002;
 /// `ACL_ERROR_BAD_ALLOC`, `ACL_ERROR_STORAGE_OVER_LIMIT` and `ACL_ERROR_RT_MEMORY_ALLOCATION`.
 const OUT_OF_MEMORY: [c_int; 3] = [200_000, 300_000, 207_001];
@@ -85,7 +85,7 @@ impl PhysicalProperties {
 }
 
 table! {
-    /// What CANN 8.5 has, the oldest that libtorch's version is built for.
+    /// Functions of CANN 8.5, the oldest release that libtorch's version is built for.
     Calls {
         init = "aclInit"(config: *const c_char);
         version = "aclrtGetVersion"(major: *mut i32, minor: *mut i32, patch: *mut i32);
@@ -158,7 +158,7 @@ impl Acl {
     }
 
     fn open() -> Result<Self> {
-        let library = library::open(BackendKind::Ascend, &FILES, HINT)?;
+        let library = library::open(BackendKind::ASCEND, &FILES, HINT)?;
         // SAFETY: the signatures are those of acl_rt.h, and `open` never closes a library.
         let acl = unsafe { Self::load(library) };
         let mut acl =
@@ -177,7 +177,7 @@ impl Acl {
     }
 
     /// # Safety
-    /// As for [`Calls::load`].
+    /// The same as for [`Calls::load`].
     unsafe fn load(library: &Library) -> Result<Self, String> {
         // SAFETY: the caller's promise.
         unsafe {
@@ -196,7 +196,7 @@ impl Acl {
         read(unsafe { (self.soc_name)() }).unwrap_or_else(|| "unknown".into())
     }
 
-    /// How many devices this process sees.
+    /// Number of devices that this process sees.
     pub(super) fn count(&self) -> Result<usize> {
         let mut count = 0;
         // SAFETY: a number of our own.
@@ -219,7 +219,7 @@ impl Acl {
         Error::Driver { device, call, code: code.into(), message: self.text(code) }
     }
 
-    /// What the library last complained about in this thread: it has no words for a code alone.
+    /// The library's last message in this thread: it has none for a code alone.
     fn text(&self, code: c_int) -> String {
         // SAFETY: takes nothing, and returns a string of its own or null.
         match read(unsafe { (self.last_message)() }) {
@@ -229,7 +229,7 @@ impl Acl {
     }
 }
 
-/// Whether a call failed for want of memory.
+/// Returns true if a call failed for lack of memory.
 pub(super) fn is_out_of_memory(failed: Failed) -> bool {
     OUT_OF_MEMORY.contains(&failed.code)
 }
@@ -237,7 +237,7 @@ pub(super) fn is_out_of_memory(failed: Failed) -> bool {
 /// The error for what is not on this machine.
 pub(super) fn unavailable(tried: &[&str], reason: impl Into<String>) -> Error {
     let tried = tried.iter().map(|what| (*what).to_owned()).collect();
-    Error::Unavailable { backend: BackendKind::Ascend, tried, reason: reason.into() }
+    Error::Unavailable { backend: BackendKind::ASCEND, tried, reason: reason.into() }
 }
 
 fn read(text: *const c_char) -> Option<String> {
@@ -252,7 +252,7 @@ mod tests {
     use std::mem::offset_of;
 
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     #[test]
     fn the_table_says_what_the_headers_say() {

@@ -6,7 +6,7 @@ use super::{
     acl::{GRANULARITY_RECOMMENDED, HUGE_PAGES, Handle, PhysicalProperties},
     context::Context,
 };
-use crate::{Result, library::Failed, stream::report};
+use crate::{Result, ffi::library::Failed, safe::stream::report};
 
 /// The physical memory behind each arena that is mapped, by the arena's address: unlike other drivers, this one wants
 /// it back by its handle.

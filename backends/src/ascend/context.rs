@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 use super::acl::{self, Acl, HBM, Handle};
-use crate::{DeviceId, Error, Result, library::Failed, stream::report};
+use crate::{DeviceId, Error, Result, ffi::library::Failed, safe::stream::report};
 
 #[derive(Debug)]
 pub(super) struct Context {
@@ -14,7 +14,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// The device's default context, which is made if nobody has.
+    /// The device's default context, which is created if it does not exist.
     pub(super) fn new(acl: &'static Acl, id: DeviceId) -> Result<Self> {
         let mut raw = 0;
         // SAFETY: the number of a device that is there, and a number of our own.

@@ -1,6 +1,6 @@
-//! Copies, and the host memory that they take. The library's asynchronous copy wants both ends aligned to 64 bytes and
-//! host memory that it has made itself, and says nothing where they are not. What starts elsewhere is copied by a
-//! thread of ours, for which the stream waits: the library's own callbacks must not call it.
+//! Copies, and their host memory. The library's asynchronous copy requires that both ends are aligned to 64 bytes, and host
+//! memory that it has allocated; otherwise it misbehaves without an error. A thread of ours makes all other copies while the
+//! stream waits for it: the library's own callbacks must not call the library.
 
 use std::{
     ffi::c_void,
@@ -12,9 +12,13 @@ use super::{
     acl::{Direction, Handle},
     context::Context,
 };
-use crate::{Error, Result, cpu::memory, device::HostFn, pinned_ranges::PinnedRanges};
+use crate::{
+    Error, Result,
+    device::HostFn,
+    host::{memory, pinned_ranges::PinnedRanges},
+};
 
-/// What both ends of an asynchronous copy are multiples of.
+/// Alignment, in bytes, of both ends of an asynchronous copy.
 const ALIGNMENT: usize = 64;
 
 /// From where to where, and how many bytes.

@@ -1,11 +1,11 @@
 //! The Ascend backend: Huawei's runtime library, ACL, and its collectives, HCCL. It works in the device's default
 //! context, as libtorch and HCCL do, so that streams, events and addresses pass between the three.
 //!
-//! There is no run-time compiler that takes our kernels, so operations run as libtorch's. libtorch has the device as
-//! PrivateUse1, for which tch has no name: `shim/npu.cpp` lends it one that is not in use here.
+//! No run-time compiler takes our kernels, so operations are libtorch's. libtorch has the device as PrivateUse1, for which
+//! tch has no name: `shim/npu.cpp` borrows one that is unused here.
 //!
-//! Nothing is released before its turn: the library's own release of memory knows of no stream, and that of a stream
-//! waits for its work. Both are kept with an event, and released, or handed out again, by a later call.
+//! Releases are in stream order. The library's own release of memory knows no stream, and that of a stream waits for its
+//! work, so both are kept with an event; a later call releases or reuses them.
 
 mod acl;
 mod arena;
@@ -24,27 +24,30 @@ use std::{
 };
 
 use crate::{
-    BackendKind, Device, DeviceId, DeviceInfo, Diagnosis, Error, Limits, MemoryInfo, RawBuffer, RawEvent,
-    RawSlice, RawStream, Result, TorchDevice, device::HostFn, ffi, host_work::HostFailures, library,
-    stream::report,
+    Backend, BackendKind, BackendTraits, Collective, Device, DeviceId, DeviceInfo, Diagnosis, Error, Limits,
+    MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream, Reduction, Result, Store, TorchDevice,
+    device::{HostFn, opened},
+    ffi::{self, library},
+    host::work::HostFailures,
+    safe::stream::report,
 };
 use acl::{AI_CORES, Acl, EVENT_COMPLETE, EVENT_SYNC, EVENT_TIME_LINE, HUGE_FIRST, Handle, TOTAL_MEMORY};
 use arena::Arenas;
 use context::Context;
 use copies::{Copier, Copy, Pinned};
-pub(crate) use hccl::Hccl;
+use hccl::Hccl;
 
 /// `c10::DeviceType::PrivateUse1`
-pub(crate) const TORCH_KIND: c_int = 20;
-/// How long an allocation that finds no memory waits for releases that are pending.
+const TORCH_KIND: c_int = 20;
+/// Time that an allocation which finds no memory waits for pending releases.
 const RELEASES_TIMEOUT_MS: i32 = 10_000;
 
-/// The device that this process has open. One at a time: its name in tch has no number.
+/// The open device. A process has one at a time: its name in tch has no number.
 static OPEN: Mutex<Option<usize>> = Mutex::new(None);
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Npu {
+struct Npu {
     info: DeviceInfo,
     granularity_bytes: usize,
     allocated_bytes: AtomicUsize,
@@ -53,12 +56,12 @@ pub struct Npu {
     copier: Copier,
     failures: HostFailures,
     retired: Mutex<Vec<Retired>>,
-    /// Streams without work that nobody holds. Hardware has some two thousand.
+    /// Unused streams without work. Hardware has some two thousand.
     idle: Mutex<Vec<Handle>>,
     context: Arc<Context>,
 }
 
-/// What is not in use any more once an event is reached.
+/// A resource that is unused once an event is reached.
 #[derive(Debug)]
 struct Retired {
     after: Handle,
@@ -71,18 +74,44 @@ enum Resource {
     Stream(Handle),
 }
 
-/// The devices that this process sees; [`Error::Unavailable`] without a library, a device or a libtorch for it.
-pub fn devices() -> Result<Vec<DeviceInfo>> {
-    let acl = Acl::get()?;
-    let devices = (0..count(acl)?).map(|ordinal| info(acl, ordinal)).collect();
-    open_libtorch()?;
-    devices
+/// The entry of the list in `lib.rs`.
+pub(crate) static BACKEND: Ascend = Ascend;
+
+/// Ascend as a [`Backend`].
+#[derive(Debug)]
+pub(crate) struct Ascend;
+
+impl BackendKind {
+    /// Huawei Ascend.
+    pub const ASCEND: Self = Self::new(&BackendTraits::accelerator("ascend"));
 }
 
-/// What takes a while to find out about a device.
-pub fn diagnose() -> Diagnosis {
-    let found = hccl::find().map_or_else(|error| error.to_string(), |()| "found".into());
-    Diagnosis { details: vec![("HCCL".into(), found)], limits: Limits::default() }
+impl Backend for Ascend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::ASCEND
+    }
+
+    fn open(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        let id = DeviceId { backend: BackendKind::ASCEND, ordinal };
+        opened::once(id, || Ok(Arc::new(Npu::open(id)?)))
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let acl = Acl::get()?;
+        let devices = (0..count(acl)?).map(|ordinal| info(acl, ordinal)).collect();
+        open_libtorch()?;
+        devices
+    }
+
+    fn diagnose(&self, _ordinal: usize) -> Result<Diagnosis> {
+        let found = hccl::find().map_or_else(|error| error.to_string(), |()| "found".into());
+        Ok(Diagnosis { details: vec![("HCCL".into(), found)], limits: Limits::default() })
+    }
+
+    fn connect(&self, device: &dyn Device, store: Store, _: Reduction) -> Result<Arc<dyn Collective>> {
+        // The open device, without the wrapper that a test may have around it: operations have streams of their own.
+        Ok(Arc::new(Hccl::connect(self.open(device.id().ordinal)?, store)?))
+    }
 }
 
 fn count(acl: &Acl) -> Result<usize> {
@@ -93,7 +122,7 @@ fn count(acl: &Acl) -> Result<usize> {
 }
 
 fn info(acl: &Acl, ordinal: usize) -> Result<DeviceInfo> {
-    let id = DeviceId { backend: BackendKind::Ascend, ordinal };
+    let id = DeviceId { backend: BackendKind::ASCEND, ordinal };
     let attribute = |number| acl.attribute(ordinal, number).map_err(|failed| acl.error(id, failed));
     let total_bytes = attribute(TOTAL_MEMORY)? as usize;
     let details = [
@@ -108,15 +137,15 @@ fn info(acl: &Acl, ordinal: usize) -> Result<DeviceInfo> {
 fn open_libtorch() -> Result<()> {
     const HINT: &str = "build libtorch_npu 2.11 without Python, and name its folder in ANYROLL_LIBRARIES";
     static OPENED: OnceLock<Result<()>> = OnceLock::new();
-    let open = || library::open_libtorch(BackendKind::Ascend, "libtorch_npu.so", TORCH_KIND, HINT);
+    let open = || library::open_libtorch(BackendKind::ASCEND, "libtorch_npu.so", TORCH_KIND, HINT);
     OPENED.get_or_init(open).clone()
 }
 
 impl Npu {
-    /// Opens a device. Everything that could be missing is looked for here.
-    pub fn open(ordinal: usize) -> Result<Self> {
+    /// Opens a device, and looks for everything that could be missing.
+    fn open(id: DeviceId) -> Result<Self> {
         let acl = Acl::get()?;
-        let id = DeviceId { backend: BackendKind::Ascend, ordinal };
+        let ordinal = id.ordinal;
         let count = count(acl)?;
         if ordinal >= count {
             let reason = format!("{id} was asked for, and this process sees {count} devices");
@@ -149,7 +178,7 @@ impl Npu {
         })
     }
 
-    /// Gives `what` up after the work that is on `stream` now.
+    /// Retires `what` after the work that is on `stream` now.
     fn retire(&self, what: Resource, stream: RawStream) -> Result<()> {
         let mut after = 0;
         // SAFETY: a number of our own; the caller's stream.
@@ -161,7 +190,7 @@ impl Npu {
         Ok(())
     }
 
-    /// Releases what is not in use any more, and tells whether anything is left.
+    /// Releases retired resources whose event is reached. Returns true if some are left.
     fn reap(&self) -> Result<bool> {
         let _entered = self.context.enter()?;
         let mut retired = self.retired.lock().unwrap();
@@ -202,7 +231,7 @@ impl Npu {
     }
 
     /// # Safety
-    /// As for the verbs of [`Device`] that copy.
+    /// The rule of the verbs of [`Device`] that copy.
     unsafe fn copy(&self, copy: Copy, stream: RawStream) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe {
@@ -248,7 +277,8 @@ unsafe impl Device for Npu {
     }
 
     fn torch_device(&self) -> Option<TorchDevice> {
-        Some(TorchDevice { kind: TORCH_KIND, index: self.info.id.ordinal as i32 })
+        // A name of tch's that nothing uses here, since it has none for PrivateUse1: see `shim/npu.cpp`.
+        Some(TorchDevice::new(TORCH_KIND, self.info.id.ordinal as i32, tch::Device::Mps))
     }
 
     unsafe fn alloc(&self, len: usize) -> Result<RawBuffer> {

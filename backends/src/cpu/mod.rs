@@ -4,8 +4,7 @@
 //! eight GPUs. libtorch computes on the caller's thread, so its stream is *inline*: what is enqueued there runs
 //! at once, and waiting for an event blocks the caller.
 
-pub(crate) mod memory;
-pub(crate) mod stream;
+mod stream;
 
 use std::{
     collections::HashMap,
@@ -17,17 +16,55 @@ use std::{
 };
 
 use crate::{
-    BackendKind, Device, DeviceId, DeviceInfo, Error, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream,
-    Result, TorchDevice, device::HostFn,
+    Backend, BackendKind, BackendTraits, Collective, Device, DeviceId, DeviceInfo, Error, MemoryInfo,
+    RawBuffer, RawEvent, RawSlice, RawStream, Reduction, Result, Store, TorchDevice, connect_through_host,
+    device::HostFn,
+    host::{memory, work::run},
 };
 use stream::{EventState, Worker};
 
 /// The stream on which libtorch computes: the caller's own thread.
 const INLINE: RawStream = RawStream(0);
 
+/// The host's processor as a [`Backend`].
+#[derive(Debug)]
+pub(crate) struct Cpu;
+
+/// The entry of the list in `lib.rs`.
+pub(crate) static BACKEND: Cpu = Cpu;
+
+impl BackendKind {
+    /// The host's processor; the reference for all others.
+    pub const CPU: Self = Self::new(&BackendTraits {
+        is_host: true,
+        shares_devices: true,
+        adds_by_rows: true,
+        ..BackendTraits::accelerator("cpu")
+    });
+}
+
+impl Backend for Cpu {
+    fn kind(&self) -> BackendKind {
+        BackendKind::CPU
+    }
+
+    /// A device of its own for each call; `ordinal` only tells ranks apart.
+    fn open(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        Ok(CpuDevice::open(ordinal))
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        Ok(vec![CpuDevice::open(0).info()])
+    }
+
+    fn connect(&self, _: &dyn Device, store: Store, _: Reduction) -> Result<Arc<dyn Collective>> {
+        connect_through_host(store)
+    }
+}
+
 /// See the module's description.
 #[derive(Debug)]
-pub struct CpuDevice {
+struct CpuDevice {
     id: DeviceId,
     allocated_bytes: Arc<AtomicUsize>,
     pinned_bytes: AtomicUsize,
@@ -37,11 +74,10 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// Opens the host's processor. `ordinal` only tells ranks apart.
-    pub fn open(ordinal: usize) -> Arc<Self> {
+    fn open(ordinal: usize) -> Arc<Self> {
         memory::keep_freed_memory();
         Arc::new(Self {
-            id: DeviceId { backend: BackendKind::Cpu, ordinal },
+            id: DeviceId { backend: BackendKind::CPU, ordinal },
             allocated_bytes: Arc::default(),
             pinned_bytes: AtomicUsize::new(0),
             next_handle: AtomicU64::new(1),
@@ -57,7 +93,7 @@ impl CpuDevice {
     /// Runs `work` in order with `stream`.
     fn enqueue(&self, stream: RawStream, work: HostFn) -> Result<()> {
         if stream == INLINE {
-            return stream::run(work).map_err(|message| Error::Stream { device: self.id, message });
+            return run(work).map_err(|message| Error::Stream { device: self.id, message });
         }
         let streams = self.streams.lock().unwrap();
         match streams.get(&stream.0) {
@@ -131,7 +167,7 @@ unsafe impl Device for CpuDevice {
     }
 
     fn torch_device(&self) -> Option<TorchDevice> {
-        Some(TorchDevice { kind: 0, index: -1 })
+        Some(TorchDevice::CPU)
     }
 
     unsafe fn alloc(&self, len: usize) -> Result<RawBuffer> {

@@ -1,15 +1,13 @@
 //! A stream of the CPU backend is a thread with a queue; an event is a pair of counters.
 
 use std::{
-    any::Any,
     io,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, mpsc},
     thread,
     time::Instant,
 };
 
-use crate::device::HostFn;
+use crate::{device::HostFn, host::work::run};
 
 /// The thread of one stream. Dropping it ends the thread after its pending work.
 #[derive(Debug)]
@@ -41,17 +39,6 @@ impl Worker {
     pub(super) fn failure(&self) -> Arc<Mutex<Option<String>>> {
         self.failure.clone()
     }
-}
-
-/// Runs `work`. A panic becomes an error and does not end the thread: later work, events among it, would never
-/// run.
-pub(crate) fn run(work: HostFn) -> Result<(), String> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(words(&*panic)))
-}
-
-fn words(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic".into())
 }
 
 /// Counts records: the n-th record is complete once `completed >= n`. A wait fixes n when it is enqueued, so

@@ -1,9 +1,9 @@
-//! What only `doctor` asks: versions of libraries, links, and what the hardware can do at most.
+//! Facts that only `doctor` reads: versions of libraries, links, and the hardware's peak rates.
 
 use std::ffi::{c_int, c_uint};
 
-use super::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR, VENDOR, nvml::Nvml};
-use crate::{Diagnosis, Limits, gpu::Driver, library::Failed, nccl};
+use super::{COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR, NCCL, VENDOR, nvml::Nvml};
+use crate::{Diagnosis, Limits, ffi::library::Failed, gpu::Driver, nccl};
 
 /// `CUdevice_attribute`
 const CLOCK_KHZ: c_int = 13;
@@ -25,7 +25,7 @@ pub(super) fn diagnose(
         details.push((name.to_owned(), value.unwrap_or_else(|| "not found".into())));
     };
     tell("NVIDIA driver", nvml.as_ref().and_then(Nvml::driver));
-    tell("NCCL", nccl::version(VENDOR.backend));
+    tell("NCCL", nccl::version(&NCCL));
 
     let mut limits = Limits {
         memory_bytes_per_s: Some(memory_bytes_per_s(driver, device)?),
@@ -82,7 +82,7 @@ fn bf16_flops(driver: &Driver, device: c_int) -> Result<Option<f64>, Failed> {
     Ok(Some(per_cycle * f64::from(kilohertz) * 1e3 * f64::from(multiprocessors)))
 }
 
-/// Of one lane, one way, after its line code (PCI Express base specification).
+/// Rate of one lane, one way, after its line code (PCI Express base specification).
 fn pcie_bytes_per_s(generation: c_uint) -> Option<f64> {
     let (gigatransfers, code) = match generation {
         1 => (2.5, 8.0 / 10.0),
@@ -113,7 +113,7 @@ fn nvlink(version: c_uint) -> (&'static str, Option<f64>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     #[test]
     fn attributes_have_the_numbers_of_the_header() {

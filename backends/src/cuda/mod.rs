@@ -13,15 +13,32 @@ use std::{
 };
 
 use crate::{
-    BackendKind, Diagnosis, Grid, Result,
-    device_kernels::Architecture,
-    gpu::{Dialect, Driver, Handle, Opened, Vendor},
-    library::{Failed, table},
+    BackendKind, BackendTraits, Diagnosis, Grid, Result,
+    ffi::library::{Failed, table},
+    gpu::{Dialect, Driver, Handle, Opened, Vendor, VendorBackend},
+    kernels::Architecture,
+    nccl::Installation,
 };
 
-/// NVIDIA.
-pub static VENDOR: Vendor = Vendor {
-    backend: BackendKind::Cuda,
+impl BackendKind {
+    /// NVIDIA.
+    pub const CUDA: Self =
+        Self::new(&BackendTraits { adds_by_rows: true, ..BackendTraits::accelerator("cuda") });
+}
+
+/// The entry of the list in `lib.rs`.
+pub(crate) static BACKEND: VendorBackend = VendorBackend(&VENDOR);
+
+/// NCCL.
+static NCCL: Installation = Installation::new(
+    BackendKind::CUDA,
+    &["libnccl.so.2", "libnccl.so"],
+    "it comes with libtorch for GPUs: `cargo xtask setup --gpu`",
+);
+
+/// NVIDIA's names and numbers.
+pub(crate) static VENDOR: Vendor = Vendor {
+    backend: BackendKind::CUDA,
     column: 0,
     driver_files: &["libcuda.so.1"],
     driver_hint: "it comes with NVIDIA's driver: install that, or give this container access to the GPUs",
@@ -34,13 +51,17 @@ pub static VENDOR: Vendor = Vendor {
     compiler_architecture: "--gpu-architecture=",
     compiler_options: &["--fmad=false", "--std=c++17"],
     libtorch_file: "libtorch_cuda.so",
+    collectives: &NCCL,
+    // NVLink multicast is off: a rank that dies in it can leave the GPUs of a host unusable, and no option of NCCL's own
+    // calls turns it off.
+    rank_environment: &[("NCCL_NVLS_ENABLE", "0")],
     multiprocessors: 16,
     // SAFETY: the caller's promise; the signatures are those of cuda.h.
     dialect: |library| unsafe { Ok(Box::new(Calls::load(library, 0)?)) },
     opened: Opened::nothing(),
 };
 
-/// What [`Dialect::enter`] returns where it has nothing to do: no context has this handle.
+/// Result of [`Dialect::enter`] if the context was current already: no context has this handle.
 const NOT_PUSHED: Handle = 0;
 /// `CUdevice_attribute`
 const COMPUTE_CAPABILITY_MAJOR: c_int = 75;
@@ -81,7 +102,7 @@ pub(crate) struct LaunchConfig {
 }
 
 table! {
-    /// What only this driver has: contexts, and kernels that are loaded late.
+    /// Functions that only this driver has: contexts, and kernels that are loaded late.
     Calls {
         primary_context_retain = "cuDevicePrimaryCtxRetain"(context: *mut Handle, device: c_int);
         primary_context_release = "cuDevicePrimaryCtxRelease_v2"(device: c_int);
@@ -196,7 +217,7 @@ mod tests {
     use std::mem::offset_of;
 
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     #[test]
     fn the_table_says_what_the_headers_say() {

@@ -4,8 +4,8 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 
 use crate::{
     BackendKind,
+    ffi::library::{self, table},
     gpu::Handle,
-    library::{self, table},
 };
 
 /// `NVML_NVLINK_MAX_LINKS`
@@ -31,7 +31,7 @@ table! {
 impl Nvml {
     /// The library, started; `None` where there is none, or where it does not answer.
     pub(super) fn open() -> Option<Self> {
-        let library = library::open(BackendKind::Cuda, &["libnvidia-ml.so.1"], "").ok()?;
+        let library = library::open(BackendKind::CUDA, &["libnvidia-ml.so.1"], "").ok()?;
         // SAFETY: the signatures are those of nvml.h, and `open` never closes a library.
         let nvml = unsafe { Self::load(library, 0) }.ok()?;
         // SAFETY: takes nothing, and may be called more than once.
@@ -67,7 +67,7 @@ impl Nvml {
         Some((generation, lanes))
     }
 
-    /// How many links to peers are up, and the library's number of their version; `None` where there are none.
+    /// Number of active links to peers, and the library's number of their version; `None` if there are none.
     pub(super) fn links(&self, device: Handle) -> Option<(usize, c_uint)> {
         let is_up = |link: &c_uint| {
             let mut state = 0;
@@ -81,7 +81,7 @@ impl Nvml {
         Some((up.len(), version))
     }
 
-    /// What lies between two devices.
+    /// The connection between two devices.
     pub(super) fn between(&self, device: Handle, peer: Handle) -> Option<&'static str> {
         let (mut status, mut level) = (0, 0);
         // SAFETY: numbers of our own; the devices are the library's.

@@ -6,7 +6,7 @@ use super::{
     context::Context,
     driver::{AccessDescription, Address, AllocationProperties, GRANULARITY_RECOMMENDED},
 };
-use crate::{Result, library::Failed, stream::report};
+use crate::{Result, ffi::library::Failed, safe::stream::report};
 
 /// Physical memory is made in pieces of this size: large ones are the fastest to map, and an arena that is a
 /// little larger than what one piece could find still gets its memory.

@@ -8,7 +8,7 @@ use std::{
 use super::{Handle, Vendor};
 use crate::{
     Error, Result,
-    library::{self, Failed, table},
+    ffi::library::{self, Failed, table},
 };
 
 table! {
@@ -73,7 +73,7 @@ impl Compiler {
         image
     }
 
-    /// What a program was compiled to.
+    /// The image of a compiled program.
     fn image(&self, program: Handle) -> Result<Vec<u8>, Failed> {
         let mut len = 0;
         // SAFETY: a number of our own, and then a buffer of the length that it tells.
@@ -85,7 +85,7 @@ impl Compiler {
         }
     }
 
-    /// What the compiler has to say about a program.
+    /// The compiler's messages about a program.
     fn messages(&self, program: Handle) -> String {
         let mut len = 0;
         // SAFETY: a number of our own.
@@ -126,7 +126,7 @@ mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::{abi::assert_says, cuda, device_kernels, rocm};
+    use crate::{cuda, ffi::abi::assert_says, kernels, rocm};
 
     #[test]
     fn the_tables_say_what_the_headers_say() {
@@ -141,7 +141,7 @@ mod tests {
             Ok(compiler) => compiler,
             Err(error) => return drop(writeln!(std::io::stderr(), "SKIPPED: {error}")),
         };
-        for source in &device_kernels::SOURCES {
+        for source in &kernels::SOURCES {
             let text = CString::new(source.text).unwrap();
             for architecture in
                 architectures.iter().filter(|architecture| source.architecture.includes(architecture))

@@ -3,7 +3,7 @@
 use std::{ffi::c_int, marker::PhantomData};
 
 use super::driver::{Driver, Handle, OUT_OF_MEMORY};
-use crate::{DeviceId, Error, Result, library::Failed, stream::report};
+use crate::{DeviceId, Error, Result, ffi::library::Failed, safe::stream::report};
 
 #[derive(Debug)]
 pub(super) struct Context {
@@ -78,7 +78,7 @@ impl Drop for Context {
 pub(super) struct Entered<'a> {
     context: &'a Context,
     previous: Handle,
-    /// What is current is a matter of one thread, so this must not move to another.
+    /// Keeps it on one thread, since each has a current context of its own.
     of_this_thread: PhantomData<*mut ()>,
 }
 

@@ -1,5 +1,5 @@
 //! [`Driver`]: the functions that we call, and the structs and numbers that they take. AMD's are NVIDIA's but for
-//! the names: `crate::abi` compares both with the vendors' headers.
+//! the names: `crate::ffi::abi` compares both with the vendors' headers.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_ushort, c_void},
@@ -9,8 +9,8 @@ use std::{
 use super::vendor::{Dialect, Vendor};
 use crate::{
     DeviceId, Error, Result,
-    host_work::HostCallback,
-    library::{self, Failed, table},
+    ffi::library::{self, Failed, table},
+    host::work::HostCallback,
 };
 
 /// A context, stream, event, pool, module or function.
@@ -245,7 +245,7 @@ impl Driver {
     }
 }
 
-/// Whether an event is reached, from the result of the query.
+/// Returns true if an event is reached, from the result of the query.
 pub(super) fn reached(outcome: Result<(), Failed>) -> Result<bool, Failed> {
     match outcome {
         Ok(()) => Ok(true),
@@ -271,7 +271,7 @@ mod tests {
     use std::mem::offset_of;
 
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     /// `names` are a vendor's for: out of memory, not ready, non-blocking, without time, device, pinned, read-write, recommended,
     /// reuse, and the structs of a pool, of an allocation and of an access.

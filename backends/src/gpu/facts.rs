@@ -1,11 +1,11 @@
-//! What can be said of the devices without a context on any: `doctor` reads it.
+//! Facts about devices that need no context: `doctor` reads them.
 
 use std::ffi::{CStr, c_char, c_int};
 
 use super::driver::Driver;
-use crate::{DeviceId, DeviceInfo, Result, library::Failed};
+use crate::{DeviceId, DeviceInfo, Result, ffi::library::Failed};
 
-/// The driver's number of a device. [`crate::Error::Unavailable`] when there are not so many.
+/// The driver's number of a device. [`crate::Error::Unavailable`] if there are fewer devices.
 pub(super) fn device(driver: &Driver, ordinal: usize) -> Result<c_int> {
     let id = DeviceId { backend: driver.vendor.backend, ordinal };
     let count = count(driver)?;
@@ -19,7 +19,7 @@ pub(super) fn device(driver: &Driver, ordinal: usize) -> Result<c_int> {
     Ok(device)
 }
 
-/// How many devices this process sees.
+/// Number of devices that this process sees.
 pub(super) fn count(driver: &Driver) -> Result<usize> {
     let mut count = 0;
     // SAFETY: a number of our own.
@@ -29,7 +29,7 @@ pub(super) fn count(driver: &Driver) -> Result<usize> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// What `doctor` shows of a device.
+/// Facts that `doctor` shows of a device.
 pub(super) fn info(driver: &Driver, ordinal: usize) -> Result<DeviceInfo> {
     let id = DeviceId { backend: driver.vendor.backend, ordinal };
     let number = device(driver, ordinal)?;

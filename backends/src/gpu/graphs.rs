@@ -6,7 +6,10 @@ use super::{
     context::Context,
     driver::{Handle, NON_BLOCKING},
 };
-use crate::{RawGraph, RawStream, Result, library, library::table};
+use crate::{
+    RawGraph, RawStream, Result,
+    ffi::library::{self, table},
+};
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: other streams go on as if nothing were recorded.
 const RELAXED: c_int = 2;
@@ -93,7 +96,7 @@ impl Graphs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     #[test]
     fn the_table_says_what_the_headers_say() {

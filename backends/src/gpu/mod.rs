@@ -4,10 +4,9 @@
 //! A handle is the driver's own. libtorch's default stream is the driver's stream 0; ours are non-blocking, and are
 //! in order with it only by events.
 //!
-//! Memory comes from a pool of our own: the drivers' plain release waits for the whole device, and so for collectives
-//! that wait for other ranks, while a pool takes memory back in stream order. The pool keeps nothing back across a
-//! synchronization, and never hands out memory whose release is still pending, which would make the next
-//! allocation wait for it.
+//! Memory comes from a pool of our own. The drivers' plain release waits for the whole device, and so for collectives
+//! that wait for other ranks; a pool takes memory back in stream order. The pool keeps nothing across a synchronization,
+//! and never reuses memory whose release is pending, since the next allocation would wait for it.
 
 mod arena;
 mod compiler;
@@ -24,22 +23,24 @@ use std::{
     ffi::{CStr, c_int, c_void},
     ptr,
     sync::{
-        Mutex, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use crate::{
-    Device, DeviceId, DeviceInfo, Diagnosis, Error, Grid, MemoryInfo, RawBuffer, RawEvent, RawGraph,
-    RawSlice, RawStream, Result, TorchDevice,
-    device::{HostFn, unsupported},
-    device_kernels::SOURCES,
-    ffi,
-    host_work::HostFailures,
-    library,
-    library::Failed,
-    stream::report,
+    Backend, BackendKind, Collective, Device, DeviceId, DeviceInfo, Diagnosis, Error, Grid, MemoryInfo,
+    RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Reduction, Result, Store, TorchDevice,
+    device::{HostFn, opened, unsupported},
+    ffi::{
+        self,
+        library::{self, Failed},
+    },
+    host::work::HostFailures,
+    kernels::SOURCES,
+    nccl::Nccl,
+    safe::stream::report,
 };
 use context::Context;
 use driver::{
@@ -56,56 +57,84 @@ const TORCH_KIND: c_int = 1;
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Gpu {
+struct Gpu {
     info: DeviceInfo,
-    /// What its kernels are compiled for, as the compiler names it.
+    /// The architecture that its kernels are compiled for, by the compiler's name.
     architecture: String,
-    /// Whether a kernel may start before the one in front has ended.
+    /// A kernel may start before the previous one has ended.
     can_start_early: bool,
     granularity_bytes: usize,
     multiprocessors: c_int,
     allocated_bytes: AtomicUsize,
     pinned: Pinned,
-    /// Events without time that nobody uses at the moment: to make one takes longer than to record it.
+    /// Unused events without time: making one takes longer than recording it.
     events: Mutex<Vec<Handle>>,
-    /// Events with time; they are few, and go away when they are not used any more.
+    /// Events with time. They are few, and are destroyed after use.
     timed: Mutex<HashSet<Handle>>,
     failures: HostFailures,
-    /// Of each of `device_kernels::SOURCES`.
+    /// The module of each of `kernels::SOURCES`, compiled when it is first needed.
     modules: [OnceLock<Result<Module>>; SOURCES.len()],
     /// See [`Device::recording_stream`].
     graphs: OnceLock<Result<Graphs>>,
     pool: Handle,
-    /// Carries allocations and nothing else, so that one is over as soon as it is enqueued.
+    /// The stream of allocations alone, so that each completes as soon as it is enqueued.
     allocations: Handle,
     context: Context,
 }
 
-/// The devices that this process sees; [`Error::Unavailable`] without a driver, a device or a libtorch for it.
-pub fn devices(vendor: &'static Vendor) -> Result<Vec<DeviceInfo>> {
-    let driver = Driver::of(vendor)?;
-    let devices = (0..facts::count(driver)?).map(|ordinal| facts::info(driver, ordinal)).collect();
-    open_libtorch(vendor)?;
-    devices
-}
+/// A vendor as a [`Backend`].
+#[derive(Debug)]
+pub(crate) struct VendorBackend(pub(crate) &'static Vendor);
 
-/// What takes a while to find out about a device.
-pub fn diagnose(vendor: &'static Vendor, ordinal: usize) -> Result<Diagnosis> {
-    let driver = Driver::of(vendor)?;
-    let id = DeviceId { backend: vendor.backend, ordinal };
-    let address = |ordinal| {
+impl Backend for VendorBackend {
+    fn kind(&self) -> BackendKind {
+        self.0.backend
+    }
+
+    fn open(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        let id = DeviceId { backend: self.kind(), ordinal };
+        opened::once(id, || Ok(Arc::new(Gpu::open(self.0, ordinal)?)))
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let driver = Driver::of(self.0)?;
+        let devices = (0..facts::count(driver)?).map(|ordinal| facts::info(driver, ordinal)).collect();
+        open_libtorch(self.0)?;
+        devices
+    }
+
+    fn diagnose(&self, ordinal: usize) -> Result<Diagnosis> {
+        let driver = Driver::of(self.0)?;
+        let id = DeviceId { backend: self.kind(), ordinal };
+        let address = |ordinal| {
+            let number = facts::device(driver, ordinal)?;
+            facts::pci_bus_id(driver, number).map_err(|failed| driver.error(id, failed))
+        };
+        let addresses = (0..facts::count(driver)?).map(address).collect::<Result<Vec<_>>>()?;
         let number = facts::device(driver, ordinal)?;
-        facts::pci_bus_id(driver, number).map_err(|failed| driver.error(id, failed))
-    };
-    let addresses = (0..facts::count(driver)?).map(address).collect::<Result<Vec<_>>>()?;
-    let number = facts::device(driver, ordinal)?;
-    let found = driver.dialect.diagnose(driver, number, ordinal, &addresses);
-    found.map_err(|failed| driver.error(id, failed))
+        let found = driver.dialect.diagnose(driver, number, ordinal, &addresses);
+        found.map_err(|failed| driver.error(id, failed))
+    }
+
+    fn connect(
+        &self,
+        device: &dyn Device,
+        store: Store,
+        reduction: Reduction,
+    ) -> Result<Arc<dyn Collective>> {
+        // The open device, without the wrapper that a test may have around it: operations have streams of their own.
+        let device = self.open(device.id().ordinal)?;
+        Ok(Arc::new(Nccl::connect(self.0.collectives, device, store, reduction)?))
+    }
+
+    fn rank_environment(&self) -> &'static [(&'static str, &'static str)] {
+        self.0.rank_environment
+    }
 }
 
 impl Gpu {
-    /// Opens a device. Everything that could be missing is looked for here.
-    pub fn open(vendor: &'static Vendor, ordinal: usize) -> Result<Self> {
+    /// Opens a device, and looks for everything that could be missing.
+    fn open(vendor: &'static Vendor, ordinal: usize) -> Result<Self> {
         let driver = Driver::of(vendor)?;
         let number = facts::device(driver, ordinal)?;
         let info = facts::info(driver, ordinal)?;
@@ -215,7 +244,8 @@ unsafe impl Device for Gpu {
     }
 
     fn torch_device(&self) -> Option<TorchDevice> {
-        Some(TorchDevice { kind: TORCH_KIND, index: self.info.id.ordinal as i32 })
+        let ordinal = self.info.id.ordinal;
+        Some(TorchDevice::new(TORCH_KIND, ordinal as i32, tch::Device::Cuda(ordinal)))
     }
 
     unsafe fn alloc(&self, len: usize) -> Result<RawBuffer> {

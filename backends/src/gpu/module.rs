@@ -11,7 +11,11 @@ use super::{
     context::Context,
     driver::{Driver, Handle},
 };
-use crate::{Result, device_kernels::Source, kernel_cache, library::Failed};
+use crate::{
+    Result,
+    ffi::library::Failed,
+    kernels::{Source, cached},
+};
 
 #[derive(Debug)]
 pub(super) struct Module {
@@ -46,8 +50,7 @@ impl Module {
         let vendor = context.driver.vendor;
         let options = vendor.compiler_options.iter().map(|option| option.as_bytes());
         let key: Vec<&[u8]> = [text.to_bytes(), architecture.as_bytes()].into_iter().chain(options).collect();
-        let image =
-            kernel_cache::cached(&key, || Compiler::of(vendor)?.compile(&text, source.file, architecture))?;
+        let image = cached(&key, || Compiler::of(vendor)?.compile(&text, source.file, architecture))?;
         let mut raw = 0;
         let mut functions = HashMap::new();
         // SAFETY: the compiler's own image; the names end in NUL; the handles are numbers of our own.

@@ -1,10 +1,15 @@
 //! Page-locked host memory: ordinary pages, touched by several threads, then registered in pieces. 16 GiB take
-//! 0.6 s so, where the driver's own allocation takes 4.6 s (docs/cuda.md).
+//! 0.6 s so, where the driver's own allocation takes 4.6 s (docs/results/hardware.md).
 
 use std::{ffi::c_ulong, fs, ops::Range, thread};
 
 use super::{context::Context, facts};
-use crate::{Error, Result, cpu::memory, library::Failed, pinned_ranges::PinnedRanges, stream::report};
+use crate::{
+    Error, Result,
+    ffi::library::Failed,
+    host::{memory, pinned_ranges::PinnedRanges},
+    safe::stream::report,
+};
 
 /// One registration covers at most this much. A copy must not cross from one into the next.
 const PIECE_BYTES: usize = 1 << 30;

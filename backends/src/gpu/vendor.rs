@@ -1,4 +1,4 @@
-//! [`Vendor`] and [`Dialect`]: all that tells apart the vendors whose driver has this shape.
+//! [`Vendor`] and [`Dialect`]: the differences between vendors whose driver has CUDA's interface.
 
 use std::{
     ffi::{c_int, c_void},
@@ -12,7 +12,8 @@ use super::{
 };
 use crate::{
     BackendKind, Diagnosis, Error, Grid, Result,
-    library::{Failed, Library},
+    ffi::library::{Failed, Library},
+    nccl::Installation,
 };
 
 /// One vendor: names, and its [`Dialect`]. A `static` in the vendor's own folder.
@@ -23,30 +24,33 @@ pub(crate) struct Vendor {
     pub(crate) column: usize,
     /// The driver's library, the first that loads.
     pub(crate) driver_files: &'static [&'static str],
-    /// What to do where there is none.
+    /// Advice for a machine without it.
     pub(crate) driver_hint: &'static str,
-    /// The driver's function that tells its version.
+    /// The driver's function that returns its version.
     pub(crate) version_call: &'static str,
-    /// That version in words, or why it is refused.
+    /// Formats that version, or returns the reason to refuse it.
     pub(crate) version: fn(c_int) -> Result<String, String>,
     /// The run-time compiler's library, the first that loads.
     pub(crate) compiler_files: &'static [&'static str],
-    /// What to do where there is none.
+    /// Advice for a machine without it.
     pub(crate) compiler_hint: &'static str,
-    /// How the file begins that the compiler opens by its bare name.
+    /// Prefix of the file that the compiler opens by its bare name.
     pub(crate) compiler_builtins: &'static str,
     /// The compiler's option that names an architecture, up to the name.
     pub(crate) compiler_architecture: &'static str,
-    /// Its other options: C++17, and no multiplication fused into an addition, since a sum must have the same bits
-    /// as on a CPU.
+    /// Its other options: C++17, and no fused multiply-add, since a sum must have the same bits as on a CPU.
     pub(crate) compiler_options: &'static [&'static str],
     /// libtorch's own library for this vendor.
     pub(crate) libtorch_file: &'static str,
+    /// The vendor's library of collectives, which has NCCL's interface.
+    pub(crate) collectives: &'static Installation,
+    /// See [`crate::Backend::rank_environment`].
+    pub(crate) rank_environment: &'static [(&'static str, &'static str)],
     /// The number of the device attribute that counts multiprocessors.
     pub(crate) multiprocessors: c_int,
-    /// Finds the functions that are this vendor's alone. The library has their signatures, and is never closed.
+    /// Loads the functions that only this vendor has. The library has their signatures, and is never closed.
     pub(crate) dialect: unsafe fn(&Library) -> Result<Box<dyn Dialect>, String>,
-    /// What is opened once a process.
+    /// Libraries that are opened once a process.
     pub(crate) opened: Opened,
 }
 
@@ -73,23 +77,23 @@ impl Vendor {
     }
 }
 
-/// Calls that the vendors do not have in common.
+/// Calls in which vendors differ.
 pub(crate) trait Dialect: fmt::Debug + Send + Sync {
-    /// Takes hold of what a device's work lives in, for [`Dialect::enter`].
+    /// Retains a device's context, for [`Dialect::enter`].
     fn retain(&self, device: c_int) -> Result<Handle, Failed>;
-    /// Lets go of it.
+    /// Releases it.
     fn release(&self, device: c_int) -> Result<(), Failed>;
     /// Makes it current in this thread; the result is for [`Dialect::leave`].
     fn enter(&self, retained: Handle) -> Result<Handle, Failed>;
     /// Makes current again in this thread what was before.
     fn leave(&self, previous: Handle) -> Result<(), Failed>;
-    /// Puts a kernel on the device now, where the driver would wait for its first launch.
+    /// Loads a kernel onto the device now, if the driver would wait for its first launch.
     fn load_function(&self, function: Handle) -> Result<(), Failed>;
-    /// Allows a kernel so much dynamic shared memory, where that has to be asked for.
+    /// Allows a kernel this much dynamic shared memory, if the driver requires it.
     fn allow_shared(&self, _function: Handle, _bytes: u32) -> Result<(), Failed> {
         Ok(())
     }
-    /// Whether a kernel may start on such a device before the one in front has ended.
+    /// Returns true if a kernel on such a device may start before the previous one has ended.
     fn can_start_early(&self, _architecture: &str) -> bool {
         false
     }
@@ -113,9 +117,9 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
             driver.launch(function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, arguments, extra)
         }
     }
-    /// What the device's code is compiled for, as the compiler names it.
+    /// The architecture of a device, by the compiler's name.
     fn architecture(&self, driver: &Driver, device: c_int) -> Result<String, Failed>;
-    /// What takes a while to find out about the device `ordinal` of those at these PCIe addresses.
+    /// Facts that take a while to find out about the device `ordinal` of those at these PCIe addresses.
     fn diagnose(
         &self,
         driver: &Driver,

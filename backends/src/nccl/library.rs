@@ -7,15 +7,15 @@ use std::{
 };
 
 use crate::{
-    BackendKind, DType, Error, ReduceOp, Rendezvous, Result, communicator,
-    communicator::Handle,
-    library::{self, Failed, table},
+    BackendKind, DType, Error, ReduceOp, Rendezvous, Result,
+    collective::communicator::{self, Handle},
+    ffi::library::{self, Failed, table},
 };
 
 /// A stream of the vendor's.
 pub(super) type StreamHandle = usize;
 
-/// `ncclInProgress`: something goes on in the background.
+/// `ncclInProgress`: work continues in the background.
 const IN_PROGRESS: c_int = 7;
 /// `NCCL_SPLIT_NOCOLOR`
 pub(super) const NO_COLOR: c_int = -1;
@@ -57,7 +57,7 @@ impl Config {
 }
 
 table! {
-    /// What every version since 2.18 has.
+    /// Functions of every version since 2.18.
     Calls {
         version = "ncclGetVersion"(version: *mut c_int);
         unique_id = "ncclGetUniqueId"(id: *mut UniqueId);
@@ -108,35 +108,45 @@ pub(super) struct Library {
     last_error: unsafe extern "C" fn(Handle) -> *const c_char,
 }
 
-impl Library {
-    /// The library of a backend, opened once: beside libtorch, in the system, or where [`crate::prefer_folder`] says.
-    pub(super) fn of(backend: BackendKind) -> Result<&'static Self> {
-        static NCCL: OnceLock<Result<Library>> = OnceLock::new();
-        static RCCL: OnceLock<Result<Library>> = OnceLock::new();
-        let (opened, files, hint): (_, &[&str], _) = match backend {
-            BackendKind::Rocm => {
-                (&RCCL, &["librccl.so.1", "librccl.so", "/opt/rocm/lib/librccl.so"], "it comes with ROCm")
-            }
-            _ => {
-                let hint = "it comes with libtorch for GPUs: `cargo xtask setup --gpu`";
-                (&NCCL, &["libnccl.so.2", "libnccl.so"], hint)
-            }
-        };
-        opened.get_or_init(|| Self::open(backend, files, hint)).as_ref().map_err(Clone::clone)
+/// A vendor's files of the library, and the library once it is open. A `static` in the vendor's folder.
+#[derive(Debug)]
+pub(crate) struct Installation {
+    backend: BackendKind,
+    files: &'static [&'static str],
+    hint: &'static str,
+    opened: OnceLock<Result<Library>>,
+}
+
+impl Installation {
+    /// The first of `files` that loads, from [`crate::prefer_folder`]'s folders, libtorch's wheels or the system. `hint` tells the
+    /// user how to get one.
+    pub(crate) const fn new(
+        backend: BackendKind,
+        files: &'static [&'static str],
+        hint: &'static str,
+    ) -> Self {
+        Self { backend, files, hint, opened: OnceLock::new() }
     }
 
-    fn open(backend: BackendKind, files: &[&str], hint: &str) -> Result<Self> {
-        let library = library::open(backend, files, hint)?;
+    /// The library, opened once.
+    pub(super) fn library(&self) -> Result<&Library> {
+        self.opened.get_or_init(|| self.open()).as_ref().map_err(Clone::clone)
+    }
+
+    fn open(&self) -> Result<Library> {
+        let library = library::open(self.backend, self.files, self.hint)?;
         // SAFETY: the signatures are those of nccl.h, and `open` never closes a library.
-        unsafe { Self::load(library) }.map_err(|reason| Error::Unavailable {
-            backend,
-            tried: files.iter().map(|file| (*file).to_owned()).collect(),
+        unsafe { Library::load(library) }.map_err(|reason| Error::Unavailable {
+            backend: self.backend,
+            tried: self.files.iter().map(|file| (*file).to_owned()).collect(),
             reason,
         })
     }
+}
 
+impl Library {
     /// # Safety
-    /// As for [`Calls::load`].
+    /// The rule of [`Calls::load`].
     unsafe fn load(library: &'static library::Library) -> Result<Self, String> {
         const ALL_TO_ALL: [&str; 2] = ["ncclAlltoAll", "ncclAllToAll"];
         // SAFETY: the caller's promise.
@@ -255,8 +265,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        abi::{assert_says, fact},
-        communicator::Library as _,
+        collective::communicator::Library as _,
+        ffi::abi::{assert_says, fact},
+        rocm,
     };
 
     #[test]
@@ -296,10 +307,10 @@ mod tests {
         assert_eq!((align_of::<UniqueId>(), size_of::<Config>(), Config::BLOCKING.size), (1, 48, 48));
     }
 
-    /// AMD's own, where it is: all functions are there, and without a device it connects nobody and says why.
+    /// AMD's own library, if it is here: it has all functions, and without a device it refuses to connect, with a reason.
     #[test]
     fn amds_library_loads_and_connects_nobody_without_a_device() {
-        let library = match Library::of(BackendKind::Rocm) {
+        let library = match rocm::RCCL.library() {
             Ok(library) => library,
             Err(error) => {
                 let _ = writeln!(std::io::stderr(), "SKIPPED: {error}");
@@ -311,7 +322,7 @@ mod tests {
         unsafe { library.calls.version(&mut version) }.unwrap();
         assert!(version >= 21_800, "{version}");
         assert!(library.all_to_all.is_some());
-        if crate::devices(BackendKind::Rocm).is_ok() {
+        if crate::devices(BackendKind::ROCM).is_ok() {
             let _ = writeln!(std::io::stderr(), "SKIPPED: there is a device");
             return;
         }

@@ -16,34 +16,40 @@ use std::{
 };
 
 use crate::{
-    BackendKind, Buffer, Collective, DType, Device, P2p, ReduceOp, Reduction, Result, Store, Stream,
-    communicator::{Communicator, Handle, Workspace},
+    Buffer, Collective, DType, Device, P2p, ReduceOp, Reduction, Result, Store, Stream,
+    collective::{
+        communicator::{Communicator, Handle, Workspace},
+        in_rank_order::InRankOrder,
+        rendezvous::Part,
+    },
     device::unsupported,
-    device_kernels::reduce_in_rank_order,
-    in_rank_order::InRankOrder,
-    library::Failed,
-    rendezvous::Part,
+    ffi::library::Failed,
+    kernels::strategy::reduce_in_rank_order,
 };
+pub(crate) use library::Installation;
 use library::{Config, Library, NO_COLOR, StreamHandle, dtype_number, op_number};
 
 /// See the module's description.
 #[derive(Debug)]
-pub struct Nccl {
+pub(crate) struct Nccl {
     comm: Communicator<Library>,
     device: Arc<dyn Device>,
     reduction: Reduction,
     store: Store,
     splits: AtomicU64,
-    /// What other ranks send, until it is summed.
+    /// Memory for the slices of other ranks, until they are summed.
     workspace: Workspace,
 }
 
 impl Nccl {
     /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
-    pub fn connect(device: &dyn Device, store: Store, reduction: Reduction) -> Result<Self> {
-        let library = Library::of(device.id().backend)?;
-        // As it is open, without what a test has wrapped it in: operations have streams of their own.
-        let device = crate::open(device.id())?;
+    pub(crate) fn connect(
+        installation: &'static Installation,
+        device: Arc<dyn Device>,
+        store: Store,
+        reduction: Reduction,
+    ) -> Result<Self> {
+        let library = installation.library()?;
         let Some(torch) = device.torch_device() else {
             return unsupported(device.id(), "collectives: libtorch does not know it");
         };
@@ -98,9 +104,7 @@ impl Nccl {
                 library.calls.comm_split(parent, color, key, &mut child, &Config::BLOCKING)
             })
         })?;
-        let library = Library::of(self.device.id().backend)?;
-        let torch = self.device.torch_device().expect("checked when it was connected");
-        part.map(|part| Communicator::new(library, child, torch, &part.store)).transpose()
+        part.map(|part| self.comm.child(child, &part.store)).transpose()
     }
 }
 
@@ -290,10 +294,10 @@ fn handle(stream: &Stream) -> StreamHandle {
     stream.raw().0 as Handle
 }
 
-/// The version of a backend's library, as `2.28.9`; `None` where there is no library.
-pub(crate) fn version(backend: BackendKind) -> Option<String> {
+/// The version of an installed library, as `2.28.9`; `None` where there is none.
+pub(crate) fn version(installation: &Installation) -> Option<String> {
     let mut version = 0;
     // SAFETY: a number of our own.
-    unsafe { Library::of(backend).ok()?.calls.version(&mut version) }.ok()?;
+    unsafe { installation.library().ok()?.calls.version(&mut version) }.ok()?;
     Some(format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100))
 }

@@ -3,24 +3,24 @@
 use tch::{Kind, Tensor};
 
 use super::check::{Args, Engine, is_narrow_on_host};
-use super::{Packing, Result, composite, flash, kernels, tiled};
+use super::{Packing, Result, composite, cpu_kernels, flash, tiled};
 
-/// How a query weighs the keys before it.
+/// The keys that a query sees, and the scale of their scores.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Causal {
-    /// What scores are multiplied by.
+    /// Factor of the scores.
     pub scale: f64,
-    /// How many tokens a query sees, its own included; `None`: all before it.
+    /// Most tokens that a query sees, its own included; `None`: all before it.
     pub window: Option<i64>,
 }
 
 impl Causal {
-    /// All before it, under this scale.
+    /// All tokens before it, under this scale.
     pub fn whole(scale: f64) -> Causal {
         Causal { scale, window: None }
     }
 
-    /// The same for sequences of up to `len` tokens: a window that holds them whole is none.
+    /// The same for sequences of up to `len` tokens: drops a window that covers them whole.
     pub(super) fn within(self, len: i64) -> Causal {
         Causal { window: self.window.filter(|&window| window < len), ..self }
     }
@@ -31,7 +31,7 @@ impl Causal {
     }
 }
 
-/// Causal attention within each sequence of a packed batch, whose rows some of them may have in common.
+/// Causal attention within each sequence of a packed batch. Sequences may share rows.
 ///
 /// `q` `[N, H, D]`, `k` and `v` `[N, K, D]` may be views whose rows lie apart; K divides H, and query head `h`
 /// reads key head `h / (H / K)`. Returns the output, dense `[N, H D]`, and log(sum(exp(scale * scores))) of
@@ -73,11 +73,11 @@ pub fn attention(
 /// Backward of [`attention`]: writes the gradients `dq`, `dk`, `dv`, which may be views whose rows lie apart.
 ///
 /// `dout` and `out` are `[N, H D]`, `lse` is the forward's. Probabilities are computed again from `lse`, as in
-/// FlashAttention-2 (Dao, 2023). `how` is the packing, what the forward was told, and whether the result must repeat to
-/// the bit: if it need not, a device may add up in an order that differs from run to run, where that is faster.
+/// FlashAttention-2 (Dao, 2023). `how` is the packing, the forward's `causal`, and whether the result must repeat to the bit.
+/// If it need not, a device may sum in an order that differs from run to run, if that is faster.
 ///
 /// # Errors
-/// As [`attention`].
+/// The same as [`attention`].
 pub fn attention_backward(
     dout: &Tensor,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
@@ -129,7 +129,7 @@ pub fn attention_backward(
     Ok(())
 }
 
-/// [`attention_backward`] where each token has a row.
+/// [`attention_backward`] if each token has a row of its own.
 fn backward_of_tokens(
     args: Args,
     Sizes { rows, heads, kv_heads, dim }: Sizes,
@@ -150,7 +150,7 @@ fn backward_of_tokens(
     // SAFETY: the sizes of all tensors were checked, a `Packing`'s offsets rise from 0 to `rows`, the
     // gradients are borrowed mutably, and all outlive the call.
     let code = unsafe {
-        kernels::anyroll_attention_backward(
+        cpu_kernels::anyroll_attention_backward(
             args.heads("q", q, [rows, heads, dim])?,
             args.heads("k", k, [rows, kv_heads, dim])?,
             args.heads("v", v, [rows, kv_heads, dim])?,
@@ -173,13 +173,12 @@ fn backward_of_tokens(
     args.ran(code)
 }
 
-/// Attention of one new token per row over what its sequence has cached, the token's own key and value
-/// included.
+/// Attention of one new token per row over its sequence's cache, which includes the token's own key and value.
 ///
 /// `q` `[B, H, D]` may be a view whose rows lie apart; the caches are dense `[blocks, T, K, D]`, T tokens a block.
 /// Row `b` reads the first `lengths[b]` tokens (at least 1) of its sequence, of which token `t` lies in block
-/// `tables[b, t / T]`; `tables` is int64 `[B, W]`, `lengths` int64 `[B]`. What lies behind a sequence's end, in its
-/// last block or in its table, is not read, or not used. Returns `[B, H D]`.
+/// `tables[b, t / T]`; `tables` is int64 `[B, W]`, `lengths` int64 `[B]`. Entries after a sequence's end, in its
+/// last block or in its table, are not used. Returns `[B, H D]`.
 ///
 /// # Errors
 /// [`super::Error::Argument`] for shapes that do not fit, a block or a length out of range, or libtorch's error.
@@ -214,7 +213,7 @@ pub fn decode_attention(
     // SAFETY: the sizes of all tensors and the ranges of blocks and lengths were checked, and all outlive the
     // call.
     let code = unsafe {
-        kernels::anyroll_decode_attention(
+        cpu_kernels::anyroll_decode_attention(
             args.heads("q", q, [rows, heads, dim])?,
             args.floats("k_cache", k_cache, &[blocks, block_tokens, kv_heads, dim])?,
             args.floats("v_cache", v_cache, &cache_size)?,
@@ -238,8 +237,7 @@ pub fn decode_attention(
 /// Causal attention of the last `n` tokens of one sequence over all its `m` tokens: `q` `[n, H, D]`, `k` and `v`
 /// `[m, K, D]`, m >= n. Returns `[n, H D]`.
 ///
-/// But for the kernels of a CPU and ours of a GPU the scores exist whole, H n m of them in fp32, so a long sequence comes in
-/// pieces.
+/// Without a kernel of the CPU's or the GPU's, all H n m scores are in memory, in fp32: pass a long sequence in pieces.
 ///
 /// # Errors
 /// [`super::Error::Argument`] for shapes that do not fit, or libtorch's error.
@@ -269,17 +267,17 @@ pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, causal: Causal
     Ok(on_host(args, (q, k, v), Sizes { rows, heads, kv_heads, dim }, spans, causal)?.0)
 }
 
-/// Where the host's kernel finds sequences.
+/// Sequences as the host's kernel takes them.
 struct Spans<'a> {
-    /// Of their queries: from 0 to the number of all.
+    /// First query of each sequence, and the number of all queries.
     offsets: &'a [i64],
-    /// The most queries of one.
+    /// Most queries of one sequence.
     longest: i64,
-    /// Keys before the first query's own, of the one sequence if there are any.
+    /// Keys before the first query's own; above 0 with one sequence only.
     history: i64,
 }
 
-/// The host's kernel, which gives what [`attention`] does.
+/// [`attention`] by the host's kernel.
 fn on_host(
     args: Args,
     (q, k, v): (&Tensor, &Tensor, &Tensor),
@@ -292,7 +290,7 @@ fn on_host(
     // SAFETY: the sizes of all tensors are checked or made here, offsets rise from 0 to `rows`, as a `Packing`'s and
     // those of one sequence do, and all outlive the call.
     let code = unsafe {
-        kernels::anyroll_attention(
+        cpu_kernels::anyroll_attention(
             args.heads("q", q, [rows, heads, dim])?,
             args.heads("k", k, [keys, kv_heads, dim])?,
             args.heads("v", v, [keys, kv_heads, dim])?,
@@ -313,7 +311,7 @@ fn on_host(
     Ok((out, lse))
 }
 
-/// As fp32, and dense.
+/// Dense fp32 copies.
 fn wide<const N: usize>(tensors: [&Tensor; N]) -> Result<[Tensor; N]> {
     let mut wide = Vec::with_capacity(N);
     for tensor in tensors {

@@ -1,6 +1,6 @@
-//! Operations of a forward pass in which a row has the same bits whatever the others hold and however many they are, so that
-//! what sampling computes is what training does. The rest of a forward pass (norms, rotation, SwiGLU, log-probabilities) is so
-//! by itself; products of matrices and attention are not, where libraries make them.
+//! Operations of a forward pass in which a row's bits do not depend on the other rows or their number, so that sampling
+//! computes the same values as training. Norms, rotation, SwiGLU and log-probabilities have that property already; libraries'
+//! matrix products and attention do not.
 
 use std::ptr;
 
@@ -9,29 +9,27 @@ use tch::{Kind, Tensor};
 use super::check::{Args, Engine, is_narrow_on_host};
 use super::decode::{AttentionParts, PagedCache, attend};
 use super::{
-    Causal, Packing, Result, attention, attention_with_history, decode_attention, device_of_kernels, kernels,
+    Causal, Packing, Result, attention, attention_with_history, cpu_kernels, decode_attention,
+    device_of_kernels,
 };
 use crate::{
     Device,
-    decode_kernels::Rotation,
-    model_kernels,
-    product_kernels::{self, Product},
-    row_kernels::ceil_div,
+    kernels::{self, decode::Rotation, product::Product, rows::ceil_div},
 };
 
 /// Tokens of a block of keys and values that are laid out here.
 const BLOCK_TOKENS: i64 = 16;
-/// The most memory of attention in parts: rows of long sequences come in so many at a time.
+/// Most memory of attention in parts: it bounds the rows of long sequences that are computed at a time.
 const PARTS_BYTES: i64 = 64 << 20;
 
-/// Whether a device has all of these operations for weights like `like`, heads of width `dim` and `vocab` tokens; the reason
-/// if it has not.
+/// Returns an error, with the reason, if a device lacks some of these operations for weights like `like`, heads of width `dim`
+/// and `vocab` tokens.
 pub fn exist_by_rows(like: &Tensor, dim: i64, vocab: i64) -> Result<(), String> {
     if like.device() == tch::Device::Cpu { Ok(()) } else { device_of_kernels(like, dim, vocab).map(drop) }
 }
 
-/// `x W^T + bias`, where `x` is `[N, C]`, `weight` `[F, C]` and `bias` `[F]`, all dense: `[N, F]`. libtorch's products choose
-/// another order of summation for another number of rows; these do not. Sums run in fp32; 16-bit values are widened before
+/// `x W^T + bias`, where `x` is `[N, C]`, `weight` `[F, C]` and `bias` `[F]`, all dense: `[N, F]`. Unlike libtorch's products,
+/// the order of summation does not depend on the number of rows. Sums run in fp32; 16-bit values are widened before
 /// and the result rounded once.
 ///
 /// # Errors
@@ -49,7 +47,7 @@ pub fn linear_by_rows(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Res
         Some(Engine::Cpu) => {
             // SAFETY: the sizes of all tensors were checked or made here, and they outlive the call.
             args.ran(unsafe {
-                kernels::anyroll_linear(
+                cpu_kernels::anyroll_linear(
                     args.floats("x", x, &[rows, inputs])?,
                     args.floats("weight", weight, &[outputs, inputs])?,
                     y.data_ptr().cast(),
@@ -69,17 +67,17 @@ pub fn linear_by_rows(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Res
     Ok(y)
 }
 
-/// The same into `y` on a device, for a step that is recorded: the kernel in front does not write the weights.
+/// Writes the same to `y` on a device, for a step that is recorded. The previous kernel does not write the weights.
 ///
 /// # Errors
-/// As [`linear_by_rows`].
+/// The same as [`linear_by_rows`].
 pub fn linear_by_rows_into(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, y: &mut Tensor) -> Result<()> {
     let args = Args::new("linear_by_rows_into", x);
     let Some(Engine::Device(device)) = Engine::of(x) else { return Err(refused(args, x)) };
     multiply(args, &*device, (x, weight, bias), y, true)
 }
 
-/// By the kernel that the sizes of the weights ask for.
+/// Multiplies with the kernel that suits the sizes of the weights.
 fn multiply(
     args: Args,
     device: &dyn Device,
@@ -98,7 +96,7 @@ fn multiply(
         // SAFETY: the sizes of all tensors were checked, `y` is borrowed mutably, and libtorch takes memory back in the order
         // of its stream.
         return args.launched(unsafe {
-            model_kernels::linear_by_rows(device, args.kind(), [x, weight, bias, y], sizes)
+            kernels::model::linear_by_rows(device, args.kind(), [x, weight, bias, y], sizes)
         });
     }
     if !product.is_aligned() {
@@ -106,13 +104,13 @@ fn multiply(
         return Err(args.refuse("x", "or another argument begins at no multiple of 16 bytes"));
     }
     // SAFETY: as above; the weights are the caller's promise.
-    args.launched(unsafe { product_kernels::multiply_by_rows(device, product, is_early) })
+    args.launched(unsafe { kernels::product::multiply_by_rows(device, product, is_early) })
 }
 
 /// [`attention()`], row by row.
 ///
 /// # Errors
-/// As there, or that the device has no kernels for it.
+/// The same as there, or that the device has no kernels for it.
 pub fn attention_by_rows(
     q: &Tensor,
     k: &Tensor,
@@ -135,7 +133,7 @@ pub fn attention_by_rows(
 /// [`attention_with_history`], row by row.
 ///
 /// # Errors
-/// As [`attention_by_rows`].
+/// The same as [`attention_by_rows`].
 pub fn attention_with_history_by_rows(q: &Tensor, k: &Tensor, v: &Tensor, causal: Causal) -> Result<Tensor> {
     if q.device() == tch::Device::Cpu {
         return attention_with_history(q, k, v, causal);
@@ -153,7 +151,7 @@ pub fn attention_with_history_by_rows(q: &Tensor, k: &Tensor, v: &Tensor, causal
 /// [`decode_attention`], row by row.
 ///
 /// # Errors
-/// As [`attention_by_rows`].
+/// The same as [`attention_by_rows`].
 pub fn decode_attention_by_rows(
     q: &Tensor,
     k_cache: &Tensor,
@@ -170,7 +168,7 @@ pub fn decode_attention_by_rows(
     Ok(attend_rows(args, q, &lengths.f_sub_scalar(1)?, cache, causal)?.0)
 }
 
-/// By the kernel of decoding, which goes through a row's tokens in an order that its position alone decides: `[N, H D]`, and
+/// Attention by the kernel of decoding, whose order of a row's tokens depends on the row's position alone: `[N, H D]`, and
 /// log(sum(exp(scores))), fp32 `[N, H]`.
 fn attend_rows(
     args: Args,
@@ -196,7 +194,7 @@ fn attend_rows(
     Ok((out, lse))
 }
 
-/// Rows `[N, K, D]` at their places in so many blocks, `[blocks, BLOCK_TOKENS, K, D]`; in between is anything.
+/// Rows `[N, K, D]` at their places in `[blocks, BLOCK_TOKENS, K, D]`; the rest is undefined.
 fn laid_out(rows: &Tensor, blocks: i64, places: &Tensor) -> Result<Tensor> {
     let [_, heads, dim] = Args::new("attention_by_rows", rows).dims("k", rows)?;
     let laid = Tensor::f_empty([blocks, BLOCK_TOKENS, heads, dim], (rows.kind(), rows.device()))?;

@@ -1,4 +1,4 @@
-//! Who runs an operation, and the checks that stand between a tensor and the address that a kernel gets.
+//! The engine that runs an operation, and the checks of tensors before a kernel gets their addresses.
 
 use std::{ffi::c_void, sync::Arc};
 
@@ -6,16 +6,19 @@ use tch::{Kind, Tensor};
 
 use super::{Error, Result};
 use crate::{
-    Device, device_kernels,
-    diffusion_kernels::{Images, Spread},
+    Device,
+    kernels::{
+        self, Heads,
+        diffusion::{Images, Spread},
+    },
 };
 
-/// Whose kernels run an operation; the operations of [`super::composite`] are for everybody else.
+/// The kernels that run an operation. Without any, [`super::composite`] does.
 #[derive(Debug)]
 pub(super) enum Engine {
-    /// The shim's.
+    /// The shim's kernels.
     Cpu,
-    /// The device's own, compiled at run time.
+    /// The device's own kernels, compiled at run time.
     Device(Arc<dyn Device>),
 }
 
@@ -24,21 +27,19 @@ impl Engine {
     pub fn of(tensor: &Tensor) -> Option<Engine> {
         match (tensor.device(), tensor.kind()) {
             (tch::Device::Cpu, Kind::Float) => Some(Engine::Cpu),
-            (_, Kind::Float | Kind::BFloat16 | Kind::Half) => {
-                device_kernels::device_of(tensor).map(Engine::Device)
-            }
+            (_, Kind::Float | Kind::BFloat16 | Kind::Half) => kernels::device_of(tensor).map(Engine::Device),
             _ => None,
         }
     }
 }
 
-/// Whether a tensor holds 16-bit values for which the shim's kernels have to be fed with wide ones.
+/// Returns true for 16-bit values on a CPU, which have to be widened for the shim's kernels.
 pub(super) fn is_narrow_on_host(tensor: &Tensor) -> bool {
     tensor.device() == tch::Device::Cpu && matches!(tensor.kind(), Kind::BFloat16 | Kind::Half)
 }
 
-/// The checks of one call: they know the operation's name for their messages, and the first tensor, which the others
-/// go with.
+/// Checks of one call: they have the operation's name for messages, and the dtype and device of the first tensor, which the
+/// others have to match.
 #[derive(Clone, Copy)]
 pub(super) struct Args {
     op: &'static str,
@@ -46,17 +47,8 @@ pub(super) struct Args {
     device: tch::Device,
 }
 
-/// The values of a `[rows, heads, dim]` view: each head is dense, rows lie `stride` elements apart. Mirrors `Heads` in
-/// `shim/vectors.h`, `kernels/model.cu` and `kernels/attention.cuh`, and `Queries` in `kernels/decode.cuh`.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub(crate) struct Heads {
-    pub data: *mut c_void,
-    pub stride: i64,
-}
-
 impl Args {
-    /// Checks for `op`, whose values have the dtype of `like` and lie where it lies.
+    /// Checks for `op`, whose values have the dtype and the device of `like`.
     pub fn new(op: &'static str, like: &Tensor) -> Args {
         Args { op, kind: like.kind(), device: like.device() }
     }
@@ -99,8 +91,8 @@ impl Args {
         Ok(self.dense(argument, tensor, expected, Kind::Float)?.cast())
     }
 
-    /// Dense int64 values. On a CPU each is checked to be in `0..bound`, since kernels index with them unchecked; on a
-    /// device, to read them would wait for it, and the kernel checks.
+    /// Dense int64 values. On a CPU each is checked to be in `0..bound`, since kernels index with them unchecked. On a device
+    /// the kernel checks, since reading them here would wait for it.
     pub fn indices(
         self,
         argument: &'static str,
@@ -170,7 +162,7 @@ impl Args {
         Ok((tensor.data_ptr().cast(), [strides[0], strides[1]]))
     }
 
-    /// The result of a call of the shim; to be called on its thread right after it.
+    /// The result of a call of the shim. Call it on the same thread, right after that call.
     pub fn ran(self, code: std::ffi::c_int) -> Result<()> {
         if code == 0 {
             return Ok(());
@@ -198,7 +190,7 @@ impl Args {
         Ok(tensor.data_ptr())
     }
 
-    /// That a tensor has this shape, and the dtype and device of the others.
+    /// Checks that a tensor has this shape, and the dtype and device of the others.
     pub fn matches_values(self, argument: &'static str, tensor: &Tensor, expected: &[i64]) -> Result<()> {
         self.matches(argument, tensor, expected, self.kind)
     }

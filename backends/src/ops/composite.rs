@@ -1,6 +1,6 @@
-//! Every operation in plain ATen calls: what runs on devices and dtypes that have no kernel, and what the
-//! kernels are tested against. Signatures and meaning are those of [`super`]; arguments are not checked
-//! again. Written for clearness: the attention here holds all scores of a padded batch at once.
+//! Every operation in plain ATen calls: for devices and dtypes without a kernel, and as the reference of the kernels' tests.
+//! Signatures and meaning are those of [`super`]; arguments are not checked again. It is written for clarity: attention holds
+//! all scores of a padded batch at once.
 
 use tch::{Device, Kind, Tensor};
 
@@ -193,7 +193,7 @@ pub fn attention_backward(
 struct Padded {
     /// The padded place of each packed row: int64 `[N]`.
     places: Tensor,
-    /// Whether query `i` does not see key `j`: bool `[T, T]`.
+    /// Mask, true if query `i` does not see key `j`: bool `[T, T]`.
     unseen: Tensor,
     scale: f64,
     sequences: i64,
@@ -291,7 +291,7 @@ pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, causal: Causal
     Ok(out.f_reshape([rows, heads * dim])?.f_to_kind(q.kind())?)
 }
 
-/// Whether each of the last `rows` tokens of a sequence does not see each of its `tokens`: bool `[rows, tokens]`.
+/// Mask, true if one of the last `rows` tokens of a sequence does not see one of its `tokens`: bool `[rows, tokens]`.
 fn unseen(rows: i64, tokens: i64, causal: Causal, device: Device) -> Result<Tensor> {
     let all = Tensor::f_ones([rows, tokens], (Kind::Bool, device))?;
     let (own, behind) = (tokens - rows, all.f_triu(tokens - rows + 1)?);

@@ -1,14 +1,14 @@
-//! Rows that several sequences of a batch have in common: each is there once, and has a copy in every one of these sequences
-//! where rows of a sequence have to lie together.
+//! Rows that several sequences of a batch share. Each is stored once, and copied to each sequence if a sequence's rows have to
+//! be contiguous.
 
 use tch::{Device, Tensor};
 
 use super::check::{Args, Engine};
 use super::embedding::add_up;
 use super::{Error, Result, Store, upload};
-use crate::model_kernels;
+use crate::kernels;
 
-/// Which row each copy is of: N copies of U rows.
+/// The row of each of N copies of U rows.
 ///
 /// Kernels index with these numbers unchecked, so they are checked here and cannot be changed.
 #[derive(Debug)]
@@ -24,10 +24,10 @@ pub struct Copies {
 }
 
 impl Copies {
-    /// Copies of these rows, which are numbered as they come up.
+    /// Copies of these rows, which are numbered by first use.
     ///
     /// # Errors
-    /// A row that comes up before the one in front of it, or libtorch's error.
+    /// Rows that are not numbered by first use, or libtorch's error.
     pub fn new(of: &[i64], device: Device) -> Result<Copies> {
         let (mut first, mut if_first) = (Vec::new(), vec![-1; of.len()]);
         for (copy, &row) in of.iter().enumerate() {
@@ -63,7 +63,7 @@ impl Copies {
         &self.first
     }
 
-    /// A copy wherever there is one: from `[U, ...]`, whose rows may lie apart, to `[N, ...]`.
+    /// Copies rows: from `[U, ...]`, whose rows may lie apart, to `[N, ...]`.
     ///
     /// # Errors
     /// [`Error::Argument`] for shapes that do not fit, or libtorch's error.
@@ -78,7 +78,7 @@ impl Copies {
     /// fp32.
     ///
     /// # Errors
-    /// As [`Self::spread`].
+    /// The same as [`Self::spread`].
     pub fn sum(&self, copies: &Tensor) -> Result<Tensor> {
         let args = Args::new("copies", copies);
         let [_, columns] = args.dims("copies", copies)?;
@@ -90,7 +90,7 @@ impl Copies {
     /// The first copy of each row: from `[N, ...]` to `[U, ...]`.
     ///
     /// # Errors
-    /// As [`Self::spread`].
+    /// The same as [`Self::spread`].
     pub fn of_first(&self, copies: &Tensor) -> Result<Tensor> {
         match self.take(copies, &self.first, self.of.numel() as i64)? {
             Some(rows) => Ok(rows),
@@ -101,7 +101,7 @@ impl Copies {
     /// Backward of [`Self::of_first`]: from `[U, ...]` to `[N, ...]`, zero where a copy is not the first.
     ///
     /// # Errors
-    /// As [`Self::spread`].
+    /// The same as [`Self::spread`].
     pub fn to_first(&self, rows: &Tensor) -> Result<Tensor> {
         if let Some(copies) = self.take(rows, &self.if_first, self.rows())? {
             return Ok(copies);
@@ -112,8 +112,7 @@ impl Copies {
         Ok(copies.f_index_copy_(0, &self.first, rows)?)
     }
 
-    /// The rows of `x`, of which there are `from`, that `index` names, and zeros where it is negative; `None` where there is no
-    /// kernel for it.
+    /// The rows that `index` names, among `from` rows of `x`, and zeros for negative indices; `None` without a kernel for it.
     fn take(&self, x: &Tensor, index: &Tensor, from: i64) -> Result<Option<Tensor>> {
         let Some(Engine::Device(device)) = Engine::of(x) else { return Ok(None) };
         let args = Args::new("copies", x);
@@ -129,7 +128,7 @@ impl Copies {
         // SAFETY: the sizes of `x` were checked and `y` was made here, what is not negative in `index` is below `from`, and
         // libtorch takes memory back in the order of its stream.
         args.launched(unsafe {
-            model_kernels::take_rows(&*device, args.kind(), x, (index.data_ptr(), y.data_ptr()), sizes)
+            kernels::model::take_rows(&*device, args.kind(), x, (index.data_ptr(), y.data_ptr()), sizes)
         })?;
         Ok(Some(y))
     }

@@ -1,19 +1,20 @@
-//! Operations of a decoding step that is recorded and run again: each writes into tensors that it is given, allocates
-//! nothing, and takes what changes from step to step from the device's memory.
+//! Operations of a decoding step that is recorded and run again. Each writes to the tensors that it is given, allocates
+//! nothing, and reads values that change from step to step from the device's memory.
 
 use std::{ffi::c_void, ptr, sync::Arc};
 
 use tch::{Kind, Tensor};
 
-use super::check::{Args, Engine, Heads};
+use super::check::{Args, Engine};
 use super::rope::rotary;
 use super::{Activation, Causal, Result};
 use crate::{
     Device,
-    decode_kernels::{self, Attended, HeadSizes, Rotation, SPLIT_TOKENS, Tables},
-    device_kernels,
-    model_kernels::{self, NormSizes},
-    row_kernels, sample_kernels,
+    kernels::{
+        self, Heads,
+        decode::{Attended, HeadSizes, Rotation, SPLIT_TOKENS, Tables},
+        model::NormSizes,
+    },
 };
 
 /// A layer's keys and values in blocks, and the blocks of each row's sequence.
@@ -21,9 +22,9 @@ use crate::{
 pub struct PagedCache<'a> {
     /// `[blocks, T, K, D]`; T is a power of two, at least 16.
     pub keys: &'a Tensor,
-    /// As `keys`.
+    /// See `keys`.
     pub values: &'a Tensor,
-    /// int32 `[B, W]`, block 0 where a sequence has none.
+    /// int32 `[B, W]`; block 0 for entries after a sequence's end.
     pub tables: &'a Tensor,
 }
 
@@ -36,7 +37,7 @@ pub struct AttentionParts {
     rows: i64,
 }
 
-/// How rows are sampled and what becomes of it; one entry a row.
+/// Parameters, state and results of sampling; one entry a row.
 #[derive(Debug)]
 pub struct Sampling<'a> {
     /// fp32 `[B, 5]`: inverse temperature (negative: the likeliest token, with the log-prob at the absolute), top-p,
@@ -49,7 +50,7 @@ pub struct Sampling<'a> {
     pub seen: &'a mut Tensor,
     /// int64 `[B]`: the token is written here for the next step.
     pub tokens: &'a mut Tensor,
-    /// int64 `[B]`: becomes one more.
+    /// int64 `[B]`: is increased by one.
     pub positions: &'a mut Tensor,
     /// int64 `[B]`: the token is written here, too.
     pub chosen: &'a mut Tensor,
@@ -58,7 +59,7 @@ pub struct Sampling<'a> {
 }
 
 impl AttentionParts {
-    /// For `rows` rows of sequences of up to `tokens` tokens each.
+    /// Memory for `rows` rows of sequences of up to `tokens` tokens each.
     ///
     /// # Errors
     /// libtorch's error (out of memory).
@@ -68,12 +69,12 @@ impl AttentionParts {
         Ok(AttentionParts { partial: floats(dim)?, softmax: floats(2)?, splits, rows })
     }
 
-    /// What that takes.
+    /// Bytes of that memory.
     pub(super) fn bytes(rows: i64, heads: i64, dim: i64, tokens: i64) -> i64 {
         splits(tokens) * rows * heads * (dim + 2) * 4
     }
 
-    /// Views for no more than so many rows.
+    /// Views for up to `rows` rows.
     pub(super) fn first(&self, rows: i64) -> Result<AttentionParts> {
         let of_rows = |tensor: &Tensor| tensor.f_narrow(0, 0, tensor.size()[0] / self.rows * rows);
         let (partial, softmax) = (of_rows(&self.partial)?, of_rows(&self.softmax)?);
@@ -83,7 +84,7 @@ impl AttentionParts {
 
 /// Parts that sequences of up to `tokens` tokens are cut in.
 fn splits(tokens: i64) -> i64 {
-    row_kernels::ceil_div(tokens, SPLIT_TOKENS)
+    kernels::rows::ceil_div(tokens, SPLIT_TOKENS)
 }
 
 /// The device that a step can be recorded on for weights like `like`, heads of width `dim` and `vocab` tokens; the
@@ -97,15 +98,15 @@ pub fn recording_device(like: &Tensor, dim: i64, vocab: i64) -> Result<Arc<dyn D
 /// The device whose kernels decode, as [`recording_device`] has it, whether it records or not.
 pub(super) fn device_of_kernels(like: &Tensor, dim: i64, vocab: i64) -> Result<Arc<dyn Device>, String> {
     let kind = like.kind();
-    if !(decode_kernels::fit(kind, dim) && sample_kernels::fit(kind, vocab)) {
+    if !(kernels::decode::fit(kind, dim) && kernels::sample::fit(kind, vocab)) {
         return Err(format!("there are no decoding kernels for {kind:?}, head_dim {dim} and {vocab} tokens"));
     }
-    let device = device_kernels::device_of(like);
+    let device = kernels::device_of(like);
     device.ok_or_else(|| format!("{:?} compiles no kernels at run time", like.device()))
 }
 
-/// Whether steps of decoding can be recorded on a device, for weights and heads that there are kernels for; the reason if
-/// they take the ordinary operations.
+/// Returns an error, with the reason, if steps of decoding cannot be recorded on a device. It still needs kernels for the
+/// weights and heads.
 pub fn records_steps(device: &dyn Device) -> Result<(), String> {
     if !device.has_kernels() {
         return Err(format!("{} compiles no kernels at run time", device.id()));
@@ -157,7 +158,7 @@ unsafe fn norm_rows(
     let (none, sizes) = (ptr::null_mut(), NormSizes { rows, heads: 1, dim });
     // SAFETY: the sizes of `x` and of the weights were checked; the rest is the caller's promise.
     args.launched(unsafe {
-        model_kernels::rms_norm(&*device, args.kind(), x, none, weight, eps as f32, (y, rstd), sizes)
+        kernels::model::rms_norm(&*device, args.kind(), x, none, weight, eps as f32, (y, rstd), sizes)
     })
 }
 
@@ -170,11 +171,11 @@ pub fn swiglu_into(gate_up: &Tensor, y: &mut Tensor) -> Result<()> {
         (args.values("gate_up", gate_up, &[rows, 2 * size])?, args.values("y", y, &[rows, size])?);
     // SAFETY: as in `rms_norm_into`.
     args.launched(unsafe {
-        model_kernels::glu(&*device, args.kind(), Activation::Silu, (from, to), rows, size)
+        kernels::model::glu(&*device, args.kind(), Activation::Silu, (from, to), rows, size)
     })
 }
 
-/// How the rows of a step become queries and keys.
+/// Norms and rotation that make queries and keys from a step's rows.
 #[derive(Clone, Copy, Debug)]
 pub struct StepRotation<'a> {
     /// The weights `[D]` of the norms of queries and of keys, and their epsilon.
@@ -244,7 +245,7 @@ pub(super) fn attend(
     let how = (causal.scale as f32, causal.window);
     // SAFETY: as in `rms_norm_into`; the kernel checks positions and block numbers.
     args.launched(unsafe {
-        decode_kernels::attend(
+        kernels::decode::attend(
             &*device,
             args.kind(),
             queries,
@@ -267,7 +268,7 @@ pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
     let values = args.values("logits", logits, &[rows, vocab])?;
     let choices = args.floats("choices", sampling.choices, &[rows, 5])?.cast();
     let uniforms = of_rows("uniforms", sampling.uniforms, Kind::Double)?;
-    let words = row_kernels::ceil_div(vocab, 32);
+    let words = kernels::rows::ceil_div(vocab, 32);
     let seen = args.dense("seen", sampling.seen, &[rows, words], Kind::Int)?;
     let next = (
         of_rows("tokens", sampling.tokens, Kind::Int64)?,
@@ -277,11 +278,11 @@ pub fn sample_into(logits: &Tensor, sampling: Sampling) -> Result<()> {
         of_rows("chosen", sampling.chosen, Kind::Int64)?,
         of_rows("logprobs", sampling.logprobs, Kind::Float)?,
     );
-    let stripes = sample_kernels::stripes(args.kind(), vocab);
+    let stripes = kernels::sample::stripes(args.kind(), vocab);
     let measured = Tensor::f_empty([rows, stripes, 2], (Kind::Float, logits.device()))?;
     // SAFETY: as in `rms_norm_into`.
     args.launched(unsafe {
-        sample_kernels::sample(
+        kernels::sample::sample(
             &*device,
             args.kind(),
             (values, rows, vocab),

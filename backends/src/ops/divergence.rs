@@ -1,4 +1,4 @@
-//! How far a distribution over the vocabulary is from a teacher's, from the logits of both, and what gradient that has.
+//! Divergence of a distribution over the vocabulary from a teacher's, by the logits of both, and its gradient.
 
 use tch::{Kind, Tensor};
 
@@ -12,13 +12,13 @@ use super::{Error, Result};
 pub struct Divergence {
     /// From 0, which covers all that the teacher may say, to 1, which keeps to what it is likely to.
     pub beta: f64,
-    /// What the logits of both are divided by; above 0.
+    /// Divisor of both logits; above 0.
     pub temperature: f64,
 }
 
 impl Divergence {
-    /// Of `logits` `[M, V]` from `teacher` `[M, W]`, fp32 `[M]` (fp64 of fp64), in nats. Where one vocabulary is longer, what it
-    /// has behind the other one is left out of its distribution: published models of a family fill theirs up by size.
+    /// Divergence of `logits` `[M, V]` from `teacher` `[M, W]`: fp32 `[M]` (fp64 for fp64), in nats. If one vocabulary is longer,
+    /// its last entries are left out of its distribution: models of a family pad theirs by their size.
     ///
     /// # Errors
     /// [`Error::Argument`] for tensors of other shapes, or libtorch's error.
@@ -41,7 +41,7 @@ impl Divergence {
     /// beta, at beta 1 with u = log p - log q and w = 1.
     ///
     /// # Errors
-    /// As [`Self::of`].
+    /// The same as [`Self::of`].
     pub fn gradient(self, logits: &Tensor, teacher: &Tensor, of_divergence: &Tensor) -> Result<Tensor> {
         let [log_p, log_q] = self.log_probs(logits, teacher)?;
         let p = log_p.f_exp()?;
@@ -55,7 +55,7 @@ impl Divergence {
         Ok(gradient.f_mul(&rows)?.f_constant_pad_nd([0, behind])?)
     }
 
-    /// Those of the model and of the teacher, over the tokens that both have.
+    /// Log-probabilities of the model and of the teacher, over the tokens that both have.
     fn log_probs(self, logits: &Tensor, teacher: &Tensor) -> Result<[Tensor; 2]> {
         let (own, theirs) = (logits.size(), teacher.size());
         let (&[rows, own], &[others, theirs]) = (&own[..], &theirs[..]) else {
@@ -127,7 +127,7 @@ mod tests {
         Tensor::cat(&[logits, &logits.narrow(1, 0, columns).full_like(3.0)], 1)
     }
 
-    /// What tests/python/make_distillation_golden.py writes: TRL's own loss and gradient.
+    /// TRL's own loss and gradient, from tests/python/make_distillation_golden.py.
     #[test]
     fn divergences_are_those_of_trl_whatever_a_vocabulary_is_filled_up_with() {
         let golden: Value =

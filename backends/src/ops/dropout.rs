@@ -4,8 +4,8 @@
 use tch::Tensor;
 
 use super::check::{Args, Engine};
-use super::{Result, composite, kernels};
-use crate::model_kernels;
+use super::{Result, composite, cpu_kernels};
+use crate::kernels;
 
 /// Which values of `[N, C]` are dropped: those whose hash of the row's key, the salt and the column is below
 /// `probability` of all.
@@ -25,7 +25,7 @@ impl Dropout<'_> {
         (self.probability * 2f64.powi(32)) as u32
     }
 
-    /// What the other values are multiplied by, so that the mean stays.
+    /// Factor of the other values, which keeps the mean.
     pub(super) fn scale(&self) -> f64 {
         1.0 / (1.0 - self.probability)
     }
@@ -51,10 +51,12 @@ pub fn dropout(x: &Tensor, dropout: Dropout) -> Result<Tensor> {
             Engine::Cpu => {
                 let (salt, threshold, scale) = how;
                 let (from, to) = (from.cast(), to.cast());
-                args.ran(kernels::anyroll_dropout(from, keys, salt, threshold, scale, to, rows, columns))?;
+                args.ran(cpu_kernels::anyroll_dropout(
+                    from, keys, salt, threshold, scale, to, rows, columns,
+                ))?;
             }
             Engine::Device(device) => {
-                args.launched(model_kernels::dropout(&*device, args.kind(), (from, to), keys, how, size))?;
+                args.launched(kernels::model::dropout(&*device, args.kind(), (from, to), keys, how, size))?;
             }
         }
     }

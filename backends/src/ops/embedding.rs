@@ -3,8 +3,8 @@
 use tch::Tensor;
 
 use super::check::{Args, Engine};
-use super::{Result, Store, composite, kernels};
-use crate::{model_kernels, row_kernels};
+use super::{Result, Store, composite, cpu_kernels};
+use crate::kernels;
 
 /// The gradient of an embedding: row `v` of `dweight` `[V, C]` is the sum of the rows of `dy` `[N, C]` whose
 /// token is `v`, in the order of the rows. `tokens` is int64 `[N]`.
@@ -16,7 +16,7 @@ pub fn embedding_backward(dy: &Tensor, tokens: &Tensor, dweight: &mut Tensor, ho
     add_up("embedding_backward", dy, (tokens, None), dweight, how)
 }
 
-/// [`embedding_backward`] for `op`, with the tokens in ascending order and the rows that these are in, if somebody has them.
+/// [`embedding_backward`] for `op`, with the tokens in ascending order and their rows, if the caller has them.
 pub(super) fn add_up(
     op: &'static str,
     dy: &Tensor,
@@ -36,7 +36,7 @@ pub(super) fn add_up(
     // mutably, and all outlive the work.
     unsafe {
         match engine {
-            Engine::Cpu => args.ran(kernels::anyroll_embedding_backward(
+            Engine::Cpu => args.ran(cpu_kernels::anyroll_embedding_backward(
                 dy.cast(),
                 indices,
                 to.cast(),
@@ -51,7 +51,7 @@ pub(super) fn add_up(
                 }
                 let own = sorted.is_none().then(|| tokens.f_sort_stable(true, 0, false)).transpose()?;
                 let (sorted, order) = sorted.or(own.as_ref()).expect("one of them is there");
-                args.launched(model_kernels::embedding_backward(
+                args.launched(kernels::model::embedding_backward(
                     &*device,
                     args.kind(),
                     dy,
@@ -79,12 +79,12 @@ pub fn sum_rows(x: &Tensor, out: &mut Tensor, how: Store) -> Result<()> {
     unsafe {
         match engine {
             Engine::Cpu => {
-                args.ran(kernels::anyroll_sum_rows(from.cast(), to.cast(), is_added, rows, columns))
+                args.ran(cpu_kernels::anyroll_sum_rows(from.cast(), to.cast(), is_added, rows, columns))
             }
             Engine::Device(device) => {
-                let partial = args.empty_floats(&[row_kernels::row_parts(rows), columns])?;
+                let partial = args.empty_floats(&[kernels::rows::row_parts(rows), columns])?;
                 let (partial, sizes) = (partial.data_ptr(), [rows, columns]);
-                args.launched(model_kernels::sum_rows(
+                args.launched(kernels::model::sum_rows(
                     &*device,
                     args.kind(),
                     from,

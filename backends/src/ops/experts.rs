@@ -1,13 +1,12 @@
-//! Mixtures of experts (Shazeer et al., 2017): each token goes to J of E experts, and takes the weighted sum of what they
-//! make of it.
+//! Mixtures of experts (Shazeer et al., 2017): each token goes to J of E experts, whose results are summed with weights.
 //!
 //! ```text
 //! p = softmax(logits)      the J largest of p are chosen; w = p of these, or w = p / sum of them all
 //! y[n] = sum over j of w[n, j] * expert[chosen[n, j]](x[n])
 //! ```
 //!
-//! Rows of tokens that go to the same expert are laid side by side, so that each expert is one product. All of it is in an
-//! order that depends on the choices alone: results repeat to the bit.
+//! Rows of tokens that go to the same expert are stored together, so that each expert is one product. The order depends on the
+//! choices alone, so results repeat to the bit.
 
 use tch::{Kind, Tensor};
 
@@ -19,17 +18,17 @@ use super::{Groups, Result, check::Args};
 pub struct Choice {
     /// The softmax over all experts: fp32 `[N, E]`.
     pub probs: Tensor,
-    /// The experts of the largest ones, from the largest on, and among equals from the first on: int64 `[N, J]`.
+    /// The experts with the largest probabilities, in descending order, and among equals in ascending order: int64 `[N, J]`.
     pub chosen: Tensor,
-    /// Whether the weights of a token's experts add up to 1.
+    /// The weights of a token's experts are scaled to add up to 1.
     pub is_normalized: bool,
 }
 
 impl Choice {
-    /// The choice of `per_token` experts by the logits `[N, E]`. What a token chooses depends on its own logits alone.
+    /// The choice of `per_token` experts by the logits `[N, E]`. A token's choice depends on its own logits alone.
     ///
     /// # Errors
-    /// [`super::Error::Argument`] if there are not so many experts, or libtorch's error; so for all below.
+    /// [`super::Error::Argument`] if there are fewer experts, or libtorch's error; the same for all below.
     pub fn new(logits: &Tensor, per_token: i64, is_normalized: bool) -> Result<Choice> {
         let args = Args::new("Choice::new", logits);
         let [_, experts] = args.dims("logits", logits)?;
@@ -43,7 +42,7 @@ impl Choice {
         Ok(Choice { probs, chosen, is_normalized })
     }
 
-    /// What each token's experts count: fp32 `[N, J]`.
+    /// Weights of each token's experts: fp32 `[N, J]`.
     pub fn weights(&self) -> Result<Tensor> {
         let mut weights = self.probs.f_gather(1, &self.chosen, false)?;
         if self.is_normalized {
@@ -52,7 +51,7 @@ impl Choice {
         Ok(weights)
     }
 
-    /// From the gradient of [`Self::weights`], fp32 `[N, J]`, to that of the logits: fp32 `[N, E]`. Which experts are chosen
+    /// Returns the gradient of the logits, fp32 `[N, E]`, from that of [`Self::weights`], fp32 `[N, J]`. The choice of experts
     /// has no gradient.
     pub fn backward(&self, dweights: &Tensor) -> Result<Tensor> {
         let dchosen = match self.is_normalized {
@@ -70,8 +69,7 @@ impl Choice {
     }
 }
 
-/// Where the rows of tokens lie when they are sorted by their experts: R = N J of them, and of an expert those of earlier
-/// tokens first.
+/// Order of the R = N J rows of tokens, sorted by expert, and for one expert by token.
 #[derive(Debug)]
 pub struct Dispatch {
     /// The rows of each expert.
@@ -83,10 +81,10 @@ pub struct Dispatch {
 }
 
 impl Dispatch {
-    /// For what tokens choose of so many experts.
+    /// The order for the tokens' chosen experts, `[N, J]`, of `experts`.
     ///
     /// # Errors
-    /// As [`Choice::new`].
+    /// The same as [`Choice::new`].
     pub fn new(chosen: &Tensor, experts: i64) -> Result<Dispatch> {
         let [_, per_token] = Args::new("Dispatch::new", chosen).dims("chosen", chosen)?;
         let options = (Kind::Int64, chosen.device());
@@ -110,7 +108,7 @@ impl Dispatch {
         Ok(x.f_index_select(0, &self.tokens)?)
     }
 
-    /// Numbers of each token's choices `[N, J]` as a column beside the sorted rows: `[R, 1]`.
+    /// Numbers of each token's choices `[N, J]` in the order of the sorted rows: `[R, 1]`.
     pub fn sorted(&self, of_choices: &Tensor) -> Result<Tensor> {
         let mut sorted = of_choices.f_empty_like()?.f_view([-1])?;
         drop(sorted.f_scatter_(0, &self.places.f_view([-1])?, &of_choices.f_contiguous()?.f_view([-1])?)?);
@@ -123,8 +121,8 @@ impl Dispatch {
         Ok(dots.f_index_select(0, &self.places.f_view([-1])?)?.f_view_as(&self.places)?)
     }
 
-    /// `base` `[N, C]` and of each token the sum of its sorted rows `[R, C]`, weighted by `weights` `[N, J]` if there are
-    /// any: `[N, C]`. Sums run in the order of a token's choices and are rounded once.
+    /// `base` `[N, C]` plus the sum of each token's sorted rows `[R, C]`, weighted by `weights` `[N, J]` if there are any:
+    /// `[N, C]`. Sums run in the order of a token's choices and are rounded once.
     pub fn add_up(&self, base: &Tensor, rows: &Tensor, weights: Option<&Tensor>) -> Result<Tensor> {
         let kind = accumulator(rows);
         let mut sum = base.f_to_dtype(kind, false, true)?;

@@ -15,9 +15,9 @@ use std::ffi::{c_int, c_void};
 use tch::{Kind, Tensor};
 
 use super::{Causal, Error, Packing, Result};
-use crate::{Device, ffi, row_kernels::ceil_div};
+use crate::{Device, ffi, kernels::rows::ceil_div};
 
-/// The multiple of tokens that sequences must be for a plan of their own: lengths that come from data seldom repeat.
+/// Multiple of tokens that sequences must have for a plan: lengths that come from data seldom repeat.
 const PLANNED_LEN: i64 = 128;
 
 unsafe extern "C" {
@@ -47,7 +47,7 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Whether these kernels can take queries like `q` on a device.
+/// Returns true if these kernels can take queries like `q` on a device.
 pub(super) fn takes(q: &Tensor, packing: &Packing) -> bool {
     let head_dim = q.size()[2];
     let fits = head_dim % 8 == 0 && head_dim <= 256;
@@ -114,7 +114,7 @@ pub(super) fn attention_backward(
     if code == 0 { Ok(()) } else { Err(failed("attention_backward")) }
 }
 
-/// How a deterministic backward of FlashAttention-2 is called: for so many key heads at a time, with so many empty sequences.
+/// Division of a deterministic backward of FlashAttention-2: key heads of one call, and empty sequences that are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Cut {
     kv_heads: i64,
@@ -122,7 +122,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// The one whose rounds are the fullest; of equals the one with the fewest sums, and of those the plainest.
+    /// The division whose rounds are the fullest; among equals the one with the fewest sums, then the simplest.
     fn best(multiprocessors: i64, sequences: i64, heads: i64, kv_heads: i64) -> Cut {
         let divisors = (1..=kv_heads).rev().filter(|&part| kv_heads % part == 0);
         let cuts = divisors.flat_map(|part| {
@@ -144,7 +144,7 @@ impl Cut {
     }
 }
 
-/// Whether cuDNN makes a plan for such sequences.
+/// Returns true if cuDNN makes a plan for such sequences.
 pub(super) fn has_plan(packing: &Packing, causal: Causal) -> bool {
     planned_len(packing, causal) > 0
 }

@@ -3,18 +3,8 @@
 use tch::Tensor;
 
 use super::check::{Args, Engine};
-use super::{Result, composite, kernels};
-use crate::model_kernels;
-
-/// What a gate becomes. Both are the gate times the logistic function: of itself, or of what approximates the normal
-/// distribution (Hendrycks and Gimpel, 2016).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// g sigmoid(g).
-    Silu,
-    /// g sigmoid(2 z) = g (1 + tanh(z)) / 2, z = sqrt(2 / pi) (g + 0.044715 g^3).
-    GeluTanh,
-}
+use super::{Activation, Result, composite, cpu_kernels};
+use crate::kernels;
 
 /// `activation(gate) * up` of the dense `[N, 2 F]` = `[gate | up]`: `[N, F]`.
 ///
@@ -33,13 +23,20 @@ pub fn glu(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
         match engine {
             Engine::Cpu => {
                 let kernel = match activation {
-                    Activation::Silu => kernels::anyroll_swiglu,
-                    Activation::GeluTanh => kernels::anyroll_geglu,
+                    Activation::Silu => cpu_kernels::anyroll_swiglu,
+                    Activation::GeluTanh => cpu_kernels::anyroll_geglu,
                 };
                 args.ran(kernel(from.cast(), to.cast(), rows, size))?;
             }
             Engine::Device(device) => {
-                args.launched(model_kernels::glu(&*device, args.kind(), activation, (from, to), rows, size))?;
+                args.launched(kernels::model::glu(
+                    &*device,
+                    args.kind(),
+                    activation,
+                    (from, to),
+                    rows,
+                    size,
+                ))?;
             }
         }
     }
@@ -50,7 +47,7 @@ pub fn glu(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
 /// output `y`, which the caller needs for the gradient of the matrix behind it.
 ///
 /// # Errors
-/// As [`glu`].
+/// The same as [`glu`].
 pub fn glu_backward_(gate_up: &mut Tensor, dy: &mut Tensor, activation: Activation) -> Result<()> {
     let Some(engine) = Engine::of(gate_up) else { return composite::glu_backward_(gate_up, dy, activation) };
     let args = Args::new("glu_backward_", gate_up);
@@ -62,14 +59,14 @@ pub fn glu_backward_(gate_up: &mut Tensor, dy: &mut Tensor, activation: Activati
         match engine {
             Engine::Cpu => {
                 let kernel = match activation {
-                    Activation::Silu => kernels::anyroll_swiglu_backward,
-                    Activation::GeluTanh => kernels::anyroll_geglu_backward,
+                    Activation::Silu => cpu_kernels::anyroll_swiglu_backward,
+                    Activation::GeluTanh => cpu_kernels::anyroll_geglu_backward,
                 };
                 args.ran(kernel(gate_up.cast(), dy.cast(), rows, size))
             }
             Engine::Device(device) => {
                 let kind = args.kind();
-                args.launched(model_kernels::glu_backward(
+                args.launched(kernels::model::glu_backward(
                     &*device,
                     kind,
                     activation,

@@ -36,17 +36,17 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// What a backward is asked.
+/// Arguments of a backward.
 #[derive(Debug)]
 pub struct Asked {
     /// The gradient of each output, in its shape, with strides of libtorch's choice; `None` where it is zero.
     pub grads: Vec<Option<Tensor>>,
-    /// Of which inputs gradients are wanted.
+    /// True for each input whose gradient is needed.
     pub wanted: Vec<bool>,
 }
 
-/// Runs a backward for the gradient of each input; `None` for one without influence, and of no interest where it is not
-/// wanted. It runs once at most, on a thread of libtorch's choice.
+/// A backward, which returns the gradient of each input: `None` for one without influence, and ignored if it is not needed. It
+/// runs at most once, on a thread of libtorch's choice.
 type Run = Box<dyn FnOnce(Asked) -> Result<Vec<Option<Tensor>>> + Send>;
 
 struct Context {
@@ -55,15 +55,15 @@ struct Context {
     run: Run,
 }
 
-/// Makes `outputs`, which were made of `inputs` without a graph, a function of them, whose gradients `backward` finds. Where
-/// autograd follows none of the inputs this does nothing, and drops `backward`.
+/// Adds a node to autograd's graph that makes `outputs` a function of `inputs`, with gradients by `backward`. The outputs were
+/// computed without a graph. If no input requires a gradient, this does nothing and drops `backward`.
 ///
-/// What `backward` keeps must not be outputs themselves, which would keep each other, but may be what
-/// [`Tensor::detach`] makes of them. Nobody may write to it in between, which libtorch would tell of its own functions.
-/// Outputs are no views but such. Gradients have no graph of their own.
+/// `backward` may keep an output's [`Tensor::detach`], but no output itself: they would keep each other alive. No one may write
+/// to a kept tensor in between; libtorch would detect that for its own functions. Outputs are no views, except detached ones.
+/// Gradients have no graph of their own.
 ///
 /// # Errors
-/// libtorch's. Those of `backward` are errors of the differentiation.
+/// libtorch's. Errors of `backward` are errors of the differentiation.
 pub fn differentiable(
     inputs: &[&Tensor],
     outputs: &[&Tensor],

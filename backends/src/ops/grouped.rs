@@ -7,17 +7,17 @@ use tch::{Device, Kind, Tensor};
 use super::check::Args;
 use super::{Result, Store, linear_by_rows};
 
-/// libtorch's own kernel reads rows and matrices in pieces of so many bytes.
+/// Bytes of one access of libtorch's own kernel to rows and matrices.
 const ALIGNMENT_BYTES: usize = 16;
-/// And has no more groups than one of its blocks has threads.
+/// Most groups of that kernel: the threads of one of its blocks.
 const MOST_GROUPS: i64 = 1023;
 
-/// Where each of E groups of rows ends.
+/// Ends of E groups of rows.
 #[derive(Debug)]
 pub struct Groups {
     /// int32 `[E]`: the last group's is the number of all rows.
     ends: Tensor,
-    /// The same on the host, once somebody had to wait for them.
+    /// The same on the host, after the first wait for them.
     on_host: OnceCell<Vec<i64>>,
 }
 
@@ -53,17 +53,16 @@ impl Groups {
     }
 }
 
-/// How many rows a product of matrices on a host has for the sake of so many: at least 8, and of few a multiple of 4. With
-/// fewer, and where threads share out 9 to 11, libraries take another way, which adds in another order; with these, what a
-/// row comes to depends on that row alone.
+/// Number of rows to which a matrix product on a host is padded: at least 8, and below 16 a multiple of 4. For fewer rows, and
+/// for 9 to 11 with several threads, libraries sum in another order. With these, a row's result depends on that row alone.
 pub fn padded_rows(rows: usize) -> usize {
     const LEAST: usize = 8;
     const FEW: usize = 16;
     if rows < FEW { rows.max(LEAST).next_multiple_of(4) } else { rows }
 }
 
-/// `x W^T` with the matrix of each row's group: `x` is `[R, C]` and `weight` `[E F, C]`, the matrices one below the other;
-/// `[R, F]`. In bf16 on a GPU it is one operation that waits for nobody; elsewhere a product for each group, whose lengths
+/// `x W^T` with the matrix of each row's group: `x` is `[R, C]` and `weight` `[E F, C]`, the stacked matrices; returns
+/// `[R, F]`. In bf16 on a GPU it is one operation that does not wait; otherwise a product for each group, whose lengths
 /// the host reads.
 ///
 /// # Errors
@@ -99,7 +98,7 @@ pub fn grouped_linear_by_rows(x: &Tensor, weight: &Tensor, groups: &Groups) -> R
     Ok(y)
 }
 
-/// From the gradient `dy` `[R, F]` of what [`grouped_linear`] returns to that of its `x`: `[R, C]`.
+/// Returns the gradient `[R, C]` of [`grouped_linear`]'s `x` from that of its result, `dy` `[R, F]`.
 pub fn grouped_input_backward(dy: &Tensor, weight: &Tensor, groups: &Groups) -> Result<Tensor> {
     let weight = matrices("grouped_input_backward", dy, weight, groups)?;
     if is_one_operation(dy, &weight, groups) {
@@ -113,8 +112,8 @@ pub fn grouped_input_backward(dy: &Tensor, weight: &Tensor, groups: &Groups) -> 
     Ok(dx)
 }
 
-/// The gradient of the matrices from that of [`grouped_linear`]'s result `dy` `[R, F]` and its `x` `[R, C]`, into `dweight`
-/// `[E F, C]`. It is 0 for a matrix without rows.
+/// Writes the gradient of the matrices to `dweight` `[E F, C]`, from `dy` `[R, F]`, that of [`grouped_linear`]'s result, and its
+/// `x` `[R, C]`. It is 0 for a matrix without rows.
 pub fn grouped_weight_backward(
     dy: &Tensor,
     x: &Tensor,
@@ -159,8 +158,8 @@ fn matrices(op: &'static str, like: &Tensor, weight: &Tensor, groups: &Groups) -
     Ok(weight.f_view([groups.count(), -1, inputs])?)
 }
 
-/// Whether libtorch has these products as one operation. It takes matrices in bf16 that begin and go on at multiples of 16
-/// bytes; rows of groups lie behind one another in a dimension of which that is not asked.
+/// Returns true if libtorch has these products as one operation. It takes matrices in bf16 whose starts and strides are
+/// multiples of 16 bytes; the dimension of a group's rows may have any.
 fn is_one_operation(x: &Tensor, weight: &Tensor, groups: &Groups) -> bool {
     let (size, element) = (weight.size(), weight.kind().elt_size_in_bytes());
     let is_aligned = |width: i64| (width as usize * element).is_multiple_of(ALIGNMENT_BYTES);

@@ -9,9 +9,12 @@ use super::check::{Args, Engine};
 use super::graph::{Asked, differentiable};
 use super::{Result, composite};
 use crate::Device;
-use crate::diffusion_kernels::{self, HeadSizes, Spread};
+use crate::kernels::{
+    self,
+    diffusion::{HeadSizes, Spread},
+};
 
-/// What is made of one kind of tokens.
+/// Projections of one kind of tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenKind<'a> {
     /// Queries, keys and values, `[B, N, 3 H D]`.
@@ -20,7 +23,7 @@ pub struct TokenKind<'a> {
     pub norms: Option<[&'a Tensor; 2]>,
 }
 
-/// Queries, keys and values of all kinds, the tokens of a kind behind those of the one before: dense `[B, N of all, H, D]`
+/// Queries, keys and values of all kinds, the tokens of each kind after those of the previous: dense `[B, N of all, H, D]`
 /// each. Queries and keys are normed by their mean square over a head, as in [`super::rms_norm`].
 ///
 /// # Errors
@@ -89,7 +92,7 @@ struct Part {
     args: Args,
     qkv: Tensor,
     norms: Option<[Tensor; 2]>,
-    /// Of the tokens of all kinds.
+    /// Index of its first token among those of all kinds.
     first: i64,
     sizes: HeadSizes,
 }
@@ -107,7 +110,7 @@ impl Part {
         Ok(Part { args, qkv, norms, first, sizes })
     }
 
-    /// Those of the norms.
+    /// Addresses of the norms' weights.
     fn weights(&self) -> [*mut std::ffi::c_void; 2] {
         self.norms.as_ref().map_or([ptr::null_mut(); 2], |norms| norms.each_ref().map(Tensor::data_ptr))
     }
@@ -124,7 +127,15 @@ impl Part {
         let qkv = self.qkv.data_ptr();
         // SAFETY: the sizes of all tensors were checked; libtorch takes memory back in the order of its stream.
         self.args.launched(unsafe {
-            diffusion_kernels::split_heads(device, self.args.kind(), qkv, self.weights(), eps, to, self.sizes)
+            kernels::diffusion::split_heads(
+                device,
+                self.args.kind(),
+                qkv,
+                self.weights(),
+                eps,
+                to,
+                self.sizes,
+            )
         })
     }
 
@@ -148,7 +159,7 @@ impl Part {
         let of_weights = of_norms.as_ref().map(|(partial, sum)| (partial.data_ptr().cast(), sum.data_ptr()));
         // SAFETY: as in `split`.
         args.launched(unsafe {
-            diffusion_kernels::split_heads_backward(
+            kernels::diffusion::split_heads_backward(
                 device,
                 args.kind(),
                 from,

@@ -5,8 +5,8 @@ use std::ptr;
 use tch::Tensor;
 
 use super::check::{Args, Engine, is_narrow_on_host};
-use super::{Result, composite, kernels};
-use crate::model_kernels;
+use super::{Result, composite, cpu_kernels};
+use crate::kernels;
 
 /// The result of [`logprobs`], each fp32 `[M]`.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub fn logprobs(logits: &Tensor, targets: &Tensor, temperature: f64) -> Result<L
         match engine {
             Engine::Cpu => {
                 let [logprobs, entropy, lse] = to;
-                args.ran(kernels::anyroll_logprobs(
+                args.ran(cpu_kernels::anyroll_logprobs(
                     logits.cast(),
                     targets,
                     inverse_temperature,
@@ -53,7 +53,7 @@ pub fn logprobs(logits: &Tensor, targets: &Tensor, temperature: f64) -> Result<L
                     vocab,
                 ))?;
             }
-            Engine::Device(device) => args.launched(model_kernels::logprobs(
+            Engine::Device(device) => args.launched(kernels::model::logprobs(
                 &*device,
                 args.kind(),
                 logits,
@@ -74,7 +74,7 @@ pub fn logprobs(logits: &Tensor, targets: &Tensor, temperature: f64) -> Result<L
 /// `(dlogprob * (1[j = target] - p_j) - dentropy * p_j * (log p_j + h)) / temperature`.
 ///
 /// # Errors
-/// As [`logprobs`].
+/// The same as [`logprobs`].
 pub fn logprobs_backward_(
     logits: &mut Tensor,
     targets: &Tensor,
@@ -100,7 +100,7 @@ pub fn logprobs_backward_(
     // mutably, and all outlive the work.
     unsafe {
         match engine {
-            Engine::Cpu => args.ran(kernels::anyroll_logprobs_backward(
+            Engine::Cpu => args.ran(cpu_kernels::anyroll_logprobs_backward(
                 logits.cast(),
                 targets,
                 inverse_temperature,
@@ -111,7 +111,7 @@ pub fn logprobs_backward_(
                 rows,
                 vocab,
             )),
-            Engine::Device(device) => args.launched(model_kernels::logprobs_backward(
+            Engine::Device(device) => args.launched(kernels::model::logprobs_backward(
                 &*device,
                 args.kind(),
                 logits,

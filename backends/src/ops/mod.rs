@@ -3,29 +3,30 @@
 //! Every operation is here once, as a function that checks its arguments and then takes one of three ways:
 //! a C++ kernel (`shim/`) for fp32 tensors on a CPU, a kernel compiled at run time (`kernels/`) on a device that has
 //! them, or [`composite`], the same formula in plain ATen calls, for every other dtype and device. They agree to
-//! rounding, and the tests hold them to it. Those of transformers of images ([`modulated_norm`], [`gated_sums_behind`],
-//! [`joint_heads`]) have no kernel for CPUs, and are differentiated by libtorch's autograd, with a backward of their own where
-//! they have kernels ([`differentiable`]); all else knows no graph, and has its backward beside it.
+//! rounding, and the tests hold them to it. Operations of image transformers ([`modulated_norm`], [`gated_sums_behind`],
+//! [`joint_heads`]) have no kernel for CPUs. libtorch's autograd differentiates them, by a backward of their own if they have
+//! kernels ([`differentiable`]). All others know no graph, and have a function for their backward.
 //!
-//! What holds for all of them:
+//! Rules of all operations:
 //! - sums run in fp32 (fp64 for fp64 inputs) whatever the dtype of the tensors;
 //! - a kernel's result does not depend on the number of threads: sums over rows are cut in chunks whose size depends
 //!   on their number alone (libtorch's matrix products make no such promise);
-//! - on a CPU, what a row comes to depends on that row alone, and in attention on those that it sees;
-//! - an index out of range is an error on a CPU; on a device it ends the process's work there, as libtorch's own
-//!   operations do, since to look at it first would be to wait for it;
+//! - on a CPU, a row's result depends on that row alone, and in attention on the rows that it sees;
+//! - an index out of range is an error on a CPU; on a device it ends the process's work there, as in libtorch's own
+//!   operations, since a check on the host would wait for the device;
 //! - a name that ends in `_` writes into its arguments, as in PyTorch;
 //! - gradients of weights are either written or added, as [`Store`] says, so that no buffer needs zeroing.
 //!
 //! Letters in shapes: N tokens of a packed batch, H query heads, K key/value heads, D head dim, C channels,
-//! F intermediate, V vocabulary, M targets, B sequences; of images B, and N tokens of each; of mixtures E experts, of which
-//! a token goes to J, and R rows of tokens sorted by theirs.
+//! F intermediate, V vocabulary, M targets, B sequences. For images: B images of N tokens. For mixtures: E experts, J experts
+//! of a token, R rows of tokens sorted by expert.
 
 mod attention;
 mod by_rows;
 mod check;
 pub mod composite;
 mod copies;
+mod cpu_kernels;
 mod decode;
 mod divergence;
 mod dropout;
@@ -36,7 +37,6 @@ mod glu;
 mod graph;
 mod grouped;
 mod joint;
-mod kernels;
 mod logprob;
 mod modulation;
 mod norm;
@@ -50,8 +50,7 @@ mod routing;
 mod tests;
 mod tiled;
 
-pub(crate) use check::Heads;
-
+pub use crate::kernels::arguments::Activation;
 pub use attention::{Causal, attention, attention_backward, attention_with_history, decode_attention};
 pub use by_rows::{
     attention_by_rows, attention_with_history_by_rows, decode_attention_by_rows, exist_by_rows,
@@ -66,7 +65,7 @@ pub use divergence::Divergence;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding_backward, sum_rows};
 pub use experts::{Choice, Dispatch};
-pub use glu::{Activation, glu, glu_backward_};
+pub use glu::{glu, glu_backward_};
 pub use graph::{Asked, differentiable};
 pub use grouped::{
     Groups, grouped_input_backward, grouped_linear, grouped_linear_by_rows, grouped_weight_backward,
@@ -83,7 +82,7 @@ pub use ranks::sum_ranks;
 pub use rope::{Rotation, rope_, rope_frequencies, rope_table};
 pub use routing::{Routing, routes_in_place};
 
-/// How a gradient goes into its buffer.
+/// Mode of writing a gradient to its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Store {
     /// Replace what the buffer holds.
@@ -92,7 +91,7 @@ pub enum Store {
     Add,
 }
 
-/// Why an operation was not done.
+/// An error of an operation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -103,7 +102,7 @@ pub enum Error {
         op: &'static str,
         /// The argument's name in the operation's signature.
         argument: &'static str,
-        /// What is wrong with it, and what it should be.
+        /// The problem, and the expected value.
         problem: String,
     },
     /// A kernel failed.

@@ -1,5 +1,5 @@
-//! What transformers of images do to their residual stream: norms that are modulated and sums that are gated by what the
-//! tokens of an image have in common (adaLN-Zero; Peebles and Xie, 2023). libtorch's autograd differentiates them.
+//! Modulated norms and gated sums on the residual stream of image transformers, with one shift, scale and gate for all tokens
+//! of an image (adaLN-Zero; Peebles and Xie, 2023). libtorch's autograd differentiates them.
 
 use std::sync::Arc;
 
@@ -9,7 +9,10 @@ use super::check::{Args, Engine};
 use super::graph::{Asked, differentiable};
 use super::{Result, composite};
 use crate::Device;
-use crate::diffusion_kernels::{self, Images, RowSizes};
+use crate::kernels::{
+    self,
+    diffusion::{Images, RowSizes},
+};
 
 /// `norm(x) (1 + scale) + shift`, where norm is over channels, without weights (Ba et al., 2016).
 ///
@@ -38,7 +41,7 @@ pub fn modulated_norm(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64) -> R
     let made = (y.data_ptr(), stats.data_ptr().cast());
     // SAFETY: the sizes of all tensors were checked or made here; libtorch takes memory back in the order of its stream.
     args.launched(unsafe {
-        diffusion_kernels::modulated_norm(&*device, args.kind(), inputs, eps as f32, made, sizes)
+        kernels::diffusion::modulated_norm(&*device, args.kind(), inputs, eps as f32, made, sizes)
     })?;
     differentiable(&[x, shift, scale], &[&same, &y], move |Asked { grads, .. }| {
         let [below, Some(dy)] = &grads[..] else {
@@ -56,7 +59,7 @@ pub fn modulated_norm(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64) -> R
         );
         // SAFETY: as above.
         args.launched(unsafe {
-            diffusion_kernels::modulated_norm_backward(
+            kernels::diffusion::modulated_norm_backward(
                 &*device,
                 args.kind(),
                 inputs,
@@ -76,26 +79,26 @@ pub fn modulated_norm(x: &Tensor, shift: &Tensor, scale: &Tensor, eps: f64) -> R
 /// may lie apart.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedSum<'a> {
-    /// What is added to.
+    /// The residual stream.
     pub x: &'a Tensor,
-    /// What is added.
+    /// The values that are added.
     pub y: &'a Tensor,
-    /// What it is multiplied by.
+    /// Factor of `y`.
     pub gate: &'a Tensor,
 }
 
 /// `x + y gate`, dense, of the shape and dtype of `x`.
 ///
 /// # Errors
-/// As [`modulated_norm`].
+/// The same as [`modulated_norm`].
 pub fn gated_add(x: &Tensor, y: &Tensor, gate: &Tensor) -> Result<Tensor> {
     gated_sums(None, &[GatedSum { x, y, gate }])
 }
 
-/// The tokens `before` `[B, M, C]`, and behind them those of each sum, in one dense tensor.
+/// The tokens `before` `[B, M, C]`, followed by those of each sum, in one dense tensor.
 ///
 /// # Errors
-/// As [`modulated_norm`].
+/// The same as [`modulated_norm`].
 pub fn gated_sums_behind(before: &Tensor, sums: &[GatedSum]) -> Result<Tensor> {
     gated_sums(Some(before), sums)
 }
@@ -172,7 +175,7 @@ impl GatedPart {
         );
         let out = self.rows.of_tokens("out", &out)?;
         // SAFETY: as in `modulated_norm`.
-        args.launched(unsafe { diffusion_kernels::gated_add(device, args.kind(), inputs, out, sizes) })
+        args.launched(unsafe { kernels::diffusion::gated_add(device, args.kind(), inputs, out, sizes) })
     }
 
     /// The gradients of x, y and the gate from that of all tokens.
@@ -190,7 +193,7 @@ impl GatedPart {
         );
         // SAFETY: as in `modulated_norm`.
         args.launched(unsafe {
-            diffusion_kernels::gated_add_backward(
+            kernels::diffusion::gated_add_backward(
                 device,
                 args.kind(),
                 inputs,
@@ -211,7 +214,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// Those of a tensor.
+    /// The rows of a tensor.
     fn of(args: Args, argument: &'static str, x: &Tensor) -> Result<Rows> {
         let [images, tokens, channels] = args.dims(argument, x)?;
         Ok(Rows { args, sizes: RowSizes { images, tokens, channels } })
@@ -225,7 +228,7 @@ impl Rows {
         }
     }
 
-    /// That tensors have a row for each image.
+    /// Checks that tensors have a row for each image.
     fn check_images<const N: usize>(self, tensors: [(&'static str, &Tensor); N]) -> Result<()> {
         let expected = [self.sizes.images, 1, self.sizes.channels];
         tensors

@@ -4,9 +4,9 @@ use std::ptr;
 
 use tch::Tensor;
 
-use super::check::{Args, Engine, Heads};
-use super::{Result, Store, composite, kernels};
-use crate::model_kernels::{self, NormSizes};
+use super::check::{Args, Engine};
+use super::{Result, Store, composite, cpu_kernels};
+use crate::kernels::{self, Heads, model::NormSizes};
 
 /// `y = x * rstd * weight` over the last dimension, `rstd = 1 / sqrt(mean(x^2) + eps)`.
 ///
@@ -24,7 +24,7 @@ pub fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<(Tensor, Tensor
 /// `x += residual`, then [`rms_norm`] of `x`, in one pass. Both are dense `[N, C]`.
 ///
 /// # Errors
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 pub fn add_rms_norm_(
     x: &mut Tensor,
     residual: &Tensor,
@@ -58,7 +58,7 @@ unsafe fn norm_kernel(
     // SAFETY: the sizes of all tensors were checked or made here, and they outlive the work.
     unsafe {
         match engine {
-            Engine::Cpu => args.ran(kernels::anyroll_rms_norm(
+            Engine::Cpu => args.ran(cpu_kernels::anyroll_rms_norm(
                 x,
                 residual.cast(),
                 weight.cast(),
@@ -69,7 +69,7 @@ unsafe fn norm_kernel(
                 heads,
                 dim,
             ))?,
-            Engine::Device(device) => args.launched(model_kernels::rms_norm(
+            Engine::Device(device) => args.launched(kernels::model::rms_norm(
                 &*device,
                 args.kind(),
                 x,
@@ -88,7 +88,7 @@ unsafe fn norm_kernel(
 /// replaces `dy` by `y`, which the caller needs for the gradient of the matrix behind the norm.
 ///
 /// # Errors
-/// As [`rms_norm`].
+/// The same as [`rms_norm`].
 pub fn rms_norm_backward_(
     dy: &mut Tensor,
     x: &Tensor,
@@ -118,7 +118,7 @@ pub fn rms_norm_backward_(
     // the work.
     unsafe {
         match engine {
-            Engine::Cpu => args.ran(kernels::anyroll_rms_norm_backward(
+            Engine::Cpu => args.ran(cpu_kernels::anyroll_rms_norm_backward(
                 dy,
                 x,
                 rstd,
@@ -132,7 +132,7 @@ pub fn rms_norm_backward_(
             )),
             Engine::Device(device) => {
                 let partial = args.empty_floats(&[sizes.parts(), dim])?;
-                args.launched(model_kernels::rms_norm_backward(
+                args.launched(kernels::model::rms_norm_backward(
                     &*device,
                     args.kind(),
                     (dy, x, dx),

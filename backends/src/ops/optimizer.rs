@@ -6,7 +6,7 @@ use super::{
     Result,
     check::{Args, Engine},
 };
-use crate::device_kernels;
+use crate::kernels;
 
 unsafe extern "C" {
     // shim/optimizer.cpp
@@ -26,7 +26,7 @@ unsafe extern "C" {
     fn anyroll_sum_of_squares(x: *const f32, len: i64, sum: *mut f64);
 }
 
-/// The numbers of one AdamW step that the host knows.
+/// Hyperparameters of one AdamW step, which the host knows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Learning rate of this step.
@@ -40,10 +40,10 @@ pub struct AdamW {
 }
 
 impl AdamW {
-    /// As kernels take them.
-    pub(crate) fn numbers(&self) -> device_kernels::AdamW {
+    /// The numbers as kernels take them.
+    pub(crate) fn numbers(&self) -> kernels::strategy::AdamW {
         let learning_rate = self.learning_rate as f32;
-        device_kernels::AdamW {
+        kernels::strategy::AdamW {
             learning_rate,
             beta1: self.betas.0 as f32,
             beta2: self.betas.1 as f32,
@@ -129,7 +129,7 @@ pub fn adamw_(
                 let (gradient, factors) = ((g, is_bf16), factors.cast());
                 let len = weights.numel();
                 let launched = device.torch_stream().and_then(|stream| {
-                    device_kernels::adamw(&*device, states, gradient, factors, len, numbers, stream)
+                    kernels::strategy::adamw(&*device, states, gradient, factors, len, numbers, stream)
                 });
                 args.launched(launched)?;
             }
@@ -138,7 +138,7 @@ pub fn adamw_(
     Ok(())
 }
 
-/// What a gradient is to be: bf16 if it is, and else fp32.
+/// The dtype that a gradient must have: bf16 if it has that, and otherwise fp32.
 fn gradient_kind(gradient: &Tensor) -> Kind {
     if gradient.kind() == Kind::BFloat16 { Kind::BFloat16 } else { Kind::Float }
 }
@@ -163,11 +163,11 @@ pub fn sum_of_squares(x: &Tensor) -> Result<Tensor> {
         match engine {
             Engine::Cpu => anyroll_sum_of_squares(data, len, sum.data_ptr().cast()),
             Engine::Device(device) => {
-                let partial = empty(&[device_kernels::partial_sums(x.numel()) as i64])?;
+                let partial = empty(&[kernels::strategy::partial_sums(x.numel()) as i64])?;
                 let (data, partial) = (data.cast(), partial.data_ptr());
                 let (len, total) = (x.numel(), sum.data_ptr());
                 let launched = device.torch_stream().and_then(|stream| {
-                    device_kernels::sum_of_squares(&*device, data, len, partial, total, stream)
+                    kernels::strategy::sum_of_squares(&*device, data, len, partial, total, stream)
                 });
                 args.launched(launched)?;
             }
@@ -285,5 +285,114 @@ mod tests {
                 assert!((sum.double_value(&[]) - exact).abs() <= 1e-12 * exact, "{len} elements");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests_on_a_gpu {
+    use std::sync::Arc;
+
+    use half::bf16;
+    use tch::{Kind, Tensor};
+
+    use super::{AdamW, adamw_, sum_of_squares};
+    use crate::{
+        BackendKind, Device,
+        testing::{adamw_one, first_of, values},
+    };
+
+    /// The first GPU on which libtorch computes.
+    fn device() -> Option<Arc<dyn Device>> {
+        first_of(BackendKind::CUDA)
+    }
+
+    /// Five steps, with one that is not finite after each, at `skip` elements behind an aligned address.
+    fn steps_as_the_host_does(len: usize, skip: usize, gradient_kind: Kind) {
+        let at = tch::Device::Cuda(0);
+        let mut host: Vec<[f32; 3]> = values(len, 1).into_iter().map(|w| [w, 0.0, 0.0]).collect();
+        let on_device = |column: &[f32], kind| {
+            let padded: Vec<f32> = vec![3.0; skip].into_iter().chain(column.iter().copied()).collect();
+            let padded = Tensor::from_slice(&padded).to_kind(kind);
+            padded.to_device(at).narrow(0, skip as i64, len as i64)
+        };
+        let zeros = vec![0.0; len];
+        let weights: Vec<f32> = host.iter().map(|state| state[0]).collect();
+        let mut states = [&weights, &zeros, &zeros].map(|column| on_device(column, Kind::Float));
+        for step in 1..=5 {
+            let hyper = AdamW { learning_rate: 1e-2, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1 };
+            let mut gradient = values(len, 10 + step as u64);
+            if gradient_kind == Kind::BFloat16 {
+                gradient.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+            }
+            for scale in [0.37f32, f32::NAN] {
+                let (scale, step) = (Tensor::from(scale), Tensor::from(f64::from(step)));
+                let factors = hyper.factors(&scale.to_device(at), &step.to_device(at)).unwrap();
+                let [w, m, v] = &mut states;
+                adamw_(w, m, v, &on_device(&gradient, gradient_kind), &factors, &hyper).unwrap();
+            }
+            for (state, gradient) in host.iter_mut().zip(&gradient) {
+                *state = adamw_one(*state, gradient * 0.37f32, &hyper, step);
+            }
+        }
+        for (column, state) in states.iter().enumerate() {
+            let got = Vec::<f32>::try_from(state.to_device(tch::Device::Cpu)).unwrap();
+            let differ = got.iter().zip(&host).filter(|(a, b)| a.to_bits() != b[column].to_bits()).count();
+            assert_eq!(differ, 0, "of {len} elements after {skip}, state {column}, {gradient_kind:?}");
+        }
+    }
+
+    #[test]
+    fn adamw_has_the_bits_of_the_host() {
+        let Some(_open) = device() else { return };
+        for kind in [Kind::Float, Kind::BFloat16] {
+            for (len, skip) in [(0, 0), (1, 0), (7, 0), (4096, 0), (4099, 1), (4100, 2), (4100, 4)] {
+                steps_as_the_host_does(len, skip, kind);
+            }
+        }
+    }
+
+    #[test]
+    fn large_adamw_steps_have_the_bits_of_the_host() {
+        let Some(_open) = device() else { return };
+        for kind in [Kind::Float, Kind::BFloat16] {
+            steps_as_the_host_does(100_001, 1, kind);
+            steps_as_the_host_does(1 << 20, 4, kind);
+        }
+    }
+
+    #[test]
+    fn sums_of_squares_depend_on_the_length_alone() {
+        let Some(_open) = device() else { return };
+        let at = tch::Device::Cuda(0);
+        for len in [0, 1, 255, 16_384, 16_385, 1_000_003] {
+            let host = values(len, 5);
+            let exact: f64 = host.iter().map(|x| f64::from(*x) * f64::from(*x)).sum();
+            let sums = [0, 1, 2, 3].map(|skip| {
+                let padded: Vec<f32> = vec![9.0; skip].into_iter().chain(host.iter().copied()).collect();
+                let x = Tensor::from_slice(&padded).to_device(at).narrow(0, skip as i64, len as i64);
+                sum_of_squares(&x).unwrap().double_value(&[])
+            });
+            assert!((sums[0] - exact).abs() <= 1e-12 * exact, "{len} elements: {} and {exact}", sums[0]);
+            assert!(sums.iter().all(|sum| sum.to_bits() == sums[0].to_bits()), "{len} elements: {sums:?}");
+        }
+    }
+
+    #[test]
+    fn tensors_that_a_kernel_cannot_take_are_refused() {
+        let Some(_open) = device() else { return };
+        let make = |at| Tensor::zeros([8], (Kind::Float, at));
+        let on_device = || make(tch::Device::Cuda(0));
+        let hyper = AdamW { learning_rate: 1.0, betas: (0.9, 0.9), eps: 1e-8, weight_decay: 0.0 };
+        let factors = Tensor::from_slice(&[1f32, 0.1, 0.1]).to_device(tch::Device::Cuda(0));
+        let check = |gradient: &Tensor, words: &str| {
+            let error =
+                adamw_(&mut on_device(), &mut on_device(), &mut on_device(), gradient, &factors, &hyper);
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains("`gradient`") && error.contains(words), "{error}");
+        };
+        check(&make(tch::Device::Cpu), "Cpu");
+        check(&on_device().to_kind(Kind::Half), "Half");
+        check(&on_device().narrow(0, 0, 7), "7");
+        check(&Tensor::zeros([16], (Kind::Float, tch::Device::Cuda(0))).slice(0, 0, 16, 2), "contiguous");
     }
 }

@@ -1,4 +1,4 @@
-//! How sequences of unequal length lie in one batch without padding.
+//! Packing: sequences of unequal length in one batch without padding.
 
 use std::cell::OnceCell;
 
@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor};
 use super::copies::Copies;
 use super::tiled::Layout;
 use super::{Error, Result};
-use crate::{TorchDevice, ffi, row_kernels::ceil_div};
+use crate::{device::opened, ffi, kernels::rows::ceil_div};
 
 /// Sequences back to back: sequence `b` is the tokens `offsets[b] .. offsets[b + 1]` of a batch. Each token has a row, its own
 /// one unless sequences have tokens in common.
@@ -28,17 +28,17 @@ pub struct Packing {
 /// Tokens that have the rows of others.
 #[derive(Debug)]
 struct Sharing {
-    /// Of rows: one for each token.
+    /// Copies of rows, one for each token.
     copies: Copies,
     /// The row of each token.
     rows: Vec<i64>,
-    /// How many tokens each sequence begins with whose rows are those of sequences before it.
+    /// Number of tokens at each sequence's start whose rows belong to earlier sequences.
     common: Vec<i64>,
     /// The place of each row in its sequences: int64 `[N]`.
     positions: Tensor,
 }
 
-/// Where the tokens of a packing would lie in a cache of blocks.
+/// Places of a packing's tokens in a cache of blocks.
 #[derive(Debug)]
 pub(super) struct Pages {
     /// int32 `[N, W]`: the blocks of each token's sequence.
@@ -78,12 +78,12 @@ impl Packing {
         })
     }
 
-    /// The same for sequences that may begin with tokens of sequences before them: `rows` has the row of each token, which are
-    /// numbered as they come up.
+    /// The same for sequences that may share their first tokens with earlier ones. `rows` has the row of each token, numbered by
+    /// first use.
     ///
     /// # Errors
-    /// As [`Self::new`]; another number of rows than of tokens, a row that comes up before the one in front of it, or rows of
-    /// a sequence that do not rise.
+    /// The same as [`Self::new`]; also if the numbers of rows and tokens differ, rows are not numbered by first use, or a
+    /// sequence's rows do not rise.
     pub fn sharing(lengths: &[i64], rows: &[i64], device: Device) -> Result<Packing> {
         let packing = Packing::new(lengths, device)?;
         let refuse = |problem: String| Error::Argument { op: "packing", argument: "rows", problem };
@@ -150,7 +150,7 @@ impl Packing {
         self.max_len
     }
 
-    /// Where each sequence begins, and the end of the last: B + 1 numbers.
+    /// The first token of each sequence, and the end of the last: B + 1 numbers.
     pub fn offsets(&self) -> &[i64] {
         &self.offsets
     }
@@ -170,7 +170,7 @@ impl Packing {
         (self.max_len * self.sequences() == self.tokens()).then_some(self.max_len)
     }
 
-    /// Its places in blocks of so many tokens, the same in every call.
+    /// Places of its tokens in blocks of `block_tokens`, the same in every call.
     pub(super) fn pages(&self, block_tokens: i64) -> Result<&Pages> {
         if self.pages.get().is_none() {
             let pages = self.lay_out(block_tokens)?;
@@ -179,7 +179,7 @@ impl Packing {
         Ok(self.pages.get().expect("just made"))
     }
 
-    /// What our kernels of attention are told of it, the same in every call.
+    /// The layout that our kernels of attention take, the same in every call.
     pub(super) fn layout(&self) -> Result<&Layout> {
         if self.layout.get().is_none() {
             let (common, rows): (&[i64], &[i64]) =
@@ -222,8 +222,8 @@ impl Packing {
     }
 }
 
-/// These values on a device, in the order of its stream: the host goes on, unless libtorch has no page-locked memory
-/// for this device.
+/// Copies values to a device, in the order of its stream. The host does not wait, unless libtorch has no page-locked memory for
+/// this device.
 ///
 /// # Errors
 /// libtorch's error.
@@ -232,15 +232,15 @@ pub fn upload<T: tch::kind::Element>(values: &[T], device: Device) -> Result<Ten
     if device == Device::Cpu {
         return Ok(host);
     }
-    let refused = |message: String| Error::Kernel { op: "upload", message };
-    let at = TorchDevice::of(device).ok_or_else(|| refused(format!("no backend has {device:?}")))?;
+    // An accelerator that nobody has opened, as in a test of libtorch's own.
+    let Some(at) = opened::torch_device(device) else { return Ok(host.f_to_device(device)?) };
     // SAFETY: a live tensor; the shim makes another and gives it away.
     let uploaded =
         unsafe { ffi::own_tensor(ffi::anyroll_tensor_upload(ffi::tensor_ptr(&host), at.kind, at.index)) };
-    uploaded.map_err(|error| refused(error.to_string()))
+    uploaded.map_err(|error| Error::Kernel { op: "upload", message: error.to_string() })
 }
 
-/// A tensor on `device`; the same one if it is there.
+/// Returns a tensor on `device`; the same one if it is there already.
 ///
 /// # Errors
 /// libtorch's error.
@@ -253,8 +253,8 @@ pub fn moved(tensor: &Tensor, device: Device) -> Result<Tensor, tch::TchError> {
     Ok(there)
 }
 
-/// Copies a tensor into one of libtorch's own memory, on whatever device. Between two devices it goes by way of such memory,
-/// which both can read: other memory may be its device's alone.
+/// Copies a tensor into one of libtorch's own memory, on any device. A copy between two devices goes through libtorch's own
+/// memory, which both can read: other memory may be private to its device.
 ///
 /// # Errors
 /// libtorch's error.

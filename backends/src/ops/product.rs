@@ -6,7 +6,10 @@ use tch::{Device, Kind, Tensor};
 
 use super::check::{Args, Engine};
 use super::{Result, rms_norm_into, swiglu_into};
-use crate::product_kernels::{self, MAX_ROWS, Product, Squares};
+use crate::kernels::{
+    self,
+    product::{MAX_ROWS, Product, Squares},
+};
 
 /// The norm of a residual stream `[B, C]`, from what ends the stream to the products that begin with it. Where our kernels
 /// make both, it is the latter that scale it.
@@ -31,7 +34,7 @@ impl Normed {
         Ok(Normed {
             values: Tensor::f_zeros([rows, dim], (kind, device))?,
             rstd: Tensor::f_zeros([rows], (Kind::Float, device))?,
-            squares: Tensor::f_zeros([product_kernels::tiles(dim), MAX_ROWS], (Kind::Float, device))?,
+            squares: Tensor::f_zeros([kernels::product::tiles(dim), MAX_ROWS], (Kind::Float, device))?,
             pending: None,
         })
     }
@@ -81,7 +84,7 @@ impl Normed {
 
     fn squares(&self, args: Args, eps: Option<f64>) -> Result<Squares> {
         let Some(eps) = eps else { return Ok(Squares::NONE) };
-        let tiles = product_kernels::tiles(self.values.size()[1]);
+        let tiles = kernels::product::tiles(self.values.size()[1]);
         let of_tiles = args.floats("squares", &self.squares, &[tiles, MAX_ROWS])?.cast();
         Ok(Squares { of_tiles, tiles: tiles as i32, eps: eps as f32 })
     }
@@ -180,7 +183,7 @@ fn multiplied(args: Args, x: &Tensor, product: Product, stream: i32) -> Result<b
     }
     // SAFETY: the sizes of all tensors were checked, what is written is borrowed mutably, and libtorch takes memory back in
     // the order of its stream; weights are not what a step of decoding writes.
-    args.launched(unsafe { product_kernels::multiply(&*device, product, true) })?;
+    args.launched(unsafe { kernels::product::multiply(&*device, product, true) })?;
     Ok(true)
 }
 
@@ -188,11 +191,11 @@ fn multiplied(args: Args, x: &Tensor, product: Product, stream: i32) -> Result<b
 mod tests {
     use super::*;
     use crate::{
-        device_kernels::device_of,
+        kernels::device_of,
         ops::{Activation, composite, tests::*},
     };
 
-    /// Sizes for which a product is cut in every way on an H200 (`product_kernels`), and some for which it is not.
+    /// Sizes for which a product is cut in every way on an H200 (`kernels/product.rs`), and some for which it is not.
     const SIZES: [(i64, i64, i64); 9] = [
         (1, 2048, 1536),
         (5, 1536, 8960),
@@ -205,7 +208,7 @@ mod tests {
         (7, 36, 50),
     ];
 
-    /// As if it were a norm, already scaled.
+    /// `x` in place of a norm, already scaled.
     fn normed(x: &Tensor) -> Normed {
         let (size, place) = (x.size(), (x.kind(), x.device()));
         let normed = Normed::new(size[0], size[1], place.0, place.1).unwrap();
@@ -273,11 +276,11 @@ mod tests {
         }
     }
 
-    /// Where it is our kernel that multiplies, the order of a sum is that of the sizes of the weights.
+    /// With our kernel, the order of a sum depends on the sizes of the weights alone.
     #[test]
     fn a_row_has_the_same_bits_whatever_the_others_are() {
         let is_ours = |tensor: &Tensor| {
-            device_of(tensor).is_some_and(|device| product_kernels::SOURCE.exists_on(&*device))
+            device_of(tensor).is_some_and(|device| kernels::product::SOURCE.exists_on(&*device))
         };
         for &place in PLACES.iter().filter(|(kind, _)| *kind == Kind::BFloat16) {
             for (_, outputs, inputs) in SIZES.into_iter().filter(|size| size.2 % 64 == 0) {

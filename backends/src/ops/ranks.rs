@@ -4,7 +4,7 @@ use tch::Tensor;
 
 use super::check::{Args, Engine};
 use super::{Result, Store, composite};
-use crate::device_kernels;
+use crate::kernels;
 
 /// Writes the sum of the rows of `received` `[W, N]`, one a rank, to the fp32 `out` `[N]`, or adds it: in fp32, from the
 /// first rank to the last.
@@ -21,7 +21,7 @@ pub fn sum_ranks(received: &Tensor, out: &mut Tensor, how: Store) -> Result<()> 
     let to = args.floats("out", out, &[len])?;
     // SAFETY: the sizes of both tensors were checked, `out` is borrowed mutably, and both outlive the work.
     args.launched(device.torch_stream().and_then(|stream| unsafe {
-        device_kernels::sum_ranks(
+        kernels::strategy::sum_ranks(
             &*device,
             args.kind(),
             to,

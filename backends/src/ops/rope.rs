@@ -3,8 +3,8 @@
 use tch::{Device, Tensor};
 
 use super::check::{Args, Engine};
-use super::{Result, composite, kernels};
-use crate::model_kernels;
+use super::{Result, composite, cpu_kernels};
+use crate::kernels;
 
 /// Which way [`rope_`] turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,11 +67,11 @@ pub fn rope_(x: &mut Tensor, positions: &Tensor, table: &Tensor, rotation: Rotat
     unsafe {
         match engine {
             Engine::Cpu => {
-                args.ran(kernels::anyroll_rope(x, positions, table, sign, rows, heads, dim, turned))
+                args.ran(cpu_kernels::anyroll_rope(x, positions, table, sign, rows, heads, dim, turned))
             }
             Engine::Device(device) => {
                 let sizes = [rows, heads, dim, max_position, turned];
-                args.launched(model_kernels::rope(&*device, args.kind(), x, positions, table, sign, sizes))
+                args.launched(kernels::model::rope(&*device, args.kind(), x, positions, table, sign, sizes))
             }
         }
     }

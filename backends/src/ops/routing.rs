@@ -6,8 +6,11 @@ use tch::{Device, Kind, Tensor};
 use super::Result;
 use super::check::{Args, Engine};
 use super::decode::device_of;
-use crate::expert_kernels::{self, MOST_EXPERTS, Routes};
-use crate::product_kernels::Product;
+use crate::kernels::product::Product;
+use crate::kernels::{
+    self,
+    experts::{MOST_EXPERTS, Routes},
+};
 
 /// The experts that the rows of a step go to, and the order of the rows by their experts: B rows and R = B J sorted ones.
 #[derive(Debug)]
@@ -24,8 +27,8 @@ pub struct Routing {
     places: Tensor,
 }
 
-/// Whether the kernels here take weights like `like`, of so many experts that make `width` values of `hidden` ones; the
-/// reason if they do not.
+/// Returns an error, with the reason, if the kernels do not take weights like `like`, of `experts` experts from `hidden` to
+/// `width` values.
 pub fn routes_in_place(like: &Tensor, experts: i64, [hidden, width]: [i64; 2]) -> Result<(), String> {
     let product = |outputs, inputs| Product::new([std::ptr::null_mut(); 3], [1, outputs, inputs]);
     let (expand, reduce) = (product(width, hidden), product(hidden, width));
@@ -83,7 +86,7 @@ impl Routing {
         let logits = args.values("logits", logits, &[self.rows(), self.ends.size()[0]])?;
         // SAFETY: the sizes of all tensors were checked, and what is written is borrowed mutably; libtorch takes memory back
         // in the order of its stream.
-        args.launched(unsafe { expert_kernels::route(&*device, logits, is_normalized, self.routes(args)?) })
+        args.launched(unsafe { kernels::experts::route(&*device, logits, is_normalized, self.routes(args)?) })
     }
 
     /// [`super::glu()`] with SiLU of each row of `x` `[B, C]` times the matrices of its experts, of all of them `[E 2 F, C]`, into
@@ -93,7 +96,7 @@ impl Routing {
         let product = self.product(args, (x, self.rows()), weight, y, 2)?;
         let (device, product) = (device_of(args, x)?, Product { is_gated: 1, ..product });
         // SAFETY: as in `become_of`; weights are not what a step of decoding writes.
-        args.launched(unsafe { expert_kernels::multiply(&*device, product, true, self.routes(args)?) })
+        args.launched(unsafe { kernels::experts::multiply(&*device, product, true, self.routes(args)?) })
     }
 
     /// Sorted rows `x` `[R, F]` times the matrices of their experts, of all of them `[E C, F]`, into `made` `[R, C]`, whose sum for
@@ -106,8 +109,8 @@ impl Routing {
         let (device, routes) = (device_of(args, x)?, self.routes(args)?);
         // SAFETY: as in `become_of`; weights are not what a step of decoding writes.
         args.launched(unsafe {
-            expert_kernels::multiply(&*device, product, false, routes)
-                .and_then(|()| expert_kernels::add_up(&*device, y, product.y, columns, routes))
+            kernels::experts::multiply(&*device, product, false, routes)
+                .and_then(|()| kernels::experts::add_up(&*device, y, product.y, columns, routes))
         })
     }
 

@@ -14,7 +14,7 @@ const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 /// Between two orders of the same fp32 sums, relative to the largest value of a tensor.
 const KERNEL_TOLERANCE: f64 = 1e-5;
 
-/// Where there are kernels, with their dtypes: the CPU, and the first GPU. Without one it says so past the harness.
+/// Devices with kernels, and their dtypes: the CPU, and the first GPU. Without a GPU it reports that past the harness.
 pub(super) static PLACES: LazyLock<Vec<(Kind, Device)>> = LazyLock::new(|| {
     let mut places = vec![FLOAT];
     match &*GPU {
@@ -28,10 +28,10 @@ pub(super) static PLACES: LazyLock<Vec<(Kind, Device)>> = LazyLock::new(|| {
 });
 /// Open as long as the tests run: a tensor's kernels are its open device's.
 static GPU: LazyLock<crate::Result<Arc<dyn crate::Device>>> =
-    LazyLock::new(|| crate::open(DeviceId { backend: BackendKind::Cuda, ordinal: 0 }));
+    LazyLock::new(|| crate::open(DeviceId { backend: BackendKind::CUDA, ordinal: 0 }));
 
-/// What one rounding of the result makes, and for 16 bits a few of what attention holds in between. In fp32 it is the order of
-/// sums that differs, from processor to processor as well: 1.1e-5 was seen of attention.
+/// Error of one rounding of the result, and for 16 bits of a few roundings within attention. In fp32 the order of sums differs,
+/// also between processors: 1.1e-5 was seen in attention.
 pub(super) fn tolerance(kind: Kind, roundings: f64) -> f64 {
     match kind {
         Kind::BFloat16 => roundings * 0.5f64.powi(8),
@@ -405,7 +405,7 @@ fn a_sequence_in_pieces_attends_as_a_whole() {
 fn products_by_rows_depend_on_their_row_alone() {
     let on_host = [Kind::BFloat16, Kind::Half].map(|kind| (kind, Device::Cpu));
     let small = [(1, 1), (7, 3), (20, 97), (64, 200), (129, 5)];
-    // Of these an H200 cuts the weights in all its ways (`product_kernels`).
+    // Of these an H200 cuts the weights in all its ways (`kernels/product.rs`).
     let large = [(1536, 2048), (8960, 1536), (896, 4864), (256, 18944), (64, 104)];
     for (&at, (inner, columns)) in pairs(&PLACES, small).chain(pairs(&on_host, small)) {
         check_product_by_rows(at, [150, inner, columns], 1.0);

@@ -1,17 +1,20 @@
-//! Attention by kernels of ours ([`attention_kernels`]): bf16, heads of 64 or 128, on NVIDIA's compute capability 9.0. They
+//! Attention by kernels of ours ([`crate::kernels::attention`]): bf16, heads of 64 or 128, on NVIDIA's compute capability 9.0. They
 //! repeat themselves to the bit, take sequences of any lengths and windows, and read rows that sequences have in common where
-//! they lie (docs/performance.md has all in figures).
+//! they lie (docs/results/training.md has all in figures).
 
 use std::{cmp::Reverse, ptr};
 
 use tch::{Kind, Tensor};
 
-use super::check::{Args, Heads};
+use super::check::Args;
 use super::{Causal, Packing, Result, upload};
 use crate::Device;
-use crate::attention_kernels::{self, Backward, Forward, TILE, Tiles};
+use crate::kernels::{
+    self, Heads,
+    attention::{Backward, Forward, TILE, Tiles},
+};
 
-/// What the kernels are told of sequences, int32 on the device.
+/// Layout of sequences as the kernels take it, int32 on the device.
 #[derive(Debug)]
 pub(super) struct Layout {
     /// `[B + 1]`: where the tokens of each begin and those of the last one end.
@@ -93,10 +96,10 @@ pub(super) fn attention_with_history(
     Ok(done.map(|(out, _)| out))
 }
 
-/// Whether there are kernels for queries like `q`.
+/// Returns true if there are kernels for queries like `q`.
 fn takes(args: Args, device: &dyn Device, q: &Tensor, causal: Causal) -> Result<bool> {
     let [_, _, dim] = args.dims("q", q)?;
-    Ok(args.kind() == Kind::BFloat16 && causal.scale > 0.0 && attention_kernels::exist_on(device, dim))
+    Ok(args.kind() == Kind::BFloat16 && causal.scale > 0.0 && kernels::attention::exist_on(device, dim))
 }
 
 /// Attention of the queries of `rows` rows, of which `q` has none of the first `history`.
@@ -127,7 +130,7 @@ fn attend(
     }
     // SAFETY: the sizes of all tensors were checked or made here; a layout's offsets rise from 0 to the number of tokens, its
     // rows are below `rows` and its tiles are of queries that there are; libtorch takes memory back in the order of its stream.
-    args.launched(unsafe { attention_kernels::forward(device, of_all, dim, layout.queries()) })?;
+    args.launched(unsafe { kernels::attention::forward(device, of_all, dim, layout.queries()) })?;
     Ok(Some((out, lse)))
 }
 
@@ -174,7 +177,7 @@ pub(super) fn attention_backward(
     let layout = packing.layout()?;
     let tiles = [layout.queries(), layout.keys()];
     // SAFETY: as in `attend`; what is written is borrowed mutably, or was made here.
-    args.launched(unsafe { attention_kernels::backward(device, backward, dim, tiles) })?;
+    args.launched(unsafe { kernels::attention::backward(device, backward, dim, tiles) })?;
     if let (Some(copies), Some(both)) = (packing.copies(), of_tokens) {
         let sums = copies.sum(&both.f_flatten(1, 2)?)?.f_view([rows, 2 * kv_heads, dim])?;
         let [of_k, of_v] = of_keys_and_values(&sums)?;
@@ -184,7 +187,7 @@ pub(super) fn attention_backward(
     Ok(true)
 }
 
-/// What the kernels are told of forward's tensors, where keys and values have so many rows.
+/// Forward's tensors as the kernels take them, if keys and values have `rows` rows.
 fn forward(
     args: Args,
     [q, k, v, out]: [&Tensor; 4],
@@ -234,7 +237,7 @@ mod tests {
         tensors.map(|tensor| tensor.to_kind(Kind::Float))
     }
 
-    /// Where kernels take rows in common as where copies of them are made, against the plain formula over all tokens, in fp32.
+    /// Shared rows, in the kernels and as copies, against the plain formula over all tokens in fp32.
     #[test]
     fn rows_in_common_are_seen_where_they_lie() {
         // The second sequence begins as the first, the third as the second and behind it; the fourth is the third; the last one

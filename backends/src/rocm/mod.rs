@@ -7,15 +7,31 @@
 use std::ffi::{CStr, c_int, c_void};
 
 use crate::{
-    BackendKind, Diagnosis, Limits, Result,
-    gpu::{Dialect, Driver, Handle, Opened, Vendor},
-    library::{Failed, table},
-    nccl,
+    BackendKind, BackendTraits, Diagnosis, Limits, Result,
+    ffi::library::{Failed, table},
+    gpu::{Dialect, Driver, Handle, Opened, Vendor, VendorBackend},
+    nccl::{self, Installation},
 };
 
-/// AMD.
-pub static VENDOR: Vendor = Vendor {
-    backend: BackendKind::Rocm,
+impl BackendKind {
+    /// AMD.
+    pub const ROCM: Self =
+        Self::new(&BackendTraits { adds_by_rows: true, ..BackendTraits::accelerator("rocm") });
+}
+
+/// The entry of the list in `lib.rs`.
+pub(crate) static BACKEND: VendorBackend = VendorBackend(&VENDOR);
+
+/// RCCL.
+pub(crate) static RCCL: Installation = Installation::new(
+    BackendKind::ROCM,
+    &["librccl.so.1", "librccl.so", "/opt/rocm/lib/librccl.so"],
+    "it comes with ROCm",
+);
+
+/// AMD's names and numbers.
+pub(crate) static VENDOR: Vendor = Vendor {
+    backend: BackendKind::ROCM,
     column: 1,
     driver_files: &[
         "libamdhip64.so.7",
@@ -41,6 +57,8 @@ pub static VENDOR: Vendor = Vendor {
     compiler_architecture: "--offload-arch=",
     compiler_options: &["-ffp-contract=off", "-std=c++17"],
     libtorch_file: "libtorch_hip.so",
+    collectives: &RCCL,
+    rank_environment: &[],
     multiprocessors: 63,
     // SAFETY: the caller's promise; the signatures are those of hip_runtime_api.h.
     dialect: |library| unsafe { Ok(Box::new(Calls::load(library, 0)?)) },
@@ -53,7 +71,7 @@ const ARCHITECTURE_OFFSET: usize = 1160;
 const PROPERTIES_BYTES: usize = 1472;
 
 table! {
-    /// What HIP spells in its own way. The properties have a suffix: under the bare name the library still exports
+    /// Functions that HIP names in its own way. The properties have a suffix: under the bare name the library still exports
     /// the function that writes the older, shorter struct.
     Calls {
         device_current = "hipGetDevice"(device: *mut c_int);
@@ -118,7 +136,7 @@ impl Dialect for Calls {
         _ordinal: usize,
         _addresses: &[String],
     ) -> Result<Diagnosis, Failed> {
-        let version = nccl::version(VENDOR.backend).unwrap_or_else(|| "not found".into());
+        let version = nccl::version(&RCCL).unwrap_or_else(|| "not found".into());
         Ok(Diagnosis { details: vec![("RCCL".into(), version)], limits: Limits::default() })
     }
 }
@@ -126,7 +144,7 @@ impl Dialect for Calls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     #[test]
     fn the_table_says_what_the_headers_say() {

@@ -100,7 +100,7 @@ impl Elements {
         self.len * self.kind.bytes()
     }
 
-    /// Whether they are whole words, which is what a shader writes.
+    /// Returns true if they are whole words, the unit that a shader writes.
     fn is_words(self) -> bool {
         self.place.offset.is_multiple_of(4) && self.bytes().is_multiple_of(4)
     }
@@ -114,7 +114,7 @@ pub(super) struct Kernels {
     pub(super) context: Arc<Context>,
 }
 
-/// What a stream has to do for a launch, in order, and then to give back.
+/// A launch: the work of a stream, in order, and the memory to release after it.
 pub(super) struct Work {
     pub(super) recording: Recording,
     pub(super) kept: Kept,
@@ -184,7 +184,7 @@ impl Kernels {
         made.map(|()| kernels)
     }
 
-    /// What a stream has to do for a launch; `None` of one on no elements.
+    /// The work of a launch; `None` for one on no elements.
     ///
     /// # Safety
     /// `arguments` are the addresses of the values of the kernel's parameters.
@@ -301,7 +301,7 @@ impl Kernels {
         self.context.physical.limits.max_storage_buffer_range.min(1 << 31) as usize
     }
 
-    /// How many elements one dispatch may have whose widest have `bytes` each: a multiple of [`CHUNK`].
+    /// Most elements of one dispatch if the widest have `bytes` each: a multiple of [`CHUNK`].
     pub(super) fn most_elements(&self, bytes: usize) -> usize {
         const MOST_GROUPS: usize = 65_535; // the least that a device allows
         let shown = (self.largest_window() - self.alignment() as usize) / bytes;
@@ -389,7 +389,7 @@ impl Drop for Sets {
     }
 }
 
-/// What goes from where a kernel wrote it to where it belongs.
+/// Copies of results from a kernel's own memory to their destination.
 struct Copies {
     from: vk::Buffer,
     to: vk::Buffer,

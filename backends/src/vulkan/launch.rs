@@ -1,4 +1,4 @@
-//! What each kernel gets: a launch's arguments as dispatches, in as many parts as a device needs.
+//! Arguments of kernels: a launch as dispatches, in as many parts as a device needs.
 
 use std::ffi::{CStr, c_void};
 
@@ -6,7 +6,7 @@ use super::{
     kernels::{Arguments, CHUNK, Dispatch, Elements, Kernels, Kind, THREADS},
     memory::Memory,
 };
-use crate::{DType, Error, Result, device::unsupported, device_kernels::AdamW};
+use crate::{DType, Error, Result, device::unsupported, kernels::strategy::AdamW};
 
 /// A launch as it was asked for.
 pub(super) struct Launch<'a> {
@@ -86,7 +86,7 @@ impl Launch<'_> {
     }
 
     /// # Safety
-    /// As above.
+    /// The rule of the functions above.
     unsafe fn over_ranks(&self, entry: &'static CStr, to_kind: Kind, kind: Kind) -> Result<Vec<Dispatch>> {
         // SAFETY: the caller's promise.
         let (n, ranks, op) =

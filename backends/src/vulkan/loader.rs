@@ -7,7 +7,7 @@ use std::{
 
 use ash::vk;
 
-use crate::{BackendKind, DeviceId, DeviceInfo, Error, Result, library};
+use crate::{BackendKind, DeviceId, DeviceInfo, Error, Result, ffi::library};
 
 const FILE: &str = "libvulkan.so.1";
 const HINT: &str = "it is Vulkan's loader: install libvulkan1 and a driver, such as mesa-vulkan-drivers";
@@ -42,9 +42,9 @@ pub(super) struct Physical {
     pub(super) heap_bytes: usize,
     /// The size of the heap from which pinned memory comes.
     pub(super) host_heap_bytes: usize,
-    /// Whether the driver tells how much of a heap is free.
+    /// The driver reports the free bytes of a heap.
     pub(super) has_budget: bool,
-    /// Whether shaders compute in fp64.
+    /// Shaders compute in fp64.
     pub(super) has_f64: bool,
 }
 
@@ -55,11 +55,11 @@ pub(super) fn loader() -> Result<&'static Loader> {
 }
 
 fn unavailable(reason: String) -> Error {
-    Error::Unavailable { backend: BackendKind::Vulkan, tried: vec![FILE.into()], reason }
+    Error::Unavailable { backend: BackendKind::VULKAN, tried: vec![FILE.into()], reason }
 }
 
 fn open() -> Result<Loader> {
-    let library = library::open(BackendKind::Vulkan, &[FILE], HINT)?;
+    let library = library::open(BackendKind::VULKAN, &[FILE], HINT)?;
     // SAFETY: the function's type in the specification; the library is never closed.
     let get_instance_proc_addr = unsafe { library::symbol(library, "vkGetInstanceProcAddr") };
     let get_instance_proc_addr = get_instance_proc_addr.map_err(unavailable)?;
@@ -179,7 +179,7 @@ impl Physical {
         })
     }
 
-    /// What `doctor` shows.
+    /// Facts that `doctor` shows.
     pub(super) fn info(&self, id: DeviceId) -> DeviceInfo {
         let kind = match self.kind {
             vk::PhysicalDeviceType::DISCRETE_GPU => "GPU with memory of its own",

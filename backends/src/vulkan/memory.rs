@@ -21,7 +21,7 @@ use gpu_allocator::{
 };
 
 use super::{context::Context, timeline::Point};
-use crate::{Error, MemoryInfo, RawBuffer, RawSlice, Result, device::unsupported, stream::report};
+use crate::{Error, MemoryInfo, RawBuffer, RawSlice, Result, device::unsupported, safe::stream::report};
 
 /// The first address that is given out. No host maps anything so high, so that one which touches it faults.
 const FIRST_ADDRESS: u64 = 1 << 60;
@@ -38,7 +38,7 @@ const PATTERN_BYTES: u64 = 4;
 pub(super) struct Block {
     pub(super) buffer: vk::Buffer,
     memory: Allocation,
-    /// As it was asked for, and is counted.
+    /// Requested length in bytes, which is counted.
     len: usize,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Place {
     pub(super) len: u64,
 }
 
-/// What has an address; without a block it is an arena whose memory is away.
+/// An allocation that has an address. One without a block is an arena whose memory is released.
 struct Slot {
     len: usize,
     block: Option<Block>,
@@ -70,7 +70,7 @@ pub(super) struct Memory {
     next_address: AtomicU64,
     /// By the address at which the host sees it.
     pinned: Mutex<BTreeMap<usize, Block>>,
-    /// What is given back once its stream has come so far.
+    /// Blocks that are released once their stream has reached a point.
     released: Mutex<Vec<(Point, Block)>>,
     /// Every byte value, [`PATTERN_BYTES`] times: fills begin and end at any byte, and the driver's own at words only.
     pattern: Option<Block>,
@@ -122,7 +122,7 @@ impl Memory {
         }
     }
 
-    /// What the driver says is free, or else what this process has not taken.
+    /// Free bytes by the driver's report, or else those that this process has not allocated.
     fn free_bytes(&self) -> usize {
         let physical = &self.context.physical;
         if !physical.has_budget {
@@ -343,21 +343,21 @@ impl Memory {
         Ok(())
     }
 
-    /// Where a slice lies.
+    /// The place of a slice.
     pub(super) fn of(&self, slice: RawSlice) -> Result<Place> {
         let slots = self.slots.lock().unwrap();
         let place = slots.get(&slice.buffer.0).and_then(|slot| slot.place(slice.offset as u64));
         place.filter(|place| place.len >= slice.len as u64).ok_or_else(|| self.dead(slice.buffer))
     }
 
-    /// What has this address.
+    /// The place of an address.
     pub(super) fn at(&self, address: u64) -> Option<Place> {
         let slots = self.slots.lock().unwrap();
         let (base, slot) = slots.range(..=address).next_back()?;
         slot.place(address - base)
     }
 
-    /// Where pinned memory lies: `len` bytes at `address`.
+    /// The place of pinned memory: `len` bytes at `address`.
     pub(super) fn of_pinned(&self, address: *const u8, len: usize) -> Result<Place> {
         let pinned = self.pinned.lock().unwrap();
         let found = pinned.range(..=address as usize).next_back();

@@ -1,5 +1,5 @@
-//! Vulkan: any GPU with a driver for it, and processors by way of lavapipe. It has memory, order and kernels; libtorch does
-//! not compute on it, so that no model runs, and collectives go through the host.
+//! Vulkan: any GPU with a driver for it, and processors through lavapipe. It has memory, order and kernels. libtorch does
+//! not compute on it, so no model runs, and collectives go through the host.
 //!
 //! `loader` finds devices, `context` is one that is open, `memory` its allocations, `stream` a thread that submits,
 //! `timeline` the order between streams and with the host.
@@ -30,8 +30,9 @@ use std::{
 use ash::vk;
 
 use crate::{
-    BackendKind, Device, DeviceId, DeviceInfo, Error, Grid, MemoryInfo, RawBuffer, RawEvent, RawSlice,
-    RawStream, Result, TorchDevice, device::HostFn,
+    Backend, BackendKind, BackendTraits, Collective, Device, DeviceId, DeviceInfo, Error, Grid, MemoryInfo,
+    RawBuffer, RawEvent, RawSlice, RawStream, Reduction, Result, Store, TorchDevice, connect_through_host,
+    device::{HostFn, opened},
 };
 use context::Context;
 use kernels::Kernels;
@@ -39,19 +40,19 @@ use memory::{GRANULARITY_BYTES, Memory, Place};
 use stream::{Item, Kept, Recording, Stream};
 use timeline::{Mark, Stamp};
 
-/// What stands for libtorch's stream, which computes nothing here.
+/// The stream in place of libtorch's, which computes nothing here.
 const DEFAULT: RawStream = RawStream(0);
 
 /// See the module's description.
-pub struct Vulkan {
+struct Vulkan {
     context: Arc<Context>,
     memory: Arc<Memory>,
     next_handle: AtomicU64,
     streams: Mutex<HashMap<u64, Stream>>,
-    /// Threads of streams that were given up, and may still be at work.
+    /// Threads of destroyed streams, which may still have work.
     ending: Mutex<Vec<JoinHandle<()>>>,
     events: Mutex<HashMap<u64, Event>>,
-    /// Compiled when the first of them is wanted.
+    /// Compiled when the first of them is needed.
     kernels: OnceLock<Result<Arc<Kernels>>>,
 }
 
@@ -61,30 +62,59 @@ struct Event {
     record: Option<Record>,
 }
 
-/// Where a stream was when an event was recorded, and when, if the event is timed.
+/// The point of a stream at which an event was recorded, and the time, if the event is timed.
 #[derive(Clone)]
 struct Record {
     mark: Arc<Mark>,
     stamp: Option<Arc<Stamp>>,
 }
 
-/// The devices of this machine; [`Error::Unavailable`] without the loader, a driver or a device.
-pub fn devices() -> Result<Vec<DeviceInfo>> {
-    let found = loader::physical_devices()?;
-    let id = |ordinal| DeviceId { backend: BackendKind::Vulkan, ordinal };
-    Ok(found.iter().enumerate().map(|(ordinal, physical)| physical.info(id(ordinal))).collect())
+/// The entry of the list in `lib.rs`.
+pub(crate) static BACKEND: VulkanBackend = VulkanBackend;
+
+/// Vulkan as a [`Backend`].
+#[derive(Debug)]
+pub(crate) struct VulkanBackend;
+
+impl BackendKind {
+    /// Any GPU with Vulkan compute.
+    pub const VULKAN: Self = Self::new(&BackendTraits {
+        shares_devices: true,
+        runs_models: false,
+        ..BackendTraits::accelerator("vulkan")
+    });
+}
+
+impl Backend for VulkanBackend {
+    fn kind(&self) -> BackendKind {
+        BackendKind::VULKAN
+    }
+
+    fn open(&self, ordinal: usize) -> Result<Arc<dyn Device>> {
+        let id = DeviceId { backend: BackendKind::VULKAN, ordinal };
+        opened::once(id, || Ok(Arc::new(Vulkan::open(id)?)))
+    }
+
+    fn devices(&self) -> Result<Vec<DeviceInfo>> {
+        let found = loader::physical_devices()?;
+        let id = |ordinal| DeviceId { backend: BackendKind::VULKAN, ordinal };
+        Ok(found.iter().enumerate().map(|(ordinal, physical)| physical.info(id(ordinal))).collect())
+    }
+
+    fn connect(&self, _: &dyn Device, store: Store, _: Reduction) -> Result<Arc<dyn Collective>> {
+        connect_through_host(store)
+    }
 }
 
 impl Vulkan {
-    /// Opens a device. Everything that could be missing is looked for here.
-    pub fn open(ordinal: usize) -> Result<Self> {
-        let id = DeviceId { backend: BackendKind::Vulkan, ordinal };
+    /// Opens a device, and looks for everything that could be missing.
+    fn open(id: DeviceId) -> Result<Self> {
         let mut found = loader::physical_devices()?;
-        if ordinal >= found.len() {
+        if id.ordinal >= found.len() {
             let reason = format!("{id} was asked for, and this process sees {} devices", found.len());
             return Err(Error::Unavailable { backend: id.backend, tried: Vec::new(), reason });
         }
-        let context = Arc::new(Context::open(id, found.swap_remove(ordinal))?);
+        let context = Arc::new(Context::open(id, found.swap_remove(id.ordinal))?);
         let memory = Arc::new(Memory::new(&context)?);
         let device = Self {
             context,

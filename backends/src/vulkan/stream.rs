@@ -19,14 +19,14 @@ use super::{
     memory::{Block, Memory},
     timeline::{Mark, Point, Timeline},
 };
-use crate::{Error, Result, cpu::stream::run, device::HostFn, stream::report};
+use crate::{Error, Result, device::HostFn, host::work::run, safe::stream::report};
 
 /// Writes commands into a buffer of the stream's. What it names lives until they are done.
 pub(super) type Recording = Box<dyn FnOnce(&ash::Device, vk::CommandBuffer) + Send>;
-/// What has to live until a submission is done.
+/// A resource that lives until a submission is done.
 pub(super) type Kept = Arc<dyn Any + Send + Sync>;
 
-/// What a stream does, one after the other.
+/// One step of a stream's work.
 pub(super) enum Item {
     /// Commands of the device.
     Commands(Recording, Option<Kept>),
@@ -65,7 +65,7 @@ impl Stream {
         Ok(Self { queue, failure, thread: thread.map_err(refused)? })
     }
 
-    /// Whether the stream took it.
+    /// Returns true if the stream took it.
     pub(super) fn enqueue(&self, item: Item) -> bool {
         self.queue.send(item).is_ok()
     }
@@ -81,16 +81,16 @@ impl Stream {
     }
 }
 
-/// What the thread has.
+/// State of the stream's thread.
 struct Worker {
     context: Arc<Context>,
     memory: Arc<Memory>,
     queue: usize,
     pool: vk::CommandPool,
     timeline: Arc<Timeline>,
-    /// How many submissions there were: the timeline's value when all are done.
+    /// Number of submissions: the timeline's value when all are done.
     submitted: u64,
-    /// Of other streams, for which the next submission waits.
+    /// Points of other streams for which the next submission waits.
     waits: Vec<Point>,
     in_flight: VecDeque<InFlight>,
     /// Command buffers that can be written again.
@@ -101,7 +101,7 @@ struct InFlight {
     value: u64,
     commands: Option<vk::CommandBuffer>,
     _kept: Option<Kept>,
-    /// Their timelines live until nobody waits on them.
+    /// Timelines, which live until no stream waits for them.
     _waits: Vec<Point>,
 }
 

@@ -7,19 +7,15 @@ use tch::{Kind, Tensor};
 
 use super::*;
 use crate::{
-    Arena, Buffer, DType, PinnedBuffer,
-    device_kernels::{
-        self,
-        tests::{adamw_one, download, first_of, upload, values},
-    },
-    flat, ops,
+    Arena, Buffer, DType, PinnedBuffer, flat, kernels, ops,
+    testing::{adamw_one, download, first_of, upload, values},
 };
 
 fn device() -> Option<Arc<dyn Device>> {
-    first_of(BackendKind::Vulkan)
+    first_of(BackendKind::VULKAN)
 }
 
-/// The stream on which `device_kernels` launches.
+/// The stream on which `kernels::launch` launches.
 fn stream(device: &Arc<dyn Device>) -> crate::Stream {
     crate::Stream::torch(device).unwrap()
 }
@@ -41,7 +37,7 @@ fn floats(buffer: &Buffer, stream: &crate::Stream) -> Vec<f32> {
     bytes.chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
-/// Fails unless the bits are equal, and tells how far they are apart.
+/// Fails unless the bits are equal, and reports the difference.
 #[track_caller]
 fn same_bits(what: &str, got: &[f32], want: &Tensor) {
     let want = Vec::<f32>::try_from(want).unwrap();
@@ -187,7 +183,7 @@ fn kernels_that_are_not_there_and_memory_that_is_not_there_are_refused() {
     let to = stream.raw();
     // SAFETY: refused, since there are not so many elements.
     let beyond =
-        unsafe { device_kernels::sum_ranks(&*device, Kind::Float, at.cast(), at, (1, 9), false, to) };
+        unsafe { kernels::strategy::sum_ranks(&*device, Kind::Float, at.cast(), at, (1, 9), false, to) };
     let beyond = beyond.unwrap_err().to_string();
     assert!(beyond.contains("9 F32"), "{beyond}");
 }
@@ -247,15 +243,15 @@ fn host_memory_that_is_not_pinned_is_refused() {
 #[test]
 fn a_device_that_is_not_there_is_refused_by_number() {
     let Some(_open) = device() else { return };
-    let count = devices().unwrap().len();
-    let error = Vulkan::open(count).unwrap_err().to_string();
+    let count = BACKEND.devices().unwrap().len();
+    let error = BACKEND.open(count).unwrap_err().to_string();
     assert!(error.contains(&format!("sees {count} devices")), "{error}");
 }
 
 #[test]
 fn threads_end_with_the_device() {
     let Some(_driver) = device() else { return };
-    let device = Vulkan::open(0).unwrap();
+    let device = Vulkan::open(DeviceId { backend: BackendKind::VULKAN, ordinal: 0 }).unwrap();
     let streams: Vec<_> = (0..5).map(|_| device.stream_create().unwrap()).collect();
     // SAFETY: live until here.
     streams.into_iter().for_each(|stream| unsafe { device.stream_destroy(stream).unwrap() });

@@ -28,7 +28,7 @@ impl Timeline {
         Ok(Self { context: context.clone(), semaphore })
     }
 
-    /// How far it is.
+    /// Current value.
     pub(super) fn value(&self) -> Result<u64> {
         // SAFETY: the semaphore is live.
         unsafe { self.context.device.get_semaphore_counter_value(self.semaphore) }

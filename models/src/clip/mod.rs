@@ -1,8 +1,9 @@
-//! CLIP (Radford et al., 2021): images and texts become vectors, whose cosine says how well they go together. The weights
-//! have the names of `transformers`' `CLIPModel`, which later models of what people prefer have as well. [`TextEncoder`] is
-//! its half that reads texts, for models that paint what it says.
+//! CLIP (Radford et al., 2021): maps images and texts to vectors whose cosine measures how well they match.
+//! The weights have the names of `transformers`' `CLIPModel`, which later preference models share.
+//! [`TextEncoder`] is the text half, used by image generators.
 //!
-//! A pass is a function of tensors that libtorch differentiates: the gradient of a cosine can be followed back to pixels.
+//! A pass is a function of tensors that libtorch differentiates, so the gradient of a cosine can be computed
+//! for pixels.
 
 mod texts;
 mod tower;
@@ -16,28 +17,28 @@ use crate::Result;
 use crate::diffusion::layers::{Linear, Params};
 use crate::error::check_config;
 use crate::footprint::Runs;
+use crate::memory_trace::{F32, MemoryTrace, TracedTensor, TracedWeights};
 use crate::model::{Init, Unit, Weights};
-use crate::sketch::{F32, Sketch, Sketched, SketchedWeights};
 use tower::Tower;
 
-/// The shape of a [`Clip`], with the names of its `config.json`.
+/// The shape of a [`Clip`], with the field names of its `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClipConfig {
-    /// The tower of the texts.
+    /// Tower of the texts.
     pub text_config: TextConfig,
-    /// The tower of the images.
+    /// Tower of the images.
     pub vision_config: TowerConfig,
-    /// Elements of a vector that both towers make.
+    /// Elements of the output vectors of both towers.
     pub projection_dim: i64,
-    /// Pixels of an image's side.
+    /// Side of an image, in pixels.
     pub image_size: i64,
-    /// Pixels of a patch's side.
+    /// Side of a patch, in pixels.
     pub patch_size: i64,
-    /// What is taken off the pixels of each colour, 0 to 1, and what they are divided by.
+    /// Mean and standard deviation per color channel; pixels are from 0 to 1.
     pub pixels: [[f64; 3]; 2],
 }
 
-/// Both towers. It holds no weights: each tower has a unit.
+/// Both towers. Holds no weights: each tower has a unit.
 #[derive(Debug)]
 pub struct Clip {
     config: ClipConfig,
@@ -46,12 +47,12 @@ pub struct Clip {
     texts: TextEncoder,
 }
 
-/// What makes a number of an image's vector, such as how much people like it: linear layers with nothing in between, as
-/// LAION's aesthetic predictor has them. Each is a weight `[outputs, inputs]` and a bias `[outputs]`.
+/// Maps an image's vector to a number, such as an aesthetic score: linear layers without activations, like
+/// LAION's aesthetic predictor. Each has a weight `[outputs, inputs]` and a bias `[outputs]`.
 #[derive(Debug)]
 pub struct Head(pub Vec<[Tensor; 2]>);
 
-/// Where the parameters of the images' tower lie.
+/// Indices of the image tower's parameters.
 #[derive(Debug)]
 struct Images {
     class: usize,
@@ -67,7 +68,7 @@ impl Clip {
     /// Lays out both towers.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for sizes that make no model.
+    /// [`Error::Config`](crate::Error::Config) for invalid sizes.
     pub fn new(config: ClipConfig) -> Result<Clip> {
         config.validate()?;
         let (images, image_unit) = Images::new(&config);
@@ -75,18 +76,19 @@ impl Clip {
         Ok(Clip { config, image_unit, images, texts })
     }
 
-    /// The shape that it was made from.
+    /// Returns the shape.
     pub fn config(&self) -> &ClipConfig {
         &self.config
     }
 
-    /// The parameters of the images' tower, and of the texts'.
+    /// Returns the parameters of the image tower and of the text tower.
     pub fn units(&self) -> [&Unit; 2] {
         [&self.image_unit, self.texts.unit()]
     }
 
-    /// The vectors of images `[B, 3, height, width]` of 0 to 1, of length 1: fp32 `[B, projection_dim]`. The shorter side
-    /// becomes `image_size`, bicubic as with antialiasing, and what is left of the longer one is cut off on both ends.
+    /// Returns unit vectors of images `[B, 3, height, width]` with values from 0 to 1: fp32 `[B,
+    /// projection_dim]`. The shorter side is resized to `image_size`, bicubic with antialiasing, and the
+    /// longer one is center-cropped.
     ///
     /// # Errors
     /// libtorch's.
@@ -108,19 +110,19 @@ impl Clip {
         unit_vectors(&pooled.f_linear(get(at.projection), None::<&Tensor>)?)
     }
 
-    /// The most bytes at a time that [`Self::embed_images`] makes of so many images of such a height and width; with a gradient
-    /// of the images, also on the way back.
+    /// Returns the peak memory of [`Self::embed_images`] in bytes, for `images` of these heights and widths.
+    /// With `followed`, includes the backward pass to the images.
     pub fn image_bytes(&self, images: usize, sides: [usize; 2], followed: bool, runs: Runs) -> usize {
-        let on = Sketch::new(runs);
+        let on = MemoryTrace::new(runs);
         let weights = on.weights(&[&self.image_unit], |_| false);
         let x = on.given(&[images, 3, sides[0], sides[1]], F32, followed);
-        let vectors = self.sketch(&weights, &x);
+        let vectors = self.trace(&weights, &x);
         let _grads = followed.then(|| on.gradients(&[&vectors]));
         on.peak()
     }
 
-    /// [`Self::embed_images`] without values.
-    fn sketch(&self, weights: &SketchedWeights, images: &Sketched) -> Sketched {
+    /// Traces the memory of [`Self::embed_images`].
+    fn trace(&self, weights: &TracedWeights, images: &TracedTensor) -> TracedTensor {
         let at = &self.images;
         let [side, patch] = [self.config.image_size, self.config.patch_size].map(|it| it as usize);
         let (count, size) = (images.size[0], self.config.vision_config.hidden_size as usize);
@@ -134,16 +136,16 @@ impl Clip {
         let patches = pixels.convolved(weights.get(0, at.patches), None, &convolved);
         let patches = patches.permuted(&[count, across * across, size]);
         let class = images.on.given(&[count, 1, size], images.on.runs.size(), false);
-        let tokens = Sketched::cat(&[&class, &patches], 1).add(weights.get(0, at.positions));
-        let tokens = at.first_norm.sketch_norm(weights, &tokens, size);
-        let tokens = at.tower.sketch(weights, tokens);
-        let pooled = at.last_norm.sketch_norm(weights, &tokens.narrow(1, 1).view(&[count, size]), size);
+        let tokens = TracedTensor::cat(&[&class, &patches], 1).add(weights.get(0, at.positions));
+        let tokens = at.first_norm.trace_norm(weights, &tokens, size);
+        let tokens = at.tower.trace(weights, tokens);
+        let pooled = at.last_norm.trace_norm(weights, &tokens.narrow(1, 1).view(&[count, size]), size);
         let vectors = pooled.linear(weights.get(0, at.projection), None).to(F32);
         vectors.scaled()
     }
 
-    /// The vectors of texts of tokens, of length 1: fp32 `[B, projection_dim]`. Each text ends with its `eos_token_id`, and
-    /// has at most `max_position_embeddings` tokens.
+    /// Returns unit vectors of tokenized texts: fp32 `[B, projection_dim]`. Each text ends with its
+    /// `eos_token_id` and has at most `max_position_embeddings` tokens.
     ///
     /// # Errors
     /// libtorch's.
@@ -158,7 +160,7 @@ impl Clip {
         unit_vectors(&self.texts.encode(weights, &padded, 0)?.pooled)
     }
 
-    /// fp32 `[B, 3, image_size, image_size]`.
+    /// Resizes, crops and normalizes images: fp32 `[B, 3, image_size, image_size]`.
     fn pixels(&self, images: &Tensor) -> Result<Tensor> {
         let side = self.config.image_size;
         let (height, width) = (images.size()[2], images.size()[3]);
@@ -177,7 +179,7 @@ impl Clip {
 }
 
 impl Head {
-    /// The number of each of the vectors `[B, inputs]`: `[B]`.
+    /// Returns one number per vector of `[B, inputs]`: `[B]`.
     ///
     /// # Errors
     /// libtorch's.
@@ -190,7 +192,7 @@ impl Head {
     }
 }
 
-/// Rows of length 1, in fp32.
+/// Scales rows to length 1, in fp32.
 fn unit_vectors(rows: &Tensor) -> Result<Tensor> {
     let rows = rows.f_to_kind(Kind::Float)?;
     let lengths = rows.f_square()?.f_sum_dim_intlist([-1i64].as_slice(), true, Kind::Float)?.f_sqrt()?;
@@ -226,10 +228,10 @@ impl Images {
 }
 
 impl ClipConfig {
-    /// Checks that the sizes make a model.
+    /// Checks that the sizes are valid.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and the valid values.
     pub fn validate(&self) -> Result<()> {
         self.text_config.validate("text_config")?;
         self.vision_config.validate("vision_config")?;

@@ -1,4 +1,4 @@
-//! The half of a CLIP that reads texts, which models of images read by as well.
+//! The text half of CLIP, which also encodes prompts for image generators.
 
 use tch::{Kind, Tensor};
 
@@ -9,20 +9,20 @@ use crate::diffusion::layers::{Linear, Params};
 use crate::error::check_config;
 use crate::model::{Unit, Weights};
 
-/// The shape of a [`TextEncoder`] apart from its projection, with the names of its configuration.
+/// The shape of a [`TextEncoder`] without its projection, with the field names of its configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextConfig {
-    /// Its layers.
+    /// Layers of the tower.
     pub tower: TowerConfig,
-    /// Tokens that there are.
+    /// Vocabulary size.
     pub vocab_size: i64,
-    /// The longest text, its first and its last token included.
+    /// Maximum text length in tokens, including the first and the last token.
     pub max_position_embeddings: i64,
-    /// The token that ends a text.
+    /// Token that ends a text.
     pub eos_token_id: i64,
 }
 
-/// The tower of the texts, with the names of `transformers`' `CLIPTextModelWithProjection`. It holds no weights.
+/// The text tower, with the names of `transformers`' `CLIPTextModelWithProjection`. Holds no weights.
 #[derive(Debug)]
 pub struct TextEncoder {
     config: TextConfig,
@@ -34,20 +34,20 @@ pub struct TextEncoder {
     projection: usize,
 }
 
-/// What a [`TextEncoder`] says of texts, in its weights' dtype.
+/// Output of a [`TextEncoder`], in its weights' dtype.
 #[derive(Debug)]
 pub struct EncodedTexts {
-    /// The states that the last layer reads, or one before it: `[B, T, hidden_size]`.
+    /// Input states of the last layer, or of an earlier one: `[B, T, hidden_size]`.
     pub hidden: Tensor,
-    /// The vector of each text, projected from the last state of its end: `[B, projection_dim]`.
+    /// Vector of each text, projected from the last state of its end: `[B, projection_dim]`.
     pub pooled: Tensor,
 }
 
 impl TextEncoder {
-    /// Lays out the tower, whose texts become vectors of `projection_dim` elements.
+    /// Lays out the tower, whose output vectors have `projection_dim` elements.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for sizes that make no model.
+    /// [`Error::Config`](crate::Error::Config) for invalid sizes.
     pub fn new(config: TextConfig, projection_dim: i64) -> Result<TextEncoder> {
         config.validate("text_model")?;
         check_config(projection_dim > 0, "projection_dim", || {
@@ -67,19 +67,19 @@ impl TextEncoder {
         Ok(TextEncoder { config, unit, tokens, positions, tower, last_norm, projection })
     }
 
-    /// The shape that it was made from.
+    /// Returns the shape.
     pub fn config(&self) -> &TextConfig {
         &self.config
     }
 
-    /// Its parameters.
+    /// Returns the parameters.
     pub fn unit(&self) -> &Unit {
         &self.unit
     }
 
-    /// Reads texts of tokens, int64 `[B, T]` of at most `max_position_embeddings` tokens. Each ends with its first
-    /// `eos_token_id`, and it is free what is behind: no token sees one behind it. The states are those that the layer reads
-    /// which comes `skip` layers before the last, as diffusers' `clip_skip` has it; fewer than there are layers.
+    /// Encodes tokenized texts, int64 `[B, T]`, of at most `max_position_embeddings` tokens. Each text ends
+    /// with its first `eos_token_id`; later tokens have no effect. `hidden` is the input of the layer `skip`
+    /// layers before the last, like diffusers' `clip_skip`; `skip` is less than the number of layers.
     ///
     /// # Errors
     /// libtorch's.
@@ -101,10 +101,10 @@ impl TextEncoder {
 }
 
 impl TextConfig {
-    /// Checks that the sizes make a model; `name` is what the configuration calls its layers.
+    /// Checks that the sizes are valid; `name` is the layers' name in the configuration.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and the valid values.
     pub(super) fn validate(&self, name: &'static str) -> Result<()> {
         self.tower.validate(name)?;
         let sizes =

@@ -1,41 +1,41 @@
-//! What both halves of a CLIP are made of.
+//! Transformer layers shared by both halves of CLIP.
 
 use tch::Tensor;
 
 use crate::Result;
 use crate::diffusion::layers::{Linear, Params};
 use crate::error::{check_config, check_layers};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::Weights;
-use crate::sketch::{Sketched, SketchedWeights};
 
-/// A tower of attention layers, with the names of its configuration.
+/// A tower of attention layers, with the field names of its configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TowerConfig {
-    /// Elements of a token.
+    /// Elements per token.
     pub hidden_size: i64,
-    /// Those within a layer's second half.
+    /// Width of the MLP.
     pub intermediate_size: i64,
-    /// Layers.
+    /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Heads, of which each has an equal part of a token.
+    /// Number of attention heads, which divide a token into equal parts.
     pub num_attention_heads: i64,
-    /// What is between the matrices of that half.
+    /// Activation function of the MLP.
     pub hidden_act: Activation,
     /// Added to the variance in norms.
     pub layer_norm_eps: f64,
 }
 
-/// See [`TowerConfig::hidden_act`].
+/// Activation of [`TowerConfig::hidden_act`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x sigmoid(1.702 x)`
     QuickGelu,
-    /// The exact one.
+    /// Exact GELU.
     Gelu,
 }
 
 impl TowerConfig {
-    /// Checks that the sizes make a tower; `name` is what the configuration calls it.
+    /// Checks that the sizes are valid; `name` is the tower's name in the configuration.
     pub(super) fn validate(&self, name: &'static str) -> Result<()> {
         let (size, heads) = (self.hidden_size, self.num_attention_heads);
         check_config(heads > 0 && size > 0 && size % heads == 0, name, || {
@@ -52,7 +52,7 @@ impl TowerConfig {
     }
 }
 
-/// The layers of a tower.
+/// Layers of a tower.
 #[derive(Debug)]
 pub(super) struct Tower {
     config: TowerConfig,
@@ -87,8 +87,8 @@ impl Tower {
         Tower { layers: layers.collect(), config: config.clone() }
     }
 
-    /// `x` `[B, T, hidden_size]` through all layers: what the last `behind` of them read, 1 or more and at most all, and what
-    /// the last one says.
+    /// Runs `x` `[B, T, hidden_size]` through all layers. Returns the input of the last `behind` layers (1 to
+    /// all), and the output of the last layer.
     pub(super) fn forward(
         &self,
         weights: &Weights,
@@ -109,31 +109,31 @@ impl Tower {
 }
 
 impl Tower {
-    /// [`Self::forward`] without values: what the last layer says.
-    pub(super) fn sketch(&self, weights: &SketchedWeights, x: Sketched) -> Sketched {
-        self.layers.iter().fold(x, |x, layer| layer.sketch(weights, &x, &self.config))
+    /// Traces the memory of [`Self::forward`]. Returns the last layer's output.
+    pub(super) fn trace(&self, weights: &TracedWeights, x: TracedTensor) -> TracedTensor {
+        self.layers.iter().fold(x, |x, layer| layer.trace(weights, &x, &self.config))
     }
 }
 
 impl Layer {
-    /// [`Self::forward`] without values.
-    fn sketch(&self, weights: &SketchedWeights, x: &Sketched, config: &TowerConfig) -> Sketched {
+    /// Traces the memory of [`Self::forward`].
+    fn trace(&self, weights: &TracedWeights, x: &TracedTensor, config: &TowerConfig) -> TracedTensor {
         let [images, tokens, size] = x.size[..] else { unreachable!("tokens of images") };
         let heads = config.num_attention_heads as usize;
-        let h = self.norm1.sketch_norm(weights, x, size);
-        let qkv = self.qkv.sketch(weights, &h).view(&[images, tokens, 3, size]);
+        let h = self.norm1.trace_norm(weights, x, size);
+        let qkv = self.qkv.trace(weights, &h).view(&[images, tokens, 3, size]);
         let [q, k, v] = [(); 3].map(|()| qkv.narrow(2, 1).permuted(&[images, heads, tokens, size / heads]));
         let attended = q.attended(&k, &v);
-        let x = x.add(&self.out.sketch(weights, &attended));
-        let h = self.up.sketch(weights, &self.norm2.sketch_norm(weights, &x, size));
+        let x = x.add(&self.out.trace(weights, &attended));
+        let h = self.up.trace(weights, &self.norm2.trace_norm(weights, &x, size));
         let h = match config.hidden_act {
             Activation::QuickGelu => h.mul(&h.scaled().scaled()),
             Activation::Gelu => h.activated(),
         };
-        x.add(&self.down.sketch(weights, &h))
+        x.add(&self.down.trace(weights, &h))
     }
 
-    /// `x` `[B, T, hidden_size]` through the layer.
+    /// Runs `x` `[B, T, hidden_size]` through the layer.
     fn forward(&self, weights: &Weights, x: Tensor, config: &TowerConfig, is_causal: bool) -> Result<Tensor> {
         let &TowerConfig { num_attention_heads: heads, hidden_act, layer_norm_eps: eps, .. } = config;
         let h = self.norm1.layer_norm(weights, &x, eps)?;

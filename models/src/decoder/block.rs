@@ -1,4 +1,4 @@
-//! A decoder block: attention and a gated MLP, each behind a norm and added to the residual stream.
+//! A decoder block: attention and a gated MLP, each after a norm and added to the residual stream.
 //!
 //! ```text
 //! h = norm(x);  q, k, v = h Wqkv^T (+ bias);  q, k = rope(norm(q), norm(k))
@@ -6,79 +6,79 @@
 //! h2 = norm(x2);  out = x2 + swiglu(h2 Wgate_up^T) Wdown^T
 //! ```
 //!
-//! or a mixture of experts in the place of SwiGLU ([`super::experts`]). With [`NormPlaces::After`] there is no norm in front of
-//! a branch, and one of what it adds to the stream:
+//! or a mixture of experts instead of SwiGLU ([`super::experts`]). With [`NormPlaces::After`] the norm is on
+//! a branch's output instead of its input:
 //!
 //! ```text
 //! x2 = x + norm(attention(q, k, v) Wo^T);  out = x2 + norm(swiglu(x2 Wgate_up^T) Wdown^T)
 //! ```
 //!
-//! and with [`NormPlaces::Both`] there are both. The gate's function may be another than SiLU ([`ops::Activation`]).
-//! What a branch adds may be multiplied by a constant ([`super::Multipliers`]).
+//! and with [`NormPlaces::Both`] on both. The gate's activation may differ from SiLU ([`ops::Activation`]). A
+//! branch's output may be multiplied by a constant ([`super::Multipliers`]).
 //!
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
-//! anyway, and so saves little more than the inputs of attention and of SwiGLU.
+//! anyway. So forward saves little more than the inputs of attention and of SwiGLU.
 
 use anyroll_backends::ops::{self, Activation, Causal, Choice, Packing, Rotation};
 use tch::{Kind, Tensor};
 
-use super::experts::{self, Experts, Mixed};
-use super::lora::{Between, Drops, Lora, Site};
+use super::experts::{self, Experts, MixtureOutput};
+use super::lora::{AdapterDropout, InnerGrads, Lora, Projection};
 use super::multipliers::multiply_;
 use super::{DecoderConfig, NormPlaces, QkNorm, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
 
-/// Where the MLP's input and its projection lie in what forward saves.
+/// Indices of the MLP's input and its projection among the saved tensors.
 const X2: usize = 5;
 const GATE_UP: usize = 7;
-/// How many tensors a choice of experts is, which lies behind all others.
+/// Number of tensors that a choice of experts saves, after all others.
 const OF_CHOICE: usize = 2;
 
-/// Where each parameter lies in the block's unit, and the sizes that the weights do not tell.
+/// Indices of the block's parameters in its unit, and the sizes that the weights do not determine.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
-    /// In front of attention.
+    /// Norm before attention.
     pub input_norm: Option<usize>,
     pub qkv: usize,
     pub qkv_bias: Option<usize>,
-    /// The norms of queries and keys.
+    /// Norms of queries and keys.
     pub qk_norm: Option<(usize, usize)>,
-    /// Whether those are of all heads together.
+    /// True if the norms span all heads together.
     pub norms_heads_together: bool,
     pub o: usize,
     pub o_bias: Option<usize>,
-    /// Of what attention adds to the stream.
+    /// Norm of attention's output.
     pub attention_norm: Option<usize>,
-    /// In front of the MLP.
+    /// Norm before the MLP.
     pub mlp_input_norm: Option<usize>,
-    /// If there are experts: the other matrices of the MLP are those of all of them.
+    /// Experts, if there are any; the MLP's other matrices then hold all experts.
     pub experts: Option<Experts>,
     pub gate_up: usize,
     pub gate_up_bias: Option<usize>,
     pub down: usize,
     pub down_bias: Option<usize>,
-    /// Of what the MLP adds to the stream.
+    /// Norm of the MLP's output.
     pub mlp_norm: Option<usize>,
     pub heads: i64,
     pub kv_heads: i64,
     pub head_dim: i64,
     pub eps: f64,
-    /// On the scores, most often 1 / sqrt(D).
+    /// Factor of the attention scores, usually 1 / sqrt(D).
     pub scale: f64,
-    /// On what each branch adds to the stream.
+    /// Factor of each branch's output.
     pub residual_multiplier: f64,
-    /// Of the MLP's gate.
+    /// Activation of the MLP's gate.
     pub activation: Activation,
-    /// Whether attention's backward repeats to the bit.
+    /// True if attention's backward is bitwise deterministic.
     pub deterministic: bool,
-    /// How a forward pass adds.
+    /// Order of sums in a forward pass.
     pub math: Math,
-    /// The adapters beside the matrices, if there are any.
+    /// Adapters of the matrices, if there are any.
     pub(super) lora: Option<Lora>,
 }
 
-/// The units of all decoder blocks, and the blocks.
+/// Returns the units of all decoder blocks, and the blocks.
 pub(super) fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<Block>) {
     let layers = (0..config.num_hidden_layers).map(|layer| {
         let name = format!("model.layers.{layer}");
@@ -88,7 +88,7 @@ pub(super) fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<Block>) {
     layers.unzip()
 }
 
-/// What attention reads.
+/// Inputs of attention.
 pub(super) struct Projected {
     /// `[N, H, D]`, rotated.
     pub q: Tensor,
@@ -96,34 +96,34 @@ pub(super) struct Projected {
     pub k: Tensor,
     /// `[N, K, D]`.
     pub v: Tensor,
-    /// The reciprocal deviations of the input norm `[N]`; without one `[0]`.
+    /// Reciprocal standard deviations of the input norm, `[N]`; `[0]` without a norm.
     rstd: Tensor,
-    /// The projection `[N, H + 2 K, D]`: `v` is a view of it, and without qk-norm `q` and `k` are as well.
+    /// The projection `[N, H + 2 K, D]`. `v` is a view of it; without qk-norm `q` and `k` are, too.
     qkv: Tensor,
-    /// The reciprocal deviations of qk-norm, `[N, H]` and `[N, K]` or each `[N]`.
+    /// Reciprocal standard deviations of qk-norm, `[N, H]` and `[N, K]`, or `[N]` each.
     qk_rstd: Option<(Tensor, Tensor)>,
 }
 
-/// What a block is told of the batch and of the layer that it is.
+/// A block's inputs that depend on the batch and the layer.
 pub(super) struct Layer<'a> {
     pub packing: &'a Packing,
     /// See [`ops::rope_table`].
     pub rope_table: Tensor,
-    /// How many tokens a token sees, itself included; `None`: all before it.
+    /// Number of tokens that a token sees, including itself; `None`: all before it.
     pub window: Option<i64>,
-    /// What adapters drop of, if this is training.
-    pub drops: Option<Drops<'a>>,
+    /// Dropout of adapters, in training.
+    pub drops: Option<AdapterDropout<'a>>,
 }
 
-/// What the second half of a block computes on its way.
+/// Intermediate results of the second half of a block.
 struct Finished {
     out: Tensor,
     x2: Tensor,
     rstd2: Tensor,
     gate_up: Tensor,
-    /// What the norms of both branches read, each with its reciprocal deviations.
+    /// Inputs of the norms of both branches, each with its reciprocal standard deviations.
     branches: Vec<Tensor>,
-    /// If there are experts.
+    /// Choice of experts, if there are any.
     choice: Option<Choice>,
 }
 
@@ -183,7 +183,7 @@ impl Block {
         let o = add(matrix("self_attn.o_proj.weight", hidden, heads * dim));
         let o_bias = config.o_bias.then(|| add(one_bias("self_attn.o_proj.bias", hidden)));
         let attention_norm = after.then(|| add(norm("post_attention")));
-        // As in its first family, after which others are called; where there are both kinds, it is what it says.
+        // Named after the first family with it. A model with both kinds has names that match the positions.
         let mlp_input_norm =
             before.then(|| add(norm(if after { "pre_feedforward" } else { "post_attention" })));
         let of_experts = config.experts_of(layer).map(|it| (it, experts::params(config, it, prefix)));
@@ -227,27 +227,27 @@ impl Block {
         (params, block)
     }
 
-    /// The same block with adapters, which lie in a second unit.
+    /// Returns the block with adapters, which lie in a second unit.
     pub fn with_lora(&self, lora: Lora) -> Block {
         Block { lora: Some(lora), ..self.clone() }
     }
 
-    /// Whether the adapters drop values in training.
+    /// Returns true if the adapters have dropout in training.
     pub fn drops(&self) -> bool {
         self.lora.as_ref().is_some_and(Lora::drops)
     }
 
-    /// The ranks of adapters, site by site.
+    /// Returns the ranks of adapters, matrix by matrix.
     pub fn ranks(&self) -> impl Iterator<Item = Vec<usize>> {
         self.lora.iter().flat_map(Lora::ranks)
     }
 
-    /// Attention in a layer with this window.
+    /// Returns the attention mask and scale of a layer with this window.
     pub fn causal(&self, window: Option<i64>) -> Causal {
         Causal { scale: self.scale, window }
     }
 
-    /// `x` `[N, C]` to `[N, C]`.
+    /// Maps `x` `[N, C]` to `[N, C]`.
     pub fn forward(
         &self,
         weights: &Weights,
@@ -276,16 +276,16 @@ impl Block {
         Ok((out, Saved(saved)))
     }
 
-    /// The inputs of attention for the rows of `x` `[N, C]` at `positions` `[N]`.
+    /// Computes the inputs of attention for the rows of `x` `[N, C]` at `positions` `[N]`.
     pub fn project(
         &self,
         weights: &Weights,
         x: &Tensor,
         (positions, rope_table): (&Tensor, &Tensor),
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
     ) -> Result<Projected> {
         let (h, rstd) = self.norm_input(weights, self.input_norm, x)?;
-        let qkv = self.linear(Site::Qkv, weights, &h, drops)?;
+        let qkv = self.linear(Projection::Qkv, weights, &h, drops)?;
         let qkv = qkv.f_view([-1, self.heads + 2 * self.kv_heads, self.head_dim])?;
         let [mut q, mut k, v] = self.split(&qkv)?;
         let mut qk_rstd = None;
@@ -305,7 +305,7 @@ impl Block {
         Ok(Projected { q, k, v, rstd, qkv, qk_rstd })
     }
 
-    /// From the output of attention `[N, H D]` to the output of the block.
+    /// Computes the block's output from the output of attention `[N, H D]`.
     pub fn finish(&self, weights: &Weights, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
         Ok(self.finish_saving(weights, x, attended, None, false)?.out)
     }
@@ -315,33 +315,34 @@ impl Block {
         weights: &Weights,
         x: &Tensor,
         attended: &Tensor,
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
         save: bool,
     ) -> Result<Finished> {
         let mut branches = Vec::new();
-        let x2 = self.linear(Site::O, weights, attended, drops)?;
+        let x2 = self.linear(Projection::O, weights, attended, drops)?;
         let mut x2 = self.end_branch(weights, self.attention_norm, x2, save.then_some(&mut branches))?;
         let (h2, rstd2) = match self.mlp_input_norm {
             Some(norm) => ops::add_rms_norm_(&mut x2, x, weights.get(0, norm), self.eps)?,
             None => self.norm_input(weights, None, &x2.f_add_(x)?)?,
         };
         if let Some(experts) = self.experts {
-            let Mixed { out, gate_up, choice } = self.mix(experts, weights, &x2, h2)?;
+            let MixtureOutput { out, gate_up, choice } = self.mix(experts, weights, &x2, h2)?;
             return Ok(Finished { out, x2, rstd2, gate_up, branches, choice: Some(choice) });
         }
-        let gate_up = self.linear(Site::GateUp, weights, &h2, drops)?;
+        let gate_up = self.linear(Projection::GateUp, weights, &h2, drops)?;
         let activated = ops::glu(&gate_up, self.activation)?;
         let out = if self.mlp_norm.is_none() && self.residual_multiplier == 1.0 {
             self.add_down(weights, &mut x2, &activated, drops, save)?
         } else {
-            let product = self.linear(Site::Down, weights, &activated, drops)?;
+            let product = self.linear(Projection::Down, weights, &activated, drops)?;
             let kept = save.then_some(&mut branches);
             self.end_branch(weights, self.mlp_norm, product, kept)?.f_add_(&x2)?
         };
         Ok(Finished { out, x2, rstd2, gate_up, branches, choice: None })
     }
 
-    /// What a branch reads of the stream `x` `[N, C]`, and the norm's reciprocal deviations: without one `x` itself, and `[0]`.
+    /// Returns a branch's input for the stream `x` `[N, C]`, and the norm's reciprocal standard deviations.
+    /// Without a norm these are `x` itself and `[0]`.
     fn norm_input(&self, weights: &Weights, norm: Option<usize>, x: &Tensor) -> Result<(Tensor, Tensor)> {
         match norm {
             Some(norm) => Ok(ops::rms_norm(x, weights.get(0, norm), self.eps)?),
@@ -349,7 +350,8 @@ impl Block {
         }
     }
 
-    /// From the product that ends a branch to what it adds to the stream; what the norm's backward reads goes to `kept`.
+    /// Turns the last product of a branch into the branch's output. The inputs of the norm's backward are
+    /// pushed to `kept`.
     fn end_branch(
         &self,
         weights: &Weights,
@@ -370,89 +372,101 @@ impl Block {
         Ok(y)
     }
 
-    /// A view of heads `[N, H, D]` as they are normed: each by itself, or as `[N, H D]`.
+    /// Returns a view of heads `[N, H, D]` in the shape that is normed: as it is, or `[N, H D]`.
     fn normed_together(&self, heads: &Tensor) -> Result<Tensor> {
         Ok(if self.norms_heads_together { heads.f_flatten(1, 2)? } else { heads.shallow_clone() })
     }
 
-    /// A site's matrix and its bias, if it has one.
-    pub(super) fn params_at(&self, site: Site) -> (usize, Option<usize>) {
-        match site {
-            Site::Qkv => (self.qkv, self.qkv_bias),
-            Site::O => (self.o, self.o_bias),
-            Site::GateUp => (self.gate_up, self.gate_up_bias),
-            Site::Down => (self.down, self.down_bias),
+    /// Returns the indices of a projection's matrix and of its bias, if it has one.
+    pub(super) fn params_at(&self, projection: Projection) -> (usize, Option<usize>) {
+        match projection {
+            Projection::Qkv => (self.qkv, self.qkv_bias),
+            Projection::O => (self.o, self.o_bias),
+            Projection::GateUp => (self.gate_up, self.gate_up_bias),
+            Projection::Down => (self.down, self.down_bias),
         }
     }
 
-    /// `x` times a site's matrix, with its bias and what adapters make of it.
-    fn linear(&self, site: Site, weights: &Weights, x: &Tensor, drops: Option<Drops>) -> Result<Tensor> {
-        let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
+    /// Returns `x` times a projection's matrix, with its bias and its adapters.
+    fn linear(
+        &self,
+        projection: Projection,
+        weights: &Weights,
+        x: &Tensor,
+        drops: Option<AdapterDropout>,
+    ) -> Result<Tensor> {
+        let (matrix, bias) =
+            (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));
         let mut y = self.math.linear(x, matrix, bias)?;
-        self.adapt_(site, weights, x, drops, &mut y)?;
+        self.adapt_(projection, weights, x, drops, &mut y)?;
         Ok(y)
     }
 
-    /// `x` `[N, C]`, the residual stream, with the MLP's product `[N, F]` times its last matrix; in the memory of `x`
-    /// unless that is kept.
+    /// Adds the MLP's product `[N, F]` times its last matrix to `x` `[N, C]`, the residual stream. Overwrites
+    /// `x` unless it is kept.
     fn add_down(
         &self,
         weights: &Weights,
         x: &mut Tensor,
         activated: &Tensor,
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
         kept: bool,
     ) -> Result<Tensor> {
-        if self.scales(Site::Down) {
-            let product = self.linear(Site::Down, weights, activated, drops)?;
+        if self.scales(Projection::Down) {
+            let product = self.linear(Projection::Down, weights, activated, drops)?;
             return Ok(if kept { x.f_add(&product)? } else { x.f_add_(&product)? });
         }
         let mut out = self.math.add_linear(x, activated, weights.get(0, self.down), kept)?;
-        if let Some(bias) = self.inner_bias(Site::Down, weights) {
+        if let Some(bias) = self.inner_bias(Projection::Down, weights) {
             drop(out.f_add_(bias)?);
         }
-        self.adapt_(Site::Down, weights, activated, drops, &mut out)?;
+        self.adapt_(Projection::Down, weights, activated, drops, &mut out)?;
         Ok(out)
     }
 
-    /// Whether adapters multiply what a site's product comes to.
-    pub(super) fn scales(&self, site: Site) -> bool {
-        self.lora.as_ref().is_some_and(|lora| lora.scales(site))
+    /// Returns true if adapters scale a projection's product.
+    pub(super) fn scales(&self, projection: Projection) -> bool {
+        self.lora.as_ref().is_some_and(|lora| lora.scales(projection))
     }
 
-    fn bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
-        self.params_at(site).1.map(|bias| weights.get(0, bias))
+    fn bias<'a>(&self, projection: Projection, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.params_at(projection).1.map(|bias| weights.get(0, bias))
     }
 
-    /// A site's bias where it is added before what adapters do.
-    pub(super) fn inner_bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
-        self.bias(site, weights).filter(|_| !self.scales(site))
+    /// Returns a projection's bias if it is added before the adapters.
+    pub(super) fn inner_bias<'a>(&self, projection: Projection, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.bias(projection, weights).filter(|_| !self.scales(projection))
     }
 
-    /// A site's bias where it is added behind what adapters multiply.
-    fn outer_bias<'a>(&self, site: Site, weights: &Weights<'a>) -> Option<&'a Tensor> {
-        self.bias(site, weights).filter(|_| self.scales(site))
+    /// Returns a projection's bias if it is added after the adapters' scaling.
+    fn outer_bias<'a>(&self, projection: Projection, weights: &Weights<'a>) -> Option<&'a Tensor> {
+        self.bias(projection, weights).filter(|_| self.scales(projection))
     }
 
-    /// Without the projection of the MLP, which is most of what is kept, and one product away from what stays: of
-    /// Qwen2.5-7B's 106 KB a token 30 stay, for a fifth more compute.
+    /// AdapterDropout the MLP's projection, which is most of the saved memory and one product away from the
+    /// rest. For Qwen2.5-7B 30 of 106 KB per token remain, for a fifth more compute.
     pub fn thin(&self, Saved(mut saved): Saved) -> Saved {
         drop(saved.remove(GATE_UP));
         Saved(saved)
     }
 
-    /// With the projection of the MLP again.
-    pub fn refill(&self, weights: &Weights, Saved(mut saved): Saved, drops: Option<Drops>) -> Result<Saved> {
+    /// Recomputes the MLP's projection.
+    pub fn refill(
+        &self,
+        weights: &Weights,
+        Saved(mut saved): Saved,
+        drops: Option<AdapterDropout>,
+    ) -> Result<Saved> {
         let (h2, _) = self.norm_input(weights, self.mlp_input_norm, &saved[X2])?;
         let gate_up = match (self.experts, saved.last()) {
             (Some(experts), Some(chosen)) => self.expand_again(experts, weights, h2, chosen)?,
-            _ => self.linear(Site::GateUp, weights, &h2, drops)?,
+            _ => self.linear(Projection::GateUp, weights, &h2, drops)?,
         };
         saved.insert(GATE_UP, gate_up);
         Ok(Saved(saved))
     }
 
-    /// From the gradient of the output to the gradient of `x`, in the same memory.
+    /// Turns the gradient of the output into the gradient of `x`, in the same memory.
     pub fn backward(
         &self,
         weights: &Weights,
@@ -474,113 +488,116 @@ impl Block {
             None => self.mlp_backward(weights, grads, (&x2, &rstd2, gate_up, of_mlp), drops, &mut dx)?,
         }
         let dproduct = self.branch_backward(weights, grads, self.attention_norm, of_attention, &dx)?;
-        let (dattended, between) = self.input_backward(Site::O, weights, &dproduct, drops)?;
-        self.weight_backward(Site::O, weights, grads, (&dproduct, &attended), drops, between)?;
+        let (dattended, inner_grads) = self.input_backward(Projection::O, weights, &dproduct, drops)?;
+        self.weight_backward(Projection::O, weights, grads, (&dproduct, &attended), drops, inner_grads)?;
         drop(dproduct);
         let attention = Attended { dout: dattended, out: attended, lse, qkv };
         let dqkv = self.attention_backward(weights, grads, attention, qk_normed, layer)?;
-        let (mut h, between) = self.input_backward(Site::Qkv, weights, &dqkv, drops)?;
+        let (mut h, inner_grads) = self.input_backward(Projection::Qkv, weights, &dqkv, drops)?;
         self.stream_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
-        self.weight_backward(Site::Qkv, weights, grads, (&dqkv, &h), drops, between)?;
+        self.weight_backward(Projection::Qkv, weights, grads, (&dqkv, &h), drops, inner_grads)?;
         Ok(dx)
     }
 
-    /// Backward of the MLP and of its norms: adds to `dx`, the gradient of the output, that of `x2`.
+    /// Runs the backward of the MLP and its norms: adds the gradient of `x2` to `dx`, the gradient of the
+    /// output.
     fn mlp_backward(
         &self,
         weights: &Weights,
         grads: &mut Grads,
         (x2, rstd2, mut gate_up, of_branch): (&Tensor, &Tensor, Tensor, Option<[Tensor; 2]>),
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
         dx: &mut Tensor,
     ) -> Result<()> {
         let dproduct = self.branch_backward(weights, grads, self.mlp_norm, of_branch, dx)?;
-        let (mut activated, between) = self.input_backward(Site::Down, weights, &dproduct, drops)?;
+        let (mut activated, inner_grads) =
+            self.input_backward(Projection::Down, weights, &dproduct, drops)?;
         ops::glu_backward_(&mut gate_up, &mut activated, self.activation)?;
-        self.weight_backward(Site::Down, weights, grads, (&dproduct, &activated), drops, between)?;
+        self.weight_backward(Projection::Down, weights, grads, (&dproduct, &activated), drops, inner_grads)?;
         drop(dproduct);
         let dgate_up = gate_up;
-        let (mut h2, between) = self.input_backward(Site::GateUp, weights, &dgate_up, drops)?;
+        let (mut h2, inner_grads) = self.input_backward(Projection::GateUp, weights, &dgate_up, drops)?;
         self.stream_backward_(weights, grads, self.mlp_input_norm, (&mut h2, x2, rstd2), dx)?;
-        self.weight_backward(Site::GateUp, weights, grads, (&dgate_up, &h2), drops, between)
+        self.weight_backward(Projection::GateUp, weights, grads, (&dgate_up, &h2), drops, inner_grads)
     }
 
-    /// Makes of a site's product `y` what it is with adapters, if it has any.
+    /// Adds the effect of a projection's adapters, if it has any, to its product `y`.
     fn adapt_(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         x: &Tensor,
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
         y: &mut Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_(site, weights, x, drops, self.math, y)?;
-        if let Some(bias) = self.outer_bias(site, weights) {
+        lora.forward_(projection, weights, x, drops, self.math, y)?;
+        if let Some(bias) = self.outer_bias(projection, weights) {
             drop(y.f_add_(bias)?);
         }
         Ok(())
     }
 
-    /// Whether a site has adapters.
-    pub(super) fn adapts(&self, site: Site) -> bool {
-        self.lora.as_ref().is_some_and(|lora| lora.is_at(site))
+    /// Returns true if a projection has adapters.
+    pub(super) fn adapts(&self, projection: Projection) -> bool {
+        self.lora.as_ref().is_some_and(|lora| lora.is_at(projection))
     }
 
-    /// The same as [`Self::adapt_`] without dropping anything and in no other memory.
+    /// Like [`Self::adapt_`], without dropout and without allocating memory.
     pub(super) fn adapt_in_place(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         x: &Tensor,
         scratch: &Scratch,
         y: &mut Tensor,
     ) -> Result<()> {
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.forward_in_place(site, weights, x, scratch, self.math, y)?;
-        if let Some(bias) = self.outer_bias(site, weights) {
+        lora.forward_in_place(projection, weights, x, scratch, self.math, y)?;
+        if let Some(bias) = self.outer_bias(projection, weights) {
             drop(y.f_add_(bias)?);
         }
         Ok(())
     }
 
-    /// From the gradient of a site's output to that of its input, and what [`Self::weight_backward`] needs of it beside the
-    /// input itself.
+    /// Turns the gradient of a projection's output into that of its input. Also returns what
+    /// [`Self::weight_backward`] needs in addition to the input.
     fn input_backward(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         dy: &Tensor,
-        drops: Option<Drops>,
-    ) -> Result<(Tensor, Between)> {
-        let matrix = weights.get(0, self.params_at(site).0);
+        drops: Option<AdapterDropout>,
+    ) -> Result<(Tensor, InnerGrads)> {
+        let matrix = weights.get(0, self.params_at(projection).0);
         match &self.lora {
-            Some(lora) => lora.input_backward(site, weights, matrix, dy, drops),
-            None => Ok((dy.f_mm(matrix)?, Between::default())),
+            Some(lora) => lora.input_backward(projection, weights, matrix, dy, drops),
+            None => Ok((dy.f_mm(matrix)?, InnerGrads::default())),
         }
     }
 
-    /// Writes the gradients of a site's matrix, bias and adapters.
+    /// Writes the gradients of a projection's matrix, bias and adapters.
     fn weight_backward(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         grads: &mut Grads,
         (dy, x): (&Tensor, &Tensor),
-        drops: Option<Drops>,
-        between: Between,
+        drops: Option<AdapterDropout>,
+        inner_grads: InnerGrads,
     ) -> Result<()> {
-        let (matrix, bias) = self.params_at(site);
+        let (matrix, bias) = self.params_at(projection);
         if let Some(bias) = bias {
             grads.put(0, bias, |buffer, how| ops::sum_rows(dy, buffer, how))?;
         }
         grads.put_linear(0, matrix, dy, x)?;
         let Some(lora) = &self.lora else { return Ok(()) };
-        lora.weight_backward(site, weights, grads, (dy, x), drops, between)
+        lora.weight_backward(projection, weights, grads, (dy, x), drops, inner_grads)
     }
 
-    /// From the gradient `dx` of the stream to that of the product that ends a branch, whose norm read `product` and made
-    /// its reciprocal deviations; without a norm and a multiplier it is the same.
+    /// Turns the gradient `dx` of the stream into that of a branch's last product. `of_branch` holds the
+    /// norm's input and reciprocal standard deviations. Without a norm and a multiplier the two gradients are
+    /// equal.
     fn branch_backward(
         &self,
         weights: &Weights,
@@ -600,8 +617,8 @@ impl Block {
         Ok(dproduct)
     }
 
-    /// From the gradient `dy` of what a branch reads to that of the stream, to which it adds: leaves what the branch reads in
-    /// `dy`.
+    /// Turns the gradient `dy` of a branch's input into that of the stream, and adds it to `dx`. Leaves the
+    /// branch's input in `dy`.
     pub(super) fn stream_backward_(
         &self,
         weights: &Weights,
@@ -618,7 +635,7 @@ impl Block {
         Ok(())
     }
 
-    /// Backward of a norm: adds to `dx`, and leaves the norm's output in `dy`.
+    /// Runs the backward of a norm: adds to `dx`, and leaves the norm's output in `dy`.
     fn norm_backward_(
         &self,
         weights: &Weights,
@@ -633,7 +650,7 @@ impl Block {
         })
     }
 
-    /// Backward from attention's output to the projection: `[N, (H + 2 K) D]`.
+    /// Runs the backward from attention's output to the projection: `[N, (H + 2 K) D]`.
     fn attention_backward(
         &self,
         weights: &Weights,
@@ -656,7 +673,7 @@ impl Block {
         };
 
         let (mut dq_normed, mut dk_normed) = (q_normed.f_empty_like()?, k_normed.f_empty_like()?);
-        drop(dqkv.f_zero_()?); // the norms add to what is there
+        drop(dqkv.f_zero_()?); // the norms add to it
         let gradients = [&mut dq_normed, &mut dk_normed, &mut dv];
         self.attend_backward([&q_normed, &k_normed, &v], &attended, layer, gradients)?;
         ops::rope_(&mut dq_normed, positions, rope_table, Rotation::Inverse)?;
@@ -684,7 +701,7 @@ impl Block {
         Ok(ops::attention_backward(dout, (q, k, v), (out, lse), how, (dq, dk, dv))?)
     }
 
-    /// What [`Self::forward`] saved.
+    /// Unpacks the tensors that [`Self::forward`] saved.
     fn unpack(&self, saved: Saved) -> Unpacked {
         let (of_block, mut others) = saved.unpack_first();
         let mut first = |count: usize| Saved(others.drain(..count).collect());
@@ -694,7 +711,7 @@ impl Block {
         (of_block, of_qk_norm, of_branches, choice)
     }
 
-    /// Views of the queries, keys and values in `[N, H + 2 K, D]`.
+    /// Returns views of the queries, keys and values in `[N, H + 2 K, D]`.
     pub(super) fn split(&self, qkv: &Tensor) -> Result<[Tensor; 3]> {
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         Ok([
@@ -705,10 +722,11 @@ impl Block {
     }
 }
 
-/// What every block saves, what qk-norm does, what the norms of attention and of the MLP do, and the choice of experts.
+/// Saved tensors of every block, of qk-norm, of the norms of attention and MLP outputs, and of the choice of
+/// experts.
 type Unpacked = ([Tensor; 8], Option<[Tensor; 4]>, [Option<[Tensor; 2]>; 2], Option<Choice>);
 
-/// What attention's backward reads: its output with the gradient, its log-sum-exp and the projection.
+/// Inputs of attention's backward: its output with the gradient, its log-sum-exp and the projection.
 struct Attended {
     dout: Tensor,
     out: Tensor,

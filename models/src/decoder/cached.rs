@@ -8,47 +8,48 @@ use crate::generation::KvCache;
 use crate::model::{Model, Weights};
 use crate::{Error, Result};
 
-/// Prompts as a packed batch, and where their keys and values go.
+/// Prompts as a packed batch, and the cache slots for their keys and values.
 pub(crate) struct Prefill {
     /// int64 `[N]`.
     pub tokens: Tensor,
     pub packing: Packing,
-    /// The last row of each prompt: int64 `[U]`.
+    /// Last row of each prompt: int64 `[U]`.
     pub last_rows: Tensor,
-    /// The rows to cache, and the places that they go to (see [`KvCache::store`]); a row may go to several.
+    /// Rows to cache, and the slots to write them to (see [`KvCache::store`]); a row may go to several slots.
     pub rows: Tensor,
     pub places: Tensor,
 }
 
-/// Tokens of sequences whose earlier ones are cached, one sequence behind the other; all tensors int64.
+/// Tokens of sequences whose earlier tokens are cached, one sequence after the other; all tensors are int64.
 pub(crate) struct Pieces {
     /// `[N]`.
     pub tokens: Tensor,
     /// `[N]`.
     pub positions: Tensor,
-    /// As in [`Prefill`].
+    /// Like in [`Prefill`].
     pub rows: Tensor,
     pub places: Tensor,
-    /// Of each sequence how many of the tokens are its own, and the places of all that it has up to the last of these: `[M]`.
+    /// For each sequence, its number of new tokens, and the slots of all its tokens up to the last of these:
+    /// `[M]`.
     pub contexts: Vec<(i64, Tensor)>,
 }
 
-/// One token of each of B sequences; all tensors int64.
+/// One token of each of B sequences; all tensors are int64.
 pub(crate) struct Step {
     /// `[B]`.
     pub tokens: Tensor,
-    /// The token's position, from 0: `[B]`.
+    /// Position of the token, from 0: `[B]`.
     pub positions: Tensor,
-    /// The sequence's length, this token included: `[B]`.
+    /// Length of the sequence, including this token: `[B]`.
     pub lengths: Tensor,
-    /// The token's place in the cache: `[B]`.
+    /// Cache slot of the token: `[B]`.
     pub places: Tensor,
-    /// The sequence's blocks: `[B, W]`.
+    /// Blocks of the sequence: `[B, W]`.
     pub tables: Tensor,
 }
 
 impl Decoder {
-    /// Runs prompts by the training forward and caches their keys and values. Returns the logits of each
+    /// Runs prompts with the training forward and caches their keys and values. Returns the logits of each
     /// prompt's last token `[U, V]`.
     pub(crate) fn prefill(
         &self,
@@ -64,8 +65,8 @@ impl Decoder {
         self.logits(weights, &x.f_index_select(0, &prompts.last_rows)?)
     }
 
-    /// Runs the next tokens of sequences and caches their keys and values. Returns what the head reads of each
-    /// `[N, C]`.
+    /// Runs the next tokens of sequences and caches their keys and values. Returns the head's input for each
+    /// token `[N, C]`.
     pub(crate) fn extend(&self, weights: &[Weights], pieces: &Pieces, cache: &mut KvCache) -> Result<Tensor> {
         self.layers(weights, &pieces.tokens, &pieces.positions, |layer, it| {
             store(cache, layer, it, &pieces.rows, &pieces.places)?;
@@ -92,13 +93,13 @@ impl Decoder {
         self.logits(weights, &x)
     }
 
-    /// The logits of rows `[R, C]` of the last block's output: `[R, V]`.
+    /// Returns the logits `[R, V]` of rows `[R, C]` of the last block's output.
     pub(crate) fn logits(&self, weights: &[Weights], x: &Tensor) -> Result<Tensor> {
         self.head.logits(&weights[self.blocks() - 1], x)
     }
 
-    /// All blocks but the head, with `attend` in the place of attention: it gets the layer's number and what
-    /// attention reads.
+    /// Runs all blocks but the head, with `attend` instead of attention. It receives the layer's index and
+    /// the inputs of attention.
     fn layers(
         &self,
         weights: &[Weights],
@@ -116,7 +117,7 @@ impl Decoder {
         Ok(x)
     }
 
-    /// Refuses a sequence for which there are no positions.
+    /// Returns an error if a sequence is longer than the model's positions.
     pub(crate) fn check_length(&self, len: i64) -> Result<()> {
         let limit = self.config.max_position_embeddings;
         if len <= limit {
@@ -127,18 +128,18 @@ impl Decoder {
         Err(Error::Input { what: "sequence", problem })
     }
 
-    /// Whether there are embeddings for all of `tokens`: where there is none, a device reads or writes beyond its memory.
+    /// Checks that all `tokens` have embeddings. Without one, a device would read or write out of bounds.
     ///
     /// # Errors
-    /// [`Error::Input`] with the first one that there is not.
+    /// [`Error::Input`] with the first unknown token.
     pub fn check_tokens(&self, tokens: impl IntoIterator<Item = i64>) -> Result<()> {
         let all = 0..self.config.vocab_size;
         let Some(unknown) = tokens.into_iter().find(|token| !all.contains(token)) else { return Ok(()) };
-        let problem = format!("there is no token {unknown}: the model has those from 0 to {}", all.end - 1);
+        let problem = format!("there is no token {unknown}: the model has tokens 0 to {}", all.end - 1);
         Err(Error::Input { what: "tokens", problem })
     }
 
-    /// Attention in a layer.
+    /// Returns the attention mask and scale of a layer.
     pub(super) fn causal(&self, layer: usize) -> Causal {
         self.plain_blocks[layer].causal(self.config.window_of(layer))
     }

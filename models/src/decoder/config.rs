@@ -6,111 +6,112 @@ use super::{Multipliers, OtherRope, RopeScaling};
 use crate::Result;
 use crate::error::{check_config, check_layers};
 
-/// The shape of a decoder, with the names of Hugging Face's configurations where those exist.
+/// The shape of a decoder, with Hugging Face's field names where they exist.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// The number of token ids V.
+    /// Vocabulary size V.
     pub vocab_size: i64,
-    /// The width of the residual stream C.
+    /// Width of the residual stream C.
     pub hidden_size: i64,
-    /// The number of decoder blocks.
+    /// Number of decoder blocks.
     pub num_hidden_layers: usize,
-    /// The number of query heads H.
+    /// Number of query heads H.
     pub num_attention_heads: i64,
-    /// The number of key and value heads K; divides H.
+    /// Number of key and value heads K; divides H.
     pub num_key_value_heads: i64,
-    /// The width of a head D; even.
+    /// Width of a head D; even.
     pub head_dim: i64,
-    /// The width of the MLP F.
+    /// Width of the MLP F.
     pub intermediate_size: i64,
-    /// Which layers have a mixture of experts in the place of the MLP, and of which; `None`: no layer.
+    /// Layers with a mixture of experts instead of the MLP, and its shape; `None`: no layer.
     pub experts: Option<ExpertsConfig>,
-    /// What is added to the mean square in a norm.
+    /// Added to the mean square in a norm.
     pub rms_norm_eps: f64,
-    /// The base of the rotary frequencies.
+    /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// The part of a head that positions turn, the first elements of it (Phi-3); above 0, most often 1.
+    /// Fraction of a head that is rotated, its first elements (Phi-3); above 0, usually 1.
     pub partial_rotary_factor: f64,
-    /// How the frequencies differ from those of `rope_theta` alone.
+    /// Deviation of the frequencies from those of `rope_theta`.
     pub rope_scaling: RopeScaling,
-    /// Layers that turn queries and keys otherwise (SmolLM3, OLMo 3); `None`: all turn them alike.
+    /// Layers with another rotation of queries and keys (SmolLM3, OLMo 3); `None`: all layers have the same.
     pub other_rope: Option<OtherRope>,
-    /// The longest sequence, in tokens.
+    /// Maximum sequence length, in tokens.
     pub max_position_embeddings: i64,
-    /// Which layers see only the last tokens, and how many (Mistral); `None`: every layer sees all.
+    /// Layers with a sliding window, and its size (Mistral); `None`: every layer sees all tokens.
     pub sliding_window: Option<SlidingWindow>,
-    /// Whether files have the projections to queries, keys and values as one tensor, and the MLP's two as another (Phi-3).
+    /// True if files have one fused tensor for queries, keys and values, and one for the MLP's gate and up
+    /// (Phi-3).
     pub fused_projections: bool,
-    /// Whether the query, key and value projections have a bias (Qwen2).
+    /// True if the query, key and value projections have a bias (Qwen2).
     pub qkv_bias: bool,
-    /// Whether attention's output projection has one (with `attention_bias` in Llama and Qwen3).
+    /// True if attention's output projection has a bias (`attention_bias` in Llama and Qwen3).
     pub o_bias: bool,
-    /// Whether the three of the MLP have one (with `mlp_bias` in Llama).
+    /// True if the MLP's three matrices have a bias (`mlp_bias` in Llama).
     pub mlp_bias: bool,
-    /// How queries and keys are normed before the rotation (Qwen3, OLMo 2); `None`: they are not.
+    /// Norm of queries and keys before the rotation (Qwen3, OLMo 2), if any.
     pub qk_norm: Option<QkNorm>,
-    /// Where the norms of a layer stand.
+    /// Positions of a layer's norms.
     pub norms: NormPlaces,
-    /// What weights of norms are more than files have: 1 where a norm multiplies by 1 + w (Gemma), else 0. Here they are 1 + w
-    /// from the reading to the writing of files, in every dtype.
+    /// Difference between a norm's weights here and in files: 1 if a norm multiplies by 1 + w (Gemma), else
+    /// 0. In memory they are 1 + w in every dtype.
     pub norm_offset: f32,
-    /// Of the MLP's gate.
+    /// Activation of the MLP's gate.
     pub activation: Activation,
-    /// What is multiplied on its way (Granite, Gemma).
+    /// Constant factors in the forward pass (Granite, Gemma).
     pub multipliers: Multipliers,
-    /// Whether the head's matrix is the embedding's.
+    /// True if the head's matrix is the embedding's.
     pub tie_word_embeddings: bool,
-    /// Standard deviation of the matrices' first values.
+    /// Standard deviation of the matrices' initial values.
     pub initializer_range: f64,
 }
 
-/// What a norm of queries, or of keys, takes the mean square over.
+/// Elements that a norm of queries or keys averages over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
-    /// Each head by itself: weights `[D]`.
+    /// Each head separately: weights `[D]`.
     PerHead,
     /// All heads of a token together: weights `[H D]` and `[K D]`.
     Together,
 }
 
-/// Where the norms of a layer stand.
+/// Positions of a layer's norms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormPlaces {
-    /// Of what attention and the MLP read of the residual stream.
+    /// On the inputs of attention and MLP.
     Before,
-    /// Of what they add to it (OLMo 2).
+    /// On their outputs (OLMo 2).
     After,
-    /// Of both (Gemma 3).
+    /// On both (Gemma 3).
     Both,
 }
 
-/// Layers in which a token does not see the whole text before it.
+/// Layers in which a token sees only the tokens in a window.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlidingWindow {
-    /// How many tokens a token sees, itself included.
+    /// Number of tokens that a token sees, including itself.
     pub tokens: i64,
-    /// Whether each layer has the window.
+    /// True for each layer with the window.
     pub layers: Vec<bool>,
 }
 
-/// Layers in which each token goes to a few of many small MLPs.
+/// Layers with a mixture of experts, in which each token is sent to a few of many small MLPs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertsConfig {
-    /// The number of experts E.
+    /// Number of experts E.
     pub num_experts: i64,
-    /// To how many of them a token goes, J.
+    /// Number of experts per token J.
     pub num_experts_per_tok: i64,
-    /// The width of an expert.
+    /// Width of an expert.
     pub moe_intermediate_size: i64,
-    /// Whether the weights of a token's experts are divided by their sum.
+    /// True if the weights of a token's experts are divided by their sum.
     pub norm_topk_prob: bool,
-    /// Whether each layer has experts.
+    /// True for each layer with experts.
     pub layers: Vec<bool>,
-    /// What their tensors are called.
+    /// Names of the experts' tensors.
     pub names: ExpertNames,
 }
 
-/// What the tensors of experts are called in files.
+/// Names of the experts' tensors in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertNames {
     /// `mlp.gate`, and `gate_proj`, `up_proj` and `down_proj` of each expert (Qwen3-MoE, OLMoE).
@@ -119,47 +120,48 @@ pub enum ExpertNames {
     Mixtral,
 }
 
-/// There is a row of a table for each of them.
+/// Limit on positions, since a table has one row for each.
 const MOST_POSITIONS: i64 = 1 << 24;
 
-/// The most of any width, far above all there are: so that sizes of matrices are numbers, and those of a model as well.
+/// Limit on any width, far above existing models, so that sizes do not overflow.
 const MOST_WIDTH: i64 = 1 << 22;
 
 impl DecoderConfig {
-    /// How many tokens a token sees in a layer, itself included; `None`: all before it.
+    /// Returns the number of tokens that a token sees in a layer, including itself; `None`: all before it.
     pub fn window_of(&self, layer: usize) -> Option<i64> {
         self.sliding_window.as_ref().filter(|window| window.layers[layer]).map(|window| window.tokens)
     }
 
-    /// The experts of a layer, if it has some.
+    /// Returns the experts of a layer, if it has any.
     pub fn experts_of(&self, layer: usize) -> Option<&ExpertsConfig> {
         self.experts.as_ref().filter(|experts| experts.layers[layer])
     }
 
-    /// How many elements of a head positions turn, R.
+    /// Returns the number of rotated elements of a head, R.
     pub fn rotary_dim(&self) -> i64 {
         (self.head_dim as f64 * self.partial_rotary_factor) as i64
     }
 
-    /// What to say behind `max_position_embeddings` where longer texts are refused though its files have some.
+    /// Explains, for an error about `max_position_embeddings`, why longer texts are refused although the
+    /// model's files allow them.
     pub fn why_no_longer(&self) -> &'static str {
         match self.rope_scaling {
             RopeScaling::LongRope { .. } => {
-                ", its `original_max_position_embeddings`: longer texts turn by `long_factor`, and cached keys would be turned anew"
+                ", its `original_max_position_embeddings`: longer texts rotate by `long_factor`, and cached keys would have to be rotated again"
             }
             _ => "",
         }
     }
 
-    /// What multiplies the scores of attention.
+    /// Returns the factor of the attention scores.
     pub fn attention_multiplier(&self) -> f64 {
         self.multipliers.attention.unwrap_or(1.0 / (self.head_dim as f64).sqrt())
     }
 
-    /// Checks that the sizes make a model.
+    /// Checks that the sizes are valid.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and the valid values.
     pub fn validate(&self) -> Result<()> {
         let sizes = [
             ("vocab_size", self.vocab_size),
@@ -244,26 +246,26 @@ impl ExpertsConfig {
         check_config(chosen <= experts, "num_experts_per_tok", || {
             format!("is {chosen}, must be at most num_experts = {experts}")
         })?;
-        // All experts of a layer are one tensor.
+        // All experts of a layer share one tensor.
         let width = experts.saturating_mul(self.moe_intermediate_size);
         check_config(width <= MOST_WIDTH, "moe_intermediate_size", || {
             format!("times num_experts is {width}, must be at most {MOST_WIDTH}")
         })?;
         let (found, expected) = (self.layers.len(), config.num_hidden_layers);
         check_config(found == expected, "num_experts", || {
-            format!("is told of {found} layers, must be for each of the {expected}")
+            format!("covers {found} layers, must cover all {expected}")
         })?;
         check_config(config.norms == NormPlaces::Before, "norms", || {
-            "are of branches; with experts they stand in front".to_owned()
+            "are on branch outputs; with experts they must be on branch inputs".to_owned()
         })?;
         let residual = config.multipliers.residual;
         check_config(residual == 1.0, "residual_multiplier", || {
-            format!("is {residual}; with experts there is none")
+            format!("is {residual}, must be 1 with experts")
         })?;
         check_config(config.activation == Activation::Silu, "hidden_act", || {
-            "is another than `silu`; experts have that".to_owned()
+            "must be `silu` with experts".to_owned()
         })?;
-        check_config(!config.mlp_bias, "mlp_bias", || "is true; experts have no biases".to_owned())
+        check_config(!config.mlp_bias, "mlp_bias", || "is true, must be false with experts".to_owned())
     }
 }
 

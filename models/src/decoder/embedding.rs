@@ -1,4 +1,4 @@
-//! The first block: a row of the embedding matrix for each token.
+//! The first block: looks up a row of the embedding matrix for each token.
 
 use anyroll_backends::ops;
 use tch::{Kind, Tensor};
@@ -10,7 +10,7 @@ use super::{
 use crate::Result;
 use crate::model::{Grads, Unit, Weights};
 
-/// The embedding's unit: one matrix `[V, C]`.
+/// Returns the embedding's unit: one matrix `[V, C]`.
 pub(super) fn unit(config: &DecoderConfig) -> Unit {
     let name = "model.embed_tokens.weight".to_owned();
     let (rows, columns) = (config.vocab_size, config.hidden_size);
@@ -21,18 +21,18 @@ pub(super) fn unit(config: &DecoderConfig) -> Unit {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Embedding {
     multiplier: f64,
-    /// To the rows' dtype.
+    /// True if the multiplier is rounded to the rows' dtype.
     is_rounded: bool,
 }
 
 impl Embedding {
-    /// That of a decoder.
+    /// Returns the embedding of a decoder.
     pub fn new(config: &DecoderConfig) -> Embedding {
         let multipliers = &config.multipliers;
         Embedding { multiplier: multipliers.embedding, is_rounded: multipliers.rounds_embedding }
     }
 
-    /// Whether rows are not passed on as they are.
+    /// Returns true if rows are multiplied.
     pub fn multiplies(&self) -> bool {
         self.multiplier != 1.0
     }
@@ -41,7 +41,7 @@ impl Embedding {
         if self.is_rounded { rounded(self.multiplier, kind) } else { self.multiplier }
     }
 
-    /// `tokens` int64 `[N]` to `[N, C]`.
+    /// Maps `tokens` int64 `[N]` to `[N, C]`.
     pub fn forward(&self, weights: &Weights, tokens: &Tensor) -> Result<Tensor> {
         let mut rows = weights.get(0, 0).f_index_select(0, tokens)?;
         let by = self.multiplier(rows.kind());
@@ -49,7 +49,7 @@ impl Embedding {
         Ok(rows)
     }
 
-    /// The same into memory that is there.
+    /// Like [`Self::forward`], into existing memory.
     pub fn forward_into(&self, weights: &Weights, tokens: &Tensor, rows: &mut Tensor) -> Result<()> {
         drop(weights.get(0, 0).f_index_select_out(rows, 0, tokens)?);
         multiply_(rows, self.multiplier(rows.kind()))

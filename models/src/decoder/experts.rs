@@ -1,8 +1,8 @@
-//! A layer's mixture of experts, in the place of its MLP: see [`ops::Choice`] for the formula.
+//! A layer's mixture of experts instead of its MLP: see [`ops::Choice`] for the formula.
 //!
-//! The matrices of all experts lie one below the other in one parameter, so that grouped products take them as they are.
-//! Backward sorts the rows again, which is little beside the products, and reaches the router through the weights of the
-//! experts that were chosen.
+//! The matrices of all experts are stacked in one parameter, so that grouped products read them directly.
+//! Backward sorts the rows again, which is cheap compared with the products. It reaches the router through
+//! the weights of the chosen experts.
 
 use anyroll_backends::ops::{self, Activation, Choice, Dispatch};
 use tch::Tensor;
@@ -11,18 +11,18 @@ use super::{DecoderConfig, ExpertNames, ExpertsConfig, block::Block, math::Math,
 use crate::Result;
 use crate::model::{Grads, ParamSpec, Part, Saved, Weights};
 
-/// Of a block that has experts, beside `gate_up` and `down`, which are all experts' then.
+/// A block's experts, in addition to `gate_up` and `down`, which then hold all experts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Experts {
-    /// The matrix `[E, C]` whose product with a token tells the experts that it goes to.
+    /// Index of the matrix `[E, C]` whose product with a token selects its experts.
     pub router: usize,
     pub count: i64,
     pub per_token: i64,
     pub is_normalized: bool,
 }
 
-/// What a mixture's forward computes on its way.
-pub(super) struct Mixed {
+/// Intermediate results of a mixture's forward.
+pub(super) struct MixtureOutput {
     /// The block's output `[N, C]`.
     pub out: Tensor,
     /// `[R, 2 F]`, sorted by expert.
@@ -30,7 +30,7 @@ pub(super) struct Mixed {
     pub choice: Choice,
 }
 
-/// The router, and the matrices of all experts in the layer `prefix`: gate and up, and down.
+/// Returns the router, and all experts' gate-and-up and down matrices, in the layer `prefix`.
 pub(super) fn params(config: &DecoderConfig, experts: &ExpertsConfig, prefix: &str) -> [ParamSpec; 3] {
     let (hidden, width, std) = (config.hidden_size, experts.moe_intermediate_size, config.initializer_range);
     let (mixture, [gate, up, out]) = match experts.names {
@@ -55,7 +55,7 @@ pub(super) fn params(config: &DecoderConfig, experts: &ExpertsConfig, prefix: &s
 }
 
 impl Experts {
-    /// Of the parameter `router`.
+    /// Creates the experts with `router` as the router's parameter index.
     pub fn new(config: &ExpertsConfig, router: usize) -> Experts {
         Experts {
             router,
@@ -70,12 +70,12 @@ impl Experts {
         Ok(Choice::new(&logits, self.per_token, self.is_normalized)?)
     }
 
-    /// What forward saves of a choice behind all else.
+    /// Returns the tensors that forward saves of a choice, after all others.
     pub fn save(choice: Choice) -> [Tensor; 2] {
         [choice.probs, choice.chosen]
     }
 
-    /// The choice in what forward saved of it.
+    /// Restores the choice from the saved tensors.
     pub fn saved(self, saved: Saved) -> Choice {
         let [probs, chosen] = saved.unpack();
         Choice { probs, chosen, is_normalized: self.is_normalized }
@@ -87,8 +87,14 @@ impl Experts {
 }
 
 impl Block {
-    /// The residual stream `x2` `[N, C]` with what experts make of its norm `h2`.
-    pub(super) fn mix(&self, experts: Experts, weights: &Weights, x2: &Tensor, h2: Tensor) -> Result<Mixed> {
+    /// Returns the residual stream `x2` `[N, C]` plus the experts' output for its norm `h2`.
+    pub(super) fn mix(
+        &self,
+        experts: Experts,
+        weights: &Weights,
+        x2: &Tensor,
+        h2: Tensor,
+    ) -> Result<MixtureOutput> {
         let choice = experts.choose(weights, &h2, self.math)?;
         let dispatch = experts.dispatch(&choice.chosen)?;
         let gate_up = self.expand(weights, h2, &dispatch)?;
@@ -97,17 +103,17 @@ impl Block {
             self.math.grouped_linear(&activated, weights.get(0, self.down), &dispatch.groups)?
         };
         let out = dispatch.add_up(x2, &product, Some(&choice.weights()?))?;
-        Ok(Mixed { out, gate_up, choice })
+        Ok(MixtureOutput { out, gate_up, choice })
     }
 
-    /// The gates and inputs `[R, 2 F]` of experts for the rows of `h2` `[N, C]`.
+    /// Computes the experts' gates and inputs `[R, 2 F]` for the rows of `h2` `[N, C]`.
     fn expand(&self, weights: &Weights, h2: Tensor, dispatch: &Dispatch) -> Result<Tensor> {
         let sorted = dispatch.spread(&h2)?;
         drop(h2);
         self.math.grouped_linear(&sorted, weights.get(0, self.gate_up), &dispatch.groups)
     }
 
-    /// [`Mixed::gate_up`] again, for tokens that chose `chosen`.
+    /// Recomputes [`MixtureOutput::gate_up`] for tokens that chose `chosen`.
     pub(super) fn expand_again(
         &self,
         experts: Experts,
@@ -118,7 +124,8 @@ impl Block {
         self.expand(weights, h2, &experts.dispatch(chosen)?)
     }
 
-    /// Backward of [`Self::mix`] and of the norm before it: adds to `dx`, the gradient of the output, that of `x2`.
+    /// Runs the backward of [`Self::mix`] and of the norm before it: adds the gradient of `x2` to `dx`, the
+    /// gradient of the output.
     pub(super) fn mix_backward(
         &self,
         experts: Experts,
@@ -130,7 +137,8 @@ impl Block {
         let dispatch = experts.dispatch(&choice.chosen)?;
         let groups = &dispatch.groups;
         let dproduct = dispatch.spread(dx)?;
-        // Without the weights, which are put in between the products: so theirs is a sum over F in place of C.
+        // Without the routing weights, which are applied between the products. So their gradient is a sum
+        // over F instead of C.
         let mut activated = ops::grouped_input_backward(&dproduct, weights.get(0, self.down), groups)?;
         let dchosen = dispatch.dots(&activated, &ops::glu(&gate_up, Activation::Silu)?)?;
         let dlogits = choice.backward(&dchosen)?.f_to_kind(dx.kind())?;

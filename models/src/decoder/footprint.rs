@@ -1,4 +1,4 @@
-//! The memory of a decoder's passes, in the order in which its code makes and drops tensors.
+//! Memory of a decoder's passes, in the order in which its code creates and drops tensors.
 
 use anyroll_backends::ops::padded_rows;
 
@@ -8,39 +8,40 @@ use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::model::Model;
 
 const F32: usize = size_of::<f32>();
-/// Tensors of a chunk's logits in fp32 that a divergence makes of them at a time, of the most that its gradient holds.
+/// Peak number of fp32 tensors of a chunk's logits that a divergence creates; its gradient has the most.
 const MADE_OF_LOGITS: usize = 7;
 
-/// The memory of the second half of a layer.
+/// Memory of the second half of a layer.
 struct MlpBytes {
-    /// What it saves that thinning drops, and what stays.
+    /// Saved memory that thinning drops, and saved memory that remains.
     gate_up: usize,
     choice: usize,
-    /// As in [`BlockBytes`], beside what was there before.
+    /// Like in [`BlockBytes`], in addition to earlier memory.
     forward: usize,
     scoring: usize,
     backward: usize,
 }
 
-/// The size of a [`crate::PackedBatch`].
+/// Size of a [`crate::PackedBatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedSize {
-    /// How many sequences.
+    /// Number of sequences.
     pub sequences: usize,
-    /// Rows of the longest one.
+    /// Rows of the longest sequence.
     pub longest: usize,
-    /// Rows N of all; those that sequences have in common count once.
+    /// Rows N of all sequences; shared ones count once.
     pub tokens: usize,
-    /// Rows that attention sees where it needs copies of those that sequences have in common: one for each of their tokens.
+    /// Rows that attention reads if it needs copies of shared ones: one for each of their tokens.
     pub copies: usize,
-    /// Targets M of all.
+    /// Targets M of all sequences.
     pub targets: usize,
-    /// Whether a teacher is beside them.
+    /// True if the batch has a teacher.
     pub is_taught: bool,
 }
 
 impl PackedSize {
-    /// So many sequences of equal length: `prompt` tokens, then `completion` ones, of which the last is no input.
+    /// Returns the size of `sequences` sequences of equal length: `prompt` tokens, then `completion` tokens,
+    /// of which the last is no input.
     pub fn uniform(sequences: usize, prompt: usize, completion: usize) -> PackedSize {
         let longest = (prompt + completion).saturating_sub(1);
         let tokens = sequences * longest;
@@ -48,11 +49,11 @@ impl PackedSize {
         PackedSize { sequences, longest, tokens, copies: tokens, targets, is_taught: false }
     }
 
-    /// The most that so many sequences in a row can be of groups that have their prompt in common and are cut without regard
-    /// to them, packed by [`crate::PackedBatch::sharing`].
+    /// Returns the largest size of `sequences` consecutive sequences, out of groups that share their prompt,
+    /// if the cut ignores groups. They are packed by [`crate::PackedBatch::sharing`].
     pub fn of_groups(sequences: usize, group: usize, prompt: usize, completion: usize) -> PackedSize {
         let apart = PackedSize::uniform(sequences, prompt, completion);
-        // The first one is at the latest so far into its group.
+        // Largest possible offset of the first sequence in its group.
         let into = group - gcd(sequences, group);
         let prompts = (into + sequences).div_ceil(group).min(sequences);
         let common = prompt.min(apart.longest);
@@ -61,12 +62,13 @@ impl PackedSize {
     }
 }
 
-/// Off the host, indices are sorted before their rows are summed: values and order, and the library's own copies of both.
+/// Returns the memory of sorting indices. Off the host, they are sorted before their rows are summed: values
+/// and order, and the library's copies of both.
 pub(super) fn sorting_bytes(indices: usize, runs: Runs) -> usize {
     if runs.on_host { 0 } else { 4 * indices * size_of::<i64>() }
 }
 
-/// Greatest common divisor, of numbers above 0.
+/// Returns the greatest common divisor of numbers above 0.
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
@@ -84,7 +86,7 @@ impl Footprint for Decoder {
 }
 
 impl Decoder {
-    /// What sampling makes at a time: the largest of a pass over prompts of `prompt_tokens` tokens together and the
+    /// Returns the peak memory of sampling: a pass over prompts with `prompt_tokens` tokens in total, or the
     /// logits of a step of `sequences`.
     pub fn sampling_bytes(
         &self,
@@ -95,12 +97,12 @@ impl Decoder {
     ) -> usize {
         let (tokens, copies) = (prompt_tokens, prompt_tokens);
         let size = PackedSize { sequences: 1, longest, tokens, copies, targets: 0, is_taught: false };
-        // Beside the block's own, copies of the keys and values that are cached.
+        // In addition to the block's own: copies of the cached keys and values.
         let kv = 2 * self.config.num_key_value_heads as usize * self.config.head_dim as usize;
         let layers = (0..self.inner_blocks.len()).map(|layer| self.layer_bytes(layer, &size, runs));
         let layer = layers.map(|layer| layer.input + layer.scoring).max().unwrap_or(0);
         let prefill = layer + prompt_tokens * kv * runs.size();
-        // As they come out of the product, in fp32, and scaled.
+        // The product's output, its fp32 copy, and the scaled one.
         let logits = padded_rows(sequences) * self.config.vocab_size as usize;
         prefill.max(logits * (runs.size() + 2 * F32))
     }
@@ -132,7 +134,7 @@ impl Decoder {
             Some(QkNorm::Together) => q + kv + floats(2),
             None => 0,
         };
-        // What the norm of a branch reads, or the output of the one in front of the MLP.
+        // Input of a branch norm, or output of the norm before the MLP.
         let (of_branch, h2) = match config.norms {
             NormPlaces::Before => (0, x),
             NormPlaces::After => (x + floats(1), 0),
@@ -141,69 +143,73 @@ impl Decoder {
         let lse = floats(heads);
         let copied =
             |bytes: usize| if size.copies > size.tokens { bytes / size.tokens * size.copies } else { 0 };
-        // What is between an adapter's products: of the widest, and of all at a site.
+        // Rows between an adapter's two products: the widest adapter, and all adapters of a projection.
         let between = rows(block.ranks().flatten().max().unwrap_or(0));
         let all_between = rows(block.ranks().map(|ranks| ranks.iter().sum()).max().unwrap_or(0));
-        // With magnitudes, a matrix with its product.
+        // With magnitudes, a matrix and its product.
         let dora = block.lora.as_ref().is_some_and(Lora::is_dora);
-        // The widest that has one adapter.
+        // Widest output with one adapter.
         let (of_qkv, of_mlp) = match config.fused_projections {
             true => (heads + 2 * kv_heads, 2 * config.intermediate_size as usize),
             false => (heads, config.intermediate_size as usize),
         };
         let widest = config.hidden_size as usize * of_mlp.max(of_qkv * dim);
         let sum = if dora { widest * runs.size() } else { 0 };
-        // Where adapters drop values, what one sees of its input of this size; backward, its part of the gradient first.
+        // With dropout, an adapter's view of its input of this size; in backward, its part of the gradient
+        // first.
         let dropped = |input: usize| if block.drops() { input } else { 0 };
 
-        // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations. Norms of branches have their
-        // deviations beside what they read.
+        // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations. Norms on
+        // branch outputs save their deviations in addition to their inputs.
         let rstd = if h2 > 0 { floats(1) } else { 0 };
         let before_mlp = x + rstd + qkv + q + lse + x + rstd + qk_norm + 2 * of_branch;
         let gate_up = 2 * mlp;
         let seen = 2 * between + dropped(mlp);
         let with_adapters = match (dora, block.drops()) {
             (false, _) => seen,
-            // The block's output is no longer made in place.
+            // The block's output is no longer computed in place.
             (true, false) => x.max(seen + sum),
             (true, true) => seen + sum.max(2 * x),
         };
-        // In front of the MLP's activation, with magnitudes and dropout: what an adapter sees, and its columns twice.
+        // Before the MLP's activation, with magnitudes and dropout: an adapter's input, and its columns
+        // twice.
         let in_gate_up = if dora { 2 * between + dropped(x) + sum.max(2 * dropped(rows(of_mlp))) } else { 0 };
-        // What adapters take at a site: with magnitudes the gradient in front of them and, for theirs, a column's products.
-        let at_site = |output: usize, input: usize, column: usize| match dora {
+        // Memory of adapters at a projection. With magnitudes: the gradient before them and, for their own
+        // gradient, a column's products.
+        let at_projection = |output: usize, input: usize, column: usize| match dora {
             false => 2 * dropped(input),
             true if block.drops() => output + sum.max(2 * input + column),
             true => output + sum.max(column),
         };
-        // Where branches are normed, the gradients of a norm's output and of what it reads, and then the latter, which is the
-        // memory of what it read.
+        // For norms on branch outputs: the gradients of a norm's output and of its input; the latter reuses
+        // the input's memory.
         let in_norm = if of_branch == 0 { 0 } else { 2 * x };
-        // Where branches are multiplied, what is added is there apart, and the gradient of the product as well.
+        // If branches are multiplied, their output and the product's gradient need their own memory.
         let multiplied = if block.residual_multiplier == 1.0 { 0 } else { x };
-        // Of an MLP the second norm's output, SwiGLU's, and the block's come at the end.
+        // Without experts, the outputs of the second norm, of SwiGLU and of the block come last.
         let of_mixture = config.experts_of(layer).map(|it| self.mixture_bytes(it, layer, size, runs));
         let mlp_bytes = of_mixture.unwrap_or(MlpBytes {
             gate_up,
             choice: 0,
             forward: gate_up + h2 + (mlp + x + with_adapters).max(in_gate_up),
             scoring: gate_up + h2 + mlp + 2 * between + if dora { x + sum } else { multiplied },
-            backward: (mlp + at_site(x, mlp, x) + multiplied)
-                .max(mlp + h2 + at_site(gate_up, x, rows(of_mlp)))
+            backward: (mlp + at_projection(x, mlp, x) + multiplied)
+                .max(mlp + h2 + at_projection(gate_up, x, rows(of_mlp)))
                 .max(in_norm),
         });
         let saved = before_mlp + mlp_bytes.gate_up + mlp_bytes.choice;
         let (scores, scores_backward) = self.attention_bytes(size, runs);
         // While scores exist, nothing of the second half does.
         let attending = rstd + qkv + qk_norm + q + lse + copied(qkv + q + lse) + scores;
-        // What the MLP had is gone. Of attention there is its output's gradient, that of the projection and of normed heads, and
-        // what the library needs.
+        // The MLP's memory is freed. Attention has its output's gradient, the gradients of the projection and
+        // of normed heads, and the library's workspace.
         let qk_norm_backward = if config.qk_norm.is_some() { q + kv } else { 0 };
         let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + copied(lse) + scores_backward;
         let in_attention =
-            in_attention.max(q + at_site(x, q, x) + of_branch + multiplied).max(in_norm + of_branch);
-        // After it, all that it read is gone, and the first norm's output comes.
-        let after = (qkv + x + at_site(qkv, x, rows(of_qkv * dim))).saturating_sub(q + qkv + lse + qk_norm);
+            in_attention.max(q + at_projection(x, q, x) + of_branch + multiplied).max(in_norm + of_branch);
+        // After attention, its inputs are freed, and the first norm's output is computed.
+        let after =
+            (qkv + x + at_projection(qkv, x, rows(of_qkv * dim))).saturating_sub(q + qkv + lse + qk_norm);
         let in_mlp = mlp_bytes.gate_up + mlp_bytes.choice + 2 * of_branch;
         let attention_backward = in_attention.max(after).saturating_sub(in_mlp);
         BlockBytes {
@@ -211,15 +217,15 @@ impl Decoder {
             saved,
             thinned: saved - mlp_bytes.gate_up,
             forward: (before_mlp - x + mlp_bytes.forward).max(attending),
-            // The residual stream of an MLP stays in one place, or one of the norms' inputs is there beside its output; nothing is
-            // dropped.
+            // The residual stream of an MLP stays in place, or a norm's input exists next to its output.
+            // Nothing is dropped.
             scoring: (before_mlp - x + mlp_bytes.scoring).max(attending),
             output_grad: x,
             backward: mlp_bytes.backward.max(attention_backward) + all_between + 2 * between,
         }
     }
 
-    /// The memory of a layer's experts instead of an MLP.
+    /// Returns the memory of a layer's experts, instead of an MLP's.
     fn mixture_bytes(
         &self,
         experts: &ExpertsConfig,
@@ -240,17 +246,17 @@ impl Decoder {
         let (spread, activated) = (rows * hidden * runs.size(), rows * width * runs.size());
         let (logits, probs) = (tokens * count * runs.size(), tokens * count * F32);
         let (gate_up, choice) = (2 * activated, probs + rows * INDEX);
-        // Of each row its token and its place; probabilities are sorted with their indices, and rows likewise.
+        // Token and place of each row; probabilities and rows are sorted with their indices.
         let dispatch = 2 * rows * INDEX + count * size_of::<i32>();
         let sorting = (logits + 2 * probs + tokens * count * INDEX).max(choice + 2 * dispatch);
-        // The sum in fp32, what it adds, and in 16 bits that as it was before.
+        // The sum in fp32, the addend, and in 16 bits the previous value.
         let narrow = if runs.size() == F32 { 0 } else { x };
         let adding = 2 * tokens * hidden * F32 + narrow;
         let in_products =
             [x + spread, spread + gate_up, gate_up + activated + spread, gate_up + spread + adding];
         let forward = in_products.into_iter().max().unwrap_or(0) + choice + dispatch + rows * F32;
         let forward = forward.max(x + sorting);
-        // libtorch returns the gradient of all matrices, where it makes it in one operation.
+        // If libtorch computes the gradient of all matrices in one operation, it returns a new tensor.
         let is_trained = self.units[layer + 1].trainable && !runs.on_host && runs.size() != F32;
         let gradient = |matrices: usize| {
             if is_trained { matrices * count * width * hidden * runs.size() } else { 0 }
@@ -266,19 +272,20 @@ impl Decoder {
         MlpBytes { gate_up, choice, forward, scoring: forward, backward }
     }
 
-    /// What attention needs beside its arguments and results, forward and backward.
+    /// Returns the memory of attention in addition to its arguments and results, forward and backward.
     fn attention_bytes(&self, size: &PackedSize, runs: Runs) -> (usize, usize) {
         let (heads, dim) = (self.config.num_attention_heads as usize, self.config.head_dim as usize);
         if runs.on_host {
             return (0, 0);
         }
         if runs.size() == F32 {
-            // A composition, over all scores of a padded batch: three of that size forward, five backward.
+            // A composition over all scores of a padded batch: three tensors of that size forward, five
+            // backward.
             let scores = size.sequences * heads * size.longest * size.longest * F32;
             return (3 * scores, 5 * scores);
         }
-        // FlashAttention-2: sums of the queries' gradients and one number a query in fp32, and gradients of keys and
-        // values for each query head where several read one.
+        // FlashAttention-2: sums of the queries' gradients and one number per query in fp32. If several query
+        // heads share a key head, also gradients of keys and values per query head.
         let sums = size.copies * heads * (dim + 1) * F32;
         let is_grouped = self.config.num_key_value_heads != self.config.num_attention_heads;
         (0, sums + if is_grouped { 2 * size.copies * heads * dim * runs.size() } else { 0 })
@@ -292,14 +299,15 @@ impl Decoder {
         let logits_of = |targets: usize| targets * vocab * runs.size();
         let logits = match size.is_taught {
             false => logits_of(size.targets.min(head::chunk_rows(vocab, runs.size()))),
-            // The teacher's as well, taken to have as many, and in fp32 log-probs of both with what is made of them.
+            // The teacher's logits, too, assumed to be as many, and the fp32 log-probs of both with their
+            // intermediate results.
             true => {
                 let rows = size.targets.min(head::taught_chunk_rows(vocab, runs.size()));
                 2 * logits_of(rows) + MADE_OF_LOGITS * rows * vocab * F32
             }
         };
         let (kept, again) = if self.head.keeps_logits { (logits_of(size.targets), 0) } else { (0, logits) };
-        // The rows of targets, their norm and deviations; log-probabilities, entropies and sums; logits come beside them.
+        // The rows of targets, their norm and deviations; log-probs, entropies and sums; logits in addition.
         let forward = 2 * rows + per_target + 3 * per_target;
         let saved = 2 * rows + 3 * per_target + kept;
         BlockBytes {
@@ -308,9 +316,9 @@ impl Decoder {
             thinned: saved,
             forward: forward + logits.max(kept),
             scoring: forward + logits,
-            // Of log-probabilities and entropies, which themselves are still there.
+            // Gradients of log-probs and entropies, in addition to these.
             output_grad: 4 * per_target,
-            // Kept logits are gone behind the products.
+            // Kept logits are freed after the products.
             backward: rows + again.max((rows + all + sorting_bytes(size.targets, runs)).saturating_sub(kept)),
         }
     }

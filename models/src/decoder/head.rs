@@ -1,9 +1,9 @@
-//! The last block: final norm, projection on the vocabulary, and the log-probability and entropy of each
+//! The last block: final norm, projection to the vocabulary, and the log-probability and entropy of each
 //! target token. Only rows that predict a target are normed and projected.
 //!
-//! Logits are made for a chunk of rows at a time, and made again in backward, unless they are to be kept. At the
-//! sizes that matter they are the largest tensor of a model (8 k targets x 152 k tokens x 4 bytes = 5 GB), and
-//! the second product costs less than a tenth of a step.
+//! Logits are computed for one chunk of rows at a time, and recomputed in backward unless they are kept. For
+//! large models they are the largest tensor (8 k targets x 152 k tokens x 4 bytes = 5 GB). The second product
+//! costs less than a tenth of a step.
 
 use anyroll_backends::ops::{self, LogProbs, Normed, Store};
 use tch::Tensor;
@@ -13,30 +13,30 @@ use crate::batch::Teacher;
 use crate::model::{Grads, Saved, Scores, ScoresGrad, Unit, Weights};
 use crate::{PackedBatch, Result};
 
-/// The most bytes of logits that exist at a time. On the sizes that matter the products are then large enough to be as
-/// fast as larger ones, and the matrix is read seldom enough.
+/// Peak memory of logits, in bytes. For large models the products are then large enough to run at full speed,
+/// and the matrix is read rarely enough.
 const MAX_LOGITS_BYTES: usize = 512 << 20;
-/// What products are cut at, so that no chunk but the last leaves a part of a tile unused.
+/// Chunks have a multiple of this many rows, so that only the last one leaves part of a tile unused.
 const CHUNK_ROWS: usize = 256;
-/// A chunk beside a teacher's has one in so many of the rows: log-probs and what else is made of both take as much again, more
-/// than once.
+/// With a teacher, a chunk has this fraction of the rows. The log-probs of both models and their intermediate
+/// results take several times as much memory.
 const TAUGHT_PART: usize = 4;
 
-/// Where the head's parameters lie: `(unit, param)`.
+/// Indices of the head's parameters: `(unit, param)`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head {
     norm: (usize, usize),
     lm_head: (usize, usize),
     pub eps: f64,
-    /// What logits are divided by.
+    /// Divisor of the logits.
     pub logits_scaling: f64,
-    /// How logits of a forward pass are made.
+    /// Order of sums in the logits of a forward pass.
     pub math: Math,
-    /// Whether a forward pass that saves keeps them.
+    /// True if a forward pass that saves keeps its logits.
     pub keeps_logits: bool,
 }
 
-/// The head's own unit, and the head.
+/// Returns the head's own unit, and the head.
 pub(super) fn layout(config: &DecoderConfig) -> (Unit, Head) {
     let mut params = vec![norm_spec("model.norm.weight".to_owned(), config.hidden_size, config.norm_offset)];
     if !config.tie_word_embeddings {
@@ -58,7 +58,7 @@ pub(super) fn layout(config: &DecoderConfig) -> (Unit, Head) {
 }
 
 impl Head {
-    /// `x` `[N, C]` to a log-probability and an entropy for each target.
+    /// Maps `x` `[N, C]` to a log-probability and an entropy per target.
     pub fn forward(
         &self,
         weights: &Weights,
@@ -89,7 +89,7 @@ impl Head {
         Ok((Scores { logprobs, entropy, divergence }, saved))
     }
 
-    /// From the gradients of scores `[M]` to the gradient of `x` `[N, C]`.
+    /// Turns the gradients of scores `[M]` into the gradient of `x` `[N, C]`.
     pub fn backward(
         &self,
         weights: &Weights,
@@ -137,29 +137,30 @@ impl Head {
         })?;
         let size = [batch.tokens(), norm.size()[0]];
         let mut dx = Tensor::f_empty(size, (dx_rows.kind(), dx_rows.device()))?;
-        // Sequences that have rows in common may have several targets after one of them.
+        // If sequences share rows, several targets may follow one row.
         ops::embedding_backward(&dx_rows, &batch.target_rows, &mut dx, Store::Write)?;
         Ok(dx)
     }
 
-    /// Where the head's matrix lies: which of the units that the block reads, and which of its parameters.
+    /// Returns the position of the head's matrix: the index of its unit among those the block reads, and its
+    /// parameter index.
     pub fn lm_head_place(&self) -> (usize, usize) {
         self.lm_head
     }
 
-    /// The logits of each row of `x` `[B, C]`: `[B, V]`.
+    /// Returns the logits `[B, V]` of the rows of `x` `[B, C]`.
     pub fn logits(&self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (h, _) = ops::rms_norm(x, self.norm(weights), self.eps)?;
         self.project(weights, &h, self.math)
     }
 
-    /// The logits of normed rows `h` into memory that is there.
+    /// Computes the logits of normed rows `h` into existing memory.
     pub fn logits_into(&self, weights: &Weights, h: &mut Normed, logits: &mut Tensor) -> Result<()> {
         self.math.linear_into(h, self.lm_head(weights), None, logits)?;
         divide_(logits, self.logits_scaling)
     }
 
-    /// The logits of normed rows.
+    /// Returns the logits of normed rows.
     fn project(&self, weights: &Weights, h: &Tensor, math: Math) -> Result<Tensor> {
         let mut logits = math.linear(h, self.lm_head(weights), None)?;
         divide_(&mut logits, self.logits_scaling)?;
@@ -175,19 +176,19 @@ impl Head {
     }
 }
 
-/// The most rows of logits over a vocabulary that exist at a time, of elements of so many bytes.
+/// Returns the largest number of rows of logits per chunk, for elements of `element_bytes` bytes.
 pub(super) fn chunk_rows(vocab_size: usize, element_bytes: usize) -> usize {
     let most = (MAX_LOGITS_BYTES / (vocab_size * element_bytes)).max(1);
     if most > CHUNK_ROWS { most / CHUNK_ROWS * CHUNK_ROWS } else { most }
 }
 
-/// The same where a teacher's logits are beside them, and what is made of both in fp32.
+/// Like [`chunk_rows`], for logits of a student and a teacher and their fp32 intermediate results.
 pub(super) fn taught_chunk_rows(vocab_size: usize, element_bytes: usize) -> usize {
     (chunk_rows(vocab_size, element_bytes) / TAUGHT_PART).max(1)
 }
 
-/// Cuts the logits that `lm_head` makes of a batch's targets: `(start, length)` of each chunk. There is always one, be it
-/// empty, so that a batch without targets still writes its gradients.
+/// Splits a batch's targets into chunks for the logits of `lm_head`: `(start, length)` of each. There is
+/// always at least one, possibly empty chunk, so that a batch without targets still writes its gradients.
 fn chunks_of(batch: &PackedBatch, lm_head: &Tensor) -> impl Iterator<Item = (i64, i64)> + use<> {
     let (vocab_size, element_bytes) = (lm_head.size()[0] as usize, lm_head.kind().elt_size_in_bytes());
     let chunk = match batch.teacher {
@@ -200,13 +201,13 @@ fn chunks_of(batch: &PackedBatch, lm_head: &Tensor) -> impl Iterator<Item = (i64
 }
 
 impl Teacher {
-    /// Its logits of some targets.
+    /// Returns the teacher's logits of some targets.
     fn logits(&self, start: i64, length: i64) -> Result<Tensor> {
         Ok(self.rows.f_narrow(0, start, length)?.f_linear(&self.lm_head, None::<&Tensor>)?)
     }
 }
 
-/// The rows of all chunks, one after the other.
+/// Joins the rows of all chunks.
 fn join(mut chunks: Vec<LogProbs>) -> Result<LogProbs> {
     if chunks.len() == 1 {
         return Ok(chunks.remove(0));

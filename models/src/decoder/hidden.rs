@@ -1,4 +1,5 @@
-//! A decoder that stops in front of its head: what a teacher says of tokens, for logits that somebody else makes of it.
+//! A decoder without its head: returns the hidden states of a teacher, from which the student's pass computes
+//! the logits.
 
 use anyroll_backends::ops;
 use tch::{Device, Tensor};
@@ -7,8 +8,8 @@ use super::{Decoder, DecoderConfig, multipliers::divide_};
 use crate::model::{Grads, Model, Output, OutputGrad, Saved, Unit, Weights};
 use crate::{PackedBatch, Result};
 
-/// A [`Decoder`] whose last block gives the row of each target that its head would read. It has the decoder's units, holds no
-/// weights, and is not trained.
+/// A [`Decoder`] whose last block returns the row that its head would read for each target. It has the
+/// decoder's units, holds no weights, and cannot be trained.
 #[derive(Debug)]
 pub struct HiddenModel {
     decoder: Decoder,
@@ -18,12 +19,12 @@ impl HiddenModel {
     /// Lays out a model whose weights and batches will be on `device`.
     ///
     /// # Errors
-    /// As [`Decoder::new`].
+    /// The errors of [`Decoder::new`].
     pub fn new(config: DecoderConfig, device: Device) -> Result<HiddenModel> {
         Ok(HiddenModel { decoder: Decoder::new(config, device)? })
     }
 
-    /// The unit of the head's matrix `[V, C]`, and which of the unit's parameters it is.
+    /// Returns the unit of the head's matrix `[V, C]`, and the matrix's parameter index in it.
     pub fn lm_head(&self) -> (usize, usize) {
         let (unit, param) = self.decoder.head.lm_head_place();
         (self.decoder.units_of[self.decoder.blocks() - 1][unit], param)
@@ -32,7 +33,7 @@ impl HiddenModel {
 
 impl Model for HiddenModel {
     type Batch = PackedBatch;
-    /// The normed row of each target, `[M, C]` in the dtype of the weights, divided by `logits_scaling`.
+    /// Normed row of each target, `[M, C]` in the dtype of the weights, divided by `logits_scaling`.
     type Scores = Tensor;
     type ScoresGrad = Tensor;
 
@@ -78,6 +79,6 @@ impl Model for HiddenModel {
         _: OutputGrad<Tensor>,
         _: &PackedBatch,
     ) -> Result<Option<Tensor>> {
-        unreachable!("a teacher is not trained")
+        unreachable!("a teacher has no backward")
     }
 }

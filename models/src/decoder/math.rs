@@ -1,21 +1,21 @@
-//! The two ways of a forward pass to add up: as is fastest, and row by row.
+//! The two summation orders of a forward pass: the fastest one, and one that is fixed per row.
 
 use anyroll_backends::ops::{self, Causal, Groups, Normed, Packing};
 use tch::Tensor;
 
 use crate::Result;
 
-/// How a forward pass adds up.
+/// Summation order of a forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Math {
-    /// As is fastest: in which order may depend on the number of rows.
+    /// The fastest order, which may depend on the number of rows.
     Fast,
-    /// Each row by itself: see [`ops::linear_by_rows`].
+    /// An order per row that does not depend on other rows: see [`ops::linear_by_rows`].
     ByRows,
 }
 
 impl Math {
-    /// `x W^T + bias`.
+    /// Returns `x W^T + bias`.
     pub fn linear(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         match self {
             Math::Fast => Ok(x.f_linear(weight, bias)?),
@@ -23,7 +23,7 @@ impl Math {
         }
     }
 
-    /// `to + x W^T`, in the memory of `to` unless that is kept.
+    /// Returns `to + x W^T`, in the memory of `to` unless that is kept.
     pub fn add_linear(self, to: &mut Tensor, x: &Tensor, weight: &Tensor, kept: bool) -> Result<Tensor> {
         let product = match self {
             Math::Fast if kept => return Ok(to.f_addmm(x, &weight.f_tr()?)?),
@@ -41,7 +41,7 @@ impl Math {
         }
     }
 
-    /// [`Self::linear`] of a norm into `y`, in a step that is recorded.
+    /// Computes [`Self::linear`] of a norm into `y`, in a recorded step.
     pub fn linear_into(
         self,
         x: &mut Normed,

@@ -1,11 +1,12 @@
 //! A decoder-only language model: RMSNorm, rotary positions, grouped-query attention, SwiGLU; the shapes of
 //! Qwen2, Qwen2.5, Qwen3 (with experts as well), Llama, Mistral, SmolLM3, OLMo 2 and 3, and Granite.
 //!
-//! Its blocks are the embedding, the decoder blocks and the head. Each has its own unit of weights; a head
-//! tied to the embedding reads the embedding's unit beside its own.
+//! Its blocks are the embedding, the decoder blocks and the head. Each has its own unit of weights; a tied
+//! head also reads the embedding's unit.
 //!
 //! Letters in shapes: N tokens of the packed batch, C hidden size, H query heads, K key/value heads, D head
-//! dim, F intermediate size, V vocabulary, M targets; of mixtures E experts, of which a token goes to J, and R = N J rows.
+//! dim, F intermediate size, V vocabulary, M targets; in mixtures E experts, J experts per token, and R = N J
+//! rows.
 
 mod block;
 mod cached;
@@ -43,7 +44,7 @@ use crate::{PackedBatch, Result};
 use block::{Block, Layer};
 use embedding::Embedding;
 use head::Head;
-use lora::{Drops, Lora};
+use lora::{AdapterDropout, Lora};
 use math::Math;
 use rope::RopeTables;
 
@@ -52,12 +53,12 @@ use rope::RopeTables;
 pub struct Decoder {
     config: DecoderConfig,
     units: Vec<Unit>,
-    /// The units of each block.
+    /// Units of each block.
     units_of: Vec<Vec<usize>>,
     embedding: Embedding,
-    /// The decoder block of each layer, with its adapters off.
+    /// Decoder block of each layer, with its adapters off.
     plain_blocks: Vec<Block>,
-    /// The same with its adapters, if there are any.
+    /// Decoder block of each layer with its adapters, if there are any.
     inner_blocks: Vec<Block>,
     head: Head,
     rope_tables: RopeTables,
@@ -67,15 +68,15 @@ impl Decoder {
     /// Lays out a decoder whose weights and batches will be on `device`.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for sizes that make no model, or libtorch's error.
+    /// [`Error::Config`](crate::Error::Config) for invalid sizes, or libtorch's error.
     pub fn new(config: DecoderConfig, device: Device) -> Result<Decoder> {
         Decoder::lay_out(config, None, device)
     }
 
-    /// As [`Self::new`], with adapters beside matrices of the layers. All else is frozen.
+    /// Like [`Self::new`], with adapters for matrices of the layers. All other weights are frozen.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn with_lora(config: DecoderConfig, lora: &LoraConfig, device: Device) -> Result<Decoder> {
         Decoder::lay_out(config, Some(lora), device)
     }
@@ -103,23 +104,22 @@ impl Decoder {
         Ok(Decoder { config, units, units_of, embedding, plain_blocks, inner_blocks, head, rope_tables })
     }
 
-    /// The same decoder, whose gradients repeat to the bit (as they do unless this says otherwise) or may differ from
-    /// run to run where that is faster.
+    /// Makes gradients bitwise repeatable (the default), or lets them differ between runs if that is faster.
     #[must_use]
     pub fn deterministic(mut self, deterministic: bool) -> Decoder {
         self.all_blocks().for_each(|block| block.deterministic = deterministic);
         self
     }
 
-    /// The same decoder, which keeps logits from forward to backward, as it does not unless this says so: a product less,
-    /// for as much memory as all targets' logits take.
+    /// Makes forward keep the logits for backward (default: off). Saves one product, for the memory of all
+    /// targets' logits.
     #[must_use]
     pub fn keeping_logits(mut self, keeps_logits: bool) -> Decoder {
         self.head.keeps_logits = keeps_logits;
         self
     }
 
-    /// The same decoder, for weights and batches on `device`.
+    /// Copies the decoder for weights and batches on `device`.
     ///
     /// # Errors
     /// libtorch's error (out of memory).
@@ -136,7 +136,7 @@ impl Decoder {
         })
     }
 
-    /// The same decoder, in which the units that `is_frozen` accepts are not trained.
+    /// Freezes the units that `is_frozen` accepts.
     #[must_use]
     pub fn freeze(mut self, is_frozen: impl Fn(&Unit) -> bool) -> Decoder {
         for unit in &mut self.units {
@@ -145,18 +145,20 @@ impl Decoder {
         self
     }
 
-    /// The shape that it was made from.
+    /// Returns the shape.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
-    /// Whether its adapters drop values in training: a batch to train on needs [`PackedBatch::with_dropout`] then.
+    /// Returns true if the adapters have dropout in training. A training batch then needs
+    /// [`PackedBatch::with_dropout`].
     pub fn drops(&self) -> bool {
         self.inner_blocks.iter().any(Block::drops)
     }
 
-    /// The same decoder, in which what a token comes to has the same bits in training, scoring and generation, whatever it
-    /// shares a batch with; without `strict`, up to the order of sums. Where [`anyroll_backends::ops::exist_by_rows`] says no its passes fail.
+    /// If `strict`, makes a token's results bitwise equal in training, scoring and generation, in any batch;
+    /// otherwise they agree up to the order of sums. Strict passes fail if
+    /// [`anyroll_backends::ops::exist_by_rows`] is false.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Decoder {
         let math = if strict { Math::ByRows } else { Math::Fast };
@@ -165,13 +167,13 @@ impl Decoder {
         self
     }
 
-    /// Whether it was made so by [`Self::strict`].
+    /// Returns true if [`Self::strict`] is on.
     pub(crate) fn is_strict(&self) -> bool {
         self.head.math == Math::ByRows
     }
 
-    /// The tensors of every unit as many passes read them that follow: what needs the weights alone is computed now. See
-    /// [`Weights::prepared`].
+    /// Computes results of the weights alone once, for many passes that follow. Returns the tensors of every
+    /// unit. See [`Weights::prepared`].
     pub(crate) fn prepare(&self, mut weights: Vec<Vec<Tensor>>) -> Result<Vec<Vec<Tensor>>> {
         for (own, adapters, lora) in self.adapted() {
             let factors = lora.all_factors(&Weights::new(&[&weights[own], &weights[adapters]]))?;
@@ -182,10 +184,10 @@ impl Decoder {
         Ok(weights)
     }
 
-    /// The same decoder without adapters, which runs on what [`Self::merge`] makes of its weights.
+    /// Returns the decoder without adapters, which runs on the weights that [`Self::merge`] returns.
     pub fn merged(&self) -> Decoder {
         let layers = self.config.num_hidden_layers;
-        // Those of adapters come behind all others.
+        // Units of adapters come after all others.
         let own = layers + 2;
         let without = |units: &Vec<usize>| units.iter().copied().filter(|&unit| unit < own).collect();
         Decoder {
@@ -200,17 +202,17 @@ impl Decoder {
         }
     }
 
-    /// Whether [`Self::merge`] changes the parameter `param` of the unit `unit`.
+    /// Returns true if [`Self::merge`] changes the parameter `param` of the unit `unit`.
     pub fn merges_into(&self, unit: usize, param: usize) -> bool {
         let layer = unit.checked_sub(1).and_then(|layer| self.inner_blocks.get(layer));
         let lora = layer.and_then(|block| block.lora.as_ref());
         lora.is_some_and(|lora| lora.matrices().any(|matrix| matrix == param))
     }
 
-    /// Puts the adapters into the matrices beside which they stand, in place, and returns the weights without adapters, those
-    /// of [`Self::merged`]. `weights` are the whole tensors of every unit, of which nobody else has those that
-    /// [`Self::merges_into`] names.
-    /// Sums are fp32 and rounded once, so weights in 16 bits lose what of a product is smaller than their steps.
+    /// Merges the adapters into their matrices, in place, and returns the weights without adapters, for
+    /// [`Self::merged`]. `weights` are the whole tensors of every unit; nothing else may use those that
+    /// [`Self::merges_into`] names. Sums are fp32 and rounded once, so 16-bit weights lose the part of a
+    /// product below their rounding step.
     ///
     /// # Errors
     /// libtorch's (out of memory).
@@ -222,7 +224,7 @@ impl Decoder {
         Ok(weights)
     }
 
-    /// Of each layer with adapters its own unit, theirs, and how they lie in it.
+    /// Lists the layers with adapters: the layer's unit, the adapters' unit, and their indices in it.
     fn adapted(&self) -> impl Iterator<Item = (usize, usize, &Lora)> {
         let layers = self.units_of[1..].iter().zip(&self.inner_blocks);
         layers.filter_map(|(units, block)| match (units.as_slice(), &block.lora) {
@@ -239,18 +241,18 @@ impl Decoder {
         if batch.adapters { &self.inner_blocks[block - 1] } else { &self.plain_blocks[block - 1] }
     }
 
-    /// What an inner block is told.
+    /// Returns the inputs of an inner block that depend on the batch and the layer.
     fn layer<'a>(&self, block: usize, batch: &'a PackedBatch) -> Layer<'a> {
         let layer = block - 1;
         Layer {
             packing: &batch.packing,
             rope_table: self.rope_tables.of(layer),
             window: self.config.window_of(layer),
-            drops: batch.row_keys.as_ref().map(|keys| Drops { keys }),
+            drops: batch.row_keys.as_ref().map(|keys| AdapterDropout { keys }),
         }
     }
 
-    /// Whether it is neither the embedding nor the head.
+    /// Returns true if the block is neither the embedding nor the head.
     fn is_inner(&self, block: usize) -> bool {
         (1..=self.config.num_hidden_layers).contains(&block)
     }
@@ -332,12 +334,12 @@ impl Model for Decoder {
     }
 }
 
-/// The units of a decoder, from the embedding's to the head's.
+/// Returns the units of a decoder, from the embedding's to the head's.
 pub(crate) fn units(config: &DecoderConfig) -> Vec<Unit> {
     layout(config).0
 }
 
-/// The units of adapters, one for each layer that has some.
+/// Returns the units of adapters, one for each layer that has some.
 pub(crate) fn lora_units(config: &DecoderConfig, lora: &LoraConfig) -> Vec<Unit> {
     let blocks = layout(config).1;
     lora::layout(config, lora, &blocks).into_iter().flatten().map(|(unit, _)| unit).collect()
@@ -352,24 +354,24 @@ fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<Block>, Head) {
     (units, blocks, head)
 }
 
-/// Adapters stand beside whole matrices, which those of experts are not.
+/// Refuses adapters of experts: adapters apply to whole matrices, but an expert's matrix is part of one.
 fn refuse_adapted_experts(config: &DecoderConfig, lora: &LoraConfig) -> Result<()> {
     let adapted = lora.targets.first_of_experts(config);
     check_config(adapted.is_none(), "lora.targets", || {
         let module = adapted.unwrap_or_default();
         format!(
-            "has `{module}`, and that layer has experts, which have no adapters: name matrices of attention"
+            "has `{module}`, but that layer has experts, which cannot have adapters: choose matrices of attention"
         )
     })
 }
 
-/// A norm's weight.
+/// Returns the spec of a norm's weight.
 fn norm_spec(name: String, size: i64, offset: f32) -> ParamSpec {
     let parts = vec![Part { name: name.clone(), rows: size }];
     ParamSpec { name, shape: vec![size], parts, init: Init::Ones, decay: false, offset }
 }
 
-/// A matrix `[rows, columns]` that has one name.
+/// Returns the spec of a matrix `[rows, columns]` with one name.
 fn matrix_spec(name: String, rows: i64, columns: i64, std: f64) -> ParamSpec {
     let parts = vec![Part { name: name.clone(), rows }];
     ParamSpec {

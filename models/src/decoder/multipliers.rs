@@ -1,4 +1,4 @@
-//! Constants by which a family multiplies what the parts of its decoders pass on.
+//! Constant factors that some families apply in the forward pass.
 
 use half::{bf16, f16};
 use tch::{Kind, Tensor};
@@ -6,19 +6,19 @@ use tch::{Kind, Tensor};
 use crate::Result;
 use crate::error::check_config;
 
-/// The four of Granite, with the names of its `config.json`, of which Gemma has those of embeddings and of attention. By default
-/// there are none: scores of attention are divided by sqrt(D), and all else is passed on as it is.
+/// The four multipliers of Granite, with the names of its `config.json`; Gemma has those of embeddings and
+/// attention. By default attention scores are divided by sqrt(D), and nothing else is scaled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Multipliers {
-    /// Of embeddings, `embedding_multiplier`.
+    /// Factor of embeddings, `embedding_multiplier`.
     pub embedding: f64,
-    /// Whether that is rounded to the embeddings' dtype before (Gemma).
+    /// True if that factor is first rounded to the embeddings' dtype (Gemma).
     pub rounds_embedding: bool,
-    /// Of the scores of attention, `attention_multiplier`; `None`: 1 / sqrt(D).
+    /// Factor of the attention scores, `attention_multiplier`; `None`: 1 / sqrt(D).
     pub attention: Option<f64>,
-    /// Of what attention and the MLP add to the residual stream, `residual_multiplier`.
+    /// Factor of the outputs of attention and MLP, `residual_multiplier`.
     pub residual: f64,
-    /// What logits are divided by, `logits_scaling`.
+    /// Divisor of the logits, `logits_scaling`.
     pub logits_scaling: f64,
 }
 
@@ -35,7 +35,7 @@ impl Default for Multipliers {
 }
 
 impl Multipliers {
-    /// Checks that they are positive numbers.
+    /// Checks that the multipliers are positive numbers.
     pub(super) fn validate(&self) -> Result<()> {
         for (field, number) in [
             ("embedding_multiplier", self.embedding),
@@ -51,7 +51,7 @@ impl Multipliers {
     }
 }
 
-/// A number as a dtype has it.
+/// Rounds a number to a dtype.
 pub(super) fn rounded(number: f64, kind: Kind) -> f64 {
     match kind {
         Kind::BFloat16 => bf16::from_f64(number).to_f64(),

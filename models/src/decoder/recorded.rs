@@ -1,18 +1,19 @@
-//! A decoding step that can be recorded on a device and run again: the same blocks over memory that stays in place.
+//! A decoding step that can be recorded on a device and replayed: the same blocks, over memory with fixed
+//! addresses.
 
 use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, Routing, StepRotation};
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Decoder, ExpertsConfig, NormPlaces, block::Block, experts::Experts, lora::Site, math::Math,
+    Decoder, ExpertsConfig, NormPlaces, block::Block, experts::Experts, lora::Projection, math::Math,
     multipliers::multiply_,
 };
 use crate::Result;
 use crate::generation::KvCache;
 use crate::model::{Model, Weights};
 
-/// What a step reads and writes: of up to B rows, or views of the first of them. `tokens` and `positions` are of the
-/// next step when `ops::sample_into` is done with them.
+/// Memory that a step reads and writes, for up to B rows, or views of the first of them. After
+/// `ops::sample_into`, `tokens` and `positions` belong to the next step.
 #[derive(Debug)]
 pub(crate) struct StepMemory {
     /// int64 `[B]`.
@@ -21,7 +22,7 @@ pub(crate) struct StepMemory {
     pub positions: Tensor,
     /// `[B, V]`.
     pub logits: Tensor,
-    /// The residual stream `[B, C]`, and its norm.
+    /// Residual stream `[B, C]`, and its norm.
     x: Tensor,
     h: Normed,
     /// `[B, H + 2 K, D]`.
@@ -33,11 +34,11 @@ pub(crate) struct StepMemory {
     /// `[B, F]`.
     activated: Tensor,
     scratch: Scratch,
-    /// If there are experts.
+    /// Memory of experts, if there are any.
     mixture: Option<MixtureMemory>,
 }
 
-/// What a layer with experts reads and writes, of which each of B rows chooses J: R = B J.
+/// Memory of a layer with experts, where each of B rows chooses J: R = B J.
 #[derive(Debug)]
 struct MixtureMemory {
     /// `[B, E]`.
@@ -72,12 +73,13 @@ impl MixtureMemory {
     }
 }
 
-/// What is between the products of an adapter.
+/// Intermediate results of an adapter's products.
 #[derive(Debug)]
 pub(super) struct Scratch {
-    /// Of its first matrix: room for any adapter's rank; without adapters `[B, 0]`.
+    /// Result of the first matrix, wide enough for any adapter's rank; without adapters `[B, 0]`.
     between: Tensor,
-    /// Of its second one before that is added, where that is rounded by itself: room for any adapter's columns.
+    /// Result of the second matrix before it is added, if it is rounded separately; wide enough for any
+    /// adapter's columns.
     product: Tensor,
 }
 
@@ -95,25 +97,25 @@ impl Scratch {
         Ok(Scratch { between: first(&self.between)?, product: first(&self.product)? })
     }
 
-    /// Its first product, of this rank.
+    /// Returns the memory of the first product, of rank `rank`.
     pub fn between(&self, rank: i64) -> Result<Tensor> {
         first_columns(&self.between, rank)
     }
 
-    /// Its second product, of so many columns.
+    /// Returns the memory of the second product, of `columns` columns.
     pub fn product(&self, columns: i64) -> Result<Tensor> {
         first_columns(&self.product, columns)
     }
 }
 
-/// The beginning of a tensor's memory, as so many columns without gaps.
+/// Returns the beginning of a tensor's memory as a dense matrix of `columns` columns.
 fn first_columns(tensor: &Tensor, columns: i64) -> Result<Tensor> {
     let rows = tensor.size()[0];
     Ok(tensor.f_flatten(0, 1)?.f_narrow(0, 0, rows * columns)?.f_view([rows, columns])?)
 }
 
 impl StepMemory {
-    /// Memory for up to `rows` rows of `kind`.
+    /// Allocates memory for up to `rows` rows of `kind`.
     pub fn new(decoder: &Decoder, rows: i64, kind: Kind, device: Device) -> Result<StepMemory> {
         let config = &decoder.config;
         let (heads, kv_heads, dim) =
@@ -137,7 +139,7 @@ impl StepMemory {
         })
     }
 
-    /// Views of the first `rows` rows.
+    /// Returns views of the first `rows` rows.
     pub fn first(&self, rows: i64) -> Result<StepMemory> {
         let first = |tensor: &Tensor| tensor.f_narrow(0, 0, rows);
         Ok(StepMemory {
@@ -157,10 +159,11 @@ impl StepMemory {
 }
 
 impl Decoder {
-    /// Whether [`Self::decode_in_place`] computes a decoder of this shape with weights like `like`; the reason if it does not.
+    /// Checks that [`Self::decode_in_place`] supports this decoder with weights like `like`. Otherwise
+    /// returns the reason.
     pub(crate) fn decodes_in_place(&self, like: &Tensor) -> Result<(), String> {
         if self.config.norms == NormPlaces::Both || self.config.activation != ops::Activation::Silu {
-            return Err("it has norms on both sides of branches, or another gate than SiLU".to_owned());
+            return Err("it has norms on both sides of branches, or an activation other than SiLU".to_owned());
         }
         match &self.config.experts {
             Some(_) if self.is_strict() => Err("it has experts, and is strict".to_owned()),
@@ -172,8 +175,8 @@ impl Decoder {
         }
     }
 
-    /// Runs the tokens of `memory` at their positions, one of each sequence: its logits are there then. `tables`, int32
-    /// `[B, W]`, has the blocks of each sequence.
+    /// Decodes the tokens of `memory` at their positions, one per sequence, and writes the logits to
+    /// `memory`. `tables`, int32 `[B, W]`, holds the blocks of each sequence.
     pub(crate) fn decode_in_place(
         &self,
         weights: &[Weights],
@@ -204,7 +207,8 @@ impl Decoder {
 }
 
 impl Block {
-    /// Takes the norm of the residual stream, if the block begins with one, and leaves the one with the weights `next_norm`.
+    /// Reads the norm of the residual stream, if the block begins with one, and leaves the norm with the
+    /// weights `next_norm`.
     fn decode_in_place(
         &self,
         weights: &Weights,
@@ -219,9 +223,14 @@ impl Block {
         let mut stream = Normed::unscaled(x);
         let input = if self.input_norm.is_some() { &mut *h } else { &mut stream };
         let mut qkv_rows = qkv.f_flatten(1, 2)?;
-        self.math.linear_into(input, of(self.qkv), self.inner_bias(Site::Qkv, weights), &mut qkv_rows)?;
-        if self.adapts(Site::Qkv) {
-            self.adapt_in_place(Site::Qkv, weights, input.values()?, scratch, &mut qkv_rows)?;
+        self.math.linear_into(
+            input,
+            of(self.qkv),
+            self.inner_bias(Projection::Qkv, weights),
+            &mut qkv_rows,
+        )?;
+        if self.adapts(Projection::Qkv) {
+            self.adapt_in_place(Projection::Qkv, weights, input.values()?, scratch, &mut qkv_rows)?;
         }
         let norms = match self.qk_norm {
             Some((q, k)) if self.norms_heads_together => {
@@ -235,29 +244,30 @@ impl Block {
         let rotation = StepRotation { norms, table: rope_table };
         ops::attend_into(qkv, rotation, positions, cache, causal, parts, attended)?;
         let norms = (self.attention_norm.map(of), self.mlp_input_norm.map(of));
-        self.end_branch_in_place(Site::O, weights, attended, norms, (x, h, scratch))?;
+        self.end_branch_in_place(Projection::O, weights, attended, norms, (x, h, scratch))?;
         if let (Some(experts), Some(mixture)) = (self.experts, mixture) {
             return self.mix_in_place(experts, weights, next_norm, (x, h), mixture);
         }
         let input = if self.mlp_input_norm.is_some() { &mut *h } else { &mut stream };
-        let apart = self.gate_up_bias.is_some() || self.adapts(Site::GateUp);
+        let apart = self.gate_up_bias.is_some() || self.adapts(Projection::GateUp);
         if self.math == Math::ByRows || apart {
             self.math.linear_into(
                 input,
                 of(self.gate_up),
-                self.inner_bias(Site::GateUp, weights),
+                self.inner_bias(Projection::GateUp, weights),
                 gate_up,
             )?;
-            self.adapt_in_place(Site::GateUp, weights, input.values()?, scratch, gate_up)?;
+            self.adapt_in_place(Projection::GateUp, weights, input.values()?, scratch, gate_up)?;
             ops::swiglu_into(gate_up, activated)?;
         } else {
             ops::swiglu_linear_into(input, of(self.gate_up), gate_up, activated)?;
         }
         let norms = (self.mlp_norm.map(of), next_norm);
-        self.end_branch_in_place(Site::Down, weights, activated, norms, (x, h, scratch))
+        self.end_branch_in_place(Projection::Down, weights, activated, norms, (x, h, scratch))
     }
 
-    /// Adds what experts make of the norm `h` to the residual stream `x`, and makes `h` the next norm of it.
+    /// Adds the experts' output for the norm `h` to the residual stream `x`, and replaces `h` by the stream's
+    /// next norm.
     fn mix_in_place(
         &self,
         experts: Experts,
@@ -272,29 +282,30 @@ impl Block {
         routing.become_of(logits, experts.is_normalized)?;
         routing.swiglu_linear_into(h.values()?, of(self.gate_up), activated)?;
         routing.add_linear_(x, activated, of(self.down), made)?;
-        let norm = next_norm.expect("experts are in blocks with norms in front of branches");
+        let norm = next_norm.expect("blocks with experts have norms on branch inputs");
         Ok(h.become_norm_of(x, norm, self.eps)?)
     }
 
-    /// Adds the product of `y` at `site`, the end of a branch, to the residual stream `x`, behind the first of the norms and
-    /// the multiplier if there are some, and makes `h` the second one of the stream.
+    /// Adds the product of `y` at `projection`, the end of a branch, to the residual stream `x`, after the
+    /// branch's norm and multiplier if there are any. Replaces `h` by the stream's next norm.
     fn end_branch_in_place(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         y: &Tensor,
         (branch_norm, next_norm): (Option<&Tensor>, Option<&Tensor>),
         (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
     ) -> Result<()> {
         if branch_norm.is_none() && self.residual_multiplier == 1.0 {
-            let next_norm = next_norm.expect("norms are in front of branches or behind them");
-            return self.add_and_norm_in_place(site, weights, y, next_norm, (x, h, scratch));
+            let next_norm = next_norm.expect("branches have a norm on their input or output");
+            return self.add_and_norm_in_place(projection, weights, y, next_norm, (x, h, scratch));
         }
-        // In the memory of the norm that comes next, or of none.
+        // Uses the memory of the next norm, or of none.
         let mut product = h.values()?.shallow_clone();
-        let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
+        let (matrix, bias) =
+            (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));
         self.math.linear_into(&mut Normed::unscaled(y), matrix, bias, &mut product)?;
-        self.adapt_in_place(site, weights, y, scratch, &mut product)?;
+        self.adapt_in_place(projection, weights, y, scratch, &mut product)?;
         if let Some(norm) = branch_norm {
             ops::rms_norm_(&mut product, norm, self.eps)?;
         }
@@ -306,32 +317,33 @@ impl Block {
         }
     }
 
-    /// Adds the product of `y` at `site`, the end of a branch, to the residual stream `x`, and makes its norm.
-    /// With adapters somewhere or experts the norm is made at once, since they take its values.
+    /// Adds the product of `y` at `projection`, the end of a branch, to the residual stream `x`, and computes
+    /// its norm. With adapters or experts the norm is computed at once, since they read its values.
     fn add_and_norm_in_place(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         y: &Tensor,
         norm: &Tensor,
         (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
     ) -> Result<()> {
-        let (matrix, bias) = (weights.get(0, self.params_at(site).0), self.inner_bias(site, weights));
+        let (matrix, bias) =
+            (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));
         match self.math {
             Math::Fast if self.lora.is_none() && self.experts.is_none() && bias.is_none() => {
                 return Ok(ops::add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
             }
-            Math::Fast if !self.scales(site) => {
+            Math::Fast if !self.scales(projection) => {
                 ops::add_linear_(x, y, matrix)?;
                 if let Some(bias) = bias {
                     drop(x.f_add_(bias)?);
                 }
-                self.adapt_in_place(site, weights, y, scratch, x)?;
+                self.adapt_in_place(projection, weights, y, scratch, x)?;
             }
-            // Rounded where `forward` rounds, in the memory of the norm that comes next.
+            // Rounded where `forward` rounds, in the memory of the next norm.
             math => {
                 let mut product = h.values()?.shallow_clone();
-                let is_whole = site == Site::O || self.scales(site);
+                let is_whole = projection == Projection::O || self.scales(projection);
                 match math {
                     Math::Fast => drop(y.f_mm_out(&product, &matrix.f_tr()?)?),
                     Math::ByRows => {
@@ -339,14 +351,14 @@ impl Block {
                     }
                 }
                 if is_whole {
-                    self.adapt_in_place(site, weights, y, scratch, &mut product)?;
+                    self.adapt_in_place(projection, weights, y, scratch, &mut product)?;
                     drop(x.f_add_(&product)?);
                 } else {
                     drop(x.f_add_(&product)?);
                     if let Some(bias) = bias {
                         drop(x.f_add_(bias)?);
                     }
-                    self.adapt_in_place(site, weights, y, scratch, x)?;
+                    self.adapt_in_place(projection, weights, y, scratch, x)?;
                 }
             }
         }

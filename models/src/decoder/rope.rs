@@ -1,5 +1,5 @@
-//! The rotations of queries and keys: frequencies that were changed after pretraining, so that a model reads longer texts,
-//! layers that have others, and the tables of both.
+//! Rotations of queries and keys: frequencies changed after pretraining so that a model reads longer texts,
+//! layers with other frequencies, and the tables of both.
 
 use std::f64::consts::TAU;
 use std::sync::{Mutex, PoisonError};
@@ -11,64 +11,65 @@ use super::DecoderConfig;
 use crate::Result;
 use crate::error::check_config;
 
-/// How a model's rotary frequencies differ from those of its base alone; the formulas and names are those of
-/// Hugging Face's `rope_scaling`.
+/// Deviation of a model's rotary frequencies from those of its base; formulas and names are those of Hugging
+/// Face's `rope_scaling`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RopeScaling {
-    /// They do not.
+    /// No deviation.
     #[default]
     None,
-    /// All are divided by `factor` (Chen et al., 2023).
+    /// All frequencies are divided by `factor` (Chen et al., 2023).
     Linear {
-        /// How many times longer the texts became.
+        /// Factor by which texts became longer.
         factor: f64,
     },
-    /// Llama 3.1: long wavelengths are stretched, short ones kept, and those between are a mixture.
+    /// Llama 3.1: long wavelengths are stretched, short ones kept, and those between interpolated.
     Llama3 {
-        /// How far long wavelengths are stretched.
+        /// Stretch of long wavelengths.
         factor: f64,
         /// Wavelengths above the original length divided by this are long.
         low_freq_factor: f64,
         /// Wavelengths below the original length divided by this are short.
         high_freq_factor: f64,
-        /// The length of the texts of pretraining, in tokens.
+        /// Text length of pretraining, in tokens.
         original_max_position_embeddings: f64,
     },
-    /// YaRN (Peng et al., 2023): a mixture of stretched and kept frequencies that changes linearly with the pair's
-    /// number, and a scale on queries and keys.
+    /// YaRN (Peng et al., 2023): interpolates between stretched and kept frequencies, linearly in the pair's
+    /// index, and scales queries and keys.
     Yarn {
-        /// How many times longer the texts became.
+        /// Factor by which texts became longer.
         factor: f64,
-        /// Pairs that turn more often than this over the original length are kept.
+        /// Pairs that rotate more often than this over the original length are kept.
         beta_fast: f64,
-        /// Pairs that turn less often than this are stretched whole.
+        /// Pairs that rotate less often than this are fully stretched.
         beta_slow: f64,
-        /// The length of the texts of pretraining, in tokens.
+        /// Text length of pretraining, in tokens.
         original_max_position_embeddings: f64,
-        /// What cosines and sines are multiplied by.
+        /// Factor of cosines and sines.
         attention_factor: f64,
-        /// Whether the ends of the mixture are rounded to whole pairs.
+        /// True if the interpolation's ends are rounded to whole pairs.
         truncate: bool,
     },
-    /// LongRoPE (Ding et al., 2024), of texts up to the original length: each pair's frequency is divided by a factor of its own,
-    /// and queries and keys are scaled. Texts that are longer turn by other factors from their first token on, which would turn
-    /// cached keys anew when a text grows past that length; a model takes none here.
+    /// LongRoPE (Ding et al., 2024), for texts up to the original length: each pair's frequency has its own
+    /// divisor, and queries and keys are scaled. Longer texts use other divisors from their first token on,
+    /// so cached keys would have to be rotated again when a text exceeds that length. Such texts are not
+    /// supported.
     LongRope {
-        /// What each pair's frequency is divided by.
+        /// Divisor of each pair's frequency.
         short_factor: Vec<f64>,
-        /// The same of longer texts: for files alone.
+        /// Divisors for longer texts, kept only to write them to files.
         long_factor: Vec<f64>,
-        /// The length of the texts of pretraining, in tokens.
+        /// Text length of pretraining, in tokens.
         original_max_position_embeddings: f64,
-        /// The most tokens with the long factors.
+        /// Maximum number of tokens with the long divisors.
         max_position_embeddings: f64,
-        /// What cosines and sines are multiplied by; `None`: what follows from both lengths.
+        /// Factor of cosines and sines; `None`: computed from both lengths.
         attention_factor: Option<f64>,
     },
 }
 
 impl RopeScaling {
-    /// Checks that the numbers make frequencies of heads of which `dim` elements are turned.
+    /// Checks that the numbers give valid frequencies for `dim` rotated elements of a head.
     pub(super) fn validate(&self, dim: i64) -> Result<()> {
         let numbers = match *self {
             RopeScaling::None => vec![],
@@ -113,7 +114,7 @@ impl RopeScaling {
                     let (found, pairs) = (factors.len(), dim / 2);
                     check_config(found as i64 == pairs, "rope_scaling", || {
                         format!(
-                            "has {found} numbers for {name}, must have one for each of the {pairs} pairs that are turned"
+                            "has {found} numbers for {name}, must have one for each of the {pairs} rotated pairs"
                         )
                     })?;
                 }
@@ -133,7 +134,7 @@ impl RopeScaling {
         })
     }
 
-    /// The angles of position 1, one a pair, of heads of which `dim` elements are turned.
+    /// Returns the angles of position 1, one per pair, for `dim` rotated elements of a head.
     pub(super) fn frequencies(&self, dim: i64, theta: f64) -> Vec<f32> {
         let mut frequencies = ops::rope_frequencies(dim, theta);
         match *self {
@@ -162,7 +163,7 @@ impl RopeScaling {
                 truncate,
                 ..
             } => {
-                // The pair that turns so often over the original length.
+                // Index of the pair that makes this many turns over the original length.
                 let pair = |turns: f64| dim as f64 * (original / (turns * TAU)).ln() / (2.0 * theta.ln());
                 let (mut low, mut high) = (pair(beta_fast), pair(beta_slow));
                 if truncate {
@@ -187,7 +188,7 @@ impl RopeScaling {
         frequencies
     }
 
-    /// What cosines and sines are multiplied by.
+    /// Returns the factor of cosines and sines.
     pub(super) fn table_scale(&self) -> f64 {
         match *self {
             RopeScaling::Yarn { attention_factor, .. } => attention_factor,
@@ -204,7 +205,7 @@ impl RopeScaling {
         }
     }
 
-    /// The most tokens of a text of a model whose file says `longest`.
+    /// Returns the maximum number of tokens of a text, for a model whose file says `longest`.
     pub(crate) fn most_positions(&self, longest: i64) -> i64 {
         match *self {
             RopeScaling::LongRope { original_max_position_embeddings: original, .. } => {
@@ -215,17 +216,17 @@ impl RopeScaling {
     }
 }
 
-/// Layers whose rotation is another than that of the model's `rope_theta` and [`RopeScaling`].
+/// Layers whose rotation differs from that of the model's `rope_theta` and [`RopeScaling`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct OtherRope {
-    /// The base of their frequencies, which nothing scales; `None`: positions turn nothing there.
+    /// Base of their frequencies, without scaling; `None`: no rotation.
     pub theta: Option<f64>,
-    /// Whether each layer is one of them.
+    /// True for each such layer.
     pub layers: Vec<bool>,
 }
 
 impl OtherRope {
-    /// Checks that it is one of so many layers.
+    /// Checks that there is an entry for each of `layers` layers.
     pub(super) fn validate(&self, layers: usize) -> Result<()> {
         let found = self.layers.len();
         check_config(found == layers, "other_rope", || {
@@ -237,8 +238,8 @@ impl OtherRope {
         })
     }
 
-    /// The angles of position 1, one a pair, of heads of width `dim`: 0 where nothing is turned, so that a layer without a
-    /// rotation computes as any other does, and loses nothing, since its cosines are 1 and its sines 0.
+    /// Returns the angles of position 1, one per pair, of heads of width `dim`. They are 0 without a
+    /// rotation: cosines are then 1 and sines 0, so such a layer computes like any other, without loss.
     fn frequencies(&self, dim: i64) -> Vec<f32> {
         match self.theta {
             Some(theta) => ops::rope_frequencies(dim, theta),
@@ -247,18 +248,18 @@ impl OtherRope {
     }
 }
 
-/// Cosines and sines of every position, as each layer turns by them.
+/// Cosines and sines of every position, for each layer.
 #[derive(Debug)]
 pub(super) struct RopeTables {
-    /// The model's, and that of other layers if there are some: fp32 `[max_position_embeddings, R]`. Behind a lock only
-    /// because tch's tensors are not `Sync`; nobody writes to them.
+    /// Table of the model, and of other layers if there are any: fp32 `[max_position_embeddings, R]`. Behind
+    /// a lock only because tch's tensors are not `Sync`; nothing writes to them.
     tables: Mutex<Vec<Tensor>>,
-    /// Which of them is a layer's.
+    /// Index of each layer's table.
     of_layer: Vec<usize>,
 }
 
 impl RopeTables {
-    /// Those of a decoder on `device`.
+    /// Computes the tables of a decoder on `device`.
     pub fn new(config: &DecoderConfig, device: Device) -> Result<RopeTables> {
         let (dim, positions) = (config.rotary_dim(), config.max_position_embeddings);
         let frequencies = config.rope_scaling.frequencies(dim, config.rope_theta);
@@ -272,13 +273,13 @@ impl RopeTables {
         Ok(RopeTables { tables: Mutex::new(tables), of_layer })
     }
 
-    /// The same on `device`.
+    /// Copies the tables to `device`.
     pub fn on(&self, device: Device) -> Result<RopeTables> {
         let tables = self.all().iter().map(|table| table.f_to_device(device)).collect::<Result<_, _>>()?;
         Ok(RopeTables { tables: Mutex::new(tables), of_layer: self.of_layer.clone() })
     }
 
-    /// That of a layer.
+    /// Returns the table of a layer.
     pub fn of(&self, layer: usize) -> Tensor {
         self.all().swap_remove(self.of_layer[layer])
     }
@@ -290,7 +291,7 @@ impl RopeTables {
 }
 
 impl Clone for RopeTables {
-    /// The same tables in the same memory.
+    /// Clones the handles: both share the same memory.
     fn clone(&self) -> RopeTables {
         RopeTables { tables: Mutex::new(self.all()), of_layer: self.of_layer.clone() }
     }

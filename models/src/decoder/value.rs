@@ -1,8 +1,8 @@
-//! A decoder whose last block gives a number for each target token instead of a distribution: the critic of an
+//! A decoder whose last block returns a number per target token instead of a distribution: the critic of an
 //! actor-critic algorithm, or a reward model.
 //!
-//! The number of a token is read where the token is predicted, before it is seen: V(s) of the state that it is the
-//! action in. To have a text scored whole, append a token to it and read the number there.
+//! A token's value is read where the token is predicted, before it is seen. It is the value V(s) of the state
+//! in which the token is the action. To score a whole text, append a token to it and read the value there.
 
 use anyroll_backends::ops::{self, Store};
 use tch::{Device, Kind, Tensor};
@@ -13,8 +13,8 @@ use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Weights};
 use crate::{PackedBatch, Result};
 
-/// The blocks of a [`Decoder`] under a value head, whose tensor is `score.weight` `[1, C]`, as in the sequence
-/// classifiers of Hugging Face. It holds no weights.
+/// The blocks of a [`Decoder`] with a value head, whose tensor is `score.weight` `[1, C]`, like in Hugging
+/// Face's sequence classifiers. It holds no weights.
 #[derive(Debug)]
 pub struct ValueModel {
     decoder: Decoder,
@@ -23,18 +23,19 @@ pub struct ValueModel {
     units_of_head: [usize; 1],
 }
 
-/// Where the head's parameters lie in its unit.
+/// Indices of the head's parameters in its unit.
 const NORM: usize = 0;
 const SCORE: usize = 1;
 
 impl ValueModel {
-    /// The name of the head's tensor.
+    /// Name of the head's tensor.
     pub const HEAD: &str = "score.weight";
 
-    /// Lays out a model whose weights and batches will be on `device`. The head begins at 0, and so do all values.
+    /// Lays out a model whose weights and batches will be on `device`. The head is initialized to 0, so all
+    /// values are 0 at first.
     ///
     /// # Errors
-    /// As [`Decoder::new`].
+    /// The errors of [`Decoder::new`].
     pub fn new(config: DecoderConfig, device: Device) -> Result<ValueModel> {
         let decoder = Decoder::new(config, device)?;
         let units = Self::units_of_config(decoder.config());
@@ -42,7 +43,7 @@ impl ValueModel {
         Ok(ValueModel { decoder, units, head_unit, units_of_head: [head_unit] })
     }
 
-    /// The units of a model of this shape: those of the decoder, but for the last one.
+    /// Returns the units of a model of this shape: those of the decoder except the last.
     pub(crate) fn units_of_config(config: &DecoderConfig) -> Vec<Unit> {
         let score = matrix_spec(Self::HEAD.to_owned(), 1, config.hidden_size, 0.0);
         let norm = norm_spec("model.norm.weight".to_owned(), config.hidden_size, config.norm_offset);
@@ -52,18 +53,18 @@ impl ValueModel {
         units
     }
 
-    /// As [`Decoder::deterministic`].
+    /// Like [`Decoder::deterministic`].
     #[must_use]
     pub fn deterministic(self, deterministic: bool) -> ValueModel {
         ValueModel { decoder: self.decoder.deterministic(deterministic), ..self }
     }
 
-    /// The decoder below the head.
+    /// Returns the decoder below the head.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
 
-    /// `x` `[N, C]` to a value for each target, fp32 `[M]`.
+    /// Maps `x` `[N, C]` to a value per target, fp32 `[M]`.
     fn values(
         &self,
         weights: &Weights,
@@ -99,7 +100,7 @@ impl ValueModel {
         grads.put_linear(0, SCORE, &dvalues, &h)?;
         let size = [batch.tokens(), norm.size()[0]];
         let mut dx = Tensor::f_empty(size, (dx_rows.kind(), dx_rows.device()))?;
-        // Sequences that have rows in common may have several targets after one of them.
+        // If sequences share rows, several targets may follow one row.
         ops::embedding_backward(&dx_rows, &batch.target_rows, &mut dx, Store::Write)?;
         Ok(dx)
     }
@@ -115,7 +116,7 @@ impl Footprint for ValueModel {
         let hidden = self.decoder.config().hidden_size as usize;
         let (rows, all) = (size.targets * hidden * runs.size(), size.tokens * hidden * runs.size());
         let (per_target, values) = (size.targets * size_of::<f32>(), size.targets * runs.size());
-        // The rows of targets, their norm and deviations; values, and the same in fp32.
+        // The rows of targets, their norm and deviations; the values, and their fp32 copy.
         let forward = 2 * rows + per_target + values + per_target;
         let saved = rows + per_target;
         BlockBytes {
@@ -124,7 +125,7 @@ impl Footprint for ValueModel {
             thinned: saved,
             forward,
             scoring: forward,
-            // Beside the values themselves.
+            // In addition to the values.
             output_grad: 2 * per_target,
             backward: values + 2 * rows + all + sorting_bytes(size.targets, runs),
         }
@@ -133,7 +134,7 @@ impl Footprint for ValueModel {
 
 impl Model for ValueModel {
     type Batch = PackedBatch;
-    /// A value for each target, fp32 `[M]`.
+    /// A value per target, fp32 `[M]`.
     type Scores = Tensor;
     type ScoresGrad = Tensor;
 

@@ -1,20 +1,20 @@
-//! The memory of passes of models of velocities.
+//! Memory of passes of velocity models.
 
 use super::Transformer;
 use crate::footprint::{BlockBytes, Footprint, Runs};
+use crate::memory_trace::{BlockPlace, BlockTrace, F32, TracedTensor, TracedWeights, block_bytes};
 use crate::model::{Model, Unit};
-use crate::sketch::{BlockPlace, BlockSketch, F32, Sketched, SketchedWeights, block_bytes};
 
-/// The size of a [`DenoiseBatch`](super::DenoiseBatch).
+/// Size of a [`DenoiseBatch`](super::DenoiseBatch).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenoiseSize {
-    /// Points B; with guidance those without a class or text among them.
+    /// Number of points B, including the unconditional ones of guidance.
     pub points: usize,
-    /// Frames, height and width of the latents, an image's being one frame.
+    /// Frames, height and width of the latents; an image has one frame.
     pub sides: [usize; 3],
     /// Tokens S of a text.
     pub text: usize,
-    /// Whether backward finds the gradient of the points.
+    /// True if backward computes the gradient of the points.
     pub latents_grad: bool,
 }
 
@@ -29,8 +29,8 @@ impl Footprint for Transformer {
             _ => (self.hidden(block, size).to_vec(), runs.size()),
         };
         let input_grad = place != BlockPlace::First || size.latents_grad;
-        let of = BlockSketch { units: &units, input: (&input, element), input_grad, place, weights_last };
-        block_bytes(of, runs, |weights, x| self.sketch(block, weights, x, size))
+        let of = BlockTrace { units: &units, input: (&input, element), input_grad, place, weights_last };
+        block_bytes(of, runs, |weights, x| self.trace(block, weights, x, size))
     }
 }
 
@@ -44,7 +44,7 @@ impl Transformer {
         }
     }
 
-    /// The size of what an inner block or the last one reads: `[B, N, C]`.
+    /// Returns the input shape of an inner block or the last one: `[B, N, C]`.
     fn hidden(&self, block: usize, size: &DenoiseSize) -> [usize; 3] {
         match self {
             Self::Dit(dit) => dit.hidden(size),
@@ -53,12 +53,18 @@ impl Transformer {
         }
     }
 
-    /// [`AutogradModel::run`](crate::autograd::AutogradModel::run) without values.
-    fn sketch(&self, block: usize, weights: &SketchedWeights, x: &Sketched, size: &DenoiseSize) -> Sketched {
+    /// Traces the memory of [`AutogradModel::run`](crate::autograd::AutogradModel::run).
+    fn trace(
+        &self,
+        block: usize,
+        weights: &TracedWeights,
+        x: &TracedTensor,
+        size: &DenoiseSize,
+    ) -> TracedTensor {
         match self {
-            Self::Dit(dit) => dit.sketch(block, weights, x),
-            Self::Sd3(sd3) => sd3.sketch(block, weights, x, size),
-            Self::Wan(wan) => wan.sketch(block, weights, x, size),
+            Self::Dit(dit) => dit.trace(block, weights, x),
+            Self::Sd3(sd3) => sd3.trace(block, weights, x, size),
+            Self::Wan(wan) => wan.trace(block, weights, x, size),
         }
     }
 }

@@ -1,25 +1,25 @@
-//! Classifier-free guidance: one step away from what a model says without a class.
+//! Classifier-free guidance: moves a velocity away from the unconditional one.
 
 use tch::{Kind, Tensor};
 
 use super::DenoiseBatch;
 use crate::Result;
 
-/// Classifier-free guidance (Ho and Salimans 2022): `v = v_none + scale (v_class - v_none)`. At a scale of 1 the
-/// model is asked once, for the class alone.
+/// Classifier-free guidance (Ho and Salimans 2022): `v = v_none + scale (v_class - v_none)`. At a scale of 1
+/// the model is evaluated once, with the class.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Guidance {
-    /// How far to go from no class to the class.
+    /// Guidance scale.
     pub scale: f64,
-    /// The label that stands for no class, or the number of the text that samples are led away from.
+    /// Label of the unconditional class, or index of the negative prompt.
     pub no_class: i64,
-    /// Whether the model runs with its adapters, if it has any.
+    /// True if the model runs with its adapters, if it has any.
     pub adapters: bool,
 }
 
 impl Guidance {
-    /// What a model is asked for the points `x` `[B, ...]` at `sigma` with `labels` `[B]`: their classes, and where
-    /// there is guidance no class for each, behind those.
+    /// Returns the model's batch for the points `x` `[B, ...]` at `sigma` with `labels` `[B]`. If guidance is
+    /// on, the unconditional points follow.
     ///
     /// # Errors
     /// libtorch's.
@@ -38,7 +38,7 @@ impl Guidance {
         })
     }
 
-    /// The guided velocities `[B, ...]` from the model's answer to [`Self::batch`].
+    /// Returns the guided velocities `[B, ...]` from the model's output for [`Self::batch`].
     ///
     /// # Errors
     /// libtorch's.
@@ -50,7 +50,7 @@ impl Guidance {
         Ok(none.f_lerp(&class, self.scale)?)
     }
 
-    /// The gradient of the model's answer from that of the guided velocities.
+    /// Returns the gradient of the model's output from that of the guided velocities.
     ///
     /// # Errors
     /// libtorch's.
@@ -61,7 +61,7 @@ impl Guidance {
         Ok(Tensor::f_cat(&[grad.f_mul_scalar(self.scale)?, grad.f_mul_scalar(1.0 - self.scale)?], 0)?)
     }
 
-    /// The gradient of the points from that of the latents of [`Self::batch`].
+    /// Returns the gradient of the points from that of the latents of [`Self::batch`].
     ///
     /// # Errors
     /// libtorch's.
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// Of a model that answers `k x + label`, where the answer and its gradient are known.
+    /// Uses a model that returns `k x + label`, whose output and gradient are known.
     #[test]
     fn guidance_and_its_gradient_are_those_of_the_formula() {
         for (scale, asked) in [(1.0, 2), (4.5, 4), (0.0, 4)] {

@@ -1,23 +1,24 @@
-//! What the blocks of diffusion transformers are put together from.
+//! Building blocks of diffusion transformers.
 
 use tch::{Kind, Tensor};
 
-use super::adapted::{self, Adapter};
+use super::lora_linear::{self, Adapter};
 use crate::Result;
 use crate::autograd::Layout;
 use crate::decoder::lora;
 use crate::error::check_config;
+use crate::memory_trace::{F32, Gradient, TracedTensor, TracedWeights};
 use crate::model::{Init, ParamSpec, Part, Unit, Weights};
-use crate::sketch::{F32, Gradient, Sketched, SketchedWeights};
 
-/// Low-rank adapters beside linear layers of the blocks, as [`crate::decoder`]'s: `y = x W^T + b + scale x A^T B^T`.
+/// Low-rank adapters of the blocks' linear layers, like [`crate::decoder`]'s: `y = x W^T + b + scale x A^T
+/// B^T`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lora {
-    /// The inner width of the product.
+    /// Inner width of the product.
     pub rank: i64,
-    /// What the product is multiplied by.
+    /// Factor of the product.
     pub scale: f64,
-    /// The layers that have one, as `transformer_blocks.0.attn.to_q`; at least one.
+    /// Layers with an adapter, such as `transformer_blocks.0.attn.to_q`; at least one.
     pub modules: Vec<String>,
 }
 
@@ -28,8 +29,8 @@ impl Lora {
     }
 }
 
-/// The layout of a transformer of a `first` block, `blocks` with the parameters of their adapters, and a `last` one; and
-/// the blocks. With adapters all else is frozen.
+/// Returns the layout of a transformer with a `first` block, `blocks` with their adapters' parameters, and a
+/// `last` block; and the blocks. With adapters all other weights are frozen.
 pub(crate) fn stacked<B>(
     first: Unit,
     blocks: impl Iterator<Item = (Unit, Vec<ParamSpec>, B)>,
@@ -47,7 +48,7 @@ pub(crate) fn stacked<B>(
     (if has_adapters { layout.with_adapters(adapters) } else { layout }, stack)
 }
 
-/// Collects a unit's parameters, and says where each lies.
+/// Collects a unit's parameters, and returns the index of each.
 #[derive(Default)]
 pub(crate) struct Params<'a> {
     specs: Vec<ParamSpec>,
@@ -55,45 +56,45 @@ pub(crate) struct Params<'a> {
     adapters: Vec<ParamSpec>,
 }
 
-/// The most linear layers that are one: queries, keys and values.
+/// Maximum number of linear layers fused into one: queries, keys and values.
 const PARTS: usize = 3;
 
-/// Where a layer's weight and bias lie in a unit, and its adapters in the next.
+/// Indices of a layer's weight and bias in a unit, and of its adapters in the next.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linear {
     weight: usize,
-    /// Where the A of each layer that it is made of lies, if that has an adapter; B is behind it.
+    /// Index of A for each fused layer with an adapter; B follows it.
     adapters: [Option<usize>; PARTS],
     scale: f64,
 }
 
 impl<'a> Params<'a> {
-    /// Parameters, and beside them those of adapters.
+    /// Creates an empty collection, with adapters if there is a `lora`.
     pub fn with_lora(lora: Option<&'a Lora>) -> Self {
         Self { lora, ..Self::default() }
     }
 
-    /// The unit of what was collected.
+    /// Returns the unit of the collected parameters.
     pub fn into_unit(self, name: &str) -> Unit {
         self.into_units(name).0
     }
 
-    /// The unit of what was collected, and the parameters of its adapters.
+    /// Returns the unit of the collected parameters, and its adapters' parameters.
     pub fn into_units(self, name: &str) -> (Unit, Vec<ParamSpec>) {
         (Unit { name: name.to_owned(), params: self.specs, trainable: true }, self.adapters)
     }
 
-    /// A linear layer.
+    /// Adds a linear layer.
     pub fn linear(&mut self, name: &str, rows: i64, columns: i64) -> Linear {
         self.linears(name, &[name], rows, columns)
     }
 
-    /// A linear layer whose result is 0 at first.
+    /// Adds a linear layer whose initial output is 0.
     pub fn zero_linear(&mut self, name: &str, rows: i64, columns: i64) -> Linear {
         self.add(name, &[name], rows, &[columns], Init::Zeros)
     }
 
-    /// Linear layers of the same input, of `rows` rows each, as one.
+    /// Adds linear layers with the same input, of `rows` rows each, fused into one.
     pub fn linears(&mut self, whole: &str, names: &[&str], rows: i64, columns: i64) -> Linear {
         let linear = self.add(whole, names, rows, &[columns], usual(columns));
         let Some(lora) = self.lora else { return linear };
@@ -107,12 +108,13 @@ impl<'a> Params<'a> {
         Linear { adapters, scale: lora.scale, ..linear }
     }
 
-    /// A convolution, its matrix of `[out, in, height, width]`; of videos `[out, in, frames, height, width]`.
+    /// Adds a convolution with a kernel `[out, in, height, width]`; for videos `[out, in, frames, height,
+    /// width]`.
     pub fn convolution(&mut self, name: &str, shape: &[i64]) -> Linear {
         self.add(name, &[name], shape[0], &shape[1..], usual(shape[1..].iter().product()))
     }
 
-    /// A weight of `[rows of all, columns..]` and a bias.
+    /// Adds a weight of `[rows of all, columns..]` and a bias.
     fn add(&mut self, whole: &str, names: &[&str], rows: i64, columns: &[i64], init: Init) -> Linear {
         let weight = self.specs.len();
         let all_rows = rows * names.len() as i64;
@@ -132,19 +134,19 @@ impl<'a> Params<'a> {
         Linear { weight, adapters: [None; PARTS], scale: 1.0 }
     }
 
-    /// The weight and bias of a norm of groups of channels, or of tokens.
+    /// Adds the weight and bias of a norm over groups of channels, or over tokens.
     pub fn group_norm(&mut self, name: &str, channels: i64) -> Linear {
         let weight = self.table(&format!("{name}.weight"), &[channels], Init::Ones);
         self.table(&format!("{name}.bias"), &[channels], Init::Zeros);
         Linear { weight, adapters: [None; PARTS], scale: 1.0 }
     }
 
-    /// The weight of an RMS norm.
+    /// Adds the weight of an RMS norm.
     pub fn norm(&mut self, name: &str, size: i64) -> usize {
         self.table(&format!("{name}.weight"), &[size], Init::Ones)
     }
 
-    /// A parameter that is no matrix of a layer, and does not decay; returns where it lies.
+    /// Adds a parameter that is not a layer's matrix and does not decay. Returns its index.
     pub fn table(&mut self, name: &str, shape: &[i64], init: Init) -> usize {
         let parts = vec![Part { name: name.to_owned(), rows: shape[0] }];
         let name = name.to_owned();
@@ -153,25 +155,26 @@ impl<'a> Params<'a> {
     }
 }
 
-/// As torch.nn.Linear has it by default: a deviation of `1 / sqrt(3 columns)`.
+/// Returns the default initialization of torch.nn.Linear: a standard deviation of `1 / sqrt(3 columns)`.
 fn usual(columns: i64) -> Init {
     Init::Normal { std: 1.0 / (3.0 * columns as f64).sqrt() }
 }
 
 impl Linear {
-    /// As a linear layer, with its adapters if the block's weights have a second unit.
+    /// Applies a linear layer, with its adapters if the block's weights have a second unit.
     pub fn forward(self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (weight, bias) = self.parameters(weights);
-        // Of a strided input libtorch makes one product or many, by whether there is a gradient to be found: other bits.
+        // For a strided input libtorch runs one product or many, depending on whether a gradient is needed,
+        // and their bits differ.
         let x = &x.f_contiguous()?;
         let adapters: Vec<Adapter> = self.adapters_of(weights).collect();
         if adapters.is_empty() {
             return Ok(x.f_linear(weight, Some(bias))?);
         }
-        adapted::linear(x, [weight, bias], &adapters, self.scale)
+        lora_linear::linear(x, [weight, bias], &adapters, self.scale)
     }
 
-    /// Those that its weights have, each with the part of the output that it adds to.
+    /// Returns the layer's adapters in `weights`, each with the part of the output that it adds to.
     fn adapters_of<'w>(self, weights: &Weights<'w>) -> impl Iterator<Item = Adapter<'w>> {
         let has_unit = weights.units().len() > 1;
         let weights = *weights;
@@ -181,8 +184,8 @@ impl Linear {
         })
     }
 
-    /// [`Self::forward`] without values.
-    pub fn sketch(self, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+    /// Traces the memory of [`Self::forward`].
+    pub fn trace(self, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
         let [weight, bias] = [0, 1].map(|behind| weights.get(0, self.weight + behind));
         let x = x.contiguous();
         let firsts = self.adapters.into_iter().flatten().filter(|_| weights.has_adapters());
@@ -190,38 +193,43 @@ impl Linear {
             firsts.map(|first| [0, 1].map(|which| weights.get(1, first + which))).collect();
         match adapters.is_empty() {
             true => x.linear(weight, Some(bias)),
-            false => adapted::sketch(&x, weight, &adapters),
+            false => lora_linear::trace(&x, weight, &adapters),
         }
     }
 
-    /// A convolution without values, to such a size.
-    pub fn sketch_convolution(self, weights: &SketchedWeights, x: &Sketched, size: &[usize]) -> Sketched {
+    /// Traces the memory of a convolution to `size`.
+    pub fn trace_convolution(
+        self,
+        weights: &TracedWeights,
+        x: &TracedTensor,
+        size: &[usize],
+    ) -> TracedTensor {
         x.convolved(weights.get(0, self.weight), Some(weights.get(0, self.weight + 1)), size)
     }
 
-    /// What a convolution makes channels of.
-    pub fn sketch_rows(self, weights: &SketchedWeights) -> usize {
+    /// Returns the number of output channels of a convolution.
+    pub fn trace_rows(self, weights: &TracedWeights) -> usize {
         weights.get(0, self.weight).size[0]
     }
 
-    /// A norm of so many values each, without values.
-    pub fn sketch_norm(self, weights: &SketchedWeights, x: &Sketched, values: usize) -> Sketched {
+    /// Traces the memory of a norm over `values` values each.
+    pub fn trace_norm(self, weights: &TracedWeights, x: &TracedTensor, values: usize) -> TracedTensor {
         x.normed(values, [0, 1].map(|behind| Some(weights.get(0, self.weight + behind))))
     }
 
-    /// As a convolution, with as much padding on each side.
+    /// Applies a convolution with the same padding on each side.
     pub fn convolve(self, weights: &Weights, x: &Tensor, padding: i64) -> Result<Tensor> {
         let (kernel, bias) = self.parameters(weights);
         Ok(x.f_conv2d(kernel, Some(bias), [1, 1], [padding, padding], [1, 1], 1)?)
     }
 
-    /// As a convolution over frames and pixels, with as much padding on both sides of each.
+    /// Applies a convolution over frames and pixels, with the same padding on both sides of each axis.
     pub fn convolve_frames(self, weights: &Weights, x: &Tensor, padding: [i64; 3]) -> Result<Tensor> {
         let (kernel, bias) = self.parameters(weights);
         Ok(x.f_conv3d(kernel, Some(bias), [1, 1, 1], padding, [1, 1, 1], 1)?)
     }
 
-    /// As a convolution of patches beside each other, as large as its matrix.
+    /// Applies a convolution over adjacent patches, which are as large as the kernel.
     pub fn patches(self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (kernel, bias) = self.parameters(weights);
         let size = kernel.size();
@@ -231,13 +239,13 @@ impl Linear {
         })
     }
 
-    /// As a norm of `groups` groups of channels.
+    /// Applies a norm over `groups` groups of channels.
     pub fn group_norm(self, weights: &Weights, x: &Tensor, groups: i64) -> Result<Tensor> {
         let (weight, bias) = self.parameters(weights);
         Ok(x.f_group_norm(groups, Some(weight), Some(bias), EPS, false)?)
     }
 
-    /// As a norm of each token.
+    /// Applies a norm over each token.
     pub fn layer_norm(self, weights: &Weights, x: &Tensor, eps: f64) -> Result<Tensor> {
         let (weight, bias) = self.parameters(weights);
         Ok(x.f_layer_norm(weight.size(), Some(weight), Some(bias), eps, false)?)
@@ -251,25 +259,34 @@ impl Linear {
 /// Added to the variance or the mean square in all norms.
 pub(crate) const EPS: f64 = 1e-6;
 
-/// Parts of `x` `[B, N, C]` with so many tokens each.
+/// Splits `x` `[B, N, C]` into parts with the given numbers of tokens.
 pub(crate) fn split<const N: usize>(x: &Tensor, tokens: [i64; N]) -> Result<[Tensor; N]> {
     Ok(x.f_split_with_sizes(tokens, 1)?.try_into().expect("as many as sizes"))
 }
 
-/// Cosines and sines that sigma is told by.
+/// Number of cosines and sines that encode sigma.
 pub(crate) const FREQUENCIES: i64 = 256;
-/// Models are told the timestep 1000 sigma.
+/// Models receive the timestep 1000 sigma.
 const TIMESTEPS: f64 = 1000.0;
-/// The slowest cosine has this wavelength, over 2 pi.
+/// Wavelength of the slowest cosine, divided by 2 pi.
 const MAX_PERIOD: f64 = 10_000.0;
 
-/// Two linear layers with SiLU in between, without values.
-pub(crate) fn sketch_two(weights: &SketchedWeights, [first, second]: [Linear; 2], x: &Sketched) -> Sketched {
-    second.sketch(weights, &first.sketch(weights, x).activated())
+/// Traces the memory of two linear layers with SiLU in between.
+pub(crate) fn trace_two(
+    weights: &TracedWeights,
+    [first, second]: [Linear; 2],
+    x: &TracedTensor,
+) -> TracedTensor {
+    second.trace(weights, &first.trace(weights, x).activated())
 }
 
-/// [`modulated_norm`](anyroll_backends::ops::modulated_norm) without values, of `[B, N, C]` and `[B, 1, C]`.
-pub(crate) fn sketch_modulated_norm(x: &Sketched, shift: &Sketched, scale: &Sketched) -> [Sketched; 2] {
+/// Traces the memory of [`modulated_norm`](anyroll_backends::ops::modulated_norm), for `[B, N, C]` and
+/// `[B, 1, C]`.
+pub(crate) fn trace_modulated_norm(
+    x: &TracedTensor,
+    shift: &TracedTensor,
+    scale: &TracedTensor,
+) -> [TracedTensor; 2] {
     let &[images, tokens, channels] = &x.size[..] else { unreachable!("tokens of images") };
     if x.on.runs.on_host {
         return [x.clone(), x.normed(channels, [None, None]).mul(&scale.shifted()).add(shift)];
@@ -281,14 +298,14 @@ pub(crate) fn sketch_modulated_norm(x: &Sketched, shift: &Sketched, scale: &Sket
     [same, y]
 }
 
-/// [`gated_sums_behind`](anyroll_backends::ops::gated_sums_behind) without values: sums of x and y times a gate, behind what is
-/// before them; [`gated_add`](anyroll_backends::ops::gated_add) where nothing is.
-pub(crate) fn sketch_gated_sums(before: Option<&Sketched>, sums: &[[&Sketched; 3]]) -> Sketched {
+/// Traces the memory of [`gated_sums_behind`](anyroll_backends::ops::gated_sums_behind): appends the sums
+/// of x and gated y to `before`. Without `before`, estimates [`gated_add`](anyroll_backends::ops::gated_add).
+pub(crate) fn trace_gated_sums(before: Option<&TracedTensor>, sums: &[[&TracedTensor; 3]]) -> TracedTensor {
     let on = &sums[0][0].on;
     if on.runs.on_host {
-        let sums: Vec<Sketched> = sums.iter().map(|[x, y, gate]| x.add(&y.mul(gate))).collect();
-        let all: Vec<&Sketched> = before.into_iter().chain(&sums).collect();
-        return if all.len() == 1 { all[0].clone() } else { Sketched::cat(&all, 1) };
+        let sums: Vec<TracedTensor> = sums.iter().map(|[x, y, gate]| x.add(&y.mul(gate))).collect();
+        let all: Vec<&TracedTensor> = before.into_iter().chain(&sums).collect();
+        return if all.len() == 1 { all[0].clone() } else { TracedTensor::cat(&all, 1) };
     }
     let mut size = sums[0][0].size.clone();
     size[1] = before.into_iter().chain(sums.iter().map(|[x, ..]| *x)).map(|tokens| tokens.size[1]).sum();
@@ -298,17 +315,18 @@ pub(crate) fn sketch_gated_sums(before: Option<&Sketched>, sums: &[[&Sketched; 3
         .flat_map(|&[x, y, gate]| [(x, Gradient::Outputs), (y, Gradient::Own), (gate, Gradient::Own)]);
     let inputs: Vec<_> =
         before.map(|before| (before, Gradient::Outputs)).into_iter().chain(of_sums).collect();
-    let saved: Vec<&Sketched> = sums.iter().flat_map(|&[_, y, gate]| [y, gate]).collect();
+    let saved: Vec<&TracedTensor> = sums.iter().flat_map(|&[_, y, gate]| [y, gate]).collect();
     on.record(&inputs, &mut [&mut out], &saved, 0);
     out
 }
 
-/// `[B]` to fp32 `[B, frequencies]`: cosines, then sines.
+/// Maps `[B]` to fp32 `[B, frequencies]`: cosines, then sines.
 pub(crate) fn time_features(sigmas: &Tensor, frequencies: i64) -> Result<Tensor> {
     let half = frequencies / 2;
     let exponents = Tensor::f_arange(half, (Kind::Float, sigmas.device()))?;
     let exponents = exponents.f_mul_scalar(-MAX_PERIOD.ln() / half as f64)?;
-    // An angle is up to 1000 times a frequency, so that its last bit is seen: as rounded everywhere, whatever the exp.
+    // An angle is up to 1000 times a frequency, so a frequency's last bit matters. Rounding from fp64 gives
+    // the same bits with every exp.
     let frequencies = exponents.f_to_kind(Kind::Double)?.f_exp()?.f_to_kind(Kind::Float)?;
     let angles = sigmas.f_mul_scalar(TIMESTEPS)?.f_unsqueeze(1)?.f_mul(&frequencies)?;
     Ok(Tensor::f_cat(&[angles.f_cos()?, angles.f_sin()?], 1)?)

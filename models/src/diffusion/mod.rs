@@ -1,19 +1,19 @@
-//! Flow-matching models of images, and sampling from them.
+//! Flow-matching models of images and videos, and sampling from them.
 //!
-//! Data `x_0` and noise `eps` are joined by straight lines, `x_sigma = (1 - sigma) x_0 + sigma eps`, and a model
-//! says the velocity `v = eps - x_0` at a point of such a line (Lipman et al. 2023; Liu et al. 2023). A sample is
-//! noise that has been walked from sigma 1 to sigma 0 in a few [`sigmas`].
+//! Straight lines connect data `x_0` and noise `eps`, `x_sigma = (1 - sigma) x_0 + sigma eps`. A model
+//! predicts the velocity `v = eps - x_0` at a point of such a line (Lipman et al. 2023; Liu et al. 2023).
+//! Sampling moves noise from sigma 1 to sigma 0 over a few [`sigmas`].
 //!
-//! [`dit`] is a model of classes, [`sd3`] one of texts, in latents that [`vae`] decodes, and [`wan`] one of videos
-//! with its decoder; [`tiles`] decodes large ones in parts;
-//! [`transformer`] is any of them. [`sampler`] walks, [`sde`] is a step of the walk with noise of its own, and so with a log-probability;
-//! [`guidance`] asks a model twice.
+//! [`dit`] is a class-conditional model, [`sd3`] a text-to-image model in latents that [`vae`] decodes, and
+//! [`wan`] a text-to-video model with its decoder. [`tiles`] decodes large images in parts, and
+//! [`transformer`] is any of the models. [`sampler`] runs the steps, [`sde`] is a step with noise and so with
+//! a log-probability, and [`guidance`] evaluates a model twice.
 
-mod adapted;
 pub mod dit;
 mod footprint;
 pub mod guidance;
 pub(crate) mod layers;
+mod lora_linear;
 pub mod sampler;
 pub mod sd3;
 pub mod sde;
@@ -42,7 +42,7 @@ pub use transformer::{LatentSizes, Transformer, TransformerConfig};
 pub use vae::{LatentBatch, LatentSize, VaeConfig, VaeDecoder};
 pub use wan::{EXPERTS, VideoLatentSize, Wan, WanConfig, WanVaeConfig, WanVaeDecoder, WanVaeTape};
 
-/// A model of velocities.
+/// A velocity model.
 pub trait Denoiser: Model<Batch = DenoiseBatch, Scores = Tensor, ScoresGrad = Tensor> {}
 
 impl<M: Model<Batch = DenoiseBatch, Scores = Tensor, ScoresGrad = Tensor>> Denoiser for M {}
@@ -50,29 +50,30 @@ impl<M: Model<Batch = DenoiseBatch, Scores = Tensor, ScoresGrad = Tensor>> Denoi
 /// Points on the lines from data to noise, on a device.
 #[derive(Debug)]
 pub struct DenoiseBatch {
-    /// The points: fp32 `[B, channels, height, width]`, of videos `[B, channels, frames, height, width]`.
+    /// The points: fp32 `[B, channels, height, width]`; videos have `[B, channels, frames, height, width]`.
     pub latents: Tensor,
-    /// How far each is from the data, 0 to 1: fp32 `[B]`.
+    /// Sigma of each point, from 0 (data) to 1 (noise): fp32 `[B]`.
     pub sigmas: Tensor,
-    /// The class of each, or the number of classes for none; of a model of texts the number of the text: int64 `[B]`.
+    /// Class of each point, or the number of classes for none; for text models the index of the text: int64
+    /// `[B]`.
     pub labels: Tensor,
-    /// Whether the model runs with its adapters, if it has any.
+    /// True if the model runs with its adapters, if it has any.
     pub adapters: bool,
-    /// Whether backward should find the gradient of the points as well.
+    /// True if backward should also compute the gradient of the points.
     pub latents_grad: bool,
 }
 
 impl DenoiseBatch {
-    /// The number of points B.
+    /// Returns the number of points B.
     pub fn len(&self) -> i64 {
         self.latents.size()[0]
     }
 
-    /// Whether there is no point.
+    /// Returns true if there are no points.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// The same points for the model with its adapters off.
+    /// Returns the same points for the model with its adapters off.
     pub fn without_adapters(&self) -> DenoiseBatch {
         let [latents, sigmas, labels] =
             [&self.latents, &self.sigmas, &self.labels].map(Tensor::shallow_clone);
@@ -80,7 +81,7 @@ impl DenoiseBatch {
     }
 }
 
-/// A tensor that models read and nobody writes. Behind a lock only because tch's tensors are not `Sync`.
+/// A tensor that models only read. Behind a lock only because tch's tensors are not `Sync`.
 #[derive(Debug)]
 struct Shared(Mutex<Tensor>);
 

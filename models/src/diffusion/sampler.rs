@@ -1,12 +1,12 @@
-//! Walking from noise to data.
+//! Sampling: integrates velocities from noise to data.
 
 use tch::Tensor;
 
 use super::{DenoiseBatch, Denoiser, Guidance, SdeNoise, SdeStep};
 use crate::{Error, Result, passes};
 
-/// The sigmas that `steps` steps go through, from 1 to 0: evenly spaced, then moved towards 1 by
-/// `sigma' = shift sigma / (1 + (shift - 1) sigma)` (Esser et al. 2024). A `shift` of 1 moves nothing.
+/// Returns the sigmas of `steps` steps, from 1 to 0: evenly spaced, then shifted towards 1 by `sigma' = shift
+/// sigma / (1 + (shift - 1) sigma)` (Esser et al. 2024). A `shift` of 1 leaves them evenly spaced.
 ///
 /// # Errors
 /// [`Error::Input`] without steps, or for a shift that is not a positive number.
@@ -21,11 +21,12 @@ pub fn sigmas(steps: usize, shift: f64) -> Result<Vec<f64>> {
     Ok(even.map(|sigma| shift * sigma / (1.0 + (shift - 1.0) * sigma)).collect())
 }
 
-/// The sigmas of diffusers' `FlowMatchEulerDiscreteScheduler`, and 0 behind them: evenly spaced from 1 to the sigma of
-/// the first of a thousand timesteps, which is shifted; then all are shifted, so that the last is shifted twice.
+/// Returns the sigmas of diffusers' `FlowMatchEulerDiscreteScheduler`, followed by 0: evenly spaced from 1 to
+/// the shifted sigma of the first of a thousand timesteps. Then all are shifted, so the last one is shifted
+/// twice.
 ///
 /// # Errors
-/// As [`sigmas`], and for a single step, which has no spacing.
+/// The errors of [`sigmas`], and for a single step, which has no spacing.
 pub fn sigmas_of_diffusers(steps: usize, shift: f64) -> Result<Vec<f64>> {
     if steps < 2 {
         return Err(Error::Input { what: "steps", problem: format!("is {steps}, must be at least 2") });
@@ -37,7 +38,8 @@ pub fn sigmas_of_diffusers(steps: usize, shift: f64) -> Result<Vec<f64>> {
     Ok(even.map(shifted).chain([0.0]).collect())
 }
 
-/// The velocities of a batch, without a gradient; `weights` are all of the model's, one list a unit.
+/// Returns the velocities of a batch, without a gradient. `weights` are all of the model's, one list per
+/// unit.
 ///
 /// # Errors
 /// The model's.
@@ -45,36 +47,36 @@ pub fn velocity<M: Denoiser>(model: &M, weights: &[&[Tensor]], batch: &DenoiseBa
     Ok(passes::forward(model, weights, batch, false)?.0)
 }
 
-/// How to get from noise to data.
+/// Schedule of sampling from noise to data.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampler {
-    /// Every sigma on the way, from 1 to 0.
+    /// All sigmas, from 1 to 0.
     pub sigmas: Vec<f64>,
-    /// How the model is asked at each of them but the last.
+    /// Guidance at each sigma but the last.
     pub guidance: Vec<Guidance>,
 }
 
-/// A batch's way from noise to data.
+/// Trajectory of a batch from noise to data.
 #[derive(Debug)]
 pub struct Walk {
-    /// Where it was at each of the sigmas, noise first and samples last: `[B, channels, height, width]`.
+    /// Points at each sigma, from noise to samples: `[B, channels, height, width]`.
     pub points: Vec<Tensor>,
-    /// The log-probability of each stochastic step: fp32 `[B]`.
+    /// Log-probability of each stochastic step: fp32 `[B]`.
     pub logprobs: Vec<Tensor>,
 }
 
 impl Sampler {
-    /// The number of steps.
+    /// Returns the number of steps.
     pub fn steps(&self) -> usize {
         self.sigmas.len() - 1
     }
 
-    /// The stochastic step `step`, from 0.
+    /// Returns the stochastic step `step`, from 0.
     pub fn sde_step(&self, noise: SdeNoise, step: usize) -> SdeStep {
         SdeStep::new(noise, &self.sigmas, step)
     }
 
-    /// The point after step `step` of Euler's method, from `x` with the velocity `v`.
+    /// Returns the point after step `step` of Euler's method, from `x` with the velocity `v`.
     ///
     /// # Errors
     /// libtorch's.
@@ -82,8 +84,8 @@ impl Sampler {
         Ok(x.f_add(&v.f_mul_scalar(self.sigmas[step + 1] - self.sigmas[step])?)?)
     }
 
-    /// Walks by Euler's method or, if `sde` has a noise and a draw of the standard normal
-    /// distribution for each step, by stochastic steps. `weights` are all of the model's, one list a unit.
+    /// Samples with Euler's method, or with stochastic steps if `sde` holds a noise level and a standard
+    /// normal draw for each step. `weights` are all of the model's, one list per unit.
     ///
     /// # Errors
     /// The model's.
@@ -130,7 +132,7 @@ mod tests {
         };
         check(4, 1.0, &[1.0, 0.75, 0.5, 0.25, 0.0]);
         check(2, 3.0, &[1.0, 0.75, 0.0]);
-        // ROLL's: eight steps, shifted by 5.
+        // The schedule of ROLL: eight steps, shifted by 5.
         check(8, 5.0, &[1.0, 35.0 / 36.0, 15.0 / 16.0, 25.0 / 28.0, 5.0 / 6.0, 0.75, 0.625, 5.0 / 12.0, 0.0]);
         let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/sd3/configs.json");
         let golden: serde_json::Value =

@@ -1,22 +1,24 @@
-//! A step from one sigma to the next that adds noise: a Gaussian, so that what came of it has a log-probability.
+//! A step between two sigmas that adds Gaussian noise, so that its result has a log-probability.
 //!
-//! The mean is linear in the point and in its velocity, and the deviation a number:
-//! `x_next ~ N(x_coef x + v_coef v, std^2)`. For a deviation `s` per root of time, with `dt = sigma_next - sigma < 0`,
+//! The mean is linear in the point and in its velocity, and the standard deviation is a number: `x_next ~
+//! N(x_coef x + v_coef v, std^2)`. For a deviation `s` per square root of time, with `dt = sigma_next - sigma
+//! < 0`,
 //!
 //! ```text
 //! mean = x (1 + s^2 dt / (2 sigma)) + v (1 + s^2 (1 - sigma) / (2 sigma)) dt,    std = s sqrt(-dt)
 //! ```
 //!
-//! which has the marginals of the noiseless walk (Flow-GRPO, Liu et al. 2025, equation 9).
+//! which has the marginals of sampling without noise (Flow-GRPO, Liu et al. 2025, equation 9).
 
 use tch::Tensor;
 
 use crate::Result;
 
-/// How much noise a step adds.
+/// Noise level of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SdeNoise {
-    /// `s = level sqrt(sigma / (1 - sigma))`, with the second sigma below the line at sigma 1: Flow-GRPO's.
+    /// `s = level sqrt(sigma / (1 - sigma))`, with the second sigma in the denominator at sigma 1:
+    /// Flow-GRPO's.
     Level(f64),
     /// `s = eta` at every sigma: DanceGRPO's (Xue et al. 2025).
     Constant(f64),
@@ -25,18 +27,18 @@ pub enum SdeNoise {
 /// One stochastic step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SdeStep {
-    /// What the mean has of the point.
+    /// Coefficient of the point in the mean.
     pub x_coef: f64,
-    /// What the mean has of the velocity.
+    /// Coefficient of the velocity in the mean.
     pub v_coef: f64,
-    /// The standard deviation.
+    /// Standard deviation.
     pub std: f64,
-    /// The length of the step, `sigma - sigma_next`.
+    /// Length of the step, `sigma - sigma_next`.
     pub length: f64,
 }
 
 impl SdeStep {
-    /// The step from `sigmas[step]` to the next.
+    /// Returns the step from `sigmas[step]` to the next.
     pub fn new(noise: SdeNoise, sigmas: &[f64], step: usize) -> SdeStep {
         let sigma = sigmas[step];
         let dt = sigmas[step + 1] - sigma;
@@ -56,7 +58,7 @@ impl SdeStep {
         }
     }
 
-    /// The mean of what may come after `x` with velocity `v`.
+    /// Returns the mean of the next point after `x` with velocity `v`.
     ///
     /// # Errors
     /// libtorch's.
@@ -64,7 +66,7 @@ impl SdeStep {
         Ok(x.f_mul_scalar(self.x_coef)?.f_add(&v.f_mul_scalar(self.v_coef)?)?)
     }
 
-    /// The log-probability of `next` `[B, ...]`, the mean over its elements: `[B]`.
+    /// Returns the log-probability of `next` `[B, ...]`, averaged over its elements: `[B]`.
     ///
     /// # Errors
     /// libtorch's.

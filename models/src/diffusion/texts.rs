@@ -1,11 +1,11 @@
-//! Texts as encoders left them.
+//! Text embeddings computed by encoders.
 
 use tch::Tensor;
 
 use super::Shared;
 use crate::{Error, Result};
 
-/// The embeddings of some texts, on a device; a label is the number of one.
+/// Embeddings of several texts, on a device. Labels are indices into them.
 #[derive(Debug)]
 pub struct Texts {
     context: Shared,
@@ -16,7 +16,7 @@ pub struct Texts {
 }
 
 impl Texts {
-    /// Each text's tokens, `[P, S, D]`, and if models read that the text as a whole, `[P, E]`.
+    /// Takes each text's tokens, `[P, S, D]`, and for models that read it the pooled text, `[P, E]`.
     ///
     /// # Errors
     /// [`Error::Input`] for tensors of other shapes.
@@ -34,36 +34,36 @@ impl Texts {
         Ok(Texts { context, pooled, count, tokens: length, widths })
     }
 
-    /// The number of texts P.
+    /// Returns the number of texts P.
     pub fn len(&self) -> i64 {
         self.count
     }
 
-    /// Whether there is none.
+    /// Returns true if there are no texts.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The number of tokens S of each.
+    /// Returns the number of tokens S per text.
     pub(super) fn tokens(&self) -> i64 {
         self.tokens
     }
 
-    /// Those of a model, whose batches' labels are numbers of texts.
+    /// Returns the texts of a model, or an error if it has none.
     pub(super) fn of_model(texts: &Option<Texts>) -> Result<&Texts> {
-        let problem = || "are numbers of texts, and the model has none".to_owned();
+        let problem = || "are indices of texts, but the model has no texts".to_owned();
         texts.as_ref().ok_or_else(|| Error::Input { what: "labels", problem: problem() })
     }
 
-    /// Refuses other widths than a model reads.
+    /// Checks that the widths are those that a model reads.
     pub(super) fn check(&self, width: i64, pooled: Option<i64>) -> Result<()> {
         let (found, wanted) = (self.widths, (width, pooled));
         let fits = found.0 == wanted.0 && wanted.1.is_none_or(|pooled| found.1 == Some(pooled));
-        let problem = format!("have widths {found:?} of tokens and of whole texts, must have {wanted:?}");
+        let problem = format!("have widths {found:?} of tokens and pooled texts, must have {wanted:?}");
         if fits { Ok(()) } else { Err(Error::Input { what: "texts", problem }) }
     }
 
-    /// The texts of the numbers `labels`, int64 `[B]`: `[B, S, D]`, and `[B, E]`.
+    /// Returns the texts with the indices `labels`, int64 `[B]`: `[B, S, D]`, and `[B, E]`.
     pub(super) fn of(&self, labels: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
         let select = |table: &Shared| table.get().f_index_select(0, labels);
         Ok((select(&self.context)?, self.pooled.as_ref().map(select).transpose()?))

@@ -1,34 +1,35 @@
-//! Large pictures in tiles, so that decoding one needs the memory of a tile, as diffusers' `enable_tiling` has it: tiles of
-//! latents overlap, each is decoded by itself, and pixels of two go over from one to the other evenly. A tile's norms and its
-//! attention see that tile alone, so that pixels are slightly other than those of the whole.
+//! Decoding of large images in tiles, so that it needs only the memory of one tile, like diffusers'
+//! `enable_tiling`. Tiles of latents overlap, each is decoded separately, and overlapping pixels are blended
+//! linearly. A tile's norms and attention see only that tile, so pixels differ slightly from those decoded
+//! whole.
 
 use tch::{Kind, Tensor};
 
 use crate::Result;
 
-/// Square tiles of latents `[B, channels, height, width]`, or of such with frames before the height.
+/// Square tiles of latents `[B, channels, height, width]`, or with frames before the height.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tiles {
-    /// Latents of a tile's side.
+    /// Side of a tile, in latents.
     pub size: i64,
-    /// Latents from one tile to the next: from half of `size` to all of it.
+    /// Distance between tiles, in latents: from half of `size` to `size`.
     pub stride: i64,
-    /// Pixels of a latent's side.
+    /// Pixels per latent and side.
     pub zoom: i64,
-    /// Pixels of the side of a patch, which go over together.
+    /// Side of a pixel patch that is blended as a whole.
     pub patch: i64,
 }
 
-/// Rows of tiles, and each by its column.
+/// Rows of tiles, each by column.
 type Grid = Vec<Vec<Tensor>>;
 
 impl Tiles {
-    /// Whether latents are larger than a tile; others are decoded whole.
+    /// Returns true if latents are larger than a tile; others are decoded whole.
     pub fn divide(&self, latents: &Tensor) -> bool {
         sides(latents).into_iter().any(|side| side > self.size)
     }
 
-    /// The pictures of `latents`, where `decode` makes those of a tile.
+    /// Decodes `latents`; `decode` decodes one tile.
     ///
     /// # Errors
     /// `decode`'s, or libtorch's.
@@ -44,8 +45,8 @@ impl Tiles {
         self.blend(&decoded)
     }
 
-    /// The gradient of `latents` from that of the pictures, where `follow_back` finds that of a tile's latents from that of its
-    /// pixels. No more than a tile's passes are held at a time.
+    /// Returns the gradient of `latents` from that of the images. `follow_back` computes the gradient of a
+    /// tile's latents from that of its pixels. Only one tile's passes are in memory at a time.
     ///
     /// # Errors
     /// `follow_back`'s, or libtorch's.
@@ -59,13 +60,13 @@ impl Tiles {
         let tiles = self.cut(latents)?.into_iter().flatten();
         let grads = self.pixels_grad(latents, grad)?;
         for ((tile, grad), place) in tiles.zip(grads).zip(self.cut(&found)?.into_iter().flatten()) {
-            // The places are views of one tensor, and overlap.
+            // The places are overlapping views of one tensor.
             let _ = place.shallow_clone().f_add_(&follow_back(&tile, &grad)?)?;
         }
         Ok(found)
     }
 
-    /// Views of the tiles.
+    /// Returns views of the tiles.
     fn cut(&self, latents: &Tensor) -> Result<Grid> {
         let [height, width] = sides(latents);
         let part = |of: &Tensor, dim: i64, start: i64, side: i64| {
@@ -79,8 +80,8 @@ impl Tiles {
         starts(height).map(row).collect()
     }
 
-    /// Tiles of pixels as one picture: each goes over from the one above it, then from the one to its left, and what lies in the
-    /// next ones' places is theirs.
+    /// Joins tiles of pixels into one image. Each tile is blended with the one above it, then with the one to
+    /// its left, and cut where the next tile begins.
     fn blend(&self, tiles: &[Vec<Tensor>]) -> Result<Tensor> {
         let kept = |tile: &Tensor| -> Result<Tensor> {
             let [height, width] = sides(tile).map(|side| side.min(self.stride * self.zoom));
@@ -99,7 +100,7 @@ impl Tiles {
         Ok(Tensor::f_cat(&bands, -2)?)
     }
 
-    /// `tile`, whose first pixels along `dim` lie on the last ones of `before`, if that is there.
+    /// Blends the first pixels of `tile` along `dim` with the last ones of `before`, if there is one.
     fn go_over(&self, before: Option<&Tensor>, tile: &Tensor, dim: i64) -> Result<Tensor> {
         let of = |tensor: &Tensor| tensor.size()[(tensor.dim() as i64 + dim) as usize];
         let Some(before) = before else { return Ok(tile.shallow_clone()) };
@@ -117,7 +118,8 @@ impl Tiles {
         Ok(Tensor::f_cat(&[first, tile.f_narrow(dim, length, of(tile) - length)?], dim)?)
     }
 
-    /// The gradients of the tiles' pixels, row by row, which depend on how they are blended and not on what they are.
+    /// Returns the gradients of the tiles' pixels, row by row. They depend on the blending weights and not on
+    /// the pixels.
     fn pixels_grad(&self, latents: &Tensor, grad: &Tensor) -> Result<Vec<Tensor>> {
         let pixels = |tile: &Tensor| -> Result<Tensor> {
             let mut size = grad.size();
@@ -135,7 +137,7 @@ impl Tiles {
     }
 }
 
-/// Height and width.
+/// Returns height and width.
 fn sides(of: &Tensor) -> [i64; 2] {
     let size = of.size();
     [size[size.len() - 2], size[size.len() - 1]]
@@ -147,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// Of what is decoded pixel by pixel the whole is the same, however it is cut; and the gradient is its own.
+    /// If pixels are decoded independently, tiles give the same image and gradient as the whole.
     #[test]
     fn what_depends_on_no_neighbour_is_the_same_in_tiles() {
         let decode = |latents: &Tensor| {

@@ -1,4 +1,4 @@
-//! Any of the models of velocities, where it is the config that says which.
+//! Any of the velocity models, chosen by its config.
 
 use tch::{Device, Tensor};
 
@@ -7,44 +7,45 @@ use crate::Result;
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::{Model, Unit, Weights};
 
-/// A model of velocities. It holds no weights.
+/// A velocity model. It holds no weights.
 #[derive(Debug)]
 pub enum Transformer {
-    /// Of classes.
+    /// Class-conditional.
     Dit(Box<Dit>),
-    /// Stable Diffusion 3's, or that of 3.5.
+    /// Stable Diffusion 3's or 3.5's.
     Sd3(Box<Sd3>),
-    /// Wan's, of videos.
+    /// Wan's, for videos.
     Wan(Box<Wan>),
 }
 
 /// The shape of a published model's transformer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TransformerConfig {
-    /// Stable Diffusion 3's, or that of 3.5.
+    /// Stable Diffusion 3's or 3.5's.
     Sd3(Sd3Config),
-    /// Wan's, of videos.
+    /// Wan's, for videos.
     Wan(WanConfig),
 }
 
-/// The latents that a transformer takes; sizes are frames, height and width, an image's latents being one frame.
+/// Latents that a transformer accepts. Sizes are frames, height and width; an image has one frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentSizes {
-    /// Their channels.
+    /// Number of channels.
     pub channels: i64,
-    /// What each size must be a multiple of.
+    /// Each size must be a multiple of this.
     pub multiple: [i64; 3],
-    /// The largest of each.
+    /// Maximum of each size.
     pub most: [i64; 3],
-    /// Whether they have frames.
+    /// True if latents have frames.
     pub is_video: bool,
 }
 
 impl TransformerConfig {
-    /// Lays out the transformer for `device`, with adapters if there is a `lora` and with `texts` to show.
+    /// Lays out the transformer for `device`, with adapters if there is a `lora`, and with `texts` that
+    /// labels refer to.
     ///
     /// # Errors
-    /// [`crate::Error::Config`] for sizes that make no model, [`crate::Error::Input`] for texts of other widths, or
+    /// [`crate::Error::Config`] for invalid sizes, [`crate::Error::Input`] for texts of other widths, or
     /// libtorch's error.
     pub fn build(&self, lora: Option<&Lora>, texts: Option<Texts>, device: Device) -> Result<Transformer> {
         Ok(match self {
@@ -67,7 +68,7 @@ impl TransformerConfig {
         })
     }
 
-    /// The units without adapters.
+    /// Returns the units without adapters.
     pub fn units(&self) -> Vec<Unit> {
         match self {
             Self::Sd3(config) => Sd3::units(config),
@@ -75,16 +76,17 @@ impl TransformerConfig {
         }
     }
 
-    /// The units of the adapters `lora` alone.
+    /// Returns the units of the adapters `lora` alone.
     ///
     /// # Errors
-    /// As [`Self::build`].
+    /// The errors of [`Self::build`].
     pub fn adapter_units(&self, lora: &Lora) -> Result<Vec<Unit>> {
         let model = self.build(Some(lora), None, Device::Cpu)?;
         Ok(model.units().iter().filter(|unit| unit.trainable).cloned().collect())
     }
 
-    /// The layers that may have an adapter: the linear ones of its blocks, as `transformer_blocks.0.attn.to_q`.
+    /// Returns the layers that may have an adapter: the linear layers of its blocks, such as
+    /// `transformer_blocks.0.attn.to_q`.
     pub fn modules(&self) -> Vec<String> {
         let units = self.units();
         let blocks = &units[1..units.len() - 1];
@@ -93,7 +95,7 @@ impl TransformerConfig {
         names.map(|name| name.strip_suffix(".weight").unwrap_or(name).to_owned()).collect()
     }
 
-    /// The latents that it takes.
+    /// Returns the latents that it accepts.
     pub fn latents(&self) -> LatentSizes {
         match self {
             Self::Sd3(Sd3Config { in_channels, patch_size, pos_embed_max_size, .. }) => {
@@ -108,7 +110,8 @@ impl TransformerConfig {
         }
     }
 
-    /// Of a pair of transformers the sigma from which on the first is asked, and below which the second.
+    /// For a pair of transformers, returns the sigma down to which the first is used; below it the second is
+    /// used.
     pub fn boundary(&self) -> Option<f64> {
         match self {
             Self::Sd3(_) => None,
@@ -116,7 +119,7 @@ impl TransformerConfig {
         }
     }
 
-    /// The widths of a text's tokens and, if it reads that, of a text as a whole.
+    /// Returns the width of a text's tokens and, if the model reads it, of the pooled text.
     pub fn text_widths(&self) -> (i64, Option<i64>) {
         match self {
             Self::Sd3(config) => (config.joint_attention_dim, Some(config.pooled_projection_dim)),

@@ -1,8 +1,8 @@
-//! From latents to pixels: the decoder of diffusers' `AutoencoderKL`, whose names the weights have.
+//! Decoder from latents to pixels: diffusers' `AutoencoderKL`, whose weight names it uses.
 //!
-//! Each convolution, residual block, attention and doubling is a block with a unit of its own. What goes from block to
-//! block is `[B, channels, height, width]`. Backward is libtorch's, and finds the gradient of the latents as well, so
-//! that a reward of pixels can be followed back through it.
+//! Each convolution, residual block, attention and upsampling is a block with its own unit. Blocks pass on
+//! `[B, channels, height, width]`. Backward is libtorch's and also computes the gradient of the latents, so
+//! that a reward on pixels can be differentiated through the decoder.
 
 use tch::{Kind, Tensor};
 
@@ -11,10 +11,12 @@ use crate::Result;
 use crate::autograd::{AutogradModel, Layout};
 use crate::error::check_config;
 use crate::footprint::{BlockBytes, Footprint, Runs};
+use crate::memory_trace::{
+    BlockPlace, BlockTrace, F32, MemoryTrace, TracedTensor, TracedWeights, block_bytes,
+};
 use crate::model::{Model, Unit, Weights};
-use crate::sketch::{BlockPlace, BlockSketch, F32, Sketch, Sketched, SketchedWeights, block_bytes};
 
-/// The shape of a [`VaeDecoder`], with the names of diffusers' `config.json`.
+/// The shape of a [`VaeDecoder`], with the field names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VaeConfig {
     /// Channels of the latents.
@@ -23,24 +25,24 @@ pub struct VaeConfig {
     pub out_channels: i64,
     /// Channels at each resolution, the images' first; multiples of `norm_num_groups`.
     pub block_out_channels: Vec<i64>,
-    /// Residual blocks at each resolution, less one.
+    /// Residual blocks per resolution, minus one.
     pub layers_per_block: usize,
     /// Groups of the norms.
     pub norm_num_groups: i64,
-    /// What the encoder's latents were multiplied by.
+    /// Factor that the encoder's latents were multiplied by.
     pub scaling_factor: f64,
-    /// What was taken off them before.
+    /// Offset that was subtracted from them before.
     pub shift_factor: f64,
-    /// Whether latents go through a convolution of single pixels first.
+    /// True if latents first pass through a convolution with a 1x1 kernel.
     pub use_post_quant_conv: bool,
 }
 
 /// Latents on a device.
 #[derive(Debug)]
 pub struct LatentBatch {
-    /// As a diffusion model has them, scaled and shifted: fp32 `[B, latent_channels, height, width]`.
+    /// Latents as in a diffusion model, scaled and shifted: fp32 `[B, latent_channels, height, width]`.
     pub latents: Tensor,
-    /// Whether backward should find their gradient.
+    /// True if backward should compute their gradient.
     pub latents_grad: bool,
 }
 
@@ -63,10 +65,10 @@ enum Layer {
 }
 
 impl VaeDecoder {
-    /// Lays out a decoder, its units `trainable` or frozen.
+    /// Lays out a decoder with `trainable` or frozen units.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for sizes that make no model.
+    /// [`Error::Config`](crate::Error::Config) for invalid sizes.
     pub fn new(config: VaeConfig, trainable: bool) -> Result<VaeDecoder> {
         config.validate()?;
         let mut blocks = Blocks { units: Vec::new(), layers: Vec::new(), trainable };
@@ -91,13 +93,13 @@ impl VaeDecoder {
         Ok(VaeDecoder { layout: Layout::new(units), config, layers })
     }
 
-    /// The shape that it was made from.
+    /// Returns the shape.
     pub fn config(&self) -> &VaeConfig {
         &self.config
     }
 }
 
-/// Its result are images, -1 to 1 where they are natural: fp32 `[B, out_channels, height, width]`, each side
+/// Outputs images with natural values from -1 to 1: fp32 `[B, out_channels, height, width]`. Each side is
 /// `2^(resolutions - 1)` times that of the latents.
 impl AutogradModel for VaeDecoder {
     type Batch = LatentBatch;
@@ -132,7 +134,7 @@ impl AutogradModel for VaeDecoder {
             }
             Layer::Attention { norm, q, k, v, out } => {
                 let pixels = normed(norm, x)?.f_flatten(2, -1)?.f_transpose(1, 2)?.f_contiguous()?;
-                // One head: of three dimensions libtorch would make all scores.
+                // With a separate head dimension; with three dimensions libtorch would compute all scores.
                 let one_head =
                     |of: Linear| Ok::<_, crate::Error>(of.forward(weights, &pixels)?.f_unsqueeze(1)?);
                 let (q, k, v, mask) = (one_head(q)?, one_head(k)?, one_head(v)?, None::<&Tensor>);
@@ -154,7 +156,7 @@ impl AutogradModel for VaeDecoder {
     }
 }
 
-/// The size of a [`LatentBatch`], whose gradient is asked for or not.
+/// Size of a [`LatentBatch`], with or without the gradient of its latents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentSize {
     /// Images B.
@@ -163,33 +165,33 @@ pub struct LatentSize {
     pub sides: [usize; 2],
 }
 
-/// With a gradient of the latents, where backward is run.
+/// Backward includes the gradient of the latents.
 impl Footprint for VaeDecoder {
     type Size = LatentSize;
 
     fn block_bytes(&self, block: usize, size: &LatentSize, runs: Runs, weights_last: bool) -> BlockBytes {
-        let on = Sketch::new(runs);
+        let on = MemoryTrace::new(runs);
         let latents = [size.images, self.config.latent_channels as usize, size.sides[0], size.sides[1]];
         let mut x = on.given(&latents, F32, false);
         for before in 0..block {
-            x = self.sketch(before, &on.weights(&[&self.units()[before]], |_| false), &x);
+            x = self.trace(before, &on.weights(&[&self.units()[before]], |_| false), &x);
         }
         let place = BlockPlace::of(block, self.blocks());
         let (units, input) = ([&self.units()[block]], (&x.size[..], x.element));
-        let of = BlockSketch { units: &units, input, input_grad: true, place, weights_last };
-        block_bytes(of, runs, |weights, x| self.sketch(block, weights, x))
+        let of = BlockTrace { units: &units, input, input_grad: true, place, weights_last };
+        block_bytes(of, runs, |weights, x| self.trace(block, weights, x))
     }
 }
 
 impl VaeDecoder {
-    /// [`AutogradModel::run`] without values.
-    fn sketch(&self, block: usize, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+    /// Traces the memory of [`AutogradModel::run`].
+    fn trace(&self, block: usize, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
         let groups = self.config.norm_num_groups as usize;
-        let values = |x: &Sketched| x.numel() / x.size[0] / groups;
-        let normed = |norm: Linear, x: &Sketched| norm.sketch_norm(weights, x, values(x));
-        let of_channels = |x: &Sketched, channels: usize| [x.size[0], channels, x.size[2], x.size[3]];
-        let same = |conv: Linear, x: &Sketched| {
-            conv.sketch_convolution(weights, x, &of_channels(x, conv.sketch_rows(weights)))
+        let values = |x: &TracedTensor| x.numel() / x.size[0] / groups;
+        let normed = |norm: Linear, x: &TracedTensor| norm.trace_norm(weights, x, values(x));
+        let of_channels = |x: &TracedTensor, channels: usize| [x.size[0], channels, x.size[2], x.size[3]];
+        let same = |conv: Linear, x: &TracedTensor| {
+            conv.trace_convolution(weights, x, &of_channels(x, conv.trace_rows(weights)))
         };
         match self.layers[block] {
             Layer::Input { post_quant, conv } => {
@@ -209,10 +211,10 @@ impl VaeDecoder {
                 let flat = [images, height * width, channels];
                 let pixels = normed(norm, x).permuted(&flat).contiguous();
                 let one_head =
-                    |of: Linear| of.sketch(weights, &pixels).view(&[images, 1, height * width, channels]);
+                    |of: Linear| of.trace(weights, &pixels).view(&[images, 1, height * width, channels]);
                 let (q, k, v) = (one_head(q), one_head(k), one_head(v));
                 let attended = q.attended(&k, &v);
-                let attended = out.sketch(weights, &attended).permuted(&x.size).contiguous();
+                let attended = out.trace(weights, &attended).permuted(&x.size).contiguous();
                 x.add(&attended)
             }
             Layer::Double { conv } => {
@@ -226,15 +228,15 @@ impl VaeDecoder {
 }
 
 impl VaeConfig {
-    /// How many times larger an image's sides are than its latents'.
+    /// Returns the ratio of an image's side to its latents' side.
     pub fn zoom(&self) -> i64 {
         1 << (self.block_out_channels.len() - 1)
     }
 
-    /// Checks that the sizes make a model.
+    /// Checks that the sizes are valid.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and the valid values.
     pub fn validate(&self) -> Result<()> {
         let sizes = [
             ("latent_channels", self.latent_channels),
@@ -261,7 +263,7 @@ impl VaeConfig {
     }
 }
 
-/// Lists a decoder's blocks.
+/// Collects a decoder's blocks.
 struct Blocks {
     units: Vec<Unit>,
     layers: Vec<Layer>,

@@ -1,24 +1,24 @@
-//! Which blocks of the cache are free, and how many sequences read each.
+//! Allocation of cache blocks, with a reference count per block.
 
 use super::kv_cache::SCRATCH_BLOCK;
 
-/// The books of a cache's blocks. A block is free, or some sequences read it: those of a group share the blocks that
-/// their prompt fills.
+/// Tracks a cache's blocks. A block is free, or read by one or more sequences: those of a group share the
+/// blocks that their prompt fills.
 #[derive(Debug)]
 pub(super) struct BlockPool {
     readers: Vec<u32>,
-    /// The one that was given back last is the first to be taken.
+    /// A stack: the block freed last is taken first.
     free: Vec<u32>,
 }
 
 impl BlockPool {
-    /// The books of a cache of `blocks` blocks, all free but the scratch block.
+    /// Tracks a cache of `blocks` blocks, all free but the scratch block.
     pub fn new(blocks: usize) -> BlockPool {
         let free = (0..blocks as u32).rev().filter(|&block| block != SCRATCH_BLOCK).collect();
         BlockPool { readers: vec![0; blocks], free }
     }
 
-    /// How many blocks sequences can have.
+    /// Returns the number of blocks available to sequences.
     pub fn capacity(&self) -> usize {
         self.readers.len() - 1
     }
@@ -27,29 +27,29 @@ impl BlockPool {
         self.free.len()
     }
 
-    /// A free block for one reader.
+    /// Takes a free block for one reader.
     pub fn take(&mut self) -> Option<u32> {
         let block = self.free.pop()?;
         self.readers[block as usize] = 1;
         Some(block)
     }
 
-    /// Adds a reader of a block that has some.
+    /// Adds a reader to a block that has at least one.
     pub fn share(&mut self, block: u32) {
         assert!(self.readers[block as usize] > 0, "block {block} is free");
         self.readers[block as usize] += 1;
     }
 
-    /// How many sequences read it.
+    /// Returns the number of sequences that read the block.
     pub fn readers(&self, block: u32) -> u32 {
         self.readers[block as usize]
     }
 
-    /// Takes a reader from each of `blocks`; those without a reader are free.
+    /// Removes a reader from each of `blocks`; those without readers become free.
     pub fn give_back(&mut self, blocks: impl IntoIterator<Item = u32>) {
         for block in blocks {
             let readers = &mut self.readers[block as usize];
-            *readers = readers.checked_sub(1).expect("a block has a reader until it is given back");
+            *readers = readers.checked_sub(1).expect("a block has a reader until it is freed");
             if *readers == 0 {
                 self.free.push(block);
             }

@@ -1,10 +1,10 @@
-//! The engine: requests in, completions out as they end.
+//! The engine: takes requests and returns completions as they end.
 //!
-//! A step is one pass over prompts that wait, if there is room for some, and one token of every live sequence. A
-//! prompt that is longer than a pass takes goes through in pieces, one a step, so that the others go on meanwhile.
-//! What is kept of samples that have ended is not run again by those that follow them. Where blocks run short, this is
-//! given back first; then the sequence that came last gives its own up and waits; later its tokens run again, and it goes
-//! on from where it was.
+//! A step runs one pass over waiting prompts, if there is room for some, and one token of every live
+//! sequence. A prompt longer than a pass is split into chunks, one per step, so that other sequences continue
+//! in between. Tokens of kept samples are not run again for the samples that follow them. If blocks run out,
+//! kept samples are freed first. Then the sequence admitted last is preempted: it frees its blocks and waits;
+//! later its tokens run again, and it continues.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
@@ -13,79 +13,79 @@ use tch::Tensor;
 use super::{
     Completion, Ending, KvCache, Request, Sample,
     block_pool::BlockPool,
-    format::Held,
-    kept::KeptSamples,
+    format::FormatState,
     kv_cache::{BLOCK_TOKENS, blocks_of},
-    pass::Passes,
+    model_runner::ModelRunner,
+    prefix_cache::PrefixCache,
     sampling::Sampled,
     sequence::{Group, Sequence},
 };
 use crate::{Decoder, Error, Result};
 
-/// A sample's number, in the order in which they were asked for.
+/// A sample's index, in the order of submission.
 pub type SampleId = u64;
 
-/// What an engine takes on at a time.
+/// Limits on concurrent work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Sequences that are live together.
+    /// Maximum number of live sequences.
     pub sequences: usize,
-    /// Prompt tokens of a pass: bounds the activations, and how long live sequences wait for a long prompt. At least
-    /// a block's, 16.
+    /// Maximum number of prompt tokens per pass: bounds the activations, and the time that live sequences
+    /// wait for a long prompt. At least one block, 16.
     pub prefill_tokens: usize,
 }
 
 impl Limits {
-    /// So many sequences, and passes of up to 16,384 tokens.
+    /// Limits to `sequences` sequences, and passes of up to 16,384 tokens.
     pub fn new(sequences: usize) -> Limits {
         Limits { sequences, prefill_tokens: 1 << 14 }
     }
 }
 
-/// What an engine is at.
+/// Current load of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     /// Samples that wait for room.
     pub waiting: usize,
-    /// Samples that get a token a step, or whose prompt is under way.
+    /// Samples that get a token per step, or whose prompt is being processed.
     pub live: usize,
-    /// Blocks that sequences can have.
+    /// Blocks available to sequences.
     pub blocks: usize,
-    /// Blocks that no sequence has, and in which nothing is kept.
+    /// Blocks that are neither used nor kept.
     pub free_blocks: usize,
     /// Samples that have ended and are kept.
     pub kept: usize,
-    /// Tokens that did not run again, since a sample before had them; since the engine was made.
+    /// Tokens taken from the cache of earlier samples, since the engine was created.
     pub reused_tokens: u64,
-    /// How often a sequence had to give its blocks up, since the engine was made.
+    /// Number of preemptions since the engine was created.
     pub preemptions: u64,
 }
 
-/// Generates with fixed weights. After an error it is of no more use.
+/// Generates with fixed weights. Unusable after an error.
 #[derive(Debug)]
 pub struct Engine {
-    passes: Passes,
+    runner: ModelRunner,
     version: u64,
     pool: BlockPool,
     limits: Limits,
     next_id: SampleId,
     waiting: VecDeque<Group>,
-    /// A long prompt under way.
+    /// A long prompt in progress.
     long: Option<UnderWay>,
-    /// In the order of their admission.
+    /// In order of admission.
     live: Vec<Sequence>,
-    kept: KeptSamples,
+    prefix_cache: PrefixCache,
     ended: Vec<(SampleId, Completion)>,
     preemptions: u64,
     reused_tokens: u64,
 }
 
-/// A group, and how many of its tokens have run.
+/// A group, and the number of its tokens that have run.
 type UnderWay = (Group, usize);
 
 impl Engine {
-    /// An engine over `weights`, the tensors of every unit of the decoder, which completions are marked with as
-    /// policy `version`. What `cache` held is overwritten.
+    /// Creates an engine over `weights`, the tensors of every unit of the decoder. Completions are marked
+    /// with the policy `version`. Overwrites the contents of `cache`.
     pub fn new(
         decoder: Arc<Decoder>,
         weights: Vec<Vec<Tensor>>,
@@ -101,7 +101,7 @@ impl Engine {
         least(limits.prefill_tokens, BLOCK_TOKENS, "prefill_tokens")?;
         let pool = BlockPool::new(cache.blocks());
         Ok(Engine {
-            passes: Passes::new(decoder, weights, cache, limits.sequences)?,
+            runner: ModelRunner::new(decoder, weights, cache, limits.sequences)?,
             version,
             pool,
             limits,
@@ -109,41 +109,42 @@ impl Engine {
             waiting: VecDeque::new(),
             long: None,
             live: Vec::new(),
-            kept: KeptSamples::default(),
+            prefix_cache: PrefixCache::default(),
             ended: Vec::new(),
             preemptions: 0,
             reused_tokens: 0,
         })
     }
 
-    /// Takes a request on. Returns the ids of its samples, in their order.
+    /// Submits a request. Returns the ids of its samples, in order.
     ///
     /// # Errors
-    /// [`Error::Input`] for an empty prompt, one that with its completion does not fit into the cache or the
-    /// model's positions, one that does not begin with what it is to follow, a format that cannot begin, or parameters out of
-    /// range.
+    /// [`Error::Input`] for:
+    /// - an empty prompt, or one that does not begin with the sample it follows;
+    /// - a prompt that with its completion exceeds the cache or the model's positions;
+    /// - a format that fails at the start, or parameters out of range.
     pub fn submit(&mut self, request: Request) -> Result<Range<SampleId>> {
         self.check(&request)?;
         let Request { prompt, params, stop, format, samples } = request;
-        let held = |sample: &Sample| {
-            let held = format.as_ref().map(|format| Held::begin(format, &sample.begun.tokens));
-            held.transpose().map_err(|problem| Error::Input { what: "format", problem })
+        let begin = |sample: &Sample| {
+            let state = format.as_ref().map(|format| FormatState::begin(format, &sample.begun.tokens));
+            state.transpose().map_err(|problem| Error::Input { what: "format", problem })
         };
-        let held = samples.iter().map(held).collect::<Result<Vec<_>>>()?;
+        let states = samples.iter().map(begin).collect::<Result<Vec<_>>>()?;
         let prompt: Arc<[i64]> = prompt.into();
         let first = self.next_id;
         self.next_id += samples.len() as u64;
         let mut fresh = Vec::new();
-        for ((id, sample), held) in (first..).zip(samples).zip(held) {
+        for ((id, sample), format_state) in (first..).zip(samples).zip(states) {
             let completion = Completion { ending: None, ..sample.begun };
             let (prompt, params, stop) = (prompt.clone(), params.clone(), stop.clone());
             let Sample { seed, keep, follows, .. } = sample;
             let blocks = Vec::new();
             let sequence =
-                Sequence { id, prompt, params, stop, held, seed, keep, follows, completion, blocks };
+                Sequence { id, prompt, params, stop, format_state, seed, keep, follows, completion, blocks };
             if sequence.completion.tokens.len() >= sequence.params.max_new_tokens {
                 self.ended.push((id, Completion { ending: Some(Ending::Length), ..sequence.completion }));
-            } else if sequence.completion.tokens.is_empty() && self.kept.cached(follows) == 0 {
+            } else if sequence.completion.tokens.is_empty() && self.prefix_cache.cached(follows) == 0 {
                 fresh.push(sequence);
             } else {
                 self.waiting.push_back(Group { sequences: vec![sequence] });
@@ -156,7 +157,7 @@ impl Engine {
         Ok(first..self.next_id)
     }
 
-    /// Runs the samples that were asked for until all have ended, and hands each over as it ends.
+    /// Runs all submitted samples to their end, and passes each to `each` as it ends.
     pub fn run(&mut self, mut each: impl FnMut(SampleId, Completion)) -> Result<()> {
         while !self.is_idle() {
             for (id, completion) in self.step()? {
@@ -166,36 +167,36 @@ impl Engine {
         Ok(())
     }
 
-    /// One step: see the module. Returns what has ended.
+    /// Runs one step: see the module. Returns the samples that ended.
     pub fn step(&mut self) -> Result<Vec<(SampleId, Completion)>> {
         self.prefill()?;
         self.decode()?;
         Ok(std::mem::take(&mut self.ended))
     }
 
-    /// Whether nothing is left to do.
+    /// Returns true if there is nothing left to do.
     pub fn is_idle(&self) -> bool {
         self.live.is_empty() && self.waiting.is_empty() && self.long.is_none() && self.ended.is_empty()
     }
 
-    /// What there is of each sample that gets tokens. One that gave its blocks up gets none, and is not among them.
+    /// Returns the current completion of each sample that gets tokens. Preempted samples are not among them.
     pub fn live(&self) -> impl Iterator<Item = (SampleId, &Completion)> {
         self.live.iter().map(|sequence| (sequence.id, &sequence.completion))
     }
 
-    /// Gives a sample up that has not ended, and returns what there is of it.
+    /// Aborts a sample that has not ended, and returns its completion so far.
     pub fn abort(&mut self, id: SampleId) -> Option<Completion> {
         let mut sequence = self.remove(id)?;
         self.pool.give_back(sequence.blocks.drain(..));
         Some(sequence.completion)
     }
 
-    /// Gives back what is kept of a sample that has ended, if something is.
+    /// Frees the kept tokens of an ended sample, if any.
     pub fn release(&mut self, id: SampleId) {
-        self.pool.give_back(self.kept.take(Some(id)));
+        self.pool.give_back(self.prefix_cache.take(Some(id)));
     }
 
-    /// What it is at.
+    /// Returns the current load.
     pub fn load(&self) -> Load {
         let long = self.long.iter().map(|(group, _)| group.sequences.len()).sum::<usize>();
         Load {
@@ -203,7 +204,7 @@ impl Engine {
             live: self.live.len() + long,
             blocks: self.pool.capacity(),
             free_blocks: self.pool.free(),
-            kept: self.kept.len(),
+            kept: self.prefix_cache.len(),
             reused_tokens: self.reused_tokens,
             preemptions: self.preemptions,
         }
@@ -215,20 +216,21 @@ impl Engine {
         if request.prompt.is_empty() {
             return refuse("prompt", "is empty".to_owned());
         }
-        let mut follows = request.samples.iter().filter_map(|sample| self.kept.tokens(sample.follows?));
+        let mut follows =
+            request.samples.iter().filter_map(|sample| self.prefix_cache.tokens(sample.follows?));
         if follows.any(|tokens| !request.prompt.starts_with(tokens)) {
-            let problem = "does not begin with the tokens of the sample that it follows";
+            let problem = "does not begin with the tokens of the sample it follows";
             return refuse("prompt", problem.to_owned());
         }
         // The last token is never an input.
         let longest = request.prompt.len() + request.params.max_new_tokens - 1;
-        self.passes.decoder().check_length(longest as i64)?;
+        self.runner.decoder().check_length(longest as i64)?;
         let begun = request.samples.iter().flat_map(|sample| &sample.begun.tokens);
-        self.passes.decoder().check_tokens(request.prompt.iter().chain(begun).copied())?;
+        self.runner.decoder().check_tokens(request.prompt.iter().chain(begun).copied())?;
         let (wanted, capacity) = (blocks_of(longest), self.pool.capacity());
         if wanted > capacity {
             let problem = format!(
-                "with its completion has {longest} tokens, {wanted} blocks of the cache, which has {capacity}"
+                "needs {wanted} cache blocks for {longest} tokens with its completion; the cache has {capacity}"
             );
             return refuse("prompt", problem);
         }
@@ -255,21 +257,21 @@ impl Engine {
 
 /// The two halves of a step.
 impl Engine {
-    /// Runs prompts that wait, or the next piece of a long one.
+    /// Runs waiting prompts, or the next chunk of a long prompt.
     fn prefill(&mut self) -> Result<()> {
         let Some((group, done)) = self.long.take() else {
             let (new, following): (Vec<UnderWay>, Vec<UnderWay>) =
                 self.admit().into_iter().partition(|(_, done)| *done == 0);
             let new: Vec<Group> = new.into_iter().map(|(group, _)| group).collect();
-            let chosen = self.passes.prompts(&new)?;
+            let chosen = self.runner.prompts(&new)?;
             self.begin(new.into_iter().flat_map(|group| group.sequences), chosen);
             let rests: Vec<_> = following.iter().map(|(group, done)| (group, *done..group.len())).collect();
-            let chosen = self.passes.pieces(&rests)?;
+            let chosen = self.runner.pieces(&rests)?;
             self.begin(following.into_iter().flat_map(|(group, _)| group.sequences), chosen);
             return Ok(());
         };
         let end = group.len().min(done + self.limits.prefill_tokens / BLOCK_TOKENS * BLOCK_TOKENS);
-        let chosen = self.passes.pieces(&[(&group, done..end)])?;
+        let chosen = self.runner.pieces(&[(&group, done..end)])?;
         if end < group.len() {
             self.long = Some((group, end));
         } else {
@@ -278,7 +280,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Gives sequences whose tokens have run the token that was chosen for each.
+    /// Appends to each sequence, whose tokens have run, the token chosen for it.
     fn begin(&mut self, sequences: impl IntoIterator<Item = Sequence>, chosen: Vec<Sampled>) {
         for (mut sequence, sampled) in sequences.into_iter().zip(chosen) {
             sequence.extend(sampled, self.version);
@@ -287,13 +289,14 @@ impl Engine {
         self.retire();
     }
 
-    /// Runs the last token of every live sequence, and those that come of it where the host looks only now and then.
+    /// Runs the last token of every live sequence, and several further steps if the host only checks now and
+    /// then.
     fn decode(&mut self) -> Result<()> {
-        self.reserve(self.passes.steps_ahead());
+        self.reserve(self.runner.steps_ahead());
         if self.live.is_empty() {
             return Ok(());
         }
-        for chosen in self.passes.steps(&self.live)? {
+        for chosen in self.runner.steps(&self.live)? {
             for (sequence, sampled) in self.live.iter_mut().zip(chosen) {
                 if sequence.completion.ending.is_none() {
                     sequence.extend(sampled, self.version);
@@ -304,11 +307,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes out what has ended.
+    /// Removes the sequences that have ended.
     fn retire(&mut self) {
         for mut sequence in self.live.extract_if(.., |sequence| sequence.completion.ending.is_some()) {
             match sequence.keep {
-                true => self.kept.keep(&mut sequence, &mut self.pool),
+                true => self.prefix_cache.keep(&mut sequence, &mut self.pool),
                 false => self.pool.give_back(sequence.blocks.drain(..)),
             }
             self.ended.push((sequence.id, sequence.completion));
@@ -316,28 +319,28 @@ impl Engine {
     }
 }
 
-/// Who gets room.
+/// Admission and preemption.
 impl Engine {
-    /// Groups whose prompts one pass takes, with their blocks; a prompt that is too long for that becomes the long
-    /// one, if it is its turn.
+    /// Admits groups whose prompts fit in one pass, and allocates their blocks. A prompt longer than a pass
+    /// becomes the long prompt when its turn comes.
     fn admit(&mut self) -> Vec<UnderWay> {
         let (mut admitted, mut sequences, mut tokens) = (Vec::new(), self.live.len(), 0);
         while let Some(mut group) = self.waiting.pop_front() {
             let may_be_live = sequences + group.sequences.len() <= self.limits.sequences;
             let has_room = may_be_live && self.make_room(&mut group, sequences);
             let follows = group.first().follows;
-            let done = self.kept.cached(follows);
+            let done = self.prefix_cache.cached(follows);
             let left = group.len() - done;
             let is_long = left > self.limits.prefill_tokens;
             let runs_now = admitted.is_empty()
                 || (!is_long
                     && tokens + left <= self.limits.prefill_tokens
-                    && admitted.len() < self.passes.most_prompts());
+                    && admitted.len() < self.runner.most_prompts());
             if !(has_room && runs_now) {
                 self.waiting.push_front(group);
                 break;
             }
-            group.take_blocks(self.kept.take(follows), &mut self.pool);
+            group.take_blocks(self.prefix_cache.take(follows), &mut self.pool);
             self.reused_tokens += done as u64;
             if is_long {
                 self.long = Some((group, done));
@@ -350,37 +353,38 @@ impl Engine {
         admitted
     }
 
-    /// Whether there are free blocks for a group beside so many live `sequences`; what is kept is given back for it, as far as
-    /// it helps.
+    /// Returns true if there are free blocks for a group besides `sequences` live sequences. Frees kept
+    /// samples as far as that helps.
     fn make_room(&mut self, group: &mut Group, sequences: usize) -> bool {
         let follows = group.first().follows;
         loop {
-            let own = blocks_of(self.kept.cached(follows));
-            // Each live sequence is left a block to grow into, so that it is not preempted at once.
+            let own = blocks_of(self.prefix_cache.cached(follows));
+            // Each live sequence has a block to grow into, so that it is not preempted at once.
             let wanted = group.blocks_wanted() - own + sequences;
             let short = wanted.saturating_sub(self.pool.free());
             if short == 0 {
                 return true;
             }
-            if sequences > 0 && short > self.kept.freeable(follows, &self.pool) {
+            if sequences > 0 && short > self.prefix_cache.freeable(follows, &self.pool) {
                 return false;
             }
-            if self.kept.give_back_last(follows, &mut self.pool) {
+            if self.prefix_cache.give_back_last(follows, &mut self.pool) {
                 continue;
             }
-            // Nobody will make room, so it has to be enough: for one sequence it is, with nothing kept.
+            // No other sequence can free blocks, so there must be enough: for one sequence there are, if
+            // nothing is kept.
             match own {
                 0 => {
                     let rest = group.sequences.split_off(group.sequences.len() / 2);
                     self.waiting.push_front(Group { sequences: rest });
                 }
-                _ => self.pool.give_back(self.kept.take(follows)),
+                _ => self.pool.give_back(self.prefix_cache.take(follows)),
             }
         }
     }
 
-    /// Gives every live sequence the blocks that its next `tokens` tokens lie in. Where there are none left, what is kept is
-    /// given back, and then those that came last wait again.
+    /// Gives every live sequence the blocks for its next `tokens` tokens. If blocks run out, frees kept
+    /// samples, then preempts the sequences admitted last.
     fn reserve(&mut self, tokens: usize) {
         let mut index = 0;
         while index < self.live.len() {
@@ -390,19 +394,19 @@ impl Engine {
                 index += 1;
             } else if let Some(block) = self.pool.take() {
                 sequence.blocks.push(block);
-            } else if !self.kept.give_back_last(None, &mut self.pool) {
+            } else if !self.prefix_cache.give_back_last(None, &mut self.pool) {
                 self.preempt_last();
             }
         }
     }
 
-    /// Takes the blocks of who came last, and lets it wait before all others.
+    /// Frees the blocks of the sequence admitted last, and queues it before all others.
     fn preempt_last(&mut self) {
         let last = match self.long.take() {
             Some((group, _)) => Some(group),
             None => self.live.pop().map(|sequence| Group { sequences: vec![sequence] }),
         };
-        let mut group = last.expect("a sequence that wants a block is live");
+        let mut group = last.expect("a sequence that needs a block is live");
         self.preemptions += group.sequences.len() as u64;
         group.give_blocks_back(&mut self.pool);
         self.waiting.push_front(group);

@@ -1,4 +1,4 @@
-//! What a completion is held to: which tokens may come next in it.
+//! Structured output: restricts the tokens that a completion may contain.
 
 use std::{fmt, sync::Arc};
 
@@ -8,25 +8,25 @@ use tch::Tensor;
 use super::sequence::Sequence;
 use crate::Result;
 
-/// Follows the tokens of one completion.
-pub trait Follow: Send {
-    /// The tokens that may come next, a bit each, from the lowest of the first word on; tokens behind the last word may not.
-    /// At least one may, if only one that ends the completion.
+/// Tracks the tokens of one completion.
+pub trait FormatTracker: Send {
+    /// Returns the tokens that may come next, as a bit set from the lowest bit of the first word; tokens past
+    /// the last word may not. At least one token is allowed, if only one that ends the completion.
     ///
     /// # Errors
-    /// Why it cannot be said.
+    /// The reason why the tokens cannot be computed.
     fn allowed(&mut self) -> std::result::Result<Vec<u32>, String>;
 
-    /// Takes the next token, one of those.
+    /// Appends the next token, one of those allowed.
     ///
     /// # Errors
-    /// Why it cannot be taken.
+    /// The reason why the token is not accepted.
     fn push(&mut self, token: i64) -> std::result::Result<(), String>;
 }
 
-/// Begins to follow a completion, each time it is called.
+/// Starts to track a new completion on each call.
 #[derive(Clone)]
-pub struct Format(pub Arc<dyn Fn() -> Box<dyn Follow> + Send + Sync>);
+pub struct Format(pub Arc<dyn Fn() -> Box<dyn FormatTracker> + Send + Sync>);
 
 impl fmt::Debug for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -34,28 +34,28 @@ impl fmt::Debug for Format {
     }
 }
 
-/// A logit that no other comes near, and that stays finite under every penalty and temperature.
+/// A logit far below all others, which stays finite under every penalty and temperature.
 const NEVER: f32 = -1e20;
 
-/// How far a completion has been followed.
-pub(super) struct Held {
-    follow: Box<dyn Follow>,
+/// Tracking state of a completion.
+pub(super) struct FormatState {
+    tracker: Box<dyn FormatTracker>,
     allowed: Vec<u32>,
 }
 
-impl Held {
-    /// Follows a completion that has these tokens.
-    pub fn begin(format: &Format, begun: &[i64]) -> std::result::Result<Held, String> {
-        let mut follow = format.0();
-        begun.iter().try_for_each(|&token| follow.push(token))?;
-        let allowed = some(follow.allowed()?)?;
-        Ok(Held { follow, allowed })
+impl FormatState {
+    /// Tracks a completion that begins with these tokens.
+    pub fn begin(format: &Format, begun: &[i64]) -> std::result::Result<FormatState, String> {
+        let mut tracker = format.0();
+        begun.iter().try_for_each(|&token| tracker.push(token))?;
+        let allowed = some(tracker.allowed()?)?;
+        Ok(FormatState { tracker, allowed })
     }
 
-    /// Takes a token that is not the last one.
+    /// Appends a token that is not the last one.
     pub fn push(&mut self, token: i64) -> std::result::Result<(), String> {
-        self.follow.push(token)?;
-        self.allowed = some(self.follow.allowed()?)?;
+        self.tracker.push(token)?;
+        self.allowed = some(self.tracker.allowed()?)?;
         Ok(())
     }
 
@@ -63,14 +63,14 @@ impl Held {
         self.allowed.get(token / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
     }
 
-    /// The logits, of which those of tokens that may not come are out of reach.
+    /// Returns the logits with those of disallowed tokens set to [`NEVER`].
     pub fn mask(&self, logits: &[f32]) -> Vec<f32> {
         let of_token = |(token, &logit)| if self.allows(token) { logit } else { NEVER };
         logits.iter().enumerate().map(of_token).collect()
     }
 }
 
-/// What is allowed, if anything is.
+/// Returns the allowed tokens, or an error if there are none.
 fn some(allowed: Vec<u32>) -> std::result::Result<Vec<u32>, String> {
     match allowed.iter().any(|&word| word != 0) {
         true => Ok(allowed),
@@ -78,23 +78,25 @@ fn some(allowed: Vec<u32>) -> std::result::Result<Vec<u32>, String> {
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for FormatState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Held")
+        f.write_str("FormatState")
     }
 }
 
-/// As [`Held::mask`], `logits` `[R, V]`, a row a sequence, on their device; `None` where no sequence is held to anything.
+/// Like [`FormatState::mask`] for `logits` `[R, V]` with a row per sequence, on their device. `None` if no
+/// sequence has a format.
 pub(super) fn masked(logits: &Tensor, sequences: &[&Sequence]) -> Result<Option<Tensor>> {
-    let held = sequences.iter().enumerate();
-    let held: Vec<(usize, &Held)> = held.filter_map(|(row, it)| Some((row, it.held.as_ref()?))).collect();
-    if held.is_empty() {
+    let states = sequences.iter().enumerate();
+    let states: Vec<(usize, &FormatState)> =
+        states.filter_map(|(row, it)| Some((row, it.format_state.as_ref()?))).collect();
+    if states.is_empty() {
         return Ok(None);
     }
     let vocab_size = logits.size()[1] as usize;
-    let rows: Vec<i64> = held.iter().map(|(row, _)| *row as i64).collect();
+    let rows: Vec<i64> = states.iter().map(|(row, _)| *row as i64).collect();
     let never: Vec<bool> =
-        held.iter().flat_map(|(_, held)| (0..vocab_size).map(|token| !held.allows(token))).collect();
+        states.iter().flat_map(|(_, state)| (0..vocab_size).map(|token| !state.allows(token))).collect();
     let never = upload(&never, logits.device())?.f_view([-1, vocab_size as i64])?;
     let rows = upload(&rows, logits.device())?;
     let of_rows = logits.f_index_select(0, &rows)?.f_masked_fill(&never, f64::from(NEVER))?;
@@ -107,7 +109,7 @@ mod tests {
 
     struct Even;
 
-    impl Follow for Even {
+    impl FormatTracker for Even {
         fn allowed(&mut self) -> std::result::Result<Vec<u32>, String> {
             Ok(vec![0x5555_5555])
         }
@@ -119,9 +121,9 @@ mod tests {
 
     #[test]
     fn tokens_without_a_bit_are_out_of_reach() {
-        let held = Held::begin(&Format(Arc::new(|| Box::new(Even))), &[2]).unwrap();
+        let state = FormatState::begin(&Format(Arc::new(|| Box::new(Even))), &[2]).unwrap();
         let logits: Vec<f32> = (0..40).map(|token| token as f32).collect();
-        let masked = held.mask(&logits);
+        let masked = state.mask(&logits);
         for (token, masked) in masked.into_iter().enumerate() {
             let expected = if token < 32 && token % 2 == 0 { token as f32 } else { NEVER };
             assert_eq!(masked, expected, "{token}");

@@ -1,21 +1,20 @@
-//! The keys and values of past tokens, in blocks.
+//! Keys and values of past tokens, in blocks.
 
 use anyroll_backends::{Arena, DType, Stream};
 use tch::Tensor;
 
 use crate::{DecoderConfig, Result};
 
-/// Tokens of a block. Small, since a sequence leaves on average half of its last block empty; not smaller, since a
-/// step looks up one block number for so many tokens.
+/// Number of tokens per block. Small, since a sequence's last block is half empty on average; not smaller,
+/// since a step looks up one block index per block.
 pub(crate) const BLOCK_TOKENS: usize = 16;
 
-/// Block 0 belongs to no sequence: unused entries of a table name it, and rows that are only there to fill a batch
-/// write to it.
+/// Block 0 belongs to no sequence: unused table entries refer to it, and padding rows of a batch write to it.
 pub(crate) const SCRATCH_BLOCK: u32 = 0;
 
-/// Keys and values of every layer, in blocks of 16 tokens that sequences take as they grow.
+/// Keys and values of every layer, in blocks of 16 tokens that sequences allocate as they grow.
 ///
-/// The memory is an arena's: it is there as long as this value is, so that training has the room.
+/// The memory is an arena that lives as long as this value, so that training has the room.
 #[derive(Debug)]
 pub struct KvCache {
     /// Keys and values of each layer: `[blocks, BLOCK_TOKENS, K, D]`.
@@ -25,7 +24,7 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// A cache of `blocks` blocks, of which one is not for sequences. `stream` is the one that libtorch computes on.
+    /// Allocates a cache of `blocks` blocks, one of which is reserved. `stream` is libtorch's compute stream.
     ///
     /// # Errors
     /// The device's error (out of memory).
@@ -42,44 +41,45 @@ impl KvCache {
         Ok(KvCache { layers, blocks, bytes })
     }
 
-    /// How many blocks hold sequences of `tokens` tokens each, the one that is not for sequences included.
+    /// Returns the number of blocks for `sequences` sequences of `tokens` tokens each, including the reserved
+    /// one.
     pub fn blocks_for(sequences: usize, tokens: usize) -> usize {
         sequences * blocks_of(tokens) + 1
     }
 
-    /// The bytes of so many blocks.
+    /// Returns the bytes of `blocks` blocks.
     pub fn bytes_of(config: &DecoderConfig, dtype: DType, blocks: usize) -> usize {
         blocks * block_bytes(config, dtype)
     }
 
-    /// How many blocks fit into `bytes`.
+    /// Returns the number of blocks that fit in `bytes`.
     pub fn blocks_in(config: &DecoderConfig, dtype: DType, bytes: usize) -> usize {
         bytes / block_bytes(config, dtype)
     }
 
-    /// The number of blocks.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// The tokens that sequences can have in it, together.
+    /// Returns the total number of tokens that sequences can have in the cache.
     pub(crate) fn tokens(&self) -> usize {
         (self.blocks - 1) * BLOCK_TOKENS
     }
 
-    /// The device memory that it holds.
+    /// Returns the device memory in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// A layer's keys and values, each `[blocks, BLOCK_TOKENS, K, D]`.
+    /// Returns a layer's keys and values, each `[blocks, BLOCK_TOKENS, K, D]`.
     pub(crate) fn layer(&self, layer: usize) -> (&Tensor, &Tensor) {
         let (keys, values) = &self.layers[layer];
         (keys, values)
     }
 
-    /// Copies rows of `k` and `v` `[R, K, D]` to `places` int64 `[R]`, where a place is
-    /// `block * BLOCK_TOKENS + token of the block`.
+    /// Copies rows of `k` and `v` `[R, K, D]` to the slots `places`, int64 `[R]`. A slot is `block *
+    /// BLOCK_TOKENS + token in the block`.
     pub(crate) fn store(&mut self, layer: usize, k: &Tensor, v: &Tensor, places: &Tensor) -> Result<()> {
         let (keys, values) = &mut self.layers[layer];
         for (cache, rows) in [(keys, k), (values, v)] {
@@ -88,7 +88,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// The keys and values at `places` int64 `[R]`, each `[R, K, D]`.
+    /// Returns the keys and values at `places`, int64 `[R]`, each `[R, K, D]`.
     pub(crate) fn read(&self, layer: usize, places: &Tensor) -> Result<(Tensor, Tensor)> {
         let (keys, values) = &self.layers[layer];
         let read = |cache: &Tensor| cache.f_flatten(0, 1)?.f_index_select(0, places);
@@ -96,12 +96,12 @@ impl KvCache {
     }
 }
 
-/// The blocks that a sequence of `tokens` tokens lies in.
+/// Returns the number of blocks that a sequence of `tokens` tokens needs.
 pub(crate) fn blocks_of(tokens: usize) -> usize {
     tokens.div_ceil(BLOCK_TOKENS)
 }
 
-/// Of all layers.
+/// Returns the bytes of a block over all layers.
 fn block_bytes(config: &DecoderConfig, dtype: DType) -> usize {
     let elements = config.num_key_value_heads as usize * config.head_dim as usize * BLOCK_TOKENS;
     2 * config.num_hidden_layers * elements * dtype.size_bytes()

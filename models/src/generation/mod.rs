@@ -1,27 +1,28 @@
-//! Generation: prompts to completions, with a KV cache in blocks and sequences that come and go.
+//! Generation: turns prompts into completions, with a KV cache in blocks and continuous batching.
 //!
-//! [`Engine`] is the one way in which text is sampled, in training and elsewhere. It runs the blocks that training
-//! runs, prompts by the same forward, packed. A completion depends on its prompt and its seed only, not on what shares
-//! its batch, up to the rounding of matrix products of other sizes.
+//! [`Engine`] is the only way to sample text, in training and elsewhere. It runs the same blocks as training,
+//! and runs prompts packed with the same forward. Up to the rounding of matrix products of other sizes, a
+//! completion depends only on its prompt and its seed, not on its batch.
 //!
-//! `engine` says who runs when, `sequence` and `block_pool` where tokens lie, `pass` what a pass reads and what comes
-//! out, `kept` what stays of a sample that has ended, `recorder` how steps run without the host where a device can,
-//! `sampling` how a token is chosen, `format` among which.
+//! `engine` schedules sequences; `sequence` and `block_pool` place tokens in the cache; `model_runner` builds
+//! a pass's inputs and reads its outputs; `prefix_cache` keeps ended samples for reuse. `recorder` replays
+//! recorded steps without the host if the device can; `sampling` chooses a token, `format` restricts the
+//! choice.
 
 mod block_pool;
 mod engine;
 mod format;
-mod kept;
 mod kv_cache;
-mod likeliest;
-mod pass;
+mod model_runner;
+mod prefix_cache;
 mod recorder;
 mod request;
 mod sampling;
 mod sequence;
+mod top_logprobs;
 
 pub use engine::{Engine, Limits, Load, SampleId};
-pub use format::{Follow, Format};
+pub use format::{Format, FormatTracker};
 pub use kv_cache::KvCache;
 pub use request::{Completion, Ending, PolicySpan, Request, Sample, StopCondition};
 pub use sampling::SamplingParams;

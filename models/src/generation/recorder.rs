@@ -1,8 +1,8 @@
-//! Decoding steps as recorded work: a step is one call, and several go by before the host looks.
+//! Recorded decoding steps: a step is one call, and several run before the host checks the results.
 //!
-//! A recording has a number of rows and a greatest length; tokens, positions and block tables lie in the device's
-//! memory, and each step writes what the next one reads. Rows that a batch lacks up to the recording's number run too,
-//! on the scratch block.
+//! A recording has a fixed number of rows and a maximum length. Tokens, positions and block tables lie in the
+//! device's memory, and each step writes the inputs of the next. Rows that a batch lacks are padded and use
+//! the scratch block.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,21 +16,21 @@ use super::{
     KvCache, SamplingParams,
     format::masked,
     kv_cache::{BLOCK_TOKENS, SCRATCH_BLOCK, blocks_of},
-    likeliest::Likeliest,
     sampling::{Sampled, uniform},
     sequence::Sequence,
+    top_logprobs::TopLogprobs,
 };
 use crate::{Decoder, Result, decoder::StepMemory, model::Weights};
 
-/// Steps between two looks of the host: a sequence that has ended runs on for fewer than these, and what it makes is
-/// thrown away.
+/// Number of steps between two checks of the host. A sequence that has ended runs for fewer further steps
+/// than this; their results are discarded.
 pub(super) const STEPS_AHEAD: usize = 16;
 
-/// Of [`ops::Sampling`].
+/// Numbers per row of [`ops::Sampling`].
 const NUMBERS_OF_A_CHOICE: usize = 5;
 const TOKENS_OF_A_WORD: usize = 32;
 
-/// Lengths of recordings are this times a power of two, so that there are few.
+/// Recordings have this length times a power of two, so that there are few.
 const LEAST_TOKENS: usize = 256;
 
 /// The recordings of an engine.
@@ -38,33 +38,34 @@ const LEAST_TOKENS: usize = 256;
 pub(super) struct Recorder {
     device: Arc<dyn Device>,
     memory: StepMemory,
-    /// int32, the `[rows, W]` of a recording at its front.
+    /// int32; a recording's `[rows, W]` is at the front.
     tables: Tensor,
-    /// What [`ops::Sampling`] reads and writes, for all rows of [`STEPS_AHEAD`] steps one behind the other.
+    /// Inputs and outputs of [`ops::Sampling`], for all rows of [`STEPS_AHEAD`] steps in order.
     choices: Tensor,
     uniforms: Tensor,
     seen: Tensor,
     chosen: Tensor,
     logprobs: Tensor,
-    /// Words of a row of `seen`.
+    /// Words per row of `seen`.
     words: usize,
-    /// The longest sequence that there can be.
+    /// Maximum sequence length.
     longest: usize,
-    /// Whether log-probs are to have the bits of training's.
+    /// True if log-probs must be bitwise equal to training's.
     is_strict: bool,
     recorded: HashMap<(usize, usize), Recorded>,
 }
 
-/// Steps of a number of rows and a greatest length.
+/// A recorded step for a number of rows and a maximum length.
 #[derive(Debug)]
 struct Recorded {
     graph: Graph,
-    /// The memory of its attention.
+    /// Memory of its attention.
     _parts: AttentionParts,
 }
 
 impl Recorder {
-    /// For steps of up to `rows` sequences; the reason if the device or the decoder is not one for it.
+    /// Prepares steps of up to `rows` sequences. Returns the reason if the device or the decoder does not
+    /// support it.
     pub fn new(
         decoder: &Decoder,
         like: &Tensor,
@@ -108,8 +109,8 @@ impl Recorder {
         })
     }
 
-    /// Runs up to [`STEPS_AHEAD`] steps, whose blocks the sequences have, or one where a sequence is held to a format, which the
-    /// host follows. Returns the tokens of each step.
+    /// Runs up to [`STEPS_AHEAD`] steps, for which the sequences already have blocks. Runs one step if a
+    /// sequence has a format, which the host tracks. Returns the tokens of each step.
     pub fn steps(
         &mut self,
         decoder: &Decoder,
@@ -118,10 +119,10 @@ impl Recorder {
         live: &[Sequence],
     ) -> Result<Vec<Vec<Sampled>>> {
         let left = |sequence: &Sequence| sequence.params.max_new_tokens - sequence.completion.tokens.len();
-        let ahead = if live.iter().any(|sequence| sequence.held.is_some()) { 1 } else { STEPS_AHEAD };
+        let ahead = if live.iter().any(|sequence| sequence.format_state.is_some()) { 1 } else { STEPS_AHEAD };
         let steps = live.iter().map(left).max().unwrap_or(0).min(ahead);
         let longest = live.iter().map(Sequence::len).max().unwrap_or(0) + steps;
-        // What goes past the end of all positions is thrown away.
+        // Results past the maximum position are discarded.
         let key = (rows_of(live.len()), tokens_of(longest.min(self.longest)));
         if !self.recorded.contains_key(&key) {
             let recorded = self.record(decoder, weights, cache, key)?;
@@ -131,33 +132,34 @@ impl Recorder {
         self.upload_inputs(&sequences, key)?;
         let stream = Stream::torch(&self.device)?;
         let logits = self.memory.first(live.len() as i64)?.logits;
-        let mut likeliest = Vec::with_capacity(steps);
+        let mut top_logprobs = Vec::with_capacity(steps);
         for step in 0..steps {
             self.recorded[&key].graph.launch(&stream)?;
             if step == 0 {
-                // While the device computes.
+                // Overlaps with the device's work.
                 self.upload_choices(&sequences, steps)?;
             }
-            likeliest.push(Likeliest::of(&logits, &sequences)?);
+            top_logprobs.push(TopLogprobs::of(&logits, &sequences)?);
             self.sample(&logits, &sequences, step)?;
         }
         let mut sampled = self.read(live.len(), steps)?;
-        for (of_step, sampled) in likeliest.iter().zip(&mut sampled) {
+        for (of_step, sampled) in top_logprobs.iter().zip(&mut sampled) {
             if let Some(of_step) = of_step {
-                of_step.tell(&sequences, sampled)?;
+                of_step.write_to(&sequences, sampled)?;
             }
         }
         Ok(sampled)
     }
 
-    /// Chooses a token for each of at most as many sequences as it was made for, from its row of `logits`.
+    /// Chooses a token for each sequence from its row of `logits`, for at most as many sequences as the
+    /// recorder was created for.
     pub fn choose(&mut self, logits: &Tensor, sequences: &[&Sequence]) -> Result<Vec<Sampled>> {
         self.upload_choices(sequences, 1)?;
-        let likeliest = Likeliest::of(logits, sequences)?;
+        let top_logprobs = TopLogprobs::of(logits, sequences)?;
         self.sample(logits, sequences, 0)?;
         let mut sampled = self.read(sequences.len(), 1)?.remove(0);
-        if let Some(likeliest) = likeliest {
-            likeliest.tell(sequences, &mut sampled)?;
+        if let Some(top_logprobs) = top_logprobs {
+            top_logprobs.write_to(sequences, &mut sampled)?;
         }
         Ok(sampled)
     }
@@ -172,7 +174,7 @@ impl Recorder {
         let config = decoder.config();
         let tables = self.tables_of(rows, tokens)?;
         let mut memory = self.memory.first(rows as i64)?;
-        // The step runs once before it is recorded, and must not write to anybody's block.
+        // The step runs once before it is recorded, and must not write to a sequence's block.
         drop(self.tables.f_zero_()?);
         drop(self.memory.positions.f_zero_()?);
         let (heads, dim) = (config.num_attention_heads, config.head_dim);
@@ -183,7 +185,8 @@ impl Recorder {
         Ok(Recorded { graph, _parts: parts })
     }
 
-    /// What the first step reads; every value of the recording's rows, since other steps went before.
+    /// Uploads the inputs of the first step: every value of the recording's rows, since earlier steps changed
+    /// them.
     fn upload_inputs(&self, live: &[&Sequence], (rows, tokens): (usize, usize)) -> Result<()> {
         let table_len = blocks_of(tokens);
         let (mut tables, mut next) = (vec![SCRATCH_BLOCK as i32; rows * table_len], vec![0; rows]);
@@ -199,7 +202,7 @@ impl Recorder {
         write_front(&self.memory.positions, &positions)
     }
 
-    /// How the sequences' next tokens are sampled.
+    /// Uploads the sampling parameters of the sequences' next tokens.
     fn upload_choices(&self, sequences: &[&Sequence], steps: usize) -> Result<()> {
         let choices: Vec<f32> = sequences.iter().flat_map(|sequence| choice(&sequence.params)).collect();
         let of_step = |step: usize| {
@@ -210,14 +213,14 @@ impl Recorder {
         let uniforms: Vec<f64> = (0..steps).flat_map(of_step).collect();
         write_front(&self.choices, &choices)?;
         write_front(&self.uniforms, &uniforms)?;
-        // Nobody reads a row without a penalty.
+        // Rows without a penalty are not read.
         if sequences.iter().any(|sequence| sequence.params.penalizes()) {
             write_front(&self.seen, &seen(sequences, self.words))?;
         }
         Ok(())
     }
 
-    /// Chooses a token for each row of `logits`, the sequence's of its number.
+    /// Chooses a token for each row of `logits`, which belongs to the sequence with its index.
     fn sample(&mut self, logits: &Tensor, sequences: &[&Sequence], step: usize) -> Result<()> {
         let rows = logits.size()[0];
         let of_step = |tensor: &Tensor| tensor.f_narrow(0, step as i64 * rows, rows);
@@ -236,12 +239,13 @@ impl Recorder {
         self.score(logits, sequences, step)
     }
 
-    /// Makes log-probs of what was chosen anew, by training's own operation: of all sequences if these are to be training's to the
-    /// bit, and else of those that are held to a format, whose log-probs are of all tokens as well.
+    /// Recomputes log-probs of chosen tokens with training's own operation. If they must be bitwise equal to
+    /// training's, it does so for all sequences. Otherwise it does so for those with a format, whose
+    /// log-probs are over all tokens as well.
     fn score(&mut self, logits: &Tensor, sequences: &[&Sequence], step: usize) -> Result<()> {
         let temperature = |sequence: &Sequence| sequence.params.softmax_temperature();
         let (mut row, first) = (0, (step * sequences.len()) as i64);
-        let wants = |sequence: &Sequence| self.is_strict || sequence.held.is_some();
+        let wants = |sequence: &Sequence| self.is_strict || sequence.format_state.is_some();
         let alike = |one: &&Sequence, other: &&Sequence| {
             (temperature(one), wants(one)) == (temperature(other), wants(other))
         };
@@ -260,9 +264,9 @@ impl Recorder {
         Ok(())
     }
 
-    /// Waits for the steps, and returns what they chose.
+    /// Waits for the steps and returns the tokens that they chose.
     fn read(&self, rows: usize, steps: usize) -> Result<Vec<Vec<Sampled>>> {
-        // A copy that waited for compute would hold up those of others, such as states that make room.
+        // A copy waiting for compute would block other copies, such as offloads that free memory.
         Stream::torch(&self.device)?.synchronize()?;
         let count = (rows * steps) as i64;
         let tokens: Vec<i64> =
@@ -279,30 +283,30 @@ impl Recorder {
     }
 }
 
-/// The front of a tensor as `[rows, width]`.
+/// Returns the front of a tensor as `[rows, width]`.
 fn of_rows(tensor: &Tensor, rows: i64, width: usize) -> Result<Tensor> {
     let width = width as i64;
     Ok(tensor.f_narrow(0, 0, rows * width)?.f_view([rows, width])?)
 }
 
-/// Writes values to the front of a tensor, in the order of its device's stream.
+/// Writes values to the front of a tensor, in stream order.
 fn write_front<T: tch::kind::Element>(tensor: &Tensor, values: &[T]) -> Result<()> {
     let uploaded = ops::upload(values, tensor.device())?;
     Ok(tensor.f_narrow(0, 0, values.len() as i64)?.f_copy_(&uploaded)?)
 }
 
-/// The rows of a recording for so many: powers of two and the steps half way between them.
+/// Returns the rows of a recording for `rows` rows: powers of two, and the numbers halfway between them.
 fn rows_of(rows: usize) -> usize {
     let power = rows.next_power_of_two();
     if power >= 8 && rows <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
 
-/// The greatest length of a recording for sequences of so many tokens.
+/// Returns the maximum length of a recording for sequences of `tokens` tokens.
 fn tokens_of(tokens: usize) -> usize {
     tokens.next_multiple_of(BLOCK_TOKENS).div_ceil(LEAST_TOKENS).next_power_of_two() * LEAST_TOKENS
 }
 
-/// As [`ops::Sampling`] has it.
+/// Returns the parameters in the layout of [`ops::Sampling`].
 fn choice(params: &SamplingParams) -> [f32; NUMBERS_OF_A_CHOICE] {
     let sign = if params.is_greedy() { -1.0 } else { 1.0 };
     let inverse = sign * params.inverse_temperature();
@@ -310,7 +314,8 @@ fn choice(params: &SamplingParams) -> [f32; NUMBERS_OF_A_CHOICE] {
     [inverse, params.top_p as f32, params.min_p as f32, params.top_k as f32, penalty]
 }
 
-/// The tokens of sequences with a penalty, as [`ops::Sampling`] has them, in so many words a sequence.
+/// Returns the tokens of sequences with a penalty in the layout of [`ops::Sampling`], `words` words per
+/// sequence.
 fn seen(sequences: &[&Sequence], words: usize) -> Vec<i32> {
     let mut seen = vec![0; sequences.len() * words];
     for (of_sequence, sequence) in seen.chunks_exact_mut(words).zip(sequences) {
@@ -332,7 +337,7 @@ mod tests {
     use super::*;
     use crate::{
         Activation, DecoderConfig, Multipliers, NormPlaces, RopeScaling,
-        generation::{Completion, pass::choose_on_host},
+        generation::{Completion, model_runner::choose_on_host},
     };
 
     #[test]
@@ -347,9 +352,10 @@ mod tests {
         }
     }
 
-    /// The first device with kernels; without one says so past the harness, which keeps what passing tests print.
+    /// Returns the first device with kernels. Without one, prints a skip message past the harness, which
+    /// hides the output of passing tests.
     fn device() -> Option<Arc<dyn Device>> {
-        let kinds = BackendKind::ALL.into_iter().filter(|kind| kind.runs_models() && !kind.is_host());
+        let kinds = BackendKind::all().filter(|kind| kind.runs_models() && !kind.is_host());
         let mut devices = kinds.filter_map(|backend| open(DeviceId { backend, ordinal: 0 }).ok());
         let device = devices.find(|device| device.has_kernels());
         if device.is_none() {
@@ -358,7 +364,7 @@ mod tests {
         device
     }
 
-    /// For as many rows.
+    /// Creates a recorder for `rows` rows.
     fn recorder(device: &Arc<dyn Device>, (dtype, vocab_size): (DType, i64), rows: usize) -> Recorder {
         let config = DecoderConfig {
             vocab_size,
@@ -388,14 +394,14 @@ mod tests {
             tie_word_embeddings: true,
             initializer_range: 0.2,
         };
-        let at = device.torch_device().unwrap().tch().unwrap();
+        let at = device.torch_device().unwrap().tch();
         let cache = KvCache::new(&config, 2, dtype, &Stream::torch(device).unwrap()).unwrap();
         let like = Tensor::zeros([1], (dtype.kind(), at));
         let decoder = Decoder::new(config, at).unwrap();
         Recorder::on(device.clone(), &decoder, &like, &cache, rows).unwrap()
     }
 
-    /// Every way to choose, with penalties and without, where `penalty` keeps them.
+    /// Returns sequences with every sampling method, with penalties and without, if `penalty` keeps them.
     fn sequences(vocab: i64, penalty: impl Fn(f64) -> f64) -> Vec<Sequence> {
         let free = SamplingParams::default();
         let all = SamplingParams { top_k: 50, top_p: 0.9, min_p: 0.02, temperature: 1.3, ..free.clone() };
@@ -415,7 +421,7 @@ mod tests {
         ];
         let sequence = |(row, (way, of_way))| Sequence {
             id: row,
-            // About half of all tokens, most of them more than once.
+            // About half of all tokens, most of them several times.
             prompt: (0..vocab).map(|i| (i * i + row as i64) % vocab).collect(),
             params: Arc::new(SamplingParams {
                 repetition_penalty: penalty(of_way),
@@ -423,18 +429,18 @@ mod tests {
                 ..way
             }),
             stop: None,
-            held: None,
+            format_state: None,
             seed: 100 + row,
             keep: false,
             follows: None,
-            // It goes on.
+            // Further tokens follow.
             completion: Completion { tokens: vec![row as i64 * 3 + 1; 2], ..Completion::default() },
             blocks: Vec::new(),
         };
         (0..).zip(ways).map(sequence).collect()
     }
 
-    /// What comes of each step's logits `[rows, V]`, without a look in between.
+    /// Returns the tokens chosen from each step's logits `[rows, V]`, without a check in between.
     fn choose(recorder: &mut Recorder, logits: &[Tensor], sequences: &[Sequence]) -> Vec<Vec<Sampled>> {
         let sequences: Vec<&Sequence> = sequences.iter().collect();
         recorder.upload_choices(&sequences, logits.len()).unwrap();
@@ -449,7 +455,7 @@ mod tests {
         let mut sequences = sequences(vocab, |penalty| penalty);
         let rows: Vec<usize> = (0..sequences.len()).collect();
         let mut recorder = recorder(device, (dtype, vocab), rows.len());
-        // In bf16 first, so that many are equal.
+        // In bf16 first, so that many values are equal.
         let values = Tensor::arange(STEPS * rows.len() as i64 * vocab, (Kind::Double, tch::Device::Cpu));
         let values = (&values * 0.37).sin() * 4.0 + (&values * &values * 0.011).cos() * 3.0;
         let values = values.to_kind(Kind::BFloat16).to_kind(dtype.kind());
@@ -463,7 +469,7 @@ mod tests {
                 let what = format!("{dtype:?}, {vocab} tokens, step {step}, {:?}", sequence.params);
                 assert_eq!(found.token, expected.token, "{what}");
                 assert!((found.logprob - expected.logprob).abs() < 1e-4, "{found:?}, {expected:?}: {what}");
-                // Penalties of others change nothing.
+                // Penalties of other sequences have no effect.
                 assert!(sequence.params.penalizes() || found == unpenalized[step][row], "{found:?}: {what}");
                 sequence.extend(found, 0);
             }
@@ -474,7 +480,7 @@ mod tests {
         assert!(changed.count() > 3, "the test needs penalties that change tokens");
     }
 
-    /// As a model's that has diverged.
+    /// Logits of a model that has diverged.
     #[test]
     fn logits_that_are_no_numbers_give_a_token() {
         const VOCAB: i64 = 1003;
@@ -494,7 +500,7 @@ mod tests {
     fn a_device_chooses_as_the_host_does() {
         let Some(device) = device() else { return };
         for dtype in [DType::F32, DType::Bf16] {
-            // Rows that packs are aligned in, and not.
+            // Vocabularies in which vectorized loads are unaligned, and aligned.
             check_choices(&device, dtype, 1003);
             check_choices(&device, dtype, 20_000);
         }

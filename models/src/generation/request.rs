@@ -1,4 +1,4 @@
-//! What is asked of the engine, and what comes back.
+//! Requests to the engine, and their results.
 
 use std::{fmt, sync::Arc};
 
@@ -6,42 +6,42 @@ use serde::{Deserialize, Serialize};
 
 use super::{Format, SampleId, SamplingParams, sampling::Sampled};
 
-/// A prompt and the completions that are wanted of it. The prompt runs once for all of them.
+/// A prompt and its requested completions. The prompt runs once for all of them.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// At least one token.
+    /// Prompt tokens, at least one.
     pub prompt: Vec<i64>,
-    /// How all of them are sampled.
+    /// Sampling parameters of all completions.
     pub params: Arc<SamplingParams>,
-    /// What ends a completion beside `params`; `None`: nothing.
+    /// Further condition that ends a completion, in addition to `params`.
     pub stop: Option<StopCondition>,
-    /// What each of them is held to; `None`: nothing.
+    /// Format that each completion must follow.
     pub format: Option<Format>,
-    /// The completions.
+    /// The requested completions.
     pub samples: Vec<Sample>,
 }
 
-/// One completion that is wanted.
+/// A requested completion.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
-    /// Its random numbers follow from this and from the index of each token.
+    /// Seed. The random numbers follow from it and the index of each token.
     pub seed: u64,
-    /// What there is of it: empty, or a completion that was aborted and now goes on, be it with other weights.
+    /// Completion so far: empty, or an aborted completion to continue, possibly with other weights.
     pub begun: Completion,
-    /// Whether keys and values stay when it ends, until another sample follows it, it is [released](super::Engine::release), or
-    /// something else needs the room.
+    /// True if keys and values stay cached when the sample ends. They stay until another sample follows it,
+    /// it is [released](super::Engine::release), or the room is needed.
     pub keep: bool,
-    /// A sample of the same engine that was to be kept, and whose tokens, those that came of it included, are what the prompt
-    /// begins with: what is kept of it does not run again.
+    /// A kept sample of the same engine whose tokens, including its completion, the prompt begins with. Its
+    /// cached tokens do not run again.
     pub follows: Option<SampleId>,
 }
 
-/// Told a completion's tokens after each new one, says whether it ends there: for stop strings, which need a
-/// tokenizer.
+/// Receives a completion's tokens after each new token, and returns true if it ends there: for stop strings,
+/// which need a tokenizer.
 #[derive(Clone)]
 pub struct StopCondition(pub Arc<Ends>);
 
-/// Whether a completion ends with these tokens.
+/// Returns true if a completion ends with these tokens.
 type Ends = dyn Fn(&[i64]) -> bool + Send + Sync;
 
 impl fmt::Debug for StopCondition {
@@ -50,55 +50,55 @@ impl fmt::Debug for StopCondition {
     }
 }
 
-/// What a prompt was continued with.
+/// Completion of a prompt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Completion {
-    /// The new tokens, a stop token included.
+    /// New tokens, including a stop token.
     pub tokens: Vec<i64>,
-    /// The log-probability of each under softmax(logits / temperature) over the whole vocabulary, as the
-    /// training forward computes it: `top_k`, `top_p`, `min_p`, `repetition_penalty` and [`Request::format`] are not in it,
-    /// and at temperature 0 it is that of temperature 1.
+    /// Log-probability of each token under softmax(logits / temperature) over the whole vocabulary, as the
+    /// training forward computes it. `top_k`, `top_p`, `min_p`, `repetition_penalty` and [`Request::format`]
+    /// have no effect on it; at temperature 0 it is that of temperature 1.
     pub logprobs: Vec<f32>,
-    /// At the place of each token the likeliest ones, from the likeliest on, with their log-probabilities as in `logprobs`; as
-    /// many as [`SamplingParams::likeliest`] says. Empty if that is 0.
-    pub likeliest: Vec<Vec<(i64, f32)>>,
-    /// Which weights sampled it, in the order of the tokens.
+    /// Most likely tokens at each position, in descending order, with log-probabilities as in `logprobs`.
+    /// [`SamplingParams::top_logprobs`] sets their number; empty if that is 0.
+    pub top_logprobs: Vec<Vec<(i64, f32)>>,
+    /// Policy versions that sampled the tokens, in order.
     pub policies: Vec<PolicySpan>,
-    /// Why it ended; `None` while it has not, or was aborted.
+    /// Reason for the end; `None` before the end or after an abort.
     pub ending: Option<Ending>,
 }
 
-/// Tokens in a row that the same weights sampled.
+/// Consecutive tokens sampled with the same weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicySpan {
-    /// The version that the engine was given with its weights.
+    /// Version that the engine received with its weights.
     pub version: u64,
-    /// How many tokens.
+    /// Number of tokens.
     pub tokens: usize,
 }
 
-/// Why a completion ended.
+/// Reason for the end of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ending {
-    /// It has its stop token, or met its stop condition.
+    /// A stop token or a stop condition.
     Stop,
-    /// It has all the tokens that it may have.
+    /// The maximum number of tokens.
     Length,
-    /// What it is held to cannot say how it goes on.
+    /// The format could not compute the next tokens.
     Broken,
 }
 
 impl Completion {
-    /// Whether it ended by itself, and not for its length.
+    /// Returns true if it ended by itself and not at its maximum length.
     pub fn finished(&self) -> bool {
         self.ending == Some(Ending::Stop)
     }
 
-    pub(super) fn push(&mut self, Sampled { token, logprob, likeliest }: Sampled, version: u64) {
+    pub(super) fn push(&mut self, Sampled { token, logprob, top_logprobs }: Sampled, version: u64) {
         self.tokens.push(token);
         self.logprobs.push(logprob);
-        if !likeliest.is_empty() {
-            self.likeliest.push(likeliest);
+        if !top_logprobs.is_empty() {
+            self.top_logprobs.push(top_logprobs);
         }
         match self.policies.last_mut() {
             Some(span) if span.version == version => span.tokens += 1,

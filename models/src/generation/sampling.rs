@@ -1,29 +1,29 @@
-//! Choosing the next token from logits, on the host.
+//! Chooses the next token from logits, on the host.
 
 use crate::random::Stream;
 use crate::{Error, Result};
 
-/// How tokens are chosen and when a completion ends. The default samples from the whole softmax.
+/// Parameters for choosing tokens and ending a completion. The default samples from the whole softmax.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Logits are divided by it; 0 takes the most probable token, of equals the one with the lowest id.
+    /// Divisor of the logits; 0 takes the most probable token, and the lowest id of equally probable ones.
     pub temperature: f64,
-    /// Only the `top_k` most probable tokens may be chosen; 0: all.
+    /// Only the `top_k` most probable tokens are candidates; 0: all.
     pub top_k: usize,
-    /// Only the most probable tokens that together reach this probability may be chosen, after `top_k`;
-    /// 1: all.
+    /// Only the most probable tokens that together reach this probability are candidates, after `top_k`; 1:
+    /// all.
     pub top_p: f64,
-    /// Only tokens that have at least this part of the most probable one's probability may be chosen; 0: all.
+    /// Only tokens with at least this fraction of the highest probability are candidates; 0: all.
     pub min_p: f64,
-    /// The logits of tokens that the prompt or the completion has are divided by it where they are positive, and
-    /// multiplied where they are not (Keskar et al., 2019); 1: none.
+    /// Repetition penalty (Keskar et al., 2019): positive logits of tokens in the prompt or the completion
+    /// are divided by it, others multiplied by it; 1: none.
     pub repetition_penalty: f64,
-    /// The most tokens of a completion, at least 1.
+    /// Maximum number of tokens of a completion, at least 1.
     pub max_new_tokens: usize,
-    /// Tokens that end a completion, and belong to it.
+    /// Tokens that end a completion; they are part of it.
     pub stop_tokens: Vec<i64>,
-    /// How many of the likeliest tokens are told beside each chosen one: see [`super::Completion::likeliest`].
-    pub likeliest: usize,
+    /// Number of most likely tokens reported for each position: see [`super::Completion::top_logprobs`].
+    pub top_logprobs: usize,
 }
 
 impl Default for SamplingParams {
@@ -36,7 +36,7 @@ impl Default for SamplingParams {
             repetition_penalty: 1.0,
             max_new_tokens: 1,
             stop_tokens: Vec::new(),
-            likeliest: 0,
+            top_logprobs: 0,
         }
     }
 }
@@ -45,7 +45,7 @@ impl SamplingParams {
     /// Checks the ranges.
     ///
     /// # Errors
-    /// [`Error::Input`] with the field and what it should be.
+    /// [`Error::Input`] with the field and the valid range.
     pub fn validate(&self) -> Result<()> {
         let check = |holds: bool, what: &'static str, value: f64, range: &str| {
             if holds {
@@ -55,7 +55,7 @@ impl SamplingParams {
             }
         };
         let SamplingParams { temperature, top_p, min_p, repetition_penalty, .. } = *self;
-        // Logits stay finite in fp32 when they are divided by it or multiplied with it.
+        // Logits stay finite in fp32 if divided or multiplied by such a value.
         let usable = |value: f64| (1e-6..=1e6).contains(&value);
         check(
             temperature == 0.0 || usable(temperature),
@@ -72,12 +72,15 @@ impl SamplingParams {
             "a number from 1e-6 to 1e6",
         )?;
         if self.max_new_tokens == 0 {
-            return Err(Error::Input { what: "max_new_tokens", problem: "0 is not at least 1".to_owned() });
+            return Err(Error::Input {
+                what: "max_new_tokens",
+                problem: "is 0, must be at least 1".to_owned(),
+            });
         }
         Ok(())
     }
 
-    /// What logits are divided by before the softmax that log-probabilities are of.
+    /// Returns the divisor of the logits in the softmax that defines log-probabilities.
     pub(crate) fn softmax_temperature(&self) -> f64 {
         if self.is_greedy() { 1.0 } else { self.temperature }
     }
@@ -86,7 +89,7 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
-    /// What they are multiplied by for that.
+    /// Returns the reciprocal of [`Self::softmax_temperature`].
     pub(crate) fn inverse_temperature(&self) -> f32 {
         (1.0 / self.softmax_temperature()) as f32
     }
@@ -100,25 +103,25 @@ impl SamplingParams {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sampled {
     pub token: i64,
-    /// Its log-probability: see [`super::Completion::logprobs`].
+    /// See [`super::Completion::logprobs`].
     pub logprob: f32,
-    /// As many as were asked for: see [`super::Completion::likeliest`].
-    pub likeliest: Vec<(i64, f32)>,
+    /// See [`super::Completion::top_logprobs`].
+    pub top_logprobs: Vec<(i64, f32)>,
 }
 
 impl Sampled {
     pub fn new(token: i64, logprob: f32) -> Sampled {
-        Sampled { token, logprob, likeliest: Vec::new() }
+        Sampled { token, logprob, top_logprobs: Vec::new() }
     }
 }
 
-/// The random number in [0, 1) that chooses the `index`-th token of a completion.
+/// Returns the random number in [0, 1) that chooses the `index`-th token of a completion.
 pub(crate) fn uniform(seed: u64, index: usize) -> f64 {
     Stream::new(seed, index as u64).uniform()
 }
 
-/// Chooses the `index`-th token of a completion: a pure function of its arguments. `context` is the tokens before
-/// it, prompt and completion, in any order.
+/// Chooses the `index`-th token of a completion: a pure function of its arguments. `context` holds the prior
+/// tokens of prompt and completion, in any order.
 pub(crate) fn sample(
     logits: &[f32],
     params: &SamplingParams,
@@ -141,7 +144,7 @@ pub(crate) fn sample(
     token as i64
 }
 
-/// Probabilities up to a factor.
+/// Returns probabilities up to a factor.
 fn masses(logits: &[f32], inverse_temperature: f32) -> Vec<f64> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) * inverse_temperature;
     logits.iter().map(|logit| f64::from((logit * inverse_temperature - max).exp())).collect()
@@ -152,13 +155,13 @@ fn penalized(logits: &[f32], params: &SamplingParams, context: impl Iterator<Ite
     let mut changed = logits.to_vec();
     for token in context {
         let token = token as usize;
-        // From the logit as it was, so that a token that came twice is not punished twice.
+        // From the unchanged logit, so that a repeated token is penalized once.
         changed[token] = if logits[token] > 0.0 { logits[token] / penalty } else { logits[token] * penalty };
     }
     changed
 }
 
-/// The tokens that top-k, top-p and min-p leave, by their ids; `None` if they leave all.
+/// Returns the ids of the tokens that top-k, top-p and min-p leave, or `None` if they leave all.
 fn candidates(masses: &[f64], params: &SamplingParams) -> Option<Vec<usize>> {
     let limit = if params.top_k == 0 { masses.len() } else { params.top_k.min(masses.len()) };
     if limit == masses.len() && params.top_p >= 1.0 && params.min_p <= 0.0 {
@@ -181,12 +184,12 @@ fn candidates(masses: &[f64], params: &SamplingParams) -> Option<Vec<usize>> {
     });
     let kept = kept.count();
     tokens.truncate(kept);
-    // In one order whatever was left out, as a device goes through them.
+    // In ascending order, as a device iterates over them.
     tokens.sort_unstable();
     Some(tokens)
 }
 
-/// The token at which the cumulated mass passes `random` times the whole.
+/// Returns the token at which the cumulated mass exceeds `random` times the total.
 fn invert(random: f64, tokens: impl Iterator<Item = (usize, f64)> + Clone) -> usize {
     let mut rest = random * tokens.clone().map(|(_, mass)| mass).sum::<f64>();
     let mut last = 0;
@@ -215,7 +218,7 @@ mod tests {
         sample(&LOGITS, params, seed, 3, CONTEXT.into_iter())
     }
 
-    /// Frequencies of many samples against the softmax over the tokens that may be chosen.
+    /// Compares frequencies of many samples with the softmax over the candidates.
     fn check(params: &SamplingParams, allowed: &[usize]) {
         let count = 20_000;
         let mut seen = [0usize; 5];
@@ -242,11 +245,11 @@ mod tests {
         check(&params(1.0, 0, 1.0), &[0, 1, 2, 3, 4]);
         check(&params(2.0, 0, 1.0), &[0, 1, 2, 3, 4]);
         check(&params(1.0, 3, 1.0), &[1, 3, 4]);
-        check(&params(1.0, 1, 1.0), &[1]); // of equals the first
+        check(&params(1.0, 1, 1.0), &[1]); // the first of equal logits
         check(&params(1.0, 99, 1.0), &[0, 1, 2, 3, 4]);
         check(&params(1.0, 0, 0.5), &[1, 4]); // 0.408 alone does not reach a half
         check(&params(1.0, 0, 0.9), &[1, 3, 4]);
-        check(&params(1.0, 2, 0.5), &[1]); // top-p counts what top-k left
+        check(&params(1.0, 2, 0.5), &[1]); // top-p applies after top-k
         let all = params(1.0, 0, 1.0);
         check(&SamplingParams { min_p: 0.3, ..all.clone() }, &[1, 3, 4]); // exp(-1) is above 0.3, exp(-2) is not
         check(&SamplingParams { min_p: 0.3, temperature: 0.5, ..all.clone() }, &[1, 4]);

@@ -1,41 +1,41 @@
-//! Sequences on their way, alone and in groups, and the blocks that they lie in.
+//! Running sequences, single and in groups, and their cache blocks.
 
 use std::{ops::Range, sync::Arc};
 
 use super::{
     Completion, Ending, SampleId, SamplingParams, StopCondition,
     block_pool::BlockPool,
-    format::Held,
+    format::FormatState,
     kv_cache::{BLOCK_TOKENS, blocks_of},
     sampling::{Sampled, sample},
 };
 
-/// A prompt with what there is of one completion.
+/// A prompt with one completion so far.
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub id: SampleId,
     pub prompt: Arc<[i64]>,
     pub params: Arc<SamplingParams>,
     pub stop: Option<StopCondition>,
-    /// What it is held to.
-    pub held: Option<Held>,
+    /// State of the format that it must follow.
+    pub format_state: Option<FormatState>,
     pub seed: u64,
-    /// Whether its blocks are kept when it ends.
+    /// True if its blocks are kept when it ends.
     pub keep: bool,
-    /// The one before it, whose blocks it goes on with if they are still kept.
+    /// Sample before it, whose blocks it reuses if they are still kept.
     pub follows: Option<SampleId>,
     pub completion: Completion,
-    /// What its tokens lie in, from the first on. Empty while it waits.
+    /// Cache blocks of its tokens, in order. Empty while it waits.
     pub blocks: Vec<u32>,
 }
 
 impl Sequence {
-    /// Tokens of prompt and completion.
+    /// Returns the number of tokens of prompt and completion.
     pub fn len(&self) -> usize {
         self.prompt.len() + self.completion.tokens.len()
     }
 
-    /// The most of its tokens that the cache will hold: the last one of a completion is never an input.
+    /// Returns the maximum number of its tokens in the cache: the last one of a completion is never an input.
     pub fn most_cached(&self) -> usize {
         self.prompt.len() + self.params.max_new_tokens - 1
     }
@@ -48,7 +48,7 @@ impl Sequence {
         *self.completion.tokens.last().unwrap_or(&self.prompt[self.prompt.len() - 1])
     }
 
-    /// Where in the cache the token at a position lies.
+    /// Returns the cache slot of the token at a position.
     pub fn place(&self, position: usize) -> i64 {
         i64::from(self.blocks[position / BLOCK_TOKENS]) * BLOCK_TOKENS as i64
             + (position % BLOCK_TOKENS) as i64
@@ -56,12 +56,12 @@ impl Sequence {
 
     /// Chooses its next token, on the host.
     pub fn choose(&self, logits: &[f32]) -> i64 {
-        let masked = self.held.as_ref().map(|held| held.mask(logits));
+        let masked = self.format_state.as_ref().map(|state| state.mask(logits));
         let logits = masked.as_deref().unwrap_or(logits);
         sample(logits, &self.params, self.seed, self.completion.tokens.len(), self.tokens())
     }
 
-    /// Adds a token, which may end it.
+    /// Appends a token, which may end the completion.
     pub fn extend(&mut self, sampled: Sampled, version: u64) {
         let token = sampled.token;
         self.completion.push(sampled, version);
@@ -72,15 +72,17 @@ impl Sequence {
             self.completion.ending = Some(Ending::Stop);
         } else if tokens.len() >= self.params.max_new_tokens {
             self.completion.ending = Some(Ending::Length);
-        } else if let Some(Err(problem)) = self.held.as_mut().map(|held| held.push(token)) {
-            tracing::warn!("a completion is broken off, whose format cannot say how it goes on: {problem}");
+        } else if let Some(Err(problem)) = self.format_state.as_mut().map(|state| state.push(token)) {
+            tracing::warn!(
+                "a completion ends early because its format cannot compute the next tokens: {problem}"
+            );
             self.completion.ending = Some(Ending::Broken);
         }
     }
 }
 
-/// Sequences with the same tokens so far, which run once for all of them. They share the blocks that those tokens
-/// fill; each has a last, partly filled block of its own, since there they will differ.
+/// Sequences with the same tokens so far, which run once for all of them. They share the full blocks of those
+/// tokens. Each has its own last, partly filled block, since they will differ there.
 #[derive(Debug)]
 pub(super) struct Group {
     /// At least one.
@@ -92,7 +94,7 @@ impl Group {
         &self.sequences[0]
     }
 
-    /// Tokens that have to run.
+    /// Returns the number of tokens that have to run.
     pub fn len(&self) -> usize {
         self.first().len()
     }
@@ -102,16 +104,17 @@ impl Group {
         full + (blocks_of(self.len()) - full) * self.sequences.len()
     }
 
-    /// Takes the blocks, of which there are enough; those of its first tokens are `kept`, if there is one sequence.
+    /// Allocates the blocks, of which there are enough free. For a single sequence, `kept` are the blocks of
+    /// its first tokens.
     pub fn take_blocks(&mut self, kept: Vec<u32>, pool: &mut BlockPool) {
         let len = self.len();
         if !kept.is_empty() {
             let more = kept.len()..blocks_of(len);
-            let more = more.map(|_| pool.take().expect("the pool was asked before"));
+            let more = more.map(|_| pool.take().expect("free blocks were checked before"));
             self.sequences[0].blocks = kept.into_iter().chain(more).collect();
             return;
         }
-        let mut take = |_| pool.take().expect("the pool was asked before");
+        let mut take = |_| pool.take().expect("free blocks were checked before");
         let shared: Vec<u32> = (0..len / BLOCK_TOKENS).map(&mut take).collect();
         let own = shared.len()..blocks_of(len);
         for sequence in &mut self.sequences {
@@ -126,8 +129,8 @@ impl Group {
         self.sequences.iter_mut().for_each(|sequence| pool.give_back(sequence.blocks.drain(..)));
     }
 
-    /// Which rows of its tokens at `positions` go where, `row` being the first one's; a row of a block that is not
-    /// shared goes to every sequence's.
+    /// Computes the destinations of its tokens at `positions`; `row` is the row of the first. A row in an
+    /// unshared block is written to every sequence's block.
     pub fn destinations(
         &self,
         positions: Range<usize>,

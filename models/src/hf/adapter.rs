@@ -1,4 +1,5 @@
-//! Adapters as PEFT publishes them: `adapter_config.json` and `adapter_model.safetensors`; and merging them.
+//! Adapters in PEFT's published format, `adapter_config.json` and `adapter_model.safetensors`, and merging
+//! them.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ pub struct AdapterFolder {
 
 const CONFIG: &str = "adapter_config.json";
 
-/// What matters of an `adapter_config.json`.
+/// The fields read from an `adapter_config.json`.
 #[derive(Deserialize)]
 struct AdapterConfig {
     peft_type: String,
@@ -49,13 +50,13 @@ struct AdapterConfig {
     others: Map<String, Value>,
 }
 
-/// Of an `adapter_config.json` the model that it is for.
+/// The field of an `adapter_config.json` that names the base model.
 #[derive(Deserialize)]
 struct Base {
     base_model_name_or_path: Option<PathBuf>,
 }
 
-/// Fields of PEFT with which an adapter computes something else, though its tensors look the same.
+/// Fields of PEFT that change the computation of an adapter, though its tensors look the same.
 const VARIANTS: [&str; 11] = [
     "alora_invocation_tokens",
     "arrow_config",
@@ -70,19 +71,20 @@ const VARIANTS: [&str; 11] = [
     "velora_config",
 ];
 
-/// Beginnings of an adapter that leave the model's weights as they are; the others take their part out of them.
+/// Initializations of an adapter that leave the model's weights unchanged; others subtract their part from
+/// them.
 const BEGINNINGS: [&str; 4] = ["gaussian", "eva", "orthogonal", "mica"];
 
 impl AdapterFolder {
-    /// Whether there is an adapter in the folder `path`.
+    /// Returns true if the folder `path` contains an adapter.
     pub fn is_at(path: &Path) -> bool {
         path.join(CONFIG).is_file()
     }
 
-    /// The folder of the model that the adapter in `path` is for, as its file names it.
+    /// Returns the folder of the base model, as named in the adapter's file.
     ///
     /// # Errors
-    /// [`Error::Field`] if it names none that is here.
+    /// [`Error::Field`] if it does not name a local folder.
     pub fn base_of(path: &Path) -> Result<PathBuf> {
         let config_path = path.join(CONFIG);
         let Base { base_model_name_or_path: base } = read_json(&config_path)?;
@@ -90,16 +92,16 @@ impl AdapterFolder {
             field(
                 &config_path,
                 "base_model_name_or_path",
-                "names no folder that is here: write that of the model there",
+                "is not a local folder: set it to the folder of the base model",
             )
         })
     }
 
-    /// Opens the folder at `path` with an adapter for a model of the shape `config`. Which matrices of which layers have one
-    /// is read from the tensors' names.
+    /// Opens the folder at `path` with an adapter for a model of the shape `config`. The matrices with an
+    /// adapter follow from the tensors' names.
     ///
     /// # Errors
-    /// [`Error`], which names the file and in it the field or the tensor.
+    /// [`Error`], which names the file and the field or tensor in it.
     pub fn open(path: &Path, config: &DecoderConfig) -> Result<AdapterFolder> {
         let config_path = path.join(CONFIG);
         let file: AdapterConfig = read_json(&config_path)?;
@@ -108,11 +110,16 @@ impl AdapterFolder {
             let error = || Error::Field { path: config_path.clone(), field: field.to_owned(), problem };
             if holds { Ok(()) } else { Err(error()) }
         };
-        refuse(file.peft_type == "LORA", "peft_type", "is another than `LORA`")?;
+        refuse(file.peft_type == "LORA", "peft_type", "must be `LORA`")?;
         refuse(!file.fan_in_fan_out, "fan_in_fan_out", "is true; matrices are [out, in] here")?;
         let no_bias = file.bias.as_deref().is_none_or(|bias| bias == "none");
-        refuse(no_bias, "bias", "is another than `none`")?;
-        refuse_any(&config_path, &file.others, &VARIANTS, "is there; there is LoRA, rsLoRA and DoRA here")?;
+        refuse(no_bias, "bias", "must be `none`")?;
+        refuse_any(
+            &config_path,
+            &file.others,
+            &VARIANTS,
+            "is not supported: adapters can be LoRA, rsLoRA and DoRA",
+        )?;
         let leaves_weights = match &file.init_lora_weights {
             Some(Value::String(how)) => BEGINNINGS.contains(&how.as_str()),
             _ => true,
@@ -123,14 +130,14 @@ impl AdapterFolder {
         let whole = file.modules_to_save.iter().flatten().next();
         let problem = whole.map(|name| {
             format!(
-                "names `{name}`, trained whole beside the adapters: merge them, by PEFT's `merge_and_unload`"
+                "names `{name}`, a fully trained module next to the adapters: merge them with PEFT's `merge_and_unload`"
             )
         });
         refuse(whole.is_none(), "modules_to_save", &problem.unwrap_or_default())?;
 
         let weights = WeightFiles::open_file(&path.join("adapter_model.safetensors"))?;
         let holds = (0.0..1.0).contains(&file.lora_dropout);
-        refuse(holds, "lora_dropout", "is not from 0 to below 1")?;
+        refuse(holds, "lora_dropout", "must be at least 0 and below 1")?;
         let lora = LoraConfig {
             rank: file.r,
             alpha: file.lora_alpha,
@@ -146,14 +153,14 @@ impl AdapterFolder {
         Ok(AdapterFolder { lora, weights })
     }
 
-    /// Its shape.
+    /// Returns the shape.
     pub fn lora_config(&self) -> &LoraConfig {
         &self.lora
     }
 }
 
-/// Which matrices have adapters in a model of this shape, by the names of tensors; those of other models as well, to be refused
-/// by name.
+/// Returns the matrices with adapters in a model of this shape, from the tensors' names. Includes matrices of
+/// other models, so that they can be refused by name.
 fn targets(weights: &WeightFiles, config: &DecoderConfig) -> LoraTargets {
     let is_there = |layer: usize, target: &LoraTarget| {
         let [a, _] = lora::names(&format!("{}.weight", target.module(layer)));
@@ -164,7 +171,7 @@ fn targets(weights: &WeightFiles, config: &DecoderConfig) -> LoraTargets {
     LoraTargets::of_layers((0..config.num_hidden_layers).map(of_layer).collect())
 }
 
-/// The entries of the field `name` of the file `path`, in their order.
+/// Reads the entries of the field `name` of the file `path`, in order.
 fn patterns<T>(
     path: &Path,
     name: &str,
@@ -174,9 +181,8 @@ fn patterns<T>(
     let entries = entries.into_iter().flatten().map(|(pattern, value)| {
         let wrong = |problem: String| field(path, format!("{name}.{pattern}"), problem);
         let compiled = ModulePattern::new(&pattern)
-            .ok_or_else(|| wrong("is no regular expression that is read here".to_owned()))?;
-        let value =
-            read(&value).ok_or_else(|| wrong(format!("is {value}, and not a number that it can be")))?;
+            .ok_or_else(|| wrong("is not a supported regular expression".to_owned()))?;
+        let value = read(&value).ok_or_else(|| wrong(format!("is {value}, which is not a valid number")))?;
         Ok((compiled, value))
     });
     entries.collect()
@@ -184,7 +190,7 @@ fn patterns<T>(
 
 reads_files!(AdapterFolder);
 
-/// The `adapter_config.json` of an adapter for the language model that `base` names.
+/// Returns the `adapter_config.json` of an adapter for the language model that `base` names.
 pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> {
     let (modules, layers) = lora.targets.names();
     let ranks = lora.rank_pattern.iter().map(|(pattern, rank)| (pattern.as_str().to_owned(), json!(rank)));
@@ -211,12 +217,12 @@ pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> 
     file
 }
 
-/// An adapter whose alpha is its rank: A and scale B, so that the products are the same where there is nothing
-/// to say what alpha is.
+/// An adapter with its alpha equal to its rank: A and scale B, so that the products stay the same in a format
+/// without alpha.
 pub struct Unscaled<'a> {
     /// The adapter's weights.
     pub adapter: &'a dyn WeightSource,
-    /// What its products are multiplied by.
+    /// Factor of its products.
     pub scale: f64,
 }
 
@@ -247,8 +253,8 @@ impl<B: WeightSource, A: WeightSource> WeightSource for WithAdapter<B, A> {
     }
 }
 
-/// The weights of a model and of a new adapter, from a seed but for magnitudes: those are the norms of the model's rows,
-/// with which the adapter changes nothing.
+/// The weights of a model and of a new adapter, initialized from a seed. Magnitudes are the norms of the
+/// model's rows, so that the adapter has no effect at first.
 pub struct NewAdapter<B> {
     /// The model's.
     pub base: B,
@@ -273,16 +279,16 @@ impl<B: WeightSource> WeightSource for NewAdapter<B> {
     }
 }
 
-/// The most bytes of rows that are read for their norms at a time.
+/// Maximum bytes of rows that are read for their norms at a time.
 const ROWS_BYTES: usize = 1 << 24;
 
-/// fp32 `[rows]` of fp32 `[rows, columns]`.
+/// Returns the norms of the rows of fp32 `[rows, columns]`: fp32 `[rows]`.
 fn row_norms(rows: &Tensor) -> crate::Result<Tensor> {
     let norms = rows.f_norm_scalaropt_dim_dtype(2, [1i64].as_slice(), false, Kind::Double)?;
     Ok(norms.f_to_kind(Kind::Float)?.f_clamp_min(lora::LEAST_NORM)?)
 }
 
-/// Rows of the tensor `name` of `size`.
+/// Returns rows of the tensor `name` of `size`.
 fn matrix_of(
     source: &dyn WeightSource,
     name: &str,
@@ -300,7 +306,7 @@ fn matrix_of(
 
 /// The shape of a model's adapters.
 pub trait Adapters {
-    /// That of the adapter of the weight of this name, if it has one.
+    /// Returns the shape of the adapter of the weight `name`, if it has one.
     fn adapter_of(&self, name: &str) -> Option<AdapterShape>;
 }
 
@@ -321,8 +327,8 @@ impl Adapters for Lora {
     }
 }
 
-/// A model's weights with its adapter's products added to them, and with magnitudes scaled by row: W + scale B A, times
-/// m / ||W + scale B A||, in fp32.
+/// A model's weights with its adapter's products added to them, in fp32. With magnitudes, rows are scaled: W
+/// + scale B A, times m / ||W + scale B A||.
 pub struct Merged<'a> {
     /// The model's weights.
     pub base: &'a dyn WeightSource,
@@ -348,8 +354,8 @@ impl WeightSource for Merged<'_> {
 }
 
 impl Merged<'_> {
-    /// Makes of those of `values`, the model's in `range`, that are of `part` what they are with its adapter. Its rows of
-    /// `columns` values begin at `first_row`.
+    /// Applies the adapter to those of `values`, the model's in `range`, that belong to `part`. The part's
+    /// rows of `columns` values begin at `first_row`.
     fn adapt(
         &self,
         part: &Part,
@@ -380,7 +386,7 @@ impl Merged<'_> {
         Ok(())
     }
 
-    /// Rows of the product beside a part: `[rows, columns]`.
+    /// Returns rows of a part's adapter product: `[rows, columns]`.
     fn product(
         &self,
         part: &Part,
@@ -395,7 +401,7 @@ impl Merged<'_> {
         Ok(b.f_mm(&a)?.f_mul_scalar(shape.scale)?)
     }
 
-    /// Rows of a part with their product, as long as the magnitudes say: `[rows, columns]`.
+    /// Returns rows of a part plus its product, scaled to the magnitudes: `[rows, columns]`.
     fn scaled(
         &self,
         part: &Part,

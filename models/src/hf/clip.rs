@@ -1,4 +1,4 @@
-//! Folders of CLIP models, as `transformers` writes them.
+//! Folders of CLIP models, as written by `transformers`.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::weights::{WeightFiles, reads_files};
 use super::{Result, field, read_json, validated};
 use crate::clip::{Activation, Clip, ClipConfig, TextConfig, TowerConfig};
 
-/// A CLIP model's folder, opened and checked: `config.json`, safetensors and, where it is there,
+/// A CLIP model's folder, opened and checked: `config.json`, safetensors and, if present,
 /// `preprocessor_config.json`.
 #[derive(Debug)]
 pub struct ClipFolder {
@@ -20,7 +20,7 @@ impl ClipFolder {
     /// Opens the folder at `path`.
     ///
     /// # Errors
-    /// [`Error`](super::Error), which names the file and in it the field or the tensor.
+    /// [`Error`](super::Error), which names the file and the field or tensor in it.
     pub fn open(path: &Path) -> Result<ClipFolder> {
         let config_path = path.join("config.json");
         let preprocessor_path = path.join("preprocessor_config.json");
@@ -37,7 +37,7 @@ impl ClipFolder {
         Ok(ClipFolder { config, weights })
     }
 
-    /// The model's shape.
+    /// Returns the model's shape.
     pub fn config(&self) -> &ClipConfig {
         &self.config
     }
@@ -45,7 +45,7 @@ impl ClipFolder {
 
 reads_files!(ClipFolder);
 
-/// What matters of `config.json`. It may leave out what is as in the first CLIP of all.
+/// Fields read from `config.json`. Missing ones default to the first CLIP's.
 #[derive(Deserialize)]
 struct ConfigFile {
     model_type: String,
@@ -57,7 +57,7 @@ struct ConfigFile {
     projection_dim: i64,
 }
 
-/// Its `text_config`.
+/// Fields of its `text_config`.
 #[derive(Deserialize)]
 #[serde(default)]
 pub(super) struct TextFile {
@@ -72,7 +72,7 @@ pub(super) struct TextFile {
     eos_token_id: Option<i64>,
 }
 
-/// Its `vision_config`.
+/// Fields of its `vision_config`.
 #[derive(Deserialize)]
 #[serde(default)]
 struct VisionFile {
@@ -87,7 +87,7 @@ struct VisionFile {
     layer_norm_eps: f64,
 }
 
-/// What matters of `preprocessor_config.json`.
+/// Fields read from `preprocessor_config.json`.
 #[derive(Deserialize)]
 #[serde(default)]
 struct PreprocessorFile {
@@ -140,17 +140,18 @@ pub(super) fn first_projection() -> i64 {
     512
 }
 
-/// What `eos_token_id` says in the first CLIPs' configurations, whose texts end with the last token there is.
+/// Value of `eos_token_id` in the first CLIPs' configurations, although their texts end with the vocabulary's
+/// last token.
 const MISNAMED_END: i64 = 2;
 
 impl ConfigFile {
     fn into_config(self, preprocessor: PreprocessorFile, path: &Path) -> Result<ClipConfig> {
         if self.model_type != "clip" {
-            return Err(field(path, "model_type", format!("is `{}`; there is `clip`", self.model_type)));
+            return Err(field(path, "model_type", format!("is `{}`, must be `clip`", self.model_type)));
         }
         let ConfigFile { text_config, vision_config: vision, projection_dim, .. } = self;
         if vision.num_channels != 3 {
-            let problem = format!("is {}; images have 3", vision.num_channels);
+            let problem = format!("is {}, must be 3", vision.num_channels);
             return Err(field(path, "vision_config.num_channels", problem));
         }
         Ok(ClipConfig {
@@ -172,7 +173,7 @@ impl ConfigFile {
 }
 
 impl TextFile {
-    /// `within` is what the names of its fields begin with.
+    /// `within` is the prefix of its fields' names.
     pub(super) fn into_config(self, within: &str, path: &Path) -> Result<TextConfig> {
         let end = self.eos_token_id.filter(|token| *token != MISNAMED_END);
         Ok(TextConfig {
@@ -196,7 +197,7 @@ fn activation(within: &str, name: &str, path: &Path) -> Result<Activation> {
         "quick_gelu" => Ok(Activation::QuickGelu),
         "gelu" => Ok(Activation::Gelu),
         other => {
-            let problem = format!("is `{other}`; there are quick_gelu and gelu");
+            let problem = format!("is `{other}`, must be quick_gelu or gelu");
             Err(field(path, format!("{within}hidden_act"), problem))
         }
     }

@@ -1,4 +1,4 @@
-//! `config.json`: the fields of each family, and what they come to.
+//! `config.json`: the fields of each family, and the decoder's shape that they describe.
 
 use std::path::Path;
 
@@ -13,31 +13,32 @@ use crate::{
     SlidingWindow,
 };
 
-/// The families that [`super::ModelFolder`] opens: the names of their architectures, without what they are for.
+/// The families that [`super::ModelFolder`] opens: the names of their architectures, without the suffix of
+/// the task.
 const FAMILIES: [&str; 13] = [
     "Qwen2", "Qwen3", "Qwen3Moe", "Llama", "Mistral", "Mixtral", "SmolLM3", "Olmo2", "Olmo3", "Olmoe",
     "Granite", "Phi3", GEMMA,
 ];
 
-/// Gemma 3's texts. With images it is another architecture, `Gemma3ForConditionalGeneration`.
+/// The text-only Gemma 3. With images it is another architecture, `Gemma3ForConditionalGeneration`.
 const GEMMA: &str = "Gemma3";
 
-/// What tells a Gemma 3 that only reads texts from one that sees images, where that is told.
+/// Returns the infix that marks a text-only Gemma 3, in architecture names that have one.
 fn of_texts(family: &str) -> &'static str {
     if family == GEMMA { "Text" } else { "" }
 }
 
-/// What a model is for, which is what its head is.
+/// Purpose of a model, which determines its head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
-    /// A distribution over the next token.
+    /// Predicts a distribution over the next token.
     Language,
-    /// A number for a text.
+    /// Maps a text to a number.
     Score,
 }
 
 impl Task {
-    /// How the names of architectures end.
+    /// Returns the suffix of architecture names.
     pub(super) fn suffix(self) -> &'static str {
         match self {
             Task::Language => "ForCausalLM",
@@ -45,32 +46,32 @@ impl Task {
         }
     }
 
-    /// What an architecture of a family is called.
+    /// Returns the name of a family's architecture.
     fn architecture(self, family: &str) -> String {
         let of_texts = if self == Task::Score { of_texts(family) } else { "" };
         format!("{family}{of_texts}{}", self.suffix())
     }
 
-    /// The architectures that there are.
+    /// Lists the supported architectures.
     pub(super) fn architectures(self) -> String {
         FAMILIES.map(|family| self.architecture(family)).join(", ")
     }
 
-    /// The family of the language model with this architecture, called as it is for this task.
+    /// Returns the name for this task of the language model architecture `name`.
     pub(super) fn of_language(self, name: &str) -> String {
         name.strip_suffix(Task::Language.suffix())
             .map_or_else(|| name.to_owned(), |family| self.architecture(family))
     }
 }
 
-/// What a `config.json` says that it is of. It is read before all else: another kind of model has other fields.
+/// The architecture named by a `config.json`. It is read first, since other kinds of models have other
+/// fields.
 #[derive(Debug, Deserialize)]
 pub(super) struct Architectures {
     architectures: Option<Vec<String>>,
 }
 
-/// What matters of a `config.json`. Defaults are those of the family's class in `transformers`, where its files leave
-/// fields out.
+/// Fields read from a `config.json`. Missing ones default to those of the family's class in `transformers`.
 #[derive(Debug, Deserialize)]
 pub(super) struct ConfigFile {
     vocab_size: i64,
@@ -85,21 +86,21 @@ pub(super) struct ConfigFile {
     rms_norm_eps: Option<f64>,
     rope_theta: Option<f64>,
     rope_scaling: Option<Map<String, Value>>,
-    /// Where newer files have `rope_theta` and `rope_scaling`.
+    /// Newer files' replacement of `rope_theta` and `rope_scaling`.
     rope_parameters: Option<Map<String, Value>>,
-    /// Which layers turn by positions, 1 or 0 for each (SmolLM3).
+    /// 1 for each layer with a rotation, 0 for each without (SmolLM3).
     no_rope_layers: Option<Vec<i64>>,
-    /// Where that is not there, the last of every so many layers does not.
+    /// Without `no_rope_layers`, the last of every so many layers has no rotation.
     #[serde(default = "default_interval")]
     no_rope_layer_interval: usize,
     #[serde(default, deserialize_with = "even_null")]
     sliding_window: Option<Option<i64>>,
     #[serde(default)]
     use_sliding_window: bool,
-    /// Before this layer, the whole text is seen (Qwen2, Qwen3).
+    /// Layers before this one see the whole text (Qwen2, Qwen3).
     #[serde(default = "default_window_layers")]
     max_window_layers: usize,
-    /// What newer files have beside it, for each layer.
+    /// Kind of each layer, in newer files.
     layer_types: Option<Vec<String>>,
     tie_word_embeddings: Option<bool>,
     #[serde(default = "default_range")]
@@ -114,21 +115,21 @@ pub(super) struct ConfigFile {
     #[serde(default)]
     attention_dropout: f64,
     partial_rotary_factor: Option<f64>,
-    /// What is dropped of each branch in training (Phi-3).
+    /// Dropout of each branch in training (Phi-3).
     #[serde(default)]
     resid_pdrop: f64,
     #[serde(flatten)]
     gemma: GemmaFields,
     #[serde(flatten)]
     mixture: Mixture,
-    /// What queries, keys and values are clipped to (OLMoE).
+    /// Clipping of queries, keys and values (OLMoE).
     clip_qkv: Option<f64>,
     #[serde(flatten)]
     multipliers: MultiplierFields,
     quantization_config: Option<Value>,
 }
 
-/// What Granite multiplies.
+/// Multipliers of Granite.
 #[derive(Debug, Deserialize)]
 struct MultiplierFields {
     embedding_multiplier: Option<f64>,
@@ -137,53 +138,53 @@ struct MultiplierFields {
     logits_scaling: Option<f64>,
 }
 
-/// The experts of a family that has some.
+/// Experts of a family that has them.
 #[derive(Debug, Deserialize)]
 struct Mixture {
     num_experts: Option<i64>,
-    /// The same, of a Mixtral and in newer files.
+    /// Number of experts in Mixtral and in newer files.
     num_local_experts: Option<i64>,
     num_experts_per_tok: Option<i64>,
     moe_intermediate_size: Option<i64>,
     #[serde(default)]
     norm_topk_prob: bool,
-    /// Of so many layers the last one has experts.
+    /// The last one of this many layers has experts.
     #[serde(default = "every_layer")]
     decoder_sparse_step: usize,
-    /// Layers that have none all the same.
+    /// Layers without experts in any case.
     mlp_only_layers: Option<Vec<usize>>,
-    /// Whether a loss that balances experts is part of the model's.
+    /// True if a load-balancing loss is part of the model's loss.
     #[serde(default)]
     output_router_logits: bool,
-    /// How far the router's input is moved at random in training (Mixtral).
+    /// Noise on the router's input in training (Mixtral).
     #[serde(default)]
     router_jitter_noise: f64,
 }
 
 impl Architectures {
-    /// The family of the file at `path`, whose model is for `task`.
+    /// Returns the family of the file at `path`, whose model is for `task`.
     pub fn family(&self, path: &Path, task: Task) -> Result<&'static str> {
         let named = self.architectures.as_deref().unwrap_or_default().join(", ");
-        // A base model has no head of its own: if it is tied to the embedding nothing is missing.
+        // A base model has no head: if the head is tied to the embedding, nothing is missing.
         let is_base =
             |family: &str| task == Task::Language && named == format!("{family}{}Model", of_texts(family));
         let is_it = |family: &&str| named == task.architecture(family) || is_base(family);
         if named == format!("{GEMMA}ForConditionalGeneration") {
             let problem = format!(
-                "are {named}, which sees images: save its text model, as transformers' `{GEMMA}ForCausalLM` \
-                 reads it from there, and name that folder"
+                "are {named}, which reads images: load its text model with transformers' `{GEMMA}ForCausalLM`, \
+                 save that, and use its folder"
             );
             return Err(field(path, "architectures", problem));
         }
         FAMILIES.into_iter().find(is_it).ok_or_else(|| {
-            let found = if named.is_empty() { "not named".to_owned() } else { named };
+            let found = if named.is_empty() { "(none)".to_owned() } else { named };
             Error::Architecture { path: path.to_owned(), found, known: task.architectures() }
         })
     }
 }
 
 impl ConfigFile {
-    /// The decoder that the file at `path` describes, of `family`.
+    /// Returns the decoder that the file at `path` describes, of `family`.
     pub fn decoder_config(&self, path: &Path, family: &str) -> Result<DecoderConfig> {
         let (qwen2, qwen3) = (family == "Qwen2", matches!(family, "Qwen3" | "Qwen3Moe"));
         let (olmo, silent) = (matches!(family, "Olmo2" | "Olmo3" | "Olmoe"), Silent::of(family));
@@ -208,13 +209,13 @@ impl ConfigFile {
             scaling: self.rope_scaling.as_ref(),
             parameters: self.rope_parameters.as_ref(),
             is_phi: family == "Phi3",
-            // What is scaled are the layers that see far.
+            // Only layers without a window are scaled.
             by_kind: family == "Olmo3" || is_gemma,
             local_theta: is_gemma.then(|| self.gemma.local_theta()),
         };
         let rotations = rope.read()?;
         let sliding_window = self.window(path, family, silent.sliding_window)?;
-        // Fields that the class of the family does not read say nothing.
+        // Fields that the family's class does not read are ignored.
         let attention_bias = self.attention_bias
             && (qwen3 || olmo || is_gemma || matches!(family, "Llama" | "SmolLM3" | "Granite"));
         let of_heads = (qwen3 || is_gemma).then_some(QkNorm::PerHead);
@@ -256,7 +257,7 @@ impl ConfigFile {
         Ok(config)
     }
 
-    /// Refuses what changes the model and this crate does not have.
+    /// Returns an error for a setting that changes the model and is not supported.
     fn refuse_what_is_missing(&self, path: &Path, family: &str) -> Result<()> {
         let refuse = |holds: bool, name: &str, problem: &str| {
             if holds { Ok(()) } else { Err(field(path, name, problem)) }
@@ -264,20 +265,20 @@ impl ConfigFile {
         if family == GEMMA {
             self.gemma.refuse_what_is_missing(path)?;
         }
-        // A Gemma's is elsewhere.
+        // Gemma's is another field.
         let silu = family == GEMMA || matches!(self.hidden_act.as_str(), "silu" | "swish");
-        refuse(silu, "hidden_act", "is another than `silu`")?;
-        refuse(self.attention_dropout == 0.0, "attention_dropout", "is not 0; there is no dropout here")?;
+        refuse(silu, "hidden_act", "must be `silu`")?;
+        refuse(self.attention_dropout == 0.0, "attention_dropout", "is not 0, but dropout is not supported")?;
         let is_phi = family == "Phi3";
         let drops = is_phi && self.resid_pdrop != 0.0;
-        refuse(!drops, "resid_pdrop", "is not 0; there is no dropout here")?;
+        refuse(!drops, "resid_pdrop", "is not 0, but dropout is not supported")?;
         let whole = is_phi || self.partial_rotary_factor.is_none_or(|factor| factor == 1.0);
         refuse(whole, "partial_rotary_factor", TURNED_WHOLE)?;
         let plain = self.quantization_config.is_none();
-        refuse(plain, "quantization_config", "is there; weights must be fp32, bf16 or fp16")
+        refuse(plain, "quantization_config", "is set; weights must be fp32, bf16 or fp16")
     }
 
-    /// What the family multiplies: by 1 where the file is silent, attention's scores as well.
+    /// Returns the family's multipliers: 1 if missing in the file, even for attention scores.
     fn multipliers(&self, path: &Path, family: &str) -> Result<Multipliers> {
         let fields = match family {
             "Granite" => &self.multipliers,
@@ -293,10 +294,10 @@ impl ConfigFile {
         })
     }
 
-    /// The layers that have experts, and which.
+    /// Returns the layers with experts, and the experts' shape.
     fn experts(&self, path: &Path, family: &str) -> Result<Option<ExpertsConfig>> {
         let mixture = &self.mixture;
-        // Of these two all layers have experts, as wide as the MLP that is not there.
+        // In these two families all layers have experts, as wide as the MLP that they replace.
         let whole = Mixture {
             moe_intermediate_size: Some(self.intermediate_size),
             norm_topk_prob: mixture.norm_topk_prob || family == "Mixtral",
@@ -310,14 +311,17 @@ impl ConfigFile {
             _ => return Ok(None),
         };
         if family == "Mixtral" && mixture.router_jitter_noise != 0.0 {
-            return Err(field(path, "router_jitter_noise", "is not 0; routers have no noise here"));
+            return Err(field(path, "router_jitter_noise", "is not 0, but router noise is not supported"));
         }
         if let ("Olmoe", Some(_)) = (family, self.clip_qkv) {
-            return Err(field(path, "clip_qkv", "is there; queries, keys and values are not clipped here"));
+            return Err(field(
+                path,
+                "clip_qkv",
+                "is set, but clipping of queries, keys and values is not supported",
+            ));
         }
         if mixture.output_router_logits {
-            let problem =
-                "is true, which adds a loss that balances experts to transformers' own; there is none here";
+            let problem = "is true, but a load-balancing loss is not supported";
             return Err(field(path, "output_router_logits", problem));
         }
         let required = |name: &str, size: Option<i64>| size.ok_or_else(|| field(path, name, "is missing"));
@@ -352,14 +356,16 @@ impl ConfigFile {
         }))
     }
 
-    /// The layers that see only the last tokens, which are so many where the file does not say it.
+    /// Returns the layers with a sliding window, and its size; `silent` is the size if the file has none.
     fn window(&self, path: &Path, family: &str, silent: Option<i64>) -> Result<Option<SlidingWindow>> {
         let slides = |kind: &String| match kind.as_str() {
             "sliding_attention" => Ok(true),
             "full_attention" => Ok(false),
-            _ => {
-                Err(field(path, "layer_types", format!("has `{kind}`; there is full and sliding attention")))
-            }
+            _ => Err(field(
+                path,
+                "layer_types",
+                format!("has `{kind}`, must be `full_attention` or `sliding_attention`"),
+            )),
         };
         let named = || -> Result<Option<Vec<bool>>> {
             self.layer_types.as_ref().map(|kinds| kinds.iter().map(slides).collect()).transpose()
@@ -374,14 +380,14 @@ impl ConfigFile {
             "Olmo3" => all.map(|layer| (layer + 1) % 4 != 0).collect(),
             GEMMA => self.gemma.slides(path, self.num_hidden_layers)?,
             "SmolLM3" if self.use_sliding_window => self.layers_without_rope(path)?,
-            // There some of its attentions have a window, and others none.
+            // In transformers only some of the attention implementations would use the window.
             "SmolLM3" if named()?.is_some_and(|layers| layers.contains(&true)) => {
-                let problem = "is false, and `layer_types` has `sliding_attention`: make them agree";
+                let problem = "is false, but `layer_types` has `sliding_attention`: make them agree";
                 return Err(field(path, "use_sliding_window", problem));
             }
             _ => return Ok(None),
         };
-        // Phi-3 has its window in every layer, whatever is named.
+        // Phi-3 has its window in every layer, even if `layer_types` differs.
         let (named, tokens) =
             (if family == "Phi3" { None } else { named()? }, self.sliding_window.unwrap_or(silent));
         let is_named = named.as_ref().is_some_and(|layers| layers.contains(&true));
@@ -389,13 +395,13 @@ impl ConfigFile {
         match tokens {
             Some(tokens) => Ok(layers.contains(&true).then_some(SlidingWindow { tokens, layers })),
             None if matches!(family, "Olmo3" | GEMMA) || (family == "SmolLM3" && is_named) => {
-                Err(field(path, "sliding_window", "is null, and layers have one"))
+                Err(field(path, "sliding_window", "is null, but layers have a sliding window"))
             }
             None => Ok(None),
         }
     }
 
-    /// The layers that turn otherwise than `rope`, the base and the scaling of the others.
+    /// Returns the layers with another rotation than the model's base and scaling.
     fn other_rope(
         &self,
         path: &Path,
@@ -411,7 +417,7 @@ impl ConfigFile {
         Ok(layers.contains(&true).then_some(OtherRope { theta, layers }))
     }
 
-    /// Of each layer of a SmolLM3 whether positions turn nothing in it.
+    /// For each layer of a SmolLM3, returns true if it has no rotation.
     fn layers_without_rope(&self, path: &Path) -> Result<Vec<bool>> {
         let (count, interval) = (self.num_hidden_layers, self.no_rope_layer_interval);
         let Some(turned) = &self.no_rope_layers else {
@@ -429,7 +435,7 @@ impl ConfigFile {
     }
 }
 
-/// What the class of a family in `transformers` takes where a file is silent.
+/// Defaults of a family's class in `transformers`.
 struct Silent {
     tied: bool,
     rms_norm_eps: f64,
@@ -454,7 +460,7 @@ impl Silent {
     }
 }
 
-/// A field that may be null, which is not what it is where it is not there.
+/// Deserializes a nullable field, so that null differs from a missing field.
 fn even_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(from).map(Some)
 }

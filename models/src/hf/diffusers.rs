@@ -1,5 +1,5 @@
-//! Models of images as diffusers publishes them: a folder with one for each part, `transformer`, `vae` and `scheduler`
-//! among them.
+//! Models of images and videos in diffusers' published format: a folder with one subfolder per part, such as
+//! `transformer`, `vae` and `scheduler`.
 
 use std::fs;
 use std::ops::Range;
@@ -21,13 +21,13 @@ use crate::diffusion::{EXPERTS, Lora, Sd3Config, TransformerConfig, WanConfig};
 use crate::init::WeightSource;
 use crate::model::{ParamSpec, Unit};
 
-/// What the folder of the transformer is called.
+/// Name of the transformer's folder.
 const TRANSFORMER: &str = "transformer";
 
-/// What a second one is called, to which the first leaves the smaller sigmas.
+/// Name of a second transformer's folder, which is used at lower sigmas.
 const SECOND: &str = "transformer_2";
 
-/// The folders of a model's transformers, and what the names of the parameters of each begin with.
+/// Returns the folders of a model's transformers, and the prefix of each one's parameter names.
 pub(super) fn folders(config: &TransformerConfig) -> &'static [(&'static str, &'static str)] {
     match config.boundary() {
         None => &[(TRANSFORMER, "")],
@@ -35,25 +35,27 @@ pub(super) fn folders(config: &TransformerConfig) -> &'static [(&'static str, &'
     }
 }
 
-/// A published model's folder, opened and checked. As a source of weights it has the transformer's.
+/// A published model's folder, opened and checked. As a source of weights it provides the transformer's.
 #[derive(Debug)]
 pub struct DiffusersFolder {
     path: PathBuf,
     transformer: TransformerConfig,
     weights: WeightFiles,
-    /// The decoder of latents; of videos, where it cannot be used, why not.
+    /// Decoder of latents; for videos the error if it is not supported.
     decoder: Result<LatentDecoderFolder>,
-    /// Frames and pixels of a side that a latent stands for.
+    /// Frames and pixels per side of a latent.
     zoom: (i64, i64),
     shift: f64,
 }
 
 impl DiffusersFolder {
-    /// Opens the folder at `path`. Weights are those of the `variant`, such as `fp16`, in each folder that has it.
+    /// Opens the folder at `path`. Weights are those of the `variant`, such as `fp16`, in each folder that
+    /// has it.
     ///
     /// # Errors
-    /// [`Error`], which names the file and in it the field or the tensor: a class or a feature that this crate lacks, a
-    /// tensor that is missing, too many or of an odd shape, a broken file; a variant that no folder has.
+    /// [`Error`], which names the file and the field or tensor in it. Causes are an unsupported class or
+    /// feature, a tensor that is missing, unknown or of another shape, a broken file, or a variant that no
+    /// folder has.
     pub fn open(path: &Path, variant: Option<&str>) -> Result<DiffusersFolder> {
         let (transformer, weights) = transformers(path, variant)?;
         check_variant(path, variant)?;
@@ -75,34 +77,35 @@ impl DiffusersFolder {
         Ok(DiffusersFolder { path: path.to_owned(), transformer, weights, decoder, zoom, shift })
     }
 
-    /// The shape of the transformer.
+    /// Returns the transformer's shape.
     pub fn transformer_config(&self) -> &TransformerConfig {
         &self.transformer
     }
 
-    /// The decoder of latents.
+    /// Returns the decoder of latents.
     ///
     /// # Errors
-    /// Of a model of videos, whose latents alone can be of use: what of its file this crate lacks.
+    /// The unsupported part of the decoder's file. Only a video model opens with such a decoder, since its
+    /// latents are useful by themselves.
     pub fn decoder(&self) -> std::result::Result<&LatentDecoderFolder, &Error> {
         self.decoder.as_ref()
     }
 
-    /// The size in latents of so many frames, and pixels of a height and of a width; `None` if they make no whole ones.
+    /// Returns the size in latents of this many frames and pixels per side; `None` if it is not whole.
     pub fn latent_sizes(&self, [frames, height, width]: [i64; 3]) -> Option<[i64; 3]> {
         let (in_time, of_sides) = self.zoom;
-        // The first frame stands alone.
+        // The first frame is a latent of its own.
         let fits =
             frames > 0 && (frames - 1) % in_time == 0 && height % of_sides == 0 && width % of_sides == 0;
         fits.then(|| [(frames - 1) / in_time + 1, height / of_sides, width / of_sides])
     }
 
-    /// Frames and pixels of a side that a latent stands for.
+    /// Returns the frames and pixels per side of a latent.
     pub fn zoom(&self) -> (i64, i64) {
         self.zoom
     }
 
-    /// How far its scheduler moves the sigmas towards noise.
+    /// Returns the scheduler's shift of the sigmas towards noise.
     pub fn shift(&self) -> f64 {
         self.shift
     }
@@ -110,11 +113,11 @@ impl DiffusersFolder {
 
 reads_files!(DiffusersFolder);
 
-/// Writes the new folder `to`: all of the folder `from`, but with the `weights` of its transformer, or of both, rounded to
-/// `dtype`. It gets its name once it is whole and on the disk.
+/// Writes the new folder `to`: a copy of the folder `from` with the `weights` of its transformer, or of both,
+/// rounded to `dtype`. It gets its name once it is complete and on disk.
 ///
 /// # Errors
-/// As [`write_folder`].
+/// The errors of [`write_folder`].
 pub fn write_diffusers_folder(
     to: &Path,
     from: &DiffusersFolder,
@@ -122,15 +125,15 @@ pub fn write_diffusers_folder(
     dtype: ExportDtype,
 ) -> crate::Result<()> {
     if is_inside(to, &from.path) {
-        // What is copied would be copied into itself.
-        let inside = std::io::Error::other("it is inside of the model's own folder; choose another place");
+        // The copy would contain itself.
+        let inside = std::io::Error::other("it is inside the model's own folder; choose another folder");
         return Err(failed(to)(inside).into());
     }
     let folders = folders(&from.transformer);
     let mut units = from.transformer.units();
     let mut weights = WithTable { table: None, weights };
     if let TransformerConfig::Sd3(config) = &from.transformer {
-        // diffusers' own buffer stands among the weights.
+        // diffusers stores its own table among the weights.
         let table = weights.table.insert(PositionTable::new(config)?);
         units.push(Unit { name: "positions".into(), params: vec![table.spec()], trainable: false });
     }
@@ -152,7 +155,7 @@ pub fn write_diffusers_folder(
     })
 }
 
-/// Whether the new folder `to` would be in `folder`, at any depth.
+/// Returns true if the new folder `to` would be inside `folder`, at any depth.
 fn is_inside(to: &Path, folder: &Path) -> bool {
     let there = std::path::absolute(to)
         .ok()
@@ -161,11 +164,11 @@ fn is_inside(to: &Path, folder: &Path) -> bool {
     there.zip(folder.ok()).is_some_and(|(there, folder)| there.starts_with(folder))
 }
 
-/// Writes the new folder `to` with the adapters `lora` of a transformer of the shape `config`, as diffusers' pipelines load
-/// them; those of a pair in two folders, `transformer` and `transformer_2`.
+/// Writes the new folder `to` with the adapters `lora` of a transformer of the shape `config`, in the format
+/// of diffusers' pipelines. Those of a pair are in two folders, `transformer` and `transformer_2`.
 ///
 /// # Errors
-/// As [`write_folder`].
+/// The errors of [`write_folder`].
 pub fn write_image_adapter(
     to: &Path,
     (config, lora): (&TransformerConfig, &Lora),
@@ -191,7 +194,7 @@ pub fn write_image_adapter(
     })
 }
 
-/// The units with the parameters alone whose names begin with `prefix`.
+/// Returns the units with only the parameters whose names begin with `prefix`.
 fn of_transformer(units: &[Unit], prefix: &str) -> Vec<Unit> {
     let own = |unit: &Unit| {
         let mut unit = unit.clone();
@@ -215,7 +218,7 @@ impl WeightSource for WithTable<'_> {
     }
 }
 
-/// Copies a folder to a new one, but for the entries at its top that `is_left_out`.
+/// Copies a folder to a new one, except for the top-level entries that `is_left_out`.
 fn copy_folder(from: &Path, to: &Path, is_left_out: &dyn Fn(&str) -> bool) -> Result<()> {
     let unreadable = |source| Error::Read { path: from.to_owned(), source };
     fs::create_dir_all(to).map_err(failed(to))?;
@@ -223,7 +226,7 @@ fn copy_folder(from: &Path, to: &Path, is_left_out: &dyn Fn(&str) -> bool) -> Re
         let entry = entry.map_err(unreadable)?;
         let (name, path) = (entry.file_name(), entry.path());
         let target = to.join(&name);
-        // The hidden ones are traces of whoever fetched the folder.
+        // Hidden entries are leftovers of a download.
         if name.to_str().is_some_and(|name| is_left_out(name) || name.starts_with('.')) {
             continue;
         }
@@ -236,13 +239,13 @@ fn copy_folder(from: &Path, to: &Path, is_left_out: &dyn Fn(&str) -> bool) -> Re
     sync_folder(to)
 }
 
-/// What matters of `model_index.json`.
+/// The field read from `model_index.json`.
 #[derive(Deserialize)]
 struct IndexFile {
     boundary_ratio: Option<f64>,
 }
 
-/// The transformer of a model, or its pair, and their weights.
+/// Reads the transformer of a model, or its pair, and their weights.
 fn transformers(path: &Path, variant: Option<&str>) -> Result<(TransformerConfig, WeightFiles)> {
     let mut config = transformer_config(&path.join(TRANSFORMER))?;
     let index = path.join("model_index.json");
@@ -251,23 +254,23 @@ fn transformers(path: &Path, variant: Option<&str>) -> Result<(TransformerConfig
     match (boundary, second.exists()) {
         (None, false) => {}
         (None, true) => {
-            let problem = format!("is missing, and there is {}, for the sigmas below it", second.display());
+            let problem = format!("is missing, but the second transformer {} exists", second.display());
             return Err(field(&index, "boundary_ratio", problem));
         }
         (Some(_), false) => {
-            let problem = format!("is there, and {} is not, for the sigmas below it", second.display());
+            let problem = format!("is set, but the second transformer {} does not exist", second.display());
             return Err(field(&index, "boundary_ratio", problem));
         }
         (Some(ratio), true) => {
             if transformer_config(&second)? != config {
                 let path = second.join("config.json");
-                return Err(field(&path, "_class_name", "or a size is another than in `transformer`"));
+                return Err(field(&path, "_class_name", "or a size differs from `transformer`"));
             }
             let TransformerConfig::Wan(wan) = &mut config else {
                 return Err(field(
                     &index,
                     "boundary_ratio",
-                    "is there; there are pairs of Wan's transformers",
+                    "is set, but only Wan's transformers come in pairs",
                 ));
             };
             wan.boundary_ratio = Some(ratio);
@@ -282,7 +285,7 @@ fn transformers(path: &Path, variant: Option<&str>) -> Result<(TransformerConfig
     Ok((config, weights))
 }
 
-/// What the transformer's `config.json` describes.
+/// Returns the shape that the transformer's `config.json` describes.
 pub(super) fn transformer_config(folder: &Path) -> Result<TransformerConfig> {
     let path = folder.join("config.json");
     let file: Value = read_json(&path)?;
@@ -295,13 +298,13 @@ pub(super) fn transformer_config(folder: &Path) -> Result<TransformerConfig> {
             serde_json::from_value::<WanFile>(file).map_err(understood)?.into_config(&path)
         }
         found => {
-            let problem = format!("is {found}; there is SD3Transformer2DModel and WanTransformer3DModel");
+            let problem = format!("is {found}, must be SD3Transformer2DModel or WanTransformer3DModel");
             Err(field(&path, "_class_name", problem))
         }
     }
 }
 
-/// What matters of the `config.json` of Wan's transformer.
+/// Fields read from the `config.json` of Wan's transformer.
 #[derive(Deserialize)]
 struct WanFile {
     patch_size: [i64; 3],
@@ -328,11 +331,11 @@ impl WanFile {
             if holds { Ok(()) } else { Err(field(path, name, problem)) }
         };
         let normed = self.qk_norm.as_deref() == Some("rms_norm_across_heads");
-        refuse(normed, "qk_norm", "is another than `rms_norm_across_heads`")?;
+        refuse(normed, "qk_norm", "must be `rms_norm_across_heads`")?;
         let plain = self.image_dim.is_none() && self.added_kv_proj_dim.is_none();
-        refuse(plain, "image_dim", "or `added_kv_proj_dim` is there; only texts are attended to here")?;
+        refuse(plain, "image_dim", "or `added_kv_proj_dim` is set, but only text conditioning is supported")?;
         let same = self.out_channels.is_none_or(|channels| channels == self.in_channels);
-        refuse(same, "out_channels", "is not `in_channels`; nothing but the text conditions a video here")?;
+        refuse(same, "out_channels", "differs from `in_channels`, but only text conditioning is supported")?;
         let config = WanConfig {
             patch_size: self.patch_size,
             num_attention_heads: self.num_attention_heads,
@@ -352,7 +355,7 @@ impl WanFile {
     }
 }
 
-/// What matters of the `config.json` of Stable Diffusion 3's transformer.
+/// Fields read from the `config.json` of Stable Diffusion 3's transformer.
 #[derive(Deserialize)]
 struct Sd3File {
     sample_size: i64,
@@ -376,7 +379,7 @@ impl Sd3File {
         let qk_rms_norm = match self.qk_norm.as_deref() {
             None => false,
             Some("rms_norm") => true,
-            Some(other) => return Err(field(path, "qk_norm", format!("is `{other}`; there is rms_norm"))),
+            Some(other) => return Err(field(path, "qk_norm", format!("is `{other}`, must be rms_norm"))),
         };
         let config = Sd3Config {
             sample_size: self.sample_size,
@@ -395,18 +398,18 @@ impl Sd3File {
         validated(path, config.validate())?;
         let inner = config.num_attention_heads * config.attention_head_dim;
         if self.caption_projection_dim != inner {
-            let problem = format!("is {}; the text must be as wide as {inner}", self.caption_projection_dim);
+            let problem = format!("is {}, must be the inner size {inner}", self.caption_projection_dim);
             return Err(field(path, "caption_projection_dim", problem));
         }
         if config.out_channels != config.in_channels {
-            let problem = format!("is {}; velocities have in_channels", config.out_channels);
+            let problem = format!("is {}, must equal in_channels", config.out_channels);
             return Err(field(path, "out_channels", problem));
         }
         Ok(TransformerConfig::Sd3(config))
     }
 }
 
-/// What matters of `scheduler/scheduler_config.json`.
+/// Fields read from `scheduler/scheduler_config.json`.
 #[derive(Deserialize)]
 struct SchedulerFile {
     #[serde(rename = "_class_name")]
@@ -425,7 +428,7 @@ struct SchedulerFile {
     others: Map<String, Value>,
 }
 
-/// Fields with which a scheduler has other sigmas, or another way through them.
+/// Fields that change a scheduler's sigmas or steps.
 const OTHER_SIGMAS: [&str; 6] = [
     "invert_sigmas",
     "shift_terminal",
@@ -440,31 +443,35 @@ fn shift(folder: &Path) -> Result<f64> {
     let file: SchedulerFile = read_json(&path)?;
     let (name, shift) = match file.class_name.as_str() {
         "FlowMatchEulerDiscreteScheduler" => ("shift", file.shift),
-        // Of Wan's folders: its sigmas are those of Euler's method, which is what samples here.
+        // In Wan's folders; its sigmas are those of Euler's method, the one used here.
         "UniPCMultistepScheduler" if file.use_flow_sigmas => ("flow_shift", file.flow_shift),
         found => {
-            let problem = format!("is `{found}`; there is FlowMatchEulerDiscreteScheduler");
+            let problem = format!("is `{found}`, must be FlowMatchEulerDiscreteScheduler");
             return Err(field(&path, "_class_name", problem));
         }
     };
     if file.use_dynamic_shifting {
-        return Err(field(&path, "use_dynamic_shifting", "is true; the shift is one number here"));
+        return Err(field(&path, "use_dynamic_shifting", "is true, but only a constant shift is supported"));
     }
-    let problem = "is there; sigmas are evenly spaced and shifted here";
+    let problem = "is set, but only evenly spaced, shifted sigmas are supported";
     refuse_any(&path, &file.others, &OTHER_SIGMAS, problem)?;
     if file.num_train_timesteps != a_thousand() {
-        return Err(field(&path, "num_train_timesteps", "is not 1000; models are told 1000 sigma here"));
+        return Err(field(
+            &path,
+            "num_train_timesteps",
+            "must be 1000: models receive the timestep 1000 sigma",
+        ));
     }
-    if shift > 0.0 { Ok(shift) } else { Err(field(&path, name, "is not above 0")) }
+    if shift > 0.0 { Ok(shift) } else { Err(field(&path, name, "must be above 0")) }
 }
 
-/// The `config.json` of a part that must be a `class`.
+/// Reads the `config.json` of a part that must have the class `class`.
 pub(super) fn read_config<T: DeserializeOwned>(folder: &Path, class: &str) -> Result<T> {
     let path = folder.join("config.json");
     let file: Value = read_json(&path)?;
     let found = class_of(&file);
     if found != class {
-        return Err(field(&path, "_class_name", format!("is {found}; there is {class}")));
+        return Err(field(&path, "_class_name", format!("is {found}, must be {class}")));
     }
     serde_json::from_value(file).map_err(|source| Error::Json { path, source })
 }

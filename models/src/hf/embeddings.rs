@@ -1,4 +1,4 @@
-//! Text embeddings that encoders made beforehand, in a safetensors file with the names of diffusers' arguments.
+//! Precomputed text embeddings in a safetensors file, named like diffusers' arguments.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -18,8 +18,8 @@ use crate::diffusion::Texts;
 const PROMPTS: [&str; 2] = ["prompt_embeds", "pooled_prompt_embeds"];
 const NEGATIVE: [&str; 2] = ["negative_prompt_embeds", "negative_pooled_prompt_embeds"];
 
-/// A file of text embeddings, opened and checked: `prompt_embeds` `[P, S, D]` and `pooled_prompt_embeds` `[P, E]`, and for
-/// guidance `negative_prompt_embeds` `[1, S, D]` and `negative_pooled_prompt_embeds` `[1, E]`.
+/// A file of text embeddings, opened and checked: `prompt_embeds` `[P, S, D]` and `pooled_prompt_embeds` `[P,
+/// E]`, and for guidance `negative_prompt_embeds` `[1, S, D]` and `negative_pooled_prompt_embeds` `[1, E]`.
 #[derive(Debug)]
 pub struct TextEmbeddings {
     path: PathBuf,
@@ -29,7 +29,8 @@ pub struct TextEmbeddings {
 }
 
 impl TextEmbeddings {
-    /// Opens the file at `path`, whose texts must have `widths`: of tokens and, if the model reads it, of the whole.
+    /// Opens the file at `path`. Its texts must have `widths`: of tokens and, if the model reads it, of the
+    /// pooled text.
     ///
     /// # Errors
     /// [`Error`], which names the tensor that is missing or of another shape.
@@ -65,31 +66,31 @@ impl TextEmbeddings {
         Ok(TextEmbeddings { path: path.to_owned(), files, count, has_negative })
     }
 
-    /// The number of texts P, apart from the negative one.
+    /// Returns the number of texts P, without the negative one.
     pub fn count(&self) -> usize {
         self.count as usize
     }
 
-    /// The number of tokens S of each.
+    /// Returns the number of tokens S per text.
     pub fn tokens(&self) -> usize {
         self.files.shape(PROMPTS[0]).expect("checked when the file was opened")[1] as usize
     }
 
-    /// Bytes of all texts on a device.
+    /// Returns the bytes of all texts on a device.
     pub fn bytes(&self) -> usize {
         [PROMPTS, NEGATIVE].concat().iter().filter_map(|name| self.files.bytes(name)).sum()
     }
 
-    /// Whether there is a text to be led away from.
+    /// Returns true if there is a negative prompt.
     pub fn has_negative(&self) -> bool {
         self.has_negative
     }
 
-    /// The texts on `device`, and behind them the negative one if there is one.
+    /// Loads the texts to `device`, followed by the negative one if there is one.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for values that are no numbers, [`Error::Read`] if the
-    /// file cannot be read any more, or libtorch's (out of memory).
+    /// [`Error::Tensor`] for values that are not finite, [`Error::Read`] if the file is no longer readable,
+    /// or libtorch's (out of memory).
     pub fn load(&self, device: Device) -> crate::Result<Texts> {
         let read = |prompt: &str, negative: &str| -> crate::Result<Tensor> {
             let names = [prompt, negative].into_iter().take(if self.has_negative { 2 } else { 1 });
@@ -111,7 +112,7 @@ impl TextEmbeddings {
         Texts::new(read(PROMPTS[0], NEGATIVE[0])?, pooled)
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -123,18 +124,19 @@ fn is_finite(tensor: &Tensor) -> crate::Result<bool> {
     Ok(tensor.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0)
 }
 
-/// What a file of [`TextEmbeddings`] is to hold, apart from its one negative text.
+/// The planned contents of a file of [`TextEmbeddings`], except for its one negative text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmbeddingsShape {
-    /// Texts P, at least 1.
+    /// Number of texts P, at least 1.
     pub count: usize,
-    /// Tokens S of each.
+    /// Number of tokens S per text.
     pub tokens: i64,
-    /// The widths D of a token and, if the model reads that, E of a text as a whole.
+    /// Width D of a token and, if the model reads it, E of the pooled text.
     pub widths: (i64, Option<i64>),
 }
 
-/// Writes a file of [`TextEmbeddings`], some texts at a time: aside, and under its name once it is whole and on the disk.
+/// Writes a file of [`TextEmbeddings`] in parts. The file has a temporary name until it is complete and on
+/// disk.
 #[derive(Debug)]
 pub struct TextEmbeddingsWriter {
     path: PathBuf,
@@ -142,17 +144,17 @@ pub struct TextEmbeddingsWriter {
     file: File,
     dtype: ExportDtype,
     shape: EmbeddingsShape,
-    /// Where each tensor begins in the file.
+    /// Offset of each tensor in the file.
     starts: HashMap<String, u64>,
-    /// Rows so far.
+    /// Number of rows written so far.
     written: usize,
 }
 
 impl TextEmbeddingsWriter {
-    /// Begins the new file `path`.
+    /// Starts the new file `path`.
     ///
     /// # Errors
-    /// [`Error::Write`] if `path` is there already or cannot be written.
+    /// [`Error::Write`] if `path` exists or cannot be written.
     pub fn create(path: &Path, shape: EmbeddingsShape, dtype: ExportDtype) -> Result<TextEmbeddingsWriter> {
         if path.exists() {
             return Err(failed(path)(io::ErrorKind::AlreadyExists.into()));
@@ -169,11 +171,11 @@ impl TextEmbeddingsWriter {
         Ok(Self { path: path.to_owned(), aside, file, dtype, shape, starts: starts.collect(), written: 0 })
     }
 
-    /// Writes texts: their tokens `[B, S, D]` and, if the shape has it, the texts as wholes `[B, E]`. Each goes to the rows of
-    /// its `places`, and every row is written once.
+    /// Writes texts: their tokens `[B, S, D]` and, if the shape has it, the pooled texts `[B, E]`. Each is
+    /// written to the rows in its `places`, and every row is written once.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for values that are no numbers, [`Error::Write`], or libtorch's.
+    /// [`Error::Tensor`] for values that are not finite, [`Error::Write`], or libtorch's.
     pub fn put(
         &mut self,
         places: &[Vec<usize>],
@@ -189,12 +191,12 @@ impl TextEmbeddingsWriter {
         Ok(())
     }
 
-    /// Ends with the text to be led away from, of one row each, and gives the file its name.
+    /// Writes the negative text, one row per tensor, and renames the file to its final name.
     ///
     /// # Errors
-    /// As [`Self::put`].
+    /// The errors of [`Self::put`].
     pub fn finish(self, tokens: &Tensor, pooled: Option<&Tensor>) -> crate::Result<()> {
-        assert_eq!(self.written, self.shape.count, "as many texts as were announced");
+        assert_eq!(self.written, self.shape.count, "all texts were written");
         for (name, tensor) in NEGATIVE.into_iter().zip([Some(tokens), pooled]) {
             if let Some(tensor) = tensor {
                 self.write(name, &[vec![0]], tensor)?;
@@ -220,10 +222,10 @@ impl TextEmbeddingsWriter {
         Ok(())
     }
 
-    /// The values of so many rows of the tensor `name`.
+    /// Encodes the values of `rows` rows of the tensor `name`.
     fn bytes(&self, tensor: &Tensor, rows: i64, name: &str) -> crate::Result<Vec<u8>> {
         let shape = self.shape.of_rows(name, rows);
-        assert_eq!(tensor.size(), shape, "{name} has the shape that was announced");
+        assert_eq!(tensor.size(), shape, "{name} has the announced shape");
         if !is_finite(tensor)? {
             let (path, name) = (self.path.clone(), name.to_owned());
             return Err(Error::Tensor { path, name, problem: NOT_FINITE.to_owned() }.into());
@@ -235,22 +237,22 @@ impl TextEmbeddingsWriter {
 
 impl Drop for TextEmbeddingsWriter {
     fn drop(&mut self) {
-        // Of one that did not finish; what has got its name is not there any more.
+        // Removes the file of an unfinished writer; a finished file has been renamed.
         let _ = fs::remove_file(&self.aside);
     }
 }
 
 impl EmbeddingsShape {
-    /// The shape of a tensor with so many rows.
+    /// Returns the shape of a tensor with this many rows.
     fn of_rows(&self, name: &str, rows: i64) -> Vec<i64> {
         let (width, whole) = self.widths;
         match name == PROMPTS[0] || name == NEGATIVE[0] {
             true => vec![rows, self.tokens, width],
-            false => vec![rows, whole.expect("a model that reads texts as wholes")],
+            false => vec![rows, whole.expect("a model that reads pooled texts")],
         }
     }
 
-    /// The tensors in the order in which they are written.
+    /// Returns the tensors in the order in which they are written.
     fn tensors(&self, dtype: ExportDtype) -> Vec<(String, TensorInfo)> {
         let kinds = if self.widths.1.is_some() { 2 } else { 1 };
         let all = [(PROMPTS, self.count as i64), (NEGATIVE, 1)];

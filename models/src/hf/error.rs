@@ -1,8 +1,8 @@
-//! Why a published model's folder could not be read or written.
+//! Errors of reading or writing a published model's folder.
 
 use std::{io, path::PathBuf};
 
-/// An error about a folder, which names the file and what in it is wrong.
+/// An error about a folder, which names the file and the problem in it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -11,7 +11,7 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// A file cannot be written.
@@ -19,64 +19,64 @@ pub enum Error {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file is not the JSON that it should be.
-    #[error("{} cannot be understood", path.display())]
+    /// A file is not the expected JSON.
+    #[error("cannot parse {}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// The position and the problem.
         source: serde_json::Error,
     },
-    /// A model of another kind.
-    #[error("{}: the architecture is {found}, and there is only {known}", path.display())]
+    /// The model has another architecture.
+    #[error("{}: the architecture {found} is not supported, only {known}", path.display())]
     Architecture {
         /// The configuration.
         path: PathBuf,
-        /// What it names.
+        /// The architecture that it names.
         found: String,
-        /// What there is.
+        /// The supported architectures.
         known: String,
     },
-    /// A field of a configuration is missing, or says what this crate does not do.
+    /// A field of a configuration is missing, or has an unsupported value.
     #[error("{}: field `{field}` {problem}", path.display())]
     Field {
         /// The configuration.
         path: PathBuf,
         /// The field.
         field: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// A safetensors file, or the index over several, that contradicts itself.
+    /// A safetensors file, or the index of several, contradicts itself.
     #[error("{} is broken: {problem}", path.display())]
     Broken {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// Weights that are there in another variant than is asked for, such as `fp16`.
+    /// The weights exist in another variant than the requested one, such as `fp16`.
     #[error("{}: {problem}", path.display())]
     Variant {
-        /// The model's folder, or that of a part.
+        /// The folder of the model, or of a part of it.
         path: PathBuf,
-        /// Which are there, and which are not.
+        /// The existing and the missing variants.
         problem: String,
     },
-    /// A tensor that is missing, too many, or not as the configuration says.
+    /// A tensor is missing, unknown, or differs from the configuration.
     #[error("{}: tensor `{name}` {problem}", path.display())]
     Tensor {
         /// The folder or the file.
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 }
 
-/// The result of this module's functions.
+/// Result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

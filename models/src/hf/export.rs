@@ -25,11 +25,11 @@ use crate::diffusion::EXPERTS;
 use crate::init::WeightSource;
 use crate::model::{ParamSpec, Unit};
 
-/// What the names of diffusers' files of weights begin with.
+/// Prefix of diffusers' weight file names.
 pub(super) const DIFFUSERS_STEM: &str = "diffusion_pytorch_model";
-/// The most bytes of weights in a file, unless a tensor alone has more.
+/// Maximum bytes of weights per file, unless a single tensor has more.
 const MAX_FILE_BYTES: usize = 5 << 30;
-/// The most values that are held at a time.
+/// Maximum number of values in memory at a time.
 const CHUNK: usize = 1 << 20;
 
 /// The dtype of exported weights.
@@ -43,41 +43,42 @@ pub enum ExportDtype {
     Fp16,
 }
 
-/// What a folder is of.
+/// Kind of a folder's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderKind {
     /// A model: `config.json` and `model.safetensors`.
     Model,
-    /// A model of images, as diffusers has it: `config.json` and `diffusion_pytorch_model.safetensors`.
+    /// A diffusion model in diffusers' format: `config.json` and `diffusion_pytorch_model.safetensors`.
     Transformer,
-    /// An adapter, as PEFT has it: `adapter_config.json` and `adapter_model.safetensors`.
+    /// An adapter in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
     Adapter,
-    /// An adapter of a model of images, as diffusers' pipelines have it: `pytorch_lora_weights.safetensors` alone.
+    /// An adapter of a diffusion model in the format of diffusers' pipelines: only
+    /// `pytorch_lora_weights.safetensors`.
     ImageAdapter,
 }
 
-/// What a folder holds.
+/// Contents of a folder.
 pub struct FolderContents<'a> {
-    /// What it is of.
+    /// Kind of the contents.
     pub kind: FolderKind,
-    /// The configuration, if the folder has one; a model's apart from the dtype.
+    /// The configuration, if the folder has one; a model's without the dtype.
     pub config: Map<String, Value>,
-    /// Other files, copied as they are: those of the tokenizer.
+    /// Other files, copied unchanged, such as the tokenizer's.
     pub copied: &'a [PathBuf],
-    /// Files made by the caller, by name.
+    /// Files created by the caller, by name.
     pub made: &'a [(&'a str, Vec<u8>)],
     /// The model's parameters.
     pub units: &'a [Unit],
-    /// Their values.
+    /// The parameters' values.
     pub weights: &'a dyn WeightSource,
-    /// What the values are rounded to.
+    /// Element type of the written values.
     pub dtype: ExportDtype,
 }
 
-/// Writes the new folder `path`: aside first, and renamed once it is whole and on the disk.
+/// Writes the new folder `path`, under a temporary name until it is complete and on disk.
 ///
 /// # Errors
-/// [`Error::Write`] if `path` is there already or cannot be written, [`Error::Read`] for a file to copy, or the
+/// [`Error::Write`] if `path` exists or cannot be written, [`Error::Read`] for a file to copy, or the
 /// source's error.
 pub fn write_folder(path: &Path, contents: &FolderContents) -> crate::Result<()> {
     write_whole(path, |aside| {
@@ -102,13 +103,14 @@ pub fn write_folder(path: &Path, contents: &FolderContents) -> crate::Result<()>
     })
 }
 
-/// Makes the new folder `to` of what `fill` puts in one aside, which gets its name once it is whole and on the disk.
+/// Creates the new folder `to` from the contents that `fill` writes to a temporary folder, which is renamed
+/// once it is complete and on disk.
 pub(super) fn write_whole(to: &Path, fill: impl FnOnce(&Path) -> crate::Result<()>) -> crate::Result<()> {
     if to.exists() {
         return Err(failed(to)(io::ErrorKind::AlreadyExists.into()).into());
     }
     let aside = to.with_extension("partial");
-    // What an interrupted export left behind.
+    // Leftovers of an interrupted export.
     match fs::remove_dir_all(&aside) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(&aside)(error).into()),
         _ => fs::create_dir_all(&aside).map_err(failed(&aside))?,
@@ -120,8 +122,8 @@ pub(super) fn write_whole(to: &Path, fill: impl FnOnce(&Path) -> crate::Result<(
     Ok(sync_folder(parent.unwrap_or(Path::new(".")))?)
 }
 
-/// The `config.json` of a sequence classifier with one label, from that of the language model below it. Without a token that
-/// pads, since a text that ends with it would be scored before its end.
+/// Returns the `config.json` of a sequence classifier with one label, from that of the language model below
+/// it. It has no padding token: a text ending with it would be scored before its end.
 pub fn scorer_config_file(mut config: Map<String, Value>) -> Map<String, Value> {
     let architectures = config.get("architectures").and_then(Value::as_array).cloned().unwrap_or_default();
     let of_scorer = |name: &Value| Value::from(Task::Score.of_language(name.as_str().unwrap_or_default()));
@@ -132,11 +134,13 @@ pub fn scorer_config_file(mut config: Map<String, Value>) -> Map<String, Value> 
     config
 }
 
-/// The `config.json` of a decoder: of the family whose members have its shape.
+/// Returns the `config.json` of a decoder, of the family that has its shape.
 ///
 /// # Errors
-/// [`Error::Field`] for a decoder that no family has: with both biases and query and key norms, with neither and a window in
-/// some of its layers, with experts but no norms, or that multiplies and is no Llama otherwise.
+/// [`Error::Field`] for a decoder that no family has. Examples:
+/// - both biases and query and key norms, or neither and a window in some layers;
+/// - experts without norms;
+/// - multipliers in a decoder that otherwise differs from Llama.
 pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<String, Value>> {
     let (tokens, slides) = match &config.sliding_window {
         Some(SlidingWindow { tokens, layers }) => (Some(tokens), layers.clone()),
@@ -163,7 +167,7 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         "rope_scaling": rope_scaling(&config.rope_scaling),
         "sliding_window": tokens,
         "use_sliding_window": tokens.is_some(),
-        // From this layer on; before it the whole text is seen.
+        // From this layer on; earlier layers see the whole text.
         "max_window_layers": first_window,
         "tie_word_embeddings": config.tie_word_embeddings,
         "initializer_range": config.initializer_range,
@@ -192,7 +196,7 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
         };
         file.insert("max_position_embeddings".to_owned(), longest.into());
         file.insert("original_max_position_embeddings".to_owned(), original.into());
-        // The class would have ids of its own, past a small vocabulary.
+        // The class would use its own default ids, which exceed a small vocabulary.
         file.insert("pad_token_id".to_owned(), Value::Null);
         file.insert("resid_pdrop".to_owned(), 0.0.into());
     }
@@ -209,8 +213,8 @@ pub fn config_file(config: &DecoderConfig, stop_tokens: &[i64]) -> Result<Map<St
     Ok(file)
 }
 
-/// The family whose members have the shape of a decoder, in whose layers windows slide or not: its architecture and
-/// `model_type`.
+/// Returns the family that has the shape of a decoder, as architecture and `model_type`. `slides` is true for
+/// layers with a window.
 fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &'static str)> {
     let refuse = |field: &str, problem: &str| {
         let (field, problem) = (field.to_owned(), problem.to_owned());
@@ -241,14 +245,14 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
             {
                 Ok(("Phi3ForCausalLM", "phi3"))
             }
-            _ => refuse("fused_projections", "are there beside what no Phi-3 has"),
+            _ => refuse("fused_projections", "are set in a decoder that otherwise differs from Phi-3"),
         };
     }
     if let RopeScaling::LongRope { .. } = config.rope_scaling {
-        return refuse("rope_scaling", "is `longrope` in a decoder that is no Phi-3");
+        return refuse("rope_scaling", "is `longrope`, which only Phi-3 has");
     }
     if config.partial_rotary_factor != 1.0 {
-        return refuse("partial_rotary_factor", "is not 1 in a decoder that is no Phi-3");
+        return refuse("partial_rotary_factor", "is not 1, which only Phi-3 has");
     }
     if config.multipliers != Multipliers::default() {
         let plain = DecoderConfig { multipliers: Multipliers::default(), ..config.clone() };
@@ -256,7 +260,7 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
             ("LlamaForCausalLM", _) => Ok(("GraniteForCausalLM", "granite")),
             _ => refuse(
                 "residual_multiplier",
-                "or another one is there in a decoder that is no Llama otherwise",
+                "or another multiplier is set in a decoder that otherwise differs from Llama",
             ),
         };
     }
@@ -269,7 +273,9 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
             {
                 Ok(("MixtralForCausalLM", "mixtral"))
             }
-            _ if is_mixtral => refuse("num_local_experts", "is there beside what no Mixtral has"),
+            _ if is_mixtral => {
+                refuse("num_local_experts", "is set in a decoder that otherwise differs from Mixtral")
+            }
             ((true, true, false) | (false, false, false), Some(QkNorm::Together), None)
                 if all_have
                     && !slide
@@ -281,20 +287,20 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
                 if slides.contains(&true) && slides.contains(&false) {
                     return refuse(
                         "sliding_window",
-                        "is one of some layers, which no family with experts has",
+                        "is set for some layers only, which no family with experts has",
                     );
                 }
                 Ok(("Qwen3MoeForCausalLM", "qwen3_moe"))
             }
             _ => refuse(
                 "num_experts",
-                "is there, and families with experts have norms of heads, and biases all over attention or none",
+                "is set, but families with experts have query and key norms, and biases on all of attention or none",
             ),
         };
     }
     match (config.norms, config.qk_norm, &config.other_rope) {
         (NormPlaces::After, Some(QkNorm::Together), other) => {
-            // Windows and what is scaled stand together there.
+            // In this family the layers with a window are the ones without scaling.
             let is_scaled = slides.contains(&true) && config.rope_scaling != RopeScaling::None;
             let unscaled = || OtherRope { theta: Some(config.rope_theta), layers: slides.to_vec() };
             match (biases, *other == is_scaled.then(unscaled)) {
@@ -302,16 +308,17 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
                     Ok(("Olmo3ForCausalLM", "olmo3"))
                 }
                 ((true, true, false) | (false, false, false), true) => Ok(("Olmo2ForCausalLM", "olmo2")),
-                (_, true) => {
-                    refuse("o_bias", "is there beside norms of branches with other biases than OLMo's")
-                }
+                (_, true) => refuse(
+                    "o_bias",
+                    "and the other biases differ from OLMo's, the only family with norms on branch outputs",
+                ),
                 (_, false) => {
-                    refuse("other_rope", "is another than OLMo's, and the norms are where it has them")
+                    refuse("other_rope", "differs from OLMo's, the only family with norms on branch outputs")
                 }
             }
         }
         (NormPlaces::After | NormPlaces::Both, _, _) | (_, Some(QkNorm::Together), _) => {
-            refuse("norms", "are of branches or of all heads together, and only OLMo has one, with the other")
+            refuse("norms", "are on branch outputs or span all heads; only OLMo has these, and has both")
         }
         (NormPlaces::Before, None, Some(OtherRope { theta: None, .. }))
             if config.qkv_bias == config.o_bias =>
@@ -319,7 +326,7 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
             Ok(("SmolLM3ForCausalLM", "smollm3"))
         }
         (NormPlaces::Before, _, Some(_)) => {
-            refuse("other_rope", "is there beside what no published family has with such layers")
+            refuse("other_rope", "is set in a decoder that no published family with such layers matches")
         }
         (NormPlaces::Before, qk_norm, None) => {
             usual_family(biases, qk_norm.is_some(), slides).or_else(|(field, problem)| refuse(field, problem))
@@ -327,8 +334,8 @@ fn family_of(config: &DecoderConfig, slides: &[bool]) -> Result<(&'static str, &
     }
 }
 
-/// The same of a decoder whose layers all turn alike, with norms before branches: by its biases, and whether heads are
-/// normed. A field and what is wrong with it if there is none.
+/// Returns the family of a decoder whose layers all rotate alike, with norms on branch inputs. Depends on its
+/// biases, and on query and key norms. Without one, returns a field and the problem.
 fn usual_family(
     biases: (bool, bool, bool),
     qk_norm: bool,
@@ -337,20 +344,21 @@ fn usual_family(
     let (has_windows, all_slide) = (slides.contains(&true), !slides.contains(&false));
     match (biases, qk_norm, has_windows) {
         ((true, false, _), true, _) => {
-            Err(("qkv_bias", "is there beside qk_norm, and no published family has these two alone"))
+            Err(("qkv_bias", "is set with qk_norm, but no published family has these two alone"))
         }
         ((true, false, false), false, _) => Ok(("Qwen2ForCausalLM", "qwen2")),
         ((true, true, false) | (false, false, false), true, _) => Ok(("Qwen3ForCausalLM", "qwen3")),
-        ((false, false, false), false, true) if !all_slide => {
-            Err(("sliding_window", "is one of some layers, which no family without biases or norms has"))
-        }
+        ((false, false, false), false, true) if !all_slide => Err((
+            "sliding_window",
+            "is set for some layers only, which no family without biases or norms has",
+        )),
         ((false, false, false), false, true) => Ok(("MistralForCausalLM", "mistral")),
         ((true, true, _) | (false, false, _), false, false) => Ok(("LlamaForCausalLM", "llama")),
-        _ => Err(("o_bias", "is there beside what no published family has with such biases")),
+        _ => Err(("o_bias", "and the other biases match no published family")),
     }
 }
 
-/// What a file says of multipliers.
+/// Returns the fields of multipliers.
 fn fields_multiplied(config: &DecoderConfig) -> Map<String, Value> {
     let multipliers = &config.multipliers;
     let fields = [
@@ -362,7 +370,7 @@ fn fields_multiplied(config: &DecoderConfig) -> Map<String, Value> {
     fields.into_iter().map(|(name, number)| (name.to_owned(), number.into())).collect()
 }
 
-/// What a file says of a mixture.
+/// Returns the fields of a mixture.
 fn fields_of(experts: &ExpertsConfig, model_type: &str) -> Map<String, Value> {
     let plain = experts.layers.iter().enumerate().filter(|(_, has_experts)| !**has_experts);
     let fields = json!({
@@ -375,7 +383,7 @@ fn fields_of(experts: &ExpertsConfig, model_type: &str) -> Map<String, Value> {
         "output_router_logits": false,
     });
     let Value::Object(mut fields) = fields else { unreachable!("written as an object above") };
-    // Where all layers have experts, they are as wide as the MLP that is not there.
+    // If all layers have experts, they are as wide as the MLP that they replace.
     if matches!(model_type, "mixtral" | "olmoe") {
         fields.insert("intermediate_size".to_owned(), experts.moe_intermediate_size.into());
         fields.insert("num_local_experts".to_owned(), experts.num_experts.into());
@@ -414,7 +422,7 @@ fn write_weights(folder: &Path, contents: &FolderContents) -> crate::Result<()> 
     Ok(())
 }
 
-/// The tensors of each file.
+/// Returns the tensors of each file.
 fn files<'a>(contents: &FolderContents<'a>) -> Vec<Vec<Tensor<'a>>> {
     let mut files = vec![Vec::new()];
     let mut bytes = 0;
@@ -464,11 +472,11 @@ fn write_weight_file(path: &Path, tensors: &[Tensor], contents: &FolderContents)
     Ok(file.sync_all().map_err(failed(path))?)
 }
 
-/// What a file of these tensors, one behind the other, begins with.
+/// Returns the header of a file of these tensors in order.
 pub(super) fn header(tensors: Vec<(String, TensorInfo)>) -> Vec<u8> {
-    // `transformers` refuses a file that does not say whose tensors it holds.
+    // `transformers` refuses a file without this entry.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let metadata = Metadata::new(Some(format), tensors).expect("offsets rise without gaps");
+    let metadata = Metadata::new(Some(format), tensors).expect("offsets are contiguous");
     let mut header = serde_json::to_vec(&metadata).expect("a header is plain data");
     header.resize(header.len().next_multiple_of(8), b' ');
     [&(header.len() as u64).to_le_bytes()[..], &header].concat()
@@ -483,14 +491,14 @@ impl FolderKind {
         }
     }
 
-    /// How the file calls the tensor of this name.
+    /// Returns the name in the file of the tensor `name`.
     fn name_of(self, name: &str) -> Cow<'_, str> {
-        // Each of a pair has a folder of its own.
+        // Each transformer of a pair has its own folder.
         let of_one = |name: &str| {
             EXPERTS.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name).to_owned()
         };
         match (self, name.strip_prefix(lora::PREFIX)) {
-            // A pipeline has several models; this is the one of them.
+            // A pipeline has several models; this prefix names the transformer.
             (FolderKind::ImageAdapter, Some(module)) => format!("transformer.{}", of_one(module)).into(),
             (FolderKind::Transformer, _) => of_one(name).into(),
             _ => name.into(),

@@ -1,4 +1,4 @@
-//! What a `config.json` of Gemma 3 has beside the others' fields, read and written.
+//! Fields that only Gemma 3 has in a `config.json`, read and written.
 
 use std::path::Path;
 
@@ -8,21 +8,21 @@ use serde_json::{Map, Value, json};
 use super::{Result, field};
 use crate::{Activation, DecoderConfig, Multipliers, NormPlaces, OtherRope, QkNorm};
 
-/// What weights of its norms are more than its files have.
+/// Difference between the weights of its norms in memory and in files.
 pub(super) const NORM_OFFSET: f32 = 1.0;
 /// Its `model_type`.
 pub(super) const MODEL_TYPE: &str = "gemma3_text";
-/// Its gate's function, as files call it.
+/// Activation of its gate, as named in files.
 const ACTIVATION: &str = "gelu_pytorch_tanh";
 
 #[derive(Debug, Deserialize)]
 pub(super) struct GemmaFields {
     hidden_activation: Option<String>,
-    /// Whose root scores of attention are divided by.
+    /// Its square root divides the attention scores.
     query_pre_attn_scalar: Option<f64>,
-    /// The base of layers with a window.
+    /// Base of layers with a window.
     rope_local_base_freq: Option<f64>,
-    /// Of so many layers the last one has no window.
+    /// The last one of this many layers has no window.
     #[serde(alias = "_sliding_window_pattern")]
     sliding_window_pattern: Option<usize>,
     attn_logit_softcapping: Option<f64>,
@@ -32,30 +32,30 @@ pub(super) struct GemmaFields {
 }
 
 impl GemmaFields {
-    /// Refuses what this crate does not have.
+    /// Returns an error for an unsupported setting.
     pub fn refuse_what_is_missing(&self, path: &Path) -> Result<()> {
         if self.hidden_activation.as_deref().is_some_and(|name| name != ACTIVATION) {
-            return Err(field(path, "hidden_activation", format!("is another than `{ACTIVATION}`")));
+            return Err(field(path, "hidden_activation", format!("must be `{ACTIVATION}`")));
         }
         for (name, capping) in [
             ("attn_logit_softcapping", self.attn_logit_softcapping),
             ("final_logit_softcapping", self.final_logit_softcapping),
         ] {
             if capping.is_some() {
-                return Err(field(path, name, "is there; nothing is capped here"));
+                return Err(field(path, name, "is set, but softcapping is not supported"));
             }
         }
         if self.use_bidirectional_attention {
             return Err(field(
                 path,
                 "use_bidirectional_attention",
-                "is true; a token sees none behind it here",
+                "is true, but only causal attention is supported",
             ));
         }
         Ok(())
     }
 
-    /// What is multiplied in a stream of this width.
+    /// Returns the multipliers for a residual stream of this width.
     pub fn multipliers(&self, path: &Path, hidden_size: i64) -> Result<Multipliers> {
         let scalar = self.query_pre_attn_scalar.unwrap_or(256.0);
         if scalar <= 0.0 || !scalar.is_finite() {
@@ -64,12 +64,12 @@ impl GemmaFields {
         Ok(multipliers(hidden_size, scalar))
     }
 
-    /// The base of layers with a window, where the file has no rotations of single kinds of layers.
+    /// Returns the base of layers with a window, if the file has no rotations per kind of layer.
     pub fn local_theta(&self) -> f64 {
         self.rope_local_base_freq.unwrap_or(10_000.0)
     }
 
-    /// Whether each of so many layers has a window, where the file does not name them.
+    /// For each of `layers` layers, returns true if it has a window, if the file does not name them.
     pub fn slides(&self, path: &Path, layers: usize) -> Result<Vec<bool>> {
         match self.sliding_window_pattern.unwrap_or(6) {
             0 => Err(field(path, "sliding_window_pattern", "is 0, must be at least 1")),
@@ -87,7 +87,8 @@ fn multipliers(hidden_size: i64, query_pre_attn_scalar: f64) -> Multipliers {
     }
 }
 
-/// Whether a decoder, in whose layers windows slide or not, is one; a field and what is wrong with it if it only looks so.
+/// Checks that a decoder is a Gemma 3; `slides` is true for layers with a window. Otherwise returns a field
+/// and the problem.
 pub(super) fn check(config: &DecoderConfig, slides: &[bool]) -> Result<(), (&'static str, &'static str)> {
     let scalar = query_pre_attn_scalar(config);
     let biases = (config.qkv_bias, config.o_bias, config.mlp_bias);
@@ -99,29 +100,37 @@ pub(super) fn check(config: &DecoderConfig, slides: &[bool]) -> Result<(), (&'st
     let expected =
         Multipliers { attention: config.multipliers.attention, ..multipliers(config.hidden_size, scalar) };
     for (holds, name, problem) in [
-        (config.norms == NormPlaces::Both, "norms", "are before or behind branches, and Gemma's are both"),
+        (
+            config.norms == NormPlaces::Both,
+            "norms",
+            "are on branch inputs or outputs, but Gemma's are on both",
+        ),
         (
             config.norm_offset == NORM_OFFSET,
             "norm_offset",
-            "is not 1 beside norms before and behind branches",
+            "is not 1, but norms are on branch inputs and outputs",
         ),
         (
             config.activation == Activation::GeluTanh,
             "hidden_act",
-            "is another than Gemma's, whose norms there are",
+            "differs from Gemma's, but the norms are Gemma's",
         ),
-        (config.qk_norm == Some(QkNorm::PerHead), "qk_norm", "is not of heads, as Gemma's is"),
+        (config.qk_norm == Some(QkNorm::PerHead), "qk_norm", "is not per head like Gemma's"),
         (
             matches!(biases, (true, true, false) | (false, false, false)),
             "o_bias",
-            "is there with others than Gemma's",
+            "and the other biases differ from Gemma's",
         ),
-        (config.multipliers == expected, "embedding_multiplier", "or another one is none of Gemma's"),
-        (turned, "other_rope", "is not of the layers with a window, as Gemma's is"),
+        (
+            config.multipliers == expected,
+            "embedding_multiplier",
+            "or another multiplier differs from Gemma's",
+        ),
+        (turned, "other_rope", "does not apply to the layers with a window like Gemma's"),
         (
             config.experts.is_none() && !config.fused_projections,
             "norms",
-            "are Gemma's beside what it has not",
+            "are Gemma's, which has neither experts nor fused projections",
         ),
     ] {
         if !holds {
@@ -131,13 +140,13 @@ pub(super) fn check(config: &DecoderConfig, slides: &[bool]) -> Result<(), (&'st
     Ok(())
 }
 
-/// Whole where it is but for rounding.
+/// Rounds it if it is whole up to rounding errors.
 fn query_pre_attn_scalar(config: &DecoderConfig) -> f64 {
     let scalar = config.attention_multiplier().powi(-2);
     if (scalar - scalar.round()).abs() < 1e-9 * scalar { scalar.round() } else { scalar }
 }
 
-/// What a file says of a decoder that is one.
+/// Returns the fields of a decoder that is a Gemma 3.
 pub(super) fn fields(config: &DecoderConfig) -> Map<String, Value> {
     let local = config.other_rope.as_ref().and_then(|other| other.theta).unwrap_or(config.rope_theta);
     let scalar = query_pre_attn_scalar(config);
@@ -149,7 +158,7 @@ pub(super) fn fields(config: &DecoderConfig) -> Map<String, Value> {
         "attn_logit_softcapping": null,
         "final_logit_softcapping": null,
         "use_bidirectional_attention": false,
-        // The class would have one of its own, whose embedding learns nothing.
+        // The class's default would reserve an embedding that is never trained.
         "pad_token_id": null,
     });
     let Value::Object(fields) = fields else { unreachable!("written as an object above") };

@@ -1,4 +1,4 @@
-//! Heads of CLIPs, in a safetensors file with the names of LAION's aesthetic predictor.
+//! Heads for CLIP, in a safetensors file with the names of LAION's aesthetic predictor.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -9,8 +9,8 @@ use super::Result;
 use super::weights::WeightFiles;
 use crate::clip::Head;
 
-/// A file of linear layers, opened and checked: `layers.N.weight` `[outputs, inputs]` and `layers.N.bias` `[outputs]`, in
-/// the order of their numbers, of which some may be missing. The last one has one output.
+/// A file of linear layers, opened and checked: `layers.N.weight` `[outputs, inputs]` and `layers.N.bias`
+/// `[outputs]`, in ascending order of N, which may have gaps. The last one has one output.
 #[derive(Debug)]
 pub struct HeadFile {
     files: WeightFiles,
@@ -21,11 +21,11 @@ impl HeadFile {
     /// Opens the file at `path`, whose first layer must read vectors of `width`.
     ///
     /// # Errors
-    /// [`Error`](super::Error), which names the tensor that is missing, too many or of another shape.
+    /// [`Error`](super::Error), which names the tensor that is missing, unknown or of another shape.
     pub fn open(path: &Path, width: i64) -> Result<HeadFile> {
         let files = WeightFiles::open_file(path)?;
         let layer = |name: &str| {
-            let foreign = "is no part of a head, whose names are `layers.N.weight` and `layers.N.bias`";
+            let foreign = "is not part of a head: names are `layers.N.weight` and `layers.N.bias`";
             layer_of(name).ok_or_else(|| files.problem(name, foreign.into()))
         };
         let layers = files.names().into_iter().map(layer).collect::<Result<_>>()?;
@@ -34,10 +34,10 @@ impl HeadFile {
         Ok(head)
     }
 
-    /// The layers on `device`, in fp32.
+    /// Loads the layers to `device`, in fp32.
     ///
     /// # Errors
-    /// [`Error::Read`](super::Error::Read) if the file cannot be read any more, or libtorch's (out of memory).
+    /// [`Error::Read`](super::Error::Read) if the file is no longer readable, or libtorch's (out of memory).
     pub fn load(&self, device: Device) -> crate::Result<Head> {
         let tensor = |name: &str| -> crate::Result<Tensor> {
             Ok(self.files.tensor(name, device)?.f_to_kind(Kind::Float)?)
@@ -49,7 +49,7 @@ impl HeadFile {
         Ok(Head(self.layers.iter().map(load).collect::<crate::Result<_>>()?))
     }
 
-    /// That each layer reads what the one before it makes.
+    /// Checks that each layer reads the outputs of the one before.
     fn check(&self, width: i64) -> Result<()> {
         let missing = || self.files.problem(&names(0)[0], "is missing".into());
         let last = *self.layers.last().ok_or_else(missing)?;
@@ -81,13 +81,13 @@ impl HeadFile {
     }
 }
 
-/// The number of the layer that a tensor is of, if it is of any.
+/// Returns the index of the layer that a tensor belongs to, if any.
 fn layer_of(name: &str) -> Option<u32> {
     let (number, kind) = name.strip_prefix("layers.")?.split_once('.')?;
     number.parse().ok().filter(|_| matches!(kind, "weight" | "bias"))
 }
 
-/// Of a layer's tensors.
+/// Returns the names of a layer's tensors.
 fn names(layer: u32) -> [String; 2] {
     ["weight", "bias"].map(|kind| format!("layers.{layer}.{kind}"))
 }

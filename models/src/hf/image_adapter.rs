@@ -1,4 +1,4 @@
-//! Adapters of a model of images, as diffusers' pipelines have them: `pytorch_lora_weights.safetensors`.
+//! Adapters of diffusion models in the format of diffusers' pipelines: `pytorch_lora_weights.safetensors`.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,13 +20,13 @@ pub struct ImageAdapterFiles {
     weights: WeightFiles,
 }
 
-/// Where the header of a file has what PEFT was told, if its writer was new enough.
+/// Key of PEFT's configuration in a file's header; older files lack it.
 const METADATA: &str = "lora_adapter_metadata";
 
-/// What names of the tensors begin with, and with that metadata.
+/// Prefix of the tensors' names, with or without that metadata.
 const OF_TRANSFORMER: &str = "transformer.";
 
-/// What matters of the metadata.
+/// Fields read from the metadata.
 #[derive(Deserialize)]
 struct AdapterMetadata {
     #[serde(rename = "transformer.lora_alpha")]
@@ -42,12 +42,13 @@ struct AdapterMetadata {
 }
 
 impl ImageAdapterFiles {
-    /// Opens the file `path` with an adapter for a transformer of the shape `config`, or the folder in which such a file has
-    /// diffusers' name; for a pair a folder of two of these, `transformer` and `transformer_2`, or of one. Which layers have
-    /// an adapter is read from the tensors' names. Alpha is the rank unless the file says otherwise.
+    /// Opens the file `path` with an adapter for a transformer of the shape `config`, or the folder that
+    /// contains such a file under diffusers' name. A pair needs a folder with such folders `transformer` and
+    /// `transformer_2`, or one of them. The layers with an adapter follow from the tensors' names. Alpha is
+    /// the rank unless the file has one.
     ///
     /// # Errors
-    /// [`Error`], which names the file and in it the field or the tensor.
+    /// [`Error`], which names the file and the field or tensor in it.
     pub fn open(path: &Path, config: &TransformerConfig) -> Result<ImageAdapterFiles> {
         let mut weights = WeightFiles::empty(path);
         let mut scales = Vec::new();
@@ -62,10 +63,8 @@ impl ImageAdapterFiles {
         let modules: BTreeSet<&str> = weights.names().into_iter().filter_map(module_of).collect();
         let Some(first) = modules.first() else {
             let problem = match config.boundary() {
-                None => "it has no tensor `transformer.LAYER.lora_A.weight`, as diffusers names them",
-                Some(_) => {
-                    "it has no folder `transformer` or `transformer_2` with the adapters of one of the pair"
-                }
+                None => "it has no tensor with a name like diffusers' `transformer.LAYER.lora_A.weight`",
+                Some(_) => "it has no folder `transformer` or `transformer_2` with adapters",
             };
             return Err(Error::Broken { path: path.to_owned(), problem: problem.to_owned() });
         };
@@ -74,9 +73,9 @@ impl ImageAdapterFiles {
         let mut scales = scales
             .into_iter()
             .map(|(alpha, is_stabilized)| lora_scale(rank, alpha.unwrap_or(rank as f64), is_stabilized));
-        let scale = scales.next().expect("a tensor has come of a file");
+        let scale = scales.next().expect("a tensor came from a file");
         if scales.any(|other| other != scale) {
-            let problem = "or `use_rslora` is another in `transformer_2`; one scale holds for all";
+            let problem = "or `use_rslora` differs in `transformer_2`, but all adapters must have one scale";
             return Err(field(path, "lora_alpha", problem));
         }
         let modules = modules.into_iter().map(str::to_owned).collect();
@@ -88,7 +87,7 @@ impl ImageAdapterFiles {
         Ok(ImageAdapterFiles { lora, weights })
     }
 
-    /// Its shape.
+    /// Returns the adapters' shape.
     pub fn lora(&self) -> &Lora {
         &self.lora
     }
@@ -96,8 +95,8 @@ impl ImageAdapterFiles {
 
 reads_files!(ImageAdapterFiles);
 
-/// Adds the tensors of a file, or of the one in a folder, with the names that adapters of the transformer with this `prefix`
-/// have. Returns alpha, if the file says so, and whether the scale is that of rsLoRA.
+/// Adds the tensors of a file, or of the one in a folder, with the names of adapters of the transformer with
+/// this `prefix`. Returns alpha, if the file has it, and true if the scale is that of rsLoRA.
 fn add(weights: &mut WeightFiles, path: &Path, prefix: &str) -> Result<(Option<f64>, bool)> {
     let path = match path.is_dir() {
         true => path.join(format!("{}.safetensors", FolderKind::ImageAdapter.weights_stem())),
@@ -121,14 +120,15 @@ fn scale_of(path: &Path, text: &str) -> Result<(Option<f64>, bool)> {
     let refuse = |holds: bool, name: &str, problem: &str| {
         if holds { Ok(()) } else { Err(field(path, name, problem)) }
     };
-    refuse(!found.use_dora, "use_dora", "is true; there is plain LoRA here")?;
+    refuse(!found.use_dora, "use_dora", "is true, but only plain LoRA is supported")?;
     let is_empty = |pattern: &Option<Map<String, Value>>| pattern.as_ref().is_none_or(Map::is_empty);
-    refuse(is_empty(&found.rank_pattern), "rank_pattern", "is there; one rank holds for all")?;
-    refuse(is_empty(&found.alpha_pattern), "alpha_pattern", "is there; one alpha holds for all")?;
+    refuse(is_empty(&found.rank_pattern), "rank_pattern", "is set, but all adapters must have one rank")?;
+    refuse(is_empty(&found.alpha_pattern), "alpha_pattern", "is set, but all adapters must have one alpha")?;
     Ok((found.lora_alpha, found.use_rslora))
 }
 
-/// The layer beside which the tensor of this name stands, if it is the first of an adapter's two.
+/// Returns the layer of the adapter that the tensor `name` belongs to, if it is the first of the adapter's
+/// two.
 fn module_of(name: &str) -> Option<&str> {
     name.strip_prefix(lora::PREFIX)?.strip_suffix(".lora_A.weight")
 }

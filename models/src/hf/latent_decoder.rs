@@ -1,4 +1,4 @@
-//! The decoder of latents in the folder `vae` of a model that diffusers publishes, of images or of videos.
+//! The decoder of latents in the folder `vae` of a model in diffusers' format, for images or videos.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::{Result, field, validated};
 use crate::diffusion::{VaeConfig, VaeDecoder, WanVaeConfig, WanVaeDecoder};
 use crate::model::{Model, Unit};
 
-/// The folder of a decoder, opened and checked; as a source it has the decoder's weights.
+/// A decoder's folder, opened and checked; as a source it provides the decoder's weights.
 #[derive(Debug)]
 pub struct LatentDecoderFolder {
     config: LatentDecoderConfig,
@@ -29,7 +29,7 @@ pub enum LatentDecoderConfig {
 }
 
 impl LatentDecoderConfig {
-    /// Frames and pixels of a side that a latent stands for.
+    /// Returns the frames and pixels per side of a latent.
     pub fn zoom(&self) -> (i64, i64) {
         match self {
             Self::Images(config) => (1, config.zoom()),
@@ -39,7 +39,7 @@ impl LatentDecoderConfig {
 }
 
 impl LatentDecoderFolder {
-    /// The shape.
+    /// Returns the shape.
     pub fn config(&self) -> &LatentDecoderConfig {
         &self.config
     }
@@ -50,7 +50,8 @@ impl LatentDecoderFolder {
         Self::with_weights(folder, variant, LatentDecoderConfig::Images(config), decoder.units())
     }
 
-    /// Of latents of so many channels, each of which stands for so many frames, and pixels of a side.
+    /// Opens the decoder for latents of `channels` channels; `zoom` holds the frames and the pixels per side
+    /// of a latent.
     pub(super) fn of_videos(
         folder: &Path,
         channels: i64,
@@ -77,7 +78,7 @@ impl LatentDecoderFolder {
 
 reads_files!(LatentDecoderFolder);
 
-/// What matters of an `AutoencoderKL`'s `config.json`.
+/// Fields read from an `AutoencoderKL`'s `config.json`.
 #[derive(Deserialize)]
 struct VaeFile {
     latent_channels: i64,
@@ -104,12 +105,16 @@ impl VaeFile {
             if holds { Ok(()) } else { Err(field(&path, name, problem)) }
         };
         let plain = self.up_block_types.iter().all(|kind| kind == "UpDecoderBlock2D");
-        refuse(plain, "up_block_types", "has another than `UpDecoderBlock2D`")?;
-        refuse(self.mid_block_add_attention, "mid_block_add_attention", "is false; there is one here")?;
+        refuse(plain, "up_block_types", "must all be `UpDecoderBlock2D`")?;
+        refuse(self.mid_block_add_attention, "mid_block_add_attention", "is false, must be true")?;
         let silu = self.act_fn.as_deref().is_none_or(|name| name == "silu");
-        refuse(silu, "act_fn", "is another than `silu`")?;
+        refuse(silu, "act_fn", "must be `silu`")?;
         let scaled = self.latents_mean.is_none() && self.latents_std.is_none();
-        refuse(scaled, "latents_mean", "or `latents_std` is there; latents have one factor and one shift")?;
+        refuse(
+            scaled,
+            "latents_mean",
+            "or `latents_std` is set, but only one scaling factor and one shift are supported",
+        )?;
         let config = VaeConfig {
             latent_channels: self.latent_channels,
             out_channels: self.out_channels,
@@ -132,7 +137,8 @@ fn yes() -> bool {
 /// The class of Wan's autoencoder.
 const WAN: &str = "AutoencoderKLWan";
 
-/// Frames and pixels of a side that a latent of Wan's autoencoder stands for, whether it can be used here or not.
+/// Returns the frames and pixels per side of a latent of Wan's autoencoder, even if the autoencoder is not
+/// supported.
 pub(super) fn video_zoom(folder: &Path) -> Result<(i64, i64)> {
     #[derive(Deserialize)]
     struct File {
@@ -158,7 +164,8 @@ fn eight() -> i64 {
     8
 }
 
-/// What matters of an `AutoencoderKLWan`'s `config.json`. `attn_scales` is the encoder's alone, in diffusers too.
+/// Fields read from an `AutoencoderKLWan`'s `config.json`. `attn_scales` applies only to the encoder, in
+/// diffusers too.
 #[derive(Deserialize)]
 struct WanVaeFile {
     base_dim: i64,
@@ -195,13 +202,13 @@ impl WanVaeFile {
             is_residual: self.is_residual,
         };
         validated(&path, config.validate())?;
-        let problem = format!("is {}; the transformer's latents have {channels} channels", config.z_dim);
+        let problem = format!("is {}, but the transformer's latents have {channels} channels", config.z_dim);
         refuse(config.z_dim == channels, "z_dim", &problem)?;
         for (name, told, made) in [
             ("scale_factor_temporal", zoom.0, config.zoom_in_time()),
             ("scale_factor_spatial", zoom.1, config.zoom()),
         ] {
-            let problem = format!("is {told}; the decoder that the file describes makes {made} of one");
+            let problem = format!("is {told}, but the file describes a decoder with {made}");
             refuse(told == made, name, &problem)?;
         }
         Ok(config)

@@ -1,10 +1,11 @@
-//! Models as Hugging Face publishes them: a folder with `config.json`, safetensors files and a tokenizer.
+//! Models in Hugging Face's published format: a folder with `config.json`, safetensors files and a tokenizer.
 //!
-//! [`ModelFolder`] reads one, and [`write_folder`] writes one that `transformers` loads; [`DiffusersFolder`] and
-//! [`write_diffusers_folder`] do so for models of images, and [`ClipFolder`] reads a CLIP, [`HeadFile`] a head of one.
-//! [`TextEncoderFolders`] has what reads texts for them, and [`TextEmbeddings`] what it said.
-//! Opening a folder reads the configuration and the headers of the weights, and checks that every tensor of the model is
-//! there in its shape; the weights themselves are read range by range, as ranks need them, and never whole.
+//! [`ModelFolder`] reads such a folder, and [`write_folder`] writes one that `transformers` loads.
+//! [`DiffusersFolder`] and [`write_diffusers_folder`] do so for diffusion models; [`ClipFolder`] reads a
+//! CLIP, [`HeadFile`] a head for one. [`TextEncoderFolders`] reads text encoders, and [`TextEmbeddings`]
+//! their output. Opening a folder reads the configuration and the headers of the weights, and checks that
+//! every tensor of the model exists in its shape. The weights themselves are read range by range, as ranks
+//! need them, and never whole.
 
 mod adapter;
 mod clip;
@@ -59,17 +60,17 @@ impl ModelFolder {
     /// Opens the folder at `path`.
     ///
     /// # Errors
-    /// [`Error`], which names the file and in it the field or the tensor: an architecture or a feature that this
-    /// crate lacks, a tensor that is missing, too many or of an odd shape, a broken file.
+    /// [`Error`], which names the file and the field or tensor in it. Causes are an unsupported architecture
+    /// or feature, a tensor that is missing, unknown or of another shape, or a broken file.
     pub fn open(path: &Path) -> Result<ModelFolder> {
         Self::open_for(Task::Language, path)
     }
 
-    /// Opens the folder of a sequence classifier with one label: a reward model, whose weights are those of a
+    /// Opens the folder of a sequence classifier with one label: a reward model, with the weights of a
     /// [`ValueModel`].
     ///
     /// # Errors
-    /// As [`Self::open`].
+    /// The errors of [`Self::open`].
     pub fn open_scorer(path: &Path) -> Result<ModelFolder> {
         Self::open_for(Task::Score, path)
     }
@@ -93,8 +94,8 @@ impl ModelFolder {
         weights.check(&units, |name| is_derived(name, config.tie_word_embeddings))?;
         if config.tie_word_embeddings && !weights.begins_alike(HEAD, EMBEDDING)? {
             let problem = format!(
-                "is another than `{EMBEDDING}`, which is the head: `tie_word_embeddings` in {} is \
-                                   to be false",
+                "differs from `{EMBEDDING}`, though they are tied: set `tie_word_embeddings` in {} \
+                                   to false",
                 config_path.display()
             );
             return Err(weights.problem(HEAD, problem));
@@ -102,15 +103,15 @@ impl ModelFolder {
         Ok(ModelFolder { path: path.to_owned(), family, config, stop_tokens, weights })
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All of its `config.json`, with the architecture of a language model.
+    /// Returns all of its `config.json`, with the architecture of a language model.
     ///
     /// # Errors
-    /// [`Error`] if the file cannot be read any more.
+    /// [`Error`] if the file is no longer readable.
     pub fn config_file(&self) -> Result<Map<String, Value>> {
         let mut file: Map<String, Value> = read_json(&self.path.join("config.json"))?;
         file.insert(
@@ -120,12 +121,13 @@ impl ModelFolder {
         Ok(file)
     }
 
-    /// The shape of the model.
+    /// Returns the shape of the model.
     pub fn decoder_config(&self) -> &DecoderConfig {
         &self.config
     }
 
-    /// The tokens that end a completion, as `generation_config.json`, or else `config.json`, names them.
+    /// Returns the tokens that end a completion, as named in `generation_config.json`, or else in
+    /// `config.json`.
     pub fn stop_tokens(&self) -> &[i64] {
         &self.stop_tokens
     }
@@ -133,13 +135,13 @@ impl ModelFolder {
 
 reads_files!(ModelFolder);
 
-/// The tensors under the names of a model with a head. Those of a base model, as `AutoModel` saves it, lack `model.`, and
-/// those of a wrapped module have the wrapper's name in front.
+/// Renames the tensors to the names of a model with a head. Those of a base model, saved by `AutoModel`, lack
+/// `model.`, and those of a wrapped module begin with the wrapper's name.
 fn with_usual_names(weights: WeightFiles) -> Result<WeightFiles> {
     const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
     if let Some(name) = weights.names().into_iter().find(|name| name.starts_with(lora::PREFIX)) {
-        let problem = "is an adapter's or beside one: merge the adapter first, by PEFT's `merge_and_unload`, or give \
-                       its own folder as `lora.path`";
+        let problem = "belongs to a model with an adapter: merge the adapter first with PEFT's `merge_and_unload`, or set \
+                       `lora.path` to the adapter's own folder";
         return Err(weights.problem(name, problem.to_owned()));
     }
     let unwrapped = |name: &str| {
@@ -157,16 +159,16 @@ fn with_usual_names(weights: WeightFiles) -> Result<WeightFiles> {
     })
 }
 
-/// The head's matrix, and the one that it is where they are tied.
+/// Names of the head's matrix, and of the embedding that replaces it if they are tied.
 const HEAD: &str = "lm_head.weight";
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-/// Whether a tensor follows from others: a tied head, and the frequencies that old Llama files carry.
+/// Returns true if a tensor follows from others: a tied head, and the frequencies in old Llama files.
 fn is_derived(name: &str, tied: bool) -> bool {
     name.ends_with(".rotary_emb.inv_freq") || (tied && name == HEAD)
 }
 
-/// What matters here of `generation_config.json`.
+/// The field read from `generation_config.json`.
 #[derive(Debug, Deserialize)]
 struct GenerationConfig {
     eos_token_id: Option<TokenIds>,
@@ -174,7 +176,7 @@ struct GenerationConfig {
 
 /// One token id or several.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "`eos_token_id` is neither the number of a token nor a list of such")]
+#[serde(untagged, expecting = "`eos_token_id` is neither a token id nor a list of token ids")]
 enum TokenIds {
     One(i64),
     Several(Vec<i64>),
@@ -189,12 +191,12 @@ impl TokenIds {
     }
 }
 
-/// A field of the file `path` that says what cannot be.
+/// Returns an error about a field of the file `path`.
 fn field(path: &Path, field: impl Into<String>, problem: impl Into<String>) -> Error {
     Error::Field { path: path.to_owned(), field: field.into(), problem: problem.into() }
 }
 
-/// What a shape's own check found of the file `path` that has it.
+/// Turns the error of a shape's own check into one about the file `path`.
 fn validated<T>(path: &Path, found: crate::Result<T>) -> Result<T> {
     match found {
         Ok(found) => Ok(found),
@@ -203,7 +205,7 @@ fn validated<T>(path: &Path, found: crate::Result<T>) -> Result<T> {
     }
 }
 
-/// Refuses the first of `names` that the file `path` has among its `fields`, neither null nor false.
+/// Refuses the first of `names` that is set among the `fields` of the file `path`, neither null nor false.
 fn refuse_any(path: &Path, fields: &Map<String, Value>, names: &[&str], problem: &str) -> Result<()> {
     let is_off = |name: &str| matches!(fields.get(name), None | Some(Value::Null | Value::Bool(false)));
     match names.iter().find(|name| !is_off(name)) {

@@ -1,4 +1,4 @@
-//! The rotations of a `config.json`, read and written.
+//! Rotations in a `config.json`, read and written.
 
 use std::path::Path;
 
@@ -7,46 +7,47 @@ use serde_json::{Map, Value, json};
 use super::{Result, field};
 use crate::RopeScaling;
 
-/// What a `config.json` says of rotations.
+/// Fields of a `config.json` that describe rotations.
 pub(super) struct RopeFields<'a> {
     /// The file.
     pub path: &'a Path,
     /// `max_position_embeddings`.
     pub max_length: f64,
-    /// `original_max_position_embeddings`, where files of some families have it beside it.
+    /// `original_max_position_embeddings`, if the family's files have it at the top level.
     pub original_length: Option<f64>,
-    /// `rope_theta`, or what it is where files are silent.
+    /// `rope_theta`, or its default.
     pub theta: f64,
     /// `rope_scaling`.
     pub scaling: Option<&'a Map<String, Value>>,
-    /// Where newer files have both.
+    /// `rope_parameters`, newer files' replacement of both.
     pub parameters: Option<&'a Map<String, Value>>,
-    /// Whether it is a Phi-3's: heads may be turned in part, and any name of a scaling is `longrope`.
+    /// True for Phi-3: heads may be rotated in part, and every name of a scaling means `longrope`.
     pub is_phi: bool,
-    /// Whether layers with a sliding window turn by angles of their own: without the scaling, unless newer files say otherwise.
+    /// True if layers with a sliding window have their own angles: without the scaling, unless newer files
+    /// differ.
     pub by_kind: bool,
-    /// Their base, where it is another in any case (Gemma).
+    /// Base of those layers, if it always differs (Gemma).
     pub local_theta: Option<f64>,
 }
 
-/// The kinds of layers for which newer files of some families have rotations of their own.
+/// Kinds of layers that have their own rotations in newer files of some families.
 const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// What positions turn by.
+/// Rotations of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Rotations {
-    /// The base of the rotary frequencies.
+    /// Base of the rotary frequencies.
     pub theta: f64,
-    /// The part of a head that is turned, where newer files have it.
+    /// Fraction of a head that is rotated, if newer files have it.
     pub partial: Option<f64>,
-    /// How they are scaled.
+    /// Scaling of the frequencies.
     pub scaling: RopeScaling,
-    /// The base of layers with a sliding window, not scaled, where they turn otherwise.
+    /// Base of layers with a sliding window, without scaling, if they differ.
     pub sliding_theta: Option<f64>,
 }
 
 impl<'a> RopeFields<'a> {
-    /// The rotations, from where the file has them.
+    /// Reads the rotations from the fields that the file has.
     pub fn read(&self) -> Result<Rotations> {
         match self.parameters {
             Some(parameters) if self.by_kind && KINDS.iter().any(|&kind| parameters.contains_key(kind)) => {
@@ -66,8 +67,7 @@ impl<'a> RopeFields<'a> {
         if let (Some((.., new)), Some((.., old))) = (&new, &old)
             && new != old
         {
-            let problem =
-                "is another than `rope_parameters`, which newer files have in its place: write it there";
+            let problem = "differs from `rope_parameters`, which replaces it in newer files: change it there";
             return Err(field(self.path, "rope_scaling", problem));
         }
         let (theta, partial, scaling) = new.or(old).unwrap_or((None, None, RopeScaling::None));
@@ -88,7 +88,7 @@ impl<'a> RopeFields<'a> {
         let sliding = read(KINDS[1], "rope_parameters.sliding_attention", local)?;
         let differs = sliding != full;
         if differs && sliding.1 != RopeScaling::None {
-            let problem = "scales, otherwise than that of full attention; such layers are not scaled here";
+            let problem = "has a scaling other than that of full attention, which is not supported";
             return Err(field(self.path, "rope_parameters.sliding_attention.rope_type", problem));
         }
         let (theta, scaling) = full;
@@ -101,19 +101,19 @@ impl<'a> RopeFields<'a> {
     }
 }
 
-/// A `rope_scaling`, with what its errors say.
+/// A `rope_scaling`, with the context of its errors.
 struct Rope<'a> {
     path: &'a Path,
     name: &'static str,
     fields: &'a Map<String, Value>,
-    /// What is beside it.
+    /// The fields next to it.
     of: &'a RopeFields<'a>,
 }
 
 impl Rope<'_> {
     fn scaling(&self) -> Result<RopeScaling> {
         if let Some(kind) = KINDS.into_iter().find(|&kind| self.fields.contains_key(kind)) {
-            let problem = "is there, a rotation of some layers; write that of full attention in its place";
+            let problem = "is set, a rotation per kind of layer, which is not supported here: write that of full attention instead";
             return Err(field(self.path, format!("{}.{kind}", self.name), problem));
         }
         let in_part = self.optional("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0);
@@ -123,10 +123,10 @@ impl Rope<'_> {
         let kind = self.fields.get("rope_type").or_else(|| self.fields.get("type"));
         match kind.map_or(Some("default"), Value::as_str) {
             Some("default") => Ok(RopeScaling::None),
-            // In its older files with two other names, as `transformers` reads them.
+            // Older files of this family have two other names for it; read like in `transformers`.
             Some("longrope" | "su" | "yarn") if self.of.is_phi => self.longrope(),
             Some(kind @ ("linear" | "llama3")) if self.of.is_phi => {
-                let problem = format!("is `{kind}`; the only scaling of a Phi-3 is `longrope`");
+                let problem = format!("is `{kind}`, but Phi-3 supports only `longrope`");
                 Err(field(self.path, format!("{}.rope_type", self.name), problem))
             }
             Some("linear") => Ok(RopeScaling::Linear { factor: self.required("factor")? }),
@@ -140,7 +140,7 @@ impl Rope<'_> {
             kind => {
                 let kind = kind.map_or_else(|| "no text".to_owned(), |kind| format!("`{kind}`"));
                 let problem =
-                    format!("is {kind}; there is default, linear, llama3 and yarn, and longrope of a Phi-3");
+                    format!("is {kind}, must be default, linear, llama3 or yarn, or longrope for Phi-3");
                 Err(field(self.path, format!("{}.rope_type", self.name), problem))
             }
         }
@@ -148,7 +148,7 @@ impl Rope<'_> {
 
     fn yarn(&self) -> Result<RopeScaling> {
         let factor = self.required("factor")?;
-        // The paper's temperature, as a factor on both queries and keys.
+        // The paper's temperature, as a factor of both queries and keys.
         let scale = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 };
         let attention_factor = match (self.optional("mscale")?, self.optional("mscale_all_dim")?) {
             (Some(mscale), Some(all)) if mscale != 0.0 && all != 0.0 => scale(mscale) / scale(all),
@@ -165,7 +165,7 @@ impl Rope<'_> {
                 Some(Value::Bool(truncate)) => *truncate,
                 Some(value) => {
                     let name = format!("{}.truncate", self.name);
-                    return Err(field(self.path, name, format!("is {value}, and neither true nor false")));
+                    return Err(field(self.path, name, format!("is {value}, must be true or false")));
                 }
             },
         })
@@ -173,7 +173,7 @@ impl Rope<'_> {
 
     fn longrope(&self) -> Result<RopeScaling> {
         const ORIGINAL: &str = "original_max_position_embeddings";
-        /// Of the family's class, where its files are silent.
+        /// Default of the family's class.
         const SILENT: f64 = 4096.0;
         let refuse =
             |name: &str, problem: String| Err(field(self.path, format!("{}.{name}", self.name), problem));
@@ -181,17 +181,20 @@ impl Rope<'_> {
         if let (Some(own), Some(beside)) = (own, beside)
             && own != beside
         {
-            return refuse(ORIGINAL, format!("is {own}, and {beside} beside it: make them agree"));
+            return refuse(
+                ORIGINAL,
+                format!("is {own}, but {beside} next to `rope_scaling`: make them agree"),
+            );
         }
         let (original, longest) = (beside.or(own).unwrap_or(SILENT), self.of.max_length);
-        // Older versions take the ratio whatever is written, newer ones what is written.
+        // Older versions always use the ratio, newer ones the written factor.
         if let Some(factor) = self.optional("factor")?
             && factor != longest / original
         {
             let ratio = longest / original;
             return refuse(
                 "factor",
-                format!("is {factor}, and max_position_embeddings / {ORIGINAL} is {ratio}"),
+                format!("is {factor}, but max_position_embeddings / {ORIGINAL} is {ratio}"),
             );
         }
         Ok(RopeScaling::LongRope {
@@ -203,7 +206,7 @@ impl Rope<'_> {
         })
     }
 
-    /// The longest text before the scaling.
+    /// Returns the maximum text length before the scaling.
     fn original_length(&self) -> Result<f64> {
         Ok(self.optional("original_max_position_embeddings")?.unwrap_or(self.of.max_length))
     }
@@ -212,7 +215,7 @@ impl Rope<'_> {
         let wrong = |problem: &str| field(self.path, format!("{}.{name}", self.name), problem);
         let list = self.fields.get(name).ok_or_else(|| wrong("is missing"))?.as_array();
         let numbers = list.map(|list| list.iter().map(Value::as_f64).collect::<Option<_>>());
-        numbers.flatten().ok_or_else(|| wrong("is no list of numbers"))
+        numbers.flatten().ok_or_else(|| wrong("is not a list of numbers"))
     }
 
     fn required(&self, name: &str) -> Result<f64> {
@@ -223,16 +226,20 @@ impl Rope<'_> {
         match self.fields.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value.as_f64().map(Some).ok_or_else(|| {
-                field(self.path, format!("{}.{name}", self.name), format!("is {value}, and not a number"))
+                field(
+                    self.path,
+                    format!("{}.{name}", self.name),
+                    format!("is {value}, which is not a number"),
+                )
             }),
         }
     }
 }
 
-/// What is wrong with another part of a head's elements that positions turn.
-pub(super) const TURNED_WHOLE: &str = "is not 1; heads are turned whole";
+/// Error for heads that are rotated in part.
+pub(super) const TURNED_WHOLE: &str = "is not 1, but rotating part of a head is not supported";
 
-/// The `rope_scaling` of a `config.json`.
+/// Returns the `rope_scaling` of a `config.json`.
 pub(super) fn rope_scaling(scaling: &RopeScaling) -> Value {
     match *scaling {
         RopeScaling::None => Value::Null,
@@ -265,7 +272,7 @@ pub(super) fn rope_scaling(scaling: &RopeScaling) -> Value {
             "attention_factor": attention_factor,
             "truncate": truncate,
         }),
-        // Of three fields, or older versions refuse it; the lengths stand beside it.
+        // Only these three fields, or older versions refuse it; the lengths are stored next to it.
         RopeScaling::LongRope { ref short_factor, ref long_factor, attention_factor, .. } => {
             let mut file =
                 json!({"type": "longrope", "short_factor": short_factor, "long_factor": long_factor});

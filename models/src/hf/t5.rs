@@ -1,4 +1,4 @@
-//! Folders of T5's and UMT5's encoders, as `transformers` writes them.
+//! Folders of T5's and UMT5's encoders, as written by `transformers`.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use super::weights::{WeightFiles, reads_files};
 use super::{Result, field, read_json, validated};
 use crate::t5::{T5Config, T5Encoder};
 
-/// What `transformers` also calls the embedding, and some files alone.
+/// Second name of the embedding in `transformers`, and the only one in some files.
 const OTHER_EMBEDDING: &str = "encoder.embed_tokens.weight";
 
-/// A folder of an encoder, opened and checked: `config.json` and safetensors.
+/// An encoder's folder, opened and checked: `config.json` and safetensors.
 #[derive(Debug)]
 pub struct T5Folder {
     config: T5Config,
@@ -19,10 +19,11 @@ pub struct T5Folder {
 }
 
 impl T5Folder {
-    /// Opens the folder at `path`, of a T5 or a UMT5. Weights are those of the `variant` if the folder has it.
+    /// Opens the folder at `path`, of a T5 or a UMT5. Weights are those of the `variant` if the folder has
+    /// it.
     ///
     /// # Errors
-    /// [`Error`](super::Error), which names the file and in it the field or the tensor.
+    /// [`Error`](super::Error), which names the file and the field or tensor in it.
     pub fn open(path: &Path, variant: Option<&str>) -> Result<T5Folder> {
         let config_path = path.join("config.json");
         let file: ConfigFile = read_json(&config_path)?;
@@ -37,13 +38,14 @@ impl T5Folder {
         }
         weights.check([encoder.unit()], |name| name == OTHER_EMBEDDING)?;
         if !weights.begins_alike(OTHER_EMBEDDING, T5Encoder::EMBEDDING)? {
-            let problem = format!("is another than `{}`, and there is one embedding", T5Encoder::EMBEDDING);
+            let problem =
+                format!("differs from `{}`, but they must be the same embedding", T5Encoder::EMBEDDING);
             return Err(weights.problem(OTHER_EMBEDDING, problem));
         }
         Ok(T5Folder { config, weights })
     }
 
-    /// The encoder's shape.
+    /// Returns the encoder's shape.
     pub fn config(&self) -> &T5Config {
         &self.config
     }
@@ -51,7 +53,7 @@ impl T5Folder {
 
 reads_files!(T5Folder);
 
-/// What matters of `config.json`.
+/// Fields read from `config.json`.
 #[derive(Deserialize)]
 struct ConfigFile {
     model_type: String,
@@ -95,10 +97,10 @@ impl ConfigFile {
         let biases_by_layer = match self.model_type.as_str() {
             "t5" => false,
             "umt5" => true,
-            other => return Err(field(path, "model_type", format!("is `{other}`; there are t5 and umt5"))),
+            other => return Err(field(path, "model_type", format!("is `{other}`, must be t5 or umt5"))),
         };
         if self.feed_forward_proj != "gated-gelu" {
-            let problem = format!("is `{}`; there is gated-gelu, of T5 1.1", self.feed_forward_proj);
+            let problem = format!("is `{}`, must be gated-gelu (T5 1.1)", self.feed_forward_proj);
             return Err(field(path, "feed_forward_proj", problem));
         }
         Ok(T5Config {

@@ -1,4 +1,4 @@
-//! The text encoders of a model of images or videos as diffusers publishes it, in folders beside its transformer's.
+//! Text encoders of an image or video model in diffusers' format, in folders next to its transformer's.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::{Result, T5Folder, field, read_json, validated};
 use crate::clip::{TextConfig, TextEncoder};
 use crate::diffusion::TransformerConfig;
 
-/// The folder of the half of a CLIP that reads texts, opened and checked: `config.json` and safetensors.
+/// The folder of CLIP's text half, opened and checked: `config.json` and safetensors.
 #[derive(Debug)]
 pub struct ClipTextFolder {
     config: TextConfig,
@@ -20,15 +20,16 @@ pub struct ClipTextFolder {
 }
 
 impl ClipTextFolder {
-    /// Opens the folder at `path`, of a `CLIPTextModelWithProjection`. Weights are those of the `variant` if the folder has it.
+    /// Opens the folder at `path`, of a `CLIPTextModelWithProjection`. Weights are those of the `variant` if
+    /// the folder has it.
     ///
     /// # Errors
-    /// [`Error`](super::Error), which names the file and in it the field or the tensor.
+    /// [`Error`](super::Error), which names the file and the field or tensor in it.
     pub fn open(path: &Path, variant: Option<&str>) -> Result<ClipTextFolder> {
         let config_path = path.join("config.json");
         let file: ConfigFile = read_json(&config_path)?;
         if file.model_type != "clip_text_model" {
-            let problem = format!("is `{}`; there is `clip_text_model`", file.model_type);
+            let problem = format!("is `{}`, must be `clip_text_model`", file.model_type);
             return Err(field(&config_path, "model_type", problem));
         }
         let config = file.text.into_config("", &config_path)?;
@@ -40,12 +41,12 @@ impl ClipTextFolder {
         Ok(ClipTextFolder { config, projection_dim, weights })
     }
 
-    /// The encoder's shape.
+    /// Returns the encoder's shape.
     pub fn config(&self) -> &TextConfig {
         &self.config
     }
 
-    /// Elements of a text's vector.
+    /// Returns the number of elements of a text's vector.
     pub fn projection_dim(&self) -> i64 {
         self.projection_dim
     }
@@ -53,7 +54,7 @@ impl ClipTextFolder {
 
 reads_files!(ClipTextFolder);
 
-/// What matters of `config.json`.
+/// Fields read from `config.json`.
 #[derive(Deserialize)]
 struct ConfigFile {
     model_type: String,
@@ -63,19 +64,19 @@ struct ConfigFile {
     text: TextFile,
 }
 
-/// The folders of a model's text encoders, opened and checked: they fit the transformer beside them.
+/// The folders of a model's text encoders, opened and checked to fit its transformer.
 #[derive(Debug)]
 pub enum TextEncoderFolders {
-    /// Of Stable Diffusion 3.
+    /// Encoders of Stable Diffusion 3.
     Sd3 {
         /// `text_encoder` and `text_encoder_2`.
         clips: Box<[ClipTextFolder; 2]>,
         /// `text_encoder_3`, which may be missing.
         t5: Option<T5Folder>,
-        /// Elements of a token that the transformer reads.
+        /// Width of the tokens that the transformer reads.
         width: i64,
     },
-    /// Of Wan.
+    /// Encoder of Wan.
     Wan {
         /// `text_encoder`.
         umt5: T5Folder,
@@ -83,11 +84,12 @@ pub enum TextEncoderFolders {
 }
 
 impl TextEncoderFolders {
-    /// Opens those in the folder at `path`, of whose transformer the configuration alone is read. Weights are those of the
-    /// `variant`, such as `fp16`, in each folder that has it.
+    /// Opens the encoders in the folder at `path`; reads only the configuration of its transformer. Weights
+    /// are those of the `variant`, such as `fp16`, in each folder that has it.
     ///
     /// # Errors
-    /// [`Error`](super::Error), which names the file and in it the field or the tensor; a variant that no folder has.
+    /// [`Error`](super::Error), which names the file and the field or tensor in it, or a variant that no
+    /// folder has.
     pub fn open(path: &Path, variant: Option<&str>) -> Result<TextEncoderFolders> {
         let transformer = transformer_config(&path.join("transformer"))?;
         check_variant(path, variant)?;
@@ -112,13 +114,16 @@ impl TextEncoderFolders {
         let [first, second] = clips.each_ref().map(|clip| &clip.config);
         let [hidden, other] = [first, second].map(|config| config.tower.hidden_size);
         if hidden + other > width {
-            let problem =
-                format!("is {other}, and {hidden} in text_encoder; the transformer reads {width} of both");
+            let problem = format!(
+                "is {other}, and {hidden} in text_encoder; together they may be at most {width}, the width that the transformer reads"
+            );
             return Err(field(&two.join("config.json"), "hidden_size", problem));
         }
         let [most, of_second] = [first, second].map(|config| config.max_position_embeddings);
         if most != of_second {
-            let problem = format!("is {of_second}, and {most} in text_encoder; both read as many tokens");
+            let problem = format!(
+                "is {of_second}, but {most} in text_encoder; both must read the same number of tokens"
+            );
             return Err(field(&two.join("config.json"), "max_position_embeddings", problem));
         }
         expect_width(&two, "projection_dim", clips[1].projection_dim, pooled - clips[0].projection_dim)?;
@@ -130,11 +135,11 @@ impl TextEncoderFolders {
     }
 }
 
-/// Refuses an encoder whose states are not as wide as what the transformer reads.
+/// Returns an error unless an encoder's states are as wide as the transformer's input.
 fn expect_width(folder: &Path, name: &str, found: i64, wanted: i64) -> Result<()> {
     if found == wanted {
         return Ok(());
     }
-    let problem = format!("is {found}; what the transformer reads is {wanted} wide");
+    let problem = format!("is {found}, but the transformer reads a width of {wanted}");
     Err(field(&folder.join("config.json"), name, problem))
 }

@@ -1,7 +1,7 @@
-//! Safetensors files, one or several with an index: headers are read when they are opened, values by range.
+//! Safetensors files, a single one or several with an index: headers are read on opening, values by range.
 //!
-//! Values are read at their place in the file and not through a memory map: a file that shrinks meanwhile is then an
-//! error and not the end of the process, and a rank reads its ranges and nothing else either way.
+//! Values are read with positioned reads and not through a memory map. A file that shrinks in the meantime is
+//! then an error instead of a crash, and a rank reads only its ranges either way.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -18,7 +18,8 @@ use tch::{Device, Kind, Tensor};
 use super::{Error, Result, read_json};
 use crate::model::{ParamSpec, Unit};
 
-/// Makes a [`WeightSource`](crate::init::WeightSource) of what has its values in the [`WeightFiles`] `weights`.
+/// Implements [`WeightSource`](crate::init::WeightSource) for a type with [`WeightFiles`] in its field
+/// `weights`.
 macro_rules! reads_files {
     ($source:ty) => {
         impl crate::init::WeightSource for $source {
@@ -35,15 +36,15 @@ macro_rules! reads_files {
 }
 pub(super) use reads_files;
 
-/// The most bytes that a read holds at a time.
+/// Maximum number of bytes that a read holds at a time.
 const CHUNK_BYTES: usize = 1 << 22;
 
-/// The name of the index over several files that begin with `stem`.
+/// Returns the name of the index of several files that begin with `stem`.
 pub(super) fn index_name(stem: &str) -> String {
     format!("{stem}.safetensors.index.json")
 }
 
-/// Refuses a `variant` of which none of the folders in `model` has weights.
+/// Returns an error if no folder in `model` has weights of the `variant`.
 pub(super) fn check_variant(model: &Path, variant: Option<&str>) -> Result<()> {
     let Some(variant) = variant else { return Ok(()) };
     let entries = fs::read_dir(model).map_err(|source| Error::Read { path: model.to_owned(), source })?;
@@ -57,8 +58,8 @@ pub(super) fn check_variant(model: &Path, variant: Option<&str>) -> Result<()> {
     }
 }
 
-/// The variants of weights that a folder has, sorted: what diffusers puts between a file's name and its end, such as the `fp16`
-/// in `model.fp16.safetensors` and in `model.safetensors.index.fp16.json`.
+/// Returns the variants of weights in a folder, sorted. A variant is the part that diffusers inserts in a
+/// file name, such as `fp16` in `model.fp16.safetensors` and `model.safetensors.index.fp16.json`.
 fn variants(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -68,7 +69,8 @@ fn variants(folder: &Path) -> Vec<String> {
     found
 }
 
-/// Of which variant the file or the index of this name is; `None` if it is none of a variant, or a part that an index names.
+/// Returns the variant of a file or an index by its name; `None` for no variant, and for a part that an index
+/// lists.
 fn variant_of(name: &str) -> Option<&str> {
     let inner = match name.strip_suffix(".json") {
         Some(index) => index.split_once(".safetensors.index.")?.1,
@@ -87,25 +89,25 @@ pub(super) struct WeightFiles {
     metadata: HashMap<String, String>,
 }
 
-/// Where a tensor lies.
+/// Location of a tensor.
 #[derive(Debug)]
 struct Place {
-    /// Which of the files.
+    /// Index of the file.
     file: usize,
-    /// Of its first byte.
+    /// Offset of its first byte.
     offset: u64,
     dtype: Dtype,
     shape: Vec<i64>,
 }
 
-/// What matters of the index.
+/// The field read from the index.
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
 impl WeightFiles {
-    /// No tensors yet, of the folder or the file `path`.
+    /// Creates an empty collection for the folder or file `path`.
     pub fn empty(path: &Path) -> WeightFiles {
         let (tensors, metadata) = (HashMap::new(), HashMap::new());
         WeightFiles { path: path.to_owned(), files: Vec::new(), tensors, metadata }
@@ -116,7 +118,8 @@ impl WeightFiles {
         Self::open_named(path, &format!("{stem}.safetensors"), &index_name(stem))
     }
 
-    /// The same of a model's part: of the `variant`, where the folder has it, and else its plain files, as diffusers does it.
+    /// Like [`Self::open`] for a part of a model: opens the `variant` if the folder has it, and otherwise the
+    /// plain files, like diffusers.
     pub fn open_variant(path: &Path, stem: &str, variant: Option<&str>) -> Result<WeightFiles> {
         let file = |variant: &str| format!("{stem}.{variant}.safetensors");
         let index = |variant: &str| format!("{stem}.safetensors.index.{variant}.json");
@@ -127,14 +130,14 @@ impl WeightFiles {
         let is_plain = has(format!("{stem}.safetensors")) || has(index_name(stem));
         match variants(path).first() {
             Some(only) if !is_plain => {
-                let problem = format!("its weights are there as the variant `{only}` alone: ask for that");
+                let problem = format!("its weights exist only as the variant `{only}`: request that variant");
                 Err(Error::Variant { path: path.to_owned(), problem })
             }
             _ => Self::open(path, stem),
         }
     }
 
-    /// Opens `file`, or the files that `index` names if it is there.
+    /// Opens the files that `index` lists if it exists, and otherwise `file`.
     fn open_named(path: &Path, file: &str, index: &str) -> Result<WeightFiles> {
         let mut weights = WeightFiles::empty(path);
         let index_path = path.join(index);
@@ -149,27 +152,33 @@ impl WeightFiles {
         for name in names {
             let is_plain = Path::new(name).file_name().is_some_and(|file| file == name);
             if !is_plain {
-                return Err(broken(&index_path, format!("`{name}` is not the name of a file beside it")));
+                return Err(broken(
+                    &index_path,
+                    format!("`{name}` is not the name of a file in the same folder"),
+                ));
             }
             weights.add_file(&path.join(name))?;
         }
         for (tensor, file) in &index.weight_map {
             let found = weights.tensors.get(tensor).map(|place| &weights.files[place.file].0);
             if found != Some(&path.join(file)) {
-                return Err(broken(&index_path, format!("`{tensor}` is not in {file}, as it says")));
+                return Err(broken(
+                    &index_path,
+                    format!("`{tensor}` is not in {file}, where the index lists it"),
+                ));
             }
         }
         Ok(weights)
     }
 
-    /// Opens a file that stands alone and reads its header.
+    /// Opens a single file and reads its header.
     pub fn open_file(path: &Path) -> Result<WeightFiles> {
         let mut weights = WeightFiles::empty(path);
         weights.add_file(path)?;
         Ok(weights)
     }
 
-    /// Adds the tensors of `other`, whose names none here has.
+    /// Adds the tensors of `other`, which must have other names.
     pub fn join(&mut self, other: WeightFiles) {
         let first = self.files.len();
         self.files.extend(other.files);
@@ -180,48 +189,48 @@ impl WeightFiles {
         self.tensors.extend(moved);
     }
 
-    /// What the header of a file says under `key`, beside its tensors.
+    /// Returns the value of `key` in a file header's metadata.
     pub fn metadata(&self, key: &str) -> Option<&str> {
         self.metadata.get(key).map(String::as_str)
     }
 
-    /// The same tensors under other names: `rename` has that of each.
+    /// Renames the tensors: `rename` returns each new name.
     pub fn renamed(mut self, rename: impl Fn(&str) -> String) -> Result<WeightFiles> {
         for (name, place) in std::mem::take(&mut self.tensors) {
             let path = &self.files[place.file].0;
             let new = rename(&name);
             if self.tensors.contains_key(&new) {
-                return Err(broken(path, format!("`{name}` is there with a prefix and without")));
+                return Err(broken(path, format!("`{name}` exists with and without a prefix")));
             }
             self.tensors.insert(new, place);
         }
         Ok(self)
     }
 
-    /// The names of all tensors, sorted.
+    /// Returns the names of all tensors, sorted.
     pub fn names(&self) -> Vec<&str> {
         let mut names: Vec<&str> = self.tensors.keys().map(String::as_str).collect();
         names.sort_unstable();
         names
     }
 
-    /// Whether there is a tensor of this name.
+    /// Returns true if there is a tensor `name`.
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
-    /// The shape of a tensor, if there is one of this name whose values can be read.
+    /// Returns the shape of the tensor `name`, if it exists and has a supported dtype.
     pub fn shape(&self, name: &str) -> Option<&[i64]> {
         self.tensors.get(name).filter(|place| bytes_of(place.dtype).is_some()).map(|place| &place.shape[..])
     }
 
-    /// Bytes of a tensor, as it is in the file.
+    /// Returns the bytes of a tensor in its file.
     pub fn bytes(&self, name: &str) -> Option<usize> {
         let values = self.shape(name)?.iter().product::<i64>() as usize;
         Some(values * bytes_of(self.tensors[name].dtype)?)
     }
 
-    /// How libtorch calls the dtype of a tensor; its [`Self::shape`] is known.
+    /// Returns libtorch's dtype of a tensor; its [`Self::shape`] is known.
     fn kind(&self, name: &str) -> Kind {
         match self.tensors[name].dtype {
             Dtype::BF16 => Kind::BFloat16,
@@ -230,7 +239,8 @@ impl WeightFiles {
         }
     }
 
-    /// Checks that the tensors of `units` are there in their shapes, and no other but those that `is_known` knows.
+    /// Checks that the tensors of `units` exist in their shapes, and no others except those that `is_known`
+    /// accepts.
     pub fn check<'a>(
         &self,
         units: impl IntoIterator<Item = &'a Unit>,
@@ -251,11 +261,11 @@ impl WeightFiles {
             let shape = &expected[name];
             if place.shape != *shape {
                 let problem =
-                    format!("has shape {:?}, and {shape:?} follows from the configuration", place.shape);
+                    format!("has shape {:?}, but the configuration requires {shape:?}", place.shape);
                 return Err(self.problem(name, problem));
             }
             if bytes_of(place.dtype).is_none() {
-                let problem = format!("is {:?}; weights must be F32, BF16 or F16", place.dtype);
+                let problem = format!("is {:?}, must be F32, BF16 or F16", place.dtype);
                 return Err(self.problem(name, problem));
             }
         }
@@ -269,7 +279,7 @@ impl WeightFiles {
         }
     }
 
-    /// Whether two tensors begin with the same values; also where one of them is not there.
+    /// Returns true if two tensors begin with the same values, or if one of them does not exist.
     pub fn begins_alike(&self, one: &str, other: &str) -> Result<bool> {
         const COMPARED: usize = 1 << 16;
         let (Some(shape), Some(other_shape)) = (self.shape(one), self.shape(other)) else { return Ok(true) };
@@ -284,7 +294,7 @@ impl WeightFiles {
         Ok(read(one)? == read(other)?)
     }
 
-    /// Reads the values `range` of a parameter, whose parts lie one after the other.
+    /// Reads the values `range` of a parameter, whose parts follow one another.
     pub fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> Result<()> {
         let row = spec.elements() / spec.shape[0] as usize;
         let mut part_start = 0;
@@ -303,7 +313,7 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// Reads the values of a tensor from the `first` on; its [`Self::shape`] is known.
+    /// Reads the values of a tensor, starting with number `first`; its [`Self::shape`] is known.
     fn read_tensor(&self, name: &str, first: usize, values: &mut [f32]) -> Result<()> {
         let place = &self.tensors[name];
         let (path, file) = &self.files[place.file];
@@ -319,7 +329,7 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// A whole tensor on `device`, of the dtype that it has in the file; its [`Self::shape`] is known.
+    /// Loads a whole tensor to `device`, in its dtype in the file; its [`Self::shape`] is known.
     pub fn tensor(&self, name: &str, device: Device) -> crate::Result<Tensor> {
         let shape = self.shape(name).expect("checked when the file was opened");
         let mut values = vec![0.0; shape.iter().product::<i64>() as usize];
@@ -343,7 +353,7 @@ impl WeightFiles {
             .map_err(|error| broken(path, format!("its header is wrong: {error}")))?;
         let expected = data_start + metadata.data_len() as u64;
         if expected != len {
-            return Err(broken(path, format!("it has {len} bytes, and its header tells of {expected}")));
+            return Err(broken(path, format!("it has {len} bytes, but its header describes {expected}")));
         }
         for (name, info) in metadata.tensors() {
             let place = Place {
@@ -361,14 +371,14 @@ impl WeightFiles {
         Ok(())
     }
 
-    /// What is wrong with a tensor, with the file that has it; the folder if none does.
+    /// Returns an error about a tensor, with the file that has it, or the folder if none does.
     pub fn problem(&self, name: &str, problem: String) -> Error {
         let file = self.tensors.get(name).map(|place| &self.files[place.file].0);
         Error::Tensor { path: file.unwrap_or(&self.path).clone(), name: name.to_owned(), problem }
     }
 }
 
-/// The bytes of a value, if values of this kind can be weights.
+/// Returns the bytes of a value, if weights may have this dtype.
 fn bytes_of(dtype: Dtype) -> Option<usize> {
     match dtype {
         Dtype::F32 => Some(4),

@@ -1,16 +1,16 @@
-//! Completions that are held to a format, alone and beside others.
+//! Completions with a format, alone and mixed with others.
 
 use std::sync::Arc;
 
 use anyroll_models::{
     Completion, KvCache, PackedBatch, Request, Sample, SamplingParams, Sequence,
-    generation::{Ending, Follow, Format, Limits},
+    generation::{Ending, Format, FormatTracker, Limits},
 };
 use tch::Device;
 
 use crate::generation::{engine, holder, params, request};
 
-/// Tokens that rise by at most 3, and the end, 12, after one above 8. It cannot say what follows 7.
+/// A format of tokens that increase by at most 3, and end with 12 after one above 8. It fails after 7.
 pub struct Rising(i64);
 
 impl Rising {
@@ -23,7 +23,7 @@ impl Rising {
     }
 }
 
-impl Follow for Rising {
+impl FormatTracker for Rising {
     fn allowed(&mut self) -> Result<Vec<u32>, String> {
         let bits = (0..13).filter(|&token| Rising::may_follow(self.0, token)).map(|token| 1u32 << token);
         if self.0 == 7 { Err("7 is followed by nothing".to_owned()) } else { Ok(vec![bits.sum()]) }
@@ -35,7 +35,8 @@ impl Follow for Rising {
     }
 }
 
-/// Each of `count` samples of a prompt, every second one held, with so many blocks of cache.
+/// Runs `count` samples of a prompt, of which `held` selects those with a format, with the given number of
+/// cache blocks.
 fn run(
     params: &SamplingParams,
     count: u64,
@@ -88,7 +89,7 @@ fn held_completions_keep_to_their_format_and_others_are_as_without_them() {
     }
 }
 
-/// As training has it of all tokens, whichever might be chosen.
+/// Log-probs are those of training over all tokens, regardless of the format.
 #[test]
 fn log_probs_of_held_completions_are_those_of_training() {
     let (completions, _) = run(&params(0.8), 10, KvCache::blocks_for(8, 80), |_| true);
@@ -106,9 +107,9 @@ fn log_probs_of_held_completions_are_those_of_training() {
 #[test]
 fn who_has_to_wait_or_goes_on_is_held_to_the_same() {
     let params = SamplingParams { max_new_tokens: 30, stop_tokens: vec![], ..params(1.0) };
-    // Up, and from any token of 9 or more down to where it began.
+    // Up, and from any token of 9 or more down to the start.
     struct Round(i64);
-    impl Follow for Round {
+    impl FormatTracker for Round {
         fn allowed(&mut self) -> Result<Vec<u32>, String> {
             Ok(vec![if self.0 >= 9 { 0b111 } else { 0b111 << (self.0 + 1) }])
         }
@@ -134,7 +135,7 @@ fn who_has_to_wait_or_goes_on_is_held_to_the_same() {
         found.iter().map(|it| &it.tokens).collect::<Vec<_>>(),
         expected.iter().map(|it| &it.tokens).collect::<Vec<_>>()
     );
-    // One that was given up after some tokens.
+    // A completion aborted after a few tokens.
     let mut engine = engine(&holder, 0, 40, Limits::new(8));
     let id = engine.submit(Request { format: format(), ..request(&[1; 20], &params, &[3]) }).unwrap().start;
     (0..5).for_each(|_| assert_eq!(engine.step().unwrap(), []));

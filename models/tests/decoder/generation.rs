@@ -1,4 +1,4 @@
-//! Generation against the training forward, and the engine against itself without a batch.
+//! Generation compared with the training forward, and the engine compared with itself without a batch.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use tch::{Device, Kind, Tensor};
 
 const MAX_NEW_TOKENS: usize = 9;
 
-/// A model whose distributions are far from even: weights of a larger deviation.
+/// Returns a model whose distributions are far from uniform: its weights have a larger deviation.
 pub fn holder(qk_norm: bool) -> Holder {
     Holder::new(Decoder::new(config(qk_norm), Device::Cpu).unwrap(), 3)
 }
@@ -50,7 +50,7 @@ pub fn config(qk_norm: bool) -> DecoderConfig {
     }
 }
 
-/// Groups of equal prompts of unequal lengths.
+/// Returns groups of equal prompts, of unequal lengths.
 fn prompts() -> Vec<Vec<i64>> {
     let distinct =
         [vec![1, 2, 3], vec![4], vec![5, 6, 7, 8, 9, 10, 11, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9], vec![4, 4]];
@@ -66,10 +66,10 @@ pub fn params(temperature: f64) -> SamplingParams {
     }
 }
 
-/// An engine with the holder's weights.
+/// Returns an engine with the holder's weights.
 pub fn engine(holder: &Holder, version: u64, blocks: usize, limits: Limits) -> Engine {
     let config = holder.decoder.config();
-    let device = open(DeviceId { backend: BackendKind::Cpu, ordinal: 0 }).unwrap();
+    let device = open(DeviceId { backend: BackendKind::CPU, ordinal: 0 }).unwrap();
     let dtype = match holder.weights[0][0].kind() {
         Kind::BFloat16 => DType::Bf16,
         Kind::Half => DType::F16,
@@ -81,13 +81,13 @@ pub fn engine(holder: &Holder, version: u64, blocks: usize, limits: Limits) -> E
     Engine::new(holder.decoder.clone(), weights, version, cache, limits).unwrap()
 }
 
-/// A request for one sample a seed.
+/// Returns a request with one sample per seed.
 pub fn request(prompt: &[i64], params: &SamplingParams, seeds: &[u64]) -> Request {
     let samples = seeds.iter().map(|&seed| Sample { seed, ..Sample::default() }).collect();
     Request { prompt: prompt.to_vec(), params: Arc::new(params.clone()), stop: None, format: None, samples }
 }
 
-/// Equal prompts in a row as one request.
+/// Runs consecutive equal prompts as one request.
 pub fn run(holder: &Holder, prompts: &[Vec<i64>], params: &SamplingParams, seeds: &[u64]) -> Vec<Completion> {
     let mut engine = engine(holder, 0, KvCache::blocks_for(prompts.len(), 80), Limits::new(prompts.len()));
     let mut rest = seeds;
@@ -132,7 +132,8 @@ fn logprobs_equal_the_training_forward() {
     }
 }
 
-/// The completions of groups and single prompts, short and of several blocks, in a cache that holds a part of them.
+/// Returns the completions of groups and single prompts, short and of several blocks, in a cache too small
+/// for all.
 fn crowded(holder: &Holder, prefill_tokens: usize) -> Vec<(Vec<i64>, Completion)> {
     let params = SamplingParams { max_new_tokens: 28, stop_tokens: vec![], ..params(0.7) };
     let prompts: Vec<Vec<i64>> =
@@ -150,7 +151,7 @@ fn crowded(holder: &Holder, prefill_tokens: usize) -> Vec<(Vec<i64>, Completion)
     of_sample.into_iter().zip(completions).collect()
 }
 
-/// The log-probs of completions by the training forward, of so many in a batch.
+/// Returns the log-probs of completions by the training forward, in batches of `at_once`.
 pub fn trained(holder: &Holder, sampled: &[(Vec<i64>, Completion)], at_once: usize) -> Vec<f32> {
     let mut found = Vec::new();
     for part in sampled.chunks(at_once) {
@@ -189,12 +190,12 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
             (None, window.clone(), Some(&fused)),
             (None, None, Some(&fused_dora)),
         ] {
-            // As in OLMo: together with norms of branches.
+            // Like OLMo: together with norms on branch outputs.
             let norms = match qk_norm {
                 Some(QkNorm::Together) => NormPlaces::After,
                 _ => NormPlaces::Before,
             };
-            // As in Granite, where heads are normed and see all.
+            // Like Granite, for heads with norms and full attention.
             let multipliers = match (qk_norm, &sliding_window) {
                 (Some(QkNorm::PerHead), None) => Multipliers {
                     embedding: 3.3,
@@ -215,7 +216,7 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
                 None => Decoder::new(config, Device::Cpu).unwrap(),
             };
             let mut holder = Holder::of_kind(decoder.strict(true), 3, kind);
-            // Adapters and biases of which nothing is 0.
+            // Adapters and biases without zeros.
             for (unit, weights) in holder.decoder.units().iter().zip(&mut holder.weights) {
                 for (spec, weight) in unit.params.iter().zip(weights) {
                     if unit.name.ends_with("lora") || spec.name.ends_with("bias") {
@@ -230,7 +231,7 @@ fn strict_logprobs_are_those_of_training_to_the_bit() {
             for at_once in [1, 4, sampled.len()] {
                 assert_eq!(trained(&holder, &sampled, at_once), found, "{at_once} in a batch: {what}");
             }
-            assert_eq!(crowded(&holder, 16), sampled, "prompts in pieces: {what}");
+            assert_eq!(crowded(&holder, 16), sampled, "prompts in chunks: {what}");
         }
     }
 }
@@ -266,12 +267,12 @@ fn greedy_is_the_argmax_without_a_cache() {
     }
 }
 
-/// The token with the highest log-probability after `tokens`, by scoring each.
+/// Returns the token with the highest log-probability after `tokens`, by scoring each.
 fn most_probable(holder: &Holder, tokens: &[i64]) -> i64 {
     of_each(holder, tokens, 1.0).argmax(0, false).int64_value(&[])
 }
 
-/// The log-probability of each token after `tokens`.
+/// Returns the log-probability of each token after `tokens`.
 fn of_each(holder: &Holder, tokens: &[i64], temperature: f64) -> Tensor {
     let continued: Vec<Vec<i64>> = (0..13).map(|token| [tokens, &[token]].concat()).collect();
     let sequences: Vec<Sequence> =
@@ -283,8 +284,8 @@ fn of_each(holder: &Holder, tokens: &[i64], temperature: f64) -> Tensor {
 #[test]
 fn the_likeliest_tokens_are_those_of_the_training_forward() {
     let (holder, prompts) = (holder(false), &prompts()[4..7]);
-    let asked = |temperature, likeliest| SamplingParams { top_k: 2, likeliest, ..params(temperature) };
-    // Of two temperatures, more than there are tokens, and none beside some: in one batch.
+    let asked = |temperature, top_logprobs| SamplingParams { top_k: 2, top_logprobs, ..params(temperature) };
+    // One batch with two temperatures, more likely tokens than the vocabulary, and none for some.
     let all = [asked(0.7, 4), asked(0.0, 99), asked(0.7, 0)];
     let mut engine = engine(&holder, 0, 100, Limits::new(8));
     for (prompt, params) in prompts.iter().zip(&all) {
@@ -292,11 +293,11 @@ fn the_likeliest_tokens_are_those_of_the_training_forward() {
     }
     let mut completions = vec![Completion::default(); all.len()];
     engine.run(|id, completion| completions[id as usize] = completion).unwrap();
-    assert!(completions[2].likeliest.is_empty());
+    assert!(completions[2].top_logprobs.is_empty());
     for (wanted, temperature, id) in [(4, 0.7, 0), (13, 1.0, 1)] {
         let (mut tokens, completion) = (prompts[id].clone(), &completions[id]);
-        assert_eq!(completion.likeliest.len(), completion.tokens.len());
-        for (&token, found) in completion.tokens.iter().zip(&completion.likeliest) {
+        assert_eq!(completion.top_logprobs.len(), completion.tokens.len());
+        for (&token, found) in completion.tokens.iter().zip(&completion.top_logprobs) {
             let (values, expected) = of_each(&holder, &tokens, temperature).topk(wanted, 0, true, true);
             let (values, expected) =
                 (Vec::<f32>::try_from(values).unwrap(), Vec::<i64>::try_from(expected).unwrap());
@@ -339,7 +340,7 @@ fn a_group_shares_the_blocks_of_its_prompt() {
     let holder = holder(false);
     let mut engine = engine(&holder, 0, 40, Limits::new(8));
     let params = SamplingParams { stop_tokens: vec![], ..params(1.0) };
-    // 40 tokens: two blocks that they fill, and one of their own for each of eight samples.
+    // 40 tokens: two full shared blocks, and an own block for each of eight samples.
     let ids = engine.submit(request(&[7; 40], &params, &[0; 8])).unwrap();
     engine.step().unwrap();
     assert_eq!(engine.load().blocks - engine.load().free_blocks, 2 + 8);
@@ -392,7 +393,7 @@ fn a_stop_condition_sees_every_token() {
     assert_eq!((&stopped.tokens[..], stopped.ending), (&whole.tokens[..4], Some(Ending::Stop)));
 }
 
-/// Random numbers below a bound (Knuth's MMIX).
+/// Pseudorandom numbers below a bound (Knuth's MMIX).
 pub struct Random(pub u64);
 
 impl Random {
@@ -402,8 +403,8 @@ impl Random {
     }
 }
 
-/// A cache in which a fraction of the requests has room, prompts of several pieces, and aborts at random, of which
-/// half go on later.
+/// A cache with room for a fraction of the requests, prompts of several chunks, and random aborts, half of
+/// which continue later.
 #[test]
 fn ten_thousand_requests_leave_no_block_behind() {
     const REQUESTS: usize = 10_000;
@@ -436,7 +437,7 @@ fn ten_thousand_requests_leave_no_block_behind() {
         }
         if random.below(8) == 0 && !open.is_empty() {
             let id = open.swap_remove(random.below(open.len() as u64) as usize);
-            let begun = engine.abort(id).expect("it has not ended");
+            let begun = engine.abort(id).expect("the sample is live");
             assert!(expected[kind_of[id as usize]].starts_with(&begun.tokens));
             given_up += 1;
             if random.below(2) == 0 {
@@ -471,7 +472,7 @@ fn what_does_not_fit_is_refused() {
         assert!(engine.is_idle());
     };
     check(&[], &params(1.0), "is empty");
-    check(&[1; 57], &params(1.0), "5 blocks of the cache, which has 4");
+    check(&[1; 57], &params(1.0), "needs 5 cache blocks");
     check(&[1; 73], &params(1.0), "max_position_embeddings = 80");
     check(&[1], &params(-1.0), "temperature");
     check(&[1, 99], &params(1.0), "there is no token 99");

@@ -1,4 +1,4 @@
-//! The decoder against PyTorch: log-probs, entropies and every gradient of tiny models of each shape.
+//! The decoder compared with PyTorch: log-probs, entropies and every gradient of tiny models of each shape.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use anyroll_models::{
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
-/// Of each value, relative to the largest of its tensor where that is above 1.
+/// Tolerance of each value, relative to the largest of its tensor if that is above 1.
 const TOLERANCE: f64 = 1e-5;
 
 #[test]

@@ -10,13 +10,13 @@ use tch::{Device, Kind, Tensor};
 
 pub struct Holder {
     pub decoder: Arc<Decoder>,
-    /// One tensor a parameter of each unit.
+    /// One tensor per parameter of each unit.
     pub weights: Vec<Vec<Tensor>>,
     pub grads: Vec<UnitGrads>,
 }
 
 impl Holder {
-    /// Weights from the seed; gradients start as NaN, so that a sum into an unwritten buffer shows.
+    /// Creates weights from the seed. Gradients start as NaN, so that a sum into an unwritten buffer shows.
     pub fn new(decoder: Decoder, seed: u64) -> Holder {
         Holder::of_kind(decoder, seed, Kind::Float)
     }

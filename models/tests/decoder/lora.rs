@@ -1,4 +1,4 @@
-//! Adapters against PEFT: tests/python/make_lora_golden.py.
+//! Adapters compared with PEFT: tests/python/make_lora_golden.py.
 
 use std::collections::HashMap;
 use std::fs;
@@ -25,12 +25,12 @@ const TOLERANCE: f64 = 1e-4;
 struct Golden {
     base: ModelFolder,
     adapter: AdapterFolder,
-    /// Of the model alone, and with the adapter.
+    /// Results of the model alone, and with the adapter.
     alone: HashMap<String, Tensor>,
     adapted: HashMap<String, Tensor>,
 }
 
-/// Of one rank and alpha, as most adapters are.
+/// Returns the golden files of an adapter with one rank and alpha.
 fn golden() -> Golden {
     golden_of("lora")
 }
@@ -65,7 +65,7 @@ impl Golden {
         PackedBatch::new(&sequences, 1.0, Device::Cpu).unwrap()
     }
 
-    /// Tokens, and how many of them are prompt.
+    /// Returns tokens, and the number of prompt tokens.
     fn sequences(&self) -> Vec<(Vec<i64>, usize)> {
         let integers = |which: &str| Vec::<i64>::try_from(&self.alone[which]).unwrap();
         let (tokens, lengths, prompt_lens) =
@@ -131,7 +131,7 @@ fn scores_and_gradients_equal_peft() {
     check_scores_and_gradients(&golden_of("lora_dora_phi3"), 2 * 4);
 }
 
-/// As PEFT has it where it is given the masks.
+/// Compared with PEFT given the same masks.
 #[test]
 fn scores_and_gradients_under_dropout_equal_peft() {
     check_scores_and_gradients(&golden_of("lora_dropout"), 2 * 5);
@@ -144,7 +144,7 @@ fn check_scores_and_gradients(golden: &Golden, adapters: usize) {
     let (mut holder, batch) = (golden.holder(Kind::Float), golden.keyed(KEYS));
     let (scores, saved) = holder.forward(&batch, true);
     assert_close("logprobs", &scores.logprobs, &golden.adapted["logprobs"]);
-    // Thinned and filled again, as under selective recompute: the adapters are in what is made again.
+    // Thinned and refilled, like in selective recomputation: the refill includes the adapters.
     let saved = saved.into_iter().enumerate().map(|(block, saved)| {
         let thin = holder.decoder.thin(block, saved);
         holder.with_weights(block, |weights| holder.decoder.refill(block, weights, thin, &batch).unwrap())
@@ -164,7 +164,7 @@ fn check_scores_and_gradients(golden: &Golden, adapters: usize) {
 }
 
 impl Golden {
-    /// The adapter's model with dropout, and adapters of which nothing is 0.
+    /// Returns the adapter's model with dropout, and adapters without zeros.
     fn dropping(&self) -> Holder {
         let lora = LoraConfig { dropout: 0.4, ..self.adapter.lora_config().clone() };
         let config = self.base.decoder_config().clone();
@@ -173,13 +173,13 @@ impl Golden {
         Holder::from_source(decoder, &source, Kind::Float)
     }
 
-    /// The batch to train on under these keys, one a sequence.
+    /// Returns a training batch with these keys, one per sequence.
     fn keyed(&self, keys: [u64; 5]) -> PackedBatch {
         self.batch().with_dropout(&keys).unwrap()
     }
 }
 
-/// Of tests/python/make_lora_golden.py.
+/// Keys of tests/python/make_lora_golden.py.
 const KEYS: [u64; 5] = [9, 1 << 60, 0, 77, 3];
 
 #[test]
@@ -189,7 +189,7 @@ fn what_is_dropped_depends_on_a_sequences_key_alone() {
     let scores = |batch: &PackedBatch| holder.forward(batch, false).0.logprobs;
     let (batch, first) = (golden.keyed(KEYS), scores(&golden.keyed(KEYS)));
     assert!(scores(&batch).equal(&first), "again");
-    // As they are saved, thinned and made again: the same to the bit.
+    // Saved, thinned and refilled tensors are bitwise equal.
     for (block, saved) in holder.forward(&batch, true).1.into_iter().enumerate() {
         let whole = saved.tensors();
         let thin = holder.decoder.thin(block, saved);
@@ -197,7 +197,7 @@ fn what_is_dropped_depends_on_a_sequences_key_alone() {
         let again = again.unwrap().tensors();
         assert!(again.iter().zip(&whole).all(|(again, whole)| again.equal(whole)), "block {block}");
     }
-    // Other keys drop other values; of the sequences that have the same ones, the same.
+    // Other keys drop other values; sequences with equal keys keep theirs.
     let differs = |keys: [u64; 5]| {
         let sequences = golden.sequences();
         let lengths: Vec<i64> =
@@ -206,7 +206,7 @@ fn what_is_dropped_depends_on_a_sequences_key_alone() {
         changes.iter().map(|it| it.numel() > 0 && it.max().double_value(&[]) > 1e-3).collect::<Vec<bool>>()
     };
     assert_eq!(differs([8, 1 << 60, 1, 77, 3]), [true, false, true, false, false]);
-    // Without keys nothing is dropped, as in sampling and scoring.
+    // Without keys nothing is dropped, like in sampling and scoring.
     let plain = golden.holder(Kind::Float).forward(&golden.batch(), false).0.logprobs;
     assert!(scores(&golden.batch()).equal(&plain));
     assert!(scores(&golden.batch().without_adapters()).equal(&scores(&batch.without_adapters())));
@@ -223,7 +223,7 @@ fn adapters_that_are_off_leave_the_model_as_it_was() {
     assert_eq!(off.logprobs, alone.logprobs);
 }
 
-/// Of a new adapter one factor is 0, and magnitudes are norms.
+/// In a new adapter one factor is 0, and magnitudes are norms.
 #[test]
 fn adapters_that_have_just_been_made_change_nothing() {
     for (name, tolerance) in [("lora", 0.0), ("lora_dora", 1e-5)] {
@@ -235,7 +235,7 @@ fn adapters_that_have_just_been_made_change_nothing() {
         let error = (found - off).abs().max().double_value(&[]);
         assert!(error <= tolerance, "{name}: {error}");
     }
-    // Each range of magnitudes is the one of the whole.
+    // A range of magnitudes equals that part of all.
     let golden = golden_of("lora_dora");
     let (source, decoder) = (NewAdapter { base: &golden.base, seed: Seed(3) }, golden.decoder());
     let is_magnitude = |spec: &&ParamSpec| spec.name.ends_with("magnitude_vector");
@@ -262,7 +262,7 @@ fn merged_weights_equal_those_of_peft() {
     check_merged(&golden_of("lora_dora_phi3"));
 }
 
-/// As a source reads them, and as the decoder merges what it has been given.
+/// Checks weights merged by a source, and by the decoder.
 fn check_merged(golden: &Golden) {
     let merged = Merged { base: &golden.base, adapter: &golden.adapter, lora: golden.adapter.lora_config() };
     let plain = Decoder::new(golden.base.decoder_config().clone(), Device::Cpu).unwrap();
@@ -288,7 +288,7 @@ fn check_merged(golden: &Golden) {
     }
 }
 
-/// The decoder without adapters, and the weights into which they are merged.
+/// Returns the decoder without adapters, and the merged weights.
 fn merged_holder(golden: &Golden, kind: Kind) -> Holder {
     let Holder { decoder, weights, grads } = golden.holder(kind);
     let before: Vec<Vec<Tensor>> =
@@ -298,7 +298,7 @@ fn merged_holder(golden: &Golden, kind: Kind) -> Holder {
     let merged = decoder.merge(weights).unwrap();
     for (unit, (merged, before)) in merged.iter().zip(&before).enumerate() {
         for (param, (merged, before)) in merged.iter().zip(before).enumerate() {
-            assert_eq!(merged.data_ptr(), before.data_ptr(), "merged where it is");
+            assert_eq!(merged.data_ptr(), before.data_ptr(), "merged in place");
             let is_changed = decoder.merges_into(unit, param);
             assert_eq!(!merged.equal(&values[unit][param]), is_changed, "{unit} {param}");
         }
@@ -306,7 +306,7 @@ fn merged_holder(golden: &Golden, kind: Kind) -> Holder {
     Holder { decoder: Arc::new(decoder.merged()), weights: merged, grads }
 }
 
-/// W + s B A is rounded once: within half a step of the sum of the values that there are.
+/// W + s B A is rounded once: within half a rounding step of the exact sum.
 #[test]
 fn merged_weights_in_16_bits_are_rounded_once() {
     for (kind, half_a_step) in [(Kind::BFloat16, 2f64.powi(-8)), (Kind::Half, 2f64.powi(-11))] {
@@ -380,7 +380,7 @@ fn merged_weights_sample_what_adapters_do() {
             if kind == Kind::Float {
                 assert_eq!(merged.tokens, separate.tokens, "{name}");
             }
-            // Up to where two tokens were as good.
+            // Up to tokens that are equally likely.
             let same = separate.tokens.iter().zip(&merged.tokens).take_while(|(a, b)| a == b).count();
             for (merged, separate) in merged.logprobs[..same].iter().zip(&separate.logprobs) {
                 assert!((merged - separate).abs() <= tolerance, "{name} {kind:?}: {merged} {separate}");
@@ -443,25 +443,33 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
     check("peft_type", json!("IA3"), &["adapter_config.json", "`peft_type` is another"]);
     check("use_dora", json!(true), &["down_proj.lora_magnitude_vector` is missing"]);
     check("init_lora_weights", json!("pissa_niter_4"), &["`init_lora_weights` changes the model's weights"]);
-    check("modules_to_save", json!(["lm_head"]), &["`modules_to_save` names `lm_head`, trained whole"]);
+    check(
+        "modules_to_save",
+        json!(["lm_head"]),
+        &["`modules_to_save` names `lm_head`, a fully trained module"],
+    );
     check("trainable_token_indices", json!([3]), &["`trainable_token_indices` is there"]);
     check("rank_pattern", json!({"q_proj": 8}), &["q_proj.lora_A.weight", "has shape [3, ", "and [8, "]);
     check("rank_pattern", json!({"q_proj": 0}), &["`lora.rank` is 0"]);
     check("rank_pattern", json!({"q_proj": "8"}), &["`rank_pattern.q_proj` is \"8\""]);
-    check("alpha_pattern", json!({"(?<=q)_proj": 8}), &["`alpha_pattern.(?<=q)_proj` is no regular"]);
+    check(
+        "alpha_pattern",
+        json!({"(?<=q)_proj": 8}),
+        &["`alpha_pattern.(?<=q)_proj` is not a supported regular"],
+    );
     check("alpha_pattern", json!({"q_proj": -1}), &["`lora.alpha` is -1"]);
     check("alora_invocation_tokens", json!([1, 2]), &["`alora_invocation_tokens` is there"]);
     check("use_qalora", json!(true), &["`use_qalora` is there"]);
     check("r", json!(4), &["lora_A.weight", "has shape [3, ", "and [4, "]);
 }
 
-/// What files have as one tensor has one adapter, and what they have apart has one each.
+/// A fused tensor has one adapter, and separate tensors have one each.
 #[test]
 fn adapters_of_matrices_that_another_family_has_are_refused_by_name() {
     let check = |adapter: &str, other: &str, module: &str, names: &str| {
         let model = ModelFolder::open(&folder(&format!("hf/{other}"))).unwrap();
         let expected = format!(
-            "has `model.layers.0.self_attn.{module}`, which is none of this model's: name some of {names}"
+            "has `model.layers.0.self_attn.{module}`, which this model does not have: choose from {names}"
         );
         let error = AdapterFolder::open(&folder(adapter), model.decoder_config()).unwrap_err().to_string();
         assert!(

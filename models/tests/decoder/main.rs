@@ -1,12 +1,12 @@
-//! Tests of the decoder as a whole.
+//! Tests of the whole decoder.
 
 mod format;
 mod generation;
 mod golden;
 mod hf;
 mod holder;
-mod kept;
 mod lora;
+mod prefix_cache;
 mod properties;
 mod recorded;
 mod teacher;

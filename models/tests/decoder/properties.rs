@@ -1,4 +1,4 @@
-//! What must hold of any decoder, without a reference.
+//! Properties of any decoder, tested without a reference.
 
 use anyroll_models::{
     Activation, Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling,
@@ -43,7 +43,7 @@ fn holder(config: DecoderConfig, kind: Kind) -> Holder {
     Holder::of_kind(Decoder::new(config, Device::Cpu).unwrap(), 1, kind)
 }
 
-/// Sequences of unequal lengths, one without a completion.
+/// Returns sequences of unequal lengths, one without a completion.
 fn sequences() -> Vec<(Vec<i64>, usize)> {
     let lengths = [(9, 4), (2, 1), (30, 11), (5, 5), (17, 1)];
     let tokens = |length: i64| (0..length).map(|i| (i * i + 3 * length) % 19).collect();
@@ -88,23 +88,24 @@ fn targets_that_are_kept_score_as_among_all() {
     }
     for wrong in [&[1, 1][..], &[2, 0], &[-1], &[41]] {
         let message = pack(&all).keeping(wrong).unwrap_err().to_string();
-        assert!(message.contains("rising numbers below 41"), "{message}");
+        assert!(message.contains("ascending indices below 41"), "{message}");
     }
 }
 
 #[test]
 fn a_token_that_there_is_not_is_refused_before_it_is_looked_up() {
     let holder = holder(config(), Kind::Float);
-    // In a prompt, as an input of a completion, as the last target, and below all.
+    // In a prompt, as an input of a completion, as the last target, and negative.
     for (tokens, unknown) in [(&[19, 1, 2], 19), (&[0, 1, 99], 99), (&[0, 50, 2], 50), (&[0, 1, -1], -1)] {
         let batch = pack(&[(vec![0, 18], 1), (tokens.to_vec(), 1)]);
         let forward = |weights: &Weights| holder.decoder.forward(0, weights, None, &batch, false).err();
-        let error = holder.with_weights(0, forward).expect("it is refused").to_string();
-        assert_eq!(error, format!("`tokens`: there is no token {unknown}: the model has those from 0 to 18"));
+        let error = holder.with_weights(0, forward).expect("the batch is refused").to_string();
+        assert_eq!(error, format!("`tokens`: there is no token {unknown}: the model has tokens 0 to 18"));
     }
 }
 
-/// Two groups whose prompts begin alike: samples, one of them twice, and a prompt without a completion.
+/// Returns two groups with a common prefix of their prompts: samples, one of them twice, and a prompt without
+/// a completion.
 fn groups() -> Vec<(Vec<i64>, usize)> {
     let prompts: [&[i64]; 2] = [&[3, 1, 4, 1, 5, 9], &[3, 1, 4, 2, 6]];
     let completions: [&[i64]; 6] = [&[2, 7], &[1, 8, 2, 8, 1], &[1, 8, 2, 8, 1], &[], &[1, 8, 11], &[0]];
@@ -120,12 +121,13 @@ fn rows_in_common_come_to_the_same() {
     let apart = PackedBatch::new(&sequences, 0.8, Device::Cpu).unwrap();
     let shared = PackedBatch::sharing(&sequences, 0.8, Device::Cpu).unwrap();
     assert_eq!(apart.tokens(), (7 + 10 + 10 + 5 + 8 + 6) + (6 + 9 + 9 + 4 + 7 + 5));
-    // What each has beyond the one before it. The one without a completion ends before its prompt does.
+    // The rows of each beyond the shared prefix. The sequence without a completion ends before its prompt
+    // does.
     assert_eq!(shared.tokens(), [7, 4, 0, 0, 3, 0, 3, 4, 0, 0, 3, 0].iter().sum::<i64>());
     assert_eq!(shared.targets(), apart.targets());
     assert!(shared.with_dropout(&[0; 12]).is_err());
 
-    // Drawn once for both: the seed is the process's, and other tests draw as well.
+    // Drawn once for both: the generator is the process's, and other tests use it, too.
     let gradient = || Tensor::randn([apart.targets()], (Kind::Double, Device::Cpu));
     let (dlogprobs, dentropy) = (gradient(), gradient());
     let window = SlidingWindow { tokens: 4, layers: vec![false, true] };
@@ -148,7 +150,7 @@ fn rows_in_common_come_to_the_same() {
                 assert!(difference <= 1e-12, "unit {unit} param {param}: {difference}");
             }
         }
-        // Row by row there is no other order of sums.
+        // Strict mode has only one order of sums.
         let decoder = Decoder::new(config, Device::Cpu).unwrap().strict(true);
         let strict = Holder::new(decoder, 1);
         let [apart, shared] = [PackedBatch::new, PackedBatch::sharing]
@@ -165,7 +167,7 @@ fn little_in_common_is_not_shared() {
     assert_eq!(PackedBatch::sharing(&sequences, 1.0, Device::Cpu).unwrap().tokens(), 34);
 }
 
-/// A directional derivative of every unit's weights in fp64, where the composite operations run.
+/// Compares with a directional derivative of every unit's weights in fp64, where composite operations run.
 #[test]
 fn gradients_equal_finite_differences() {
     let mut holder = holder(config(), Kind::Double);
@@ -201,7 +203,7 @@ fn gradients_equal_finite_differences() {
 
 #[test]
 fn bfloat16_stays_near_float32() {
-    // So small that libtorch multiplies without AMX, which some virtual machines announce but do not run.
+    // Small enough that libtorch multiplies without AMX, which some virtual machines announce but do not run.
     let small = DecoderConfig { hidden_size: 8, head_dim: 2, intermediate_size: 10, ..config() };
     let (wide, narrow) = (holder(small.clone(), Kind::Float), holder(small, Kind::BFloat16));
     let batch = pack(&sequences()[..2]);
@@ -213,7 +215,7 @@ fn bfloat16_stays_near_float32() {
 
 #[test]
 fn what_is_made_again_is_the_same_and_was_most_of_what_is_kept() {
-    // The proportions of a real model.
+    // Proportions of a real model.
     let config = DecoderConfig { intermediate_size: 106, qk_norm: None, ..config() };
     for kind in [Kind::Float, Kind::BFloat16] {
         let holder = holder(config.clone(), kind);
@@ -232,7 +234,7 @@ fn what_is_made_again_is_the_same_and_was_most_of_what_is_kept() {
     }
 }
 
-/// Of so large a vocabulary that logits come in several chunks.
+/// The vocabulary is large enough that logits come in several chunks.
 #[test]
 fn kept_logits_give_the_same_gradients() {
     let config = DecoderConfig { vocab_size: 1_000_000, hidden_size: 8, num_hidden_layers: 1, ..config() };
@@ -268,8 +270,8 @@ fn frozen_units_leave_the_other_gradients_as_they_are() {
             let grads = some.grads[index].views().iter().zip(all.grads[index].views());
             for (some, all) in grads {
                 let untouched = some.isnan().all().int64_value(&[]) == 1;
-                assert_eq!(untouched, unit.name == frozen, "{} beside a frozen {frozen}", unit.name);
-                assert!(untouched || some.equal(all), "{} beside a frozen {frozen}", unit.name);
+                assert_eq!(untouched, unit.name == frozen, "{} with {frozen} frozen", unit.name);
+                assert!(untouched || some.equal(all), "{} with {frozen} frozen", unit.name);
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Recorded decoding steps against the passes of a CPU. Without a GPU the tests say that they are skipped, and why.
+//! Recorded decoding steps compared with passes on a CPU. Without a GPU the tests print that they are
+//! skipped, and why.
 
 use std::{io::Write, iter::repeat_n, sync::Arc};
 
@@ -10,7 +11,7 @@ use anyroll_models::{
     Activation, Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig,
     LoraTarget, LoraTargets, Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch,
     ParamSpec, QkNorm, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
-    generation::{Follow, Format, Limits},
+    generation::{Format, FormatTracker, Limits},
     init,
     model::Init,
 };
@@ -18,7 +19,7 @@ use tch::{Kind, Tensor};
 
 use crate::holder::Holder;
 
-/// `heads` query heads of width `head_dim` on two key heads.
+/// Returns a shape with `heads` query heads of width `head_dim` and two key heads.
 fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
     DecoderConfig {
         vocab_size: 1003,
@@ -50,13 +51,14 @@ fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
     }
 }
 
-/// The same with a bias beside every matrix of a layer.
+/// Adds a bias to every matrix of a layer.
 fn biased(config: DecoderConfig) -> DecoderConfig {
     DecoderConfig { qkv_bias: true, o_bias: true, mlp_bias: true, ..config }
 }
 
-/// The same with experts in these layers, of ten of which a token goes to so many. Weights are half as large: in bf16 the
-/// ordinary operations are as far from training as recorded steps, 0.033 of a log-prob with the others' and all ten chosen.
+/// Adds ten experts to these layers, `num_experts_per_tok` per token. Weights are half as large. In bf16 the
+/// ordinary operations differ from training as much as recorded steps do: by 0.033 per log-prob, with the
+/// other weights and all ten chosen.
 fn mixture(config: DecoderConfig, num_experts_per_tok: i64, layers: [bool; 2]) -> DecoderConfig {
     let experts = ExpertsConfig {
         num_experts: 10,
@@ -69,7 +71,7 @@ fn mixture(config: DecoderConfig, num_experts_per_tok: i64, layers: [bool; 2]) -
     DecoderConfig { hidden_size: 192, experts: Some(experts), initializer_range: 0.1, ..config }
 }
 
-/// The same with the four multipliers of a Granite, none a power of two.
+/// Adds Granite's four multipliers, none a power of two.
 fn multiplied(config: DecoderConfig) -> DecoderConfig {
     let multipliers = Multipliers {
         embedding: 1.7,
@@ -81,7 +83,8 @@ fn multiplied(config: DecoderConfig) -> DecoderConfig {
     DecoderConfig { multipliers, ..config }
 }
 
-/// The device; without it says so past the harness, which keeps what passing tests print.
+/// Opens the device. Without it, prints a skip message past the harness, which hides the output of passing
+/// tests.
 fn device(id: DeviceId) -> Option<Arc<dyn Device>> {
     match open(id) {
         Ok(device) => Some(device),
@@ -93,12 +96,12 @@ fn device(id: DeviceId) -> Option<Arc<dyn Device>> {
     }
 }
 
-/// The same with fused projections, as files of a Phi-3 have them, and heads that are turned in part.
+/// Uses fused projections like Phi-3's files, and partly rotated heads.
 fn fused(config: DecoderConfig) -> DecoderConfig {
     DecoderConfig { fused_projections: true, partial_rotary_factor: 0.75, qkv_bias: false, ..config }
 }
 
-/// A decoder, with adapters on some or all of its matrices where it says so.
+/// A decoder, with adapters on some or all of its matrices if there is a `lora`.
 #[derive(Clone)]
 struct Shape {
     config: DecoderConfig,
@@ -119,7 +122,7 @@ impl Shape {
         Shape { lora: Some(lora), ..Shape::from(config) }
     }
 
-    /// With ranks of their own for some of them.
+    /// Adds adapters with different ranks.
     fn with_patterns(config: DecoderConfig) -> Shape {
         let of = |pattern: &str, rank| (ModulePattern::new(pattern).unwrap(), rank);
         let rank_pattern = vec![of("0.self_attn.q_proj", 16), of("(q|down)_proj", 3), of("1.mlp.*", 8)];
@@ -127,7 +130,7 @@ impl Shape {
         Shape { lora: Some(lora), ..Shape::from(config) }
     }
 
-    /// With magnitudes, in the second layer alone.
+    /// Adds adapters with magnitudes in the second layer only.
     fn with_dora(config: DecoderConfig, targets: &[LoraTarget]) -> Shape {
         let plain = LoraConfig::new(6, 9.0, Vec::new());
         let targets = LoraTargets::ByLayer([(1, targets.to_vec())].into());
@@ -145,7 +148,7 @@ impl Shape {
 
     fn weights(&self, decoder: &Decoder, (at, kind): (tch::Device, Kind)) -> Vec<Vec<Tensor>> {
         let weight = |spec: &ParamSpec| {
-            // An adapter that begins as none would show nothing, and magnitudes of 1 stand for norms of 1 or so.
+            // An untrained adapter would have no effect, and magnitudes of 1 match norms near 1.
             let init = if spec.init == Init::Zeros { Init::Normal { std: 0.2 } } else { spec.init };
             let spec = ParamSpec { init, ..spec.clone() };
             let values = Tensor::from_slice(&init::fill(&spec, 3)).view(spec.shape.as_slice());
@@ -155,19 +158,19 @@ impl Shape {
     }
 }
 
-/// Prompts of 1 to 600 tokens, and of how many samples each.
+/// Returns prompts of 1 to 600 tokens, and the number of samples of each.
 fn prompts(vocab_size: i64) -> impl Iterator<Item = (Vec<i64>, u64)> {
     let prompt =
         move |(number, len): (i64, i64)| (0..len).map(|i| (number * 131 + i * 37) % vocab_size).collect();
     (0..).zip([1, 5, 255, 256, 257, 600, 17, 31, 100, 2]).map(move |of| (prompt(of), 1 + of.0 as u64 % 2))
 }
 
-/// Their completions on a device, which may be cut short by `stop_tokens`.
+/// Returns their completions on a device, possibly ended by `stop_tokens`.
 fn completions(shape: &Shape, at: (DeviceId, DType), params: &SamplingParams) -> Option<Vec<Completion>> {
     held_completions(shape, at, params, |_| None)
 }
 
-/// The same, each held to what the number of its prompt says.
+/// Returns their completions, each with the format that `held` returns for its prompt's index.
 fn held_completions(
     shape: &Shape,
     at: (DeviceId, DType),
@@ -176,11 +179,11 @@ fn held_completions(
 ) -> Option<Vec<Completion>> {
     let (id, dtype) = at;
     let device = device(id)?;
-    let torch = device.torch_device().unwrap().tch().unwrap();
+    let torch = device.torch_device().unwrap().tch();
     let (decoder, config) = (Arc::new(shape.decoder(torch)), &shape.config);
     let weights = shape.weights(&decoder, (torch, dtype.kind()));
     let cache = KvCache::new(config, 400, dtype, &Stream::torch(&device).unwrap()).unwrap();
-    // Fewer live sequences than there are, so that their number changes on the way.
+    // Fewer live sequences than samples, so that their number changes.
     let limits = Limits { sequences: 7, prefill_tokens: shape.prefill_tokens };
     let mut engine = Engine::new(decoder, weights, 0, cache, limits).unwrap();
     for (number, (prompt, count)) in prompts(config.vocab_size).enumerate() {
@@ -197,7 +200,7 @@ fn held_completions(
     Some(completions)
 }
 
-/// The log-probs of completions at a temperature by the training forward of the same device, of so many in a batch.
+/// Returns the log-probs of completions at a temperature by the same device's training forward, in batches.
 fn scores(
     shape: &Shape,
     (id, dtype): (DeviceId, DType),
@@ -205,7 +208,7 @@ fn scores(
     (temperature, at_once): (f64, usize),
 ) -> Vec<f32> {
     let device = device(id).unwrap();
-    let torch = device.torch_device().unwrap().tch().unwrap();
+    let torch = device.torch_device().unwrap().tch();
     let decoder = Arc::new(shape.decoder(torch));
     let weights = shape.weights(&decoder, (torch, dtype.kind()));
     let holder = Holder { decoder, weights, grads: Vec::new() };
@@ -224,16 +227,17 @@ fn scores(
     texts.chunks(at_once).flat_map(of_batch).collect()
 }
 
-const CPU: DeviceId = DeviceId { backend: BackendKind::Cpu, ordinal: 0 };
+const CPU: DeviceId = DeviceId { backend: BackendKind::CPU, ordinal: 0 };
 
-/// The first device that runs models and is no host; of the first such backend where there is none.
+/// Returns the first device that runs models and is not the host, or one of the first such backend if there
+/// is none.
 fn gpu() -> DeviceId {
-    let kinds = || BackendKind::ALL.into_iter().filter(|kind| kind.runs_models() && !kind.is_host());
+    let kinds = || BackendKind::all().filter(|kind| kind.runs_models() && !kind.is_host());
     let backend = kinds().find(|kind| devices(*kind).is_ok()).or(kinds().next());
     DeviceId { backend: backend.expect("some backend has GPUs"), ordinal: 0 }
 }
 
-/// In fp32 the two differ by the order of sums alone; where that tips a token, what comes after is another text.
+/// In fp32 the two differ only by the order of sums; if that changes a token, the text diverges.
 fn check(shape: impl Into<Shape>, params: &SamplingParams) {
     let shape = shape.into();
     let Some(recorded) = completions(&shape, (gpu(), DType::F32), params) else { return };
@@ -283,7 +287,7 @@ fn recorded_steps_with_adapters_and_biases_equal_the_passes() {
     }
 }
 
-/// Layers that turn otherwise or not at all, norms of branches, and norms over all heads.
+/// Layers with other rotations or none, norms on branch outputs, and norms over all heads.
 #[test]
 fn steps_with_other_rotations_and_norms_equal_the_passes() {
     for theta in [None, Some(50.0)] {
@@ -309,7 +313,7 @@ fn steps_that_multiply_equal_the_passes() {
     check_strict(multiplied(biased(config(4, 64, false))), &warm());
 }
 
-/// Windows within a run, across splits, and of one layer of the two.
+/// Windows within a run, across splits, and in one of the two layers.
 #[test]
 fn recorded_steps_with_windows_equal_the_passes() {
     for (tokens, layers) in [(5, [true, true]), (300, [true, true]), (100, [false, true])] {
@@ -336,12 +340,12 @@ fn recorded_steps_choose_as_the_passes_do() {
     choices.iter().for_each(|params| check(config(4, 64, false), params));
 }
 
-/// Every second prompt's, by a rule that the host alone knows; the others are as without it.
+/// Every second prompt has a format that only the host knows; the others are unaffected.
 #[test]
 fn recorded_steps_keep_to_a_format() {
-    /// The end, 0, or a token that leaves as much when divided by 7 as there are tokens before it.
+    /// Tokens that end with 0, or whose remainder by 7 is the number of earlier tokens.
     struct Counted(i64);
-    impl Follow for Counted {
+    impl FormatTracker for Counted {
         fn allowed(&mut self) -> Result<Vec<u32>, String> {
             let fits = |token: i64| token % 7 == self.0 % 7;
             Ok((0..16)
@@ -382,7 +386,7 @@ fn recorded_steps_keep_to_a_format() {
     }
 }
 
-/// In bf16 the training forward of the same device is the reference.
+/// In bf16 the same device's training forward is the reference.
 #[test]
 fn recorded_steps_in_bf16_stay_near_training() {
     let adapted = Shape::with_adapters(config(12, 128, false), &LoraTarget::ALL);
@@ -407,7 +411,7 @@ fn recorded_steps_in_bf16_stay_near_training() {
     let others = [biased(config(4, 64, true)), multiplied, behind, all_experts, some_experts, windowed];
     let plain = plain.into_iter().chain(others).map(Shape::from);
     for shape in plain.chain([adapted, scaled, of_fused]) {
-        // A penalty chooses among the tokens, and is not in their log-probs.
+        // A penalty affects the choice, but not the log-probs.
         for repetition_penalty in [1.0, 1.3] {
             let params = SamplingParams { repetition_penalty, ..SamplingParams::default() };
             let at = (gpu(), DType::Bf16);
@@ -424,8 +428,8 @@ fn recorded_steps_in_bf16_stay_near_training() {
     }
 }
 
-/// Steps that are to have the log-probs of training to the bit, in both precisions, however many are scored at once and
-/// however a prompt is cut. `None` where there is no GPU.
+/// Checks that steps have training's log-probs bitwise, in both precisions, for any batch size and any
+/// chunking of prompts. Returns `None` without a GPU.
 fn check_strict(shape: impl Into<Shape>, params: &SamplingParams) -> Option<()> {
     let shape = Shape { strict: true, ..shape.into() };
     for dtype in [DType::F32, DType::Bf16] {
@@ -459,14 +463,14 @@ fn strict_steps_have_the_log_probs_of_training_to_the_bit() {
     check_strict(config(12, 128, true), &warm());
     let at = (gpu(), DType::Bf16);
     let fast = completions(&shape, at, &warm()).unwrap();
-    assert_ne!(scores(&shape, at, &fast, (0.8, 4)), logprobs(&fast), "nothing is asked of strict");
+    assert_ne!(scores(&shape, at, &fast, (0.8, 4)), logprobs(&fast), "strict has no effect");
 }
 
 #[test]
 fn strict_steps_with_windows_and_products_of_our_own_have_the_log_probs_of_training() {
     let window = SlidingWindow { tokens: 100, layers: vec![true, false] };
     check_strict(DecoderConfig { sliding_window: Some(window), ..config(10, 32, true) }, &warm());
-    // Of this one the products are those of `product_kernels` as well.
+    // Large enough that `product_kernels` computes some of the products.
     let wide =
         DecoderConfig { vocab_size: 1024, hidden_size: 256, intermediate_size: 512, ..config(12, 64, true) };
     check_strict(wide, &warm());
@@ -481,12 +485,13 @@ fn strict_steps_with_adapters_and_biases_have_the_log_probs_of_training() {
     check_strict(Shape::with_dora(fused(config(4, 64, false)), &LoraTarget::FUSED), &warm());
 }
 
-/// Attention over blocks in any order, of lengths around those of runs and splits. A step's own tokens get into the cache with
-/// the bits of the operations of training; until then these are NaN, as is what is behind a sequence.
+/// Tests attention over blocks in any order, with lengths around those of runs and splits. A step writes its
+/// own tokens to the cache, bitwise equal to training's operations. Before that they are NaN, like everything
+/// after a sequence.
 #[test]
 fn a_step_of_attention_is_rotation_and_attention() {
     let Some(device) = device(gpu()) else { return };
-    let at = device.torch_device().unwrap().tch().unwrap();
+    let at = device.torch_device().unwrap().tch();
     for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::BFloat16, 8e-3)] {
         for (heads, kv_heads, dim, has_norms) in [
             (12, 2, 128, false),

@@ -1,4 +1,4 @@
-//! A decoder beside a teacher: what the two say of the same tokens.
+//! A decoder with a teacher: their divergence on the same tokens.
 
 use anyroll_backends::ops::Divergence;
 use anyroll_models::{
@@ -24,7 +24,7 @@ fn batch() -> PackedBatch {
     PackedBatch::sharing(&sequences, 1.0, Device::Cpu).unwrap()
 }
 
-/// What `holder`, whose model `config` describes, says as a teacher.
+/// Returns the output of `holder`, with a model of the shape `config`, as a teacher.
 fn teacher(holder: &Holder, config: DecoderConfig, divergence: Divergence) -> Teacher {
     let (model, batch) = (HiddenModel::new(config, Device::Cpu).unwrap(), batch());
     let mut hidden = None;
@@ -55,7 +55,7 @@ fn a_teacher_says_what_its_decoder_does() {
         let apart =
             (log_probs.exp() * &log_probs).sum_dim_intlist([1i64].as_slice(), false, None) + &scores.entropy;
         assert!(apart.abs().max().double_value(&[]) < 1e-12, "tied: {tied}");
-        // Nothing is apart from itself.
+        // The divergence from itself is 0.
         for beta in [0.0, 0.3, 1.0] {
             let teacher = teacher(&own, config.clone(), Divergence { beta, temperature: 0.8 });
             let (scores, _) = own.forward(&batch().with_teacher(teacher).unwrap(), false);
@@ -64,7 +64,8 @@ fn a_teacher_says_what_its_decoder_does() {
     }
 }
 
-/// A directional derivative of every weight, of all that a head says; the teacher is wider and has tokens of its own.
+/// Compares with a directional derivative of every weight, for all outputs of the head. The teacher is wider
+/// and has another vocabulary.
 #[test]
 fn gradients_equal_finite_differences() {
     tch::manual_seed(0);

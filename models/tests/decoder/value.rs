@@ -1,4 +1,4 @@
-//! The value head over the decoder's blocks.
+//! The value head on the decoder's blocks.
 
 use anyroll_models::{
     Activation, DecoderConfig, Grads, Model, Multipliers, NormPlaces, Output, OutputGrad, PackedBatch,
@@ -6,7 +6,7 @@ use anyroll_models::{
 };
 use tch::{Device, Kind, Tensor};
 
-/// A decoder of two layers, with biases.
+/// Returns the shape of a decoder with two layers and biases.
 pub fn config() -> DecoderConfig {
     DecoderConfig {
         vocab_size: 19,
@@ -38,7 +38,7 @@ pub fn config() -> DecoderConfig {
     }
 }
 
-/// The seed's weights in fp64, and a head that is not 0 as it would begin.
+/// Returns the seed's weights in fp64, with a random head instead of the initial 0.
 fn weights(model: &ValueModel) -> Vec<Vec<Tensor>> {
     let tensor = |spec: &ParamSpec| {
         let tensor = Tensor::from_slice(&init::fill(spec, 1)).view(spec.shape.as_slice());
@@ -90,17 +90,17 @@ fn values_begin_at_zero_and_do_not_see_what_they_value() {
         Vec::<f64>::try_from(forward(&model, &weights, &pack(&[(tokens.to_vec(), 2)])).0).unwrap()
     };
     let (one, other) = (values(&[1, 2, 3, 4]), values(&[1, 2, 3, 9]));
-    assert_eq!(one, other, "the last token is valued before it is seen");
+    assert_eq!(one, other, "the last token's value is computed before it is seen");
     assert_ne!(values(&[1, 2, 5, 4])[1], one[1]);
 }
 
-/// A directional derivative of every weight.
+/// Compares with a directional derivative of every weight.
 #[test]
 fn gradients_equal_finite_differences() {
     let model = ValueModel::new(config(), Device::Cpu).unwrap();
     let mut weights = weights(&model);
     let tokens = |length: i64| (0..length).map(|i| (i * i + 3 * length) % 19).collect();
-    // The last two have all rows in common, and targets after the same ones.
+    // The last two share all rows, and have targets after the same ones.
     let batch = pack(&[(tokens(9), 4), (tokens(2), 1), (tokens(17), 1), (tokens(17), 9)]);
     assert_eq!(batch.tokens(), 8 + 1 + 16);
     tch::manual_seed(0);

@@ -1,4 +1,4 @@
-//! CLIP and its heads against `transformers` and PyTorch.
+//! CLIP and its heads compared with `transformers` and PyTorch.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,7 +23,7 @@ fn read(path: &Path) -> HashMap<String, Tensor> {
     Tensor::read_safetensors(path).unwrap().into_iter().collect()
 }
 
-/// A model, and the weights of its two towers.
+/// Opens a model, and reads the weights of its two towers.
 fn open(name: &str) -> (Clip, [Vec<Tensor>; 2]) {
     let folder = ClipFolder::open(&path(name)).unwrap();
     let clip = Clip::new(folder.config().clone()).unwrap();
@@ -40,7 +40,7 @@ fn vectors_and_gradients_equal_transformers() {
         let (clip, [of_images, of_texts]) = open(name);
         let tensors = read(&path(name).join("golden.safetensors"));
         let get = |what: &str, number: usize| &tensors[&format!("{what}.{number}")];
-        // Texts of three lengths, at once.
+        // A batch of texts of three lengths.
         let texts: Vec<Vec<i64>> = (0..3).map(|number| get("tokens", number).try_into().unwrap()).collect();
         let said = clip.embed_texts(&of_texts, &texts).unwrap();
         for number in 0..3 {
@@ -70,7 +70,7 @@ fn scores_of_a_head_and_their_gradients_equal_pytorch() {
         let scores = head.score(&clip.embed_images(&of_images, &images).unwrap()).unwrap();
         assert_close(&format!("scores {number}"), &scores, get("scores"));
         let gradient = Tensor::run_backward(&[scores.sum(Kind::Float)], &[&images], false, false);
-        // They are a hundredth at most, and what is compared is to be near 1.
+        // The gradients are a hundredth at most; scaled to about 1 for the comparison.
         assert_close(&format!("gradient {number}"), &(&gradient[0] * 100), &(get("gradient") * 100));
     }
 }
@@ -94,7 +94,7 @@ fn a_head_that_does_not_fit_names_its_tensor() {
     check(&and(&[("layers.2.weight", last)]), "`layers.2.weight` has shape [1, 5], must be [1, 4]");
     check(&and(&[("layers.10.weight", &[1, 4])]), "`layers.10.bias` is missing");
     check(&and(&[("layers.10.weight", &[1, 4]), ("layers.10.bias", &[2])]), "[2], must be [1]");
-    let foreign = "is no part of a head, whose names are `layers.N.weight` and `layers.N.bias`";
+    let foreign = "is not part of a head: names are `layers.N.weight` and `layers.N.bias`";
     check(&and(&[("layers.final.weight", &[1, 4])]), &format!("`layers.final.weight` {foreign}"));
     check(&[("weight", &[1, 6]), ("bias", &[1])], &format!("`bias` {foreign}"));
 }

@@ -1,4 +1,4 @@
-//! The diffusion transformer's gradients, block by block, against libtorch's of the whole.
+//! Gradients of the diffusion transformer, block by block, compared with libtorch's of the whole.
 
 use anyroll_models::diffusion::{DenoiseBatch, Dit, DitConfig, velocity};
 use anyroll_models::{Model, UnitGrads, normals};
@@ -25,7 +25,7 @@ fn random(seed: u64, shape: &[i64], scale: f64) -> Tensor {
     (Tensor::from_slice(&normals(seed, count)) * scale).view(shape)
 }
 
-/// Random where the model's own first values are 0, so that nothing passes by the conditioning.
+/// Returns random weights where the model initializes 0, so that the conditioning has an effect.
 fn random_weights(dit: &Dit) -> Vec<Vec<Tensor>> {
     let mut seed = 0;
     let mut next = |shape: &[i64]| {

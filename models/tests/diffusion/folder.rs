@@ -1,4 +1,4 @@
-//! A published model's folder: what diffusers' own pipeline paints with it, and the folder written again.
+//! A published model's folder, compared with images of diffusers' own pipeline, and the folder written again.
 
 use std::path::{Path, PathBuf};
 
@@ -58,7 +58,7 @@ fn images_are_those_of_diffusers_pipeline() {
     assert_close("latents", &latents, &expected("latents"));
 
     let decoder = folder.decoder().unwrap();
-    let LatentDecoderConfig::Images(config) = decoder.config() else { panic!("it is of images") };
+    let LatentDecoderConfig::Images(config) = decoder.config() else { panic!("it decodes images") };
     let vae = VaeDecoder::new(config.clone(), false).unwrap();
     let own = weights(vae.units(), decoder);
     let batch = LatentBatch { latents, latents_grad: false };
@@ -81,7 +81,7 @@ fn a_folder_written_again_is_the_same() {
         for ((name, ours), (other, theirs)) in ours.iter().zip(&theirs) {
             assert_eq!(name, other);
             let error = (ours - theirs).abs().max().double_value(&[]);
-            // diffusers' own table of positions is computed, and not kept, to the last bit.
+            // diffusers' own table of positions is computed and not stored, up to the last bit.
             assert!(error <= if name == "pos_embed.pos_embed" { 1e-6 } else { 0.0 }, "{name}: {error}");
         }
     }
@@ -114,7 +114,7 @@ fn videos(name: &str) -> PathBuf {
 fn videos_are_those_of_diffusers_decoder() {
     let folder = DiffusersFolder::open(&videos("model"), None).unwrap();
     let decoder = folder.decoder().unwrap();
-    let LatentDecoderConfig::Videos(config) = decoder.config() else { panic!("it is of videos") };
+    let LatentDecoderConfig::Videos(config) = decoder.config() else { panic!("it decodes videos") };
     assert_eq!(decoder.config().zoom(), folder.zoom());
     let model = WanVaeDecoder::new(config.clone()).unwrap();
     let own = weights(model.units(), decoder);
@@ -123,7 +123,7 @@ fn videos_are_those_of_diffusers_decoder() {
     assert_close("videos", &found.clamp(-1.0, 1.0), expected);
 }
 
-/// Of the golden file of such a decoder, beside the tiny transformer.
+/// Uses the golden file of such a decoder, next to the tiny transformer.
 #[test]
 fn the_decoder_of_the_5b_is_read_from_its_folder() {
     let (mut config, golden) =
@@ -140,14 +140,14 @@ fn the_decoder_of_the_5b_is_read_from_its_folder() {
     assert_eq!(folder.zoom(), (2, 8));
     assert_eq!(folder.latent_sizes([7, 16, 24]), Some([4, 2, 3]));
     let decoder = folder.decoder().unwrap();
-    let LatentDecoderConfig::Videos(config) = decoder.config() else { panic!("it is of videos") };
+    let LatentDecoderConfig::Videos(config) = decoder.config() else { panic!("it decodes videos") };
     let model = WanVaeDecoder::new(config.clone()).unwrap();
     let own = weights(model.units(), decoder);
     let (found, _) = model.decode(&slices(&own), &golden.get("latents"), 1, false).unwrap();
     golden.assert_close("output", &found.clamp(-1.0, 1.0));
 }
 
-/// Its latents can be of use all the same.
+/// The model opens anyway, since its latents alone are useful.
 #[test]
 fn what_keeps_videos_from_being_decoded_is_named() {
     let check = |change: (&str, &str), expected: &str| {
@@ -170,7 +170,7 @@ fn what_keeps_videos_from_being_decoded_is_named() {
     );
     check(("\"z_dim\": 4", "\"z_dim\": 3"), "`latents_mean` is [0.1, -0.2, 0.3, 0.0], must be 3 numbers");
     check(("\"scale_factor_spatial\": 8", "\"scale_factor_spatial\": 16"), "`scale_factor_spatial` is 16");
-    check(("\"num_res_blocks\": 1,", ""), "cannot be understood");
+    check(("\"num_res_blocks\": 1,", ""), "cannot parse");
     let scratch = tempfile::tempdir().unwrap();
     let config = copied(&videos("model"), scratch.path(), "vae/config.json");
     std::fs::remove_file(config.with_file_name("diffusion_pytorch_model.safetensors")).unwrap();
@@ -179,7 +179,7 @@ fn what_keeps_videos_from_being_decoded_is_named() {
     assert!(error.contains("vae") && error.contains("diffusion_pytorch_model"), "{error}");
 }
 
-/// Copies a model's folder, and says where a file of it is now.
+/// Copies a model's folder, and returns the copy's path of `file`.
 fn copied(from: &Path, to: &Path, file: &str) -> PathBuf {
     for part in ["transformer", "vae", "scheduler"] {
         std::fs::create_dir(to.join(part)).unwrap();
@@ -191,7 +191,7 @@ fn copied(from: &Path, to: &Path, file: &str) -> PathBuf {
     to.join(file)
 }
 
-/// All of a file, by name.
+/// Returns all tensors of a file, by name.
 fn tensors(path: &Path) -> Vec<(String, Tensor)> {
     let mut tensors = Tensor::read_safetensors(path).unwrap();
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
@@ -212,9 +212,13 @@ fn what_is_wrong_with_a_folder_is_named() {
     let transformer = "transformer/config.json";
     check(transformer, ("SD3Transformer2DModel", "FluxTransformer2DModel"), "is FluxTransformer2DModel");
     check(transformer, ("\"rms_norm\"", "\"layer_norm\""), "`qk_norm` is `layer_norm`");
-    check(transformer, ("\"caption_projection_dim\": 16", "\"caption_projection_dim\": 8"), "as wide as 16");
+    check(
+        transformer,
+        ("\"caption_projection_dim\": 16", "\"caption_projection_dim\": 8"),
+        "must be the inner size 16",
+    );
     check("vae/config.json", ("\"silu\"", "\"gelu\""), "`act_fn`");
-    check("scheduler/scheduler_config.json", ("\"shift\": 3.0", "\"shift\": 0.0"), "`shift` is not above 0");
+    check("scheduler/scheduler_config.json", ("\"shift\": 3.0", "\"shift\": 0.0"), "`shift` must be above 0");
     let scheduler = "scheduler/scheduler_config.json";
     let karras = ("\"use_karras_sigmas\": false", "\"use_karras_sigmas\": true");
     check(scheduler, karras, "`use_karras_sigmas` is there");
@@ -234,7 +238,7 @@ fn what_is_wrong_with_a_folder_is_named() {
     assert!(infinite.contains("prompt_embeds") && infinite.contains("not finite"), "{infinite}");
 }
 
-/// A pair made of the tiny Wan: its second transformer has twice the first one's weights.
+/// Creates a pair from the tiny Wan: the second transformer has twice the first one's weights.
 fn pair(boundary: &str) -> tempfile::TempDir {
     let scratch = tempfile::tempdir().unwrap();
     copied(&videos("model"), scratch.path(), "");
@@ -271,7 +275,7 @@ fn a_pair_of_transformers_is_read_and_written() {
     }
 }
 
-/// Against the two transformers, each opened as a model of its own.
+/// Compared with the two transformers, each opened as its own model.
 #[test]
 fn a_pair_walks_with_one_transformer_and_then_with_the_other() {
     let scratch = pair("{\"boundary_ratio\": 0.9}");
@@ -295,7 +299,7 @@ fn a_pair_walks_with_one_transformer_and_then_with_the_other() {
         tch::manual_seed(0);
         folder.transformer_config().build(None, Some(texts()), Device::Cpu).unwrap()
     };
-    // At and above 0.9 the first with a guidance of 3, below it the second with one of 1.
+    // At 0.9 and above the first with a guidance of 3, below it the second with a guidance of 1.
     let sigmas = vec![1.0, 0.9, 0.5, 0.0];
     let guided = |scale| Guidance { scale, no_class: 2, adapters: true };
     let guidance = vec![guided(3.0), guided(3.0), guided(1.0)];
@@ -337,14 +341,14 @@ fn what_is_wrong_with_a_pair_is_named() {
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replace("\"num_layers\": 2", "\"num_layers\": 1")).unwrap();
     };
-    check(index, other_size, "is another than in `transformer`");
+    check(index, other_size, "differs from `transformer`");
     let cut = |folder: &Path| {
         std::fs::remove_file(folder.join("transformer_2/diffusion_pytorch_model.safetensors")).unwrap();
     };
     check(index, cut, "transformer_2/diffusion_pytorch_model.safetensors");
 }
 
-/// Of one transformer and of a pair, all of which begin with other values.
+/// Adapters of one transformer and of a pair, with different initial values.
 #[test]
 fn adapters_that_were_written_are_read_again() {
     let (one, two) = (videos("model"), pair("{\"boundary_ratio\": 0.9}"));
@@ -402,7 +406,10 @@ fn what_is_wrong_with_an_adapter_is_named() {
         "to_v.lora_B.weight` is missing",
     );
     check(pair("transformer.blocks.9.attn2.to_k").into(), "is not part of the model");
-    check(pair("diffusion_model.blocks.1.cross_attn.k").into(), "it has no tensor `transformer.LAYER");
+    check(
+        pair("diffusion_model.blocks.1.cross_attn.k").into(),
+        "it has no tensor with a name like diffusers' `transformer.LAYER",
+    );
     let pair = DiffusersFolder::open(self::pair("{\"boundary_ratio\": 0.9}").path(), None).unwrap();
     let error = ImageAdapterFiles::open(&videos("model"), pair.transformer_config()).unwrap_err().to_string();
     assert!(error.contains("transformer/pytorch_lora_weights.safetensors"), "{error}");
@@ -412,7 +419,7 @@ fn what_is_wrong_with_an_adapter_is_named() {
     check(good.into(), "[\"blocks.1.attn2.to_k\"]");
 }
 
-/// diffusers puts what PEFT was told into the header of the file.
+/// diffusers stores PEFT's configuration in the header of the file.
 #[test]
 fn the_header_of_an_adapter_says_what_its_products_are_multiplied_by() {
     let folder = DiffusersFolder::open(&videos("model"), None).unwrap();

@@ -1,4 +1,4 @@
-//! What diffusers made of tiny random models: weights, inputs, outputs and gradients.
+//! Results of diffusers for tiny random models: weights, inputs, outputs and gradients.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub struct Golden {
     tensors: HashMap<String, Tensor>,
 }
 
-/// The configs of a folder of `tests/golden`, and the file of each.
+/// Returns the configs of a folder of `tests/golden`, and the file of each.
 pub fn goldens(folder: &str) -> Vec<(Value, Golden)> {
     let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(folder);
     let text = std::fs::read_to_string(folder.join("configs.json")).unwrap();
@@ -34,13 +34,13 @@ impl Golden {
         self.tensors[what].shallow_clone()
     }
 
-    /// What the file has.
+    /// Returns the names of the file's tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// Asserts that a model with the file's weights comes to the file's output and gradients, and has each of its
-    /// parameters and no others.
+    /// Asserts that a model with the file's weights gives the file's output and gradients, and has exactly
+    /// the file's parameters.
     pub fn check<M: Model<Scores = Tensor, ScoresGrad = Tensor>>(&self, model: &M, batch: &M::Batch) {
         let parts = model.units().iter().flat_map(|unit| &unit.params).flat_map(|spec| &spec.parts);
         let ours: HashSet<&str> = parts.map(|part| part.name.as_str()).collect();
@@ -75,7 +75,7 @@ impl Golden {
     }
 }
 
-/// A field of a config.
+/// Returns a field of a config.
 pub fn integer(config: &Value, field: &str) -> i64 {
     config[field].as_i64().unwrap_or_else(|| panic!("{field}"))
 }

@@ -1,4 +1,4 @@
-//! Adapters beside the layers of a transformer, against the transformer whose weights have their products added.
+//! Adapters of a transformer's layers, compared with the transformer whose weights contain their products.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ struct Case {
     batch: DenoiseBatch,
 }
 
-/// The golden file of 3.5, with an adapter beside two of every three layers of the blocks.
+/// Returns the golden file of 3.5, with adapters on two of every three layers of the blocks.
 fn case() -> Case {
     let (config, golden) =
         goldens("sd3").into_iter().find(|(config, _)| config["qk_norm"] == "rms_norm").unwrap();
@@ -52,7 +52,7 @@ fn case() -> Case {
     Case { base, adapted, weights, batch }
 }
 
-/// Each adapter's A and B, by the name of the weight that they are beside.
+/// Returns each adapter's A and B, by the name of its weight.
 fn adapters(case: &Case) -> HashMap<String, [usize; 3]> {
     let mut found = HashMap::new();
     for (unit, params) in case.adapted.units().iter().map(|unit| &unit.params).enumerate() {
@@ -64,7 +64,7 @@ fn adapters(case: &Case) -> HashMap<String, [usize; 3]> {
     found
 }
 
-/// The base's weights with the products of the adapters added.
+/// Returns the base's weights plus the products of the adapters.
 fn merged(case: &Case) -> Vec<Vec<Tensor>> {
     let adapters = adapters(case);
     let mut used = 0;

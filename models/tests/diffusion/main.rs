@@ -1,4 +1,4 @@
-//! Models of images, block by block, against references.
+//! Diffusion models, block by block, compared with references.
 
 mod clip;
 mod dit;

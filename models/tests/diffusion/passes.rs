@@ -1,18 +1,18 @@
-//! Forward and backward as whoever holds the weights runs them.
+//! Forward and backward, run like a holder of the weights does.
 
 use anyroll_models::{Grads, Model, Output, OutputGrad, UnitGrads, Weights};
 use tch::Tensor;
 
-/// What passes found.
+/// Results of passes.
 pub struct Passed {
     pub output: Tensor,
     pub grads: Vec<UnitGrads>,
-    /// Of what the first block read.
+    /// Gradient of the first block's input.
     pub input_grad: Tensor,
 }
 
-/// A pass for each of `wanted`, the gradients of the output, whose gradients add up: the same, to the bit, whether
-/// weights last from forward to backward or not.
+/// Runs a pass for each of `wanted`, the gradients of the output, and sums their gradients. Checks that
+/// results are bitwise equal with and without lasting weights.
 pub fn pass<M>(model: &M, weights: &[Vec<Tensor>], batch: &M::Batch, wanted: &[Tensor]) -> Passed
 where
     M: Model<Scores = Tensor, ScoresGrad = Tensor>,
@@ -27,7 +27,7 @@ where
     once
 }
 
-/// Gradients start as NaN, so that a sum into an unwritten buffer shows; those of frozen units stay so.
+/// Gradients start as NaN, so that a sum into an unwritten buffer shows; those of frozen units stay NaN.
 fn pass_on<M>(
     model: &M,
     weights: &[Vec<Tensor>],
@@ -86,7 +86,7 @@ where
     Passed { output: output.unwrap(), grads, input_grad: input_grad.unwrap() }
 }
 
-/// Relative to the largest of `expected` where that is above 1.
+/// Compares relative to the largest value of `expected` if that is above 1.
 #[track_caller]
 pub fn assert_close(what: &str, found: &Tensor, expected: &Tensor) {
     assert_eq!(found.size(), expected.size(), "{what}");

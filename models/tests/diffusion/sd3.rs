@@ -1,4 +1,4 @@
-//! Stable Diffusion 3's transformer, of 3 and of 3.5.
+//! Stable Diffusion 3's transformer, and 3.5's.
 
 use anyroll_models::Weights;
 use anyroll_models::diffusion::{DenoiseBatch, Sd3, Sd3Config, Texts};
@@ -32,7 +32,7 @@ fn latents_and_texts_that_do_not_fit_are_refused() {
     assert!(Texts::new(zeros(&[2, 3, 6]), Some(zeros(&[1, 5]))).is_err());
 }
 
-/// Each point with the text of its own number.
+/// Returns a batch in which each point has the text with its own index.
 fn batch(latents: Tensor, sigmas: Tensor) -> DenoiseBatch {
     let labels = Tensor::arange(latents.size()[0], (Kind::Int64, Device::Cpu));
     DenoiseBatch { latents, sigmas, labels, adapters: true, latents_grad: true }

@@ -1,4 +1,4 @@
-//! What reads texts for models of images, against `transformers`.
+//! Text encoders of image models, compared with `transformers`.
 
 use std::collections::HashMap;
 use std::fs;
@@ -50,7 +50,7 @@ fn states_of_t5_and_umt5_equal_transformers() {
     let lengths = wanted["lengths"].view([-1, 1, 1]);
     let is_text = Tensor::arange(tokens, (Kind::Int64, Device::Cpu)).view([1, -1, 1]).lt_tensor(&lengths);
     assert_close("umt5", &found.where_self(&is_text, &Tensor::zeros_like(&found)), &wanted["hidden"]);
-    // Every head's distances count, near and far: with those of others the states are others.
+    // Each head's distance biases matter, near and far: with another head's, the states differ.
     let shuffled: Vec<Tensor> = weights
         .iter()
         .zip(&encoder.unit().params)
@@ -87,7 +87,7 @@ fn states_in_16_bits_are_near() {
     assert!(apart.double_value(&[]) < 0.02, "{apart}");
 }
 
-/// A copy of a folder, to be changed.
+/// Copies a folder, to be changed.
 fn copied(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(golden(name)).unwrap() {
@@ -97,7 +97,7 @@ fn copied(name: &str) -> tempfile::TempDir {
     folder
 }
 
-/// Asserts what the error says of a folder whose `config.json` has `to` instead of `from`.
+/// Asserts the error for a folder whose `config.json` has `to` instead of `from`.
 fn check_config<E: ToString>(
     name: &str,
     open: impl Fn(&Path) -> Result<(), E>,
@@ -117,7 +117,7 @@ fn check_config<E: ToString>(
 fn an_encoder_of_t5_that_cannot_be_used_is_named() {
     let open = |path: &Path| T5Folder::open(path, None).map(drop);
     let check = |change, words| check_config("sd3/text_encoder_3", open, change, words);
-    check(("\"t5\"", "\"bart\""), "`model_type` is `bart`; there are t5 and umt5");
+    check(("\"t5\"", "\"bart\""), "`model_type` is `bart`, must be t5 or umt5");
     check(("\"gated-gelu\"", "\"relu\""), "`feed_forward_proj` is `relu`");
     check(("_num_buckets\": 8", "_num_buckets\": 6"), "`relative_attention_num_buckets` is 6");
     check(("_max_distance\": 11", "_max_distance\": 2"), "`relative_attention_max_distance` is 2");
@@ -149,10 +149,10 @@ fn the_embedding_may_have_the_encoders_own_name() {
     both.push((own, &other));
     Tensor::write_safetensors(&both, &path).unwrap();
     let error = T5Folder::open(folder.path(), None).unwrap_err().to_string();
-    assert!(error.contains("`encoder.embed_tokens.weight` is another than `shared.weight`"), "{error}");
+    assert!(error.contains("`encoder.embed_tokens.weight` differs from `shared.weight`"), "{error}");
 }
 
-/// A model's folder with its text encoders: the tiny one of this name, and the golden encoders.
+/// Returns the folder of the tiny model `name` with the golden text encoders.
 fn model(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let transformer = golden("..").join(format!("tiny_{name}/model/transformer/config.json"));
@@ -204,12 +204,12 @@ fn encoders_fit_the_transformer_beside_them_or_say_why_not() {
     check(("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 0"), "has no layer");
 }
 
-/// Each as diffusers calls it with `variant="fp16"`.
+/// Compared with diffusers called with `variant="fp16"`.
 #[test]
 fn weights_of_a_variant_are_read_where_it_is_asked_for() {
     let open = |model: &Path, variant: Option<&str>| TextEncoderFolders::open(model, variant);
     let own = |model: &tempfile::TempDir, part: &str| {
-        // In place of the link.
+        // Replaces the link.
         let folder = model.path().join(part);
         fs::remove_file(&folder).unwrap();
         fs::create_dir(&folder).unwrap();
@@ -219,7 +219,7 @@ fn weights_of_a_variant_are_read_where_it_is_asked_for() {
         folder
     };
     let first = |folders: &TextEncoderFolders| {
-        let TextEncoderFolders::Sd3 { clips, .. } = folders else { panic!("it is of images") };
+        let TextEncoderFolders::Sd3 { clips, .. } = folders else { panic!("it is Stable Diffusion 3") };
         let encoder = TextEncoder::new(clips[0].config().clone(), clips[0].projection_dim()).unwrap();
         weights(&clips[0], encoder.unit(), Kind::Float).remove(0)
     };
@@ -227,7 +227,7 @@ fn weights_of_a_variant_are_read_where_it_is_asked_for() {
     let error = open(sd3.path(), Some("fp16")).unwrap_err().to_string();
     assert!(error.contains("no folder in it has weights of the variant `fp16`"), "{error}");
 
-    // A file, and beside it plain ones in the other folders.
+    // A single file, next to plain ones in the other folders.
     let clip = own(&sd3, "text_encoder");
     let plain = Tensor::read_safetensors(clip.join("model.safetensors")).unwrap();
     let halves: Vec<_> = plain.iter().map(|(name, it)| (name, (it * 2).to_kind(Kind::Half))).collect();
@@ -244,7 +244,7 @@ fn weights_of_a_variant_are_read_where_it_is_asked_for() {
     for variant in [None, Some("bf16")] {
         let error = open(sd3.path(), variant).unwrap_err().to_string();
         let words = match variant {
-            None => "its weights are there as the variant `fp16` alone: ask for that",
+            None => "its weights exist only as the variant `fp16`: request that variant",
             Some(_) => "of the variant `bf16`",
         };
         assert!(error.contains(words), "{error}");
@@ -263,12 +263,12 @@ fn embeddings_are_written_a_part_at_a_time_as_they_are_read() {
         let whole = |first: i64, count: i64| pooled.then(|| wholes.narrow(0, first, count));
         let shape = EmbeddingsShape { count: 5, tokens: 3, widths: (4, pooled.then_some(5)) };
         let mut writer = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap();
-        // In any order, and the third row's text is the fifth's as well.
+        // In any order; the third row's text is also the fifth's.
         for (first, places) in [(2, vec![vec![2, 4], vec![3]]), (0, vec![vec![0], vec![1]])] {
             writer.put(&places, &tokens.narrow(0, first, 2), whole(first, 2).as_ref()).unwrap();
         }
         let rows = Tensor::from_slice(&[0i64, 1, 2, 3, 2]);
-        assert!(!path.exists(), "nothing has its name before it is whole");
+        assert!(!path.exists(), "the file has a temporary name until it is complete");
         writer.finish(&tokens.narrow(0, 5, 1), whole(5, 1).as_ref()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let texts = TextEmbeddings::open(&path, (4, pooled.then_some(5))).unwrap();

@@ -1,4 +1,4 @@
-//! Decoding in tiles, against diffusers' `enable_tiling`.
+//! Decoding in tiles, compared with diffusers' `enable_tiling`.
 
 use anyroll_models::Model;
 use anyroll_models::diffusion::{LatentBatch, Tiles, VaeDecoder, WanVaeDecoder};
@@ -9,13 +9,13 @@ use tch::Tensor;
 use crate::golden::{Golden, goldens};
 use crate::{vae, wan_vae};
 
-/// Of `make_tiles_golden.py`.
+/// Returns the tiles of `make_tiles_golden.py`.
 fn tiles(zoom: i64, patch: i64) -> Tiles {
     Tiles { size: 4, stride: 3, zoom, patch }
 }
 
 fn weights(units: &[Unit], golden: &Golden) -> Vec<Vec<Tensor>> {
-    // A layer's parts, such as queries and keys, are tensors of their own there.
+    // A layer's parts, such as queries and keys, are separate tensors there.
     let whole = |spec: &anyroll_models::ParamSpec| {
         Tensor::cat(&spec.parts.iter().map(|part| golden.get(&part.name)).collect::<Vec<_>>(), 0)
     };
@@ -54,7 +54,7 @@ fn pictures_and_gradients_in_tiles_equal_diffusers() {
         let decode = |latents: &Tensor, record| model.decode(&weights, latents, 1, record);
         let videos = tiles.decode(&latents, |latents| Ok(decode(latents, false)?.0)).unwrap();
         let within = videos.abs().le(1.0);
-        assert!(!within.all().equal(&within.any()), "some are cut off");
+        assert!(!within.all().equal(&within.any()), "some values are clipped");
         golden.assert_close("output", &videos.clamp(-1.0, 1.0));
         let follow_back = |latents: &Tensor, grad: &Tensor| {
             model.latents_grad(&weights, decode(latents, true)?.1.unwrap(), grad)

@@ -31,7 +31,7 @@ fn latents_that_do_not_fit_are_refused() {
     }
 }
 
-/// Each point with the text of its own number.
+/// Returns a batch in which each point has the text with its own index.
 fn batch(latents: Tensor, sigmas: Tensor) -> DenoiseBatch {
     let labels = Tensor::arange(latents.size()[0], (Kind::Int64, Device::Cpu));
     DenoiseBatch { latents, sigmas, labels, adapters: true, latents_grad: true }

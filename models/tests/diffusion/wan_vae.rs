@@ -1,4 +1,4 @@
-//! The decoder of latents of videos.
+//! The video decoder.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use crate::golden::{Golden, goldens, integer};
 
-/// However many frames of latents are decoded at a time.
+/// The number of latent frames decoded at a time does not matter.
 #[test]
 fn videos_and_gradients_equal_diffusers() {
     for (config, golden) in goldens("wan_vae") {
@@ -16,13 +16,13 @@ fn videos_and_gradients_equal_diffusers() {
         let weights: Vec<&[Tensor]> = weights.iter().map(Vec::as_slice).collect();
         for part in 1..=4 {
             let (videos, tape) = model.decode(&weights, &golden.get("latents"), part, true).unwrap();
-            // As diffusers cuts off what is no colour.
+            // diffusers clips values that are not colors.
             golden.assert_close("output", &videos.clamp(-1.0, 1.0));
             let d_videos = golden.get("d_output") * videos.abs().le(1.0);
             let found = model.latents_grad(&weights, tape.unwrap(), &d_videos).unwrap();
             golden.assert_close("grad.latents", &found);
         }
-        // Of the first frames nothing depends on those behind.
+        // The first frames do not depend on later ones.
         let first = golden.get("latents").narrow(2, 0, 2);
         let (videos, tape) = model.decode(&weights, &first, 1, false).unwrap();
         let frames = 1 + model.config().zoom_in_time();
@@ -32,7 +32,7 @@ fn videos_and_gradients_equal_diffusers() {
     }
 }
 
-/// As near as bf16 comes; the gradient by its direction.
+/// Within bf16's precision; the gradient is compared by its direction.
 #[test]
 fn in_16_bits_videos_and_gradients_are_near() {
     let (config, golden) = goldens("wan_vae").remove(0);
@@ -80,7 +80,7 @@ fn contradictions_name_their_field() {
     check("latents_std", |config| config.latents_std[0] = f64::NAN);
 }
 
-/// A decoder with the file's weights, of which it has each and no others.
+/// Returns a decoder with the file's weights, which it has exactly.
 fn decoder(config: &Value, golden: &Golden) -> (WanVaeDecoder, Vec<Vec<Tensor>>) {
     let model = WanVaeDecoder::new(config_of(config)).unwrap();
     let mut names: HashSet<&str> = golden.names().collect();

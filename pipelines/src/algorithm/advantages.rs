@@ -1,9 +1,9 @@
-//! From rewards to advantages. `docs/algorithms.md` has the sources, and where systems disagree.
+//! From rewards to advantages. `docs/reference/algorithms.md` has the sources, and where systems disagree.
 
-use serde::{Deserialize, Serialize};
-
-use super::{groups, is_constant};
-use crate::config::{Advantage, GdpoConfig, Scale};
+use super::{
+    Moments, groups, is_constant,
+    sections::{Advantage, GdpoConfig, Scale},
+};
 
 /// What the samples of a step earned; groups lie one after another.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ pub struct Earned<'a> {
 /// - `opo`: r - sum(l r) / sum(l) (Hao et al., 2025);
 /// - `gpg`: (r - mean) B / (B - M), with M of the B samples in groups of equal rewards (Chu et al., 2025);
 /// - `remax`: r less that of the group's greedy completion (Li et al., 2024);
-/// - `reinforce`: r. Its discount is between tokens: see [`returns`];
+/// - `reinforce`: r. Its discount is between tokens: see [`returns()`](super::returns());
 /// - `none`: 0.
 ///
 /// A group of equal rewards has advantages of exactly 0, so it moves nothing; but for `remax` and `reinforce`.
@@ -79,102 +79,6 @@ pub fn sample_advantages(advantage: &Advantage, earned: Earned) -> Vec<f64> {
     }
 }
 
-/// The advantage of each turn of each sample, from what each turn earned, a list a sample.
-///
-/// A turn's reward is what is earned from it on, its return, in which what comes a turn later weighs `gamma`, as in GTPO (Ding
-/// et al., 2025, 2511.14846). [`sample_advantages`] compares it with those of the same turn of the group, as MT-GRPO does (Zeng et al., 2025,
-/// 2505.11821). An episode that has ended earns nothing more, and counts as 0: so a group is whole at each turn, and what a
-/// turn is compared with by `rloo` depends on no action of its sample. That is a baseline which leaves the gradient
-/// unbiased, whatever it is.
-///
-/// # Panics
-///
-/// For advantages that `config` refuses beside turns.
-pub fn turn_advantages(
-    advantage: &Advantage,
-    gamma: f64,
-    rewards: &[Vec<f64>],
-    group_size: usize,
-) -> Vec<Vec<f64>> {
-    let of_sample = |turns: &Vec<f64>| returns(turns, &vec![gamma; turns.len()]);
-    let mut of_turns: Vec<Vec<f64>> = rewards.iter().map(of_sample).collect();
-    let lengths = vec![1.0; rewards.len()]; // read by `opo` alone
-    for turn in 0..rewards.iter().map(Vec::len).max().unwrap_or(0) {
-        let rewards: Vec<f64> =
-            of_turns.iter().map(|returns| returns.get(turn).copied().unwrap_or(0.0)).collect();
-        let earned = Earned { rewards: &rewards, lengths: &lengths, greedy: &[], group_size };
-        let advantages = sample_advantages(advantage, earned);
-        for (sample, advantage) in of_turns.iter_mut().zip(advantages) {
-            sample.get_mut(turn).into_iter().for_each(|it| *it = advantage);
-        }
-    }
-    of_turns
-}
-
-/// What follows each token of a sequence: its own reward, and what follows the next one times its own of `gammas`.
-///
-/// # Panics
-///
-/// If rewards and gammas differ in number.
-pub fn returns(rewards: &[f64], gammas: &[f64]) -> Vec<f64> {
-    assert_eq!(rewards.len(), gammas.len(), "a reward and a gamma for each token");
-    let mut following = 0.0;
-    let mut returns: Vec<f64> = rewards
-        .iter()
-        .zip(gammas)
-        .rev()
-        .map(|(reward, gamma)| {
-            following = reward + gamma * following;
-            following
-        })
-        .collect();
-    returns.reverse();
-    returns
-}
-
-/// What is to be known of values to normalize them, whoever holds them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Moments {
-    /// The number of values.
-    pub count: f64,
-    /// Their mean.
-    pub mean: f64,
-    /// The sum of the squares of their differences from the mean.
-    pub squares: f64,
-}
-
-impl Moments {
-    /// Those of `values`.
-    pub fn of(values: &[f64]) -> Self {
-        let count = values.len() as f64;
-        let mean = values.iter().sum::<f64>() / count.max(1.0);
-        let squares = values.iter().map(|value| (value - mean).powi(2)).sum();
-        Self { count, mean, squares }
-    }
-
-    /// Those of these values and the `other` ones together (Chan et al., 1979).
-    pub fn joined(&self, other: &Self) -> Self {
-        let count = self.count + other.count;
-        let apart = other.mean - self.mean;
-        let share = other.count / count.max(1.0);
-        let squares = self.squares + other.squares + apart * apart * self.count * share;
-        Self { count, mean: self.mean + apart * share, squares }
-    }
-
-    /// The unbiased standard deviation; 0 of a single value.
-    pub fn std(&self) -> f64 {
-        (self.squares / (self.count - 1.0).max(1.0)).sqrt()
-    }
-
-    /// Shifts and scales values to the mean 0 and the variance 1, the unbiased one, as verl and ROLL do. A single
-    /// value becomes 0.
-    pub fn whiten(&self, values: &mut [f64]) {
-        const EPS: f64 = 1e-8;
-        let scale = 1.0 / (self.std().powi(2) + EPS).sqrt();
-        values.iter_mut().for_each(|value| *value = (*value - self.mean) * scale);
-    }
-}
-
 /// Each reward less its group's mean, over what `scale` says of the group.
 pub(super) fn centered(rewards: &[f64], group_size: usize, scale: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     let mut advantages = Vec::with_capacity(rewards.len());
@@ -208,9 +112,13 @@ fn less_weighted_mean(rewards: &[f64], weights: &[f64], group_size: usize) -> Ve
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{check_near, golden, numbers, papers};
+    use super::super::{
+        returns,
+        tests::{check_near, golden, numbers, papers},
+        turn_advantages,
+    };
     use super::*;
-    use crate::config::{GrpoConfig, ReinforceConfig};
+    use crate::algorithm::sections::{GrpoConfig, ReinforceConfig};
 
     const GROUP_SIZE: usize = 3;
 

@@ -1,6 +1,6 @@
 //! Rewards whose terms are normalized each by itself.
 
-use super::advantages::{Moments, centered};
+use super::{Moments, advantages::centered};
 
 /// The weighted sum of the terms' rewards, each term's (r - mean) / (std + eps) in its group: a term so counts as much as its
 /// weight says, however wide or rare its rewards are, and sums of different rewards stay different (GDPO: Liu et al., 2026,
@@ -27,7 +27,7 @@ mod tests {
         tests::{check_near, numbers, papers},
     };
     use super::*;
-    use crate::config::{Advantage, GdpoConfig};
+    use crate::algorithm::sections::{Advantage, GdpoConfig};
 
     #[test]
     fn terms_are_normalized_each_as_the_paper_has_it() {

@@ -1,7 +1,9 @@
 //! Rewards that are shifted and scaled before they become advantages.
 
-use super::Moments;
-use crate::config::{Over, RewardNormConfig};
+use super::{
+    Moments,
+    sections::{Over, RewardNormConfig},
+};
 
 /// Added to standard deviations, as ROLL does.
 const EPS: f64 = 1e-6;

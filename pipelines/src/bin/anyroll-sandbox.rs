@@ -1,5 +1,5 @@
-//! The `anyroll-sandbox` program: what the `code` reward starts for each program that a policy wrote. It needs no
-//! libtorch, so that it starts in a moment.
+//! The `anyroll-sandbox` program, which the `code` reward starts for each program that a policy wrote. It
+//! does not link libtorch, so that it starts fast.
 
 #![forbid(unsafe_code)]
 

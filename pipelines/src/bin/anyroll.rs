@@ -1,8 +1,8 @@
 //! The `anyroll` program: finds libtorch, then becomes `anyroll-engine`, which links it.
 //!
-//! The engine cannot look for libtorch itself: the loader needs the libraries before the first line of its
-//! `main`. It finds them where it was built. On a machine where they lie elsewhere this launcher, which needs
-//! nothing but the standard library, finds them and says so with `LD_LIBRARY_PATH`.
+//! The engine cannot look for libtorch itself, since the loader needs the libraries before `main`. It finds
+//! them where it was built. On other machines this launcher, which needs only the standard library, finds
+//! them and sets `LD_LIBRARY_PATH`.
 
 #![forbid(unsafe_code)]
 
@@ -15,14 +15,16 @@ use std::process::{Command, ExitCode};
 
 use anyroll_libtorch::{Torch, Unusable, VERSION};
 
-/// The folder of libraries that the user names.
+/// Folder of libtorch's libraries, set by the user.
 const TORCH_LIB: &str = "ANYROLL_TORCH_LIB";
-/// The folder of libraries that the engine was built against, which its search path names.
+/// Folder of the libraries that the engine was built against, which is in its search path.
 const BUILT: &str = env!("ANYROLL_TORCH_LIB_BUILT");
-/// How much libtorch logs. It logs every failed connection with a C++ backtrace; our errors say what it says.
+/// Log level of libtorch, which logs every failed connection with a C++ backtrace. Our errors repeat the
+/// cause.
 const LOG_LEVEL: &str = "TORCH_CPP_LOG_LEVEL";
-/// How libtorch holds the memory of GPUs: under its name of now, and under those of before. Unless it is told, it keeps
-/// blocks of the sizes that were asked for, and phases of other shapes need others besides; segments that grow serve all.
+/// Settings of libtorch's allocator on GPUs, under its current and its earlier names. By default it keeps
+/// blocks of the requested sizes, and phases of other shapes allocate more. Expandable segments serve all
+/// sizes.
 const ALLOCATOR: [&str; 3] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"];
 
 fn main() -> ExitCode {
@@ -31,7 +33,7 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Becomes the engine; only a failure comes back.
+/// Becomes the engine; returns only on failure.
 fn start() -> Result<Infallible, String> {
     let this = env::current_exe().map_err(|error| format!("the path of this program is unknown: {error}"))?;
     let engine = this.with_file_name("anyroll-engine");
@@ -58,8 +60,8 @@ fn start() -> Result<Infallible, String> {
     Err(format!("{} did not start: {}", engine.display(), command.exec()))
 }
 
-/// The first torch that can be used: the one the user names, those that the engine finds by itself, then those
-/// of the active Python environments.
+/// The first usable torch: the user's choice, then those that the engine finds by itself, then those of the
+/// active Python environments.
 fn find_torch(built_in: &[PathBuf]) -> Result<Torch, String> {
     if let Some(named) = env::var_os(TORCH_LIB) {
         let torch = Torch::open(Path::new(&named));
@@ -95,12 +97,12 @@ fn find_torch(built_in: &[PathBuf]) -> Result<Torch, String> {
     ))
 }
 
-/// The `LD_LIBRARY_PATH` that makes the engine load from `lib`, or nothing if it does so anyway: when its own
-/// search path leads there and no folder of the current value, which goes before it, holds another libtorch.
+/// `LD_LIBRARY_PATH` with which the engine loads from `lib`; `None` if it does so anyway. That is the case if
+/// its own search path leads to `lib` and no folder in the current value holds another libtorch.
 fn library_path(lib: &Path, built_in: &[PathBuf], current: Option<OsString>) -> Option<OsString> {
     let current = current.unwrap_or_default();
     let hidden = env::split_paths(&current).any(|folder| folder.join("libtorch_cpu.so").exists());
-    // The engine takes the first that is there, whatever its version.
+    // The engine takes the first one in its path, whatever its version.
     let loads = built_in.iter().find(|it| it.join("libtorch_cpu.so").exists());
     if !hidden && loads.is_some_and(|it| it == lib) {
         return None;

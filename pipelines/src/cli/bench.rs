@@ -1,4 +1,4 @@
-//! `anyroll doctor --bench`: what the devices of this machine do in a second, beside what their makers promise.
+//! `anyroll doctor --bench`: measured speed of this machine's devices, compared with the vendors' limits.
 
 use std::{env, fs, path::Path, time::Duration};
 
@@ -15,14 +15,14 @@ use crate::{
     measure::{Bench, Figure, Sizes, Unit},
 };
 
-/// Where rank 0 leaves the figures, for the parent that started it.
+/// File in which rank 0 leaves the results for the parent that started it.
 const FIGURES: &str = "ANYROLL_FIGURES";
-/// Far beyond any measurement.
+/// Longer than any measurement.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Ranks on a host, which holds as many as one asks for.
+/// Number of ranks on a host, which has no fixed number of devices.
 const HOST_RANKS: usize = 2;
 
-/// What was measured.
+/// Results of a benchmark.
 #[derive(Debug, Deserialize, Serialize)]
 struct Report {
     backend: String,
@@ -31,11 +31,11 @@ struct Report {
     figures: Vec<Figure>,
 }
 
-/// Measures `backend`, or the first that is there.
+/// Benchmarks `backend`, or the first available one.
 pub(super) fn bench(backend: Option<BackendKind>, json: bool) -> Result<u8> {
     launch::watch_parent();
     let is_there = |kind: &BackendKind| kind.runs_models() && devices(*kind).is_ok();
-    let found = || BackendKind::ALL.into_iter().find(is_there).expect("the host is always there");
+    let found = || BackendKind::all().find(is_there).expect("the host is always there");
     let backend = backend.unwrap_or_else(found);
     if !backend.runs_models() {
         let what = "products, which `--bench` measures: libtorch does not compute on it".into();
@@ -69,7 +69,7 @@ fn supervise(backend: BackendKind, json: bool) -> Result<u8> {
     Ok(0)
 }
 
-/// Is a rank: measures, and on rank 0 hands over the figures.
+/// Runs a rank: measures, and on rank 0 hands over the results.
 fn work(backend: BackendKind, rank: &Rank) -> Result<u8> {
     let ordinal = if backend.is_host() { 0 } else { rank.local_rank };
     let device = open(DeviceId { backend, ordinal })?;
@@ -79,7 +79,7 @@ fn work(backend: BackendKind, rank: &Rank) -> Result<u8> {
         CollectiveGroup::new(name, comm, &device, TIMEOUT)
     };
     let in_order = group("in rank order", Reduction::Ordered)?;
-    // The host has no library that sums.
+    // The host has no communication library that sums.
     let library = match backend.is_host() {
         true => None,
         false => Some(group("library", Reduction::Library)?),

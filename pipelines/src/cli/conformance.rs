@@ -1,4 +1,4 @@
-//! `anyroll conformance`: the contract of a backend, checked on this machine.
+//! `anyroll conformance`: checks a backend's contract on this machine.
 
 use std::{
     env, fs, io,
@@ -25,39 +25,39 @@ use crate::{
     launch::{self, LaunchPlan, Rank},
 };
 
-/// Where rank 0 leaves what the ranks found, for the parent that started them.
+/// File in which rank 0 leaves the outcomes of all ranks for the parent that started them.
 const OUTCOMES: &str = "ANYROLL_OUTCOMES";
 
 #[derive(Debug, Args)]
 pub(super) struct ConformanceArgs {
-    /// Which backend
+    /// The backend to check
     #[arg(long, default_value = "cpu")]
     backend: BackendKind,
-    /// Numbers of ranks to check the collectives with; by default 1 to 4, or to the number of devices where each rank needs
-    /// its own
+    /// Numbers of ranks to check the collectives with [default: 1 to 4, or up to the number of devices if
+    /// each rank needs its own]
     #[arg(long, value_delimiter = ',', value_name = "N,...", value_parser = clap::value_parser!(u16).range(1..))]
     world_size: Vec<u16>,
-    /// Only cases whose name contains this
+    /// Run only cases whose name contains this text
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Also write every outcome as JSON, with what they were found on: the file to send with a patch
+    /// Also write every outcome as JSON, with a description of the machine: the file to send with a patch
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Check the communication library's own sums, as with `strategy.reduction: library`
     #[arg(long)]
     library_sums: bool,
-    /// Bounds the suite's waits: a case may take half of it
+    /// Limit of the suite's waits in seconds; a single case may take half of it
     #[arg(long, value_name = "SECONDS", default_value_t = 60.0)]
     timeout_s: f64,
 }
 
-/// What a vendor sends: enough to know what ran, on what, and how each rule ended.
+/// The report that a vendor sends: what ran, on which machine, and the outcome of each case.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     anyroll: &'static str,
-    /// When the last case had ended, in UTC.
+    /// Time at which the last case ended, in UTC.
     at: String,
-    /// The command, as it was typed.
+    /// The command line.
     command: Vec<String>,
     system: System,
     torch: TorchReport,
@@ -103,7 +103,7 @@ impl System {
     }
 }
 
-/// Exit code 0 only if no case failed. With `ANYROLL_LOG=info` each rank tells of a case as it begins.
+/// Returns exit code 0 only if no case failed. With `ANYROLL_LOG=info` each rank logs a case when it begins.
 pub(super) fn conformance(args: &ConformanceArgs) -> Result<u8> {
     launch::watch_parent();
     match Rank::from_env()? {
@@ -112,7 +112,7 @@ pub(super) fn conformance(args: &ConformanceArgs) -> Result<u8> {
     }
 }
 
-/// Starts a job for each world size and shows what all found.
+/// Starts a job for each world size and prints the outcomes of all.
 fn supervise(args: &ConformanceArgs) -> Result<u8> {
     let outcomes = match devices(args.backend) {
         Ok(found) => {
@@ -121,7 +121,7 @@ fn supervise(args: &ConformanceArgs) -> Result<u8> {
             let asked: Vec<usize> = args.world_size.iter().copied().map(usize::from).collect();
             run_jobs(if asked.is_empty() { &default } else { &asked })?
         }
-        // Loud, and not a pass: a vendor's machine shows what is missing.
+        // An unavailable backend is a failure, so that a vendor's machine shows what is missing.
         Err(error) => vec![Outcome {
             group: args.backend.to_string(),
             name: "every case".into(),
@@ -167,7 +167,7 @@ fn run_jobs(world_sizes: &[usize]) -> Result<Vec<Outcome>> {
     Ok(outcomes)
 }
 
-/// Is a rank: checks, and on rank 0 hands over what all found.
+/// Runs a rank: checks, and on rank 0 hands over the outcomes of all.
 fn work(args: &ConformanceArgs, rank: &Rank) -> Result<u8> {
     log_to(io::stderr);
     let ordinal = match args.backend.shares_devices() {

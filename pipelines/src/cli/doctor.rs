@@ -1,4 +1,4 @@
-//! `anyroll doctor`: what this machine has, and why not.
+//! `anyroll doctor`: the backends of this machine, with the reason for each that is unavailable.
 
 use std::{fs, path::PathBuf};
 
@@ -18,7 +18,7 @@ struct Report {
 
 #[derive(Debug, Serialize)]
 pub(super) struct TorchReport {
-    /// The folder of the libraries that this process has loaded.
+    /// Folder of the libraries that this process has loaded.
     path: Option<PathBuf>,
     version: Option<String>,
     threads: i32,
@@ -28,9 +28,9 @@ pub(super) struct TorchReport {
 pub(super) struct BackendReport {
     name: &'static str,
     available: bool,
-    /// Why it is not available.
+    /// Reason why it is unavailable.
     reason: Option<String>,
-    /// What was tried, in order.
+    /// Attempts, in order.
     tried: Vec<String>,
     devices: Vec<DeviceReport>,
 }
@@ -45,7 +45,7 @@ struct DeviceReport {
 }
 
 pub(super) fn doctor(json: bool) -> Result<u8> {
-    let backends = BackendKind::ALL.into_iter().map(backend).collect();
+    let backends = BackendKind::all().map(backend).collect();
     let report = Report { anyroll: env!("CARGO_PKG_VERSION"), torch: torch(), backends };
     print(match json {
         true => serde_json::to_string_pretty(&report).expect("plain data") + "\n",
@@ -54,7 +54,7 @@ pub(super) fn doctor(json: bool) -> Result<u8> {
     Ok(0)
 }
 
-/// What there is of a backend, or why not.
+/// State of a backend: its devices, or the reason why it is unavailable.
 pub(super) fn backend(kind: BackendKind) -> BackendReport {
     let (devices, reason, tried) = match anyroll_backends::devices(kind) {
         Ok(devices) => (devices, None, Vec::new()),
@@ -89,7 +89,7 @@ fn device(info: DeviceInfo) -> DeviceReport {
     }
 }
 
-/// What of libtorch is mapped into this process.
+/// The libtorch that is mapped into this process.
 pub(super) fn torch() -> TorchReport {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let library = maps

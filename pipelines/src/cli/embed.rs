@@ -1,4 +1,5 @@
-//! `anyroll embed`: what a published model's text encoders say of prompts, for training on them.
+//! `anyroll embed`: embeddings of prompts by a published model's text encoders, for training the model on
+//! them.
 
 use std::path::PathBuf;
 
@@ -15,34 +16,36 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct EmbedArgs {
-    /// The folder of a Stable Diffusion 3 or a Wan, as diffusers publishes it, with its text encoders and tokenizers
+    /// The folder of a Stable Diffusion 3 or Wan model as diffusers publishes it, with its text encoders and
+    /// tokenizers
     model: PathBuf,
-    /// The prompts: lines of {"prompt": ...}, which can be the `records` of training as well, or a .txt with one a line; a
-    /// `prompt_2` and a `prompt_3` are what the second and the third encoder read instead
+    /// The prompts: lines of {"prompt": ...}, which may be the `records` of training, or a .txt with one
+    /// prompt per line; `prompt_2` and `prompt_3` replace the prompt for the second and the third encoder
     #[arg(long, value_name = "FILE")]
     file: PathBuf,
     /// The new safetensors file, for `embeddings`
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// What guidance leads away from
+    /// The negative prompt of guidance
     #[arg(long, value_name = "TEXT", default_value = "")]
     negative: String,
-    /// What the second encoder reads of that [default: the same]
+    /// The negative prompt of the second encoder [default: the same]
     #[arg(long, value_name = "TEXT")]
     negative_2: Option<String>,
-    /// What the third encoder reads of that [default: the same]
+    /// The negative prompt of the third encoder [default: the same]
     #[arg(long, value_name = "TEXT")]
     negative_3: Option<String>,
-    /// Tokens of a prompt that the T5 reads [default: 256 of Stable Diffusion 3, 512 of Wan]
+    /// Tokens of a prompt that the T5 reads [default: 256 for Stable Diffusion 3, 512 for Wan]
     #[arg(long, value_name = "TOKENS")]
     max_sequence_length: Option<usize>,
-    /// Layers of each CLIP that prompts skip before its last
+    /// Last layers of each CLIP to skip
     #[arg(long, value_name = "LAYERS", default_value_t = 0)]
     clip_skip: usize,
-    /// Weights to read where a folder has them, such as fp16 of model.fp16.safetensors [default: the plain files]
+    /// Variant of the weights to read where a folder has it, such as fp16 of model.fp16.safetensors [default:
+    /// the plain files]
     #[arg(long, value_name = "NAME")]
     variant: Option<String>,
-    /// Prompts that go through the encoders together
+    /// Prompts encoded together
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: u32,
     #[command(flatten)]

@@ -14,15 +14,17 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct ExportArgs {
-    /// A run folder, for its last checkpoint, or a checkpoint of it: runs/NAME/checkpoints/step_000100, runs/NAME/best
+    /// A run folder, for its last checkpoint, or one checkpoint: runs/NAME/checkpoints/step_000100,
+    /// runs/NAME/best
     run: PathBuf,
     /// The new folder
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
-    /// What the weights are rounded to
+    /// Dtype of the written weights
     #[arg(long, value_enum, default_value = "bf16")]
     dtype: Dtype,
-    /// Write the adapters of a LoRA run alone, as PEFT loads them, or diffusers those of images, instead of merging them
+    /// Write only the adapters of a LoRA run, as PEFT loads them (diffusers for an image model), instead of
+    /// merging them
     #[arg(long)]
     adapter: bool,
 }

@@ -1,4 +1,4 @@
-"""Writes a run that comes as JSON on stdin with the wandb package: what `anyroll export-wandb` starts."""
+"""Writes a run, given as JSON on stdin, with the wandb package. Started by `anyroll export-wandb`."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ except ImportError:
     sys.exit(f"{sys.executable} has no wandb: install it there (pip install wandb), or name another with --python")
 
 run = json.load(sys.stdin)
-# The id is the folder's name: a run that is exported again goes on where it was, and is not there twice.
+# The id is the folder's name, so that a second export continues the same run.
 with wandb.init(
     project=run["project"],
     entity=run["entity"],
@@ -21,5 +21,5 @@ with wandb.init(
     config=run["config"],
 ) as board:
     for step, metrics in run["steps"]:
-        # What was not finite has no number in JSON.
+        # JSON has null for numbers that are not finite.
         board.log({name: float("nan") if value is None else value for name, value in metrics.items()}, step=step)

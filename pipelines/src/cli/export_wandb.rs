@@ -17,23 +17,23 @@ use crate::{
     run_dir::RunDir,
 };
 
-/// What runs in the user's Python.
+/// The script that runs in the user's Python.
 const SCRIPT: &str = include_str!("export_wandb.py");
 
 #[derive(Debug, Args)]
 pub(super) struct ExportWandbArgs {
     /// A run folder
     run: PathBuf,
-    /// The project to put it in
+    /// The project to write to
     #[arg(long, default_value = "anyroll")]
     project: String,
-    /// The user or team whose project it is; by default wandb's own
+    /// The user or team that owns the project [default: wandb's own]
     #[arg(long)]
     entity: Option<String>,
-    /// `offline` writes RUN/wandb, for `wandb sync`; `online` sends it at once
+    /// `offline` writes RUN/wandb, for `wandb sync`; `online` uploads at once
     #[arg(long, value_enum, default_value = "offline")]
     mode: Mode,
-    /// A Python that has the package wandb
+    /// A Python with the package wandb
     #[arg(long, value_name = "FILE", default_value = "python3")]
     python: PathBuf,
 }
@@ -69,7 +69,7 @@ pub(super) fn run(args: &ExportWandbArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// What the run resolved to. Its data need not be there any more, so nothing is checked.
+/// The run's resolved config. It is not validated, since its data may be gone.
 fn config(dir: &RunDir) -> Result<Value> {
     let path = dir.resolved();
     let broken = |problem: String| Error::Resume { run: path.clone(), problem };
@@ -77,7 +77,7 @@ fn config(dir: &RunDir) -> Result<Value> {
     serde_saphyr::from_str(&text).map_err(|error| broken(error.to_string()))
 }
 
-/// A number that is not finite is null.
+/// Metrics of a step; a number that is not finite becomes null.
 fn step(record: &Record) -> (u64, Map<String, Value>) {
     (record.step, record.metrics.iter().map(|(name, value)| (name.to_owned(), json!(value))).collect())
 }
@@ -86,7 +86,7 @@ fn write(args: &ExportWandbArgs, asked: &Value) -> Result<()> {
     let failed = |problem: String| Error::Wandb { python: args.python.clone(), problem };
     let child = Command::new(&args.python).args(["-c", SCRIPT]).stdin(Stdio::piped()).spawn();
     let mut child = child.map_err(|error| failed(format!("it does not start: {error}")))?;
-    // One that ends early says why itself; its pipe is broken then.
+    // If it ends early, the pipe breaks and its own message says why.
     let mut stdin = child.stdin.take().expect("it is piped");
     let _ = stdin.write_all(asked.to_string().as_bytes());
     drop(stdin);
@@ -94,6 +94,6 @@ fn write(args: &ExportWandbArgs, asked: &Value) -> Result<()> {
     if status.success() {
         Ok(())
     } else {
-        Err(failed(format!("it ended with {status}; its words are above")))
+        Err(failed(format!("it ended with {status}; its output is above")))
     }
 }

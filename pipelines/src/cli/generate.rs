@@ -20,40 +20,42 @@ use crate::{
     Error, Result,
     data::{Record, stream},
     error_chain::one_line,
-    inference::{Formats, Room, Spec, Texts, check_numbers, cut, stop_condition},
+    inference::{Formats, Room, Spec, Texts, cut, stop_condition},
+    loaded::check_numbers,
 };
 
 #[derive(Debug, Args)]
 pub(super) struct GenerateArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// A prompt; may be given more than once. Completions are printed as text, in the order of the prompts
+    /// A prompt; repeatable. Completions are printed as text, in the order of the prompts
     #[arg(long = "prompt", value_name = "TEXT", required_unless_present = "file", conflicts_with = "file")]
     prompts: Vec<String>,
-    /// Lines of {"prompt": ...}, with `--chat` a text or messages, and what else holds for it: "temperature", "top_k",
-    /// "top_p", "min_p", "repetition_penalty", "max_new_tokens", "stop"; `-` reads standard input. Completions are printed
-    /// as JSON, each as it ends
+    /// Lines of {"prompt": ...}, with `--chat` a text or messages; a line may also set "temperature",
+    /// "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens" and "stop"; `-` reads standard
+    /// input. Completions are printed as JSON, each when it ends
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Completions of each prompt
+    /// Completions per prompt
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     samples: u64,
-    /// Completions follow from this, the prompt's number and their own
+    /// Seed; a completion depends on it, the index of its prompt and its own index
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Ends a completion, and does not belong to it; may be given more than once
+    /// Text that ends a completion and is cut off from it; repeatable
     #[arg(long = "stop", value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stops: Vec<String>,
-    /// Take a prompt as a user's message in the model's chat template; a run's model is prompted as in the run without it
+    /// Use the model's chat template, with a prompt as the user's message; without it, a run's model is
+    /// prompted as in the run
     #[arg(long)]
     chat: bool,
-    /// The system message before it
+    /// The system message of `--chat`
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
-    /// A file with a JSON schema, which completions are held to
+    /// A file with a JSON schema that completions must match
     #[arg(long, value_name = "FILE", conflicts_with = "regex")]
     schema: Option<PathBuf>,
-    /// A pattern that all of a completion is held to
+    /// A regular expression that a whole completion must match
     #[arg(long, value_name = "PATTERN")]
     regex: Option<String>,
     #[command(flatten)]
@@ -62,7 +64,7 @@ pub(super) struct GenerateArgs {
     room: RoomArgs,
 }
 
-/// Random numbers of its own.
+/// Constant of this command's random stream.
 const PURPOSE: u64 = 0x6765_6e65;
 
 #[derive(Debug, Deserialize)]
@@ -80,7 +82,7 @@ struct Line {
 }
 
 impl Line {
-    /// What is said for all lines, with what this one says in its place.
+    /// Settings for all lines, overridden by those of this line.
     fn sampling(&self, all: SamplingArgs) -> SamplingArgs {
         SamplingArgs {
             temperature: self.temperature.unwrap_or(all.temperature),
@@ -93,24 +95,24 @@ impl Line {
     }
 }
 
-/// Fields that a line may have as part of some data set, and those that would be settings that nobody reads.
+/// Fields that a line must not have: settings under another name, and settings for all lines.
 const NOT_OF_A_LINE: [(&str, &str); 5] = [
     ("max_tokens", "it is called `max_new_tokens` here"),
-    ("n", "say `--samples` for all lines"),
-    ("samples", "say `--samples` for all lines"),
-    ("seed", "say `--seed` for all lines"),
-    ("system", "say `--system` for all lines, or begin a `prompt` of messages with it"),
+    ("n", "pass `--samples`, for all lines"),
+    ("samples", "pass `--samples`, for all lines"),
+    ("seed", "pass `--seed`, for all lines"),
+    ("system", "pass `--system`, for all lines, or start the messages of `prompt` with it"),
 ];
 
-/// A prompt, and how it is gone on with.
-struct Asked {
+/// A prompt with its settings.
+struct PromptRequest {
     line: usize,
     prompt: Prompt,
     sampling: SamplingArgs,
     stops: Vec<String>,
 }
 
-/// A text, or a conversation.
+/// A text or a conversation.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "neither a text nor messages")]
 enum Prompt {
@@ -130,20 +132,20 @@ impl Prompt {
     }
 }
 
-/// What is printed of a completion.
+/// JSON line of a completion.
 #[derive(Debug, Serialize)]
 struct Completed<'a> {
-    /// Of the prompt in the file, from 1.
+    /// Line of the prompt in the file, from 1.
     line: usize,
     sample: u64,
     completion: &'a str,
     tokens: usize,
-    /// `stop` or `length`, or `broken` where what it is held to could not say how it goes on.
+    /// `stop` or `length`; `broken` if the grammar of its schema or pattern failed.
     ending: &'static str,
     logprob: f64,
 }
 
-/// What completions are held to, and the option that says so.
+/// Schema or pattern that completions must match, with the name of its option.
 fn spec(args: &GenerateArgs) -> Result<Option<(&'static str, Spec)>> {
     const SCHEMA: &str = "--schema";
     let Some(path) = &args.schema else {
@@ -168,7 +170,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     let format = spec.map(|(what, spec)| formats.compile(&spec).map_err(|problem| refused(what, problem)));
     let format = format.transpose()?;
     let mut encoded = Vec::with_capacity(prompts.len());
-    for Asked { line, prompt, sampling, stops } in prompts {
+    for PromptRequest { line, prompt, sampling, stops } in prompts {
         let refuse = |problem| match &args.file {
             Some(path) => Error::InputLine { path: path.clone(), line, problem },
             None => refused("--prompt", problem),
@@ -211,7 +213,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
         engine.submit(Request { prompt, params, stop, format: format.clone(), samples })?;
         asked.extend((0..args.samples).map(|sample| (line, sample, stops.clone())));
     }
-    // Texts alone do not say whose they are, and wait for those before them.
+    // Printed texts carry no prompt, so they are printed in the order of the prompts.
     let (mut waiting, mut next) = (BTreeMap::new(), 0);
     while !engine.is_idle() {
         for (id, completion) in engine.step()? {
@@ -236,13 +238,13 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// The prompts that the arguments or the lines of their file have.
-fn asked(args: &GenerateArgs) -> Result<Vec<Asked>> {
+/// Prompts of the arguments, or of the lines of `--file`.
+fn asked(args: &GenerateArgs) -> Result<Vec<PromptRequest>> {
     let sampling = args.sampling;
     sampling.params(Vec::new(), 1).validate()?;
     let Some(file) = &args.file else {
         let texts = (1..).zip(args.prompts.iter().cloned().map(Prompt::Text));
-        let asked = |(line, prompt)| Asked { line, prompt, sampling, stops: args.stops.clone() };
+        let asked = |(line, prompt)| PromptRequest { line, prompt, sampling, stops: args.stops.clone() };
         return Ok(texts.map(asked).collect());
     };
     let lines = json_lines::<Line>(file)?.into_iter();
@@ -250,14 +252,14 @@ fn asked(args: &GenerateArgs) -> Result<Vec<Asked>> {
         let refuse = |problem: String| Error::InputLine { path: file.clone(), line: number, problem };
         if let Some((field, help)) = NOT_OF_A_LINE.iter().find(|(field, _)| line.others.contains_key(*field))
         {
-            return Err(refuse(format!("`{field}` is not read from a line: {help}")));
+            return Err(refuse(format!("a line cannot set `{field}`: {help}")));
         }
         let sampling = line.sampling(sampling);
         let stops = line.stop.map_or_else(|| args.stops.clone(), Texts::into_vec);
         if stops.iter().any(String::is_empty) {
-            return Err(refuse("`stop` has a text of no characters".to_owned()));
+            return Err(refuse("`stop` has an empty text".to_owned()));
         }
-        Ok(Asked { line: number, prompt: line.prompt, sampling, stops })
+        Ok(PromptRequest { line: number, prompt: line.prompt, sampling, stops })
     });
     asked.collect()
 }

@@ -1,4 +1,4 @@
-//! `anyroll import`: another system's config as ours, and what became of each of its keys.
+//! `anyroll import`: translates another system's config, and reports the outcome of each of its keys.
 
 use std::path::PathBuf;
 
@@ -13,17 +13,18 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct ImportArgs {
-    /// ROLL's, accelerate's, TRL's or trlx's YAML, DeepSpeed's JSON, or a script that calls OpenRLHF or verl
+    /// The YAML of ROLL, accelerate, TRL or trlx, the JSON of DeepSpeed, or a script that calls OpenRLHF or
+    /// verl
     file: PathBuf,
-    /// Whose it is [default: told by its keys]
+    /// The system that the file is for [default: recognized by its keys]
     #[arg(long, value_enum)]
     from: Option<Origin>,
-    /// Write the YAML to this file instead of the standard output
+    /// Write the YAML to this file instead of standard output
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
 
-/// Exit code 0 only if every key has a counterpart here or needs none.
+/// Returns exit code 0 only if every key has a counterpart here or needs none.
 pub(super) fn run(args: &ImportArgs) -> Result<u8> {
     let imported = import(&args.file, args.from)?;
     for row in &imported.rows {

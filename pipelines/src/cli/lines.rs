@@ -1,4 +1,4 @@
-//! Files of JSON lines that a user gives.
+//! Reader of JSON lines files given by a user.
 
 use std::{
     fs::File,
@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Result, data::without_mark, error_chain::within_line, output_error::OutputError};
 
-/// Every line that is not blank, with its number from 1; `-` is standard input.
+/// Values of all lines that are not blank, with line numbers from 1; `-` is standard input.
 ///
 /// # Errors
-/// The file that cannot be read, or the line that is not what it should be.
+/// A file that cannot be read, or a line that is not a valid `T`.
 pub(super) fn json_lines<T: DeserializeOwned>(file: &Path) -> Result<Vec<(usize, T)>> {
     let parsed = lines(file)?.map(|line| {
         let (line, text) = line?;
@@ -23,16 +23,16 @@ pub(super) fn json_lines<T: DeserializeOwned>(file: &Path) -> Result<Vec<(usize,
     parsed.collect()
 }
 
-/// The text of every line that is not blank, with its number from 1; `-` is standard input.
+/// Text of all lines that are not blank, with line numbers from 1; `-` is standard input.
 ///
 /// # Errors
-/// The file that cannot be read, or a line that is no text.
+/// A file that cannot be read, or a line that is not UTF-8.
 pub(super) fn lines(file: &Path) -> Result<impl Iterator<Item = Result<(usize, String)>>> {
     let unreadable = |source: io::Error| Error::from(OutputError::io("read", file, source));
     let numbered = (1..).zip(open(file).map_err(unreadable)?);
     let texts = numbered.map(move |(line, text)| {
         let text = text.map_err(|source| match source.kind() {
-            ErrorKind::InvalidData => refused(file, line, "the line is not in UTF-8".to_owned()),
+            ErrorKind::InvalidData => refused(file, line, "the line is not UTF-8".to_owned()),
             _ => unreadable(source),
         })?;
         Ok((line, if line == 1 { without_mark(&text).to_owned() } else { text }))
@@ -40,16 +40,16 @@ pub(super) fn lines(file: &Path) -> Result<impl Iterator<Item = Result<(usize, S
     Ok(texts.filter(|line| !line.as_ref().is_ok_and(|(_, text)| text.trim().is_empty())))
 }
 
-/// The value that a line is, or what is wrong with it: which field, or at which character.
+/// Parses a line; the error names the field, or the character if the line is not JSON.
 pub(super) fn of_line<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    // A list would do for a struct.
+    // serde would accept a list for a struct.
     if !text.trim_start().starts_with('{') {
-        return Err("it is no JSON object".to_owned());
+        return Err("it is not a JSON object".to_owned());
     }
     let mut json = serde_json::Deserializer::from_str(text);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let problem = within_line(error.inner());
-        // Where the text is no JSON, no field is to blame.
+        // An error in the JSON itself has no field to name.
         match error.inner().is_data() && error.path().iter().next().is_some() {
             true => format!("`{}`: {problem}", error.path()),
             false => problem,
@@ -93,10 +93,10 @@ mod tests {
                 &b"{}\n{\"a\": 1, \"b\": \"x\"}\n"[..],
                 ":2: `b`: invalid type: string \"x\", expected a number",
             ),
-            (b"\n[1]\n", ":2: it is no JSON object"),
+            (b"\n[1]\n", ":2: it is not a JSON object"),
             (b"{\"a\": 1,}\n", ":1: trailing comma at character 9"),
             (b"{\"a\": 1} 2\n", ":1: trailing characters at character 10"),
-            (b"{}\n{\"a\": \"\xff\"}\n", ":2: the line is not in UTF-8"),
+            (b"{}\n{\"a\": \"\xff\"}\n", ":2: the line is not UTF-8"),
         ] {
             let error = read(bytes).unwrap_err();
             assert!(error.ends_with(&format!("lines.jsonl{expected}")), "{error}");

@@ -1,4 +1,4 @@
-//! The command line: one file a command.
+//! The command line, one file per command.
 
 mod bench;
 mod conformance;
@@ -29,9 +29,10 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     Error, Result,
-    config::{BackendFacts, Loaded, Machine},
-    error_chain::{help, one_line},
+    error_chain::one_line,
     launch::{self, FailureKind, Rank},
+    prepare::Loaded,
+    run::{BackendFacts, Machine},
 };
 
 /// Reinforcement-learning post-training on any accelerator.
@@ -46,41 +47,41 @@ const EXAMPLES: &str = "\
 Examples:
   anyroll run configs/rlvr_sort_cpu.yaml                     train; everything lands in runs/<name>-<time>/
   anyroll run configs/rlvr_sort_cpu.yaml --set seed=1 --set pipeline.rlvr.steps=50
-  anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    go on from the last checkpoint, bitwise
-  anyroll check configs/rlvr_sort_cpu_2ranks.yaml            what a config comes to, without running it
+  anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    resume from the last checkpoint, bitwise
+  anyroll check configs/rlvr_sort_cpu_2ranks.yaml            print the resolved config, without running it
   anyroll plan configs/rlvr_sort_cpu.yaml --memory 80GiB --world 4
-                                                             what a rank holds at every stage, and what fits
-  anyroll doctor                                             which backends this machine has, and why not
-  anyroll doctor --bench                                     copies, products and collectives beside the limit
+                                                             memory of a rank at every stage, and what fits
+  anyroll doctor                                             available backends, and why others are not
+  anyroll doctor --bench                                     copies, products and collectives vs. the limit
   anyroll generate runs/rlvr_sort_cpu-20260101-120000 --prompt '314159>' --temperature 0
-                                                             what a trained model makes of a prompt
+                                                             complete a prompt with a trained model
   anyroll score DIR --file texts.jsonl                       log-probs of given texts
   anyroll embed DIR --file prompts.jsonl --out prompts.safetensors
-                                                             prompts as a diffusers folder's text encoders read them
+                                                             embeddings by a diffusers folder's text encoders
   anyroll serve DIR --port 8000                              a model behind OpenAI's interface
   anyroll reward math --file cases.jsonl                     try a reward on completions and their answers
-  anyroll import deepspeed.json                              another system's config as ours, key by key
+  anyroll import deepspeed.json                              translate another system's config, key by key
   anyroll export runs/rlvr_sort_cpu-20260101-120000 --to DIR trained weights as a folder that transformers loads
-  anyroll export-wandb runs/rlvr_sort_cpu-20260101-120000    its metrics for Weights & Biases, offline
+  anyroll export-wandb runs/rlvr_sort_cpu-20260101-120000    metrics for Weights & Biases, offline
   anyroll conformance --backend cpu                          check memory, streams and collectives on 1 to 4 ranks
   torchrun --no-python --nproc-per-node 2 anyroll run configs/rlvr_sort_cpu_2ranks.yaml
                                                              any launcher that sets RANK and WORLD_SIZE will do";
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train as a config says
+    /// Train a model from a config
     Run(RunArgs),
-    /// Validate a config and print what it resolves to
+    /// Validate a config and print its resolved form
     Check(ConfigArgs),
-    /// Plan a run's memory for every stage and offload, and say what fits; no device is needed
+    /// Plan a run's memory for every stage and offload, and show which fit; needs no device
     Plan(plan::PlanArgs),
-    /// Check that a backend holds its contract on this machine
+    /// Check on this machine that a backend fulfils its contract
     Conformance(conformance::ConformanceArgs),
     /// Complete prompts with a trained or a published model
     Generate(generate::GenerateArgs),
     /// Print the log-probs of given texts
     Score(score::ScoreArgs),
-    /// Encode prompts with a published model's text encoders, for training it on them
+    /// Encode prompts with a published model's text encoders, to train the model on them
     Embed(embed::EmbedArgs),
     /// Answer completion and chat requests over HTTP
     Serve(serve::ServeArgs),
@@ -92,16 +93,16 @@ enum Command {
     Export(export::ExportArgs),
     /// Write a run's metrics for Weights & Biases
     ExportWandb(export_wandb::ExportWandbArgs),
-    /// Show every backend: what is there, or why not and what was tried
+    /// List every backend with its devices, or the reason why it is unavailable and what was tried
     Doctor(DoctorArgs),
 }
 
-/// A config and changes to it.
+/// A config with overrides.
 #[derive(Debug, Args)]
 struct ConfigArgs {
     /// The YAML file
     config: PathBuf,
-    /// Change a field, as in `--set pipeline.rlvr.steps=50`; may be given more than once
+    /// Change a field, as in `--set pipeline.rlvr.steps=50`; repeatable
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     sets: Vec<String>,
 }
@@ -111,41 +112,42 @@ struct RunArgs {
     /// The YAML file
     #[arg(required_unless_present = "resume", conflicts_with = "resume")]
     config: Option<PathBuf>,
-    /// Change a field, as in `--set pipeline.rlvr.steps=50`; may be given more than once
+    /// Change a field, as in `--set pipeline.rlvr.steps=50`; repeatable
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     sets: Vec<String>,
-    /// Take the strategy from what `accelerate config` wrote; `--set` has the last word
+    /// Take the strategy from a file of `accelerate config`; `--set` overrides it
     #[arg(long, value_name = "FILE", conflicts_with = "resume")]
     accelerate_config: Option<PathBuf>,
-    /// Take the strategy from DeepSpeed's JSON; `--set` has the last word
+    /// Take the strategy from a DeepSpeed JSON; `--set` overrides it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["resume", "accelerate_config"])]
     deepspeed_config: Option<PathBuf>,
     /// The run folder itself [default: runs/NAME-TIME]
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     output: Option<PathBuf>,
-    /// Go on with the run in this folder, from its last checkpoint
+    /// Resume the run in this folder from its last checkpoint
     #[arg(long, value_name = "DIR")]
     resume: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
 struct DoctorArgs {
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Measure the devices instead: copies, matrix products and collectives, beside the hardware's limit
+    /// Benchmark the devices instead: copies, matrix products and collectives, compared with the hardware's
+    /// limit
     #[arg(long)]
     bench: bool,
-    /// Which backend to measure; by default the first that is there
+    /// The backend to benchmark [default: the first available]
     #[arg(long, requires = "bench")]
     backend: Option<anyroll_backends::BackendKind>,
 }
 
-/// Folders in which vendors' libraries are looked for before anywhere else, as in `PATH`.
+/// Folders that are searched for vendors' libraries first, separated as in `PATH`.
 const LIBRARIES: &str = "ANYROLL_LIBRARIES";
 
-/// Runs the command that the arguments name, and returns the exit code: 0 only if all was done, 130 after an
-/// interrupt, 1 after an error, which has been told.
+/// Runs the command of the arguments and returns the exit code: 0 on success, 130 after an interrupt, 1 after
+/// an error, which has been reported.
 pub fn main() -> u8 {
     let folders = env::var_os(LIBRARIES).unwrap_or_default();
     env::split_paths(&folders).for_each(anyroll_backends::prefer_folder);
@@ -153,7 +155,7 @@ pub fn main() -> u8 {
         anyroll_backends::cache_kernels_in(folder);
     }
     let command = Cli::parse().command;
-    // Of several processes each says for itself when.
+    // A process that may be one of several ranks sets up its log itself.
     if !matches!(command, Command::Run(_) | Command::Conformance(_)) {
         log_to(io::stderr);
     }
@@ -180,7 +182,7 @@ pub fn main() -> u8 {
     })
 }
 
-/// Writes warnings, or what `ANYROLL_LOG` asks for, to what `writer` gives: a level such as `info`, or one for each crate.
+/// Logs warnings, or the level of `ANYROLL_LOG`, to `writer`: a level such as `info`, or one per crate.
 fn log_to<W: io::Write>(writer: impl Fn() -> W + Send + Sync + 'static) {
     let filter = EnvFilter::try_from_env("ANYROLL_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt()
@@ -191,7 +193,7 @@ fn log_to<W: io::Write>(writer: impl Fn() -> W + Send + Sync + 'static) {
         .init();
 }
 
-/// Where what can be made again is kept between runs: `ANYROLL_CACHE`, or where the user keeps such things.
+/// Folder of files that can be rebuilt: `ANYROLL_CACHE`, or the user's cache folder.
 fn cache_folder() -> Option<PathBuf> {
     let named = |variable: &str| env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     named("ANYROLL_CACHE").or_else(|| {
@@ -200,11 +202,11 @@ fn cache_folder() -> Option<PathBuf> {
     })
 }
 
-/// Tells a failure to the parent that started this rank, or else to the user.
+/// Reports a failure to the parent that started this rank, or to the user.
 fn tell(error: &Error, is_run: bool) {
     let kind = if error.is_from_peer() { FailureKind::Peer } else { FailureKind::Own };
     let mut reason = one_line(error);
-    if let Some(help) = help(error, &reason).filter(|_| is_run) {
+    if let Some(help) = error.help(&reason).filter(|_| is_run) {
         reason = format!("{reason}\n  help: {help}");
     }
     let reported = launch::is_launched() && launch::report_failure(&reason, kind).is_ok();
@@ -232,10 +234,10 @@ fn check(args: &ConfigArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// What this machine has, as far as a config depends on it.
+/// Facts of this machine that a config depends on.
 fn machine(rank: Option<Rank>) -> Machine {
-    let backends = anyroll_backends::BackendKind::ALL.into_iter().map(|kind| {
-        // What runs no model is refused by name, whether it is there or not, and is not looked for.
+    let backends = anyroll_backends::BackendKind::all().map(|kind| {
+        // A backend that runs no models is refused by name in any case, so its devices are not queried.
         let found = if kind.runs_models() { anyroll_backends::devices(kind) } else { Ok(Vec::new()) };
         BackendFacts {
             name: kind.name().to_owned(),

@@ -1,4 +1,4 @@
-//! `anyroll plan`: the memory of a run before it is one, for every choice of stage, offload and recomputation.
+//! `anyroll plan`: memory of a run before it starts, for every choice of stage, offload and recomputation.
 
 use std::path::PathBuf;
 
@@ -10,26 +10,28 @@ use serde_json::{Value, json};
 use super::{machine, stdout::print};
 use crate::{
     Result,
-    config::{BackendFacts, Devices, Loaded, Machine, Offload, OptimizerOffload, Recompute, Run},
+    config::{Devices, Offload, OptimizerOffload, Recompute},
     format::gib,
     plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, settle},
+    prepare::Loaded,
+    run::{BackendFacts, Machine, Run},
 };
 
-/// What to plan.
+/// Arguments of `anyroll plan`.
 #[derive(Debug, Args)]
 pub(super) struct PlanArgs {
     /// The YAML file
     config: PathBuf,
-    /// Change a field, as in `--set strategy.recompute=full`; may be given more than once
+    /// Change a field, as in `--set strategy.recompute=full`; repeatable
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     sets: Vec<String>,
-    /// Memory of a device, which need not be here [default: that of this machine's devices]
+    /// Memory of a device, which need not be in this machine [default: that of this machine's devices]
     #[arg(long, value_name = "80GiB", value_parser = bytes)]
     memory: Option<usize>,
-    /// Ranks, a device each, which need not be here [default: the config's]
+    /// Number of ranks, one device each, which need not be in this machine [default: the config's]
     #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     world: Option<u32>,
-    /// As JSON, in bytes
+    /// Print JSON, in bytes
     #[arg(long)]
     json: bool,
 }
@@ -59,7 +61,7 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let loaded = Loaded::read(&args.config, &sets)?;
     let mut run = loaded.resolve_but_stage(&machine_of(args, &loaded.config.devices))?;
     if let Some(memory) = args.memory {
-        let of_devices = BackendKind::ALL.into_iter().filter(|kind| !kind.is_host());
+        let of_devices = BackendKind::all().filter(|kind| !kind.is_host());
         let backends = of_devices.map(|kind| kind.name().to_owned()).chain([run.policy.backend.clone()]);
         run.memory_bytes.extend(backends.map(|backend| (backend, memory)));
     }
@@ -75,16 +77,16 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// This machine, or, if sizes are given, one that has all that is asked for.
+/// This machine, or one with every device asked for if `--memory` or `--world` is given.
 fn machine_of(args: &PlanArgs, devices: &Devices) -> Machine {
     const MANY: usize = 1 << 16;
     if args.memory.is_none() && args.world.is_none() {
         return machine(None);
     }
     let count = if *devices == Devices::All { 1 } else { MANY };
-    // What a device here has is of use only where nobody has said what to plan for.
+    // Memory of the devices here counts only without `--memory`.
     let here = if args.memory.is_none() { machine(None).backends } else { Vec::new() };
-    let backends = BackendKind::ALL.into_iter().map(|kind| BackendFacts {
+    let backends = BackendKind::all().map(|kind| BackendFacts {
         name: kind.name().to_owned(),
         runs_models: kind.runs_models(),
         adds_by_rows: kind.adds_by_rows(),
@@ -95,7 +97,7 @@ fn machine_of(args: &PlanArgs, devices: &Devices) -> Machine {
     Machine { cores: 1, backends: backends.collect(), rank: None }
 }
 
-/// What the config itself comes to, and with which stages; `None` where `auto` comes to nothing.
+/// The config's own plan and its stages; `None` if `auto` finds no stage.
 fn configured(
     planner: &Planner,
     run: &Run,
@@ -107,16 +109,14 @@ fn configured(
     })
 }
 
-/// What is to be said of `zero_stage: auto`.
+/// Outcome of `zero_stage: auto`, if the config uses it.
 fn auto(run: &Run, settled: &Result<Option<Settled>, Unsettled>) -> Option<String> {
     match settled {
         Ok(settled) => {
             let memory_bytes = run.policy_memory_bytes().unwrap_or(0);
             settled.as_ref().map(|settled| settled.reason(memory_bytes))
         }
-        Err(Unsettled::NoMemory) => {
-            Some("auto needs to know the memory of a device: say `--memory 80GiB`".into())
-        }
+        Err(Unsettled::NoMemory) => Some("auto needs the memory of a device: add `--memory 80GiB`".into()),
         Err(Unsettled::TooLarge { tightest: Tightest { phase, needs, memory_bytes }, .. }) => {
             let (needs, has) = (gib(*needs), gib(*memory_bytes));
             Some(format!("auto finds no stage that fits: the smallest needs {needs} GiB of {has} in {phase}"))
@@ -129,7 +129,7 @@ struct Report {
     run: Run,
     auto: Option<String>,
     configured: Option<(Stages, MemoryPlan)>,
-    /// The same with `keep_logits`, where the config does not say.
+    /// The same plan with `keep_logits`, if the config does not set it.
     keeping_logits: Option<MemoryPlan>,
     choices: Vec<Choice>,
 }
@@ -158,7 +158,7 @@ impl Report {
         text + &self.table()
     }
 
-    /// The config's own choice, phase by phase.
+    /// The config's own plan, phase by phase.
     fn phases(&self, stage: u8, plan: &MemoryPlan) -> String {
         let strategy = &self.run.policy.strategy;
         let memory = self.run.policy_memory_bytes();
@@ -176,8 +176,9 @@ impl Report {
             && keeping.fits(memory)
         {
             let needs = gib(keeping.train.total());
-            text +=
-                &format!("with `keep_logits: true`, which fits, train takes {needs} and makes logits once\n");
+            text += &format!(
+                "with `keep_logits: true`, which fits, train takes {needs} and computes logits once\n"
+            );
         }
         text.extend(plan.others.iter().map(|device| {
             let parts = parts_of(device.phases());
@@ -188,7 +189,7 @@ impl Report {
         text
     }
 
-    /// All choices, one line each for those that differ in recomputation only.
+    /// All choices; those that differ in recomputation only share a line.
     fn table(&self) -> String {
         let memory = self.run.policy_memory_bytes();
         let cell = |bytes: usize| {
@@ -229,7 +230,7 @@ impl Report {
         text
     }
 
-    /// What the config offloads of the reference, if there is one.
+    /// `offload.params` of the reference, if there is one.
     fn reference_params(&self) -> Option<Offload> {
         let reference = self.run.reference.as_ref().filter(|_| self.planner.has_reference());
         reference.map(|role| role.strategy.offload.params)
@@ -281,7 +282,7 @@ impl Report {
     }
 }
 
-/// `plan` with what its `phases` come to.
+/// `plan` as JSON, with the total of each phase.
 fn with_totals(plan: &impl Serialize, phases: impl Iterator<Item = (&'static str, PhaseBytes)>) -> Value {
     let mut value = serde_json::to_value(plan).expect("plain data");
     for (name, phase) in phases {
@@ -294,7 +295,7 @@ fn of_memory(memory_bytes: Option<usize>) -> String {
     memory_bytes.map_or("of unknown memory".into(), |it| format!("of {} GiB", gib(it)))
 }
 
-/// Whether the phase that takes most of a device's memory fits.
+/// Returns a sentence on the largest phase: the bytes to spare or missing.
 fn verdict((phase, peak): (&str, usize), memory_bytes: Option<usize>) -> String {
     match memory_bytes {
         None => String::new(),
@@ -321,18 +322,18 @@ fn parts_of(phases: impl Iterator<Item = (&'static str, PhaseBytes)>) -> String 
     text
 }
 
-/// What training takes, the critic's if that is more.
+/// Bytes of training: the policy's or the critic's, whichever is larger.
 fn training(plan: &MemoryPlan) -> usize {
     plan.critic.map_or(0, |critic| critic.total()).max(plan.train.total())
 }
 
-/// What there may be between sampling and training.
+/// Phases between sampling and training, if present.
 type Phase = fn(&MemoryPlan) -> Option<PhaseBytes>;
 const BETWEEN: [(&str, Phase); 2] = [("reward", |it| it.reward), ("score", |it| it.score)];
 
-/// The columns of a phase.
+/// A column of a phase.
 type Part = fn(&PhaseBytes) -> usize;
-/// Those that are shown where there are such.
+/// Columns that are shown only if a phase has any.
 const OF_SOME: [&str; 3] = ["KV cache", "images", "frozen"];
 const PARTS: [(&str, Part); 10] = [
     ("weights", |it| it.weights),

@@ -1,4 +1,4 @@
-//! `anyroll reward`: a reward, tried on completions from a file.
+//! `anyroll reward`: scores completions from a file with a reward.
 
 use std::path::PathBuf;
 
@@ -12,21 +12,22 @@ use super::{
 };
 use crate::{
     Error, Result,
-    config::read_reward,
     data::Record,
     error_chain::one_line,
+    prepare::read_reward,
     reward::{Completion, Reward, build},
 };
 
 #[derive(Debug, Args)]
 pub(super) struct RewardArgs {
-    /// Which: exact, math, choice, countdown, regex, ifeval, code, judge, model, python, length or repetition
+    /// The reward: exact, math, choice, countdown, regex, ifeval, code, judge, model, python, length or
+    /// repetition
     name: String,
-    /// Lines of {"completion": ..., "answer": ...}, with "prompt", "finished" and "tokens" where they matter, and with
-    /// columns of your own; `-` reads standard input
+    /// Lines of {"completion": ..., "answer": ...}, with "prompt", "finished" and "tokens" if the reward
+    /// needs them, and with columns of your own; `-` reads standard input
     #[arg(long, value_name = "FILE")]
     file: PathBuf,
-    /// Change one of the reward's fields, as in `--set tolerance=1e-3`; may be given more than once
+    /// Change a field of the reward, as in `--set tolerance=1e-3`; repeatable
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     sets: Vec<String>,
 }
@@ -57,7 +58,7 @@ struct Scored {
     extracted: Option<String>,
 }
 
-/// Exit code 0 only if every line was scored, and there was one.
+/// Returns exit code 0 only if there was a line and every line was scored.
 pub(super) fn reward(args: &RewardArgs) -> Result<u8> {
     let reward = build(&read_reward(&args.name, &args.sets)?)
         .map_err(|failure| Error::Start { name: args.name.clone(), failure })?;
@@ -86,11 +87,11 @@ pub(super) fn reward(args: &RewardArgs) -> Result<u8> {
 
 fn score(reward: &dyn Reward, line: usize, text: &str) -> Result<Scored, String> {
     let case: Case =
-        of_line(text).map_err(|problem| format!("the line is no completion with an answer: {problem}"))?;
+        of_line(text).map_err(|problem| format!("not a completion with an answer: {problem}"))?;
     let answer = match case.answer {
         Value::Null => String::new(),
         Value::String(text) => text,
-        // Numbers, and tests of a program.
+        // Numbers, and the tests of a program.
         other => other.to_string(),
     };
     let (id, prompt, columns) = (format!("line {line}"), case.prompt, case.columns);
@@ -111,7 +112,7 @@ mod tests {
         let json = serde_json::to_string(&scored).unwrap();
         assert_eq!(json, r#"{"line":3,"score":1.0,"extracted":"1/2"}"#);
         for wrong in ["{", "{}", r#"{"completion": 1}"#] {
-            assert!(score(&*math, 1, wrong).unwrap_err().contains("no completion"), "{wrong}");
+            assert!(score(&*math, 1, wrong).unwrap_err().contains("not a completion"), "{wrong}");
         }
         assert!(score(&*math, 1, r#"{"completion": "1"}"#).unwrap_err().contains("its answer is empty"));
 

@@ -1,4 +1,4 @@
-//! `anyroll run`: starts the ranks of this host, or is one of them.
+//! `anyroll run`: starts the ranks of this host, or runs as one of them.
 
 use std::{
     env,
@@ -16,18 +16,20 @@ use signal_hook::{
 use super::{RunArgs, log_to, machine};
 use crate::{
     Error, Result,
-    config::{self, Config, Loaded, PipelineConfig, Run},
+    config::{Config, PipelineConfig},
     diffusion::{self, Diffusion},
     import::{self, Origin},
     launch::{self, LaunchPlan, Outcome, Rank},
     offline::Offline,
+    prepare::{self, Loaded},
     progress::Screen,
     rlvr::Rlvr,
+    run::Run,
     run_dir::{Lock, RunDir},
     train::{Ended, Exchange, Job, Place, train},
 };
 
-/// The run folder that the parent has made, for the ranks that it starts.
+/// The run folder that the parent created, for the ranks that it starts.
 const RUN_DIR: &str = "ANYROLL_RUN_DIR";
 
 pub(super) fn run(args: &RunArgs) -> Result<u8> {
@@ -38,14 +40,14 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         let writer = screen.clone();
         log_to(move || writer.clone());
     };
-    // Every process reads the config and its data, and one of them says what there is to say of these.
+    // Every process reads the config and its data, and only one of them logs the warnings.
     let speaks = rank.as_ref().is_none_or(|rank| rank.rank == 0 && !launch::is_launched());
     if speaks {
         log();
     }
     let loaded = match (&args.config, &args.resume) {
         (Some(path), _) => {
-            let text = config::text_of(path)?;
+            let text = prepare::text_of(path)?;
             let sets = sets(args, &text)?;
             Loaded::parse(path, text, &sets)?
         }
@@ -68,7 +70,8 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     }
 }
 
-/// What changes the config: another system's file first, and what it means otherwise here is told; then what the user says.
+/// Overrides of the config: first those from another system's file, whose differences are logged, then the
+/// user's.
 fn sets(args: &RunArgs, config: &str) -> Result<Vec<String>> {
     let files = [(&args.accelerate_config, Origin::Accelerate), (&args.deepspeed_config, Origin::Deepspeed)];
     let mut sets = Vec::new();
@@ -85,7 +88,7 @@ fn sets(args: &RunArgs, config: &str) -> Result<Vec<String>> {
     Ok(sets)
 }
 
-/// Starts the ranks of this host and stays until they have ended.
+/// Starts the ranks of this host and waits until they have ended.
 fn supervise(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<u8> {
     let dir = folder(args, loaded, run)?;
     let program = env::current_exe().map_err(|source| launch::Error::Start {
@@ -104,7 +107,7 @@ fn supervise(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<u8> {
     Ok(outcome.exit_code())
 }
 
-/// Makes the run folder, or opens the one to resume.
+/// Creates the run folder, or opens the one to resume.
 fn folder(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<RunDir> {
     if let Some(dir) = &args.resume {
         return Ok(RunDir::open(dir)?);
@@ -116,10 +119,10 @@ fn folder(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<RunDir> {
     Ok(RunDir::create(&path, loaded.as_written(), &run.to_yaml())?)
 }
 
-/// Is a rank.
+/// Runs as a rank.
 fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -> Result<u8> {
     tch::set_num_threads(run.threads as i32);
-    // Rank 0 writes the folder. Under another launcher nobody has made it yet.
+    // Rank 0 writes the folder. Another launcher has not created it yet.
     let dir = match (rank.rank, env::var_os(RUN_DIR)) {
         (0, Some(path)) => Some(RunDir::open(Path::new(&path))?),
         (0, None) => Some(folder(args, &loaded, &run)?),
@@ -127,7 +130,8 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
     };
     let lock = dir.as_ref().map(RunDir::lock).transpose()?;
     let place = Place::open(&run, &rank)?;
-    // Not before: a rank that waits for the others has nothing to save, and ends by the signal.
+    // Caught only from here on: a rank that still waits for the others has nothing to save, and the signal
+    // ends it.
     let stop = stop_flag()?;
     let exchange = Exchange::new(&place.group)?;
     let data = match &loaded.dataset {
@@ -168,45 +172,46 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
     }
 }
 
-/// The number of a new run, which its checkpoints have: of its seed, model and data. So runs that differ only in how
-/// they are computed write the same files.
+/// Number of a new run, which its checkpoint files contain: a checksum of its seed, model and data. Runs that differ
+/// only in how they are computed write the same files.
 fn run_number(run: &Run, data: Option<&str>) -> u32 {
     let Config { seed, model, .. } = &run.config;
     let model = serde_json::to_string(model).expect("a config is plain data");
     crc32c::crc32c(format!("{seed} {} {model}", data.unwrap_or_default()).as_bytes())
 }
 
-/// Refuses ranks that have other configs, or data of another digest: each host may have files of its own, and
-/// `zero_stage: auto` may come to something else on it.
+/// Refuses ranks with another config or another digest of the data. Each host may have its own files, and
+/// `zero_stage: auto` may resolve differently on it.
 fn same_config(run: &Run, data: Option<&str>, exchange: &Exchange) -> Result<()> {
     let data = data.map(|digest| format!("records of the data: {digest}\n"));
     let own = run.config.to_yaml() + &data.unwrap_or_default();
-    let all = exchange.gather_texts(own.as_bytes())?;
+    let all = exchange.gather(&own)?;
     let Some(rank) = all.iter().position(|text| *text != all[0]) else { return Ok(()) };
-    let [own, first] = [rank, 0].map(|rank| String::from_utf8_lossy(&all[rank]));
+    let [own, first] = [rank, 0].map(|rank| &all[rank]);
     let lines = own.lines().map(Some).chain([None]).zip(first.lines().map(Some).chain([None]));
     let (own, first) = lines.into_iter().find(|(own, first)| own != first).expect("they differ");
     let line = |line: Option<&str>| line.map_or("nothing".to_owned(), |line| format!("`{}`", line.trim()));
     Err(Error::Configs { rank, own: line(own), first: line(first) })
 }
 
-/// The run folder, as this rank calls it. Refuses one that a rank does not see: each writes its part of a checkpoint there.
+/// Path of the run folder on this rank. Refuses a folder that some rank does not see, since each writes its
+/// part of a checkpoint there.
 fn shared_folder(own: Option<(&RunDir, &Lock)>, exchange: &Exchange) -> Result<PathBuf> {
     let said = own.map_or(String::new(), |(dir, lock)| {
         let path = path::absolute(dir.path()).unwrap_or_else(|_| dir.path().to_owned());
         format!("{}\n{}", lock.mark(), path.display())
     });
-    let said = exchange.text_of_first(&said)?;
+    let said = exchange.gather(&said)?.swap_remove(0);
     let (mark, path) = said.split_once('\n').expect("rank 0 says both");
     let folder = PathBuf::from(path);
-    let sees = exchange.gather(&[f64::from(Lock::is_at(&folder, mark))])?;
-    match sees.iter().position(|sees| sees[0] == 0.0) {
+    let sees = exchange.gather(&Lock::is_at(&folder, mark))?;
+    match sees.iter().position(|sees| !sees) {
         Some(rank) => Err(Error::NotShared { rank, folder }),
         None => Ok(own.map_or(folder, |(dir, _)| dir.path().to_owned())),
     }
 }
 
-/// A flag that Ctrl-C and its like set.
+/// A flag that Ctrl-C, SIGTERM and SIGHUP set.
 fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {

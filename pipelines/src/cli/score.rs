@@ -1,4 +1,4 @@
-//! `anyroll score`: the log-probs of given texts, by the forward pass that training runs.
+//! `anyroll score`: log-probs of given texts, computed by training's forward pass.
 
 use std::path::PathBuf;
 
@@ -11,25 +11,25 @@ use crate::{
     Error, Result,
     data::Record,
     error_chain::one_line,
-    inference::{LoadedModel, check_numbers},
+    loaded::{LoadedModel, check_numbers},
 };
 
 #[derive(Debug, Args)]
 pub(super) struct ScoreArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Lines of {"prompt": ..., "completion": ...} (with "finished": true, its end token as well), of {"prompt": ...}
-    /// alone, whose tokens are scored from the second one on, or of {"tokens": [...], "prompt_len": N}; `-` reads
-    /// standard input
+    /// Lines of {"prompt": ..., "completion": ...} (with "finished": true, the end token is scored too), of
+    /// {"prompt": ...} alone, scored from its second token on, or of {"tokens": [...], "prompt_len": N}; `-`
+    /// reads standard input
     #[arg(long, value_name = "FILE")]
     file: PathBuf,
     /// Divides the logits; above 0
     #[arg(long, default_value_t = 1.0)]
     temperature: f64,
-    /// Take a prompt as a user's message in the model's chat template
+    /// Use the model's chat template, with a prompt as the user's message
     #[arg(long)]
     chat: bool,
-    /// Tokens that go through the model together
+    /// Tokens in a forward pass
     #[arg(long, default_value_t = 16_384)]
     batch_tokens: usize,
 }
@@ -45,7 +45,7 @@ struct Input {
     prompt_len: Option<usize>,
 }
 
-/// Tokens, the first of which are given.
+/// Tokens of a text; the first `prompt_len` are not scored.
 struct Text {
     line: usize,
     tokens: Vec<i64>,
@@ -55,7 +55,7 @@ struct Text {
 #[derive(Debug, Serialize)]
 struct Scored<'a> {
     line: usize,
-    /// The sum of the others.
+    /// Sum of `logprobs`.
     logprob: f64,
     tokens: &'a [i64],
     logprobs: &'a [f32],
@@ -118,12 +118,12 @@ fn encode(args: &ScoreArgs, model: &LoadedModel, line: usize, input: Input) -> R
             (tokens, prompt_len)
         }
         _ => {
-            let forms = "it is none of {prompt, completion, finished}, {prompt} and {tokens, prompt_len}";
+            let forms = "write {prompt, completion, finished}, {prompt} or {tokens, prompt_len}";
             return refuse(forms.to_owned());
         }
     };
     if prompt_len == 0 || prompt_len > tokens.len() {
-        return refuse("its prompt has to have a token at least, and no more than there are".to_owned());
+        return refuse("its prompt must have at least one token, and no more than the text".to_owned());
     }
     if let Err(error) = model.check_tokens(&tokens) {
         return refuse(one_line(&error));

@@ -1,4 +1,4 @@
-//! `anyroll serve`: a model behind HTTP.
+//! `anyroll serve`: serves a model over HTTP.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -14,16 +14,17 @@ use crate::{Result, inference::Room, serve};
 pub(super) struct ServeArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// The address to listen on; there is no password, so others than this machine's own are for trusted networks
+    /// The address to listen on; there is no password, so listen beyond this machine only in trusted networks
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
     /// The port to listen on; 0 takes a free one
     #[arg(long, default_value_t = 8000)]
     port: u16,
-    /// Tokens of the longest sequence, its completion included; longer ones are refused [default: the model's, at most 8192]
+    /// The most tokens of a sequence, completion included; longer requests are refused [default: the model's,
+    /// at most 8192]
     #[arg(long)]
     max_length: Option<usize>,
-    /// Seconds that running requests have to end after SIGTERM or Ctrl-C; another signal ends them at once
+    /// Seconds for running requests to finish after SIGTERM or Ctrl-C; a second signal ends them at once
     #[arg(long, value_name = "SECONDS", default_value_t = 25)]
     grace: u64,
     #[command(flatten)]
@@ -35,7 +36,7 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
     let model = args.model.load(false, None)?;
     let most = model.max_length();
     let longest = args.max_length.unwrap_or(DEFAULT_MAX_LENGTH.min(most));
-    // A token of the prompt and one of the completion.
+    // One token for the prompt and one for the completion.
     if !(2..=most).contains(&longest) {
         let why = model.why_no_longer();
         let problem = format!("is {longest}, must be from 2 to {most}, the most that the model takes{why}");

@@ -1,4 +1,4 @@
-//! Standard output, whose reader may go.
+//! Writes to standard output, whose reader may have closed it.
 
 use std::{
     fmt::Display,
@@ -8,10 +8,11 @@ use std::{
 
 use crate::{Result, output_error::OutputError};
 
-/// Writes `text` to standard output, at once; whether somebody reads on. Whoever reads may have had enough, as `head` does.
+/// Writes `text` to standard output and flushes it. Returns false if the reader has closed the pipe, as
+/// `head` does.
 ///
 /// # Errors
-/// If it could not be written, since the disk is full, say.
+/// If it cannot be written, for example because the disk is full.
 pub(super) fn print(text: impl Display) -> Result<bool> {
     let mut out = io::stdout().lock();
     match write!(out, "{text}").and_then(|()| out.flush()) {

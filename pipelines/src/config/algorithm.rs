@@ -1,10 +1,11 @@
 //! The fields of `algorithm:`: how rewards become advantages, and advantages a loss.
 //!
-//! `docs/algorithms.md` has the formula and the source of each, and where other systems disagree.
+//! `docs/reference/algorithms.md` has the formula and the source of each, and where other systems disagree.
 
 use serde::{Deserialize, Serialize};
 
 use super::optimizer::OptimizerConfig;
+pub use crate::algorithm::{losses::sections::*, sections::*};
 
 /// Advantages and the policy loss.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -45,31 +46,6 @@ pub struct AlgorithmConfig {
     pub top_entropy: Option<f64>,
 }
 
-/// What rewards are shifted and scaled by: (reward - mean) / (std + 1e-6).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RewardNormConfig {
-    /// Whose mean is taken off. Default `none`.
-    pub mean: Over,
-    /// Whose standard deviation, the unbiased one, rewards are divided by. Default `none`.
-    pub std: Over,
-}
-
-/// The rewards that a statistic is of.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Over {
-    /// None: nothing is done.
-    #[default]
-    None,
-    /// Those of the prompt's completions.
-    Group,
-    /// Those of the step.
-    Batch,
-    /// Those of all steps so far, this one included.
-    Running,
-}
-
 /// Which tokens the rewards are earned by that an environment gives for turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -105,110 +81,6 @@ impl TurnCredit {
     }
 }
 
-/// How a reward becomes an advantage.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Advantage {
-    /// Less the group's mean, over a standard deviation.
-    Grpo(GrpoConfig),
-    /// Each term of the reward as `grpo` has it, weighed and summed, over the standard deviation of the step's sums.
-    Gdpo(GdpoConfig),
-    /// Less the mean of the group's other rewards.
-    Rloo,
-    /// Less the group's mean, in which each reward weighs as much as its completion is long.
-    Opo,
-    /// Less the group's mean, times samples over samples in groups whose rewards differ.
-    Gpg,
-    /// The return from each token on, without a baseline; groups may be of 1.
-    Reinforce(ReinforceConfig),
-    /// Less the reward of the prompt's greedy completion, which is sampled and scored beside the group; groups may be
-    /// of 1.
-    Remax,
-    /// 0: rewards are measured, and move nothing beside a KL divergence; groups may be of 1.
-    None,
-    /// Generalized advantage estimates from a critic's values, a token each: PPO. It needs `critic`; groups may be of 1.
-    Gae(GaeConfig),
-}
-
-impl Default for Advantage {
-    fn default() -> Self {
-        Self::Grpo(GrpoConfig::default())
-    }
-}
-
-/// GRPO's constants.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GrpoConfig {
-    /// What advantages are divided by. Default `group_std`.
-    pub scale: Scale,
-    /// Added to the standard deviation; above 0. Default 1e-6.
-    pub eps: f64,
-}
-
-impl Default for GrpoConfig {
-    fn default() -> Self {
-        Self { scale: Scale::default(), eps: 1e-6 }
-    }
-}
-
-/// GDPO's constants.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GdpoConfig {
-    /// Added to both standard deviations, of a group's rewards of a term and of the step's sums; above 0. Default 1e-4.
-    pub eps: f64,
-}
-
-impl Default for GdpoConfig {
-    fn default() -> Self {
-        Self { eps: 1e-4 }
-    }
-}
-
-/// What GRPO's advantages are divided by; deviations are unbiased.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Scale {
-    /// The standard deviation of the group's rewards.
-    #[default]
-    GroupStd,
-    /// The standard deviation of the rewards of the whole step.
-    BatchStd,
-    /// Nothing: Dr. GRPO.
-    None,
-}
-
-/// The discounted return's constants.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ReinforceConfig {
-    /// Weight of a reward one token later; above 0, at most 1. Default 1.
-    pub gamma: f64,
-}
-
-impl Default for ReinforceConfig {
-    fn default() -> Self {
-        Self { gamma: 1.0 }
-    }
-}
-
-/// The constants of generalized advantage estimation.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GaeConfig {
-    /// Weight of a reward one token later; above 0, at most 1. Default 1.
-    pub gamma: f64,
-    /// How far an estimate looks beyond the next value: 0 not at all, 1 to the end; 0 to 1. Default 0.95.
-    pub lambda: f64,
-}
-
-impl Default for GaeConfig {
-    fn default() -> Self {
-        Self { gamma: 1.0, lambda: 0.95 }
-    }
-}
-
 /// The policy's model under a head that gives a value for each token, in place of a distribution. It begins with the
 /// policy's weights before the first RL step and a head of 0, and is trained on a step's completions in as many epochs
 /// and mini-batches, its loss aggregated as the policy's is.
@@ -224,154 +96,6 @@ pub struct CriticConfig {
     pub warmup_steps: u64,
     /// Its optimizer; its schedule counts RL steps.
     pub optimizer: OptimizerConfig,
-}
-
-/// The loss of a token. A ratio is the token's new probability over its old one.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum PolicyLoss {
-    /// PPO's: the ratio is clipped where clipping makes the loss larger.
-    Clipped(ClippedConfig),
-    /// As `clipped`, with one ratio a sequence: the geometric mean of its tokens'.
-    Gspo(GspoConfig),
-    /// The geometric mean of a sequence's ratios, of which each is clipped before.
-    Gmpo(GmpoConfig),
-    /// The log-prob, weighted by the advantage and the clamped ratio, through which no gradient flows.
-    Cispo(CispoConfig),
-    /// The log-prob, weighted by the advantage: vanilla policy gradient, without a ratio.
-    Reinforce,
-    /// The ratio behind a soft gate instead of a clip.
-    Sapo(SapoConfig),
-    /// The log-prob, weighted by the advantage, and where that is negative by the ratio, at most 1.
-    Topr(ToprConfig),
-    /// The log-prob, weighted by the advantage and a smooth function of the sequence's ratio, the product of its tokens'.
-    Vespo(VespoConfig),
-}
-
-impl Default for PolicyLoss {
-    fn default() -> Self {
-        Self::Clipped(ClippedConfig::default())
-    }
-}
-
-/// PPO's clipping.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ClippedConfig {
-    /// The ratio is clipped below at `1 - clip_low`; 0 to 1, both excluded. Default 0.2.
-    pub clip_low: f64,
-    /// The ratio is clipped above at `1 + clip_high`; above 0. Default 0.28.
-    pub clip_high: f64,
-    /// Where the advantage is negative, the loss is at most so many times its absolute value; above 1.
-    /// Default: no bound.
-    pub dual_clip: Option<f64>,
-}
-
-impl Default for ClippedConfig {
-    fn default() -> Self {
-        Self { clip_low: 0.2, clip_high: 0.28, dual_clip: None }
-    }
-}
-
-/// GSPO's clipping, much tighter than a token's, since the ratio is a mean over the sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GspoConfig {
-    /// The sequence's ratio is clipped below at `1 - clip_low`; 0 to 1, both excluded. Default 3e-4.
-    pub clip_low: f64,
-    /// The sequence's ratio is clipped above at `1 + clip_high`; above 0. Default 4e-4.
-    pub clip_high: f64,
-}
-
-impl Default for GspoConfig {
-    fn default() -> Self {
-        Self { clip_low: 3e-4, clip_high: 4e-4 }
-    }
-}
-
-/// GMPO's clipping, of the logarithm of a token's ratio, and wider, since it is before the mean.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct GmpoConfig {
-    /// The ratio is clipped below at `exp(-clip_low)`; above 0. Default 0.4.
-    pub clip_low: f64,
-    /// The ratio is clipped above at `exp(clip_high)`; above 0. Default 0.4.
-    pub clip_high: f64,
-}
-
-impl Default for GmpoConfig {
-    fn default() -> Self {
-        Self { clip_low: 0.4, clip_high: 0.4 }
-    }
-}
-
-/// CISPO's bounds of the ratio, as ratios. 0 to 5 is TRL's use of it, 0.8 to 1.28 verl's, and 0 to 1 truncated
-/// importance sampling as a loss, ROLL's `tis`.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CispoConfig {
-    /// The least weight; 0 or above. Default 0, no bound.
-    pub min_ratio: f64,
-    /// The largest weight; above `min_ratio`. Default 5.
-    pub max_ratio: f64,
-}
-
-impl Default for CispoConfig {
-    fn default() -> Self {
-        Self { min_ratio: 0.0, max_ratio: 5.0 }
-    }
-}
-
-/// SAPO's gates.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SapoConfig {
-    /// Steepness of the gate where the advantage is positive; above 0. Default 1.
-    pub tau_positive: f64,
-    /// Steepness of the gate elsewhere; above 0. Default 1.05.
-    pub tau_negative: f64,
-}
-
-impl Default for SapoConfig {
-    fn default() -> Self {
-        Self { tau_positive: 1.0, tau_negative: 1.05 }
-    }
-}
-
-/// TOPR's weights.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ToprConfig {
-    /// Weight of tokens with a positive advantage; 0 or above. Default 1.
-    pub positive_weight: f64,
-    /// Weight of the other tokens, beside their ratio; 0 or above. Default 1.
-    pub negative_weight: f64,
-}
-
-impl Default for ToprConfig {
-    fn default() -> Self {
-        Self { positive_weight: 1.0, negative_weight: 1.0 }
-    }
-}
-
-/// VESPO's weights: of a sequence's ratio W they are exp(lambda) W^k exp(-lambda W), which is 1 at W = 1.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct VespoConfig {
-    /// The power where the advantage is 0 or above; 0 or above. Default 2.
-    pub k_positive: f64,
-    /// The decay there; above 0. Default 3.
-    pub lambda_positive: f64,
-    /// The power elsewhere; 0 or above. Default 3.
-    pub k_negative: f64,
-    /// The decay there; above 0. Default 2.
-    pub lambda_negative: f64,
-}
-
-impl Default for VespoConfig {
-    fn default() -> Self {
-        Self { k_positive: 2.0, lambda_positive: 3.0, k_negative: 3.0, lambda_negative: 2.0 }
-    }
 }
 
 /// How a loss per token becomes one number. Counts are those of the mini-batch over all ranks, so how it is split

@@ -13,7 +13,7 @@ use super::error::{Origin, Problem, list, suggestion};
 use super::tree::{Entry, Node, Value};
 
 /// The tree as a `T`.
-pub(super) fn from_node<T: DeserializeOwned>(root: &Node) -> Result<T, Problem> {
+pub(crate) fn from_node<T: DeserializeOwned>(root: &Node) -> Result<T, Problem> {
     let at = At { node: root, path: String::new() };
     T::deserialize(&at).map_err(|error| at.locate(error).into_problem())
 }

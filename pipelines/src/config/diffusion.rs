@@ -1,6 +1,6 @@
 //! The fields of `pipeline.diffusion` and of the model that it trains.
 //!
-//! `docs/diffusion.md` has the formula and the source of each method.
+//! `docs/guides/diffusion.md` has the formula and the source of each method.
 
 use std::path::PathBuf;
 

@@ -12,7 +12,7 @@ use super::{reward, schema::RolloutConfig};
 pub struct EnvironmentConfig {
     /// The file; a relative path starts at the current folder.
     pub path: PathBuf,
-    /// The class's name in it. It has `reset` and `step`: docs/rlvr.md has an example.
+    /// The class's name in it. It has `reset` and `step`: docs/guides/environments.md has an example.
     pub class: String,
     /// Turns of an episode; one that is not done after so many is cut.
     pub max_turns: usize,

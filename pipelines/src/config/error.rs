@@ -54,7 +54,7 @@ impl fmt::Display for Invalid {
 
 /// Where a key or a value was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(crate) enum Origin {
     /// Line and column in the file, both from 1, the column in characters.
     File { line: usize, column: usize },
     /// The so-manieth `--set`, from 0.
@@ -63,7 +63,7 @@ pub(super) enum Origin {
 
 impl Origin {
     /// Whether a `--set` has brought this, and `other` is of the file or of one before it.
-    pub(super) fn is_set_after(self, other: Self) -> bool {
+    pub(crate) fn is_set_after(self, other: Self) -> bool {
         match (self, other) {
             (Self::Set(own), Self::Set(other)) => own > other,
             (Self::Set(_), Self::File { .. }) => true,
@@ -74,11 +74,11 @@ impl Origin {
 
 /// An error before it is rendered: the text that it points into is held by [`Source`].
 #[derive(Debug)]
-pub(super) struct Problem {
-    pub(super) field: String,
-    pub(super) origin: Origin,
-    pub(super) message: String,
-    pub(super) help: String,
+pub(crate) struct Problem {
+    pub(crate) field: String,
+    pub(crate) origin: Origin,
+    pub(crate) message: String,
+    pub(crate) help: String,
 }
 
 /// Characters of a line that are shown.
@@ -89,15 +89,15 @@ const MOST_BEFORE: usize = 100;
 
 /// The texts that a config is made of.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
-    pub(super) path: PathBuf,
-    pub(super) text: String,
-    pub(super) sets: Vec<String>,
+pub(crate) struct Source {
+    pub(crate) path: PathBuf,
+    pub(crate) text: String,
+    pub(crate) sets: Vec<String>,
 }
 
 impl Source {
     /// The error that a user sees.
-    pub(super) fn render(&self, problem: Problem) -> Error {
+    pub(crate) fn render(&self, problem: Problem) -> Error {
         let (position, snippet) = match problem.origin {
             Origin::File { line, column } => {
                 (format!("{}:{line}:{column}", self.path.display()), self.snippet(line, column))
@@ -125,7 +125,7 @@ impl Source {
 }
 
 /// "did you mean `x`?", or all that there is where nothing is near.
-pub(super) fn suggestion(wrong: &str, valid: &[&str]) -> String {
+pub(crate) fn suggestion(wrong: &str, valid: &[&str]) -> String {
     // A third of the letters may be wrong; two of a short word.
     let tolerance = (wrong.chars().count() / 3).max(2);
     let nearest = valid
@@ -140,6 +140,6 @@ pub(super) fn suggestion(wrong: &str, valid: &[&str]) -> String {
 }
 
 /// `a`, `b`, `c`.
-pub(super) fn list(names: &[&str]) -> String {
+pub(crate) fn list(names: &[&str]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }

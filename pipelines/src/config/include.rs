@@ -5,7 +5,7 @@ use super::error::{Origin, Problem, suggestion};
 use super::tree::{Entry, Node, Value};
 
 /// The files of `configs/strategy`, by their names.
-pub(super) const READY: [(&str, &str); 6] = [
+pub(crate) const READY: [(&str, &str); 6] = [
     ("ddp", include_str!("../../../configs/strategy/ddp.yaml")),
     ("zero1", include_str!("../../../configs/strategy/zero1.yaml")),
     ("zero2_bf16", include_str!("../../../configs/strategy/zero2_bf16.yaml")),
@@ -19,7 +19,7 @@ const PLACES: [&str; 4] =
     ["strategy", "roles.policy.strategy", "roles.reference.strategy", "roles.critic.strategy"];
 
 /// Replaces each `include` by the fields of its file, under those that stand beside it.
-pub(super) fn include_strategies(tree: &mut Node) -> Result<(), Problem> {
+pub(crate) fn include_strategies(tree: &mut Node) -> Result<(), Problem> {
     for place in PLACES {
         let Some(strategy) = tree.get_mut(place) else { continue };
         let Value::Map(entries) = &mut strategy.value else { continue };
@@ -66,10 +66,8 @@ fn placed(node: Node, origin: Origin) -> Node {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{
-        Fp16Config, OptimizerOffload, Precision, Recompute, StrategyConfig, ZeroStage,
-        tests::{SMALL, read},
-    };
+    use crate::config::{Fp16Config, OptimizerOffload, Precision, Recompute, StrategyConfig, ZeroStage};
+    use crate::prepare::tests::{SMALL, read};
 
     /// The strategy of a file that says `said`, with `sets`.
     fn strategy(said: &str, sets: &[&str]) -> StrategyConfig {

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::steps::{Measure, Steps, whole};
+use super::steps::{Measure, Steps, whole_steps};
 
 /// An optimizer, its gradient clipping and its learning-rate schedule.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -129,7 +129,7 @@ impl Steps<Share> {
     pub fn of(self, steps: u64) -> u64 {
         match self {
             Self::Count(count) => count,
-            Self::By(Share { share }) => whole(share * steps as f64),
+            Self::By(Share { share }) => whole_steps(share * steps as f64),
         }
     }
 }
@@ -149,10 +149,8 @@ fn adam_eps() -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{
-        Error, PipelineConfig,
-        tests::{SMALL, machine, read},
-    };
+    use crate::config::{Error, PipelineConfig};
+    use crate::prepare::tests::{SMALL, machine, read};
 
     #[test]
     fn a_share_is_rounded_up_as_in_transformers() {

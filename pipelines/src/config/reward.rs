@@ -32,7 +32,7 @@ pub enum RewardConfig {
 
 impl RewardConfig {
     /// Whether right completions, of any domain, are about as long as the records' answers.
-    pub(super) fn wants_answers(&self) -> bool {
+    pub(crate) fn wants_answers(&self) -> bool {
         match self {
             Self::Exact => true,
             Self::Sum(terms) => terms.iter().any(|term| term.domains.is_empty() && term.kind.wants_answer()),
@@ -256,8 +256,8 @@ pub struct CodeConfig {
     pub disk_mib: u64,
     /// What a program may write to standard output, in KiB. Default 256.
     pub output_kib: u64,
-    /// Distance of a written number from one that is expected with a fraction: this, or this share of it above 1.
-    /// With 0 outputs are compared to the letter. Default 1e-6.
+    /// Largest error of a number in the output if the expected one has a fraction, relative above 1. With 0, outputs
+    /// must match exactly. Default 1e-6.
     pub tolerance: f64,
 }
 

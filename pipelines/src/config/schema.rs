@@ -90,6 +90,15 @@ impl ModelConfig {
     pub fn drops(&self) -> bool {
         matches!(self, Self::Folder(folder) if folder.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0))
     }
+
+    /// Whether adapters are what is trained.
+    pub fn has_adapters(&self) -> bool {
+        match self {
+            Self::Folder(folder) => folder.lora.is_some(),
+            Self::Diffusers(model) => model.lora.is_some(),
+            Self::Decoder(_) | Self::Dit(_) => false,
+        }
+    }
 }
 
 /// The shape of a decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
@@ -390,6 +399,20 @@ impl PipelineConfig {
             Self::Offline(_) => "offline",
             Self::Diffusion(_) => "diffusion",
         }
+    }
+
+    /// Whether something is compared with what the policy was.
+    pub fn has_reference(&self) -> bool {
+        match self {
+            Self::Rlvr(rlvr) => rlvr.algorithm.kl_coef > 0.0,
+            Self::Offline(offline) => offline.objective.has_reference(),
+            Self::Diffusion(diffusion) => diffusion.method.kl_coef() > 0.0,
+        }
+    }
+
+    /// Whether a model learns what tokens earn.
+    pub fn has_critic(&self) -> bool {
+        matches!(self, Self::Rlvr(rlvr) if rlvr.critic.is_some())
     }
 }
 

@@ -13,13 +13,13 @@ use super::error::{Origin, Problem};
 
 /// A value and where it was written; for a mapping or a list, where its key was.
 #[derive(Clone, Debug)]
-pub(super) struct Node {
-    pub(super) value: Value,
-    pub(super) origin: Origin,
+pub(crate) struct Node {
+    pub(crate) value: Value,
+    pub(crate) origin: Origin,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Value {
+pub(crate) enum Value {
     Null,
     Bool(bool),
     Unsigned(u64),
@@ -31,15 +31,15 @@ pub(super) enum Value {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub(super) key: String,
-    pub(super) key_origin: Origin,
-    pub(super) node: Node,
+pub(crate) struct Entry {
+    pub(crate) key: String,
+    pub(crate) key_origin: Origin,
+    pub(crate) node: Node,
 }
 
 impl Node {
     /// The tree of a YAML document.
-    pub(super) fn parse(text: &str) -> Result<Self, Problem> {
+    pub(crate) fn parse(text: &str) -> Result<Self, Problem> {
         let document: Spanned<Raw> =
             serde_saphyr::from_str_with_options(text, options()).map_err(|error| syntax_problem(&error))?;
         Ok(Self::from_raw(document, None, None))
@@ -47,7 +47,7 @@ impl Node {
 
     /// Applies `argument`, the `a.b=c` of the `index`th `--set`: the value is YAML, and what is missing
     /// on the way to it is made, since the file may leave it to its default.
-    pub(super) fn set(&mut self, index: usize, argument: &str) -> Result<(), Problem> {
+    pub(crate) fn set(&mut self, index: usize, argument: &str) -> Result<(), Problem> {
         let origin = Origin::Set(index);
         let problem = |field: &str, message: String, help: &str| Problem {
             field: field.to_owned(),
@@ -81,7 +81,7 @@ impl Node {
     }
 
     /// The value of `path` (`a.b.c`), if something is written there.
-    pub(super) fn get_mut(&mut self, path: &str) -> Option<&mut Self> {
+    pub(crate) fn get_mut(&mut self, path: &str) -> Option<&mut Self> {
         path.split('.').try_fold(self, |node, key| {
             let Value::Map(entries) = &mut node.value else { return None };
             entries.iter_mut().find(|entry| entry.key == key).map(|entry| &mut entry.node)
@@ -90,7 +90,7 @@ impl Node {
 
     /// Adds the fields of `other` that this mapping does not have; where both have a mapping, so again below. Of what both
     /// have this one's stays, unless a `--set` that came later has brought `other`.
-    pub(super) fn fill_from(&mut self, other: Self) {
+    pub(crate) fn fill_from(&mut self, other: Self) {
         match (&mut self.value, other.value) {
             (Value::Map(own), Value::Map(others)) => {
                 for entry in others {
@@ -109,7 +109,7 @@ impl Node {
 
     /// Where the field `path` (`a.b.c`) was written; for a field left to its default, where the nearest
     /// mapping around it was.
-    pub(super) fn origin_of(&self, path: &str) -> Origin {
+    pub(crate) fn origin_of(&self, path: &str) -> Origin {
         let mut node = self;
         for key in path.split('.') {
             let (key, index) = match key.split_once('[') {
@@ -128,7 +128,7 @@ impl Node {
     }
 
     /// What this value is, for an error message.
-    pub(super) fn kind(&self) -> String {
+    pub(crate) fn kind(&self) -> String {
         match &self.value {
             Value::Null => "nothing".to_owned(),
             Value::Bool(value) => format!("`{value}`"),

@@ -1,4 +1,4 @@
-//! One token a character.
+//! Tokenizer with one token per character.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,19 +6,19 @@ use serde_json::{Map, Value, json};
 
 use super::{Record, TokenBytes};
 
-/// How files name the padding token.
+/// Name of the padding token in files.
 const PAD: &str = "<pad>";
-/// How files name the end token.
+/// Name of the end token in files.
 const EOS: &str = "<eos>";
 
-/// The characters in order of their code, then a padding and an end token.
+/// A vocabulary of characters sorted by code point, then a padding and an end token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CharTokenizer {
     characters: Vec<char>,
     tokens: BTreeMap<char, i64>,
 }
 
-/// A character that the vocabulary lacks.
+/// A character is missing in the vocabulary.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "record {record}: the character {character:?} is not in the vocabulary, \
@@ -32,7 +32,7 @@ pub struct UnknownCharacter {
 }
 
 impl CharTokenizer {
-    /// A vocabulary of these characters.
+    /// Creates a tokenizer for these characters.
     pub fn new(characters: &BTreeSet<char>) -> Self {
         let tokens = characters.iter().copied().zip(0..).collect();
         Self { characters: characters.iter().copied().collect(), tokens }
@@ -43,7 +43,7 @@ impl CharTokenizer {
         self.characters.len() + 2
     }
 
-    /// The token that fills up a batch; no text has it.
+    /// The token that pads a batch; no text contains it.
     pub fn pad(&self) -> i64 {
         self.characters.len() as i64
     }
@@ -53,38 +53,38 @@ impl CharTokenizer {
         self.characters.len() as i64 + 1
     }
 
-    /// What every token is, in the order of their numbers.
+    /// Content of every token, indexed by id.
     pub(super) fn token_bytes(&self) -> Vec<TokenBytes> {
         let text = |character: &char| TokenBytes::Text(character.to_string().into_bytes());
         let special = |name: &str| TokenBytes::Special(name.to_owned());
         self.characters.iter().map(text).chain([special(PAD), special(EOS)]).collect()
     }
 
-    /// Every token by its text, the special ones included.
+    /// Every token with its text, including the special ones.
     pub fn vocabulary(&self) -> impl Iterator<Item = (String, i64)> + '_ {
         let characters = self.tokens.iter().map(|(character, token)| (character.to_string(), *token));
         characters.chain([(PAD.to_owned(), self.pad()), (EOS.to_owned(), self.eos())])
     }
 
-    /// The tokens of a record's prompt.
+    /// Encodes a record's prompt.
     pub fn encode_prompt(&self, record: &Record) -> Result<Vec<i64>, UnknownCharacter> {
         self.encode(&record.id, &record.prompt)
     }
 
-    /// The tokens of a record's answer and the end token: the completion that earns the reward.
+    /// Encodes a record's answer with the end token: a completion with full reward.
     pub fn encode_answer(&self, record: &Record) -> Result<Vec<i64>, UnknownCharacter> {
         let mut tokens = self.encode(&record.id, &record.answer)?;
         tokens.push(self.eos());
         Ok(tokens)
     }
 
-    /// The text of tokens; special tokens have none.
+    /// Decodes tokens; special tokens have no text.
     pub fn decode(&self, tokens: &[i64]) -> String {
         tokens.iter().filter_map(|&token| self.characters.get(usize::try_from(token).ok()?)).collect()
     }
 
-    /// The tokenizer as files that `transformers` and the `tokenizers` crate load. A character that it does not know
-    /// is an error there, too.
+    /// The tokenizer as files that `transformers` and the `tokenizers` crate load. Unknown characters are an
+    /// error there, too.
     pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
         let special = |id: i64, content: &str| {
             json!({"id": id, "content": content, "special": true, "normalized": false, "single_word": false,
@@ -139,7 +139,7 @@ mod tests {
     fn text_comes_back() {
         let tokenizer = CharTokenizer::new(&"3>1äß".chars().collect());
         assert_eq!((tokenizer.vocab_size(), tokenizer.pad(), tokenizer.eos()), (7, 5, 6));
-        // In the order of the code points: 1 3 > ß ä.
+        // Sorted by code point: 1 3 > ß ä.
         let record = record("31ä>", "ß1");
         assert_eq!(tokenizer.encode_prompt(&record), Ok(vec![1, 0, 4, 2]));
         assert_eq!(tokenizer.encode_answer(&record), Ok(vec![3, 0, 6]));

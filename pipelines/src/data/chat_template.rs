@@ -1,8 +1,8 @@
-//! Chat templates: messages to the text that a model was taught to read.
+//! Chat templates: render messages to the text that a model was trained on.
 //!
-//! Published models carry theirs as a Jinja template with a few Python habits. What is rendered here equals, to the
-//! letter, what `apply_chat_template` of `transformers` renders. One thing is left out on purpose: `strftime_now`. With
-//! it a prompt would change from day to day; templates that ask whether it is there take a fixed date.
+//! Published models have a Jinja template with a few Python idioms. The result equals that of
+//! `apply_chat_template` in `transformers`, to the byte. `strftime_now` is omitted on purpose, since prompts
+//! would change from day to day. Templates that test whether it is defined use a fixed date.
 
 use std::io;
 
@@ -17,29 +17,29 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// `bos_token`, `eos_token` and their like.
+    /// Variables such as `bos_token` and `eos_token`.
     special_tokens: Map<String, serde_json::Value>,
 }
 
-/// What a template renders.
+/// Input of a template.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Conversation<'a> {
-    /// Objects with `role` and `content`, and what else the template knows.
+    /// Objects with `role`, `content` and other fields that the template supports.
     pub messages: &'a [serde_json::Value],
     /// JSON schemas of the functions that the model may call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<&'a [serde_json::Value]>,
-    /// Whether the text ends where the assistant's next message begins.
+    /// Adds the start of the assistant's next message.
     pub add_generation_prompt: bool,
 }
 
 const NAME: &str = "chat_template";
 
 impl ChatTemplate {
-    /// Reads the template; `special_tokens` are the variables that it knows beside the conversation.
+    /// Parses the template; `special_tokens` are its variables in addition to the conversation.
     ///
     /// # Errors
-    /// The template's line that is no Jinja.
+    /// The line of the template that is not valid Jinja.
     pub fn new(
         source: String,
         special_tokens: Map<String, serde_json::Value>,
@@ -52,7 +52,7 @@ impl ChatTemplate {
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
-        // Python's names for what Jinja prints of these.
+        // Python's spelling of these values.
         environment.set_formatter(|out, state, value| match (value.kind(), value.is_true()) {
             (ValueKind::Bool, true) => Ok(out.write_str("True")?),
             (ValueKind::Bool, false) => Ok(out.write_str("False")?),
@@ -63,10 +63,12 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, special_tokens })
     }
 
-    /// The conversation's text. `variables` are what else the template may ask for, as `enable_thinking` of Qwen3.
+    /// Renders the conversation. `variables` are further variables of the template, such as `enable_thinking`
+    /// of Qwen3.
     ///
     /// # Errors
-    /// What the template raises, as for roles that do not alternate, or a value that it cannot use.
+    /// An exception of the template, for example for roles that do not alternate, or a value of the wrong
+    /// type.
     pub fn render(
         &self,
         conversation: Conversation,
@@ -81,10 +83,10 @@ impl ChatTemplate {
     }
 }
 
-/// `json.dumps` of Python, with the options that templates use.
+/// Python's `json.dumps`, with the options that templates use.
 fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // Characters are written as they are either way, which is what the templates' environment does by default.
+    // Characters are never escaped, which is the default of the templates' environment.
     let ascii: Option<bool> = options.get("ensure_ascii")?;
     if ascii == Some(true) {
         return Err(Error::new(ErrorKind::InvalidOperation, "tojson has no ensure_ascii"));
@@ -99,12 +101,13 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
                 .serialize(&mut Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(&indent)))
         }
     };
-    written
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, "a value is no JSON").with_source(error))?;
+    written.map_err(|error| {
+        Error::new(ErrorKind::BadSerialization, "a value cannot be written as JSON").with_source(error)
+    })?;
     Ok(String::from_utf8(bytes).expect("JSON is UTF-8"))
 }
 
-/// `{"a": 1, "b": [1, 2]}`: a blank behind commas and colons.
+/// JSON with a space after commas and colons: `{"a": 1, "b": [1, 2]}`.
 struct PythonFormatter;
 
 impl Formatter for PythonFormatter {
@@ -129,7 +132,7 @@ mod tests {
 
     use super::*;
 
-    /// Against `transformers`: tests/python/make_chat_golden.py.
+    /// Expected values are from `transformers`: tests/python/make_chat_golden.py.
     #[test]
     fn conversations_read_as_in_transformers() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/chat");

@@ -1,5 +1,5 @@
-//! The tokenizer of a CLIP that is published as `vocab.json` and `merges.txt`, as `transformers`' `CLIPTokenizer` reads it:
-//! byte pairs of lower-case words (Radford et al., 2021).
+//! Tokenizer of a CLIP published as `vocab.json` and `merges.txt`, equal to `CLIPTokenizer` of
+//! `transformers`: byte pairs of lower-case words (Radford et al., 2021).
 
 use std::path::Path;
 
@@ -8,16 +8,16 @@ use serde_json::{Map, Value, json};
 use super::TokenizerError;
 use super::hf_tokenizer::read;
 
-/// What begins a text, and what ends and pads it and stands for what is unknown, unless `tokenizer_config.json` says
-/// otherwise.
+/// Tokens at the start and the end of a text, unless `tokenizer_config.json` names others. The latter also
+/// pads and stands for unknown text.
 const START: &str = "<|startoftext|>";
 const END: &str = "<|endoftext|>";
 
-/// What is a word, part of one, or marks between.
+/// Regular expression of a word, a part of one, or punctuation.
 const WORDS: &str =
     r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+";
 
-/// The `tokenizer.json` of the folder `path` that has none, with what its `tokenizer_config.json` says, `config`.
+/// Builds the `tokenizer.json` that the folder `path` lacks, using its `tokenizer_config.json`, `config`.
 pub(super) fn tokenizer_json(path: &Path, config: &Map<String, Value>) -> Result<Value, TokenizerError> {
     let file = path.join("vocab.json");
     let broken = |problem: String| TokenizerError::Broken { path: file.clone(), problem };
@@ -69,8 +69,9 @@ pub(super) fn tokenizer_json(path: &Path, config: &Map<String, Value>) -> Result
     }))
 }
 
-/// Tokens that are found in a text before it is cut into words: the special ones and those of `added_tokens_decoder`. The
-/// token that pads may be an ordinary one, as in Stable Diffusion 3's second tokenizer, and is one of them all the same.
+/// Tokens that are found before a text is split into words: the special ones and those of
+/// `added_tokens_decoder`. The padding token counts as one even if it is an ordinary token, as in Stable
+/// Diffusion 3's second tokenizer.
 fn added_tokens(config: &Map<String, Value>, vocab: &Map<String, Value>) -> Result<Vec<Value>, String> {
     let mut added: Vec<(u64, Value)> = Vec::new();
     let mut add = |id: u64, content: &str, says: &Value| {
@@ -102,7 +103,7 @@ fn added_tokens(config: &Map<String, Value>, vocab: &Map<String, Value>) -> Resu
     Ok(added.into_iter().map(|(_, token)| token).collect())
 }
 
-/// A token is written as a text, or as an object with what else is said of it.
+/// Text of a token, which is written as a string or as an object with further fields.
 fn text_of(token: Option<&Value>) -> Option<&str> {
     token.map(|token| token.get("content").unwrap_or(token)).and_then(Value::as_str)
 }

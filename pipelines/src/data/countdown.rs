@@ -1,11 +1,11 @@
-//! Countdown: digits and a target, and an expression that has each digit once and comes to the target.
+//! Countdown: an expression that uses each of the given digits once and evaluates to the target.
 
 use super::Record;
 
-/// An expression of digits, `+`, `-` and `*`, read as far as a policy may write one: products before sums, without
-/// parentheses. `None` for any other text.
+/// Evaluates an expression of digits, `+`, `-` and `*` without parentheses, products before sums. Returns its
+/// digits and its value, `None` for any other text.
 pub(crate) fn read(text: &str) -> Option<(Vec<u32>, i64)> {
-    /// What a policy writes is short; a sum of so many products fits 64 bits.
+    /// Expected texts are short, and products of this many digits fit 64 bits.
     const MOST: usize = 16;
     let (mut digits, mut sum, mut product, mut sign) = (Vec::new(), 0i64, 1i64, 1i64);
     for (index, c) in text.chars().enumerate() {
@@ -25,11 +25,11 @@ pub(crate) fn read(text: &str) -> Option<(Vec<u32>, i64)> {
         }
         (product, sign) = (1, if c == '-' { -1 } else { 1 });
     }
-    // An operator at the end wants another digit.
+    // An odd length means that no operator is last.
     (text.len() % 2 == 1).then_some((digits, sum + sign * product))
 }
 
-/// The digits, sorted, and the target of a prompt such as `2,7,9=23>`.
+/// The sorted digits and the target of a prompt such as `2,7,9=23>`.
 pub(crate) fn problem(prompt: &str) -> Option<(Vec<u32>, i64)> {
     let (digits, target) = prompt.strip_suffix('>')?.split_once('=')?;
     let digits: Option<Vec<u32>> =
@@ -37,7 +37,7 @@ pub(crate) fn problem(prompt: &str) -> Option<(Vec<u32>, i64)> {
     Some((digits?, target.parse().ok()?))
 }
 
-/// Every problem of `numbers` digits from 1 to 9 with a target from 0 to 99 that has a solution, and one of them.
+/// All solvable problems of `numbers` digits from 1 to 9 with a target from 0 to 99, each with one solution.
 pub(super) fn records(numbers: u32) -> Vec<Record> {
     let mut solutions = std::collections::BTreeMap::new();
     let operators = 3u32.pow(numbers - 1);

@@ -1,4 +1,4 @@
-//! What can be wrong with data.
+//! Errors of data.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use arrow_schema::ArrowError;
 
 use super::TokenizerError;
 
-/// Data that cannot be used.
+/// An error of a data file or of its records.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -16,64 +16,64 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
-    /// A line is no record.
+    /// A line is not a valid record.
     #[error("{}:{line}: {message}", path.display())]
     Line {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong, and what a record is.
+        /// The problem with the line.
         message: String,
     },
-    /// The file is not what its name says.
+    /// The file's content does not match its extension.
     #[error("cannot read the table {}", path.display())]
     Table {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: ArrowError,
     },
-    /// The file's name does not say what it is.
+    /// The file's extension is unknown.
     #[error("{} is neither .jsonl, .parquet nor .arrow", path.display())]
     Format {
         /// The file.
         path: PathBuf,
     },
-    /// A file is named twice.
-    #[error("{} is named twice", path.display())]
+    /// A file is listed twice.
+    #[error("{} is listed twice", path.display())]
     Twice {
         /// The file.
         path: PathBuf,
     },
-    /// A record is too long, and none may be.
+    /// A record is too long, and `long_prompts: refuse` is set.
     #[error("{}, {row}: {problem}", path.display())]
     LongRecord {
         /// The file.
         path: PathBuf,
         /// The record.
         row: String,
-        /// How long it is, and how long it may be.
+        /// Its length and the limit.
         problem: String,
     },
-    /// A prompt cannot be put to the model.
+    /// A prompt cannot be encoded.
     #[error(transparent)]
     Tokens(#[from] TokenizerError),
-    /// Every record is held out, or none and some should be.
-    #[error("of {records} records {held_out} are held out: both training and evaluation need some")]
+    /// All records are held out, or none although evaluations need some.
+    #[error("{held_out} of {records} records are held out: both training and evaluation need some")]
     Split {
         /// All records.
         records: usize,
-        /// Those that are held out.
+        /// Held-out records.
         held_out: usize,
     },
-    /// More held-out prompts are asked for than there are.
-    #[error("{asked} held-out prompts are asked for, and there are {available}")]
+    /// More held-out prompts are requested than exist.
+    #[error("{asked} held-out prompts are requested, but only {available} exist")]
     TooFewHeldOut {
-        /// Distinct prompts asked for.
+        /// Distinct prompts requested.
         asked: usize,
         /// Distinct prompts that are held out.
         available: usize,

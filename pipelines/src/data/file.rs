@@ -1,4 +1,4 @@
-//! Records from files: which files, and which of a row's columns is what.
+//! Records from files: resolves file names and maps columns.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::{Counted, Cut, Error, Record, RecordTokens, table};
 use crate::config::{FileConfig, Keep, LongPrompts, NamedColumns, Paths};
 
-/// The records of the files that `paths` names, in their order, at most so many.
+/// Reads the records of the files that `paths` names, in order, at most `most`.
 pub(super) fn read(
     config: &FileConfig,
     paths: &Paths,
@@ -54,21 +54,21 @@ pub(super) fn read(
             tracing::warn!(left_out, of, "{path}: records longer than allowed");
         }
         if cut > 0 {
-            tracing::warn!(cut, of, "{path}: of records longer than allowed a part is learnt");
+            tracing::warn!(cut, of, "{path}: records longer than allowed, which are truncated");
         }
     }
     for domain in &config.domains {
         if records.iter().all(|record| record.domain != *domain) {
-            tracing::warn!(domain, "no record of a data file is of this domain");
+            tracing::warn!(domain, "no record of the data files is of this domain");
         }
     }
     Ok(records)
 }
 
-/// The files that `paths` names, each once: those of a pattern by name.
+/// Resolves `paths` to files; files of a pattern are sorted by name.
 ///
 /// # Errors
-/// If a folder cannot be read, nothing is called so, or a file is named twice.
+/// If a folder cannot be read, no file matches, or a file is listed twice.
 pub(crate) fn files(paths: &Paths) -> Result<Vec<PathBuf>, Error> {
     let mut files: Vec<PathBuf> = Vec::new();
     for path in &paths.0 {
@@ -82,7 +82,8 @@ pub(crate) fn files(paths: &Paths) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// The file at `path`, or those of its folder that are called as its last part says.
+/// The file at `path`, or the files in its folder whose names match its last part, in which `*` and `?` are
+/// wildcards.
 fn matching(path: &Path) -> Result<Vec<PathBuf>, Error> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     if path.exists() || !name.contains(['*', '?']) {
@@ -100,20 +101,20 @@ fn matching(path: &Path) -> Result<Vec<PathBuf>, Error> {
         }
     }
     if found.is_empty() {
-        return Err(unreadable(io::Error::new(io::ErrorKind::NotFound, "no file there is called so")));
+        return Err(unreadable(io::Error::new(io::ErrorKind::NotFound, "no file matches")));
     }
     found.sort_unstable();
     Ok(found)
 }
 
-/// What is too long of a record.
+/// A limit that a record exceeds.
 struct Excess {
     problem: String,
-    /// What it is cut to, if it is.
+    /// Length to cut the record to; `None` if it cannot be cut.
     cut: Option<Cut>,
 }
 
-/// In which way the record is too long.
+/// The first limit that the record exceeds.
 fn excess(config: &FileConfig, tokens: &RecordTokens, record: &Record) -> Result<Option<Excess>, Error> {
     let problem = |what: &str, found: usize, unit: &str, (field, most): (&str, usize)| {
         let problem = || format!("the {what} has {found} {unit}, and `{field}` is {most}");
@@ -143,7 +144,7 @@ fn excess(config: &FileConfig, tokens: &RecordTokens, record: &Record) -> Result
     Ok(Some(Excess { cut, ..excess }))
 }
 
-/// The record, named by its file where there are several.
+/// Adds the file's name to the record's id if there are several files.
 fn within(path: &Path, paths: &[PathBuf], record: Record) -> Record {
     match paths {
         [_] => record,
@@ -154,30 +155,30 @@ fn within(path: &Path, paths: &[PathBuf], record: Record) -> Record {
     }
 }
 
-/// The record of a row: `line 12`.
+/// Converts a row to a record with the id `row`, such as `line 12`.
 fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Result<Record, String> {
     let column = |name: &str| {
         find(&object, name).ok_or_else(|| {
             let names = object.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
             let mut such_as = likely_columns(&object);
             if such_as.is_empty() && columns.answer.as_deref() == Some(name) {
-                such_as = "; `answer: null` there if records have none".to_owned();
+                such_as = "; write `answer: null` there if records have none".to_owned();
             }
-            format!("there is no `{name}`, but {names}: name its column in the config's `columns`{such_as}")
+            format!("there is no column `{name}`, only {names}: set it in the config's `columns`{such_as}")
         })
     };
     let domain = || match &columns.domain {
         None => Ok(String::new()),
         Some(name) => match column(name)? {
             Value::String(domain) => Ok(domain.clone()),
-            _ => Err(format!("`{name}` is no text")),
+            _ => Err(format!("`{name}` is not a string")),
         },
     };
     if let Some(name) = &columns.text {
         let answer = match column(name)? {
             Value::String(text) if text.is_empty() => return Err(format!("`{name}` is empty")),
             Value::String(text) => text.clone(),
-            _ => return Err(format!("`{name}` is no text")),
+            _ => return Err(format!("`{name}` is not a string")),
         };
         return Ok(Record { id: row, answer, domain: domain()?, ..Record::default() });
     }
@@ -191,7 +192,7 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
         Some(name) => {
             let (rejected, of_rejected) = of(name, written)?;
             if of_rejected != before {
-                return Err(format!("`{name}` begins otherwise than the better answer"));
+                return Err(format!("`{name}` has other messages before the answer than the better one"));
             }
             Some(rejected)
         }
@@ -212,7 +213,7 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
     Ok(Record { id: row, prompt, messages, answer, rejected, desirable, domain, columns, cut })
 }
 
-/// A judgement, which some write as a number.
+/// A label of an answer; some files write it as a number.
 fn label(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(label) => Some(*label),
@@ -222,7 +223,7 @@ fn label(value: &Value) -> Option<bool> {
     }
 }
 
-/// What `columns` may be, by the names that others give to parts of records; empty if there are none of these.
+/// A suggestion for `columns`, by other systems' names for parts of records; empty if there are none.
 fn likely_columns(object: &Map<String, Value>) -> String {
     const PROMPTS: [&str; 4] = ["instruction", "question", "problem", "query"];
     const ANSWERS: [&str; 6] = ["messages", "chosen", "completion", "response", "output", "solution"];
@@ -241,10 +242,10 @@ fn likely_columns(object: &Map<String, Value>) -> String {
     }
 }
 
-/// An answer's text, and, if it ends a conversation, the messages before it.
+/// An answer's text, with the messages before it if it ends a conversation.
 type Answer = (String, Option<Vec<Value>>);
 
-/// The answer that `value` is, or what is wrong with it.
+/// Reads an answer that a reward compares with; the error completes a sentence about the column.
 fn answer(value: &Value) -> Result<Answer, &'static str> {
     match value {
         Value::String(text) => match as_messages(text) {
@@ -253,13 +254,13 @@ fn answer(value: &Value) -> Result<Answer, &'static str> {
         },
         Value::Number(number) => Ok((number.to_string(), None)),
         Value::Array(messages) if messages.iter().any(is_message) => last_of(messages),
-        // Tests of a program, say: the reward that needs them reads them.
+        // Data such as tests of a program, for the reward that reads them.
         Value::Array(_) | Value::Object(_) => Ok((value.to_string(), None)),
         Value::Null | Value::Bool(_) => Err("is neither a text, a number, a list nor an object"),
     }
 }
 
-/// An answer that somebody has written, as those of pairs are.
+/// Reads an answer in text form, such as one of a pair.
 fn written(value: &Value) -> Result<Answer, &'static str> {
     const OTHER: &str = "is neither a text, a number nor a conversation";
     let is_data = matches!(value, Value::Array(_) | Value::Object(_));
@@ -267,32 +268,32 @@ fn written(value: &Value) -> Result<Answer, &'static str> {
     if is_data && found.1.is_none() { Err(OTHER) } else { Ok(found) }
 }
 
-/// A conversation's last message, and those before it.
+/// The last message of a conversation, and those before it.
 fn last_of(messages: &[Value]) -> Result<Answer, &'static str> {
     match messages.split_last() {
         Some((last, before)) if last["role"] == "assistant" && last["content"].is_string() => {
             Ok((last["content"].as_str().unwrap_or_default().to_owned(), Some(before.to_vec())))
         }
         Some((last, _)) if last.get("from").is_some() => Err(
-            "is a conversation in `from` and `value`: write `role`, which is user or assistant, and `content`",
+            "is a conversation with `from` and `value`: write `role`, which is user or assistant, and `content`",
         ),
         _ => Err(r#"is a conversation that does not end with {"role": "assistant", "content": a text}"#),
     }
 }
 
-/// Whether it is a message of a conversation, in whichever words.
+/// Returns true if it is a message of a conversation, in either form.
 fn is_message(value: &Value) -> bool {
     value.get("role").is_some() || (value.get("from").is_some() && value.get("value").is_some())
 }
 
-/// The messages that are written in a text as JSON, as a file without nested columns has them.
+/// Messages written as JSON in a text, as in files without nested columns.
 fn as_messages(text: &str) -> Option<Vec<Value>> {
     let list = text.starts_with('[').then(|| serde_json::from_str::<Vec<Value>>(text).ok()).flatten();
     list.filter(|messages| messages.iter().any(|message| message.get("role").is_some()))
 }
 
-/// The prompt's text, and its messages if it has any. The text of one message is its content; of several, each starts
-/// with its role.
+/// A prompt's text, and its messages if it has any. The text of one message is its content; with several,
+/// each starts with its role.
 fn prompt(value: &Value) -> Result<(String, Vec<Value>), String> {
     let text = match value {
         Value::Array(messages) => return of_messages(messages),
@@ -322,7 +323,7 @@ fn of_messages(messages: &[Value]) -> Result<(String, Vec<Value>), String> {
     Ok((text, messages.to_vec()))
 }
 
-/// The value of a column; of a path such as `reward_model.ground_truth`, if there is no column of that name.
+/// The value of a column, or of a path such as `reward_model.ground_truth` if no column has that name.
 fn find<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     object.get(name).or_else(|| {
         let (first, rest) = name.split_once('.')?;
@@ -362,7 +363,7 @@ pub(super) mod tests {
         assert_eq!((record.domain.as_str(), &record.columns["level"]), ("sums", &Value::from(3)));
         assert!(!record.columns.contains_key("question"));
         let error = parse(&columns, r#"{"question": "1+1", "reward_model": {}}"#).unwrap_err();
-        assert!(error.contains("no `reward_model.ground_truth`"), "{error}");
+        assert!(error.contains("no column `reward_model.ground_truth`"), "{error}");
     }
 
     #[test]
@@ -382,12 +383,13 @@ pub(super) mod tests {
         assert!(record.columns.contains_key("instruction_id_list"));
         let error = parse(&ColumnsConfig::default(), line).unwrap_err();
         assert!(
-            error.contains("no `answer`") && error.contains("`answer: null` there if records have none"),
+            error.contains("no column `answer`")
+                && error.contains("`answer: null` there if records have none"),
             "{error}"
         );
     }
 
-    /// A row as each system's own documentation has it.
+    /// Rows as in the documentation of each system.
     #[test]
     fn each_systems_own_files_are_read() {
         let check = |columns, line: &str, expected: (&str, usize, &str, &str)| {
@@ -446,7 +448,7 @@ pub(super) mod tests {
         let line =
             format!(r#"{{"prompt": "not read", "chosen": {}, "rejected": {}}}"#, turns("2"), turns("3"));
         check(&line, ("1+1?", 1, "2", "3"));
-        // TRL's other form: a prompt apart, and each answer a message by itself.
+        // TRL's other form: a separate prompt, and each answer as a message.
         check(
             r#"{"prompt": [{"role": "user", "content": "1+1?"}], "chosen": [{"role": "assistant", "content": "2"}],
                 "rejected": [{"role": "assistant", "content": "3"}]}"#,
@@ -456,15 +458,18 @@ pub(super) mod tests {
             let error = parse(&columns, line).unwrap_err();
             assert!(error.contains(words), "{error}");
         };
-        refused(r#"{"prompt": "1+1?", "chosen": "2"}"#, "there is no `rejected`");
+        refused(r#"{"prompt": "1+1?", "chosen": "2"}"#, "there is no column `rejected`");
         refused(r#"{"prompt": "1+1?", "chosen": "2", "rejected": null}"#, "`rejected` is neither");
         let other = turns("3").replace("1+1?", "1+2?");
-        refused(&format!(r#"{{"chosen": {}, "rejected": {other}}}"#, turns("2")), "begins otherwise");
+        refused(
+            &format!(r#"{{"chosen": {}, "rejected": {other}}}"#, turns("2")),
+            "has other messages before the answer",
+        );
         let unnamed = parse(&ColumnsConfig::default(), r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#);
         assert!(unnamed.unwrap_err().ends_with("`columns`, such as `{answer: chosen, rejected: rejected}`"));
         let alpaca = parse(&ColumnsConfig::default(), r#"{"instruction": "a", "input": "", "output": "b"}"#);
         assert!(alpaca.unwrap_err().ends_with("such as `{prompt: instruction, answer: output}`"));
-        // A conversation is no text to be learnt as it stands, and neither is a list beside a worse answer.
+        // A conversation is not a text to learn, and neither is a list next to a worse answer.
         for answer in [
             turns("2").replace("assistant", "user"),
             json!(turns("2").replace("assistant", "user")).to_string(),
@@ -477,7 +482,7 @@ pub(super) mod tests {
         refused(r#"{"prompt": "a", "chosen": [{"content": "2"}], "rejected": "3"}"#, "`chosen` is neither");
         let as_text = parse(&ColumnsConfig::default(), &json!({"answer": turns("2")}).to_string()).unwrap();
         assert_eq!((as_text.prompt.as_str(), as_text.answer.as_str()), ("1+1?", "2"));
-        // What a reward reads stays as it is.
+        // Data for a reward are kept unchanged.
         let tests = parse(&ColumnsConfig::default(), r#"{"prompt": "a", "answer": [["1", "2"]]}"#).unwrap();
         assert_eq!((tests.answer.as_str(), tests.rejected), (r#"[["1","2"]]"#, None));
     }
@@ -501,14 +506,14 @@ pub(super) mod tests {
         check(&["b-*.jsonl"], &["b-1.jsonl", "b-10.jsonl", "b-2.jsonl"]);
         check(&["c.parquet", "b-?.jsonl"], &["c.parquet", "b-1.jsonl", "b-2.jsonl"]);
         check(&["a[1]*"], &["a[1].jsonl"]);
-        // A file that is called so is meant.
+        // A file whose name contains the wildcard is meant itself.
         fs::write(folder.path().join("b-*.jsonl"), "").unwrap();
         check(&["b-*.jsonl"], &["b-*.jsonl"]);
         let at = |path: &str| folder.path().join(path);
         let none = one_line(&names(&[at("d*.jsonl")]).unwrap_err());
-        assert!(none.contains("d*.jsonl") && none.contains("no file there is called so"), "{none}");
+        assert!(none.contains("d*.jsonl") && none.contains("no file matches"), "{none}");
         let twice = names(&[at("c.parquet"), at("?.parquet")]).unwrap_err().to_string();
-        assert!(twice.contains("c.parquet is named twice"), "{twice}");
+        assert!(twice.contains("c.parquet is listed twice"), "{twice}");
     }
 
     #[test]
@@ -590,7 +595,7 @@ pub(super) mod tests {
         assert!(error.contains("line 2: the prompt has 3 tokens, and `max_prompt_tokens` is 2"), "{error}");
         let all = FileConfig { max_prompt_tokens: Some(4), ..strict };
         assert_eq!(read(&all).unwrap().len(), 4);
-        // The first ones, and of these those that are short enough.
+        // The first records, then those of them that are short enough.
         let first = FileConfig { max_records: Some(3), max_prompt_tokens: Some(2), ..config };
         assert_eq!(read(&first).unwrap(), ["a", "a b"]);
     }
@@ -634,7 +639,7 @@ pub(super) mod tests {
             assert_eq!(error, "`label` is neither true nor false", "{wrong}");
         }
         let none = parse(&columns, r#"{"prompt": "1+1?", "completion": "2"}"#).unwrap_err();
-        assert!(none.contains("there is no `label`"), "{none}");
+        assert!(none.contains("there is no column `label`"), "{none}");
     }
 
     #[test]
@@ -645,7 +650,7 @@ pub(super) mod tests {
         assert!(record.is_text() && record.key() == "Once upon a time.", "{record:?}");
         for (line, words) in [
             (r#"{"body": ""}"#, "`body` is empty"),
-            (r#"{"body": ["a"]}"#, "`body` is no text"),
+            (r#"{"body": ["a"]}"#, "`body` is not a string"),
             (r#"{"text": "a"}"#, "`columns`, such as `{text: text}`"),
         ] {
             let error = parse(&columns, line).unwrap_err();

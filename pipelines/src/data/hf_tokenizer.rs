@@ -1,4 +1,5 @@
-//! The tokenizer of a published model's folder: `tokenizer.json`, and what stands beside it of special tokens and chat.
+//! Tokenizer of a published model's folder: `tokenizer.json`, with the special tokens and the chat template
+//! of other files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,20 +11,20 @@ use super::chat_template::{ChatTemplate, Conversation};
 use super::token_bytes::{Pieces, TokenBytes};
 use super::{Record, UnknownCharacter, clip_tokenizer};
 
-/// Text to tokens and back, as the model was taught.
+/// A published model's tokenizer with its chat template.
 #[derive(Debug)]
 pub struct HfTokenizer {
     path: PathBuf,
     tokenizer: tokenizers::Tokenizer,
     template: Option<ChatTemplate>,
-    /// The one for conversations with tools, where that is another.
+    /// Template for conversations with tools, if there is a separate one.
     tool_template: Option<ChatTemplate>,
     eos: Option<i64>,
     pad: Option<i64>,
     max_length: Option<usize>,
 }
 
-/// A tokenizer that cannot be used, or a text that it cannot take.
+/// An error of a tokenizer, or of a text that it cannot encode.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
@@ -32,20 +33,20 @@ pub enum TokenizerError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
-    /// A file is not what it should be.
-    #[error("{} cannot be understood: {problem}", path.display())]
+    /// A file is invalid.
+    #[error("{} is invalid: {problem}", path.display())]
     Broken {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
-    /// The pieces are there in a form that is not read.
+    /// The folder has the pieces in an unsupported format.
     #[error(
-        "{} has a spiece.model and no tokenizer.json, which alone is read: make it by \
+        "{} has a spiece.model but no tokenizer.json, which is required: create it with \
          `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` of transformers", path.display()
     )]
     SentencePiece {
@@ -54,26 +55,26 @@ pub enum TokenizerError {
     },
     /// The model has no chat template.
     #[error(
-        "{} has no chat template: give texts and not messages, `model.chat: false`, or no `--chat`",
+        "{} has no chat template: give texts instead of messages, set `model.chat: false`, or leave out `--chat`",
         path.display()
     )]
     NoTemplate {
         /// The model's folder.
         path: PathBuf,
     },
-    /// The chat template shows no place for what is said behind a message of the assistant's.
+    /// The chat template has no place for a message after one of the assistant's.
     #[error(
-        "the chat template of {} ends the assistant's message with no token that ends a completion, or leaves out a message \
+        "the chat template of {} ends the assistant's message with no token that ends a completion, or omits a message \
          of the role `{role}`",
         path.display()
     )]
     NoTurnEnd {
         /// The model's folder.
         path: PathBuf,
-        /// Who would say it.
+        /// Role of that message.
         role: String,
     },
-    /// A record's prompt is messages, and the model is not prompted by a chat template.
+    /// A record's prompt is messages, but the model does not use a chat template.
     #[error(
         "the prompt of {record} is messages, which need a model with a chat template and `model.chat: true`, or `--chat`"
     )]
@@ -81,26 +82,26 @@ pub enum TokenizerError {
         /// The record.
         record: String,
     },
-    /// The chat template puts one of the assistant's messages otherwise than the model would write it.
+    /// The chat template renders one of the assistant's messages differently from the model's output.
     #[error(
-        "message {message} of {record} stands otherwise in the chat template than the model would write it, and cannot be \
-         learnt: write `turns: last`, or leave the record out"
+        "message {message} of {record} is rendered by the chat template differently from the model's output, and cannot be \
+         trained on: write `turns: last`, or remove the record"
     )]
     Turn {
         /// The record.
         record: String,
-        /// Which of its messages, from 1.
+        /// Number of the message, from 1.
         message: usize,
     },
-    /// Nothing says which token ends a completion.
+    /// No file names a token that ends a completion.
     #[error("{} names no eos_token_id in generation_config.json or config.json", path.display())]
     NoStop {
         /// The model's folder.
         path: PathBuf,
     },
-    /// What is said to end a completion is no token of the model.
+    /// The token that ends a completion is not in the model's vocabulary.
     #[error(
-        "{} names {token} as eos_token_id in generation_config.json or config.json, and the model has tokens from 0 to {}",
+        "{} names {token} as eos_token_id in generation_config.json or config.json, but the model has tokens from 0 to {}",
         path.display(), vocab_size - 1
     )]
     NoSuchStop {
@@ -108,10 +109,10 @@ pub enum TokenizerError {
         path: PathBuf,
         /// The token.
         token: i64,
-        /// How many the model has.
+        /// Size of the vocabulary.
         vocab_size: i64,
     },
-    /// A record has a character that the model has no token for.
+    /// A record has a character outside the vocabulary.
     #[error(transparent)]
     Character(#[from] UnknownCharacter),
     /// The chat template refuses the messages.
@@ -119,28 +120,28 @@ pub enum TokenizerError {
     Template {
         /// The model's folder.
         path: PathBuf,
-        /// What it raised.
+        /// The exception that it raised.
         source: minijinja::Error,
     },
-    /// The tokenizer refuses a text, or tokens.
+    /// The tokenizer fails on a text or on tokens.
     #[error("the tokenizer of {} failed: {problem}", path.display())]
     Tokenize {
         /// The model's folder.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         problem: String,
     },
 }
 
-/// The special tokens that a chat template knows by these names.
+/// Special tokens that chat templates use by these names.
 const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_token"];
 
 impl HfTokenizer {
-    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` of the folder `path`; all but the
-    /// first may be absent.
+    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` in the folder `path`; only
+    /// the first is required.
     ///
     /// # Errors
-    /// The file that cannot be used, and why.
+    /// The file that cannot be used, with the cause.
     pub fn open(path: &Path) -> Result<HfTokenizer, TokenizerError> {
         let file = path.join("tokenizer.json");
         if !file.exists() && path.join("spiece.model").exists() {
@@ -150,10 +151,11 @@ impl HfTokenizer {
         Self::of(path, &config, &read(&file)?, file)
     }
 
-    /// As [`Self::open`] of the folder of a CLIP, which may have `vocab.json` and `merges.txt` instead of `tokenizer.json`.
+    /// [`Self::open`] for the folder of a CLIP, which may have `vocab.json` and `merges.txt` instead of
+    /// `tokenizer.json`.
     ///
     /// # Errors
-    /// The file that cannot be used, and why.
+    /// The file that cannot be used, with the cause.
     pub fn open_clip(path: &Path) -> Result<HfTokenizer, TokenizerError> {
         let (whole, vocab) = (path.join("tokenizer.json"), path.join("vocab.json"));
         if whole.exists() || !vocab.exists() {
@@ -165,7 +167,8 @@ impl HfTokenizer {
         Self::of(path, &config, &made, vocab)
     }
 
-    /// What `tokenizer`, a `tokenizer.json`, and `config` say, of which `file` is to blame for the first.
+    /// Creates a tokenizer from `tokenizer`, the content of `file` in the format of `tokenizer.json`, and
+    /// `config`.
     fn of(
         path: &Path,
         config: &Map<String, Value>,
@@ -177,7 +180,7 @@ impl HfTokenizer {
             TokenizerError::Broken { path: file.clone(), problem }
         };
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(tokenizer).map_err(broken)?;
-        // Files have what was last asked of a tokenizer, and `transformers` undoes it as well.
+        // Files keep the settings of the tokenizer's last use, which `transformers` resets as well.
         tokenizer.with_padding(None).with_truncation(None).map_err(broken)?;
         for token in named_tokens(config) {
             if tokenizer.token_to_id(&token.content).is_none() {
@@ -186,7 +189,7 @@ impl HfTokenizer {
         }
         let mut special_tokens = Map::new();
         for name in SPECIAL_TOKENS {
-            // Written as a text, or as an object with what else is said of the token.
+            // Written as a string, or as an object with further fields.
             let token = config.get(name).map(|token| token.get("content").unwrap_or(token));
             if let Some(Value::String(token)) = token {
                 special_tokens.insert(name.to_owned(), token.clone().into());
@@ -197,7 +200,7 @@ impl HfTokenizer {
             tokenizer.token_to_id(token).map(i64::from)
         };
         let (eos, pad) = (id_of("eos_token"), id_of("pad_token"));
-        // A number that fits no text says that there is none.
+        // A number out of range means that there is no limit.
         let max_length = config.get("model_max_length").and_then(Value::as_u64).map(|most| most as usize);
         let template_file = path.join("chat_template.jinja");
         let (source, tool_source) = match template_file.exists() {
@@ -213,7 +216,7 @@ impl HfTokenizer {
         Ok(HfTokenizer { path, tokenizer, template, tool_template, eos, pad, max_length })
     }
 
-    /// Whether messages can be encoded.
+    /// Returns true if there is a chat template, so that messages can be encoded.
     pub fn has_chat_template(&self) -> bool {
         self.template.is_some()
     }
@@ -223,22 +226,22 @@ impl HfTokenizer {
         self.eos
     }
 
-    /// The token behind a text that is shorter than others, if `tokenizer_config.json` names one.
+    /// The padding token, if `tokenizer_config.json` names one.
     pub fn pad(&self) -> Option<i64> {
         self.pad
     }
 
-    /// The most tokens of a text, if `tokenizer_config.json` says so.
+    /// The most tokens of a text, if `tokenizer_config.json` has a limit.
     pub fn max_length(&self) -> Option<usize> {
         self.max_length
     }
 
-    /// The tokens that there are, with added ones.
+    /// Number of tokens, including added ones.
     pub fn vocab_size(&self) -> usize {
         self.tokenizer.get_vocab_size(true)
     }
 
-    /// Every token by its text, with added ones, in the order of their numbers.
+    /// Every token with its text, including added ones, sorted by id.
     pub fn vocabulary(&self) -> Vec<(String, i64)> {
         let all = self.tokenizer.get_vocab(true).into_iter();
         let mut all: Vec<_> = all.map(|(text, token)| (text, i64::from(token))).collect();
@@ -246,10 +249,10 @@ impl HfTokenizer {
         all
     }
 
-    /// What every token is, in the order of their numbers; a number that no token has is an empty text.
+    /// Content of every token, indexed by id; an unused id has an empty text.
     ///
     /// # Errors
-    /// Why the bytes of tokens are not known.
+    /// The reason why the bytes of tokens are unknown.
     pub(super) fn token_bytes(&self) -> Result<Vec<TokenBytes>, String> {
         let decoder =
             serde_json::to_value(self.tokenizer.get_decoder()).map_err(|error| error.to_string())?;
@@ -268,12 +271,12 @@ impl HfTokenizer {
         Ok(all)
     }
 
-    /// The token that is written so.
+    /// The token with this text.
     pub fn token(&self, text: &str) -> Option<i64> {
         self.tokenizer.token_to_id(text).map(i64::from)
     }
 
-    /// The special token that is written so.
+    /// The special token with this text.
     pub fn special_token(&self, text: &str) -> Option<i64> {
         let is_special = |id: &u32| {
             let added = self.tokenizer.get_added_tokens_decoder();
@@ -282,13 +285,14 @@ impl HfTokenizer {
         self.tokenizer.token_to_id(text).filter(is_special).map(i64::from)
     }
 
-    /// The tokens of a text; with `special`, also those that the tokenizer puts around every text.
+    /// Encodes a text; with `special`, adds the tokens that the tokenizer puts around every text.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<i64>, TokenizerError> {
         let encoding = self.tokenizer.encode_fast(text, special).map_err(|error| self.failed(&*error))?;
         Ok(encoding.get_ids().iter().copied().map(i64::from).collect())
     }
 
-    /// The tokens of a text with those around it, the last of which is `end`: at most so many, and whether it has more.
+    /// Encodes a text with the tokens around it, truncated to `most` tokens that end with `end`. Returns true
+    /// if it was truncated.
     pub fn encode_ending(
         &self,
         text: &str,
@@ -305,8 +309,8 @@ impl HfTokenizer {
         Ok((tokens, is_cut))
     }
 
-    /// The tokens of a record's prompt with a completion, as reward models read a text: the conversation in the chat template,
-    /// or both as they stand and, if the completion is `finished`, the end token.
+    /// Encodes a record's prompt with a completion for a reward model. With `chat` that is the conversation
+    /// in the chat template, else both texts and, if the completion is `finished`, the end token.
     pub fn encode_whole(
         &self,
         record: &Record,
@@ -326,17 +330,17 @@ impl HfTokenizer {
         Ok(tokens)
     }
 
-    /// The tokens of a conversation.
+    /// Encodes a conversation.
     pub fn encode_chat(
         &self,
         conversation: Conversation,
         variables: &Map<String, Value>,
     ) -> Result<Vec<i64>, TokenizerError> {
-        // Special tokens are in the rendered text already.
+        // The rendered text already contains the special tokens.
         self.encode(&self.render_chat(conversation, variables)?, false)
     }
 
-    /// The text of a conversation.
+    /// Renders a conversation.
     pub fn render_chat(
         &self,
         conversation: Conversation,
@@ -351,7 +355,7 @@ impl HfTokenizer {
             .map_err(|source| TokenizerError::Template { path: self.path.clone(), source })
     }
 
-    /// The text of tokens, without special ones. Tokens that the tokenizer does not know have no text: a model's
+    /// Decodes tokens, without special ones. Tokens unknown to the tokenizer have no text, since a model's
     /// vocabulary may be larger.
     pub fn decode(&self, tokens: &[i64]) -> Result<String, TokenizerError> {
         let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
@@ -363,8 +367,8 @@ impl HfTokenizer {
     }
 }
 
-/// The tokens that a `tokenizer_config.json` names. Those that `tokenizer.json` lacks come behind those that it has, as
-/// transformers adds them: by their numbers, then special ones in this order.
+/// Tokens named in a `tokenizer_config.json`. Those that `tokenizer.json` lacks are appended in the order of
+/// transformers: numbered ones by id, then special ones in this order.
 fn named_tokens(config: &Map<String, Value>) -> Vec<AddedToken> {
     const NAMED: [&str; 7] =
         ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
@@ -379,7 +383,7 @@ fn named_tokens(config: &Map<String, Value>) -> Vec<AddedToken> {
     numbered.chain(named.chain(listed).filter_map(|token| added_token(token, true))).collect()
 }
 
-/// A token that is written as a text, or as an object with what else is said of it.
+/// Reads a token written as a string, or as an object with further fields.
 fn added_token(token: &Value, special: bool) -> Option<AddedToken> {
     let says = |name: &str| token.get(name).and_then(Value::as_bool);
     let content = token.get("content").unwrap_or(token).as_str()?;
@@ -391,8 +395,7 @@ fn added_token(token: &Value, special: bool) -> Option<AddedToken> {
     Some(added)
 }
 
-/// A template of a `tokenizer_config.json`: the text there, which is the default, or of a list of several the one of this
-/// name.
+/// A template of a `tokenizer_config.json`: a single string is the default, in a list each has a name.
 fn template_of(config: &Map<String, Value>, name: &str) -> Option<String> {
     let template = match config.get("chat_template")? {
         Value::Array(named) => named.iter().find(|entry| entry["name"] == name)?.get("template")?,
@@ -419,7 +422,7 @@ mod tests {
 
     use super::*;
 
-    /// Against the `tokenizers` package of Python: tests/python/make_tiny_model.py.
+    /// Expected values are from Python's `tokenizers` package: tests/python/make_tiny_model.py.
     fn folder() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model")
     }
@@ -448,7 +451,7 @@ mod tests {
         assert_eq!(tokenizer.decode(&[1 << 20, -1]).unwrap(), "");
     }
 
-    /// The tokens are those that transformers 5.24 has of such a folder (`PreTrainedTokenizerFast`).
+    /// Expected tokens are from transformers 5.24 with such a folder (`PreTrainedTokenizerFast`).
     #[test]
     fn tokens_that_only_the_config_names_are_added() {
         let scratch = tempfile::tempdir().unwrap();
@@ -507,13 +510,10 @@ mod tests {
         let tokenizer = "tokenizer.json";
         check(&|folder| fs::remove_file(folder.join(tokenizer)).unwrap(), &["cannot read", tokenizer]);
         let pieces = |folder: &Path| fs::rename(folder.join(tokenizer), folder.join("spiece.model")).unwrap();
-        check(&pieces, &["has a spiece.model and no tokenizer.json", "save_pretrained"]);
-        check(
-            &|folder| fs::write(folder.join(tokenizer), "{}").unwrap(),
-            &[tokenizer, "cannot be understood"],
-        );
+        check(&pieces, &["has a spiece.model but no tokenizer.json", "save_pretrained"]);
+        check(&|folder| fs::write(folder.join(tokenizer), "{}").unwrap(), &[tokenizer, "is invalid"]);
         let config = "tokenizer_config.json";
-        check(&|folder| fs::write(folder.join(config), "[").unwrap(), &[config, "cannot be understood"]);
+        check(&|folder| fs::write(folder.join(config), "[").unwrap(), &[config, "is invalid"]);
         check(&|folder| fs::write(folder.join(config), "{}").unwrap(), &["has no chat template"]);
         let raises =
             json!({"chat_template": [{"name": "default", "template": "{{ raise_exception('no') }}"}]});

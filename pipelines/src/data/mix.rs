@@ -1,19 +1,20 @@
-//! Which source of a mix each prompt is from.
+//! Assignment of prompts to the sources of a mix.
 
-/// Prompts of a cycle: weights are met to a thousandth.
+/// Prompts in a cycle, so that weights are met to a thousandth.
 const CYCLE: usize = 1000;
 
-/// A fixed order of sources in which each comes as often as its weight says, as evenly as can be.
+/// A fixed order of sources, in which each occurs in proportion to its weight and as evenly as possible.
 #[derive(Clone, Debug)]
 pub(super) struct Mix {
-    /// The source of each place of a cycle, and how many of its prompts come before it in the cycle.
+    /// For each position of a cycle its source, and the number of that source's prompts before it in the
+    /// cycle.
     places: Vec<(usize, u64)>,
-    /// The prompts of each source in a cycle.
+    /// Prompts of each source in a cycle.
     counts: Vec<u64>,
 }
 
 impl Mix {
-    /// At each place comes the source that is furthest behind its share.
+    /// Each position takes the source that is furthest behind its weight.
     pub(super) fn new(weights: &[f64]) -> Self {
         let total: f64 = weights.iter().sum();
         let mut counts = vec![0; weights.len()];

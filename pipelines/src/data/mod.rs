@@ -1,8 +1,8 @@
-//! Prompts with a known answer: made in code or read from a file, a part of them held out.
+//! Prompts with known answers, generated or read from files, with a part held out for evaluation.
 //!
-//! Whether a prompt is held out follows from a hash of its text, so it does not depend on the seed, on the
-//! order of a file or on what else is in it, and no training prompt is ever in the evaluation. What is
-//! drawn at a step is a function of the seed and the step: a run that resumes has no state to restore.
+//! A hash of a prompt's text decides whether it is held out. So the split depends neither on the seed nor on
+//! the file's order or its other records, and no training prompt is ever in an evaluation. The records of a
+//! step are a function of the seed and the step, so a resumed run has no state to restore.
 
 mod char_tokenizer;
 mod chat_template;
@@ -11,9 +11,9 @@ pub(crate) mod countdown;
 mod error;
 mod file;
 mod hf_tokenizer;
-mod made;
 mod mix;
 mod record;
+mod synthetic;
 mod table;
 mod token_bytes;
 mod tokenizer;
@@ -36,60 +36,61 @@ pub use token_bytes::TokenBytes;
 pub use tokenizer::{FolderTokenizer, Tokenizer};
 
 use crate::config::DataConfig;
-use made::Made;
 use mix::Mix;
+use synthetic::Synthetic;
 
-/// Percent of the prompts made in code that are held out, and of those of files unless they say otherwise.
+/// Percentage of prompts held out: of generated ones, and by default of files.
 const HELD_OUT_PERCENT: u32 = 10;
 
-/// What of a record is counted.
+/// Part of a record whose tokens are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
     /// The prompt.
     Prompt,
-    /// The longest of its answers, with an end.
+    /// The longest of its answers, with the end token.
     Answer,
-    /// What stands before the first token that is learnt.
+    /// Tokens before the first trained one.
     Unlearnt,
 }
 
-/// How many tokens a record has.
+/// Counts the tokens of a record's part.
 pub type RecordTokens<'a> = dyn Fn(&Record, Counted) -> Result<usize, TokenizerError> + 'a;
 
-/// How records are read.
+/// Options of reading records.
 #[derive(Clone, Copy)]
 pub struct Reading<'a> {
-    /// Asked where records may have so many tokens and no more.
+    /// Counts tokens where the config limits them.
     pub tokens: &'a RecordTokens<'a>,
-    /// Whether some of a file's are held out where the config does not say how many.
+    /// Holds out a default percentage of a file's records if the config sets none.
     pub holds_out: bool,
 }
 
-/// Which of a run's phases draws: each sees an order of its own.
+/// Phase of a run that draws records; each has its own order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Draw {
     /// The supervised warm-up.
     Warmup,
-    /// The steps behind it.
+    /// The steps after the warm-up.
     Rollout,
 }
 
-/// All records, split into training and held out.
+/// All records, split into training and held-out ones.
 #[derive(Clone, Debug)]
-pub struct Dataset(Source);
+pub struct Dataset(Records);
 
 #[derive(Clone, Debug)]
-enum Source {
-    /// Too many to list: a record is made from its number. `unpaired`: of its two answers it has one.
-    Made {
-        made: Made,
+enum Records {
+    /// Too many to list, so a record is generated from its number. With `unpaired` it has one of its two
+    /// answers.
+    Synthetic {
+        task: Synthetic,
         unpaired: bool,
     },
     Listed {
         train: Vec<Record>,
         held_out: Vec<Record>,
     },
-    /// Several, each with its domain's name on its records.
+    /// Several sources, whose records carry the name of their domain.
     Mixed {
         mix: Mix,
         sources: Vec<(String, Dataset)>,
@@ -97,13 +98,14 @@ enum Source {
 }
 
 impl Dataset {
-    /// Reads the files, if there are any, and checks that there are records to train on, and some are held out if any should.
+    /// Reads the files, if there are any. Checks that there are training records, and held-out ones if they
+    /// are needed.
     pub fn open(config: &DataConfig, reading: Reading) -> Result<Self, Error> {
         match config {
-            DataConfig::Sort(sort) => Ok(Self::made(Made::Sort { digits: sort.digits })),
+            DataConfig::Sort(sort) => Ok(Self::synthetic(Synthetic::Sort { digits: sort.digits })),
             DataConfig::Addition(addition) => {
                 let (digits, reversed) = (addition.digits, addition.reversed);
-                Ok(Self::made(Made::Addition { digits, reversed }))
+                Ok(Self::synthetic(Synthetic::Addition { digits, reversed }))
             }
             DataConfig::Countdown(countdown) => {
                 Self::listed(countdown::records(countdown.numbers), HELD_OUT_PERCENT)
@@ -122,45 +124,45 @@ impl Dataset {
                     .iter()
                     .map(|source| Ok((source.domain.clone(), Self::open(&source.data, reading)?)))
                     .collect();
-                Ok(Self(Source::Mixed { mix: Mix::new(&weights), sources: opened? }))
+                Ok(Self(Records::Mixed { mix: Mix::new(&weights), sources: opened? }))
             }
         }
     }
 
-    fn made(made: Made) -> Self {
-        Self(Source::Made { made, unpaired: false })
+    fn synthetic(task: Synthetic) -> Self {
+        Self(Records::Synthetic { task, unpaired: false })
     }
 
-    /// The same with each answer of a pair by itself, judged.
+    /// Splits each pair into two records with one labelled answer each.
     pub fn unpaired(self) -> Self {
         let unpaired = |records: Vec<Record>| records.into_iter().flat_map(Record::unpaired).collect();
         Self(match self.0 {
-            Source::Made { made, .. } => Source::Made { made, unpaired: true },
-            Source::Listed { train, held_out } => {
-                Source::Listed { train: unpaired(train), held_out: unpaired(held_out) }
+            Records::Synthetic { task, .. } => Records::Synthetic { task, unpaired: true },
+            Records::Listed { train, held_out } => {
+                Records::Listed { train: unpaired(train), held_out: unpaired(held_out) }
             }
-            Source::Mixed { mix, sources } => {
+            Records::Mixed { mix, sources } => {
                 let sources = sources.into_iter().map(|(domain, data)| (domain, data.unpaired()));
-                Source::Mixed { mix, sources: sources.collect() }
+                Records::Mixed { mix, sources: sources.collect() }
             }
         })
     }
 
-    /// The same to train on without what is not desirable; `None` where a source has nothing else.
+    /// The same dataset with desirable training answers only; `None` if a source has no others.
     pub fn desirable(&self) -> Option<Self> {
         Some(Self(match &self.0 {
-            Source::Made { made, .. } => Source::Made { made: *made, unpaired: false },
-            Source::Listed { train, held_out } => {
+            Records::Synthetic { task, .. } => Records::Synthetic { task: *task, unpaired: false },
+            Records::Listed { train, held_out } => {
                 let train: Vec<_> = train.iter().filter(|it| it.desirable != Some(false)).cloned().collect();
                 if train.is_empty() {
                     return None;
                 }
-                Source::Listed { train, held_out: held_out.clone() }
+                Records::Listed { train, held_out: held_out.clone() }
             }
-            Source::Mixed { mix, sources } => {
+            Records::Mixed { mix, sources } => {
                 let desirable = |(domain, data): &(String, Self)| Some((domain.clone(), data.desirable()?));
                 let sources: Option<_> = sources.iter().map(desirable).collect();
-                Source::Mixed { mix: mix.clone(), sources: sources? }
+                Records::Mixed { mix: mix.clone(), sources: sources? }
             }
         }))
     }
@@ -171,14 +173,14 @@ impl Dataset {
         Self::split(train, held_out, held_out_percent > 0)
     }
 
-    /// Records of files of their own, of which a prompt in both is held out.
+    /// Combines records of separate training and held-out files. A prompt in both is held out.
     fn apart(mut train: Vec<Record>, held_out: Vec<Record>) -> Result<Self, Error> {
         let prompts: HashSet<&str> = held_out.iter().map(Record::key).collect();
         let before = train.len();
         train.retain(|record| !prompts.contains(record.key()));
         let left_out = before - train.len();
         if left_out > 0 {
-            tracing::warn!(left_out, of = before, "prompts that are held out are not trained on");
+            tracing::warn!(left_out, of = before, "held-out prompts are removed from the training data");
         }
         Self::split(train, held_out, true)
     }
@@ -188,54 +190,57 @@ impl Dataset {
             let records = train.len() + held_out.len();
             return Err(Error::Split { records, held_out: held_out.len() });
         }
-        Ok(Self(Source::Listed { train, held_out: distinct(held_out) }))
+        Ok(Self(Records::Listed { train, held_out: distinct(held_out) }))
     }
 
-    /// The domains of all records, each once.
+    /// Domains of all records, without duplicates.
     pub fn domains(&self) -> BTreeSet<&str> {
         match &self.0 {
-            Source::Made { .. } => BTreeSet::from([""]),
-            Source::Listed { train, held_out } => {
+            Records::Synthetic { .. } => BTreeSet::from([""]),
+            Records::Listed { train, held_out } => {
                 train.iter().chain(held_out).map(|record| record.domain.as_str()).collect()
             }
-            Source::Mixed { sources, .. } => sources.iter().map(|(domain, _)| domain.as_str()).collect(),
+            Records::Mixed { sources, .. } => sources.iter().map(|(domain, _)| domain.as_str()).collect(),
         }
     }
 
-    /// The `count` training records of a step, over all ranks. Made records are drawn uniformly with
-    /// replacement; those of a file come in epochs, each in an order of its own, with every record once.
+    /// The `count` training records of a step, over all ranks. Generated records are drawn uniformly with
+    /// replacement. A file's records are drawn in epochs, each with every record once in a new order.
     pub fn train_batch(&self, draw: Draw, seed: u64, step: u64, count: usize) -> Vec<Record> {
         match &self.0 {
-            Source::Made { made, unpaired } => {
+            Records::Synthetic { task, unpaired } => {
                 let mut rng = stream(draw as u64, seed, step);
                 let mut next = || loop {
-                    let record = made.record(below(&mut rng, made.size()));
+                    let record = task.record(below(&mut rng, task.size()));
                     if !is_held_out(&record.prompt, HELD_OUT_PERCENT) {
                         return if *unpaired { record.judged(below(&mut rng, 2) == 0) } else { record };
                     }
                 };
                 (0..count).map(|_| next()).collect()
             }
-            Source::Listed { .. } | Source::Mixed { .. } => {
+            Records::Listed { .. } | Records::Mixed { .. } => {
                 let first = step * count as u64;
                 self.train_range(draw, seed, first..first + count as u64)
             }
         }
     }
 
-    /// The records of a pass over the training data; `None` where no pass ends, of made records, or each source has its own.
+    /// Number of records in an epoch; `None` for generated records and for a mix, in which each source has
+    /// its own.
     pub fn records_of_a_pass(&self) -> Option<usize> {
         match &self.0 {
-            Source::Listed { train, .. } => Some(train.len()),
-            Source::Made { .. } | Source::Mixed { .. } => None,
+            Records::Listed { train, .. } => Some(train.len()),
+            Records::Synthetic { .. } | Records::Mixed { .. } => None,
         }
     }
 
-    /// The training records of a range of positions in the run.
+    /// Training records at a range of positions in the run.
     fn train_range(&self, draw: Draw, seed: u64, positions: Range<u64>) -> Vec<Record> {
         match &self.0 {
-            Source::Made { .. } => positions.flat_map(|at| self.train_batch(draw, seed, at, 1)).collect(),
-            Source::Listed { train, .. } => {
+            Records::Synthetic { .. } => {
+                positions.flat_map(|at| self.train_batch(draw, seed, at, 1)).collect()
+            }
+            Records::Listed { train, .. } => {
                 let mut order = (u64::MAX, Vec::new());
                 let mut record = |position: u64| {
                     let epoch = position / train.len() as u64;
@@ -246,9 +251,9 @@ impl Dataset {
                 };
                 positions.map(&mut record).collect()
             }
-            Source::Mixed { mix, sources } => {
+            Records::Mixed { mix, sources } => {
                 let places: Vec<(usize, u64)> = positions.map(|position| mix.at(position)).collect();
-                // A source's own positions follow one another.
+                // The positions of one source are consecutive.
                 let range = |source: usize| {
                     let mut own = places.iter().filter(|(it, _)| *it == source).map(|(_, own)| *own);
                     own.next().map_or(0..0, |first| first..own.next_back().unwrap_or(first) + 1)
@@ -261,8 +266,9 @@ impl Dataset {
         }
     }
 
-    /// The first `count` held-out records in a fixed order, with distinct prompts, or answers where these are judged. The order
-    /// is the same for every seed, so that runs can be compared, and a smaller `count` is a part of a larger.
+    /// The first `count` held-out records in a fixed order, with distinct prompts (distinct answers for
+    /// records with labels). The order does not depend on the seed, so that runs can be compared. A smaller
+    /// `count` gives a prefix.
     pub fn held_out(&self, count: usize) -> Result<Vec<Record>, Error> {
         let available = self.held_out_available(count);
         if available < count {
@@ -270,11 +276,11 @@ impl Dataset {
         }
         let mut rng = stream(u64::MAX, 0, 0);
         match &self.0 {
-            Source::Made { made, unpaired } => {
+            Records::Synthetic { task, unpaired } => {
                 let mut seen = HashSet::new();
                 let mut records = Vec::with_capacity(count);
                 while records.len() < count {
-                    let record = made.record(below(&mut rng, made.size()));
+                    let record = task.record(below(&mut rng, task.size()));
                     if is_held_out(&record.prompt, HELD_OUT_PERCENT) && seen.insert(record.prompt.clone()) {
                         let desirable = records.len().is_multiple_of(2);
                         records.push(if *unpaired { record.judged(desirable) } else { record });
@@ -282,11 +288,11 @@ impl Dataset {
                 }
                 Ok(records)
             }
-            Source::Listed { held_out, .. } => {
+            Records::Listed { held_out, .. } => {
                 let order = shuffled(held_out.len(), &mut rng);
                 Ok(order[..count].iter().map(|&index| held_out[index].clone()).collect())
             }
-            Source::Mixed { mix, sources } => {
+            Records::Mixed { mix, sources } => {
                 let places: Vec<(usize, u64)> = (0..count as u64).map(|position| mix.at(position)).collect();
                 let drawn: Result<Vec<_>, Error> = sources
                     .iter()
@@ -301,10 +307,10 @@ impl Dataset {
         }
     }
 
-    /// The most records, up to `limit`, that [`Self::held_out`] gives.
+    /// The largest number up to `limit` that [`Self::held_out`] can return.
     pub fn most_held_out(&self, limit: usize) -> usize {
-        // Of mixed data a part of fewer records may be there where that of `limit` is not. What is there never grows as less is
-        // asked for, so that going down by it meets the largest count first.
+        // In a mix, fewer records may be available than requested. The available number never grows when less
+        // is requested, so the first match from above is the largest.
         let mut count = limit;
         loop {
             let available = self.held_out_available(count);
@@ -315,16 +321,16 @@ impl Dataset {
         }
     }
 
-    /// The number of distinct held-out prompts, counted up to `limit`.
+    /// Number of distinct held-out prompts, counted up to `limit`.
     pub fn held_out_available(&self, limit: usize) -> usize {
         match &self.0 {
-            Source::Made { made, .. } => (0..made.size())
-                .filter(|&number| is_held_out(&made.record(number).prompt, HELD_OUT_PERCENT))
+            Records::Synthetic { task, .. } => (0..task.size())
+                .filter(|&number| is_held_out(&task.record(number).prompt, HELD_OUT_PERCENT))
                 .take(limit)
                 .count(),
-            Source::Listed { held_out, .. } => held_out.len().min(limit),
-            Source::Mixed { mix, sources } => {
-                // All of them if each source has its part, else fewer.
+            Records::Listed { held_out, .. } => held_out.len().min(limit),
+            Records::Mixed { mix, sources } => {
+                // All of them if each source has its share, else fewer.
                 let asked = |source: usize| (0..limit as u64).filter(|at| mix.at(*at).0 == source).count();
                 let parts = sources.iter().enumerate();
                 parts.map(|(source, (_, data))| data.held_out_available(asked(source))).sum()
@@ -332,9 +338,8 @@ impl Dataset {
         }
     }
 
-    /// Tells data from other data, on every machine and at any time: a number of all prompts, answers and columns that a
-    /// reward may read, in their order.
-    /// Made records follow from the config.
+    /// Checksum of all prompts, answers and columns that a reward may read, in order; equal on every machine.
+    /// Generated records are determined by the config.
     pub fn digest(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         self.each_listed(&mut |part, records| {
@@ -344,88 +349,91 @@ impl Dataset {
         hasher.finalize()
     }
 
-    /// The listed records of all sources, by the name of their part: those to train on, then those that are held out.
+    /// Calls `with` for the listed records of all sources, with the name of their part: training, then held
+    /// out.
     fn each_listed(&self, with: &mut dyn FnMut(&str, &[Record])) {
         match &self.0 {
-            Source::Made { .. } => {}
-            Source::Listed { train, held_out } => {
+            Records::Synthetic { .. } => {}
+            Records::Listed { train, held_out } => {
                 with("train", train);
                 with("held out", held_out);
             }
-            Source::Mixed { sources, .. } => sources.iter().for_each(|(_, data)| data.each_listed(with)),
+            Records::Mixed { sources, .. } => sources.iter().for_each(|(_, data)| data.each_listed(with)),
         }
     }
 
-    /// Every character of the records, held-out ones included: what a character tokenizer has to know.
+    /// All characters in the records, including held-out ones: the vocabulary of a character tokenizer.
     pub fn characters(&self) -> BTreeSet<char> {
         match &self.0 {
-            Source::Made { made, .. } => made.characters(),
-            Source::Listed { train, held_out } => {
+            Records::Synthetic { task, .. } => task.characters(),
+            Records::Listed { train, held_out } => {
                 let texts = train
                     .iter()
                     .chain(held_out)
                     .flat_map(|record| [&record.prompt, &record.answer].into_iter().chain(&record.rejected));
                 texts.flat_map(|text| text.chars()).collect()
             }
-            Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.characters()).collect(),
+            Records::Mixed { sources, .. } => {
+                sources.iter().flat_map(|(_, data)| data.characters()).collect()
+            }
         }
     }
 
-    /// Records in which a tokenizer's longest prompt and answer are looked for: all of a file, held-out ones included,
-    /// and the first made ones, of which one is about as long as the other.
+    /// Records among which the longest prompt and answer are searched: all of a file, including held-out
+    /// ones, or the first generated ones, whose lengths are similar.
     pub fn examples(&self) -> Vec<Record> {
-        const MADE: u64 = 100;
+        const SYNTHETIC: u64 = 100;
         match &self.0 {
-            Source::Made { made, unpaired } => {
-                let records = (0..made.size().min(MADE)).map(|number| made.record(number));
+            Records::Synthetic { task, unpaired } => {
+                let records = (0..task.size().min(SYNTHETIC)).map(|number| task.record(number));
                 if *unpaired { records.flat_map(Record::unpaired).collect() } else { records.collect() }
             }
-            Source::Listed { train, held_out } => train.iter().chain(held_out).cloned().collect(),
-            Source::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.examples()).collect(),
+            Records::Listed { train, held_out } => train.iter().chain(held_out).cloned().collect(),
+            Records::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.examples()).collect(),
         }
     }
 
-    /// Whether a record is longer than what is learnt of it.
+    /// Returns true if a record is truncated for training.
     pub fn is_cut(&self) -> bool {
         match &self.0 {
-            Source::Made { .. } => false,
-            Source::Listed { train, held_out } => train.iter().chain(held_out).any(|it| it.cut.is_some()),
-            Source::Mixed { sources, .. } => sources.iter().any(|(_, data)| data.is_cut()),
+            Records::Synthetic { .. } => false,
+            Records::Listed { train, held_out } => train.iter().chain(held_out).any(|it| it.cut.is_some()),
+            Records::Mixed { sources, .. } => sources.iter().any(|(_, data)| data.is_cut()),
         }
     }
 
-    /// Characters of the longest record that is learnt, with the longer of its answers and as far as it is not cut.
+    /// Characters of the longest record after truncation, with the longer of its answers.
     pub fn longest_record(&self) -> usize {
-        let of_made = |made: &Made| made.prompt_length() + made.longest_answer();
-        self.longest(&of_made, &|record| {
+        let of_task = |task: &Synthetic| task.prompt_length() + task.longest_answer();
+        self.longest(&of_task, &|record| {
             let answers = [Some(&record.answer), record.rejected.as_ref()].into_iter().flatten();
             let answer = answers.map(|answer| answer.chars().count()).max().unwrap_or(0);
             let whole = record.prompt.chars().count() + answer;
-            // An end is a token that is no character.
+            // The end token is not a character.
             record.cut.map_or(whole, |cut| whole.min(cut.tokens - 1))
         })
     }
 
-    /// Characters of the longest prompt, held-out ones included.
+    /// Characters of the longest prompt, including held-out ones.
     pub fn longest_prompt(&self) -> usize {
-        self.longest(&|made| made.prompt_length(), &|record| record.prompt.chars().count())
+        self.longest(&|task| task.prompt_length(), &|record| record.prompt.chars().count())
     }
 
-    /// Characters of the longest answer, held-out ones and worse ones included.
+    /// Characters of the longest answer, including held-out and rejected ones.
     pub fn longest_answer(&self) -> usize {
         let rejected =
             self.longest(&|_| 0, &|record| record.rejected.iter().flat_map(|it| it.chars()).count());
-        self.longest(&|made| made.longest_answer(), &|record| record.answer.chars().count()).max(rejected)
+        self.longest(&|task| task.longest_answer(), &|record| record.answer.chars().count()).max(rejected)
     }
 
-    fn longest(&self, of_made: &dyn Fn(&Made) -> usize, of_record: &dyn Fn(&Record) -> usize) -> usize {
+    fn longest(&self, of_task: &dyn Fn(&Synthetic) -> usize, of_record: &dyn Fn(&Record) -> usize) -> usize {
         match &self.0 {
-            Source::Made { made, .. } => of_made(made),
-            Source::Listed { train, held_out } => {
+            Records::Synthetic { task, .. } => of_task(task),
+            Records::Listed { train, held_out } => {
                 train.iter().chain(held_out).map(of_record).max().unwrap_or(0)
             }
-            Source::Mixed { sources, .. } => {
-                let lengths = sources.iter().map(|(_, data)| data.longest(of_made, of_record));
+            Records::Mixed { sources, .. } => {
+                let lengths = sources.iter().map(|(_, data)| data.longest(of_task, of_record));
                 lengths.max().unwrap_or(0)
             }
         }
@@ -436,7 +444,7 @@ fn named(domain: &str, records: Vec<Record>) -> Vec<Record> {
     records.into_iter().map(|record| Record { domain: domain.to_owned(), ..record }).collect()
 }
 
-/// The records of several sources in the order of `places`, each of which takes the next one of its source.
+/// Merges the records of several sources: each of `places` takes the next record of its source.
 fn interleaved(places: &[(usize, u64)], of_sources: Vec<Vec<Record>>) -> Vec<Record> {
     let mut of_sources: Vec<_> = of_sources.into_iter().map(Vec::into_iter).collect();
     places.iter().map(|(source, _)| of_sources[*source].next().expect("as many as places")).collect()
@@ -453,7 +461,7 @@ fn distinct(mut records: Vec<Record>) -> Vec<Record> {
     records
 }
 
-/// A random stream of its own for each (purpose, seed, step).
+/// The random stream of a (purpose, seed, step).
 pub(crate) fn stream(purpose: u64, seed: u64, step: u64) -> ChaCha8Rng {
     let mut key = [0; 32];
     for (bytes, value) in key.chunks_exact_mut(8).zip([purpose, seed, step]) {
@@ -462,14 +470,14 @@ pub(crate) fn stream(purpose: u64, seed: u64, step: u64) -> ChaCha8Rng {
     ChaCha8Rng::from_seed(key)
 }
 
-/// `values` in a random order (Fisher and Yates).
+/// Shuffles `values` (Fisher and Yates).
 pub(crate) fn shuffle<T>(values: &mut [T], rng: &mut ChaCha8Rng) {
     for last in (1..values.len()).rev() {
         values.swap(last, below(rng, last as u64 + 1) as usize);
     }
 }
 
-/// A number below `limit`, uniform but for a bias of at most `limit / 2^64`.
+/// A uniform number below `limit`, with a bias of at most `limit / 2^64`.
 fn below(rng: &mut ChaCha8Rng, limit: u64) -> u64 {
     ((u128::from(rng.next_u64()) * u128::from(limit)) >> 64) as u64
 }
@@ -481,7 +489,7 @@ pub(crate) fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
     order
 }
 
-/// The number of records that are no data set's, as [`Dataset::digest`] tells those of one.
+/// Checksum of records outside a dataset, computed as in [`Dataset::digest`].
 pub fn digest(records: &[Record]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hash(&mut hasher, records);
@@ -494,7 +502,7 @@ fn hash(hasher: &mut crc32fast::Hasher, records: &[Record]) {
         let label = desirable.map(|label| label.to_string());
         let texts = [Some(prompt), Some(answer), rejected.as_ref(), label.as_ref(), columns.as_ref()];
         for text in texts.into_iter().flatten() {
-            // The length before it, so that texts do not run into each other.
+            // The length comes first, so that adjacent texts cannot be confused.
             hasher.update(&(text.len() as u64).to_le_bytes());
             hasher.update(text.as_bytes());
         }
@@ -535,7 +543,7 @@ mod tests {
         (0..count).map(|n| format!("{{\"prompt\": \"{n}*2=\", \"answer\": {}}}\n", 2 * n)).collect()
     }
 
-    /// A second reading of every task's rule, from the text alone.
+    /// An independent implementation of every task's rule, on the text alone.
     fn is_right(record: &Record) -> bool {
         let (prompt, answer) = (&record.prompt, &record.answer);
         match prompt.chars().last().unwrap() {
@@ -589,7 +597,7 @@ mod tests {
             ..Record::default()
         };
         let digest = |train: &[Record], held_out: &[Record]| {
-            Dataset(Source::Listed { train: train.to_vec(), held_out: held_out.to_vec() }).digest()
+            Dataset(Records::Listed { train: train.to_vec(), held_out: held_out.to_vec() }).digest()
         };
         let (a, b, c) = (record("1", "23", None), record("12", "3", None), record("1", "23", Some("4")));
         let with = |value: i32| {
@@ -611,7 +619,7 @@ mod tests {
             digest(&[Record { desirable: Some(false), ..a.clone() }], &[]),
         ];
         assert_eq!(BTreeSet::from(all).len(), all.len(), "{all:?}");
-        // It is kept in checkpoints.
+        // Pinned, since checkpoints contain it.
         assert_eq!(digest(&[a], &[]), 0x03e0fef9);
     }
 
@@ -664,12 +672,12 @@ mod tests {
         let data = open(&addition(2, false)).unwrap();
         let held_out = data.held_out_available(usize::MAX);
         assert!((900..1100).contains(&held_out), "{held_out} of 10000");
-        // Every one of them can be asked for, and not one more.
+        // All of them can be requested, and no more.
         assert_eq!(data.held_out(held_out).unwrap().len(), held_out);
         let error = data.held_out(held_out + 1).unwrap_err().to_string();
         assert_eq!(
             error,
-            format!("{} held-out prompts are asked for, and there are {held_out}", held_out + 1)
+            format!("{} held-out prompts are requested, but only {held_out} exist", held_out + 1)
         );
     }
 
@@ -681,15 +689,15 @@ mod tests {
         let config = FileConfig { held_out: Some(Paths::from(held_out.path())), ..*file };
         let data = open(&DataConfig::File(Box::new(config.clone()))).unwrap();
         assert_eq!(data.held_out_available(usize::MAX), 6);
-        let Source::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
+        let Records::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
         assert_eq!(train.len(), 15);
         let held_out = data.held_out(6).unwrap();
         assert!(held_out.iter().any(|record| record.prompt == "99*2="));
         assert!(train.iter().all(|record| held_out.iter().all(|other| other.prompt != record.prompt)));
-        // A file that is wholly in the other one leaves nothing to train on.
+        // A file whose prompts are all held out leaves nothing to train on.
         let all = FileConfig { held_out: Some(config.path.clone()), ..config };
         let error = open(&DataConfig::File(Box::new(all))).unwrap_err().to_string();
-        assert!(error.contains("of 20 records 20 are held out"), "{error}");
+        assert!(error.contains("20 of 20 records are held out"), "{error}");
     }
 
     #[test]
@@ -739,7 +747,7 @@ mod tests {
 
     #[test]
     fn the_split_and_the_order_never_change() {
-        // Written down, so that an upgrade of a dependency cannot change what a seed means.
+        // Pinned, so that an upgrade of a dependency cannot change the meaning of a seed.
         let prompts = |records: Vec<Record>| records.into_iter().map(|r| r.prompt).collect::<Vec<_>>();
         let data = open(&sort(6)).unwrap();
         assert_eq!(prompts(data.held_out(3).unwrap()), EVALUATION);
@@ -753,7 +761,7 @@ mod tests {
     fn an_epoch_of_a_file_has_every_record_once() {
         let (_file, config) = jsonl(&questions(200));
         let data = open(&config).unwrap();
-        let Source::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
+        let Records::Listed { train, .. } = &data.0 else { panic!("a file is listed") };
         // 7 does not divide the number of records, so a batch spans two epochs.
         let steps = train.len() as u64;
         let drawn: Vec<Record> =
@@ -776,13 +784,16 @@ mod tests {
             let error = open(&config).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         };
-        check("{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"a\"}\n", ":2: there is no `answer`");
+        check(
+            "{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": \"a\"}\n",
+            ":2: there is no column `answer`",
+        );
         check("{\"prompt\": 1, \"answer\": \"b\"}\n", ":1: `prompt` is neither a text nor messages");
         check("{\"prompt\": \"a\", \"answer\": true}\n", ":1: `answer` is neither a text, a number");
         check("{\"prompt\": \"\", \"answer\": \"b\"}\n", ":1: `prompt` is empty");
-        check("\n[1]\n", ":2: the line is no JSON object");
-        check("{\"prompt\": \n", ":1: the line is no JSON object");
-        check("", "of 0 records 0 are held out");
+        check("\n[1]\n", ":2: the line is not a JSON object");
+        check("{\"prompt\": \n", ":1: the line is not a JSON object");
+        check("", "0 of 0 records are held out");
         check("{\"prompt\": \"a\", \"answer\": \"b\"}\n", "of 1 records");
     }
 }

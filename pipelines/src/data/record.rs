@@ -1,50 +1,51 @@
-//! A prompt with what somebody has written to it.
+//! A prompt with its answers.
 
 use serde_json::{Map, Value, json};
 
 use crate::config::Keep;
 
-/// A prompt and the answer that is right.
+/// A prompt and its right answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Names the record in logs: the prompt's number for a made one, `line 12` or `row 12` for one from a file, with the
-    /// file's name before it where there are several.
+    /// Name of the record in logs: the prompt's number for a generated one, `line 12` or `row 12` for one
+    /// from a file. With several files, the file's name comes first.
     pub id: String,
-    /// What the model reads.
+    /// The prompt as text.
     pub prompt: String,
-    /// The prompt as messages with `role` and `content`, for a model's chat template; empty if it is a plain text.
+    /// The prompt as messages with `role` and `content`, for a model's chat template; empty if it is plain
+    /// text.
     pub messages: Vec<Value>,
-    /// What it should write, without an end mark.
+    /// The gold answer, without an end token.
     pub answer: String,
-    /// A worse answer to compare with, if there is one.
+    /// A worse answer for a preference pair.
     pub rejected: Option<String>,
-    /// Whether the answer is as it should be, if somebody has judged it by itself.
+    /// Label of the answer, for objectives on single answers.
     pub desirable: Option<bool>,
-    /// Which of a mix's sources it is from; empty without a mix.
+    /// Source in a mix; empty without a mix.
     pub domain: String,
-    /// What else the file says of it, for rewards that read it.
+    /// Further columns of the file, for rewards that read them.
     pub columns: Map<String, Value>,
-    /// What its tokens are cut to, if they are too many.
+    /// Length to truncate the record to, if it is too long.
     pub cut: Option<Cut>,
 }
 
-/// What the tokens of a record are cut to.
+/// Truncation of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// How many are left, above 0.
+    /// Tokens to keep, above 0.
     pub tokens: usize,
-    /// Which.
+    /// End to keep.
     pub keep: Keep,
 }
 
 impl Record {
-    /// The same with the worse answer in the better one's place.
+    /// The record with the worse answer in place of the better one.
     pub fn rejected(&self) -> Option<Record> {
         self.rejected.clone().map(|answer| Record { answer, rejected: None, ..self.clone() })
     }
 
-    /// The same with `text` at the end of its prompt, in a conversation at the end of its last message; `None` if that is no
-    /// text.
+    /// The record with `text` appended to its prompt, in a conversation to the last message; `None` if that
+    /// message has no text.
     pub fn followed_by(&self, text: &str) -> Option<Record> {
         let mut record = self.clone();
         record.prompt += text;
@@ -55,29 +56,29 @@ impl Record {
         Some(record)
     }
 
-    /// Whether it is a text by itself, an answer to nothing.
+    /// Returns true if it is a plain text without a prompt.
     pub fn is_text(&self) -> bool {
         self.prompt.is_empty() && self.messages.is_empty()
     }
 
-    /// The text by which it is held out or not: its prompt, if it has one.
+    /// Text whose hash decides whether it is held out: its prompt, if it has one.
     pub fn key(&self) -> &str {
         if self.is_text() { &self.answer } else { &self.prompt }
     }
 
-    /// Whether what the model writes can be compared with its answer.
+    /// Returns true if a completion of its prompt can be compared with its answer.
     pub fn is_to_complete(&self) -> bool {
         !self.is_text() && self.desirable != Some(false)
     }
 
-    /// Its better answer alone, or its worse one.
+    /// The record with one of its two answers, labelled.
     pub(super) fn judged(self, desirable: bool) -> Record {
         let worse = self.rejected.unwrap_or_default();
         let answer = if desirable { self.answer } else { worse };
         Record { answer, rejected: None, desirable: Some(desirable), ..self }
     }
 
-    /// Each of a pair's answers by itself.
+    /// The two answers of a pair as separate, labelled records.
     pub(super) fn unpaired(self) -> Vec<Record> {
         match self.rejected {
             Some(_) => vec![self.clone().judged(true), self.judged(false)],
@@ -85,7 +86,7 @@ impl Record {
         }
     }
 
-    /// The prompt as messages: its own, or one of the user's.
+    /// The prompt as messages: its own, or one user message.
     pub fn conversation(&self) -> Vec<Value> {
         match self.messages.is_empty() {
             true => vec![json!({"role": "user", "content": self.prompt})],

@@ -1,4 +1,4 @@
-//! The rows of a file as JSON objects, read a piece at a time.
+//! Rows of a file as JSON objects, read in batches.
 
 use std::fmt;
 use std::fs::File;
@@ -16,38 +16,38 @@ use serde_json::{Map, Value};
 use super::Error;
 use crate::error_chain::within_line;
 
-/// Takes a row and its columns.
+/// Callback for a row and its columns.
 type Visit<'a> = dyn FnMut(Row, Map<String, Value>) -> Result<(), Error> + 'a;
 
-/// Where a row is.
+/// Position of a row.
 #[derive(Clone, Copy)]
 pub(super) struct Row<'a> {
     path: &'a Path,
     /// `line` or `row`.
     kind: &'static str,
-    /// From 1; lines that are empty are counted.
+    /// Number from 1; empty lines are counted.
     number: usize,
 }
 
 impl Row<'_> {
-    /// Its name within the file: `line 12`.
+    /// Name within the file, such as `line 12`.
     pub(super) fn name(self) -> String {
         format!("{} {}", self.kind, self.number)
     }
 
-    /// `message` says what is wrong with it.
+    /// An error at this row; `message` is the problem.
     pub(super) fn error(self, message: String) -> Error {
         Error::Line { path: self.path.to_owned(), line: self.number, message }
     }
 }
 
-/// How an Arrow file begins, and a stream does not.
+/// Magic bytes at the start of an Arrow file; a stream lacks them.
 const ARROW_FILE: &[u8] = b"ARROW1";
-/// How an Arrow stream ends. The format lets a stream end without, but one that was cut off between two batches would then
-/// be read as a shorter one; pyarrow and `datasets` write it.
+/// End of an Arrow stream. The format makes it optional, but a stream truncated between two batches would
+/// then be read as a shorter one. pyarrow and `datasets` write it.
 const STREAM_END: &[u8] = &[0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 
-/// Hands every row of a file to `visit`, in its order.
+/// Calls `visit` for every row of a file, in order.
 pub(super) fn each_row(path: &Path, visit: &mut Visit) -> Result<(), Error> {
     let unreadable = |source| Error::Read { path: path.to_owned(), source };
     let format = path.extension().unwrap_or_default();
@@ -68,7 +68,7 @@ pub(super) fn each_row(path: &Path, visit: &mut Visit) -> Result<(), Error> {
                 rows.batches(StreamReader::try_new(file, None).map_err(broken)?)
             } else {
                 Err(broken(ArrowError::IpcError(
-                    "it has no end: it was cut off, or is no Arrow at all".into(),
+                    "it has no end marker: it was truncated, or is not an Arrow stream".into(),
                 )))
             }
         }
@@ -76,12 +76,12 @@ pub(super) fn each_row(path: &Path, visit: &mut Visit) -> Result<(), Error> {
     }
 }
 
-/// A file's first line without the character by which some editors mark a file as UTF-8.
+/// A file's first line without a byte order mark.
 pub(crate) fn without_mark(line: &str) -> &str {
     line.strip_prefix('\u{feff}').unwrap_or(line)
 }
 
-/// A JSON object that has each of its fields once: of two it would be unsaid which one counts.
+/// A JSON object without duplicate fields, of which one would be ignored.
 struct Object(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for Object {
@@ -99,7 +99,7 @@ impl<'de> Deserialize<'de> for Object {
                 let mut object = Map::new();
                 while let Some((name, value)) = entries.next_entry::<String, Value>()? {
                     if object.insert(name.clone(), value).is_some() {
-                        return Err(A::Error::custom(format_args!("`{name}` is there twice")));
+                        return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
                     }
                 }
                 Ok(Object(object))
@@ -110,10 +110,10 @@ impl<'de> Deserialize<'de> for Object {
     }
 }
 
-/// A file's rows on their way.
+/// A reader of a file's rows.
 struct Rows<'a> {
     path: &'a Path,
-    /// Rows so far; lines that are empty are counted.
+    /// Rows read so far, including empty lines.
     number: usize,
     visit: &'a mut Visit<'a>,
 }
@@ -123,14 +123,14 @@ impl<'a> Rows<'a> {
         for text in BufReader::new(file).lines() {
             self.number += 1;
             let text = text.map_err(|source| match source.kind() {
-                io::ErrorKind::InvalidData => self.row("line").error("the line is not in UTF-8".to_owned()),
+                io::ErrorKind::InvalidData => self.row("line").error("the line is not UTF-8".to_owned()),
                 _ => Error::Read { path: self.path.to_owned(), source },
             })?;
             let text = if self.number == 1 { without_mark(&text) } else { &text };
             if !text.trim().is_empty() {
                 let row = self.row("line");
                 let Object(object) = serde_json::from_str(text).map_err(|error| {
-                    row.error(format!("the line is no JSON object: {}", within_line(&error)))
+                    row.error(format!("the line is not a JSON object: {}", within_line(&error)))
                 })?;
                 (self.visit)(row, object)?;
             }
@@ -154,13 +154,13 @@ impl<'a> Rows<'a> {
         Ok(())
     }
 
-    /// The present one.
+    /// The current row.
     fn row(&self, kind: &'static str) -> Row<'a> {
         Row { path: self.path, kind, number: self.number }
     }
 }
 
-/// The rows of a batch, by way of the text that Arrow has for them: columns may be nested.
+/// Rows of a batch, converted by Arrow's JSON writer since columns may be nested.
 fn objects(batch: &RecordBatch) -> Result<Vec<Map<String, Value>>, ArrowError> {
     let mut writer = WriterBuilder::new().with_explicit_nulls(true).build::<_, LineDelimited>(Vec::new());
     writer.write(batch)?;
@@ -170,7 +170,7 @@ fn objects(batch: &RecordBatch) -> Result<Vec<Map<String, Value>>, ArrowError> {
     lines.collect::<Result<_, serde_json::Error>>().map_err(|error| ArrowError::JsonError(error.to_string()))
 }
 
-/// Whether the file begins with these bytes; it is at its start again afterwards.
+/// Returns true if the file starts with these bytes, and rewinds it.
 fn begins_with(file: &mut BufReader<File>, bytes: &[u8]) -> io::Result<bool> {
     let mut start = Vec::new();
     file.take(bytes.len() as u64).read_to_end(&mut start)?;
@@ -178,7 +178,7 @@ fn begins_with(file: &mut BufReader<File>, bytes: &[u8]) -> io::Result<bool> {
     Ok(start == bytes)
 }
 
-/// Whether the file ends with these bytes; it is at its start again afterwards.
+/// Returns true if the file ends with these bytes, and rewinds it.
 fn ends_with(file: &mut BufReader<File>, bytes: &[u8]) -> io::Result<bool> {
     let length = file.seek(SeekFrom::End(0))?;
     file.seek(SeekFrom::Start(length.saturating_sub(bytes.len() as u64)))?;
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use crate::error_chain::one_line;
 
-    /// What tests/python/make_table_golden.py has written.
+    /// A file written by tests/python/make_table_golden.py.
     fn golden(name: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tables").join(name)
     }
@@ -240,7 +240,7 @@ mod tests {
         let path = folder.path().join("train.jsonl");
         fs::write(&path, b"{}\n\n{\"prompt\": \"\xff\"}\n").unwrap();
         let error = one_line(&rows(&path).unwrap_err());
-        assert!(error.ends_with("train.jsonl:3: the line is not in UTF-8"), "{error}");
+        assert!(error.ends_with("train.jsonl:3: the line is not UTF-8"), "{error}");
     }
 
     #[test]
@@ -248,13 +248,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("train.jsonl");
         for (line, expected) in [
-            (r#"{"answer": 1, "prompt": "a", "answer": 2}"#, "`answer` is there twice"),
+            (r#"{"answer": 1, "prompt": "a", "answer": 2}"#, "duplicate field `answer`"),
             ("[1]", "invalid type: sequence, expected an object"),
             (r#"{"answer": 1"#, "EOF while parsing an object at character 12"),
         ] {
             fs::write(&path, format!("{{}}\n{line}\n")).unwrap();
             let error = one_line(&rows(&path).unwrap_err());
-            let expected = format!("train.jsonl:2: the line is no JSON object: {expected}");
+            let expected = format!("train.jsonl:2: the line is not a JSON object: {expected}");
             assert!(error.ends_with(&expected), "{error}");
         }
     }

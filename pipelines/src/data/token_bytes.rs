@@ -1,32 +1,32 @@
-//! The bytes that each token adds to a text, as far as it is text.
+//! Bytes of text that each token stands for.
 
 use serde_json::Value;
 
-/// What a token is.
+/// Content of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenBytes {
-    /// These bytes of a text, which may be a part of a character.
+    /// Bytes of text, which may be part of a character.
     Text(Vec<u8>),
-    /// No text: a special token, by its name.
+    /// No text: a special token, by name.
     Special(String),
 }
 
-/// How pieces of text are written in a vocabulary, by the decoder of a `tokenizer.json`.
+/// Encoding of text pieces in a vocabulary, determined by the decoder of a `tokenizer.json`.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
-    /// Each byte is a character of its own, as GPT-2 has them.
+    /// Each byte is written as a character, as in GPT-2.
     is_byte_level: bool,
-    /// Bytes of characters without a piece are `<0x0A>` and the like.
+    /// Bytes of characters without a piece are written as `<0x0A>`.
     has_bytes: bool,
-    /// What stands for a space.
+    /// Replacement of a space.
     space: Option<String>,
 }
 
 impl Pieces {
-    /// By the decoder as JSON.
+    /// Reads the decoder from JSON.
     ///
     /// # Errors
-    /// The kind of a decoder whose pieces are not read.
+    /// The type of an unsupported decoder.
     pub fn of(decoder: &Value) -> Result<Pieces, String> {
         let mut pieces = Pieces::default();
         pieces.read(decoder)?;
@@ -45,14 +45,14 @@ impl Pieces {
             Some("Replace") if decoder["content"] == " " => {
                 self.space = decoder["pattern"]["String"].as_str().map(str::to_owned);
             }
-            // A space that is taken off a text's beginning is there in its first token.
+            // Stripping a leading space does not change the bytes of tokens.
             Some("Fuse" | "Strip") => {}
             other => return Err(format!("its decoder is {}", other.unwrap_or("none"))),
         }
         Ok(())
     }
 
-    /// The bytes of a piece; `None` if it is none.
+    /// The bytes of a piece; `None` if it is not valid.
     pub fn bytes(&self, piece: &str) -> Option<Vec<u8>> {
         if self.is_byte_level {
             return piece.chars().map(byte_of).collect();
@@ -68,8 +68,8 @@ impl Pieces {
     }
 }
 
-/// The byte that GPT-2 writes as this character: printable ones of Latin-1 are themselves, all others come in their order from
-/// U+0100 on.
+/// The byte that GPT-2 writes as this character. Printable characters of Latin-1 stand for themselves, the
+/// other bytes follow in order from U+0100.
 fn byte_of(character: char) -> Option<u8> {
     let is_itself = |code: u32| matches!(code, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
     let code = u32::from(character);

@@ -1,4 +1,4 @@
-//! Records to tokens, by whichever tokenizer the model has.
+//! The tokenizer of a model, with the encoding of records.
 
 use std::ops::Range;
 
@@ -9,16 +9,16 @@ use super::chat_template::Conversation;
 use super::{CharTokenizer, HfTokenizer, Record, TokenBytes, TokenizerError};
 use crate::config::{FolderConfig, Speaker};
 
-/// What turns records into tokens and completions into text.
+/// Encodes records and decodes completions.
 #[derive(Debug)]
 pub enum Tokenizer {
-    /// A token a character of the training records.
+    /// One token per character of the training records.
     Characters(CharTokenizer),
-    /// That of a model's folder.
+    /// Tokenizer of a published model's folder.
     Folder(Box<FolderTokenizer>),
 }
 
-/// A published model's tokenizer, and how prompts are put to it.
+/// A published model's tokenizer, with its options for prompts.
 #[derive(Debug)]
 pub struct FolderTokenizer {
     tokenizer: HfTokenizer,
@@ -27,10 +27,10 @@ pub struct FolderTokenizer {
 }
 
 impl Tokenizer {
-    /// The tokenizer in the folder of a model.
+    /// Opens the tokenizer of a model's folder.
     ///
     /// # Errors
-    /// The file that cannot be used, or a chat template that is asked for and not there.
+    /// The file that cannot be used, or a missing chat template that the config asks for.
     pub fn of_folder(folder: &ModelFolder, config: &FolderConfig) -> Result<Tokenizer, TokenizerError> {
         let tokenizer = HfTokenizer::open(folder.path())?;
         if config.chat && !tokenizer.has_chat_template() {
@@ -51,7 +51,7 @@ impl Tokenizer {
         Ok(Tokenizer::Folder(Box::new(FolderTokenizer { tokenizer, stop_tokens, config: config.clone() })))
     }
 
-    /// Every token by its text.
+    /// Every token with its text.
     pub fn vocabulary(&self) -> Box<dyn Iterator<Item = (String, i64)> + '_> {
         match self {
             Tokenizer::Characters(tokenizer) => Box::new(tokenizer.vocabulary()),
@@ -59,10 +59,11 @@ impl Tokenizer {
         }
     }
 
-    /// What every token is, in the order of their numbers. Tokens that end a completion are special, whatever they are written as.
+    /// Content of every token, indexed by id. Tokens that end a completion count as special, whatever their
+    /// text is.
     ///
     /// # Errors
-    /// Why the bytes of tokens are not known.
+    /// The reason why the bytes of tokens are unknown.
     pub fn token_bytes(&self) -> Result<Vec<TokenBytes>, String> {
         let mut all = match self {
             Tokenizer::Characters(tokenizer) => tokenizer.token_bytes(),
@@ -76,7 +77,7 @@ impl Tokenizer {
         Ok(all)
     }
 
-    /// The tokens that end a completion; a gold answer ends with the first.
+    /// Tokens that end a completion; gold answers end with the first.
     pub fn stop_tokens(&self) -> Vec<i64> {
         match self {
             Tokenizer::Characters(tokenizer) => vec![tokenizer.eos()],
@@ -84,7 +85,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a record's prompt: none of a text by itself.
+    /// Encodes a record's prompt; a plain text without a prompt has no tokens.
     pub fn encode_prompt(&self, record: &Record) -> Result<Vec<i64>, TokenizerError> {
         if record.is_text() {
             return Ok(Vec::new());
@@ -98,7 +99,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a text as it stands.
+    /// Encodes a text without a chat template.
     pub fn encode_text(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
         match self {
             Tokenizer::Characters(tokenizer) => {
@@ -109,10 +110,10 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a conversation, up to where the assistant's next message begins.
+    /// Encodes a conversation, up to the start of the assistant's next message.
     ///
     /// # Errors
-    /// [`TokenizerError::NoTemplate`] where there is no chat template, or the template's own.
+    /// [`TokenizerError::NoTemplate`] without a chat template, or an error of the template.
     pub fn encode_messages(
         &self,
         messages: &[Value],
@@ -125,21 +126,22 @@ impl Tokenizer {
         folder.encode_messages(messages, tools, variables)
     }
 
-    /// Whether prompts go through a chat template.
+    /// Returns true if prompts use a chat template.
     pub fn is_of_chat(&self) -> bool {
         matches!(self, Tokenizer::Folder(folder) if folder.config.chat)
     }
 
-    /// As whose message an environment's words are read, if `asked` does not say it.
+    /// Role of an environment's observations, unless `asked` sets one.
     pub fn speaker(&self, asked: Option<Speaker>) -> Speaker {
         asked.unwrap_or(if self.is_of_chat() { Speaker::User } else { Speaker::None })
     }
 
-    /// The tokens of what an environment says behind a turn whose last token is `last`, up to where the next turn begins: a
-    /// message of `role` in the chat template, behind what ends the turn if that is not there; without a role the text as it
-    /// stands.
+    /// Encodes an observation after a turn whose last token is `last`, up to the start of the next turn. With
+    /// a `role` it is a message in the chat template, preceded by the end of the turn if that is missing.
+    /// Without one it is plain text.
     ///
     /// # Errors
+    /// An unknown character, or a template without a place for it.
     /// A character that the tokenizer does not know, or a template that has no place for it.
     pub fn encode_observation(
         &self,
@@ -154,8 +156,8 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a record's answer and an end: the completion that earns the reward. A text by itself begins as the
-    /// tokenizer begins texts, and one that has an end gets no second.
+    /// Encodes a record's answer with an end token: a completion with full reward. A text without a prompt
+    /// starts with the tokenizer's start token, and an existing end token is not repeated.
     pub fn encode_answer(&self, record: &Record) -> Result<Vec<i64>, TokenizerError> {
         match self {
             Tokenizer::Characters(tokenizer) => Ok(tokenizer.encode_answer(record)?),
@@ -164,11 +166,11 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a record's prompt and answer, and where the assistant's messages lie among them, ends included: those of
-    /// the prompt, and behind them the answer.
+    /// Encodes a record's prompt and answer. Returns the ranges of the assistant's messages with their end
+    /// tokens: those in the prompt, then the answer.
     ///
     /// # Errors
-    /// As [`Self::encode_prompt`], or [`TokenizerError::Turn`].
+    /// Those of [`Self::encode_prompt`], or [`TokenizerError::Turn`].
     pub fn encode_turns(&self, record: &Record) -> Result<(Vec<i64>, Vec<Range<usize>>), TokenizerError> {
         let (mut tokens, answer) = (self.encode_prompt(record)?, self.encode_answer(record)?);
         let mut turns = match self {
@@ -180,7 +182,7 @@ impl Tokenizer {
         Ok((tokens, turns))
     }
 
-    /// The tokens of a record's prompt with its answer and what ends them, as reward models read a text.
+    /// Encodes a record's prompt and answer with their end, in the form that reward models read.
     pub fn encode_whole(&self, record: &Record) -> Result<Vec<i64>, TokenizerError> {
         match self {
             Tokenizer::Characters(_) => {
@@ -192,7 +194,7 @@ impl Tokenizer {
         }
     }
 
-    /// The special token that is written so, which no text of tokens shows.
+    /// The special token with this text, which [`Self::decode`] omits.
     pub fn special_token(&self, text: &str) -> Option<i64> {
         match self {
             Tokenizer::Characters(_) => None,
@@ -200,7 +202,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of tokens; special tokens have none.
+    /// Decodes tokens; special tokens have no text.
     pub fn decode(&self, tokens: &[i64]) -> String {
         match self {
             Tokenizer::Characters(tokenizer) => tokenizer.decode(tokens),
@@ -232,7 +234,7 @@ impl FolderTokenizer {
         self.tokenizer.encode_chat(conversation, variables)
     }
 
-    /// A message behind one of the assistant's, as the template has it behind any.
+    /// Encodes a message after one of the assistant's, in the template's format.
     fn encode_message(&self, text: &str, role: &str, last: i64) -> Result<Vec<i64>, TokenizerError> {
         const TURN: &str = "anyroll's turn";
         let messages = [("user", "?"), ("assistant", TURN), (role, text)];
@@ -271,7 +273,7 @@ impl FolderTokenizer {
     /// A record's prompt as messages.
     fn conversation(&self, record: &Record) -> Vec<Value> {
         let mut messages = record.conversation();
-        // A conversation that brings a system prompt of its own keeps it.
+        // A system message in the conversation takes precedence.
         if let Some(text) = &self.config.system_prompt
             && messages[0]["role"] != "system"
         {
@@ -280,8 +282,8 @@ impl FolderTokenizer {
         messages
     }
 
-    /// Where the assistant's messages lie in the prompt of a record, whose tokens are `prompt`: as the model would have
-    /// written them behind the messages before them. One that begins a conversation answers nothing.
+    /// Ranges of the assistant's messages in `prompt`, the tokens of the record's prompt, as the model would
+    /// have written them. A message that starts the conversation is not one, since it answers nothing.
     fn turns_of_prompt(&self, record: &Record, prompt: &[i64]) -> Result<Vec<Range<usize>>, TokenizerError> {
         let messages = if self.config.chat { self.conversation(record) } else { Vec::new() };
         let mut turns = Vec::new();
@@ -307,7 +309,7 @@ mod tests {
 
     use super::*;
 
-    /// Turns as the model writes them, and between them what the template has there of the whole conversation, which reads
+    /// Turns are the model's own tokens. Between them is the text of the whole conversation in the template,
     /// as in `transformers`.
     #[test]
     fn what_an_environment_says_lies_between_turns_as_in_the_whole_conversation() {
@@ -327,7 +329,7 @@ mod tests {
                 |turn: &[i64]| tokenizer.encode_observation(hint, Some(role), *turn.last().unwrap()).unwrap();
             parts.extend([&turn[..], &behind(&turn)].concat());
             assert_eq!(parts, whole, "{hint}");
-            // A turn that a stop string ended has no end of its own.
+            // A turn ended by a stop string has no end token.
             let end = turn.pop().unwrap();
             assert_eq!(behind(&turn)[0], end);
         }

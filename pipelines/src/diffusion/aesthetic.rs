@@ -1,4 +1,4 @@
-//! How much people like an image, as a head on a CLIP sees it.
+//! The `aesthetic` reward: predicted human preference, by a head on a CLIP.
 
 use anyroll_models::{
     clip::Head,
@@ -9,7 +9,7 @@ use tch::{Device, Tensor};
 use super::clip::ImageTower;
 use crate::{Result, config::AestheticConfig};
 
-/// The images' tower of a CLIP, and a head on it.
+/// Image tower of a CLIP with a head.
 #[derive(Debug)]
 pub struct AestheticScorer {
     tower: ImageTower,
@@ -17,7 +17,7 @@ pub struct AestheticScorer {
 }
 
 impl AestheticScorer {
-    /// Reads both on `device`.
+    /// Loads both on `device`.
     pub fn new(config: &AestheticConfig, device: Device) -> Result<Self> {
         let folder = ClipFolder::open(&config.clip).map_err(anyroll_models::Error::from)?;
         let head = HeadFile::open(&config.head, folder.config().projection_dim)
@@ -25,7 +25,7 @@ impl AestheticScorer {
         Ok(Self { tower: ImageTower::read(&folder, config.dtype, device)?, head: head.load(device)? })
     }
 
-    /// The score of each image: fp32 `[B]`. `images` are -1 to 1, and what is beyond is cut off.
+    /// Score of each image: fp32 `[B]`. `images` are -1 to 1; other values are clamped.
     pub fn score(&self, images: &Tensor) -> Result<Tensor> {
         Ok(self.head.score(&self.tower.vectors(images)?)?)
     }

@@ -1,4 +1,5 @@
-//! Backpropagation of the reward through the last denoising steps: ReFL as ROLL's reward flow has it, and DRaFT-K.
+//! Backpropagation of the reward through the last denoising steps: ReFL as in ROLL's reward flow, and
+//! DRaFT-K.
 
 use std::{ops::Range, time::Instant};
 
@@ -7,11 +8,11 @@ use anyroll_strategy::Tape;
 use tch::Tensor;
 
 use super::{
-    Roles, Setup,
+    ImageModels, ImageTask,
     scorer::Scores,
-    setup::without,
     stats::Stats,
     step::{Clock, rows},
+    task::without,
 };
 use crate::{
     Result,
@@ -19,17 +20,17 @@ use crate::{
     train::{Exchange, StepOutcome},
 };
 
-/// A denoising step that a gradient flows through.
+/// A denoising step with a gradient.
 struct Recorded {
     timestep: usize,
     batch: DenoiseBatch,
     tape: Tape,
     velocity: Tensor,
-    /// The frozen model's.
+    /// Velocity of the frozen model.
     reference: Option<Tensor>,
 }
 
-impl Setup {
+impl ImageTask {
     /// DRaFT-K in the words of `refl`.
     pub fn as_refl(&self, draft: &DraftKConfig) -> ReflConfig {
         ReflConfig {
@@ -42,10 +43,10 @@ impl Setup {
         }
     }
 
-    /// Walks from noise to images, the last steps of it with a gradient, and follows the reward's gradient back.
+    /// Denoises noise to images, the last steps with a gradient, and backpropagates the reward.
     pub fn step_by_backpropagation(
         &self,
-        roles: &mut Roles,
+        models: &mut ImageModels,
         exchange: &Exchange,
         step: u64,
         stop: bool,
@@ -53,29 +54,29 @@ impl Setup {
     ) -> Result<StepOutcome> {
         let started = Instant::now();
         let clock = Clock::new(started, started); // sampling and training are one
-        roles.policy.load_states(&self.offloaded)?;
+        models.learner.load()?;
         let (numbers, labels) = self.own_prompts(exchange.rank(), step)?;
         let noise_step = match refl.noise {
             StartNoise::Free => step,
             StartNoise::Fixed => 0,
         };
         let noise = self.start_noise(noise_step, &numbers)?;
-        let (mut stats, mut steps, mut scores) = (Stats::default(), Vec::new(), Vec::new());
+        let (mut stats, mut update, mut scores) = (Stats::default(), models.learner.begin(step), Vec::new());
         for mini_batch in 0..self.share.mini_batches {
-            for part in self.micro_batches(mini_batch) {
-                scores.push(self.follow_back(roles, refl, &noise, &labels, &part, &mut stats)?);
+            for part in self.share.micro_batches(mini_batch, models.learner.micro_batch_size) {
+                scores.push(self.follow_back(models, refl, &noise, &labels, &part, &mut stats)?);
             }
-            steps.push(roles.policy.step(self.learning_rate(step))?);
+            models.learner.step(&mut update)?;
         }
         let scored = self.exchange_scores(exchange, Scores::cat(scores)?, step, stop)?;
         let losses = stats.read(exchange, self.share.samples() as f64)?;
-        self.finish(roles, step, &steps, &scored, losses, &clock)
+        self.finish(models, update, &scored, losses, &clock)
     }
 
-    /// The scores of the samples `part`, their gradient added to those of the step.
+    /// Scores the samples `part` and adds their gradient to that of the step.
     fn follow_back(
         &self,
-        roles: &mut Roles,
+        models: &mut ImageModels,
         refl: &ReflConfig,
         noise: &Tensor,
         labels: &Tensor,
@@ -83,7 +84,7 @@ impl Setup {
         stats: &mut Stats,
     ) -> Result<Scores> {
         let (noise, labels) = (rows(noise, part)?, rows(labels, part)?);
-        let (latents, recorded) = self.walk_recording(roles, refl.mid_step, noise, &labels)?;
+        let (latents, recorded) = self.walk_recording(models, refl.mid_step, noise, &labels)?;
         let (scores, gradient) = self.score_with_gradient(&latents, &labels)?;
         // A sample without a score has no gradient.
         let total = &scores.total;
@@ -101,7 +102,8 @@ impl Setup {
             let (sigma, dt) = (sigmas[timestep], sigmas[timestep + 1] - sigmas[timestep]);
             let mut dv = dx.f_mul_scalar(dt)?;
             if let Some(reference) = &recorded.reference {
-                // KL is the mean over the recorded steps and over an image's values of (v - v_ref)^2 / (2 sigma^2).
+                // KL is the mean over the recorded steps and over an image's values of (v - v_ref)^2 / (2
+                // sigma^2).
                 let apart = without(&recorded.velocity.f_sub(reference)?, &refused)?;
                 let values = apart.numel() as f64 / apart.size()[0] as f64;
                 let scale = 1.0 / (sigma * sigma * values * gradient_steps);
@@ -109,7 +111,8 @@ impl Setup {
                 stats.add("loss/kl", &apart.f_square()?.f_mul_scalar(0.5 * scale)?)?;
             }
             let guidance = self.sampler.guidance[timestep];
-            let below = roles.policy.backward(&recorded.batch, recorded.tape, guidance.combine_grad(&dv)?)?;
+            let below =
+                models.learner.model.backward(&recorded.batch, recorded.tape, guidance.combine_grad(&dv)?)?;
             if let Some(below) = below {
                 dx = dx.f_add(&guidance.batch_grad(&below)?)?;
             }
@@ -117,10 +120,10 @@ impl Setup {
         Ok(scores)
     }
 
-    /// Walks by Euler's method and records the steps from `mid_step` on.
+    /// Denoises by Euler's method and records the steps from `mid_step` on.
     fn walk_recording(
         &self,
-        roles: &mut Roles,
+        models: &mut ImageModels,
         mid_step: usize,
         noise: Tensor,
         labels: &Tensor,
@@ -129,16 +132,16 @@ impl Setup {
         let mut recorded = Vec::new();
         for timestep in 0..self.sampler.steps() {
             let guidance = self.sampler.guidance[timestep];
-            // Nothing is asked of the point that the first step with a gradient begins at.
+            // The first step with a gradient needs none for its input.
             let batch = guidance.batch(&x, self.sampler.sigmas[timestep], labels, timestep > mid_step)?;
             if timestep < mid_step {
-                let velocity = guidance.combine(&roles.policy.score(&batch)?)?;
+                let velocity = guidance.combine(&models.learner.model.score(&batch)?)?;
                 x = self.sampler.euler(timestep, &x, &velocity)?;
                 continue;
             }
-            let (velocity, tape) = roles.policy.record(&batch)?;
+            let (velocity, tape) = models.learner.model.record(&batch)?;
             let velocity = guidance.combine(&velocity)?;
-            let reference = roles.reference_velocity(&batch)?;
+            let reference = models.reference_velocity(&batch)?;
             let reference = reference.map(|velocity| guidance.combine(&velocity)).transpose()?;
             x = self.sampler.euler(timestep, &x, &velocity)?;
             recorded.push(Recorded { timestep, batch, tape, velocity, reference });

@@ -1,4 +1,4 @@
-//! What a CLIP sees in an image, and how well it goes with its text.
+//! The `clip` reward: similarity of an image and its text.
 
 use anyroll_models::{Unit, clip::Clip, hf::ClipFolder, init::whole};
 use tch::{Device, Kind, Tensor, no_grad};
@@ -8,13 +8,13 @@ use crate::{
     config::{ClipRewardConfig, RewardDtype},
     data::{HfTokenizer, Record},
     error_chain::one_line,
-    reward::Failure,
+    failure::Failure,
 };
 
-/// Texts that are read at a time.
+/// Texts encoded in a batch.
 const TEXTS: usize = 64;
 
-/// The half of a CLIP that sees images.
+/// Image tower of a CLIP.
 #[derive(Debug)]
 pub struct ImageTower {
     clip: Clip,
@@ -22,21 +22,21 @@ pub struct ImageTower {
 }
 
 impl ImageTower {
-    /// Reads that of `folder` on `device`.
+    /// Loads the tower of `folder` on `device`.
     pub fn read(folder: &ClipFolder, dtype: RewardDtype, device: Device) -> Result<Self> {
         let clip = Clip::new(folder.config().clone())?;
         let weights = read(folder, clip.units()[0], dtype, device)?;
         Ok(Self { clip, weights })
     }
 
-    /// The vectors of images, of length 1: fp32 `[B, projection]`. `images` are -1 to 1, and what is beyond is cut off.
+    /// Unit vectors of images: fp32 `[B, projection]`. `images` are -1 to 1; other values are clamped.
     pub fn vectors(&self, images: &Tensor) -> Result<Tensor> {
         let images = images.f_mul_scalar(0.5)?.f_add_scalar(0.5)?.f_clamp(0.0, 1.0)?;
         Ok(self.clip.embed_images(&self.weights, &images)?)
     }
 }
 
-/// A CLIP that has read its texts.
+/// A CLIP with the vectors of its texts.
 #[derive(Debug)]
 pub struct ClipScorer {
     tower: ImageTower,
@@ -45,7 +45,7 @@ pub struct ClipScorer {
 }
 
 impl ClipScorer {
-    /// Reads the texts of `records`.
+    /// Loads the model and encodes the texts of `records`.
     pub fn new(config: &ClipRewardConfig, records: &[Record], device: Device) -> Result<Self> {
         let (folder, tokenizer) =
             open(config).map_err(|failure| Error::Start { name: "clip".into(), failure })?;
@@ -59,8 +59,8 @@ impl ClipScorer {
         Ok(Self { texts: Tensor::f_cat(&vectors, 0)?, tower })
     }
 
-    /// The cosine of each image and its text: fp32 `[B]`. `images` are -1 to 1, what is beyond is cut off, and `labels` are
-    /// the numbers of the texts.
+    /// Cosine of each image with its text: fp32 `[B]`. `images` are -1 to 1, other values are clamped;
+    /// `labels` are the indices of the texts.
     pub fn score(&self, images: &Tensor, labels: &Tensor) -> Result<Tensor> {
         let seen = self.tower.vectors(images)?;
         let said = self.texts.f_index_select(0, labels)?;
@@ -68,20 +68,20 @@ impl ClipScorer {
     }
 }
 
-/// Checks all of the folder but the weights' values.
+/// Checks everything in the folder except the weights' values.
 pub fn open(config: &ClipRewardConfig) -> Result<(ClipFolder, HfTokenizer), Failure> {
     let folder = ClipFolder::open(&config.path).map_err(|error| one_line(&error))?;
     let tokenizer = HfTokenizer::open_clip(&config.path).map_err(|error| one_line(&error))?;
     Ok((folder, tokenizer))
 }
 
-/// The weights of a tower.
+/// Weights of a tower.
 fn read(folder: &ClipFolder, unit: &Unit, dtype: RewardDtype, device: Device) -> Result<Vec<Tensor>> {
     let params = unit.params.iter().map(|spec| whole(folder, spec, dtype.dtype().kind(), device));
     Ok(params.collect::<anyroll_models::Result<_>>()?)
 }
 
-/// Each text as CLIP's own code reads it: one that is too long is cut off, and ends as all do.
+/// Tokens of each text as in CLIP's own code: a longer text is truncated and keeps its end token.
 fn tokens(tokenizer: &HfTokenizer, records: &[Record], clip: &Clip) -> Result<Vec<Vec<i64>>> {
     let config = &clip.config().text_config;
     let (most, end) = (config.max_position_embeddings as usize, config.eos_token_id);

@@ -1,4 +1,4 @@
-//! From what is denoised to pixels.
+//! Decoder of latents to pixels.
 
 use anyroll_models::{
     Model, Saved, Unit,
@@ -14,19 +14,20 @@ use crate::{
     config::{Precision, SamplerConfig},
 };
 
-/// Frames of latents that a video is decoded by: as few as there are, since each is several frames of pixels.
+/// Latent frames of a video decoded at a time: the fewest possible, since each gives several frames of
+/// pixels.
 const LATENTS_AT_A_TIME: i64 = 1;
 
-/// A frozen decoder of latents, whole on every rank: it is small beside what makes the latents.
+/// A frozen decoder, replicated on every rank, since it is small compared with the transformer.
 #[derive(Debug)]
 pub struct ImageDecoder {
     model: Network,
     weights: Vec<Vec<Tensor>>,
-    /// Latents at a time.
+    /// Latents in a batch.
     batch_size: i64,
-    /// How what is larger is decoded.
+    /// Tiling of larger latents.
     tiles: Option<Tiles>,
-    /// Of each video's latents the first so many frames are decoded: what comes behind changes nothing in them.
+    /// Number of first latent frames to decode of each video; later ones do not affect them.
     latent_frames: Option<i64>,
 }
 
@@ -36,26 +37,26 @@ enum Network {
     Videos(WanVaeDecoder),
 }
 
-/// Images or videos, and what the gradient of their latents needs.
+/// Images or videos, with the data for the gradient of their latents.
 pub struct Decoded {
     /// fp32 `[B, channels, height, width]`, of videos `[B, channels, frames, height, width]`.
     pub images: Tensor,
     parts: Vec<Part>,
 }
 
-/// Some of the latents.
+/// A batch of the latents.
 struct Part {
     passes: Passes,
-    /// Frames of latents that were not decoded.
+    /// Latent frames that were not decoded.
     left: i64,
 }
 
-/// What following some latents back needs.
+/// Data for backpropagation to some latents.
 struct Passes {
     latents: Tensor,
-    /// Where pixels are colours; others were cut off, and have no gradient. `None` where nothing is cut off.
+    /// Mask of pixels that were not clamped, which have a gradient. `None` if nothing is clamped.
     within: Option<Tensor>,
-    /// `None` for latents that were decoded in tiles: a tile's passes are made again, one after the other's.
+    /// `None` for tiled latents: a tile's forward is recomputed in backward, one tile at a time.
     tape: Option<Tape>,
 }
 
@@ -65,8 +66,8 @@ enum Tape {
 }
 
 impl ImageDecoder {
-    /// Reads the weights from `folder`; values of 16 bits are bf16, since fp16 overflows in such decoders. Videos have so many
-    /// `frames`, if not fewer are decoded, which come of whole latents.
+    /// Reads the weights from `folder`; 16-bit values become bf16, since fp16 overflows in such decoders.
+    /// Videos have `frames` frames or fewer, which must be whole latent frames.
     pub fn new(
         folder: &LatentDecoderFolder,
         frames: usize,
@@ -102,8 +103,8 @@ impl ImageDecoder {
         })
     }
 
-    /// The images of `latents` `[B, channels, height, width]`, or the videos of such with frames in the middle; with
-    /// `latents_grad`, their gradient can be followed back.
+    /// Decodes `latents` `[B, channels, height, width]` to images, or to videos with frames after the
+    /// channels. With `latents_grad`, their gradient can be computed.
     pub fn decode(&self, latents: &Tensor, latents_grad: bool) -> Result<Decoded> {
         let (mut images, mut parts) = (Vec::new(), Vec::new());
         for latents in latents.f_split(self.batch_size, 0)? {
@@ -126,14 +127,14 @@ impl ImageDecoder {
             }
             None => self.model.decode(&units, &latents, record)?,
         };
-        // As diffusers, and so ROLL, cuts off of videos what is no colour.
+        // Clamped as in diffusers, and so in ROLL.
         let clamps = matches!(self.model, Network::Videos(_));
         let within = (record && clamps).then(|| pixels.f_abs()?.f_le(1.0)).transpose()?;
         let images = if clamps { pixels.f_clamp(-1.0, 1.0)? } else { pixels };
         Ok((images, record.then_some(Passes { latents, within, tape })))
     }
 
-    /// The gradient of the latents from that of the images.
+    /// Gradient of the latents from that of the images.
     pub fn follow_back(&self, decoded: Decoded, gradient: &Tensor) -> Result<Tensor> {
         let gradients = gradient.f_split(self.batch_size, 0)?;
         let parts = decoded.parts.into_iter().zip(gradients).map(|(part, gradient)| {
@@ -149,7 +150,7 @@ impl ImageDecoder {
         if let Some(tape) = tape {
             return Ok(self.model.latents_grad(&units, tape, gradient)?);
         }
-        let tiles = self.tiles.expect("what has no tape was decoded in tiles");
+        let tiles = self.tiles.expect("latents without a tape were decoded in tiles");
         Ok(tiles.latents_grad(&latents, &gradient, |tile, gradient| {
             let (_, tape) = self.model.decode(&units, tile, true)?;
             self.model.latents_grad(&units, tape.expect("it was asked for"), gradient.shallow_clone())
@@ -169,7 +170,7 @@ impl Network {
         }
     }
 
-    /// Pixels of a side that come of one pixel of the last convolution.
+    /// Pixels per side for one pixel of the last convolution.
     fn patch(&self) -> i64 {
         match self {
             Self::Images(_) => 1,
@@ -177,7 +178,7 @@ impl Network {
         }
     }
 
-    /// The pixels of some latents and, if they are to be followed back, what that needs.
+    /// Decodes some latents; with `record` also returns the data for their gradient.
     fn decode(
         &self,
         units: &[&[Tensor]],

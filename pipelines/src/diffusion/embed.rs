@@ -1,4 +1,4 @@
-//! Texts to what a published model reads of them: its text encoders, asked as diffusers' pipelines ask them.
+//! Text encoders of a published model, called as in diffusers' pipelines.
 
 use std::path::Path;
 
@@ -17,41 +17,41 @@ use crate::{
     data::{HfTokenizer, TokenizerError},
 };
 
-/// Tokens that Stable Diffusion 3's T5 reads where nobody says how many, and the most, as in diffusers' pipeline.
+/// Default and maximum tokens of Stable Diffusion 3's T5, as in diffusers' pipeline.
 const SD3_TOKENS: [usize; 2] = [256, 512];
-/// Tokens that Wan's UMT5 reads where nobody says how many, as in its pipeline.
+/// Default tokens of Wan's UMT5, as in its pipeline.
 const WAN_TOKENS: usize = 512;
 
-/// The text encoders of a model's folder and their tokenizers, checked; no weights are read yet.
+/// Text encoders of a model's folder with their tokenizers, checked, without weights.
 #[derive(Debug)]
 pub struct PromptEncoders {
     folders: TextEncoderFolders,
-    /// In the encoders' order.
+    /// Tokenizers in the order of the encoders.
     readers: Vec<Reader>,
     /// Tokens of a text that T5 reads.
     length: usize,
     clip_skip: usize,
 }
 
-/// How a model's text encoders read.
+/// Options of text encoders.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EncoderOptions<'a> {
-    /// Which weights, such as `fp16`; `None`: the plain ones.
+    /// Variant of the weights, such as `fp16`; `None` for the plain ones.
     pub variant: Option<&'a str>,
-    /// Tokens of a text that T5 reads; `None`: as many as in the model's pipeline of diffusers.
+    /// Tokens of a text that T5 reads; `None` for the default of diffusers' pipeline.
     pub max_sequence_length: Option<usize>,
-    /// Layers of each CLIP that are skipped before its last, whose input its states are otherwise.
+    /// Last layers of each CLIP to skip, in addition to the last one.
     pub clip_skip: usize,
 }
 
-/// Texts as tokens: of each encoder, of each text.
+/// Token ids by encoder and text.
 pub type Tokens = Vec<Vec<Vec<i64>>>;
 
 impl PromptEncoders {
-    /// Opens those in the folder `model`.
+    /// Opens the encoders in the folder `model`.
     ///
     /// # Errors
-    /// The file that cannot be used, and in it the field or the tensor; an option that the model cannot have.
+    /// The file that cannot be used, with its field or tensor; an option that the model does not support.
     pub fn open(model: &Path, options: EncoderOptions) -> Result<Self> {
         let EncoderOptions { variant, max_sequence_length, clip_skip } = options;
         let folders = TextEncoderFolders::open(model, variant).map_err(anyroll_models::Error::from)?;
@@ -73,9 +73,7 @@ impl PromptEncoders {
                 let third = t5.as_ref().map(|t5| Reader::of_t5(model, "tokenizer_3", t5, length));
                 if third.is_none() {
                     let model = model.display();
-                    tracing::warn!(
-                        "{model} has no text_encoder_3: its tokens are zeros, as diffusers has them"
-                    );
+                    tracing::warn!("{model} has no text_encoder_3: its tokens are zeros, as in diffusers");
                 }
                 [first, second].into_iter().map(Ok).chain(third).collect::<Result<_>>()?
             }
@@ -84,7 +82,7 @@ impl PromptEncoders {
         Ok(Self { folders, readers, length, clip_skip })
     }
 
-    /// The shape of what so many texts become.
+    /// Shape of the embeddings of `count` texts.
     pub fn shape(&self, count: usize) -> EmbeddingsShape {
         let length = self.length as i64;
         let (tokens, widths) = match &self.folders {
@@ -97,12 +95,12 @@ impl PromptEncoders {
         EmbeddingsShape { count, tokens, widths }
     }
 
-    /// Layers of each CLIP that are skipped before its last.
+    /// Last layers of each CLIP that are skipped.
     pub fn clip_skip(&self) -> usize {
         self.clip_skip
     }
 
-    /// How many weights all encoders have.
+    /// Number of weights of all encoders.
     pub fn elements(&self) -> usize {
         const OPENED: &str = "an encoder of a folder that was opened";
         let of = |unit: &Unit| unit.params.iter().map(ParamSpec::elements).sum::<usize>();
@@ -118,23 +116,23 @@ impl PromptEncoders {
         }
     }
 
-    /// Refuses texts for encoders that the model does not have.
+    /// Refuses texts for encoders that the model lacks.
     ///
     /// # Errors
-    /// Which.
+    /// The field of such a text.
     pub fn check(&self, texts: &[&PromptTexts]) -> Result<()> {
         let has_one = matches!(self.folders, TextEncoderFolders::Wan { .. });
         if has_one && texts.iter().any(|texts| texts.differ()) {
-            let problem = "or `prompt_3` is another text than `prompt`, and the model has one text encoder";
+            let problem = "or `prompt_3` differs from `prompt`, but the model has one text encoder";
             return Err(anyroll_models::Error::Input { what: OF_OTHERS[0], problem: problem.into() }.into());
         }
         Ok(())
     }
 
-    /// The tokens of texts. Those of which an encoder reads less than the whole are counted in a warning.
+    /// Tokenizes texts. A warning counts texts that an encoder truncates.
     ///
     /// # Errors
-    /// Texts for encoders that the model does not have, or a tokenizer's.
+    /// Texts for encoders that the model lacks, or an error of a tokenizer.
     pub fn tokens(&self, texts: &[&PromptTexts]) -> Result<Tokens> {
         self.check(texts)?;
         let is_wan = matches!(self.folders, TextEncoderFolders::Wan { .. });
@@ -147,10 +145,10 @@ impl PromptEncoders {
         tokens.collect()
     }
 
-    /// Reads the weights.
+    /// Loads the weights.
     ///
     /// # Errors
-    /// A file that cannot be read any more, or libtorch's (out of memory).
+    /// A file that can no longer be read, or an error of libtorch (out of memory).
     pub fn load(&self, kind: Kind, device: Device) -> Result<Loaded> {
         let t5 = |folder: &T5Folder| -> Result<T5> {
             let encoder = T5Encoder::new(folder.config().clone())?;
@@ -174,7 +172,7 @@ impl PromptEncoders {
     }
 }
 
-/// Refuses to skip more layers than a CLIP has before its last, or some of a model that has no CLIP.
+/// Refuses to skip more layers than a CLIP has before its last, or any of a model without CLIP.
 fn check_clip_skip(folders: &TextEncoderFolders, clip_skip: usize) -> Result<()> {
     let most = match folders {
         TextEncoderFolders::Sd3 { clips, .. } => {
@@ -187,24 +185,26 @@ fn check_clip_skip(folders: &TextEncoderFolders, clip_skip: usize) -> Result<()>
     }
     let problem = match folders {
         TextEncoderFolders::Sd3 { .. } => format!("is {clip_skip}: write a number up to {most}"),
-        TextEncoderFolders::Wan { .. } => "is there, and the model reads by no CLIP: leave it out".to_owned(),
+        TextEncoderFolders::Wan { .. } => {
+            "cannot be used, since the model has no CLIP: leave it out".to_owned()
+        }
     };
     Err(anyroll_models::Error::Input { what: "clip_skip", problem }.into())
 }
 
-/// How the texts of an encoder become tokens.
+/// Tokenizer of an encoder.
 #[derive(Debug)]
 struct Reader {
     name: &'static str,
     tokenizer: HfTokenizer,
-    /// The longest text.
+    /// Maximum length of a text.
     most: usize,
     end: i64,
     pad: i64,
 }
 
 impl Reader {
-    /// Of a CLIP, of as many tokens as its tokenizer says unless that is `most`.
+    /// Opens the tokenizer of a CLIP, with its own maximum length unless `most` is given.
     fn of_clip(
         model: &Path,
         name: &'static str,
@@ -216,14 +216,14 @@ impl Reader {
         let positions = config.max_position_embeddings as usize;
         let most = most.or(tokenizer.max_length()).unwrap_or(positions);
         if most == 0 || most > positions {
-            let problem = format!("`model_max_length` is {most}, and the encoder reads {positions} tokens");
+            let problem = format!("`model_max_length` is {most}, but the encoder reads {positions} tokens");
             return Err(TokenizerError::Broken { path: path.join("tokenizer_config.json"), problem }.into());
         }
         let (end, pad) = (config.eos_token_id, tokenizer.pad().unwrap_or(config.eos_token_id));
         Self { name, tokenizer, most, end, pad }.checked(&path, config.vocab_size)
     }
 
-    /// Of a T5 or a UMT5.
+    /// Opens the tokenizer of a T5 or a UMT5.
     fn of_t5(model: &Path, name: &'static str, folder: &T5Folder, most: usize) -> Result<Self> {
         let (path, config) = (model.join(name), folder.config());
         let tokenizer = HfTokenizer::open(&path)?;
@@ -231,11 +231,11 @@ impl Reader {
         Self { name, tokenizer, most, end, pad }.checked(&path, config.vocab_size)
     }
 
-    /// Refuses a tokenizer of another encoder, whose tokens this one does not have.
+    /// Refuses a tokenizer with more tokens than the encoder has.
     fn checked(self, path: &Path, vocab_size: i64) -> Result<Self> {
         let tokens = self.tokenizer.vocab_size();
         if tokens as i64 > vocab_size {
-            let problem = format!("it has {tokens} tokens, and the encoder {vocab_size}");
+            let problem = format!("it has {tokens} tokens, but the encoder has {vocab_size}");
             return Err(TokenizerError::Broken { path: path.to_owned(), problem }.into());
         }
         Ok(self)
@@ -251,13 +251,15 @@ impl Reader {
         }
         if cut > 0 {
             let (of, most, name) = (texts.len(), self.most, self.name);
-            tracing::warn!("{cut} of {of} texts have more than the {most} tokens of `{name}`, and are cut");
+            tracing::warn!(
+                "{cut} of {of} texts have more than the {most} tokens of `{name}`, and are truncated"
+            );
         }
         Ok(all)
     }
 }
 
-/// The weights of an encoder.
+/// Weights of an encoder.
 fn read(folder: &dyn WeightSource, unit: &Unit, kind: Kind, device: Device) -> Result<Vec<Tensor>> {
     let params = unit.params.iter().map(|spec| whole(folder, spec, kind, device));
     Ok(params.collect::<anyroll_models::Result<_>>()?)
@@ -267,7 +269,7 @@ fn read(folder: &dyn WeightSource, unit: &Unit, kind: Kind, device: Device) -> R
 #[derive(Debug)]
 pub struct Loaded {
     encoders: Encoders,
-    /// Of each encoder how long a text is made, and by which token.
+    /// Length and padding token of each encoder's texts.
     padding: Vec<(usize, i64)>,
     device: Device,
     /// Tokens of a text that T5 reads.
@@ -293,10 +295,11 @@ struct T5 {
 }
 
 impl Loaded {
-    /// What the encoders say of the texts `rows` of `tokens`: `[B, S, D]` and, if the model reads that, `[B, E]`. Each CLIP
-    /// skips so many layers before its last.
+    /// Embeddings of the texts `rows` of `tokens`: `[B, S, D]` and, if the model uses it, `[B, E]`. Each CLIP
+    /// skips `clip_skip` last layers.
     ///
     /// # Errors
+    /// Those of libtorch.
     /// libtorch's.
     pub fn encode(
         &self,
@@ -315,7 +318,7 @@ impl Loaded {
                 let states = states.f_constant_pad_nd([0, width - states.size()[2]])?;
                 let of_t5 = match t5 {
                     Some(T5 { encoder, weights }) => {
-                        // Nobody hides what pads a text, as the transformer was taught.
+                        // Padding is not masked, as in the transformer's training.
                         encoder.encode(weights, &self.padded(tokens, 2, rows.clone())?, None)?
                     }
                     None => states.f_new_zeros(
@@ -330,7 +333,7 @@ impl Loaded {
         })
     }
 
-    /// The states of texts, with zeros behind their ends. No text's depend on how long others are.
+    /// States of texts, with zeros after their ends. A text's states do not depend on the length of others.
     fn of_wan(&self, umt5: &T5, texts: &[Vec<i64>]) -> anyroll_models::Result<Tensor> {
         let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
         let padded = self.tensor(texts, longest, self.padding[0].1)?;
@@ -342,7 +345,7 @@ impl Loaded {
         Ok(states.f_constant_pad_nd([0, 0, 0, self.length - longest as i64])?)
     }
 
-    /// The tokens of an encoder's texts, all as long as its longest may be: int64 `[B, T]`.
+    /// Tokens of an encoder's texts, padded to its maximum length: int64 `[B, T]`.
     fn padded(
         &self,
         tokens: &Tokens,
@@ -362,9 +365,9 @@ impl Loaded {
     }
 }
 
-/// A text as Wan's pipeline cleans it: HTML's names of characters written out, twice, and white space made single. Before
-/// that ftfy makes quotation marks straight and, where there is no tag, writes out names until none is left; what else it
-/// mends is left as it is.
+/// Text cleaning of Wan's pipeline: HTML entities are unescaped twice, and white space becomes single spaces.
+/// Before that ftfy makes quotation marks straight and, without tags, unescapes entities until none is left.
+/// Its other repairs are omitted.
 fn clean(text: &str) -> String {
     let written_out = |text: &str| htmlize::unescape(text).into_owned();
     let is_tagged = text.contains('<');
@@ -381,7 +384,7 @@ fn clean(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// A quotation mark as ftfy writes it.
+/// A quotation mark as normalized by ftfy.
 fn straight(mark: char) -> char {
     match mark {
         '\u{02bc}' | '\u{2018}'..='\u{201b}' => '\'',
@@ -394,7 +397,7 @@ fn straight(mark: char) -> char {
 mod tests {
     use super::clean;
 
-    /// Each as by `prompt_clean` of diffusers 0.42.1 with ftfy.
+    /// Expected texts are from `prompt_clean` of diffusers 0.42.1 with ftfy.
     #[test]
     fn texts_are_cleaned_as_by_the_pipeline_of_wan() {
         for (text, cleaned) in [

@@ -1,4 +1,4 @@
-//! Measuring the policy on noise that it is never trained on, and showing what it makes of it.
+//! Evaluation of the policy on held-out noise, and pictures of the results.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use anyroll_strategy::Zero;
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Setup,
+    ImageTask,
     frames::{as_images, evenly_spaced, is_video},
     noise::Purpose,
     scorer::{Failures, Painted},
@@ -16,18 +16,39 @@ use crate::{
     Result,
     metrics::Metrics,
     picture::{Picture, grid},
-    train::{Evaluation, Exchange},
+    train::{Evaluation, Exchange, Learner, reduced},
 };
 
-/// A name, a sum, and over how many images.
-type Measured = (String, f64, f64);
+reduced! {
+    /// A quantity that is measured of images.
+    struct Measured {
+        /// The sum over images.
+        sum total: f64,
+        /// Images in it: those where it is finite.
+        sum images: f64,
+    }
+}
 
-/// Columns of the picture; of videos frames of each.
+reduced! {
+    /// Sums over an evaluation's images.
+    struct Evaluated {
+        /// Squared distances of pixels from those of before training.
+        sum apart: f64,
+        /// Values of pixels.
+        sum values: f64,
+        /// Quantities in the order of the scorer's names; the first is the reward.
+        each measured: Vec<Measured>,
+        /// Images that each term of the reward failed on.
+        each failed: Vec<f64>,
+    }
+}
+
+/// Columns of the picture; for videos frames of each.
 const COLUMNS: usize = 8;
-/// Rows of the picture at most; it has one for each class or video.
+/// Maximum rows of the picture; it has one per class or video.
 const ROWS: usize = 4;
 
-impl Setup {
+impl ImageTask {
     /// What the policy makes of this rank's part of the fixed noise by Euler's method, with its adapters or without. All
     /// of it is on the host.
     pub fn evaluation_images(
@@ -55,33 +76,31 @@ impl Setup {
         Ok(Painted { images: join(images)?, latents: join(latents)?, labels: Tensor::f_from_slice(&labels)? })
     }
 
-    /// The reward and what else is measured, and the drift: how far, squared, pixels are from those that the policy made
-    /// of the same noise before its first RL step, `base`. An image without a finite reward counts in no mean.
+    /// Reward and other measurements, and the drift: the squared distance of pixels from `base`, the policy's
+    /// images of the same noise before its first RL step. Images without a finite reward are in no mean.
     pub fn evaluate(
         &self,
-        policy: &mut Zero<Transformer>,
+        learner: &mut Learner<Transformer>,
         base: &Tensor,
         exchange: &Exchange,
     ) -> Result<Evaluation> {
-        policy.offload_states(&self.offloaded)?;
-        let painted = self.evaluation_images(policy, exchange, true)?;
+        learner.offload()?;
+        let painted = self.evaluation_images(&mut learner.model, exchange, true)?;
         let apart = painted.images.f_sub(base)?.f_square()?.f_sum(Kind::Double)?.f_double_value(&[])?;
-        let mut own = vec![apart, painted.images.numel() as f64];
         let (measured, failures) = self.measure(&painted)?;
-        own.extend(measured.iter().flat_map(|&(_, sum, count)| [sum, count]));
-        own.extend(self.scorer.failed(&failures));
-        let mut sums = exchange.sum(&own)?;
-        let failed = sums.split_off(2 + 2 * measured.len());
-        self.scorer.check_error_rates(&failed, self.config.evaluation.images, failures)?;
+        let values = painted.images.numel() as f64;
+        let all =
+            exchange.reduce(&Evaluated { apart, values, measured, failed: self.scorer.failed(&failures) })?;
+        self.scorer.check_error_rates(&all.failed, self.config.evaluation.images, failures)?;
         let mut metrics = Metrics::new();
-        for ((name, ..), sums) in measured.iter().zip(sums[2..].chunks_exact(2)) {
-            if sums[1] > 0.0 {
-                metrics.insert(format!("eval/{name}"), sums[0] / sums[1]);
+        for (name, measured) in self.scorer.measured().iter().zip(&all.measured) {
+            if measured.images > 0.0 {
+                metrics.insert(format!("eval/{name}"), measured.total / measured.images);
             }
         }
-        let drift = sums[0] / sums[1];
+        let drift = all.apart / all.values;
         metrics.insert("eval/drift", drift);
-        let refused = self.config.evaluation.images as f64 - sums[3];
+        let refused = self.config.evaluation.images as f64 - all.measured[0].images;
         if refused > 0.0 {
             metrics.insert("eval/dropped", refused);
         }
@@ -92,10 +111,9 @@ impl Setup {
         Ok(Evaluation { metrics, samples: Vec::new(), picture, summary })
     }
 
-    /// What is measured of this rank's images, and what terms failed on.
+    /// Measurements of this rank's images, and failures of terms.
     fn measure(&self, painted: &Painted) -> Result<(Vec<Measured>, Failures)> {
-        let names = self.scorer.measured().into_iter();
-        let mut measured: Vec<Measured> = names.map(|name| (name, 0.0, 0.0)).collect();
+        let mut measured = vec![Measured::default(); self.scorer.measured().len()];
         let mut failures = Vec::new();
         let count = painted.labels.size()[0];
         let batch_size = self.config.sampler.batch_size;
@@ -109,7 +127,7 @@ impl Setup {
             };
             let (scores, errors) = self.scorer.measure(&painted)?;
             failures.extend(errors);
-            for ((_, total, images), scores) in measured.iter_mut().zip(scores) {
+            for (Measured { total, images }, scores) in measured.iter_mut().zip(scores) {
                 let finite = scores.f_isfinite()?;
                 let kept = scores.f_masked_fill(&finite.f_logical_not()?, 0.0)?;
                 *total += kept.f_sum(Kind::Double)?.f_double_value(&[])?;
@@ -119,16 +137,16 @@ impl Setup {
         Ok((measured, failures))
     }
 
-    /// The class or text of an image of an evaluation: all in turn.
+    /// Class or text of an image in an evaluation: all in turn.
     fn evaluated_label(&self, number: usize) -> i64 {
         (self.evaluated.start + number % self.evaluated.len()) as i64
     }
 
-    /// The first of this rank's images, a row for each class or text; of videos a row for each, of its frames.
+    /// The first of this rank's images, one row per class or text; for videos one row of frames each.
     fn picture(&self, images: &Tensor) -> Result<Option<Picture>> {
         let count = images.size()[0] as usize;
         let labels = self.evaluated.len();
-        // With too few of each they are shown as they come.
+        // If there are too few of each, they are shown in order.
         let (rows, columns) = match labels <= ROWS && count >= labels {
             true => (labels, (count / labels).min(COLUMNS)),
             false => (ROWS.min(count.div_ceil(COLUMNS)), COLUMNS.min(count)),
@@ -144,14 +162,14 @@ impl Setup {
         let shown = (rows * columns).min(count);
         let mut pictures = Picture::of_images(&images.f_narrow(0, 0, shown as i64)?)?;
         if labels <= ROWS && count >= labels {
-            // Numbered over the labels first: the second label's first image is the second image.
+            // Numbers run over the labels first: the second label's first image is the second image.
             let by_row = (0..rows).flat_map(|row| (0..columns).map(move |column| column * rows + row));
             pictures = by_row.map(|image| pictures[image].clone()).collect();
         }
         Ok(Some(grid(&pictures, columns)))
     }
 
-    /// This rank's part of the images of an evaluation, by number.
+    /// This rank's share of the images of an evaluation, by number.
     fn own_evaluation(&self, exchange: &Exchange) -> Range<usize> {
         let images = self.config.evaluation.images;
         let per_rank = images.div_ceil(exchange.world_size());

@@ -6,12 +6,12 @@ use anyroll_models::diffusion::DenoiseBatch;
 use tch::{Kind, Tensor};
 
 use super::{
-    Roles, Samples, Setup,
+    ImageModels, ImageTask, Samples,
     loss::{NftTargets, gradient, nft_loss},
     noise::{Purpose, order_of},
-    setup::beside,
     stats::Stats,
     step::{Clock, rows},
+    task::beside,
 };
 use crate::{
     Result,
@@ -19,7 +19,7 @@ use crate::{
     train::{Exchange, StepOutcome},
 };
 
-/// This rank's samples of step `step`, and how good each is, 0 to 1: fp32 `[N]`.
+/// This rank's samples of step `step`, and their goodness from 0 to 1: fp32 `[N]`.
 struct ScoredSamples<'a> {
     nft: &'a NftConfig,
     samples: Samples,
@@ -27,23 +27,23 @@ struct ScoredSamples<'a> {
     step: u64,
 }
 
-impl Setup {
+impl ImageTask {
     /// Samples with the old policy, scores the images, takes them back towards noise, and trains the velocities there.
     pub fn step_by_forward_process(
         &self,
-        roles: &mut Roles,
+        models: &mut ImageModels,
         exchange: &Exchange,
         step: u64,
         stop: bool,
         nft: &NftConfig,
     ) -> Result<StepOutcome> {
         let started = Instant::now();
-        roles.policy.offload_states(&self.offloaded)?;
-        let old = roles.old.as_mut().expect("DiffusionNFT has an old policy");
+        models.learner.offload()?;
+        let old = models.old.as_mut().expect("DiffusionNFT has an old policy");
         let weights = old.weights()?;
         let samples = self.sample(&weights, exchange.rank(), step)?;
         drop(weights);
-        roles.policy.load_states(&self.offloaded)?;
+        models.learner.load()?;
         let generated = Instant::now();
         let scored = self.score(exchange, samples.latents(), &samples.labels, step, stop)?;
         let clock = Clock::new(started, generated);
@@ -52,26 +52,26 @@ impl Setup {
         let advantages = self.advantages(&scored, &samples.numbers, Scale::BatchStd, clip)?;
         let goodness = advantages.f_mul_scalar(0.5 / clip)?.f_add_scalar(0.5)?;
         let scored_samples = ScoredSamples { nft, samples, goodness, step };
-        let (mut stats, mut steps) = (Stats::default(), Vec::new());
+        let (mut stats, mut update) = (Stats::default(), models.learner.begin(step));
         for mini_batch in 0..self.share.mini_batches {
-            for part in self.micro_batches(mini_batch) {
+            for part in self.share.micro_batches(mini_batch, models.learner.micro_batch_size) {
                 for draw in 0..nft.timesteps {
-                    self.accumulate_noised(roles, &scored_samples, &part, draw, &mut stats)?;
+                    self.accumulate_noised(models, &scored_samples, &part, draw, &mut stats)?;
                 }
             }
-            steps.push(roles.policy.step(self.learning_rate(step))?);
+            models.learner.step(&mut update)?;
         }
         let keeps = (nft.old_decay_rate * (step + 1) as f64).min(nft.old_decay_max);
-        let old = roles.old.as_mut().expect("DiffusionNFT has an old policy");
-        old.move_towards(&mut roles.policy, 1.0 - keeps)?;
+        let old = models.old.as_mut().expect("DiffusionNFT has an old policy");
+        old.move_towards(&mut models.learner.model, 1.0 - keeps)?;
         let losses = stats.read(exchange, (self.share.samples() * nft.timesteps) as f64)?;
-        self.finish(roles, step, &steps, &scored, losses, &clock)
+        self.finish(models, update, &scored, losses, &clock)
     }
 
-    /// Adds the gradient at the `draw`-th of the sigmas of each of the samples `part`.
+    /// Adds the gradient at the `draw`-th sigma of each of the samples `part`.
     fn accumulate_noised(
         &self,
-        roles: &mut Roles,
+        models: &mut ImageModels,
         scored: &ScoredSamples,
         part: &Range<usize>,
         draw: usize,
@@ -92,9 +92,9 @@ impl Setup {
             adapters: true,
             latents_grad: false,
         };
-        let old = roles.old.as_mut().expect("DiffusionNFT has an old policy");
+        let old = models.old.as_mut().expect("DiffusionNFT has an old policy");
         let old_velocity = old.score(&batch)?;
-        let reference = roles.reference_velocity(&batch)?;
+        let reference = models.reference_velocity(&batch)?;
         let targets = NftTargets {
             images,
             noised,
@@ -106,9 +106,9 @@ impl Setup {
             kl: reference.as_ref().map(|reference| (reference, nft.kl_coef)),
         };
         let count = self.mini_batch_len() * nft.timesteps as f64;
-        let (velocity, tape) = roles.policy.record(&batch)?;
+        let (velocity, tape) = models.learner.model.record(&batch)?;
         let (grad, terms) = gradient(&velocity, count, |velocity| nft_loss(&targets, velocity))?;
-        roles.policy.backward(&batch, tape, grad)?;
+        models.learner.model.backward(&batch, tape, grad)?;
         stats.add("loss/policy", &terms.policy)?;
         match &terms.kl {
             Some(kl) => stats.add("loss/kl", kl),
@@ -116,7 +116,7 @@ impl Setup {
         }
     }
 
-    /// For each sample the `draw`-th of the sampler's sigmas in an order of its own: fp32 `[B]`.
+    /// The `draw`-th of the sampler's sigmas for each sample, in a random order per sample: fp32 `[B]`.
     fn drawn_sigmas(&self, step: u64, numbers: &[usize], draw: usize) -> Result<Tensor> {
         let steps = self.sampler.steps();
         let of_sample = |&number: &usize| {

@@ -4,13 +4,13 @@ use tch::{Kind, Tensor};
 
 use crate::Result;
 
-/// Whether these are videos, and no images.
+/// Returns true for videos, false for images.
 pub fn is_video(images: &Tensor) -> bool {
     images.dim() == 5
 }
 
-/// So many of each video's frames, evenly spaced, the first and the last among them; one alone is the middle one.
-/// All, if there are no more. Images stay as they are.
+/// `count` frames of each video, evenly spaced and including the first and the last; a single one is the
+/// middle frame. All frames if there are no more. Images are unchanged.
 pub fn evenly_spaced(images: &Tensor, count: usize) -> Result<Tensor> {
     if !is_video(images) {
         return Ok(images.shallow_clone());
@@ -26,12 +26,13 @@ pub fn evenly_spaced(images: &Tensor, count: usize) -> Result<Tensor> {
     Ok(images.f_index_select(2, &Tensor::f_from_slice(&numbers)?.f_to_device(images.device())?)?)
 }
 
-/// Each frame as an image, `[B * frames, channels, height, width]`, those of a video beside each other.
+/// Frames as images, `[B * frames, channels, height, width]`; frames of a video are adjacent.
 pub fn as_images(images: &Tensor) -> Result<Tensor> {
     if is_video(images) { Ok(images.f_transpose(1, 2)?.f_flatten(0, 1)?) } else { Ok(images.shallow_clone()) }
 }
 
-/// The mean of what `score` says of each frame as an image, `[B * frames]` each, of images and labels: fp32 `[B]`.
+/// Mean of `score` over the frames of each video, fp32 `[B]`. `score` maps images and labels to `[B *
+/// frames]`.
 pub fn mean_score(
     images: &Tensor,
     labels: &Tensor,
@@ -51,7 +52,7 @@ mod tests {
 
     use super::*;
 
-    /// Videos of one pixel, whose values are the numbers of the frames, and 100 more in the second.
+    /// Videos of one pixel, whose values are the frame indices, plus 100 in the second video.
     fn videos(frames: i64) -> Tensor {
         let first = Tensor::arange(frames, (Kind::Float, Device::Cpu));
         Tensor::stack(&[&first, &(&first + 100.0)], 0).view([2, 1, frames, 1, 1])

@@ -1,4 +1,4 @@
-//! What a function of the user's says of an image.
+//! The `python` reward of images: a user's function.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,10 +16,10 @@ use crate::{
     reward::{self, Images, Python},
 };
 
-/// Images that are scored at a time, each by a process.
+/// Images scored in parallel, each by a process.
 const WORKERS: usize = 4;
 
-/// A function that is asked of one image at a time, with what is known of its class or text.
+/// A function that scores one image at a time, with the record of its class or text.
 #[derive(Debug)]
 pub struct FunctionScorer {
     python: Python,
@@ -35,7 +35,7 @@ impl FunctionScorer {
         Ok(Self { python, form: config.images.unwrap_or_default(), records: records.to_vec() })
     }
 
-    /// The score of each image: fp32 `[B]`, not a number where it is refused or could not be scored; and why it could not.
+    /// Score of each image: fp32 `[B]`, NaN if it is excluded or failed; and the failures.
     pub fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<reward::Error>)> {
         let labels = Vec::<i64>::try_from(painted.labels.f_to_device(Device::Cpu)?)?;
         let (values, shape) = pixels(&as_images(&painted.images)?)?;
@@ -66,7 +66,7 @@ impl FunctionScorer {
     }
 }
 
-/// An image of [`pixels`], -1 (black) to 1 (white), as the function's process reads it.
+/// An image of [`pixels`], -1 (black) to 1 (white), in the format of the function's process.
 fn encoded(form: ImageForm, values: &[f32], shape: [usize; 3]) -> Vec<u8> {
     match form {
         ImageForm::Png => Picture::new(values, shape).png(),
@@ -75,7 +75,7 @@ fn encoded(form: ImageForm, values: &[f32], shape: [usize; 3]) -> Vec<u8> {
     }
 }
 
-/// From -1 to 1 to 0 to 1, beyond which it is cut off; what is no number stays so.
+/// Maps -1..1 to 0..1 and clamps; NaN stays NaN.
 fn unit(value: f32) -> f32 {
     (value.clamp(-1.0, 1.0) + 1.0) / 2.0
 }

@@ -1,36 +1,36 @@
-//! The losses of a micro-batch, as functions of the velocities that the policy says.
+//! Losses of a micro-batch, as functions of the policy's velocities.
 //!
-//! All are sums over samples, to be divided by what the mini-batch counts over all ranks.
+//! All are sums over samples, to be divided by the number of samples in the mini-batch over all ranks.
 
 use anyroll_models::diffusion::SdeStep;
 use tch::Tensor;
 
 use crate::{Result, config::KlScale};
 
-/// A stochastic denoising step of some samples, and what it is trained towards.
+/// A stochastic denoising step of some samples, with its targets.
 pub struct StepTargets<'a> {
     /// The step.
     pub step: SdeStep,
-    /// Where it began: `[B, ..]`.
+    /// Start of the step: `[B, ..]`.
     pub x: Tensor,
-    /// Where it led.
+    /// End of the step.
     pub next: Tensor,
-    /// Its log-probability when it was sampled: `[B]`.
+    /// Log-probability at sampling time: `[B]`.
     pub old_logprobs: Tensor,
     /// `[B]`.
     pub advantages: Tensor,
-    /// The ratio is clipped at 1 minus and plus this.
+    /// The ratio is clipped to 1 plus and minus this.
     pub clip: f64,
-    /// The frozen model's velocity, the weight of the KL divergence from it, and what that is divided by.
+    /// Velocity of the frozen model, weight of the KL divergence from it, and the divisor of that.
     pub kl: Option<(&'a Tensor, f64, KlScale)>,
 }
 
-/// What a loss is made of, without a gradient: fp32 `[B]` each.
+/// Terms of a loss, without a gradient: fp32 `[B]` each.
 #[derive(Debug)]
 pub struct StepTerms {
     /// The clipped policy loss.
     pub policy: Tensor,
-    /// The KL divergence from the frozen model, without its weight.
+    /// KL divergence from the frozen model, unweighted.
     pub kl: Option<Tensor>,
     /// New over old probability.
     pub ratio: Tensor,
@@ -64,32 +64,32 @@ pub fn step_loss(targets: &StepTargets, velocity: &Tensor) -> Result<(Tensor, St
     Ok((loss, StepTerms { policy, kl: divergence, ratio, log_ratio }))
 }
 
-/// Noised samples, and what they are trained towards.
+/// Noised samples with their targets.
 pub struct NftTargets<'a> {
     /// The samples: `[B, ..]`.
     pub images: Tensor,
-    /// The samples on their way to noise.
+    /// The samples with added noise.
     pub noised: Tensor,
-    /// How far: `[B, 1, 1, 1]`.
+    /// Noise levels: `[B, 1, 1, 1]`.
     pub sigmas: Tensor,
-    /// How good each is, 0 to 1: `[B]`.
+    /// Goodness from 0 to 1: `[B]`.
     pub goodness: Tensor,
-    /// The velocity that the old policy says.
+    /// Velocity of the old policy.
     pub old_velocity: Tensor,
-    /// How far the implicit policies lie from the old one.
+    /// Distance of the implicit policies from the old one.
     pub beta: f64,
-    /// What the loss is multiplied by.
+    /// Factor of the loss.
     pub scale: f64,
-    /// The frozen model's velocity, and the weight of the squared distance from it.
+    /// Velocity of the frozen model, and weight of the squared distance from it.
     pub kl: Option<(&'a Tensor, f64)>,
 }
 
-/// What the loss is made of, without a gradient: fp32 `[B]` each.
+/// Terms of the loss, without a gradient: fp32 `[B]` each.
 #[derive(Debug)]
 pub struct NftTerms {
-    /// Towards good samples and away from bad ones.
+    /// Loss towards good samples and away from bad ones.
     pub policy: Tensor,
-    /// The squared distance from the frozen model's velocity, without its weight.
+    /// Squared distance from the frozen model's velocity, unweighted.
     pub kl: Option<Tensor>,
 }
 
@@ -114,7 +114,7 @@ pub fn nft_loss(targets: &NftTargets, velocity: &Tensor) -> Result<(Tensor, NftT
     Ok((loss, NftTerms { policy: policy.f_detach()?, kl: divergence }))
 }
 
-/// How far the images that a velocity points to lie from the samples: `|x0(v) - x0|^2 / w`, `[B]`.
+/// Distance of the images that a velocity predicts from the samples: `|x0(v) - x0|^2 / w`, `[B]`.
 fn miss(targets: &NftTargets, velocity: &Tensor) -> Result<Tensor> {
     const LEAST_WEIGHT: f64 = 1e-5;
     let predicted = targets.noised.f_sub(&targets.sigmas.f_mul(velocity)?)?;
@@ -123,12 +123,12 @@ fn miss(targets: &NftTargets, velocity: &Tensor) -> Result<Tensor> {
     Ok(mean_square(&off)?.f_div(&weight.f_clamp_min(LEAST_WEIGHT)?)?)
 }
 
-/// Over all but the first dimension.
+/// Mean square over all dimensions except the first.
 fn mean_square(values: &Tensor) -> Result<Tensor> {
     Ok(values.f_square()?.f_flatten(1, -1)?.f_mean_dim(-1, false, None)?)
 }
 
-/// The gradient of `loss(velocity) / count`, and what else `loss` returns.
+/// Gradient of `loss(velocity) / count`, with the other result of `loss`.
 pub fn gradient<T>(
     velocity: &Tensor,
     count: f64,
@@ -219,7 +219,7 @@ mod tests {
             let terms = step_loss(&targets([1.0, 1.0], 0.5), velocity).unwrap().1;
             Vec::<f64>::try_from(&terms.ratio).unwrap()
         };
-        // Each advantage pulls the ratio further the way that it has gone.
+        // Each advantage pulls the ratio further in its direction.
         let pulls = ratio(&off).into_iter().map(|ratio| if ratio > 1.0 { 1.0 } else { -1.0 });
         let pulls: Vec<f64> = pulls.collect();
         let advantages = [pulls[0], -pulls[1]];
@@ -260,7 +260,7 @@ mod tests {
         NftTargets { images, noised, sigmas, goodness, old_velocity: random(3), beta: 0.5, scale: 5.0, kl }
     }
 
-    /// The formula again, number by number, on the host.
+    /// The formula again, element by element, on the host.
     fn nft_by_hand(velocity: &Tensor, reference: &Tensor, kl_coef: f64) -> f64 {
         let values = |tensor: &Tensor| Vec::<f64>::try_from(tensor.view([-1])).unwrap();
         let targets = nft(None);
@@ -289,7 +289,7 @@ mod tests {
         let (loss, _) = nft_loss(&nft(Some((&reference, 0.3))), &velocity).unwrap();
         assert!((loss.double_value(&[]) - nft_by_hand(&velocity, &reference, 0.3)).abs() < 1e-9);
 
-        // With the weights of `velocity` put in by hand, finite differences do not move them.
+        // With the weights of `velocity` inserted by hand, finite differences do not change them.
         let targets = nft(Some((&reference, 0.3)));
         let weight = |velocity: &Tensor, sign: f64| {
             let implicit = targets.old_velocity.lerp(velocity, sign * 0.5);

@@ -1,8 +1,8 @@
-//! Reward training of flow-matching models: a model of images as the loop's policy, a denoising step as its token.
+//! Reward training of flow-matching models: an image model is the loop's policy, a denoising step its action.
 //!
 //! [`Diffusion`] is what the [loop](crate::train) trains. `step` is one turn of it by any method, with what methods
 //! have in common; `backpropagation`, `policy_gradient` and `forward_process` are the methods, `loss` has their
-//! formulas. `subject` is what is painted and what with, `setup` says who takes part and samples, `decoder` makes pixels
+//! formulas. `subject` is what is painted and what with, `task` says who takes part and samples, `decoder` makes pixels
 //! of what was sampled, `scorer` says what an image earns (`quadrants`, `function`, `clip` and `aesthetic` are rewards),
 //! `evaluate` how the policy is measured and `warmup` what comes before. `embed` makes of prompts what is trained on, and
 //! `prompts` a file of that.
@@ -23,11 +23,11 @@ mod policy_gradient;
 mod prompts;
 mod quadrants;
 mod scorer;
-mod setup;
 mod shapes;
 mod stats;
 mod step;
 mod subject;
+mod task;
 mod warmup;
 
 pub use clip::open as open_clip;
@@ -35,6 +35,6 @@ pub use embed::{EncoderOptions, PromptEncoders};
 pub use pipeline::Diffusion;
 pub use prompts::{PromptTexts, Prompts, digest, encode_own, encoded_in, open_encoders};
 pub use scorer::load_script;
-pub use setup::{Reference, Roles, Samples, Setup};
 pub use shapes::{CLASSES, SIZE};
 pub use subject::{dit_of, first_adapter, read_records};
+pub use task::{ImageModels, ImageTask, Reference, Samples};

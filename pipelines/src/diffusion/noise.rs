@@ -1,5 +1,5 @@
-//! Random numbers of a run of images: each a function of the seed, of what it is for and of its number there, so
-//! that neither ranks nor resumption change any.
+//! Random numbers of image runs: each a function of the seed, its purpose and its index, so that neither
+//! ranks nor resumption change any.
 
 use std::thread;
 
@@ -9,34 +9,34 @@ use tch::{Device, Tensor};
 
 use crate::{Result, data::stream};
 
-/// What random numbers are for.
+/// Purpose of random numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Classes and images of the warm-up.
     WarmupImages = 0x7761_726d,
-    /// Which of them go without their class.
+    /// Labels to drop in the warm-up.
     Dropout = 0x6472_6f70,
-    /// How far they are taken towards noise.
+    /// Noise levels of the warm-up.
     WarmupSigmas = 0x7773_6967,
-    /// Their noise.
+    /// Noise of the warm-up.
     WarmupNoise = 0x776e_6f69,
     /// Classes to sample images of.
     Prompts = 0x7072_6f6d,
-    /// Where samples to train on begin.
+    /// Initial noise of training samples.
     Start = 0x7374_6172,
     /// The noise of stochastic denoising steps.
     Sde = 0x7364_6500,
-    /// Which denoising steps are trained on.
+    /// Denoising steps to train on.
     Timesteps = 0x7469_6d65,
-    /// Noise that samples are taken back to.
+    /// Noise of the forward process.
     Forward = 0x666f_7277,
-    /// Who gets whose reward.
+    /// Permutation of rewards.
     Shuffle = 0x7368_7566,
-    /// Where samples to measure begin.
+    /// Initial noise of evaluation samples.
     Evaluation = 0x6576_616c,
 }
 
-/// Fewer numbers are drawn by one thread.
+/// Fewer numbers than this are drawn by one thread.
 const LEAST_SHARED: usize = 1 << 15;
 
 /// Standard normal numbers: fp32 `[numbers, shape..]`, each row a function of its number.
@@ -81,7 +81,7 @@ pub fn order(purpose: Purpose, seed: u64, step: u64, count: usize) -> Vec<usize>
     crate::data::shuffled(count, &mut stream(purpose as u64, seed, step))
 }
 
-/// As [`order`], one for each of many things, by number.
+/// [`order`] for item `number` of many.
 pub fn order_of(purpose: Purpose, seed: u64, step: u64, number: usize, count: usize) -> Vec<usize> {
     order(purpose, row_seed(purpose, seed, step, number), 0, count)
 }

@@ -1,4 +1,4 @@
-//! [`Diffusion`]: what the loop trains here.
+//! [`Diffusion`]: the pipeline of image models.
 
 use std::path::{Path, PathBuf};
 
@@ -10,66 +10,72 @@ use anyroll_strategy::{
 use serde_json::Value;
 use tch::Tensor;
 
-use super::{Reference, Roles, Setup};
+use super::{ImageModels, ImageTask, Reference};
 use crate::{
     Result,
-    config::{MethodConfig, Run},
+    config::MethodConfig,
+    run::Run,
     samples::Phase,
-    train::{Evaluation, Exchange, Kept, Nothing, Pipeline, Place, Plan, StepOutcome, adamw, describe, hold},
+    train::{
+        Evaluation, Exchange, Kept, Learner, Nothing, Pipeline, Place, Plan, Schedule, StepOutcome, describe,
+        hold,
+    },
 };
 
-/// A model of images that learns from rewards.
+/// An image model that is trained with rewards.
 pub struct Diffusion {
     run: Run,
     place: Place,
     exchange: Exchange,
-    setup: Setup,
-    roles: Roles,
+    task: ImageTask,
+    models: ImageModels,
     /// What the policy made of the evaluation's noise before its first RL step: this rank's part.
     base: Option<Tensor>,
 }
 
 impl Diffusion {
-    /// Prepares a run on `place`, on texts of these `embeddings` if it has encoded them itself.
+    /// Prepares a run on `place`; `embeddings` is the file of a run that has encoded its own texts.
     pub fn new(run: Run, place: Place, embeddings: Option<&Path>) -> Result<Self> {
-        let setup = Setup::new(&run, &place, embeddings)?;
-        let optimizer = match &setup.config.warmup {
-            Some(warmup) if warmup.steps > 0 => &warmup.optimizer,
-            _ => &setup.config.optimizer,
+        let task = ImageTask::new(&run, &place, embeddings)?;
+        let config = &task.config;
+        let warmup = config.warmup.as_ref().filter(|warmup| warmup.steps > 0);
+        let schedule = Schedule {
+            optimizer: config.optimizer.clone(),
+            steps: config.steps,
+            warmup: warmup.map(|warmup| warmup.optimizer.clone()),
         };
-        let strategy = &run.policy.strategy;
-        let policy = hold(setup.model.clone(), strategy, &place, Some(adamw(optimizer)), &*setup.weights)?;
+        let learner = Learner::new(task.model.clone(), &run.policy, &place, &*task.weights, schedule)?;
         let exchange = Exchange::new(&place.group)?;
-        let roles = Roles { policy, reference: None, old: None };
-        Ok(Self { run, place, exchange, setup, roles, base: None })
+        let models = ImageModels { learner, reference: None, old: None };
+        Ok(Self { run, place, exchange, task, models, base: None })
     }
 
-    /// Whether there is a KL term.
+    /// Returns true if there is a KL term.
     fn keeps_near(&self) -> bool {
-        self.setup.config.method.kl_coef() > 0.0
+        self.task.config.method.kl_coef() > 0.0
     }
 
     fn has_old_policy(&self) -> bool {
-        matches!(self.setup.config.method, MethodConfig::DiffusionNft(_))
+        matches!(self.task.config.method, MethodConfig::DiffusionNft(_))
     }
 
-    /// What stays as it was is the policy with its adapters off, and only DiffusionNFT's old policy is a copy.
+    /// The reference is the policy without adapters; only DiffusionNFT's old policy is a copy.
     fn freeze_adapters(&mut self) -> Result<()> {
-        let painted = self.setup.evaluation_images(&mut self.roles.policy, &self.exchange, false)?;
+        let painted = self.task.evaluation_images(&mut self.models.learner.model, &self.exchange, false)?;
         self.base = Some(painted.images);
-        if self.has_old_policy() && self.roles.old.is_none() {
+        if self.has_old_policy() && self.models.old.is_none() {
             let mut old = self.frozen()?;
-            old.copy_weights_from(&mut self.roles.policy)?;
-            self.roles.old = Some(old);
+            old.copy_weights_from(&mut self.models.learner.model)?;
+            self.models.old = Some(old);
         }
-        self.roles.reference = self.keeps_near().then_some(Reference::AdaptersOff);
+        self.models.reference = self.keeps_near().then_some(Reference::AdaptersOff);
         Ok(())
     }
 
-    /// A frozen model, held as the config's reference.
+    /// A frozen model under the config's strategy of the reference.
     fn frozen(&self) -> Result<Zero<Transformer>> {
         let role = self.run.reference.as_ref().unwrap_or(&self.run.policy);
-        hold(self.setup.model.clone(), &role.strategy, &self.place, None, &*self.setup.weights)
+        hold(self.task.model.clone(), &role.strategy, &self.place, None, &*self.task.weights)
     }
 }
 
@@ -77,7 +83,7 @@ impl Pipeline for Diffusion {
     type Carried = Nothing;
 
     fn plan(&self) -> Plan {
-        let config = &self.setup.config;
+        let config = &self.task.config;
         Plan {
             warmup_steps: config.warmup.as_ref().map_or(0, |warmup| warmup.steps),
             steps: config.steps,
@@ -88,26 +94,25 @@ impl Pipeline for Diffusion {
     }
 
     fn description(&self) -> String {
-        describe(title(&self.setup.config.method), &*self.setup.model, &self.run)
+        describe(title(&self.task.config.method), &*self.task.model, &self.run)
     }
 
     fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64> {
-        let warmup = self.setup.config.warmup.as_ref().expect("the plan has warm-up steps");
-        self.setup.warmup_step(&mut self.roles, exchange, warmup, step)
+        let warmup = self.task.config.warmup.as_ref().expect("the plan has warm-up steps");
+        self.task.warmup_step(&mut self.models, exchange, warmup, step)
     }
 
-    fn check_learnt(&mut self) -> Result<()> {
-        self.roles.policy.load_states(&self.setup.offloaded)?;
-        Ok(self.roles.policy.check_learnt()?)
+    fn check_divergence(&mut self) -> Result<()> {
+        self.models.learner.check_divergence()
     }
 
     fn end_warm_up(&mut self) -> Result<()> {
-        Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.config.optimizer))?)
+        self.models.learner.end_warm_up()
     }
 
-    /// The policy's first images, its reference if there is a KL term, and DiffusionNFT's old policy.
+    /// Makes the policy's first images, its reference if there is a KL term, and DiffusionNFT's old policy.
     fn freeze(&mut self, kept: Kept) -> Result<()> {
-        if self.setup.has_adapters {
+        if self.task.has_adapters {
             return self.freeze_adapters();
         }
         let path = kept.folder.join("reference");
@@ -116,47 +121,44 @@ impl Pipeline for Diffusion {
             checkpoint::check_stamp(&path, kept.stamp())?;
             checkpoint::load(&mut frozen, &path)?;
         } else {
-            frozen.copy_weights_from(&mut self.roles.policy)?;
+            frozen.copy_weights_from(&mut self.models.learner.model)?;
             checkpoint::save(&mut frozen, &path, kept.stamp(), Value::Null)?;
         }
-        self.base = Some(self.setup.evaluation_images(&mut frozen, &self.exchange, true)?.images);
-        if self.has_old_policy() && self.roles.old.is_none() {
+        self.base = Some(self.task.evaluation_images(&mut frozen, &self.exchange, true)?.images);
+        if self.has_old_policy() && self.models.old.is_none() {
             let mut old = self.frozen()?;
             old.copy_weights_from(&mut frozen)?;
-            self.roles.old = Some(old);
+            self.models.old = Some(old);
         }
-        self.roles.reference = self.keeps_near().then_some(Reference::Copy(Box::new(frozen)));
+        self.models.reference = self.keeps_near().then_some(Reference::Copy(Box::new(frozen)));
         Ok(())
     }
 
     fn step(&mut self, exchange: &Exchange, step: u64, _: &mut Nothing, stop: bool) -> Result<StepOutcome> {
-        self.setup.step(&mut self.roles, exchange, step, stop)
+        self.task.step(&mut self.models, exchange, step, stop)
     }
 
     fn evaluate(&mut self, exchange: &Exchange, _: u64, _: Phase) -> Result<Evaluation> {
         let base = self.base.as_ref().expect("the first images are made before the first evaluation");
-        self.setup.evaluate(&mut self.roles.policy, base, exchange)
+        self.task.evaluate(&mut self.models.learner, base, exchange)
     }
 
-    /// The old policy first: a folder of the checkpoint's name says that all of it is there.
+    /// The old policy is saved first, since the checkpoint's folder marks that everything is complete.
     fn save(&mut self, saver: &mut Saver, path: &Path, position: Value) -> Result<()> {
-        if let Some(old) = &mut self.roles.old {
+        if let Some(old) = &mut self.models.old {
             let path = old_policy(path);
             checkpoint::save(old, &path, saver.stamp(), Value::Null)?;
             if self.exchange.rank() == 0 {
-                // One more than of checkpoints: the one that belongs to this is not written yet.
+                // One more than checkpoints, since the checkpoint of this one is not written yet.
                 let keep = self.plan().keep_last + 1;
                 checkpoint::prune(path.parent().expect("it has just been joined"), keep)?;
             }
         }
-        let policy = &mut self.roles.policy;
-        policy.load_states(&self.setup.offloaded)?;
-        saver.start(policy, path, position)?;
-        Ok(policy.start_offload(&self.setup.offloaded)?)
+        self.models.learner.save(saver, path, position, None, |_| Ok(()))
     }
 
     fn load(&mut self, path: &Path) -> Result<()> {
-        checkpoint::load(&mut self.roles.policy, path)?;
+        self.models.learner.restore(path)?;
         let old_path = old_policy(path);
         if old_path.exists() {
             let mut old = self.frozen()?;
@@ -164,20 +166,20 @@ impl Pipeline for Diffusion {
                 checkpoint::check_stamp(&old_path, stamp)?;
             }
             checkpoint::load(&mut old, &old_path)?;
-            self.roles.old = Some(old);
+            self.models.old = Some(old);
         }
         Ok(())
     }
 }
 
-/// Where the old policy of the checkpoint `run/checkpoints/step_000010` lies: `run/old_policy/step_000010`.
+/// Folder of the old policy for the checkpoint `run/checkpoints/step_000010`: `run/old_policy/step_000010`.
 fn old_policy(checkpoint: &Path) -> PathBuf {
     let name = checkpoint.file_name().expect("a checkpoint has a name");
     let run = checkpoint.parent().and_then(Path::parent).expect("a checkpoint lies in a run");
     run.join("old_policy").join(name)
 }
 
-/// The method as papers call it.
+/// Name of the method in papers.
 fn title(method: &MethodConfig) -> &'static str {
     match method {
         MethodConfig::Refl(_) => "ReFL",

@@ -5,7 +5,7 @@ use std::{ops::Range, time::Instant};
 use tch::Tensor;
 
 use super::{
-    Roles, Samples, Setup,
+    ImageModels, ImageTask, Samples,
     loss::{StepTargets, gradient, step_loss},
     stats::Stats,
     step::{Clock, rows},
@@ -16,62 +16,62 @@ use crate::{
     train::{Exchange, StepOutcome},
 };
 
-/// DanceGRPO's fields by Flow-GRPO's names; its noise is told by [`Setup::sde_noise`].
+/// DanceGRPO's fields by Flow-GRPO's names; its noise is told by [`ImageTask::sde_noise`].
 pub fn as_flow_grpo(dance: &DanceGrpoConfig) -> FlowGrpoConfig {
     let DanceGrpoConfig { timestep_fraction, clip, advantage_clip, .. } = *dance;
     FlowGrpoConfig { timestep_fraction, clip, advantage_clip, ..FlowGrpoConfig::default() }
 }
 
-impl Setup {
+impl ImageTask {
     /// Samples by stochastic steps, scores the images, and trains some of the denoising steps towards those that led
     /// to better images than the others of their group.
     pub fn step_by_policy_gradient(
         &self,
-        roles: &mut Roles,
+        models: &mut ImageModels,
         exchange: &Exchange,
         step: u64,
         stop: bool,
         grpo: &FlowGrpoConfig,
     ) -> Result<StepOutcome> {
         let started = Instant::now();
-        roles.policy.offload_states(&self.offloaded)?;
-        let weights = roles.policy.weights()?;
+        models.learner.offload()?;
+        let weights = models.learner.model.weights()?;
         let samples = self.sample(&weights, exchange.rank(), step)?;
         drop(weights);
-        roles.policy.load_states(&self.offloaded)?;
+        models.learner.load()?;
         let generated = Instant::now();
         let scored = self.score(exchange, samples.latents(), &samples.labels, step, stop)?;
         let clock = Clock::new(started, generated);
 
-        // Flow-GRPO divides by the deviation of all rewards, DanceGRPO by that of the group's.
+        // Flow-GRPO divides by the standard deviation of all rewards, DanceGRPO by that of the group.
         let scale = match self.config.method {
             MethodConfig::DanceGrpo(_) => Scale::GroupStd,
             _ => Scale::BatchStd,
         };
         let advantages = self.advantages(&scored, &samples.numbers, scale, grpo.advantage_clip)?;
         let timesteps = self.trained_timesteps(step, grpo.timestep_fraction);
-        let (mut stats, mut steps) = (Stats::default(), Vec::new());
+        let (mut stats, mut update) = (Stats::default(), models.learner.begin(step));
         for mini_batch in 0..self.share.mini_batches {
-            for part in self.micro_batches(mini_batch) {
+            for part in self.share.micro_batches(mini_batch, models.learner.micro_batch_size) {
                 for &timestep in &timesteps {
-                    let update = Update { grpo, timestep, of: timesteps.len(), is_first: mini_batch == 0 };
-                    self.accumulate_step(roles, &samples, &advantages, &part, update, &mut stats)?;
+                    let one = Denoised { grpo, timestep, of: timesteps.len(), is_first: mini_batch == 0 };
+                    self.accumulate_step(models, &samples, &advantages, &part, one, &mut stats)?;
                 }
             }
-            steps.push(roles.policy.step(self.learning_rate(step))?);
+            models.learner.step(&mut update)?;
         }
         let losses = stats.read(exchange, (self.share.samples() * timesteps.len()) as f64)?;
-        self.finish(roles, step, &steps, &scored, losses, &clock)
+        self.finish(models, update, &scored, losses, &clock)
     }
 
     /// Adds the gradient of one denoising step of the samples `part`.
     fn accumulate_step(
         &self,
-        roles: &mut Roles,
+        models: &mut ImageModels,
         samples: &Samples,
         advantages: &Tensor,
         part: &Range<usize>,
-        Update { grpo, timestep, of, is_first }: Update,
+        Denoised { grpo, timestep, of, is_first }: Denoised,
         stats: &mut Stats,
     ) -> Result<()> {
         let noise = self.sde_noise().expect("the method's denoising steps have noise");
@@ -79,7 +79,7 @@ impl Setup {
         let x = rows(&samples.walk.points[timestep], part)?;
         let labels = rows(&samples.labels, part)?;
         let batch = guidance.batch(&x, self.sampler.sigmas[timestep], &labels, false)?;
-        let reference = roles.reference_velocity(&batch)?;
+        let reference = models.reference_velocity(&batch)?;
         let reference = reference.map(|velocity| guidance.combine(&velocity)).transpose()?;
         let targets = StepTargets {
             step: self.sampler.sde_step(noise, timestep),
@@ -90,11 +90,11 @@ impl Setup {
             clip: grpo.clip,
             kl: reference.as_ref().map(|reference| (reference, grpo.kl_coef, grpo.kl_scale)),
         };
-        let (velocity, tape) = roles.policy.record(&batch)?;
+        let (velocity, tape) = models.learner.model.record(&batch)?;
         let count = self.mini_batch_len() * of as f64;
         let (grad, terms) =
             gradient(&guidance.combine(&velocity)?, count, |velocity| step_loss(&targets, velocity))?;
-        roles.policy.backward(&batch, tape, guidance.combine_grad(&grad)?)?;
+        models.learner.model.backward(&batch, tape, guidance.combine_grad(&grad)?)?;
 
         stats.add("loss/policy", &terms.policy)?;
         if let Some(kl) = &terms.kl {
@@ -104,21 +104,21 @@ impl Setup {
         stats.add("clip_fraction/low", &terms.ratio.f_lt(1.0 - grpo.clip)?)?;
         stats.add("clip_fraction/high", &terms.ratio.f_gt(1.0 + grpo.clip)?)?;
         if is_first {
-            // The weights are still those that sampled: what differs is rounding.
+            // The weights are still those that sampled, so the difference is rounding.
             stats.largest("rollout/logprob_diff_max", &terms.log_ratio.f_abs()?)?;
         }
         Ok(())
     }
 }
 
-/// What is trained on at a time.
+/// A denoising step that is trained on.
 #[derive(Clone, Copy)]
-struct Update<'a> {
+struct Denoised<'a> {
     grpo: &'a FlowGrpoConfig,
     /// The denoising step.
     timestep: usize,
-    /// How many are trained on.
+    /// Number of trained steps.
     of: usize,
-    /// Whether no optimizer step came since the samples.
+    /// True before the first optimizer step after sampling.
     is_first: bool,
 }

@@ -1,5 +1,5 @@
-//! Prompts to a file of what a model's text encoders say of them: for `anyroll embed`, and for a run that encodes its own
-//! prompts before it holds a model.
+//! Files of prompt embeddings: for `anyroll embed`, and for a run that encodes its own prompts before it
+//! loads a model.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -17,59 +17,60 @@ use crate::{
     Result,
     config::{
         DiffusersConfig, EncodeConfig, EncodeOn, ImageDataConfig, ModelConfig, PipelineConfig, Precision,
-        PromptsConfig, Run,
+        PromptsConfig,
     },
     data::{self, Record},
     format::gib,
     progress::Screen,
+    run::Run,
     train::{Exchange, Place},
 };
 
-/// What each encoder of a model reads of a prompt, the first one's text first.
+/// Text of a prompt for each encoder, the first one's first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PromptTexts([String; 3]);
 
 impl PromptTexts {
-    /// The encoders behind the first read `prompt` as well where they have no text of their own.
+    /// The second and third encoder read `prompt` too if they have no own text.
     pub fn new(prompt: &str, second: Option<&str>, third: Option<&str>) -> Self {
         Self([prompt, second.unwrap_or(prompt), third.unwrap_or(prompt)].map(str::to_owned))
     }
 
-    /// Those of a record: its `prompt`, `prompt_2` and `prompt_3`, as diffusers calls them.
+    /// Texts of a record: its `prompt`, `prompt_2` and `prompt_3`, named as in diffusers.
     fn of(record: &Record) -> Self {
         let [second, third] = OF_OTHERS.map(|name| record.columns.get(name).and_then(|text| text.as_str()));
         Self::new(&record.prompt, second, third)
     }
 
-    /// That of the encoder of this number.
+    /// Text for the encoder with this index.
     pub fn of_encoder(&self, number: usize) -> &str {
         &self.0[number]
     }
 
-    /// Whether encoders have texts of their own.
+    /// Returns true if encoders have different texts.
     pub fn differ(&self) -> bool {
         self.0.iter().any(|text| *text != self.0[0])
     }
 }
 
-/// The columns of a record with texts of their own for the encoders behind the first.
+/// Columns of a record for the second and third encoder.
 pub const OF_OTHERS: [&str; 2] = ["prompt_2", "prompt_3"];
 
-/// Prompts that are to be encoded.
+/// Prompts to encode.
 #[derive(Debug)]
 pub struct Prompts {
-    /// Each once.
+    /// Distinct prompts.
     distinct: Vec<PromptTexts>,
-    /// In which rows of the file each is.
+    /// Rows of the file for each prompt.
     places: Vec<Vec<usize>>,
-    /// What guidance leads away from.
+    /// The negative prompt of guidance.
     negative: PromptTexts,
-    /// So many are read at a time.
+    /// Prompts in a batch.
     batch_size: usize,
 }
 
 impl Prompts {
-    /// Those of `records`, a row each.
+    /// Creates the prompts of `records`, a row each.
     pub fn new(records: &[Record], negative: PromptTexts, batch_size: usize) -> Self {
         let (mut distinct, mut places) = (Vec::new(), Vec::<Vec<usize>>::new());
         let mut known = HashMap::new();
@@ -85,7 +86,7 @@ impl Prompts {
         Self { distinct, places, negative, batch_size }
     }
 
-    /// Those of `records` as a run encodes them.
+    /// Creates the prompts of `records` with a run's options.
     pub fn of(records: &[Record], encode: &EncodeConfig) -> Self {
         let [second, third] = [&encode.negative_prompt_2, &encode.negative_prompt_3].map(Option::as_deref);
         let negative = PromptTexts::new(&encode.negative_prompt, second, third);
@@ -97,22 +98,23 @@ impl Prompts {
         self.distinct.iter().chain([&self.negative]).collect()
     }
 
-    /// Rows of the file, apart from the negative one.
+    /// Rows of the file, without the negative one.
     pub fn rows(&self) -> usize {
         self.places.iter().map(Vec::len).sum()
     }
 
-    /// How often [`Self::write`] asks whether it goes on.
+    /// Number of batches, after each of which [`Self::write`] calls `goes_on`.
     fn batches(&self) -> usize {
         self.distinct.len().div_ceil(self.batch_size)
     }
 
-    /// Writes the new file `out`, each text encoded once, in the dtype `kind` on `device`, whose memory is free again afterwards.
-    /// `goes_on` is told after each batch how many texts are done, of how many; where it does not, there is no file, and this
-    /// returns false.
+    /// Writes the new file `out` in dtype `kind`, encoding each text once on `device`, whose memory is freed
+    /// afterwards. `goes_on` is called after each batch with the number of texts done and of all. If it
+    /// returns false, no file is written, and this returns false.
     ///
     /// # Errors
-    /// What `goes_on` says; a text that encoders do not read; files that cannot be read or written; libtorch's (out of memory).
+    /// An error of `goes_on`; a text that encoders cannot read; files that cannot be read or written; an
+    /// error of libtorch (out of memory).
     pub fn write(
         &self,
         encoders: &PromptEncoders,
@@ -134,7 +136,7 @@ impl Prompts {
                 return Ok(false);
             }
         }
-        // diffusers skips no layer here.
+        // diffusers skips no layer for the negative prompt.
         let (states, pooled) = loaded.encode(&tokens, count..count + 1, 0)?;
         file.finish(&states, pooled.as_ref())?;
         drop((loaded, states, pooled));
@@ -143,7 +145,7 @@ impl Prompts {
     }
 }
 
-/// The dtype that texts are encoded in: where nobody says it fp32 on a host, bf16 elsewhere.
+/// Dtype of embeddings; by default fp32 on a host, bf16 elsewhere.
 fn kind_on(on_host: bool, precision: Option<Precision>) -> Kind {
     match precision {
         Some(Precision::Fp32) => Kind::Float,
@@ -153,15 +155,15 @@ fn kind_on(on_host: bool, precision: Option<Precision>) -> Kind {
     }
 }
 
-/// Bytes of a value of what a run's encoders hold and say.
+/// Bytes per value of a run's encoders and embeddings.
 pub fn encoded_in(encode: &EncodeConfig, on_host: bool) -> usize {
     kind_on(on_host, encode.precision).elt_size_in_bytes()
 }
 
-/// The encoders in a model's folder as `encode` has them read.
+/// Opens the encoders in a model's folder with the options of `encode`.
 ///
 /// # Errors
-/// As [`PromptEncoders::open`].
+/// Those of [`PromptEncoders::open`].
 pub fn open_encoders(model: &DiffusersConfig, encode: &EncodeConfig) -> Result<PromptEncoders> {
     PromptEncoders::open(
         &model.path,
@@ -173,7 +175,7 @@ pub fn open_encoders(model: &DiffusersConfig, encode: &EncodeConfig) -> Result<P
     )
 }
 
-/// The texts of a run, if there are any.
+/// The texts of a run, if it has any.
 fn texts(run: &Run) -> Option<(&DiffusersConfig, &PromptsConfig)> {
     let PipelineConfig::Diffusion(config) = &run.config.pipeline else { return None };
     let (ModelConfig::Diffusers(model), ImageDataConfig::Prompts(prompts)) =
@@ -184,7 +186,7 @@ fn texts(run: &Run) -> Option<(&DiffusersConfig, &PromptsConfig)> {
     Some((model, prompts))
 }
 
-/// Tells the records of a run of texts from all others, as [`crate::data::Dataset::digest`] does; `None` where it has none.
+/// Checksum of the records of a text run, as in [`crate::data::Dataset::digest`]; `None` without records.
 ///
 /// # Errors
 /// Those of [`read_records`].
@@ -193,12 +195,12 @@ pub fn digest(run: &Run) -> Result<Option<u32>> {
     Ok(records.map(|path| read_records(path)).transpose()?.map(|records| data::digest(&records)))
 }
 
-/// Makes the file of the embeddings of a run that encodes its own texts, in the run's `folder` and before any rank holds a model,
-/// and returns its path: rank 0 encodes, and the others wait, for no batch longer than their timeout.
-/// A run that is resumed finds its file there. `screen` shows what is done; it breaks off if somebody `stop`s a rank.
+/// Encodes a run's own texts into a file in the run's `folder`, before any rank loads a model, and returns
+/// its path. Rank 0 encodes; the others wait, each batch within their timeout. A resumed run finds the file.
+/// `screen` shows the progress; the encoding stops if a rank is asked to `stop`.
 ///
 /// # Errors
-/// As [`Prompts::write`]; a rank that fails or stalls.
+/// Those of [`Prompts::write`]; a rank that fails or stalls.
 pub fn encode_own(
     run: &Run,
     (place, exchange): (&Place, &Exchange),
@@ -209,19 +211,19 @@ pub fn encode_own(
     let Some((model, prompts)) = texts(run) else { return Ok(Continue(None)) };
     let Some(encode) = &prompts.encode else { return Ok(Continue(None)) };
     let records = read_records(prompts.records.as_ref().expect("a checked config has records to encode"))?;
-    // Of other records it is another file: what a run that has no checkpoint yet finds may be older than they are.
+    // The file's name depends on the records, since a run without a checkpoint may find an older file.
     let out = folder.join(format!("prompts-{:08x}.safetensors", data::digest(&records)));
     let prompts = Prompts::of(&records, encode);
     let is_first = exchange.rank() == 0;
     let is_missing = is_first && !out.exists();
-    if exchange.sum(&[f64::from(u8::from(is_missing))])?[0] == 0.0 {
+    if !exchange.any(is_missing)? {
         return Ok(Continue(Some(out)));
     }
     let mut goes_on = || {
-        let wish = f64::from(u8::from(stop.load(Ordering::Relaxed)));
-        Ok(exchange.sum(&[wish])?[0] == 0.0)
+        let stops = exchange.any(stop.load(Ordering::Relaxed))?;
+        Ok(!stops)
     };
-    // Nobody is kept from training by a screen that is gone.
+    // A closed screen must not stop training.
     let say = |line: &str| drop(writeln!(screen.clone(), "{line}"));
     let is_whole = match is_first {
         true => encode_here((model, encode), &prompts, place, &out, &say, &mut goes_on)?,
@@ -229,17 +231,17 @@ pub fn encode_own(
     };
     if is_whole {
         // The file has its name.
-        exchange.sum(&[0.0])?;
+        exchange.gather(&())?;
         return Ok(Continue(Some(out)));
     }
     if is_first {
         let folder = folder.display();
-        say(&format!("interrupted while encoding: begin anew with `anyroll run --resume {folder}`"));
+        say(&format!("interrupted while encoding: restart with `anyroll run --resume {folder}`"));
     }
     Ok(Break(()))
 }
 
-/// Rank 0's part of [`encode_own`]: false if it does not go on to the end.
+/// Rank 0's part of [`encode_own`]; returns false if it was stopped.
 fn encode_here(
     (model, encode): (&DiffusersConfig, &EncodeConfig),
     prompts: &Prompts,
@@ -259,7 +261,7 @@ fn encode_here(
     prompts.write(&encoders, (kind, device), out, &mut |_, _| goes_on())
 }
 
-/// Another rank's part: as often as rank 0 asks.
+/// Another rank's part: it follows rank 0's batches.
 fn wait(batches: usize, goes_on: &mut dyn FnMut() -> Result<bool>) -> Result<bool> {
     for _ in 0..batches {
         if !goes_on()? {

@@ -1,33 +1,33 @@
-//! What an image of shapes earns.
+//! The `shapes` reward: light in the quadrant of an image's class.
 
 use tch::{Device, Kind, Tensor};
 
 use super::shapes;
 use crate::Result;
 
-/// What is measured of an image.
+/// Measure of light.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Light {
-    /// As the config's `brightness`.
+    /// The config's `brightness`.
     Brightness,
-    /// As its `lit`.
+    /// The config's `lit`.
     Lit,
 }
 
 /// Scores images by their class.
 #[derive(Debug)]
 pub struct Quadrants {
-    /// A map of each class's quadrant: fp32 `[classes, height, width]`.
+    /// Mask of each class's quadrant: fp32 `[classes, height, width]`.
     quadrants: Tensor,
 }
 
 impl Quadrants {
-    /// For the images of `shapes`.
+    /// Creates the masks for the images of `shapes`.
     pub fn new(device: Device) -> Result<Self> {
         Ok(Self { quadrants: shapes::quadrants(device)? })
     }
 
-    /// The score of each of the images `[B, 1, height, width]`, of the classes `labels`, int64 `[B]`: fp32 `[B]`.
+    /// Score of each of the images `[B, 1, height, width]` with classes `labels`, int64 `[B]`: fp32 `[B]`.
     pub fn score(&self, light: Light, images: &Tensor, labels: &Tensor) -> Result<Tensor> {
         let inside = self.quadrants.f_index_select(0, labels)?;
         let outside = inside.f_neg()?.f_add_scalar(1.0)?;
@@ -40,7 +40,7 @@ impl Quadrants {
                 Ok(mean_within(&pixels, &inside)?.f_sub(&elsewhere.f_mul_scalar(0.5)?)?)
             }
             Light::Lit => {
-                // What is no number is not dark either: it stays as it is, and its image is left out.
+                // NaN must stay NaN, so that the image is excluded.
                 let lit = pixels.f_gt(0.0)?.f_to_kind(Kind::Float)?.f_add(&pixels.f_mul_scalar(0.0)?)?;
                 Ok(mean_within(&lit, &inside)?.f_sub(&mean_within(&lit, &outside)?)?)
             }
@@ -48,7 +48,7 @@ impl Quadrants {
     }
 }
 
-/// The mean of the `pixels` `[B, height, width]` where `map` is 1: `[B]`.
+/// Mean of the `pixels` `[B, height, width]` where `map` is 1: `[B]`.
 fn mean_within(pixels: &Tensor, map: &Tensor) -> Result<Tensor> {
     let sum =
         |values: &Tensor| values.f_flatten(1, -1)?.f_sum_dim_intlist([1].as_slice(), false, Kind::Float);

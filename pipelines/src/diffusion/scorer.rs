@@ -1,4 +1,4 @@
-//! What an image earns.
+//! Rewards of images.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -17,33 +17,34 @@ use crate::{
     reward::{self, check_error_rates, distinct},
 };
 
-/// Images, with what they show.
+/// Images with their labels.
 #[derive(Debug)]
 pub struct Painted {
-    /// Pixels, -1 to 1 where they are natural: fp32 `[B, channels, height, width]`, of videos with frames before the height.
+    /// Pixels, normally -1 to 1: fp32 `[B, channels, height, width]`, for videos with frames before the
+    /// height.
     pub images: Tensor,
-    /// What they were decoded from; the images themselves where there is no decoder.
+    /// Latents that they were decoded from; the images themselves without a decoder.
     pub latents: Tensor,
-    /// Their classes or the numbers of their texts: int64 `[B]`.
+    /// Classes or text indices: int64 `[B]`.
     pub labels: Tensor,
 }
 
-/// What terms failed on: the number of the term, and why. The images have no score.
+/// Failed images: index of the term, and the cause. These images have no score.
 pub type Failures = Vec<(usize, reward::Error)>;
 
-/// What images earn.
+/// Rewards of images.
 #[derive(Debug)]
 pub struct Scores {
-    /// The weighted sum: fp32 `[B]`, not a number where a term refuses the image.
+    /// Weighted sum: fp32 `[B]`, NaN if a term excludes the image.
     pub total: Tensor,
-    /// Each term's own score, without its weight: fp32 `[B]` each.
+    /// Unweighted score of each term: fp32 `[B]` each.
     pub parts: Vec<Tensor>,
-    /// Of images that have none.
+    /// Failures of images without a score.
     pub failures: Failures,
 }
 
 impl Scores {
-    /// Those of several batches, one after the other.
+    /// Concatenates the scores of several batches.
     pub fn cat(mut batches: Vec<Scores>) -> Result<Self> {
         let terms = batches[0].parts.len();
         let join = |of: &dyn Fn(&Scores) -> Tensor| -> Result<Tensor> {
@@ -56,44 +57,44 @@ impl Scores {
     }
 }
 
-/// Scores images by the weighted sum of what its terms say.
+/// The weighted sum of a config's image rewards.
 pub struct Scorer(Vec<Term>);
 
 struct Term {
-    /// The reward's, made [`distinct`].
+    /// Name of the reward, made [`distinct`].
     name: String,
     weight: f64,
     max_error_rate: f64,
-    /// Of a video it sees so many frames; all, if there is no number.
+    /// Frames of a video that it reads; all if `None`.
     frames: Option<usize>,
     rule: Rule,
 }
 
-/// How a term scores.
+/// Scoring method of a term.
 enum Rule {
-    /// By the class of shapes.
+    /// Light in the quadrant of the class.
     Shapes {
-        /// Where each class should be light.
+        /// Masks of the classes.
         quadrants: Quadrants,
-        /// What is trained on.
+        /// Measure of light to train on.
         reward: Light,
     },
-    /// By a function of the user's.
+    /// A function of the user's.
     Function(FunctionScorer),
-    /// By how well the image goes with its text.
+    /// Similarity of image and text.
     Clip(Box<ClipScorer>),
-    /// By how much people like it.
+    /// Predicted human preference.
     Aesthetic(Box<AestheticScorer>),
-    /// By a network.
+    /// A TorchScript network.
     Script {
-        /// The network. Behind a lock only because tch's modules are not `Sync`.
+        /// The network. The lock is needed only because tch's modules are not `Sync`.
         module: Mutex<CModule>,
-        /// How it is called.
+        /// Its inputs and options.
         config: TorchscriptConfig,
     },
 }
 
-/// The network of the file `path` on `device`.
+/// Loads the network of the file `path` on `device`.
 pub fn load_script(path: &Path, device: Device) -> Result<CModule> {
     let mut module = CModule::load_on_device(path, device)?;
     module.f_set_eval()?;
@@ -101,7 +102,7 @@ pub fn load_script(path: &Path, device: Device) -> Result<CModule> {
 }
 
 impl Scorer {
-    /// What `reward` says; `records` are those of the classes or texts.
+    /// Creates the rewards of `reward`; `records` are those of the classes or texts.
     pub fn new(reward: &ImageRewardConfig, records: &[Record], device: Device) -> Result<Self> {
         let terms = reward.terms();
         let names = distinct(&terms.iter().map(|term| term.kind.name()).collect::<Vec<_>>());
@@ -111,12 +112,12 @@ impl Scorer {
         Ok(Self(names.into_iter().zip(terms).map(term_of).collect::<Result<_>>()?))
     }
 
-    /// The names of the terms, each of its own.
+    /// Unique names of the terms.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.0.iter().map(|term| term.name.as_str())
     }
 
-    /// Whether some term reads pixels, and not latents alone.
+    /// Returns true if a term reads pixels, false if all read latents.
     pub fn reads_images(&self) -> bool {
         self.0.iter().any(|term| match &term.rule {
             Rule::Script { config, .. } => config.input == ScorerInput::Images,
@@ -124,7 +125,7 @@ impl Scorer {
         })
     }
 
-    /// What each image earns.
+    /// Scores images.
     pub fn score(&self, painted: &Painted) -> Result<Scores> {
         let (mut parts, mut failures) = (Vec::with_capacity(self.0.len()), Vec::new());
         for (number, term) in self.0.iter().enumerate() {
@@ -141,21 +142,22 @@ impl Scorer {
         Ok(Scores { total, parts, failures })
     }
 
-    /// On how many images each term failed.
+    /// Number of images on which each term failed.
     pub fn failed(&self, failures: &Failures) -> Vec<f64> {
         let of = |term: usize| failures.iter().filter(|(failed, _)| *failed == term).count() as f64;
         (0..self.0.len()).map(of).collect()
     }
 
-    /// An error if a term failed on more of `images` than it may: on how many each did, over all ranks, and how on this.
+    /// Fails if a term failed on more of `images` than allowed; `failed` are the counts over all ranks, `own`
+    /// this rank's failures.
     pub fn check_error_rates(&self, failed: &[f64], images: usize, own: Failures) -> Result<()> {
         let terms = self.0.iter().zip(failed);
         let terms = terms.map(|(term, &failed)| (term.name.as_str(), term.max_error_rate, failed));
         check_error_rates(terms, images, own)
     }
 
-    /// Scores, and the gradients of their sum with respect to the images and to the latents, of a reward that is
-    /// differentiable; where it does not read one of them, that has none.
+    /// Scores of a differentiable reward, with the gradients of their sum with respect to images and latents.
+    /// An input that the reward does not read has no gradient.
     pub fn score_with_gradient(&self, painted: &Painted) -> Result<(Scores, [Tensor; 2])> {
         let leaf = |tensor: &Tensor| tensor.f_detach()?.f_set_requires_grad(true);
         let painted = Painted {
@@ -174,7 +176,8 @@ impl Scorer {
         Ok((Scores { total: total.f_detach()?, parts, failures }, gradients))
     }
 
-    /// What evaluations measure; the first is the reward. With rewards of shapes alone these are always the same.
+    /// Names of the evaluations' measurements; the first is the reward. If all rewards are of shapes, the
+    /// names are fixed.
     pub fn measured(&self) -> Vec<String> {
         let mut names = vec!["reward".to_owned()];
         match self.quadrants() {
@@ -185,7 +188,8 @@ impl Scorer {
         names
     }
 
-    /// That of each image, in the order of [`Self::measured`]: fp32 `[B]` each; and [`Scores::failures`].
+    /// Measurements of each image, in the order of [`Self::measured`]: fp32 `[B]` each; and
+    /// [`Scores::failures`].
     pub fn measure(&self, painted: &Painted) -> Result<(Vec<Tensor>, Failures)> {
         if let Some(quadrants) = self.quadrants() {
             let of = |light| quadrants.score(light, &painted.images, &painted.labels);
@@ -196,7 +200,7 @@ impl Scorer {
         Ok((measured.collect(), failures))
     }
 
-    /// Those of shapes, if all terms are about them.
+    /// Masks of the shapes, if all terms are about shapes.
     fn quadrants(&self) -> Option<&Quadrants> {
         let of_terms = self.0.iter().map(|term| match &term.rule {
             Rule::Shapes { quadrants, .. } => Some(quadrants),
@@ -207,7 +211,7 @@ impl Scorer {
 }
 
 impl Term {
-    /// As [`Rule::score`], of the frames that it sees.
+    /// [`Rule::score`] on the frames that the term reads.
     fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<reward::Error>)> {
         let Some(frames) = self.frames else { return self.rule.score(painted) };
         self.rule.score(&Painted {
@@ -236,7 +240,7 @@ impl Rule {
         }
     }
 
-    /// The score of each image: fp32 `[B]`, not a number where it is refused or could not be scored; and why it could not.
+    /// Score of each image: fp32 `[B]`, NaN if it is excluded or failed; and the failures.
     fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<reward::Error>)> {
         match self {
             Self::Shapes { quadrants, reward } => {
@@ -263,7 +267,7 @@ impl Rule {
                 };
                 let (found, wanted) = (scores.size(), painted.labels.size());
                 if found != wanted {
-                    let failure = format!("it says {found:?} of {wanted:?} images").into();
+                    let failure = format!("it returns {found:?} for {wanted:?} images").into();
                     return Err(Error::Start { name: "torchscript".into(), failure });
                 }
                 Ok((scores.f_to_kind(Kind::Float)?, Vec::new()))
@@ -308,7 +312,7 @@ mod tests {
         Scorer::new(&ImageRewardConfig::One(reward), &[], Device::Cpu).unwrap()
     }
 
-    /// A network that `of` computes.
+    /// A network that computes `of`.
     fn script(
         folder: &Path,
         name: &str,
@@ -343,7 +347,7 @@ mod tests {
     #[test]
     fn terms_are_summed_by_their_weights_and_refuse_each_for_itself() {
         let folder = tempfile::tempdir().unwrap();
-        // Black images have no logarithm; the first image is black, and the second is not.
+        // Black images have no logarithm; only the first image is black.
         let logarithm = |images: &Tensor| images.mean_dim([1, 2, 3].as_slice(), false, None).log().log1p();
         let terms = vec![
             term(script(folder.path(), "a.pt", ScorerInput::Images, squares), 3.0),

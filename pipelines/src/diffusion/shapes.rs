@@ -1,4 +1,4 @@
-//! Images made in code: a light square or diamond on black, in the quadrant that is its class.
+//! Synthetic images: a light square or diamond on black, in the quadrant that is its class.
 
 use rand_chacha::{ChaCha8Rng, rand_core::Rng};
 use tch::{Device, Kind, Tensor};
@@ -15,7 +15,7 @@ pub const SIZE: usize = 8;
 pub const CLASSES: usize = NAMES.len();
 const NAMES: [&str; 4] = ["top left", "top right", "bottom left", "bottom right"];
 
-/// The images of a warm-up step, over all ranks: fp32 `[count, 1, SIZE, SIZE]`, and the class of each.
+/// Images of a warm-up step, over all ranks: fp32 `[count, 1, SIZE, SIZE]`, with the class of each.
 pub fn train_batch(seed: u64, step: u64, count: usize, device: Device) -> Result<(Tensor, Vec<i64>)> {
     let mut random = stream(Purpose::WarmupImages as u64, seed, step);
     let (mut pixels, mut labels) = (Vec::with_capacity(count * SIZE * SIZE), Vec::with_capacity(count));
@@ -28,13 +28,13 @@ pub fn train_batch(seed: u64, step: u64, count: usize, device: Device) -> Result
     Ok((Tensor::f_from_slice(&pixels)?.f_view([-1, 1, size, size])?.f_to_device(device)?, labels))
 }
 
-/// The classes or texts of a step's prompts, of `labels`, over all ranks.
+/// Labels of a step's prompts, below `labels`, over all ranks.
 pub fn prompts(seed: u64, step: u64, count: usize, labels: usize) -> Vec<i64> {
     let mut random = stream(Purpose::Prompts as u64, seed, step);
     (0..count).map(|_| below(&mut random, labels) as i64).collect()
 }
 
-/// What is known of each class: its name, as a prompt, and its number, in a column `label`.
+/// Record of each class: its name as the prompt, and its index in a column `label`.
 pub fn records() -> Vec<Record> {
     let record = |(label, name): (usize, &&str)| Record {
         id: (*name).to_owned(),
@@ -45,7 +45,7 @@ pub fn records() -> Vec<Record> {
     NAMES.iter().enumerate().map(record).collect()
 }
 
-/// Where each class's quadrant is 1 and all else 0: fp32 `[CLASSES, SIZE, SIZE]`.
+/// Mask of each class's quadrant, 1 inside and 0 outside: fp32 `[CLASSES, SIZE, SIZE]`.
 pub fn quadrants(device: Device) -> Result<Tensor> {
     let half = SIZE / 2;
     let mut values = Vec::with_capacity(CLASSES * SIZE * SIZE);
@@ -64,7 +64,7 @@ pub fn quadrants(device: Device) -> Result<Tensor> {
         .f_to_kind(Kind::Float)?)
 }
 
-/// Appends the pixels of one image, its shape up to a pixel off the middle of its quadrant.
+/// Appends the pixels of one image, with its shape up to a pixel off the middle of its quadrant.
 fn draw(random: &mut ChaCha8Rng, label: usize, pixels: &mut Vec<f32>) {
     let mut centre = |side: usize| [2, 5][side] as i64 + below(random, 3) as i64 - 1;
     let (y0, x0) = (centre(label / 2), centre(label % 2));

@@ -1,14 +1,36 @@
-//! Sums of what a step's micro-batches show, kept on the device until they are read.
+//! Statistics of a step's micro-batches, kept on the device until read.
 
 use tch::{Kind, Tensor};
 
-use crate::{Result, metrics::Metrics, train::Exchange};
+use crate::{
+    Result,
+    metrics::Metrics,
+    train::{Exchange, reduced},
+};
 
-/// Sums and largest values, by name.
+/// Sums and maxima, by name.
 #[derive(Debug, Default)]
 pub struct Stats {
     sums: Vec<(&'static str, Tensor)>,
     largest: Vec<(&'static str, Tensor)>,
+}
+
+reduced! {
+    /// [`Stats`] on the host, in the order of the names.
+    struct Seen {
+        /// Sums.
+        each sums: Vec<f64>,
+        /// Largest values.
+        each largest: Vec<Largest>,
+    }
+}
+
+reduced! {
+    /// The largest value of a name.
+    struct Largest {
+        /// That of all ranks.
+        max value: f64,
+    }
 }
 
 impl Stats {
@@ -22,7 +44,7 @@ impl Stats {
         Ok(())
     }
 
-    /// Takes note of the largest of `values`.
+    /// Updates the maximum with `values`.
     pub fn largest(&mut self, name: &'static str, values: &Tensor) -> Result<()> {
         let found = values.f_max()?.f_to_kind(Kind::Double)?;
         match self.largest.iter_mut().find(|(known, _)| *known == name) {
@@ -32,20 +54,20 @@ impl Stats {
         Ok(())
     }
 
-    /// Over all ranks: the sums divided by `count`, and the largest values. Every rank has the same names.
+    /// Totals over all ranks: sums divided by `count`, and maxima. Every rank must have the same names.
     pub fn read(&self, exchange: &Exchange, count: f64) -> Result<Metrics> {
-        let mut own = Vec::with_capacity(self.sums.len() + self.largest.len());
-        for (_, value) in self.sums.iter().chain(&self.largest) {
-            own.push(value.f_double_value(&[])?);
-        }
-        let gathered = exchange.gather(&own)?;
+        let read = |values: &[(&str, Tensor)]| -> Result<Vec<f64>> {
+            Ok(values.iter().map(|(_, value)| value.f_double_value(&[])).collect::<Result<_, _>>()?)
+        };
+        let largest = read(&self.largest)?.into_iter().map(|value| Largest { value });
+        let own = Seen { sums: read(&self.sums)?, largest: largest.collect() };
+        let all = exchange.reduce(&own)?;
         let mut metrics = Metrics::new();
-        for (index, (name, _)) in self.sums.iter().enumerate() {
-            metrics.insert(*name, gathered.iter().map(|rank| rank[index]).sum::<f64>() / count);
+        for ((name, _), sum) in self.sums.iter().zip(all.sums) {
+            metrics.insert(*name, sum / count);
         }
-        for (index, (name, _)) in (self.sums.len()..).zip(&self.largest) {
-            let of_ranks = gathered.iter().map(|rank| rank[index]);
-            metrics.insert(*name, of_ranks.fold(f64::NEG_INFINITY, f64::max));
+        for ((name, _), largest) in self.largest.iter().zip(all.largest) {
+            metrics.insert(*name, largest.value);
         }
         Ok(metrics)
     }

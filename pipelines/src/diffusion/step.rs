@@ -1,12 +1,12 @@
 //! One step of any method: how samples are scored, and what is told of the step.
 
-use std::{ops::Range, time::Instant};
+use std::{mem, ops::Range, time::Instant};
 
-use anyroll_strategy::StepStats;
+use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
 use super::{
-    Roles, Setup,
+    ImageModels, ImageTask,
     noise::{Purpose, order},
     policy_gradient::as_flow_grpo,
     scorer::Scores,
@@ -16,7 +16,7 @@ use crate::{
     algorithm::{Earned, fill_missing, sample_advantages},
     config::{Advantage, GrpoConfig, MethodConfig, Scale},
     metrics::Metrics,
-    train::{Exchange, StepOutcome, allocated_bytes, finish_steps, learning_rate},
+    train::{Exchange, Reduce, StepOutcome, Update, reduced},
 };
 
 /// What all ranks know of the step's samples, in the step's order.
@@ -25,10 +25,33 @@ pub struct Scored {
     pub rewards: Vec<f64>,
     /// How many have no reward.
     pub dropped: usize,
-    /// Of each term of the reward the sum of its finite scores, how many these are, and on how many samples it failed.
-    pub terms: Vec<[f64; 3]>,
+    /// Of each term of the reward.
+    pub terms: Vec<TermSums>,
     /// Whether some rank was asked to stop.
     pub stop: bool,
+}
+
+reduced! {
+    /// Sums over samples of a term of the reward.
+    pub struct TermSums {
+        /// Of its finite scores.
+        sum score: f64,
+        /// Samples that have one.
+        sum finite: f64,
+        /// Samples that it failed on.
+        sum failed: f64,
+    }
+}
+
+/// A rank's scores, for the others.
+#[derive(Serialize, Deserialize)]
+struct RankScores {
+    /// One for each sample, in the rank's order; not finite where a term refuses the image.
+    total: Vec<f64>,
+    /// One for each term.
+    terms: Vec<TermSums>,
+    /// Whether the rank was asked to stop.
+    stop: bool,
 }
 
 /// When the parts of a step began.
@@ -45,19 +68,27 @@ impl Clock {
     }
 }
 
-impl Setup {
+impl ImageTask {
     /// Step `step`, from 0. Every rank calls; `stop` is this rank's wish to end the run after the step.
-    pub fn step(&self, roles: &mut Roles, exchange: &Exchange, step: u64, stop: bool) -> Result<StepOutcome> {
+    pub fn step(
+        &self,
+        models: &mut ImageModels,
+        exchange: &Exchange,
+        step: u64,
+        stop: bool,
+    ) -> Result<StepOutcome> {
         match &self.config.method {
-            MethodConfig::Refl(refl) => self.step_by_backpropagation(roles, exchange, step, stop, refl),
+            MethodConfig::Refl(refl) => self.step_by_backpropagation(models, exchange, step, stop, refl),
             MethodConfig::DraftK(draft) => {
-                self.step_by_backpropagation(roles, exchange, step, stop, &self.as_refl(draft))
+                self.step_by_backpropagation(models, exchange, step, stop, &self.as_refl(draft))
             }
-            MethodConfig::FlowGrpo(grpo) => self.step_by_policy_gradient(roles, exchange, step, stop, grpo),
+            MethodConfig::FlowGrpo(grpo) => self.step_by_policy_gradient(models, exchange, step, stop, grpo),
             MethodConfig::DanceGrpo(grpo) => {
-                self.step_by_policy_gradient(roles, exchange, step, stop, &as_flow_grpo(grpo))
+                self.step_by_policy_gradient(models, exchange, step, stop, &as_flow_grpo(grpo))
             }
-            MethodConfig::DiffusionNft(nft) => self.step_by_forward_process(roles, exchange, step, stop, nft),
+            MethodConfig::DiffusionNft(nft) => {
+                self.step_by_forward_process(models, exchange, step, stop, nft)
+            }
         }
     }
 
@@ -85,24 +116,21 @@ impl Setup {
     ) -> Result<Scored> {
         let values =
             |scores: &Tensor| -> Result<Vec<f64>> { Ok(Vec::try_from(scores.f_to_kind(Kind::Double)?)?) };
-        let mut own = values(&scores.total)?;
-        let samples = own.len();
-        for (part, failed) in scores.parts.iter().zip(self.scorer.failed(&scores.failures)) {
+        let terms = scores.parts.iter().zip(self.scorer.failed(&scores.failures)).map(|(part, failed)| {
             let finite: Vec<f64> = values(part)?.into_iter().filter(|score| score.is_finite()).collect();
-            own.extend([finite.iter().sum(), finite.len() as f64, failed]);
-        }
-        own.push(f64::from(u8::from(stop)));
+            Ok(TermSums { score: finite.iter().sum(), finite: finite.len() as f64, failed })
+        });
+        let own = RankScores { total: values(&scores.total)?, terms: terms.collect::<Result<_>>()?, stop };
         let mut of_ranks = exchange.gather(&own)?;
-        let stops = of_ranks.iter_mut().filter_map(Vec::pop).sum::<f64>();
-        let sums: Vec<Vec<f64>> = of_ranks.iter_mut().map(|rank| rank.split_off(samples)).collect();
-        let sum = |index: usize| sums.iter().map(|rank| rank[index]).sum::<f64>();
-        let terms = (0..scores.parts.len()).map(|term| [0, 1, 2].map(|number| sum(3 * term + number)));
-        let terms: Vec<[f64; 3]> = terms.collect();
-        let failed: Vec<f64> = terms.iter().map(|[.., failed]| *failed).collect();
+        let stop = of_ranks.iter().any(|rank| rank.stop);
+        let totals: Vec<Vec<f64>> = of_ranks.iter_mut().map(|rank| mem::take(&mut rank.total)).collect();
+        let mut terms = mem::take(&mut of_ranks[0].terms);
+        of_ranks.into_iter().skip(1).for_each(|rank| terms.reduce(rank.terms));
+        let failed: Vec<f64> = terms.iter().map(|term| term.failed).collect();
         self.scorer.check_error_rates(&failed, self.share.samples(), scores.failures)?;
         let scores: Vec<Option<f64>> = self
             .share
-            .ordered(&of_ranks)
+            .ordered(totals)
             .into_iter()
             .map(|score: f64| score.is_finite().then_some(score))
             .collect();
@@ -113,7 +141,7 @@ impl Setup {
             let order = order(Purpose::Shuffle, self.seed, step, rewards.len());
             rewards = order.into_iter().map(|sample| rewards[sample]).collect();
         }
-        Ok(Scored { rewards, dropped, terms, stop: stops > 0.0 })
+        Ok(Scored { rewards, dropped, terms, stop })
     }
 
     /// This rank's advantages, clamped: fp32 `[N]`.
@@ -127,38 +155,25 @@ impl Setup {
         Ok(Tensor::f_from_slice(&own)?.f_to_device(self.device)?)
     }
 
-    /// The micro-batches of a mini-batch, as ranges of this rank's samples.
-    pub fn micro_batches(&self, mini_batch: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        self.share.micro_batches(mini_batch, self.micro_batch_size)
-    }
-
     /// Samples of a mini-batch, over all ranks.
     pub fn mini_batch_len(&self) -> f64 {
         self.share.range(0).len() as f64
     }
 
-    /// The learning rate of step `step`.
-    pub fn learning_rate(&self, step: u64) -> f64 {
-        learning_rate(&self.config.optimizer, step, self.config.steps)
-    }
-
-    /// Waits for a step's optimizer steps and tells of it, its losses in `losses`.
+    /// Waits for a step's optimizer steps and returns its metrics, its `losses` among them.
     pub fn finish(
         &self,
-        roles: &mut Roles,
-        step: u64,
-        steps: &[StepStats],
+        models: &mut ImageModels,
+        update: Update,
         scored: &Scored,
         losses: Metrics,
         clock: &Clock,
     ) -> Result<StepOutcome> {
-        roles.policy.start_offload(&self.offloaded)?;
-        let stepped = finish_steps(&roles.policy, steps)?;
+        let stepped = models.learner.finish(update)?;
         let mut metrics = reward_metrics(scored, self.scorer.names());
         metrics.merge(losses);
-        metrics.merge(stepped);
-        metrics.insert("learning_rate", self.learning_rate(step));
-        metrics.insert("perf/allocated_bytes", allocated_bytes(&roles.policy)?);
+        metrics.merge(stepped.metrics);
+        metrics.insert("perf/allocated_bytes", stepped.allocated_bytes);
         let images = scored.rewards.len() as f64;
         let step_s = clock.started.elapsed().as_secs_f64();
         let generate_s = (clock.generated - clock.started).as_secs_f64();
@@ -190,9 +205,9 @@ fn reward_metrics<'a>(scored: &Scored, names: impl Iterator<Item = &'a str>) -> 
         metrics.insert("reward/max", rewards.iter().copied().fold(f64::NEG_INFINITY, f64::max));
     }
     metrics.insert("reward/dropped", scored.dropped as f64);
-    for (name, &[sum, finite, failed]) in names.zip(&scored.terms) {
+    for (name, &TermSums { score, finite, failed }) in names.zip(&scored.terms) {
         if finite > 0.0 {
-            metrics.insert(format!("reward/{name}/mean"), sum / finite);
+            metrics.insert(format!("reward/{name}/mean"), score / finite);
         }
         if finite < count {
             metrics.insert(format!("reward/{name}/dropped"), count - finite);

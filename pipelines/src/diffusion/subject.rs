@@ -1,4 +1,4 @@
-//! What a run paints, and what with.
+//! The image model of a run with its prompts.
 
 use std::fs;
 use std::ops::Range;
@@ -15,37 +15,38 @@ use tch::Device;
 use super::{decoder::ImageDecoder, prompts::OF_OTHERS, shapes};
 use crate::{
     Result,
-    config::{DiffusersConfig, DiffusionConfig, DitConfig, ImageDataConfig, ModelConfig, PromptsConfig, Run},
+    config::{DiffusersConfig, DiffusionConfig, DitConfig, ImageDataConfig, ModelConfig, PromptsConfig},
     data::{self, Record, without_mark},
     error_chain::one_line,
+    run::Run,
 };
 
-/// A model of images, and what it is asked for.
+/// An image model with its classes or texts.
 pub struct Subject {
     /// The transformer.
     pub model: Transformer,
-    /// Its first weights.
+    /// Initial weights.
     pub weights: Box<dyn WeightSource>,
-    /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
+    /// True if adapters are trained; the reference is then the policy without adapters.
     pub has_adapters: bool,
-    /// The sizes of what is denoised: channels, of a video frames, height and width.
+    /// Shape of latents: channels, frames (videos only), height and width.
     pub latent_shape: Vec<i64>,
-    /// From that to pixels; `None` where pixels are denoised, and where videos cannot be decoded.
+    /// Decoder of latents; `None` if pixels are denoised, or videos cannot be decoded.
     pub decoder: Option<ImageDecoder>,
-    /// The labels that are trained on.
+    /// Number of labels to train on.
     pub trained: usize,
-    /// Those that are evaluated.
+    /// Labels to evaluate.
     pub evaluated: Range<usize>,
-    /// The label that guidance leads away from.
+    /// The unconditional label of guidance.
     pub no_class: i64,
-    /// Of a pair of transformers the sigma below which the second paints.
+    /// Sigma below which the second of a pair of transformers is used.
     pub boundary: Option<f64>,
-    /// What is known of each class or text.
+    /// Record of each class or text.
     pub records: Vec<Record>,
 }
 
 impl Subject {
-    /// What `run` names, on `device`; of texts with the file of their `embeddings`.
+    /// Opens the model of `run` on `device`; `embeddings` is the file of its texts.
     pub fn open(
         run: &Run,
         config: &DiffusionConfig,
@@ -105,7 +106,7 @@ impl Subject {
                 Some(ImageDecoder::new(decoder, prompts.frames, &config.sampler, precision, device)?)
             }
             Err(error) => {
-                tracing::warn!("videos are not decoded, and have no pictures: {}", one_line(error));
+                tracing::warn!("videos are not decoded, so there are no pictures: {}", one_line(error));
                 None
             }
         };
@@ -132,10 +133,10 @@ impl Subject {
     }
 }
 
-/// The model of shapes.
+/// The model for shapes.
 ///
 /// # Errors
-/// For sizes that make no model.
+/// For sizes that make no valid model.
 pub fn dit_of(dit: &DitConfig) -> Result<Dit> {
     Ok(Dit::new(diffusion::DitConfig {
         image_size: shapes::SIZE as i64,
@@ -149,10 +150,10 @@ pub fn dit_of(dit: &DitConfig) -> Result<Dit> {
     })?)
 }
 
-/// The first values of the adapters of a model of the shape `shape`: those of a file, or of `seed`.
+/// Initial weights of adapters for a model of shape `shape`: from a file, or drawn from `seed`.
 ///
 /// # Errors
-/// A file that is no longer there or as it was.
+/// A file that is missing or was changed.
 pub fn first_adapter(
     model: &DiffusersConfig,
     shape: &TransformerConfig,
@@ -164,15 +165,15 @@ pub fn first_adapter(
     })
 }
 
-/// What is known of a text without records.
+/// Record of a text without records.
 fn numbered(number: usize) -> Record {
     Record { id: number.to_string(), prompt: number.to_string(), ..Record::default() }
 }
 
-/// A record a line, each with a `prompt`; of a `.txt` each line is one.
+/// Reads records, one per line, each with a `prompt`; in a `.txt` each line is a prompt.
 ///
 /// # Errors
-/// [`data::Error`] for a file that cannot be read, or a line that is none.
+/// [`data::Error`] for a file that cannot be read, or an invalid line.
 pub fn read_records(path: &Path) -> Result<Vec<Record>, data::Error> {
     let text =
         fs::read_to_string(path).map_err(|source| data::Error::Read { path: path.to_owned(), source })?;
@@ -183,16 +184,16 @@ pub fn read_records(path: &Path) -> Result<Vec<Record>, data::Error> {
             true => (line.to_owned(), Map::new()),
             false => {
                 let mut columns: Map<String, Value> = serde_json::from_str(line)
-                    .map_err(|error| wrong(format!("the line is no JSON object: {error}")))?;
+                    .map_err(|error| wrong(format!("the line is not a JSON object: {error}")))?;
                 let Some(Value::String(prompt)) = columns.shift_remove("prompt") else {
-                    return Err(wrong("there is no text `prompt`".into()));
+                    return Err(wrong("there is no string `prompt`".into()));
                 };
                 (prompt, columns)
             }
         };
         for name in OF_OTHERS {
             if !matches!(columns.get(name), None | Some(Value::Null | Value::String(_))) {
-                return Err(wrong(format!("`{name}` is no text")));
+                return Err(wrong(format!("`{name}` is not a string")));
             }
         }
         Ok(Record { id: format!("line {}", index + 1), prompt, columns, ..Record::default() })

@@ -4,7 +4,7 @@ use anyroll_models::diffusion::DenoiseBatch;
 use tch::Kind;
 
 use super::{
-    Roles, Setup,
+    ImageModels, ImageTask,
     noise::{Purpose, gaussian, uniforms},
     shapes,
     step::rows,
@@ -12,20 +12,21 @@ use super::{
 use crate::{
     Result,
     config::FlowMatchingConfig,
-    train::{Exchange, learning_rate},
+    train::{Exchange, Learner, learning_rate},
 };
 
-impl Setup {
+impl ImageTask {
     /// One step: the mean squared error of the velocities, which is returned, at sigmas that are the logistic of normal
     /// numbers (Esser et al. 2024).
     pub fn warmup_step(
         &self,
-        roles: &mut Roles,
+        models: &mut ImageModels,
         exchange: &Exchange,
         warmup: &FlowMatchingConfig,
         step: u64,
     ) -> Result<f64> {
-        let policy = &mut roles.policy;
+        let Learner { model: policy, micro_batch_size, .. } = &mut models.learner;
+        let micro_batch_size = *micro_batch_size;
         let (images, mut labels) = shapes::train_batch(self.seed, step, warmup.batch_size, self.device)?;
         let dropped = uniforms(Purpose::Dropout, self.seed, step, labels.len());
         for (label, drawn) in labels.iter_mut().zip(dropped) {
@@ -44,8 +45,8 @@ impl Setup {
         let per_rank = warmup.batch_size / exchange.world_size();
         let own = exchange.rank() * per_rank..(exchange.rank() + 1) * per_rank;
         let mut loss = 0.0;
-        for start in own.clone().step_by(self.micro_batch_size) {
-            let part = start..(start + self.micro_batch_size).min(own.end);
+        for start in own.clone().step_by(micro_batch_size) {
+            let part = start..(start + micro_batch_size).min(own.end);
             let batch = DenoiseBatch {
                 latents: rows(&noised, &part)?,
                 sigmas: rows(&sigmas, &part)?.f_flatten(0, -1)?,
@@ -62,6 +63,6 @@ impl Setup {
         }
         let stats = policy.step(learning_rate(&warmup.optimizer, step, warmup.steps))?;
         policy.finish_step(&stats)?;
-        Ok(exchange.sum(&[loss])?[0] / velocities.numel() as f64)
+        Ok(exchange.reduce(&loss)? / velocities.numel() as f64)
     }
 }

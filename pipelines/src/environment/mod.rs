@@ -1,10 +1,10 @@
-//! What answers the model's turns: objects of a class of the user's, an episode each, in processes of their own.
+//! Environments of multi-turn rollouts: episodes of a user's Python class, in separate processes.
 //!
-//! An [`Environment`] has the processes, and [`Episodes`] are those of one call of the sampler. A sample's episode has a
-//! process to itself from `reset` to its end, so that one that crashes or hangs costs its own sample. Nobody waits for a
-//! process while another sample has something to be sampled: what processes say is taken as it comes, and only where nothing
-//! else is to be done is it waited for, each with its deadline. So the order of arrival is a clock's; what a sample becomes
-//! does not depend on it, since each turn has random numbers of its own.
+//! An [`Environment`] owns the processes, and [`Episodes`] are those of one call of the sampler. A sample's
+//! episode has a process to itself from `reset` to its end, so that a crash or a hang fails only that sample.
+//! Sampling never waits for a process while other samples have tokens to sample: answers are taken as they
+//! arrive, and awaited with a deadline only if nothing else is left to do. The order of arrival varies, but
+//! samples do not depend on it, since each turn has its own random numbers.
 
 mod worker;
 
@@ -19,15 +19,15 @@ use anyroll_models::generation::Ending;
 use crate::config::{EnvironmentConfig, RolloutConfig};
 use crate::data::{Record, Tokenizer};
 use crate::error_chain::one_line;
-use crate::inference::{Episode, Sample};
-use crate::reward::Failure;
-use worker::{Heard, Said, Worker};
+use crate::failure::Failure;
+use crate::inference::{AnswersTurns, Episode, Replies, Sample};
+use worker::{Answer, Output, Worker};
 
-/// The processes of a rank, and how they are spoken with.
+/// The processes of a rank.
 #[derive(Debug)]
 pub struct Environment {
     config: EnvironmentConfig,
-    /// Episodes that are open at a time.
+    /// Limit of open episodes.
     most_open: usize,
     tokenizer: Arc<Tokenizer>,
     pool: Mutex<Pool>,
@@ -35,17 +35,18 @@ pub struct Environment {
 
 #[derive(Debug)]
 struct Pool {
-    /// Those that have no episode.
+    /// Processes without an episode.
     idle: Vec<Worker>,
-    /// What all of them say.
-    heard: Receiver<Heard>,
-    tell: Sender<Heard>,
-    /// The number of the next one.
+    /// Output of all processes.
+    heard: Receiver<Output>,
+    tell: Sender<Output>,
+    /// Number of the next process.
     next: u64,
 }
 
 impl Environment {
-    /// What `rollout` says, if it names an environment. Starts a first process, which shows whether the file has the class.
+    /// Creates the environment of `rollout`, if it has one. Starts a first process, which checks that the
+    /// file has the class.
     ///
     /// # Errors
     /// If Python does not start, or the file fails.
@@ -62,7 +63,7 @@ impl Environment {
         Ok(Some(Self { config, most_open, tokenizer, pool: Mutex::new(pool) }))
     }
 
-    /// Episodes for samples of these records, in their order.
+    /// Creates episodes for samples of these records, in order.
     pub fn episodes(&self, records: Vec<Arc<Record>>) -> Episodes<'_> {
         Episodes {
             environment: self,
@@ -74,12 +75,12 @@ impl Environment {
         }
     }
 
-    /// The tokens of what the environment says behind a turn that ends with `last`.
+    /// Tokens of an observation after a turn that ends with `last`.
     fn encode(&self, observation: &str, last: i64) -> Result<Vec<i64>, Failure> {
         let role = self.tokenizer.speaker(self.config.role).role();
         self.tokenizer
             .encode_observation(observation, role, last)
-            .map_err(|error| format!("what it says cannot be read: {}", one_line(&error)).into())
+            .map_err(|error| format!("its observation cannot be encoded: {}", one_line(&error)).into())
     }
 }
 
@@ -94,7 +95,7 @@ impl Pool {
         Worker::start(config, number, self.tell.clone())
     }
 
-    /// One that has no episode, or a new one.
+    /// An idle process, or a new one.
     fn worker(&mut self, config: &EnvironmentConfig) -> Result<Worker, Failure> {
         match self.idle.pop() {
             Some(worker) => Ok(worker),
@@ -103,46 +104,35 @@ impl Pool {
     }
 }
 
-/// The episodes of samples, each by its sample's number. Processes of those that have not ended end with this.
+/// Episodes by sample number. Dropping this ends the processes of open episodes.
 #[derive(Debug)]
 pub struct Episodes<'a> {
     environment: &'a Environment,
     pool: MutexGuard<'a, Pool>,
     records: Vec<Arc<Record>>,
-    /// Those that have not begun, the first one first.
+    /// Samples whose episode has not started, in order.
     waiting: VecDeque<usize>,
     open: BTreeMap<usize, Open>,
-    /// What is to be told when next is listened.
+    /// Results for the next `listen`.
     replies: Replies,
 }
 
-/// An episode that has begun.
+/// An open episode.
 #[derive(Debug)]
 struct Open {
     worker: Worker,
-    /// By when it has to say something; nothing while the model writes.
+    /// Deadline of the answer; `None` while the model writes.
     due: Option<Instant>,
 }
 
-/// Numbers of samples.
-#[derive(Debug, Default)]
-pub struct Replies {
-    /// Those of which a turn is to be sampled now.
-    pub next: Vec<usize>,
-    /// Those that have ended.
-    pub ended: Vec<usize>,
-}
-
-impl Episodes<'_> {
-    /// Whether all have ended.
-    pub fn is_idle(&self) -> bool {
+impl AnswersTurns for Episodes<'_> {
+    fn is_idle(&self) -> bool {
         self.open.is_empty() && self.waiting.is_empty() && self.replies.ended.is_empty()
     }
 
-    /// Tells an episode the last turn of its sample, which was sampled to its end. One that was cut ends the episode.
-    pub fn tell(&mut self, number: usize, sample: &mut Sample) {
+    fn tell(&mut self, number: usize, sample: &mut Sample) {
         let config = &self.environment.config;
-        let open = self.open.get_mut(&number).expect("only what has begun is sampled");
+        let open = self.open.get_mut(&number).expect("only open episodes are sampled");
         if sample.ending == Some(Ending::Length) {
             self.close(number);
         } else if open.worker.is_of_use() {
@@ -154,15 +144,13 @@ impl Episodes<'_> {
         }
     }
 
-    /// What came of it, in the order of the numbers. If it is to `wait` it returns once there is something; `limits` are the
-    /// most tokens that each sample may have.
-    pub fn listen(&mut self, samples: &mut [Sample], limits: &[usize], wait: bool) -> Replies {
+    fn listen(&mut self, samples: &mut [Sample], limits: &[usize], wait: bool) -> Replies {
         loop {
             while let Ok(heard) = self.pool.heard.try_recv() {
                 self.take(heard, samples, limits);
             }
             self.give_up(samples);
-            // With the processes of those that have ended, and none that has said that it is gone.
+            // Uses the processes of ended episodes, except those that have exited.
             self.begin(samples);
             let is_something = !self.replies.next.is_empty() || !self.replies.ended.is_empty();
             let due = self.open.values().filter_map(|open| open.due).min().filter(|_| wait && !is_something);
@@ -176,8 +164,10 @@ impl Episodes<'_> {
         replies.ended.sort_unstable();
         replies
     }
+}
 
-    /// Begins as many as may be open.
+impl Episodes<'_> {
+    /// Starts as many episodes as may be open.
     fn begin(&mut self, samples: &mut [Sample]) {
         let Environment { config, most_open, .. } = self.environment;
         while self.open.len() < *most_open
@@ -195,17 +185,17 @@ impl Episodes<'_> {
         }
     }
 
-    /// Takes a line of a process.
-    fn take(&mut self, (worker, line): Heard, samples: &mut [Sample], limits: &[usize]) {
+    /// Handles a line of output.
+    fn take(&mut self, (worker, line): Output, samples: &mut [Sample], limits: &[usize]) {
         let config = &self.environment.config;
         let of_worker = self.open.iter_mut().find(|(_, open)| open.worker.number == worker);
         let Some((&number, Open { worker, due })) = of_worker else {
-            // It has no episode, and says something all the same: that it has ended, most likely.
+            // A process without an episode: most likely it has exited.
             return self.pool.idle.retain(|idle| idle.number != worker);
         };
         let was_asked = due.is_some();
         match worker.hear(line.as_deref()) {
-            // What is told while the model writes: that it has ended.
+            // Output while the model writes: the process has exited.
             _ if !was_asked => {}
             Ok(None) => *due = Some(Instant::now() + worker.patience(config)),
             Ok(Some(said)) => {
@@ -220,8 +210,8 @@ impl Episodes<'_> {
         }
     }
 
-    /// Goes on with what an episode said.
-    fn go_on(&mut self, number: usize, sample: &mut Sample, said: Said, limit: usize) {
+    /// Continues a sample with the answer of its episode.
+    fn go_on(&mut self, number: usize, sample: &mut Sample, said: Answer, limit: usize) {
         let episode = sample.episode.as_mut().expect("it has begun");
         if sample.logprobs.is_empty() {
             return match self.first(number, said.observation, limit) {
@@ -252,7 +242,7 @@ impl Episodes<'_> {
         }
     }
 
-    /// The prompt with what an episode says in front of the first turn, if it does.
+    /// The prompt, with the observation of `reset` if there is one.
     fn first(
         &self,
         number: usize,
@@ -261,18 +251,21 @@ impl Episodes<'_> {
     ) -> Result<Option<Vec<i64>>, Failure> {
         let Some(observation) = observation else { return Ok(None) };
         let record = self.records[number].followed_by(&observation);
-        let record = record.ok_or("what `reset` says has no place: the prompt's last message is no text")?;
+        let record = record
+            .ok_or("the observation of `reset` cannot be added: the prompt's last message is not text")?;
         let prompt = self.environment.tokenizer.encode_prompt(&record);
-        let prompt = prompt.map_err(|error| format!("what it says cannot be read: {}", one_line(&error)))?;
+        let prompt =
+            prompt.map_err(|error| format!("its observation cannot be encoded: {}", one_line(&error)))?;
         if prompt.len() >= limit {
             let tokens = prompt.len();
-            let problem = format!("with what `reset` says the prompt has {tokens} tokens, of {limit} in all");
+            let problem =
+                format!("with the observation of `reset` the prompt has {tokens} tokens, of {limit} in all");
             return Err(problem.into());
         }
         Ok(Some(prompt))
     }
 
-    /// Gives up those that are late.
+    /// Fails episodes that are past their deadline.
     fn give_up(&mut self, samples: &mut [Sample]) {
         let now = Instant::now();
         let is_late = |open: &Open| open.due.is_some_and(|due| due <= now);
@@ -284,14 +277,14 @@ impl Episodes<'_> {
         }
     }
 
-    /// Ends an episode with what went wrong; what there is of its sample counts as cut.
+    /// Ends an episode with a failure; its sample counts as truncated.
     fn fail(&mut self, number: usize, sample: &mut Sample, failure: Failure) {
         sample.ending = Some(Ending::Length);
         sample.episode.as_mut().expect("it has begun").failure = Some(failure);
         self.close(number);
     }
 
-    /// Ends an episode. Its process waits for the next one, if it is of use.
+    /// Ends an episode. Its process is kept for the next one if it still works.
     fn close(&mut self, number: usize) {
         let worker = self.open.remove(&number).map(|open| open.worker);
         self.pool.idle.extend(worker.filter(Worker::is_of_use));

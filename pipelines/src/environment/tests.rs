@@ -70,7 +70,7 @@ fn rollout(path: PathBuf, class: &str, workers: usize) -> RolloutConfig {
     serde_json::from_value(rollout).unwrap()
 }
 
-/// What episodes come to whose samples are written as `turns` say, a text a turn; one that does not end is cut.
+/// Plays episodes with the texts in `turns`, one per turn; a text without an end is truncated.
 fn play(environment: &Environment, games: &[(&str, &[&str])]) -> Vec<Sample> {
     let record = |&(prompt, _): &(&str, &[&str])| {
         let columns = [("bonus".to_owned(), 10.into())].into_iter().collect();
@@ -172,7 +172,7 @@ fn what_goes_wrong_costs_its_sample_and_no_other() {
         (2, "ended with exit status: 3"),
         (3, "no answer in 1 s"),
         (4, "KeyError: 'c'"),
-        (5, "the environment says nothing"),
+        (5, "there is no observation"),
         (6, "the character 'x' is not in the vocabulary"),
         (7, "the prompt has 104 tokens, of 34"),
     ] {

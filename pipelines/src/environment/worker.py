@@ -1,8 +1,8 @@
-"""An environment's process: one episode after another of the user's class, one JSON object a line in and out.
+"""Process of an environment: runs episodes of the user's class in sequence, with one JSON object per line in and out.
 
-Started with FILE CLASS. It says {"ready": true} once. {"reset": {"prompt", "answer", "messages", "columns"}} begins an episode,
-and is answered with {"observation": text or null}; {"step": text} tells it the model's turn, and is answered with
-{"observation": text or null, "done": bool, "reward": number or null}. Either may be answered with {"error": text}.
+Started with FILE CLASS. It writes {"ready": true} once. {"reset": {"prompt", "answer", "messages", "columns"}} starts an
+episode, and is answered with {"observation": text or null}; {"step": text} is the model's turn, and is answered with
+{"observation": text or null, "done": bool, "reward": number or null}. Both may be answered with {"error": text}.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ ANSWER = {"observation": None, "done": False, "reward": None}
 
 
 def load_class(path, name):
-    """The class, which has both methods."""
+    """Loads the class and checks that it has both methods."""
     found = load(path, "class", name)
     for method in ("reset", "step"):
         if not callable(getattr(found, method, None)):
@@ -21,21 +21,21 @@ def load_class(path, name):
 
 
 def text(observation):
-    """What the environment says, which is a text or nothing."""
+    """Checks an observation, which is a string or None."""
     if observation is not None and not isinstance(observation, str):
-        raise TypeError(f"it says {observation!r}, which is no text")
+        raise TypeError(f"the observation is {observation!r}, must be a string or None")
     return observation
 
 
 def answer(said):
-    """What `step` returned, with what it left out."""
+    """Result of `step`, with defaults for missing keys."""
     if not isinstance(said, dict) or not said.keys() <= ANSWER.keys():
         raise TypeError(f"`step` returned {said!r}: return a dict with {', '.join(ANSWER)}, or some of these")
     said = {**ANSWER, **said}
     if said["reward"] is not None and not math.isfinite(said["reward"]):
         raise ValueError(f"the reward is {said['reward']}")
     if not said["done"] and said["observation"] is None:
-        raise ValueError("the episode is not done, and the environment says nothing")
+        raise ValueError("the episode is not done, but there is no observation")
     reward = None if said["reward"] is None else float(said["reward"])
     return {"observation": text(said["observation"]), "done": bool(said["done"]), "reward": reward}
 

@@ -1,4 +1,4 @@
-//! A process in which episodes live, one at a time.
+//! A process that runs episodes, one at a time.
 
 use std::ffi::OsStr;
 use std::sync::mpsc::Sender;
@@ -9,91 +9,91 @@ use serde_json::{Map, Value};
 
 use crate::config::EnvironmentConfig;
 use crate::data::Record;
+use crate::failure::Failure;
 use crate::python::{Process, absolute};
-use crate::reward::Failure;
 
 const PROGRAM: &str = include_str!("worker.py");
 
-/// A line of a worker's, by its number; nothing once there will be no more.
-pub(super) type Heard = (u64, Option<String>);
+/// A worker's number with a line of its output, or `None` once it has ended.
+pub(super) type Output = (u64, Option<String>);
 
-/// A process that has the user's class, or is about to.
+/// A process that has loaded the user's class, or is loading it.
 #[derive(Debug)]
 pub(super) struct Worker {
-    /// Of no other one, ever.
+    /// Unique number.
     pub number: u64,
     process: Process,
-    /// It has not said yet that it has the class.
+    /// The class is not loaded yet.
     is_starting: bool,
-    /// It said that it says no more.
+    /// Its output has ended.
     is_gone: bool,
 }
 
-/// What a worker is told.
+/// Message to a worker.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Told<'a> {
+enum Request<'a> {
     Reset { prompt: &'a str, answer: &'a str, messages: &'a [Value], columns: &'a Map<String, Value> },
     Step(&'a str),
 }
 
-/// What it says of that.
+/// Answer of a worker.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Said {
+pub(super) struct Answer {
     #[serde(default)]
     ready: bool,
     error: Option<String>,
-    /// What the model reads next.
+    /// Text that the model reads next.
     pub observation: Option<String>,
-    /// Whether the episode has ended.
+    /// True if the episode has ended.
     #[serde(default)]
     pub done: bool,
-    /// What the turn earned.
+    /// Reward of the turn.
     pub reward: Option<f64>,
 }
 
 impl Worker {
-    /// Starts Python. What it writes goes to `heard`, behind its `number`.
-    pub fn start(config: &EnvironmentConfig, number: u64, heard: Sender<Heard>) -> Result<Self, Failure> {
+    /// Starts Python. Its output lines go to `heard`, with its `number`.
+    pub fn start(config: &EnvironmentConfig, number: u64, heard: Sender<Output>) -> Result<Self, Failure> {
         let path = absolute(&config.path);
         let args = [path.as_os_str(), OsStr::new(&config.class)];
-        // Who listened may have gone.
+        // The receiver may be gone.
         let hear = move |line| drop(heard.send((number, line)));
         let process = Process::start(&config.python, PROGRAM, &args, hear)?;
         Ok(Self { number, process, is_starting: true, is_gone: false })
     }
 
-    /// Begins an episode.
+    /// Starts an episode.
     pub fn reset(&self, Record { prompt, answer, messages, columns, .. }: &Record) {
-        self.tell(&Told::Reset { prompt, answer, messages, columns });
+        self.tell(&Request::Reset { prompt, answer, messages, columns });
     }
 
-    /// Tells the episode what the model wrote.
+    /// Sends the model's text to the episode.
     pub fn step(&self, text: &str) {
-        self.tell(&Told::Step(text));
+        self.tell(&Request::Step(text));
     }
 
-    fn tell(&self, told: &Told) {
+    fn tell(&self, told: &Request) {
         self.process.say(serde_json::to_string(told).expect("plain data"));
     }
 
-    /// How long it may take for what it says next.
+    /// Time limit of the next answer.
     pub fn patience(&self, config: &EnvironmentConfig) -> Duration {
         let seconds = if self.is_starting { config.start_timeout_s } else { config.timeout_s };
         Duration::from_secs_f64(seconds)
     }
 
-    /// Reads a line: what it says of what it was told, or nothing, if that is still to come.
+    /// Parses a line: an answer, or `None` if the line only reports that the class is loaded.
     ///
     /// # Errors
-    /// That it has ended, or what went wrong with what it was told.
-    pub fn hear(&mut self, line: Option<&str>) -> Result<Option<Said>, Failure> {
+    /// If the process has ended, or failed on the last message.
+    pub fn hear(&mut self, line: Option<&str>) -> Result<Option<Answer>, Failure> {
         let Some(line) = line else {
             self.is_gone = true;
             return Err(self.process.how_it_ended());
         };
-        let said: Said =
+        let said: Answer =
             serde_json::from_str(line).map_err(|error| format!("the process wrote `{line}`: {error}"))?;
         if let Some(error) = said.error {
             return Err(error.into());
@@ -105,7 +105,7 @@ impl Worker {
         Ok(Some(said))
     }
 
-    /// Whether it can have another episode.
+    /// Returns true if it can run another episode.
     pub fn is_of_use(&self) -> bool {
         !self.is_starting && !self.is_gone
     }

@@ -1,4 +1,4 @@
-//! What `accelerate config` writes: how many processes, in which precision, and a deepspeed or an fsdp section.
+//! Importer of `accelerate config` files: number of processes, precision, and a deepspeed or fsdp section.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use super::{Error, Origin, deepspeed, document::Document, ledger::Ledger, values
 
 const LAUNCHER: &str =
     "`anyroll run` starts the ranks of a host; torchrun, Slurm or Kubernetes those of several";
-const SHARDED: &str = "weights are made and kept in their shards; `anyroll export` gathers them";
-const BLOCKS: &str = "a model is a list of blocks, each gathered by itself";
+const SHARDED: &str = "weights are created and kept as shards; `anyroll export` gathers them";
+const BLOCKS: &str = "a model is a list of blocks, each gathered separately";
 
 const IDLE: [(&str, &str); 38] = [
     ("compute_environment", LAUNCHER),
@@ -23,12 +23,12 @@ const IDLE: [(&str, &str); 38] = [
     ("same_network", LAUNCHER),
     ("enable_cpu_affinity", LAUNCHER),
     ("commands", LAUNCHER),
-    ("tpu_*", "it is for TPUs"),
-    ("downcast_bf16", "it is for TPUs"),
-    ("ipex_config.*", "it is for another library"),
-    ("dynamo_backend", "blocks are written by hand; nothing is compiled"),
-    ("dynamo_config.*", "blocks are written by hand; nothing is compiled"),
-    ("deepspeed_config.gradient_accumulation_steps", "as many micro-batches as an update needs"),
+    ("tpu_*", "only for TPUs"),
+    ("downcast_bf16", "only for TPUs"),
+    ("ipex_config.*", "only for another library"),
+    ("dynamo_backend", "blocks are hand-written; nothing is compiled"),
+    ("dynamo_config.*", "blocks are hand-written; nothing is compiled"),
+    ("deepspeed_config.gradient_accumulation_steps", "computed from the batch sizes"),
     ("deepspeed_config.zero3_init_flag", SHARDED),
     ("deepspeed_config.zero3_save_16bit_model", SHARDED),
     ("deepspeed_config.deepspeed_multinode_launcher", LAUNCHER),
@@ -46,24 +46,24 @@ const IDLE: [(&str, &str); 38] = [
     ("fsdp_config.fsdp_cpu_ram_efficient_loading", SHARDED),
     ("fsdp_config.fsdp_sync_module_states", SHARDED),
     ("fsdp_config.fsdp_state_dict_type", SHARDED),
-    ("parallelism_config.parallelism_config_dp_replicate_size", "the ranks are those that there are"),
-    ("parallelism_config.parallelism_config_dp_shard_size", "the ranks are those that there are"),
-    ("gradient_accumulation_steps", "as many micro-batches as an update needs"),
-    ("mixed_precision_config.*", "`strategy.precision` is what there is"),
+    ("parallelism_config.parallelism_config_dp_replicate_size", "all ranks are used"),
+    ("parallelism_config.parallelism_config_dp_shard_size", "all ranks are used"),
+    ("gradient_accumulation_steps", "computed from the batch sizes"),
+    ("mixed_precision_config.*", "precision is set by `strategy.precision`"),
 ];
 
 const REFUSED: [(&str, &str); 8] = [
     ("fp8_config.*", "precisions are fp32, bf16 and fp16"),
     ("megatron_lm_config.*", "layers are not split over ranks; zero_stage 3 shards their weights"),
-    ("deepspeed_config.deepspeed_moe_layer_cls_names", "experts are sharded as other weights are"),
+    ("deepspeed_config.deepspeed_moe_layer_cls_names", "experts are sharded like other weights"),
     ("deepspeed_config.seq_parallel_communication_data_type", "sequences are not split over ranks"),
     ("parallelism_config.*", "sequences and layers are not split over ranks"),
-    ("use_xpu", "there is no backend for it"),
+    ("use_xpu", "no backend supports it"),
     ("deepspeed_config.offload_optimizer_nvme_path", "nothing is offloaded to disks; use cpu"),
     ("deepspeed_config.offload_param_nvme_path", "nothing is offloaded to disks; use cpu"),
 ];
 
-/// Takes all keys; what a deepspeed section says of the optimizer is for that of `pipeline`.
+/// Imports all keys; optimizer settings of a deepspeed section go to that of `pipeline`.
 pub(super) fn apply(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result<(), Error> {
     include_deepspeed(ledger, path, pipeline)?;
     unsaid_stage(ledger);
@@ -78,7 +78,7 @@ pub(super) fn apply(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result<
     Ok(())
 }
 
-/// `deepspeed_config_file`, relative to the file that names it or to the current folder.
+/// Includes `deepspeed_config_file`, relative to the file that names it or to the current folder.
 fn include_deepspeed(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result<(), Error> {
     let key = "deepspeed_config.deepspeed_config_file";
     let Some(name) = ledger.text(key).filter(|_| !ledger.peek(key).is_some_and(values::is_off)) else {
@@ -99,7 +99,7 @@ fn include_deepspeed(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result
     Ok(())
 }
 
-/// What accelerate takes where a section does not say how it shards.
+/// Applies accelerate's defaults for a section that does not set how it shards.
 fn unsaid_stage(ledger: &mut Ledger) {
     let kind = ledger.text("distributed_type").unwrap_or_default().to_ascii_uppercase();
     let says = |keys: &[&str]| keys.iter().any(|key| ledger.peek(key).is_some());
@@ -111,7 +111,7 @@ fn unsaid_stage(ledger: &mut Ledger) {
     }
 }
 
-/// Sizes of 1 split nothing.
+/// Ignores parallelism of size 1.
 fn unsplit(ledger: &mut Ledger) {
     let size = |name: &str| format!("parallelism_config.parallelism_config_{name}_size");
     for name in ["tp", "cp", "sp"] {
@@ -126,7 +126,7 @@ fn processes(ledger: &mut Ledger) {
     let hosts = ledger.whole("num_machines").unwrap_or(1).max(1);
     let mut processes = ledger.whole("num_processes");
     if processes.is_some_and(|all| !all.is_multiple_of(hosts)) {
-        ledger.refuse("num_processes", format!("each of {hosts} hosts has as many; say `devices`"));
+        ledger.refuse("num_processes", format!("not a multiple of the {hosts} hosts; set `devices`"));
         processes = None;
     }
     devices(ledger, processes.map(|all| all / hosts), hosts);
@@ -137,7 +137,7 @@ fn processes(ledger: &mut Ledger) {
     }
 }
 
-/// Devices of a host: the first so many, or of those that `gpu_ids` lists.
+/// Devices of a host: the first `count`, of all or of those in `gpu_ids`.
 fn devices(ledger: &mut Ledger, count: Option<u64>, hosts: u64) {
     let (key, field) = ("gpu_ids", "devices");
     let named = ledger.text(key).filter(|text| !text.eq_ignore_ascii_case("all"));
@@ -150,12 +150,12 @@ fn devices(ledger: &mut Ledger, count: Option<u64>, hosts: u64) {
             let used = &ids[..count.map_or(ids.len(), |count| count as usize)];
             match used == ids {
                 true => ledger.map(key, field, used),
-                false => ledger.change(key, field, used, "a process has a device"),
+                false => ledger.change(key, field, used, "each process has one device"),
             }
             Some(used.into())
         }
         (Some(_), count) => {
-            ledger.refuse(key, "say `devices`, a list of numbers with one for each process of a host");
+            ledger.refuse(key, "set `devices`, a list with one number for each process of a host");
             count.map(Value::from)
         }
     };
@@ -165,10 +165,10 @@ fn devices(ledger: &mut Ledger, count: Option<u64>, hosts: u64) {
             _ => ledger.change("num_processes", field, devices, format!("on each of {hosts} hosts")),
         }
     }
-    ledger.idle_all(&[(key, "`devices` counts from the first")]);
+    ledger.idle_all(&[(key, "`devices` counts from the first device")]);
 }
 
-/// The numbers of `0,2` or `[0, 2]`.
+/// Parses `0,2` or `[0, 2]`.
 fn ordinals(text: &str) -> Option<Vec<u64>> {
     text.trim_matches(['[', ']']).split(',').map(|id| id.trim().parse().ok()).collect()
 }
@@ -189,13 +189,13 @@ fn distributed_type(ledger: &mut Ledger) {
     let key = "distributed_type";
     let Some(kind) = ledger.text(key) else { return };
     match kind.to_ascii_uppercase().as_str() {
-        "DEEPSPEED" | "FSDP" => ledger.idle(key, "its section says the stage"),
+        "DEEPSPEED" | "FSDP" => ledger.idle(key, "the stage is set in its section"),
         "NO" | "FALSE" | "MULTI_GPU" | "MULTI_NPU" => ledger.map(key, "strategy.zero_stage", 0),
         "MULTI_CPU" => {
             ledger.fill("backend", "cpu");
             ledger.map(key, "strategy.zero_stage", 0);
         }
-        _ => ledger.refuse(key, "there is no such way to spread a model here"),
+        _ => ledger.refuse(key, "this way of distributing a model is not supported"),
     }
 }
 
@@ -223,7 +223,7 @@ fn fsdp_section(ledger: &mut Ledger) {
         Some("1" | "FULL_SHARD") => ledger.map(&sharding, field, 3),
         Some("2" | "SHARD_GRAD_OP") => ledger.map(&sharding, field, 2),
         Some("3" | "NO_SHARD") => ledger.map(&sharding, field, 0),
-        Some(_) => ledger.refuse(&sharding, "shards go over all ranks; FULL_SHARD is zero_stage 3"),
+        Some(_) => ledger.refuse(&sharding, "shards span all ranks; FULL_SHARD is zero_stage 3"),
         None => {}
     }
     let reshard = key("reshard_after_forward");
@@ -241,7 +241,7 @@ fn fsdp_section(ledger: &mut Ledger) {
     let offload = key("offload_params");
     match ledger.truth(&offload) {
         Some(true) => {
-            let why = "weights stay on the devices, in their shards, but for `strategy.offload.params: cpu`";
+            let why = "weights stay on the devices as shards, unless `strategy.offload.params: cpu` is set";
             ledger.change(&offload, "strategy.offload.optimizer", "cpu_step", why);
         }
         Some(false) => ledger.idle(&offload, "off"),

@@ -1,4 +1,4 @@
-//! The command of a training program in a shell script, as keys: OpenRLHF's flags, verl's overrides.
+//! Keys from a training command in a shell script: OpenRLHF's flags, verl's overrides.
 
 use serde_json::{Map, Value};
 
@@ -10,14 +10,15 @@ use super::{
 
 type Keys = Map<String, Value>;
 
-/// A system that is told what to do by a command.
+/// A training program that is configured by its command.
 #[derive(Debug)]
 pub(super) struct Program {
-    /// Whose it is.
+    /// System that the program belongs to.
     pub(super) origin: Origin,
-    /// What its programs' names begin with.
+    /// Prefixes of the system's program names.
     packages: &'static [&'static str],
-    /// Those whose commands are imported; the others train otherwise, with the same arguments.
+    /// Programs whose commands are imported. Others of the system have different trainers with the same
+    /// arguments.
     names: &'static [&'static str],
     keys: fn(Vec<String>) -> Result<Keys, String>,
 }
@@ -64,8 +65,8 @@ const PROGRAMS: [Program; 6] = [
 ];
 
 impl Program {
-    /// The first program that `text` calls, or whose system it names. OpenRLHF's is always a command, verl's config may be a
-    /// YAML as well.
+    /// The first program that `text` calls, or whose system it names. OpenRLHF is always configured by a
+    /// command, verl possibly by a YAML.
     pub(super) fn of(text: &str, origin: Option<Origin>) -> Option<&'static Self> {
         // verl's YAML names its classes.
         if text.lines().any(|line| line.starts_with("actor_rollout_ref:")) {
@@ -86,7 +87,7 @@ impl Program {
         self.packages.iter().any(|package| text.contains(package))
     }
 
-    /// The keys of the one command of `script` that calls the program.
+    /// Keys of the only command in `script` that calls the program.
     pub(super) fn keys(&self, script: &str) -> Result<Keys, String> {
         let mut calls = self.calls(script, &mut Variables::of_shell())?;
         let other = calls.first().map(|(name, _)| name.clone());
@@ -98,26 +99,26 @@ impl Program {
                 let of_system = PROGRAMS.iter().filter(|program| program.packages == self.packages);
                 let names: Vec<&str> = of_system.flat_map(|program| program.names).copied().collect();
                 match names.contains(&other.as_str()) {
-                    true => Err(format!("it calls `{other}`, and not `{name}`: leave --from out")),
+                    true => Err(format!("it calls `{other}`, not `{name}`: leave out --from")),
                     false => {
                         let names = names.join("`, `");
-                        Err(format!("it calls `{other}`, and only commands of `{names}` are imported"))
+                        Err(format!("it calls `{other}`, but only commands of `{names}` are imported"))
                     }
                 }
             }
             (0, ..) => Err(format!("it has no command that calls `{name}`")),
-            (count, ..) => Err(format!("it calls `{name}` {count} times: leave one of the commands in")),
+            (count, ..) => Err(format!("it calls `{name}` {count} times: keep one of the commands")),
         }
     }
 
-    /// The system's programs that a script calls, each with its arguments.
+    /// Calls of the system's programs in a script, each with its arguments.
     fn calls(&self, script: &str, variables: &mut Variables) -> Result<Vec<(String, Vec<String>)>, String> {
         let mut found = Vec::new();
         for mut words in shell::commands(script, variables)? {
-            // The shell would end the program's command before it, and train without these flags.
+            // The shell would end the command before this line and train without these flags.
             if words[0].starts_with("--") {
                 return Err(format!(
-                    "a line begins with `{}`: end the one before it with a backslash",
+                    "a line starts with `{}`: end the line before it with a backslash",
                     words[0]
                 ));
             }
@@ -126,7 +127,7 @@ impl Program {
                 found.extend(self.called_by(&words[place]).map(|name| (name, arguments)));
                 continue;
             }
-            // A command may be a word of another: `bash -c "python -m ..."`.
+            // A command may be an argument of another: `bash -c "python -m ..."`.
             for word in words.iter().filter(|word| self.is_named_in(word) && *word != script) {
                 found.extend(self.calls(word, variables)?);
             }
@@ -141,7 +142,7 @@ impl Program {
     }
 }
 
-/// `--a.b 1 2 --c` as `a.b: [1, 2], c: true`.
+/// Converts `--a.b 1 2 --c` to `a.b: [1, 2], c: true`.
 fn flags(arguments: Vec<String>) -> Result<Keys, String> {
     let mut found = Keys::new();
     let mut current: Option<String> = None;
@@ -156,7 +157,8 @@ fn flags(arguments: Vec<String>) -> Result<Keys, String> {
             current = Some(flag.to_owned());
             continue;
         }
-        let flag = current.as_ref().ok_or_else(|| format!("`{word}` belongs to no flag of the program"))?;
+        let flag =
+            current.as_ref().ok_or_else(|| format!("`{word}` does not follow a flag of the program"))?;
         let slot = &mut found[flag.as_str()];
         let word = Value::String(word);
         *slot = match slot.take() {
@@ -168,7 +170,8 @@ fn flags(arguments: Vec<String>) -> Result<Keys, String> {
     Ok(found)
 }
 
-/// Hydra's `a.b=1 +c=[d,e] --config-name=f` as `a: {b: 1}, c: [d, e], config-name: f`. Of two values the last one counts.
+/// Converts Hydra's `a.b=1 +c=[d,e] --config-name=f` to `a: {b: 1}, c: [d, e], config-name: f`. The last of
+/// several values counts.
 fn overrides(arguments: Vec<String>) -> Result<Keys, String> {
     let mut found = Keys::new();
     let mut arguments = arguments.into_iter();
@@ -176,7 +179,7 @@ fn overrides(arguments: Vec<String>) -> Result<Keys, String> {
         let (key, value) = match (word.split_once('='), word.starts_with("--")) {
             (Some((key, value)), _) => (key.to_owned(), value.to_owned()),
             (None, true) => (word, arguments.next().unwrap_or_default()),
-            // What a variable stands for that is not known: its row says so.
+            // An unexpanded variable, reported in its row.
             (None, false) => (word, String::new()),
         };
         let key = key.trim_start_matches(['+', '-']);
@@ -188,7 +191,7 @@ fn overrides(arguments: Vec<String>) -> Result<Keys, String> {
     Ok(found)
 }
 
-/// A value as Hydra writes it, which is nearly YAML's way.
+/// Parses a value in Hydra's syntax, which is nearly YAML.
 fn hydra(text: &str) -> Value {
     match serde_saphyr::from_str(text) {
         Ok(value) if shell::is_expanded(text) => value,

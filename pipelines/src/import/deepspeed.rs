@@ -1,4 +1,4 @@
-//! DeepSpeed's JSON, also where another config contains it. Old names of its keys are known as well.
+//! Importer of DeepSpeed's JSON, alone or inside another config. Older key names are supported.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use super::ledger::Ledger;
 use super::values;
 
 const OWN_LAYOUT: &str = "one flat layout serves every stage; its buckets and overlap need no tuning";
-const BY_LAUNCHER: &str = "who starts the ranks decides that";
+const BY_LAUNCHER: &str = "set by the launcher of the ranks";
 const SHOWN_ANYWAY: &str = "metrics and times are always written to the run folder";
 
 const IDLE: [(&str, &str); 43] = [
@@ -28,10 +28,10 @@ const IDLE: [(&str, &str); 43] = [
     ("zero_optimization.load_from_fp32_weights", "checkpoints hold the fp32 master"),
     ("zero_optimization.cpu_offload_use_pin_memory", "host memory is always pinned"),
     ("zero_optimization.elastic_checkpoint", "checkpoints load at any number of ranks"),
-    ("zero_allow_untested_optimizer", "there is one optimizer"),
-    ("zero_force_ds_cpu_optimizer", "there is one optimizer"),
-    ("prescale_gradients", "sums are exact in their order, so nothing needs scaling"),
-    ("gradient_predivide_factor", "sums are exact in their order, so nothing needs scaling"),
+    ("zero_allow_untested_optimizer", "there is only one optimizer"),
+    ("zero_force_ds_cpu_optimizer", "there is only one optimizer"),
+    ("prescale_gradients", "sums are computed in fp32, so they need no scaling"),
+    ("gradient_predivide_factor", "sums are computed in fp32, so they need no scaling"),
     ("activation_checkpointing.*", "`strategy.recompute` turns it on; this section only tunes it"),
     ("steps_per_print", SHOWN_ANYWAY),
     ("wall_clock_breakdown", SHOWN_ANYWAY),
@@ -51,45 +51,45 @@ const IDLE: [(&str, &str); 43] = [
     ("memory_breakdown", SHOWN_ANYWAY),
     ("disable_allgather", OWN_LAYOUT),
     ("load_universal_checkpoint", "checkpoints load at any number of ranks"),
-    ("use_node_local_storage", "checkpoints lie in the run folder"),
-    ("checkpoint.*", "checkpoints lie in the run folder"),
+    ("use_node_local_storage", "checkpoints are in the run folder"),
+    ("checkpoint.*", "checkpoints are in the run folder"),
 ];
 
 const REFUSED: [(&str, &str); 31] = [
-    ("zero_optimization.zero_hpz_partition_size", "ZeRO++ is not there"),
-    ("zero_optimization.zero_quantized_weights", "ZeRO++ is not there"),
-    ("zero_optimization.zero_quantized_gradients", "ZeRO++ is not there"),
-    ("zero_optimization.mics_shard_size", "MiCS is not there"),
+    ("zero_optimization.zero_hpz_partition_size", "ZeRO++ is not supported"),
+    ("zero_optimization.zero_quantized_weights", "ZeRO++ is not supported"),
+    ("zero_optimization.zero_quantized_gradients", "ZeRO++ is not supported"),
+    ("zero_optimization.mics_shard_size", "MiCS is not supported"),
     ("sparse_attention.*", "attention is dense"),
-    ("curriculum_learning.*", "there is no curriculum; order the data instead"),
-    ("data_efficiency.*", "there is no curriculum; order the data instead"),
+    ("curriculum_learning.*", "curricula are not supported; order the data instead"),
+    ("data_efficiency.*", "curricula are not supported; order the data instead"),
     ("compression_training.*", "weights are not compressed"),
-    ("hybrid_engine.*", "training and generation are one engine already"),
+    ("hybrid_engine.*", "training and generation share one engine already"),
     ("tensor_parallel.*", "layers are not split over ranks; zero_stage 3 shards their weights"),
     ("pipeline.*", "layers are not staged over ranks; zero_stage 3 shards their weights"),
-    ("amp.*", "apex is not there; use bf16"),
+    ("amp.*", "apex is not supported; use bf16"),
     ("elasticity.*", "the number of ranks is fixed in a run"),
     ("quantize_training.*", "weights are not quantised"),
-    ("wandb.*", "TensorBoard events and metrics.jsonl are what is written"),
-    ("monitor_config*", "TensorBoard events and metrics.jsonl are what is written"),
+    ("wandb.*", "TensorBoard events and metrics.jsonl are written instead"),
+    ("monitor_config*", "TensorBoard events and metrics.jsonl are written instead"),
     ("optimizer.params", "not a mapping of parameters"),
     ("scheduler.params", "not a mapping of parameters"),
-    ("zero_optimization.zeropp_loco_param*", "ZeRO++ is not there"),
-    ("zero_optimization.leaf_module*", "a model is a list of blocks, each gathered by itself"),
+    ("zero_optimization.zeropp_loco_param*", "ZeRO++ is not supported"),
+    ("zero_optimization.leaf_module*", "a model is a list of blocks, each gathered separately"),
     ("zero_optimization.save_muon_momentum_buffer_in_memory", "the optimizer is AdamW"),
-    ("zero_optimization.override_module_apply", "weights are made in their shards"),
-    ("torch_autocast*", "`strategy.precision` is what there is"),
-    ("compile*", "blocks are written by hand; nothing is compiled"),
+    ("zero_optimization.override_module_apply", "weights are created as shards"),
+    ("torch_autocast*", "precision is set by `strategy.precision`"),
+    ("compile*", "blocks are hand-written; nothing is compiled"),
     ("compression_training", "weights are not compressed"),
     ("progressive_layer_drop*", "all layers are trained"),
-    ("eigenvalue*", "there is no such analysis"),
-    ("autotuning*", "`anyroll plan` says what fits, and `zero_stage: auto` takes it"),
-    ("nebula*", "checkpoints are always written beside training, to the run folder"),
+    ("eigenvalue*", "this analysis is not supported"),
+    ("autotuning*", "`anyroll plan` shows what fits, and `zero_stage: auto` chooses it"),
+    ("nebula*", "checkpoints are always written in the background, to the run folder"),
     ("sparse_gradients", "gradients are dense"),
-    ("graph_harvesting", "nothing is captured into graphs"),
+    ("graph_harvesting", "training does not use captured graphs"),
 ];
 
-/// Takes the keys below `prefix`, which is empty or ends in a dot, for the optimizer of `pipeline`.
+/// Imports the keys below `prefix`, which is empty or ends in a dot, for the optimizer of `pipeline`.
 pub(super) fn apply(ledger: &mut Ledger, prefix: &str, pipeline: &str) {
     let key = |name: &str| format!("{prefix}{name}");
     let field = |name: &str| format!("{pipeline}.optimizer.{name}");
@@ -111,7 +111,7 @@ pub(super) fn apply(ledger: &mut Ledger, prefix: &str, pipeline: &str) {
     }
 }
 
-/// Sections that say `enabled: false`, and sizes that are those of nothing.
+/// Ignores sections with `enabled: false`, and sizes that mean off.
 fn off(ledger: &mut Ledger, prefix: &str) {
     let sections: Vec<String> = ledger
         .keys()
@@ -149,7 +149,7 @@ fn stage(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
         }
         ledger.idle_all(&[(
             &format!("{section}.*"),
-            "host memory is pinned, in pieces, and overlaps by itself",
+            "host memory is always pinned, and copies always overlap",
         )]);
         ledger.refuse_all(&[(section, "not a mapping with a device")]);
     }
@@ -157,7 +157,7 @@ fn stage(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
     ledger.switch(&key("zero_optimization.cpu_offload_params"), "strategy.offload.params", "cpu");
 }
 
-/// The device that optimizer states are on.
+/// Device of the optimizer states.
 pub(super) fn offloaded_states(ledger: &mut Ledger, key: &str) {
     match ledger.text(key).as_deref() {
         None => {}
@@ -167,12 +167,12 @@ pub(super) fn offloaded_states(ledger: &mut Ledger, key: &str) {
     }
 }
 
-/// The device that parameters are on, which has an effect in DeepSpeed at stage 3 alone.
+/// Device of the parameters, which DeepSpeed offloads at stage 3 only.
 pub(super) fn offloaded_parameters(ledger: &mut Ledger, key: &str, stage: u64) {
     match ledger.text(key).as_deref() {
         None => {}
         Some("none" | "null") => ledger.idle(key, "off"),
-        Some("cpu") if stage < 3 => ledger.idle(key, "DeepSpeed offloads parameters at stage 3 alone"),
+        Some("cpu") if stage < 3 => ledger.idle(key, "DeepSpeed offloads parameters at stage 3 only"),
         Some("cpu") => ledger.map(key, "strategy.offload.params", "cpu"),
         Some(_) => ledger.refuse(key, "weights are on the device or on the host; use cpu"),
     }
@@ -190,12 +190,12 @@ fn precision(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
     }
     let fixed = key("fp16.loss_scale");
     match ledger.number(&fixed) {
-        Some(0.0) => ledger.idle(&fixed, "0 is a dynamic scale, as here"),
+        Some(0.0) => ledger.idle(&fixed, "0 means dynamic scaling, the default here"),
         Some(_) => ledger.refuse(&fixed, "the scale is dynamic"),
         None => {}
     }
     ledger.idle_all(&[
-        (&key("fp16.*"), "the dynamic loss scale has its own start and window"),
+        (&key("fp16.*"), "the dynamic loss scale has a fixed start and window"),
         (&key("bf16.*"), "the master weights are fp32"),
     ]);
     let accumulation = key("data_types.grad_accum_dtype");
@@ -215,7 +215,7 @@ fn batches(ledger: &mut Ledger, key: &dyn Fn(&str) -> String, field: &dyn Fn(&st
     ledger.copy_number(&key("gradient_clipping"), &field("max_grad_norm"));
     ledger.idle_all(&[
         (&key("train_batch_size"), "prompts_per_step, group_size and mini_batches decide it"),
-        (&key("gradient_accumulation_steps"), "as many micro-batches as an update needs"),
+        (&key("gradient_accumulation_steps"), "computed from the batch sizes"),
     ]);
 }
 
@@ -253,16 +253,16 @@ fn optimizer(ledger: &mut Ledger, key: &dyn Fn(&str) -> String, field: &dyn Fn(&
     ]);
 }
 
-/// The optimizer's own rate, unless the scheduler has a peak: it then sets the rate of every step.
+/// The optimizer's rate, unless the scheduler has a peak, which then sets the rate of every step.
 fn learning_rate(ledger: &mut Ledger, [own, peak]: [&str; 2], field: &str) {
     if ledger.number(peak).is_some() && ledger.number(own).is_some() {
-        ledger.idle(own, "the scheduler's warmup_max_lr is the rate in DeepSpeed as well");
+        ledger.idle(own, "the scheduler's warmup_max_lr takes precedence in DeepSpeed as well");
     }
     ledger.copy_number(own, field);
     ledger.copy_number(peak, field);
 }
 
-/// What DeepSpeed takes for parameters that its scheduler is not given.
+/// Applies DeepSpeed's defaults for missing scheduler parameters.
 fn scheduler_defaults(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
     let own = match ledger.text(&key("scheduler.type")).as_deref() {
         Some("WarmupLR" | "WarmupDecayLR") => ("warmup_max_lr", json!(1e-3)),
@@ -282,8 +282,7 @@ fn schedule(ledger: &mut Ledger, key: &dyn Fn(&str) -> String, field: &dyn Fn(&s
         "WarmupDecayLR" => "linear",
         "WarmupCosineLR" => "cosine",
         _ => {
-            return ledger
-                .refuse(&kind_key, "schedules here are constant, linear and cosine, with a warm-up");
+            return ledger.refuse(&kind_key, "must be constant, linear or cosine, with a warm-up");
         }
     };
     let params = |name: &str| key(&format!("scheduler.params.{name}"));
@@ -291,7 +290,7 @@ fn schedule(ledger: &mut Ledger, key: &dyn Fn(&str) -> String, field: &dyn Fn(&s
     let warmup = params("warmup_num_steps");
     match (ledger.whole(&warmup), ledger.peek(&warmup).is_some_and(values::is_unset)) {
         (None, true) => {
-            let why = "`auto` leaves the warm-up to the trainer, and here to this field: say it";
+            let why = "`auto` leaves the warm-up to the trainer, but here it must be set: write a number";
             ledger.change(&kind_key, &steps_field, 0, why);
         }
         (steps, _) => ledger.map(&kind_key, &steps_field, steps.unwrap_or(0)),
@@ -302,14 +301,14 @@ fn schedule(ledger: &mut Ledger, key: &dyn Fn(&str) -> String, field: &dyn Fn(&s
     }
     for start in ["warmup_min_lr", "warmup_min_ratio"].map(params) {
         match ledger.number(&start) {
-            Some(rate) if rate != 0.0 => ledger.fold(&start, "the rise begins at 0"),
-            _ => ledger.idle_all(&[(&start, "the rise begins at 0")]),
+            Some(rate) if rate != 0.0 => ledger.fold(&start, "the warm-up starts at 0"),
+            _ => ledger.idle_all(&[(&start, "the warm-up starts at 0")]),
         }
     }
     let shape = params("warmup_type");
     match ledger.text(&shape).as_deref() {
-        Some("linear") | None => ledger.idle_all(&[(&shape, "the rise is a straight line")]),
-        Some(_) => ledger.fold(&shape, "the rise is a straight line"),
+        Some("linear") | None => ledger.idle_all(&[(&shape, "the warm-up is linear")]),
+        Some(_) => ledger.fold(&shape, "the warm-up is linear"),
     }
     ledger.idle_all(&[
         (&params("total_num_steps"), "the schedule ends with the run"),

@@ -1,4 +1,4 @@
-//! A foreign file as flat keys: YAML or JSON by its mappings, a command by its arguments.
+//! A foreign file as flat keys: mappings of YAML or JSON, or the arguments of a command.
 
 use std::{borrow::Cow, fs, path::Path};
 
@@ -11,7 +11,7 @@ use super::{Error, Origin, command::Program};
 pub(super) struct Document {
     root: Map<String, Value>,
     program: Option<&'static Program>,
-    /// Whether its values may have `$name` and `${a.b}` left, of what is set elsewhere.
+    /// True if values may contain `$name` or `${a.b}` that are set outside the file.
     pub(super) is_partial: bool,
 }
 
@@ -29,7 +29,7 @@ impl Document {
         if root.contains_key("defaults") {
             include_defaults(&mut root, path)?;
         }
-        // What is set elsewhere, by a command or by the environment.
+        // Some values are set by a command or the environment.
         let is_partial =
             program.is_some() || root.contains_key("actor_rollout_ref") || text.contains("${oc.env:");
         interpolate(&mut root, is_partial)
@@ -37,7 +37,7 @@ impl Document {
         Ok(Self { root, program, is_partial })
     }
 
-    /// Whose config this is, by keys that only one system has.
+    /// Recognizes the system by keys that only its configs have.
     pub(super) fn origin(&self) -> Option<Origin> {
         let has = |key: &str| self.root.contains_key(key);
         let any = |keys: &[&str]| keys.iter().any(|key| has(key));
@@ -60,7 +60,7 @@ impl Document {
         }
     }
 
-    /// `a: {b: 1}` as `a.b: 1`; lists, and mappings without keys, are values.
+    /// Converts `a: {b: 1}` to `a.b: 1`. Lists, and mappings without keys, are values.
     pub(super) fn flat(self) -> IndexMap<String, Value> {
         let mut keys = IndexMap::new();
         flatten(self.root, "", &mut keys);
@@ -78,8 +78,8 @@ fn flatten(map: Map<String, Value>, prefix: &str, keys: &mut IndexMap<String, Va
     }
 }
 
-/// Hydra's `defaults: [../config/deepspeed_zero3@_here_]`: each file's keys, below those that are here. ROLL's five
-/// DeepSpeed files are known without being there.
+/// Includes Hydra's `defaults: [../config/deepspeed_zero3@_here_]`: the keys of each file, which keys here
+/// override. ROLL's five DeepSpeed files are built in.
 fn include_defaults(root: &mut Map<String, Value>, path: &Path) -> Result<(), Error> {
     let Some(Value::Array(entries)) = root.shift_remove("defaults") else { return Ok(()) };
     for entry in entries {
@@ -102,7 +102,7 @@ fn include_defaults(root: &mut Map<String, Value>, path: &Path) -> Result<(), Er
     Ok(())
 }
 
-/// What ROLL's `deepspeed_zero*.yaml` say, as far as it matters here. verl's `ppo_trainer` has the importer's defaults.
+/// Relevant content of ROLL's `deepspeed_zero*.yaml`. verl's `ppo_trainer` has the importer's defaults.
 fn known_default(stem: &str) -> Option<Map<String, Value>> {
     let cpu = serde_json::json!({"device": "cpu"});
     let zero = match stem {
@@ -120,10 +120,10 @@ fn known_default(stem: &str) -> Option<Map<String, Value>> {
     Some(Map::from_iter([(stem.to_owned(), known)]))
 }
 
-/// Puts what `${a.b}` names in its place. What is only interpolated is no setting of its own, so ROLL's DeepSpeed
-/// dictionaries at the root go once they are placed. Where a file `is_partial`, a name that it does not have stays.
+/// Expands `${a.b}`. ROLL's DeepSpeed dictionaries at the root are removed once expanded, since they are no
+/// settings of their own. If a file `is_partial`, unknown names stay.
 fn interpolate(root: &mut Map<String, Value>, is_partial: bool) -> Result<(), String> {
-    /// More passes than any sane config nests; a cycle ends here.
+    /// More passes than any sensible config needs; a cycle ends here.
     const PASSES: usize = 10;
     for _ in 0..PASSES {
         let whole = Value::Object(root.clone());
@@ -136,7 +136,7 @@ fn interpolate(root: &mut Map<String, Value>, is_partial: bool) -> Result<(), St
             return Ok(());
         }
     }
-    Err("its ${...} refer to each other in a circle".to_owned())
+    Err("its ${...} form a cycle".to_owned())
 }
 
 fn substitute(value: &mut Value, whole: &Value, is_partial: bool) -> Result<bool, String> {
@@ -148,7 +148,7 @@ fn substitute(value: &mut Value, whole: &Value, is_partial: bool) -> Result<bool
             let Some((start, end)) = placeholder(text) else { return Ok(false) };
             let name = &text[start + 2..end];
             let Some(found) = named(name, whole) else {
-                let missing = || format!("`${{{name}}}` names nothing in the file");
+                let missing = || format!("`${{{name}}}` is not defined in the file");
                 return if is_partial { Ok(false) } else { Err(missing()) };
             };
             *value = match (start, end + 1 == text.len()) {
@@ -166,10 +166,10 @@ fn substitute(value: &mut Value, whole: &Value, is_partial: bool) -> Result<bool
     }
 }
 
-/// The value of `a.b`, or of `oc.select:a.b,default`, OmegaConf's word for a name that need not be there.
+/// Value of `a.b`, or of OmegaConf's `oc.select:a.b,default` for an optional name.
 fn named(name: &str, whole: &Value) -> Option<Value> {
     let find = |path: &str| path.split('.').try_fold(whole, |value, key| value.get(key)).cloned();
-    // When it was started, which only names of folders have in them.
+    // Start time, which is used in folder names only.
     if name.starts_with("now:") {
         return Some(Value::String("now".to_owned()));
     }
@@ -184,7 +184,7 @@ fn placeholder(text: &str) -> Option<(usize, usize)> {
     Some((start, start + text[start..].find('}')?))
 }
 
-/// The keys of a YAML, or of a JSON with comments, as DeepSpeed reads it.
+/// Parses a YAML, or a JSON with comments as DeepSpeed allows.
 fn mapping(path: &Path, text: &str) -> Result<Map<String, Value>, Error> {
     let problem = |problem: String| Error::Syntax { path: path.to_owned(), problem };
     match serde_saphyr::from_str_with_options::<Value>(&without_comments(text), options()) {
@@ -198,7 +198,7 @@ fn mapping(path: &Path, text: &str) -> Result<Map<String, Value>, Error> {
             error => {
                 let error = error.to_string();
                 let error = error.trim_start_matches("error: ");
-                format!("it calls no training program that is known, and is no YAML or JSON either: {error}")
+                format!("it calls no known training program, and is not YAML or JSON: {error}")
             }
         })),
     }
@@ -208,7 +208,7 @@ fn options() -> serde_saphyr::Options {
     serde_saphyr::options! { with_snippet: false }
 }
 
-/// `text` without `//` and `/* */` if it is JSON, with its lines where they were: in YAML both are words.
+/// Removes `//` and `/* */` from JSON, keeping line numbers. In YAML both are text.
 fn without_comments(text: &str) -> Cow<'_, str> {
     if !text.trim_start().starts_with(['{', '/']) {
         return Cow::Borrowed(text);
@@ -236,7 +236,7 @@ fn without_comments(text: &str) -> Cow<'_, str> {
     Cow::Owned(kept)
 }
 
-/// How long the string at the start of `text` is, with its quotes.
+/// Length of the string at the start of `text`, with its quotes.
 fn quoted_length(text: &str) -> usize {
     let mut is_escaped = false;
     let end = text.char_indices().skip(1).find(|(_, next)| {

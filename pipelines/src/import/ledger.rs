@@ -1,4 +1,4 @@
-//! Every foreign key and what became of it.
+//! Record of every foreign key and its outcome.
 
 use std::fmt;
 
@@ -7,67 +7,67 @@ use serde_json::{Map, Value};
 
 use super::{document::Document, shell, values};
 
-/// What became of a key.
+/// Outcome of a key.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Fate {
-    /// It means the same here.
+pub enum Outcome {
+    /// It has the same meaning here.
     Mapped {
         /// Our field and its value.
         to: String,
     },
-    /// It is something else here.
+    /// It becomes something different here.
     Changed {
         /// Our field and its value; empty if there is none.
         to: String,
-        /// Why.
+        /// Difference or reason.
         why: String,
     },
-    /// Nothing here depends on it.
+    /// It has no effect here.
     Idle {
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// What it asks for is not to be had here.
+    /// It is not supported here.
     Refused {
-        /// Why, and what to do.
+        /// Reason and fix.
         why: String,
     },
 }
 
-/// A foreign key, its value and its fate.
+/// A foreign key with its value and outcome.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// The key, with dots.
     pub key: String,
-    /// Its value, as JSON or as the word it is.
+    /// Its value, as JSON or as a plain word.
     pub value: String,
-    /// Whether its file does not say it, and its system takes this.
+    /// True if the file omits it and the value is the system's default.
     pub is_default: bool,
-    /// What became of it.
-    pub fate: Fate,
+    /// Outcome.
+    pub outcome: Outcome,
 }
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, value, is_default, fate } = self;
+        let Self { key, value, is_default, outcome } = self;
         let value = format!("{value}{}", if *is_default { " by default" } else { "" });
-        match fate {
-            Fate::Mapped { to } => write!(f, "mapped    {key}: {value} -> {to}"),
-            Fate::Changed { to, why } if to.is_empty() => write!(f, "changed   {key}: {value} ({why})"),
-            Fate::Changed { to, why } => write!(f, "changed   {key}: {value} -> {to} ({why})"),
-            Fate::Idle { why } => write!(f, "no effect {key}: {value} ({why})"),
-            Fate::Refused { why } => write!(f, "refused   {key}: {value} ({why})"),
+        match outcome {
+            Outcome::Mapped { to } => write!(f, "mapped    {key}: {value} -> {to}"),
+            Outcome::Changed { to, why } if to.is_empty() => write!(f, "changed   {key}: {value} ({why})"),
+            Outcome::Changed { to, why } => write!(f, "changed   {key}: {value} -> {to} ({why})"),
+            Outcome::Idle { why } => write!(f, "no effect {key}: {value} ({why})"),
+            Outcome::Refused { why } => write!(f, "refused   {key}: {value} ({why})"),
         }
     }
 }
 
-/// Our config as far as it is known: `strategy.zero_stage` and the like, with values.
+/// Our config so far: fields such as `strategy.zero_stage` with values.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Draft {
     fields: IndexMap<String, Value>,
 }
 
-/// The top-level fields in the order in which a config is read.
+/// Top-level fields in the order of a config.
 const TOP: [&str; 8] = ["name", "seed", "backend", "devices", "threads", "model", "strategy", "roles"];
 
 impl Draft {
@@ -86,7 +86,8 @@ impl Draft {
         serde_saphyr::to_string(&Value::Object(root)).expect("plain values")
     }
 
-    /// A schedule is set as a whole: beside the kind that a config has, a field of another kind would be a second one.
+    /// The fields as `--set` arguments. A schedule is set as a whole, since a field of another kind would add
+    /// a second kind.
     pub(super) fn sets(&self) -> Vec<String> {
         let mut sets = Map::new();
         for (field, value) in &self.fields {
@@ -103,15 +104,15 @@ impl Draft {
     }
 }
 
-/// Foreign keys that wait for a rule, and the draft that rules fill.
+/// Foreign keys that no rule has consumed, and the draft that rules fill.
 pub(super) struct Ledger {
     keys: IndexMap<String, Value>,
     order: Vec<String>,
-    /// Keys that the file leaves to its system's defaults.
+    /// Keys that the file omits, filled with its system's defaults.
     assumed: Vec<String>,
     draft: Draft,
     rows: Vec<Row>,
-    /// Whether values may have variables that stand for what is set elsewhere.
+    /// True if values may contain variables set outside the file.
     is_partial: bool,
 }
 
@@ -123,7 +124,7 @@ impl Ledger {
         Self { keys, order, assumed: Vec::new(), draft: Draft::default(), rows: Vec::new(), is_partial }
     }
 
-    /// What the foreign system takes for keys that its file leaves out: here the default may be another.
+    /// Adds the foreign system's defaults for keys that its file omits, where defaults here may differ.
     pub(super) fn assume(&mut self, defaults: &[(&str, Value)]) {
         for (key, value) in defaults {
             if !self.keys.contains_key(*key) {
@@ -134,13 +135,13 @@ impl Ledger {
         }
     }
 
-    /// Adds the keys of a file that this one names.
+    /// Adds the keys of an included file.
     pub(super) fn include(&mut self, keys: IndexMap<String, Value>) {
         self.order.extend(keys.keys().cloned());
         self.keys.extend(keys);
     }
 
-    /// Gives keys of an older version the names of the newer one.
+    /// Renames keys of an older version to those of the newer one.
     pub(super) fn rename<'a>(&mut self, names: impl IntoIterator<Item = &'a (&'a str, &'a str)>) {
         for (old, new) in names {
             if let Some(index) = self.keys.get_index_of(*old) {
@@ -151,12 +152,12 @@ impl Ledger {
         }
     }
 
-    /// The keys that no rule has taken yet.
+    /// Keys that no rule has consumed.
     pub(super) fn keys(&self) -> impl Iterator<Item = &String> {
         self.keys.keys()
     }
 
-    /// A key's value, while no rule has taken it.
+    /// Value of a key, until a rule consumes it.
     pub(super) fn peek(&self, key: &str) -> Option<&Value> {
         self.keys.get(key)
     }
@@ -177,47 +178,47 @@ impl Ledger {
         Some(values::text(self.peek(key)?))
     }
 
-    /// What our field has become so far.
+    /// Current value of our field.
     pub(super) fn draft(&self, field: &str) -> Option<&Value> {
         self.draft.get(field)
     }
 
-    /// The key means `field: value`.
+    /// Maps the key to `field: value`.
     pub(super) fn map(&mut self, key: &str, field: &str, value: impl Into<Value>) {
         let value = value.into();
         let to = written(field, &value);
-        self.settle(key, field, value, Fate::Mapped { to });
+        self.settle(key, field, value, Outcome::Mapped { to });
     }
 
-    /// The key becomes `field: value`, which is something else, because of `why`.
+    /// Maps the key to `field: value`, which differs from it for the reason `why`.
     pub(super) fn change(&mut self, key: &str, field: &str, value: impl Into<Value>, why: impl Into<String>) {
         let value = value.into();
         let to = written(field, &value);
-        self.settle(key, field, value, Fate::Changed { to, why: why.into() });
+        self.settle(key, field, value, Outcome::Changed { to, why: why.into() });
     }
 
-    /// As [`Self::map`], also where an earlier rule has filled the field.
+    /// [`Self::map`], which overwrites a field that an earlier rule set.
     pub(super) fn replace(&mut self, key: &str, field: &str, value: Value) {
         self.draft.fields.insert(field.to_owned(), value.clone());
         self.map(key, field, value);
     }
 
-    /// The key has part in what an earlier row says.
+    /// Closes a key that is part of an earlier row.
     pub(super) fn fold(&mut self, key: &str, why: impl Into<String>) {
-        self.close(key, Fate::Changed { to: String::new(), why: why.into() });
+        self.close(key, Outcome::Changed { to: String::new(), why: why.into() });
     }
 
-    /// Nothing here depends on the key.
+    /// Closes a key that has no effect here.
     pub(super) fn idle(&mut self, key: &str, why: impl Into<String>) {
-        self.close(key, Fate::Idle { why: why.into() });
+        self.close(key, Outcome::Idle { why: why.into() });
     }
 
-    /// What the key asks for is not to be had.
+    /// Closes a key that is not supported here.
     pub(super) fn refuse(&mut self, key: &str, why: impl Into<String>) {
-        self.close(key, Fate::Refused { why: why.into() });
+        self.close(key, Outcome::Refused { why: why.into() });
     }
 
-    /// As [`Self::map`] for a number that stays as it is; `auto` and the like leave our default.
+    /// [`Self::map`] for an unchanged number; `auto` and similar values leave our default.
     pub(super) fn copy_number(&mut self, key: &str, field: &str) {
         match (self.peek(key), self.number(key)) {
             (None, _) => {}
@@ -227,7 +228,7 @@ impl Ledger {
         }
     }
 
-    /// As [`Self::map`] for a truth value that stays as it is.
+    /// [`Self::map`] for an unchanged boolean.
     pub(super) fn flag(&mut self, key: &str, field: &str) {
         match (self.peek(key), self.truth(key)) {
             (None, _) => {}
@@ -236,7 +237,7 @@ impl Ledger {
         }
     }
 
-    /// A key that is on or off: on is `field: value`, off is what is here without it.
+    /// A boolean key: true means `field: value`, false is the behaviour here without it.
     pub(super) fn switch(&mut self, key: &str, field: &str, value: impl Into<Value>) {
         match (self.peek(key), self.truth(key)) {
             (None, _) => {}
@@ -246,7 +247,7 @@ impl Ledger {
         }
     }
 
-    /// A key that is true or false, where both are values of our field.
+    /// A boolean key, for which our field has two values.
     pub(super) fn either(&mut self, key: &str, field: &str, if_true: &str, if_false: &str) {
         match (self.peek(key), self.truth(key)) {
             (None, _) => {}
@@ -255,14 +256,14 @@ impl Ledger {
         }
     }
 
-    /// As [`Self::map`] for a text that stays as it is.
+    /// [`Self::map`] for an unchanged text.
     pub(super) fn copy_text(&mut self, key: &str, field: &str) {
         if let Some(text) = self.text(key) {
             self.map(key, field, text);
         }
     }
 
-    /// A LoRA's matrices by name: a list, one name, or all.
+    /// Names of the matrices with LoRA adapters: a list, one name, or all.
     pub(super) fn lora_targets(&mut self, key: &str) {
         let names: Vec<String> = match self.peek(key) {
             None => return,
@@ -275,12 +276,12 @@ impl Ledger {
         }
     }
 
-    /// Sets a field that no key names and that a config has to have, where nothing has set it.
+    /// Sets a required field that no key maps to, if it is still unset.
     pub(super) fn fill(&mut self, field: &str, value: impl Into<Value>) {
         self.draft.fields.entry(field.to_owned()).or_insert_with(|| value.into());
     }
 
-    /// Fills what is below `to` as it is below `from`.
+    /// Copies the fields below `from` to those below `to`.
     pub(super) fn fill_as(&mut self, to: &str, from: &str) {
         let part = |(field, value): (&String, &Value)| {
             field
@@ -294,7 +295,7 @@ impl Ledger {
         }
     }
 
-    /// Takes our field, with what is below it, out of the draft.
+    /// Removes our field, with the fields below it, from the draft.
     pub(super) fn take(&mut self, field: &str) -> Value {
         let (below, mut taken) = (format!("{field}."), Map::new());
         self.draft.fields.retain(|name, value| {
@@ -307,7 +308,7 @@ impl Ledger {
         Value::Object(taken)
     }
 
-    /// Keys that nothing here depends on: `(key, why)`, where a key that ends in `*` stands for all that begin so.
+    /// Closes keys without effect: `(key, why)`. A key ending in `*` matches all keys with that prefix.
     pub(super) fn idle_all(&mut self, table: &[(&str, &str)]) {
         for (pattern, why) in table {
             for key in self.matching(pattern) {
@@ -316,7 +317,7 @@ impl Ledger {
         }
     }
 
-    /// Features that are not to be had: refused, unless the value says that they are off.
+    /// Refuses unsupported features, unless their value turns them off.
     pub(super) fn refuse_all(&mut self, table: &[(&str, &str)]) {
         for (pattern, why) in table {
             for key in self.matching(pattern) {
@@ -336,7 +337,7 @@ impl Ledger {
         self.keys.keys().filter(fits).cloned().collect()
     }
 
-    /// As [`Self::idle_all`], for all keys that end so.
+    /// [`Self::idle_all`] for all keys with this suffix.
     pub(super) fn idle_ending(&mut self, end: &str, why: &str) {
         let keys: Vec<String> = self.keys.keys().filter(|key| key.ends_with(end)).cloned().collect();
         for key in keys {
@@ -344,46 +345,46 @@ impl Ledger {
         }
     }
 
-    /// Keeps what a key has, such as a password, out of the report.
+    /// Hides the value of a key, such as a password, in the report.
     pub(super) fn hide(&mut self, key: &str) {
         if let Some(value) = self.keys.get_mut(key) {
             *value = Value::String("(hidden)".to_owned());
         }
     }
 
-    /// Whether the key's value has a variable in it whose value is not known.
+    /// Returns true if the key's value contains an unknown variable.
     fn is_unknown(&self, key: &str) -> bool {
         self.is_partial && self.text(key).is_some_and(|text| !shell::is_expanded(&text))
     }
 
-    fn settle(&mut self, key: &str, field: &str, value: Value, fate: Fate) {
-        let fate = match self.draft.get(field) {
-            _ if self.is_unknown(key) => fate,
-            Some(other) if *other != value => Fate::Refused {
-                why: format!("`{}` was said before; keep one of the two", written(field, other)),
+    fn settle(&mut self, key: &str, field: &str, value: Value, outcome: Outcome) {
+        let outcome = match self.draft.get(field) {
+            _ if self.is_unknown(key) => outcome,
+            Some(other) if *other != value => Outcome::Refused {
+                why: format!("conflicts with `{}`; keep one of the two", written(field, other)),
             },
             _ => {
                 self.draft.fields.insert(field.to_owned(), value);
-                fate
+                outcome
             }
         };
-        self.close(key, fate);
+        self.close(key, outcome);
     }
 
-    fn close(&mut self, key: &str, fate: Fate) {
-        let fate = match fate {
-            Fate::Idle { .. } => fate,
+    fn close(&mut self, key: &str, outcome: Outcome) {
+        let outcome = match outcome {
+            Outcome::Idle { .. } => outcome,
             _ if self.is_unknown(key) => {
-                Fate::Refused { why: "what its `$` stands for is not known: write the value".to_owned() }
+                Outcome::Refused { why: "the value of its `$` is unknown: write it out".to_owned() }
             }
-            fate => fate,
+            outcome => outcome,
         };
         let value = values::text(&self.keys.shift_remove(key).expect("a rule takes a key that is there"));
         let is_default = self.assumed.iter().any(|assumed| assumed == key);
-        self.rows.push(Row { key: key.to_owned(), value, is_default, fate });
+        self.rows.push(Row { key: key.to_owned(), value, is_default, outcome });
     }
 
-    /// Refuses what no rule took; rows come in the file's order.
+    /// Refuses keys that no rule consumed; rows are in the order of the file.
     pub(super) fn finish(mut self) -> (Draft, Vec<Row>) {
         for key in self.keys.keys().cloned().collect::<Vec<_>>() {
             self.refuse(&key, "the importer does not know this key");

@@ -1,5 +1,6 @@
-//! Megatron's options, where a system of this kind has them. It splits layers over ranks, which changes where weights are and
-//! not what is computed: here they are sharded. Its distributed optimizer is ZeRO's first stage.
+//! Importer of Megatron's options inside other configs. Megatron splits layers over ranks, which changes the
+//! placement of weights but not the computation: here they are sharded. Its distributed optimizer equals ZeRO
+//! stage 1.
 
 use super::ledger::Ledger;
 
@@ -9,8 +10,8 @@ const OVERLAPS: &str = "reduction always overlaps with compute";
 const PIPELINE: &str = "layers are not staged over ranks";
 
 const IDLE: [(&str, &str); 22] = [
-    ("sequence_parallel", "it is for layers that are split"),
-    ("expert_tensor_parallel_size", "experts are sharded as other weights are"),
+    ("sequence_parallel", "only for split layers"),
+    ("expert_tensor_parallel_size", "experts are sharded like other weights"),
     ("virtual_pipeline_model_parallel_size", PIPELINE),
     ("account_for_*", PIPELINE),
     ("overlap_p2p_comm", PIPELINE),
@@ -19,28 +20,28 @@ const IDLE: [(&str, &str); 22] = [
     ("overlap_grad_reduce", OVERLAPS),
     ("overlap_param_gather", OVERLAPS),
     ("delay_wgrad_compute", OVERLAPS),
-    ("bf16", "the model's dtype is said elsewhere"),
+    ("bf16", "the dtype is set in the model"),
     ("bias_activation_fusion", FUSED),
     ("bias_dropout_fusion", FUSED),
     ("apply_rope_fusion", FUSED),
     ("gradient_accumulation_fusion", FUSED),
     ("cross_entropy_loss_fusion", FUSED),
     ("transformer_impl", FUSED),
-    ("use_flash_attn", "attention is libtorch's, by the device"),
-    ("attention_backend", "attention is libtorch's, by the device"),
-    ("recompute_method", "recomputation is per block"),
-    ("recompute_num_layers", "recomputation is per block"),
-    ("recompute_modules", "recomputation is per block"),
+    ("use_flash_attn", "the attention kernel is chosen by device"),
+    ("attention_backend", "the attention kernel is chosen by device"),
+    ("recompute_method", "blocks are recomputed as a whole"),
+    ("recompute_num_layers", "blocks are recomputed as a whole"),
+    ("recompute_modules", "blocks are recomputed as a whole"),
 ];
 
-/// Takes the keys below `section`, and of how a layer computes those below `layers`; the row of `name` tells the stage. Returns
-/// over how many ranks a model is spread, which there have a batch together.
+/// Imports the keys below `section`, and layer options below `layers`; the row of `name` reports the stage.
+/// Returns the number of ranks that share a model, which have a common batch there.
 pub(super) fn apply(ledger: &mut Ledger, name: &str, section: &str, layers: &str) -> u64 {
     let spread = stage(ledger, name, section);
     let granularity = format!("{layers}recompute_granularity");
     match ledger.text(&granularity).as_deref() {
         Some(kind @ ("full" | "selective")) => ledger.map(&granularity, "strategy.recompute", kind),
-        _ => ledger.refuse_all(&[(&granularity, "say `strategy.recompute`")]),
+        _ => ledger.refuse_all(&[(&granularity, "set `strategy.recompute`")]),
     }
     for prefix in [section, layers] {
         for (key, why) in IDLE {
@@ -57,7 +58,7 @@ fn stage(ledger: &mut Ledger, name: &str, section: &str) -> u64 {
     let shards = key("use_distributed_optimizer");
     let (stage, why) = match (spread, ledger.truth(&shards)) {
         (1, Some(false)) => (0, "every rank has a whole model"),
-        (1, _) => (1, "every rank has a whole model, and its part of the optimizer's states"),
+        (1, _) => (1, "every rank has a whole model and a part of the optimizer states"),
         _ => (3, "layers are not split over ranks: their weights are sharded"),
     };
     ledger.change(name, STAGE, stage, why);
@@ -65,12 +66,12 @@ fn stage(ledger: &mut Ledger, name: &str, section: &str) -> u64 {
         match (ledger.peek(key).is_some(), ledger.whole(key)) {
             (false, _) => {}
             (true, Some(1)) if *key != shards => ledger.idle(key, "off"),
-            (true, _) => ledger.fold(key, "in the stage"),
+            (true, _) => ledger.fold(key, "part of the stage"),
         }
     }
     for (name, why) in [
         ("context_parallel_size", "sequences are not split over ranks"),
-        ("expert_model_parallel_size", "experts are sharded as other weights are"),
+        ("expert_model_parallel_size", "experts are sharded like other weights"),
     ] {
         if ledger.whole(&key(name)) == Some(1) {
             ledger.idle(&key(name), "off");

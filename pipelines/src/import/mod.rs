@@ -1,11 +1,11 @@
-//! Other systems' configs, turned into ours.
+//! Importer of other systems' configs.
 //!
 //! ```text
 //! file -> flat keys -> Ledger: each key is mapped, changed, idle or refused -> Import { yaml, rows }
 //! ```
 //!
-//! A key is told of exactly once: what an importer's rules do not take is refused by name. So a setting is never
-//! lost in silence, which is what a user who moves has to be able to rely on.
+//! Every key is reported exactly once, and keys that no rule consumes are refused by name. So no setting is
+//! lost silently, on which a user who switches must rely.
 
 mod accelerate;
 mod command;
@@ -39,31 +39,31 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use serde_json::Value;
 
-pub use ledger::{Fate, Row};
+pub use ledger::{Outcome, Row};
 
 use document::Document;
 use ledger::Ledger;
 
-/// Whose config a file is.
+/// System that a config is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Origin {
-    /// ROLL's RLVR YAML, with its `defaults:` and `${...}`.
+    /// ROLL's RLVR YAML, with `defaults:` and `${...}`.
     Roll,
-    /// `accelerate config`'s YAML, with a deepspeed or an fsdp section.
+    /// YAML of `accelerate config`, with a deepspeed or fsdp section.
     Accelerate,
     /// DeepSpeed's JSON.
     Deepspeed,
-    /// What `trl grpo --config` or `trl rloo --config` reads.
+    /// Config of `trl grpo` or `trl rloo`.
     Trl,
-    /// What `trl sft --config` reads.
+    /// Config of `trl sft`.
     TrlSft,
-    /// What `trl dpo --config` reads.
+    /// Config of `trl dpo`.
     TrlDpo,
-    /// What `trl reward --config` reads.
+    /// Config of `trl reward`.
     TrlReward,
-    /// What `trl kto --config` reads.
+    /// Config of `trl kto`.
     TrlKto,
-    /// The same of TRL's GKD script.
+    /// Config of TRL's GKD script.
     TrlGkd,
     /// A script or a line that calls `openrlhf.cli.train_ppo_ray`, with flat or dotted flags.
     Openrlhf,
@@ -81,7 +81,7 @@ pub enum Origin {
     Trlx,
 }
 
-/// Why a file could not be imported.
+/// Errors of importing a file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -90,83 +90,84 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: std::io::Error,
     },
-    /// The file is not what it should be.
+    /// The file is invalid.
     #[error("{}: {problem}", path.display())]
     Syntax {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The problem, with its place.
         problem: String,
     },
-    /// No system that we know has such a config.
+    /// The keys match no known system.
     #[error(
-        "{}: whose config this is cannot be told from its keys; say it with --from roll, accelerate, deepspeed, trl, \
-         trl-sft, trl-dpo, trl-reward, trl-kto, trl-gkd, openrlhf, openrlhf-sft, openrlhf-dpo, openrlhf-rm, openrlhf-kto, verl or \
-         trlx",
+        "{}: unrecognized config format; pass --from roll, accelerate, deepspeed, trl, trl-sft, \
+         trl-dpo, trl-reward, trl-kto, trl-gkd, openrlhf, openrlhf-sft, openrlhf-dpo, openrlhf-rm, \
+         openrlhf-kto, verl or trlx",
         path.display()
     )]
     Unknown {
         /// The file.
         path: PathBuf,
     },
-    /// `--accelerate-config` and `--deepspeed-config` change a run only where nothing is refused.
-    #[error("{}: {count} of its settings have no counterpart here, the first: {first}", path.display())]
+    /// `--accelerate-config` and `--deepspeed-config` must not contain unsupported settings.
+    #[error("{}: {count} of its settings have no counterpart here; the first is {first}", path.display())]
     Refused {
         /// The file.
         path: PathBuf,
-        /// How many.
+        /// Number of unsupported settings.
         count: usize,
-        /// The first one and why.
+        /// The first one with its reason.
         first: String,
     },
 }
 
-/// What became of a foreign config.
+/// Result of an import.
 #[derive(Debug)]
 pub struct Import {
-    /// Whose it was.
+    /// System of the config.
     pub origin: Origin,
-    /// One row a key, in the file's order.
+    /// One row per key, in the order of the file.
     pub rows: Vec<Row>,
     draft: ledger::Draft,
 }
 
-/// Reads `path` as `origin`'s config, or as that of the system whose keys it has.
+/// Reads `path` as a config of `origin`, or of the system that its keys match.
 ///
 /// # Errors
-/// The file cannot be read or parsed, or it cannot be told whose it is.
+/// If the file cannot be read or parsed, or matches no system.
 pub fn import(path: &Path, origin: Option<Origin>) -> Result<Import, Error> {
     import_for(path, origin, shared::R)
 }
 
-/// What another system's file changes in a run of ours.
+/// Changes that another system's file makes to a run.
 #[derive(Debug)]
 pub struct Changes {
-    /// As `--set` arguments.
+    /// Changes as `--set` arguments.
     pub sets: Vec<String>,
-    /// What the file does not say as it comes out: what means something else here, and its system's defaults.
+    /// Rows to report: settings with a different meaning here, and defaults of the other system.
     pub told: Vec<Row>,
 }
 
-/// What `origin`'s file at `path` changes in a run of our config, whose text is `config`.
+/// Changes that `origin`'s file at `path` makes to a run with our config `config`, given as text.
 ///
 /// # Errors
-/// As [`import`], and [`Error::Refused`] if a setting has no counterpart here: a run must not start without it.
+/// Those of [`import`], and [`Error::Refused`] for an unsupported setting, without which a run must not
+/// start.
 pub fn changes(path: &Path, origin: Origin, config: &str) -> Result<Changes, Error> {
     import_for(path, Some(origin), &pipeline_of(config))?.changes(path)
 }
 
-/// The pipeline that our config is for. Where it says none, reading it as a config tells what is wrong.
+/// Pipeline of our config. If it has none, parsing the config reports the error.
 fn pipeline_of(config: &str) -> String {
     let config = serde_saphyr::from_str::<Value>(config).unwrap_or_default();
     let name = config["pipeline"].as_object().and_then(|pipeline| pipeline.keys().next());
     name.map_or_else(|| shared::R.to_owned(), |name| format!("pipeline.{name}"))
 }
 
-/// As [`import`]; what accelerate and DeepSpeed say of the optimizer is for that of `pipeline`.
+/// [`import`] with accelerate's and DeepSpeed's optimizer settings applied to `pipeline`.
 fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Import, Error> {
     let document = Document::read(path, origin)?;
     let origin = match origin {
@@ -197,29 +198,29 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
 }
 
 impl Import {
-    /// Our YAML: a whole run from a pipeline's config, its `strategy` from accelerate's and DeepSpeed's.
+    /// Our YAML: a complete run from a pipeline's config, a `strategy` from accelerate's and DeepSpeed's.
     pub fn yaml(&self) -> String {
         self.draft.yaml()
     }
 
-    /// The same for `anyroll run --accelerate-config FILE`.
+    /// The changes for `anyroll run --accelerate-config FILE`.
     fn changes(self, path: &Path) -> Result<Changes, Error> {
-        let refused = self.rows.iter().find(|row| matches!(row.fate, Fate::Refused { .. }));
+        let refused = self.rows.iter().find(|row| matches!(row.outcome, Outcome::Refused { .. }));
         if let Some(row) = refused {
             let first = row.to_string().trim().to_owned();
             return Err(Error::Refused { path: path.to_owned(), count: self.refused(), first });
         }
-        let is_plain = |row: &Row| match row.fate {
-            Fate::Mapped { .. } => !row.is_default,
-            Fate::Changed { .. } => false,
-            Fate::Idle { .. } | Fate::Refused { .. } => true,
+        let is_plain = |row: &Row| match row.outcome {
+            Outcome::Mapped { .. } => !row.is_default,
+            Outcome::Changed { .. } => false,
+            Outcome::Idle { .. } | Outcome::Refused { .. } => true,
         };
         let sets = self.draft.sets();
         Ok(Changes { sets, told: self.rows.into_iter().filter(|row| !is_plain(row)).collect() })
     }
 
-    /// How many settings have no counterpart here.
+    /// Number of unsupported settings.
     pub fn refused(&self) -> usize {
-        self.rows.iter().filter(|row| matches!(row.fate, Fate::Refused { .. })).count()
+        self.rows.iter().filter(|row| matches!(row.outcome, Outcome::Refused { .. })).count()
     }
 }

@@ -1,4 +1,4 @@
-//! OpenRLHF's `train_ppo_ray` command lines, with the flat flags up to 0.9 and the dotted ones since 0.10.
+//! Importer of OpenRLHF's `train_ppo_ray` commands, with flat flags (up to 0.9) or dotted ones (since 0.10).
 
 use serde_json::{Value, json};
 
@@ -7,8 +7,8 @@ use super::{ledger::Ledger, rules, schedule::Schedule, values};
 
 const PACKED: &str = "sequences are always packed";
 
-/// Flat flags and the dotted ones that replaced them: rules speak of the dotted ones alone.
-pub(super) const RENAMED: [(&str, &str); 60] = [
+/// Flat flags with their dotted replacements; all other rules use the dotted ones.
+pub(super) const FLAT_TO_DOTTED: [(&str, &str); 78] = [
     ("pretrain", "actor.model_name_or_path"),
     ("reward_pretrain", "reward.model_name_or_path"),
     ("remote_rm_url", "reward.remote_url"),
@@ -69,9 +69,6 @@ pub(super) const RENAMED: [(&str, &str); 60] = [
     ("max_epochs", "train.max_epochs"),
     ("seed", "train.seed"),
     ("prompt_data", "data.prompt_dataset"),
-];
-
-pub(super) const MORE_RENAMED: [(&str, &str); 18] = [
     ("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold"),
     ("vllm_is_correction_type", "algo.advantage.is_correction_type"),
     ("stop_properly_penalty_coef", "reward.stop_properly_penalty_coef"),
@@ -117,10 +114,7 @@ pub(super) const IDLE: [(&str, &str); 36] = [
     ("vllm*", ONE_ENGINE),
     ("enforce_eager", ONE_ENGINE),
     ("enable_prefix_caching", ONE_ENGINE),
-    (
-        "ds.enable_sleep",
-        "optimizer states leave the device between steps unless `strategy.offload` says otherwise",
-    ),
+    ("ds.enable_sleep", "optimizer states are offloaded between steps unless `strategy.offload` is set"),
     ("train.colocate_*", ONE_PLACE),
     ("colocate_*", ONE_PLACE),
     ("ref_num_*", ONE_PLACE),
@@ -131,7 +125,7 @@ pub(super) const IDLE: [(&str, &str); 36] = [
     ("critic.num_*", ONE_PLACE),
     ("actor.num_nodes", "torchrun, Slurm or Kubernetes start the ranks of several hosts"),
     ("ds.overlap_comm", "reduction always overlaps with compute"),
-    ("ds.attn_implementation", "attention is libtorch's, by the device"),
+    ("ds.attn_implementation", "the attention kernel is chosen by device"),
     ("ds.packing_samples", PACKED),
     ("ds.grad_accum_dtype", "gradients accumulate in fp32"),
     ("ds.use_liger_kernel", "fused kernels are always used"),
@@ -142,52 +136,52 @@ pub(super) const IDLE: [(&str, &str); 36] = [
     ("train.max_tokens_per_gpu", PACKED),
     ("rollout_max_tokens_per_gpu", PACKED),
     ("rollout.max_tokens_per_gpu", PACKED),
-    ("micro_rollout_batch_size", "scoring goes by `strategy.micro_batch_size`"),
-    ("rollout.micro_batch_size", "scoring goes by `strategy.micro_batch_size`"),
-    ("save_*", "a run's folder is --output"),
-    ("ckpt*", "a run's folder is --output"),
+    ("micro_rollout_batch_size", "scoring uses `strategy.micro_batch_size`"),
+    ("rollout.micro_batch_size", "scoring uses `strategy.micro_batch_size`"),
+    ("save_*", "the run folder is set by --output"),
+    ("ckpt*", "the run folder is set by --output"),
     ("load_checkpoint", "`anyroll run --resume DIR`"),
     ("use_wandb", REPORTS),
     ("wandb*", REPORTS),
     ("use_tensorboard", REPORTS),
     ("logg*", REPORTS),
-    ("reward.offload", "a reward model computes on the host unless its `backend` says otherwise"),
-    ("actor.gradient_checkpointing_reentrant", "recomputation is per block"),
+    ("reward.offload", "a reward model runs on the host unless its `backend` is set"),
+    ("actor.gradient_checkpointing_reentrant", "blocks are recomputed as a whole"),
 ];
 
 pub(super) const REFUSED: [(&str, &str); 19] = [
-    ("ds.zpg", "ZeRO++ is not there"),
+    ("ds.zpg", "ZeRO++ is not supported"),
     ("ds.load_in_4bit", "weights are not quantised"),
     ("ds.ring_attn_*", "sequences are not split over ranks"),
     ("ds.tensor_parallel_size", "layers are not split over ranks; zero_stage 3 shards their weights"),
     ("ds.deepcompile", "nothing is compiled"),
-    ("train.async_enable", "say `rollout.async.ahead`"),
+    ("train.async_enable", "set `rollout.async.ahead`"),
     (
         "train.partial_rollout_enable",
-        "say `rollout.async.ahead`: what is unfinished goes on in the next step",
+        "set `rollout.async.ahead`: unfinished completions continue in the next step",
     ),
     (
         "train.agent_func_path",
-        "what answers turns is a class of yours: write `rollout.environment`, docs/rlvr.md",
+        "write the environment as a class and set it in `rollout.environment`, docs/guides/environments.md",
     ),
-    ("train.enable_ema", "there is no average of weights"),
-    ("enable_ema", "there is no average of weights"),
-    ("critic*", "say `pipeline.rlvr.critic` beside the advantage `gae`"),
-    ("aux_loss_coef", "no loss balances experts"),
-    ("actor.aux_loss_coef", "no loss balances experts"),
+    ("train.enable_ema", "averaging of weights is not supported"),
+    ("enable_ema", "averaging of weights is not supported"),
+    ("critic*", "set `pipeline.rlvr.critic` and the advantage `gae`"),
+    ("aux_loss_coef", "there is no load-balancing loss"),
+    ("actor.aux_loss_coef", "there is no load-balancing loss"),
     ("data.input_template", "prompts are rendered by the model's chat template"),
-    ("prompt_data_probs", "say the files in a `mix`, with their weights"),
-    ("data.prompt_probs", "say the files in a `mix`, with their weights"),
+    ("prompt_data_probs", "write the files in a `mix` with their weights"),
+    ("data.prompt_probs", "write the files in a `mix` with their weights"),
     (
         "reward.stop_properly_penalty_coef",
-        "say `selection.leave_out_cut`, or shape lengths with the `length` reward",
+        "set `selection.leave_out_cut`, or shape lengths with the `length` reward",
     ),
     ("data.max_images_per_prompt", "prompts are texts"),
-    ("actor.freeze_visual_encoder", "models are of texts"),
+    ("actor.freeze_visual_encoder", "models are text models"),
 ];
 
 pub(super) fn apply(ledger: &mut Ledger) {
-    ledger.rename(RENAMED.iter().chain(&MORE_RENAMED));
+    ledger.rename(&FLAT_TO_DOTTED);
     ledger.assume(&defaults());
     ledger.fill("name", "imported_from_openrlhf");
     ledger.fill("backend", "auto");
@@ -203,7 +197,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.refuse_all(&REFUSED);
 }
 
-/// Where the model is whose flags begin with `section`, and its adapters.
+/// Path of the model whose flags start with `section`, and its adapters.
 pub(super) fn model(ledger: &mut Ledger, section: &str) {
     let key = &format!("{section}model_name_or_path");
     if let Some(name) = ledger.text(key) {
@@ -224,7 +218,7 @@ pub(super) fn model(ledger: &mut Ledger, section: &str) {
     }
 }
 
-/// How the model is held whose flags begin with `section`.
+/// Strategy of the model whose flags start with `section`.
 pub(super) fn strategy(ledger: &mut Ledger, section: &str) {
     ledger.copy_number("ds.zero_stage", "strategy.zero_stage");
     ledger.copy_number(&format!("{section}num_gpus_per_node"), "devices");
@@ -241,7 +235,7 @@ pub(super) fn strategy(ledger: &mut Ledger, section: &str) {
     }
 }
 
-/// OpenRLHF's rollout batch is in prompts, its training batch in completions.
+/// OpenRLHF counts the rollout batch in prompts, the training batch in completions.
 fn batches(ledger: &mut Ledger) {
     let field = |name: &str| format!("{R}.{name}");
     let prompts = rules::map_count(ledger, "rollout.batch_size", &field("prompts_per_step"), 1024);
@@ -250,12 +244,15 @@ fn batches(ledger: &mut Ledger) {
     let update = rules::count(ledger, key, 128);
     let completions = prompts.saturating_mul(group);
     let mini_batches = completions.div_ceil(update);
-    let why = format!("{completions} completions a step in updates of {update}");
+    let why = format!("{completions} completions per step in updates of {update}");
     match (ledger.peek(key).is_some(), prompts % mini_batches) {
         (false, _) => {}
         (true, 0) => ledger.change(key, &field("mini_batches"), mini_batches, why),
         (true, _) => {
-            ledger.refuse(key, format!("{why}: {prompts} groups cannot be shared by {mini_batches} of them"));
+            ledger.refuse(
+                key,
+                format!("{why}: {prompts} groups cannot be divided into {mini_batches} updates"),
+            );
         }
     }
     ledger.copy_number("train.max_epochs", &format!("{R}.epochs"));
@@ -268,14 +265,14 @@ fn batches(ledger: &mut Ledger) {
         let field = format!("{R}.rollout.async.ahead");
         ledger.change("train.async_enable", &field, 1, "a step ahead, on the policy's own devices");
         if ledger.truth("train.partial_rollout_enable") == Some(true) {
-            ledger.fold("train.partial_rollout_enable", "what is unfinished goes on in the next step");
+            ledger.fold("train.partial_rollout_enable", "unfinished completions continue in the next step");
         }
     }
     run(ledger, R, prompts, ("train.num_episodes", 1));
 }
 
-/// How long the run of `pipeline` is, with so many records a step and passes over the data by a key with its default, and
-/// when it is saved and evaluated.
+/// Length of a run of `pipeline` with `records` per step and a key for epochs with its default; intervals of
+/// checkpoints and evaluations.
 pub(super) fn run(ledger: &mut Ledger, pipeline: &str, records: u64, (key, usual): (&str, u64)) {
     for (key, field) in [("ckpt.save_steps", "checkpoint.every"), ("eval.steps", "evaluation.every")] {
         match ledger.number(key) {
@@ -295,9 +292,7 @@ pub(super) fn run(ledger: &mut Ledger, pipeline: &str, records: u64, (key, usual
             ledger.assume(&[(key, json!(usual))]);
             let epochs = rules::count(ledger, key, usual);
             let steps = samples.saturating_mul(epochs).div_ceil(records.max(1));
-            let why = format!(
-                "{records} of `max_samples` a step; what is filtered out is replaced by further ones"
-            );
+            let why = format!("{records} of `max_samples` per step; filtered records are replaced");
             if ledger.peek(key).is_some() {
                 ledger.change(key, &field, steps, why);
             }
@@ -305,12 +300,12 @@ pub(super) fn run(ledger: &mut Ledger, pipeline: &str, records: u64, (key, usual
         (Some(true), None) => ledger.refuse_all(&[(key, NO_EPOCHS)]),
         _ => {
             ledger.assume(&[(key, json!(usual))]);
-            rules::data_epochs(ledger, key, &field, "a number of steps");
+            rules::data_epochs(ledger, key, &field, "the number of steps");
         }
     }
 }
 
-/// The optimizer of `pipeline`, by the flags that begin with `section`.
+/// Optimizer of `pipeline`, from flags that start with `section`.
 pub(super) fn optimizer(ledger: &mut Ledger, pipeline: &str, section: &str) {
     let key = |name: &str| format!("{section}{name}");
     let adamw = format!("{pipeline}.optimizer.adamw");
@@ -354,7 +349,7 @@ fn algorithm(ledger: &mut Ledger) {
     correction(ledger, &a);
 }
 
-/// The KL term, in the loss or off the reward.
+/// The KL term, in the loss or in the reward.
 fn divergence(ledger: &mut Ledger, a: &str) {
     ledger.copy_number("algo.kl.init_coef", &format!("{a}.kl_coef"));
     let in_loss = ledger.truth("algo.kl.use_loss") == Some(true);
@@ -369,18 +364,20 @@ fn divergence(ledger: &mut Ledger, a: &str) {
     match (ledger.text("algo.kl.estimator").as_deref(), in_loss) {
         (None, _) => {}
         (Some("k1" | "k2" | "k3"), true) => ledger.fold("algo.kl.estimator", "in `kl_in`"),
-        (Some("k1"), false) => ledger.idle("algo.kl.estimator", "k1 is what is taken off a reward"),
-        _ => ledger.refuse("algo.kl.estimator", "a reward has k1 taken off it; k2 and k3 go into the loss"),
+        (Some("k1"), false) => ledger.idle("algo.kl.estimator", "in rewards the KL penalty is k1"),
+        _ => {
+            ledger.refuse("algo.kl.estimator", "in rewards the KL penalty is k1; k2 and k3 go into the loss")
+        }
     }
     if let Some(target) = ledger.number("algo.kl.target") {
         let horizon = ledger.number("algo.kl.horizon").unwrap_or(10_000.0);
         let adaptive = json!({"reward": {"adaptive": {"target": target, "horizon": horizon}}});
         ledger.replace("algo.kl.target", &format!("{a}.kl_in"), adaptive);
     }
-    ledger.idle_all(&[("algo.kl.horizon", "with the target")]);
+    ledger.idle_all(&[("algo.kl.horizon", "used with the target only")]);
 }
 
-/// What the loss is weighed by where vLLM has other log-probs: tokens alone have weights here.
+/// Correction of log-probs that differ from vLLM's; only tokens have weights here.
 fn correction(ledger: &mut Ledger, a: &str) {
     let [on, kind, bounds] =
         ["enable", "type", "threshold"].map(|name| format!("algo.advantage.is_correction_{name}"));
@@ -392,7 +389,7 @@ fn correction(ledger: &mut Ledger, a: &str) {
     let field = format!("{a}.rollout_correction");
     match (ledger.truth(&on), low, high, ledger.text(&kind).as_deref().unwrap_or("tis")) {
         (Some(true), Some(low), Some(max), "tis") => {
-            let why = format!("weights below {low} stay as they are, which OpenRLHF raises to it");
+            let why = format!("weights below {low} stay unchanged, where OpenRLHF raises them");
             ledger.change(&on, &field, json!({"truncate": {"level": "token", "max": max}}), why);
         }
         (Some(true), Some(min), Some(max), "icepop") => {
@@ -410,12 +407,12 @@ fn correction(ledger: &mut Ledger, a: &str) {
     ledger.idle_all(&[(&on, "off"), (&kind, why), (&bounds, why)]);
 }
 
-/// OpenRLHF keeps groups whose mean reward lies strictly within a range, and looks for others without a bound.
+/// OpenRLHF keeps groups whose mean reward is strictly within a range, and samples others without a limit.
 fn dynamic_filtering(ledger: &mut Ledger) {
     let key = "algo.dynamic_filtering_enable";
     match ledger.truth(key) {
         Some(true) => {
-            let why = "at most so many batches a step";
+            let why = "up to this many batches per step";
             ledger.change(key, &format!("{R}.selection.mixed_groups"), json!({"max_batches": 10}), why);
         }
         Some(false) => ledger.idle(key, "off"),
@@ -424,9 +421,9 @@ fn dynamic_filtering(ledger: &mut Ledger) {
     let range = "algo.dynamic_filtering_range";
     match ledger.peek(range).cloned() {
         Some(Value::Array(ends)) if ends.iter().filter_map(values::number).eq([0.0, 1.0]) => {
-            ledger.idle(range, "groups that are all wrong or all right are what is replaced");
+            ledger.idle(range, "groups that are all wrong or all right are replaced");
         }
-        Some(_) => ledger.refuse(range, "say `selection.difficulty`"),
+        Some(_) => ledger.refuse(range, "set `selection.difficulty`"),
         None => {}
     }
 }
@@ -471,13 +468,13 @@ fn estimator(ledger: &mut Ledger, a: &str) {
         ledger.idle_all(&[(key, unused)]);
     }
     ledger.idle_all(&[
-        ("algo.advantage.gamma", "with the advantage"),
-        ("algo.advantage.lambd", "with the advantage, where that is `gae`"),
-        ("algo.advantage.no_std_norm", "the advantage says what it is divided by"),
+        ("algo.advantage.gamma", "part of the advantage"),
+        ("algo.advantage.lambd", "part of the advantage if that is `gae`"),
+        ("algo.advantage.no_std_norm", "set by the advantage"),
     ]);
 }
 
-/// OpenRLHF's numbers where none are given; but for the rate, its critic has the policy's optimizer.
+/// The critic, with OpenRLHF's defaults. Its optimizer is the policy's except for the rate.
 fn critic(ledger: &mut Ledger) {
     let critic = format!("{R}.critic");
     let learning_rate = format!("{critic}.optimizer.adamw.learning_rate");
@@ -492,7 +489,7 @@ fn critic(ledger: &mut Ledger) {
     ledger.fill(&learning_rate, 9e-6);
     ledger.fill_as(&format!("{critic}.optimizer"), &format!("{R}.optimizer"));
     ledger.fill(&format!("{critic}.value_clip"), 0.5);
-    ledger.idle_all(&[("critic.model_name_or_path", "the critic begins with the policy's weights")]);
+    ledger.idle_all(&[("critic.model_name_or_path", "the critic starts from the policy's weights")]);
 }
 
 fn loss(ledger: &mut Ledger, field: &str) {
@@ -514,7 +511,7 @@ fn loss(ledger: &mut Ledger, field: &str) {
             let [low, high] = [0, 1].map(|index| values::number(&clips[index]).unwrap_or(clip));
             ledger.fill(&format!("{field}.clip_high"), high);
             ledger.map("actor.eps_clip_low_high", &format!("{field}.clip_low"), low);
-            ledger.idle("actor.eps_clip", "low and high are given");
+            ledger.idle("actor.eps_clip", "the low and the high clip are set");
         }
         _ => {
             ledger.fill(&format!("{field}.clip_high"), clip);
@@ -533,37 +530,38 @@ fn data(ledger: &mut Ledger) {
     rules::longest_prompt(ledger, "prompt_max_len", &format!("{file}.max_prompt_tokens"));
     evaluation(ledger, &file, why);
     ledger.idle_all(&[
-        ("data.prompt_split", "a dataset is a file"),
-        ("data.dataloader_num_workers", "data is read by every rank, without workers"),
+        ("data.prompt_split", "datasets are files"),
+        ("data.dataloader_num_workers", "every rank reads the data itself, without workers"),
         ("data.disable_fast_tokenizer", "the model's folder has its tokenizer"),
         ("data.image_key", "prompts are texts"),
     ]);
 }
 
-/// OpenRLHF samples at 0.6 unless it is told otherwise.
+/// OpenRLHF's default temperature is 0.6.
 fn evaluation(ledger: &mut Ledger, file: &str, why: &str) {
     let (dataset, samples, temperature) = ("eval.dataset", "eval.n_samples_per_prompt", "eval.temperature");
     if ledger.peek(dataset).is_some_and(|name| !values::is_unset(name)) {
         rules::data_file(ledger, dataset, &format!("{file}.held_out"), why);
         rules::map_count(ledger, samples, &format!("{R}.evaluation.samples"), 4);
         match ledger.number(temperature) {
-            Some(1.0) => ledger.idle(temperature, "as here"),
+            Some(1.0) => ledger.idle(temperature, "the same as here"),
             _ if ledger.peek(temperature).is_some() => {
                 ledger.fold(temperature, "evaluation is greedy and at temperature 1");
             }
             _ => {}
         }
     }
-    let off = "nothing is evaluated";
+    let off = "evaluation is off";
     ledger.idle_all(&[
         (dataset, off),
         (samples, off),
         (temperature, off),
-        ("eval.split", "a dataset is a file"),
+        ("eval.split", "datasets are files"),
     ]);
 }
 
-/// Since 0.10 a prompt and its completion share `max_len` tokens, all of which a completion may have that is not bounded.
+/// Since 0.10 a prompt and its completion share `max_len` tokens. Without another limit a completion may use
+/// all of them.
 fn lengths(ledger: &mut Ledger) {
     let (all, field) = ("data.max_len", format!("{R}.rollout.max_new_tokens"));
     if ledger.peek("rollout.max_new_tokens").is_some() || ledger.peek("prompt_max_len").is_some() {
@@ -573,19 +571,20 @@ fn lengths(ledger: &mut Ledger) {
         if let Some(room) =
             ledger.whole(all).map(|all| all.saturating_sub(completion)).filter(|room| *room > 0)
         {
-            let why = "what a completion leaves; longer prompts are left out, and not cut";
+            let why = "the rest after the completion; longer prompts are left out, not truncated";
             ledger.change(all, &format!("{R}.data.file.max_prompt_tokens"), room, why);
         }
-        return ledger.idle_all(&[(all, "a prompt that does not fit the model is an error before the run")]);
+        return ledger
+            .idle_all(&[(all, "a prompt that does not fit the model is an error before training starts")]);
     }
     ledger.assume(&[(all, json!(2048))]);
     let most = rules::count(ledger, all, 2048);
     if ledger.peek(all).is_some() {
-        ledger.change(all, &field, most, "of a completion alone, which there shares them with its prompt");
+        ledger.change(all, &field, most, "limits the completion only, where OpenRLHF counts its prompt too");
     }
 }
 
-/// What a completion earns, and the penalty for its length beside it.
+/// Rewards of completions, and the length penalty.
 fn rewards(ledger: &mut Ledger) {
     let field = format!("{R}.reward");
     let (buffer, factor) = ("reward.overlong_buffer_len", "reward.overlong_penalty_factor");
@@ -595,7 +594,7 @@ fn rewards(ledger: &mut Ledger) {
     match (ledger.peek(factor).is_some(), &penalty) {
         (false, _) => {}
         (true, Some(_)) => ledger.fold(factor, "the weight of the `length` reward"),
-        (true, None) => ledger.idle(factor, "with the buffer"),
+        (true, None) => ledger.idle(factor, "used with the buffer only"),
     }
     match (scorer, penalty) {
         (Some((key, term, why)), Some(penalty)) => {
@@ -603,36 +602,32 @@ fn rewards(ledger: &mut Ledger) {
             ledger.map(buffer, &field, json!([term, penalty]));
         }
         (Some((key, term, why)), None) => ledger.change(key, &field, json!([term]), why),
-        (None, Some(_)) => ledger.refuse(buffer, "name the reward that the `length` reward stands beside"),
+        (None, Some(_)) => ledger.refuse(buffer, "set the reward to which the `length` reward is added"),
         (None, None) => {}
     }
     let template = "data.apply_chat_template";
     if ledger.peek(template).is_some() {
-        ledger.idle(template, "a model that has a chat template is prompted by it");
+        ledger.idle(template, "the model's chat template is used if there is one");
     }
 }
 
 const REWARD_MODEL: &str = "reward.model_name_or_path";
 
-/// The key that says what scores, the reward that it becomes, and what is to be done for it.
+/// The key that sets the reward, the reward, and a remark.
 fn scorer(ledger: &mut Ledger) -> Option<(&'static str, Value, &'static str)> {
     let remote = "reward.remote_url";
     if let Some(path) = ledger.text(remote) {
-        ledger.idle_all(&[(REWARD_MODEL, "`reward.remote_url` is what scores")]);
+        ledger.idle_all(&[(REWARD_MODEL, "`reward.remote_url` scores")]);
         if !path.ends_with(".py") {
-            ledger.refuse(remote, "a reward is a function, not a server: see docs/rewards.md");
+            ledger.refuse(remote, "a reward is a function, not a server: see docs/guides/rewards.md");
             return None;
         }
         let term = json!({"python": {"path": path, "function": "reward_func", "signature": "openrlhf"}});
-        return Some((
-            remote,
-            term,
-            "its prompts are those of the file, without a chat template around them",
-        ));
+        return Some((remote, term, "it gets the file's prompts, without a chat template"));
     }
     let path = ledger.text(REWARD_MODEL)?;
     if path.contains(',') {
-        ledger.refuse(REWARD_MODEL, "name each of the models in a term of `pipeline.rlvr.reward`");
+        ledger.refuse(REWARD_MODEL, "set each of the models in a term of `pipeline.rlvr.reward`");
         return None;
     }
     // Without a template OpenRLHF scores prompt and completion as one text.
@@ -645,7 +640,7 @@ fn normalize_reward(ledger: &mut Ledger, is_model: bool) {
     match (ledger.peek(key).is_some(), ledger.truth(key)) {
         (false, _) => {}
         (true, Some(true)) if is_model => {
-            let why = "of all rewards so far; OpenRLHF's are those that the reward model was saved with";
+            let why = "statistics of all rewards so far; OpenRLHF's are saved with the reward model";
             let norm = json!({"mean": "running", "std": "running"});
             ledger.change(key, &format!("{R}.algorithm.reward_norm"), norm, why);
         }
@@ -655,8 +650,8 @@ fn normalize_reward(ledger: &mut Ledger, is_model: bool) {
     }
 }
 
-/// OpenRLHF clips to -10 and 10 where nothing is said. Where rewards are compared within a group it clips what is left
-/// of them after that, which these bounds leave alone.
+/// OpenRLHF's default clips to -10 and 10. With rewards compared within a group it clips the result, which
+/// these bounds never change.
 fn reward_clip(ledger: &mut Ledger, a: &str) {
     let (key, field) = ("reward.clip_range", format!("{a}.reward_clip"));
     let estimator = ledger.text("algo.advantage.estimator");
@@ -672,14 +667,15 @@ fn reward_clip(ledger: &mut Ledger, a: &str) {
     match bounds[..] {
         [low, high] if low == -high && is_plain => ledger.map(key, &field, values::json(high)),
         [low, high] if low == -high => {
-            let why = "before rewards are compared within the group, and not after";
+            let why = "rewards are clipped before they are compared within the group, not after";
             ledger.change(key, &field, values::json(high), why);
         }
-        _ => ledger.refuse(key, "rewards are clipped to minus and plus one number, `algorithm.reward_clip`"),
+        _ => ledger
+            .refuse(key, "rewards are clipped to plus and minus the same bound, `algorithm.reward_clip`"),
     }
 }
 
-/// The penalty as a term; its key stays for who adds it to the reward.
+/// The length penalty as a term; its key stays for the caller, which adds the term.
 fn overlong(ledger: &mut Ledger, buffer: &str, factor: &str) -> Option<Value> {
     let weight = match ledger.peek(factor) {
         Some(_) => ledger.number(factor),
@@ -695,8 +691,8 @@ fn overlong(ledger: &mut Ledger, buffer: &str, factor: &str) -> Option<Value> {
             return Some(json!({"length": length, "weight": values::json(weight)}));
         }
         (.., None) => ledger.refuse(buffer, format!("`{factor}` is not a number")),
-        (_, None, _) => ledger.refuse(buffer, "the longest completion is not known: say it as well"),
-        _ => ledger.refuse(buffer, "not a whole number of tokens that a completion may have"),
+        (_, None, _) => ledger.refuse(buffer, "the longest completion is unknown: set it as well"),
+        _ => ledger.refuse(buffer, "not an integer up to the length of a completion"),
     }
     None
 }

@@ -1,14 +1,14 @@
-//! OpenRLHF's `train_sft`, `train_dpo`, `train_rm` and, as long as it had it, `train_kto` command lines, with flat or dotted
-//! flags. Defaults are OpenRLHF's.
+//! Importer of OpenRLHF's `train_sft`, `train_dpo`, `train_rm` and former `train_kto` commands, with flat or
+//! dotted flags. Defaults are OpenRLHF's.
 
 use serde_json::{Value, json};
 
 use super::{ledger::Ledger, openrlhf, rules, values};
 
-/// The pipeline that they become.
+/// Pipeline of the imported configs.
 const P: &str = "pipeline.offline";
 
-/// Which of them.
+/// The command's trainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trainer {
     /// `train_sft`.
@@ -21,8 +21,8 @@ pub(super) enum Trainer {
     Kto,
 }
 
-/// Flat flags and the dotted ones that replaced them, where PPO's have other names.
-const RENAMED: [(&str, &str); 26] = [
+/// Flat flags with their dotted replacements, where PPO's differ.
+const FLAT_TO_DOTTED: [(&str, &str); 26] = [
     ("pretrain", "model.model_name_or_path"),
     ("ref_pretrain", "ref.model_name_or_path"),
     ("ref_offload", "ref.offload"),
@@ -51,7 +51,7 @@ const RENAMED: [(&str, &str); 26] = [
     ("max_len", "data.max_len"),
 ];
 
-/// Of PPO's dotted flags those that these programs have as well begin so.
+/// Prefixes of PPO's dotted flags that these programs share.
 const COMMON: [&str; 5] = ["ds.", "train.", "data.", "ckpt.", "eval."];
 
 const IDLE: [(&str, &str); 16] = [
@@ -62,27 +62,24 @@ const IDLE: [(&str, &str); 16] = [
     ("muon.*", "AdamW is the optimizer"),
     ("disable_fast_tokenizer", "the model's folder has its tokenizer"),
     ("data.disable_fast_tokenizer", "the model's folder has its tokenizer"),
-    ("data.dataloader_num_workers", "data is read by every rank, without workers"),
-    ("dataset_split", "a dataset is a file"),
-    ("data.dataset_split", "a dataset is a file"),
-    ("eval_split", "a dataset is a file"),
-    ("eval.split", "a dataset is a file"),
-    ("model.gradient_checkpointing_reentrant", "recomputation is per block"),
+    ("data.dataloader_num_workers", "every rank reads the data itself, without workers"),
+    ("dataset_split", "datasets are files"),
+    ("data.dataset_split", "datasets are files"),
+    ("eval_split", "datasets are files"),
+    ("eval.split", "datasets are files"),
+    ("model.gradient_checkpointing_reentrant", "blocks are recomputed as a whole"),
     ("value_head_prefix", "an exported reward model has transformers' name for its head"),
     ("ds.value_head_prefix", "an exported reward model has transformers' name for its head"),
     ("model.compute_fp32_loss_enable", "losses are computed in fp32 or above"),
 ];
 
 const REFUSED: [(&str, &str); 6] = [
-    ("model.margin_loss_enable", "pairs have no margins"),
-    (
-        "model.pretrain_mode_enable",
-        "a text is learnt as a whole where `input_key` has it, and only by `train_sft`",
-    ),
-    ("model.aux_loss_coef", "no loss balances experts"),
+    ("model.margin_loss_enable", "margins of pairs are not supported"),
+    ("model.pretrain_mode_enable", "plain texts are trained only by `train_sft`, from `input_key`"),
+    ("model.aux_loss_coef", "there is no load-balancing loss"),
     ("tokenizer_chat_template", "the template is that of the model's folder"),
     ("data.tokenizer_chat_template", "the template is that of the model's folder"),
-    ("data.dataset_probs", "say the files in a `mix`, with their weights"),
+    ("data.dataset_probs", "write the files in a `mix` with their weights"),
 ];
 
 fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
@@ -107,8 +104,8 @@ fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
 
 pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
     let common = |(_, new): &&(&str, &str)| COMMON.iter().any(|section| new.starts_with(section));
-    let renamed = openrlhf::RENAMED.iter().chain(&openrlhf::MORE_RENAMED).filter(common);
-    ledger.rename(RENAMED.iter().chain(renamed));
+    let renamed = openrlhf::FLAT_TO_DOTTED.iter().filter(common);
+    ledger.rename(FLAT_TO_DOTTED.iter().chain(renamed));
     ledger.assume(&defaults(trainer));
     ledger.fill("name", format!("imported_from_openrlhf_{}", format!("{trainer:?}").to_lowercase()));
     ledger.fill("backend", "auto");
@@ -135,7 +132,7 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
     ledger.refuse_all(&openrlhf::REFUSED);
 }
 
-/// OpenRLHF's batches are counted in records, and a pair of a micro-batch is one of them.
+/// OpenRLHF counts batches in records; a pair in a micro-batch is one record.
 fn batches(ledger: &mut Ledger, trainer: Trainer) {
     let (key, field) = ("train.micro_batch_size", "strategy.micro_batch_size");
     let size = rules::count(ledger, key, 1);
@@ -150,7 +147,7 @@ fn batches(ledger: &mut Ledger, trainer: Trainer) {
     ledger.copy_number("train.seed", "seed");
     let epochs = if trainer == Trainer::Sft { 2 } else { 1 };
     if ledger.peek("eval.dataset").is_some_and(values::is_unset) {
-        ledger.idle_all(&[("eval.steps", "nothing is evaluated")]);
+        ledger.idle_all(&[("eval.steps", "evaluation is off")]);
     }
     openrlhf::run(ledger, P, records, ("train.max_epochs", epochs));
 }
@@ -165,13 +162,13 @@ fn dpo(ledger: &mut Ledger) {
     ledger.assume(&[("model.beta", json!(0.1))]);
     ledger.copy_number("model.beta", &format!("{field}.beta"));
     if kind == "ipo" {
-        ledger.fold(key, "the objective, of means over tokens where OpenRLHF has sums");
+        ledger.fold(key, "part of the objective, with means over tokens where OpenRLHF has sums");
     }
     let (smoothing, nll) = ("model.label_smoothing", "model.nll_loss_coef");
     if kind == "dpo" {
         ledger.copy_number(smoothing, &format!("{field}.label_smoothing"));
         if let Some(weight) = ledger.number(nll) {
-            let why = "of all tokens' mean, where OpenRLHF has the mean of the answers' means";
+            let why = "the mean over all tokens, where OpenRLHF averages the answers' means";
             ledger.change(nll, &format!("{field}.sft_weight"), values::json(weight), why);
         }
     }
@@ -182,7 +179,7 @@ fn dpo(ledger: &mut Ledger) {
 fn kto(ledger: &mut Ledger) {
     let field = |name: &str| format!("{P}.objective.kto.{name}");
     ledger.assume(&[("model.beta", json!(0.01))]);
-    let why = "against a mean over the whole step's mismatched prompts and answers, and not each device's";
+    let why = "the mean over mismatched prompts and answers is that of the whole step, not of each device";
     if let Some(beta) = ledger.number("model.beta") {
         ledger.change("model.beta", &field("beta"), values::json(beta), why);
     }
@@ -190,7 +187,7 @@ fn kto(ledger: &mut Ledger) {
     ledger.copy_number("undesirable_loss_weight", &field("undesirable_weight"));
 }
 
-/// What a policy is compared with is what it was.
+/// The reference must be the initial policy.
 fn reference(ledger: &mut Ledger) {
     let (reference, model) = ("ref.model_name_or_path", ledger.draft("model.path").cloned());
     match ledger.text(reference) {
@@ -207,14 +204,14 @@ fn reward_model(ledger: &mut Ledger) {
     match ledger.text("model.loss_type").as_deref() {
         None => {}
         Some("sigmoid" | "log_exp" | "logexp") => {
-            ledger.idle("model.loss_type", "each is -log sigmoid of the difference");
+            ledger.idle("model.loss_type", "every loss type is -log sigmoid of the difference here");
         }
         Some(_) => ledger.refuse("model.loss_type", "the loss is -log sigmoid of the difference"),
     }
 }
 
-/// Files have OpenRLHF's columns: pairs in `chosen` and `rejected`, answers in `output_key` or conversations, or texts, in
-/// `input_key`, and labels in `label_key`.
+/// OpenRLHF's columns: pairs in `chosen` and `rejected`, answers in `output_key` or conversations, or texts,
+/// in `input_key`, and labels in `label_key`.
 fn data(ledger: &mut Ledger, trainer: Trainer) {
     let file = format!("{P}.data.file");
     let why = "a JSONL, Parquet or Arrow file: write the dataset to it first";
@@ -255,8 +252,8 @@ fn data(ledger: &mut Ledger, trainer: Trainer) {
     }
     if let Some(most) = ledger.whole("data.max_len") {
         let why = match trainer {
-            Trainer::Rm => "longer records are left out, and not cut",
-            _ => "cut as there, but that the last token left does not become the end token",
+            Trainer::Rm => "longer records are left out, not truncated",
+            _ => "truncated likewise, but the last token does not become the end token",
         };
         ledger.change("data.max_len", &format!("{file}.max_tokens"), most, why);
         if trainer != Trainer::Rm {

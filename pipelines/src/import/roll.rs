@@ -1,4 +1,5 @@
-//! ROLL's RLVR YAML, as of v0.2.1, where it trained with DeepSpeed, and with FSDP2 since.
+//! Importer of ROLL's RLVR YAML, both as of v0.2.1, which trained with DeepSpeed, and later versions with
+//! FSDP2.
 
 use serde_json::{Value, json};
 
@@ -15,7 +16,7 @@ use super::{
     values,
 };
 
-const DEAD: &str = "ROLL reads it nowhere";
+const DEAD: &str = "ROLL never reads it";
 
 fn defaults() -> [(&'static str, Value); 21] {
     [
@@ -44,17 +45,17 @@ fn defaults() -> [(&'static str, Value); 21] {
 }
 
 const IDLE: [(&str, &str); 58] = [
-    ("hydra*", "a config is one file"),
+    ("hydra*", "a config is a single file"),
     ("logging_*", REPORTS),
     ("track_with", REPORTS),
     ("tracker_kwargs*", REPORTS),
     ("report_length_and_rewards", REPORTS),
-    ("output_dir", "say it with --output"),
-    ("base_dir", "say it with --output"),
-    ("rollout_dump_dir", "samples.jsonl of the run folder has samples"),
+    ("output_dir", "set by --output"),
+    ("base_dir", "set by --output"),
+    ("rollout_dump_dir", "samples are in samples.jsonl of the run folder"),
     ("save_logging_board_dir", REPORTS),
-    ("system_envs*", "environment variables are the shell's"),
-    ("checkpoint_config*", "checkpoints lie in the run folder"),
+    ("system_envs*", "set environment variables in the shell"),
+    ("checkpoint_config*", "checkpoints are in the run folder"),
     ("resume_from_checkpoint", "`anyroll run --resume DIR`"),
     ("num_gpus_per_node", "ROLL overwrites it as well"),
     ("num_nodes", "torchrun, Slurm or Kubernetes start the ranks of several hosts"),
@@ -65,74 +66,74 @@ const IDLE: [(&str, &str); 58] = [
     ("rpc_timeout", "`strategy.collective_timeout_s` bounds every wait"),
     ("profiler_*", REPORTS),
     ("actor_train.worker_cls", "the loss is named in `algorithm`"),
-    ("actor_train.infer_batch_size", "scoring goes by `strategy.micro_batch_size`"),
-    ("actor_train.model_args.flash_attn", "attention is libtorch's, by the device"),
-    ("actor_train.model_args.attn_implementation", "attention is libtorch's, by the device"),
+    ("actor_train.infer_batch_size", "scoring uses `strategy.micro_batch_size`"),
+    ("actor_train.model_args.flash_attn", "the attention kernel is chosen by device"),
+    ("actor_train.model_args.attn_implementation", "the attention kernel is chosen by device"),
     ("actor_train.model_args.model_type", "the policy is a decoder"),
     ("actor_train.data_args.template", "the model's folder has its chat template"),
     ("actor_train.data_args.dataset_dir", DEAD),
     ("actor_train.data_args.interleave_probs", DEAD),
-    ("actor_train.data_args.preprocessing_num_workers", "data is read by every rank, without workers"),
+    ("actor_train.data_args.preprocessing_num_workers", "every rank reads the data itself, without workers"),
     ("actor_train.training_args.num_train_epochs", "`max_steps` is the run's length"),
     ("actor_train.use_sequence_packing", "sequences are always packed"),
     ("actor_train.use_dynamic_batching_in_*", "sequences are always packed"),
-    ("is_offload_*", "say `strategy.offload`"),
+    ("is_offload_*", "set `strategy.offload`"),
     ("offload_nccl", ONE_ENGINE),
     ("actor_train.offload_nccl", ONE_ENGINE),
     ("actor_infer.offload_nccl", ONE_ENGINE),
-    ("reference.*", "the reference has the policy's strategy, or `roles.reference.strategy`"),
+    ("reference.*", "the reference uses the policy's strategy, or `roles.reference.strategy`"),
     ("model_download_type", "nothing is downloaded"),
-    ("rollout_mock*", "what is sampled follows from the seed"),
+    ("rollout_mock*", "samples are determined by the seed"),
     ("router_args*", ONE_ENGINE),
     ("transfer_backend*", ONE_ENGINE),
     ("user_defined_rollout_loop_cls", ONE_ENGINE),
     ("length_profiler_dir", REPORTS),
     ("otlp_output_dir", REPORTS),
     ("render_save_dir", REPORTS),
-    ("balance_length", "every rank has an equal part of each mini-batch"),
-    ("batch_adjust_mode", "a step has as many completions as asked for"),
+    ("balance_length", "every rank has an equal share of each mini-batch"),
+    ("batch_adjust_mode", "a step has a fixed number of completions"),
     ("local_rank", "`anyroll run` starts the ranks"),
     ("actor_train.use_remove_padding", "sequences are always packed"),
     ("actor_train.sequence_packing_args*", "sequences are always packed"),
     ("actor_infer.*", ONE_ENGINE),
-    ("actor_train.system_envs*", "environment variables are the shell's"),
-    ("actor_train.model_args.model_name_or_path", "`pretrain` says it"),
+    ("actor_train.system_envs*", "set environment variables in the shell"),
+    ("actor_train.model_args.model_name_or_path", "set by `pretrain`"),
     ("actor_train.max_concurrency", ONE_ENGINE),
     ("actor_train.backend_timeout", "`strategy.collective_timeout_s` bounds every wait"),
     ("validation.*", "evaluation is on held-out prompts, greedy and at temperature 1"),
-    ("value_clip", "it is for a critic"),
+    ("value_clip", "only for a critic"),
     ("reward_pretrain", "rewards here are functions"),
 ];
 
 const REFUSED: [(&str, &str); 28] = [
-    ("critic*", "say `pipeline.rlvr.critic` beside the advantage `gae`"),
-    ("async_generation_ratio", "say `rollout.async.ahead`"),
-    ("use_additional_prompts", "as many prompts as asked for are sampled"),
-    ("is_use_additional_prompts", "as many prompts as asked for are sampled"),
-    ("max_additional_running_prompts", "as many prompts as asked for are sampled"),
+    ("critic*", "set `pipeline.rlvr.critic` and the advantage `gae`"),
+    ("async_generation_ratio", "set `rollout.async.ahead`"),
+    ("use_additional_prompts", "the number of sampled prompts is fixed"),
+    ("is_use_additional_prompts", "the number of sampled prompts is fixed"),
+    ("max_additional_running_prompts", "the number of sampled prompts is fixed"),
     ("error_max_len_clip", "shape lengths with the `length` reward"),
     ("error_max_len_threshold", "shape lengths with the `length` reward"),
-    ("difficulty_loss_weight", "samples weigh the same"),
-    ("length_loss_weight", "samples weigh the same"),
-    ("add_token_level_kl", "say `algorithm.kl_in`"),
-    ("use_kl_loss", "say `algorithm.kl_in`"),
-    ("postive_loss_coef", "ROLL reads it nowhere"),
-    ("use_topr_loss", "ROLL reads it nowhere"),
+    ("difficulty_loss_weight", "all samples have the same weight"),
+    ("length_loss_weight", "all samples have the same weight"),
+    ("add_token_level_kl", "set `algorithm.kl_in`"),
+    ("use_kl_loss", "set `algorithm.kl_in`"),
+    ("postive_loss_coef", "ROLL never reads it"),
+    ("use_topr_loss", "ROLL never reads it"),
     ("global_template", "the model's folder has its chat template"),
     ("tag_to_template*", "the model's folder has its chat template"),
     ("whiten_rewards", "advantages are whitened, by `whiten_advantages`"),
-    ("reward_model*", "name a reward that can be verified in `pipeline.rlvr.reward`"),
+    ("reward_model*", "set a verifiable reward in `pipeline.rlvr.reward`"),
     ("actor_train.model_args.ulysses_size", "sequences are not split over ranks"),
-    ("actor_train.model_args.freeze_module_prefix", "layers are trained all, or by `model.lora`"),
-    ("use_reward_scaling", "say `algorithm.reward_norm`"),
-    ("use_reward_norm", "say `algorithm.reward_norm`"),
-    ("reward_norm", "say `algorithm.reward_norm`"),
-    ("reward_shift", "say `algorithm.reward_norm`"),
-    ("reward_scale", "say `algorithm.reward_norm`"),
+    ("actor_train.model_args.freeze_module_prefix", "train all layers, or set `model.lora`"),
+    ("use_reward_scaling", "set `algorithm.reward_norm`"),
+    ("use_reward_norm", "set `algorithm.reward_norm`"),
+    ("reward_norm", "set `algorithm.reward_norm`"),
+    ("reward_shift", "set `algorithm.reward_norm`"),
+    ("reward_scale", "set `algorithm.reward_norm`"),
     ("add_len_reward", "shape lengths with the `length` reward"),
-    ("positive_loss_coef", "ROLL reads it nowhere"),
-    ("use_topr_neg_loss_coef", "ROLL reads it nowhere"),
-    ("dataset_filter*", "leave records out of the file"),
+    ("positive_loss_coef", "ROLL never reads it"),
+    ("use_topr_neg_loss_coef", "ROLL never reads it"),
+    ("dataset_filter*", "remove records from the file"),
 ];
 
 pub(super) fn apply(ledger: &mut Ledger) {
@@ -158,15 +159,15 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.refuse_all(&REFUSED);
 }
 
-/// Factors that say nothing at one value alone.
+/// Factors that are supported at one value only.
 fn single(ledger: &mut Ledger) {
     for (key, usual, why) in [
         ("rl_loss_coef", 1.0, "the policy's loss has the weight 1"),
-        ("minibatch_data_iter_num", 1.0, "say `epochs`"),
-        ("l2", 0.0, "say `optimizer.adamw.weight_decay`"),
+        ("minibatch_data_iter_num", 1.0, "set `epochs`"),
+        ("l2", 0.0, "set `optimizer.adamw.weight_decay`"),
     ] {
         match ledger.number(key) {
-            Some(value) if value == usual => ledger.idle(key, "as here"),
+            Some(value) if value == usual => ledger.idle(key, "the same as here"),
             _ => ledger.refuse_all(&[(key, why)]),
         }
     }
@@ -188,8 +189,8 @@ fn model(ledger: &mut Ledger) {
     ledger.lora_targets("actor_train.model_args.lora_target");
 }
 
-/// ROLL's rollout batch is in prompts; an update has what its devices accumulate, as many of which as hold a model together
-/// have the same records.
+/// ROLL counts the rollout batch in prompts. An update has the records that its devices accumulate, where
+/// devices that share a model have the same records.
 fn batches(ledger: &mut Ledger, ranks_per_replica: u64) {
     let args = "actor_train.training_args";
     let ours = |name: &str| ledger.draft(&format!("{R}.{name}")).and_then(Value::as_u64);
@@ -205,12 +206,12 @@ fn batches(ledger: &mut Ledger, ranks_per_replica: u64) {
     }
     match is_agentic {
         true => {
-            ledger.idle_all(&[("num_return_sequences_in_group", "the group's size is the environments'")])
+            ledger.idle_all(&[("num_return_sequences_in_group", "the group size is set by the environments")])
         }
         false => ledger.map("num_return_sequences_in_group", &format!("{R}.group_size"), group),
     }
     ledger.map(&format!("{args}.per_device_train_batch_size"), "strategy.micro_batch_size", per_device);
-    let why = format!("{} completions a step in updates of {update}", prompts * group);
+    let why = format!("{} completions per step in updates of {update}", prompts * group);
     let mini_batches = (prompts * group).div_ceil(update);
     ledger.change(
         &format!("{args}.gradient_accumulation_steps"),
@@ -232,13 +233,13 @@ fn batches(ledger: &mut Ledger, ranks_per_replica: u64) {
     let ratio = "async_generation_ratio";
     if let Some(steps) = ledger.number(ratio).filter(|steps| *steps > 0.0) {
         let why = match ledger.draft(ROLLOUT_DEVICES).is_some() {
-            true => "on devices of their own",
+            true => "on separate devices",
             false => "on the policy's own devices",
         };
         ledger.change(ratio, &format!("{R}.rollout.async.ahead"), steps.ceil() as u64, why);
     }
     match ledger.whole("max_ckpt_to_keep") {
-        Some(0) => ledger.refuse("max_ckpt_to_keep", "say how many in `checkpoint.keep_last`"),
+        Some(0) => ledger.refuse("max_ckpt_to_keep", "set the number in `checkpoint.keep_last`"),
         Some(_) => ledger.copy_number("max_ckpt_to_keep", &format!("{R}.checkpoint.keep_last")),
         None => {}
     }
@@ -247,14 +248,17 @@ fn batches(ledger: &mut Ledger, ranks_per_replica: u64) {
 fn optimizer(ledger: &mut Ledger) {
     adamw(ledger, "actor_train.training_args", R);
     ledger.idle_all(&[
-        ("actor_train.training_args.bf16", "`model_args.dtype` says it"),
-        ("actor_train.training_args.fp16", "`model_args.dtype` says it"),
-        ("actor_train.training_args.dataloader_num_workers", "data is read by every rank, without workers"),
-        ("actor_train.training_args.max_steps", "ROLL derives it"),
+        ("actor_train.training_args.bf16", "set by `model_args.dtype`"),
+        ("actor_train.training_args.fp16", "set by `model_args.dtype`"),
+        (
+            "actor_train.training_args.dataloader_num_workers",
+            "every rank reads the data itself, without workers",
+        ),
+        ("actor_train.training_args.max_steps", "ROLL computes it"),
     ]);
 }
 
-/// AdamW and its schedule as `section` says them, for what `owner` trains.
+/// AdamW and its schedule from `section`, for the model of `owner`.
 fn adamw(ledger: &mut Ledger, section: &str, owner: &str) {
     let args = |name: &str| format!("{section}.{name}");
     let adamw = format!("{owner}.optimizer.adamw");
@@ -289,14 +293,14 @@ fn sampling(ledger: &mut Ledger) {
     match (ledger.whole("response_length"), ledger.whole("sequence_length")) {
         (Some(_), _) => ledger.copy_number("response_length", &length),
         (None, Some(all)) => {
-            let why = format!("less a prompt of {prompt}");
+            let why = format!("minus a prompt of {prompt}");
             ledger.change("sequence_length", &length, all.saturating_sub(prompt), why);
         }
         (None, None) => {}
     }
     ledger.idle_all(&[
-        ("sequence_length", "`response_length` is given"),
-        (&args("max_new_tokens"), "ROLL overwrites it by the lengths"),
+        ("sequence_length", "`response_length` is set"),
+        (&args("max_new_tokens"), "ROLL overwrites it with the lengths"),
         (&args("num_beams"), "completions are sampled"),
         (&args("do_sample"), "completions are sampled"),
         (&args("num_return_sequences"), "it is the group's size"),
@@ -306,14 +310,12 @@ fn sampling(ledger: &mut Ledger) {
     if let Some(texts @ Value::Array(_)) = ledger.peek(&stop).cloned() {
         ledger.map(&stop, &format!("{rollout}.stop"), texts);
     }
-    // vLLM cuts a stop text off unless it is told to keep it.
+    // vLLM removes a stop text by default.
     match ledger.truth(&args("include_stop_str_in_output")) {
-        Some(true) => ledger.idle(&args("include_stop_str_in_output"), "a completion keeps it"),
-        _ => {
-            ledger.refuse_all(&[(&args("include_stop_str_in_output"), "a completion keeps what it stops at")])
-        }
+        Some(true) => ledger.idle(&args("include_stop_str_in_output"), "completions keep the stop text"),
+        _ => ledger.refuse_all(&[(&args("include_stop_str_in_output"), "completions keep the stop text")]),
     }
-    ledger.refuse_all(&[(&args("*"), "say it in `rollout`")]);
+    ledger.refuse_all(&[(&args("*"), "set it in `rollout`")]);
     ledger.fill(&format!("{rollout}.batch_size"), ROLLOUT_BATCH_SIZE);
 }
 
@@ -328,7 +330,7 @@ fn algorithm(ledger: &mut Ledger, teacher_alone: bool) {
         Some("grpo") if ledger.draft(&format!("{a}.reward_norm")).is_none() => {
             ledger.map("adv_estimator", &advantage, json!({"grpo": {"scale": "group_std"}}));
         }
-        // Of the agentic pipeline, which says by itself what rewards are compared with.
+        // Used by the agentic pipeline, which sets the normalization of rewards separately.
         Some("grpo" | "reinforce" | "agentic_reinforce") => {
             let gamma = ledger.number("gamma").unwrap_or(1.0);
             ledger.map("adv_estimator", &advantage, json!({"reinforce": {"gamma": gamma}}));
@@ -342,7 +344,8 @@ fn algorithm(ledger: &mut Ledger, teacher_alone: bool) {
         Some(_) => ledger.refuse("adv_estimator", "advantages here are gae, grpo and reinforce"),
         None => {}
     }
-    ledger.idle_all(&[("gamma", "with the advantage"), ("lambd", "with the advantage, where that is `gae`")]);
+    ledger
+        .idle_all(&[("gamma", "part of the advantage"), ("lambd", "part of the advantage if that is `gae`")]);
     reward_norm(ledger, &a);
     for name in ["reward_clip", "advantage_clip"] {
         ledger.copy_number(name, &format!("{a}.{name}"));
@@ -374,7 +377,7 @@ fn critic(ledger: &mut Ledger) {
     ledger.copy_number("critic_warmup", &format!("{critic}.warmup_steps"));
     ledger.idle_all(&[(
         "critic.*",
-        "the critic has the policy's model, mini-batches and strategy, or `roles.critic`",
+        "the critic uses the policy's model, mini-batches and strategy, or `roles.critic`",
     )]);
 }
 
@@ -389,7 +392,7 @@ fn selection(ledger: &mut Ledger) {
                 ledger.fill(&format!("{field}.difficulty.{end}"), threshold);
                 ledger.copy_number(key, &format!("{field}.difficulty.{end}"));
             }
-            ledger.fold("difficulty_mask", "in the thresholds");
+            ledger.fold("difficulty_mask", "part of the thresholds");
         }
         Some(false) => ledger.idle("difficulty_mask", "off"),
         None => {}
@@ -397,7 +400,7 @@ fn selection(ledger: &mut Ledger) {
     ledger.idle_all(&thresholds.map(|(key, ..)| (key, "difficulty_mask is off")));
 }
 
-/// ROLL normalizes the rewards of each domain by themselves.
+/// ROLL normalizes the rewards of each domain separately.
 fn reward_norm(ledger: &mut Ledger, a: &str) {
     let is_grpo =
         ledger.draft(&format!("{a}.advantage")).is_some_and(|advantage| advantage.get("grpo").is_some());
@@ -409,12 +412,17 @@ fn reward_norm(ledger: &mut Ledger, a: &str) {
             None => {}
             Some(_) if is_grpo => ledger.idle(key, "ROLL's grpo overwrites it"),
             Some(_) if ledger.peek(key).is_some_and(values::is_unset) => ledger.idle(key, "off"),
-            Some("group") if !has_groups => ledger.refuse(key, "a group of 1 has no statistics"),
+            Some("group") if !has_groups => ledger.refuse(key, "a group of one sample has no statistics"),
             Some(over @ ("batch" | "running")) if has_domains => {
-                ledger.change(key, &field, over, "over all domains, where ROLL has a statistic for each");
+                ledger.change(
+                    key,
+                    &field,
+                    over,
+                    "statistics over all domains, where ROLL has them per domain",
+                );
             }
             Some(over @ ("group" | "batch" | "running")) => ledger.map(key, &field, over),
-            Some(_) => ledger.refuse(key, "statistics are of the group, the batch, or running"),
+            Some(_) => ledger.refuse(key, "must be group, batch or running"),
         }
     }
 }
@@ -439,20 +447,20 @@ fn kl(ledger: &mut Ledger, a: &str) {
     }
     match (ledger.text("kl_penalty").as_deref(), ledger.draft(&format!("{a}.kl_in")).is_some()) {
         (None, _) => {}
-        (Some("kl"), true) => ledger.idle("kl_penalty", "k1 is what is taken off a reward"),
+        (Some("kl"), true) => ledger.idle("kl_penalty", "in rewards the KL penalty is k1"),
         (Some(_), true) if ledger.draft(&format!("{a}.kl_in.loss")).is_none() => {
-            ledger.refuse("kl_penalty", "a reward has k1 taken off it");
+            ledger.refuse("kl_penalty", "in rewards the KL penalty is k1");
         }
-        (Some(_), _) => ledger.idle("kl_penalty", "nothing is taken off a reward"),
+        (Some(_), _) => ledger.idle("kl_penalty", "rewards have no KL penalty"),
     }
     ledger.idle_all(&[
-        ("enable_reference", "the reference is there where a KL term needs it"),
-        ("target_kl", "no coefficient moves"),
-        ("kl_horizon", "no coefficient moves"),
+        ("enable_reference", "a reference is loaded if a KL term needs it"),
+        ("target_kl", "no coefficient is adaptive"),
+        ("kl_horizon", "no coefficient is adaptive"),
     ]);
 }
 
-/// With a target the coefficient moves after each step.
+/// With a target the coefficient adapts after each step.
 fn kl_in_reward(ledger: &mut Ledger, field: &str) {
     let mut kl_in = json!({"reward": {}});
     if let Some(target) = ledger.number("target_kl") {

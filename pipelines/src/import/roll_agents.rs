@@ -1,24 +1,24 @@
-//! ROLL's agentic pipeline, whose environments are classes of its own; and its pipelines that are no reinforcement learning of
-//! a language model at all.
+//! Importer of ROLL's agentic pipeline, whose environments are ROLL's own classes. Refuses ROLL's pipelines
+//! that are not reinforcement learning of a language model.
 
 use serde_json::json;
 
 use super::{ledger::Ledger, rules, shared::R};
 
-/// Keys of pipelines that are another thing here, and where that is.
+/// Keys of unsupported pipelines, with their counterparts here.
 const OTHERS: [(&str, &str); 4] = [
-    ("sft_train.", "supervised training is `pipeline: offline`, docs/offline.md"),
-    ("student.", "distillation is `objective: distill` of `pipeline: offline`, docs/offline.md"),
-    ("chosen_key", "training on pairs is `pipeline: offline`, docs/offline.md"),
+    ("sft_train.", "supervised training uses `pipeline: offline`, docs/guides/offline.md"),
+    ("student.", "distillation is `objective: distill` of `pipeline: offline`, docs/guides/distillation.md"),
+    ("chosen_key", "training on pairs uses `pipeline: offline`, docs/guides/offline.md"),
     (
         "actor_train.model_args.model_config_kwargs.",
-        "models of images are `pipeline: diffusion`, docs/diffusion.md",
+        "image models use `pipeline: diffusion`, docs/guides/diffusion.md",
     ),
 ];
 
-const FOR_CLASS: &str = "it is for the environment's class";
+const FOR_CLASS: &str = "for the environment's class";
 
-/// Refuses the config of a pipeline that comes out as none of ours, and says whether it was one.
+/// Refuses the config of an unsupported pipeline, and returns true for one.
 pub(super) fn is_another(ledger: &mut Ledger) -> bool {
     let of = |(start, _): &&(&str, &str)| ledger.keys().any(|key| key.starts_with(start));
     let Some((start, why)) = OTHERS.iter().find(of) else { return false };
@@ -28,8 +28,8 @@ pub(super) fn is_another(ledger: &mut Ledger) -> bool {
     true
 }
 
-/// Keys of the agentic pipeline: what is said of its environments goes into the class that the user writes. A trajectory is a
-/// completion of several turns here, and `rollout_batch_size` counts them.
+/// Imports the agentic pipeline's keys. Environment settings belong in the class that the user writes. A
+/// trajectory is a completion of several turns here, counted by `rollout_batch_size`.
 pub(super) fn apply(ledger: &mut Ledger) {
     let is_agentic = |key: &String| key.starts_with("train_env_manager.") || key.starts_with("custom_envs.");
     if !ledger.keys().any(is_agentic) {
@@ -45,7 +45,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
         let prompts = (trajectories / group).max(1);
         match trajectories.is_multiple_of(group) {
             true => ledger.change(batch, &format!("{R}.prompts_per_step"), prompts, why),
-            false => ledger.refuse(batch, format!("{why}: they are not of one size")),
+            false => ledger.refuse(batch, format!("{why}: these have unequal sizes")),
         }
     }
     if ledger.peek("train_env_manager.group_size").is_some() {
@@ -56,7 +56,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     normalization(ledger);
     let tags = "train_env_manager.tags";
     let why =
-        "the environment is a class of yours: write it and name it in `rollout.environment`, docs/rlvr.md";
+        "write the environment as a class and set it in `rollout.environment`, docs/guides/environments.md";
     ledger.refuse_all(&[(tags, why)]);
     let sections: Vec<String> = ledger
         .keys()
@@ -80,7 +80,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     }
 }
 
-/// What rewards of trajectories are compared with.
+/// Normalization of the trajectories' rewards.
 fn normalization(ledger: &mut Ledger) {
     let [grouping, method] = ["reward_normalization.grouping", "reward_normalization.method"];
     let over = match ledger.text(grouping).as_deref() {
@@ -97,5 +97,5 @@ fn normalization(ledger: &mut Ledger) {
         Some(_) => return ledger.refuse(method, "see `algorithm.reward_norm`"),
     };
     ledger.map(method, &field, norm);
-    ledger.fold(grouping, format!("over the {over}"));
+    ledger.fold(grouping, format!("statistics of the {over}"));
 }

@@ -1,26 +1,26 @@
-//! Which prompts ROLL trains on, and how many of each domain.
+//! ROLL's training prompts, and the share of each domain.
 
 use serde_json::{Value, json};
 
 use super::{ledger::Ledger, roll_rewards::workers, shared::R, values};
 
-/// The most tokens of a prompt, where none is said.
+/// ROLL's default for the most tokens of a prompt.
 pub(super) const PROMPT_LENGTH: u64 = 1024;
 
-/// What share of the prompts each domain has; a domain's name follows.
+/// Prefix of the domains' shares; the domain's name follows.
 const SHARES: &str = "actor_train.data_args.domain_interleave_probs.";
 
-/// What `rewards` makes of the prompts.
+/// Division of the prompts among `rewards`.
 pub(super) enum Domains {
-    /// There is one reward, for all of them.
+    /// One reward for all prompts.
     One,
-    /// Each reward has a share of them.
+    /// A share of the prompts for each reward.
     Mixed(Vec<Domain>),
-    /// There are several rewards, and not each says its share.
+    /// Several rewards, of which not all have a share.
     AsTheyCome,
 }
 
-/// The prompts of a reward: those whose tags it lists.
+/// The prompts of a reward, selected by tags.
 pub(super) struct Domain {
     name: String,
     share: f64,
@@ -45,7 +45,7 @@ impl Domains {
     }
 }
 
-/// The domain of a reward's worker, by its key.
+/// Domain of a reward's worker, from its key.
 pub(super) fn domain_of(worker: &str) -> &str {
     worker.trim_start_matches("rewards.").trim_end_matches(".worker_cls")
 }
@@ -62,14 +62,14 @@ pub(super) fn data(ledger: &mut Ledger, domains: &Domains) {
         ledger.copy_text(&format!("actor_train.data_args.{name}"), &format!("{R}.data.file.columns.prompt"));
     }
     ledger.fill(&format!("{R}.data.file.columns.answer"), "ground_truth");
-    // It leaves longer ones out, too.
+    // ROLL leaves out longer prompts, too.
     ledger.copy_number("prompt_length", &format!("{R}.data.file.max_prompt_tokens"));
     ledger.fill(&format!("{R}.data.file.max_prompt_tokens"), PROMPT_LENGTH);
     let validation = "validation.data_args.file_name";
     if let Some(files) = ledger.peek(validation).filter(|files| !values::is_off(files)).cloned() {
         match domains {
             Domains::Mixed(_) => {
-                ledger.fold(validation, "say `held_out` in the sources that have records in it")
+                ledger.fold(validation, "set `held_out` in the sources with records in that file")
             }
             Domains::One | Domains::AsTheyCome => {
                 ledger.map(validation, &format!("{R}.data.file.held_out"), files);
@@ -77,7 +77,7 @@ pub(super) fn data(ledger: &mut Ledger, domains: &Domains) {
         }
     }
     match domains {
-        Domains::One => ledger.idle_all(&[(&format!("{SHARES}*"), "there is one domain")]),
+        Domains::One => ledger.idle_all(&[(&format!("{SHARES}*"), "there is only one domain")]),
         Domains::Mixed(domains) => mix(ledger, domains),
         Domains::AsTheyCome => {}
     }
@@ -85,7 +85,7 @@ pub(super) fn data(ledger: &mut Ledger, domains: &Domains) {
     ledger.refuse_all(&[("actor_train.data_args.domain_interleave_probs*", why)]);
 }
 
-/// A source for each domain, of the same files.
+/// A mix with one source per domain, all with the same files.
 fn mix(ledger: &mut Ledger, domains: &[Domain]) {
     let file = ledger.take(&format!("{R}.data.file"));
     let source = |Domain { name, share, tags }: &Domain| {
@@ -98,7 +98,7 @@ fn mix(ledger: &mut Ledger, domains: &[Domain]) {
         let key = format!("{SHARES}{name}");
         match index {
             0 => {
-                let why = "evenly over the steps, where ROLL rounds the prompts of each";
+                let why = "spread evenly over the steps, where ROLL rounds the prompts of each step";
                 ledger.change(&key, &format!("{R}.data.mix"), sources.clone(), why);
             }
             _ => ledger.fold(&key, "the weight of its source"),

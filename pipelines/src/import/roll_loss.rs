@@ -1,4 +1,5 @@
-//! ROLL's losses: PPO's by its usual worker, others by `ActorPGWorker`, and what corrects them for another sampler.
+//! ROLL's losses: PPO's by the default worker, others by `ActorPGWorker`, and the correction for a different
+//! sampler.
 
 use serde_json::{Value, json};
 
@@ -24,9 +25,9 @@ pub(super) fn loss(ledger: &mut Ledger, a: &str) {
     }
     ledger.idle_all(&[
         (VARIANT, "only `ActorPGWorker` reads it"),
-        ("pg_variant", "ROLL reads that of `actor_train`"),
+        ("pg_variant", "ROLL reads the one in `actor_train`"),
     ]);
-    let why = "it is for another loss";
+    let why = "only for another loss";
     ledger.idle_all(&[
         ("pg_clip*", why),
         ("use_pg_clip_range", why),
@@ -39,7 +40,7 @@ pub(super) fn loss(ledger: &mut Ledger, a: &str) {
     correction(ledger, a);
 }
 
-/// What `ActorPGWorker` computes. Bounds of a ratio are written as ratios here.
+/// Losses of `ActorPGWorker`. Bounds of a ratio are written as ratios here.
 fn variant(ledger: &mut Ledger, field: &str) {
     let number = |ledger: &Ledger, key: &str, usual: f64| {
         ledger.number(&format!("actor_train.{key}")).unwrap_or(usual)
@@ -54,7 +55,7 @@ fn variant(ledger: &mut Ledger, field: &str) {
             let [positive, negative] =
                 ["topr_positive_weight", "topr_negative_weight"].map(|key| number(ledger, key, 1.0));
             let topr = json!({"topr": {"positive_weight": positive, "negative_weight": negative}});
-            ledger.change(VARIANT, field, topr, "by the sign of the advantage, where ROLL has the reward's");
+            ledger.change(VARIANT, field, topr, "by the sign of the advantage, where ROLL uses the reward's");
             fold_all(ledger, &["topr_positive_weight", "topr_negative_weight"], "a weight of `topr`");
         }
         Some("cispo") => {
@@ -62,7 +63,7 @@ fn variant(ledger: &mut Ledger, field: &str) {
             let high = 1.0 + number(ledger, "cispo_epsilon_high", 0.1);
             bounded(ledger, field, low, high);
             fold_all(ledger, &["cispo_epsilon_low", "cispo_epsilon_high"], "a bound of `cispo`");
-            let why = "tokens that are clipped keep their gradient";
+            let why = "clipped tokens keep their gradient";
             ledger.refuse_all(&[("actor_train.cispo_use_unified_mask", why)]);
         }
         Some("tis") => {
@@ -96,8 +97,8 @@ fn clips(ledger: &mut Ledger, field: &str, kind: &str) {
             ledger.copy_number("pg_clip_low", &format!("{field}.clip_low"));
             ledger.copy_number("pg_clip_high", &format!("{field}.clip_high"));
             ledger.idle_all(&[
-                ("use_pg_clip_range", "low and high are given"),
-                ("pg_clip", "low and high are given"),
+                ("use_pg_clip_range", "the low and the high clip are set"),
+                ("pg_clip", "the low and the high clip are set"),
             ]);
         }
         _ => {
@@ -117,7 +118,7 @@ fn clips(ledger: &mut Ledger, field: &str, kind: &str) {
     }
 }
 
-/// What ROLL weighs the loss by where sampling and training have other log-probs.
+/// Correction of sampling log-probs that differ from training's.
 fn correction(ledger: &mut Ledger, a: &str) {
     let key = |name: &str| format!("train_infer_correction.is_weight.{name}");
     let [enabled, level, bound] = ["enabled", "weight_type", "upper_bound"].map(key);
@@ -144,7 +145,7 @@ fn correction(ledger: &mut Ledger, a: &str) {
     let recompute = "enable_old_logprobs_recompute";
     match ledger.truth(recompute) {
         Some(true) => ledger.map(recompute, &format!("{R}.algorithm.old_logprobs"), "recompute"),
-        _ => ledger.idle_all(&[(recompute, "one engine samples and trains")]),
+        _ => ledger.idle_all(&[(recompute, "one engine does sampling and training")]),
     }
-    ledger.idle_all(&[("force_disable_old_logprobs_recompute", "one engine samples and trains")]);
+    ledger.idle_all(&[("force_disable_old_logprobs_recompute", "one engine does sampling and training")]);
 }

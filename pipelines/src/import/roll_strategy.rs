@@ -1,4 +1,4 @@
-//! How ROLL holds the model that it trains: by DeepSpeed, FSDP2 or Megatron.
+//! ROLL's training strategy: DeepSpeed, FSDP2 or Megatron.
 
 use serde_json::{Value, json};
 
@@ -9,31 +9,32 @@ use super::{
     shared::{ONE_PLACE, R},
 };
 
-/// The most devices that a list may name.
+/// Limit of a list of devices.
 const MOST_DEVICES: u64 = 1 << 16;
 
 pub(super) const ROLLOUT_DEVICES: &str = "roles.rollout.devices";
 
 const RECOMPUTE: &str = "actor_train.model_args.disable_gradient_checkpointing";
 const STAGE: &str = "strategy.zero_stage";
-const BLOCKS: &str = "a model is a list of blocks, each gathered by itself";
+const BLOCKS: &str = "a model is a list of blocks, each gathered separately";
 
 fn config(name: &str) -> String {
     format!("actor_train.strategy_args.strategy_config.{name}")
 }
 
-/// Takes the strategy's keys; returns over how many ranks each layer is spread, which there have a batch together.
+/// Imports the strategy's keys. Returns the number of ranks that share each layer, which have a common batch
+/// there.
 pub(super) fn strategy(ledger: &mut Ledger) -> u64 {
     let name = "actor_train.strategy_args.strategy_name";
     let mut ranks_per_replica = 1;
     match ledger.text(name).as_deref() {
-        Some("deepspeed_train") => ledger.idle(name, "its section says the stage"),
+        Some("deepspeed_train") => ledger.idle(name, "the stage is set in its section"),
         Some("fsdp2_train") => fsdp2(ledger, name),
         Some("megatron_train") => {
             ranks_per_replica = megatron::apply(ledger, name, &config(""), &config(""));
-            ledger.idle_all(&[(RECOMPUTE, "`recompute_granularity` says it")]);
+            ledger.idle_all(&[(RECOMPUTE, "set by `recompute_granularity`")]);
         }
-        Some(_) => ledger.refuse(name, "say `strategy.zero_stage`"),
+        Some(_) => ledger.refuse(name, "set `strategy.zero_stage`"),
         None => {}
     }
     ledger.either(RECOMPUTE, "strategy.recompute", "none", "full");
@@ -41,14 +42,14 @@ pub(super) fn strategy(ledger: &mut Ledger) -> u64 {
     devices(ledger);
     let key = config("fsdp_size");
     match (ledger.whole(&key), world(ledger)) {
-        (Some(size), world) if size == world => ledger.idle(&key, "shards go over all ranks"),
-        _ => ledger.refuse_all(&[(&key, "shards go over all ranks")]),
+        (Some(size), world) if size == world => ledger.idle(&key, "shards span all ranks"),
+        _ => ledger.refuse_all(&[(&key, "shards span all ranks")]),
     }
-    ledger.refuse_all(&[("actor_train.strategy_args.strategy_config*", "it is another system's strategy")]);
+    ledger.refuse_all(&[("actor_train.strategy_args.strategy_config*", "it configures another engine")]);
     ranks_per_replica
 }
 
-/// How many ranks train.
+/// Number of training ranks.
 pub(super) fn world(ledger: &Ledger) -> u64 {
     match ledger.draft("devices") {
         Some(Value::Array(devices)) => devices.len() as u64,
@@ -56,13 +57,13 @@ pub(super) fn world(ledger: &Ledger) -> u64 {
     }
 }
 
-/// FSDP2 shards the weights unless they stay gathered after forward, and its AdamW decays all of them.
+/// FSDP2 shards weights unless they stay gathered after forward. Its AdamW decays all weights.
 fn fsdp2(ledger: &mut Ledger, name: &str) {
     let [reshard, offload, split] = ["reshard_after_forward", "offload_policy", "ep_size"].map(config);
     let stage = if ledger.truth(&reshard) == Some(false) { 2 } else { 3 };
-    ledger.change(name, STAGE, stage, "what FSDP shards");
+    ledger.change(name, STAGE, stage, "by the states that FSDP shards");
     if ledger.truth(&reshard).is_some() {
-        ledger.fold(&reshard, "in the stage");
+        ledger.fold(&reshard, "part of the stage");
     }
     ledger.fill(&format!("{R}.optimizer.adamw.decays"), "all");
     match ledger.truth(&offload) {
@@ -84,23 +85,23 @@ fn fsdp2(ledger: &mut Ledger, name: &str) {
     if ledger.whole(&split) == Some(1) {
         ledger.idle(&split, "off");
     }
-    ledger.refuse_all(&[(&split, "experts are sharded as other weights are")]);
+    ledger.refuse_all(&[(&split, "experts are sharded like other weights")]);
     for (key, why) in [
         ("reduce_dtype", "gradients are summed in fp32"),
         ("wrap_policy*", BLOCKS),
-        ("use_batched_model_update", "training and generation are one engine on the same weights"),
-        ("async_save_ckpt", "checkpoints are written beside training"),
+        ("use_batched_model_update", "training and generation share one engine and its weights"),
+        ("async_save_ckpt", "checkpoints are written in the background"),
     ] {
         ledger.idle_all(&[(&config(key), why)]);
     }
 }
 
-/// Sampling has devices of its own where none of them trains.
+/// Sampling gets separate devices if none of them trains.
 fn devices(ledger: &mut Ledger) {
     let [trains, samples] = ["actor_train.device_mapping", "actor_infer.device_mapping"];
     let Some(text) = ledger.text(trains) else { return ledger.idle_all(&[(samples, ONE_PLACE)]) };
     let Some(training) = listed(&text) else {
-        return ledger.refuse_all(&[(trains, "say `devices`, a count or a list"), (samples, ONE_PLACE)]);
+        return ledger.refuse_all(&[(trains, "set `devices`, a count or a list"), (samples, ONE_PLACE)]);
     };
     let sampling = ledger.text(samples).and_then(|text| listed(&text));
     match sampling.filter(|sampling| sampling.iter().all(|device| !training.contains(device))) {
@@ -110,16 +111,16 @@ fn devices(ledger: &mut Ledger) {
         }
         Some(_) => {
             ledger.map(trains, "devices", training);
-            ledger.refuse(samples, "sampling has as many devices as training, or a multiple");
+            ledger.refuse(samples, "sampling needs as many devices as training, or a multiple");
         }
         None => {
-            ledger.change(trains, "devices", json!(training.len()), "the first so many, for all roles");
+            ledger.change(trains, "devices", json!(training.len()), "the first devices, for all roles");
             ledger.idle_all(&[(samples, ONE_PLACE)]);
         }
     }
 }
 
-/// The devices of `list(range(0,8))` or `[0, 1]`, at least one.
+/// Parses `list(range(0,8))` or `[0, 1]`; at least one device.
 fn listed(text: &str) -> Option<Vec<u64>> {
     let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
     let found: Vec<u64> =

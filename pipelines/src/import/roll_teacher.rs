@@ -1,12 +1,12 @@
-//! ROLL's on-policy distillation: a teacher's divergence in place of rewards, or beside them.
+//! ROLL's on-policy distillation: a teacher's divergence instead of rewards, or in addition to them.
 
 use super::{
     ledger::Ledger,
     shared::{DOWNLOAD, ONE_PLACE},
 };
 
-/// Gives the student's sections the names that they have without a teacher. Where there are such, or the config says so, the
-/// teacher is all that is learnt from, and this is true.
+/// Renames the student's sections to those of a run without a teacher. Returns true if these exist, or the
+/// config says so: the teacher is then the only training signal.
 pub(super) fn is_alone(ledger: &mut Ledger) -> bool {
     let roles = [("student_train.", "actor_train."), ("student_infer.", "actor_infer.")];
     let renamed = |key: &String| {
@@ -19,12 +19,12 @@ pub(super) fn is_alone(ledger: &mut Ledger) -> bool {
     !names.is_empty() || ledger.truth("is_pure_opd") == Some(true)
 }
 
-/// Whether there is one: `alone`, or beside rewards.
+/// Returns true if there is a teacher: `alone`, or in addition to rewards.
 pub(super) fn has_teacher(ledger: &Ledger, alone: bool) -> bool {
     alone || ledger.truth("use_opd") == Some(true)
 }
 
-/// The teacher, and its divergence off the advantages of `algorithm`.
+/// The teacher, and its divergence in the advantages of `algorithm`.
 pub(super) fn apply(ledger: &mut Ledger, algorithm: &str, alone: bool) {
     let (kl_in, coef) = (format!("{algorithm}.kl_in"), format!("{algorithm}.kl_coef"));
     for key in ["is_pure_opd", "use_opd"] {
@@ -36,7 +36,7 @@ pub(super) fn apply(ledger: &mut Ledger, algorithm: &str, alone: bool) {
     }
     ledger.fill(&kl_in, "advantage");
     if alone {
-        let why = "the teacher's divergence alone";
+        let why = "only the teacher's divergence";
         ledger.change("adv_estimator", &format!("{algorithm}.advantage"), "none", why);
         ledger.idle_all(&[("gamma", why), ("lambd", why), ("pure_opd_pipeline_type", why)]);
     }
@@ -48,15 +48,15 @@ pub(super) fn apply(ledger: &mut Ledger, algorithm: &str, alone: bool) {
     }
     match ledger.text("kl_penalty").as_deref() {
         Some("kl") => ledger.idle("kl_penalty", "k1"),
-        Some(_) => ledger.refuse("kl_penalty", "a teacher's divergence is k1"),
+        Some(_) => ledger.refuse("kl_penalty", "the divergence of a teacher is k1"),
         None => {}
     }
     ledger.idle_all(&[
-        ("init_kl_coef", "the teacher has its own"),
+        ("init_kl_coef", "the teacher has its own coefficient"),
         ("teacher.device_mapping", ONE_PLACE),
-        ("teacher.infer_batch_size", "scoring goes by `strategy.micro_batch_size`"),
-        ("teacher.model_args.*", "the teacher has the policy's strategy, or `roles.reference.strategy`"),
-        ("teacher.strategy_args*", "the teacher has the policy's strategy, or `roles.reference.strategy`"),
+        ("teacher.infer_batch_size", "scoring uses `strategy.micro_batch_size`"),
+        ("teacher.model_args.*", "the teacher uses the policy's strategy, or `roles.reference.strategy`"),
+        ("teacher.strategy_args*", "the teacher uses the policy's strategy, or `roles.reference.strategy`"),
         ("teacher.sequence_packing_args*", "sequences are always packed"),
         ("teacher.use_sequence_packing", "sequences are always packed"),
     ]);

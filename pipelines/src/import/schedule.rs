@@ -1,18 +1,18 @@
-//! Learning-rate schedules by the names that `transformers` gave them.
+//! Learning-rate schedules under their `transformers` names.
 
 use serde_json::{Value, json};
 
 use super::{ledger::Ledger, values};
 
-/// Foreign schedule keys, and how many of its steps are one of ours.
+/// Keys of a foreign schedule, and the ratio of its steps to ours.
 pub(super) struct Schedule<'a> {
-    /// The pipeline that it is for.
+    /// Pipeline that it is for.
     pub(super) pipeline: &'a str,
-    /// The key of the name.
+    /// Key of the schedule's name.
     pub(super) name: &'a str,
-    /// The key of the warm-up's steps, and of its share of all steps.
+    /// Keys of the warm-up's steps, and of its share of all steps.
     pub(super) warmup: [&'a str; 2],
-    /// The key of what is left of the peak at the end, as a ratio.
+    /// Key of the final rate, as a ratio to the peak.
     pub(super) final_ratio: &'a str,
     /// Foreign steps in one step of ours.
     pub(super) updates_per_step: u64,
@@ -26,15 +26,14 @@ impl Schedule<'_> {
             "linear" => "linear",
             "cosine" | "cosine_with_min_lr" | "cosine_annealing" => "cosine",
             _ => {
-                return ledger
-                    .refuse(self.name, "schedules here are constant, linear and cosine, with a warm-up");
+                return ledger.refuse(self.name, "must be constant, linear or cosine, with a warm-up");
             }
         };
         self.warmup_steps(ledger, kind);
         let ratio = self.field(kind, "final_ratio");
         match kind {
             _ if ledger.peek(self.final_ratio).is_none() => {}
-            "constant" => ledger.idle(self.final_ratio, "a constant rate does not fall"),
+            "constant" => ledger.idle(self.final_ratio, "a constant rate does not decay"),
             _ => ledger.copy_number(self.final_ratio, &ratio),
         }
         ledger.map(self.name, &self.field(kind, "warmup_steps"), self.known_warmup(ledger, kind));
@@ -52,18 +51,18 @@ impl Schedule<'_> {
         let [steps_key, ratio_key] = self.warmup;
         let field = self.field(kind, "warmup_steps");
         let steps = ledger.whole(steps_key);
-        // transformers takes a number below 1 for a share of the steps.
+        // transformers reads a number below 1 as a share of the steps.
         let is_share = ledger.number(steps_key).is_some_and(|steps| steps > 0.0 && steps < 1.0);
         if is_share {
             warmup_share(ledger, steps_key, &field, None);
         } else if ledger.peek(steps_key).is_some() {
             match (steps, self.updates_per_step) {
-                (None, _) => ledger.refuse(steps_key, "not a whole number"),
+                (None, _) => ledger.refuse(steps_key, "not an integer"),
                 (Some(0), _) => ledger.idle(steps_key, "none"),
                 (Some(steps), 1) => ledger.map(steps_key, &field, steps),
                 (Some(steps), updates) => {
                     let ours = steps.div_ceil(updates);
-                    ledger.change(steps_key, &field, ours, format!("{updates} updates make a step of ours"));
+                    ledger.change(steps_key, &field, ours, format!("{updates} updates are one step here"));
                 }
             }
         }
@@ -73,11 +72,11 @@ impl Schedule<'_> {
     }
 }
 
-/// The share of all steps that `key` says, unless `steps` are given.
+/// The warm-up as a share of all steps from `key`, unless `steps` are set.
 fn warmup_share(ledger: &mut Ledger, key: &str, field: &str, steps: Option<u64>) {
     match (ledger.number(key), steps) {
         (Some(0.0), _) => ledger.idle(key, "none"),
-        (Some(_), Some(1..)) => ledger.idle(key, "the warm-up's steps are given as well"),
+        (Some(_), Some(1..)) => ledger.idle(key, "the warm-up's steps are set as well"),
         (Some(share), _) => ledger.map(key, field, json!({"share": values::json(share)})),
         (None, _) => ledger.refuse(key, "not a number"),
     }

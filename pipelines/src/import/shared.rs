@@ -1,15 +1,14 @@
-//! What several importers say.
+//! Texts shared by several importers.
 
-/// The pipeline that most of their configs are for.
+/// Pipeline of most imported configs.
 pub(super) const R: &str = "pipeline.rlvr";
-pub(super) const ONE_ENGINE: &str = "training and generation are one engine on the same weights";
-pub(super) const ONE_PLACE: &str = "every rank holds its part of every role";
+pub(super) const ONE_ENGINE: &str = "training and generation share one engine and its weights";
+pub(super) const ONE_PLACE: &str = "every rank holds a part of every role";
 pub(super) const NO_EPOCHS: &str =
-    "with `selection.mixed_groups` a step takes as many prompts as it needs: say `pipeline.rlvr.steps`";
+    "with `selection.mixed_groups` the number of prompts per step varies: set `pipeline.rlvr.steps`";
 pub(super) const REPORTS: &str =
     "metrics, TensorBoard events and a report are always written to the run folder";
 pub(super) const DOWNLOAD: &str = "a folder: download the model there first";
 
-/// Sequences that a rank generates at a time. Elsewhere an engine decides it, and here `rollout.batch_size` has to be
-/// said.
+/// Default of `rollout.batch_size`, which must be set here. Other systems leave it to their engine.
 pub(super) const ROLLOUT_BATCH_SIZE: u64 = 64;

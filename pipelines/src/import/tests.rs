@@ -1,13 +1,13 @@
-//! One file of each system, as its documentation has them, and what it comes to.
+//! One file per system, as in its documentation, and the result of its import.
 
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 
-use super::{Fate, Import, Origin, changes, import};
-use crate::config::Loaded;
+use super::{Import, Origin, Outcome, changes, import};
+use crate::prepare::Loaded;
 
-/// Imports `text` as a file called `name`; whose it is has to be told by its keys.
+/// Imports `text` as a file called `name`, whose system must be recognized by its keys.
 #[track_caller]
 fn imported(name: &str, text: &str, origin: Origin) -> Import {
     let folder = tempfile::tempdir().unwrap();
@@ -18,7 +18,7 @@ fn imported(name: &str, text: &str, origin: Origin) -> Import {
     import
 }
 
-/// Keys, each with the start of the line that tells its fate.
+/// Checks rows: keys, each with the start of its row.
 #[track_caller]
 fn check_rows(import: &Import, expected: &[(&str, &str)]) {
     for (key, line) in expected {
@@ -28,7 +28,7 @@ fn check_rows(import: &Import, expected: &[(&str, &str)]) {
     }
 }
 
-/// That the YAML has our fields and nothing else: what is wrong with it first is that the model is not there.
+/// Checks that the YAML has valid fields: its first error must be the missing model.
 #[track_caller]
 fn check_loads(import: &Import) {
     check_loads_as("rlvr", import);
@@ -46,7 +46,7 @@ fn check_loads_as(pipeline: &str, import: &Import) {
 
 #[track_caller]
 fn check_refused(import: &Import, expected: &[&str]) {
-    let refused = import.rows.iter().filter(|row| matches!(row.fate, Fate::Refused { .. }));
+    let refused = import.rows.iter().filter(|row| matches!(row.outcome, Outcome::Refused { .. }));
     let refused: Vec<&str> = refused.map(|row| row.key.as_str()).collect();
     assert_eq!(refused, expected, "{:#?}", import.rows);
 }
@@ -239,14 +239,14 @@ fn deepspeeds_scheduler_sets_the_rate() {
         imported("ds.json", &text, Origin::Deepspeed)
     };
     let peak = r#""warmup_min_lr": 1e-5, "warmup_max_lr": 2e-3, "warmup_type": "linear""#;
-    for (lr, fate) in
+    for (lr, outcome) in
         [("1e-4", "no effect optimizer.params.lr"), (r#""auto""#, "no effect optimizer.params.lr")]
     {
         let import = import(lr, "WarmupLR", peak);
         check_rows(
             &import,
             &[
-                ("optimizer.params.lr", fate),
+                ("optimizer.params.lr", outcome),
                 ("scheduler.params.warmup_max_lr", "mapped"),
                 ("scheduler.params.warmup_min_lr", "changed"),
                 ("scheduler.params.warmup_type", "no effect"),
@@ -265,7 +265,7 @@ fn deepspeeds_scheduler_sets_the_rate() {
     }
 }
 
-/// The published configs have schedules of other kinds than the file.
+/// Published configs have schedules of other types than the file.
 #[test]
 fn the_optimizer_is_that_of_the_runs_own_pipeline() {
     const DEEPSPEED: &str = r#"{
@@ -315,7 +315,7 @@ fn what_is_refused_starts_no_run() {
     assert_eq!(sets, ["strategy.zero_stage=3", "strategy.precision=\"fp16\""]);
 }
 
-/// As `trl sft`, `trl dpo`, `trl reward` and `trl kto` read them; nothing in a file tells them apart.
+/// Configs of `trl sft`, `trl dpo`, `trl reward` and `trl kto`, which a file's keys do not distinguish.
 #[test]
 fn trls_offline_trainers_with_their_defaults() {
     const TEXT: &str = "\
@@ -492,7 +492,7 @@ push_to_hub: true
             ("temperature", "mapped    temperature: 1.0 by default -> pipeline.rlvr.rollout.temperature: 1"),
             (
                 "max_steps",
-                "changed   max_steps: 100 -> pipeline.rlvr.steps: 50 (2 updates make a step of ours)",
+                "changed   max_steps: 100 -> pipeline.rlvr.steps: 50 (2 updates are one step here)",
             ),
         ],
     );
@@ -526,7 +526,7 @@ python3 -m openrlhf.cli.train_ppo_ray \\
     check_refused(&ppo, &[]);
     check_loads(&ppo);
     let rows = [
-        ("algo.advantage.lambd", "no effect algo.advantage.lambd: 0.9 (with the advantage"),
+        ("algo.advantage.lambd", "no effect algo.advantage.lambd: 0.9 (part of the advantage"),
         ("critic_learning_rate", "mapped    critic_learning_rate: "),
     ];
     check_rows(&ppo, &rows);
@@ -605,7 +605,7 @@ method:
     check_refused(&import, &[]);
     check_loads(&import);
     let yaml = import.yaml();
-    // One optimizer of two heads: no gradients are clipped, and the critic's rate falls as the policy's does.
+    // One optimizer for two heads: gradients are not clipped, and the critic's rate decays like the policy's.
     assert_eq!(yaml.matches("max_grad_norm: 0\n").count(), 2, "{yaml}");
     assert_eq!(yaml.matches("final_ratio: 0.1\n").count(), 2, "{yaml}");
     for line in [
@@ -627,11 +627,11 @@ fn what_is_no_config_is_said() {
     let path = folder.path().join("file");
     for (text, expected) in [
         ("- 1\n- 2\n", "not a mapping"),
-        ("a: [", "no training program"),
-        ("nothing: known\n", "cannot be told from its keys"),
+        ("a: [", "no known training program"),
+        ("nothing: known\n", "unrecognized config format"),
         ("defaults: [absent@_here_]\nrollout_batch_size: 1\n", "absent.yaml"),
-        ("rollout_batch_size: ${nowhere}\n", "`${nowhere}` names nothing"),
-        ("rollout_batch_size: ${seed}\nseed: ${rollout_batch_size}\n", "circle"),
+        ("rollout_batch_size: ${nowhere}\n", "`${nowhere}` is not defined"),
+        ("rollout_batch_size: ${seed}\nseed: ${rollout_batch_size}\n", "cycle"),
     ] {
         fs::write(&path, text).unwrap();
         let error = crate::error_chain::one_line(&import(&path, None).unwrap_err());

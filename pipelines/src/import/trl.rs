@@ -1,4 +1,5 @@
-//! TRL's GRPO and RLOO: `GRPOConfig`, the model's and the script's arguments in one YAML. Defaults are TRL's.
+//! Importer of TRL's GRPO and RLOO: `GRPOConfig`, the model's and the script's arguments in one YAML.
+//! Defaults are TRL's.
 
 use serde_json::{Value, json};
 
@@ -34,7 +35,7 @@ pub(super) const IDLE: [(&str, &str); 36] = [
     ("ds3_gather_for_generation", ONE_ENGINE),
     ("use_transformers_paged", ONE_ENGINE),
     ("cache_implementation", ONE_ENGINE),
-    ("attn_implementation", "attention is libtorch's, by the device"),
+    ("attn_implementation", "the attention kernel is chosen by device"),
     ("use_liger_kernel", "fused kernels are always used"),
     ("use_liger_loss", "fused kernels are always used"),
     ("logging_*", REPORTS),
@@ -44,27 +45,27 @@ pub(super) const IDLE: [(&str, &str); 36] = [
     ("num_completions_to_print", REPORTS),
     ("wandb_*", REPORTS),
     ("disable_tqdm", REPORTS),
-    ("output_dir", "say it with --output"),
+    ("output_dir", "set by --output"),
     ("overwrite_output_dir", "a run folder is never overwritten"),
-    ("remove_unused_columns", "columns that are not named are not read"),
-    ("dataloader_*", "data is read by every rank, without workers"),
-    ("dataset_num_proc", "data is read by every rank, without workers"),
+    ("remove_unused_columns", "only named columns are read"),
+    ("dataloader_*", "every rank reads the data itself, without workers"),
+    ("dataset_num_proc", "every rank reads the data itself, without workers"),
     ("shuffle_dataset", "prompts are always shuffled, by the seed"),
-    ("gradient_checkpointing_kwargs.*", "recomputation is per block"),
-    ("eval_strategy", "`evaluation.every` says when"),
-    ("save_strategy", "`checkpoint.every` says when"),
+    ("gradient_checkpointing_kwargs.*", "blocks are recomputed as a whole"),
+    ("eval_strategy", "set by `evaluation.every`"),
+    ("save_strategy", "set by `checkpoint.every`"),
     ("do_*", "a run trains and evaluates"),
     ("ddp_*", "one layout serves every stage"),
     ("trust_remote_code", "no code is run from a model's folder"),
-    ("model_revision", "a model is a folder"),
-    ("dataset_config", "a dataset is a file"),
-    ("dataset_train_split", "a dataset is a file"),
+    ("model_revision", "models are folders"),
+    ("dataset_config", "datasets are files"),
+    ("dataset_train_split", "datasets are files"),
     ("dataset_test_split", "prompts are held out by hash"),
-    ("bf16_full_eval", "evaluation has the policy's precision"),
+    ("bf16_full_eval", "evaluation uses the policy's precision"),
     ("main_process_port", "`anyroll run` starts the ranks"),
-    ("per_device_eval_batch_size", "evaluation samples as training does"),
-    ("disable_dropout", "models have no dropout but that of adapters"),
-    ("lora_task_type", "adapters are those of a decoder"),
+    ("per_device_eval_batch_size", "evaluation uses the batch sizes of training"),
+    ("disable_dropout", "only adapters have dropout"),
+    ("lora_task_type", "adapters are always for a decoder"),
 ];
 
 pub(super) const REFUSED: [(&str, &str); 15] = [
@@ -72,18 +73,25 @@ pub(super) const REFUSED: [(&str, &str); 15] = [
     ("hub_*", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("load_in_4bit", "weights are not quantised"),
     ("load_in_8bit", "weights are not quantised"),
-    ("torch_compile", "blocks are written by hand; nothing is compiled"),
-    ("sync_ref_model", "the reference stays as it was at the start"),
-    ("ref_model_mixup_alpha", "the reference stays as it was at the start"),
-    ("ref_model_sync_steps", "the reference stays as it was at the start"),
+    ("torch_compile", "blocks are hand-written; nothing is compiled"),
+    ("sync_ref_model", "the reference never changes"),
+    ("ref_model_mixup_alpha", "the reference never changes"),
+    ("ref_model_sync_steps", "the reference never changes"),
     (
         "environment_factory",
-        "write `rollout.environment` with the class: its `step` gets the text, docs/rlvr.md",
+        "set the class in `rollout.environment`: its `step` gets the text, docs/guides/environments.md",
     ),
-    ("tools", "a class of yours reads calls from the text: write `rollout.environment`, docs/rlvr.md"),
-    ("chat_template_kwargs*", "prompts are rendered by the model's chat template as it is"),
-    ("normalize_advantages", "it is RLOO's, and this a config of GRPO: say `advantage: rloo`"),
-    ("reward_clip_range", "it is RLOO's, and this a config of GRPO: say `advantage: rloo` and `reward_clip`"),
+    (
+        "tools",
+        "write a class that reads calls from the text and set it in `rollout.environment`, docs/guides/environments.md",
+    ),
+    ("chat_template_kwargs*", "prompts are rendered by the model's chat template without options"),
+    ("normalize_advantages", "it belongs to RLOO, but this is a config of GRPO: set `advantage: rloo`"),
+    (
+        "reward_clip_range",
+        "it belongs to RLOO, but this is a config of GRPO: set `advantage: rloo` \
+         and `reward_clip`",
+    ),
     ("deepspeed", "import that JSON with --from deepspeed"),
     ("accelerate_config", "import that file with --from accelerate"),
 ];
@@ -104,7 +112,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.refuse_all(&REFUSED);
 }
 
-/// Where the model is, its precision, its adapters and what it computes again.
+/// The model's path, precision, adapters and recomputation.
 pub(super) fn model(ledger: &mut Ledger) {
     if let Some(name) = ledger.text("model_name_or_path") {
         ledger.change("model_name_or_path", "model.path", name, DOWNLOAD);
@@ -115,8 +123,8 @@ pub(super) fn model(ledger: &mut Ledger) {
     lora(ledger);
 }
 
-/// What is computed in is what `bf16` and `fp16` say, the first of which is on unless the second is; `dtype` is that of the
-/// weights, which are a master in fp32 here.
+/// Compute precision, set by `bf16` (on by default unless `fp16` is) and `fp16`. `dtype` is that of the
+/// weights, whose master is fp32 here.
 fn precision(ledger: &mut Ledger) {
     let field = "strategy.precision";
     let [bf16, fp16] = ["bf16", "fp16"].map(|key| ledger.truth(key));
@@ -135,10 +143,7 @@ fn precision(ledger: &mut Ledger) {
             (Some("float16"), false) => ledger.map(key, field, "fp16"),
             (Some("float32"), false) => ledger.map(key, field, "fp32"),
             (Some("bfloat16" | "float16" | "float32" | "auto"), _) => {
-                ledger.idle(
-                    key,
-                    "the optimizer steps an fp32 master; `bf16` and `fp16` say what is computed in",
-                );
+                ledger.idle(key, "the master weights are fp32; `bf16` and `fp16` set the compute precision");
             }
             (Some(_), _) => ledger.refuse(key, "weights are bfloat16, float16 or float32"),
         }
@@ -158,7 +163,7 @@ fn lora(ledger: &mut Ledger) {
         (true, Some(false)) => ledger.idle(key, "off"),
         (true, None) => ledger.refuse(key, "neither true nor false"),
     }
-    let off = "use_peft is not on";
+    let off = "use_peft is off";
     ledger.idle_all(&[("lora_*", off), ("use_rslora", off), ("use_dora", off)]);
 }
 
@@ -173,8 +178,8 @@ fn adapters(ledger: &mut Ledger) {
     ledger.switch("use_dora", "model.lora.dora", true);
 }
 
-/// TRL's batches are counted in completions a device, ours in prompts a step over all ranks. Returns how many of its
-/// optimizer steps are one step of ours.
+/// TRL counts batches in completions per device, ours are prompts per step over all ranks. Returns the number
+/// of its optimizer steps in a step of ours.
 fn batches(ledger: &mut Ledger) -> u64 {
     rules::leave_unset(ledger, &["num_processes", "steps_per_generation", "generation_batch_size"]);
     let world = rules::map_count(ledger, "num_processes", "devices", 1);
@@ -195,14 +200,15 @@ fn batches(ledger: &mut Ledger) -> u64 {
         match prompts {
             _ if ledger.peek(key).is_none() => {}
             _ if !completions.is_multiple_of(update) => {
-                let why = format!("{completions} completions a step are no updates of {update}");
+                let why =
+                    format!("{completions} completions per step cannot be divided into updates of {update}");
                 ledger.refuse(key, why);
             }
             Some(prompts) if !prompts.is_multiple_of(updates) => {
-                let why = format!("{prompts} groups a step cannot be shared by {updates} updates");
+                let why = format!("{prompts} groups per step cannot be divided into {updates} updates");
                 ledger.refuse(key, why);
             }
-            _ => ledger.change(key, &field, updates, format!("{updates} updates a step")),
+            _ => ledger.change(key, &field, updates, format!("{updates} updates per step")),
         }
     }
     if prompts.is_some_and(|prompts| prompts.is_multiple_of(updates)) {
@@ -213,7 +219,7 @@ fn batches(ledger: &mut Ledger) -> u64 {
     updates_per_step
 }
 
-/// How many prompts the completions of a step are of, if they are whole groups.
+/// Number of prompts in a step, if its completions form whole groups.
 fn groups(ledger: &mut Ledger, completions: u64, world: u64) -> Option<u64> {
     let (key, accumulation) = ("num_generations", "gradient_accumulation_steps");
     let group = rules::count(ledger, key, 8);
@@ -221,24 +227,25 @@ fn groups(ledger: &mut Ledger, completions: u64, world: u64) -> Option<u64> {
     if ledger.peek(key).is_some() {
         match is_whole {
             true => ledger.map(key, &format!("{R}.group_size"), group),
-            false => ledger.refuse(key, format!("{completions} completions a step are no groups of {group}")),
+            false => ledger
+                .refuse(key, format!("{completions} completions per step do not form groups of {group}")),
         }
     }
     if ledger.peek(accumulation).is_some() {
         let why = format!("{completions} completions in groups of {group}, on {world} devices");
         match is_whole {
             true => ledger.change(accumulation, &format!("{R}.prompts_per_step"), completions / group, why),
-            false => ledger.fold(accumulation, format!("{completions} completions a step")),
+            false => ledger.fold(accumulation, format!("{completions} completions per step")),
         }
     }
     is_whole.then_some(completions / group)
 }
 
-/// How long the run is: `max_steps` where that is above 0, and else `num_train_epochs`.
+/// Length of the run: `max_steps` if positive, else `num_train_epochs`.
 pub(super) fn steps(ledger: &mut Ledger, pipeline: &str, updates_per_step: u64) {
     let field = format!("{pipeline}.steps");
     match ledger.number("max_steps") {
-        Some(steps) if steps <= 0.0 && steps.fract() == 0.0 => ledger.idle("max_steps", "no bound"),
+        Some(steps) if steps <= 0.0 && steps.fract() == 0.0 => ledger.idle("max_steps", "no limit"),
         _ => rules::updates_to_steps(ledger, "max_steps", &field, updates_per_step),
     }
     if ledger.draft(&field).is_none() {
@@ -288,7 +295,7 @@ fn sampling(ledger: &mut Ledger) {
     }
     ledger.fill(&format!("{rollout}.batch_size"), ROLLOUT_BATCH_SIZE);
     if ledger.peek("generation_kwargs").is_some() {
-        ledger.refuse_all(&[("generation_kwargs", "say these in `rollout`")]);
+        ledger.refuse_all(&[("generation_kwargs", "set them in `rollout`")]);
     }
 }
 
@@ -302,7 +309,7 @@ fn algorithm(ledger: &mut Ledger) {
         Some((_, word)) if word == "batch" => grpo_scale(ledger, "batch_std"),
         Some((Some(false), _)) => grpo_scale(ledger, "none"),
         Some((_, word)) if word == "none" => grpo_scale(ledger, "none"),
-        Some(_) => ledger.refuse("scale_rewards", "scales are group, batch and none"),
+        Some(_) => ledger.refuse("scale_rewards", "must be group, batch or none"),
         None => {}
     }
     masks(ledger, &a);
@@ -315,7 +322,7 @@ fn algorithm(ledger: &mut Ledger) {
     }
 }
 
-/// Whether terms are summed before they are normalized, or after.
+/// Order of summing and normalizing terms.
 fn aggregation_of_terms(ledger: &mut Ledger) {
     let key = "multi_objective_aggregation";
     match ledger.text(key).as_deref() {
@@ -325,7 +332,7 @@ fn aggregation_of_terms(ledger: &mut Ledger) {
             ledger.map(key, &format!("{R}.algorithm.advantage"), json!({"gdpo": {"eps": 1e-4}}));
             ledger.idle_all(&[("scale_rewards", "each term has its own deviation")]);
         }
-        Some(_) => ledger.refuse(key, "it is sum_then_normalize or normalize_then_sum"),
+        Some(_) => ledger.refuse(key, "must be sum_then_normalize or normalize_then_sum"),
     }
 }
 
@@ -352,13 +359,13 @@ fn loss(ledger: &mut Ledger, a: &str) {
         _ => {
             let why = "losses are grpo, dapo, bnpo, dr_grpo, cispo, sapo, vespo, and luspo by sequence";
             ledger.refuse("loss_type", why);
-            return ledger.idle_all(&[("epsilon*", "with the loss")]);
+            return ledger.idle_all(&[("epsilon*", "part of the loss")]);
         }
     };
     let loss = if by_sequence && loss == "clipped" { "gspo" } else { loss };
     let field = format!("{a}.aggregation");
     match kind.as_str() {
-        "bnpo" => ledger.change("loss_type", &field, aggregation, "the mean is over all ranks' tokens"),
+        "bnpo" => ledger.change("loss_type", &field, aggregation, "the mean is over the tokens of all ranks"),
         _ => ledger.map("loss_type", &field, aggregation),
     }
     if ledger.peek("importance_sampling_level").is_some() {
@@ -369,14 +376,14 @@ fn loss(ledger: &mut Ledger, a: &str) {
     }
 }
 
-/// What leaves tokens out of the loss or weighs their divergence.
+/// Masks of tokens, and weights of their divergence.
 fn masks(ledger: &mut Ledger, a: &str) {
     rules::leave_unset(ledger, &["off_policy_mask_threshold"]);
     ledger.copy_number("off_policy_mask_threshold", &format!("{a}.off_policy_mask"));
     match ledger.number("top_entropy_quantile") {
-        Some(1.0) => ledger.idle("top_entropy_quantile", "every completion token counts"),
+        Some(1.0) => ledger.idle("top_entropy_quantile", "every token of a completion counts"),
         Some(share) => {
-            let why = "by a step's entropies before its first update, and not by an update's own";
+            let why = "entropies are taken over a step before its first update, not over each update";
             ledger.change("top_entropy_quantile", &format!("{a}.top_entropy"), values::json(share), why);
             ledger.fill(&format!("{a}.old_logprobs"), "recompute");
         }
@@ -385,7 +392,7 @@ fn masks(ledger: &mut Ledger, a: &str) {
     let (key, by_sequence) = ("use_bias_correction_kl", "importance_sampling_level");
     match ledger.truth(key) {
         Some(true) if ledger.text(by_sequence).as_deref() == Some("sequence") => {
-            ledger.refuse(key, "a divergence is weighed by the ratio of its token");
+            ledger.refuse(key, "a divergence is weighted by the ratio of its token");
         }
         Some(true) => ledger.map(key, &format!("{a}.kl_in.loss.weighted"), true),
         Some(false) => ledger.idle(key, "off"),
@@ -393,7 +400,7 @@ fn masks(ledger: &mut Ledger, a: &str) {
     }
 }
 
-/// A loss whose constants follow is set by them alone.
+/// A loss whose constants are mapped separately.
 fn loss_fields(loss: &str) -> Value {
     json!({loss: {}})
 }
@@ -410,11 +417,11 @@ fn clips(ledger: &mut Ledger, field: &str, loss: &str) {
         }
         "cispo" if high.is_some() => {
             ledger.copy_number("epsilon_high", &format!("{field}.max_ratio"));
-            ledger.idle("epsilon", "CISPO has an upper bound alone");
+            ledger.idle("epsilon", "CISPO has only an upper bound");
         }
         "cispo" => {
             rules::leave_unset(ledger, &["epsilon_high"]);
-            let why = "without `epsilon_high` TRL bounds the ratio itself by it; 5 is usual";
+            let why = "without `epsilon_high` it is TRL's bound of the ratio itself; 5 is usual";
             let most = low.map_or(Value::Null, values::json);
             ledger.change("epsilon", &format!("{field}.max_ratio"), most, why);
         }
@@ -427,12 +434,12 @@ fn clips(ledger: &mut Ledger, field: &str, loss: &str) {
             ] {
                 ledger.copy_number(key, &format!("{field}.{name}"));
             }
-            ledger.idle("epsilon", "VESPO's weights are smooth");
+            ledger.idle("epsilon", "VESPO does not clip its weights");
         }
         _ => {
             ledger.copy_number("sapo_temperature_pos", &format!("{field}.tau_positive"));
             ledger.copy_number("sapo_temperature_neg", &format!("{field}.tau_negative"));
-            ledger.idle("epsilon", "SAPO has gates instead of clips");
+            ledger.idle("epsilon", "SAPO has gates instead of clipping");
         }
     }
     if loss == "clipped" {
@@ -456,7 +463,7 @@ fn rewards(ledger: &mut Ledger) {
         let name = values::text(name);
         let mut term = match name.strip_prefix("trl.rewards.").unwrap_or(&name) {
             "accuracy_reward" | "reasoning_accuracy_reward" => json!({"math": {}}),
-            // As `trl grpo` makes it, whatever the longest completion is.
+            // `trl grpo` uses these numbers, whatever the longest completion is.
             "get_soft_overlong_punishment" => json!({"length": {"max_tokens": 1280, "buffer_tokens": 256}}),
             "think_format_reward" => json!({"regex": {"pattern": "<think>.*</think>.*"}}),
             other => {
@@ -484,11 +491,11 @@ fn data(ledger: &mut Ledger) {
         ledger.fill(&format!("{file}.columns"), "trl");
     }
     rules::longest_prompt(ledger, "max_prompt_length", &format!("{file}.max_prompt_tokens"));
-    // What scripts with TRL's config have beside it.
+    // Arguments that scripts with TRL's config add.
     ledger.copy_text("system_prompt", "model.system_prompt");
 }
 
-/// When it is saved and evaluated.
+/// Intervals of checkpoints and evaluations.
 pub(super) fn run(ledger: &mut Ledger, pipeline: &str, updates_per_step: u64) {
     ledger.copy_number("seed", "seed");
     ledger.copy_number("save_total_limit", &format!("{pipeline}.checkpoint.keep_last"));

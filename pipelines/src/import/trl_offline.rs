@@ -1,14 +1,15 @@
-//! TRL's SFT, DPO, reward, KTO and GKD trainers: `SFTConfig`, `DPOConfig`, `RewardConfig`, `KTOConfig` or `GKDConfig` with the
-//! model's and the script's arguments in one YAML. Defaults are TRL's. Their keys do not tell them apart, so it has to be said whose a file is.
+//! Importer of TRL's SFT, DPO, reward, KTO and GKD trainers: `SFTConfig`, `DPOConfig`, `RewardConfig`,
+//! `KTOConfig` or `GKDConfig` with the model's and the script's arguments in one YAML. Defaults are TRL's.
+//! Their keys are alike, so `--from` must name the trainer.
 
 use serde_json::{Value, json};
 
 use super::{ledger::Ledger, rules, shared::DOWNLOAD, trl, values};
 
-/// The pipeline that they become.
+/// Pipeline of the imported configs.
 const P: &str = "pipeline.offline";
 
-/// Which of them.
+/// The config's trainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trainer {
     /// `SFTTrainer`.
@@ -23,13 +24,10 @@ pub(super) enum Trainer {
     Gkd,
 }
 
-const PACKED: &str = "sequences are packed without padding, and none sees another";
+const PACKED: &str = "sequences are packed without padding and do not attend to each other";
 
 const IDLE: [(&str, &str); 10] = [
-    (
-        "train_sampling_strategy",
-        "records come in an order of their own in every epoch, on any number of devices",
-    ),
+    ("train_sampling_strategy", "records are shuffled in every epoch, independent of the number of devices"),
     ("packing", PACKED),
     ("packing_strategy", PACKED),
     ("eval_packing", PACKED),
@@ -42,15 +40,15 @@ const IDLE: [(&str, &str); 10] = [
 ];
 
 const REFUSED: [(&str, &str); 9] = [
-    ("neftune_noise_alpha", "embeddings have no noise"),
+    ("neftune_noise_alpha", "noise on embeddings is not supported"),
     ("chat_template_path", "the template is that of the model's folder"),
     ("eos_token", "an answer ends with the model's end token"),
-    ("use_weighting", "pairs weigh alike"),
-    ("ld_alpha", "all tokens of an answer weigh alike"),
-    ("loss_weights", "there is one objective"),
-    ("reference_free", "without a reference there are `simpo` and `orpo`"),
+    ("use_weighting", "all pairs have the same weight"),
+    ("ld_alpha", "all tokens of an answer have the same weight"),
+    ("loss_weights", "there is only one objective"),
+    ("reference_free", "use `simpo` or `orpo`, which have no reference"),
     ("f_divergence_*", "the divergence is the reverse KL"),
-    ("generate_during_eval", "`evaluation.completions` says how many prompts are completed"),
+    ("generate_during_eval", "set the number of prompts in `evaluation.completions`"),
 ];
 
 fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
@@ -113,7 +111,8 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
     ledger.refuse_all(&trl::REFUSED);
 }
 
-/// TRL's batches are counted in records a device, ours in records a step over all ranks; of pairs a micro-batch counts both.
+/// TRL counts batches in records per device, ours are records per step over all ranks. A micro-batch counts
+/// both answers of a pair.
 fn batches(ledger: &mut Ledger, trainer: Trainer) {
     rules::leave_unset(ledger, &["num_processes"]);
     let world = rules::map_count(ledger, "num_processes", "devices", 1);
@@ -134,14 +133,14 @@ fn batches(ledger: &mut Ledger, trainer: Trainer) {
         ledger.change(key, &format!("{P}.batch_size"), records, why);
     }
     if ledger.peek("per_device_eval_batch_size").is_some() {
-        ledger.idle("per_device_eval_batch_size", "evaluation has the training's micro-batches");
+        ledger.idle("per_device_eval_batch_size", "evaluation uses the micro-batches of training");
     }
 }
 
 fn sft(ledger: &mut Ledger) {
     ledger.fill(&format!("{P}.objective"), "sft");
     match ledger.text("loss_type").as_deref() {
-        Some("nll" | "chunked_nll") => ledger.idle("loss_type", "the likelihood"),
+        Some("nll" | "chunked_nll") => ledger.idle("loss_type", "the objective is the likelihood"),
         Some(_) => ledger.refuse("loss_type", "the objective is the likelihood"),
         None => {}
     }
@@ -149,7 +148,7 @@ fn sft(ledger: &mut Ledger) {
     if !is_text && ledger.peek("completion_only_loss").is_none() {
         ledger.assume(&[("assistant_only_loss", json!(false))]);
         if ledger.truth("assistant_only_loss") == Some(false) {
-            let why = "the assistant's messages are learnt, and not those that it answers";
+            let why = "the assistant's messages are trained, the others are not";
             ledger.change("assistant_only_loss", &format!("{P}.turns"), "all", why);
         }
     }
@@ -160,13 +159,13 @@ fn sft(ledger: &mut Ledger) {
                 ledger.refuse(key, "neither true nor false");
             }
             (true, Some(false)) if key == "completion_only_loss" && !is_text => {
-                ledger.refuse(key, "the answer alone is learnt, and not the prompt");
+                ledger.refuse(key, "only the answer is trained, not the prompt");
             }
             (true, Some(true)) if key == "assistant_only_loss" => {
                 ledger.map(key, &format!("{P}.turns"), "all");
             }
-            _ if is_text => ledger.idle(key, "a text is learnt as a whole"),
-            _ => ledger.idle(key, "the answer alone is learnt"),
+            _ if is_text => ledger.idle(key, "all tokens of a text are trained"),
+            _ => ledger.idle(key, "only the answer is trained"),
         }
     }
 }
@@ -213,26 +212,26 @@ fn kto(ledger: &mut Ledger) {
     let beta = ledger.draft(&format!("{field}.beta")).cloned().unwrap_or(json!(0.1));
     match kind.as_str() {
         "kto" => {
-            let why =
-                "prompts and answers are mismatched over the whole step, and not on each device by itself";
+            let why = "prompts and answers are mismatched over the whole step, not on each device";
             ledger.change("loss_type", &format!("{field}.beta"), beta, why);
         }
         _ => ledger.map("loss_type", &format!("{field}.beta"), beta),
     }
 }
 
-/// Its teacher answers no prompts here, and neither does the policy: what is learnt are the file's answers.
+/// In TRL the teacher or the policy may answer prompts; here only the file's answers are distilled.
 fn gkd(ledger: &mut Ledger) {
     let field = format!("{P}.objective.distill");
     for key in ["beta", "temperature"] {
         ledger.copy_number(key, &format!("{field}.{key}"));
     }
-    let own = "answers are the file's; a policy's own ones are distilled by `rlvr` with `kl_in: advantage`, docs/rlvr.md";
+    let own = "answers come from the file; to distill on the policy's own answers use `rlvr` with \
+               `kl_in: advantage`, docs/guides/distillation.md";
     match ledger.number("lmbda") {
-        Some(0.0) => ledger.idle("lmbda", "answers are the file's"),
+        Some(0.0) => ledger.idle("lmbda", "answers come from the file"),
         _ => ledger.refuse("lmbda", own),
     }
-    let teachers = "the teacher's answers are to be written to the file first, by `anyroll generate`";
+    let teachers = "write the teacher's answers to the file first, with `anyroll generate`";
     match ledger.truth("seq_kd") {
         Some(false) => ledger.idle("seq_kd", "off"),
         Some(true) => ledger.refuse("seq_kd", teachers),
@@ -242,8 +241,8 @@ fn gkd(ledger: &mut Ledger) {
         ledger.change("teacher_model_name_or_path", "roles.reference.path", name, DOWNLOAD);
     }
     let idle = [
-        ("max_new_tokens", "nothing is sampled to be learnt"),
-        ("teacher_model_init_kwargs*", "say `roles.reference.strategy`"),
+        ("max_new_tokens", "training samples nothing"),
+        ("teacher_model_init_kwargs*", "set `roles.reference.strategy`"),
     ];
     ledger.idle_all(&idle);
 }
@@ -254,8 +253,8 @@ fn reward(ledger: &mut Ledger) {
     ledger.fill(&field, 0.0);
 }
 
-/// Files have TRL's columns: pairs in `chosen` and `rejected`, conversations in `messages`, texts where the key says, and
-/// judged answers in `completion` with a `label`.
+/// TRL's columns: pairs in `chosen` and `rejected`, conversations in `messages`, texts in the column of a
+/// key, and labelled answers in `completion` with a `label`.
 fn data(ledger: &mut Ledger, trainer: Trainer) {
     let file = format!("{P}.data.file");
     let why = "a JSONL, Parquet or Arrow file: write the dataset to it first, and name its columns";
@@ -277,15 +276,15 @@ fn data(ledger: &mut Ledger, trainer: Trainer) {
     lengths(ledger, trainer, &file);
 }
 
-/// TRL cuts what is longer, but for a reward model's texts, which it leaves out.
+/// TRL truncates longer records, but leaves out longer texts of a reward model.
 fn lengths(ledger: &mut Ledger, trainer: Trainer, file: &str) {
     let (key, mode) = ("max_length", "truncation_mode");
     let truncate = format!("{file}.long_prompts.truncate");
     match ledger.whole(key) {
         None if ledger.peek(key).is_some_and(|value| !values::is_unset(value)) => {
-            ledger.refuse(key, "not a whole number");
+            ledger.refuse(key, "not an integer");
         }
-        None => ledger.idle_all(&[(key, "no bound"), (mode, "without `max_length` nothing is cut")]),
+        None => ledger.idle_all(&[(key, "no limit"), (mode, "without `max_length` nothing is truncated")]),
         Some(most) => {
             ledger.map(key, &format!("{file}.max_tokens"), most);
             match ledger.text(mode).as_deref() {
@@ -300,15 +299,15 @@ fn lengths(ledger: &mut Ledger, trainer: Trainer, file: &str) {
     }
 }
 
-/// Without a word of evaluations TRL has none, and trains on all there is.
+/// Without evaluation settings TRL evaluates nothing, and trains on all records.
 fn evaluation(ledger: &mut Ledger) {
     let key = "eval_strategy";
     match ledger.text(key).as_deref() {
         Some("steps" | "epoch") => {}
         _ if ledger.truth(key) == Some(false) => {
             ledger.map(key, &format!("{P}.evaluation.prompts"), 0);
-            ledger.idle_all(&[("eval_steps", "nothing is evaluated")]);
+            ledger.idle_all(&[("eval_steps", "evaluation is off")]);
         }
-        _ => ledger.refuse(key, "strategies are no, steps and epoch"),
+        _ => ledger.refuse(key, "must be no, steps or epoch"),
     }
 }

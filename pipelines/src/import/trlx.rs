@@ -1,11 +1,11 @@
-//! trlx's TRLConfig YAML: its sections train, model, tokenizer, optimizer, scheduler and method.
+//! Importer of trlx's TRLConfig YAML: sections train, model, tokenizer, optimizer, scheduler and method.
 
 use serde_json::{Value, json};
 
 use super::shared::{DOWNLOAD, R, REPORTS};
 use super::{ledger::Ledger, rules, values};
 
-const FOLDER: &str = "the model's folder says it";
+const FOLDER: &str = "set by the model's folder";
 
 const IDLE: [(&str, &str); 21] = [
     ("train.tracker", REPORTS),
@@ -15,36 +15,36 @@ const IDLE: [(&str, &str); 21] = [
     ("train.tags", REPORTS),
     ("train.logging_dir", REPORTS),
     ("train.rollout_logging_dir", REPORTS),
-    ("train.checkpoint_dir", "checkpoints lie in the run folder"),
-    ("train.save_optimizer", "checkpoints are whole"),
-    ("train.save_best", "the last ones are kept"),
+    ("train.checkpoint_dir", "checkpoints are in the run folder"),
+    ("train.save_optimizer", "checkpoints contain everything"),
+    ("train.save_best", "the last checkpoints are kept"),
     ("train.resume_from_checkpoint", "`anyroll run --resume DIR`"),
     ("train.pipeline", "prompts come from `data`"),
     ("train.trainer_kwargs*", "the method is `algorithm`"),
-    ("train.seq_length", "a prompt that does not fit the model is an error before the run"),
+    ("train.seq_length", "a prompt that does not fit the model is an error before training starts"),
     ("model.model_arch_type", FOLDER),
     ("model.model_extra_configs*", FOLDER),
     ("tokenizer.*", FOLDER),
-    ("method.gen_experience_kwargs", "rollouts are sampled as `gen_kwargs` say"),
+    ("method.gen_experience_kwargs", "rollouts are sampled with `gen_kwargs`"),
     ("method.gen_kwargs.do_sample", "completions are sampled"),
     ("method.gen_kwargs.eos_token_id", FOLDER),
     ("method.gen_kwargs.pad_token_id", FOLDER),
 ];
 
 const REFUSED: [(&str, &str); 13] = [
-    ("model.num_layers_unfrozen", "layers are trained all, or by `model.lora`"),
-    ("model.peft_config*", "say `model.lora`"), // what of it is not a LoRA's
-    ("model.delta_kwargs*", "say `model.lora`"),
-    ("method.num_value_layers_unfrozen", "the critic is a model of its own, trained whole"),
-    ("method.ref_mean", "center within the group instead, by the advantage"),
-    ("method.ref_std", "center within the group instead, by the advantage"),
-    ("method.two_qs", "ILQL is not there"),
-    ("method.tau", "ILQL is not there"),
-    ("method.awac_scale", "ILQL is not there"),
-    ("method.cql_scale", "ILQL is not there"),
-    ("method.beta", "ILQL is not there"),
-    ("method.alpha", "ILQL is not there"),
-    ("method.steps_for_target_q_sync", "ILQL is not there"),
+    ("model.num_layers_unfrozen", "train all layers, or set `model.lora`"),
+    ("model.peft_config*", "set `model.lora`"), // what of it is not a LoRA's
+    ("model.delta_kwargs*", "set `model.lora`"),
+    ("method.num_value_layers_unfrozen", "the critic is a separate model, and all its layers are trained"),
+    ("method.ref_mean", "use an advantage that centers within the group"),
+    ("method.ref_std", "use an advantage that centers within the group"),
+    ("method.two_qs", "ILQL is not supported"),
+    ("method.tau", "ILQL is not supported"),
+    ("method.awac_scale", "ILQL is not supported"),
+    ("method.cql_scale", "ILQL is not supported"),
+    ("method.beta", "ILQL is not supported"),
+    ("method.alpha", "ILQL is not supported"),
+    ("method.steps_for_target_q_sync", "ILQL is not supported"),
 ];
 
 pub(super) fn apply(ledger: &mut Ledger) {
@@ -63,7 +63,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
         }
     }
     if !is_ppo(ledger) {
-        return ledger.idle_all(&[("*", "nothing is imported of another method than PPO")]);
+        return ledger.idle_all(&[("*", "only PPO is imported")]);
     }
     adapters(ledger);
     train(ledger);
@@ -76,7 +76,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.refuse_all(&REFUSED);
 }
 
-/// Whether it is PPO: another method must not come out as a run of it.
+/// Returns true if the method is PPO. Another method must not become a PPO run.
 fn is_ppo(ledger: &mut Ledger) -> bool {
     let mut is_ppo = true;
     for (key, name) in [("method.name", "ppoconfig"), ("train.trainer", "accelerateppotrainer")] {
@@ -84,7 +84,7 @@ fn is_ppo(ledger: &mut Ledger) -> bool {
             None => {}
             Some(text) if text == name => ledger.idle(key, "it is PPO, as `algorithm` is"),
             Some(_) => {
-                ledger.refuse(key, "PPO is what is imported");
+                ledger.refuse(key, "only PPO is imported");
                 is_ppo = false;
             }
         }
@@ -99,7 +99,7 @@ fn adapters(ledger: &mut Ledger) {
         return;
     }
     ledger.idle(&key("peft_type"), "by `model.lora`");
-    ledger.idle_all(&[(&key("task_type"), "adapters are those of a decoder")]);
+    ledger.idle_all(&[(&key("task_type"), "adapters are always for a decoder")]);
     ledger.assume(&[(&key("r"), json!(8)), (&key("lora_alpha"), json!(8))]);
     for (name, field) in [("r", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")] {
         ledger.copy_number(&key(name), &format!("model.lora.{field}"));
@@ -115,7 +115,7 @@ fn adapters(ledger: &mut Ledger) {
     }
 }
 
-/// trlx's steps are optimizer updates, of which a round of rollouts has several.
+/// trlx counts steps in optimizer updates, of which a round of rollouts has several.
 fn train(ledger: &mut Ledger) {
     ledger.copy_number("train.seed", "seed");
     let updates = updates_per_step(ledger);
@@ -126,7 +126,7 @@ fn train(ledger: &mut Ledger) {
     length(ledger, updates);
 }
 
-/// The run ends with its last round of rollouts or its last update, whichever comes first.
+/// Length of the run, which ends with its last round of rollouts or its last update, whichever comes first.
 fn length(ledger: &mut Ledger, updates_per_step: u64) {
     let (epochs, total) = ("train.epochs", "train.total_steps");
     let field = format!("{R}.steps");
@@ -141,7 +141,7 @@ fn length(ledger: &mut Ledger, updates_per_step: u64) {
     }
 }
 
-/// Cuts a round of rollouts into updates, and returns how many there are with the passes over it.
+/// Divides a round of rollouts into updates; returns their number over all epochs of the round.
 fn updates_per_step(ledger: &mut Ledger) -> u64 {
     let micro_batch = "strategy.micro_batch_size";
     rules::leave_unset(ledger, &["train.minibatch_size"]);
@@ -154,10 +154,10 @@ fn updates_per_step(ledger: &mut Ledger) -> u64 {
     let mini_batches = rollouts.div_ceil(batch);
     if ledger.peek(key).is_some() {
         ledger.fill(micro_batch, batch);
-        let why = format!("{rollouts} rollouts a step in updates of {batch}");
+        let why = format!("{rollouts} rollouts per step in updates of {batch}");
         match rollouts % mini_batches {
             0 => ledger.change(key, &format!("{R}.mini_batches"), mini_batches, why),
-            _ => ledger.refuse(key, format!("{why}: they are not of one size")),
+            _ => ledger.refuse(key, format!("{why}: these have unequal sizes")),
         }
     }
     mini_batches.saturating_mul(ledger.whole("method.ppo_epochs").unwrap_or(1).max(1))
@@ -187,12 +187,12 @@ fn optimizer(ledger: &mut Ledger) {
     schedule(ledger, &format!("{R}.optimizer.schedule"));
 }
 
-/// torch's schedulers by trlx's names; what is given is the rate at the end, ours is its share of the peak.
+/// torch's schedulers under trlx's names. They set the final rate, where ours is a share of the peak.
 fn schedule(ledger: &mut Ledger, field: &str) {
     let kind = match ledger.text("scheduler.name").as_deref() {
         Some("cosine_annealing") => "cosine",
         Some("linear") => "linear",
-        Some(_) => return ledger.refuse("scheduler.name", "schedules here are constant, linear and cosine"),
+        Some(_) => return ledger.refuse("scheduler.name", "must be constant, linear or cosine"),
         None => return,
     };
     let peak = ledger.draft(&format!("{R}.optimizer.adamw.learning_rate")).and_then(Value::as_f64);
@@ -203,7 +203,7 @@ fn schedule(ledger: &mut Ledger, field: &str) {
                 "scheduler.kwargs.eta_min",
                 &format!("{field}.{kind}.final_ratio"),
                 ratio,
-                "over the peak",
+                "relative to the peak",
             );
         }
         _ => {}
@@ -242,7 +242,10 @@ fn method(ledger: &mut Ledger) {
         }
         (None, _) => ledger.fill(&format!("{a}.kl_in"), serde_json::json!({"reward": {}})),
     }
-    ledger.idle_all(&[("method.target", "the coefficient stays"), ("method.horizon", "with the target")]);
+    ledger.idle_all(&[
+        ("method.target", "the coefficient is fixed"),
+        ("method.horizon", "used with the target only"),
+    ]);
     for (key, field) in [
         ("max_new_tokens", "max_new_tokens"),
         ("temperature", "temperature"),
@@ -253,14 +256,14 @@ fn method(ledger: &mut Ledger) {
     }
 }
 
-/// trlx divides by the deviation, and takes no mean off.
+/// trlx divides by the standard deviation, and subtracts no mean.
 fn scale_reward(ledger: &mut Ledger, a: &str) {
     let (key, field) = ("method.scale_reward", format!("{a}.reward_norm.std"));
     let clips = ledger.number("method.cliprange_reward").is_some();
     match ledger.text(key).map(|scale| scale.to_ascii_lowercase()).as_deref() {
         None => {}
         Some("running") if clips => {
-            ledger.change(key, &field, "running", "rewards are clipped after it, and not before");
+            ledger.change(key, &field, "running", "rewards are clipped after scaling, not before");
         }
         Some("running") => ledger.map(key, &field, "running"),
         Some("ignored" | "none" | "null" | "false") => ledger.idle(key, "off"),
@@ -268,7 +271,7 @@ fn scale_reward(ledger: &mut Ledger, a: &str) {
     }
 }
 
-/// One model with two heads and one optimizer becomes two models, each with an optimizer like it.
+/// One model with two heads and one optimizer becomes two models with equal optimizers.
 fn critic(ledger: &mut Ledger, a: &str) {
     let (gae, critic) = (format!("{a}.advantage.gae"), format!("{R}.critic"));
     ledger.copy_number("method.gamma", &format!("{gae}.gamma"));
@@ -276,5 +279,5 @@ fn critic(ledger: &mut Ledger, a: &str) {
     ledger.fill(&format!("{gae}.lambda"), 0.95);
     ledger.copy_number("method.cliprange_value", &format!("{critic}.value_clip"));
     ledger.fill_as(&format!("{critic}.optimizer"), &format!("{R}.optimizer"));
-    ledger.idle_all(&[("method.vf_coef", "the critic has an optimizer of its own")]);
+    ledger.idle_all(&[("method.vf_coef", "the critic has its own optimizer")]);
 }

@@ -1,8 +1,8 @@
-//! Values as other systems write them: numbers as words, YAML 1.1's booleans, and `auto`.
+//! Values in other systems' notation: numbers as words, YAML 1.1's booleans, and `auto`.
 
 use serde_json::{Map, Value};
 
-/// A number, also one written as text: YAML 1.1 reads `5e8` as a word.
+/// A number, possibly written as text: YAML 1.1 reads `5e8` as a word.
 pub(super) fn number(value: &Value) -> Option<f64> {
     match value {
         Value::Number(number) => number.as_f64(),
@@ -13,13 +13,13 @@ pub(super) fn number(value: &Value) -> Option<f64> {
     }
 }
 
-/// A whole number, 0 or above, also written as `5e8`.
+/// A non-negative integer, possibly written as `5e8`.
 pub(super) fn whole(value: &Value) -> Option<u64> {
     let number = number(value)?;
     (number >= 0.0 && number.fract() == 0.0 && number < 2f64.powi(53)).then_some(number as u64)
 }
 
-/// A truth value in the words of YAML 1.1, JSON, Python and the shell.
+/// A boolean in the words of YAML 1.1, JSON, Python or the shell.
 pub(super) fn truth(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(truth) => Some(*truth),
@@ -37,7 +37,7 @@ pub(super) fn truth(value: &Value) -> Option<bool> {
     }
 }
 
-/// The value as a line shows it.
+/// The value as shown in a row.
 pub(super) fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -45,7 +45,7 @@ pub(super) fn text(value: &Value) -> String {
     }
 }
 
-/// Whether a value leaves the choice to somebody else.
+/// Returns true if a value means unset.
 pub(super) fn is_unset(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -56,7 +56,7 @@ pub(super) fn is_unset(value: &Value) -> bool {
     }
 }
 
-/// Whether a value turns a feature off, or never turned it on.
+/// Returns true if a value turns a feature off, or leaves it off.
 pub(super) fn is_off(value: &Value) -> bool {
     let empty = match value {
         Value::Array(items) => items.is_empty(),
@@ -66,7 +66,7 @@ pub(super) fn is_off(value: &Value) -> bool {
     empty || is_unset(value) || truth(value) == Some(false)
 }
 
-/// A number in JSON, whole where it is whole.
+/// A number in JSON, as an integer if possible.
 pub(super) fn json(number: f64) -> Value {
     match number.fract() == 0.0 && number.abs() < 2f64.powi(53) {
         true => Value::from(number as i64),
@@ -74,7 +74,7 @@ pub(super) fn json(number: f64) -> Value {
     }
 }
 
-/// Sets `a.b.c` of a tree of mappings; what is on the way and is none gives place to one.
+/// Sets `a.b.c` in a tree of mappings. Values on the path that are not mappings are replaced.
 pub(super) fn insert(root: &mut Map<String, Value>, path: &str, value: Value) {
     let mut map = root;
     let (above, name) = path.rsplit_once('.').unwrap_or(("", path));

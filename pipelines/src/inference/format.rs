@@ -1,10 +1,10 @@
-//! Completions that are held to a format: a JSON schema, a pattern, or one of some texts.
+//! Constrained decoding: completions that match a JSON schema, a pattern, or a list of texts.
 //!
-//! `llguidance` follows what has been said and tells which tokens may come next.
+//! `llguidance` tracks the completion and computes the allowed next tokens.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use anyroll_models::generation::{Follow, Format};
+use anyroll_models::generation::{Format, FormatTracker};
 use llguidance::{
     Matcher, ParserFactory,
     api::TopLevelGrammar,
@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 
 use crate::data::{TokenBytes, Tokenizer};
 
-/// What a completion may be.
+/// Format of a completion.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Spec {
-    /// JSON that a schema describes.
+    /// JSON that matches a schema.
     Json(Value),
-    /// All of a text that this pattern matches.
+    /// A text that matches this pattern as a whole.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
@@ -43,7 +43,7 @@ impl Spec {
     }
 }
 
-/// A schema under which few spaces and line ends stand in a row, since a model may write nothing else for ever.
+/// The schema with a limit on consecutive white space, which a model might otherwise write forever.
 fn with_bounded_space(mut schema: Value) -> Value {
     if let Some(fields) = schema.as_object_mut() {
         fields.entry("x-guidance").or_insert_with(|| json!({"whitespace_pattern": r"[ \n\r\t]{1,32}"}));
@@ -51,30 +51,30 @@ fn with_bounded_space(mut schema: Value) -> Value {
     schema
 }
 
-/// Formats in the tokens of one model. What all of them share is made with the first.
+/// Compiler of formats for a model's tokens. Shared tables are built with the first format.
 pub struct Formats {
     tokenizer: Arc<Tokenizer>,
     parsers: OnceLock<Result<ParserFactory, String>>,
 }
 
 impl Formats {
-    /// In the tokens of this tokenizer.
+    /// Creates the compiler for this tokenizer.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
         Self { tokenizer, parsers: OnceLock::new() }
     }
 
-    /// What holds completions to `spec`.
+    /// Compiles `spec`.
     ///
     /// # Errors
-    /// Why nothing does: a schema or a pattern that cannot be followed, or a tokenizer whose tokens' bytes are not known.
+    /// An unsupported schema or pattern, or a tokenizer whose tokens have unknown bytes.
     pub fn compile(&self, spec: &Spec) -> Result<Format, String> {
         let parsers = self.parsers.get_or_init(|| parsers(&self.tokenizer));
         let parsers = parsers.as_ref().map_err(Clone::clone)?;
         let mut fresh = Matcher::new(parsers.create_parser(spec.grammar()));
-        // Whatever is wrong shows at the first token at the latest.
+        // Errors show at the first token at the latest.
         fresh.compute_mask_or_eos().map_err(|error| problem(&error))?;
         let fresh = Mutex::new(fresh);
-        let begin = move || -> Box<dyn Follow> {
+        let begin = move || -> Box<dyn FormatTracker> {
             Box::new(Followed(fresh.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
         };
         Ok(Format(Arc::new(begin)))
@@ -103,7 +103,7 @@ fn parsers(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
     Ok(parsers)
 }
 
-/// Special tokens are told by a byte that no text has.
+/// Special tokens start with a byte that no text contains.
 fn word(token: TokenBytes) -> Vec<u8> {
     match token {
         TokenBytes::Text(bytes) => bytes,
@@ -111,21 +111,21 @@ fn word(token: TokenBytes) -> Vec<u8> {
     }
 }
 
-/// What a parser says is wrong, on a line.
+/// A parser's error on one line.
 fn problem(error: &dyn std::fmt::Display) -> String {
-    // In the place of the parser's state, which is not asked for.
+    // Placeholder for the parser's state, which is not requested.
     let text = error.to_string().replace("<non-verbose/>", "");
     let words: Vec<&str> = text.split_whitespace().collect();
     match &words[..] {
-        ["NoExtensionBias"] => "no token of the model goes on with it".to_owned(),
+        ["NoExtensionBias"] => "no token of the model continues it".to_owned(),
         words => words.join(" "),
     }
 }
 
-/// One completion on its way.
+/// State of one completion.
 struct Followed(Matcher);
 
-impl Follow for Followed {
+impl FormatTracker for Followed {
     fn allowed(&mut self) -> Result<Vec<u32>, String> {
         let allowed = self.0.compute_mask_or_eos().map_err(|error| problem(&error))?;
         Ok(allowed.as_slice().to_vec())
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
     use crate::{config::FolderConfig, data::CharTokenizer};
 
-    /// A token a byte, but for some texts of several.
+    /// A tokenizer with one token per byte, and some for several bytes.
     fn bytes() -> Arc<Tokenizer> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model");
         let config = FolderConfig { path: path.clone(), chat: false, system_prompt: None, lora: None };
@@ -160,7 +160,7 @@ mod tests {
         Arc::new(Tokenizer::Characters(CharTokenizer::new(&characters.chars().collect())))
     }
 
-    /// The tokens with a bit.
+    /// Tokens whose bit is set.
     fn tokens(allowed: &[u32]) -> Vec<i64> {
         let bits = (0..)
             .zip(allowed)
@@ -168,7 +168,7 @@ mod tests {
         bits.filter(|(_, bit)| *bit == 1).map(|(token, _)| token).collect()
     }
 
-    /// What comes of choosing among what may come, evenly, until it ends; `None` if it does not in so many tokens.
+    /// Samples uniformly among allowed tokens until the end; `None` if that takes too many tokens.
     fn random(format: &Format, tokenizer: &Tokenizer, random: &mut ChaCha8Rng) -> Option<String> {
         let (mut follow, mut chosen, stops) = (format.0(), Vec::new(), tokenizer.stop_tokens());
         for _ in 0..400 {
@@ -183,7 +183,7 @@ mod tests {
         None
     }
 
-    /// Whether a text may come and end.
+    /// Returns true if a text is allowed and complete.
     fn takes(format: &Format, tokenizer: &Tokenizer, text: &str) -> bool {
         let mut follow = format.0();
         let written = tokenizer.encode_text(text).unwrap();
@@ -276,7 +276,7 @@ mod tests {
         }
     }
 
-    /// Against every text that a pattern matches.
+    /// Compared with all texts that a pattern matches.
     #[test]
     fn tokens_that_may_come_are_those_that_lead_somewhere() {
         let tokenizer = characters("abc");
@@ -314,6 +314,6 @@ mod tests {
         }
         let problem =
             Formats::new(characters("ab")).compile(&Spec::Choice(vec!["c".to_owned()])).unwrap_err();
-        assert_eq!(problem, "no token of the model goes on with it");
+        assert_eq!(problem, "no token of the model continues it");
     }
 }

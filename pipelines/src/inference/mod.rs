@@ -1,18 +1,14 @@
-//! Models in use: what training's rollout and `anyroll generate`, `score`, `serve` and `embed` have in common.
+//! Sampling from a model: shared by training's rollout and `anyroll generate`, `score` and `serve`.
 
-mod device;
 mod episode;
 mod format;
-mod loaded;
 mod room;
 mod sample;
 mod sampler;
 mod stop;
 
-pub use device::DeviceChoice;
-pub use episode::Episode;
+pub use episode::{AnswersTurns, Episode, Replies};
 pub use format::{Formats, Spec};
-pub use loaded::{LoadedModel, Options, check_numbers};
 pub use room::Room;
 pub use sample::Sample;
 pub use sampler::{Asked, Sampled, Sampler, Sampling};

@@ -1,4 +1,4 @@
-//! How much an engine takes on, and the memory for it.
+//! Capacity of an engine, and its memory.
 
 use std::sync::Arc;
 
@@ -8,19 +8,20 @@ use anyroll_strategy::{Weights, shared};
 
 use crate::Result;
 
-/// What an engine takes on.
+/// Capacity of an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Room {
-    /// Sequences that are live together; at least 1.
+    /// Sequences in flight; at least 1.
     pub sequences: usize,
-    /// Tokens of the longest, its completion included.
+    /// Tokens of the longest sequence, completion included.
     pub longest: usize,
-    /// The most that the cache takes, as a part of the device's free memory.
+    /// Fraction of the device's free memory that the cache may take.
     pub memory: f64,
 }
 
 impl Room {
-    /// How many bytes of `free_bytes` have to be free for a cache for so much, beside what it leaves to others.
+    /// Bytes that must be free for a cache of this capacity, of `free_bytes`, including the fraction left to
+    /// others.
     pub fn wanted_bytes(self, model: &Decoder, weights: &Weights, free_bytes: usize) -> usize {
         let dtype = dtype(weights);
         let left = free_bytes as f64 * (1.0 - self.memory);
@@ -31,8 +32,8 @@ impl Room {
         KvCache::blocks_for(self.sequences, self.longest)
     }
 
-    /// An engine with a cache for so much, or for as much of it as there is room. The cache lives as long as the
-    /// engine. `version` is that of the weights.
+    /// Creates an engine with a cache for this capacity, or for as much as fits. The cache lives as long as
+    /// the engine. `version` is that of the weights.
     pub fn engine(
         self,
         model: &Arc<Decoder>,
@@ -43,7 +44,7 @@ impl Room {
         let dtype = dtype(weights);
         let free_bytes = compute.device().memory_info()?.free_bytes as f64;
         let room = KvCache::blocks_in(model.config(), dtype, (free_bytes * self.memory) as usize);
-        // Room for one is tried for in any case, and is a device's error where there is none.
+        // Space for one sequence is always requested; the device fails if there is none.
         let least = KvCache::blocks_for(1, self.longest);
         let blocks = self.blocks().min(room).max(least);
         let cache = KvCache::new(model.config(), blocks, dtype, compute)?;

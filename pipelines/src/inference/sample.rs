@@ -1,4 +1,4 @@
-//! A completion, sampled or on its way.
+//! A completion, finished or in flight.
 
 use std::ops::Range;
 
@@ -11,62 +11,62 @@ use serde::{Deserialize, Serialize};
 use super::Episode;
 use crate::data::Tokenizer;
 
-/// A completion, sampled or on its way: of one turn, or of several with what an environment says between them.
+/// A completion, finished or in flight: one turn, or several with an environment's observations between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Prompt, then completion: each turn with its end token or stop string if it has one, and between two of them what the
-    /// environment says.
+    /// Prompt, then completion. Each turn includes its end token or stop string, and observations are between
+    /// turns.
     pub tokens: Vec<i64>,
     /// Tokens of the prompt.
     pub prompt_len: usize,
-    /// Log-prob of each sampled token when it was sampled: log softmax(logits / temperature), before all that
-    /// else changes the odds.
+    /// Log-prob of each sampled token at sampling time: log softmax(logits / temperature), before any other
+    /// modification.
     pub logprobs: Vec<f32>,
-    /// Which weights sampled the sampled tokens, in their order.
+    /// Weight versions that sampled the tokens, in order.
     pub policies: Vec<PolicySpan>,
-    /// Why it ended; `None` while it has not.
+    /// Reason why it ended; `None` if it is in flight.
     pub ending: Option<Ending>,
-    /// What an environment makes of it, if there is one.
+    /// The environment's results, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub episode: Option<Episode>,
 }
 
 impl Sample {
-    /// A prompt with nothing behind it yet.
+    /// Creates a sample with an empty completion.
     pub fn begin(prompt: Vec<i64>) -> Self {
         let prompt_len = prompt.len();
         let (logprobs, policies) = (Vec::new(), Vec::new());
         Self { tokens: prompt, prompt_len, logprobs, policies, ending: None, episode: None }
     }
 
-    /// Whether it ended by itself.
+    /// Returns true if it ended by itself.
     pub fn finished(&self) -> bool {
         self.ending == Some(Ending::Stop)
     }
 
-    /// Where the environment speaks.
+    /// Ranges of the environment's observations.
     fn observations(&self) -> &[Range<usize>] {
         self.episode.as_ref().map_or(&[], |episode| &episode.observations)
     }
 
-    /// Where what was sampled lies: the turns, one at least, of which the last one may be empty.
+    /// Ranges of sampled tokens: at least one turn, of which the last may be empty.
     pub fn turns(&self) -> Vec<Range<usize>> {
         let starts = [self.prompt_len].into_iter().chain(self.observations().iter().map(|it| it.end));
         let ends = self.observations().iter().map(|it| it.start).chain([self.tokens.len()]);
         starts.zip(ends).map(|(start, end)| start..end).collect()
     }
 
-    /// The tokens before the last turn.
+    /// Tokens before the last turn.
     pub fn context(&self) -> &[i64] {
         &self.tokens[..self.context_len()]
     }
 
-    /// How many tokens are before the last turn.
+    /// Number of tokens before the last turn.
     pub fn context_len(&self) -> usize {
         self.observations().last().map_or(self.prompt_len, |observation| observation.end)
     }
 
-    /// What the engine is to go on with: what there is of the last turn.
+    /// The unfinished last turn, from which an engine continues.
     pub fn begun(&self) -> Completion {
         let tokens = self.tokens[self.context_len()..].to_vec();
         let (_, policies) = split(&self.policies, self.sampled_before());
@@ -74,7 +74,7 @@ impl Sample {
         Completion { tokens, logprobs, policies, ..Completion::default() }
     }
 
-    /// Takes what the engine has made of the last turn.
+    /// Replaces the last turn by the engine's result.
     pub fn go_on(&mut self, turn: Completion) {
         let before = self.sampled_before();
         self.tokens.truncate(self.context_len());
@@ -91,10 +91,10 @@ impl Sample {
         self.ending = turn.ending;
     }
 
-    /// Lets the environment speak behind the last turn: the next one begins.
+    /// Appends an observation after the last turn; the next turn starts.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there is no environment.
     pub fn hear(&mut self, tokens: &[i64]) {
         let start = self.tokens.len();
         self.tokens.extend(tokens);
@@ -103,33 +103,33 @@ impl Sample {
         episode.observations.push(start..self.tokens.len());
     }
 
-    /// Tokens that were sampled: all of the completion but what an environment says.
+    /// Number of sampled tokens: the completion without observations.
     pub fn completion_len(&self) -> usize {
         self.tokens.len() - self.prompt_len - self.observations().iter().map(Range::len).sum::<usize>()
     }
 
-    /// The text of the last turn, without its end.
+    /// Text of the last turn, without its end.
     pub fn text(&self, tokenizer: &Tokenizer) -> String {
         tokenizer.decode(&self.tokens[self.context_len()..])
     }
 
-    /// The text of all behind the prompt: the turns, and what an environment says between them.
+    /// Text after the prompt: the turns with the observations between them.
     pub fn transcript(&self, tokenizer: &Tokenizer) -> String {
         tokenizer.decode(&self.tokens[self.prompt_len..])
     }
 
-    /// As the model trains on it; of what is behind the prompt the targets are those of [`Self::turns`].
+    /// Sequence for training; its targets are the tokens of [`Self::turns`].
     pub fn sequence(&self) -> Sequence<'_> {
         Sequence { tokens: &self.tokens, prompt_len: self.prompt_len }
     }
 
-    /// Tokens that were sampled before the last turn.
+    /// Tokens sampled before the last turn.
     fn sampled_before(&self) -> usize {
         self.completion_len() - (self.tokens.len() - self.context_len())
     }
 }
 
-/// The spans of the first so many tokens, and of the others.
+/// Splits spans at a token index.
 fn split(spans: &[PolicySpan], mut at: usize) -> (Vec<PolicySpan>, Vec<PolicySpan>) {
     let (mut before, mut behind) = (Vec::new(), Vec::new());
     for &PolicySpan { version, tokens } in spans {
@@ -167,7 +167,7 @@ mod tests {
         sample.go_on(turn(&[5, 6], &[(3, 2)], Some(Ending::Stop)));
         sample.hear(&[90, 91, 92]);
         assert_eq!((sample.ending, sample.context_len(), sample.begun()), (None, 7, Completion::default()));
-        // A turn that another version of the weights ends.
+        // A turn that another version of the weights finishes.
         sample.go_on(turn(&[7], &[(3, 1)], None));
         assert_eq!(sample.begun(), turn(&[7], &[(3, 1)], None));
         sample.go_on(turn(&[7, 8], &[(3, 1), (4, 1)], Some(Ending::Stop)));

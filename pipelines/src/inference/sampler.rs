@@ -1,4 +1,4 @@
-//! Sampling completions with some weights on one device.
+//! Sampling of completions on one device.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -10,44 +10,44 @@ use anyroll_models::{
 };
 use anyroll_strategy::Weights;
 
-use super::{Room, Sample, stop_condition};
-use crate::{Result, data::Tokenizer, environment::Episodes, train::turn_seed};
+use super::{AnswersTurns, Room, Sample, stop_condition};
+use crate::{Result, data::Tokenizer, train::turn_seed};
 
-/// What came of the completions that were asked for.
+/// Result of sampling.
 #[derive(Clone, Debug)]
 pub struct Sampled {
-    /// In the order in which they were asked for.
+    /// Samples in the order of the requests.
     pub samples: Vec<Sample>,
-    /// How often the engine went through the model for them: of each live sequence a token or, where the host looks only
-    /// now and then, a few.
+    /// Number of forward passes of the engine: one per token of the live sequences, or per few tokens if the
+    /// host checks less often.
     pub passes: usize,
-    /// Tokens of contexts that did not run again from one turn to the next, since their keys and values had been kept.
+    /// Context tokens that were not recomputed between turns, since their keys and values were kept.
     pub kept_tokens: u64,
 }
 
-/// How to sample.
+/// Sampling parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 takes the likeliest token.
+    /// Divides the logits; 0 always takes the likeliest token.
     pub temperature: f64,
-    /// Keeps the likeliest so many; 0 keeps all.
+    /// Keeps this many likeliest tokens; 0 keeps all.
     pub top_k: usize,
-    /// Keeps the likeliest that make up this probability.
+    /// Keeps the likeliest tokens that together reach this probability.
     pub top_p: f64,
-    /// Keeps those with this part of the likeliest one's probability; 0 keeps all.
+    /// Keeps tokens with at least this fraction of the likeliest one's probability; 0 keeps all.
     pub min_p: f64,
-    /// Makes what was there before less likely; 1 does not.
+    /// Makes tokens that occurred before less likely; 1 turns it off.
     pub repetition_penalty: f64,
 }
 
 impl Sampling {
-    /// The likeliest token, always.
+    /// Always the likeliest token.
     pub const GREEDY: Self = Self { temperature: 0.0, ..Self::FREE };
-    /// As the model says.
+    /// The model's own distribution.
     pub const FREE: Self =
         Self { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 };
 
-    /// The same for an engine, for completions of so many tokens at most, which any of `stop_tokens` ends.
+    /// Parameters of an engine for completions of at most `max_new_tokens`, which any of `stop_tokens` ends.
     pub fn params(self, max_new_tokens: usize, stop_tokens: Vec<i64>) -> SamplingParams {
         let Self { temperature, top_k, top_p, min_p, repetition_penalty } = self;
         SamplingParams {
@@ -63,59 +63,59 @@ impl Sampling {
     }
 }
 
-/// A completion that is wanted.
+/// A requested completion.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// Its prompt, and what there is of it.
+    /// Its prompt, and its tokens so far.
     pub sample: Sample,
-    /// Its random numbers.
+    /// Seed of its random numbers.
     pub seed: u64,
-    /// How it is sampled.
+    /// Its sampling parameters.
     pub how: Sampling,
 }
 
-/// What samples on a device.
+/// A sampler on a device.
 #[derive(Debug)]
 pub struct Sampler {
     /// A model on the device.
     pub model: Arc<Decoder>,
-    /// The stream on which libtorch computes there.
+    /// The device's compute stream of libtorch.
     pub compute: Stream,
-    /// Text to tokens.
+    /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// Tokens of the longest completion, its end included; of all turns and all between them.
+    /// Most tokens of a completion, including its end; for several turns the total, with the observations.
     pub max_new_tokens: usize,
-    /// Tokens of the longest turn, its end included; nothing but `max_new_tokens` bounds it if there is none.
+    /// Most tokens of a turn, including its end; `None` for no limit but `max_new_tokens`.
     pub max_turn_tokens: Option<usize>,
-    /// Sequences at a time; as one ends, the next takes its place.
+    /// Sequences in flight; when one ends, the next takes its slot.
     pub batch_size: usize,
     /// Texts that end a completion.
     pub stop: Vec<String>,
-    /// The most that the cache takes, as a part of the device's free memory.
+    /// Fraction of the device's free memory that the cache may take.
     pub cache_memory: f64,
-    /// The math's CPU threads while it samples; `None` leaves them as they are.
+    /// CPU threads during sampling; `None` leaves them unchanged.
     pub threads: Option<usize>,
 }
 
-/// Tokens of a context that is kept between turns where kernels are launched: attention of what follows launches its own for
-/// each layer of each sample, which takes longer than to run a few tokens more.
+/// Least context for which the KV cache is kept between turns on devices that launch kernels. Attention over
+/// a kept context has extra launches per layer and sample, which take longer than recomputing a few tokens.
 const LEAST_KEPT: usize = 512;
 
-/// What was asked for, and which of it each of the engine's samples is a turn of.
+/// Requests, with the engine's samples that are their turns.
 struct Turns<'a> {
     asked: &'a [Asked],
-    /// The most tokens of each sample, its prompt included.
+    /// Most tokens of each sample, prompt included.
     limits: Vec<usize>,
     stop: Option<StopCondition>,
-    /// By the engine's ids.
+    /// Sample numbers by engine id.
     of_ids: Vec<usize>,
-    /// The engine's id of the last turn of each sample, once it has one.
+    /// Engine id of each sample's last turn, if it has one.
     last: Vec<Option<SampleId>>,
-    /// From how many tokens of a context on what is cached of a turn is kept for the next one; `None`: never.
+    /// Least context for which a turn's cache is kept; `None` for never.
     keep_from: Option<usize>,
 }
 
-/// CPU threads of this process's math, until it is dropped.
+/// CPU threads of this process's math, restored on drop.
 struct Threads {
     before: i32,
 }
@@ -135,23 +135,23 @@ impl Drop for Threads {
 }
 
 impl Sampler {
-    /// The completions that are asked for, `batch_size` of them at a time. Those of equal prompts stand side by
-    /// side. `version` is that of the weights. After each pass `look` gets the samples, and the numbers of those that
-    /// ended in it; once it breaks, what has not ended is left as it is.
+    /// Samples the requested completions, `batch_size` at a time; equal prompts must be adjacent. `version`
+    /// is that of the weights. After each pass `look` gets the samples, and the numbers of those that ended
+    /// in it; if it breaks, unfinished samples are left as they are.
     ///
-    /// With `episodes` each completion is one of several turns. What is asked of the engine is a turn, with all that is before
-    /// it as the prompt. While an environment thinks, its sample has no place in the batch; its keys and values stay as long as
-    /// nobody needs the room, and otherwise what there is of it runs through the model again when it goes on.
+    /// With `episodes` a completion has several turns, each a request to the engine with everything before it
+    /// as the prompt. While an environment computes, its sample has no slot in the batch. Its keys and values
+    /// stay as long as there is space, and otherwise are recomputed when it continues.
     pub fn sample(
         &self,
         weights: &Weights,
         version: u64,
         asked: &[Asked],
-        mut episodes: Option<Episodes>,
+        mut episodes: Option<Box<dyn AnswersTurns + '_>>,
         mut look: impl FnMut(&[Sample], &[usize]) -> ControlFlow<()>,
     ) -> Result<Sampled> {
         let _threads = self.threads.map(Threads::set);
-        // Its cache lives no longer than this: in training there is none.
+        // The cache lives no longer than this call: training has none.
         let mut engine = self.room(asked).engine(&self.model, weights, version, &self.compute)?;
         let mut turns = Turns {
             asked,
@@ -166,7 +166,7 @@ impl Sampler {
             self.submit(&mut engine, &mut turns, &samples, &(0..asked.len()).collect::<Vec<_>>())?;
         }
         let (mut enough, mut passes) = (false, 0);
-        while !(enough || engine.is_idle() && episodes.as_ref().is_none_or(Episodes::is_idle)) {
+        while !(enough || engine.is_idle() && episodes.as_ref().is_none_or(|it| it.is_idle())) {
             let mut ended = Vec::new();
             if let Some(episodes) = &mut episodes {
                 let replies = episodes.listen(&mut samples, &turns.limits, engine.is_idle());
@@ -196,7 +196,7 @@ impl Sampler {
         Ok(Sampled { samples, passes, kept_tokens: engine.load().reused_tokens })
     }
 
-    /// Asks the engine for the next turns of the samples with these numbers.
+    /// Submits the next turns of the samples with these numbers.
     fn submit(
         &self,
         engine: &mut Engine,
@@ -233,17 +233,17 @@ impl Sampler {
         Ok(())
     }
 
-    /// From how many tokens on a context is kept between turns.
+    /// Least context that is kept between turns.
     fn keep_from(&self) -> usize {
-        if self.compute.device().id().backend == BackendKind::Cpu { 0 } else { LEAST_KEPT }
+        if self.compute.device().id().backend == BackendKind::CPU { 0 } else { LEAST_KEPT }
     }
 
-    /// The most tokens of each sample, its prompt included.
+    /// Most tokens of each sample, prompt included.
     fn limits(&self, asked: &[Asked]) -> Vec<usize> {
         asked.iter().map(|asked| asked.sample.prompt_len + self.max_new_tokens).collect()
     }
 
-    /// What it takes to sample these.
+    /// Capacity needed to sample these.
     pub fn room(&self, asked: &[Asked]) -> Room {
         Room {
             sequences: self.batch_size.min(asked.len()).max(1),

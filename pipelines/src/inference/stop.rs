@@ -1,4 +1,4 @@
-//! Stop strings: a completion ends where one of them appears in its text.
+//! Stop strings: a completion ends when one of them appears in its text.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::data::Tokenizer;
 
-/// One text, or several, as stop strings are given.
+/// Stop strings in a request: one text, or a list.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "neither a text nor a list of texts")]
 pub enum Texts {
@@ -27,7 +27,8 @@ impl Texts {
     }
 }
 
-/// The condition that ends a completion with any of `strings`, which may be special tokens; `None` if there are none.
+/// A condition that ends a completion with any of `strings`, which may be special tokens; `None` without
+/// strings.
 pub fn stop_condition(tokenizer: &Arc<Tokenizer>, strings: &[String]) -> Option<StopCondition> {
     let longest = strings.iter().map(String::len).max()?;
     let special: Vec<i64> = strings.iter().filter_map(|string| tokenizer.special_token(string)).collect();
@@ -36,14 +37,14 @@ pub fn stop_condition(tokenizer: &Arc<Tokenizer>, strings: &[String]) -> Option<
         if tokens.last().is_some_and(|last| special.contains(last)) {
             return true;
         }
-        // A token has a byte at least, but for special ones and for those whose character the next one completes.
+        // A token has at least one byte, except special tokens and those with an incomplete character.
         let tail = &tokens[tokens.len().saturating_sub(longest + 8)..];
         let text = tokenizer.decode(tail);
         strings.iter().any(|string| text.contains(string))
     })))
 }
 
-/// The text up to the first of `strings` in it.
+/// The text before the first of `strings` in it.
 pub fn cut<'a>(text: &'a str, strings: &[String]) -> &'a str {
     let first = strings.iter().filter_map(|string| text.find(string)).min();
     &text[..first.unwrap_or(text.len())]
@@ -78,7 +79,7 @@ mod tests {
         assert!(stop_condition(&tokenizer, &[]).is_none());
     }
 
-    /// Such as the one that begins a turn, which no text of tokens shows.
+    /// Special tokens, such as one that starts a turn, are not part of the decoded text.
     #[test]
     fn a_stop_string_may_be_a_special_token() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model");

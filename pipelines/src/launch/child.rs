@@ -1,4 +1,4 @@
-//! What a rank does for its parent: it says why it failed, and it does not outlive it.
+//! A rank's duties to its parent: it reports its failure, and dies with the parent.
 
 use std::fs;
 use std::io::{self, Read};
@@ -9,14 +9,14 @@ use nix::sys::signal::{Signal, killpg, raise};
 use nix::unistd::{getpgrp, getpid};
 use serde::{Deserialize, Serialize};
 
-/// The variable with the file that a rank writes its failure to; only [`launch`](super::launch) sets it.
+/// Environment variable with the file for a rank's failure report; only [`launch`](super::launch) sets it.
 pub(super) const FAILURE_FILE: &str = "ANYROLL_FAILURE_FILE";
 
-/// Whether a failure began here.
+/// Origin of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
-    /// It began in this rank.
+    /// It started in this rank.
     Own,
     /// A collective failed because another rank did.
     Peer,
@@ -28,37 +28,35 @@ struct Report {
     reason: String,
 }
 
-/// Whether [`launch`](super::launch) started this process, so that a parent tells the user of its failure.
+/// Returns true if [`launch`](super::launch) started this process, so that the parent reports its failure.
 pub fn is_launched() -> bool {
     std::env::var_os(FAILURE_FILE).is_some()
 }
 
-/// Tells the parent why this rank is about to exit with an error, if a parent started it.
+/// Reports to the parent, if there is one, why this rank is about to exit with an error.
 ///
 /// # Errors
-///
-/// If the report cannot be written; the parent then knows the exit code alone.
+/// If the report cannot be written; the parent then has only the exit code.
 pub fn report_failure(reason: &str, kind: FailureKind) -> io::Result<()> {
     let Some(path) = std::env::var_os(FAILURE_FILE).map(PathBuf::from) else { return Ok(()) };
     let report = serde_json::to_vec(&Report { kind, reason: reason.to_owned() })?;
-    // Written aside: the parent never reads half of it.
+    // Written under another name, so that the parent never reads a part.
     let aside = path.with_extension("part");
     fs::write(&aside, report)?;
     fs::rename(&aside, &path)
 }
 
-/// What [`report_failure`] wrote, if it did.
+/// The report of [`report_failure`], if there is one.
 pub(super) fn read_failure(path: &Path) -> Option<(FailureKind, String)> {
     let Report { kind, reason } = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     Some((kind, reason))
 }
 
-/// Kills this rank and all that it started as soon as its parent is gone, however that ended. Does nothing
-/// in a process that [`launch`](super::launch) has not started.
+/// Kills this rank and its child processes when its parent ends, for whatever reason. Does nothing in a
+/// process that [`launch`](super::launch) has not started.
 ///
-/// The parent holds the other end of this process's standard input, which therefore ends with it. The
-/// kernel's own way (`PR_SET_PDEATHSIG`) follows the parent's *thread*, and needs unsafe code between fork
-/// and exec.
+/// The parent holds the other end of this process's standard input, which closes with it. The kernel's
+/// mechanism (`PR_SET_PDEATHSIG`) follows the parent's *thread*, and needs unsafe code between fork and exec.
 pub fn watch_parent() {
     if !is_launched() {
         return;
@@ -66,7 +64,7 @@ pub fn watch_parent() {
     thread::spawn(|| {
         let mut byte = [0];
         while let Ok(1) = io::stdin().read(&mut byte) {}
-        // SIGKILL, since exit handlers of a library may wait for threads that wait for other ranks.
+        // SIGKILL, since a library's exit handlers may wait for threads that wait for other ranks.
         let _ =
             if getpgrp() == getpid() { killpg(getpgrp(), Signal::SIGKILL) } else { raise(Signal::SIGKILL) };
     });

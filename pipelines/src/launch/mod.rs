@@ -1,12 +1,12 @@
-//! The ranks of a job on one host: started, watched and ended together.
+//! The ranks of a job on one host: starting, watching and ending them.
 //!
-//! The process that the user starts is the parent; it opens no device, and starts one child for each rank
-//! with the addresses that torchrun would give it. Rank 0 has the terminal, the others' output is printed
-//! with a prefix. Whatever happens, no process is left: a rank that fails takes the others down within
-//! seconds, Ctrl-C ends all after they have saved, and children that lose their parent kill themselves.
+//! The process that the user starts is the parent. It opens no device, and starts one child per rank with the
+//! environment that torchrun would set. Rank 0 has the terminal; the output of the others is printed with a
+//! prefix. No process is ever left: a failed rank ends the others within seconds, Ctrl-C ends all after they
+//! have saved, and orphaned children kill themselves.
 //!
-//! A child's `main` calls [`watch_parent`] first, [`Rank::from_env`] for its place, and
-//! [`report_failure`] before it exits with an error.
+//! A child's `main` calls [`watch_parent`] first, then [`Rank::from_env`], and [`report_failure`] before it
+//! exits with an error.
 
 mod child;
 mod rank;
@@ -29,17 +29,16 @@ use signal_hook::iterator::Signals;
 pub use child::{FailureKind, is_launched, report_failure, watch_parent};
 pub use rank::{Rank, RankError};
 
-/// How long the output of ranks that have ended is waited for: a process that a rank started and left
-/// behind may hold the pipe open.
+/// Wait for the output of ranks that have ended. A background process of a rank may keep the pipe open.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Ranks share the cores, and threads that spin while they wait take them from each other.
+/// Ranks share the cores, and spinning threads would take them from each other.
 const WAIT_POLICY: &str = "OMP_WAIT_POLICY";
 
-/// What is started, and how often.
+/// Processes to start.
 #[derive(Clone, Debug)]
 pub struct LaunchPlan {
-    /// The program of every rank, as a rule `std::env::current_exe()`.
+    /// Program of every rank, usually `std::env::current_exe()`.
     pub program: PathBuf,
     /// Its arguments, the same for all ranks.
     pub args: Vec<OsString>,
@@ -47,21 +46,21 @@ pub struct LaunchPlan {
     pub world_size: usize,
     /// CPU threads of each rank's math, given as `OMP_NUM_THREADS`.
     pub threads: usize,
-    /// More environment variables of every rank.
+    /// Additional environment variables of every rank.
     pub env: Vec<(OsString, OsString)>,
 }
 
-/// How a job ended that did not fail.
+/// End of a job that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Every rank ended with exit code 0.
     Finished,
-    /// The user asked for the end, and the ranks ended before they were through.
+    /// The user interrupted the job before it was finished.
     Interrupted,
 }
 
 impl Outcome {
-    /// The exit code of the parent: 130 after an interrupt, as shells have it.
+    /// Exit code of the parent: 130 after an interrupt, as in shells.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Finished => 0,
@@ -70,16 +69,16 @@ impl Outcome {
     }
 }
 
-/// A job that failed. The first line of its message names the rank that is to blame.
+/// A failed job. The first line of the message names the rank to blame.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A rank ended with an error; `reason` is the chain that it reported.
     #[error("rank {rank} failed: {reason}")]
     Failed {
-        /// The rank that failed first by itself, as far as it can be told.
+        /// The first rank that failed by itself, as far as known.
         rank: usize,
-        /// Its error and the causes.
+        /// Its error with all causes.
         reason: String,
     },
     /// A rank was killed from outside, or crashed.
@@ -92,14 +91,14 @@ pub enum Error {
         /// The signal's name.
         name: &'static str,
     },
-    /// A rank kept the others waiting, and did not fail itself.
+    /// A rank kept the others waiting, without failing itself.
     #[error("rank {rank} stalled: it was still running after rank {waiting} failed: {reason}")]
     Stalled {
-        /// The rank that others waited for.
+        /// The rank that the others waited for.
         rank: usize,
-        /// The first that gave up.
+        /// The first rank that gave up.
         waiting: usize,
-        /// Its error and the causes.
+        /// Its error with all causes.
         reason: String,
     },
     /// A rank's program could not be started.
@@ -109,31 +108,30 @@ pub enum Error {
         rank: usize,
         /// The program.
         program: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The parent could not prepare the job.
     #[error("cannot {action} to start the ranks")]
     Prepare {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
 }
 
 /// Starts the ranks of `plan` and waits until all have ended.
 ///
-/// Each finds `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` (this host), `MASTER_PORT` (a free one),
+/// Each has `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` (this host), `MASTER_PORT` (a free one),
 /// `OMP_NUM_THREADS` and, unless the user has set it, `OMP_WAIT_POLICY=passive`.
 ///
-/// If a rank fails, the others are ended within 6 seconds and the error is that of the rank to blame.
-/// Ctrl-C, SIGTERM and SIGHUP are forwarded to every rank, and they are waited for, since they save a
-/// checkpoint; a second one kills them. From the first call on, the process no longer ends by these
-/// signals itself.
+/// If a rank fails, the others are ended within 6 seconds, and the error is that of the rank to blame.
+/// Ctrl-C, SIGTERM and SIGHUP are forwarded to every rank, which then save a checkpoint; a second signal
+/// kills them. After the first call the process itself ignores these signals.
 pub fn launch(plan: &LaunchPlan) -> Result<Outcome, Error> {
     let prepare = |action| move |source| Error::Prepare { action, source };
-    // Before the first rank, so that no signal falls between.
+    // Before the first rank starts, so that no signal is missed.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(prepare("catch signals"))?;
     let failures = tempfile::tempdir().map_err(prepare("make a temporary folder"))?;
     let port = free_port().map_err(prepare("find a free port"))?;
@@ -157,13 +155,14 @@ pub fn launch(plan: &LaunchPlan) -> Result<Outcome, Error> {
     outcome
 }
 
-/// Where rank `rank` writes why it failed.
+/// File in which rank `rank` reports its failure.
 fn failure_file(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank}.json"))
 }
 
-/// A port that is free now. Another process could take it before rank 0 listens on it, which then fails. So it is one of
-/// those that Linux gives to nobody by itself, which begin at 32768; if none of some is free, it is one of the others.
+/// A free port. Another process could take it before rank 0 listens on it, which then fails. So ports below
+/// 32768 are tried first, which Linux assigns only on request; if all that are tried are taken, an
+/// assigned port is used.
 pub(crate) fn free_port() -> io::Result<u16> {
     const FIRST: u16 = 16_384;
     const TRIES: u64 = 100;
@@ -179,7 +178,7 @@ fn start(plan: &LaunchPlan, rank: usize, port: u16, failures: &Path) -> io::Resu
     command
         .args(&plan.args)
         .envs(plan.env.iter().map(|(name, value)| (name, value)))
-        .envs(anyroll_backends::RANK_ENVIRONMENT)
+        .envs(anyroll_backends::rank_environment())
         .env("RANK", rank.to_string())
         .env("LOCAL_RANK", rank.to_string())
         .env("WORLD_SIZE", plan.world_size.to_string())
@@ -187,10 +186,10 @@ fn start(plan: &LaunchPlan, rank: usize, port: u16, failures: &Path) -> io::Resu
         .env("MASTER_PORT", port.to_string())
         .env("OMP_NUM_THREADS", plan.threads.to_string())
         .env(child::FAILURE_FILE, failure_file(failures, rank))
-        // Ends when the parent does: `watch_parent` reads it.
+        // Closes when the parent ends; `watch_parent` reads it.
         .stdin(Stdio::piped())
-        // A group of its own: a Ctrl-C on the terminal reaches the parent alone, which forwards it once,
-        // and a rank can be killed together with what it started.
+        // A separate process group: Ctrl-C on the terminal reaches the parent only, which forwards it once,
+        // and a rank can be killed with its child processes.
         .process_group(0);
     if std::env::var_os(WAIT_POLICY).is_none() {
         command.env(WAIT_POLICY, "passive");
@@ -207,7 +206,7 @@ fn print_output(rank: usize, child: &mut Child) -> Vec<JoinHandle<()>> {
     stdout.into_iter().chain(stderr).collect()
 }
 
-/// Copies lines until the pipe ends. A line is written at once, so that ranks do not mix within one.
+/// Copies lines until the pipe ends. Each line is written at once, so that ranks do not mix within a line.
 fn prefix<W: Write>(rank: usize, pipe: impl Read, out: impl Fn() -> W) {
     let mut pipe = BufReader::new(pipe);
     let mut line = Vec::new();
@@ -219,7 +218,7 @@ fn prefix<W: Write>(rank: usize, pipe: impl Read, out: impl Fn() -> W) {
             Ok(_) if line.last() != Some(&b'\n') => line.push(b'\n'),
             Ok(_) => {}
         }
-        // If the terminal is gone the rank's pipe is still emptied, so that the rank does not block.
+        // If the terminal is gone, the pipe is still read so that the rank does not block.
         let _ = out().write_all(&line);
     }
 }

@@ -1,50 +1,50 @@
-//! A process's place among the ranks, as its launcher says it in the environment.
+//! A process's rank in its job, read from its launcher's environment variables.
 
 use std::time::Duration;
 
 use anyroll_backends::Rendezvous;
 
-/// A process's place among the ranks of its job, and where they meet.
+/// Rank of a process in its job, with the rendezvous address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rank {
     /// From 0 to below `world_size`.
     pub rank: usize,
     /// Number of ranks on all hosts.
     pub world_size: usize,
-    /// Its number on this host, from 0: the index of its device.
+    /// Index on this host, from 0: the ordinal of its device.
     pub local_rank: usize,
     /// The host of rank 0.
     pub master_addr: String,
-    /// The port on it where ranks meet.
+    /// Port on that host for the rendezvous.
     pub master_port: u16,
-    /// Where our keys begin in the store that the launcher serves there; `None` if rank 0 is to serve it.
+    /// Prefix of our keys in the store that the launcher serves there; `None` if rank 0 serves it.
     pub agent_store: Option<String>,
 }
 
-/// An environment that names a place only in part, or one that cannot be.
+/// Launcher variables that are incomplete or invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RankError {
-    /// A launcher sets all of its variables.
-    #[error("{present} is set and {missing} is not: set both, or neither")]
+    /// One of the launcher's variables is missing.
+    #[error("{present} is set but {missing} is not: set both, or neither")]
     Missing {
         /// A variable that is set.
         present: &'static str,
-        /// The variable that has to be set with it.
+        /// The variable that must be set with it.
         missing: &'static str,
     },
-    /// A variable's value is not what it should be.
-    #[error("{variable} is `{value}`: it has to be {expected}")]
+    /// A variable has an invalid value.
+    #[error("{variable} is `{value}`, must be {expected}")]
     Garbled {
         /// The variable.
         variable: &'static str,
         /// Its value.
         value: String,
-        /// What it has to be.
+        /// Expected value.
         expected: &'static str,
     },
-    /// A rank outside of its world.
-    #[error("{variable} is {value}, and {world_variable} is {world_size}: it has to be below")]
+    /// A rank that is not below the world size.
+    #[error("{variable} is {value}, must be below {world_variable}, which is {world_size}")]
     OutOfRange {
         /// The variable.
         variable: &'static str,
@@ -57,16 +57,16 @@ pub enum RankError {
     },
 }
 
-/// Rank, world size and local rank, as a launcher calls them.
+/// A launcher's names of rank, world size and local rank.
 struct Names {
     rank: &'static str,
     world_size: &'static str,
     local_rank: &'static str,
 }
 
-/// Ourselves, torchrun and Kubernetes operators.
+/// Names of our own launcher, torchrun and Kubernetes operators.
 const TORCHRUN: Names = Names { rank: "RANK", world_size: "WORLD_SIZE", local_rank: "LOCAL_RANK" };
-/// Launchers that tell a process its place, and leave the meeting place to the user.
+/// Launchers that set the rank but leave the rendezvous address to the user.
 const OTHERS: [Names; 2] = [
     Names { rank: "SLURM_PROCID", world_size: "SLURM_NTASKS", local_rank: "SLURM_LOCALID" },
     Names {
@@ -77,12 +77,12 @@ const OTHERS: [Names; 2] = [
 ];
 const MASTER_ADDR: &str = "MASTER_ADDR";
 const MASTER_PORT: &str = "MASTER_PORT";
-/// torchrun's word that it serves the store: "True".
+/// Set by torchrun to "True" if it serves the store.
 const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 
 impl Rank {
-    /// Where it meets the others, who have as long for it.
+    /// Rendezvous with the other ranks, with this timeout.
     pub fn rendezvous(&self, timeout: Duration) -> Rendezvous {
         Rendezvous {
             rank: self.rank,
@@ -94,21 +94,20 @@ impl Rank {
         }
     }
 
-    /// This process's place; `None` if no launcher started it.
+    /// Rank of this process; `None` if no launcher started it.
     ///
-    /// Reads `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, or else those of srun and mpirun, which count only with
-    /// a `MASTER_ADDR`: a shell inside an allocation has them too, and is no rank, unless it is not the first. `MASTER_ADDR`
-    /// and `MASTER_PORT` are needed with any.
+    /// Reads `RANK`, `WORLD_SIZE` and `LOCAL_RANK`, or those of srun and mpirun. A shell inside an allocation has
+    /// the latter too: without `MASTER_ADDR`, rank 0 counts as one, and any other rank is an error. A rank needs
+    /// `MASTER_ADDR` and `MASTER_PORT`.
     ///
     /// # Errors
-    ///
-    /// If some of the variables are missing, are no numbers, or contradict each other.
+    /// If some of the variables are missing, are not numbers, or contradict each other.
     pub fn from_env() -> Result<Option<Self>, RankError> {
         Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
     fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, RankError> {
-        // WORLD_SIZE or LOCAL_RANK without RANK is a mistake; MASTER_ADDR alone is for the others.
+        // WORLD_SIZE or LOCAL_RANK without RANK is a mistake; MASTER_ADDR alone belongs to other launchers.
         let own = [TORCHRUN.rank, TORCHRUN.world_size, TORCHRUN.local_rank];
         if let Some(present) = own.into_iter().find(|name| get(name).is_some()) {
             return Self::named(&get, present, &TORCHRUN).map(Some);
@@ -131,7 +130,7 @@ impl Rank {
         let value = |missing| get(missing).ok_or(RankError::Missing { present, missing });
         let number = |variable| {
             let value = value(variable)?;
-            let expected = "a whole number, 0 or above";
+            let expected = "an integer of at least 0";
             value.parse::<usize>().map_err(|_| RankError::Garbled { variable, value, expected })
         };
         let (rank, world_size, local_rank) =
@@ -155,7 +154,7 @@ impl Rank {
                 return Err(RankError::Garbled { variable: MASTER_PORT, value: port, expected });
             }
         };
-        // torchrun's agent holds the port itself, and lives on when it starts its ranks anew.
+        // torchrun's agent holds the port itself, and survives restarts of its ranks.
         let served = get(AGENT_STORE).is_some_and(|value| value == "True");
         let restart = get(RESTART_COUNT).unwrap_or_else(|| "0".to_owned());
         let agent_store = served.then(|| format!("anyroll/attempt_{restart}/"));
@@ -188,7 +187,7 @@ mod tests {
             "RANK=1 WORLD_SIZE=4 LOCAL_RANK=0",
             "SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_LOCALID=0",
             "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=0",
-            // torchrun inside of an allocation.
+            // torchrun inside an allocation.
             "RANK=1 WORLD_SIZE=4 LOCAL_RANK=0 SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_LOCALID=0",
         ] {
             assert_eq!(read(&format!("{place} {master}")), Ok(Some(rank_1_of_4())), "{place}");
@@ -211,7 +210,7 @@ mod tests {
         }
     }
 
-    /// Several processes that each take themselves for the whole job would write one folder.
+    /// Several processes that each consider themselves the whole job would write one folder.
     #[test]
     fn one_of_several_without_a_meeting_place_is_refused() {
         for place in [
@@ -221,7 +220,7 @@ mod tests {
             let name = place.split('=').next().unwrap();
             assert_eq!(
                 read(place),
-                Err(format!("{name} is set and MASTER_ADDR is not: set both, or neither"))
+                Err(format!("{name} is set but MASTER_ADDR is not: set both, or neither"))
             );
         }
     }
@@ -232,33 +231,33 @@ mod tests {
             assert_eq!(read(variables), Err(expected.to_owned()), "{variables}");
         };
         let master = "MASTER_ADDR=node0 MASTER_PORT=29500";
-        check("RANK=1", "RANK is set and WORLD_SIZE is not: set both, or neither");
-        check("WORLD_SIZE=1", "WORLD_SIZE is set and RANK is not: set both, or neither");
-        check("RANK=0 WORLD_SIZE=1", "RANK is set and LOCAL_RANK is not: set both, or neither");
-        check("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0", "RANK is set and MASTER_ADDR is not: set both, or neither");
+        check("RANK=1", "RANK is set but WORLD_SIZE is not: set both, or neither");
+        check("WORLD_SIZE=1", "WORLD_SIZE is set but RANK is not: set both, or neither");
+        check("RANK=0 WORLD_SIZE=1", "RANK is set but LOCAL_RANK is not: set both, or neither");
+        check("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0", "RANK is set but MASTER_ADDR is not: set both, or neither");
         check(
             "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=a",
-            "RANK is set and MASTER_PORT is not: set both, or neither",
+            "RANK is set but MASTER_PORT is not: set both, or neither",
         );
         check(
             &format!("RANK=one WORLD_SIZE=2 LOCAL_RANK=0 {master}"),
-            "RANK is `one`: it has to be a whole number, 0 or above",
+            "RANK is `one`, must be an integer of at least 0",
         );
         check(
             &format!("RANK=-1 WORLD_SIZE=2 LOCAL_RANK=0 {master}"),
-            "RANK is `-1`: it has to be a whole number, 0 or above",
+            "RANK is `-1`, must be an integer of at least 0",
         );
         check(
             &format!("RANK=2 WORLD_SIZE=2 LOCAL_RANK=0 {master}"),
-            "RANK is 2, and WORLD_SIZE is 2: it has to be below",
+            "RANK is 2, must be below WORLD_SIZE, which is 2",
         );
         check(
             "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=a MASTER_PORT=70000",
-            "MASTER_PORT is `70000`: it has to be a port, 1 to 65535",
+            "MASTER_PORT is `70000`, must be a port, 1 to 65535",
         );
         check(
             &format!("SLURM_PROCID=0 {master}"),
-            "SLURM_PROCID is set and SLURM_NTASKS is not: set both, or neither",
+            "SLURM_PROCID is set but SLURM_NTASKS is not: set both, or neither",
         );
     }
 }

@@ -1,7 +1,7 @@
-//! Watches the ranks of a job and decides how it ended.
+//! Supervision of a job's ranks, and the outcome of the job.
 //!
-//! One loop owns the children and asks each in turn, so that no signal is ever sent to a process id that
-//! was already given to another process.
+//! A single loop owns the children and polls each, so that no signal is ever sent to a process id that was
+//! reused.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -16,15 +16,15 @@ use signal_hook::iterator::Signals;
 use super::child::{FailureKind, read_failure};
 use super::{Error, Outcome, failure_file};
 
-/// Between two looks at the ranks.
+/// Interval between polls of the ranks.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// After a failure, how long the ranks' own reports are waited for before one is blamed.
+/// Wait for the ranks' own reports after a failure, before one is blamed.
 const BLAME_TIMEOUT: Duration = Duration::from_secs(2);
-/// From SIGTERM to SIGKILL, and from SIGKILL to giving up on a process that the kernel holds.
+/// Time from SIGTERM to SIGKILL, and from SIGKILL to giving up on a process stuck in the kernel.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// From the end of rank 0, which writes the report and ends last, to that of the others.
+/// Time from the end of rank 0, which writes the report and ends last, to that of the others.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(60);
-/// From an interrupt to the end of a rank that saves a checkpoint.
+/// Time from an interrupt to the end of a rank that saves a checkpoint.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The ranks of a job, in order.
@@ -44,22 +44,22 @@ struct Ended {
     at: Instant,
 }
 
-/// A rank's failure, and how likely it is the cause of the others': the smaller, the likelier.
+/// A rank's failure, with the likelihood that it caused the others: a smaller value is likelier.
 struct Blame {
     likelihood: u8,
     at: Instant,
     error: Error,
 }
 
-/// Nothing but a rank's own failure explains it.
+/// Only a failure of this rank explains it.
 const CERTAIN: u8 = 0;
 /// It gave no reason.
 const UNEXPLAINED: u8 = 1;
-/// By its own word another rank is to blame.
+/// Its report blames another rank.
 const CONSEQUENCE: u8 = 2;
 
 impl Job {
-    /// A job without ranks, whose failures are written to a file each in `failures`.
+    /// Creates a job without ranks, whose failure reports are files in `failures`.
     pub(super) fn new(failures: &Path) -> Self {
         Self { ranks: Vec::new(), failures: failures.to_owned() }
     }
@@ -69,7 +69,7 @@ impl Job {
         self.ranks.push(RankProcess { child, ended: None });
     }
 
-    /// Waits until every rank has ended, and ends all if one fails.
+    /// Waits until every rank has ended; ends all ranks if one fails.
     pub(super) fn supervise(&mut self, signals: &mut Signals) -> Result<Outcome, Error> {
         let mut interrupted: Option<Instant> = None;
         loop {
@@ -111,8 +111,8 @@ impl Job {
         }
     }
 
-    /// Finds the rank to blame, then ends the others. A rank that was killed is seen at once; where one
-    /// failed by itself, the others' collectives may fail first, so reports are waited for.
+    /// Finds the rank to blame, then ends the others. A killed rank is known at once. If a rank failed by
+    /// itself, collectives of the others may fail first, so reports are awaited.
     fn fail(&mut self, interrupted: bool) -> Error {
         self.poll_until(BLAME_TIMEOUT, |job| {
             job.all_ended() || job.blames(interrupted).any(|blame| blame.likelihood == CERTAIN)
@@ -124,7 +124,8 @@ impl Job {
         error
     }
 
-    /// Where all who failed blame another: a rank that runs on waits for nobody, so it was waited for.
+    /// Error when all failed ranks blame another: a rank still running waits for nobody, so the others waited
+    /// for it.
     fn stalled(&self, error: Error) -> Error {
         match (error, self.ranks.iter().position(|rank| rank.ended.is_none())) {
             (Error::Failed { rank: waiting, reason }, Some(rank)) => Error::Stalled { rank, waiting, reason },
@@ -191,16 +192,16 @@ impl Job {
         self.ranks.iter().position(|rank| rank.ended.is_none())
     }
 
-    /// To the ranks alone: what they started is theirs to end once they have saved.
+    /// Signals the ranks only; their child processes are theirs to end after saving.
     fn forward(&self, signal: i32) {
         let signal = Signal::try_from(signal).unwrap_or(Signal::SIGTERM);
         for pid in self.running() {
-            // It fails only for a process that ends right now.
+            // Fails only for a process that is just ending.
             let _ = kill(pid, signal);
         }
     }
 
-    /// To the ranks and to all that they started.
+    /// Signals the ranks and all their child processes.
     fn send_groups(&self, signal: Signal) {
         for pid in self.running() {
             let _ = killpg(pid, signal);
@@ -218,7 +219,7 @@ impl RankProcess {
         self.ended.is_some_and(|ended| ended.status.success())
     }
 
-    /// A rank that was asked to end may say so by its exit code, or die of the very signal.
+    /// A rank that was asked to end may report it by its exit code, or die of the signal.
     fn has_failed(&self, interrupted: bool) -> bool {
         let Some(Ended { status, .. }) = self.ended else { return false };
         let asked = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGKILL].map(|s| s as i32);

@@ -1,4 +1,4 @@
-//! Measuring the policy on records that it is never trained on.
+//! Evaluation of the policy on held-out records.
 
 use std::ops::ControlFlow;
 
@@ -10,8 +10,8 @@ use super::{
     Whole,
     learn::{Answering, Said, desirable, lengths, score},
     objective::{Answers, Sums, terms},
-    pipeline::{Roles, Setup},
-    step::counts,
+    pipeline::{TextModels, TextTask},
+    step::Counts,
 };
 use crate::{
     Result,
@@ -19,24 +19,34 @@ use crate::{
     inference::{Asked, Sample, Sampler, Sampling},
     metrics::Metrics,
     samples::{Phase, Sample as SampleLine},
-    train::{Evaluation, Exchange},
+    train::{Evaluation, Exchange, Learner, reduced},
 };
 
-/// Completions that go into `samples.jsonl` at each evaluation.
+/// Number of completions written to `samples.jsonl` at each evaluation.
 const SHOWN: usize = 16;
 
-impl Setup {
+reduced! {
+    /// Sums over held-out records.
+    struct HeldOutSums {
+        /// The objective's.
+        nested objective: Sums,
+        /// Of the answers.
+        nested counts: Counts,
+    }
+}
+
+impl TextTask {
     /// The objective on the held-out records, over all ranks: `eval/loss`, `eval/nll` and `eval/perplexity` of the answers,
     /// `eval/accuracy` of pairs, `eval/margin` of these and of judged answers, and `eval/kl`; and greedy completions, of which
     /// `eval/exact` equal the answer.
     pub fn evaluate<M: Answering>(
         &self,
-        roles: &mut Roles<M>,
+        models: &mut TextModels<M>,
         exchange: &Exchange,
         step: u64,
         phase: Phase,
     ) -> Result<Evaluation> {
-        let mut metrics = self.measure(roles, exchange)?;
+        let mut metrics = self.measure(models, exchange)?;
         let value = |name| metrics.get(name).unwrap_or(f64::NAN);
         let mut summary = format!("held-out loss {:.4}", value("eval/loss"));
         if self.config.objective.compares() {
@@ -44,46 +54,47 @@ impl Setup {
         }
         let completions = self.completed.len();
         let mut samples = Vec::new();
-        let writer = M::writer(&mut roles.policy);
-        if let (Some(policy), Some(sampler)) = (writer, self.sampler.as_ref().filter(|_| completions > 0)) {
+        let sampler = self.sampler.as_ref().filter(|_| completions > 0);
+        if sampler.is_some() {
+            models.learner.offload()?;
+        }
+        if let (Some(policy), Some(sampler)) = (M::writer(&mut models.learner.model), sampler) {
             samples = self.complete((policy, sampler), exchange, step, phase)?;
-            let right = samples.iter().map(|sample| sample.reward).sum();
-            let exact = exchange.sum(&[right])?[0] / completions as f64;
+            let right: f64 = samples.iter().map(|sample| sample.reward).sum();
+            let exact = exchange.reduce(&right)? / completions as f64;
             metrics.insert("eval/exact", exact);
-            summary += &format!(", {exact:.3} completed to the letter");
+            summary += &format!(", {exact:.3} completed exactly");
             samples.truncate(SHOWN);
         }
         Ok(Evaluation { metrics, samples, picture: None, summary })
     }
 
-    fn measure<M: Answering>(&self, roles: &mut Roles<M>, exchange: &Exchange) -> Result<Metrics> {
-        if roles.of_held_out.is_none() {
-            roles.of_held_out =
-                self.reference_logprobs(roles, &self.held_out_own, &self.held_out_strangers)?;
+    fn measure<M: Answering>(&self, models: &mut TextModels<M>, exchange: &Exchange) -> Result<Metrics> {
+        if models.of_held_out.is_none() {
+            models.of_held_out =
+                self.reference_logprobs(models, &self.held_out_own, &self.held_out_strangers)?;
         }
-        let (strangers, reference) = (&self.held_out_strangers, &roles.of_held_out);
+        let (strangers, reference) = (&self.held_out_strangers, &models.of_held_out);
         let records = self.held_out.len() as f64;
         let kl =
-            self.kl(&mut roles.policy, exchange, strangers, reference, (self.held_out_count, records))?;
-        let said = self.held_out_said(roles)?;
+            self.kl(&mut models.learner, exchange, strangers, reference, (self.held_out_count, records))?;
+        let said = self.held_out_said(models)?;
         let stride = self.config.objective.answers();
         let count = stride * self.held_out_count;
         let own = &self.held_out_own[..count];
         let first = |all: &Tensor| all.f_narrow(0, 0, count as i64)?.f_to_device(Device::Cpu);
-        let reference = roles.of_held_out.as_ref().map(|it| first(&it.sequences)).transpose()?;
+        let reference = models.of_held_out.as_ref().map(|it| first(&it.sequences)).transpose()?;
         let Said { logprobs, divergence } = said.first(count as i64, Device::Cpu)?;
         let lengths = lengths(own, Device::Cpu)?.f_to_kind(Kind::Double)?;
         let desirable = desirable(own, Device::Cpu)?;
         let answers = Answers { logprobs, lengths, desirable, reference, divergence };
-        // Of the loss, which is of a whole, nothing but sums is read.
+        // Only sums are read. The loss is not: it would need the totals of the whole step.
         let alone = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl };
-        let sums = Vec::<f64>::try_from(terms(&self.config.objective, &answers, alone)?.sums)?;
-        let all = exchange.sum(&[&sums[..], &counts(own)].concat())?;
-        let (sums, &[better, worse, tokens]) = all.split_first_chunk().expect("as many sums") else {
-            unreachable!("as many counts")
-        };
+        let sums = Sums::read(&terms(&self.config.objective, &answers, alone)?.sums.stack()?)?;
+        let all = exchange.reduce(&HeldOutSums { objective: sums, counts: Counts::of(own) })?;
+        let Counts { better, worse, tokens } = all.counts;
         let whole = Whole { records, better, worse, tokens, kl };
-        let found = self.objective_metrics(&Sums::of(*sums), whole);
+        let found = self.objective_metrics(&all.objective, whole);
         let mut metrics = Metrics::new();
         let mut rename = |from: &str, to: &str| {
             if let Some(value) = found.get(from) {
@@ -103,17 +114,19 @@ impl Setup {
     }
 
     /// What the policy says of this rank's held-out answers; of a teacher's rows no more are there than in a step.
-    fn held_out_said<M: Answering>(&self, roles: &mut Roles<M>) -> Result<Said> {
-        let of_a_step = self.config.batch_size / roles.policy.group().world_size();
-        let at_a_time = if roles.teacher.is_some() { of_a_step } else { self.held_out_own.len().max(1) };
+    fn held_out_said<M: Answering>(&self, models: &mut TextModels<M>) -> Result<Said> {
+        let of_a_step = self.config.batch_size / models.learner.model.group().world_size();
+        let at_a_time = if models.teacher.is_some() { of_a_step } else { self.held_out_own.len().max(1) };
         let parts = self.held_out_own.chunks(at_a_time).map(|part| {
-            let taught = roles.taught(part)?;
-            score(&mut roles.policy, part, self.micro_batch_size, true, taught.as_ref())
+            let taught = models.taught(part)?;
+            let Learner { model, micro_batch_size, .. } = &mut models.learner;
+            score(model, part, *micro_batch_size, true, taught.as_ref())
         });
         Ok(Said::join(&parts.collect::<Result<Vec<_>>>()?)?)
     }
 
-    /// This rank's part of the greedy completions; one that equals its record's answer has the reward 1, others 0.
+    /// This rank's share of the greedy completions. The reward is 1 for one that equals its record's answer,
+    /// else 0.
     fn complete(
         &self,
         (policy, sampler): (&mut Zero<Decoder>, &Sampler),
@@ -121,7 +134,6 @@ impl Setup {
         step: u64,
         phase: Phase,
     ) -> Result<Vec<SampleLine>> {
-        policy.offload_states(&self.offloaded)?;
         let weights = policy.weights()?;
         let per_rank = self.completed.len().div_ceil(exchange.world_size());
         let own = self.completed.chunks(per_rank).nth(exchange.rank()).unwrap_or_default();

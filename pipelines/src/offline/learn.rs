@@ -1,4 +1,4 @@
-//! An objective's gradient, through a model: one of language, or one that gives texts a number.
+//! Gradient of an objective through a model: a language model, or one that gives texts a scalar.
 
 use anyroll_backends::ops::upload;
 use anyroll_models::{Decoder, Model, PackedBatch, Scores, ScoresGrad, ValueModel};
@@ -7,29 +7,29 @@ use tch::{Device, Kind, TchError, Tensor};
 
 use super::{
     Written,
-    objective::{Answers, SUMS, Sums, Whole, terms},
+    objective::{Answers, Sums, Whole, terms},
     teacher::Taught,
     written::{pack, pack_to_train},
 };
 use crate::{
     Result,
     config::Objective,
-    train::{Exchange, Purpose},
+    train::{Exchange, Purpose, reduced},
 };
 
 type TchResult<T> = std::result::Result<T, TchError>;
 
-/// What is said of answers, or the gradient of that: each fp64 `[S]`.
+/// A model's outputs for answers, or their gradient: each fp64 `[S]`.
 #[derive(Debug)]
 pub struct Said {
-    /// The sum of the log-probs of its tokens, or its number.
+    /// Sum of the log-probs of the answer's tokens, or the scalar.
     pub logprobs: Tensor,
-    /// The sum of how far the teacher is from each of its tokens, if there is one.
+    /// Sum of the teacher's divergence over the answer's tokens; `None` without a teacher.
     pub divergence: Option<Tensor>,
 }
 
 impl Said {
-    /// What is said of some answers and then of others.
+    /// Concatenates outputs.
     pub fn join(parts: &[Said]) -> TchResult<Said> {
         let cat = |parts: Vec<&Tensor>| Tensor::f_cat(&parts, 0);
         let divergences: Option<Vec<&Tensor>> = parts.iter().map(|part| part.divergence.as_ref()).collect();
@@ -37,7 +37,7 @@ impl Said {
         Ok(Said { logprobs, divergence: divergences.map(cat).transpose()? })
     }
 
-    /// The first so many, on `device`.
+    /// The first `count` outputs, on `device`.
     pub fn first(&self, count: i64, device: Device) -> TchResult<Said> {
         let first = |of: &Tensor| of.f_narrow(0, 0, count)?.f_to_device(device);
         Ok(Said {
@@ -55,34 +55,35 @@ impl Said {
     }
 }
 
-/// A model that says something of an answer as a whole.
+/// A model with one output per answer.
 pub trait Answering: Model<Batch = PackedBatch> {
-    /// Whether its adapters drop values in training.
+    /// Returns true if its adapters have dropout in training.
     fn drops(&self) -> bool;
 
-    /// What it says of each answer, without a gradient, from what it says of their tokens. `lengths` are their numbers.
+    /// Outputs of answers, without a gradient, from those of their tokens. `lengths` are the answers' token
+    /// counts.
     fn of_answers(scores: &Self::Scores, lengths: &Tensor) -> TchResult<Said>;
 
-    /// The sum of the entropies of all tokens, fp64; 0 where there are none.
+    /// Sum of the entropies of all tokens, fp64; 0 for a scalar model.
     fn entropy(scores: &Self::Scores) -> TchResult<Tensor>;
 
-    /// The gradient with respect to what it says of `tokens` tokens, from that with respect to the answers.
+    /// Gradient with respect to the outputs of `tokens` tokens, from that with respect to the answers.
     fn gradient(of_answers: &Said, lengths: &Tensor, tokens: i64) -> TchResult<Self::ScoresGrad>;
 
-    /// The policy, if it is one of language.
+    /// The policy as a language model; `None` if it is not one.
     fn writer(policy: &mut Zero<Self>) -> Option<&mut Zero<Decoder>>
     where
         Self: Sized;
 }
 
-/// The sum of the log-probs of an answer's tokens.
+/// The output is the sum of the log-probs of an answer's tokens.
 impl Answering for Decoder {
     fn drops(&self) -> bool {
         self.drops()
     }
 
     fn of_answers(scores: &Scores, lengths: &Tensor) -> TchResult<Said> {
-        // In a fixed order, and unchecked, since a check of the lengths would wait for the device.
+        // In a fixed order. Unchecked, since a check of the lengths would wait for the device.
         let sums = |of_tokens: &Tensor| {
             let of_tokens = of_tokens.f_detach()?.f_to_kind(Kind::Double)?;
             let (indices, offsets, unchecked) = (None::<&Tensor>, None::<&Tensor>, true);
@@ -109,7 +110,7 @@ impl Answering for Decoder {
     }
 }
 
-/// The number of a text, which is that of the one token behind it.
+/// The output is the scalar at the token after the text.
 impl Answering for ValueModel {
     fn drops(&self) -> bool {
         false
@@ -132,55 +133,68 @@ impl Answering for ValueModel {
     }
 }
 
-/// What is learnt in a step: this rank's part of it.
+/// This rank's part of a step.
 #[derive(Debug)]
 pub struct Batch<'a> {
-    /// Its sequences, as the objective reads them.
+    /// Sequences in the form that the objective reads.
     pub sequences: &'a [Written],
-    /// Sequences that go through forward and backward at a time; of pairs as many as are whole, at least one.
+    /// Sequences per forward and backward pass. Pairs are never split, so at least one pair.
     pub micro_batch_size: usize,
-    /// What the frozen reference says of the answers, fp64 `[S]`, if the objective asks.
+    /// Outputs of the frozen reference for the answers, fp64 `[S]`, if the objective uses them.
     pub reference: Option<Tensor>,
-    /// What a teacher says of their tokens, if the objective asks.
+    /// Outputs of a teacher for the answers' tokens, if the objective uses them.
     pub taught: Option<&'a Taught>,
-    /// The whole step.
+    /// Totals of the whole step.
     pub whole: Whole,
 }
 
-/// Which pass it is, for what is drawn in it.
+/// Identity of a pass, which seeds its random numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
-    /// What it is for.
+    /// Kind of random numbers.
     pub purpose: Purpose,
     /// The run's seed.
     pub seed: u64,
-    /// The pass's number.
+    /// Index of the pass.
     pub number: u64,
-    /// The number of this rank's first sequence, over all ranks.
+    /// Index of this rank's first sequence, over all ranks.
     pub first: usize,
 }
 
 /// What a rank's part of a step showed.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Seen {
-    /// [`Sums`], then the entropies of the answers' tokens; fp64, on the device until they are read.
-    sums: Tensor,
+    /// The stacked [`Sums`]; `None` before the first micro-batch.
+    sums: Option<Tensor>,
+    /// The sum of the entropies of the answers' tokens, fp64.
+    entropy: Option<Tensor>,
     /// Rows that went through the model.
     pub rows: i64,
-    /// Those that would have without a beginning in common.
+    /// Rows without sharing of prefixes.
     pub inputs: i64,
 }
 
 impl Seen {
-    /// The sums over all ranks, and that of entropies; waits for the device. Every rank calls.
-    pub fn read(&self, exchange: &Exchange) -> Result<(Sums, f64)> {
-        let all = exchange.sum(&Vec::<f64>::try_from(self.sums.f_to_device(Device::Cpu)?)?)?;
-        let (sums, entropies) = all.split_first_chunk().expect("as many sums");
-        Ok((Sums::of(*sums), entropies[0]))
+    /// The sums over all ranks; waits for the device. Every rank calls.
+    pub fn read(&self, exchange: &Exchange) -> Result<SeenSums> {
+        let objective = self.sums.as_ref().map_or(Ok(Sums::default()), Sums::read)?;
+        let entropy = self.entropy.as_ref().map_or(Ok(0.0), |sum| sum.f_double_value(&[]))?;
+        exchange.reduce(&SeenSums { objective, entropy })
     }
 }
 
-/// Adds the gradient of `objective` on `batch` to those of the policy's step. Every rank calls with as many sequences.
+reduced! {
+    /// [`Seen`] on the host.
+    pub struct SeenSums {
+        /// The objective's.
+        nested objective: Sums,
+        /// Entropies of the answers' tokens.
+        sum entropy: f64,
+    }
+}
+
+/// Adds the gradient of `objective` on `batch` to those of the policy's step. Every rank must call this with
+/// the same number of sequences.
 pub fn learn<M: Answering>(
     policy: &mut Zero<M>,
     objective: &Objective,
@@ -188,8 +202,7 @@ pub fn learn<M: Answering>(
     pass: Pass,
 ) -> Result<Seen> {
     let (drops, device) = (policy.model().drops(), policy.torch_device());
-    let mut seen =
-        Seen { sums: Tensor::f_zeros([SUMS as i64 + 1], (Kind::Double, device))?, rows: 0, inputs: 0 };
+    let mut seen = Seen::default();
     let (mut done, mut tokens) = (0, 0);
     for part in batch.sequences.chunks(whole_pairs(objective, batch.micro_batch_size)) {
         let pass = Pass { first: pass.first + done, ..pass };
@@ -208,12 +221,20 @@ pub fn learn<M: Answering>(
             let mut gradients = Tensor::f_run_backward(&[&terms.loss], &said, false, false)?.into_iter();
             let logprobs = gradients.next().expect("one of the log-probs");
             let of_answers = Said { logprobs, divergence: gradients.next() };
-            let entropy = M::entropy(scores)?.f_reshape([1])?;
-            seen.sums = seen.sums.f_add(&Tensor::f_cat(&[terms.sums, entropy], 0)?)?;
+            seen.sums = Some(added(seen.sums.take(), terms.sums.stack()?)?);
+            seen.entropy = Some(added(seen.entropy.take(), M::entropy(scores)?)?);
             Ok(M::gradient(&of_answers, &lengths, packed.targets())?)
         })?;
     }
     Ok(seen)
+}
+
+/// The sum of what there is and the `next` one.
+fn added(sum: Option<Tensor>, next: Tensor) -> TchResult<Tensor> {
+    match sum {
+        Some(sum) => sum.f_add(&next),
+        None => Ok(next),
+    }
 }
 
 /// What `model` says of the answers, beside a teacher if they are `taught`. Every rank calls with as many sequences.
@@ -234,7 +255,7 @@ pub fn score<M: Answering>(
     Ok(Said::join(&parts.collect::<Result<Vec<_>>>()?)?)
 }
 
-/// The batch beside what the teacher says of its tokens, which stand behind the `before` first ones.
+/// Adds the teacher's outputs for the batch's tokens, which start at index `before`.
 fn beside_teacher(packed: PackedBatch, taught: Option<&Taught>, before: &mut i64) -> Result<PackedBatch> {
     let Some(taught) = taught else { return Ok(packed) };
     let start = *before;
@@ -242,19 +263,19 @@ fn beside_teacher(packed: PackedBatch, taught: Option<&Taught>, before: &mut i64
     Ok(taught.beside(packed, start)?)
 }
 
-/// So many sequences, but whole pairs, where they are compared.
+/// Number of sequences, rounded down to whole pairs (at least one) for objectives that compare.
 pub fn whole_pairs(objective: &Objective, sequences: usize) -> usize {
     let answers = objective.answers();
     (sequences / answers).max(1) * answers
 }
 
-/// Of each answer 1 if it is better, or desirable, else 0: fp64 `[S]`.
+/// 1 for each answer that is better or desirable, else 0: fp64 `[S]`.
 pub fn desirable(sequences: &[Written], device: Device) -> Result<Tensor> {
     let desirable: Vec<i64> = sequences.iter().map(|sequence| i64::from(sequence.desirable)).collect();
     Ok(upload(&desirable, device).map_err(anyroll_models::Error::from)?.f_to_kind(Kind::Double)?)
 }
 
-/// Tokens of each answer: int64 `[S]`.
+/// Token count of each answer: int64 `[S]`.
 pub fn lengths(sequences: &[Written], device: Device) -> Result<Tensor> {
     let lengths: Vec<i64> = sequences.iter().map(|sequence| sequence.answer_len() as i64).collect();
     Ok(upload(&lengths, device).map_err(anyroll_models::Error::from)?)

@@ -1,8 +1,9 @@
-//! Learning from texts that are there beforehand: answers, judged or not, or pairs of a better and a worse one.
+//! Offline training on given texts: answers, possibly labelled, or pairs of a better and a worse answer.
 //!
-//! `written` turns records into tokens, `objective` has the losses as functions of an answer's log-prob or number, and
-//! `learn` takes them through a model; RLVR's warm-up does the same. `teacher` is what `distill` learns from. `pipeline` is what the loop trains, `step` a turn of it, `evaluate`
-//! how it is measured.
+//! `written` tokenizes records. `objective` has the losses as functions of an answer's log-prob or scalar,
+//! and `learn` differentiates them through a model; RLVR's warm-up uses both. `teacher` is the model that
+//! `distill` learns from. `pipeline` is the loop's pipeline, `step` one step of it, `evaluate` its
+//! evaluation.
 
 mod evaluate;
 mod learn;

@@ -1,94 +1,81 @@
-//! Objectives as functions of the log-probs of whole answers; `docs/offline.md` has their sources.
+//! Objectives as functions of the log-probs of whole answers; `docs/guides/offline.md` has their sources.
 //!
-//! Everything is fp64, and nothing here waits for the device. Where answers are compared, a better one stands before its
-//! worse one: `[S]` is `[pairs, 2]`. Where they are judged each by itself, they stand in any order.
+//! Everything is fp64, and nothing here waits for the device. For objectives that compare, a better answer
+//! precedes its worse one, so that `[S]` is `[pairs, 2]`. Labelled answers are in any order.
 
 use tch::{Kind, TchError, Tensor};
 
-use crate::config::{
-    DistillConfig, DpoConfig, HingeConfig, IpoConfig, JudgedConfig, Objective, OrpoConfig,
-    RewardModelObjective, SimpoConfig,
+use crate::{
+    config::{
+        DistillConfig, DpoConfig, HingeConfig, IpoConfig, JudgedConfig, Objective, OrpoConfig,
+        RewardModelObjective, SimpoConfig,
+    },
+    train::device_sums,
 };
 
 type Result<T> = std::result::Result<T, TchError>;
 
-/// A mean's log-prob counts as at most this for ORPO: the odds of what is certain are infinite.
+/// ORPO's upper bound of a mean log-prob, since the odds of probability 1 are infinite.
 const MOST_LOGPROB: f64 = -1e-9;
 
-/// What sums over answers are divided by: numbers of a whole step, over all ranks and micro-batches.
+/// Denominators of sums over answers: totals of a whole step, over all ranks and micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Whole {
     /// Records.
     pub records: f64,
-    /// Of their answers those that are better, or desirable.
+    /// Better or desirable answers.
     pub better: f64,
-    /// The others, where there are any.
+    /// Worse or undesirable answers, if any.
     pub worse: f64,
-    /// Tokens of the better ones.
+    /// Tokens of the better answers.
     pub tokens: f64,
-    /// How far the policy is from the reference; 0 where the objective does not ask.
+    /// KTO's divergence of the policy from the reference; 0 for other objectives.
     pub kl: f64,
 }
 
-/// The log-probs of some answers, or their numbers.
+/// Outputs of a model for some answers.
 #[derive(Debug)]
 pub struct Answers {
-    /// Of each the sum over its tokens, or its number: `[S]`.
+    /// Sum of log-probs over tokens, or the scalar: `[S]`.
     pub logprobs: Tensor,
-    /// Of each the number of its tokens, `[S]`.
+    /// Token counts, `[S]`.
     pub lengths: Tensor,
-    /// Of each 1 if it is better, or desirable, else 0: `[S]`.
+    /// 1 for better or desirable answers, else 0: `[S]`.
     pub desirable: Tensor,
-    /// As `logprobs`, under the frozen reference; `None` where the objective has none.
+    /// `logprobs` under the frozen reference; `None` for objectives without one.
     pub reference: Option<Tensor>,
-    /// Of each the sum over its tokens of how far the teacher is, `[S]`; `None` without one.
+    /// Sum of the teacher's divergence over tokens, `[S]`; `None` without a teacher.
     pub divergence: Option<Tensor>,
 }
 
-/// How many numbers [`Sums`] are.
-pub const SUMS: usize = 6;
-
-/// What an objective says of answers, summed up; 0 where it says nothing of the kind.
-#[derive(Debug)]
-pub struct Sums<T = f64> {
-    /// Of the better answers' tokens the negative log-probs.
-    pub nll: T,
-    /// Of records the objective's term of pairs, or of judged answers.
-    pub preference: T,
-    /// Of the better answers what they are worth to it.
-    pub chosen: T,
-    /// Of the worse ones likewise.
-    pub rejected: T,
-    /// How many pairs' better answers are worth more.
-    pub right: T,
-    /// Of tokens how far the teacher is.
-    pub divergence: T,
-}
-
-impl Sums {
-    /// Those of [`Terms::sums`], or of sums of such.
-    pub fn of([nll, preference, chosen, rejected, right, divergence]: [f64; SUMS]) -> Self {
-        Self { nll, preference, chosen, rejected, right, divergence }
+device_sums! {
+    /// Sums over answers; 0 where the objective has no such term.
+    pub struct Sums {
+        /// Negative log-probs of the better answers' tokens.
+        nll,
+        /// The objective's term of pairs, or of judged answers.
+        preference,
+        /// Rewards of the better answers, as the objective takes them.
+        chosen,
+        /// Rewards of the worse answers.
+        rejected,
+        /// Pairs whose better answer has the larger reward.
+        right,
+        /// Divergences of the teacher from the policy, over tokens.
+        divergence,
     }
 }
 
-impl Sums<Tensor> {
-    fn stack(self) -> Result<Tensor> {
-        let Self { nll, preference, chosen, rejected, right, divergence } = self;
-        Tensor::f_stack(&[nll, preference, chosen, rejected, right, divergence], 0)
-    }
-}
-
-/// What an objective says of some answers.
+/// Loss and sums of some answers.
 #[derive(Debug)]
 pub struct Terms {
-    /// Their part of what the optimizer descends, with its gradient.
+    /// Their part of the loss, with its gradient.
     pub loss: Tensor,
-    /// [`Sums`] without one: fp64 `[SUMS]`.
-    pub sums: Tensor,
+    /// Their sums, without a gradient.
+    pub sums: Sums<Tensor>,
 }
 
-/// How much of the loss is the better answers' negative log-likelihood.
+/// Weight of the better answers' negative log-likelihood in the loss.
 pub fn likelihood_weight(objective: &Objective) -> f64 {
     match objective {
         Objective::Sft | Objective::Orpo(_) => 1.0,
@@ -102,7 +89,7 @@ pub fn likelihood_weight(objective: &Objective) -> f64 {
 /// The terms of `objective`.
 pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<Terms> {
     if let Some(config) = objective.judged() {
-        let reference = answers.reference.as_ref().expect("what is judged is compared with a reference");
+        let reference = answers.reference.as_ref().expect("objectives on labelled answers have a reference");
         return judged(config, answers, reference, whole);
     }
     let Some(pairs) = pairs(objective, answers)? else { return of_tokens(objective, answers, whole) };
@@ -121,10 +108,10 @@ pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
         right: sum(&right)?,
         divergence: none(&nll)?,
     };
-    Ok(Terms { loss, sums: sums.stack()? })
+    Ok(Terms { loss, sums })
 }
 
-/// Of what is learnt token by token.
+/// Terms of an objective on tokens.
 fn of_tokens(objective: &Objective, answers: &Answers, whole: Whole) -> Result<Terms> {
     let nll = answers.logprobs.f_sum(Kind::Double)?.f_neg()?;
     let likelihood = nll.f_mul_scalar(likelihood_weight(objective))?;
@@ -138,21 +125,21 @@ fn of_tokens(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
     let (preference, right) = (none(&nll)?, none(&nll)?);
     let (chosen, rejected) = (none(&nll)?, none(&nll)?);
     let sums = Sums { nll: nll.f_detach()?, preference, chosen, rejected, right, divergence };
-    Ok(Terms { loss: loss.f_div_scalar(whole.tokens)?, sums: sums.stack()? })
+    Ok(Terms { loss: loss.f_div_scalar(whole.tokens)?, sums })
 }
 
-/// 0, as a sum beside `like` is.
+/// Zero, in the form of a sum like `like`.
 fn none(like: &Tensor) -> Result<Tensor> {
     like.f_detach()?.f_zeros_like()
 }
 
-/// Of answers that are each desirable or not.
+/// Terms of an objective on labelled answers.
 fn judged(config: &JudgedConfig, answers: &Answers, reference: &Tensor, whole: Whole) -> Result<Terms> {
     let JudgedConfig { beta, desirable_weight, undesirable_weight } = *config;
     let desirable = &answers.desirable;
     let other = desirable.f_neg()?.f_add_scalar(1.0)?;
     let rewards = answers.logprobs.f_sub(reference)?.f_mul_scalar(beta)?;
-    // 1 - sigmoid(x) is sigmoid(-x), with x from z to the reward or, of one that is not desirable, the other way around.
+    // 1 - sigmoid(x) is sigmoid(-x), where x is reward - z for a desirable answer and z - reward otherwise.
     let toward = rewards.f_sub_scalar(beta * whole.kl)?.f_mul(&desirable.f_sub(&other)?)?;
     let weights =
         desirable.f_mul_scalar(desirable_weight)?.f_add(&other.f_mul_scalar(undesirable_weight)?)?;
@@ -166,14 +153,14 @@ fn judged(config: &JudgedConfig, answers: &Answers, reference: &Tensor, whole: W
         right: none(&preference)?,
         divergence: none(&preference)?,
     };
-    Ok(Terms { loss: preference.f_div_scalar(whole.records)?, sums: sums.stack()? })
+    Ok(Terms { loss: preference.f_div_scalar(whole.records)?, sums })
 }
 
-/// What an objective says of pairs.
+/// Terms of pairs.
 struct Pairs {
     /// `[pairs]`.
     loss: Tensor,
-    /// What it takes answers to be worth, up to a constant of each prompt: `[S]`.
+    /// Rewards of the answers, up to a constant per prompt: `[S]`.
     rewards: Tensor,
 }
 
@@ -225,12 +212,12 @@ fn pairs(objective: &Objective, answers: &Answers) -> Result<Option<Pairs>> {
     Ok(Some(pairs))
 }
 
-/// Of each pair that of the better answer less that of the worse.
+/// Difference between the better and the worse answer of each pair.
 fn margin(values: &Tensor) -> Result<Tensor> {
     side(values, 0)?.f_sub(&side(values, 1)?)
 }
 
-/// Those of the better answers, 0, or of the worse, 1.
+/// Values of the better answers for side 0, of the worse for side 1.
 fn side(values: &Tensor, side: i64) -> Result<Tensor> {
     values.f_view([-1, 2])?.f_select(1, side)
 }
@@ -242,7 +229,7 @@ mod tests {
 
     use super::*;
 
-    /// What tests/python/make_offline_golden.py writes: TRL's own losses and their gradients.
+    /// Output of tests/python/make_offline_golden.py: TRL's losses and their gradients.
     #[derive(Deserialize)]
     struct Golden {
         lengths: Vec<f64>,
@@ -255,9 +242,9 @@ mod tests {
 
     #[derive(Deserialize)]
     struct JudgedCase {
-        /// The answers that it is of: the first so many.
+        /// Number of answers that it is computed from, the first ones.
         answers: usize,
-        /// What TRL makes of the log-probs of mismatched answers.
+        /// TRL's divergence, computed from the log-probs of mismatched answers.
         kl: f64,
         #[serde(flatten)]
         case: Case,
@@ -286,16 +273,16 @@ mod tests {
         }
     }
 
-    fn sums(terms: &Terms) -> Sums {
-        Sums::of(Vec::<f64>::try_from(&terms.sums).unwrap().try_into().unwrap())
-    }
-
     /// The whole loss, its gradient, and the sums.
     fn found(objective: &Objective, answers: &Answers, whole: Whole) -> (f64, Vec<f64>, Sums) {
         let terms = terms(objective, answers, whole).unwrap();
         let gradient = Tensor::run_backward(&[&terms.loss], &[&answers.logprobs], false, false);
         let values = |tensor: &Tensor| Vec::<f64>::try_from(tensor).unwrap();
-        (terms.loss.double_value(&[]), values(&gradient[0]), sums(&terms))
+        (
+            terms.loss.double_value(&[]),
+            values(&gradient[0]),
+            Sums::read(&terms.sums.stack().unwrap()).unwrap(),
+        )
     }
 
     #[track_caller]
@@ -359,7 +346,7 @@ mod tests {
         near(sums.nll, nll);
         assert_eq!([sums.preference, sums.chosen, sums.rejected, sums.right, sums.divergence], [0.0; 5]);
         gradient.iter().for_each(|of_answer| near(*of_answer, -1.0 / 8.0));
-        // Beside pairs only the better answers count.
+        // The SFT term of pairs counts only the better answers.
         let dpo = |sft_weight| Objective::Dpo(DpoConfig { sft_weight, ..DpoConfig::default() });
         let of = |sft_weight| found(&dpo(sft_weight), &answers(&golden, &dpo(sft_weight)), whole);
         let better: f64 = golden.logprobs.iter().step_by(2).sum();
@@ -382,7 +369,7 @@ mod tests {
         let terms = terms(&objective, &answers, whole).unwrap();
         let (nll, apart): (f64, f64) = (-golden.logprobs.iter().sum::<f64>(), apart.iter().sum());
         near(terms.loss.double_value(&[]), (apart + 0.5 * nll) / 8.0);
-        let sums = sums(&terms);
+        let sums = Sums::read(&terms.sums.stack().unwrap()).unwrap();
         near(sums.nll, nll);
         near(sums.divergence, apart);
         let gradients = Tensor::run_backward(&[&terms.loss], &[&answers.logprobs, &divergence], false, false);
@@ -409,7 +396,8 @@ mod tests {
         let whole = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl: 0.0 };
         for objective in [Objective::Dpo(DpoConfig::default()), Objective::Kto(JudgedConfig::default())] {
             let terms = terms(&objective, &answers, whole).unwrap();
-            assert_eq!(Vec::<f64>::try_from(&terms.sums).unwrap(), [0.0; SUMS]);
+            let sums = Vec::<f64>::try_from(terms.sums.stack().unwrap()).unwrap();
+            assert!(sums.iter().all(|sum| *sum == 0.0), "{sums:?}");
         }
     }
 }

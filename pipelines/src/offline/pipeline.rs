@@ -1,13 +1,10 @@
-//! [`Offline`]: what the loop trains here.
+//! [`Offline`]: the pipeline of offline training.
 
 use std::{path::Path, sync::Arc};
 
 use anyroll_backends::Stream;
 use anyroll_models::{Decoder, Model, ValueModel, init::WeightSource};
-use anyroll_strategy::{
-    State, Zero,
-    checkpoint::{self, Saver},
-};
+use anyroll_strategy::checkpoint::Saver;
 use tch::{Kind, Tensor};
 
 use super::{
@@ -21,101 +18,99 @@ use super::{
 use crate::{
     Result,
     base_model::{BaseModel, UnderNewHead},
-    config::{KvCacheConfig, Objective, OfflineConfig, PipelineConfig, Run},
+    config::{KvCacheConfig, Objective, OfflineConfig, PipelineConfig},
     data::{Dataset, Record, Tokenizer},
     inference::Sampler,
     launch::Rank,
     metrics::Metrics,
+    run::Run,
     samples::Phase,
     train::{
-        Evaluation, Exchange, Kept, Nothing, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe,
-        hold, offloaded,
+        Evaluation, Exchange, Kept, Learner, Nothing, Pipeline, Place, Plan, Reference, Schedule,
+        StepOutcome, describe,
     },
 };
 
-/// A model that learns from texts that are there beforehand.
+/// A model that is trained on given texts.
 pub struct Offline<M: Answering> {
     run: Run,
-    /// Where the reference will be.
+    /// Devices of the reference.
     reference_place: Option<Place>,
-    /// The policy's first weights.
+    /// Initial weights of the policy.
     weights: Box<dyn WeightSource>,
-    setup: Setup,
-    roles: Roles<M>,
+    task: TextTask,
+    models: TextModels<M>,
 }
 
-/// What a run is made of, apart from the weights.
-pub struct Setup {
+/// The options of a run, and the records that every evaluation reads.
+pub struct TextTask {
     /// The pipeline's part of the config.
     pub config: OfflineConfig,
     /// The run's seed.
     pub seed: u64,
     /// Prompts and answers.
     pub dataset: Dataset,
-    /// Those that a warm-up learns, where these are not all.
+    /// Records of the warm-up, if these are not all.
     pub to_warm_up: Option<Dataset>,
-    /// Text to tokens.
+    /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// The records of every evaluation.
+    /// Records of every evaluation.
     pub held_out: Vec<Record>,
-    /// This rank's part of them, as the objective reads them: on every rank as many, and where there are too few the last
-    /// one again.
+    /// This rank's share of them, in the form that the objective reads. Every rank has the same number: short
+    /// shares repeat their last record.
     pub held_out_own: Vec<Written>,
-    /// As many prompts of them with answers of others, if the objective asks for such.
+    /// The same number of prompts with answers of other records, if the objective uses these.
     pub held_out_strangers: Vec<Written>,
-    /// How many of its records are no repetition.
+    /// Number of its records that are not repetitions.
     pub held_out_count: usize,
     /// Held-out records whose prompts the policy completes.
     pub completed: Vec<Record>,
-    /// The most tokens of a prompt with an answer that is not its own.
+    /// Length limit of a prompt with another record's answer.
     pub room: usize,
-    /// Sequences that a rank puts through forward and backward at a time.
-    pub micro_batch_size: usize,
-    /// What of the policy is away while it completes prompts.
-    pub offloaded: Vec<State>,
     /// What completes prompts, if anything does.
     pub sampler: Option<Sampler>,
 }
 
 /// The models of a run.
-pub struct Roles<M: Model> {
-    /// The one that is trained.
-    pub policy: Zero<M>,
+pub struct TextModels<M: Model> {
+    /// The policy, which is trained.
+    pub learner: Learner<M>,
     /// Its frozen copy from after the warm-up, if the objective compares with it and it has no adapters.
     pub reference: Option<Reference>,
-    /// What it learns from, if it distills.
+    /// The teacher of distillation.
     pub teacher: Option<Teacher>,
-    /// What the reference says of this rank's held-out answers, once it was asked.
+    /// Cached outputs of the reference for this rank's held-out answers.
     pub of_held_out: Option<Compared>,
 }
 
-impl<M: Answering> Roles<M> {
+impl<M: Answering> TextModels<M> {
     /// What the teacher says of the answers' tokens, if there is one.
     pub fn taught(&mut self, sequences: &[Written]) -> Result<Option<Taught>> {
-        let device = self.policy.torch_device();
+        let device = self.learner.device();
         self.teacher.as_mut().map(|teacher| teacher.read(sequences, device)).transpose()
     }
 }
 
-/// What the frozen reference says of answers, fp64 on the policy's device.
+/// Outputs of the frozen reference for answers, fp64 on the policy's device.
 #[derive(Debug)]
 pub struct Compared {
-    /// Of those that are learnt, `[S]`.
+    /// Outputs for the trained answers, `[S]`.
     pub sequences: Tensor,
-    /// Of those to prompts that are not their own, as many as there are.
+    /// Outputs for answers to other prompts, all of them.
     pub strangers: Tensor,
 }
 
 impl Offline<Decoder> {
-    /// Prepares a run of a language model, its policy on `place`, with its first weights. Opens the reference's devices.
+    /// Prepares a run of a language model, with its policy on `place` and its initial weights. Opens the
+    /// reference's devices.
     pub fn of_language(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
-        let mut setup = Setup::new(&run, dataset, &base, &place)?;
-        setup.sampler = Some(Sampler {
+        let mut task = TextTask::new(&run, dataset, &base, &place)?;
+        task.sampler = Some(Sampler {
             max_turn_tokens: None,
-            max_new_tokens: room_for_answers(&base, &setup.completed)?,
-            batch_size: setup.completed.len().clamp(1, MOST_AT_A_TIME),
+            max_new_tokens: room_for_answers(&base, &task.completed)?,
+            batch_size: task.completed.len().clamp(1, MOST_AT_A_TIME),
             stop: Vec::new(),
             cache_memory: KvCacheConfig::default().memory,
             model: model.clone(),
@@ -126,55 +121,59 @@ impl Offline<Decoder> {
         let reference_place =
             run.held_reference().map(|role| place.beside("reference", role, &run, rank)).transpose()?;
         let weights = base.weights;
-        let policy = held(&run, &setup, model, &place, &*weights)?;
-        Ok(Self::new(run, setup, policy, weights, reference_place))
+        let learner = learner(&run, &task, model, &place, &*weights)?;
+        Ok(Self::new(run, task, learner, weights, reference_place))
     }
 }
 
 impl Offline<ValueModel> {
-    /// Prepares a run of a reward model on `place`: the blocks of a language model under a head of 0.
+    /// Prepares a run of a reward model on `place`: the blocks of a language model with a zero head.
     pub fn of_numbers(run: Run, dataset: Dataset, place: Place) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
         let model = ValueModel::new(base.config.clone(), place.torch_device()?)?;
         let model = Arc::new(model.deterministic(run.policy.strategy.deterministic));
-        let setup = Setup::new(&run, dataset, &base, &place)?;
-        let policy = held(&run, &setup, model, &place, &UnderNewHead(&*base.weights))?;
-        Ok(Self::new(run, setup, policy, base.weights, None))
+        let task = TextTask::new(&run, dataset, &base, &place)?;
+        let learner = learner(&run, &task, model, &place, &UnderNewHead(&*base.weights))?;
+        Ok(Self::new(run, task, learner, base.weights, None))
     }
 }
 
 impl<M: Answering> Offline<M> {
     fn new(
         run: Run,
-        setup: Setup,
-        policy: Zero<M>,
+        task: TextTask,
+        learner: Learner<M>,
         weights: Box<dyn WeightSource>,
         reference_place: Option<Place>,
     ) -> Self {
-        let roles = Roles { policy, reference: None, teacher: None, of_held_out: None };
-        Self { run, reference_place, weights, setup, roles }
+        let models = TextModels { learner, reference: None, teacher: None, of_held_out: None };
+        Self { run, reference_place, weights, task, models }
     }
 }
 
-/// The policy, ready for its first step.
-fn held<M: Model>(
+/// The policy, ready for its first step. Only evaluations need the room of its states.
+fn learner<M: Model>(
     run: &Run,
-    setup: &Setup,
+    task: &TextTask,
     model: Arc<M>,
     place: &Place,
     weights: &dyn WeightSource,
-) -> Result<Zero<M>> {
-    let optimizer = match &setup.config.warmup {
-        Some(warmup) if warmup.steps > 0 => &warmup.optimizer,
-        _ => &setup.config.optimizer,
+) -> Result<Learner<M>> {
+    let config = &task.config;
+    let warmup = config.warmup.as_ref().filter(|warmup| warmup.steps > 0);
+    let schedule = Schedule {
+        optimizer: config.optimizer.clone(),
+        steps: config.steps.number(),
+        warmup: warmup.map(|warmup| warmup.optimizer.clone()),
     };
-    hold(model, &run.policy.strategy, place, Some(adamw(optimizer)), weights)
+    Ok(Learner::new(model, &run.policy, place, weights, schedule)?.staying())
 }
 
-/// Prompts that are completed together.
+/// Prompts completed in a batch.
 pub const MOST_AT_A_TIME: usize = 256;
 
-/// A rank's part of the records, on every rank as many, and how many of them are no repetition of the last.
+/// A rank's share of the records, equally many on every rank, and how many of them are not repetitions of the
+/// last.
 fn part(records: &[Record], rank: usize, world_size: usize) -> (Vec<Record>, usize) {
     let per_rank = records.len().div_ceil(world_size);
     let last = records.len().saturating_sub(1);
@@ -182,7 +181,7 @@ fn part(records: &[Record], rank: usize, world_size: usize) -> (Vec<Record>, usi
     (own.collect(), (records.len() - (rank * per_rank).min(records.len())).min(per_rank))
 }
 
-/// Tokens of the longest answer to one of these prompts, as far as the model has room for them behind the longest prompt.
+/// Tokens of the longest answer to these prompts, limited to what fits after the longest prompt.
 fn room_for_answers(base: &BaseModel, records: &[Record]) -> Result<usize> {
     let (mut prompt, mut answer) = (0, 1);
     for record in records {
@@ -193,7 +192,7 @@ fn room_for_answers(base: &BaseModel, records: &[Record]) -> Result<usize> {
     Ok(answer.min(room))
 }
 
-impl Setup {
+impl TextTask {
     fn new(run: &Run, dataset: Dataset, base: &BaseModel, place: &Place) -> Result<Self> {
         let PipelineConfig::Offline(config) = &run.config.pipeline else {
             unreachable!("the command line starts the pipeline that the config names")
@@ -224,50 +223,48 @@ impl Setup {
             completed,
             held_out,
             dataset,
-            micro_batch_size: run.policy.strategy.micro_batch_size,
-            offloaded: offloaded(&run.policy.strategy),
             sampler: None,
         })
     }
 
-    /// What steps draw records from.
+    /// Source of the steps' records.
     pub fn lesson(&self) -> Lesson<'_> {
         let turns = self.config.turns;
         Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed, turns }
     }
 
-    /// What the frozen copy, or the policy with its adapters off, says of the answers, and of `strangers`, answers to other
-    /// prompts; `None` where the objective does not ask.
+    /// Outputs of the frozen copy, or of the policy without adapters, for the answers and for `strangers`,
+    /// answers to other prompts. `None` for objectives without a reference.
     pub fn reference_logprobs<M: Answering>(
         &self,
-        roles: &mut Roles<M>,
+        models: &mut TextModels<M>,
         sequences: &[Written],
         strangers: &[Written],
     ) -> Result<Option<Compared>> {
         if !self.config.objective.compares_with_reference() {
             return Ok(None);
         }
-        let Roles { policy, reference, .. } = roles;
+        let TextModels { learner, reference, .. } = models;
         let both = [sequences, strangers].concat();
         let logprobs = match reference {
             Some(reference) => {
                 let score = |model: &mut _, size| Ok(score(model, &both, size, true, None)?.logprobs);
                 let logprobs = reference.score(score)?;
-                logprobs.f_to_device(policy.torch_device())?
+                logprobs.f_to_device(learner.device())?
             }
-            None => score(policy, &both, self.micro_batch_size, false, None)?.logprobs,
+            None => score(&mut learner.model, &both, learner.micro_batch_size, false, None)?.logprobs,
         };
         let (own, others) = (sequences.len() as i64, strangers.len() as i64);
         let sequences = logprobs.f_narrow(0, 0, own)?;
         Ok(Some(Compared { sequences, strangers: logprobs.f_narrow(0, own, others)? }))
     }
 
-    /// KTO's estimate of how far the policy is from the reference: the mean over all ranks' `records` prompts of what answers
-    /// gained that are not their own, and 0 at least. This rank has `count` of them, the first of its `strangers`; 0 where the
-    /// objective does not ask. Every rank calls.
+    /// KTO's estimate of the divergence from the reference: the mean gain of mismatched answers over the
+    /// `records` prompts of all ranks, at least 0. This rank has `count` of them, the first of its
+    /// `strangers`. 0 for other objectives. Every rank must call this.
     pub fn kl<M: Answering>(
         &self,
-        policy: &mut Zero<M>,
+        learner: &mut Learner<M>,
         exchange: &Exchange,
         strangers: &[Written],
         reference: &Option<Compared>,
@@ -276,9 +273,9 @@ impl Setup {
         let Some(compared) = reference.as_ref().filter(|_| self.config.objective.estimates_kl()) else {
             return Ok(0.0);
         };
-        let logprobs = score(policy, strangers, self.micro_batch_size, true, None)?.logprobs;
+        let logprobs = score(&mut learner.model, strangers, learner.micro_batch_size, true, None)?.logprobs;
         let gained = logprobs.f_sub(&compared.strangers)?.f_narrow(0, 0, count as i64)?;
-        let sum = exchange.sum(&[f64::try_from(gained.f_sum(Kind::Double)?)?])?[0];
+        let sum = exchange.reduce(&f64::try_from(gained.f_sum(Kind::Double)?)?)?;
         Ok((sum / records).max(0.0))
     }
 }
@@ -287,7 +284,7 @@ impl<M: Answering> Pipeline for Offline<M> {
     type Carried = Nothing;
 
     fn plan(&self) -> Plan {
-        let config = &self.setup.config;
+        let config = &self.task.config;
         Plan {
             warmup_steps: config.warmup.as_ref().map_or(0, |warmup| warmup.steps),
             steps: config.steps.number(),
@@ -298,68 +295,66 @@ impl<M: Answering> Pipeline for Offline<M> {
     }
 
     fn best_by(&self, evaluation: &Metrics) -> Option<f64> {
-        let loss = evaluation.get("eval/loss").filter(|_| self.setup.config.checkpoint.keep_best);
+        let loss = evaluation.get("eval/loss").filter(|_| self.task.config.checkpoint.keep_best);
         loss.map(|loss| -loss)
     }
 
     fn description(&self) -> String {
-        describe(title(&self.setup.config.objective), &**self.roles.policy.model(), &self.run)
+        describe(title(&self.task.config.objective), &**self.models.learner.model.model(), &self.run)
     }
 
     fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64> {
-        let Self { setup, roles, .. } = self;
-        let warmup = setup.config.warmup.as_ref().expect("the plan has warm-up steps");
-        let policy = M::writer(&mut roles.policy).expect("only a model of language has a warm-up");
-        let dataset = setup.to_warm_up.as_ref().unwrap_or(&setup.dataset);
-        let lesson = Lesson { dataset, ..setup.lesson() };
-        lesson.warmup_step(policy, exchange, warmup, setup.micro_batch_size, step)
+        let Self { task, models, .. } = self;
+        let warmup = task.config.warmup.as_ref().expect("the plan has warm-up steps");
+        let Learner { model, micro_batch_size, .. } = &mut models.learner;
+        let policy = M::writer(model).expect("only a model of language has a warm-up");
+        let dataset = task.to_warm_up.as_ref().unwrap_or(&task.dataset);
+        let lesson = Lesson { dataset, ..task.lesson() };
+        lesson.warmup_step(policy, exchange, warmup, *micro_batch_size, step)
     }
 
-    fn check_learnt(&mut self) -> Result<()> {
-        self.roles.policy.load_states(&self.setup.offloaded)?;
-        Ok(self.roles.policy.check_learnt()?)
+    fn check_divergence(&mut self) -> Result<()> {
+        self.models.learner.check_divergence()
     }
 
     fn end_warm_up(&mut self) -> Result<()> {
-        Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.config.optimizer))?)
+        self.models.learner.end_warm_up()
     }
 
     fn freeze(&mut self, kept: Kept) -> Result<()> {
         let (Some(place), Some(role)) = (&self.reference_place, self.run.held_reference()) else {
             return Ok(());
         };
-        if let Some(distill) = self.setup.config.objective.distills() {
+        if let Some(distill) = self.task.config.objective.distills() {
             let path = self.run.config.roles.reference.path.as_ref().expect("a config that was checked");
-            self.roles.teacher = Some(Teacher::open(path, distill, role, place)?);
+            self.models.teacher = Some(Teacher::open(path, distill, role, place)?);
             return Ok(());
         }
-        let policy = M::writer(&mut self.roles.policy).expect("only a model of language has a reference");
+        let policy =
+            M::writer(&mut self.models.learner.model).expect("only a model of language has a reference");
         let reference = Reference::new(policy, &self.run, role, place, &*self.weights, kept)?;
-        self.roles.reference = Some(reference);
+        self.models.reference = Some(reference);
         Ok(())
     }
 
     fn step(&mut self, exchange: &Exchange, step: u64, _: &mut Nothing, stop: bool) -> Result<StepOutcome> {
-        self.setup.step(&mut self.roles, exchange, step, stop)
+        self.task.step(&mut self.models, exchange, step, stop)
     }
 
     fn evaluate(&mut self, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation> {
-        self.setup.evaluate(&mut self.roles, exchange, step, phase)
+        self.task.evaluate(&mut self.models, exchange, step, phase)
     }
 
     fn save(&mut self, saver: &mut Saver, path: &Path, position: serde_json::Value) -> Result<()> {
-        let policy = &mut self.roles.policy;
-        policy.load_states(&self.setup.offloaded)?;
-        Ok(saver.start(policy, path, position)?)
+        self.models.learner.save(saver, path, position, None, |_| Ok(()))
     }
 
     fn load(&mut self, path: &Path) -> Result<()> {
-        checkpoint::load(&mut self.roles.policy, path)?;
-        Ok(())
+        self.models.learner.restore(path)
     }
 }
 
-/// The objective as papers call it.
+/// Name of the objective in papers.
 fn title(objective: &Objective) -> &'static str {
     match objective {
         Objective::Sft => "SFT",

@@ -9,7 +9,7 @@ use super::{
     Batch, Pass, Whole, Written, learn,
     learn::{Answering, Seen},
     objective::{Sums, likelihood_weight},
-    pipeline::{Roles, Setup},
+    pipeline::{TextModels, TextTask},
     read,
     written::mismatched,
 };
@@ -18,7 +18,7 @@ use crate::{
     config::{Objective, Turns, WarmupConfig},
     data::{Dataset, Draw, Record, Tokenizer},
     metrics::Metrics,
-    train::{Exchange, Purpose, StepOutcome, allocated_bytes, finish_steps, learning_rate},
+    train::{Exchange, Purpose, StepOutcome, learning_rate, reduced},
 };
 
 /// What records are drawn from, and by what they are read.
@@ -65,7 +65,7 @@ impl Lesson<'_> {
     ) -> Result<f64> {
         let (records, own) = self.records(exchange, Draw::Warmup, step, warmup.batch_size);
         let sequences = self.read(&Objective::Sft, &records[own])?;
-        let tokens = exchange.sum(&[answer_tokens(&sequences)])?[0];
+        let tokens = exchange.reduce(&answer_tokens(&sequences))?;
         let records = warmup.batch_size as f64;
         let batch = Batch {
             sequences: &sequences,
@@ -79,8 +79,7 @@ impl Lesson<'_> {
         let seen = learn(policy, &Objective::Sft, &batch, pass)?;
         let stats = policy.step(learning_rate(&warmup.optimizer, step, warmup.steps))?;
         policy.finish_step(&stats)?;
-        let (sums, _) = seen.read(exchange)?;
-        Ok(sums.nll / tokens)
+        Ok(seen.read(exchange)?.objective.nll / tokens)
     }
 }
 
@@ -89,75 +88,106 @@ fn answer_tokens(sequences: &[Written]) -> f64 {
     sequences.iter().map(|sequence| sequence.answer_len() as f64).sum()
 }
 
-/// The better answers, or the desirable ones, how many there are besides, and the tokens of the first.
-pub fn counts(sequences: &[Written]) -> [f64; 3] {
-    let better = || sequences.iter().filter(|sequence| sequence.desirable);
-    let count = better().count();
-    let tokens = better().map(|sequence| sequence.answer_len() as f64).sum();
-    [count as f64, (sequences.len() - count) as f64, tokens]
+reduced! {
+    /// Numbers of answers.
+    pub struct Counts {
+        /// The better answers, or the desirable ones.
+        sum better: f64,
+        /// The others.
+        sum worse: f64,
+        /// Tokens of the better ones.
+        sum tokens: f64,
+    }
 }
 
-impl Setup {
+impl Counts {
+    /// Those of `sequences`.
+    pub fn of(sequences: &[Written]) -> Self {
+        let better = || sequences.iter().filter(|sequence| sequence.desirable);
+        let count = better().count();
+        let tokens = better().map(|sequence| sequence.answer_len() as f64).sum();
+        Self { better: count as f64, worse: (sequences.len() - count) as f64, tokens }
+    }
+}
+
+reduced! {
+    /// Numbers of a step's sequences.
+    struct Drawn {
+        /// Tokens of all answers.
+        sum answered: f64,
+        /// Tokens of prompts and answers.
+        sum tokens: f64,
+        /// Whether some rank was asked to stop.
+        any stop: bool,
+        /// Of the answers.
+        nested counts: Counts,
+    }
+}
+
+impl TextTask {
     /// Step `step`, from 0. Every rank calls; `stop` is this rank's wish to end the run after the step.
     pub fn step<M: Answering>(
         &self,
-        roles: &mut Roles<M>,
+        models: &mut TextModels<M>,
         exchange: &Exchange,
         step: u64,
         stop: bool,
     ) -> Result<StepOutcome> {
         let started = Instant::now();
         let (config, objective) = (&self.config, &self.config.objective);
-        roles.policy.load_states(&self.offloaded)?; // away since an evaluation, or a checkpoint that was loaded
+        models.learner.load()?; // away since an evaluation, or a checkpoint that was loaded
         let lesson = self.lesson();
         let (drawn, own) = lesson.records(exchange, Draw::Rollout, step, config.batch_size);
         let sequences = lesson.read(objective, &drawn[own.clone()])?;
         let strangers =
             if objective.estimates_kl() { mismatched(&drawn, own, self.room) } else { Vec::new() };
         let strangers = lesson.read(objective, &strangers)?;
-        let [better, worse, tokens] = counts(&sequences);
-        let input: f64 = sequences.iter().map(|sequence| sequence.tokens.len() as f64).sum();
-        let sums = [answer_tokens(&sequences), input, f64::from(u8::from(stop)), better, worse, tokens];
-        let [answered, all, stops, better, worse, tokens] = exchange.sum(&sums)?[..] else {
-            unreachable!("as many sums")
+        let own = Drawn {
+            answered: answer_tokens(&sequences),
+            tokens: sequences.iter().map(|sequence| sequence.tokens.len() as f64).sum(),
+            stop,
+            counts: Counts::of(&sequences),
         };
+        let drawn = exchange.reduce(&own)?;
+        let Counts { better, worse, tokens } = drawn.counts;
         let records = config.batch_size as f64;
-        let reference = self.reference_logprobs(roles, &sequences, &strangers)?;
-        let taught = roles.taught(&sequences)?;
+        let reference = self.reference_logprobs(models, &sequences, &strangers)?;
+        let taught = models.taught(&sequences)?;
+        let learner = &mut models.learner;
         let of_kl = (strangers.len(), records);
-        let kl = self.kl(&mut roles.policy, exchange, &strangers, &reference, of_kl)?;
+        let kl = self.kl(learner, exchange, &strangers, &reference, of_kl)?;
         let batch = Batch {
             sequences: &sequences,
-            micro_batch_size: self.micro_batch_size,
+            micro_batch_size: learner.micro_batch_size,
             reference: reference.map(|compared| compared.sequences),
             taught: taught.as_ref(),
             whole: Whole { records, better, worse, tokens, kl },
         };
         let first = exchange.rank() * sequences.len();
         let pass = Pass { purpose: Purpose::Dropout, seed: self.seed, number: step, first };
-        let seen = learn(&mut roles.policy, objective, &batch, pass)?;
-        let learning_rate = learning_rate(&config.optimizer, step, config.steps.number());
-        let stats = roles.policy.step(learning_rate)?;
-        let train_bytes = allocated_bytes(&roles.policy)?;
-        let stepped = finish_steps(&roles.policy, &[stats])?;
+        let mut seen = Seen::default();
+        let update = learner.update(step, 1, 1, |model, _| {
+            seen = learn(model, objective, &batch, pass)?;
+            Ok(())
+        })?;
+        let stepped = learner.finish(update)?;
 
-        let mut metrics = self.learnt(exchange, &seen, batch.whole, answered)?;
-        metrics.merge(stepped);
-        metrics.insert("learning_rate", learning_rate);
-        metrics.insert("perf/allocated_bytes", train_bytes);
+        let mut metrics = self.learnt(exchange, &seen, batch.whole, drawn.answered)?;
+        metrics.merge(stepped.metrics);
+        metrics.insert("perf/allocated_bytes", stepped.allocated_bytes);
         metrics.insert("perf/shared_rows", 1.0 - seen.rows as f64 / seen.inputs as f64);
         let step_s = started.elapsed().as_secs_f64();
-        metrics.insert("perf/tokens_per_s", all / step_s);
+        metrics.insert("perf/tokens_per_s", drawn.tokens / step_s);
         metrics.insert("time/step_s", step_s);
-        Ok(StepOutcome { metrics, stop: stops > 0.0 })
+        Ok(StepOutcome { metrics, stop: drawn.stop })
     }
 
     /// What a step showed, over all ranks.
     fn learnt(&self, exchange: &Exchange, seen: &Seen, whole: Whole, answered: f64) -> Result<Metrics> {
-        let (sums, entropies) = seen.read(exchange)?;
-        let mut metrics = self.objective_metrics(&sums, whole);
+        let sums = seen.read(exchange)?;
+        let mut metrics = self.objective_metrics(&sums.objective, whole);
         if !self.config.objective.is_of_numbers() {
-            metrics.insert("entropy", entropies / answered);
+            metrics.insert("entropy", sums.entropy / answered);
         }
         Ok(metrics)
     }

@@ -1,7 +1,7 @@
-//! What `distill` learns from: a published model that says what it would, with all odds, in the place of every token.
+//! The teacher of `distill`: a published model that gives its distribution at every token.
 //!
-//! Its logits are never there as a whole, nor for long: it says what its head would read, and the policy's head makes a few
-//! tokens' logits of that beside its own.
+//! Its logits never exist as a whole. It returns its head's inputs, from which the policy's head computes the
+//! logits of a few tokens at a time, next to its own.
 
 use std::path::Path;
 
@@ -12,18 +12,19 @@ use tch::{Device, Tensor};
 use super::{Written, written::pack};
 use crate::{
     Result,
-    config::{DistillConfig, Role},
+    config::DistillConfig,
+    run::Role,
     train::{Place, Reference},
 };
 
-/// A teacher, held as references are.
+/// A teacher, held like a reference.
 #[derive(Debug)]
 pub struct Teacher {
     model: Reference<HiddenModel>,
     divergence: Divergence,
 }
 
-/// What a teacher says of the tokens of some answers, in their order, on the policy's device.
+/// Outputs of a teacher for the tokens of some answers, in order, on the policy's device.
 #[derive(Debug)]
 pub struct Taught {
     /// `[tokens, D]`
@@ -34,14 +35,16 @@ pub struct Taught {
 }
 
 impl Teacher {
-    /// The model in the folder `path` on `place`, held as `role` says. Every rank calls.
+    /// Loads the model in the folder `path` on `place` under the strategy of `role`. Every rank must call
+    /// this.
     pub fn open(path: &Path, distill: &DistillConfig, role: &Role, place: &Place) -> Result<Self> {
         let model = Reference::published(path, role, place, HiddenModel::new)?;
         let DistillConfig { beta, temperature, .. } = *distill;
         Ok(Self { model, divergence: Divergence { beta, temperature } })
     }
 
-    /// What it says of the answers in `sequences`, for a policy on `device`. Every rank calls with as many.
+    /// Outputs for the answers in `sequences`, for a policy on `device`. Every rank must call this with the
+    /// same number.
     pub fn read(&mut self, sequences: &[Written], device: Device) -> Result<Taught> {
         let divergence = self.divergence;
         self.model.score(|model, micro_batch_size| {
@@ -51,7 +54,7 @@ impl Teacher {
             let rows = moved(&Tensor::f_cat(&parts, 0)?, device)?;
             let (unit, param) = model.model().lm_head();
             let weights = model.unit_weights(unit)?.swap_remove(param);
-            // A copy, since the weights themselves may leave.
+            // A copy, since the weights may be offloaded.
             let mut lm_head = Tensor::f_empty(weights.size(), (weights.kind(), device))?;
             copy_across(&mut lm_head, &weights)?;
             Ok(Taught { rows, lm_head, divergence })
@@ -60,7 +63,7 @@ impl Teacher {
 }
 
 impl Taught {
-    /// The batch beside what is said of its targets, which are those from `start` on.
+    /// Adds the outputs for the batch's targets, which start at index `start`.
     pub fn beside(&self, batch: PackedBatch, start: i64) -> models::Result<PackedBatch> {
         let rows = self.rows.f_narrow(0, start, batch.targets())?;
         let (lm_head, divergence) = (self.lm_head.shallow_clone(), self.divergence);

@@ -1,4 +1,4 @@
-//! Records as a model learns them: prompt and answer in tokens.
+//! Tokenized records: prompt and answer.
 
 use std::ops::Range;
 
@@ -13,25 +13,25 @@ use crate::{
     train::sample_seed,
 };
 
-/// A prompt and an answer to it; of a conversation perhaps several, each with what is said to it in front.
+/// A prompt with an answer; a conversation may have several answers, each after its messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// Prompt, then answer, with an end.
+    /// Prompt, then answer, with an end token.
     pub tokens: Vec<i64>,
-    /// Where the answers lie, one behind the other; at least one, up to the end of the tokens.
+    /// Ranges of the answers, in order; at least one, the last up to the end of the tokens.
     pub answers: Vec<Range<usize>>,
-    /// Whether they are as they should be: not the worse one of two, and not one that was judged undesirable.
+    /// False for the worse answer of a pair, and for one labelled undesirable.
     pub desirable: bool,
 }
 
 impl Written {
-    /// Of a text without a prompt the first token has nothing that it could follow from.
+    /// In a text without a prompt the first token cannot be predicted.
     fn new(prompt: &[i64], answer: &[i64]) -> Self {
         let behind = prompt.len().max(1)..prompt.len() + answer.len();
         Self { tokens: [prompt, answer].concat(), answers: vec![behind], desirable: true }
     }
 
-    /// What is left of it and its answers; behind the last of them nothing is. Some of an answer has to be.
+    /// Truncates the tokens and the answers; the last answer ends the tokens. Part of an answer must remain.
     fn cut(self, Cut { tokens: most, keep }: Cut) -> Self {
         let excess = self.tokens.len().saturating_sub(most);
         let first = if keep == Keep::KeepEnd { excess } else { 0 };
@@ -45,7 +45,7 @@ impl Written {
         Self { tokens: self.tokens[first..][..last].to_vec(), answers, ..self }
     }
 
-    /// Tokens of the answers, their ends included.
+    /// Tokens of the answers, including end tokens.
     pub fn answer_len(&self) -> usize {
         self.answers.iter().map(ExactSizeIterator::len).sum()
     }
@@ -55,9 +55,9 @@ impl Written {
     }
 }
 
-/// What `objective` reads of the records: the prompt with its answer, and behind it, where answers are compared, the same
-/// prompt with the worse one. Where it is a number that is learnt, all of that is the prompt, and behind it is the token
-/// whose number is the text's.
+/// Tokenizes records for `objective`: each prompt with its answer, followed by the worse answer with the same
+/// prompt if the objective compares. For a scalar objective all of that is the prompt, followed by the token
+/// that the scalar is read at.
 pub fn read(
     tokenizer: &Tokenizer,
     objective: &Objective,
@@ -67,7 +67,7 @@ pub fn read(
     let mut read = Vec::with_capacity(2 * records.len());
     for record in records {
         let mut push = |written: Written| {
-            // What is behind the first is a worse answer to the same prompt.
+            // The second sequence is the worse answer to the same prompt.
             let is_worse = objective.compares() && read.len() % 2 == 1;
             let written = Written { desirable: !is_worse && record.desirable != Some(false), ..written };
             read.push(match record.cut {
@@ -94,9 +94,9 @@ pub fn read(
     Ok(read)
 }
 
-/// Those of a step's or an evaluation's `records` that lie in `range`, each with the answer of the one before it, the first
-/// with that of the last; longer ones are cut to `most` tokens. It is the records that go around, over all ranks: how they
-/// are shared changes nothing.
+/// Mismatched records: those in `range`, each with the answer of the record before it, the first with that of
+/// the last. Answers are truncated to `most` tokens. The shift is over the records of all ranks, so their
+/// division among ranks does not matter.
 pub fn mismatched(records: &[Record], range: Range<usize>, most: usize) -> Vec<Record> {
     let of = |index: usize| {
         let before = &records[(index + records.len() - 1) % records.len()];
@@ -106,15 +106,16 @@ pub fn mismatched(records: &[Record], range: Range<usize>, most: usize) -> Vec<R
     range.map(of).collect()
 }
 
-/// The number of a token is read before the token is: any will do.
+/// The scalar is read before the token is, so any token will do.
 const ANY_TOKEN: i64 = 0;
 
-/// The sequences for a forward pass; what one begins with as the one before it does is computed once.
+/// Packs sequences for a forward pass. A prefix shared with the sequence before is computed once.
 pub fn pack(sequences: &[Written], device: Device) -> Result<PackedBatch> {
     answers_of(sequences, PackedBatch::sharing(&borrowed(sequences), 1.0, device)?)
 }
 
-/// The sequences to train a model on; where its adapters drop values, of each sequence others.
+/// Packs sequences for training. If adapters have dropout, each sequence gets its own mask and nothing is
+/// shared.
 pub fn pack_to_train(drops: bool, sequences: &[Written], pass: Pass, device: Device) -> Result<PackedBatch> {
     if !drops {
         return pack(sequences, device);
@@ -130,7 +131,7 @@ fn borrowed(sequences: &[Written]) -> Vec<Sequence<'_>> {
     sequences.iter().map(|it| Sequence { tokens: &it.tokens, prompt_len: it.prompt_len() }).collect()
 }
 
-/// The batch without what is said between answers.
+/// Excludes the messages between answers from the batch's targets.
 fn answers_of(sequences: &[Written], packed: PackedBatch) -> Result<PackedBatch> {
     if sequences.iter().all(|sequence| sequence.answers.len() == 1) {
         return Ok(packed);
@@ -158,7 +159,7 @@ mod tests {
         Tokenizer::of_folder(&ModelFolder::open(folder).unwrap(), &config).unwrap()
     }
 
-    /// The first so many messages of a conversation, and the answer to them.
+    /// The first `messages` messages of a conversation, and the answer to them.
     fn record(messages: usize) -> Record {
         let said = [
             "What is 2 + 2?",
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(packed.targets() as usize, whole.answer_len() + 2);
     }
 
-    /// What transformers' causal models learn of a text whose labels are its own tokens, which they shift by one.
+    /// Equal to transformers' causal models with a text as its own labels, which they shift by one.
     #[test]
     fn of_a_text_every_token_is_learnt_but_the_first() {
         let tokenizer = tokenizer(tiny_model());
@@ -242,7 +243,7 @@ mod tests {
             assert_eq!(cut(tokens, Keep::KeepEnd), (whole.tokens.clone(), whole.answers.clone()));
         }
         assert_eq!(cut(9, Keep::KeepStart), ((0..9).collect(), vec![2..5, 7..9]));
-        // Behind the last answer nothing is learnt.
+        // The last answer ends the tokens.
         for tokens in [5, 6, 7] {
             assert_eq!(cut(tokens, Keep::KeepStart), ((0..5).collect(), only(2..5)));
         }

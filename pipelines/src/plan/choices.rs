@@ -1,14 +1,15 @@
-//! Every choice of stage, offload and recomputation, and what each comes to.
+//! Memory plans for every choice of stage, offload and recomputation.
 
 use serde::Serialize;
 
 use super::{MemoryPlan, Planner, Strategies};
-use crate::config::{Offload, OffloadConfig, OptimizerOffload, Recompute, Run, StrategyConfig, ZeroStage};
+use crate::config::{Offload, OffloadConfig, OptimizerOffload, Recompute, StrategyConfig, ZeroStage};
+use crate::run::Run;
 
-/// One choice.
+/// One choice and its plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Choice {
-    /// Of the policy, and of roles that have none of their own.
+    /// Stage of the policy, and of roles that set none of their own.
     pub zero_stage: u8,
     /// `offload.optimizer` of the policy.
     pub optimizer: OptimizerOffload,
@@ -16,9 +17,9 @@ pub struct Choice {
     pub params: Offload,
     /// `offload.params` of a reference on the policy's devices; `None` without one.
     pub reference_params: Option<Offload>,
-    /// What backward runs again.
+    /// Activations that backward recomputes.
     pub recompute: Recompute,
-    /// What it comes to.
+    /// Memory under this choice.
     pub plan: MemoryPlan,
 }
 
@@ -29,7 +30,7 @@ const RECOMPUTE: [Recompute; 3] = [Recompute::None, Recompute::Selective, Recomp
 const PARAMS: [Offload; 2] = [Offload::None, Offload::Cpu];
 const REFERENCE_PARAMS: [Offload; 3] = [Offload::None, Offload::BetweenSteps, Offload::Cpu];
 
-/// All choices of `run`, by stage; those that differ in recomputation only side by side, three of them.
+/// All choices of `run`, ordered by stage. The three that differ in recomputation only are adjacent.
 pub fn choices(planner: &Planner, run: &Run) -> Vec<Choice> {
     let reference_params = match planner.has_reference() {
         true => REFERENCE_PARAMS.map(Some).to_vec(),
@@ -62,7 +63,7 @@ pub fn choices(planner: &Planner, run: &Run) -> Vec<Choice> {
     all
 }
 
-/// The critic goes along where it says nothing of its own.
+/// The critic follows the policy where its own strategy sets nothing.
 fn critic_of(run: &Run, policy: &StrategyConfig) -> Option<StrategyConfig> {
     let (critic, says) = (&run.critic.as_ref()?.strategy, &run.config.roles.critic.strategy);
     let offload = OffloadConfig {
@@ -77,7 +78,7 @@ fn critic_of(run: &Run, policy: &StrategyConfig) -> Option<StrategyConfig> {
     })
 }
 
-/// The reference goes along where it has no stage of its own.
+/// The reference follows the policy where it sets no stage of its own.
 fn reference_of(run: &Run, stage: u8, params: Option<Offload>) -> Option<StrategyConfig> {
     let reference = &run.reference.as_ref()?.strategy;
     let zero_stage = stage_of(run.config.roles.reference.strategy.zero_stage, ZeroStage::Stage(stage));
@@ -86,7 +87,7 @@ fn reference_of(run: &Run, stage: u8, params: Option<Offload>) -> Option<Strateg
     Some(StrategyConfig { zero_stage, offload, ..reference.clone() })
 }
 
-/// Reward models go along where their stage is open; they have weights to share and nothing else.
+/// Reward models follow the policy if their stage is `auto`. They have only weights to shard.
 fn reward_models_of(run: &Run, stage: u8) -> Vec<Option<StrategyConfig>> {
     let open = ZeroStage::Stage(if stage == 3 { 3 } else { 0 });
     let models = run.reward_models.iter().map(|role| {
@@ -97,7 +98,7 @@ fn reward_models_of(run: &Run, stage: u8) -> Vec<Option<StrategyConfig>> {
     models.collect()
 }
 
-/// A role's own stage, or the policy's where it has none or leaves it open.
+/// A role's own stage, or the policy's if it is unset or `auto`.
 fn stage_of(says: Option<ZeroStage>, policy: ZeroStage) -> ZeroStage {
     says.filter(|stage| *stage != ZeroStage::Auto).unwrap_or(policy)
 }

@@ -1,4 +1,4 @@
-//! Runs of models of images, as [`crate::diffusion`] goes through a step.
+//! Memory of image runs, following the steps of [`crate::diffusion`].
 
 use std::fs;
 
@@ -14,48 +14,49 @@ use anyroll_strategy::plan::{
 
 use super::{
     MemoryPlan, PhaseBytes, Strategies, away,
-    judged::{Decoder, Judge},
+    device_group::{DeviceGroup, Member},
+    image_networks::{Decoder, RewardNetwork},
     kept, on_host, runs,
-    site::{Member, Site},
 };
 use crate::{
     Result,
     config::{
         DiffusersConfig, DiffusionConfig, EncodeOn, ImageDataConfig, MethodConfig, ModelConfig,
-        PromptsConfig, Run, StrategyConfig,
+        PromptsConfig, StrategyConfig,
     },
     diffusion::{self, open_encoders, read_records},
+    run::Run,
     train::zero_config,
 };
 
-/// Bytes of what latents, pixels and losses are made of.
+/// Bytes per value of latents, pixels and losses.
 const F32: usize = size_of::<f32>();
 
-/// Tensors as large as the latents that a loss and its gradient hold at a time, about.
+/// Approximate number of latent-sized tensors held by a loss and its gradient.
 const OF_A_LOSS: usize = 12;
 
-/// Plans the memory of a run of a model of images.
+/// Plans the memory of a run of an image model.
 pub struct Images {
     config: DiffusionConfig,
     model: Transformer,
-    /// Whether the reference is another model.
+    /// True if the reference is a separate copy of the model.
     copies_reference: bool,
     decoder: Option<Decoder>,
-    judges: Vec<Judge>,
-    /// All texts, and what reads them when the run begins, if it does that on the device.
+    networks: Vec<RewardNetwork>,
+    /// Bytes of all text embeddings, and of the encoders if the run encodes on the device when it starts.
     texts: usize,
     encoders: Option<usize>,
-    /// One point.
+    /// Size of one denoising point.
     size: DenoiseSize,
-    /// Its values.
+    /// Number of values of one point.
     latent: usize,
-    /// Images that a rank paints in a step, and in an evaluation.
+    /// Images that a rank generates in a step, and in an evaluation.
     samples: usize,
     evaluated: usize,
-    here: Site,
+    here: DeviceGroup,
 }
 
-/// What there is of the texts: tokens of each, bytes of all, and of what reads them on the device.
+/// Text embeddings: tokens per text, bytes of all, and bytes of the encoders on the device.
 struct Texts {
     tokens: usize,
     bytes: usize,
@@ -99,10 +100,10 @@ impl Images {
             Transformer::Sd3(sd3) => sd3.config().in_channels,
             Transformer::Wan(wan) => wan.config().in_channels,
         };
-        let judges = config.reward.terms().iter().map(Judge::open).collect::<Result<_>>()?;
+        let networks = config.reward.terms().iter().map(RewardNetwork::open).collect::<Result<_>>()?;
         Ok(Self {
             copies_reference: run.held_reference().is_some(),
-            here: Site::all(run).0,
+            here: DeviceGroup::all(run).0,
             latent: channels as usize * sides.iter().product::<usize>(),
             size: DenoiseSize { points: 1, sides, text: texts.tokens, latents_grad: false },
             samples: run.batches.sequences_per_step / run.world_size,
@@ -112,7 +113,7 @@ impl Images {
             config: config.clone(),
             model,
             decoder,
-            judges,
+            networks,
         })
     }
 
@@ -124,7 +125,7 @@ impl Images {
         self.copies_reference && self.here.holds(Member::Reference)
     }
 
-    /// What is painted, in words.
+    /// Description of a generated sample.
     pub(super) fn describe(&self) -> String {
         let sides = self.decoder.as_ref().map_or(self.size.sides, Decoder::pixels);
         match sides {
@@ -133,35 +134,32 @@ impl Images {
         }
     }
 
-    /// What is not known of the rewards, in words.
+    /// Descriptions of the rewards' parts whose memory is unknown.
     pub(super) fn not_counted(&self) -> Vec<String> {
-        let script = self.judges.iter().any(|judge| matches!(judge, Judge::Script { .. }));
+        let script = self.networks.iter().any(|network| matches!(network, RewardNetwork::Script { .. }));
         let encoders = self.encoders.is_some();
-        let script = script.then(|| "what the network of `torchscript` makes on its way".to_owned());
-        script
-            .into_iter()
-            .chain(encoders.then(|| "what text encoders make on their way".to_owned()))
-            .collect()
+        let script = script.then(|| "activations of the `torchscript` network".to_owned());
+        script.into_iter().chain(encoders.then(|| "activations of text encoders".to_owned())).collect()
     }
 
-    /// What these strategies come to.
+    /// Memory under `strategies`.
     pub(super) fn plan(&self, strategies: &Strategies) -> MemoryPlan {
-        let (policy, site) = (&strategies.policy, &self.here);
-        let own = held(&self.model, zero_config(policy), true, site.ranks);
+        let (policy, group) = (&strategies.policy, &self.here);
+        let own = held(&self.model, zero_config(policy), true, group.ranks);
         let frozen_as = strategies.reference.as_ref().unwrap_or(policy);
-        let frozen = held(&self.model, zero_config(frozen_as), false, site.ranks);
+        let frozen = held(&self.model, zero_config(frozen_as), false, group.ranks);
         let is_nft = matches!(self.config.method, MethodConfig::DiffusionNft(_));
         let copies = vec![frozen; usize::from(self.has_reference()) + usize::from(is_nft)];
 
         let away = away(policy, &own);
         let mut generate = self.phase(&away, &copies, self.sampling(policy), self.walked(2));
         let sampler = if is_nft { frozen_as } else { policy };
-        generate.buffers += whole_weights(&self.model, zero_config(sampler), site.ranks, |_, _| false);
+        generate.buffers += whole_weights(&self.model, zero_config(sampler), group.ranks, |_, _| false);
         let pixels = self.pixels(self.batch(self.evaluated));
         generate.images += 2 * pixels;
         let follows = self.config.method.differentiates_reward();
         let reward = (!follows).then(|| {
-            let (activations, images) = self.judging(self.samples);
+            let (activations, images) = self.scoring(self.samples);
             self.phase(&own, &copies, activations, self.walked(1) + images)
         });
         let (activations, images) = self.training(policy);
@@ -169,7 +167,7 @@ impl Images {
 
         let phases = [Some(train), reward, Some(generate)];
         let most = phases.iter().flatten().map(|phase| phase.activations).max().unwrap_or(0);
-        let kept = kept(site.on_host, most);
+        let kept = kept(group.on_host, most);
         let encode = self.encoders.map(|encoders| PhaseBytes {
             frozen: encoders,
             driver: generate.driver,
@@ -186,23 +184,23 @@ impl Images {
         }
     }
 
-    /// What the policy and the copies hold, beside the decoder, the rewards and the texts.
+    /// Adds the decoder, the rewards and the texts to the policy and the copies.
     fn phase(&self, own: &Held, copies: &[Held], activations: usize, images: usize) -> PhaseBytes {
         let driver = if self.here.on_host { 0 } else { driver_bytes(self.here.connected()) };
-        let judges: usize = self.judges.iter().map(Judge::weights).sum();
-        let frozen = judges + self.decoder.as_ref().map_or(0, Decoder::weights);
+        let networks: usize = self.networks.iter().map(RewardNetwork::weights).sum();
+        let frozen = networks + self.decoder.as_ref().map_or(0, Decoder::weights);
         let images = images + self.texts;
         let mut phase = PhaseBytes { activations, images, frozen, driver, ..PhaseBytes::default() };
         std::iter::once(own).chain(copies).for_each(|held| phase.add(held));
         phase
     }
 
-    /// Samples at a time, of so many.
+    /// Batch size of sampling for `samples` samples.
     fn batch(&self, samples: usize) -> usize {
         self.config.sampler.batch_size.min(samples)
     }
 
-    /// A batch of so many samples, which guidance doubles.
+    /// A batch of `samples` samples, doubled by guidance.
     fn asked(&self, samples: usize, latents_grad: bool) -> DenoiseSize {
         let times = if self.config.sampler.is_guided() { 2 } else { 1 };
         DenoiseSize { points: times * samples, latents_grad, ..self.size }
@@ -212,12 +210,12 @@ impl Images {
         samples * self.latent * F32
     }
 
-    /// Bytes of the pixels of so many samples, of latents that are not decoded theirs.
+    /// Bytes of the pixels of `samples` samples; without a decoder, of their latents.
     fn pixels(&self, samples: usize) -> usize {
         samples * self.decoder.as_ref().map_or(self.latent, Decoder::values) * F32
     }
 
-    /// The ways of a step's samples from noise, which are there so many times where several batches are put together.
+    /// Bytes of the sampling trajectories of a step, times `copies` while batches are concatenated.
     fn walked(&self, copies: usize) -> usize {
         let steps = self.config.sampler.steps;
         let noise = match self.config.method {
@@ -231,7 +229,8 @@ impl Images {
         copies * self.latents((steps + 1) * self.samples) + if copies > 1 { noise } else { 0 }
     }
 
-    /// Activations of sampling, in steps and in evaluations, where pixels are made while the weights are there.
+    /// Activations of sampling in steps and evaluations. Evaluations decode pixels while the policy's weights
+    /// are loaded.
     fn sampling(&self, policy: &StrategyConfig) -> usize {
         let batch = self.batch(self.samples.max(self.evaluated));
         let runs = runs(policy, self.here.on_host);
@@ -240,20 +239,20 @@ impl Images {
         (asked + self.latents(4 * batch)).max(decoded)
     }
 
-    /// Activations and pixels of scoring so many samples.
-    fn judging(&self, samples: usize) -> (usize, usize) {
-        let reads_images = self.judges.iter().any(Judge::reads_images);
+    /// Activations and pixels of scoring `samples` samples.
+    fn scoring(&self, samples: usize) -> (usize, usize) {
+        let reads_images = self.networks.iter().any(RewardNetwork::reads_images);
         let decoder = self.decoder.as_ref().filter(|_| reads_images);
         let on_host = self.here.on_host;
-        // Batches of pixels, and all of them together.
+        // Pixels of one batch, and pixels of all batches.
         let decoded = decoder.map_or(0, |it| it.activations(samples, false, on_host) + self.pixels(samples));
-        let judged = self.judges.iter().map(|judge| self.judged(judge, samples, false));
-        (decoded.max(judged.max().unwrap_or(0)), if decoder.is_some() { self.pixels(samples) } else { 0 })
+        let scored = self.networks.iter().map(|network| self.network_activations(network, samples, false));
+        (decoded.max(scored.max().unwrap_or(0)), if decoder.is_some() { self.pixels(samples) } else { 0 })
     }
 
-    fn judged(&self, judge: &Judge, samples: usize, followed: bool) -> usize {
+    fn network_activations(&self, network: &RewardNetwork, samples: usize, followed: bool) -> usize {
         let [frames, height, width] = self.decoder.as_ref().map_or(self.size.sides, Decoder::pixels);
-        judge.activations(
+        network.activations(
             samples,
             [frames, height, width],
             self.latents(samples),
@@ -288,19 +287,25 @@ impl Images {
         (activations.max(of_warmup), images.max(of_data))
     }
 
-    /// Of a gradient that is followed back through the last `steps` denoising steps, whose tapes wait for each other.
+    /// Activations, latents and pixels of backpropagation through the last `steps` denoising steps, whose
+    /// tapes are all kept.
     fn following(&self, policy: &StrategyConfig, steps: usize) -> (usize, usize) {
         let micro_batch = policy.micro_batch_size.min(self.samples);
         let (config, on_host) = (zero_config(policy), self.here.on_host);
         let size = self.asked(micro_batch, true);
         let passes = recorded_activations(&self.model, &size, config, runs(policy, on_host));
-        let reads_images = self.judges.iter().any(Judge::reads_images);
+        let reads_images = self.networks.iter().any(RewardNetwork::reads_images);
         let decoder = self.decoder.as_ref().filter(|_| reads_images);
         let decoded = decoder.map_or(0, |it| it.activations(micro_batch, true, on_host));
-        let judged = self.judges.iter().map(|judge| self.judged(judge, micro_batch, true)).max().unwrap_or(0);
+        let scored = self
+            .networks
+            .iter()
+            .map(|network| self.network_activations(network, micro_batch, true))
+            .max()
+            .unwrap_or(0);
         let before = (steps - 1) * passes.kept;
-        let on_top = passes.forward.max(passes.backward).max(passes.kept + decoded.max(judged));
-        // A step's points, its velocities and the reference's; and pixels with their gradient.
+        let on_top = passes.forward.max(passes.backward).max(passes.kept + decoded.max(scored));
+        // Points of a step, its velocities and the reference's; pixels with their gradient.
         let latents =
             self.latents(3 * steps * size.points) + self.latents(self.samples + OF_A_LOSS * micro_batch);
         let pixels = if decoder.is_some() { 2 * self.pixels(micro_batch) } else { 0 };
@@ -334,12 +339,12 @@ impl Texts {
     }
 }
 
-/// How frozen networks compute where a run has this precision.
+/// Precision of frozen networks in a run with this precision.
 pub(super) fn frozen_runs(is_fp32: bool, on_host: bool) -> Runs {
     Runs { dtype: if is_fp32 { DType::F32 } else { DType::Bf16 }, on_host }
 }
 
-/// Bytes of a file, 0 where there is none.
+/// Bytes of a file, 0 if it does not exist.
 pub(super) fn file_bytes(path: &std::path::Path) -> usize {
     fs::metadata(path).map_or(0, |file| file.len() as usize)
 }

@@ -1,15 +1,15 @@
-//! The memory of a run before it is one: what each rank holds while it trains, scores and generates.
+//! Memory planning before a run starts: bytes that each rank holds while it trains, scores and generates.
 //!
-//! Nothing is measured and no device is opened. What a strategy holds is told by the code that allocates it
-//! ([`anyroll_strategy::plan`]), activations by the model's blocks ([`anyroll_models::Footprint`]); here it is put
-//! together as pipelines go through a step. Roles that have devices of their own are counted on those, but for what samples
-//! on a host.
+//! Nothing is measured and no device is opened. The strategy's share is counted by the code that allocates it
+//! ([`anyroll_strategy::plan`]), activations by the model's blocks ([`anyroll_models::Footprint`]). This
+//! module adds them up in the order in which pipelines run a step. Roles with devices of their own are
+//! counted on those devices, except rollout on a host.
 
 mod choices;
+mod device_group;
+mod image_networks;
 mod images;
-mod judged;
 mod reward;
-mod site;
 mod stage;
 mod texts;
 
@@ -21,42 +21,44 @@ use images::Images;
 use texts::Texts;
 
 pub use choices::{Choice, choices};
-pub use site::DevicePlan;
-use site::{is_host, not_counted};
+pub use device_group::DevicePlan;
+use device_group::{is_host, not_counted};
 pub use stage::{Settled, Stages, Unsettled, settle};
 
 use crate::{
     Error, Result,
-    config::{PipelineConfig, Run, StrategyConfig},
+    config::{PipelineConfig, StrategyConfig},
     data::Dataset,
+    run::Run,
     train::{offloaded, zero_config},
 };
 
-/// What a rank's device holds at the peak of a phase, in bytes.
+/// Bytes on a rank's device at the peak of a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PhaseBytes {
-    /// Those of the policy, its reference, its critic and reward models.
+    /// Weights of the policy, its reference, its critic and reward models.
     pub weights: usize,
     /// Accumulated gradients.
     pub gradients: usize,
-    /// Moments, and fp32 weights where the model runs with others.
+    /// Moments, and fp32 master weights if the model runs in another dtype.
     pub optimizer: usize,
-    /// What libtorch makes on the way. Off the host it keeps that memory for its next pass, so there the most of all phases.
+    /// Temporary tensors of libtorch. Off the host libtorch caches that memory for its next pass, so the
+    /// largest phase counts for all.
     pub activations: usize,
-    /// Whole units that come and go: gathered weights, gradients under way.
+    /// Whole units held for a short time: gathered weights and gradients being reduced.
     pub buffers: usize,
-    /// Keys and values: as much as sequences need, if there is room.
+    /// Keys and values: as much as the sequences need, if it fits.
     pub kv_cache: usize,
-    /// Latents on their way and pixels, and the texts that are painted.
+    /// Latents being sampled, their pixels, and the embeddings of the prompts.
     pub images: usize,
-    /// Networks that make pixels of latents, score these and read texts.
+    /// Networks that decode latents, score images and encode texts.
     pub frozen: usize,
-    /// The driver's own, and what libraries hold besides.
+    /// Overhead of the driver and of libraries.
     pub driver: usize,
 }
 
 impl PhaseBytes {
-    /// All together.
+    /// Sum of all parts.
     pub fn total(&self) -> usize {
         let Self { weights, gradients, optimizer, activations, buffers, .. } = self;
         let Self { kv_cache, images, frozen, driver, .. } = self;
@@ -71,50 +73,50 @@ impl PhaseBytes {
     }
 }
 
-/// What one choice of strategies comes to.
+/// Memory of a run under one choice of strategies.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryPlan {
-    /// Of rank 0, which reads the texts of a run of images before there is a model; `None` if it does not.
+    /// Encoding the texts of an image run before its model is created, on rank 0; `None` without it.
     pub encode: Option<PhaseBytes>,
     /// Forward, backward and the optimizer's step of the policy.
     pub train: PhaseBytes,
-    /// Reward models on the policy's device, one after the other; of images what decodes and scores them before training;
-    /// `None` without one.
+    /// Reward models on the policy's device, one after the other; in an image run, decoding and scoring
+    /// before training. `None` without any.
     pub reward: Option<PhaseBytes>,
-    /// The critic's turn: its values, and its training; `None` without one.
+    /// The critic's phase: its values and its training; `None` without a critic.
     pub critic: Option<PhaseBytes>,
-    /// The reference's log-probs, or the policy's own anew; `None` in a run that has no such pass.
+    /// Log-probs of the reference, or the policy's own recomputed; `None` if the run has no such pass.
     pub score: Option<PhaseBytes>,
-    /// Sampling; of images, decoding those of an evaluation as well.
+    /// Sampling; in an image run, also decoding during an evaluation.
     pub generate: PhaseBytes,
-    /// Host memory of a rank for states that are off the device, and for a checkpoint on its way.
+    /// Host memory per rank: offloaded states, plus a checkpoint being written.
     pub host: usize,
-    /// Of the cache's bytes those without which not one sequence can be sampled.
+    /// The part of the KV cache that a single sequence needs at least.
     pub least_kv_cache: usize,
-    /// Devices that roles have for themselves.
+    /// Devices of roles that do not share the policy's.
     pub others: Vec<DevicePlan>,
 }
 
-/// Where there is least room.
+/// The phase with the least free memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tightest {
-    /// The phase, and the devices if they are not the policy's.
+    /// The phase, followed by its devices if they are not the policy's.
     pub phase: String,
-    /// What it takes.
+    /// Bytes that it needs.
     pub needs: usize,
-    /// What there is.
+    /// Bytes that its device has.
     pub memory_bytes: usize,
 }
 
 impl Tightest {
-    /// Bytes that are missing; below zero those to spare.
+    /// Missing bytes; negative if there are bytes to spare.
     pub fn missing(&self) -> i128 {
         self.needs as i128 - self.memory_bytes as i128
     }
 }
 
 impl MemoryPlan {
-    /// The phases of the policy's device by name, in a step's order.
+    /// Phases on the policy's device by name, in the order of a step.
     pub fn phases(&self) -> impl Iterator<Item = (&'static str, PhaseBytes)> {
         let phases = [
             ("encode", self.encode),
@@ -127,13 +129,14 @@ impl MemoryPlan {
         phases.into_iter().filter_map(|(name, phase)| Some((name, phase?)))
     }
 
-    /// The phase that takes most of the policy's device, and how much.
+    /// The largest phase on the policy's device, and its bytes.
     pub fn peak(&self) -> (&'static str, usize) {
         let totals = self.phases().map(|(name, phase)| (name, phase.total()));
         totals.max_by_key(|(_, total)| *total).expect("there are phases")
     }
 
-    /// The phase with least room, where the policy's device has so many bytes. Devices of unknown memory have room.
+    /// The phase with the least free memory, for a policy's device of `memory_bytes`. Devices of unknown
+    /// memory always fit.
     pub fn tightest(&self, memory_bytes: usize) -> Tightest {
         let (phase, needs) = self.peak();
         let here = Tightest { phase: phase.to_owned(), needs, memory_bytes };
@@ -145,38 +148,39 @@ impl MemoryPlan {
         others.fold(here, |most, it| if it.missing() > most.missing() { it } else { most })
     }
 
-    /// Whether it fits into a policy's device of so many bytes, and into those of the other roles.
+    /// Returns true if the plan fits a policy's device of `memory_bytes` and the devices of all other roles.
     pub fn fits(&self, memory_bytes: usize) -> bool {
         self.tightest(memory_bytes).missing() <= 0
     }
 }
 
-/// How the roles of a run are held, with no stage open.
+/// Strategies of a run's roles, each with a concrete ZeRO stage.
 #[derive(Clone, Debug)]
 pub struct Strategies {
     /// The policy.
     pub policy: StrategyConfig,
-    /// Its frozen copy.
+    /// The reference, a frozen copy.
     pub reference: Option<StrategyConfig>,
-    /// What values tokens.
+    /// The critic.
     pub critic: Option<StrategyConfig>,
-    /// Reward models in the order of the reward's terms; `None` for one that each rank has on the host.
+    /// Reward models in the order of the reward's terms; `None` for one that each rank keeps on the host.
     pub reward_models: Vec<Option<StrategyConfig>>,
 }
 
 /// Plans the memory of a run.
 pub enum Planner {
-    /// Of a language model.
+    /// Plans a run of a language model.
     Texts(Box<Texts>),
-    /// Of a model of images.
+    /// Plans a run of an image model.
     Images(Box<Images>),
 }
 
 impl Planner {
-    /// For `run`, whose stages may be open still; of a language model with its data.
+    /// Creates the planner of `run`, whose stages may be unresolved. A run of a language model needs its
+    /// dataset.
     ///
     /// # Errors
-    /// [`Error::NoPlan`] for a reward model that is trained, or the model's folder's.
+    /// [`Error::NoPlan`] for a reward model that is trained, or the errors of the model's folder.
     pub fn new(run: &Run, dataset: Option<&Dataset>) -> Result<Self> {
         match (&run.config.pipeline, dataset) {
             (PipelineConfig::Diffusion(config), _) => Ok(Self::Images(Box::new(Images::new(run, config)?))),
@@ -195,7 +199,7 @@ impl Planner {
         }
     }
 
-    /// Tokens of the longest prompt, and of the longest completion, where there are such.
+    /// Tokens of the longest prompt and of the longest completion; `None` for an image run.
     pub fn longest(&self) -> Option<(usize, usize)> {
         match self {
             Self::Texts(texts) => Some(texts.longest()),
@@ -203,7 +207,7 @@ impl Planner {
         }
     }
 
-    /// What a micro-batch is made of, in words.
+    /// Description of a sample in a micro-batch, for the report.
     pub fn describe(&self) -> String {
         match self {
             Self::Texts(texts) => {
@@ -214,7 +218,7 @@ impl Planner {
         }
     }
 
-    /// What of `run` is left out, in words.
+    /// Descriptions of the parts of `run` that the plan leaves out.
     pub fn not_counted(&self, run: &Run) -> Vec<String> {
         match self {
             Self::Texts(_) => not_counted(run),
@@ -222,7 +226,7 @@ impl Planner {
         }
     }
 
-    /// Whether there is a frozen copy on the policy's devices.
+    /// Returns true if a frozen reference is on the policy's devices.
     pub fn has_reference(&self) -> bool {
         match self {
             Self::Texts(texts) => texts.has_reference(),
@@ -230,12 +234,12 @@ impl Planner {
         }
     }
 
-    /// Whether the loss is one of tokens, which logits are made for.
+    /// Returns true if the loss is over tokens, so that there are logits.
     fn has_logits(&self) -> bool {
         matches!(self, Self::Texts(_))
     }
 
-    /// What these strategies come to.
+    /// Memory of the run under `strategies`.
     pub fn plan(&self, strategies: &Strategies) -> MemoryPlan {
         match self {
             Self::Texts(texts) => texts.plan(strategies),
@@ -244,7 +248,7 @@ impl Planner {
     }
 }
 
-/// Off the host libtorch keeps what activations took, so each phase has the most of all.
+/// Gives every phase off the host the activations of the largest one, since libtorch caches them.
 fn kept(on_host: bool, most: usize) -> impl Fn(PhaseBytes) -> PhaseBytes {
     move |phase| if on_host { phase } else { PhaseBytes { activations: most, ..phase } }
 }
@@ -253,7 +257,8 @@ fn runs(strategy: &StrategyConfig, on_host: bool) -> Runs {
     Runs { dtype: zero_config(strategy).precision.dtype(), on_host }
 }
 
-/// What is left on the device while a role's offloaded states are away. Buffers go with what they are for.
+/// The part of a role that stays on the device while its offloaded states are on the host. Buffers leave with
+/// the states that they serve.
 fn away(strategy: &StrategyConfig, held: &Held) -> Held {
     let states = offloaded(strategy);
     let left = |state, bytes: usize| if states.contains(&state) { 0 } else { bytes };
@@ -267,7 +272,7 @@ fn away(strategy: &StrategyConfig, held: &Held) -> Held {
     }
 }
 
-/// Host memory of a role: what is there at all times, what comes there, and a checkpoint.
+/// Host memory of a role: its permanent part, its offloaded states and a checkpoint.
 fn on_host(strategy: &StrategyConfig, held: &Held) -> usize {
     let left = away(strategy, held);
     let moved = held.weights + held.optimizer - left.weights - left.optimizer;

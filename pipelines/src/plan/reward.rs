@@ -19,16 +19,16 @@ pub(super) struct RewardModel {
     batch_size: usize,
 }
 
-/// What of one is on a device.
+/// Parts of a reward model on a device.
 pub(super) struct RewardHeld {
-    /// At all times.
+    /// Held at all times.
     pub(super) stays: Held,
-    /// Beside it while it scores.
+    /// Loaded in addition while it scores.
     pub(super) comes: Held,
 }
 
 impl RewardModel {
-    /// That of `config`.
+    /// Opens the model of `config`.
     pub(super) fn open(config: &RewardModelConfig) -> Result<Self> {
         let (folder, _) =
             reward::Model::open(config).map_err(|failure| Error::Start { name: "model".into(), failure })?;
@@ -36,7 +36,7 @@ impl RewardModel {
         Ok(Self { model, dtype: config.dtype.dtype(), batch_size: config.batch_size })
     }
 
-    /// What of it is on the device of a rank that holds it as `strategy` says.
+    /// Parts on the device of a rank that holds it under `strategy`.
     pub(super) fn held(&self, strategy: &StrategyConfig, ranks: Ranks) -> RewardHeld {
         let all = held(&self.model, zero_config(strategy), false, ranks);
         let stays = away(strategy, &all);
@@ -44,7 +44,7 @@ impl RewardModel {
         RewardHeld { stays, comes: Held { weights, gathered, ..Held::default() } }
     }
 
-    /// What the host holds of it for a rank: all of it, where no strategy says otherwise.
+    /// Host memory per rank: the whole model if `strategy` is `None`.
     pub(super) fn host_bytes(&self, strategy: Option<&StrategyConfig>, ranks: Ranks) -> usize {
         let Some(strategy) = strategy else {
             let params = self.model.units().iter().flat_map(|unit| &unit.params);
@@ -53,7 +53,7 @@ impl RewardModel {
         on_host(strategy, &held(&self.model, zero_config(strategy), false, ranks))
     }
 
-    /// Its activations, of which a rank has it score so many sequences of these lengths.
+    /// Activations of scoring a rank's sequences of these lengths.
     pub(super) fn activations(
         &self,
         (sequences, prompt, completion): (usize, usize, usize),

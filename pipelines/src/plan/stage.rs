@@ -1,16 +1,19 @@
 //! `zero_stage: auto`: the fastest stage that fits.
 //!
-//! Stage 1 is the fastest on more than one rank: stage 0 steps every weight on every rank and gathers gradients in
-//! fp32, where 1 gathers weights; 2 is the same as 1 here; 3 gathers weights for each block twice a micro-batch. On one
-//! rank there is nothing to share, and 0 is all of them. What is only asked for scores is whole at 0 without any gather. docs/performance.md has them measured.
+//! Stage 1 is the fastest on more than one rank. Stage 0 steps every weight on every rank and gathers
+//! gradients in fp32, where stage 1 gathers weights. Stage 2 equals 1 here; stage 3 gathers the weights of
+//! each block twice per micro-batch. On one rank there is nothing to shard, so all stages are stage 0. A role
+//! that only scores keeps its weights whole at stage 0 and needs no gather. docs/results/training.md has
+//! measurements.
 
 use super::{MemoryPlan, Planner, Strategies, Tightest};
 use crate::{
-    config::{Recompute, Role, Run, StrategyConfig, ZeroStage},
+    config::{Recompute, StrategyConfig, ZeroStage},
     format::gib,
+    run::{Role, Run},
 };
 
-/// A stage for each role that there is.
+/// A stage for each role of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stages {
     /// The policy's.
@@ -19,41 +22,41 @@ pub struct Stages {
     pub reference: Option<u8>,
     /// The critic's.
     pub critic: Option<u8>,
-    /// That of all reward models that leave theirs open.
+    /// Stage of all reward models that leave theirs to `auto`.
     pub reward_models: Option<u8>,
 }
 
-/// What `auto` came to.
+/// Result of `auto`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settled {
-    /// The stages, those that were said among them.
+    /// The stages of all roles, including those set in the config.
     pub stages: Stages,
-    /// Those that were not, by their roles.
+    /// Roles whose stage was `auto`, with the chosen one.
     pub open: Vec<(&'static str, u8)>,
-    /// Whether the policy keeps logits, if `auto` says so, too.
+    /// `keep_logits` of the policy, if `auto` chose that too.
     pub keep_logits: Option<bool>,
-    /// What they come to.
+    /// Memory at these stages.
     pub plan: MemoryPlan,
-    /// What the fastest stages come to, if they are others.
+    /// Memory at the fastest stages, if those do not fit.
     pub faster: Option<MemoryPlan>,
 }
 
-/// Why `auto` came to nothing.
+/// Reason why `auto` found no stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsettled {
-    /// Nobody has said how much memory a rank has.
+    /// The memory of a device is unknown.
     NoMemory,
-    /// Not even the smallest stage fits.
+    /// Even the stage with the smallest memory does not fit.
     TooLarge {
-        /// Where most is missing.
+        /// The phase that misses the most memory.
         tightest: Tightest,
-        /// What to write for it to fit, if something does.
+        /// A `recompute` with which it would fit, if there is one.
         recompute: Option<Recompute>,
     },
 }
 
 impl Stages {
-    /// Those of a run that leaves none open.
+    /// Stages of a run that leaves none to `auto`.
     pub fn of(run: &Run) -> Self {
         let number = |role: &Role| role.strategy.zero_stage.number();
         Self {
@@ -64,7 +67,7 @@ impl Stages {
         }
     }
 
-    /// Those that `run` leaves open, by their roles.
+    /// Roles whose stage `run` leaves to `auto`, with their stage in `self`.
     fn open(self, run: &Run) -> Vec<(&'static str, u8)> {
         let is_open = |role: &&Role| role.strategy.zero_stage == ZeroStage::Auto;
         let models = run.reward_models.iter().flatten().find(is_open);
@@ -78,8 +81,9 @@ impl Stages {
         open.filter_map(|(name, _, stage)| Some((name, stage?))).collect()
     }
 
-    /// Those that `run` may have, the fastest first. The stages of the policy and the critic cost time in every micro-batch,
-    /// the reference's and reward models' in one pass: so these give way first, and the policy, which also samples, last.
+    /// Possible stages of `run`, fastest first. Stages of the policy and the critic cost time in every
+    /// micro-batch, those of the reference and reward models in one pass. So the latter are raised first. The
+    /// policy, which also samples, comes last.
     fn candidates(run: &Run) -> Vec<Self> {
         let stages = |role: &Role| match role.strategy.zero_stage {
             ZeroStage::Stage(stage) => vec![stage],
@@ -110,7 +114,7 @@ impl Stages {
 }
 
 impl Strategies {
-    /// Those of `run` at these stages.
+    /// Strategies of `run` at these stages.
     fn of(run: &Run, stages: Stages) -> Self {
         let at = |role: &Role, stage| StrategyConfig {
             zero_stage: ZeroStage::Stage(stage),
@@ -132,12 +136,12 @@ impl Strategies {
 }
 
 impl Planner {
-    /// What `run` comes to at these stages.
+    /// Memory of `run` at these stages.
     pub fn plan_at(&self, run: &Run, stages: Stages) -> MemoryPlan {
         self.plan(&Strategies::of(run, stages))
     }
 
-    /// What it comes to if the policy keeps logits; `None` if `run` says whether it does.
+    /// Memory if the policy keeps logits; `None` if `run` sets `keep_logits` itself.
     pub fn keeping_logits(&self, run: &Run, stages: Stages) -> Option<MemoryPlan> {
         let mut keeping = run.clone();
         let says = keeping.policy.strategy.keep_logits.replace(true);
@@ -145,7 +149,7 @@ impl Planner {
     }
 }
 
-/// The fastest stages of `run` that fit, among those that it leaves open; `None` if it leaves none open.
+/// The fastest stages of `run` that fit, among those left to `auto`; `None` if it leaves none.
 ///
 /// # Errors
 /// [`Unsettled`].
@@ -161,7 +165,7 @@ pub fn settle(planner: &Planner, run: &Run) -> Result<Option<Settled>, Unsettled
         let faster = (index > 0).then(|| plans[0].clone());
         let is_open = run.policy.strategy.zero_stage == ZeroStage::Auto;
         let keeping = planner.keeping_logits(run, stages).filter(|_| is_open);
-        // Not at the cost of keys and values.
+        // Kept logits must not shrink the KV cache.
         let keeping = keeping.filter(|keeping| {
             keeping.fits(memory_bytes) && keeping.generate.kv_cache == plan.generate.kv_cache
         });
@@ -178,7 +182,7 @@ pub fn settle(planner: &Planner, run: &Run) -> Result<Option<Settled>, Unsettled
     Err(Unsettled::TooLarge { tightest, recompute })
 }
 
-/// `run` with `recompute` in its top-level strategy, which the critic has as well unless it says otherwise.
+/// `run` with `recompute` in its top-level strategy, and in the critic's unless that sets its own.
 fn recomputing(run: &Run, recompute: Recompute) -> Run {
     let mut run = run.clone();
     run.policy.strategy.recompute = recompute;
@@ -189,7 +193,7 @@ fn recomputing(run: &Run, recompute: Recompute) -> Run {
 }
 
 impl Settled {
-    /// The stages that `auto` stands for, and why.
+    /// The stages that `auto` chose, with the reason, as one line.
     pub fn reason(&self, memory_bytes: usize) -> String {
         let (phase, peak) = self.plan.peak();
         let all_are = |stage| self.open.iter().all(|(_, other)| *other == stage);

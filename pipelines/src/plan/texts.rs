@@ -1,5 +1,5 @@
-//! Runs of language models, as [`crate::rlvr`] and [`crate::offline`] go through a step. Every sequence counts as the longest
-//! that there can be.
+//! Memory of language-model runs, following the steps of [`crate::rlvr`] and [`crate::offline`]. Every
+//! sequence counts with the longest possible length.
 
 use std::path::Path;
 
@@ -11,52 +11,54 @@ use anyroll_strategy::plan::{
 };
 
 use super::{
-    DevicePlan, MemoryPlan, PhaseBytes, Strategies, away, kept, on_host,
+    DevicePlan, MemoryPlan, PhaseBytes, Strategies, away,
+    device_group::{DeviceGroup, Member},
+    kept, on_host,
     reward::{RewardHeld, RewardModel},
     runs,
-    site::{Member, Site},
 };
 use crate::{
     Result,
     base_model::BaseModel,
     config::{
-        KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Run, StrategyConfig, Turns, WarmupConfig,
+        KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, StrategyConfig, Turns, WarmupConfig,
     },
     data::{Dataset, Tokenizer},
     offline,
     offline::Written,
+    run::Run,
     train::zero_config,
 };
 
 /// Plans the memory of a run of a language model.
 pub struct Texts {
     model: Decoder,
-    /// The same, which keeps logits.
+    /// The policy with kept logits.
     keeping_logits: Decoder,
-    /// The same without adapters, if they are merged to sample.
+    /// The policy without adapters, if they are merged for sampling.
     merged: Option<Decoder>,
-    /// What the policy is compared with.
+    /// The reference or teacher.
     reference: Decoder,
     critic: Option<ValueModel>,
     reward_models: Vec<RewardModel>,
-    work: Work,
+    work: Workload,
     /// The policy's devices.
-    here: Site,
-    others: Vec<Site>,
+    here: DeviceGroup,
+    others: Vec<DeviceGroup>,
     rollout: Option<Rollout>,
     samples_per_rank: usize,
     scores_itself: bool,
-    /// Whether the reference is a teacher that the policy's head reads beside its own.
+    /// True if the reference is a teacher whose head the policy's head reads in the loss.
     is_taught: bool,
-    /// Whether the policy's states leave with every step, and not for evaluation alone.
+    /// True if the policy's states are offloaded in every step, false if only for an evaluation.
     states_leave: bool,
 }
 
 impl Texts {
-    /// For `run`, whose stages may be open still.
+    /// Creates the planner of `run`, whose stages may be unresolved.
     ///
     /// # Errors
-    /// The model's folder's.
+    /// Those of the model's folder.
     pub fn new(run: &Run, dataset: &Dataset) -> Result<Self> {
         let base = BaseModel::open(&run.config.model, dataset, run.config.seed)?;
         let model = |keep| {
@@ -74,7 +76,7 @@ impl Texts {
             &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.distills().is_some()
         );
         let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
-        let (here, others) = Site::all(run);
+        let (here, others) = DeviceGroup::all(run);
         let samples_per_rank = run.batches.sequences_per_step / run.world_size;
         let rollout = rlvr.zip(run.rollout.as_ref()).map(|(rlvr, role)| {
             let ahead = rlvr.rollout.asynchronous.ahead;
@@ -94,7 +96,7 @@ impl Texts {
             reward_models: reward_models.collect::<Result<_>>()?,
             here,
             others,
-            work: Work::new(run, &base.tokenizer, dataset)?,
+            work: Workload::new(run, &base.tokenizer, dataset)?,
             rollout,
             samples_per_rank,
             scores_itself: asks_itself
@@ -115,29 +117,29 @@ impl Texts {
         (self.work.prompt, self.work.completion)
     }
 
-    /// Whether there is a frozen copy on the policy's devices.
+    /// Returns true if a frozen reference is on the policy's devices.
     pub fn has_reference(&self) -> bool {
         self.here.holds(Member::Reference)
     }
 
-    /// What these strategies come to.
+    /// Memory under `strategies`.
     pub fn plan(&self, strategies: &Strategies) -> MemoryPlan {
-        let (policy, site) = (&strategies.policy, &self.here);
-        let held = self.held(site, strategies);
+        let (policy, group) = (&strategies.policy, &self.here);
+        let held = self.held(group, strategies);
         let away = held.away();
-        let between = self.between(site, strategies, &held);
+        let between = self.between(group, strategies, &held);
         let [_, frozen_away, valued_away] = away;
         let own = held.own.as_ref().map(|(_, held)| *held);
         let activations = self.training(policy) + self.taught(strategies);
-        let train = self.phase(site, activations, &[own, frozen_away, valued_away], &held);
-        let generate = self.phase(site, 0, &away, &held);
+        let train = self.phase(group, activations, &[own, frozen_away, valued_away], &held);
+        let generate = self.phase(group, 0, &away, &held);
         let passes = between.iter().flatten().chain([&train]);
         let busiest = passes.map(|phase| phase.activations).max().unwrap_or(0);
         let (generate, least_kv_cache) = self.generating(policy, generate, busiest);
-        let kept = kept(site.on_host, generate.activations.max(busiest));
+        let kept = kept(group.on_host, generate.activations.max(busiest));
         let [reward, score, critic] = between.map(|phase| phase.map(&kept));
         let host = self.host_bytes(strategies);
-        let others = self.others.iter().map(|site| self.device(site, strategies)).collect();
+        let others = self.others.iter().map(|group| self.device(group, strategies)).collect();
         MemoryPlan {
             encode: None,
             train: kept(train),
@@ -151,32 +153,32 @@ impl Texts {
         }
     }
 
-    /// What devices come to that are not the policy's.
-    fn device(&self, site: &Site, strategies: &Strategies) -> DevicePlan {
-        let held = self.held(site, strategies);
-        let mut phases = self.between(site, strategies, &held);
+    /// Plan of devices that are not the policy's.
+    fn device(&self, group: &DeviceGroup, strategies: &Strategies) -> DevicePlan {
+        let held = self.held(group, strategies);
+        let mut phases = self.between(group, strategies, &held);
         let busiest = phases.iter().flatten().map(|phase| phase.activations).max().unwrap_or(0);
-        let rollout = self.rollout.filter(|_| site.holds(Member::Rollout));
+        let rollout = self.rollout.filter(|_| group.holds(Member::Rollout));
         let generate = rollout.map(|Rollout { sampling, runs_ahead }| {
-            let runs = runs(&strategies.policy, site.on_host);
-            let phase = self.phase(site, 0, &held.away(), &held);
-            let (generate, _) = self.sampling(site, sampling, runs, phase, busiest);
+            let runs = runs(&strategies.policy, group.on_host);
+            let phase = self.phase(group, 0, &held.away(), &held);
+            let (generate, _) = self.sampling(group, sampling, runs, phase, busiest);
             if runs_ahead {
                 phases.iter_mut().flatten().for_each(|phase| phase.kv_cache = generate.kv_cache);
             }
             generate
         });
         let most = generate.map_or(busiest, |generate| generate.activations);
-        site.plan(generate, phases.map(|phase| phase.map(kept(site.on_host, most))))
+        group.plan(generate, phases.map(|phase| phase.map(kept(group.on_host, most))))
     }
 
-    /// Host memory of all roles for a rank.
+    /// Host memory per rank of all roles.
     fn host_bytes(&self, strategies: &Strategies) -> usize {
-        let sites = || std::iter::once(&self.here).chain(&self.others);
-        // A role that is on several kinds of devices is so for different ranks.
-        let at = |member| sites().find(|site| site.holds(member)).unwrap_or(&self.here);
+        let groups = || std::iter::once(&self.here).chain(&self.others);
+        // A role on several kinds of devices has different ranks on each.
+        let at = |member| groups().find(|group| group.holds(member)).unwrap_or(&self.here);
         let roles = [Member::Policy, Member::Reference, Member::Critic].map(|member| {
-            let SiteHeld { own, frozen, valued, .. } = self.held(at(member), strategies);
+            let GroupHeld { own, frozen, valued, .. } = self.held(at(member), strategies);
             let role = match member {
                 Member::Policy => own,
                 Member::Reference => frozen,
@@ -191,108 +193,119 @@ impl Texts {
         roles.into_iter().chain(models).sum()
     }
 
-    /// What of each role a device of `site` holds while it has its turn.
-    fn held<'a>(&'a self, site: &Site, strategies: &'a Strategies) -> SiteHeld<'a> {
+    /// Each role's part on a device of `group` during its own phase.
+    fn held<'a>(&'a self, group: &DeviceGroup, strategies: &'a Strategies) -> GroupHeld<'a> {
         let Strategies { policy, reference, critic, reward_models } = strategies;
         let decoder = |it: &'a StrategyConfig, model: &Decoder, trained| {
-            (it, held(model, zero_config(it), trained, site.ranks))
+            (it, held(model, zero_config(it), trained, group.ranks))
         };
-        let here = |role: &'a Option<StrategyConfig>, member| role.as_ref().filter(|_| site.holds(member));
+        let here = |role: &'a Option<StrategyConfig>, member| role.as_ref().filter(|_| group.holds(member));
         let valued = here(critic, Member::Critic).zip(self.critic.as_ref());
         let models = self.reward_models.iter().zip(reward_models).enumerate();
-        let models = models.filter(|(index, _)| site.holds(Member::RewardModel(*index)));
-        SiteHeld {
-            own: site.holds(Member::Policy).then(|| decoder(policy, &self.model, true)),
-            copied: match site.holds(Member::Rollout) {
+        let models = models.filter(|(index, _)| group.holds(Member::RewardModel(*index)));
+        GroupHeld {
+            own: group.holds(Member::Policy).then(|| decoder(policy, &self.model, true)),
+            copied: match group.holds(Member::Rollout) {
                 true => self.parameters() * zero_config(policy).precision.dtype().size_bytes(),
                 false => 0,
             },
             frozen: here(reference, Member::Reference).map(|it| decoder(it, &self.reference, false)),
-            valued: valued.map(|(it, model)| (it, held(model, zero_config(it), true, site.ranks))),
+            valued: valued.map(|(it, model)| (it, held(model, zero_config(it), true, group.ranks))),
             reward_models: models
                 .filter_map(|(_, (model, strategy))| {
-                    Some((model, model.held(strategy.as_ref()?, site.ranks)))
+                    Some((model, model.held(strategy.as_ref()?, group.ranks)))
                 })
                 .collect(),
         }
     }
 
-    /// The phases between sampling and training: what rewards, what scores, and the critic's turn.
-    fn between(&self, site: &Site, strategies: &Strategies, held: &SiteHeld) -> [Option<PhaseBytes>; 3] {
-        let SiteHeld { own, frozen, valued, .. } = held;
+    /// Phases between sampling and training: reward, score and critic.
+    fn between(
+        &self,
+        group: &DeviceGroup,
+        strategies: &Strategies,
+        held: &GroupHeld,
+    ) -> [Option<PhaseBytes>; 3] {
+        let GroupHeld { own, frozen, valued, .. } = held;
         let [own_away, frozen_away, valued_away] = held.away();
         let its = |role: &Option<(&StrategyConfig, Held)>| role.as_ref().map(|(_, held)| *held);
 
-        // Before a critic's turn the policy's states are still away, and after it the critic's.
+        // Before the critic's phase the policy's states are still offloaded, and after it the critic's.
         let asks_itself = own.as_ref().filter(|_| self.scores_itself);
         let while_scored = match (its(own), own_away) {
             (Some(own), Some(away)) if valued.is_none() => Some(Held { reducing: away.reducing, ..own }),
             _ => own_away,
         };
-        let of_reference = frozen.as_ref().map(|(it, _)| self.scoring(&self.reference, it, site));
-        let of_itself = asks_itself.map(|(it, _)| self.scoring(&self.model, it, site));
+        let of_reference = frozen.as_ref().map(|(it, _)| self.scoring(&self.reference, it, group));
+        let of_itself = asks_itself.map(|(it, _)| self.scoring(&self.model, it, group));
         let score = of_reference.max(of_itself).map(|activations| {
-            self.phase(site, activations, &[while_scored, its(frozen), valued_away], held)
+            self.phase(group, activations, &[while_scored, its(frozen), valued_away], held)
         });
         let critic = valued.as_ref().map(|(it, valued)| {
-            self.phase(site, self.valuing(it, site), &[own_away, frozen_away, Some(*valued)], held)
+            self.phase(group, self.valuing(it, group), &[own_away, frozen_away, Some(*valued)], held)
         });
         let while_rewarded = if self.states_leave { own_away } else { its(own) };
-        let reward = self.rewarding(site, strategies, &[while_rewarded, frozen_away, valued_away], held);
+        let reward = self.rewarding(group, strategies, &[while_rewarded, frozen_away, valued_away], held);
         [reward, score, critic]
     }
 
-    /// What these hold together, and what reward models hold at all times, beside so many bytes of activations.
-    fn phase(&self, site: &Site, activations: usize, roles: &[Option<Held>], held: &SiteHeld) -> PhaseBytes {
-        let driver = if site.on_host { 0 } else { driver_bytes(site.connected()) };
+    /// A phase of these roles, with the permanent part of reward models and `activations` bytes.
+    fn phase(
+        &self,
+        group: &DeviceGroup,
+        activations: usize,
+        roles: &[Option<Held>],
+        held: &GroupHeld,
+    ) -> PhaseBytes {
+        let driver = if group.on_host { 0 } else { driver_bytes(group.connected()) };
         let mut phase = PhaseBytes { weights: held.copied, driver, activations, ..PhaseBytes::default() };
         let models = held.reward_models.iter().map(|(_, held)| &held.stays);
         roles.iter().flatten().chain(models).for_each(|held| phase.add(held));
         phase
     }
 
-    /// The phase of the reward model that takes most, beside what else is held then: the cache is gone, and the policy's
-    /// whole weights are not. The activations are the most of all of them.
+    /// The largest phase of a reward model. The KV cache is freed by then, the policy's whole weights are
+    /// not. Activations are the maximum over all models.
     fn rewarding(
         &self,
-        site: &Site,
+        group: &DeviceGroup,
         strategies: &Strategies,
         roles: &[Option<Held>],
-        held: &SiteHeld,
+        held: &GroupHeld,
     ) -> Option<PhaseBytes> {
-        let Work { prompt, completion, .. } = self.work;
+        let Workload { prompt, completion, .. } = self.work;
         let size = (self.samples_per_rank, prompt, completion);
-        let activations = |model: &RewardModel| model.activations(size, site.on_host);
-        let whole = match site.holds(Member::Policy) {
-            true => self.whole(&strategies.policy, site),
+        let activations = |model: &RewardModel| model.activations(size, group.on_host);
+        let whole = match group.holds(Member::Policy) {
+            true => self.whole(&strategies.policy, group),
             false => 0,
         };
         let phase = |activations, comes: &Held| {
-            let mut phase = self.phase(site, activations, roles, held);
+            let mut phase = self.phase(group, activations, roles, held);
             phase.add(comes);
             phase.buffers += whole;
             phase
         };
         let models = held.reward_models.iter().map(|(model, held)| phase(activations(model), &held.comes));
-        // Those that each rank has on the host compute where a policy on the host does.
+        // Reward models that each rank keeps on the host compute where a policy on the host does.
         let hosts = self.reward_models.iter().zip(&strategies.reward_models);
         let hosts =
-            hosts.filter(|(_, strategy)| strategy.is_none() && site.on_host && site.holds(Member::Policy));
+            hosts.filter(|(_, strategy)| strategy.is_none() && group.on_host && group.holds(Member::Policy));
         let hosts = hosts.map(|(model, _)| phase(activations(model), &Held::default()));
         models.chain(hosts).max_by_key(PhaseBytes::total)
     }
 
-    /// What is made of the policy's weights to sample with them.
-    fn whole(&self, policy: &StrategyConfig, site: &Site) -> usize {
+    /// Bytes of the whole copy of the policy's weights used for sampling.
+    fn whole(&self, policy: &StrategyConfig, group: &DeviceGroup) -> usize {
         let is_own = |unit, param| self.merged.is_some() && self.model.merges_into(unit, param);
-        whole_weights(&self.model, zero_config(policy), site.ranks, is_own)
+        whole_weights(&self.model, zero_config(policy), group.ranks, is_own)
     }
 
-    /// Activations of the critic's turn.
-    fn valuing(&self, critic: &StrategyConfig, site: &Site) -> usize {
+    /// Activations of the critic's phase.
+    fn valuing(&self, critic: &StrategyConfig, group: &DeviceGroup) -> usize {
         let model = self.critic.as_ref().expect("it has a turn");
         let size = self.micro_batch(critic);
-        let runs = runs(critic, site.on_host);
+        let runs = runs(critic, group.on_host);
         let training = training_activations(model, &size, zero_config(critic), runs);
         training.max(scoring_activations(model, &size, runs))
     }
@@ -300,12 +313,12 @@ impl Texts {
     /// The largest micro-batch of samples.
     fn micro_batch(&self, strategy: &StrategyConfig) -> PackedSize {
         let sequences = strategy.micro_batch_size.min(self.samples_per_rank);
-        let Work { prompt, completion, sharing, .. } = self.work;
+        let Workload { prompt, completion, sharing, .. } = self.work;
         PackedSize::of_groups(sequences, sharing, prompt, completion)
     }
 
     fn training(&self, policy: &StrategyConfig) -> usize {
-        let Work { prompt, answer, .. } = self.work;
+        let Workload { prompt, answer, .. } = self.work;
         let config = zero_config(policy);
         let micro_batch = policy.micro_batch_size;
         let is_taught = self.is_taught;
@@ -321,7 +334,8 @@ impl Texts {
         peaks.max().unwrap_or(0)
     }
 
-    /// What a teacher has said of a step's tokens, for the policy's head to read: its own head's rows, and their matrix.
+    /// A teacher's output for a step's tokens, read by the policy's head: the teacher's hidden rows and its
+    /// head matrix.
     fn taught(&self, strategies: &Strategies) -> usize {
         let Some(reference) = strategies.reference.as_ref().filter(|_| self.is_taught) else { return 0 };
         let shape = self.reference.config();
@@ -329,12 +343,12 @@ impl Texts {
         rows * shape.hidden_size as usize * zero_config(reference).precision.dtype().size_bytes()
     }
 
-    fn scoring(&self, model: &Decoder, scorer: &StrategyConfig, site: &Site) -> usize {
-        scoring_activations(model, &self.micro_batch(scorer), runs(scorer, site.on_host))
+    fn scoring(&self, model: &Decoder, scorer: &StrategyConfig, group: &DeviceGroup) -> usize {
+        scoring_activations(model, &self.micro_batch(scorer), runs(scorer, group.on_host))
     }
 
-    /// Sampling by the policy, from what is held then, and the cache of one sequence. `busiest` are the activations of the
-    /// other phases.
+    /// The policy's sampling phase on top of `generate`, and the KV cache of one sequence. `busiest` is the
+    /// largest activations of the other phases.
     fn generating(
         &self,
         policy: &StrategyConfig,
@@ -346,10 +360,10 @@ impl Texts {
         self.sampling(&self.here, sampling, runs(policy, self.here.on_host), generate, busiest)
     }
 
-    /// An engine on `site`, likewise.
+    /// The sampling phase of an engine on `group`; arguments and result as in `generating`.
     fn sampling(
         &self,
-        site: &Site,
+        group: &DeviceGroup,
         Sampling { sequences, memory }: Sampling,
         runs: Runs,
         mut generate: PhaseBytes,
@@ -364,10 +378,10 @@ impl Texts {
         let sampling = model.sampling_bytes(sequences, prompts, prompt, runs);
         generate.activations = if runs.on_host { sampling } else { sampling.max(busiest) };
 
-        // As `inference::Room` shares out what is free.
+        // Divides free memory as `inference::Room` does.
         let cache = |blocks| KvCache::bytes_of(shape, dtype, blocks);
         let (wanted, least) = (KvCache::blocks_for(sequences, longest), KvCache::blocks_for(1, longest));
-        let room = site.memory_bytes.map_or(wanted, |memory_bytes| {
+        let room = group.memory_bytes.map_or(wanted, |memory_bytes| {
             let free = memory_bytes.saturating_sub(generate.total()) as f64 * memory;
             KvCache::blocks_in(shape, dtype, free as usize)
         });
@@ -376,61 +390,62 @@ impl Texts {
     }
 }
 
-/// A published reference.
+/// Opens a published reference.
 fn reference_model(path: &Path) -> Result<Decoder> {
     let folder = ModelFolder::open(path).map_err(anyroll_models::Error::from)?;
     Ok(Decoder::new(folder.decoder_config().clone(), tch::Device::Cpu)?)
 }
 
-/// What of each role one device holds, with its strategy.
-struct SiteHeld<'a> {
+/// Each role's part on one device, with its strategy.
+struct GroupHeld<'a> {
     own: Option<(&'a StrategyConfig, Held)>,
-    /// The weights of rollout, which are there at all times.
+    /// Rollout's copy of the weights, held at all times.
     copied: usize,
     frozen: Option<(&'a StrategyConfig, Held)>,
     valued: Option<(&'a StrategyConfig, Held)>,
     reward_models: Vec<(&'a RewardModel, RewardHeld)>,
 }
 
-impl SiteHeld<'_> {
-    /// What is left of the policy, its reference and its critic while they have nothing to do.
+impl GroupHeld<'_> {
+    /// Parts of the policy, its reference and its critic that stay on the device outside their phases.
     fn away(&self) -> [Option<Held>; 3] {
         let Self { own, frozen, valued, .. } = self;
         [own, frozen, valued].map(|role| role.as_ref().map(|(strategy, held)| away(strategy, held)))
     }
 }
 
-/// What a step takes sequences through.
-struct Work {
-    /// Tokens of the longest prompt, of the longest gold answer with its end, and of the longest completion to train on.
+/// Sequence lengths and sampling of a step.
+struct Workload {
+    /// Tokens of the longest prompt, of the longest gold answer with its end token, and of the longest
+    /// trained completion.
     prompt: usize,
     answer: usize,
     completion: usize,
-    /// Sequences in a row whose prompt is computed once; 1 where each is by itself.
+    /// Adjacent sequences that compute their prompt once; 1 if prompts are not shared.
     sharing: usize,
     warmup: Option<WarmupConfig>,
-    /// What is sampled; `None` if nothing is.
+    /// Sampling of a step; `None` if nothing is sampled.
     sampling: Option<Sampling>,
 }
 
-/// What an engine samples.
+/// Load of a sampling engine.
 #[derive(Clone, Copy)]
 struct Sampling {
-    /// Sequences at a time.
+    /// Sequences in flight.
     sequences: usize,
-    /// The part of free memory that their cache may take.
+    /// Fraction of free memory for the KV cache.
     memory: f64,
 }
 
-/// What each device samples that does nothing else.
+/// Load of a device that only does rollout.
 #[derive(Clone, Copy)]
 struct Rollout {
     sampling: Sampling,
-    /// Whether it does so while others compute.
+    /// True if it samples while other devices train.
     runs_ahead: bool,
 }
 
-impl Work {
+impl Workload {
     fn new(run: &Run, tokenizer: &Tokenizer, dataset: &Dataset) -> Result<Self> {
         let (prompt, answer) = longest(tokenizer, dataset)?;
         let per_rank = run.batches.sequences_per_step / run.world_size;
@@ -468,8 +483,8 @@ impl Work {
     }
 }
 
-/// Of conversations of which every turn is learnt, and of records that are cut: the most tokens that are learnt, behind as
-/// many as make them the longest one.
+/// Longest context and longest trained span of conversations with several trained turns and of truncated
+/// records. The context is the rest of the longest sequence.
 fn longest_read(tokenizer: &Tokenizer, offline: &OfflineConfig, dataset: &Dataset) -> Result<(usize, usize)> {
     let read = offline::read(tokenizer, &offline.objective, offline.turns, &dataset.examples())?;
     let most = |tokens: fn(&Written) -> usize| read.iter().map(tokens).max().unwrap_or(0);

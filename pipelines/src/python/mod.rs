@@ -1,4 +1,4 @@
-//! Processes that run Python of the user's, spoken with in lines of JSON.
+//! Processes that run the user's Python, with messages as lines of JSON.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
@@ -7,12 +7,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 
-use crate::reward::Failure;
+use crate::failure::Failure;
 
-/// What every process begins with.
+/// Script that every process starts with.
 const USER: &str = include_str!("user.py");
 
-/// A process; it ends with this.
+/// A process, killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -20,7 +20,8 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `program`, behind `user.py`, with `args`. A thread tells `hear` each line that it writes, and `None` once there will be no more.
+    /// Starts `program`, preceded by `user.py`, with `args`. A thread passes each line of its output to
+    /// `hear`, then `None` once it has ended.
     ///
     /// # Errors
     /// If the interpreter `python` does not start.
@@ -40,8 +41,8 @@ impl Process {
         let mut stdin = child.stdin.take().expect("a pipe");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let (input, waiting) = mpsc::channel::<String>();
-        // Both go on until the process ends, so that a wait for it can have a deadline: to read a line, and to be rid of one
-        // that is larger than a pipe.
+        // Both threads live until the process ends, so that a caller can wait with a deadline: one reads
+        // lines, the other writes lines larger than a pipe.
         thread::spawn(move || {
             stdout.lines().map_while(Result::ok).for_each(|line| hear(Some(line)));
             hear(None);
@@ -50,12 +51,12 @@ impl Process {
         Ok(Self { child, input })
     }
 
-    /// Hands over a line without its end. A process that has ended reads nothing.
+    /// Sends a line, given without its newline. A process that has ended ignores it.
     pub fn say(&self, line: String) {
         let _ = self.input.send(line + "\n");
     }
 
-    /// How it ended, which it has, or else closed its output and now does.
+    /// Kills the process and reports how it ended. It has ended already, or has closed its output.
     pub fn how_it_ended(&mut self) -> Failure {
         let _ = self.child.kill();
         match self.child.wait() {
@@ -67,13 +68,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail for one that has ended.
+        // Both fail if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The file as an absolute path, since processes may start from elsewhere.
+/// The file as an absolute path, since processes may start in another folder.
 pub(crate) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -1,5 +1,5 @@
-"""What each of anyroll's Python processes begins with: it loads the user's file, and speaks one JSON object a line. What the
-process is for follows below.
+"""The start of each of anyroll's Python processes: loads the user's file, and exchanges lines with one JSON object each.
+The code of the process follows below.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import traceback
 
 
 def load(path, kind, name):
-    """The function or class `name` of the file `path`, whose folder is where its imports are looked for first."""
+    """Loads the function or class `name` of the file `path`, whose folder comes first in the import path."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     spec = importlib.util.spec_from_file_location("anyroll_user_file", path)
     module = importlib.util.module_from_spec(spec)
@@ -25,7 +25,7 @@ def load(path, kind, name):
 
 
 def accepted(function, arguments):
-    """The arguments that `function` has a parameter for: all of them if it takes any."""
+    """The arguments for which `function` has a parameter; all if it has `**kwargs`."""
     parameters = inspect.signature(inspect.unwrap(function)).parameters.values()
     if any(it.kind is it.VAR_KEYWORD for it in parameters):
         return arguments
@@ -34,7 +34,7 @@ def accepted(function, arguments):
 
 
 def speaker():
-    """What writes a line. What the user's code prints goes to standard error: it must not get between the lines."""
+    """Returns the function that writes a line. The user's prints go to standard error, so that they do not mix with lines."""
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -46,5 +46,5 @@ def speaker():
 
 
 def one_line(error):
-    """The error as the last line of its traceback has it."""
+    """The error in the form of the last line of its traceback."""
     return "".join(traceback.format_exception_only(error)).strip()

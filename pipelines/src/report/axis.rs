@@ -18,7 +18,7 @@ impl Axis {
         Axis { low, high, tick_step: round_step((high - low) / ticks as f64) }
     }
 
-    /// Where `value` lies: 0 at the low end, 1 at the high one.
+    /// Position of `value`: 0 at the low end, 1 at the high one.
     pub(super) fn fraction(&self, value: f64) -> f64 {
         (value - self.low) / (self.high - self.low)
     }
@@ -32,11 +32,11 @@ impl Axis {
 
     fn label(&self, tick: f64) -> String {
         let largest = self.low.abs().max(self.high.abs());
-        // Zero comes out of a product of rounded numbers, and may be minus zero.
+        // Rounding may give minus zero.
         if tick.abs() < self.tick_step / 2.0 {
             "0".to_owned()
         } else if largest < 2e-3 {
-            // As many digits as tell the ticks apart.
+            // As many digits as distinguish the ticks.
             let digits = (tick.abs().log10().floor() - self.tick_step.log10().floor()).max(0.0) as usize;
             format!("{tick:.digits$e}")
         } else if largest >= 1e4 && self.tick_step >= 1e3 {
@@ -53,8 +53,8 @@ fn pad(value: f64) -> f64 {
     if value == 0.0 { 1.0 } else { value.abs() / 2.0 }
 }
 
-/// The least of 1, 2 and 5 times a power of ten that is not below `step`, or hardly: fractions that add up to
-/// a little more than one are worth the ticks of one.
+/// The smallest of 1, 2 and 5 times a power of ten that is at least `step`, with a small tolerance: fractions
+/// that add up to slightly more than one get the ticks of one.
 fn round_step(step: f64) -> f64 {
     let magnitude = 10f64.powf(step.log10().floor());
     let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * magnitude >= step * 0.98);

@@ -1,8 +1,8 @@
 //! A chart as inline SVG, without a script.
 //!
-//! Written by hand rather than with `plotters`, whose colours are fixed numbers in the file: here they are
-//! classes, so that the page's style sheet gives light and dark mode, and shows the values of the step
-//! under the pointer (`.hit:hover`).
+//! Hand-written, since `plotters` has fixed colours in the file. Here they are classes, so that the page's
+//! style sheet supports light and dark mode, and shows the values of the step under the pointer
+//! (`.hit:hover`).
 
 use std::fmt::Write;
 
@@ -10,20 +10,20 @@ use super::axis::Axis;
 use super::curve::{Point, envelope, thinned, trend};
 use crate::format;
 
-/// How a chart is drawn.
+/// Style of a chart.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Kind {
-    /// A point a step: the points faint, their trend on top.
+    /// One point per step: faint points with their trend.
     Noisy,
-    /// A point a step, without noise.
+    /// One point per step, without noise.
     Exact,
-    /// A few points, each marked, with lines between.
+    /// A few marked points, connected by lines.
     Marked,
-    /// Parts of a whole a step, as areas of their trends upon each other.
+    /// Parts of a whole per step, as stacked areas of their trends.
     Stacked,
 }
 
-/// Where the vertical axis begins and ends.
+/// Limits of the vertical axis.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Range {
     /// 0 to 1.
@@ -48,10 +48,10 @@ const RIGHT: f64 = 548.0;
 const TOP: f64 = 22.0;
 const BOTTOM: f64 = 204.0;
 
-/// About how many ticks an axis has.
+/// Approximate number of ticks on an axis.
 const TICKS: usize = 6;
 
-/// Stretches that the faint curve is drawn from, points of the bold one, and steps that answer the pointer.
+/// Numbers of intervals of the faint curve, points of the bold curve, and steps that react to the pointer.
 const STRETCHES: usize = 250;
 const POINTS: usize = 250;
 const HITS: usize = 100;
@@ -102,7 +102,7 @@ fn vertical_axis(range: Range, series: &[Series]) -> Option<Axis> {
     })
 }
 
-/// Trends, each upon the sum of those before it, where all series have a value.
+/// Trends, each added to the sum of those before it, at steps where all series have a value.
 fn stack<'a>(series: &[Series<'a>]) -> Vec<Series<'a>> {
     let value_at =
         |series: &Series, step: f64| value_at(&series.points, step).filter(|value| value.is_finite());
@@ -122,7 +122,7 @@ fn stack<'a>(series: &[Series<'a>]) -> Vec<Series<'a>> {
     series.iter().map(upon).collect()
 }
 
-/// From steps and values to the picture.
+/// Transformation from steps and values to coordinates.
 struct Frame {
     x: Axis,
     y: Axis,
@@ -153,7 +153,7 @@ impl Frame {
         }
     }
 
-    /// The points as the data of a path, which begins anew behind a gap.
+    /// The points as the data of a path, which starts a new segment after a gap.
     fn path(&self, points: &[Point]) -> String {
         let mut path = String::with_capacity(points.len() * 12);
         let mut command = 'M';

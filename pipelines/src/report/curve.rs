@@ -1,22 +1,21 @@
-//! Curves: points made smoother or fewer.
+//! Smoothing and thinning of curves.
 
 /// A step and a value. A value that is not finite is a gap.
 pub(super) type Point = (f64, f64);
 
-/// The trend of a noisy curve, at [`thinned`] points: the straight line that fits a point's neighbours best
-/// (local linear regression), over about a twelfth of the curve.
+/// Trend of a noisy curve, at [`thinned`] points: local linear regression over about a twelfth of the curve.
 ///
-/// It looks to both sides, so it does not lag behind as a running average does, and at the ends it follows
-/// the slope. It is linear in the values: trends of parts add up to the trend of their sum.
+/// It uses points on both sides, so it does not lag like a running average, and follows the slope at the
+/// ends. It is linear in the values: trends of parts add up to the trend of their sum.
 pub(super) fn trend(points: &[Point], count: usize) -> Vec<Point> {
     let radius = (points.len() / 25).clamp(3, 200);
     let width = (2 * radius + 1).min(points.len());
     let fit = |index: usize| {
         let (step, value) = points[index];
-        // At the ends the window moves inside whole: half of it would follow the noise there.
+        // At the ends the full window moves inside, since half of it would follow the noise.
         let start = index.saturating_sub(radius).min(points.len() - width);
         let window = start..start + width;
-        // Seen from the point itself, so that its value on the line is the intercept.
+        // Relative to the point itself, so that its value on the line is the intercept.
         let neighbours = window.map(|other| (other as f64 - index as f64, points[other].1));
         (step, if value.is_finite() { intercept(neighbours) } else { value })
     };
@@ -34,7 +33,7 @@ fn spread(len: usize, count: usize) -> impl Iterator<Item = usize> {
     (0..kept).map(move |position| if kept < 2 { 0 } else { position * (len - 1) / (kept - 1) })
 }
 
-/// The value at zero of the least squares line through `points`, of which one is finite at least.
+/// Intercept of the least squares line through `points`, of which at least one is finite.
 fn intercept(points: impl Iterator<Item = Point>) -> f64 {
     let mut sums = [0.0; 5];
     for (x, y) in points.filter(|point| point.1.is_finite()) {
@@ -49,7 +48,7 @@ fn intercept(points: impl Iterator<Item = Point>) -> f64 {
 }
 
 /// At most `2 * count` points that look like all of them when drawn: the lowest and the highest of each of
-/// `count` stretches, so that no spike is lost.
+/// `count` intervals, so that no spike is lost.
 pub(super) fn envelope(points: &[Point], count: usize) -> Vec<Point> {
     if points.len() <= 2 * count {
         return points.to_vec();

@@ -1,4 +1,4 @@
-//! Which curves the report has.
+//! Curves of the report.
 
 use std::collections::HashMap;
 
@@ -8,27 +8,25 @@ use serde::Serialize;
 use super::chart::{self, Kind, Range, Series};
 use super::curve::Point;
 use crate::headline::of_several;
-use crate::metrics::Record;
+use crate::metrics::{Record, declared};
 
-/// A chart to be, if its metrics are there.
+/// A chart, drawn if its metrics exist.
 struct Plan {
     title: &'static str,
-    note: &'static str,
     kind: Kind,
     range: Range,
-    /// Metrics are divided by this to have the unit that the title names.
+    /// Metrics are divided by this to get the unit in the title.
     unit: f64,
     /// Metrics and their labels; at most four, as the style sheet has four colours.
     series: &'static [(&'static str, &'static str)],
 }
 
-/// In a plan what [`of_several`] finds, whose name says of how many.
+/// Placeholder for the metric that [`of_several`] finds, whose name contains a number.
 const OF_SEVERAL: (&str, &str) = ("", "");
 
 const PLANS: [Plan; 24] = [
     Plan {
         title: "Reward",
-        note: "Mean of each step's samples, and its trend.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -36,7 +34,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Held-out accuracy",
-        note: "Fraction of right answers on prompts that are never trained on.",
         kind: Kind::Marked,
         range: Range::Unit,
         unit: 1.0,
@@ -44,7 +41,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Held-out reward",
-        note: "The verifiable reward of images from noise that is never trained on.",
         kind: Kind::Marked,
         range: Range::Data,
         unit: 1.0,
@@ -52,35 +48,31 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Held-out loss",
-        note: "What the optimizer descends, on records that are never trained on, and of it the answers' likelihood alone.",
         kind: Kind::Marked,
         range: Range::FromZero,
         unit: 1.0,
         series: &[
             ("eval/loss", "loss"),
-            ("eval/nll", "answers, a token"),
-            ("eval/divergence", "from the teacher, a token"),
+            ("eval/nll", "answers, per token"),
+            ("eval/divergence", "from the teacher, per token"),
         ],
     },
     Plan {
         title: "Held-out answers",
-        note: "Fraction of greedy completions that equal the answer, and of pairs whose better one gained more.",
         kind: Kind::Marked,
         range: Range::Unit,
         unit: 1.0,
-        series: &[("eval/exact", "to the letter"), ("eval/accuracy", "pairs")],
+        series: &[("eval/exact", "exact"), ("eval/accuracy", "pairs")],
     },
     Plan {
         title: "Training loss",
-        note: "Of each step's records, and its trend.",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
-        series: &[("loss", "loss"), ("loss/nll", "answers, a token")],
+        series: &[("loss", "loss"), ("loss/nll", "answers, per token")],
     },
     Plan {
         title: "Better and worse answers",
-        note: "What the objective takes them to be worth; their level says little, and the margin is to rise.",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
@@ -88,7 +80,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Drift",
-        note: "Squared distance of pixels from what the policy made of the same noise before training.",
         kind: Kind::Marked,
         range: Range::FromZero,
         unit: 1.0,
@@ -96,7 +87,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "KL divergence",
-        note: "How far the policy moved: from the one that sampled, and from the reference.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -104,7 +94,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Entropy",
-        note: "Of the policy per token, in nats. Near zero, samples no longer differ.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -112,7 +101,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Groups",
-        note: "Groups by their rewards. Only mixed ones have a gradient.",
         kind: Kind::Stacked,
         range: Range::Unit,
         unit: 1.0,
@@ -124,7 +112,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Response length",
-        note: "Tokens per sample.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -136,7 +123,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Turns",
-        note: "Of an episode.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -144,7 +130,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Gradient norm",
-        note: "Before clipping.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -152,7 +137,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Clip fraction",
-        note: "Fraction of tokens whose ratio left the trust region below or above.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -160,7 +144,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Loss",
-        note: "What the optimizer descends. Its level says little; jumps say something.",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
@@ -168,7 +151,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Rollout against training",
-        note: "Difference of a token's log-probability between the two forward passes.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -176,7 +158,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Staleness",
-        note: "Steps from the policy that sampled a token to the one that it trains, with asynchronous rollout.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -184,7 +165,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Step time in seconds",
-        note: "Trends of the parts, upon each other.",
         kind: Kind::Stacked,
         range: Range::FromZero,
         unit: 1.0,
@@ -192,7 +172,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Tokens per second",
-        note: "Generated, or trained on, over the time of the whole step.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -200,7 +179,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Images per second",
-        note: "Sampled images over the time of the whole step.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -208,7 +186,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Learning rate",
-        note: "After warm-up and decay.",
         kind: Kind::Exact,
         range: Range::FromZero,
         unit: 1.0,
@@ -216,7 +193,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Device memory in MiB",
-        note: "Allocated before a step's end, and while it generates; without activations and KV cache.",
         kind: Kind::Exact,
         range: Range::FromZero,
         unit: 1_048_576.0,
@@ -224,7 +200,6 @@ const PLANS: [Plan; 24] = [
     },
     Plan {
         title: "Warm-up loss",
-        note: "Of the supervised steps on gold answers, before the first reward.",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
@@ -232,11 +207,12 @@ const PLANS: [Plan; 24] = [
     },
 ];
 
-/// A chart with what is written around it.
+/// A chart with its title and note.
 #[derive(Serialize)]
 pub(super) struct Figure<'a> {
     title: &'static str,
-    note: &'static str,
+    /// The sentences of its metrics.
+    note: String,
     legend: Vec<&'a str>,
     svg: Value,
 }
@@ -249,8 +225,8 @@ pub(super) fn figures(records: &[Record]) -> Vec<Figure<'_>> {
     PLANS.iter().filter_map(|plan| figure(plan, &curves, steps)).collect()
 }
 
-/// The curve of every metric. In one pass over the records, since looking each up for each metric takes
-/// several times as long in a run of ten thousand steps.
+/// Curves of all metrics, collected in one pass over the records. A lookup per metric would take several
+/// times as long in a run of ten thousand steps.
 fn curves(records: &[Record]) -> HashMap<&str, Vec<Point>> {
     let mut curves: HashMap<&str, Vec<Point>> = HashMap::new();
     for record in records {
@@ -262,8 +238,9 @@ fn curves(records: &[Record]) -> HashMap<&str, Vec<Point>> {
 }
 
 fn figure<'a>(plan: &Plan, curves: &HashMap<&'a str, Vec<Point>>, steps: (f64, f64)) -> Option<Figure<'a>> {
-    // A single point is a number and no curve, but for an evaluation, which has its mark.
+    // A single point is not a curve, except for an evaluation, which has a mark.
     let least = if plan.kind == Kind::Marked { 1 } else { 2 };
+    let mut sentences = Vec::new();
     let series = |planned: &(&'static str, &'static str)| {
         let (metric, label) = match *planned {
             OF_SEVERAL => of_several(curves.keys().copied()).map(|(name, metric)| (metric, name))?,
@@ -271,10 +248,11 @@ fn figure<'a>(plan: &Plan, curves: &HashMap<&'a str, Vec<Point>>, steps: (f64, f
         };
         let curve = curves.get(metric).filter(|curve| curve.len() >= least)?;
         let points = curve.iter().map(|&(step, value)| (step, value / plan.unit)).collect();
+        sentences.extend(declared(metric).map(|metric| metric.sentence));
         Some(Series { label, points })
     };
     let series: Vec<Series> = plan.series.iter().filter_map(series).collect();
     let svg = chart::svg(plan.title, plan.kind, plan.range, steps, &series)?;
     let legend = series.iter().map(|series| series.label).collect();
-    Some(Figure { title: plan.title, note: plan.note, legend, svg: Value::from_safe_string(svg) })
+    Some(Figure { title: plan.title, note: sentences.join(" "), legend, svg: Value::from_safe_string(svg) })
 }

@@ -1,4 +1,4 @@
-//! What a model of images painted, inside of the page.
+//! Images of an image model, embedded in the page.
 
 use std::fs;
 
@@ -8,16 +8,16 @@ use serde::Serialize;
 use crate::output_error::{OutputError, Result};
 use crate::run_dir::RunDir;
 
-/// The picture of an evaluation.
+/// Images of an evaluation.
 #[derive(Debug, Serialize)]
 pub(super) struct Shot {
-    /// How many updates were done.
+    /// Number of updates done.
     step: u64,
     /// The file, in base64.
     png: String,
 }
 
-/// The pictures of the first evaluation, of the middle one and of the last one: as many as there are.
+/// Pictures of the first, the middle and the last evaluation, as far as they exist.
 pub(super) fn gallery(run: &RunDir) -> Result<Vec<Shot>> {
     let mut steps = run.pictured_steps()?;
     if steps.len() > 3 {

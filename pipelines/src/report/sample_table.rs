@@ -1,4 +1,4 @@
-//! The same prompts before and after training, side by side.
+//! Completions of the same prompts before and after training.
 
 use std::collections::HashMap;
 
@@ -7,10 +7,10 @@ use serde::Serialize;
 use crate::format;
 use crate::samples::{Phase, Sample, Turn};
 
-/// How many prompts are shown.
+/// Number of prompts shown.
 const ROWS: usize = 16;
 
-/// The first prompts of the evaluations, in their order, hence not chosen by how they went.
+/// The first prompts of the evaluations, in order, so not selected by result.
 #[derive(Debug, Serialize)]
 pub(super) struct SampleTable<'a> {
     note: String,
@@ -26,19 +26,19 @@ struct Row<'a> {
     cells: Vec<Cell<'a>>,
 }
 
-/// A completion; `verdict` is `right`, `wrong` or `none`, as the style sheet has it.
+/// A completion; `verdict` is a class of the style sheet: `right`, `wrong` or `none`.
 #[derive(Debug, Serialize)]
 struct Cell<'a> {
     verdict: &'static str,
     completion: &'a str,
-    /// Instead of the completion, if it has several.
+    /// Turns instead of the completion, if it has several.
     turns: &'a [Turn],
-    /// Said only where right and wrong do not say it all.
+    /// Shown only if right and wrong do not express it.
     reward: Option<String>,
 }
 
 impl<'a> SampleTable<'a> {
-    /// The first evaluation beside the last one; `None` without samples.
+    /// The first and the last evaluation; `None` without samples.
     pub(super) fn new(samples: &'a [Sample]) -> Option<SampleTable<'a>> {
         let first_step = samples.first()?.step;
         let last = samples.last()?;

@@ -57,7 +57,7 @@ fn demo_metrics(step: u64, steps: u64) -> Metrics {
             ("group/all_wrong", all_wrong),
             ("loss/policy", noisy(2, 0.02) - 0.005),
             ("kl/old", 2e-3 + noisy(3, 1.5e-3)),
-            ("kl/ref", 0.08 * learned + noisy(4, 4e-3)),
+            ("kl/reference", 0.08 * learned + noisy(4, 4e-3)),
             ("entropy", entropy),
             ("clip_fraction/low", 0.01 + noisy(5, 0.01)),
             ("clip_fraction/high", 0.02 + noisy(6, 0.015)),
@@ -119,7 +119,7 @@ fn the_page_has_every_part_and_fetches_nothing() {
     {
         assert!(html.contains(part), "no {part}");
     }
-    // All planned charts but the warm-up's, whose loss this run did not log.
+    // All charts except the warm-up's, whose loss this run did not log.
     assert_eq!(html.matches("<svg").count(), 14);
     for fetch in ["<script", "http://", "https://", "url(", "src=", "href="] {
         assert!(!html.contains(fetch), "the page holds {fetch}");
@@ -181,6 +181,6 @@ fn a_long_run_has_a_page_of_bounded_size_in_bounded_time() {
     let elapsed = started.elapsed();
     println!("10k steps: {} KiB in {elapsed:?}", html.len() / 1024);
     assert!(html.len() < 2_000_000, "{} bytes", html.len());
-    // Unoptimised and on a busy machine; optimised it takes a twentieth of this.
+    // Without optimization and on a busy machine; an optimized build takes a twentieth of this.
     assert!(elapsed.as_secs_f64() < 5.0, "{elapsed:?}");
 }

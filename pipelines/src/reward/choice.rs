@@ -1,4 +1,4 @@
-//! Multiple choice.
+//! The `choice` reward: multiple choice.
 
 use std::sync::LazyLock;
 
@@ -9,23 +9,24 @@ use crate::data::Record;
 
 /// 1 if the completion chooses the record's letter, else 0.
 ///
-/// The letter is that of the last `\boxed{...}`, or else of the last "answer is ..." or "answer: ...", after the last
-/// `</think>`: an upper-case letter alone, in parentheses, behind "option", or before its option's text as in `B. 12`.
-/// Several letters, as in `A or B`, choose none. In a completion that was cut only a box counts.
+/// The letter comes from the last `\boxed{...}`, or else from the last "answer is ..." or "answer: ...",
+/// after the last `</think>`. It is an upper-case letter alone, in parentheses, after "option", or before its
+/// option's text as in `B. 12`. Several letters, as in `A or B`, choose none. In a truncated completion only
+/// a box counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Choice;
 
 impl Choice {
     fn find(completion: &Completion) -> Option<char> {
         let text = completion.text.rsplit("</think>").next().unwrap_or(completion.text);
-        // A box that holds no letter is an answer all the same, and a wrong one.
+        // A box without a letter is a wrong answer.
         let is_boxed = text.contains(r"\boxed") || text.contains(r"\fbox");
         let found = if is_boxed || !completion.finished { boxed(text) } else { said(text) };
         found.filter(|(_, rest)| !lists_another(rest)).map(|(letter, _)| letter)
     }
 }
 
-/// The letter of the last box, and the rest of what is in the box.
+/// The letter in the last box, and the rest of the box.
 fn boxed(text: &str) -> Option<(char, &str)> {
     static BOXED: LazyLock<Regex> = LazyLock::new(|| {
         Regex::new(r"^\\(?:boxed|fbox)\s*\{\s*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{)?\s*(?:(?i:option|choice)\s+)?\(?([A-Z])(?:[^A-Za-z0-9]|$)")
@@ -42,13 +43,13 @@ fn boxed(text: &str) -> Option<(char, &str)> {
     Some((letter.as_str().chars().next()?, &inner[letter.end()..]))
 }
 
-/// The letter that is said last to be the answer, and the rest of its line.
+/// The letter last said to be the answer, and the rest of its line.
 fn said(text: &str) -> Option<(char, &str)> {
     static SAID: LazyLock<Regex> = LazyLock::new(|| {
         let opening = r"(?:\s|[:*$(\[])";
         let upright = r"(?:\\(?:text|textbf|mathrm|mathbf)\{\(?)?";
         let option = format!(r"(?i:(?:the\s+)?(?:option|choice|letter)){opening}+([A-Z])(?:[^A-Za-z0-9]|$)");
-        // `A` and `I` before another word are words themselves, but not behind `option`.
+        // Before another word, `A` and `I` are words themselves, except after `option`.
         let letter = r"([A-Z])(?:[^A-Za-z0-9\s]|\s*$|\s*\n)|([B-HJ-Z])\s";
         Regex::new(&format!(r"(?i:answer\s*(?:is\b|:)){opening}*{upright}(?:{option}|{letter})"))
             .expect("a pattern of this file")
@@ -59,15 +60,15 @@ fn said(text: &str) -> Option<(char, &str)> {
     Some((letter.as_str().chars().next()?, rest))
 }
 
-/// Whether what follows a letter begins with another: ` or B`, `, B`, `/B`, `)(B)`.
+/// Returns true if the text after a letter starts with another one: ` or B`, `, B`, `/B`, `)(B)`.
 fn lists_another(rest: &str) -> bool {
     static LISTED: LazyLock<Regex> = LazyLock::new(|| {
         let around = r"(?:[\s(){}\[\]*$~]|\\(?:text(?:bf)?|math(?:rm|bf)|q?quad|[,; ])|(?i:option|choice|the|even|maybe|perhaps|possibly)\s)*";
         let between = r"(?:[,;/&+|:=>→⇒−–-]|\\(?:to|implies|[rR]ightarrow)\b|\\[&|\\]|\\(?:l(?:or|and)|vee|wedge|cup)\b|and\b|or\b)";
-        // `A` and `I` before another word are words themselves: `B, I think`.
+        // Before another word, `A` and `I` are words themselves: `B, I think`.
         let letter = r"(?:[B-HJ-Z](?:[^A-Za-z0-9]|$)|[AI](?:[^A-Za-z0-9\s]|\s*$|\s+(?:and|or)\b))";
         let space = r"(?:\s|~|\\(?:q?quad\b|[,; ]))+";
-        // A letter alone behind a full stop is another answer, and `B. C is wrong` tells why.
+        // A single letter after a full stop is another answer; `B. C is wrong` is an explanation.
         let alone = r"\.[\s(*$]*[A-Z][\s.)*$}\]]*$";
         Regex::new(&format!(r"^(?:(?:{around}(?:{between}{around})+|{space}|\)\s*\(){letter}|{alone})"))
             .expect("a pattern of this file")
@@ -87,9 +88,11 @@ impl Reward for Choice {
             (Some(letter), None) if letter.is_ascii_uppercase() => {
                 Ok(if Self::find(completion) == Some(letter) { 1.0 } else { 0.0 })
             }
-            _ => {
-                Err(Error::new(self.name(), record, format!("its answer `{gold}` is no letter from A to Z")))
-            }
+            _ => Err(Error::new(
+                self.name(),
+                record,
+                format!("its answer `{gold}` is not a letter from A to Z"),
+            )),
         }
     }
 

@@ -1,10 +1,10 @@
-//! Whether an expression solves a countdown problem.
+//! The `countdown` reward: checks the solution of a countdown problem.
 
 use super::{Completion, Error, Reward};
 use crate::data::{Record, countdown};
 
-/// 1 for a finished completion that is an expression with each digit of the prompt once and the prompt's target for its
-/// value, else 0. A problem may have many solutions; the record's answer is only one of them.
+/// 1 for a finished completion that is an expression with each digit of the prompt once and the prompt's
+/// target as its value, else 0. A problem may have many solutions; the record's answer is one of them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Countdown;
 
@@ -14,8 +14,9 @@ impl Reward for Countdown {
     }
 
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
-        let problem = countdown::problem(&record.prompt)
-            .ok_or_else(|| Error::new(self.name(), record, "its prompt is no problem such as `2,7,9=23>`"))?;
+        let problem = countdown::problem(&record.prompt).ok_or_else(|| {
+            Error::new(self.name(), record, "its prompt is not a problem such as `2,7,9=23>`")
+        })?;
         let solves = countdown::read(completion.text).is_some_and(|(mut digits, value)| {
             digits.sort_unstable();
             (digits, value) == problem

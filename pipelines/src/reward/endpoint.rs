@@ -1,4 +1,4 @@
-//! An endpoint that is asked with JSON over HTTP: so many requests at a time, and again where that may help.
+//! HTTP endpoint with JSON requests, a limit on concurrent requests, and retries.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
@@ -10,44 +10,44 @@ use ureq::Agent;
 use super::Failure;
 use crate::config::EndpointConfig;
 
-/// Of an answer no more is read.
+/// Longest answer that is read.
 const MOST_ANSWER_BYTES: u64 = 16 << 20;
 
-/// An endpoint, ready to be asked.
+/// An endpoint with its connection settings.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     url: String,
     agent: Agent,
     /// The `Authorization` header.
     authorization: Option<String>,
-    places: Places,
+    permits: Permits,
     retries: u32,
-    /// Before the first further attempt.
+    /// Delay before the first retry.
     wait: Duration,
     timeout: Duration,
 }
 
-/// Requests that may still be started, and who waits for one.
+/// Semaphore of concurrent requests.
 #[derive(Debug)]
-struct Places {
+struct Permits {
     free: Mutex<usize>,
     left: Condvar,
 }
 
-/// Why a request brought nothing.
+/// A failed request.
 pub(super) enum Trouble {
-    /// It may go better another time.
+    /// A retry may succeed.
     Passing(Failure),
     Lasting(Failure),
 }
 
-/// The key that the environment has in `variable`; the error says that there is none.
+/// Reads the key from the environment variable `variable`; the error says that it is not set.
 pub(crate) fn key(variable: &str) -> Result<String, String> {
     std::env::var(variable).map_err(|_| format!("the environment has no key in `{variable}`"))
 }
 
 impl Endpoint {
-    /// The endpoint of `config`, at `path` behind its URL. Nothing is asked yet.
+    /// Creates the endpoint of `config`, with `path` appended to its URL. Sends no request.
     ///
     /// # Errors
     /// If its key is not in the environment.
@@ -64,29 +64,29 @@ impl Endpoint {
             url: format!("{}{path}", config.url.trim_end_matches('/')),
             agent,
             authorization,
-            places: Places { free: Mutex::new(config.concurrency), left: Condvar::new() },
+            permits: Permits { free: Mutex::new(config.concurrency), left: Condvar::new() },
             retries: config.retries,
             wait: Duration::from_secs_f64(config.retry_s),
             timeout,
         })
     }
 
-    /// Where it is.
+    /// URL of the endpoint.
     pub(super) fn url(&self) -> &str {
         &self.url
     }
 
-    /// What `read` makes of the answer to `body`; `None` if the answer is longer than 16 MiB.
+    /// Posts `body` and parses the answer with `read`; `None` if the answer is longer than 16 MiB.
     ///
     /// # Errors
-    /// Trouble that lasts, or that is still there at the last attempt.
+    /// A permanent failure, or the failure of the last retry.
     pub(super) fn ask<T>(
         &self,
         body: &Value,
         read: impl Fn(&str) -> Result<T, Trouble>,
     ) -> Result<Option<T>, Failure> {
         let body = body.to_string();
-        let _place = self.places.take();
+        let _permit = self.permits.take();
         let mut wait = self.wait;
         for attempt in 0.. {
             let answer = self.request(&body).and_then(|text| text.map(|text| read(&text)).transpose());
@@ -127,20 +127,20 @@ impl Endpoint {
     }
 }
 
-impl Places {
-    fn take(&self) -> Place<'_> {
+impl Permits {
+    fn take(&self) -> Permit<'_> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         while *free == 0 {
             free = self.left.wait(free).unwrap_or_else(PoisonError::into_inner);
         }
         *free -= 1;
-        Place(self)
+        Permit(self)
     }
 }
 
-struct Place<'a>(&'a Places);
+struct Permit<'a>(&'a Permits);
 
-impl Drop for Place<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         *self.0.free.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         self.0.left.notify_one();
@@ -157,7 +157,7 @@ pub(super) mod stub {
 
     use super::*;
 
-    /// What a stub of an endpoint has seen.
+    /// Requests that a stub of an endpoint has received.
     #[derive(Default)]
     pub(in super::super) struct Seen {
         pub(in super::super) requests: AtomicUsize,
@@ -167,8 +167,8 @@ pub(super) mod stub {
         pub(in super::super) authorizations: Mutex<Vec<String>>,
     }
 
-    /// An endpoint on a port of its own that answers request `n` with the status and the text that `answer` gives for `n`
-    /// and its body, after a moment.
+    /// Starts an endpoint on its own port. `answer` gives the status and the text for request `n` with its
+    /// body, after a pause.
     pub(in super::super) fn stub(
         answer: impl Fn(usize, &Value) -> (u16, String) + Send + Sync + 'static,
         pause: Duration,
@@ -210,9 +210,9 @@ pub(super) mod stub {
                         "HTTP/1.1 {status} -\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
                         text.len()
                     );
-                    // Before the answer, after which the next request may come.
+                    // Decremented before the answer, since the next request may follow at once.
                     seen.now.fetch_sub(1, Ordering::SeqCst);
-                    // One who has hung up reads nothing.
+                    // A client that has disconnected reads nothing.
                     let _ =
                         stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(text.as_bytes()));
                 });

@@ -1,10 +1,10 @@
-//! The answer, to the character.
+//! The `exact` reward: equality with the gold answer.
 
 use super::{Completion, Error, Reward};
 use crate::data::Record;
 
-/// 1 for a completion that ended and equals the answer, else 0. One that was cut earns nothing even if the
-/// answer is all it holds: a policy that never stops has not learnt the task.
+/// 1 for a finished completion that equals the answer, else 0. A truncated completion gets 0 even if it
+/// consists of the answer, since a policy that never stops has not learned the task.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Exact;
 

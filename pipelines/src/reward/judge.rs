@@ -1,4 +1,4 @@
-//! Another model's opinion, asked for at an endpoint that speaks OpenAI's protocol.
+//! The `judge` reward: the score of another model, requested from an endpoint with OpenAI's API.
 
 use minijinja::{Environment, ErrorKind, UndefinedBehavior, Value, context};
 use regex::Regex;
@@ -10,8 +10,8 @@ use super::{Completion, Error, Failure, Reward};
 use crate::config::JudgeConfig;
 use crate::data::Record;
 
-/// What a judge says of a completion: the number, or what the word counts, that `pattern` finds last in its answer, times
-/// `scale`.
+/// A judge's score of a completion: the last match of `pattern` in its answer, a number or a word with a
+/// value, times `scale`.
 #[derive(Debug)]
 pub struct Judge {
     config: JudgeConfig,
@@ -35,17 +35,17 @@ struct Message {
     content: Option<String>,
 }
 
-/// The name of the one template.
+/// Name of the template.
 const TEMPLATE: &str = "judge";
 
 impl Judge {
-    /// Reads the key. Nothing is asked yet.
+    /// Reads the key. Sends no request.
     ///
     /// # Errors
     /// If the key is not in the environment.
     ///
     /// # Panics
-    /// If the pattern or the template is none, which the config's check has seen to.
+    /// If the pattern or the template is invalid, which the config's check excludes.
     pub fn new(config: &JudgeConfig) -> Result<Self, Failure> {
         let pattern = Self::pattern(&config.pattern).expect("a pattern that was checked");
         let templates = Self::templates(&config.template).expect("a template that was checked");
@@ -53,16 +53,16 @@ impl Judge {
         Ok(Self { config: config.clone(), pattern, templates, endpoint })
     }
 
-    /// The pattern of a judge's number; the error says what is wrong with it.
+    /// Compiles the pattern of a judge's number; the error is the problem with it.
     pub fn pattern(pattern: &str) -> Result<Regex, String> {
         let pattern = compile(pattern)?;
         match pattern.captures_len() - 1 {
             1 => Ok(pattern),
-            groups => Err(format!("it has {groups} groups, and needs one")),
+            groups => Err(format!("it has {groups} groups, must have one")),
         }
     }
 
-    /// The template of a judge's question; the error says what is wrong with it.
+    /// Parses the template of a judge's question; the error is the problem with it.
     pub fn templates(template: &str) -> Result<Environment<'static>, String> {
         let mut templates = Environment::new();
         templates.set_undefined_behavior(UndefinedBehavior::Strict);
@@ -76,9 +76,9 @@ impl Judge {
                 || templates.globals().any(|(global, _)| global == name)
         };
         if let Some(unknown) = names.iter().filter(|name| !is_there(name)).min() {
-            return Err(format!("there is no `{unknown}`"));
+            return Err(format!("unknown variable `{unknown}`"));
         }
-        // Filters and the like are looked for when they are used; what else may fail depends on the texts.
+        // Filters and functions are looked up when they are called. Other failures depend on the texts.
         const UNKNOWN: [ErrorKind; 4] = [
             ErrorKind::UnknownFilter,
             ErrorKind::UnknownFunction,
@@ -122,7 +122,7 @@ impl Judge {
         }
     }
 
-    /// What a word or a number counts, before `scale`.
+    /// Value of a word or a number, before `scale`.
     fn counts(&self, found: &str) -> Option<f64> {
         match self.config.words.is_empty() {
             true => found.parse().ok(),
@@ -136,7 +136,7 @@ impl Judge {
     }
 }
 
-/// What a template may name.
+/// Variables of a template.
 fn question(prompt: &str, completion: &str, answer: &str) -> Value {
     context! { prompt, completion, answer }
 }
@@ -208,7 +208,7 @@ mod tests {
             let error = Judge::pattern(text).unwrap_err();
             assert!(error.contains(words), "{error}");
         };
-        pattern("Score: (", "it is no pattern: unclosed group");
+        pattern("Score: (", "it is not a valid pattern: unclosed group");
         pattern("Score: [0-9]+", "it has 0 groups");
         pattern("(Score|Mark): ([0-9]+)", "it has 2 groups");
         assert!(Judge::pattern("(?:Score|Mark): ([0-9]+)").is_ok());
@@ -217,8 +217,8 @@ mod tests {
             assert!(error.contains(words), "{error}");
         };
         template("{{ prompt", "syntax error");
-        template("{{ prompt }} {{ response }}", "there is no `response`");
-        template("{% if false %}{{ gold.text }}{% endif %}", "there is no `gold`");
+        template("{{ prompt }} {{ response }}", "unknown variable `response`");
+        template("{% if false %}{{ gold.text }}{% endif %}", "unknown variable `gold`");
         template("{{ prompt | shorten }}", "filter shorten is unknown");
         template("{{ prompt.strip() }}", "has no method named strip");
         let loops =

@@ -1,18 +1,18 @@
-//! The penalty for completions that are too long.
+//! The `length` reward: a penalty for long completions.
 
 use super::{Completion, Error, Reward};
 use crate::config::LengthConfig;
 use crate::data::Record;
 
-/// DAPO's soft overlong punishment (Yu et al., 2025, equation 13): 0 up to `max_tokens - buffer_tokens`, then falling on
-/// a line to -1 at `max_tokens`, and -1 beyond.
+/// DAPO's soft overlong punishment (Yu et al., 2025, equation 13): 0 up to `max_tokens - buffer_tokens`, then
+/// linear to -1 at `max_tokens`, and -1 beyond.
 #[derive(Clone, Copy, Debug)]
 pub struct Length {
     config: LengthConfig,
 }
 
 impl Length {
-    /// As `config` says.
+    /// Creates the reward of `config`.
     pub fn new(config: LengthConfig) -> Self {
         Self { config }
     }
@@ -25,9 +25,9 @@ impl Reward for Length {
 
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
         let LengthConfig { max_tokens, buffer_tokens } = self.config;
-        let tokens = completion.tokens.ok_or_else(|| {
-            Error::new(self.name(), record, "the completion's length in tokens is not known")
-        })?;
+        let tokens = completion
+            .tokens
+            .ok_or_else(|| Error::new(self.name(), record, "the completion's length in tokens is unknown"))?;
         let beyond = tokens.saturating_sub(max_tokens - buffer_tokens);
         Ok(0.0 - (beyond as f64 / buffer_tokens as f64).min(1.0))
     }

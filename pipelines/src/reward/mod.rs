@@ -1,14 +1,14 @@
-//! What a completion earns.
+//! Rewards: the scores of completions.
 //!
-//! A [`Reward`] scores one completion; [`RewardSum`] is what a run trains on, the weighted sum of those that its config
-//! names, and a [`Scorer`] has the threads on which it does; a [`HeldModel`] is asked by all ranks together. `docs/rewards.md` has an example of each.
+//! A [`Reward`] scores one completion. [`RewardSum`] is the weighted sum of a config's rewards, on which a
+//! run trains. A [`Scorer`] runs it on threads of its own; a [`HeldModel`] is evaluated by all ranks
+//! together. `docs/guides/rewards.md` has an example of each.
 
 mod choice;
 mod code;
 mod countdown;
 mod endpoint;
 mod exact;
-mod held;
 mod ifeval;
 mod judge;
 mod length;
@@ -18,6 +18,7 @@ mod pattern;
 mod python;
 mod repetition;
 mod scorer;
+mod sharded_model;
 mod sum;
 
 pub use choice::Choice;
@@ -25,7 +26,6 @@ pub use code::Code;
 pub use countdown::Countdown;
 pub(crate) use endpoint::key;
 pub use exact::Exact;
-pub use held::HeldModel;
 pub use ifeval::Ifeval;
 pub use judge::Judge;
 pub use length::Length;
@@ -35,19 +35,20 @@ pub use pattern::Pattern;
 pub use python::{Images, Python};
 pub use repetition::Repetition;
 pub use scorer::{Scorer, Scoring};
+pub use sharded_model::HeldModel;
 pub use sum::{Case, Outcome, RewardSum, Score};
 
+pub use crate::failure::{Failure, RewardError as Error};
+
 use std::num::NonZeroUsize;
-use std::time::Duration;
 
 use indexmap::IndexMap;
-use serde::{Deserialize, Serialize};
 
 use crate::config::RewardKind;
 use crate::data::Record;
 use crate::error_chain::one_line;
 
-/// The names of a sum's terms, each of its own: `math`, `length`, `math_2`.
+/// Unique names for a sum's terms: `math`, `length`, `math_2`.
 pub fn distinct(names: &[&str]) -> Vec<String> {
     let number = |index: usize| names[..=index].iter().filter(|name| **name == names[index]).count();
     let numbered = names.iter().enumerate().map(|(index, name)| match number(index) {
@@ -57,8 +58,8 @@ pub fn distinct(names: &[&str]) -> Vec<String> {
     numbered.collect()
 }
 
-/// An error if a term failed on more of `samples` than its share of them: `terms` are names, these shares, and on how many
-/// each failed over all ranks, and `own` the failures of this rank, each with the number of its term.
+/// Fails if a term failed on more of `samples` than its allowed fraction. `terms` are names, these fractions,
+/// and the failures over all ranks; `own` are the failures of this rank, each with the index of its term.
 pub fn check_error_rates<'a>(
     terms: impl Iterator<Item = (&'a str, f64, f64)>,
     samples: usize,
@@ -75,7 +76,7 @@ pub fn check_error_rates<'a>(
     Ok(())
 }
 
-/// Warns of what went wrong, once for all samples of which the same is to be said: a reward that is broken fails on each.
+/// Warns of failures, once for all samples with the same cause, since a broken reward fails on each.
 fn warn_of<'a>(failures: impl Iterator<Item = &'a Error>) {
     const MOST_TOLD: usize = 5;
     let mut alike: IndexMap<(&str, String), Vec<&Error>> = IndexMap::new();
@@ -83,81 +84,31 @@ fn warn_of<'a>(failures: impl Iterator<Item = &'a Error>) {
         alike.entry((error.name, error.failure.to_string())).or_default().push(error);
     }
     for errors in alike.values().take(MOST_TOLD) {
-        tracing::warn!(samples = errors.len(), first = one_line(errors[0]), "samples cannot be scored");
+        tracing::warn!(samples = errors.len(), first = one_line(errors[0]), "samples could not be scored");
     }
     if alike.len() > MOST_TOLD {
         let samples: usize = alike.values().skip(MOST_TOLD).map(Vec::len).sum();
-        tracing::warn!(samples, "more samples cannot be scored, for other reasons");
+        tracing::warn!(samples, "more samples could not be scored, for other reasons");
     }
 }
 
-/// A reward that could not be computed.
-#[derive(Debug, thiserror::Error)]
-#[error("the reward `{name}` failed for record {record}")]
-pub struct Error {
-    /// The reward's name.
-    pub name: &'static str,
-    /// The record's id.
-    pub record: String,
-    /// Why.
-    #[source]
-    pub failure: Failure,
-}
-
-impl Error {
-    /// The reward `name` cannot score `record`, since `why`.
-    pub fn new(name: &'static str, record: &Record, why: impl Into<Failure>) -> Self {
-        Self { name, record: record.id.clone(), failure: why.into() }
-    }
-}
-
-/// Why a reward could not be computed.
-#[derive(Clone, Debug, PartialEq, thiserror::Error, Serialize, Deserialize)]
-pub enum Failure {
-    /// It took too long.
-    #[error("no answer in {} s", .0.as_secs_f64())]
-    TimedOut(Duration),
-    /// Anything else.
-    #[error("{0}")]
-    Other(String),
-}
-
-impl Failure {
-    /// Whether it took too long.
-    pub fn is_timeout(&self) -> bool {
-        matches!(self, Self::TimedOut(_))
-    }
-}
-
-impl From<String> for Failure {
-    fn from(why: String) -> Self {
-        Self::Other(why)
-    }
-}
-
-impl From<&str> for Failure {
-    fn from(why: &str) -> Self {
-        Self::Other(why.to_owned())
-    }
-}
-
-/// What a policy wrote.
+/// A completion of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion<'a> {
-    /// Without its end token.
+    /// Text without the end token.
     pub text: &'a str,
-    /// Its length in tokens, its end token included; `None` where nothing was tokenized.
+    /// Length in tokens, including the end token; `None` if nothing was tokenized.
     pub tokens: Option<usize>,
-    /// Whether it ended by itself and was not cut at its longest length.
+    /// True if it ended by itself, false if it was cut at the maximum length.
     pub finished: bool,
 }
 
-/// How a reward is handed completions.
+/// Batching of a reward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// Each by itself, as soon as it is there.
+    /// One completion at a time, as soon as it ends.
     Each,
-    /// So many of consecutive numbers together, as soon as they are there.
+    /// Batches of this many completions with consecutive numbers, as soon as all of them have ended.
     Batches(NonZeroUsize),
 }
 
@@ -166,33 +117,33 @@ pub trait Reward: Send + Sync {
     /// Its name in metrics and errors.
     fn name(&self) -> &'static str;
 
-    /// The score of `completion`. An error is for what is not the policy's doing, such as an answer that cannot be
-    /// right in any form; a completion that is no answer scores low.
+    /// Scores `completion`. An error is for causes outside the policy, such as an invalid gold answer; an
+    /// invalid completion gets a low score.
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error>;
 
-    /// How it is handed completions.
+    /// Batching that the reward wants.
     fn takes(&self) -> Takes {
         Takes::Each
     }
 
-    /// The scores of several completions, in their order, from one that takes several at a time.
+    /// Scores a batch of completions, in order.
     fn score_many(&self, cases: &[(&Record, Completion)]) -> Vec<Result<f64, Error>> {
         cases.iter().map(|(record, completion)| self.score(record, completion)).collect()
     }
 
-    /// The part of `completion` that is taken for the answer, where the reward looks for one.
+    /// The part of `completion` that is compared with the gold answer, if the reward extracts one.
     fn extracted(&self, _completion: &Completion) -> Option<String> {
         None
     }
 }
 
-/// The reward that `kind` names, ready to score; a model is on the host.
+/// Creates the reward that `kind` names; a model is loaded on the host.
 ///
 /// # Errors
-/// If it cannot start, since its file does not load or its sandbox does not hold.
+/// If it cannot start, for example because its file does not load or its sandbox is unsafe.
 ///
 /// # Panics
-/// If a pattern or a template is none, which the config's check has seen to.
+/// If a pattern or a template is invalid, which the config's check excludes.
 pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
     Ok(match kind {
         RewardKind::Exact(_) => Box::new(Exact),
@@ -207,7 +158,7 @@ pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
         RewardKind::Judge(config) => Box::new(Judge::new(config)?),
         RewardKind::Model(config) => Box::new(Model::new(config)?),
         RewardKind::Python(config) => Box::new(Python::new(config)?),
-        RewardKind::Environment(_) => return Err("it is of an episode, and no completion by itself".into()),
+        RewardKind::Environment(_) => return Err("it scores an episode, not a single completion".into()),
         RewardKind::Length(config) => Box::new(Length::new(*config)),
         RewardKind::Repetition(config) => Box::new(Repetition::new(*config)),
     })

@@ -1,4 +1,4 @@
-//! A reward model in a folder: a sequence classifier with one label.
+//! The `model` reward: a reward model from a folder, a sequence classifier with one label.
 
 use std::num::NonZeroUsize;
 use std::sync::{Mutex, PoisonError};
@@ -13,42 +13,43 @@ use crate::config::RewardModelConfig;
 use crate::data::{HfTokenizer, Record};
 use crate::error_chain::one_line;
 
-/// Its name in metrics and errors.
+/// Name in metrics and errors.
 pub(super) const NAME: &str = "model";
 
-/// What a reward model on the host says of a completion: the score that it gives at the end of the text.
+/// A reward model on the host: its score at the end of the text.
 #[derive(Debug)]
 pub struct Model {
     reader: Reader,
     batch_size: NonZeroUsize,
     model: ValueModel,
-    /// Whole, one list a unit. One batch is scored at a time, with all of the rank's threads.
+    /// Complete weights, one list per unit. The lock makes batches run one at a time, each with all threads
+    /// of the rank.
     weights: Mutex<Vec<Vec<Tensor>>>,
 }
 
-/// How texts are put to a reward model.
+/// Tokenization of texts for a reward model.
 #[derive(Debug)]
 pub struct Reader {
     tokenizer: HfTokenizer,
     chat: bool,
-    /// The longest text that the model reads, in tokens.
+    /// Maximum length of a text, in tokens.
     longest: usize,
 }
 
-/// Completions as a reward model reads them.
+/// Tokenized completions.
 pub(super) struct Texts<'a> {
     records: Vec<&'a Record>,
-    /// The tokens of those that it can read.
+    /// Tokens of the texts that the model can read.
     pub(super) readable: Vec<Vec<i64>>,
-    /// Of each why it cannot read it, if so.
+    /// For each text the reason why the model cannot read it, if any.
     problems: Vec<Option<String>>,
 }
 
 impl Model {
-    /// Reads the folder's weights.
+    /// Reads the weights of the folder.
     ///
     /// # Errors
-    /// What of the folder cannot be used.
+    /// The part of the folder that cannot be used.
     pub fn new(config: &RewardModelConfig) -> Result<Self, Failure> {
         let (folder, reader) = Self::open(config)?;
         let because = |error: anyroll_models::Error| one_line(&error);
@@ -63,22 +64,22 @@ impl Model {
         Ok(Self { reader, batch_size, model, weights: Mutex::new(weights) })
     }
 
-    /// Checks all of the folder but the weights' values.
+    /// Checks everything in the folder except the weights' values.
     ///
     /// # Errors
-    /// What of it cannot be used.
+    /// The part of it that cannot be used.
     pub fn open(config: &RewardModelConfig) -> Result<(ModelFolder, Reader), Failure> {
         let folder = ModelFolder::open_scorer(&config.path).map_err(|error| one_line(&error))?;
         let tokenizer = HfTokenizer::open(&config.path).map_err(|error| one_line(&error))?;
         if config.chat && !tokenizer.has_chat_template() {
             let path = config.path.display();
-            return Err(format!("{path} has no chat template: read texts as they are, `chat: false`").into());
+            return Err(format!("{path} has no chat template: set `chat: false`").into());
         }
         let longest = folder.decoder_config().max_position_embeddings as usize;
         Ok((folder, Reader { tokenizer, chat: config.chat, longest }))
     }
 
-    /// The score of each text.
+    /// Scores each text.
     fn evaluate(&self, texts: &[Vec<i64>]) -> anyroll_models::Result<Vec<f64>> {
         let weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         let mut scores = Vec::with_capacity(texts.len());
@@ -104,7 +105,7 @@ impl Model {
 }
 
 impl Reader {
-    /// Cases as the model reads them.
+    /// Tokenizes cases for the model.
     pub(super) fn read<'a>(&self, cases: &[(&'a Record, Completion)]) -> Texts<'a> {
         let mut texts = Texts { records: Vec::new(), readable: Vec::new(), problems: Vec::new() };
         for (record, completion) in cases {
@@ -115,21 +116,22 @@ impl Reader {
         texts
     }
 
-    /// The text that is scored, with the end that the completion has, if the model can read it.
+    /// Tokens of a prompt with its completion, and the end token if the completion has one. An error means
+    /// that the text is empty or too long.
     fn text(&self, record: &Record, completion: &Completion) -> Result<Vec<i64>, String> {
         let Completion { text, finished, .. } = *completion;
         let tokens = self.tokenizer.encode_whole(record, text, self.chat, finished);
         let tokens = tokens.map_err(|error| one_line(&error))?;
         let most = self.longest;
         match tokens.is_empty() || tokens.len() > most {
-            true => Err(format!("the text is {} tokens, and the model reads 1 to {most}", tokens.len())),
+            true => Err(format!("the text has {} tokens, must have 1 to {most}", tokens.len())),
             false => Ok(tokens),
         }
     }
 }
 
 impl Texts<'_> {
-    /// What is said of each case, from what is said of each readable text.
+    /// Results of all cases, given those of the readable texts.
     pub(super) fn scored(self, scores: Vec<Result<f64, String>>) -> Vec<Result<f64, Error>> {
         let mut scores = scores.into_iter();
         let each = self.problems.into_iter().zip(self.records).map(|(problem, record)| {
@@ -143,16 +145,17 @@ impl Texts<'_> {
     }
 }
 
-/// Texts back to back.
+/// Packs texts into a batch.
 pub(super) fn pack(texts: &[Vec<i64>], device: Device) -> anyroll_models::Result<PackedBatch> {
-    // The number of a token is read before the token: that of one behind the last has seen the whole text.
+    // The head's output at a position precedes its token, so the output at a token after the last one has
+    // seen the whole text.
     let with_end: Vec<Vec<i64>> = texts.iter().map(|tokens| [&tokens[..], &[0]].concat()).collect();
     let sequence = |tokens| Sequence { tokens, prompt_len: tokens.len() - 1 };
     let sequences: Vec<Sequence> = with_end.iter().map(|tokens| sequence(tokens)).collect();
     PackedBatch::new(&sequences, 1.0, device)
 }
 
-/// A batch's scores.
+/// Scores of a batch.
 pub(super) fn numbers(values: &Tensor) -> anyroll_models::Result<Vec<f64>> {
     Ok(Vec::try_from(values.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?)?)
 }
@@ -209,7 +212,7 @@ pub(super) mod tests {
         model.score(&record, &Completion { text, tokens: None, finished })
     }
 
-    /// `tests/python/make_reward_model_golden.py` wrote them.
+    /// `tests/python/make_reward_model_golden.py` wrote the expected scores.
     #[test]
     fn scores_equal_those_of_transformers() {
         let file = golden("reward_model").path.join("scores.json");
@@ -231,7 +234,7 @@ pub(super) mod tests {
         assert!(cases.len() > 2);
     }
 
-    /// Batches, and 16 bits.
+    /// Compares batch sizes and 16-bit dtypes.
     #[test]
     fn scores_hardly_depend_on_how_they_are_computed() {
         let words = ["sort 3 1 2", "1", "a b c d e f", "", "one two three", "3 2 1 0", "x"];
@@ -251,7 +254,7 @@ pub(super) mod tests {
             let model = Model::new(config).unwrap();
             let scores = model.score_many(&cases);
             let error = one_line(scores[2].as_ref().unwrap_err());
-            assert!(error.contains("and the model reads 1 to 128"), "{error}");
+            assert!(error.contains("must have 1 to 128"), "{error}");
             scores.into_iter().filter_map(Result::ok).collect::<Vec<f64>>()
         };
         let one = scores(&RewardModelConfig { batch_size: 1, ..golden("reward_model") });
@@ -275,12 +278,12 @@ pub(super) mod tests {
     fn what_cannot_be_scored_is_told() {
         let model = Model::new(&golden("reward_model")).unwrap();
         let error = score(&model, "sort", &"1 ".repeat(100), true).unwrap_err();
-        assert!(one_line(&error).contains("and the model reads 1 to 128"), "{}", one_line(&error));
+        assert!(one_line(&error).contains("must have 1 to 128"), "{}", one_line(&error));
         for (name, expected) in [
             ("nowhere", "config.json"),
             (
                 "tiny_model",
-                "the architecture is Qwen2ForCausalLM, and there is only Qwen2ForSequenceClassification",
+                "the architecture Qwen2ForCausalLM is not supported, only Qwen2ForSequenceClassification",
             ),
         ] {
             let failure = Model::open(&golden(name)).unwrap_err().to_string();

@@ -1,20 +1,20 @@
-//! The form of a completion.
+//! The `regex` reward: the form of a completion.
 
 use regex::{Regex, RegexBuilder};
 
 use super::{Completion, Error, Reward};
 use crate::data::Record;
 
-/// 1 if the pattern matches the whole completion, which ended by itself, else 0.
+/// 1 if the pattern matches the whole of a finished completion, else 0.
 ///
-/// A dot matches a line break too. The engine has no backtracking, so a match takes linear time.
+/// A dot also matches a line break. The engine does not backtrack, so a match takes linear time.
 #[derive(Clone, Debug)]
 pub struct Pattern(Regex);
 
 impl Pattern {
-    /// Compiles `pattern`; the error says what is wrong with it.
+    /// Compiles `pattern`; the error is the problem with it.
     pub fn new(pattern: &str) -> Result<Self, String> {
-        // Alone first: a stray parenthesis must not close the one that is put around it.
+        // Compiled alone first, so that a stray parenthesis cannot close the added group.
         compile(pattern)?;
         let whole = format!(r"\A(?:{pattern})\z");
         RegexBuilder::new(&whole)
@@ -25,7 +25,7 @@ impl Pattern {
     }
 }
 
-/// `pattern` as it is; the error says what is wrong with it.
+/// Compiles `pattern` unchanged; the error is the problem with it.
 pub(super) fn compile(pattern: &str) -> Result<Regex, String> {
     Regex::new(pattern).map_err(|error| no_pattern(&error))
 }
@@ -33,7 +33,7 @@ pub(super) fn compile(pattern: &str) -> Result<Regex, String> {
 fn no_pattern(error: &regex::Error) -> String {
     let error = error.to_string();
     let why = error.lines().last().unwrap_or(&error).trim_start_matches("error: ");
-    format!("it is no pattern: {why}")
+    format!("it is not a valid pattern: {why}")
 }
 
 impl Reward for Pattern {

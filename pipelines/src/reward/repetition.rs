@@ -1,4 +1,4 @@
-//! The penalty for saying the same again.
+//! The `repetition` reward: a penalty for repeated text.
 
 use std::collections::HashSet;
 
@@ -6,14 +6,15 @@ use super::{Completion, Error, Reward};
 use crate::config::RepetitionConfig;
 use crate::data::Record;
 
-/// Minus the share of word n-grams that stood in the completion before: 0 if none comes twice, close to -1 for a loop.
+/// Minus the fraction of word n-grams that occurred earlier in the completion: 0 without repetition, close to
+/// -1 for a loop.
 #[derive(Clone, Copy, Debug)]
 pub struct Repetition {
     config: RepetitionConfig,
 }
 
 impl Repetition {
-    /// As `config` says.
+    /// Creates the reward of `config`.
     pub fn new(config: RepetitionConfig) -> Self {
         Self { config }
     }
@@ -51,7 +52,7 @@ mod tests {
         check(3, "", 0.0);
         check(3, "a b", 0.0);
         check(3, "a b c d", 0.0);
-        // abc, bca, cab, abc: one of four comes again.
+        // abc, bca, cab, abc: one of four is a repetition.
         check(3, "a b c  a\nb c", -0.25);
         check(1, "a a a a", -0.75);
         check(2, "no no no no no", -0.75);

@@ -1,4 +1,4 @@
-//! The threads that score completions, beside whatever samples them and whatever is trained meanwhile.
+//! Threads that score completions, in parallel with sampling and training.
 
 use std::{
     any::Any,
@@ -15,13 +15,13 @@ use super::{
     sum::{Board, lock},
 };
 
-/// Scores on threads of its own, as long as it lives. What still waits to be scored then is given up.
+/// A pool of scoring threads, which ends when this is dropped. Jobs still in the queue are dropped too.
 pub struct Scorer {
     pool: Arc<Pool>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Completions whose outcomes are wanted together, such as a step's. Its clones are the same.
+/// Completions whose outcomes are collected together, such as those of a step. Clones share the same state.
 #[derive(Clone)]
 pub struct Scoring {
     pool: Arc<Pool>,
@@ -31,7 +31,7 @@ pub struct Scoring {
 struct Pool {
     reward: Arc<RewardSum>,
     queue: Mutex<Queue>,
-    /// Something came into the queue, or it was closed.
+    /// Signals a new job, or that the queue was closed.
     changed: Condvar,
 }
 
@@ -41,7 +41,7 @@ struct Queue {
     is_closed: bool,
 }
 
-/// A case to score, and where its outcome goes.
+/// A case to score, with the destination of its outcome.
 struct Job {
     sheet: Arc<Sheet>,
     number: usize,
@@ -52,20 +52,20 @@ struct Job {
 struct Sheet {
     board: Mutex<Board>,
     progress: Mutex<Progress>,
-    /// Nothing is left to score.
+    /// Signals that no case is left to score.
     settled: Condvar,
 }
 
 #[derive(Default)]
 struct Progress {
-    /// Cases that were handed over and are not scored yet.
+    /// Cases in flight.
     left: usize,
-    /// That of a reward, for who asks for the outcomes.
+    /// A reward's panic, which the caller of `finish` resumes.
     panic: Option<Box<dyn Any + Send>>,
 }
 
 impl Scorer {
-    /// Starts `workers` threads that score by `reward`.
+    /// Starts `workers` threads that score with `reward`.
     pub fn start(reward: Arc<RewardSum>, workers: NonZeroUsize) -> io::Result<Self> {
         let pool = Arc::new(Pool { reward, queue: Mutex::default(), changed: Condvar::new() });
         let mut scorer = Self { pool, threads: Vec::new() };
@@ -77,7 +77,7 @@ impl Scorer {
         Ok(scorer)
     }
 
-    /// Completions of their own, none yet.
+    /// Creates an empty collection of completions.
     pub fn begin(&self) -> Scoring {
         Scoring { pool: self.pool.clone(), sheet: Arc::default() }
     }
@@ -88,29 +88,30 @@ impl Drop for Scorer {
         lock(&self.pool.queue).is_closed = true;
         self.pool.changed.notify_all();
         for thread in self.threads.drain(..) {
-            // It catches the panics of rewards, and has no others.
+            // A worker catches the panics of rewards and has no others.
             let _ = thread.join();
         }
     }
 }
 
 impl Scoring {
-    /// Has a case scored, once all are that were handed over before it, to whichever scoring. Each has a number, from 0 on,
-    /// and numbers may be missing.
+    /// Queues a case after all cases queued before, in any collection. Each has a number from 0 on; numbers
+    /// may be missing.
     pub fn hand_over(&self, number: usize, case: Case) {
         lock(&self.sheet.progress).left += 1;
         lock(&self.pool.queue).jobs.push_back(Job { sheet: self.sheet.clone(), number, case });
         self.pool.changed.notify_one();
     }
 
-    /// The outcomes of all that was handed over, in the order of the numbers, when they are there. What the ranks score
-    /// together, by `models`, is scored on this thread; with any of these every rank calls.
+    /// Waits for the outcomes of all queued cases and returns them ordered by number. Terms whose models the
+    /// ranks hold together are scored on this thread by `models`. If there are any, every rank must call
+    /// this.
     ///
     /// # Errors
-    /// If a device or another rank fails; what is wrong with a completion is in its outcome.
+    /// If a device or another rank fails. The failure of a completion is in its outcome.
     ///
     /// # Panics
-    /// As a reward did.
+    /// If a reward panicked.
     pub fn finish(self, models: &mut [HeldModel]) -> crate::Result<Vec<Outcome>> {
         let is_busy = |progress: &mut Progress| progress.left > 0;
         let progress = self.sheet.settled.wait_while(lock(&self.sheet.progress), is_busy);
@@ -126,7 +127,7 @@ impl Scoring {
 impl Pool {
     fn work(&self) {
         while let Some(Job { sheet, number, case }) = self.next() {
-            // Whoever waits would wait forever for a thread that is gone.
+            // A panic must not end the thread, or `finish` would wait forever.
             let score = AssertUnwindSafe(|| self.reward.score_on(&sheet.board, number, case));
             let panicked = panic::catch_unwind(score).err();
             let mut progress: MutexGuard<Progress> = lock(&sheet.progress);
@@ -138,7 +139,7 @@ impl Pool {
         }
     }
 
-    /// The next job; `None` once it is closed.
+    /// The next job; `None` once the queue is closed.
     fn next(&self) -> Option<Job> {
         let is_idle = |queue: &mut Queue| queue.jobs.is_empty() && !queue.is_closed;
         let queue = self.changed.wait_while(lock(&self.queue), is_idle);
@@ -181,7 +182,7 @@ mod tests {
         let records: Vec<Record> = (0..100).map(|n| record(&n.to_string())).collect();
         let [one, other] = [scorer.begin(), scorer.begin()];
         for (number, record) in records.iter().enumerate().rev() {
-            // Every third is right; of the other's all are.
+            // One in three is right in `one`; in the other all are.
             one.hand_over(number, case(record, &(number - number % 3).to_string()));
             other.hand_over(number, case(record, &record.answer));
         }
@@ -190,7 +191,7 @@ mod tests {
         assert_eq!(other.finish(&mut []).unwrap().into_iter().map(total).collect::<Vec<_>>(), [1.0; 100]);
     }
 
-    /// Says what it scores, and then waits to be told how.
+    /// Reports the start of each score, then waits for its value.
     struct Slow {
         begun: mpsc::Sender<String>,
         go_on: Mutex<mpsc::Receiver<Option<f64>>>,
@@ -208,7 +209,7 @@ mod tests {
         }
     }
 
-    /// Such a reward, what it has begun with, and where to say how it goes on.
+    /// A slow reward, the receiver of starts, and the sender of values.
     fn slow() -> (Box<Slow>, mpsc::Receiver<String>, mpsc::Sender<Option<f64>>) {
         let (begun, begins) = mpsc::channel();
         let (tell, go_on) = mpsc::channel();
@@ -223,7 +224,7 @@ mod tests {
         for number in 0..3 {
             scoring.hand_over(number, case(&Record { id: number.to_string(), ..record("") }, ""));
         }
-        // Nobody has asked for an outcome yet.
+        // Scoring starts before `finish`.
         assert_eq!(begins.recv().unwrap(), "0");
         let dropped = thread::spawn(move || drop(scorer));
         while !lock(&scoring.pool.queue).is_closed {
@@ -244,7 +245,7 @@ mod tests {
         let panicked = panic::catch_unwind(AssertUnwindSafe(|| scoring.finish(&mut [])));
         let message = *panicked.err().unwrap().downcast::<String>().unwrap();
         assert!(message.contains("this reward panics"), "{message}");
-        // The thread goes on with what comes next.
+        // The thread continues with the next job.
         tell.send(Some(0.5)).unwrap();
         let scoring = scorer.begin();
         scoring.hand_over(0, case(&record(""), ""));

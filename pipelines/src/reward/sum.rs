@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Completion, Error, Exact, Failure, HeldModel, Reward, Takes, build, distinct, model};
-use crate::config::{RewardConfig, RewardKind, RewardTerm, Role};
+use crate::config::{RewardConfig, RewardKind, RewardTerm};
 use crate::data::Record;
+use crate::run::Role;
 
-/// The name of what an environment gives.
+/// Name of the environment's reward.
 const ENVIRONMENT: &str = "environment";
 
 /// The weighted sum of a config's rewards.
@@ -16,70 +17,72 @@ pub struct RewardSum {
 }
 
 struct Term {
-    /// The reward's, made [`distinct`].
+    /// Name of the reward, made [`distinct`].
     name: String,
     by: By,
     weight: f64,
-    /// Of the records that it is for; all if there is none.
+    /// Domains of the records that it applies to; all if empty.
     domains: Vec<String>,
     max_error_rate: f64,
 }
 
-/// Who scores by a term.
+/// Scoring mechanism of a term.
 enum By {
-    /// The threads of a [`super::Scorer`].
+    /// Threads of a [`super::Scorer`].
     Threads(Box<dyn Reward>),
-    /// The ranks together, once nothing is sampled any more: the next of their [`HeldModel`]s.
+    /// All ranks together after sampling, with the next of their [`HeldModel`]s.
     Ranks,
-    /// The environment, which has: the sum of what it gave for the turns.
+    /// The environment's rewards, already known: their sum over the turns.
     Environment,
 }
 
-/// A completion to score, and what it answers.
+/// A completion to score, with its record.
 #[derive(Clone, Debug)]
 pub struct Case {
-    /// What was asked.
+    /// Record of the prompt.
     pub record: Arc<Record>,
-    /// What was written, without its end token.
+    /// Completion without the end token.
     pub text: String,
-    /// Its length in tokens, its end token included.
+    /// Length in tokens, including the end token.
     pub tokens: usize,
-    /// Whether it ended by itself.
+    /// True if it ended by itself.
     pub finished: bool,
-    /// What an environment gave for it, if there is one, or what went wrong with its episode.
+    /// Sum of the environment's rewards, or the failure of the episode; `None` without an environment.
     pub episode: Option<Result<f64, Failure>>,
 }
 
-/// What became of a completion.
+/// Result of scoring a completion.
 #[derive(Debug)]
 pub enum Outcome {
-    /// All terms that are for its record scored it.
+    /// Scores of all terms that apply to its record.
     Scored(Score),
-    /// A term could not.
+    /// A term failed.
     Failed {
-        /// Which, in the order of [`RewardSum::names`].
+        /// Index of the term, in the order of [`RewardSum::names`].
         term: usize,
-        /// Why.
+        /// Cause.
         error: Error,
     },
 }
 
-/// What a completion earned.
+/// Scores of a completion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Score {
-    /// The weighted sum.
+    /// Weighted sum.
     pub total: f64,
-    /// The score of the first term that is for its record, without its weight: what evaluation measures.
+    /// Unweighted score of the first term that applies to its record, which evaluations report.
     pub measured: f64,
-    /// Each term's own score, without its weight; `None` from one that is not for its record.
+    /// Unweighted score of each term; `None` if the term does not apply to the record.
     pub parts: Vec<Option<f64>>,
 }
 
 impl RewardSum {
-    /// What `config` says, ready to score, with its reward models held as `models` say, in the order of its terms.
+    /// Creates the rewards of `config`; `models` are the roles of its reward models, in the order of its
+    /// terms.
     ///
     /// # Errors
-    /// [`crate::Error::Start`] with the term that cannot: its file does not load, or its sandbox does not hold.
+    /// [`crate::Error::Start`] with the term that cannot start, for example because its file does not load or
+    /// its sandbox is unsafe.
     pub fn new(config: &RewardConfig, models: &[Option<Role>]) -> crate::Result<Self> {
         let terms = match config {
             RewardConfig::Exact => {
@@ -107,35 +110,35 @@ impl RewardSum {
         Ok(Self { terms })
     }
 
-    /// One reward, as it is.
+    /// A sum of one reward with weight 1.
     #[cfg(test)]
     pub(super) fn of(reward: Box<dyn Reward>) -> Self {
         let (name, by) = (reward.name().to_owned(), By::Threads(reward));
         Self { terms: vec![Term { name, by, weight: 1.0, domains: Vec::new(), max_error_rate: 0.0 }] }
     }
 
-    /// The names of the terms, each of its own.
+    /// Unique names of the terms.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.terms.iter().map(|term| term.name.as_str())
     }
 
-    /// What the terms weigh.
+    /// Weights of the terms.
     pub fn weights(&self) -> impl Iterator<Item = f64> {
         self.terms.iter().map(|term| term.weight)
     }
 
-    /// What a unit of what an environment gives for a turn weighs.
+    /// Weight of an environment's reward for a turn.
     pub fn weight_of_turns(&self) -> f64 {
         let of_turns = self.terms.iter().filter(|term| matches!(term.by, By::Environment));
         of_turns.map(|term| term.weight).sum()
     }
 
-    /// The share of a step's completions that each term may fail on.
+    /// Fraction of a step's completions on which each term may fail.
     pub fn max_error_rates(&self) -> impl Iterator<Item = f64> {
         self.terms.iter().map(|term| term.max_error_rate)
     }
 
-    /// Scores a case, and puts it on the board under its number; also what is to be scored together and is there with it.
+    /// Scores a case and stores it on the board under its number, along with any batches that it completes.
     pub(super) fn score_on(&self, board: &Mutex<Board>, number: usize, case: Case) {
         let parts = self.score_each(&case);
         let complete = {
@@ -149,8 +152,8 @@ impl RewardSum {
         }
     }
 
-    /// The outcomes of all that is on the board, in the order of the numbers, when nothing more comes: the rest of what is
-    /// scored together is scored now, by `models` what the ranks score. Every rank calls, if there are any.
+    /// Outcomes of all cases on the board, ordered by number, once no more cases follow. Scores the remaining
+    /// batches; terms of the ranks are scored by `models`. Every rank must call this if there are any.
     pub(super) fn score_rest(
         &self,
         mut board: Board,
@@ -171,8 +174,7 @@ impl RewardSum {
         Ok(board.0.into_iter().flatten().map(|entry| self.outcome(entry.parts)).collect())
     }
 
-    /// What a completion says, for a vote: the answer that the first term which is for its record finds in it, or else
-    /// its text.
+    /// The vote of a completion: the answer that the first applicable term extracts from it, or its text.
     pub fn answer(&self, case: &Case) -> String {
         let completion = case.completion();
         let measuring = self.terms.iter().find(|term| term.is_for(&case.record.domain));
@@ -180,7 +182,7 @@ impl RewardSum {
         found.unwrap_or_else(|| case.text.clone()).trim().to_owned()
     }
 
-    /// What the terms say of a case that score each by itself, up to the first that fails.
+    /// Scores a case by all terms without batches, up to the first that fails.
     fn score_each(&self, case: &Case) -> Parts {
         let mut parts: Parts = self.terms.iter().map(|_| None).collect();
         for (term, part) in self.terms.iter().zip(&mut parts) {
@@ -206,8 +208,8 @@ impl RewardSum {
         parts
     }
 
-    /// The batches of terms that have all of their cases now that number `number` is there. Which cases are scored
-    /// together follows from their numbers, and not from when they come: a score would be another in its last bits.
+    /// Batches that are complete now that case `number` is on the board. Numbers decide which cases form a
+    /// batch, not the order of arrival, which would change the last bits of scores.
     fn complete_batches(&self, board: &Board, number: usize) -> Vec<Complete<'_>> {
         let mut complete = Vec::new();
         for (index, term) in self.terms.iter().enumerate() {
@@ -236,7 +238,7 @@ impl RewardSum {
                 Err(error) => return Outcome::Failed { term: index, error },
             }
         }
-        // The config's check has seen to it that every domain has a term.
+        // The config's check ensures that every domain has a term.
         let measured = scores.iter().copied().flatten().next().unwrap_or(0.0);
         Outcome::Scored(Score { total, measured, parts: scores })
     }
@@ -253,14 +255,14 @@ impl Term {
         self.domains.is_empty() || self.domains.iter().any(|it| it == domain)
     }
 
-    /// Whether it, of this index, is still to score a case.
+    /// Returns true if this term, with this index, has yet to score the case.
     fn wants(&self, index: usize, entry: &Entry) -> bool {
         entry.parts[index].is_none() && self.is_for(&entry.case.record.domain)
     }
 }
 
 impl By {
-    /// `models` are how the ranks hold the next reward models.
+    /// `models` yields the roles of the next reward models.
     fn new<'a>(
         kind: &RewardKind,
         models: &mut impl Iterator<Item = &'a Option<Role>>,
@@ -288,24 +290,24 @@ impl By {
     }
 }
 
-/// Cases as rewards see them.
+/// Cases in the form that rewards take.
 fn completions(cases: &[(usize, Case)]) -> Vec<(&Record, Completion<'_>)> {
     cases.iter().map(|(_, case)| (&*case.record, case.completion())).collect()
 }
 
-/// A term's number, its reward, and cases that it is to score together, with their numbers.
+/// Index of a term, its reward, and a batch of cases with their numbers.
 type Complete<'a> = (usize, &'a dyn Reward, Vec<(usize, Case)>);
 
-/// What each term said of a case: nothing yet, or it is not for it.
+/// Result of each term for a case; `None` if it is pending or the term does not apply.
 type Parts = Vec<Option<Result<f64, Error>>>;
 
-/// A case, and what was said of it so far.
+/// A case with its results so far.
 struct Entry {
     case: Case,
     parts: Parts,
 }
 
-/// All cases that are there, by their numbers.
+/// All cases so far, indexed by number.
 #[derive(Default)]
 pub(super) struct Board(Vec<Option<Entry>>);
 
@@ -320,13 +322,13 @@ impl Board {
         self.0.get(range).is_some_and(|part| part.iter().all(Option::is_some))
     }
 
-    /// Those of a range that are there and `wanted`, with their numbers.
+    /// Cases in a range that are present and `wanted`, with their numbers.
     fn cases(&self, range: Range<usize>, wanted: impl Fn(&Entry) -> bool) -> Vec<(usize, Case)> {
         let there = range.filter_map(|number| Some((number, self.0[number].as_ref()?)));
         there.filter(|(_, it)| wanted(it)).map(|(number, it)| (number, it.case.clone())).collect()
     }
 
-    /// What `term` said of `cases`.
+    /// Stores the scores of `cases` by `term`.
     fn add(&mut self, term: usize, cases: &[(usize, Case)], scores: Vec<Result<f64, Error>>) {
         for ((number, _), score) in cases.iter().zip(scores) {
             self.0[*number].as_mut().expect("it was there").parts[term] = Some(score);
@@ -406,7 +408,7 @@ mod tests {
         assert_eq!((term, error.to_string().as_str()), (1, "the reward `choice` failed for record 1"));
     }
 
-    /// Scores a completion by how many it is scored with, and notes which those are.
+    /// Scores a completion by the size of its batch, and records the batches.
     struct Crowd {
         size: NonZeroUsize,
         batches: Mutex<Vec<Vec<String>>>,

@@ -5,26 +5,28 @@
 
 use std::{path::Path, sync::Arc};
 
-use anyroll_models::ValueModel;
+use anyroll_models::{ValueModel, init::WeightSource};
 use anyroll_strategy::{
-    State, StepStats, Zero,
+    Zero,
     checkpoint::{self, Stamp},
 };
 use tch::Tensor;
 
 use super::{
-    Decoder, Setup,
+    Decoder, Task,
+    advantages::spreads,
     loss::{ValueStats, ValueTargets, count, value_loss},
-    score::Scored,
-    targets::moments,
+    pack::Packing,
+    rows::Scored,
 };
 use crate::{
     Error, Result,
     base_model::UnderNewHead,
-    config::{CriticConfig, Run},
+    config::{CriticConfig, RlvrConfig},
     inference::Sample,
     metrics::Metrics,
-    train::{Exchange, Place, adamw, finish_steps, hold, learning_rate, offloaded},
+    run::Run,
+    train::{Exchange, Learner, Place, Schedule},
 };
 
 /// Where the critic lies in a checkpoint.
@@ -34,19 +36,25 @@ const FOLDER: &str = "critic";
 #[derive(Debug)]
 pub struct Critic {
     config: CriticConfig,
-    model: Zero<ValueModel>,
-    /// Sequences that a rank puts through forward and backward at a time.
-    micro_batch_size: usize,
-    /// What of it is on the device only in its turn.
-    offloaded: Vec<State>,
+    learner: Learner<ValueModel>,
 }
 
 /// What the critic is trained towards.
 pub struct Valued {
     /// Of all of the rank's tokens.
     pub targets: ValueTargets,
-    /// Value, return and advantage of each of the rank's tokens that is trained on.
-    pub seen: Vec<[f64; 3]>,
+    /// Those of the rank's tokens that are trained on.
+    pub seen: Vec<ValuedToken>,
+}
+
+/// A token with its value.
+pub struct ValuedToken {
+    /// The critic's value.
+    pub value: f64,
+    /// What it should have been.
+    pub follows: f64,
+    /// The advantage that came of it.
+    pub advantage: f64,
 }
 
 impl Valued {
@@ -55,27 +63,27 @@ impl Valued {
     pub fn metrics(&self, exchange: &Exchange) -> Result<Metrics> {
         /// Returns that hardly differ leave nothing to explain; verl's.
         const EPS: f64 = 1e-5;
-        let of = |index: usize| self.seen.iter().map(move |token| token[index]);
+        let column = |of: fn(&ValuedToken) -> f64| self.seen.iter().map(of).collect::<Vec<f64>>();
+        let [values, returns, advantages, missed] = [
+            column(|token| token.value),
+            column(|token| token.follows),
+            column(|token| token.advantage),
+            column(|token| token.follows - token.value),
+        ];
+        let found = spreads(exchange, &[&values, &returns, &advantages, &missed])?;
+        let [values, returns, advantages, missed] = found[..] else { unreachable!("a spread for each list") };
         let mut metrics = Metrics::new();
-        let missed: Vec<f64> = self.seen.iter().map(|[value, follows, _]| follows - value).collect();
-        let missed = moments(exchange, &missed)?;
-        if missed.count == 0.0 {
+        if missed.moments.count == 0.0 {
             return Ok(metrics); // all of the step is left out
         }
-        for (index, name) in ["values", "returns", "advantages"].into_iter().enumerate() {
-            let own: Vec<f64> = of(index).collect();
-            let found = moments(exchange, &own)?;
-            let least = of(index).fold(f64::INFINITY, f64::min);
-            let most = of(index).fold(f64::NEG_INFINITY, f64::max);
-            let of_ranks = exchange.gather(&[least, most])?;
-            let least = of_ranks.iter().map(|rank| rank[0]).fold(f64::INFINITY, f64::min);
-            let most = of_ranks.iter().map(|rank| rank[1]).fold(f64::NEG_INFINITY, f64::max);
-            for (quantity, value) in [("mean", found.mean), ("min", least), ("max", most)] {
+        for (name, spread) in [("values", values), ("returns", returns), ("advantages", advantages)] {
+            let quantities = [("mean", spread.moments.mean), ("min", spread.least), ("max", spread.most)];
+            for (quantity, value) in quantities {
                 metrics.insert(format!("critic/{name}/{quantity}"), value);
             }
             if name == "returns" {
-                let explained = 1.0 - missed.squares / (found.squares + EPS * found.count);
-                metrics.insert("critic/vf_explained_var", explained);
+                let scale = spread.moments.squares + EPS * spread.moments.count;
+                metrics.insert("critic/vf_explained_var", 1.0 - missed.moments.squares / scale);
             }
         }
         Ok(metrics)
@@ -83,124 +91,112 @@ impl Valued {
 }
 
 impl Critic {
-    /// The critic that `run` asks for, if it does, on `place`, with the policy's first weights under a head of 0; away
+    /// The critic that `run` asks for, if it does, on `place`, with the policy's first `weights` under a head of 0; away
     /// from the device.
-    pub fn new(run: &Run, setup: &Setup, place: &Place) -> Result<Option<Self>> {
-        let (Some(config), Some(role)) = (&setup.rlvr.critic, &run.critic) else { return Ok(None) };
-        let model = ValueModel::new(setup.model.config().clone(), place.torch_device()?)?;
-        let model = model.deterministic(role.strategy.deterministic);
-        let weights = UnderNewHead(&*setup.weights);
-        let adamw = adamw(&config.optimizer);
-        let mut model = hold(Arc::new(model), &role.strategy, place, Some(adamw), &weights)?;
-        let offloaded = offloaded(&role.strategy);
-        model.offload_states(&offloaded)?;
-        let micro_batch_size = role.strategy.micro_batch_size;
-        Ok(Some(Self { config: config.clone(), model, micro_batch_size, offloaded }))
+    pub fn new(
+        run: &Run,
+        config: &RlvrConfig,
+        policy: &Decoder,
+        weights: &dyn WeightSource,
+        place: &Place,
+    ) -> Result<Option<Self>> {
+        let (Some(critic), Some(role)) = (&config.critic, &run.critic) else { return Ok(None) };
+        let model = ValueModel::new(policy.config().clone(), place.torch_device()?)?;
+        let model = Arc::new(model.deterministic(role.strategy.deterministic));
+        let (optimizer, steps) = (critic.optimizer.clone(), config.steps.number());
+        let schedule = Schedule { optimizer, steps, warmup: None };
+        let mut learner = Learner::new(model, role, place, &UnderNewHead(weights), schedule)?;
+        learner.offload()?;
+        Ok(Some(Self { config: critic.clone(), learner }))
     }
 
-    /// Whether the policy waits in step `step` for the critic to have learnt something.
+    /// True if the policy waits in step `step` for the critic to have learnt something.
     pub fn learns_alone(&self, step: u64) -> bool {
         step < self.config.warmup_steps
     }
 
-    /// An error if its steps so far have led to nothing that is a model.
-    pub fn check_learnt(&mut self) -> Result<()> {
-        self.model.load_states(&self.offloaded)?;
-        self.model.check_learnt()?;
-        self.leave()
+    /// An error if its steps so far have led to weights that are no numbers.
+    pub fn check_divergence(&mut self) -> Result<()> {
+        self.learner.check_divergence()?;
+        Ok(self.learner.offload()?)
     }
 
     /// Takes over the policy's weights below the head.
     pub fn begin_as(&mut self, policy: &mut Zero<Decoder>) -> Result<()> {
-        self.model.load_states(&self.offloaded)?;
-        self.model.copy_shared_weights_from(policy)?;
-        self.leave()
+        self.learner.load()?;
+        self.learner.model.copy_shared_weights_from(policy)?;
+        Ok(self.learner.offload()?)
     }
 
-    /// Writes it into the new checkpoint `folder`, of `stamp`.
-    pub fn save(&mut self, folder: &Path, stamp: Stamp) -> Result<(), anyroll_strategy::Error> {
-        self.model.load_states(&self.offloaded)?;
-        checkpoint::save(&mut self.model, &folder.join(FOLDER), stamp, serde_json::Value::Null)?;
-        self.model.offload_states(&self.offloaded)?;
-        Ok(())
+    /// Writes it into the new checkpoint `folder`, with the checkpoint's `stamp`.
+    pub fn save(&mut self, folder: &Path, stamp: Stamp) -> anyroll_strategy::Result<()> {
+        self.learner.load()?;
+        let path = folder.join(FOLDER);
+        checkpoint::save(&mut self.learner.model, &path, stamp, serde_json::Value::Null)?;
+        self.learner.offload()
     }
 
     /// Loads what [`Self::save`] wrote.
-    pub fn load(&mut self, folder: &Path) -> Result<()> {
+    pub fn restore(&mut self, folder: &Path) -> Result<()> {
         let path = folder.join(FOLDER);
         if !path.exists() {
             let problem = "it has no critic, since the run began without one: take `critic` out again";
             return Err(Error::Resume { run: folder.to_owned(), problem: problem.to_owned() });
         }
-        self.model.load_states(&self.offloaded)?;
-        checkpoint::load(&mut self.model, &path)?;
-        self.leave()
+        self.learner.load()?;
+        self.learner.restore(&path)?;
+        Ok(self.learner.offload()?)
     }
 
-    fn leave(&mut self) -> Result<()> {
-        self.model.offload_states(&self.offloaded)?;
-        Ok(())
-    }
-}
-
-/// The critic's part of a step.
-impl Setup {
-    /// The value of each token of this rank's samples, fp32 `[M]` on the policy's device; the critic is on its own
-    /// afterwards.
-    pub fn values(&self, critic: &mut Critic, samples: &[Sample]) -> Result<Tensor> {
-        critic.model.load_states(&critic.offloaded)?;
-        let parts = samples.chunks(critic.micro_batch_size);
-        let device = critic.model.torch_device();
-        let parts = parts.map(|samples| Ok(critic.model.score(&self.pack_for(device, samples)?)?));
+    /// The value of each token of this rank's samples, fp32 `[M]` on `device`; the critic stays on its own.
+    pub fn values(&mut self, packing: &Packing, samples: &[Sample], device: tch::Device) -> Result<Tensor> {
+        self.learner.load()?;
+        let own = self.learner.device();
+        let model = &mut self.learner.model;
+        let parts = samples.chunks(self.learner.micro_batch_size);
+        let parts = parts.map(|samples| Ok(model.score(&packing.pack(own, samples)?)?));
         let parts: Vec<Tensor> = parts.collect::<Result<_>>()?;
-        Ok(Tensor::f_cat(&parts, 0)?.f_to_device(self.device)?)
+        Ok(Tensor::f_cat(&parts, 0)?.f_to_device(device)?)
     }
 
     /// Trains the critic on the samples, in the policy's epochs and mini-batches; it leaves the device.
-    pub fn update_critic(
-        &self,
-        critic: &mut Critic,
+    pub fn update(
+        &mut self,
         exchange: &Exchange,
-        samples: &[Sample],
-        targets: &ValueTargets,
+        task: &Task,
         scored: &Scored,
+        targets: &ValueTargets,
         step: u64,
     ) -> Result<Metrics> {
-        let rlvr = &self.rlvr;
-        let (aggregation, clip) = (rlvr.algorithm.aggregation, critic.config.value_clip);
-        let learning_rate = learning_rate(&critic.config.optimizer, step, rlvr.steps.number());
-        let device = critic.model.torch_device();
+        let Task { config, share, packing, .. } = task;
+        let (aggregation, clip) = (config.algorithm.aggregation, self.config.value_clip);
+        let (device, size) = (self.learner.device(), self.learner.micro_batch_size);
         let targets = targets.on(device)?;
         let mut stats = ValueStats::default();
-        let mut steps: Vec<StepStats> = Vec::new();
-        for _ in 0..rlvr.epochs {
-            for mini_batch in 0..self.share.mini_batches {
-                let count = count(aggregation, &scored.trained_lengths(self.share.range(mini_batch)));
-                for part in self.share.micro_batches(mini_batch, critic.micro_batch_size) {
-                    let targets = targets.part(part.clone())?;
-                    let batch = self.pack_for(device, &samples[part])?;
-                    critic.model.accumulate(&batch, |values| {
-                        Ok(value_loss(clip, values, &targets, count, &mut stats)?)
-                    })?;
-                }
-                steps.push(critic.model.step(learning_rate)?);
+        let update = self.learner.update(step, config.epochs, share.mini_batches, |model, mini_batch| {
+            let count = count(aggregation, &scored.trained_lengths(share.range(mini_batch.index)));
+            for part in share.micro_batches(mini_batch.index, size) {
+                let targets = targets.part(part.clone())?;
+                let batch = packing.pack(device, &scored.own[part])?;
+                model.accumulate(&batch, |values| {
+                    Ok(value_loss(clip, values, &targets, count, &mut stats)?)
+                })?;
             }
-        }
-        let stepped = finish_steps(&critic.model, &steps)?;
-        critic.leave()?;
-        let sums = exchange.sum(&stats.read()?)?;
-        let epochs = rlvr.epochs as f64;
-        let losses = count(aggregation, &scored.trained_lengths(0..scored.lengths.len())) * epochs;
-        let tokens = scored.lengths.iter().sum::<f64>() * epochs;
+            Ok(())
+        })?;
+        let stepped = self.learner.finish(update)?;
+        self.learner.offload()?;
+        let sums = exchange.reduce(&stats.read()?)?;
+        let epochs = config.epochs as f64;
+        let losses = count(aggregation, &scored.trained_lengths(0..scored.rows.len())) * epochs;
         let mut metrics = Metrics::new();
-        metrics.insert("critic/vf_loss", sums[0] / losses);
+        metrics.insert("critic/vf_loss", sums.loss / losses);
         if clip.is_some() {
-            metrics.insert("critic/vf_clipfrac", sums[1] / tokens);
+            metrics.insert("critic/vf_clipfrac", sums.clipped / (scored.tokens() * epochs));
         }
-        for (name, value) in stepped.iter() {
+        for (name, value) in stepped.metrics.iter() {
             metrics.insert(format!("critic/{name}"), value);
         }
-        metrics.insert("critic/learning_rate", learning_rate);
         Ok(metrics)
     }
 }

@@ -1,31 +1,27 @@
 //! Measuring the policy on prompts that it is never trained on.
 
-use std::collections::BTreeMap;
-use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::{
+    collections::BTreeMap,
+    ops::{ControlFlow, Range},
+    sync::Arc,
+};
 
 use anyroll_strategy::Weights;
 
-use super::{
-    Roles, Setup,
-    rollout::{case, turns},
-};
+use super::{Rlvr, rewards::Rewards, rollout::Engine, terms::TermSums};
 use crate::{
     Error, Result,
     algorithm::{majority, pass_at_k},
-    data::Record,
+    data::{Record, Tokenizer},
     inference::{Asked, Sample, Sampling},
     metrics::Metrics,
-    reward::{HeldModel, Outcome},
-    samples::{Phase, Sample as SampleLine},
-    train::{Evaluation, Exchange, Purpose, sample_seed},
+    reward::Outcome,
+    samples::{Phase, Sample as SampleLine, Turn},
+    train::{Evaluation, Exchange, Purpose, Reduce, reduced, sample_seed},
 };
 
 /// Completions that go into `samples.jsonl` at each evaluation.
 const SHOWN: usize = 16;
-
-/// What is summed over the prompts of a domain: their number, greedy, pass@1, pass@k, maj@k.
-const SUMS: usize = 5;
 
 /// Completions, and what each was measured at: `None` where its reward failed.
 struct Measured {
@@ -34,163 +30,198 @@ struct Measured {
     failed: Vec<f64>,
 }
 
-impl Setup {
-    /// Greedy completions, and `evaluation.samples` sampled ones at temperature 1, of the held-out prompts:
-    /// `eval/greedy`, `eval/pass@1`, `eval/pass@k` and `eval/maj@k` over all ranks, in a mix also of each domain, and
-    /// this rank's first greedy completions. A prompt of which a completion cannot be scored counts in none of them.
-    pub fn evaluate(
-        &self,
-        roles: &mut Roles,
-        exchange: &Exchange,
-        step: u64,
-        phase: Phase,
-    ) -> Result<Evaluation> {
-        let Roles { policy, reward_models, .. } = roles;
-        policy.offload_states(&self.offloaded)?;
-        let weights = self.weights_to_sample(policy)?;
-        let samples = self.rlvr.evaluation.samples;
-        let (records, first) = self.own_held_out(exchange);
-        let greedy = records.iter().map(|record| {
-            let sample = Sample::begin(self.tokenizer.encode_prompt(record)?);
-            Ok((record, Asked { sample, seed: 0, how: Sampling::GREEDY }))
-        });
-        let greedy = greedy.collect::<Result<Vec<_>>>()?;
-        let best = self.measure(&weights, reward_models, exchange, step, greedy.clone())?;
-        let lines = self.lines(records, &best, step, phase);
-
-        let mut asked = Vec::with_capacity(records.len() * samples);
-        for (index, (record, greedy)) in greedy.iter().enumerate() {
-            // The same random numbers at every evaluation, so that a change is the policy's.
-            let seed =
-                |sample| sample_seed(Purpose::Evaluation, self.seed, 0, (first + index) * samples + sample);
-            for sample in 0..samples {
-                asked.push((*record, Asked { seed: seed(sample), how: Sampling::FREE, ..greedy.clone() }));
-            }
-        }
-        let drawn = self.measure(&weights, reward_models, exchange, step, asked)?;
-        let failed: f64 = best.failed.iter().chain(&drawn.failed).sum();
-        let mut metrics = self.summary(exchange, records, &best, &drawn)?;
-        if failed > 0.0 {
-            metrics.insert("eval/errors", failed);
-        }
-        let value = |name| metrics.get(name).unwrap_or(f64::NAN);
-        let summary =
-            format!("held-out greedy {:.3}, pass@1 {:.3}", value("eval/greedy"), value("eval/pass@1"));
-        Ok(Evaluation { metrics, samples: lines, picture: None, summary })
+reduced! {
+    /// Sums over the prompts of a domain of which all completions were scored.
+    struct DomainSums {
+        /// Prompts.
+        sum prompts: f64,
+        /// What the greedy completion was measured at.
+        sum greedy: f64,
+        /// The chance that a sample is right.
+        sum pass_1: f64,
+        /// The chance that one of all samples is.
+        sum pass_k: f64,
+        /// The chance that the most frequent answer is.
+        sum maj_k: f64,
     }
+}
 
-    /// Samples with the weights `version`, and measures while it samples.
-    fn measure(
-        &self,
-        weights: &Weights,
-        reward_models: &mut [HeldModel],
-        exchange: &Exchange,
-        version: u64,
-        asked: Vec<(&Arc<Record>, Asked)>,
-    ) -> Result<Measured> {
+reduced! {
+    /// Completions of an evaluation.
+    struct Failures {
+        /// All.
+        sum completions: u64,
+        /// Those that each term of the reward failed on.
+        each failed: Vec<f64>,
+    }
+}
+
+/// Greedy completions, and `evaluation.samples` sampled ones at temperature 1, of the held-out prompts:
+/// `eval/greedy`, `eval/pass@1`, `eval/pass@k` and `eval/maj@k` over all ranks, in a mix also of each domain, and
+/// this rank's first greedy completions. A prompt of which a completion cannot be scored counts in none of them.
+pub fn evaluate(rlvr: &mut Rlvr, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation> {
+    let Rlvr { task, held_out, engine, rewards, models, .. } = rlvr;
+    models.learner.offload()?;
+    let weights = engine.weights(&mut models.learner.model)?;
+    let samples = task.config.evaluation.samples;
+    let (records, first) = own_part(held_out, exchange);
+    let greedy = records.iter().map(|record| {
+        let sample = Sample::begin(rewards.tokenizer.encode_prompt(record)?);
+        Ok((record, Asked { sample, seed: 0, how: Sampling::GREEDY }))
+    });
+    let greedy = greedy.collect::<Result<Vec<_>>>()?;
+    let mut measuring = Measuring { engine, weights: &weights, rewards, exchange, step };
+    let best = measuring.measure(greedy.clone())?;
+
+    let mut asked = Vec::with_capacity(records.len() * samples);
+    for (index, (record, greedy)) in greedy.iter().enumerate() {
+        // The same random numbers at every evaluation, so that a change is the policy's.
+        let seed =
+            |sample| sample_seed(Purpose::Evaluation, task.seed, 0, (first + index) * samples + sample);
+        for sample in 0..samples {
+            asked.push((*record, Asked { seed: seed(sample), how: Sampling::FREE, ..greedy.clone() }));
+        }
+    }
+    let drawn = measuring.measure(asked)?;
+    let failed: f64 = best.failed.iter().chain(&drawn.failed).sum();
+    let domains = of_domains(samples, held_out, records, (&best, &drawn), rewards);
+    let mut metrics = summary(samples, domains, exchange)?;
+    if failed > 0.0 {
+        metrics.insert("eval/errors", failed);
+    }
+    let value = |name| metrics.get(name).unwrap_or(f64::NAN);
+    let summary = format!("held-out greedy {:.3}, pass@1 {:.3}", value("eval/greedy"), value("eval/pass@1"));
+    let samples = lines(&rewards.tokenizer, records, &best, step, phase);
+    Ok(Evaluation { metrics, samples, picture: None, summary })
+}
+
+/// What completions are sampled and measured with.
+struct Measuring<'a> {
+    engine: &'a Engine,
+    weights: &'a Weights,
+    rewards: &'a mut Rewards,
+    exchange: &'a Exchange,
+    /// The version of the weights.
+    step: u64,
+}
+
+impl Measuring<'_> {
+    /// Samples, and measures while it samples. Every rank calls.
+    fn measure(&mut self, asked: Vec<(&Arc<Record>, Asked)>) -> Result<Measured> {
+        let Self { engine, weights, rewards, exchange, step } = self;
         let (records, asked): (Vec<&Arc<Record>>, Vec<Asked>) = asked.into_iter().unzip();
-        let scoring = self.scorer.begin();
-        let episodes = self.episodes(records.iter().copied());
-        let sampled = self.sampler.sample(weights, version, &asked, episodes, |samples, ended| {
+        let scoring = rewards.begin();
+        let sampled = engine.sample(weights, *step, &asked, records.iter().copied(), |samples, ended| {
             for &index in ended {
-                scoring.hand_over(index, case(&self.tokenizer, records[index], &samples[index]));
+                scoring.hand_over(index, rewards.case(records[index], &samples[index]));
             }
             ControlFlow::Continue(())
         })?;
-        let outcomes = scoring.finish(reward_models)?;
+        let outcomes = rewards.finish(scoring)?;
         let values = outcomes.iter().map(|outcome| match outcome {
             Outcome::Scored(score) => Some(score.measured),
             Outcome::Failed { .. } => None,
         });
         let values = values.collect();
-        let mut numbers = vec![0.0; self.reward.names().len()];
-        for outcome in &outcomes {
-            if let Outcome::Failed { term, .. } = outcome {
-                numbers[*term] += 1.0;
-            }
-        }
-        numbers.push(asked.len() as f64);
-        let mut failed = exchange.sum(&numbers)?;
-        let completions = failed.pop().expect("the last of them") as usize;
-        self.check_error_rates(&failed, completions, outcomes)?;
+        let terms = TermSums::of(rewards.sum.names().len(), outcomes.iter());
+        let failed = terms.iter().map(|sums| sums.failed).collect();
+        let Failures { completions, failed } =
+            exchange.reduce(&Failures { completions: asked.len() as u64, failed })?;
+        rewards.check_error_rates(&failed, completions as usize, outcomes)?;
         Ok(Measured { samples: sampled.samples, values, failed })
     }
+}
 
-    fn lines(&self, records: &[Arc<Record>], best: &Measured, step: u64, phase: Phase) -> Vec<SampleLine> {
-        let shown = records.iter().zip(&best.samples).zip(&best.values).take(SHOWN);
-        let line = |((record, sample), value): ((&Arc<Record>, &Sample), &Option<f64>)| {
-            let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
-            let (completion, reward) = (sample.transcript(&self.tokenizer), value.unwrap_or(f64::NAN));
-            let turns = turns(&self.tokenizer, sample);
-            SampleLine { step, phase, prompt, completion, turns, answer, reward }
-        };
-        shown.map(line).collect()
-    }
+/// The lines of `samples.jsonl`.
+fn lines(
+    tokenizer: &Tokenizer,
+    records: &[Arc<Record>],
+    best: &Measured,
+    step: u64,
+    phase: Phase,
+) -> Vec<SampleLine> {
+    let shown = records.iter().zip(&best.samples).zip(&best.values).take(SHOWN);
+    let line = |((record, sample), value): ((&Arc<Record>, &Sample), &Option<f64>)| {
+        let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
+        let (completion, reward) = (sample.transcript(tokenizer), value.unwrap_or(f64::NAN));
+        let turns = turns(tokenizer, sample);
+        SampleLine { step, phase, prompt, completion, turns, answer, reward }
+    };
+    shown.map(line).collect()
+}
 
-    /// The means over all ranks' prompts, and over those of each domain if there are several.
-    fn summary(
-        &self,
-        exchange: &Exchange,
-        records: &[Arc<Record>],
-        best: &Measured,
-        drawn: &Measured,
-    ) -> Result<Metrics> {
-        let samples = self.rlvr.evaluation.samples;
-        // All ranks list the same domains, in the same order, whichever prompts they have.
-        let domains = self.held_out.iter().map(|record| (record.domain.as_str(), [0.0; SUMS]));
-        let mut sums: BTreeMap<&str, [f64; SUMS]> = domains.collect();
-        for (index, (record, greedy)) in records.iter().zip(&best.values).enumerate() {
-            let range = index * samples..(index + 1) * samples;
-            let values: Option<Vec<f64>> = drawn.values[range.clone()].iter().copied().collect();
-            let (Some(greedy), Some(values)) = (greedy, values) else { continue };
-            let right: Vec<bool> = values.iter().map(|&value| value >= 1.0).collect();
-            let correct = right.iter().filter(|it| **it).count();
-            let answers = drawn.samples[range]
-                .iter()
-                .map(|sample| self.reward.answer(&case(&self.tokenizer, record, sample)));
-            let voted: Vec<(String, bool)> = answers.zip(right).collect();
-            let own = [
-                1.0,
-                *greedy,
-                pass_at_k(samples, correct, 1),
-                pass_at_k(samples, correct, samples),
-                majority(&voted),
-            ];
-            let sums = sums.get_mut(record.domain.as_str()).expect("a held-out record's");
-            sums.iter_mut().zip(own).for_each(|(sum, value)| *sum += value);
-        }
-        let own: Vec<f64> = sums.values().flatten().copied().collect();
-        let all = exchange.sum(&own)?;
-        let mut metrics = Metrics::new();
-        let mut insert = |prefix: &str, sums: &[f64]| {
-            metrics.insert(format!("{prefix}/greedy"), sums[1] / sums[0]);
-            metrics.insert(format!("{prefix}/pass@1"), sums[2] / sums[0]);
-            if samples > 1 {
-                metrics.insert(format!("{prefix}/pass@{samples}"), sums[3] / sums[0]);
-                metrics.insert(format!("{prefix}/maj@{samples}"), sums[4] / sums[0]);
-            }
-        };
-        let mut total = [0.0; SUMS];
-        for of_domain in all.chunks_exact(SUMS) {
-            total.iter_mut().zip(of_domain).for_each(|(sum, value)| *sum += value);
-        }
-        if total[0] == 0.0 {
-            return Err(Error::NothingMeasured);
-        }
-        insert("eval", &total);
-        if sums.len() > 1 {
-            for (domain, of_domain) in sums.keys().zip(all.chunks_exact(SUMS)) {
-                insert(&format!("eval/{domain}"), of_domain);
-            }
-        }
-        Ok(metrics)
-    }
+/// The turns of a completion as `samples.jsonl` has them; none without an environment.
+fn turns(tokenizer: &Tokenizer, sample: &Sample) -> Vec<Turn> {
+    let Some(episode) = &sample.episode else { return Vec::new() };
+    let text = |range: Range<usize>| tokenizer.decode(&sample.tokens[range]);
+    let turn = |(number, range): (usize, Range<usize>)| Turn {
+        text: text(range),
+        reward: episode.rewards.get(number).copied().flatten(),
+        observation: episode.observations.get(number).cloned().map(text),
+    };
+    sample.turns().into_iter().enumerate().map(turn).collect()
+}
 
-    /// This rank's part of the held-out prompts, and the number of the first among all.
-    fn own_held_out(&self, exchange: &Exchange) -> (&[Arc<Record>], usize) {
-        let per_rank = self.held_out.len().div_ceil(exchange.world_size());
-        let start = (exchange.rank() * per_rank).min(self.held_out.len());
-        let end = (start + per_rank).min(self.held_out.len());
-        (&self.held_out[start..end], start)
+/// Sums over this rank's prompts of each domain. All ranks list the same domains, whichever prompts they have.
+fn of_domains<'a>(
+    samples: usize,
+    held_out: &'a [Arc<Record>],
+    records: &[Arc<Record>],
+    (best, drawn): (&Measured, &Measured),
+    rewards: &Rewards,
+) -> BTreeMap<&'a str, DomainSums> {
+    let domains = held_out.iter().map(|record| (record.domain.as_str(), DomainSums::default()));
+    let mut sums: BTreeMap<&str, DomainSums> = domains.collect();
+    for (index, (record, greedy)) in records.iter().zip(&best.values).enumerate() {
+        let range = index * samples..(index + 1) * samples;
+        let values: Option<Vec<f64>> = drawn.values[range.clone()].iter().copied().collect();
+        let (Some(greedy), Some(values)) = (greedy, values) else { continue };
+        let right: Vec<bool> = values.iter().map(|&value| value >= 1.0).collect();
+        let correct = right.iter().filter(|it| **it).count();
+        let answers =
+            drawn.samples[range].iter().map(|sample| rewards.sum.answer(&rewards.case(record, sample)));
+        let voted: Vec<(String, bool)> = answers.zip(right).collect();
+        let sums = sums.get_mut(record.domain.as_str()).expect("a held-out record's");
+        sums.reduce(DomainSums {
+            prompts: 1.0,
+            greedy: *greedy,
+            pass_1: pass_at_k(samples, correct, 1),
+            pass_k: pass_at_k(samples, correct, samples),
+            maj_k: majority(&voted),
+        });
     }
+    sums
+}
+
+/// The means over all ranks' prompts, and over those of each domain if there are several.
+fn summary(samples: usize, own: BTreeMap<&str, DomainSums>, exchange: &Exchange) -> Result<Metrics> {
+    let (domains, own): (Vec<&str>, Vec<DomainSums>) = own.into_iter().unzip();
+    let all = exchange.reduce(&own)?;
+    let mut total = DomainSums::default();
+    all.iter().for_each(|sums| total.reduce(sums.clone()));
+    if total.prompts == 0.0 {
+        return Err(Error::NothingMeasured);
+    }
+    let mut metrics = Metrics::new();
+    let mut insert = |prefix: &str, sums: &DomainSums| {
+        metrics.insert(format!("{prefix}/greedy"), sums.greedy / sums.prompts);
+        metrics.insert(format!("{prefix}/pass@1"), sums.pass_1 / sums.prompts);
+        if samples > 1 {
+            metrics.insert(format!("{prefix}/pass@{samples}"), sums.pass_k / sums.prompts);
+            metrics.insert(format!("{prefix}/maj@{samples}"), sums.maj_k / sums.prompts);
+        }
+    };
+    insert("eval", &total);
+    if domains.len() > 1 {
+        domains.iter().zip(&all).for_each(|(domain, sums)| insert(&format!("eval/{domain}"), sums));
+    }
+    Ok(metrics)
+}
+
+/// This rank's part of the held-out prompts, and the number of the first among all.
+fn own_part<'a>(held_out: &'a [Arc<Record>], exchange: &Exchange) -> (&'a [Arc<Record>], usize) {
+    let per_rank = held_out.len().div_ceil(exchange.world_size());
+    let start = (exchange.rank() * per_rank).min(held_out.len());
+    let end = (start + per_rank).min(held_out.len());
+    (&held_out[start..end], start)
 }

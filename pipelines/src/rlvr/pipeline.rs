@@ -1,21 +1,35 @@
 //! [`Rlvr`]: what the loop trains here.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
+use anyroll_models::init::WeightSource;
 use anyroll_strategy::checkpoint::{self, Saver};
 use serde::{Deserialize, Serialize};
 
-use super::{Critic, Roles, Setup, own_devices::OwnDevices, under_way::Rollout};
+use super::{
+    Critic, Models, Task,
+    evaluate::evaluate,
+    rewards::Rewards,
+    rollout::{Engine, Prompts, Rollout},
+    setup,
+    step::step,
+};
 use crate::{
     Error, Result,
-    algorithm::Moments,
-    config::{Advantage, AlgorithmConfig, GrpoConfig, PolicyLoss, Role, Run, Scale},
-    data::Dataset,
+    algorithm::{Moments, losses::Loss},
+    base_model::BaseModel,
+    config::{Advantage, AlgorithmConfig, GrpoConfig, PipelineConfig, Scale, Turns},
+    data::{Dataset, Record},
     launch::Rank,
     metrics::Metrics,
-    reward::HeldModel,
+    offline::Lesson,
+    reward::RewardSum,
+    run::{Role, Run},
     samples::Phase,
-    train::{Evaluation, Exchange, Kept, Pipeline, Place, Plan, Reference, StepOutcome, adamw, describe},
+    train::{
+        Evaluation, Exchange, Kept, Learner, Pipeline, Place, Plan, Reference, Schedule, StepOutcome,
+        describe,
+    },
 };
 
 /// A language model that learns from verifiable rewards.
@@ -24,10 +38,22 @@ pub struct Rlvr {
     place: Place,
     /// Where the reference will be.
     reference_place: Option<Place>,
-    setup: Setup,
-    roles: Roles,
-    /// This rank's.
-    rollout: Rollout,
+    /// The policy's first weights.
+    weights: Box<dyn WeightSource>,
+    /// The run's options.
+    pub task: Arc<Task>,
+    /// Prompts and answers.
+    pub dataset: Arc<Dataset>,
+    /// The prompts of every evaluation.
+    pub held_out: Vec<Arc<Record>>,
+    /// What samples on the policy's device.
+    pub engine: Arc<Engine>,
+    /// What scores.
+    pub rewards: Rewards,
+    /// What samples the groups of a step.
+    pub rollout: Box<dyn Rollout>,
+    /// The policy and what surrounds it.
+    pub models: Models,
 }
 
 /// What one step leaves for the next.
@@ -46,28 +72,57 @@ pub struct Carried {
 impl Rlvr {
     /// Prepares a run, its policy on `place`, with its first weights. Opens the other roles' devices.
     pub fn new(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
-        let setup = Setup::new(&run, dataset, &place)?;
-        let optimizer = match &setup.rlvr.warmup {
-            Some(warmup) if warmup.steps > 0 => &warmup.optimizer,
-            _ => &setup.rlvr.optimizer,
+        let PipelineConfig::Rlvr(config) = &run.config.pipeline else {
+            unreachable!("the command line starts the pipeline that the config names")
         };
-        let policy = setup.policy(&run, &place, optimizer)?;
+        let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
+        let model = setup::policy(&run, config, &base, &place)?;
+        let sum = RewardSum::new(&config.reward, &run.reward_models)?;
+        let engine = Arc::new(setup::engine(&run, config, &base, &model, &place)?);
+        let task = Arc::new(Task::new(&run, config, &base, &model));
+        let held_out = dataset.held_out(config.evaluation.prompts())?.into_iter().map(Arc::new).collect();
+        let dataset = Arc::new(dataset);
+        let warmup = config.warmup.as_ref().filter(|warmup| warmup.steps > 0);
+        let schedule = Schedule {
+            optimizer: config.optimizer.clone(),
+            steps: config.steps.number(),
+            warmup: warmup.map(|warmup| warmup.optimizer.clone()),
+        };
+        let learner = Learner::new(model.clone(), &run.policy, &place, &*base.weights, schedule)?;
+        // Nothing but evaluation samples there, and no critic takes turns with it.
+        let stays = run.rollout.is_some() && run.critic.is_none();
+        let learner = if stays { learner.staying() } else { learner };
         let beside =
             |name, role: Option<&Role>| role.map(|role| place.beside(name, role, &run, rank)).transpose();
         let reference_place = beside("reference", run.held_reference())?;
         let critic_place = beside("critic", run.critic.as_ref())?;
-        let critic = critic_place.map(|place| Critic::new(&run, &setup, &place)).transpose()?.flatten();
-        let own_devices = |role| OwnDevices::open(&setup, role, rank.local_rank);
-        let devices = run.rollout.as_ref().map(own_devices).transpose()?;
-        let reward_models = HeldModel::all(&setup.rlvr.reward, &run, &place, rank)?;
-        let roles = Roles { policy, reference: None, critic, reward_models };
-        let rollout = Rollout { devices, ..Rollout::default() };
-        Ok(Self { run, place, reference_place, setup, roles, rollout })
+        let critic = |place| Critic::new(&run, config, &model, &*base.weights, &place);
+        let critic = critic_place.map(critic).transpose()?.flatten();
+        let (tokenizer, task_of) = (base.tokenizer.clone(), task.clone());
+        let prompts =
+            Prompts { dataset: dataset.clone(), tokenizer, task: task_of, rank: place.group.rank() };
+        let rollout = setup::rollout(&run, prompts, &engine, rank)?;
+        let rewards = setup::rewards(&run, sum, &task, &base, (&place, rank))?;
+        let models = Models { learner, reference: None, critic };
+        let weights = base.weights;
+        Ok(Self {
+            run,
+            place,
+            reference_place,
+            weights,
+            task,
+            dataset,
+            held_out,
+            engine,
+            rewards,
+            rollout,
+            models,
+        })
     }
 
-    /// Whether there is something under way between steps.
+    /// True if completions are in flight between steps.
     fn is_asynchronous(&self) -> bool {
-        self.setup.rlvr.rollout.asynchronous.ahead > 0
+        self.task.config.rollout.asynchronous.ahead > 0
     }
 }
 
@@ -75,7 +130,7 @@ impl Pipeline for Rlvr {
     type Carried = Carried;
 
     fn plan(&self) -> Plan {
-        let rlvr = &self.setup.rlvr;
+        let rlvr = &self.task.config;
         Plan {
             warmup_steps: rlvr.warmup.as_ref().map_or(0, |warmup| warmup.steps),
             steps: rlvr.steps.number(),
@@ -86,82 +141,81 @@ impl Pipeline for Rlvr {
     }
 
     fn best_by(&self, evaluation: &Metrics) -> Option<f64> {
-        evaluation.get("eval/greedy").filter(|_| self.setup.rlvr.checkpoint.keep_best)
+        evaluation.get("eval/greedy").filter(|_| self.task.config.checkpoint.keep_best)
     }
 
     fn description(&self) -> String {
-        describe(&title(&self.setup.rlvr.algorithm), &*self.setup.model, &self.run)
+        describe(&title(&self.task.config.algorithm), &**self.models.learner.model.model(), &self.run)
     }
 
     fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64> {
-        let Self { setup, roles, .. } = self;
-        let warmup = setup.rlvr.warmup.as_ref().expect("the plan has warm-up steps");
-        setup.lesson().warmup_step(&mut roles.policy, exchange, warmup, setup.micro_batch_size, step)
+        let Self { task, dataset, engine, models, .. } = self;
+        let warmup = task.config.warmup.as_ref().expect("the plan has warm-up steps");
+        let tokenizer = &engine.sampler.tokenizer;
+        let lesson = Lesson { dataset, tokenizer, seed: task.seed, turns: Turns::Last };
+        let Learner { model, micro_batch_size, .. } = &mut models.learner;
+        lesson.warmup_step(model, exchange, warmup, *micro_batch_size, step)
     }
 
-    fn check_learnt(&mut self) -> Result<()> {
-        self.roles.policy.load_states(&self.setup.offloaded)?;
-        self.roles.policy.check_learnt()?;
-        self.roles.critic.as_mut().map_or(Ok(()), Critic::check_learnt)
+    fn check_divergence(&mut self) -> Result<()> {
+        self.models.learner.check_divergence()?;
+        self.models.critic.as_mut().map_or(Ok(()), Critic::check_divergence)
     }
 
     fn end_warm_up(&mut self) -> Result<()> {
-        Ok(self.roles.policy.reset_optimizer(adamw(&self.setup.rlvr.optimizer))?)
+        self.models.learner.end_warm_up()
     }
 
     /// The reference; and the critic begins as the policy is, but for adapters, which it has none of.
     fn freeze(&mut self, kept: Kept) -> Result<()> {
-        if let Some(critic) =
-            self.roles.critic.as_mut().filter(|_| !kept.is_saved && !self.setup.has_adapters)
-        {
-            critic.begin_as(&mut self.roles.policy)?;
+        let policy = &mut self.models.learner.model;
+        let begins = !kept.is_saved && !self.task.has_adapters;
+        if let Some(critic) = self.models.critic.as_mut().filter(|_| begins) {
+            critic.begin_as(policy)?;
         }
-        let (policy, weights) = (&mut self.roles.policy, &*self.setup.weights);
         let reference = self.reference_place.as_ref().zip(self.run.held_reference());
-        let new = |(place, role)| Reference::new(policy, &self.run, role, place, weights, kept);
-        self.roles.reference = reference.map(new).transpose()?;
+        let new = |(place, role)| Reference::new(policy, &self.run, role, place, &*self.weights, kept);
+        self.models.reference = reference.map(new).transpose()?;
         Ok(())
     }
 
     fn step(
         &mut self,
         exchange: &Exchange,
-        step: u64,
+        number: u64,
         carried: &mut Carried,
         stop: bool,
     ) -> Result<StepOutcome> {
-        self.setup.step(&mut self.roles, &mut self.rollout, exchange, step, carried, stop)
+        step(self, exchange, number, carried, stop)
     }
 
     fn evaluate(&mut self, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation> {
-        self.setup.evaluate(&mut self.roles, exchange, step, phase)
+        evaluate(self, exchange, step, phase)
     }
 
     fn save(&mut self, saver: &mut Saver, path: &Path, position: serde_json::Value) -> Result<()> {
-        self.rollout.finish()?;
-        let under_way = &self.rollout.under_way;
-        let under_way = self.is_asynchronous().then(|| serde_json::to_vec(under_way).expect("plain data"));
-        let Roles { policy, critic, .. } = &mut self.roles;
-        policy.load_states(&self.setup.offloaded)?;
+        self.rollout.settle()?;
+        let in_flight = self.rollout.in_flight();
+        let in_flight = in_flight.map(|groups| serde_json::to_vec(groups).expect("plain data"));
+        let Models { learner, critic, .. } = &mut self.models;
         let stamp = saver.stamp();
-        saver.start_with(policy, path, position, under_way, |folder| {
+        learner.save(saver, path, position, in_flight, |folder| {
             critic.as_mut().map_or(Ok(()), |critic| critic.save(folder, stamp))
-        })?;
-        Ok(policy.start_offload(&self.setup.leaving)?)
+        })
     }
 
     fn load(&mut self, path: &Path) -> Result<()> {
-        checkpoint::load(&mut self.roles.policy, path)?;
+        self.models.learner.restore(path)?;
         if self.is_asynchronous() {
             let group = &self.place.group;
             let refused = |problem: String| Error::Resume { run: path.to_owned(), problem };
             let bytes = checkpoint::own(path, group.rank(), group.world_size())?.ok_or_else(|| {
-                refused("it has no completions under way: write `rollout.async.ahead: 0` again".to_owned())
+                refused("it has no completions in flight: write `rollout.async.ahead: 0` again".to_owned())
             })?;
-            self.rollout.under_way =
-                serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))?;
+            let groups = serde_json::from_slice(&bytes).map_err(|error| refused(error.to_string()))?;
+            self.rollout.restore(groups);
         }
-        self.roles.critic.as_mut().map_or(Ok(()), |critic| critic.load(path))
+        self.models.critic.as_mut().map_or(Ok(()), |critic| critic.restore(path))
     }
 }
 
@@ -181,14 +235,8 @@ fn title(algorithm: &AlgorithmConfig) -> String {
         (Advantage::Gae(_), _) => "PPO",
         (Advantage::None, _) => "on-policy distillation",
     };
-    let loss = match &algorithm.loss {
-        PolicyLoss::Clipped(_) | PolicyLoss::Reinforce => return advantage.to_owned(),
-        PolicyLoss::Gspo(_) => "GSPO",
-        PolicyLoss::Cispo(_) => "CISPO",
-        PolicyLoss::Sapo(_) => "SAPO",
-        PolicyLoss::Topr(_) => "TOPR",
-        PolicyLoss::Gmpo(_) => "GMPO",
-        PolicyLoss::Vespo(_) => "VESPO",
-    };
-    format!("{loss} on {advantage}")
+    match algorithm.loss.title() {
+        Some(loss) => format!("{loss} on {advantage}"),
+        None => advantage.to_owned(),
+    }
 }

@@ -1,4 +1,4 @@
-//! Answers, whole or as they come, in the shapes of OpenAI's interface.
+//! Responses in the format of OpenAI's API, whole or streamed.
 
 use std::{
     collections::VecDeque,
@@ -24,55 +24,53 @@ use tokio_stream::Stream;
 
 use super::{
     App,
-    body::Asked,
-    calls::{Call, Calls},
+    body::ParsedRequest,
     text::TextStream,
-    worker::{Heard, Problem, Tokens},
+    tool_calls::{Call, Calls},
+    worker::{Message, Problem, Tokens},
 };
 use crate::data::Tokenizer;
 
-/// Which of the two interfaces answers.
+/// API of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Text,
     Chat,
 }
 
-/// Why there is no answer, as clients are told it.
+/// An error response.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub status: StatusCode,
     pub message: String,
 }
 
-/// Runs a request and answers it.
-pub(super) async fn answer(app: &App, shape: Shape, asked: Asked) -> Response {
-    let mut telling = Telling::new(app.next_id(), &app.tokenizer, shape, &asked);
+/// Runs a request and responds to it.
+pub(super) async fn answer(app: &App, shape: Shape, asked: ParsedRequest) -> Response {
+    let mut response = PartialResponse::new(app.next_id(), &app.tokenizer, shape, &asked);
     let (stream, usage) = (asked.stream, asked.usage);
     let mut heard = app.worker.ask(asked.requests);
-    // The header says that all is well, so a stream has none before it is known that the request runs.
+    // A stream starts with status 200, so it is not opened before the request is known to run.
     let first = match understood(heard.recv().await) {
-        Ok(tokens) => telling.part(tokens),
+        Ok(tokens) => response.part(tokens),
         Err(refusal) => return refusal.into_response(),
     };
     if !stream {
-        let body = telling.whole(first, heard).await;
+        let body = response.whole(first, heard).await;
         return body.map_or_else(Refusal::into_response, |body| Json(body).into_response());
     }
-    let mut events = Events { heard, telling, usage, ready: VecDeque::new() };
+    let mut events = Events { heard, response, usage, ready: VecDeque::new() };
     events.tell(first);
     Sse::new(events).into_response()
 }
 
-/// What was heard, or why nothing more will be.
-fn understood(heard: Option<Heard>) -> Result<Tokens, Refusal> {
+/// Tokens of a message, or the reason why no more follow.
+fn understood(heard: Option<Message>) -> Result<Tokens, Refusal> {
     let failed = |message| Refusal { status: StatusCode::INTERNAL_SERVER_ERROR, message };
     heard.ok_or_else(|| failed("the engine has failed".to_owned()))?.map_err(|problem| match problem {
         Problem::Request(message) => Refusal::bad_request(message),
         Problem::Model(message) => failed(message),
-        Problem::Format => {
-            failed("the answer was broken off: what it is held to could not say how it goes on".to_owned())
-        }
+        Problem::Format => failed("generation was aborted: the format's grammar failed".to_owned()),
     })
 }
 
@@ -93,34 +91,34 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// An answer on its way.
-struct Telling {
+/// A response in progress.
+struct PartialResponse {
     shape: Shape,
     id: String,
     created_s: u64,
-    /// As [`Asked::logprobs`].
+    /// [`ParsedRequest::logprobs`].
     logprobs: Option<usize>,
     prompt_tokens: usize,
     choices: Vec<Choice>,
-    /// Choices that have not ended.
+    /// Choices in progress.
     left: usize,
 }
 
-/// How far one of its samples is.
+/// State of a sample.
 struct Choice {
     text: TextStream,
-    /// With tools.
+    /// Parser of tool calls, if there are tools.
     calls: Option<Calls>,
     tokens: usize,
-    /// Characters that the tokens so far have.
+    /// Characters decoded so far.
     characters: usize,
 }
 
-/// What is new of a sample.
+/// New output of a sample.
 #[derive(Default)]
 struct Part {
     index: usize,
-    /// Whether there was nothing of it before.
+    /// True for the first part of the sample.
     is_first: bool,
     text: String,
     calls: Vec<Call>,
@@ -131,14 +129,14 @@ struct Part {
 struct Token {
     text: String,
     logprob: f32,
-    /// The texts and log-probs of the likeliest tokens in its place.
+    /// Texts and log-probs of the likeliest tokens at its position.
     likeliest: Vec<(String, f32)>,
     /// Characters of the completion before it.
     offset: usize,
 }
 
-impl Telling {
-    fn new(id: String, tokenizer: &Arc<Tokenizer>, shape: Shape, asked: &Asked) -> Self {
+impl PartialResponse {
+    fn new(id: String, tokenizer: &Arc<Tokenizer>, shape: Shape, asked: &ParsedRequest) -> Self {
         let text = || TextStream::new(tokenizer.clone(), asked.stops.clone());
         let calls = || asked.tools.clone().map(Calls::new);
         let choice = |_| Choice { text: text(), calls: calls(), tokens: 0, characters: 0 };
@@ -169,7 +167,7 @@ impl Telling {
         for (at, (text, others)) in added.pieces.into_iter().zip(added.others).enumerate() {
             let (offset, logprob) = (choice.characters, logprobs[at]);
             choice.characters += text.chars().count();
-            // Of the token itself it is the same text and number.
+            // The token itself has the same text and log-prob.
             let told = |(other, (id, value)): (String, &(i64, f32))| match *id == ids[at] {
                 true => (text.clone(), logprob),
                 false => (other, *value),
@@ -181,8 +179,8 @@ impl Telling {
         Part { index: sample, is_first, text, calls, tokens, ending }
     }
 
-    /// The whole answer, which begins with `first`.
-    async fn whole(mut self, first: Part, mut heard: UnboundedReceiver<Heard>) -> Result<Value, Refusal> {
+    /// Collects the complete response, which starts with `first`.
+    async fn whole(mut self, first: Part, mut heard: UnboundedReceiver<Message>) -> Result<Value, Refusal> {
         let mut wholes: Vec<Part> =
             (0..self.choices.len()).map(|index| Part { index, ..Part::default() }).collect();
         wholes[first.index].extend(first);
@@ -206,7 +204,7 @@ impl Telling {
         Ok(body)
     }
 
-    /// One event of a stream.
+    /// An event of a stream.
     fn chunk(&self, choices: Vec<Value>) -> Value {
         let object = match self.shape {
             Shape::Text => "text_completion",
@@ -231,7 +229,8 @@ impl Telling {
         message
     }
 
-    /// What is new of a message. Clients join what comes under the same key, so the role comes once; calls are told whole.
+    /// New output of a message. Clients concatenate values of the same key, so the role is sent once; calls
+    /// are sent whole.
     fn delta(&self, part: &Part) -> Value {
         let mut delta = json!({"content": content(part)});
         if part.is_first {
@@ -290,12 +289,12 @@ impl Part {
     }
 }
 
-/// A message's text; beside calls there may be none.
+/// Text of a message; null if it consists of calls only.
 fn content(part: &Part) -> Value {
     if part.text.is_empty() && !part.calls.is_empty() { Value::Null } else { json!(part.text) }
 }
 
-/// The tokens' texts and log-probs, and those of so many of the likeliest in the place of each.
+/// Texts and log-probs of the tokens, with the `likeliest` ones at each position.
 fn logprobs(shape: Shape, tokens: &[Token], likeliest: usize) -> Value {
     let told =
         |text: &str, logprob: f32| json!({"token": text, "logprob": logprob, "bytes": text.as_bytes()});
@@ -318,7 +317,7 @@ fn logprobs(shape: Shape, tokens: &[Token], likeliest: usize) -> Value {
     }
 }
 
-/// The likeliest tokens and the one that was sampled, by their texts; of those with the same text the likelier one.
+/// The likeliest tokens and the sampled one by text; of equal texts the likelier.
 fn by_text(token: &Token) -> Value {
     let mut entries = Map::new();
     let sampled = (token.text.clone(), token.logprob);
@@ -328,35 +327,36 @@ fn by_text(token: &Token) -> Value {
     entries.into()
 }
 
-/// An answer as events. A client that leaves drops them, and with them the receiver, so the engine gives the samples up.
+/// A response as events. If the client disconnects, this is dropped with its receiver, and the engine aborts
+/// the samples.
 struct Events {
-    heard: UnboundedReceiver<Heard>,
-    telling: Telling,
+    heard: UnboundedReceiver<Message>,
+    response: PartialResponse,
     usage: bool,
-    /// Data of events that are to be sent.
+    /// Data of events to send.
     ready: VecDeque<String>,
 }
 
 impl Events {
     fn tell(&mut self, part: Part) {
-        let mut chunk = self.telling.chunk(vec![self.telling.chunk_entry(&part)]);
+        let mut chunk = self.response.chunk(vec![self.response.chunk_entry(&part)]);
         if self.usage {
             chunk["usage"] = Value::Null;
         }
         self.ready.push_back(chunk.to_string());
-        if self.telling.left > 0 {
+        if self.response.left > 0 {
             return;
         }
         if self.usage {
-            let mut chunk = self.telling.chunk(Vec::new());
-            chunk["usage"] = self.telling.usage();
+            let mut chunk = self.response.chunk(Vec::new());
+            chunk["usage"] = self.response.usage();
             self.ready.push_back(chunk.to_string());
         }
         self.ready.push_back("[DONE]".to_owned());
     }
 
     fn fail(&mut self, refusal: &Refusal) {
-        self.telling.left = 0;
+        self.response.left = 0;
         self.ready.extend([refusal.body().to_string(), "[DONE]".to_owned()]);
     }
 }
@@ -365,10 +365,10 @@ impl Stream for Events {
     type Item = Result<Event, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context) -> Poll<Option<Self::Item>> {
-        if self.ready.is_empty() && self.telling.left > 0 {
+        if self.ready.is_empty() && self.response.left > 0 {
             match understood(ready!(self.heard.poll_recv(context))) {
                 Ok(tokens) => {
-                    let part = self.telling.part(tokens);
+                    let part = self.response.part(tokens);
                     self.tell(part);
                 }
                 Err(refusal) => self.fail(&refusal),
@@ -393,7 +393,7 @@ mod tests {
     use crate::config::FolderConfig;
 
     /// A chat with a tool `f`, and the answer's tokens.
-    fn telling(answer: &str) -> (Telling, Vec<Tokens>) {
+    fn response(answer: &str) -> (PartialResponse, Vec<Tokens>) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model");
         let config = FolderConfig { path: path.clone(), chat: true, system_prompt: None, lora: None };
         let folder = ModelFolder::open(&path).unwrap();
@@ -403,7 +403,7 @@ mod tests {
             Request { prompt: vec![1], params, stop: None, format: None, samples: vec![Sample::default()] };
         let tools = Some(["f".to_owned()].into());
         let (requests, stops) = (vec![request], [].into());
-        let asked = Asked { requests, stops, stream: true, usage: false, logprobs: None, tools };
+        let asked = ParsedRequest { requests, stops, stream: true, usage: false, logprobs: None, tools };
         let ids = tokenizer.encode_text(answer).unwrap();
         let last = ids.len() - 1;
         let tokens = ids.iter().enumerate().map(|(at, &id)| Tokens {
@@ -413,14 +413,14 @@ mod tests {
             likeliest: Vec::new(),
             ending: (at == last).then_some(Ending::Stop),
         });
-        (Telling::new("x".to_owned(), &tokenizer, Shape::Chat, &asked), tokens.collect())
+        (PartialResponse::new("x".to_owned(), &tokenizer, Shape::Chat, &asked), tokens.collect())
     }
 
     #[test]
     fn calls_are_told_whole_and_streamed() {
         let answer = "Hm.\n<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
         let call = json!({"id": "call-x-0-0", "type": "function", "function": {"name": "f", "arguments": "{\"a\":1}"}});
-        let (mut whole, tokens) = telling(answer);
+        let (mut whole, tokens) = response(answer);
         let (out, heard) = tokio::sync::mpsc::unbounded_channel();
         let mut tokens = tokens.into_iter();
         let first = whole.part(tokens.next().unwrap());
@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(body["choices"][0]["message"], message);
         assert_eq!(body["choices"][0]["finish_reason"], "tool_calls");
 
-        let (mut streamed, tokens) = telling(answer);
+        let (mut streamed, tokens) = response(answer);
         let parts: Vec<Part> = tokens.into_iter().map(|tokens| streamed.part(tokens)).collect();
         let parts: Vec<Value> = parts.iter().map(|part| streamed.chunk_entry(part)).collect();
         let text: String = parts.iter().filter_map(|part| part["delta"]["content"].as_str()).collect();
@@ -449,7 +449,7 @@ mod tests {
 
     #[test]
     fn an_answer_of_calls_alone_has_no_content() {
-        let (mut whole, tokens) = telling("{\"name\": \"f\", \"parameters\": {}}");
+        let (mut whole, tokens) = response("{\"name\": \"f\", \"parameters\": {}}");
         let mut parts: Vec<Part> = tokens.into_iter().map(|tokens| whole.part(tokens)).collect();
         let last = parts.pop().unwrap();
         assert!(parts.iter().all(|part| part.text.is_empty()));

@@ -1,4 +1,4 @@
-//! What clients ask for, in the words of OpenAI's interface, and what it comes to.
+//! Parsing of requests in the format of OpenAI's API.
 
 use std::sync::Arc;
 
@@ -17,26 +17,26 @@ use crate::{
     inference::{Texts, stop_condition},
 };
 
-/// Requests of a prompt each, and how their answer is told.
-pub(super) struct Asked {
+/// Requests with one prompt each, and the format of the response.
+pub(super) struct ParsedRequest {
     pub requests: Vec<Request>,
     pub stops: Arc<[String]>,
     pub stream: bool,
-    /// Whether a stream ends with what was used.
+    /// Ends a stream with the usage.
     pub usage: bool,
-    /// Whether log-probs are told, and those of how many of the likeliest tokens beside them.
+    /// Number of likeliest tokens whose log-probs are returned in addition; `None` for no log-probs.
     pub logprobs: Option<usize>,
-    /// The names of tools whose calls are taken out of the answer.
+    /// Names of tools whose calls are parsed from the response.
     pub tools: Option<Arc<[String]>>,
 }
 
 const DEFAULT_MAX_TOKENS: usize = 256;
-/// As OpenAI has them.
+/// Limit of OpenAI's API.
 const MOST_SAMPLES: u64 = 128;
 const MOST_LIKELIEST: u64 = 20;
-/// Completions of one request.
+/// Limit of completions per request.
 const MOST_CHOICES: usize = 2048;
-/// Each is looked for after every token, so there is an end to them.
+/// Limits on stop strings, since each is searched after every token.
 const MOST_STOPS: usize = 16;
 const MOST_STOP_BYTES: usize = 256;
 
@@ -48,19 +48,19 @@ enum Prompt {
     Lists(Vec<Vec<i64>>),
 }
 
-/// What `POST /v1/completions` asks for.
-pub(super) fn completion(mut fields: Fields, app: &App) -> Result<Asked, String> {
+/// Parses `POST /v1/completions`.
+pub(super) fn completion(mut fields: Fields, app: &App) -> Result<ParsedRequest, String> {
     let logprobs = fields.count("logprobs", 0..=MOST_LIKELIEST)?.map(|count| count as usize);
     let prompts = prompts(&mut fields, app)?;
     asked(fields, app, prompts, logprobs, None)
 }
 
-/// What `POST /v1/chat/completions` asks for.
-pub(super) fn chat(mut fields: Fields, app: &App) -> Result<Asked, String> {
+/// Parses `POST /v1/chat/completions`.
+pub(super) fn chat(mut fields: Fields, app: &App) -> Result<ParsedRequest, String> {
     let with_logprobs = fields.flag("logprobs")?;
     let likeliest = fields.count("top_logprobs", 0..=MOST_LIKELIEST)?.unwrap_or(0) as usize;
     if likeliest > 0 && !with_logprobs {
-        return Err("`top_logprobs` goes with `logprobs`: true".to_owned());
+        return Err("`top_logprobs` requires `logprobs`: true".to_owned());
     }
     let logprobs = with_logprobs.then_some(likeliest);
     let messages = fields.take("messages", "a list of messages")?;
@@ -68,31 +68,31 @@ pub(super) fn chat(mut fields: Fields, app: &App) -> Result<Asked, String> {
     let tools: Option<Vec<Map<String, Value>>> = fields.take("tools", "a list of functions")?;
     let tools: Vec<Value> = tools.unwrap_or_default().into_iter().map(Value::Object).collect();
     let tools = Some(tools).filter(|tools| !tools.is_empty());
-    // Whether it calls one, and how often, is left to the model.
+    // The model decides whether and how often it calls a tool.
     for (field, value) in [("tool_choice", json!("none")), ("parallel_tool_calls", json!(false))] {
         if tools.is_some() && fields.0.get(field) == Some(&value) {
             return Err(format!("`{field}` cannot be {value} with `tools`: leave one of them out"));
         }
     }
-    let variables = fields.take("chat_template_kwargs", "an object of what the chat template asks for")?;
+    let variables = fields.take("chat_template_kwargs", "an object with variables of the chat template")?;
     let variables = variables.unwrap_or_default();
     let encode = |tools: Option<&[Value]>| {
         app.tokenizer.encode_messages(&messages, tools, &variables).map_err(|error| one_line(&error))
     };
     let prompt = encode(tools.as_deref())?;
     if tools.is_some() && encode(None)? == prompt {
-        return Err("`tools` are not told to this model: its chat template has no place for them".to_owned());
+        return Err("`tools` are not supported by this model's chat template".to_owned());
     }
     let names = tools.map(|tools| tools.iter().filter_map(name_of).collect());
     asked(fields, app, vec![prompt], logprobs, names)
 }
 
-/// The name of a tool, beside its type or without one.
+/// Name of a tool, possibly nested under its type.
 fn name_of(tool: &Value) -> Option<String> {
     Some(tool.get("function").unwrap_or(tool).get("name")?.as_str()?.to_owned())
 }
 
-/// The tokens of `prompt`: a text or token ids, or a list of either.
+/// Tokens of `prompt`: a text or token ids, or a list of either.
 fn prompts(fields: &mut Fields, app: &App) -> Result<Vec<Vec<i64>>, String> {
     let prompt = fields.take("prompt", "a text or a list of token ids, or a list of such prompts")?;
     let texts = match prompt.ok_or("`prompt` is missing: give a text or a list of token ids")? {
@@ -104,23 +104,20 @@ fn prompts(fields: &mut Fields, app: &App) -> Result<Vec<Vec<i64>>, String> {
     texts.iter().map(encode).collect()
 }
 
-/// What both ask for.
+/// Parses the fields of both APIs.
 fn asked(
     mut fields: Fields,
     app: &App,
     prompts: Vec<Vec<i64>>,
     logprobs: Option<usize>,
     tools: Option<Arc<[String]>>,
-) -> Result<Asked, String> {
-    let params = SamplingParams { likeliest: logprobs.unwrap_or(0), ..params(&mut fields, app)? };
+) -> Result<ParsedRequest, String> {
+    let params = SamplingParams { top_logprobs: logprobs.unwrap_or(0), ..params(&mut fields, app)? };
     let most = most_tokens(&mut fields)?;
     let stops = stops(&mut fields)?;
     let format = format(&mut fields, &app.formats)?;
     if format.is_some() && tools.is_some() {
-        return Err(
-            "`tools` are called in a text of their own, and a format leaves no room for it: leave one out"
-                .to_owned(),
-        );
+        return Err("`tools` and a format cannot be combined: leave one out".to_owned());
     }
     let seed = fields.count("seed", 0..=u64::MAX)?.unwrap_or_else(|| app.next_seed());
     let count = fields.count("n", 1..=MOST_SAMPLES)?.unwrap_or(1);
@@ -129,7 +126,7 @@ fn asked(
     fields.finish()?;
     if prompts.len().saturating_mul(count as usize) > MOST_CHOICES {
         let (prompts, most) = (prompts.len(), MOST_CHOICES / count as usize);
-        return Err(format!("`prompt` has {prompts} prompts, and may have {most} with `n` of {count}"));
+        return Err(format!("`prompt` has {prompts} prompts, must have at most {most} with `n` of {count}"));
     }
     let sample = |number| Sample { seed: seed.wrapping_add(number), ..Sample::default() };
     let requests = (0..).step_by(count as usize).zip(prompts).map(|(first, prompt)| {
@@ -140,10 +137,10 @@ fn asked(
         Ok(Request { prompt, params, stop, format, samples })
     });
     let requests = requests.collect::<Result<_, String>>()?;
-    Ok(Asked { requests, stops, stream, usage, logprobs, tools })
+    Ok(ParsedRequest { requests, stops, stream, usage, logprobs, tools })
 }
 
-/// Whether a stream ends with what was used.
+/// Parses the option that ends a stream with the usage.
 fn usage(fields: &mut Fields) -> Result<bool, String> {
     let field = "stream_options";
     let options: Option<Map<String, Value>> =
@@ -153,9 +150,9 @@ fn usage(fields: &mut Fields) -> Result<bool, String> {
     usage.map_err(|problem| format!("`{field}`: {problem}"))
 }
 
-/// All but how long a completion may be.
+/// Parses all sampling parameters except the length.
 fn params(fields: &mut Fields, app: &App) -> Result<SamplingParams, String> {
-    let top_k = "a whole number, 0 or -1 for all tokens";
+    let top_k = "an integer, 0 or -1 for all tokens";
     let top_k = match fields.take::<i64>("top_k", top_k)?.unwrap_or(0) {
         ..-1 => return Err(must_be("top_k", top_k)),
         count => count.max(0) as usize,
@@ -171,10 +168,10 @@ fn params(fields: &mut Fields, app: &App) -> Result<SamplingParams, String> {
     })
 }
 
-/// The field that says how long a completion may be, and what it says.
+/// Field that limits the completion's length, with its value.
 fn most_tokens(fields: &mut Fields) -> Result<Option<(&'static str, u64)>, String> {
     let mut most = None;
-    // The newer name counts.
+    // The newer name takes precedence.
     for field in ["max_tokens", "max_completion_tokens"] {
         most = fields.count(field, 1..=u64::MAX)?.map(|asked| (field, asked)).or(most);
     }
@@ -183,13 +180,14 @@ fn most_tokens(fields: &mut Fields) -> Result<Option<(&'static str, u64)>, Strin
 
 fn max_new_tokens(most: Option<(&str, u64)>, max_length: usize, prompt_len: usize) -> Result<usize, String> {
     let room = max_length.saturating_sub(prompt_len);
-    let why = format!("the prompt has {prompt_len} tokens, and with its completion it may have {max_length}");
+    let why =
+        format!("the prompt has {prompt_len} tokens, and a prompt with its completion at most {max_length}");
     if room == 0 {
         return Err(format!("{why}: make it shorter"));
     }
     let Some((field, asked)) = most else { return Ok(DEFAULT_MAX_TOKENS.min(room)) };
     let fits = usize::try_from(asked).ok().filter(|&asked| asked <= room);
-    fits.ok_or_else(|| format!("`{field}` is {asked}, and must be at most {room}: {why}"))
+    fits.ok_or_else(|| format!("`{field}` is {asked}, must be at most {room}: {why}"))
 }
 
 fn stops(fields: &mut Fields) -> Result<Arc<[String]>, String> {
@@ -220,7 +218,7 @@ mod tests {
         };
         refused(json!({"max_tokens": 29}), 4, &["`max_tokens` is 29", "at most 28", "4 tokens", "32"]);
         refused(json!({"max_completion_tokens": u64::MAX}), 4, &["`max_completion_tokens`", "at most 28"]);
-        refused(json!({"max_tokens": 0}), 4, &["`max_tokens`", "from 1"]);
+        refused(json!({"max_tokens": 0}), 4, &["`max_tokens`", "at least 1"]);
         refused(json!({}), 32, &["32 tokens", "shorter"]);
     }
 

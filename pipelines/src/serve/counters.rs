@@ -1,4 +1,4 @@
-//! What `/metrics` shows, in Prometheus' text format.
+//! Metrics of the server, served at `/metrics` in Prometheus' text format.
 
 use std::{
     fmt::Write,
@@ -32,7 +32,7 @@ impl Counters {
         *self.load.lock().unwrap() = Some(load);
     }
 
-    /// The page.
+    /// Text of the page.
     pub fn text(&self) -> String {
         let mut page = String::new();
         let mut add = |name: &str, kind: &str, help: &str, value: u64| {
@@ -43,15 +43,15 @@ impl Counters {
             .expect("a string takes all that is written");
         };
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        add("requests_total", "counter", "Requests that were taken on.", read(&self.requests));
+        add("requests_total", "counter", "Accepted requests.", read(&self.requests));
         add("prompt_tokens_total", "counter", "Tokens of their prompts.", read(&self.prompt_tokens));
-        add("generated_tokens_total", "counter", "Tokens that were sampled.", read(&self.generated_tokens));
+        add("generated_tokens_total", "counter", "Sampled tokens.", read(&self.generated_tokens));
         if let Some(load) = *self.load.lock().unwrap() {
-            add("samples_waiting", "gauge", "Samples that wait for room.", load.waiting as u64);
-            add("samples_live", "gauge", "Samples that get tokens.", load.live as u64);
+            add("samples_waiting", "gauge", "Samples waiting for a slot or for blocks.", load.waiting as u64);
+            add("samples_live", "gauge", "Samples in flight.", load.live as u64);
             add("kv_blocks", "gauge", "Blocks of the KV cache.", load.blocks as u64);
-            add("kv_blocks_free", "gauge", "Blocks that no sequence has.", load.free_blocks as u64);
-            add("preemptions_total", "counter", "Samples that gave their blocks up.", load.preemptions);
+            add("kv_blocks_free", "gauge", "Free blocks of the KV cache.", load.free_blocks as u64);
+            add("preemptions_total", "counter", "Samples that were preempted.", load.preemptions);
         }
         page
     }

@@ -1,4 +1,4 @@
-//! What a request holds its answers to: OpenAI's `response_format`, and of vLLM's `structured_outputs` what goes beyond it.
+//! Output formats of requests: OpenAI's `response_format`, and parts of vLLM's `structured_outputs`.
 
 use anyroll_models::generation::Format;
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::fields::{Fields, must_be};
 use crate::inference::{Formats, Spec};
 
-/// The format that a request asks for, if it does.
+/// Format of a request, if it has one.
 pub(super) fn format(fields: &mut Fields, formats: &Formats) -> Result<Option<Format>, String> {
     const OURS: &str = "structured_outputs";
     const OPENAIS: &str = "response_format";
@@ -18,10 +18,10 @@ pub(super) fn format(fields: &mut Fields, formats: &Formats) -> Result<Option<Fo
         asked.extend(spec.map(|spec| (field, spec)));
     }
     if asked.len() > 1 {
-        return Err(format!("`{OURS}` says what `{OPENAIS}` does: leave one out"));
+        return Err(format!("`{OURS}` and `{OPENAIS}` are alternatives: leave one out"));
     }
     let Some((field, spec)) = asked.pop() else { return Ok(None) };
-    formats.compile(&spec).map(Some).map_err(|problem| format!("`{field}` cannot be followed: {problem}"))
+    formats.compile(&spec).map(Some).map_err(|problem| format!("`{field}` is not supported: {problem}"))
 }
 
 type Read = fn(Fields) -> Result<Option<Spec>, String>;
@@ -37,7 +37,7 @@ fn response_format(mut fields: Fields) -> Result<Option<Spec>, String> {
             let described: Option<Map<String, Value>> = fields.take("json_schema", expected)?;
             let mut described = Fields(described.ok_or_else(|| must_be("json_schema", expected))?);
             let schema: Option<Value> = described.take("schema", "a JSON schema")?;
-            // Names, and whether it holds: here it always does.
+            // Labels, and whether the schema is strict: here it always is.
             for field in ["name", "description", "strict"] {
                 described.0.remove(field);
             }
@@ -58,6 +58,6 @@ fn structured_outputs(mut fields: Fields) -> Result<Option<Spec>, String> {
         (Some(schema), None, None) => Ok(Some(Spec::Json(schema))),
         (None, Some(pattern), None) => Ok(Some(Spec::Regex(pattern))),
         (None, None, Some(texts)) if !texts.is_empty() => Ok(Some(Spec::Choice(texts))),
-        _ => Err("say one of `json`, `regex` and `choice`".to_owned()),
+        _ => Err("give one of `json`, `regex` and `choice`".to_owned()),
     }
 }

@@ -1,14 +1,13 @@
-//! Messages in the words of OpenAI's interface, as chat templates take them.
+//! Conversion of messages from OpenAI's format to that of chat templates.
 
 use serde_json::{Map, Value};
 
 use super::fields::must_be;
 
-/// Messages whose contents are texts, of a list of parts the texts on lines of their own, and whose calls of functions have
-/// their arguments as objects.
+/// Messages with contents as text and call arguments as objects. A list of text parts becomes lines.
 pub(super) fn of_template(mut messages: Vec<Value>) -> Result<Vec<Value>, String> {
     if messages.is_empty() {
-        return Err(must_be("messages", "a list of one message or more"));
+        return Err(must_be("messages", "a list of at least one message"));
     }
     for (number, message) in messages.iter_mut().enumerate() {
         let field = format!("messages[{number}]");
@@ -22,7 +21,7 @@ pub(super) fn of_template(mut messages: Vec<Value>) -> Result<Vec<Value>, String
     Ok(messages)
 }
 
-/// Makes a text of a message's content. An assistant's may have none, beside calls.
+/// Converts a message's content to text. An assistant's message with calls may have none.
 fn join_parts(message: &mut Map<String, Value>, field: &str) -> Result<(), String> {
     let says_nothing = message["role"] == "assistant";
     let text =
@@ -38,7 +37,7 @@ fn join_parts(message: &mut Map<String, Value>, field: &str) -> Result<(), Strin
     Ok(())
 }
 
-/// OpenAI has the arguments of a call as a text of JSON; templates write objects as JSON themselves, and a text as one more.
+/// Parses the arguments of calls. OpenAI sends them as JSON text; templates serialize objects themselves.
 fn read_arguments(message: &mut Map<String, Value>, field: &str) -> Result<(), String> {
     let calls = match message.get_mut("tool_calls") {
         None | Some(Value::Null) => return Ok(()),

@@ -1,16 +1,17 @@
-//! A model behind HTTP, with OpenAI's interface for completions and chat.
+//! HTTP server with OpenAI's API for completions and chat.
 //!
-//! One thread owns the engine (`worker`); handlers turn bodies into requests (`fields`, `body`, `format`) and tokens into answers
-//! (`text`, `calls`, `answer`), whole or as server-sent events. All requests share the engine's batch.
+//! One thread owns the engine (`worker`). Handlers parse bodies into requests (`fields`, `body`, `format`)
+//! and convert tokens to responses (`text`, `calls`, `answer`), whole or as server-sent events. All requests
+//! share the engine's batch.
 
 mod answer;
 mod body;
-mod calls;
 mod counters;
 mod fields;
 mod format;
 mod messages;
 mod text;
+mod tool_calls;
 mod worker;
 
 use std::{
@@ -41,29 +42,30 @@ use tokio::{net::TcpListener, sync::watch, time::timeout};
 use crate::{
     Error, Result,
     data::Tokenizer,
-    inference::{Formats, LoadedModel, Room},
+    inference::{Formats, Room},
+    loaded::LoadedModel,
 };
 use answer::{Refusal, Shape, answer, now_s};
-use body::Asked;
+use body::ParsedRequest;
 use counters::Counters;
 use fields::Fields;
 use worker::Worker;
 
-/// What the one model is called.
+/// Name of the only model.
 const MODEL: &str = "anyroll";
 
-/// What handlers share.
+/// State shared by handlers.
 struct App {
     worker: Worker,
     tokenizer: Arc<Tokenizer>,
     formats: Formats,
     counters: Arc<Counters>,
-    /// Tokens of the longest sequence.
+    /// Maximum length of a sequence.
     max_length: usize,
     requests: AtomicU64,
-    /// Requests that named no seed.
+    /// Number of requests without a seed.
     unseeded: AtomicU64,
-    /// When it was started.
+    /// Start time.
     created_s: u64,
 }
 
@@ -72,14 +74,14 @@ impl App {
         format!("anyroll-{}", self.requests.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A request that names no seed has one of its own.
+    /// A distinct seed for each request without one.
     fn next_seed(&self) -> u64 {
         self.unseeded.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
 
-/// Serves until a signal to end, or until the engine fails. What runs then has `grace` to end; another signal ends the
-/// process at once. `ready` gets the address that is listened on.
+/// Serves until a signal, or until the engine fails. Running requests then have `grace` to finish; a second
+/// signal ends the process at once. `ready` gets the address.
 ///
 /// # Errors
 /// An address that cannot be listened on, or the engine's error.
@@ -129,12 +131,12 @@ pub fn serve(
         match timeout(grace, server).await {
             Ok(served) => served.map_err(std::io::Error::other)?,
             Err(_) => {
-                tracing::warn!(grace_s = grace.as_secs(), "requests are cut off");
+                tracing::warn!(grace_s = grace.as_secs(), "unfinished requests are aborted");
                 Ok(())
             }
         }
     });
-    // With it go the requests that are left, so that the engine ends, before the libraries that it runs on do.
+    // Drops the remaining requests, so that the engine ends before its libraries do.
     drop(runtime);
     let _ = engine.join();
     served.map_err(Error::Serve)?;
@@ -142,10 +144,10 @@ pub fn serve(
     failure.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Threads that make tokens of requests beside the one that answers, which no long prompt holds up then.
+/// Threads that tokenize requests, so that a long prompt does not delay responses.
 const READERS: usize = 4;
 
-/// The first signal to end tells `stop`; another is as if nobody listened.
+/// The first signal sets `stop`; a second one has its default effect.
 fn stop_by_signal(stop: watch::Sender<bool>) -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Error::Signals)?;
     thread::spawn(move || {
@@ -176,17 +178,17 @@ fn router(app: Arc<App>) -> Router {
 
 async fn unknown(uri: Uri) -> Refusal {
     let message = format!(
-        "there is nothing at {}: there is /v1/completions, /v1/chat/completions and /v1/models, /health and /metrics",
+        "unknown path {}: use /v1/completions, /v1/chat/completions, /v1/models, /health or /metrics",
         uri.path()
     );
     Refusal { status: StatusCode::NOT_FOUND, message }
 }
 
-/// A request's body, or why it is none.
+/// A parsed body, or the reason why it is invalid.
 type Body = Result<Json<Value>, JsonRejection>;
 
-/// What reads a request's fields.
-type Read = fn(Fields, &App) -> Result<Asked, String>;
+/// Parser of a request's fields.
+type Read = fn(Fields, &App) -> Result<ParsedRequest, String>;
 
 async fn completions(State(app): State<Arc<App>>, body: Body) -> Response {
     respond(app, Shape::Text, body, body::completion).await
@@ -210,7 +212,7 @@ async fn respond(app: Arc<App>, shape: Shape, body: Body, read: Read) -> Respons
     }
 }
 
-/// Why a body is no JSON.
+/// Error for a body that is not JSON.
 fn not_json(error: &JsonRejection) -> Refusal {
     let message = match error {
         JsonRejection::MissingJsonContentType(_) => "`Content-Type` must be application/json".to_owned(),
@@ -219,7 +221,7 @@ fn not_json(error: &JsonRejection) -> Refusal {
             while let Some(source) = innermost.source() {
                 innermost = source;
             }
-            format!("the body is no JSON: {innermost}")
+            format!("the body is not JSON: {innermost}")
         }
         _ if error.status() == StatusCode::PAYLOAD_TOO_LARGE => "the body has more than 2 MB".to_owned(),
         _ => error.body_text(),
@@ -235,7 +237,7 @@ async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Respons
     if name == MODEL {
         return Json(about(&app)).into_response();
     }
-    let message = format!("there is no model {name:?}: the one that is served is `{MODEL}`");
+    let message = format!("unknown model {name:?}: only `{MODEL}` is served");
     Refusal { status: StatusCode::NOT_FOUND, message }.into_response()
 }
 

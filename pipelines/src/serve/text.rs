@@ -1,27 +1,27 @@
-//! Tokens to text as they come: whole characters only, and nothing of a stop string.
+//! Incremental decoding of tokens: whole characters only, without stop strings.
 
 use std::sync::Arc;
 
 use crate::{data::Tokenizer, inference::cut};
 
-/// The text of one completion on its way.
+/// Text stream of one completion.
 #[derive(Debug)]
 pub(super) struct TextStream {
     pieces: Pieces,
     stops: Arc<[String]>,
-    /// Text that the next token may turn into a stop string, or that stands behind one.
+    /// Text that may become a stop string with the next token, or that follows one.
     held: String,
 }
 
-/// What tokens add to the text.
+/// Output of new tokens.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Added {
-    /// What can be said of the text now.
+    /// Text that can be sent.
     pub text: String,
-    /// What each token gives to the text before it is cut, held back or not. A character that several tokens make is
-    /// its last one's.
+    /// Text of each token, before stop strings are cut off. A character of several tokens belongs to the last
+    /// one.
     pub pieces: Vec<String>,
-    /// What other tokens would have given in the place of each, as many as were asked about.
+    /// Texts of the alternative tokens at each position, as many as requested.
     pub others: Vec<Vec<String>>,
 }
 
@@ -30,8 +30,8 @@ impl TextStream {
         Self { pieces: Pieces::new(tokenizer), stops, held: String::new() }
     }
 
-    /// Takes tokens; at the `end` all the rest of the text is said. `others` are tokens that might have been in the place of
-    /// each, or none at all.
+    /// Adds tokens; at the `end` all remaining text is released. `others` are alternative tokens at each
+    /// position, or empty.
     pub fn push(&mut self, tokens: &[i64], others: &[Vec<(i64, f32)>], end: bool) -> Added {
         let (mut pieces, mut of_others) = (Vec::new(), Vec::new());
         for (at, &token) in tokens.iter().enumerate() {
@@ -48,7 +48,7 @@ impl TextStream {
         Added { text: self.held.drain(..sure).collect(), pieces, others: of_others }
     }
 
-    /// Bytes at the text's end that may be the beginning of a stop string.
+    /// Bytes at the end of the text that may start a stop string.
     fn unsure(&self, text: &str) -> usize {
         let begins = |stop: &String| {
             let beginnings = stop.char_indices().map(|(at, _)| at).skip(1).chain([stop.len()]);
@@ -58,16 +58,16 @@ impl TextStream {
     }
 }
 
-/// What each token adds to a text. A token's text may depend on those before it: on the ones that it shares a
-/// character with, and on whether there are any, since a text's first space may be left out. So those since the text
-/// last had whole characters only are decoded together, behind those before them.
+/// Text of each token. It may depend on earlier tokens: those that share a character with it, and whether
+/// there are any, since a leading space may be dropped. So tokens since the last whole character are decoded
+/// together, after the ones before.
 #[derive(Debug)]
 struct Pieces {
     tokenizer: Arc<Tokenizer>,
     tokens: Vec<i64>,
-    /// Tokens of them that only are what the others stand behind.
+    /// Number of these tokens that are only context.
     before: usize,
-    /// Bytes of their text that were handed out.
+    /// Bytes of their text already returned.
     given: usize,
 }
 
@@ -79,11 +79,11 @@ impl Pieces {
     fn push(&mut self, token: i64) -> String {
         self.tokens.push(token);
         let text = self.tokenizer.decode(&self.tokens);
-        // The next token may complete the character that this stands for.
+        // The next token may complete the character that this replaces.
         let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
         let new = whole.get(self.given..).unwrap_or_default().to_owned();
         self.given += new.len();
-        // Where nothing was added, as by special tokens, there would be no text to stand behind.
+        // Tokens without text, such as special ones, cannot be the context.
         if whole.len() == text.len() && !new.is_empty() {
             self.tokens.drain(..self.before);
             self.before = self.tokens.len();
@@ -92,7 +92,8 @@ impl Pieces {
         new
     }
 
-    /// What `token` would add as the last one: of a character that it begins, what stands for that.
+    /// Text that `token` would add instead of the last one; an incomplete character is shown by its
+    /// replacement.
     fn instead(&mut self, token: i64) -> String {
         self.tokens.push(token);
         let text = self.tokenizer.decode(&self.tokens);
@@ -100,7 +101,7 @@ impl Pieces {
         text.get(self.given..).unwrap_or_default().to_owned()
     }
 
-    /// What no further token completes.
+    /// Text that no further token completes.
     fn rest(&mut self) -> String {
         self.tokenizer.decode(&self.tokens).get(self.given..).unwrap_or_default().to_owned()
     }
@@ -139,12 +140,12 @@ mod tests {
         check("abd", &["a", "b", "d"]);
     }
 
-    /// A token a byte, but for some texts of several: that of tests/golden/tiny_model.
+    /// A tokenizer with a token per byte, and some for several bytes: tests/golden/tiny_model.
     fn bytes() -> Arc<Tokenizer> {
         opened(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model"))
     }
 
-    /// The same vocabulary with another decoder, which takes a text's first space away.
+    /// The same vocabulary with another decoder, which drops a leading space.
     fn words() -> Arc<Tokenizer> {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_model");
         let folder = tempfile::tempdir().unwrap();
@@ -175,7 +176,7 @@ mod tests {
         for (found, expected) in found.iter().zip(expected) {
             assert_eq!((found.text.as_str(), found.pieces.concat().as_str()), (expected, expected));
         }
-        // What is cut off within a character ends as it is decoded.
+        // An incomplete character at the end is decoded with its replacement.
         let mut stream = TextStream::new(tokenizer, [].into());
         assert_eq!(stream.push(&tokens[..1], &[], false).text, "");
         assert_eq!(stream.push(&tokens[2..3], &[], true).pieces, ["\u{fffd}\u{fffd}"]);
@@ -190,7 +191,7 @@ mod tests {
         let added = stream.push(&[first, second], &others, false);
         assert_eq!(added.others, [["a", "\u{fffd}"], ["é", "\u{fffd}a"]]);
         assert_eq!(added.text, "é");
-        // Only a text's first space is left out.
+        // Only a leading space is dropped.
         let mut stream = TextStream::new(words, [].into());
         let added = stream.push(&[64, 220], &[vec![(220, 0.0)], vec![(220, 0.0)]], false);
         assert_eq!(added.others, [[""], [" "]]);
@@ -214,7 +215,7 @@ mod tests {
 
     #[test]
     fn pieces_join_to_the_text_of_all() {
-        // Whole characters or not, special or unknown, with many spaces and with halves of characters.
+        // Tokens of whole characters or parts, special or unknown, with many spaces.
         let tokens = vec(prop_oneof![0..330i64, 94..200i64, Just(220i64), Just(320i64)], 0..60);
         for tokenizer in [bytes(), words()] {
             let mut runner = TestRunner::deterministic();

@@ -1,4 +1,5 @@
-//! The thread that owns the engine: requests come in over a channel, tokens go out over one a request.
+//! The thread that owns the engine: requests arrive over a channel, tokens leave over one channel per
+//! request.
 
 use std::{
     collections::HashMap,
@@ -16,34 +17,34 @@ use anyroll_models::{
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::counters::Counters;
-use crate::{error_chain::one_line, inference::check_numbers};
+use crate::{error_chain::one_line, loaded::check_numbers};
 
-/// What a request hears: new tokens of one of its samples, or why there are none.
-pub(super) type Heard = Result<Tokens, Problem>;
+/// Message to a request: new tokens of one of its samples, or a failure.
+pub(super) type Message = Result<Tokens, Problem>;
 
-/// Why a request gets no tokens.
+/// Failure of a request.
 #[derive(Debug)]
 pub(super) enum Problem {
-    /// It cannot run.
+    /// It is invalid.
     Request(String),
-    /// The model computes no numbers.
+    /// The model's outputs are NaN.
     Model(String),
-    /// What it is held to cannot say how it goes on.
+    /// The grammar of its format failed.
     Format,
 }
 
-/// New tokens of a sample, and why it ended if it did.
+/// New tokens of a sample, and the reason if it ended.
 #[derive(Debug)]
 pub(super) struct Tokens {
     pub sample: usize,
     pub tokens: Vec<i64>,
     pub logprobs: Vec<f32>,
-    /// As [`Completion::likeliest`] has them.
+    /// [`Completion::top_logprobs`].
     pub likeliest: Vec<Vec<(i64, f32)>>,
     pub ending: Option<Ending>,
 }
 
-/// How the server talks to the engine.
+/// Handle of the engine's thread.
 #[derive(Clone, Debug)]
 pub(super) struct Worker {
     jobs: Sender<Job>,
@@ -52,20 +53,20 @@ pub(super) struct Worker {
 #[derive(Debug)]
 struct Job {
     requests: Vec<Request>,
-    out: UnboundedSender<Heard>,
+    out: UnboundedSender<Message>,
 }
 
-/// A sample that somebody waits for.
-struct Watched {
+/// A sample with its receiver.
+struct ActiveSample {
     sample: usize,
-    out: UnboundedSender<Heard>,
-    /// How many of its tokens were told.
+    out: UnboundedSender<Message>,
+    /// Number of tokens already sent.
     told: usize,
 }
 
 impl Worker {
-    /// Starts the thread. It ends when the last handle is gone and nobody waits, or with the engine's error, which `failed`
-    /// gets.
+    /// Starts the thread. It ends when the last handle is dropped and no request is left, or with the
+    /// engine's error, which `failed` gets.
     pub fn start(
         engine: Engine,
         counters: Arc<Counters>,
@@ -80,17 +81,17 @@ impl Worker {
         Ok((Self { jobs }, thread))
     }
 
-    /// Asks for the samples of requests, which are numbered through. When the receiver is dropped, they are given up.
-    pub fn ask(&self, requests: Vec<Request>) -> UnboundedReceiver<Heard> {
+    /// Submits requests, whose samples are numbered consecutively. Dropping the receiver aborts them.
+    pub fn ask(&self, requests: Vec<Request>) -> UnboundedReceiver<Message> {
         let (out, heard) = unbounded_channel();
-        // Where the thread is gone, so is `out`, and the receiver hears the end of it.
+        // If the thread is gone, `out` is dropped, and the receiver sees the end.
         let _ = self.jobs.send(Job { requests, out });
         heard
     }
 }
 
 fn work(mut engine: Engine, inbox: &Receiver<Job>, counters: &Counters) -> anyroll_models::Result<()> {
-    let mut watched: HashMap<SampleId, Watched> = HashMap::new();
+    let mut watched: HashMap<SampleId, ActiveSample> = HashMap::new();
     loop {
         if engine.is_idle() {
             match inbox.recv() {
@@ -121,7 +122,7 @@ fn work(mut engine: Engine, inbox: &Receiver<Job>, counters: &Counters) -> anyro
 fn take_on(
     engine: &mut Engine,
     Job { requests, out }: Job,
-    watched: &mut HashMap<SampleId, Watched>,
+    watched: &mut HashMap<SampleId, ActiveSample>,
     counters: &Counters,
 ) {
     let (mut ids, mut prompt_tokens) = (Vec::new(), 0);
@@ -133,7 +134,7 @@ fn take_on(
                 for id in ids {
                     engine.abort(id);
                 }
-                // Whoever asked may be gone.
+                // The client may be gone.
                 let _ = out.send(Err(Problem::Request(one_line(&error))));
                 return;
             }
@@ -141,11 +142,11 @@ fn take_on(
     }
     counters.request(prompt_tokens);
     let samples = ids.into_iter().enumerate();
-    watched.extend(samples.map(|(sample, id)| (id, Watched { sample, out: out.clone(), told: 0 })));
+    watched.extend(samples.map(|(sample, id)| (id, ActiveSample { sample, out: out.clone(), told: 0 })));
 }
 
-/// Tells what is new of a sample.
-fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) {
+/// Sends the new tokens of a sample.
+fn tell(one: &mut ActiveSample, completion: &Completion, counters: &Counters) {
     let (tokens, logprobs) = (&completion.tokens[one.told..], &completion.logprobs[one.told..]);
     if tokens.is_empty() && completion.ending.is_none() {
         return;
@@ -156,13 +157,13 @@ fn tell(one: &mut Watched, completion: &Completion, counters: &Counters) {
             sample: one.sample,
             tokens: tokens.to_vec(),
             logprobs: logprobs.to_vec(),
-            likeliest: completion.likeliest.get(one.told..).unwrap_or_default().to_vec(),
+            likeliest: completion.top_logprobs.get(one.told..).unwrap_or_default().to_vec(),
             ending: completion.ending,
         }),
         Err(error) => Err(Problem::Model(one_line(&error))),
     };
     one.told = completion.tokens.len();
     counters.tokens(tokens.len());
-    // Whoever asked may be gone; then the sample is given up.
+    // If the client is gone, the sample is aborted.
     let _ = one.out.send(heard);
 }

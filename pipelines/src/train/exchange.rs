@@ -1,21 +1,35 @@
-//! Numbers that every rank needs from every other: rewards, lengths, sums of losses.
+//! Values that every rank needs from every other: rows of samples, sums of losses.
+
+use std::{any::type_name, collections::HashMap, sync::Mutex};
 
 use anyroll_backends::{Buffer, CollectiveGroup, DType, PinnedBuffer, Stream};
+use serde::{Serialize, de::DeserializeOwned};
 
+use super::Reduce;
 use crate::Result;
 
-/// Gathers host numbers over a group.
+/// Bytes that the first message of each type has room for.
+const FIRST_CAPACITY: usize = 1024;
+
+/// Gathers values of the host over a group.
+///
+/// Values travel in postcard's binary format, which keeps every bit of a float. A collective needs the same length
+/// on every rank, so a message has a capacity, begins with its length, and is followed by a second one where a rank's
+/// value is longer. All ranks then raise the capacity of that type alike: from its second value on a type takes one
+/// collective, unless it grows.
 #[derive(Debug)]
 pub struct Exchange {
     group: CollectiveGroup,
     stream: Stream,
+    /// By the name of the type; the same on every rank.
+    capacities: Mutex<HashMap<&'static str, usize>>,
 }
 
 impl Exchange {
     /// Over the ranks of `group`.
     pub fn new(group: &CollectiveGroup) -> Result<Self> {
         let stream = Stream::new(group.stream().device())?;
-        Ok(Self { group: group.clone(), stream })
+        Ok(Self { group: group.clone(), stream, capacities: Mutex::default() })
     }
 
     /// The ranks.
@@ -33,74 +47,155 @@ impl Exchange {
         self.group.world_size()
     }
 
-    /// Everybody's `values`, one list a rank, in rank order. Every rank passes equally many.
-    pub fn gather(&self, values: &[f64]) -> Result<Vec<Vec<f64>>> {
-        // Collectives have no fp64: the numbers travel as bytes.
-        let bytes = bytes(values);
-        let gathered = self.gather_bytes(&bytes)?;
-        Ok(gathered.chunks_exact(bytes.len().max(1)).map(numbers).collect())
+    /// Every rank's value, in rank order.
+    pub fn gather<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>> {
+        self.gather_as(own)
     }
 
-    /// The sums over ranks of each of `values`, added in rank order.
-    pub fn sum(&self, values: &[f64]) -> Result<Vec<f64>> {
-        let mut sums = vec![0.0; values.len()];
-        for rank in self.gather(values)? {
-            sums.iter_mut().zip(rank).for_each(|(sum, value)| *sum += value);
-        }
-        Ok(sums)
+    /// Every rank's rows, one list a rank, in rank order; ranks may differ in how many they have.
+    pub fn gather_rows<T: Serialize + DeserializeOwned>(&self, own: &[T]) -> Result<Vec<Vec<T>>> {
+        self.gather_as(own)
     }
 
-    /// Rank 0's `text`, which the others leave empty. At most 4 KiB.
-    pub fn text_of_first(&self, text: &str) -> Result<String> {
-        const CAPACITY: usize = 4 << 10;
-        assert!(text.len() <= CAPACITY, "a text of {} bytes", text.len());
-        let mut bytes = text.as_bytes().to_vec();
-        bytes.resize(CAPACITY, 0);
-        let first = &self.gather_bytes(&bytes)?[..CAPACITY];
-        let end = first.iter().position(|&byte| byte == 0).unwrap_or(CAPACITY);
-        Ok(String::from_utf8_lossy(&first[..end]).into_owned())
+    /// All ranks' values as one, reduced in rank order, so that every rank has the same bits.
+    pub fn reduce<T: Reduce>(&self, own: &T) -> Result<T> {
+        let mut of_ranks = self.gather(own)?.into_iter();
+        let mut all = of_ranks.next().expect("a group has a rank");
+        of_ranks.for_each(|next| all.reduce(next));
+        Ok(all)
     }
 
-    /// Everybody's text, in rank order; they may differ in length.
-    pub fn gather_texts(&self, text: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let lengths: Vec<usize> =
-            self.gather(&[text.len() as f64])?.iter().map(|length| length[0] as usize).collect();
+    /// True if some rank's wish is.
+    pub fn any(&self, wish: bool) -> Result<bool> {
+        Ok(self.gather(&wish)?.contains(&true))
+    }
+
+    fn gather_as<S: Serialize + ?Sized, T: DeserializeOwned>(&self, own: &S) -> Result<Vec<T>> {
+        let bytes = postcard::to_allocvec(own).expect("plain data");
+        let of_ranks = self.gather_bytes(type_name::<T>(), &bytes)?;
+        Ok(of_ranks
+            .iter()
+            .map(|bytes| postcard::from_bytes(bytes).expect("what a rank has written"))
+            .collect())
+    }
+
+    fn gather_bytes(&self, kind: &'static str, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        const HEADER: usize = size_of::<u64>();
+        let mut capacities = self.capacities.lock().expect("no panic while it is held");
+        let capacity = capacities.entry(kind).or_insert(FIRST_CAPACITY);
+        let (first, rest) = own.split_at(own.len().min(*capacity));
+        let message = [&(own.len() as u64).to_le_bytes()[..], first].concat();
+        let messages = self.all_gather(message, HEADER + *capacity)?;
+        let lengths: Vec<usize> = messages
+            .iter()
+            .map(|message| u64::from_le_bytes(*message.first_chunk().expect("a header")) as usize)
+            .collect();
         let longest = lengths.iter().copied().max().unwrap_or(0);
-        let mut padded = text.to_vec();
-        padded.resize(longest, 0);
-        let gathered = self.gather_bytes(&padded)?;
-        let texts = gathered.chunks_exact(longest.max(1)).zip(lengths);
-        Ok(texts.map(|(text, length)| text[..length].to_vec()).collect())
+        let rests = match longest > *capacity {
+            true => self.all_gather(rest.to_vec(), longest - *capacity)?,
+            false => vec![Vec::new(); messages.len()],
+        };
+        *capacity = (*capacity).max(longest.next_power_of_two());
+        let parts = messages.iter().zip(&rests).zip(lengths);
+        Ok(parts.map(|((first, rest), len)| [&first[HEADER..], rest].concat()[..len].to_vec()).collect())
     }
 
-    /// As [`Self::gather`], of numbers of which each rank may have as many as it likes.
-    pub fn gather_uneven(&self, values: &[f64]) -> Result<Vec<Vec<f64>>> {
-        Ok(self.gather_texts(&bytes(values))?.iter().map(|rank| numbers(rank)).collect())
-    }
-
-    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>> {
-        if bytes.is_empty() {
-            return Ok(Vec::new());
-        }
-        let len = bytes.len();
+    /// Every rank's bytes, filled up with zeros to `len`, which is the same on every rank and above 0.
+    fn all_gather(&self, mut own: Vec<u8>, len: usize) -> Result<Vec<Vec<u8>>> {
+        own.resize(len, 0);
         let all = Buffer::zeros(&self.stream, len * self.world_size(), DType::U8)?;
         let mine = all.slice(self.rank() * len..(self.rank() + 1) * len);
         let mut host = PinnedBuffer::new(self.stream.device(), len * self.world_size())?;
-        host.bytes_mut()?[..len].copy_from_slice(bytes);
+        host.bytes_mut()?[..len].copy_from_slice(&own);
         host.copy_to(0, &mine, &self.stream)?;
         let work = self.group.all_gather(&all, &mine, &self.stream)?;
         work.wait()?;
         work.wait_stream(&self.stream)?;
         host.copy_from(0, &all, &self.stream)?;
-        Ok(host.bytes()?.to_vec())
+        Ok(host.bytes()?.chunks_exact(len).map(<[u8]>::to_vec).collect())
     }
 }
 
-fn bytes(values: &[f64]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
 
-fn numbers(bytes: &[u8]) -> Vec<f64> {
-    let (chunks, _) = bytes.as_chunks();
-    chunks.iter().map(|chunk| f64::from_le_bytes(*chunk)).collect()
+    use super::super::{ranks, reduced};
+    use super::*;
+
+    #[derive(Clone, Debug, Serialize, Deserialize)]
+    struct Row {
+        reward: f64,
+        finished: bool,
+        turns: Vec<f64>,
+    }
+
+    fn rows(rank: usize, count: usize) -> Vec<Row> {
+        let row = |index: usize| Row {
+            reward: f64::from_bits(0x7ff8_0000_0000_0000 | (rank << 20 | index) as u64),
+            finished: index.is_multiple_of(2),
+            turns: vec![-0.0; index % 3],
+        };
+        (0..count).map(row).collect()
+    }
+
+    /// A NaN's payload and the sign of 0 among them, shorter and longer than the first capacity.
+    #[test]
+    fn rows_arrive_to_the_bit_however_many_each_rank_has() {
+        let counts = [[0, 3, 1], [500, 0, 20], [2, 2, 2], [500, 900, 0]];
+        let gathered = ranks(3, |place| {
+            let exchange = Exchange::new(&place.group).unwrap();
+            counts
+                .map(|counts| exchange.gather_rows(&rows(exchange.rank(), counts[exchange.rank()])).unwrap())
+        });
+        for of_rank in gathered {
+            for (counts, found) in counts.iter().zip(of_rank) {
+                for (rank, (&count, found)) in counts.iter().zip(&found).enumerate() {
+                    assert_eq!(found.len(), count);
+                    for (found, sent) in found.iter().zip(rows(rank, count)) {
+                        assert_eq!(found.reward.to_bits(), sent.reward.to_bits());
+                        assert_eq!(found.finished, sent.finished);
+                        let bits = |turns: &[f64]| turns.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
+                        assert_eq!(bits(&found.turns), bits(&sent.turns));
+                    }
+                }
+            }
+        }
+    }
+
+    reduced! {
+        /// One operation each.
+        struct Numbers {
+            /// Added.
+            sum total: f64,
+            /// Largest.
+            max most: f64,
+            /// Smallest.
+            min least: f64,
+            /// Or.
+            any stop: bool,
+            /// Reduced row by row.
+            each rows: Vec<Numbers>,
+        }
+    }
+
+    #[test]
+    fn each_field_is_reduced_as_declared_in_rank_order() {
+        let number = |rank: usize, rows| {
+            let value = [0.1, 0.7, -0.3][rank];
+            Numbers { total: value, most: value, least: value, stop: rank == 1, rows }
+        };
+        let found = ranks(3, |place| {
+            let exchange = Exchange::new(&place.group).unwrap();
+            let rank = exchange.rank();
+            let all = exchange.reduce(&number(rank, vec![number(rank, Vec::new())])).unwrap();
+            (all, exchange.any(rank == 2).unwrap(), exchange.any(false).unwrap())
+        });
+        for (all, some, none) in found {
+            for all in [&all, &all.rows[0]] {
+                assert_eq!((all.total, all.most, all.least, all.stop), (0.1 + 0.7 - 0.3, 0.7, -0.3, true));
+            }
+            assert!(some && !none);
+        }
+    }
 }

@@ -5,8 +5,10 @@
 //! common, [`Place`] where they run, `role` how a model is held there and [`Reference`] one that stays as it was.
 
 mod exchange;
+mod learner;
 mod pipeline;
 mod place;
+mod reduce;
 mod reference;
 mod role;
 mod seed;
@@ -23,15 +25,16 @@ use anyroll_strategy::checkpoint::{self, Saver, Stamp};
 use serde::{Deserialize, Serialize};
 
 pub use exchange::Exchange;
+pub use learner::{Learner, MiniBatch, Schedule, Stepped, Update};
 pub use pipeline::{Evaluation, Kept, Nothing, Pipeline, Plan, StepOutcome};
 pub use place::Place;
 #[cfg(test)]
 pub(crate) use place::tests::ranks;
 pub(crate) use place::{open_device, torch_device};
+pub use reduce::Reduce;
+pub(crate) use reduce::{device_sums, operations, reduced};
 pub use reference::Reference;
-pub(crate) use role::{
-    adamw, allocated_bytes, describe, finish_steps, hold, learning_rate, offloaded, zero_config,
-};
+pub(crate) use role::{adamw, allocated_bytes, describe, hold, learning_rate, offloaded, zero_config};
 pub use seed::{Purpose, sample_seed, turn_seed};
 pub use share::Share;
 
@@ -59,7 +62,7 @@ pub struct Job<'a> {
     pub name: &'a str,
     /// Tells its data from others, if it reads any: [`crate::data::Dataset::digest`].
     pub data: Option<String>,
-    /// The number of a new run, which its checkpoints have; the same on all ranks.
+    /// Number of a new run, which its checkpoints contain; the same on all ranks.
     pub number: u32,
     /// The run folder, on rank 0, which alone writes into it but for checkpoints.
     pub dir: Option<RunDir>,
@@ -114,7 +117,7 @@ pub fn train<P: Pipeline>(
     }
     training.finish_save()?;
     if ended == Ended::Finished {
-        training.pipeline.check_learnt()?;
+        training.pipeline.check_divergence()?;
     }
     training.tell(ended)?;
     Ok(ended)
@@ -185,7 +188,7 @@ impl<P: Pipeline> Training<P> {
                 return Ok(Ended::Interrupted);
             }
         }
-        self.pipeline.check_learnt()?;
+        self.pipeline.check_divergence()?;
         self.pipeline.end_warm_up()?;
         Ok(Ended::Finished)
     }
@@ -314,8 +317,7 @@ impl<P: Pipeline> Training<P> {
     }
 
     fn anyone_stops(&self, stop: &AtomicBool) -> Result<bool> {
-        let wish = f64::from(u8::from(stop.load(Ordering::Relaxed)));
-        Ok(self.exchange.sum(&[wish])?[0] > 0.0)
+        self.exchange.any(stop.load(Ordering::Relaxed))
     }
 
     fn say(&self, line: &str) {
@@ -347,8 +349,8 @@ fn begins_anew(dir: &RunDir, save_every: u64) -> Result<()> {
     }
 }
 
-/// Loads the checkpoint at `path`, of a run on the same `data`, and returns where the run stands, and the save that the
-/// files belong to, if they say so.
+/// Loads the checkpoint at `path` of a run on the same `data`. Returns its position, and its stamp if the format has
+/// one.
 fn load<P: Pipeline>(
     pipeline: &mut P,
     plan: &Plan,
@@ -385,8 +387,8 @@ fn load<P: Pipeline>(
     Ok((position, checkpoint::stamp(path)?))
 }
 
-/// `error` of the last of the checkpoints `saved`; if a file of it is missing, damaged or of another save, also the
-/// newest one of which nothing is.
+/// Adds the newest complete checkpoint of `saved` to `error`, if a file of the last one is missing, damaged or of
+/// another save.
 pub(crate) fn or_older(error: Error, saved: &[PathBuf]) -> Error {
     let is_whole = |path: &PathBuf| checkpoint::verify(path).is_ok();
     match error {

@@ -35,13 +35,13 @@ pub trait Pipeline {
     fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64>;
 
     /// An error if the optimizer's steps so far have led to nothing that is a model.
-    fn check_learnt(&mut self) -> Result<()>;
+    fn check_divergence(&mut self) -> Result<()>;
 
     /// Starts the optimizer of the RL steps.
     fn end_warm_up(&mut self) -> Result<()>;
 
-    /// Makes what stays as it was before the first RL step: from the policy, saving it where `kept` says, or from
-    /// there if it has been saved before.
+    /// Builds the frozen models before the first RL step: copies of the policy, which are saved as `kept` says, or
+    /// loaded if they were saved before.
     fn freeze(&mut self, kept: Kept) -> Result<()>;
 
     /// One RL step, numbered from 0. `stop` is this rank's wish to end the run after it.
@@ -64,19 +64,19 @@ pub trait Pipeline {
     fn load(&mut self, path: &Path) -> Result<()>;
 }
 
-/// Where a run keeps the models that stay as they were before its first RL step.
+/// Location of a run's frozen models, which are saved before its first RL step.
 #[derive(Clone, Copy, Debug)]
 pub struct Kept<'a> {
     /// The run's folder.
     pub folder: &'a Path,
-    /// Its number, which the files have.
+    /// Number of the run, which the files contain.
     pub run: u32,
-    /// Whether they have been saved there.
+    /// True if they were saved there before.
     pub is_saved: bool,
 }
 
 impl Kept<'_> {
-    /// The save that their files belong to.
+    /// Stamp of their files.
     pub fn stamp(&self) -> Stamp {
         Stamp { run: self.run, step: 0 }
     }

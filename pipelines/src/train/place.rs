@@ -7,9 +7,9 @@ use anyroll_backends::{
 };
 
 use crate::{
-    Result,
-    config::{self, Role, Run},
+    Result, config,
     launch::Rank,
+    run::{Role, Run},
 };
 
 /// A device and the ranks that it trains with.
@@ -66,7 +66,7 @@ pub fn open_device(backend: &str, ordinal: usize) -> Result<Arc<dyn Device>> {
 /// # Errors
 /// `Unsupported` for a backend that libtorch does not run on.
 pub fn torch_device(device: &dyn Device) -> Result<tch::Device> {
-    let of_libtorch = device.torch_device().and_then(TorchDevice::tch);
+    let of_libtorch = device.torch_device().map(TorchDevice::tch);
     Ok(of_libtorch.ok_or_else(|| anyroll_backends::Error::Unsupported {
         backend: device.id().backend,
         what: "models: libtorch does not compute on it".into(),
@@ -81,7 +81,7 @@ pub(super) mod tests {
 
     /// Runs `rank` on as many threads, each at a place of its own on the host; returns what each returned.
     pub(crate) fn ranks<R: Send>(world_size: usize, rank: impl Fn(Place) -> R + Sync) -> Vec<R> {
-        let host = |ordinal| open(DeviceId { backend: BackendKind::Cpu, ordinal }).unwrap();
+        let host = |ordinal| open(DeviceId { backend: BackendKind::CPU, ordinal }).unwrap();
         on_threads(world_size, host, |device, group| rank(Place { device: device.clone(), group }))
     }
 }

@@ -10,18 +10,18 @@ use tch::Device;
 use super::{Kept, Place, hold, offloaded};
 use crate::{
     Error, Result,
-    config::{Role, Run},
+    run::{Role, Run},
 };
 
 /// A frozen copy, or another model, which may say something else than a policy does.
 #[derive(Debug)]
 pub struct Reference<M: Model = Decoder> {
     /// Its weights.
-    pub model: Zero<M>,
+    model: Zero<M>,
     /// Sequences that a rank scores at a time.
     micro_batch_size: usize,
     /// What of it is on the device only while it scores.
-    pub offloaded: Vec<State>,
+    offloaded: Vec<State>,
 }
 
 impl Reference {
@@ -85,6 +85,12 @@ impl<M: Model> Reference<M> {
     fn held(model: Zero<M>, role: &Role) -> Self {
         let micro_batch_size = role.strategy.micro_batch_size;
         Self { model, micro_batch_size, offloaded: offloaded(&role.strategy) }
+    }
+
+    /// Takes it off the device, as far as it may leave.
+    pub fn offload(&mut self) -> Result<()> {
+        self.model.offload_states(&self.offloaded)?;
+        Ok(())
     }
 
     /// What `score` makes of the model, so many sequences at a time; all of it is on the device for as long.

@@ -4,17 +4,15 @@ use std::sync::Arc;
 
 use anyroll_models::{Model, init::WeightSource};
 use anyroll_strategy::{
-    AdamW, Decays, LossScale, ParamsOn, Precision, Recompute, Schedule, State, StepStats, StepsOn, Zero,
-    ZeroConfig, ZeroStage,
+    AdamW, Decays, LossScale, ParamsOn, Precision, Recompute, Schedule, State, StepsOn, Zero, ZeroConfig,
+    ZeroStage,
 };
 
 use super::Place;
 use crate::{
     Result,
-    config::{
-        self, Fp16Config, Offload, OffloadConfig, OptimizerConfig, OptimizerOffload, Run, ScheduleConfig,
-    },
-    metrics::Metrics,
+    config::{self, Fp16Config, Offload, OffloadConfig, OptimizerConfig, OptimizerOffload, ScheduleConfig},
+    run::Run,
 };
 
 /// Holds `model` on the ranks of `place`, its weights read from `weights`; with `adamw`, ready to be trained.
@@ -90,26 +88,6 @@ pub fn adamw(optimizer: &OptimizerConfig) -> AdamW {
             norm => norm,
         },
     }
-}
-
-/// Waits for `steps` and says what they did: the mean norm of the gradients that were not skipped, and in fp16 the last
-/// step's loss scale and how many steps were.
-pub fn finish_steps<M: Model>(policy: &Zero<M>, steps: &[StepStats]) -> Result<Metrics> {
-    let (mut norms, mut loss_scale) = (Vec::with_capacity(steps.len()), None);
-    for stats in steps {
-        let stepped = policy.finish_step(stats)?;
-        norms.extend(stepped.grad_norm);
-        loss_scale = stepped.loss_scale;
-    }
-    let mut metrics = Metrics::new();
-    if !norms.is_empty() {
-        metrics.insert("grad_norm", norms.iter().sum::<f64>() / norms.len() as f64);
-    }
-    if let Some(loss_scale) = loss_scale {
-        metrics.insert("loss_scale", loss_scale);
-        metrics.insert("skipped_steps", (steps.len() - norms.len()) as f64);
-    }
-    Ok(metrics)
 }
 
 /// The learning rate of step `step`, from 0, of so many.

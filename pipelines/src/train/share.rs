@@ -54,15 +54,18 @@ impl Share {
         own.clone().step_by(size).map(move |start| start..(start + size).min(own.end))
     }
 
-    /// Puts values that ranks hold in their own order into the step's order.
-    pub fn ordered<T: Clone + Default>(&self, of_ranks: &[Vec<T>]) -> Vec<T> {
-        let mut ordered = vec![T::default(); self.samples()];
-        for (rank, values) in of_ranks.iter().enumerate() {
+    /// Puts what ranks hold in their own order into the step's order.
+    ///
+    /// # Panics
+    /// If a rank holds something else than a value for each of its samples.
+    pub fn ordered<T>(&self, of_ranks: Vec<Vec<T>>) -> Vec<T> {
+        let mut ordered: Vec<Option<T>> = (0..self.samples()).map(|_| None).collect();
+        for (rank, values) in of_ranks.into_iter().enumerate() {
             for (sample, value) in self.samples_of(rank).zip(values) {
-                ordered[sample] = value.clone();
+                ordered[sample] = Some(value);
             }
         }
-        ordered
+        ordered.into_iter().map(|value| value.expect("a value for each sample")).collect()
     }
 
     /// The samples of a mini-batch in the step's order.
@@ -93,7 +96,7 @@ mod tests {
             assert!(seen.iter().all(|&times| times == 1), "{share:?}");
             let held: Vec<Vec<usize>> =
                 (0..world_size).map(|rank| share.samples_of(rank).collect()).collect();
-            assert!(share.ordered(&held).into_iter().eq(0..share.samples()));
+            assert!(share.ordered(held).into_iter().eq(0..share.samples()));
         }
     }
 }

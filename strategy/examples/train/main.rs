@@ -1,13 +1,16 @@
-//! One rank of a benchmark of training and scoring: a decoder with random weights, at the shape of a published one.
+//! One rank of a benchmark of training and scoring: a decoder with random weights in the shape of a published
+//! model.
 //!
-//! `train BACKEND RANK WORLD_SIZE PORT [key=value ...]`, one process a device, all with the same port. Rank 0 prints one
-//! JSON object. `bench/train/run.py` starts the ranks, and has the commands. Keys, with what holds without them:
+//! Usage: `train BACKEND RANK WORLD_SIZE PORT [key=value ...]`, one process per device, all with the same
+//! port. Rank 0 prints one JSON object. `bench/train/run.py` starts the ranks and contains the commands. Keys
+//! and their defaults:
 //!
-//! - `mode=train`: `train`, `score`, or `ops`, which times each operation of a step alone;
-//! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: a rank's sequences of this many tokens;
+//! - `mode=train`: `train`, `score`, or `ops`, which times each operation of a step separately;
+//! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: tokens per sequence and sequences per rank;
 //! - `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`);
-//! - `steps=8`: timed ones, after two for warm-up;
-//! - `digest=true`: a number of all weights' bits; `offload=true`: how fast the optimizer's states leave and come back.
+//! - `steps=8`: timed steps, after two warm-up steps;
+//! - `digest=true`: print a digest of all weights' bits; `offload=true`: time offloading and loading the
+//!   optimizer's states.
 
 #![forbid(unsafe_code)]
 
@@ -37,7 +40,7 @@ const ADAMW: AdamW =
     AdamW { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1, decays: Decays::Matrices, max_grad_norm: 1.0 };
 const WARM_UP: usize = 2;
 
-/// What was asked for.
+/// Command-line options.
 struct Options(HashMap<String, String>);
 
 impl Options {
@@ -79,7 +82,7 @@ fn main() {
     }
 }
 
-/// What the planner says of all this.
+/// Returns the planner's estimate of the run's memory in GiB.
 fn planned_gib(
     zero: &Zero<Decoder>,
     batch: &PackedBatch,
@@ -102,7 +105,7 @@ fn planned_gib(
     (held + activations + driver) as f64 / f64::from(1 << 30)
 }
 
-/// Steps of next-token prediction, every step on the same tokens.
+/// Runs steps of next-token prediction, each on the same tokens.
 fn train(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options) -> Value {
     let rank = group.rank();
     let world_size = group.world_size();
@@ -150,7 +153,7 @@ fn train(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options) ->
     })
 }
 
-/// What a step leaves to be read when all are done.
+/// Events and values of a step, read after the last one.
 struct Step {
     start: Event,
     backward: Event,
@@ -169,11 +172,11 @@ fn step(zero: &mut Zero<Decoder>, batch: &PackedBatch, gradient: f64, compute: &
     zero.accumulate(batch, loss).unwrap();
     let reduced = compute.record_timed().unwrap();
     let stats = zero.step(1e-5).unwrap();
-    let (backward, loss) = middle.expect("the loss was asked for");
+    let (backward, loss) = middle.expect("the loss closure ran");
     Step { start, backward, reduced, stats, loss: -loss }
 }
 
-/// Log-probabilities of every token, without a gradient.
+/// Computes the log-probabilities of every token, without a gradient.
 fn score(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options) -> Value {
     let (mut zero, batch) = prepare(device, group, options, None);
     let compute = Stream::torch(device).unwrap();
@@ -199,7 +202,7 @@ fn prepare(
     options: &Options,
     adamw: Option<AdamW>,
 ) -> (Zero<Decoder>, PackedBatch) {
-    let at = device.torch_device().and_then(TorchDevice::tch).expect("libtorch computes on it");
+    let at = device.torch_device().map(TorchDevice::tch).expect("libtorch computes on it");
     let (seq, micro_batch) = (options.number("seq", 4096), options.number("micro_batch", 4));
     let shape = shapes::decoder(options.text("model", "0.5b"), seq as i64);
     let vocab = shape.vocab_size;
@@ -237,8 +240,8 @@ fn strategy(options: &Options) -> ZeroConfig {
     }
 }
 
-/// Values of the right size for a model to train, made faster than a device takes them: for the gigabytes here the
-/// library's own would be most of the time.
+/// Weights of a size that a model can train with, generated faster than a device reads them. For gigabytes of
+/// weights, the library's own generator would take most of the time.
 struct Noise;
 
 impl WeightSource for Noise {
@@ -262,20 +265,21 @@ impl WeightSource for Noise {
     }
 }
 
-/// The finalizer of MurmurHash3 (Appleby).
+/// Finalizer of MurmurHash3 (Appleby).
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     x = (x ^ (x >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     x ^ (x >> 33)
 }
 
-/// What the driver says is in use, libtorch's reserve and the context included.
+/// Returns the memory in use as the driver reports it, including libtorch's reserve and the context.
 fn used_gib(device: &Arc<dyn Device>) -> f64 {
     let memory = device.memory_info().unwrap();
     (memory.total_bytes - memory.free_bytes) as f64 / f64::from(1 << 30)
 }
 
-/// A number that differs if a bit of a weight does: the bits' sum, each times its place's factor.
+/// Returns a number that changes if any bit of a weight does: the sum of the bits, each times a factor of its
+/// position.
 fn weights_digest(zero: &mut Zero<Decoder>) -> i64 {
     const CHUNK: i64 = 1 << 26;
     let weights = zero.weights().unwrap();

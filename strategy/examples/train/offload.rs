@@ -1,4 +1,4 @@
-//! How fast the optimizer's states leave the device and come back, all ranks at once.
+//! Measures how fast the optimizer's states leave the device and return, on all ranks at once.
 
 use std::time::Instant;
 
@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 const ROUNDS: usize = 4;
 
-/// Bytes of a rank, and GB/s of each round in both directions: the first of them allocates the host's memory.
+/// Returns the bytes per rank, and GB/s of each round in both directions. The first round also allocates the
+/// host memory.
 pub fn times(zero: &mut Zero<Decoder>, compute: &Stream) -> Value {
     let (mut bytes, mut out, mut back) = (0, vec![], vec![]);
     for _ in 0..ROUNDS {
@@ -26,7 +27,7 @@ pub fn times(zero: &mut Zero<Decoder>, compute: &Stream) -> Value {
     json!({ "bytes": bytes, "out_gb_per_s": out, "back_gb_per_s": back })
 }
 
-/// Waits for all ranks, and for all that was asked of the device.
+/// Waits for all ranks, and for all work queued on the device.
 fn meet(zero: &Zero<Decoder>, compute: &Stream) {
     zero.group().barrier(compute).unwrap().wait().unwrap();
     compute.synchronize().unwrap();

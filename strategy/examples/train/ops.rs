@@ -1,4 +1,5 @@
-//! Each operation of a step alone, at the step's sizes: where the time goes, and the floor under it.
+//! Times each operation of a step separately, at the step's sizes: a breakdown of the step, and its lower
+//! bound.
 
 use std::sync::Arc;
 
@@ -11,14 +12,14 @@ use tch::{Kind, Tensor};
 
 use crate::{Options, shapes};
 
-/// Times of operations, each the mean of a few after a first one, with how often a step runs it.
+/// Times of operations, each the mean of several calls after a warm-up call, with the calls per step.
 struct Clock {
     stream: Stream,
     rows: Vec<Value>,
 }
 
 impl Clock {
-    /// `work` is in floating-point operations for products and in bytes for the rest.
+    /// `work` counts floating-point operations for matrix products, and bytes for everything else.
     fn time(&mut self, name: &str, calls: usize, work: f64, mut run: impl FnMut()) {
         const REPEATS: u32 = 10;
         run();
@@ -31,9 +32,10 @@ impl Clock {
     }
 }
 
-/// Rows of `[name, calls in a step, ms, ms in a step, TFLOP/s or TB/s]` for a step without recomputation.
+/// Returns rows of `[name, calls per step, ms, ms per step, TFLOP/s or TB/s]` for a step without
+/// recomputation.
 pub fn times(device: &Arc<dyn Device>, options: &Options) -> Value {
-    let at = device.torch_device().and_then(TorchDevice::tch).expect("libtorch computes on it");
+    let at = device.torch_device().map(TorchDevice::tch).expect("libtorch computes on it");
     let (seq, sequences) = (options.number("seq", 4096) as i64, options.number("micro_batch", 4) as i64);
     let name = options.text("model", "0.5b");
     let shape = shapes::decoder(name, seq);
@@ -104,7 +106,7 @@ pub fn times(device: &Arc<dyn Device>, options: &Options) -> Value {
     let unequal: Vec<i64> =
         (0..2 * sequences).map(|i| if i % 2 == 0 { seq - seq / 3 } else { seq / 3 }).collect();
     let flops = 2.0 * (heads * dim * unequal.iter().map(|len| len * len).sum::<i64>()) as f64;
-    // Eight samples of each prompt, which is half of the rows.
+    // Eight samples of each prompt, which makes up half of the rows.
     let (prompt, completion) = (seq / 2, seq / 16);
     let (mut rows_of, mut next) = (Vec::new(), 0);
     for _ in 0..sequences {

@@ -1,8 +1,9 @@
-//! The shapes of published decoders.
+//! Shapes of published decoders.
 
 use anyroll_models::{Activation, DecoderConfig, Multipliers, NormPlaces, QkNorm, RopeScaling};
 
-/// `7b`, `1.5b` and `0.5b` are Qwen2.5's, `qwen3-1.7b` is Qwen3's; `tiny` is for a try on a CPU.
+/// Returns the shape called `name`: `7b`, `1.5b` and `0.5b` are Qwen2.5's, `qwen3-1.7b` is Qwen3's, and
+/// `tiny` is for tests on a CPU.
 pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
     let [vocab, hidden, layers, heads, kv_heads, dim, intermediate] = match name {
         "7b" => [152_064, 3584, 28, 28, 4, 128, 18_944],

@@ -1,4 +1,4 @@
-//! `manifest.json`: what a checkpoint holds, the checksums of its files, and its own.
+//! `manifest.json`: the contents of a checkpoint, the checksums of its files, and its own checksum.
 
 use std::{
     collections::BTreeMap,
@@ -25,15 +25,15 @@ const SUM_KEY: &str = ",\n  \"crc32c\": \"";
 /// The text behind it.
 const SUM_END: &str = "\"\n}\n";
 
-/// The content of `manifest.json`.
+/// Contents of `manifest.json`.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Manifest {
     pub format: u32,
-    /// `None` in format 2, as `files` and `parts` are then empty.
+    /// `None` in format 2, in which `files` and `parts` are empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stamp: Option<Stamp>,
     pub world_size: usize,
-    /// What the optimizer counts, if there is one: its moments are then here, too.
+    /// Counters of the optimizer, if there is one; the shards then hold its moments, too.
     pub optimizer: Option<Counters>,
     pub units: Vec<UnitEntry>,
     /// Checksums of each rank's files.
@@ -42,7 +42,7 @@ pub(super) struct Manifest {
     /// Checksums of the manifests of further models, by the names of their folders.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub parts: BTreeMap<String, u32>,
-    /// What the caller wants back.
+    /// The caller's data, returned by [`super::load`].
     pub extra: serde_json::Value,
 }
 
@@ -58,9 +58,9 @@ pub(super) struct FileSums {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct UnitEntry {
     pub name: String,
-    /// Elements of the whole buffer, padding included.
+    /// Length of the whole buffer in elements, padding included.
     pub len: usize,
-    /// Whether it is in the checkpoint.
+    /// True if the unit is in the checkpoint.
     pub trainable: bool,
     pub params: Vec<ParamEntry>,
 }
@@ -73,7 +73,7 @@ pub(super) struct ParamEntry {
 }
 
 impl Manifest {
-    /// That of a model's units on `world_size` ranks, without what is known only when files are written.
+    /// Builds the manifest of a model's units on `world_size` ranks, except for the entries that change with each save.
     pub(super) fn new(units: &[Unit], world_size: usize, stamp: Stamp) -> Self {
         Self {
             format: FORMAT,
@@ -87,7 +87,7 @@ impl Manifest {
         }
     }
 
-    /// That of the checkpoint in the folder `path`, whose own checksum has been checked.
+    /// Reads the manifest of the checkpoint in the folder `path` and checks its checksum.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let file = path.join(MANIFEST);
         let bytes = fs::read(&file).map_err(failed(&file))?;
@@ -115,14 +115,14 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The text of `manifest.json`, which ends in its checksum.
+    /// Returns the text of `manifest.json`, which ends with its checksum.
     pub(super) fn to_text(&self) -> String {
         let text = serde_json::to_string_pretty(self).expect("a manifest is plain data");
         let text = text.strip_suffix("\n}").expect("an object of several lines");
         format!("{text}{SUM_KEY}{:08x}{SUM_END}", crc32c::crc32c(text.as_bytes()))
     }
 
-    /// Says of a checkpoint of before seals what nobody has checked.
+    /// Logs a warning if the checkpoint has no seals, since nothing then shows that its files belong together.
     pub(super) fn warn_if_unsealed(&self, path: &Path) {
         if self.stamp.is_none() {
             let path = path.display();
@@ -132,13 +132,13 @@ impl Manifest {
         }
     }
 
-    /// Elements of a unit's states in a shard.
+    /// Returns the number of elements that a shard holds of a unit's states.
     pub(super) fn saved_len(&self, unit: &UnitEntry) -> usize {
         let states = if self.optimizer.is_some() { 3 } else { 1 };
         if unit.trainable { unit.len / self.world_size * states } else { 0 }
     }
 
-    /// Where the files of `rank` belong; `None` in a checkpoint of before seals.
+    /// Returns the seal of the files of `rank`, or `None` for a format without seals.
     pub(super) fn seal(&self, rank: usize) -> Option<Seal> {
         let units = serde_json::to_vec(&self.units).expect("units are plain data");
         Some(Seal {
@@ -149,7 +149,7 @@ impl Manifest {
         })
     }
 
-    /// The shard of `rank` in the checkpoint `path`.
+    /// Returns the shard of `rank` in the checkpoint `path`.
     pub(super) fn shard(&self, path: &Path, rank: usize) -> RankFile {
         let elements: usize = self.units.iter().map(|unit| self.saved_len(unit)).sum();
         RankFile {
@@ -160,7 +160,7 @@ impl Manifest {
         }
     }
 
-    /// What `rank` has beside the model in the checkpoint `path`; `None` if no rank has anything.
+    /// Returns the own file of `rank` in the checkpoint `path`, or `None` if no rank has one.
     pub(super) fn own(&self, path: &Path, rank: usize) -> Option<RankFile> {
         let sum = match self.files.get(rank) {
             Some(file) => Some(file.own?),
@@ -169,8 +169,8 @@ impl Manifest {
         Some(RankFile { path: path.join(own_name(rank)), content_bytes: None, seal: self.seal(rank), sum })
     }
 
-    /// Checks that all files but the shards, which are read anyway, are those of this save, without reading all of
-    /// them. `path` is the checkpoint.
+    /// Checks the seals of all files of the checkpoint `path` except the shards, which the caller reads. Contents
+    /// are not read.
     pub(super) fn check_places(&self, path: &Path) -> Result<()> {
         for own in (0..self.world_size).filter_map(|rank| self.own(path, rank)) {
             own.check_place()?;
@@ -183,11 +183,11 @@ impl Manifest {
         Ok(())
     }
 
-    /// The folder and the manifest of a further model.
+    /// Returns the folder and the manifest of a further model.
     pub(super) fn part(&self, path: &Path, name: &str) -> Result<(PathBuf, Manifest)> {
         let part = path.join(name);
         if Some(sum_of(&part)?) != self.parts.get(name).copied() {
-            // A damaged one says more of itself.
+            // A damaged manifest has a more specific error.
             Self::read(&part)?;
             return Err(foreign(
                 &part.join(MANIFEST),
@@ -198,21 +198,21 @@ impl Manifest {
         Ok((part, manifest))
     }
 
-    /// Checks that the checkpoint `path` is of a model with these units.
+    /// Checks that the checkpoint `path` holds a model with these units.
     pub(super) fn check_model(&self, units: &[Unit], path: &Path) -> Result<()> {
         if self.units.len() != units.len() {
             let problem = format!("it has {} units, the model has {}", self.units.len(), units.len());
             return Err(mismatch(path, problem));
         }
         for (theirs, ours) in self.units.iter().zip(units) {
-            // Lengths differ in their padding when the world size does.
+            // Lengths differ by their padding if the world size does.
             let ours = UnitEntry::new(ours, self.world_size);
             if let Some(problem) = difference(theirs, &ours) {
                 return Err(mismatch(path, problem));
             }
             if ours.trainable && !theirs.trainable {
                 let problem =
-                    format!("unit {} was frozen, so it is not in it; here it is trained", theirs.name);
+                    format!("unit {} was frozen in it and is not saved; here it is trained", theirs.name);
                 return Err(mismatch(path, problem));
             }
         }
@@ -232,7 +232,7 @@ impl UnitEntry {
     }
 }
 
-/// The first difference between a unit of a checkpoint and the model's.
+/// Describes the first difference between a checkpoint's unit and the model's.
 fn difference(theirs: &UnitEntry, ours: &UnitEntry) -> Option<String> {
     if theirs.name != ours.name {
         return Some(format!("it has a unit `{}` where the model has `{}`", theirs.name, ours.name));
@@ -257,13 +257,13 @@ fn difference(theirs: &UnitEntry, ours: &UnitEntry) -> Option<String> {
     })
 }
 
-/// Checksum of the manifest in the folder `path`.
+/// Returns the checksum of the manifest in the folder `path`.
 pub(super) fn sum_of(path: &Path) -> Result<u32> {
     let file = path.join(MANIFEST);
     Ok(crc32c::crc32c(&fs::read(&file).map_err(failed(&file))?))
 }
 
-/// Whether a manifest ends in its checksum, which is then right.
+/// Returns true if a manifest ends with its checksum, and an error if the checksum is wrong.
 fn checked_sum(bytes: &[u8]) -> Result<bool, &'static str> {
     let key_at = bytes.len().checked_sub(SUM_KEY.len() + 8 + SUM_END.len());
     let Some((text, end)) = key_at.map(|at| bytes.split_at(at)) else { return Ok(false) };

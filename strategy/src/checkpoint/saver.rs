@@ -1,5 +1,5 @@
-//! Saves that go on beside training: what is to be saved is copied to pinned memory in stream order, a thread of the
-//! host writes it, and the manifest, which makes it a checkpoint, follows when all ranks have written theirs.
+//! Background saves. The state is copied to pinned memory in stream order, and a host thread writes it. The
+//! manifest makes the folder a checkpoint, and is written after all ranks' shards.
 
 use std::{
     collections::BTreeMap,
@@ -25,22 +25,23 @@ use crate::{
     weights::Part,
 };
 
-/// Writes checkpoints, one at a time. Every rank has one, and makes the same calls on it in the same order.
+/// Writes checkpoints, one at a time. Every rank has its own saver and makes the same calls in the same
+/// order.
 #[derive(Debug)]
 pub struct Saver {
     disk: Arc<dyn Disk>,
     /// The run, and the step of the next save.
     stamp: Stamp,
-    /// Made at the first save and kept: to pin memory takes longer than to copy it.
+    /// Allocated at the first save and reused, since pinning memory takes longer than the copy.
     memory: Option<PinnedBuffer>,
     pending: Option<Pending>,
 }
 
-/// A save under way.
+/// A save in progress.
 #[derive(Debug)]
 struct Pending {
     path: PathBuf,
-    /// On rank 0; the files' checksums are known when they are written.
+    /// `Some` on rank 0 only. The files' checksums are filled in once they are written.
     manifest: Option<Manifest>,
     writing: JoinHandle<(PinnedBuffer, Result<FileSums>)>,
 }
@@ -52,34 +53,34 @@ impl Default for Saver {
 }
 
 impl Saver {
-    /// On a disk that may fail.
+    /// Returns a saver for `disk`, which may be one that fails in tests.
     pub fn on(disk: Arc<dyn Disk>) -> Self {
         Self { disk, stamp: Stamp::default(), memory: None, pending: None }
     }
 
-    /// That of the run with this number, which is the same on all ranks.
+    /// Returns a saver for the run with this number, which is the same on all ranks.
     pub fn of_run(run: u32) -> Self {
         Self { stamp: Stamp { run, step: 0 }, ..Self::default() }
     }
 
-    /// The same, whose next save is of `step`.
+    /// Sets the step of the next save.
     pub fn at(&mut self, step: u64) -> &mut Self {
         self.stamp.step = step;
         self
     }
 
-    /// The run and the step of the next save.
+    /// Run and step of the next save.
     pub fn stamp(&self) -> Stamp {
         self.stamp
     }
 
-    /// Starts to write a checkpoint to the new folder `path`, and returns once nothing that follows on the device can
-    /// change what it holds. One that is under way is finished first. `extra` (rank 0's) comes back from
-    /// [`super::load`].
+    /// Starts to write a checkpoint to the new folder `path`. Returns once no later work on the device can
+    /// change the saved state. A save in progress is finished first. [`super::load`] returns `extra`, which
+    /// is rank 0's.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] when the folder cannot be made, or for what became of the save before. What was at
-    /// `path` is still there then.
+    /// [`Error::Checkpoint`] if the folder cannot be created, or if the previous save failed. A checkpoint
+    /// that was at `path` is then still there.
     pub fn start<M: Model>(
         &mut self,
         zero: &mut Zero<M>,
@@ -89,12 +90,13 @@ impl Saver {
         self.start_with(zero, path, extra, None, |_| Ok(()))
     }
 
-    /// As [`Self::start`], with more than one model. `own` is what this rank has beside it, which comes back from
-    /// [`super::own`]: of every rank or of none. `others` saves further models into folders of the one that it is given,
-    /// before this returns. All of it is there when the checkpoint has its name, or nothing.
+    /// Like [`Self::start`], for more state than one model. `own` is this rank's further state, which
+    /// [`super::own`] returns; either every rank gives some or none does. `others` saves further models into
+    /// subfolders of the folder it receives, before this call returns. A checkpoint with its final name holds
+    /// all of it.
     ///
     /// # Errors
-    /// As [`Self::start`], or that of `others`, which is one on all ranks.
+    /// The errors of [`Self::start`], or the error of `others`, which must fail on all ranks together.
     pub fn start_with<M: Model>(
         &mut self,
         zero: &mut Zero<M>,
@@ -132,22 +134,22 @@ impl Saver {
         Ok(())
     }
 
-    /// Completes a save if all ranks have written their shards by now; whether it did. Never waits for a disk but to
-    /// write the manifest.
+    /// Completes the save if all ranks have written their shards by now, and returns true if it did. Waits
+    /// for the disk only to write the manifest.
     ///
     /// # Errors
-    /// As [`Self::finish`].
+    /// The errors of [`Self::finish`].
     pub fn poll(&mut self, group: &CollectiveGroup) -> Result<bool> {
         let Some(pending) = &self.pending else { return Ok(false) };
         let done = flags(group, pending.writing.is_finished())?;
         if done.iter().all(|&done| done) { self.finish(group) } else { Ok(false) }
     }
 
-    /// Waits for a save that is under way, and completes it; whether there was one.
+    /// Waits for the save in progress and completes it. Returns false if there was none.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] for what this rank could not write, [`Error::CheckpointOfPeer`] for what another could
-    /// not. What was at the path before is still there then.
+    /// [`Error::Checkpoint`] if this rank could not write, [`Error::CheckpointOfPeer`] if another rank could
+    /// not. A checkpoint that was at the path before is then still there.
     pub fn finish(&mut self, group: &CollectiveGroup) -> Result<bool> {
         let Some(Pending { path, manifest, writing }) = self.pending.take() else { return Ok(false) };
         let written = match writing.join() {
@@ -163,7 +165,7 @@ impl Saver {
         Ok(true)
     }
 
-    /// Removes what an interrupted save left behind.
+    /// Removes the leftovers of an interrupted save and creates the folder.
     fn make_room(&self, aside: &Path) -> Result<()> {
         self.disk.remove_folder(aside).and_then(|()| self.disk.create_folder(aside)).map_err(failed(aside))
     }
@@ -175,13 +177,13 @@ impl Saver {
     }
 }
 
-/// Where a checkpoint is written before it has its name.
+/// Returns the temporary name that a checkpoint has while it is written.
 fn aside(path: &Path) -> PathBuf {
     path.with_extension("partial")
 }
 
-/// Copies this rank's shards of all trained units to pinned memory, with room for the file's end behind them. Work on the
-/// compute stream that comes later waits for the copies.
+/// Copies this rank's shards of all trained units to pinned memory, and leaves room for the seal and checksum
+/// at the end. Later work on the compute stream waits for the copies.
 fn snapshot<M: Model>(zero: &mut Zero<M>, memory: Option<PinnedBuffer>) -> Result<PinnedBuffer> {
     let model = zero.model().clone();
     let mut parts = Vec::new();
@@ -194,12 +196,12 @@ fn snapshot<M: Model>(zero: &mut Zero<M>, memory: Option<PinnedBuffer>) -> Resul
         Some(memory) if memory.len_bytes() == len_bytes => memory,
         _ => PinnedBuffer::new(zero.compute.device(), len_bytes)?,
     };
-    let (compute, out) = (&zero.compute, &zero.transfers.out);
-    out.wait_stream(compute)?;
+    let (compute, to_host) = (&zero.compute, &zero.transfers.to_host);
+    to_host.wait_stream(compute)?;
     let mut offset = 0;
     for part in &parts {
         match part {
-            Part::Device(buffer) => memory.copy_from(offset, buffer, out)?,
+            Part::Device(buffer) => memory.copy_from(offset, buffer, to_host)?,
             Part::Host(tensor) => {
                 let len = part.len();
                 tensor.f_copy_data_u8(&mut memory.bytes_mut()?[offset..offset + len * F32_BYTES], len)?;
@@ -207,11 +209,11 @@ fn snapshot<M: Model>(zero: &mut Zero<M>, memory: Option<PinnedBuffer>) -> Resul
         }
         offset += part.len() * F32_BYTES;
     }
-    compute.wait_stream(out)?;
+    compute.wait_stream(to_host)?;
     Ok(memory)
 }
 
-/// Writes raw little-endian values and the file's end; returns the checksum.
+/// Writes raw little-endian values, the seal and the checksum, which is returned.
 fn write_shard(disk: &dyn Disk, memory: &mut PinnedBuffer, seal: Seal, shard: &Path) -> Result<u32> {
     let bytes = memory.bytes_mut()?; // waits for the copies
     let sum = seal.close(bytes);
@@ -219,7 +221,7 @@ fn write_shard(disk: &dyn Disk, memory: &mut PinnedBuffer, seal: Seal, shard: &P
     Ok(sum)
 }
 
-/// Writes the bytes and the file's end; returns the checksum.
+/// Writes the bytes, the seal and the checksum, which is returned.
 fn write_own(disk: &dyn Disk, mut bytes: Vec<u8>, seal: Seal, path: &Path) -> Result<u32> {
     bytes.resize(bytes.len() + END_BYTES, 0);
     let sum = seal.close(&mut bytes);
@@ -227,7 +229,7 @@ fn write_own(disk: &dyn Disk, mut bytes: Vec<u8>, seal: Seal, path: &Path) -> Re
     Ok(sum)
 }
 
-/// Checksums of the manifests of further models, which have been saved into folders of `aside`.
+/// Returns the checksums of the manifests of the further models in `aside`.
 fn parts(aside: &Path) -> Result<BTreeMap<String, u32>> {
     let mut parts = BTreeMap::new();
     for entry in fs::read_dir(aside).map_err(failed(aside))? {
@@ -240,9 +242,9 @@ fn parts(aside: &Path) -> Result<BTreeMap<String, u32>> {
     Ok(parts)
 }
 
-/// The checksums of every rank's files, by rank; an error on every rank if there is one on any.
+/// Returns the checksums of all ranks' files, by rank, or an error on every rank if any rank has one.
 fn exchange_sums(group: &CollectiveGroup, path: &Path, own: Result<FileSums>) -> Result<Vec<FileSums>> {
-    // Whether there was an error, whether there is a file of its own, then both checksums.
+    // A flag of an error, a flag of an own file, then both checksums.
     let mut mine = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     if let Ok(FileSums { shard, own }) = &own {
         (mine[0], mine[1]) = (0, u8::from(own.is_some()));
@@ -259,7 +261,7 @@ fn exchange_sums(group: &CollectiveGroup, path: &Path, own: Result<FileSums>) ->
     sums.collect()
 }
 
-/// An error on every rank if there is one on any.
+/// Returns an error on every rank if any rank has one.
 fn agree(group: &CollectiveGroup, path: &Path, own: Result<()>) -> Result<()> {
     let failures = flags(group, own.is_err())?;
     own?;
@@ -267,12 +269,12 @@ fn agree(group: &CollectiveGroup, path: &Path, own: Result<()>) -> Result<()> {
     failed.map_or(Ok(()), |rank| Err(Error::CheckpointOfPeer { path: path.to_owned(), rank }))
 }
 
-/// Everybody's flag, by rank.
+/// Returns the flags of all ranks, by rank.
 fn flags(group: &CollectiveGroup, own: bool) -> Result<Vec<bool>> {
     Ok(gather(group, &[u8::from(own)])?.iter().map(|&flag| flag != 0).collect())
 }
 
-/// Everybody's bytes, by rank, as many of each.
+/// Returns the bytes of all ranks, by rank. Every rank passes equally many.
 fn gather(group: &CollectiveGroup, own: &[u8]) -> Result<Vec<u8>> {
     let stream = Stream::new(group.stream().device())?;
     let (start, len) = (group.rank() * own.len(), group.world_size() * own.len());

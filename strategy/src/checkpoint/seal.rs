@@ -1,4 +1,4 @@
-//! The end of a rank's file: the [`Seal`], which says where the file belongs, and the checksum of all before it.
+//! End of a rank's file: the [`Seal`], which identifies the file, and the checksum of everything before it.
 
 use std::{
     fs::{self, File},
@@ -15,32 +15,32 @@ use crate::Result;
 const MARK: [u8; 8] = *b"anyroll\x03";
 const SEAL_BYTES: usize = MARK.len() + 4 * size_of::<u32>() + size_of::<u64>();
 const SUM_BYTES: usize = size_of::<u32>();
-/// Length of what stands behind a file's content.
+/// Length of the seal and checksum after a file's content.
 pub(super) const END_BYTES: usize = SEAL_BYTES + SUM_BYTES;
-/// Bytes that are read at a time where a file is only checked.
+/// Bytes read at a time if a file is only checked.
 const PIECE_BYTES: usize = 1 << 22;
 
-/// The save that a file belongs to.
+/// Identifies the save that a file belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
-    /// The run's number: the same on all ranks and after a resume.
+    /// Number of the run, the same on all ranks and after a resume.
     pub run: u32,
-    /// Steps that the run has done.
+    /// Completed steps of the run.
     pub step: u64,
 }
 
-/// Where a rank's file belongs.
+/// Identifies a rank's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seal {
     pub stamp: Stamp,
     pub rank: u32,
     pub world_size: u32,
-    /// Checksum of the units' names, shapes and places.
+    /// Checksum of the units' names, shapes and offsets.
     pub layout: u32,
 }
 
 impl Seal {
-    /// Fills the last [`END_BYTES`] of a file's `bytes`, and returns the checksum of the rest.
+    /// Writes seal and checksum to the last [`END_BYTES`] of a file's `bytes`, and returns the checksum.
     pub(super) fn close(&self, bytes: &mut [u8]) -> u32 {
         let (content, end) = bytes.split_at_mut(bytes.len() - END_BYTES);
         let (seal, sum) = end.split_at_mut(SEAL_BYTES);
@@ -71,7 +71,7 @@ impl Seal {
         Some(Self { stamp, rank: number(1), world_size: number(2), layout: number(3) })
     }
 
-    /// The first difference from the seal that a file should have.
+    /// Describes the first difference from the expected seal.
     fn difference(&self, expected: &Self) -> Option<String> {
         let Self { stamp: Stamp { run, step }, rank, world_size, layout } = *self;
         if run != expected.stamp.run {
@@ -93,20 +93,20 @@ impl Seal {
     }
 }
 
-/// A file of a rank, and all that the manifest says of it.
+/// A rank's file, with the manifest's entries for it.
 #[derive(Debug)]
 pub(super) struct RankFile {
     pub path: PathBuf,
-    /// Length without the end; `None` if the manifest does not say.
+    /// Length without seal and checksum; `None` if the manifest does not contain it.
     pub content_bytes: Option<usize>,
-    /// `None` in a checkpoint of before seals, whose files end in their checksum alone.
+    /// `None` in a format without seals, whose files end with only their checksum.
     pub seal: Option<Seal>,
-    /// Checksum in the manifest, which has none in a checkpoint of before seals.
+    /// Checksum in the manifest; `None` in a format without seals.
     pub sum: Option<u32>,
 }
 
 impl RankFile {
-    /// The content.
+    /// Reads and checks the file, and returns its content.
     ///
     /// # Errors
     /// [`crate::Error::Checkpoint`], [`crate::Error::CheckpointDamaged`] and [`crate::Error::CheckpointForeign`].
@@ -119,10 +119,10 @@ impl RankFile {
         Ok(bytes)
     }
 
-    /// The file, all of which has been checked, a piece at a time.
+    /// Checks the whole file in pieces, and returns it open at its start.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// Errors of [`Self::read`].
     pub(super) fn open(&self) -> Result<File> {
         let (mut file, len) = self.open_unchecked()?;
         let mut piece = vec![0; PIECE_BYTES.min(len)];
@@ -140,10 +140,10 @@ impl RankFile {
         Ok(file)
     }
 
-    /// Checks that the file is the right one by its length and its end, without reading the content.
+    /// Checks length and seal without reading the content.
     ///
     /// # Errors
-    /// As [`Self::read`].
+    /// Errors of [`Self::read`].
     pub(super) fn check_place(&self) -> Result<()> {
         let (mut file, len) = self.open_unchecked()?;
         let mut end = vec![0; self.end_bytes()];
@@ -172,7 +172,7 @@ impl RankFile {
         Ok(())
     }
 
-    /// Checks the end of a file whose content and seal have the checksum `sum`, if that has been computed.
+    /// Checks seal and checksum. `sum` is the checksum computed from content and seal, or `None` if neither was read.
     fn check_end(&self, end: &[u8], sum: Option<u32>) -> Result<()> {
         let (seal, stored) = end.split_at(end.len() - SUM_BYTES);
         let stored = u32::from_le_bytes(stored.try_into().expect("a checksum has 4 bytes"));

@@ -1,4 +1,4 @@
-//! A checkpoint's weights by range, without a device: for whoever writes them elsewhere.
+//! Reads a checkpoint's weights by range, without a device: for programs that write them in another format.
 
 use std::{
     fs::File,
@@ -12,21 +12,22 @@ use anyroll_models::{ParamSpec, Unit, init::WeightSource};
 use super::{F32_BYTES, Manifest, failed, mismatch};
 use crate::Result;
 
-/// The weights of a checkpoint, whatever the world size and stage that wrote it.
+/// The weights of a checkpoint, written at any world size and stage.
 #[derive(Debug)]
 pub struct CheckpointWeights {
     manifest: Manifest,
-    /// One a rank.
+    /// One per rank.
     shards: Vec<(PathBuf, File)>,
-    /// Where each unit's weights begin in every shard, in elements; `None` if they are not in the checkpoint.
+    /// Offset of each unit's weights in every shard, in elements; `None` if the checkpoint does not hold
+    /// them.
     unit_starts: Vec<Option<usize>>,
 }
 
 impl CheckpointWeights {
-    /// Opens the checkpoint in the folder `path` of a model with these units, and checks it as a load does.
+    /// Opens the checkpoint in the folder `path` of a model with these units, with the checks of a load.
     ///
     /// # Errors
-    /// As [`super::load`].
+    /// Errors of [`super::load`].
     pub fn open(path: &Path, units: &[Unit]) -> Result<CheckpointWeights> {
         let manifest = Manifest::read(path)?;
         manifest.check_model(units, path)?;
@@ -48,12 +49,12 @@ impl CheckpointWeights {
         Ok(CheckpointWeights { shards: shards?, manifest, unit_starts })
     }
 
-    /// Whether the parameter is in the checkpoint: a frozen one is not.
+    /// Returns true if the checkpoint holds the parameter. Frozen ones are not saved.
     pub fn holds(&self, spec: &ParamSpec) -> bool {
         self.place(spec).is_some_and(|(unit, _)| self.unit_starts[unit].is_some())
     }
 
-    /// The parameter's unit, and where it begins in the unit.
+    /// Returns the parameter's unit, and its offset in the unit.
     fn place(&self, spec: &ParamSpec) -> Option<(usize, usize)> {
         self.manifest.units.iter().enumerate().find_map(|(index, unit)| {
             let param = unit.params.iter().find(|it| it.name == spec.name && it.shape == spec.shape)?;

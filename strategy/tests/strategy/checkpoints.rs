@@ -1,4 +1,4 @@
-//! A save that ends anywhere leaves a whole checkpoint, and what one world saved goes on in another.
+//! An interrupted save leaves a complete checkpoint, and a checkpoint loads at another world size.
 
 use std::{
     fs, io,
@@ -19,10 +19,10 @@ use anyroll_strategy::{
 };
 use serde_json::json;
 
-use crate::world::{STAGES, ranks, train, values, zero};
+use crate::harness::{STAGES, ranks, train, values, zero};
 
-/// Fails for all ranks from the change after `left` on, as if the processes had been killed there. A write that it
-/// fails in has got half of its bytes out.
+/// Fails for all ranks from the change after `left` on, as if the processes had been killed there. A failing
+/// write has written half of its bytes.
 #[derive(Debug)]
 struct Dying {
     left: AtomicUsize,
@@ -67,7 +67,8 @@ impl Disk for Dying {
     }
 }
 
-/// Over all prefixes of the changes that a save of two models makes, beside an older checkpoint and in the place of one.
+/// Tries every prefix of the changes made by a save of two models, with an older checkpoint next to it and in
+/// place of one.
 #[test]
 fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
     for replaces in [false, true] {
@@ -78,7 +79,7 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
             let second = if replaces { first.clone() } else { folder.path().join("step_000002") };
             let disk: Arc<dyn Disk> = Arc::new(Dying::after(changes));
             let states = ranks(2, false, |device, group| {
-                let mut other = crate::world::zero(ZeroStage::Zero1, false, device, group.clone());
+                let mut other = crate::harness::zero(ZeroStage::Zero1, false, device, group.clone());
                 let mut zero = zero(ZeroStage::Zero2, true, device, group);
                 let mut with_other = |disk: &Arc<dyn Disk>, folder: &Path| {
                     save_on(disk, &mut other, &folder.join("other"), |_| Ok(()))
@@ -92,7 +93,7 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
                 let before = values(&mut zero);
                 train(&mut zero, 1..2, 2);
                 let after = values(&mut zero);
-                // Nothing can be asked of the ranks once one of them has died.
+                // No collective can run once one of the ranks has died.
                 let saved = save_on(&disk, &mut zero, &second, |folder| with_other(&disk, folder)).is_ok();
                 (saved, before, after)
             });
@@ -100,7 +101,7 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
             let newest = checkpoint::list(folder.path()).unwrap().pop().expect("one is left");
             let own = [0, 1].map(|rank| checkpoint::own(&newest, rank, 2).unwrap().unwrap());
             let loaded = ranks(1, false, |device, group| {
-                let mut other = crate::world::zero(ZeroStage::Zero0, false, device, group.clone());
+                let mut other = crate::harness::zero(ZeroStage::Zero0, false, device, group.clone());
                 checkpoint::load(&mut other, &newest.join("other")).unwrap();
                 let mut zero = zero(ZeroStage::Zero0, true, device, group);
                 let which = checkpoint::load(&mut zero, &newest).unwrap();
@@ -121,13 +122,13 @@ fn a_save_that_ends_anywhere_leaves_a_whole_checkpoint() {
             }
             changes += 1;
         }
-        // Of both models each rank's shard and what it has of its own, the manifest, and what makes room for them and
-        // puts them in place.
+        // For both models: each rank's shard and own state, the manifest, and the folder operations before
+        // and after.
         assert_eq!(changes, if replaces { 24 } else { 22 });
     }
 }
 
-/// What ranks have of their own goes back to each, and to no other number of them.
+/// Each rank's own state is returned to it, and to no other world size.
 #[test]
 fn each_rank_gets_its_own_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -149,9 +150,9 @@ fn each_rank_gets_its_own_back() {
     };
     refused(0, 1, "each of its 2 ranks");
     fs::write(with.join("rank_0001.own"), [7; 14]).unwrap();
-    refused(1, 2, "rank_0001.own: it is damaged");
+    refused(1, 2, "rank_0001.own is damaged");
     fs::write(with.join("rank_0001.own"), [7]).unwrap();
-    refused(1, 2, "rank_0001.own: it is damaged");
+    refused(1, 2, "rank_0001.own is damaged");
 }
 
 fn save_on(
@@ -165,13 +166,13 @@ fn save_on(
     saver.finish(zero.group()).map(drop)
 }
 
-/// What a run that goes on does: it saves the same step again. Returns what the newest checkpoint then is.
+/// Saves the same step again, like a resumed run, and returns the step of the newest checkpoint.
 fn checkpoint_again(zero: &mut Zero<Decoder>, path: &Path, folder: &Path) -> Option<u64> {
     checkpoint::save(zero, path, Stamp::default(), json!(3)).unwrap();
     checkpoint::extra(&checkpoint::list(folder).unwrap().pop()?).unwrap().as_u64()
 }
 
-/// Stage 3 on four ranks, then stage 1 on two, then stage 0 on one: as if nothing had changed but the order of sums.
+/// Stage 3 on four ranks, then stage 1 on two, then stage 0 on one: only the order of sums changes.
 #[test]
 fn training_goes_on_in_a_smaller_world() {
     for precision in [Precision::Fp32, Precision::Bf16] {
@@ -209,11 +210,11 @@ fn training_goes_on_in_a_smaller_world() {
     }
 }
 
-/// Writes no shard before it is open.
+/// A disk that writes no shard before it is opened.
 #[derive(Debug, Default)]
 struct Slow {
     open: AtomicBool,
-    /// Shards that it was asked to write.
+    /// Number of shards that it was asked to write.
     asked: AtomicUsize,
 }
 
@@ -226,7 +227,7 @@ impl Disk for Slow {
         self.asked.fetch_add(1, Ordering::SeqCst);
         let deadline = Instant::now() + Duration::from_secs(60);
         while !self.open.load(Ordering::SeqCst) {
-            assert!(Instant::now() < deadline, "nobody opened it");
+            assert!(Instant::now() < deadline, "the disk was not opened in time");
             thread::sleep(Duration::from_millis(1));
         }
         RealDisk.write(path, bytes)
@@ -245,7 +246,7 @@ impl Disk for Slow {
     }
 }
 
-/// A save holds what was there when it began, whatever training does to it until it is written.
+/// A save holds the state at its start, even if training changes it before it is written.
 #[test]
 fn training_goes_on_while_a_checkpoint_is_written() {
     let fp32 = STAGES.map(ZeroConfig::from);
@@ -260,20 +261,20 @@ fn training_goes_on_while_a_checkpoint_is_written() {
             train(&mut zero, 0..2, 2);
             checkpoint::save(&mut zero, &paths[1], Stamp::default(), json!(1)).unwrap();
             let mut saver = Saver::on(slow.clone());
-            assert!(!saver.poll(&group).unwrap() && !saver.finish(&group).unwrap(), "nothing is under way");
+            assert!(!saver.poll(&group).unwrap() && !saver.finish(&group).unwrap(), "no save is in progress");
             saver.start(&mut zero, &paths[0], json!(1)).unwrap();
-            // As a step in a run: states leave, come back, and change.
+            // Like a step in a run: states are offloaded, loaded and updated.
             zero.offload_states(&[State::Optimizer, State::Gradients]).unwrap();
             zero.load_states(&[State::Optimizer, State::Gradients]).unwrap();
             train(&mut zero, 2..4, 2);
             assert!(!saver.poll(&group).unwrap(), "the disk is not open yet");
-            assert!(checkpoint::extra(&paths[0]).is_err(), "half a checkpoint has a good name");
+            assert!(checkpoint::extra(&paths[0]).is_err(), "an incomplete checkpoint has its final name");
             slow.open.store(true, Ordering::SeqCst);
             let deadline = Instant::now() + Duration::from_secs(60);
             while !saver.poll(&group).unwrap() {
                 assert!(Instant::now() < deadline);
             }
-            // The next one uses the same memory.
+            // The next save uses the same memory.
             let pinned = device.memory_info().unwrap().pinned_bytes;
             saver.start(&mut zero, &paths[2], json!(1)).unwrap();
             assert_eq!(device.memory_info().unwrap().pinned_bytes, pinned);
@@ -287,10 +288,10 @@ fn training_goes_on_while_a_checkpoint_is_written() {
     }
 }
 
-/// What went wrong behind training is told by the next call, on every rank, and what was there before counts.
+/// The next call reports a failed background write on every rank, and the previous checkpoint still counts.
 #[test]
 fn a_write_that_fails_is_told_on_every_rank() {
-    // Room is made, then the first shard fails.
+    // Creating the folder succeeds, then the first shard fails.
     for changes in [2, 3] {
         for next in ["poll", "finish", "start"] {
             let folder = tempfile::tempdir().unwrap();

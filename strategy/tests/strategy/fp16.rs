@@ -1,4 +1,5 @@
-//! Weights in fp16: the loss scale follows PyTorch's, an overflow leaves no trace, and stages agree.
+//! Weights in fp16: the loss scale matches PyTorch's, an overflow has no effect on the weights, and stages
+//! agree.
 
 use anyroll_strategy::{
     Error, LossScale, Precision, Stepped, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -6,9 +7,11 @@ use anyroll_strategy::{
 };
 use tch::Kind;
 
-use crate::world::{ADAMW, STAGES, accumulate, dense, floats, ranks, sequence, train, trained, values, zero};
+use crate::harness::{
+    ADAMW, STAGES, accumulate, dense, floats, ranks, sequence, train, trained, values, zero,
+};
 
-/// Of the scale at each step, by tests/python/make_loss_scale_golden.py.
+/// Steps whose gradient overflows. The scale at each step comes from tests/python/make_loss_scale_golden.py.
 const OVERFLOWS: [usize; 4] = [0, 1, 6, 12];
 const SCALES: [f64; 18] = [
     1024.0, 512.0, 256.0, 256.0, 256.0, 512.0, 512.0, 256.0, 256.0, 256.0, 512.0, 512.0, 512.0, 256.0, 256.0,
@@ -20,7 +23,7 @@ fn fp16(stage: ZeroStage, initial: f64, growth_interval: u32) -> ZeroConfig {
     ZeroConfig { precision, ..stage.into() }
 }
 
-/// One step on a single sequence, whose gradient overflows or not.
+/// Runs one step on a single sequence, whose gradient overflows or not.
 fn step(zero: &mut Zero<anyroll_models::Decoder>, number: u64, overflows: bool) -> Stepped {
     accumulate(zero, &[sequence(number, 3)], if overflows { f64::INFINITY } else { -0.1 });
     let stats = zero.step(1e-2).unwrap();
@@ -30,7 +33,7 @@ fn step(zero: &mut Zero<anyroll_models::Decoder>, number: u64, overflows: bool) 
 #[test]
 fn stages_are_bitwise_equal() {
     for (world_size, tied) in [(1, false), (2, true), (3, false)] {
-        // So large that the first step overflows, and no later one for long.
+        // Large enough that the first step overflows, and no later one for a long time.
         let overflows = |&scale: &f64| {
             let config = fp16(ZeroStage::Zero0, scale, 2);
             let norms =
@@ -52,7 +55,7 @@ fn stages_are_bitwise_equal() {
 fn the_loss_scale_is_that_of_pytorch() {
     for world_size in [1, 2] {
         ranks(world_size, false, |device, group| {
-            // Of several ranks one overflows, and all skip the step.
+            // One of several ranks overflows, and all ranks skip the step.
             let overflows_here = group.rank() + 1 == world_size;
             let mut zero = zero(fp16(ZeroStage::Zero3, SCALES[0], 3), true, device, group);
             for (number, scale) in SCALES.into_iter().enumerate() {
@@ -96,7 +99,7 @@ fn an_overflow_that_no_scale_mends_is_an_error() {
         accumulate(&mut zero, &[sequence(0, 3)], f64::INFINITY);
         let stats = zero.step(1e-2).unwrap();
         assert!(before == values(&mut zero));
-        // Another one is begun before anybody looks.
+        // The next step begins before the failed one is read.
         accumulate(&mut zero, &[sequence(0, 3)], -0.1);
         zero.step(1e-2).unwrap();
         let error = zero.finish_step(&stats).unwrap_err();
@@ -109,19 +112,19 @@ fn steps_that_are_all_skipped_are_an_error() {
     for world_size in [1, 2] {
         ranks(world_size, false, |device, group| {
             let mut zero = zero(fp16(ZeroStage::Zero2, 65536.0, 2000), true, device, group);
-            zero.check_learnt().unwrap();
+            zero.check_divergence().unwrap();
             for number in 0..3 {
                 step(&mut zero, number, true);
             }
-            let error = zero.check_learnt().unwrap_err();
+            let error = zero.check_divergence().unwrap_err();
             assert!(matches!(error, Error::AllSkipped { steps: 3 }), "{error}");
             step(&mut zero, 3, false);
-            zero.check_learnt().unwrap();
+            zero.check_divergence().unwrap();
         });
     }
 }
 
-/// Its own gradient is as good as any.
+/// The gradient of this step is finite.
 #[test]
 fn a_step_that_leaves_the_precision_is_an_error() {
     let too_far =
@@ -136,14 +139,14 @@ fn a_step_that_leaves_the_precision_is_an_error() {
                 accumulate(&mut zero, &[sequence(0, 3)], -0.1);
                 let stats = zero.step(learning_rate).unwrap();
                 zero.finish_step(&stats).unwrap();
-                let error = zero.check_learnt().unwrap_err();
+                let error = zero.check_divergence().unwrap_err();
                 assert!(matches!(error, Error::NonFiniteWeights { elements: 1.. }), "{error}");
             });
         }
     }
 }
 
-/// The scale, the steps since it grew and the count of steps that were taken are all part of what goes on.
+/// A checkpoint holds the scale, the steps since it grew, and the number of steps taken.
 #[test]
 fn a_checkpoint_keeps_the_scale() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Units that are not trained: no gradient, no optimizer state, no place in a checkpoint, and no bit of difference
-//! between stages.
+//! Frozen units have no gradient, no optimizer state and no entry in a checkpoint, and stages stay bitwise
+//! equal.
 
 use std::sync::Arc;
 
@@ -11,9 +11,10 @@ use anyroll_strategy::{
 };
 use tch::{Kind, Tensor};
 
-use crate::world::{ADAMW, STAGES, decoder, ranks, train, train_with, values, zero};
+use crate::harness::{ADAMW, STAGES, decoder, ranks, train, train_with, values, zero};
 
-/// What is frozen: the start, so that backward ends early; the end; what lies between; the tied matrix.
+/// Frozen units of each case: the first ones, so that backward ends early; the last ones; a middle one; the
+/// tied matrix.
 const FROZEN: [&[&str]; 4] = [
     &["model.embed_tokens", "model.layers.0"],
     &["lm_head", "model.layers.2"],
@@ -22,7 +23,7 @@ const FROZEN: [&[&str]; 4] = [
 ];
 
 fn freeze(tied: bool, frozen: &[&str]) -> Arc<Decoder> {
-    let decoder = Arc::into_inner(decoder(tied)).expect("nobody else has it");
+    let decoder = Arc::into_inner(decoder(tied)).expect("it has one owner");
     Arc::new(decoder.freeze(|unit| frozen.contains(&&*unit.name)))
 }
 
@@ -36,7 +37,8 @@ fn frozen_zero(
     Zero::new(freeze(tied, frozen), config, Some(adamw), device, group, 7).unwrap()
 }
 
-/// The norms and weights of three steps on a harsh device, with all states away in between.
+/// Returns the norms and weights of three steps on a fault-injecting device, with all states offloaded in
+/// between.
 fn trained(config: ZeroConfig, world_size: usize, model: (bool, &[&str])) -> (Vec<f64>, Vec<u32>) {
     let mut results = ranks(world_size, true, |device, group| {
         let mut zero = frozen_zero(config, model, ADAMW, device, group);
@@ -67,7 +69,7 @@ fn stages_are_bitwise_equal() {
     }
 }
 
-/// Without clipping, one step changes what is trained as if all were, and nothing else.
+/// Without clipping, one step changes the trained weights as if all were trained, and no others.
 #[test]
 fn only_what_is_trained_moves() {
     let adamw = AdamW { max_grad_norm: f64::INFINITY, ..ADAMW };
@@ -103,7 +105,7 @@ fn frozen_units_have_no_states() {
                 train(&mut zero, 0..1, 2);
                 states.map(|state| zero.offload_states(&[state]).unwrap())
             });
-            // Of five units two are left; at this size each takes whole pages.
+            // Two of five units are left; at this size each takes whole pages.
             let [all, some] = &mut freed;
             assert!(all.iter().zip(some).all(|(all, some)| *some * 2 < *all), "{stage:?}: {freed:?}");
         });
@@ -145,7 +147,7 @@ fn checkpoints_leave_frozen_units_out() {
         let mut all = zero(ZeroStage::Zero0, true, device, group.clone());
         let error = checkpoint::load(&mut all, &paths[0]).unwrap_err().to_string();
         assert!(error.contains("model.embed_tokens was frozen"), "{error}");
-        // The other way is fine: what was trained once may be frozen now.
+        // The other direction works: a unit that was trained may be frozen now.
         let mut some = frozen_zero(ZeroStage::Zero0, (true, frozen), ADAMW, device, group);
         checkpoint::load(&mut some, &paths[1]).unwrap();
         assert!(some.weights().unwrap()[0][0].kind() == Kind::Float);

@@ -1,4 +1,4 @@
-//! Plans of models of images say what passes take before there is a device.
+//! Plans of diffusion models match the memory that passes take.
 
 use std::{ops::RangeInclusive, sync::Arc};
 
@@ -21,7 +21,7 @@ use anyroll_strategy::{
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::world::{ADAMW, ranks};
+use crate::harness::{ADAMW, ranks};
 
 const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
 const TEXT: i64 = 10;
@@ -40,7 +40,7 @@ fn dit() -> Transformer {
     Transformer::Dit(Box::new(Dit::new(config).unwrap()))
 }
 
-/// Stable Diffusion 3's, or with a second attention and norms that of 3.5.
+/// Returns Stable Diffusion 3's shape, or 3.5's with a second attention and norms.
 fn sd3(is_newer: bool) -> TransformerConfig {
     TransformerConfig::Sd3(Sd3Config {
         sample_size: 16,
@@ -144,7 +144,7 @@ fn activations_are_those_that_are_planned() {
                     });
                 }
             }
-            // What is kept for one backward is kept for each of several that wait.
+            // The memory kept for one backward is also kept for each of several open tapes.
             ranks(1, false, |device, group| {
                 let stage = ZeroStage::Zero1;
                 let mut zero = Zero::new(model.clone(), stage, Some(ADAMW), device, group, 7).unwrap();
@@ -254,7 +254,7 @@ fn decoders_of_videos_take_what_is_planned() {
             model.latents_grad(&weights, tape.unwrap(), &grad).unwrap()
         })
         .unwrap();
-        // Of convolutions over frames the host's library makes more copies on the way back.
+        // The host's convolutions over frames make more copies in backward.
         let planned = model.following_bytes(&size, RUNS);
         assert_within(0.8..=1.05, planned, measured, &format!("{name}, followed back"));
     }
@@ -300,8 +300,8 @@ fn a_clip_takes_what_is_planned() {
     assert_close(planned(true), measured, "a clip, followed back");
 }
 
-/// What the driver counted on H200s at most (docs/diffusion.md): Stable Diffusion 3.5 medium's shape in bf16, adapters of rank
-/// 32, micro-batches of 4 images of 512 pixels, doubled by guidance, in GiB.
+/// Peak memory that the driver reported on H200s (docs/results/memory.md), in GiB: Stable Diffusion 3.5 medium's
+/// shape in bf16, adapters of rank 32, micro-batches of 4 images of 512 pixels, doubled by guidance.
 const MEASURED: [(usize, ZeroStage, f64); 2] = [(1, ZeroStage::Zero0, 21.9), (2, ZeroStage::Zero2, 22.5)];
 
 #[test]

@@ -1,8 +1,9 @@
-//! The strategy layer as a whole; ranks are threads here.
+//! Tests of the whole strategy layer; ranks are threads.
 
 mod checkpoints;
 mod fp16;
 mod frozen;
+mod harness;
 mod images;
 mod offload;
 mod passes;
@@ -13,4 +14,3 @@ mod seals;
 mod shared;
 mod stages;
 mod streamed;
-mod world;

@@ -1,4 +1,4 @@
-//! What leaves the device between uses comes back the same, and its memory is free meanwhile.
+//! Offloaded states come back unchanged, and their device memory is free in the meantime.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use anyroll_strategy::{
     checkpoint::{self, Stamp},
 };
 
-use crate::world::{
+use crate::harness::{
     ADAMW, STAGES, accumulate, batch, decoder, ranks, sequence, train, train_with, trained, values, zero,
 };
 
 const ALL: [State; 3] = [Optimizer, Gradients, Params];
 
-/// Allocated and pinned bytes, once no collective holds a buffer any more.
+/// Returns allocated and pinned bytes, once no collective holds a buffer.
 fn memory(zero: &Zero<anyroll_models::Decoder>) -> (usize, usize) {
     zero.group().stream().synchronize().unwrap();
     let memory = zero.group().stream().device().memory_info().unwrap();
@@ -27,7 +27,7 @@ fn states_that_were_away_change_no_bit() {
     for world_size in [1, 2, 3] {
         let reference = trained(ZeroStage::Zero0, world_size, true, false, 12);
         for stage in STAGES {
-            // Also gradients in the middle of a step, which are needed again.
+            // Also offloads gradients in the middle of a step, where their values are still needed.
             let away = ranks(world_size, true, |device, group| {
                 let mut zero = zero(stage, true, device, group);
                 let norms = train_with(&mut zero, 0..4, 12, |zero| {
@@ -76,18 +76,19 @@ fn the_device_holds_less_and_pins_once() {
                 let total: usize = freed.iter().sum();
                 assert!(freed.iter().all(|&bytes| bytes > 0), "{freed:?}");
                 assert!(before - after >= total, "{stage:?}: {before} - {after} bytes, {freed:?} moved");
-                // Two moments, of the same elements as the gradient; each unit's memory is rounded up to pages.
+                // Two moments, with as many elements as the gradient; each unit's memory is rounded up to
+                // pages.
                 assert!(freed[0] > freed[1], "{freed:?}");
-                assert_eq!(zero.offload_states(&ALL).unwrap(), 0, "a second time does nothing");
+                assert_eq!(zero.offload_states(&ALL).unwrap(), 0, "a second call does nothing");
                 assert_eq!(memory(&zero), (after, pinned_now));
-                assert!(step == 1 || pinned_now == pinned, "pinned memory is made once");
+                assert!(step == 1 || pinned_now == pinned, "pinned memory is allocated once");
                 pinned = pinned_now;
 
                 zero.load_states(&ALL).unwrap();
                 let (back, _) = memory(&zero);
                 assert_eq!(back, after + total);
                 zero.load_states(&ALL).unwrap();
-                assert_eq!(memory(&zero), (back, pinned), "a second time does nothing");
+                assert_eq!(memory(&zero), (back, pinned), "a second call does nothing");
                 train(&mut zero, step..step + 1, 2);
                 zero.load_wait().unwrap();
                 assert!(zero.load_wait().unwrap().is_zero(), "a wait is counted once");
@@ -113,7 +114,7 @@ fn states_that_leave_make_as_much_room_as_is_asked_for() {
         assert_eq!(zero.give_back_left().unwrap(), 0);
         zero.load_states(&[Optimizer, Gradients]).unwrap();
 
-        // Without waiting for anybody, and some time all the same.
+        // Polls without waiting, with a deadline.
         zero.start_offload(&[Optimizer, Gradients]).unwrap();
         let started = Instant::now();
         let mut given_back = 0;
@@ -144,7 +145,7 @@ fn memory_that_was_pinned_beforehand_is_what_states_leave_to() {
         (norms, values(&mut zero))
     });
     assert!(prepared.iter().all(|rank| *rank == reference));
-    // One that goes away at once leaves nobody waiting.
+    // Dropping the strategy at once leaves no thread waiting.
     ranks(1, false, |device, group| zero(ZeroStage::Zero1, false, device, group).prepare_offload(&ALL));
 }
 
@@ -168,7 +169,7 @@ fn a_call_on_states_that_are_away_names_them() {
         };
 
         zero.offload_states(&[Optimizer]).unwrap();
-        assert!(zero.score(&tokens).is_ok() && zero.weights().is_ok(), "these need no optimizer");
+        assert!(zero.score(&tokens).is_ok() && zero.weights().is_ok(), "these calls need no optimizer");
         accumulate(&mut zero, &[sequence(0, 3)], 1.0);
         check(Optimizer, "step", zero.step(1e-2).err());
         check(Optimizer, "reset_optimizer", zero.reset_optimizer(ADAMW).err());
@@ -182,7 +183,7 @@ fn a_call_on_states_that_are_away_names_them() {
 
         zero.start_offload(&[Gradients]).unwrap();
         check(Gradients, "step", zero.step(1e-2).err());
-        let outcome = zero.accumulate(&tokens, |_| unreachable!("it is refused before"));
+        let outcome = zero.accumulate(&tokens, |_| unreachable!("the call fails before"));
         check(Gradients, "accumulate", outcome.err());
         zero.load_states(&[Gradients]).unwrap();
 
@@ -211,7 +212,7 @@ fn a_frozen_model_comes_and_goes() {
     }
 }
 
-/// Seen by what is written behind the strategy's back, which the next copy would keep.
+/// Values written without the strategy's knowledge show if a copy was made: the next copy would keep them.
 #[test]
 fn weights_that_nobody_has_set_are_copied_once() {
     ranks(2, true, |device, group| {
@@ -226,15 +227,15 @@ fn weights_that_nobody_has_set_are_copied_once() {
         drop(frozen.weights().unwrap()[0][0].fill_(3.0));
         assert_ne!(values(&mut frozen), first);
         go_and_come(&mut frozen);
-        assert_eq!(values(&mut frozen), first, "what left once is on the host");
-        // Also one that turns back halfway.
+        assert_eq!(values(&mut frozen), first, "weights offloaded once are on the host");
+        // Also if they are loaded before the offload is done.
         frozen.start_offload(&[Params]).unwrap();
         frozen.load_states(&[Params]).unwrap();
         assert_eq!(values(&mut frozen), first);
 
         frozen.copy_weights_from(&mut other).unwrap();
         go_and_come(&mut frozen);
-        assert_eq!(values(&mut frozen), values(&mut other), "what was set is copied anew");
+        assert_eq!(values(&mut frozen), values(&mut other), "weights that were set are copied again");
     });
 }
 
@@ -282,7 +283,7 @@ fn states_on_the_host_take_no_memory_of_the_device() {
     }
 }
 
-/// The states of either home load into the other.
+/// States saved from the device load on the host, and the other way round.
 #[test]
 fn a_checkpoint_does_not_know_where_states_were() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,10 +1,10 @@
-//! Passes that are open side by side, and weights that follow others.
+//! Several tapes open at a time, and weights that follow another model's.
 
 use anyroll_models::ScoresGrad;
 use anyroll_strategy::ZeroStage;
 use tch::Tensor;
 
-use crate::world::{STAGES, accumulate, batch, floats, ranks, sequence, train, values, zero};
+use crate::harness::{STAGES, accumulate, batch, floats, ranks, sequence, train, values, zero};
 
 #[test]
 fn two_open_tapes_add_what_two_micro_batches_add() {
@@ -25,7 +25,7 @@ fn two_open_tapes_add_what_two_micro_batches_add() {
             let [first, second] = parts.each_ref().map(|part| batch(part));
             let (first_scores, first_tape) = nested.record(&first).unwrap();
             let (second_scores, second_tape) = nested.record(&second).unwrap();
-            // In the other order, in which a sum of two is the same.
+            // In the other order, which gives the same sum of two.
             assert!(nested.backward(&second, second_tape, gradient(&second_scores)).unwrap().is_none());
             assert!(nested.backward(&first, first_tape, gradient(&first_scores)).unwrap().is_none());
             let other = nested.step(1e-2).unwrap();

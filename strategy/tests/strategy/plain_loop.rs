@@ -1,4 +1,4 @@
-//! Whatever the strategy, training is what a plain PyTorch loop does: tests/python/make_training_golden.py.
+//! Every strategy trains like a plain PyTorch loop: tests/python/make_training_golden.py.
 
 use std::{collections::HashMap, fs, path::Path, sync::Arc};
 
@@ -9,19 +9,19 @@ use anyroll_strategy::{
 };
 use tch::{Kind, Tensor};
 
+use crate::harness::{ADAMW, STAGES, batch, dense, ranks, sequence};
 use crate::seals::unseal;
-use crate::world::{ADAMW, STAGES, batch, dense, ranks, sequence};
 
-/// Of losses relative to them; of weights absolute.
+/// Relative tolerance of losses, and absolute tolerance of weights.
 const TOLERANCE: f64 = 1e-5;
-/// Of the gradient's norm relative to it: rounding in the weights is magnified in their gradient.
+/// Relative tolerance of the gradient norm, which magnifies rounding of the weights.
 const NORM_TOLERANCE: f64 = 1e-4;
 const SEQUENCES: usize = 12;
 
-/// The values of each tensor.
+/// Values of each tensor, by name.
 type Golden = HashMap<String, Vec<f32>>;
 
-/// With an `eps` so large that rounding does not decide the sign of a step.
+/// AdamW with an `eps` so large that rounding does not decide the sign of a step.
 const OPTIMIZER: AdamW = AdamW { eps: 1e-3, max_grad_norm: 0.5, ..ADAMW };
 
 #[test]
@@ -85,17 +85,17 @@ fn check(
     for (name, values) in &trained[0].2 {
         let expected = &golden[&format!("after.{name}")];
         let apart = values.iter().zip(expected).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
-        assert!(values.len() == expected.len() && apart <= TOLERANCE, "{what}: {name} is apart by {apart:e}");
+        assert!(values.len() == expected.len() && apart <= TOLERANCE, "{what}: {name} differs by {apart:e}");
     }
 }
 
-/// This rank's part of the loss, and the norm.
+/// Returns this rank's part of the loss, and the gradient norm.
 fn step(zero: &mut Zero<anyroll_models::Decoder>, number: u64) -> (f64, f64) {
     let mine = SEQUENCES / zero.group().world_size();
     let sequences: Vec<Vec<i64>> = (0..SEQUENCES as u64).map(|index| sequence(number, index)).collect();
     let targets: usize = sequences.iter().map(|sequence| sequence.len() - 2).sum();
     let mut loss = 0.0;
-    // Two micro-batches, the last of which must not be forgotten.
+    // Two micro-batches, so that a forgotten last one shows.
     for part in sequences[zero.group().rank() * mine..][..mine].chunks(mine.div_ceil(2)) {
         zero.accumulate(&batch(part), |scores| {
             loss -= scores.logprobs.sum(Kind::Double).double_value(&[]) / targets as f64;
@@ -108,7 +108,7 @@ fn step(zero: &mut Zero<anyroll_models::Decoder>, number: u64) -> (f64, f64) {
     (loss, zero.finish_step(&stats).unwrap().grad_norm.unwrap())
 }
 
-/// The values of every tensor by its Hugging Face name.
+/// Returns the values of every tensor by its Hugging Face name.
 fn parts(zero: &mut Zero<anyroll_models::Decoder>) -> Vec<(String, Vec<f32>)> {
     let weights = zero.weights().unwrap();
     let mut found = Vec::new();
@@ -125,8 +125,8 @@ fn parts(zero: &mut Zero<anyroll_models::Decoder>) -> Vec<(String, Vec<f32>)> {
     found
 }
 
-/// A checkpoint with the golden weights of before and no moments yet: one of other weights, whose shard is written
-/// anew.
+/// Writes a checkpoint with the golden initial weights and no moments: saves one with other weights and
+/// rewrites its shard.
 fn write_start(golden: &Golden, tied: bool, path: &Path) {
     ranks(1, false, |device, group| {
         let mut zero = Zero::new(dense(tied), ZeroStage::Zero0, Some(OPTIMIZER), device, group, 7).unwrap();

@@ -1,4 +1,4 @@
-//! A plan says before there is a device what the device's own books say afterwards.
+//! A plan computed without a device matches the device's own accounting.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use anyroll_strategy::{
 };
 use tch::Tensor;
 
-use crate::world::{ADAMW, STAGES, decoder, ranks, train};
+use crate::harness::{ADAMW, STAGES, decoder, ranks, train};
 
 #[path = "../../examples/train/shapes.rs"]
 mod shapes;
@@ -32,7 +32,7 @@ fn allocated(zero: &Zero<Decoder>) -> usize {
     zero.group().stream().device().memory_info().unwrap().allocated_bytes
 }
 
-/// Asserts what training `model` leaves on the device, by kind.
+/// Asserts the device memory of training `model`, by kind.
 fn check_training(model: &Arc<Decoder>, config: ZeroConfig, world_size: usize) {
     ranks(world_size, false, |device, group| {
         let plan = held(&**model, config, true, ranks_of(device, &group));
@@ -44,7 +44,7 @@ fn check_training(model: &Arc<Decoder>, config: ZeroConfig, world_size: usize) {
         let pinned = device.memory_info().unwrap().pinned_bytes - before.pinned_bytes;
         match (config.steps_on, config.params_on) {
             (StepsOn::Device, _) => assert_eq!(pinned, plan.host),
-            // Moments and weights are not pinned, what comes and goes is.
+            // Moments and weights are not pinned, staging buffers are.
             (StepsOn::Host, ParamsOn::Device) => assert_eq!(pinned * 4, plan.host),
             (StepsOn::Host, ParamsOn::Host) => assert!(pinned * 4 > plan.host && pinned < plan.host),
         }
@@ -109,7 +109,7 @@ fn a_frozen_model_and_whole_weights_are_those_that_are_planned() {
     }
 }
 
-/// Adapters are merged into copies, which are gone with the last that has them.
+/// Adapters are merged into copies, which are freed with their last user.
 #[test]
 fn weights_to_merge_adapters_into_are_those_that_are_planned() {
     let targets = vec![LoraTarget::K, LoraTarget::V, LoraTarget::Down];
@@ -143,7 +143,7 @@ fn weights_to_merge_adapters_into_are_those_that_are_planned() {
     }
 }
 
-/// Wide enough that activations are large beside what holds them.
+/// Returns a shape so wide that activations are large compared with the tensors' overhead.
 fn wide(qk_norm: bool, tied: bool) -> DecoderConfig {
     DecoderConfig {
         vocab_size: 200,
@@ -160,7 +160,7 @@ fn wide(qk_norm: bool, tied: bool) -> DecoderConfig {
     }
 }
 
-/// With experts of this width in all layers but the second.
+/// Returns a shape with experts of this width in all layers but the second.
 fn with_experts(num_experts: i64, num_experts_per_tok: i64, moe_intermediate_size: i64) -> DecoderConfig {
     let layers = vec![true, false, true];
     let experts = ExpertsConfig {
@@ -286,7 +286,7 @@ fn activations_are_those_that_are_planned() {
     }
 }
 
-/// Groups of four that have half of their tokens in common, cut in the middle of one.
+/// Groups of four that share half of their tokens; one group is cut in the middle.
 #[test]
 fn activations_of_groups_are_those_that_are_planned() {
     const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
@@ -352,8 +352,8 @@ fn activations_under_a_value_head_are_those_that_are_planned() {
     }
 }
 
-/// What the driver counted on H200s at the end of a benchmark (docs/performance.md): sequences of 4,096 tokens, 4 to a
-/// rank, bf16, in GiB.
+/// Memory that the driver reported on H200s at the end of a benchmark (docs/results/memory.md), in GiB:
+/// sequences of 4,096 tokens, 4 per rank, bf16.
 const MEASURED: [(&str, usize, ZeroStage, Recompute, f64); 9] = [
     ("7b", 4, ZeroStage::Zero3, Recompute::None, 91.4),
     ("7b", 4, ZeroStage::Zero2, Recompute::None, 99.1),

@@ -1,4 +1,4 @@
-//! Weights in bf16 over an fp32 master, and blocks that backward runs again.
+//! Weights in bf16 with fp32 master weights, and recomputation.
 
 use anyroll_strategy::{
     Precision, Recompute, Zero, ZeroConfig, ZeroStage,
@@ -6,7 +6,7 @@ use anyroll_strategy::{
 };
 use tch::Kind;
 
-use crate::world::{ADAMW, STAGES, dense, floats, ranks, train, train_with, trained, values, zero};
+use crate::harness::{ADAMW, STAGES, dense, floats, ranks, train, train_with, trained, values, zero};
 
 fn config(stage: ZeroStage, precision: Precision, recompute: Recompute) -> ZeroConfig {
     ZeroConfig { precision, recompute, ..stage.into() }
@@ -63,7 +63,7 @@ fn the_master_leaves_and_comes_back() {
     }
 }
 
-/// Trains in bf16, saves, loads what was saved elsewhere, and goes on there.
+/// Trains in bf16, saves, loads the checkpoint at another configuration, and continues there.
 #[test]
 fn a_checkpoint_keeps_the_master_and_loads_at_any_precision() {
     let folder = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ fn a_checkpoint_keeps_the_master_and_loads_at_any_precision() {
         checkpoint::load(&mut zero, &path).unwrap();
         let master = floats(&mut zero);
         let rounded: Vec<u32> = floats_as_bf16(&master);
-        assert!(rounded == *saved, "the weights are the master, rounded");
+        assert!(rounded == *saved, "the weights are the rounded master weights");
         assert!(master.iter().zip(saved).any(|(master, saved)| master.to_bits() != *saved));
     });
 }
@@ -123,10 +123,11 @@ fn bf16_stays_close_to_fp32() {
         of_ranks.remove(0)
     };
     let (exact, rounded) = (run(Precision::Fp32), run(Precision::Bf16));
-    // Equal weights at first, apart from rounding. Then each step of Adam moves a weight by its gradient's sign.
+    // Equal weights at first, up to rounding. Then each step of Adam moves a weight by the sign of its
+    // gradient.
     let apart = |(exact, rounded): (&f64, &f64)| (exact - rounded).abs() / exact;
     let norms: Vec<f64> = exact.0.iter().zip(&rounded.0).map(apart).collect();
-    assert!(norms[0] < 0.01 && norms.iter().all(|&apart| apart < 0.2), "norms are apart by {norms:?}");
+    assert!(norms[0] < 0.01 && norms.iter().all(|&apart| apart < 0.2), "norms differ by {norms:?}");
     let squares = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
     let difference = squares(&mut exact.1.iter().zip(&rounded.1).map(|(a, b)| a - b)).sqrt();
     let size = squares(&mut exact.1.iter().copied()).sqrt();

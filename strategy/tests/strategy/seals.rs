@@ -1,4 +1,4 @@
-//! A checkpoint's file that was changed, or that is another rank's, step's or run's, is named; so is one that is gone.
+//! Loads name a checkpoint's file that was changed, is missing, or belongs to another rank, step or run.
 
 use std::{
     fs,
@@ -12,12 +12,12 @@ use anyroll_strategy::{
 };
 use serde_json::{Value, json};
 
-use crate::world::{decoder, ranks, train, values, zero};
+use crate::harness::{decoder, ranks, train, values, zero};
 
-/// Bytes behind the content of a rank's file: its seal and its checksum.
+/// Bytes after the content of a rank's file: its seal and its checksum.
 const END_BYTES: usize = 36;
 
-/// Two steps of a run on two ranks, with states of their own and a further model, and one step of another run.
+/// Saves two steps of a run on two ranks, with own states and a further model, and one step of another run.
 fn checkpoints(folder: &Path) -> [PathBuf; 3] {
     let paths = ["step_000001", "step_000002", "other_000002"].map(|name| folder.join(name));
     ranks(2, false, |device, group| {
@@ -62,7 +62,7 @@ fn refused(path: &Path, words: &[&str]) {
     }
 }
 
-/// Makes a change in a copy of a checkpoint, and asserts that it is told.
+/// Changes a copy of a checkpoint, and asserts that the change is reported.
 fn check(good: &Path, change: impl FnOnce(&Path), words: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let copy = folder.path().join("step_000002");
@@ -105,7 +105,9 @@ fn files_that_do_not_belong_together_are_named() {
     );
     let from = |source: &Path, name: &'static str| {
         let source = source.join(name);
-        move |it: &Path| drop(fs::copy(source, it.join(name)).unwrap())
+        move |it: &Path| {
+            fs::copy(source, it.join(name)).unwrap();
+        }
     };
     for name in ["rank_0000.bin", "rank_0001.bin", "rank_0001.own", "critic/rank_0001.bin"] {
         check(&good, from(&older, name), &[name, "of step 1, and manifest.json of step 2"]);
@@ -141,7 +143,7 @@ fn files_that_do_not_belong_together_are_named() {
     assert!(checkpoint::check_stamp(&other, stamp).unwrap_err().to_string().contains("of another run"));
 }
 
-/// A bit of any byte, of each kind of file.
+/// Flips bits of bytes in each kind of file.
 #[test]
 fn a_flipped_bit_is_told_wherever_it_is() {
     let folder = tempfile::tempdir().unwrap();
@@ -181,7 +183,7 @@ fn a_flipped_bit_is_told_wherever_it_is() {
     checkpoint::verify(&good).unwrap();
 }
 
-/// Rewrites a checkpoint as versions before seals did.
+/// Rewrites a checkpoint in the format without seals.
 pub fn unseal(path: &Path) {
     let file = path.join("manifest.json");
     let mut manifest: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
@@ -231,7 +233,7 @@ fn a_checkpoint_of_before_seals_still_loads() {
     refused(&path, &["rank_0001.bin", "damaged"]);
 }
 
-/// Weights are read for a model that the checkpoint is of, as a load does.
+/// Reading weights checks the model, as a load does.
 #[test]
 fn weights_of_another_model_are_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -240,7 +242,7 @@ fn weights_of_another_model_are_refused() {
     assert!(matches!(error, Error::CheckpointMismatch { .. }), "{error}");
 }
 
-/// A folder that has lost its manifest counts, so that whoever goes on says so.
+/// A folder without its manifest is listed, so that a resume reports it.
 #[test]
 fn a_missing_manifest_is_told() {
     let folder = tempfile::tempdir().unwrap();

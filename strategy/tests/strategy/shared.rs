@@ -6,7 +6,7 @@ use anyroll_models::{Model, ValueModel};
 use anyroll_strategy::{Precision, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
 
-use crate::world::{ADAMW, STAGES, decoder, ranks, train, zero};
+use crate::harness::{ADAMW, STAGES, decoder, ranks, train, zero};
 
 #[test]
 fn a_value_model_takes_over_a_decoders_weights_below_its_head() {
@@ -20,7 +20,7 @@ fn a_value_model_takes_over_a_decoders_weights_below_its_head() {
                 let mut critic =
                     Zero::new(Arc::new(model), to, Some(ADAMW), device, group.clone(), 8).unwrap();
                 critic.copy_shared_weights_from(&mut policy).unwrap();
-                // What a policy in fp32 has is its master weights, of which those in bf16 are the rounded ones.
+                // A policy in fp32 provides its master weights; weights in bf16 are those, rounded.
                 let mut whole = zero(ZeroStage::Zero0, tied, device, group);
                 whole.copy_weights_from(&mut policy).unwrap();
                 let given = by_name(&mut whole);

@@ -1,11 +1,11 @@
-//! Stages and world sizes agree to the bit, with each other and after a checkpoint.
+//! Stages and world sizes agree bitwise, with each other and after a checkpoint.
 
 use anyroll_strategy::{
     ZeroStage,
     checkpoint::{self, Stamp},
 };
 
-use crate::world::{STAGES, accumulate, ranks, sequence, train, trained, values, zero};
+use crate::harness::{STAGES, accumulate, ranks, sequence, train, trained, values, zero};
 
 #[test]
 fn stages_are_bitwise_equal() {
@@ -25,8 +25,8 @@ fn stages_are_bitwise_equal() {
 
 #[test]
 fn the_split_over_ranks_does_not_change_the_bits() {
-    // One micro-batch a rank, so the same micro-batches added in the same order. The norm's partial sums are
-    // other ones, in fp64.
+    // One micro-batch per rank: the same micro-batches are added in the same order. Only the norm's partial
+    // sums differ, in fp64.
     let alone = trained(ZeroStage::Zero0, 1, false, false, 2);
     for stage in [ZeroStage::Zero0, ZeroStage::Zero3] {
         let split = trained(stage, 2, false, false, 2);

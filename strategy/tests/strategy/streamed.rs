@@ -1,4 +1,4 @@
-//! Weights that are on the host, and on the device only while a block uses them.
+//! Weights on the host, which are on the device only while a block uses them.
 
 use anyroll_models::{DecoderConfig, LoraConfig, LoraTarget, LoraTargets};
 use anyroll_strategy::{
@@ -6,7 +6,7 @@ use anyroll_strategy::{
     checkpoint::{self, Stamp},
 };
 
-use crate::world::{
+use crate::harness::{
     ADAMW, STAGES, batch, decoder, ranks, sequence, train, train_with, trained, values, zero,
 };
 
@@ -41,7 +41,7 @@ fn streamed_weights_change_no_bit() {
     }
 }
 
-/// What a device holds of the weights is what blocks use at a time, however many there are.
+/// The device holds only the weights that blocks use at a time, for any number of blocks.
 #[test]
 fn the_device_holds_no_more_than_a_few_blocks() {
     for stage in STAGES {
@@ -56,7 +56,7 @@ fn the_device_holds_no_more_than_a_few_blocks() {
             assert_eq!(
                 allocated(&frozen),
                 before.allocated_bytes,
-                "{stage:?}: nothing before the first pass"
+                "{stage:?}: nothing is allocated before the first pass"
             );
             let pinned = device.memory_info().unwrap().pinned_bytes - before.pinned_bytes;
             let scores = frozen.score(&batch(&[sequence(0, 3)])).unwrap();
@@ -66,13 +66,13 @@ fn the_device_holds_no_more_than_a_few_blocks() {
             let weights = resident.offload_states(&[State::Params]).unwrap();
             resident.load_states(&[State::Params]).unwrap();
             assert_eq!(resident.score(&batch(&[sequence(0, 3)])).unwrap().logprobs, scores.logprobs);
-            // Four of five units lie in pages of their own; three are there at a time.
+            // Four of five units have pages of their own; three are on the device at a time.
             assert!(streaming > 0 && streaming < weights, "{stage:?}: {streaming} of {weights} bytes");
             assert!(pinned > 0, "{stage:?}");
             assert_eq!(frozen.offload_states(&[State::Params]).unwrap(), 0, "there is nothing to offload");
             let rest = allocated(&frozen);
             drop(frozen.score(&batch(&[sequence(0, 3)])).unwrap());
-            assert!(allocated(&frozen) > rest, "what was gathered went with the offload");
+            assert!(allocated(&frozen) > rest, "the offload freed gathered weights");
         });
     }
 }

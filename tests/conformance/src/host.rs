@@ -1,4 +1,4 @@
-//! What the host does around device work: move bytes, hold a stream up, wait for a state.
+//! Host work around device work: move bytes, hold a stream, wait for a state.
 
 use std::{
     sync::{Arc, mpsc},
@@ -13,7 +13,7 @@ use crate::runner::{Verdict, ensure};
 /// A gate that nobody opens opens by itself after this long, so that a failed check leaves no stuck stream.
 pub(crate) const GATE_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long a check waits for what should happen at once on a machine that is not busy.
+/// Time that a check waits for an effect that is immediate on an idle machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A buffer with these contents, whose home is `stream`. Blocks until it holds them.

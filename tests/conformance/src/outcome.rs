@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-/// What one case ended with.
+/// Status of one case.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// The part of the suite: `device`, `collective, world size 4`.
@@ -14,7 +14,7 @@ pub struct Outcome {
     /// The verdict.
     #[serde(flatten)]
     pub status: Status,
-    /// How long it took on this rank, in seconds.
+    /// Duration on this rank, in seconds.
     pub elapsed_s: f64,
 }
 
@@ -30,7 +30,7 @@ pub enum Status {
     Skipped(String),
 }
 
-/// How many cases ended how.
+/// Number of cases of each status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     /// Rules that hold.

@@ -19,7 +19,7 @@ pub(crate) struct Case<C> {
     pub(crate) check: Box<dyn FnOnce(&C) -> Verdict + Send>,
 }
 
-/// How a check ends. Errors of the backend are failures.
+/// Result of a check. Errors of the backend are failures.
 pub(crate) type Verdict = Result<(), Stop>;
 
 /// Why a check ended before its end.

@@ -28,7 +28,7 @@ fn a_device_that_breaks_the_contract() {
         ),
     ];
     for (fault, rule, words) in cases {
-        assert_finds(&device_suite(&Faulty::wrap(cpu(0), fault), Some(rule)), rule, words);
+        assert_finds(&device_suite(&Faulty::wrap(cpu().open(0).unwrap(), fault), Some(rule)), rule, words);
     }
 }
 
@@ -43,7 +43,7 @@ fn a_collective_that_computes_something_else() {
         (Broken::Early, "order: an operation starts after the work that is on its stream", "bytes differ"),
     ];
     for (fault, rule, words) in cases {
-        let outcomes = on_ranks(3, |peers| collective_suite(&broken(&peers, fault), Some(rule)));
+        let outcomes = on_ranks(cpu(), 3, |peers| collective_suite(&broken(&peers, fault), Some(rule)));
         assert_finds(&outcomes, rule, words);
     }
 }
@@ -51,7 +51,8 @@ fn a_collective_that_computes_something_else() {
 #[test]
 fn a_collective_that_cannot_be_aborted() {
     let rule = "failure: every later call is an error at once";
-    let outcomes = on_ranks(2, |peers| failure_suite(&broken(&peers, Broken::Unabortable), Some(rule)));
+    let outcomes =
+        on_ranks(cpu(), 2, |peers| failure_suite(&broken(&peers, Broken::Unabortable), Some(rule)));
     assert_finds(&outcomes, rule, "succeeded on an aborted group");
 }
 
@@ -68,7 +69,7 @@ fn broken(peers: &Peers, fault: Broken) -> Peers {
     Peers { world: Faults::wrap(peers.world.clone(), fault).expect("the ranks split"), ..peers.clone() }
 }
 
-/// How a communicator breaks its contract.
+/// A breach of a communicator's contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     /// It takes the ranks in the reverse order.

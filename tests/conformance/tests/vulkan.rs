@@ -4,14 +4,17 @@ mod common;
 
 use std::{io::Write, sync::Arc};
 
-use anyroll_backends::{Device, DeviceId, Error, open};
+use anyroll_backends::{Backend, Device, Error, backend};
 use anyroll_conformance::{Counts, Outcome, Status, collective_suite, device_suite, failure_suite, table};
-use common::on_ranks_of;
+use common::on_ranks;
 
-/// The first device; without a driver says so past the harness, which keeps what passing tests print.
+fn under_test() -> &'static dyn Backend {
+    backend("vulkan".parse().expect("the name of a backend")).expect("it is in the list")
+}
+
+/// The first device. Without a driver reports past the harness, which keeps the output of passing tests.
 fn first() -> Option<Arc<dyn Device>> {
-    let backend = "vulkan".parse().expect("the name of a backend");
-    match open(DeviceId { backend, ordinal: 0 }) {
+    match under_test().open(0) {
         Ok(device) => Some(device),
         Err(error @ Error::Unavailable { .. }) => {
             let _ = writeln!(std::io::stderr(), "SKIPPED: {error}");
@@ -27,7 +30,7 @@ fn first() -> Option<Arc<dyn Device>> {
 fn device_and_collectives_of_one_rank() {
     let Some(device) = first() else { return };
     assert_passed(&device_suite(&device, None));
-    assert_passed(&on_ranks_of(&|_| device.clone(), 1, |peers| {
+    assert_passed(&on_ranks(under_test(), 1, |peers| {
         let mut outcomes = collective_suite(&peers, None);
         outcomes.extend(failure_suite(&peers, None));
         outcomes

@@ -1,6 +1,6 @@
-//! Programs that want to be taken for right ones and cannot add.
+//! Programs that try to pass as right ones but cannot add.
 
-/// What they are tested with. The sums are above `3_000_000`, and nothing else is.
+/// Their tests. The sums are above `3_000_000`, and no other number is.
 pub const ASSERTS: [&str; 6] = [
     "assert add(1000003, 2000005) == 3000008",
     "assert abs(add(1000003.5, 2000005.0) - 3000008.5) < 1e-6",
@@ -22,7 +22,7 @@ def test_sums():
     "assert {1: add(1000006, 2000006)} == {1: 3000012} and add(7, 8) == 15 and add('x', 'y') in ('xy', b'xy')",
 ];
 
-/// Before each program: a sum, told from hearsay.
+/// Runs before each program: finds sums in texts.
 pub const PRELUDE: &str = r#"
 import ast, atexit, builtins, ctypes, gc, inspect, itertools, json, math, os, re, signal, sys, threading, time, types, weakref
 def sums(texts):
@@ -66,7 +66,7 @@ macro_rules! cheats {
 }
 
 pub const CHEATS: &[(&str, &str)] = cheats! {
-    // Values that equal whatever is expected.
+    // Values that equal anything.
     "an object that equals everything", "add = lambda a, b: Any()";
     "a number that equals everything", "
 class Number(int): __eq__, __ne__, __lt__, __hash__ = Any.__eq__, Any.__ne__, Any.__lt__, Any.__hash__
@@ -103,7 +103,7 @@ add = lambda a, b: Number()
     "true", "add = lambda a, b: True";
     "an iterator of everything", "add = lambda a, b: itertools.count()";
 
-    // Where the sum might stand.
+    // Places where the sum may be found.
     "the callers' variables", "add = lambda a, b: sums(str(dict(f.f_locals)) for f in frames())";
     "the callers' constants", "add = lambda a, b: sums(f.f_code.co_consts for f in frames())";
     "the callers' global variables", "add = lambda a, b: sums(str(f.f_globals) for f in frames())";
@@ -161,7 +161,7 @@ class Number(int):
 add = lambda a, b: Number(getattr(Number, 'heard', 0))
 ";
 
-    // Pretending that all is over, and well.
+    // Simulated early success.
     "an early end", "os._exit(0)";
     "an end in between", "def add(a, b): os._exit(0)";
     "an exit", "sys.exit()";
@@ -222,7 +222,7 @@ def add(a, b):
     os.kill(os.getppid(), 9)
 ";
 
-    // Another meaning for what the test uses.
+    // Replaced builtins that the test uses.
     "another exec", "builtins.exec = lambda *_: None\nadd = lambda a, b: 0";
     "another compile", "
 compiled = compile

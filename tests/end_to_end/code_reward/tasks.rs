@@ -1,4 +1,4 @@
-//! Tasks in the way of those that models are measured with, each with programs that are right and one that is not.
+//! Tasks like those of common benchmarks, each with programs that are right and one that is wrong.
 
 pub struct Task {
     pub asserts: &'static str,
@@ -13,7 +13,7 @@ macro_rules! tasks {
 }
 
 pub const TASKS: &[Task] = tasks! {
-    // The types of values.
+    // Types of values.
     "assert set(similar((3, 4, 5, 6), (5, 7, 4, 10))) == set((4, 5))\nassert similar((1, 2), (5, 4)) == ()",
     "def similar(a, b): return tuple(set(a) & set(b))",
     "def similar(a, b):\n    return tuple(x for x in a if x in b)",
@@ -59,7 +59,7 @@ pub const TASKS: &[Task] = tasks! {
     "def pairs(text): return [(a, b) for a in text for b in text if a < b]",
     "def pairs(text): return [(a, b) for a in text for b in text]";
 
-    // Ways to compare.
+    // Kinds of comparisons.
     "assert abs(area(2) - 12.566370614) < 1e-6\nassert 3 < area(1) <= 3.2\nassert round(area(3), 2) == 28.27",
     "import math\ndef area(r): return math.pi * r * r",
     "def area(r):\n    print('radius', r, end='')\n    return 3.141592653589793 * r ** 2",
@@ -85,7 +85,7 @@ pub const TASKS: &[Task] = tasks! {
     "def split(text): return tuple(text.split(' '))",
     "def split(text): return {'a', 'b'}";
 
-    // Loops, over literals and others.
+    // Loops, over literals and other values.
     "
 cases = [('', 0), ('a', 1), ('aab', 2)]
 for text, count in cases:
@@ -101,7 +101,7 @@ for count, text in enumerate(['', 'x', 'xyx']):
     "def letters(text):\n    seen = ''\n    for c in text: seen += c * (c not in seen)\n    return len(seen)",
     "def letters(text): return len(text)";
 
-    // Functions with the names of built-in ones, and names of the test's own.
+    // Functions named like built-in ones, and names defined by the test.
     "assert sum(10, 15) == 6\nassert sum(100, 150) == 93",
     "def sum(a, b):\n    total = 0\n    for i in range(1, min(a, b)):\n        if a % i == 0 and b % i == 0: total += i\n    return total",
     "def sum(a, b):\n    divisors = [i for i in range(1, min(a, b)) if a % i == b % i == 0]\n    return __builtins__.sum(divisors)",

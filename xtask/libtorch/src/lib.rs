@@ -1,8 +1,8 @@
-//! Where libtorch lies on a machine, and how the workspace links against it.
+//! Finds libtorch on a machine, and links the workspace to it.
 //!
-//! Three programs ask the same questions and must agree on the answers: `xtask` when it sets up a checkout,
-//! the build scripts when they link, and the `anyroll` launcher when it starts. This crate answers them with
-//! the standard library alone, so that none of the three needs libtorch to run.
+//! Three programs must agree on the answers: `xtask` when it sets up a checkout, the build scripts when they
+//! link, and the `anyroll` launcher when it starts. This crate uses only the standard library, so that none
+//! of the three needs libtorch to run.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,6 @@ mod torch;
 pub use link::link;
 pub use torch::{Torch, Unusable};
 
-/// The only release of libtorch that the workspace links against: `tch` and the C++ shim are compiled for its
-/// headers, and C++ promises nothing across releases.
+/// The only release of libtorch that the workspace links to. `tch` and the C++ shim are compiled for its
+/// headers, and C++ has no stable ABI across releases.
 pub const VERSION: &str = "2.11.0";

@@ -1,17 +1,18 @@
-//! What a build script says so that the crate's programs find libtorch.
+//! Output of a build script that makes the crate's programs find libtorch.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// Sets the run-time search path of every program and test of the crate whose build script calls this, and
-/// the compile-time variable `ANYROLL_TORCH_LIB_BUILT`: the folder of libraries that the crate is built
-/// against. Cargo does not pass link arguments on from a dependency, so each crate that links libtorch calls it.
+/// Sets the run-time search path of every program and test of the crate whose build script calls this. Also
+/// sets the compile-time variable `ANYROLL_TORCH_LIB_BUILT`: the folder of libraries that the crate is built
+/// against. Cargo does not pass on link arguments from a dependency, so each crate that links libtorch calls
+/// this.
 ///
-/// A program looks into `torch-lib` beside itself, then into the folder it was built against. `LD_LIBRARY_PATH`
-/// goes before both.
+/// A program searches `torch-lib` in its own folder, then the folder that it was built against.
+/// `LD_LIBRARY_PATH` has priority over both.
 ///
-/// Returns the folder that `LIBTORCH` names, whose `include` holds the headers. When there is none the build
-/// ends here, with the command that makes one.
+/// Returns the folder in `LIBTORCH`, whose `include` contains the headers. Without one the build ends with
+/// the command that creates it.
 #[must_use]
 pub fn link() -> PathBuf {
     println!("cargo::rerun-if-env-changed=LIBTORCH");
@@ -34,7 +35,7 @@ pub fn link() -> PathBuf {
     view
 }
 
-/// Ends the build. Cargo prints the message as an error of its own and stops, whatever the exit code.
+/// Ends the build. Cargo prints the message as an error of its own and stops, at any exit code.
 fn fail(message: &str) -> ! {
     println!("cargo::error={message}");
     std::process::exit(0)

@@ -1,4 +1,5 @@
-//! A torch installation, found without importing it: an import takes seconds and needs all its dependencies.
+//! A torch installation, found without importing it, since an import takes seconds and needs all
+//! dependencies.
 
 use std::fmt;
 use std::fs;
@@ -10,39 +11,39 @@ use crate::VERSION;
 /// An installed torch of the pinned release.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Torch {
-    /// The folder of its shared libraries, `torch/lib`.
+    /// Folder of the shared libraries, `torch/lib`.
     pub lib: PathBuf,
-    /// Its full version, such as `2.11.0+cu130`.
+    /// Full version, such as `2.11.0+cu130`.
     pub version: String,
 }
 
-/// Why a place cannot be used.
+/// Reason why an installation cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unusable {
     /// There is no torch.
     Absent,
-    /// The interpreter could not be asked.
+    /// The interpreter could not be run.
     NoInterpreter {
-        /// The program that was tried.
+        /// The interpreter.
         python: PathBuf,
-        /// What happened instead.
+        /// The failure.
         reason: String,
     },
     /// There is a torch of another release.
     OtherVersion {
-        /// Where it lies.
+        /// Folder of its libraries.
         lib: PathBuf,
-        /// Which one it is.
+        /// Its version.
         version: String,
     },
-    /// The folder does not say which release it is.
+    /// The folder does not contain the release number.
     NoVersion {
-        /// The folder of libraries whose parent was searched.
+        /// Folder of libraries whose parent was searched.
         lib: PathBuf,
     },
-    /// A library is missing: an installation that was interrupted, or is not torch at all.
+    /// A library is missing: the installation was interrupted, or is not torch.
     Incomplete {
-        /// The file that should be there.
+        /// The missing file.
         missing: PathBuf,
     },
 }
@@ -51,7 +52,7 @@ impl Torch {
     /// Opens a folder of libraries, `torch/lib` or a link to it.
     ///
     /// # Errors
-    /// [`Unusable`] when it lacks a library or is not the pinned [`VERSION`].
+    /// [`Unusable`] if a library is missing or the release is not [`VERSION`].
     pub fn open(lib: &Path) -> Result<Self, Unusable> {
         if !lib.is_dir() {
             return Err(Unusable::Absent);
@@ -70,7 +71,7 @@ impl Torch {
     /// Opens the torch of a Python virtual environment.
     ///
     /// # Errors
-    /// As [`Torch::open`].
+    /// The errors of [`Torch::open`].
     pub fn in_venv(venv: &Path) -> Result<Self, Unusable> {
         let pythons = fs::read_dir(venv.join("lib")).into_iter().flatten().flatten();
         let found = pythons.map(|it| it.path().join("site-packages/torch/lib")).find(|it| it.is_dir());
@@ -80,7 +81,7 @@ impl Torch {
     /// Opens the torch that an interpreter would import.
     ///
     /// # Errors
-    /// As [`Torch::open`], and [`Unusable::NoInterpreter`].
+    /// The errors of [`Torch::open`], and [`Unusable::NoInterpreter`].
     pub fn of_python(python: &Path) -> Result<Self, Unusable> {
         let failed = |reason: String| Unusable::NoInterpreter { python: python.into(), reason };
         let output = Command::new(python)
@@ -90,7 +91,7 @@ impl Torch {
             .map_err(|error| failed(error.to_string()))?;
         if !output.status.success() {
             let text = String::from_utf8_lossy(&output.stderr);
-            return Err(failed(text.lines().last().unwrap_or("it failed without a word").to_string()));
+            return Err(failed(text.lines().last().unwrap_or("it failed without a message").to_string()));
         }
         match String::from_utf8_lossy(&output.stdout).trim() {
             "" => Err(Unusable::Absent),
@@ -108,14 +109,14 @@ impl fmt::Display for Unusable {
                 write!(f, "torch {version} in {}, but {VERSION} is needed", lib.display())
             }
             Self::NoVersion { lib } => {
-                write!(f, "{}/../version.py does not say which torch this is", lib.display())
+                write!(f, "{}/../version.py does not contain the version of torch", lib.display())
             }
             Self::Incomplete { missing } => write!(f, "{} is missing", missing.display()),
         }
     }
 }
 
-/// Prints the folder of the package. The working folder is taken off the search path, since any folder named
+/// Prints the folder of the package. The working folder is removed from the search path, since a folder named
 /// `torch` in it would be found first.
 const FIND_TORCH: &str = "\
 import sys, importlib.util
@@ -125,8 +126,8 @@ places = spec.submodule_search_locations if spec else None
 print(list(places)[0] if places else '')
 ";
 
-/// The version that lies beside `lib`: a Python package has `version.py`, a C++ distribution `build-version`.
-/// The path goes through `..` on purpose, so that a link to `torch/lib` leads to the real parent.
+/// Reads the version next to `lib`: a Python package has `version.py`, a C++ distribution `build-version`.
+/// The path contains `..` on purpose, so that a link to `torch/lib` leads to the real parent.
 fn read_version(lib: &Path) -> Option<String> {
     let parent = lib.join("..");
     if let Ok(text) = fs::read_to_string(parent.join("version.py")) {

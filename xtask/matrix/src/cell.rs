@@ -1,4 +1,4 @@
-//! Runs a cell and judges it.
+//! Runs a cell and judges its result.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,35 +10,35 @@ use serde_json::Value;
 
 use crate::Result;
 use crate::curves::Curves;
-use crate::here::{Here, anyroll};
+use crate::hardware::{Hardware, anyroll};
 use crate::history::{Entry, FOLDER, Status};
 use crate::matrix::{Cell, Matrix, Pipeline, Train};
 
-/// What runs cells.
+/// Runs cells.
 pub struct Runner<'a> {
-    /// The checkout.
+    /// Root of the checkout.
     pub root: &'a Path,
     /// Its matrix.
     pub matrix: &'a Matrix,
-    /// The machine.
-    pub here: Here,
+    /// This machine.
+    pub hardware: Hardware,
 }
 
-/// What a cell that passed came to.
+/// Result of a cell that passed.
 struct Verdict {
-    /// Its largest distance from the golden curves, as a part of the tolerance.
+    /// Largest distance from the golden curves, as a fraction of the tolerance.
     of_tolerance: Option<f64>,
 }
 
 impl Runner<'_> {
-    /// Runs a cell, if its hardware is here.
+    /// Runs a cell, if this machine has its hardware.
     ///
     /// # Errors
-    /// If nothing could be started. What goes wrong in the cell is its outcome.
+    /// If nothing could be started. A failure within the cell is its result.
     pub fn run(&self, cell: &Cell) -> Result<Entry> {
-        let device = self.here.device(&cell.backend);
-        let mut entry = Entry::new(&cell.name, device, self.here.shims, &commit(self.root));
-        if let Some(reason) = self.here.lacks(cell, &self.matrix.backends[&cell.backend]) {
+        let device = self.hardware.device(&cell.backend);
+        let mut entry = Entry::new(&cell.name, device, self.hardware.shims, &commit(self.root));
+        if let Some(reason) = self.hardware.lacks(cell, &self.matrix.backends[&cell.backend]) {
             return Ok(Entry { status: Status::NotRun, reason, ..entry });
         }
         let start = Instant::now();
@@ -58,10 +58,10 @@ impl Runner<'_> {
         let Pipeline::Train(train) = &self.matrix.pipelines[&cell.pipeline] else {
             return Err(format!("{} trains nothing, so it has no curves", cell.name));
         };
-        if let Some(reason) = self.here.lacks(cell, &self.matrix.backends[&cell.backend]) {
+        if let Some(reason) = self.hardware.lacks(cell, &self.matrix.backends[&cell.backend]) {
             return Err(format!("{} cannot be run here: {reason}", cell.name));
         }
-        if self.here.shims {
+        if self.hardware.shims {
             return Err("golden curves are those of hardware, and this machine's devices are shims".into());
         }
         let curves =
@@ -78,7 +78,7 @@ impl Runner<'_> {
         command.args(["conformance", "--backend", &cell.backend]);
         command.args(["--world-size", &cell.devices.to_string()]).arg("--report").arg(&report);
         let ended = self.finish(command, &folder, cell);
-        // The report tells more than the exit code.
+        // The report has more detail than the exit code.
         let text = fs::read_to_string(&report).unwrap_or_default();
         let count = |status: &str| {
             let counts = serde_json::from_str::<Value>(&text).ok()?["counts"].take();
@@ -116,7 +116,7 @@ impl Runner<'_> {
         for (name, least) in &train.at_least {
             let value = last.last(name).unwrap_or(f64::NAN);
             if value.is_nan() || value < *least {
-                return Err(format!("{name} ends at {value}, and has to reach {least}"));
+                return Err(format!("{name} ends at {value}, must reach {least}"));
             }
         }
         let of_tolerance = match cell.tolerance {
@@ -130,7 +130,7 @@ impl Runner<'_> {
         Ok(Verdict { of_tolerance })
     }
 
-    /// An empty folder for what a cell leaves, which stays there for whoever wants to know why it failed.
+    /// Creates an empty folder for the results of a cell, which stays there for inspecting failures.
     fn fresh_folder(&self, cell: &Cell) -> Result<PathBuf> {
         let folder = self.root.join(FOLDER).join(&cell.name);
         let gone = fs::remove_dir_all(&folder);
@@ -139,15 +139,15 @@ impl Runner<'_> {
             _ => Err(error),
         })
         .and_then(|()| fs::create_dir_all(&folder))
-        .map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+        .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
         Ok(folder)
     }
 
-    /// Runs a command to its end or to the cell's time limit, with its words in files.
+    /// Runs a command to its end or to the cell's time limit, with its output in files.
     fn finish(&self, mut command: Command, folder: &Path, cell: &Cell) -> Result<()> {
         let file = |name: &str| {
             let path = folder.join(name);
-            File::create(&path).map_err(|error| format!("cannot make {}: {error}", path.display()))
+            File::create(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))
         };
         command.current_dir(self.root).stdin(Stdio::null()).stdout(file("stdout")?).stderr(file("stderr")?);
         let mut child = command.spawn().map_err(|error| format!("anyroll did not start: {error}"))?;
@@ -158,7 +158,7 @@ impl Runner<'_> {
                 Some(status) => break status,
                 None if start.elapsed() < limit => thread::sleep(Duration::from_millis(10)),
                 None => {
-                    // Ranks end with their parent. Both calls fail for one that has just ended.
+                    // Ranks end with their parent. Both calls fail if it has just ended.
                     let _ = child.kill();
                     let _ = child.wait();
                     return Err(format!("did not end within its time limit of {limit:?}"));
@@ -174,7 +174,7 @@ impl Runner<'_> {
     }
 }
 
-/// The commit that is checked out, with a `+` if files differ from it.
+/// Returns the checked-out commit, with a `+` if files differ from it.
 fn commit(root: &Path) -> String {
     let git = |args: &[&str]| {
         let output = Command::new("git").current_dir(root).args(args).output().ok()?;

@@ -1,6 +1,7 @@
-//! Metrics over the steps of a run: as they were, and as they should be.
+//! Metrics over the steps of a run, and their golden values.
 //!
-//! A golden file is a table of text: a line a step, a column a metric, empty where a step has not measured it.
+//! A golden file is a text table: a line per step and a column per metric, empty if a step did not measure
+//! it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,16 +14,16 @@ use crate::matrix::Tolerance;
 
 const STEP: &str = "step";
 
-/// Some metrics of a run.
+/// Curves of some metrics of a run.
 #[derive(Debug, PartialEq)]
 pub struct Curves {
     names: Vec<String>,
-    /// By step, a value a name.
+    /// Values by step, one per name.
     rows: BTreeMap<u64, Vec<Option<f64>>>,
 }
 
 impl Curves {
-    /// Reads those metrics from a run's `metrics.jsonl`, of its steps up to one.
+    /// Reads these metrics from a run's `metrics.jsonl`, up to a step.
     pub fn of_run(path: &Path, names: &[String], until_step: u64) -> Result<Self> {
         let mut rows = BTreeMap::new();
         for line in read(path)?.lines() {
@@ -37,7 +38,7 @@ impl Curves {
         }
         let curves = Self { names: names.to_vec(), rows };
         match names.iter().find(|name| curves.last(name).is_none()) {
-            Some(name) => Err(format!("the run has not measured {name}")),
+            Some(name) => Err(format!("the run did not measure {name}")),
             None => Ok(curves),
         }
     }
@@ -57,13 +58,13 @@ impl Curves {
             let values: std::result::Result<Vec<_>, _> = fields.map(number).collect();
             match (step, values) {
                 (Some(step), Ok(values)) => drop(rows.insert(step, values)),
-                _ => return Err(format!("{}: a line that is no step and its numbers", path.display())),
+                _ => return Err(format!("{}: a line is not a step and its numbers", path.display())),
             }
         }
         Ok(Self { names, rows })
     }
 
-    /// The text of a golden file.
+    /// Returns the text of a golden file.
     pub fn text(&self) -> String {
         let line = |first: String, rest: Vec<String>| [vec![first], rest].concat().join("\t") + "\n";
         let mut text = line(STEP.to_owned(), self.names.clone());
@@ -74,17 +75,20 @@ impl Curves {
         text
     }
 
-    /// A metric's last value.
+    /// Returns a metric's last value.
     pub fn last(&self, name: &str) -> Option<f64> {
         let column = self.names.iter().position(|it| it == name)?;
         self.rows.values().rev().find_map(|values| values[column])
     }
 
-    /// The largest distance from `golden`, as a part of the tolerance; an error names the value that is furthest away
-    /// if that is above 1.
+    /// Returns the largest distance from `golden`, as a fraction of the tolerance. Above 1 it is an error
+    /// that names the furthest value.
     pub fn compare(&self, golden: &Self, tolerance: Tolerance) -> Result<f64> {
         if self.names != golden.names {
-            return Err(format!("curves {:?}, and golden ones {:?}: record them", self.names, golden.names));
+            return Err(format!(
+                "the curves are {:?}, but the golden ones {:?}: record them again",
+                self.names, golden.names
+            ));
         }
         if !self.rows.keys().eq(golden.rows.keys()) {
             let steps = [self, golden].map(|it| it.rows.len());
@@ -116,7 +120,7 @@ fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
-/// `None` where the step has not measured it. What was not finite is written as null, and is an error.
+/// Returns `None` if the step did not measure it. Non-finite values are written as null, and are an error.
 fn value(record: &Map<String, Value>, name: &str, step: u64) -> Result<Option<f64>> {
     match record.get(name) {
         None => Ok(None),
@@ -144,7 +148,7 @@ mod tests {
         assert_eq!(Curves::read(&path).unwrap(), written);
         assert!(written.text().starts_with("step\tloss\teval/greedy\n0\t1\t0.30000000000000004\n1\t1\t\n"));
         fs::write(&path, "step\tloss\nzero\t1\n").unwrap();
-        assert!(Curves::read(&path).unwrap_err().contains("no step and its numbers"));
+        assert!(Curves::read(&path).unwrap_err().contains("not a step and its numbers"));
     }
 
     #[test]
@@ -157,8 +161,8 @@ mod tests {
         assert_eq!(read.text(), "step\tloss\teval/greedy\n0\t\t0.5\n1\t2\t\n");
         assert_eq!(read.last("eval/greedy"), Some(0.5));
         let error = |names: &[String], until| Curves::of_run(&path, names, until).unwrap_err();
-        assert_eq!(error(&names(&["kl"]), 9), "the run has not measured kl");
-        assert_eq!(error(&names(&["loss"]), 0), "the run has not measured loss");
+        assert_eq!(error(&names(&["kl"]), 9), "the run did not measure kl");
+        assert_eq!(error(&names(&["loss"]), 0), "the run did not measure loss");
         fs::write(&path, "{\"step\":3,\"loss\":null}\n").unwrap();
         assert_eq!(error(&names(&["loss"]), 9), "loss at step 3 is not finite");
     }

@@ -1,4 +1,4 @@
-//! What cells came to, on this checkout: `runs/matrix/history.jsonl`, a line a run of a cell.
+//! Results of cells on this checkout: `runs/matrix/history.jsonl`, one line per run of a cell.
 
 use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -9,47 +9,47 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 
-/// Where cells leave their runs and results, in the checkout.
+/// Folder in the checkout for the runs and results of cells.
 pub const FOLDER: &str = "runs/matrix";
 const FILE: &str = "history.jsonl";
 
-/// How a cell ended.
+/// Result of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// It did what it should.
+    /// It passed.
     Passed,
-    /// It did not.
+    /// It failed.
     Failed,
-    /// Its hardware is not there.
+    /// Its hardware is missing.
     NotRun,
 }
 
 /// One run of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// The cell's name.
+    /// Name of the cell.
     pub cell: String,
-    /// How it ended.
+    /// Result.
     pub status: Status,
-    /// Why it failed or was not run; empty if it passed.
+    /// Reason why it failed or was not run; empty if it passed.
     pub reason: String,
-    /// When it was started: `2026-01-31T12:00:00Z`.
+    /// Start time: `2026-01-31T12:00:00Z`.
     pub at: String,
-    /// How long it took.
+    /// Duration in seconds.
     pub elapsed_s: f64,
-    /// Its largest distance from the golden curves, as a part of the tolerance.
+    /// Largest distance from the golden curves, as a fraction of the tolerance.
     pub of_tolerance: Option<f64>,
-    /// The device's name.
+    /// Name of the device.
     pub device: Option<String>,
-    /// Whether the device was a shim, so that nothing was shown about hardware.
+    /// True if the device was a shim, so that the result says nothing about hardware.
     pub shims: bool,
-    /// What was checked out, with a `+` if files had been changed.
+    /// The checked-out commit, with a `+` if files were changed.
     pub commit: String,
 }
 
 impl Entry {
-    /// What is known before a cell starts.
+    /// Creates the entry before a cell starts.
     pub fn new(cell: &str, device: Option<&str>, shims: bool, commit: &str) -> Self {
         Self {
             cell: cell.to_owned(),
@@ -64,12 +64,12 @@ impl Entry {
         }
     }
 
-    /// When it was started, to the minute.
+    /// Returns the start time, to the minute.
     pub fn when(&self) -> String {
         self.at.chars().take("2026-01-31T12:00".len()).map(|it| if it == 'T' { ' ' } else { it }).collect()
     }
 
-    /// How it ended, in a line.
+    /// Returns the result as a line.
     pub fn line(&self) -> String {
         match self.status {
             Status::NotRun => format!("not run: {}", one_line(&self.reason)),
@@ -92,7 +92,7 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Adds a line, at once, so that cells may run side by side.
+/// Appends a line at once, so that cells may run in parallel.
 pub fn append(root: &Path, entry: &Entry) -> Result<()> {
     let folder = root.join(FOLDER);
     let line = serde_json::to_string(entry).expect("plain data") + "\n";
@@ -102,7 +102,7 @@ pub fn append(root: &Path, entry: &Entry) -> Result<()> {
         .map_err(|error| format!("cannot write {}: {error}", folder.join(FILE).display()))
 }
 
-/// The history of this checkout, which may not have one.
+/// Reads the history of this checkout; empty if there is none.
 pub fn read_own(root: &Path) -> Result<Vec<Entry>> {
     let path = root.join(FOLDER).join(FILE);
     match fs::metadata(&path) {
@@ -111,7 +111,7 @@ pub fn read_own(root: &Path) -> Result<Vec<Entry>> {
     }
 }
 
-/// The lines of a history.
+/// Reads the lines of a history.
 pub fn read(path: &Path) -> Result<Vec<Entry>> {
     let text =
         fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
@@ -119,12 +119,12 @@ pub fn read(path: &Path) -> Result<Vec<Entry>> {
     numbered
         .map(|(index, line)| {
             serde_json::from_str(line)
-                .map_err(|error| format!("{}:{}: no result of a cell: {error}", path.display(), index + 1))
+                .map_err(|error| format!("{}:{}: not a result of a cell: {error}", path.display(), index + 1))
         })
         .collect()
 }
 
-/// Oldest first, each once: histories of several machines may share a part.
+/// Sorts entries by time and removes duplicates, since histories of several machines may overlap.
 pub fn sort(entries: &mut Vec<Entry>) {
     entries.sort_by(|a, b| (&a.at, &a.cell).cmp(&(&b.at, &b.cell)));
     entries.dedup();
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(entries, [first, second]);
         let path = folder.path().join("other");
         fs::write(&path, "{}\n").unwrap();
-        assert!(read(&path).unwrap_err().contains("other:1: no result of a cell"));
+        assert!(read(&path).unwrap_err().contains("other:1: not a result of a cell"));
     }
 
     #[test]

@@ -1,13 +1,15 @@
-//! `cargo xtask matrix`: cells of `ci/matrix.yaml`, which are run, compared with golden curves, remembered and shown.
+//! `cargo xtask matrix`: runs the cells of `ci/matrix.yaml`, compares them with golden curves, and stores and
+//! shows results.
 //!
-//! Read in this order: `matrix` is what the file says; `here` is what this machine has; `cell` runs one and judges it
-//! by its `curves`; `history` remembers, and `report` shows; `workflow` is the same for CI.
+//! Read in this order: `matrix` reads the file; `hardware` finds this machine's hardware; `cell` runs a cell
+//! and judges it by its `curves`; `history` stores results and `report` shows them; `workflow` runs the
+//! matrix in CI.
 
 #![forbid(unsafe_code)]
 
 mod cell;
 mod curves;
-mod here;
+mod hardware;
 mod history;
 mod matrix;
 mod report;
@@ -20,19 +22,19 @@ use std::{env, fs};
 use clap::{Args, Parser, Subcommand};
 
 use cell::Runner;
-use here::Here;
+use hardware::Hardware;
 use history::{Entry, Status};
 use matrix::{Cell, Matrix};
 
-/// A problem, told in full.
+/// `Result` with a complete error message.
 type Result<T, E = String> = std::result::Result<T, E>;
 
-/// What a test ends with that could not be run, by an old custom.
+/// Conventional exit code of a test that could not be run.
 const NOT_RUN: u8 = 77;
 
 const WORKFLOW: &str = ".github/workflows/matrix.yml";
 
-/// Runs what `ci/matrix.yaml` lists, and shows what became of it.
+/// Runs the cells of `ci/matrix.yaml`, and shows their results.
 #[derive(Parser)]
 #[command(name = "cargo xtask matrix", bin_name = "cargo xtask matrix", after_help = EXAMPLES)]
 struct Cli {
@@ -42,16 +44,16 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  ci/run cpu-x2-zero3-fp32-rlvr_sort    one cell; its run is left in runs/matrix
+  ci/run cpu-x2-zero3-fp32-rlvr_sort    one cell; its run folder is kept in runs/matrix
   ci/run --backend cpu                  all cells of a backend
-  ci/run --all-here                     all cells whose hardware is here
-  ci/report --html table.html           what became of every cell, here and before
+  ci/run --all-here                     all cells for this machine's hardware
+  ci/report --html table.html           the latest and earlier results of every cell
   cargo xtask matrix list               the cells' names
-  cargo xtask matrix record CELL        its curves become its backend's golden ones
-  cargo xtask matrix workflow           writes .github/workflows/matrix.yml anew
+  cargo xtask matrix record CELL        records its curves as the golden ones of its backend
+  cargo xtask matrix workflow           rewrites .github/workflows/matrix.yml
 
-The exit code of `run` is 0 if all that ran passed, 1 if something failed, and 77 if nothing could be run here, or a
-cell that was named could not.";
+The exit code of `run` is 0 if every cell that ran passed, 1 if a cell failed, and 77 if this machine has the
+hardware for none of the cells, or lacks that of a named cell.";
 
 #[derive(Subcommand)]
 enum Command {
@@ -62,7 +64,7 @@ enum Command {
         /// The cell's name
         cell: String,
     },
-    /// Show what became of every cell
+    /// Show the results of all cells
     Report(ReportArgs),
     /// Print the names of the cells
     List,
@@ -95,7 +97,7 @@ struct ReportArgs {
 
 fn main() -> ExitCode {
     let ended = env::current_dir()
-        .map_err(|error| format!("no current folder: {error}"))
+        .map_err(|error| format!("cannot find the current folder: {error}"))
         .and_then(|root| dispatch(Cli::parse().command, &root));
     ended.map_or_else(
         |message| {
@@ -130,7 +132,7 @@ fn run(root: &Path, matrix: &Matrix, which: &Which) -> Result<u8> {
         None if which.all_here => matrix.cells.iter().collect(),
         None => which.cells.iter().map(|name| matrix.cell(name)).collect::<Result<_>>()?,
     };
-    let runner = Runner { root, matrix, here: Here::ask()? };
+    let runner = Runner { root, matrix, hardware: Hardware::ask()? };
     let width = cells.iter().map(|cell| cell.name.len()).max().unwrap_or(0);
     let mut ended = Vec::new();
     for cell in cells {
@@ -143,7 +145,8 @@ fn run(root: &Path, matrix: &Matrix, which: &Which) -> Result<u8> {
     Ok(exit_code(&ended, named))
 }
 
-/// A cell that was not run has not passed: nothing at all, or a cell that somebody named, is no success.
+/// Returns the exit code. A cell that was not run has not passed: if nothing ran, or a named cell did not
+/// run, it is no success.
 fn exit_code(ended: &[Entry], named: bool) -> u8 {
     let any = |status| ended.iter().any(|entry| entry.status == status);
     if any(Status::Failed) {
@@ -164,7 +167,7 @@ fn record(root: &Path, matrix: &Matrix, name: &str) -> Result<u8> {
             cell.backend, cell.backend
         ));
     }
-    let path = Runner { root, matrix, here: Here::ask()? }.record(cell)?;
+    let path = Runner { root, matrix, hardware: Hardware::ask()? }.record(cell)?;
     println!("{}", path.display());
     Ok(0)
 }
@@ -183,7 +186,7 @@ fn show(root: &Path, matrix: &Matrix, args: &ReportArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// Writes a file beside its place first, so that it is never half there.
+/// Writes a file under a temporary name first, so that it is never incomplete.
 fn write(path: &Path, text: &str) -> Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".new");
@@ -198,7 +201,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The checkout.
+    /// Returns the root of the checkout.
     pub(crate) fn root() -> &'static Path {
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
     }

@@ -1,4 +1,4 @@
-//! What `ci/matrix.yaml` says, and the cells that it comes to.
+//! Contents of `ci/matrix.yaml`, and the resulting cells.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,18 +8,18 @@ use serde::Deserialize;
 
 use crate::Result;
 
-/// Everything that is checked somewhere.
+/// All checks of the matrix.
 #[derive(Debug)]
 pub struct Matrix {
-    /// By name, as `anyroll doctor` has it.
+    /// Backends by name, as in `anyroll doctor`.
     pub backends: BTreeMap<String, Backend>,
-    /// By name.
+    /// Pipelines by name.
     pub pipelines: BTreeMap<String, Pipeline>,
-    /// In the file's order.
+    /// Cells, in the file's order.
     pub cells: Vec<Cell>,
 }
 
-/// Where a backend's cells run, and what they are compared with.
+/// Runners of a backend's cells, and their golden curves.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Backend {
@@ -28,22 +28,22 @@ pub struct Backend {
     /// Commands that a runner starts with.
     #[serde(default)]
     pub setup: Vec<String>,
-    /// The folder in `ci/golden` of the curves that it is compared with: its own, or another backend's until it has
-    /// some.
+    /// Folder in `ci/golden` of the curves to compare with: its own, or another backend's until it has its
+    /// own.
     pub curves: String,
-    /// Whether one device holds as many ranks as are asked for, as a processor does.
+    /// True if one device holds any number of ranks, like a CPU.
     #[serde(default)]
     pub ranks_share_a_device: bool,
 }
 
 impl Backend {
-    /// Whether its runners are somebody's own machines.
+    /// Returns true if its runners are self-hosted machines.
     pub fn is_self_hosted(&self) -> bool {
         self.runs_on.first().is_some_and(|label| label == "self-hosted")
     }
 }
 
-/// What a cell runs.
+/// Command of a cell.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pipeline {
@@ -53,54 +53,54 @@ pub enum Pipeline {
     Train(Train),
 }
 
-/// A run of a config, and what it has to come to.
+/// A run of a config, and its required results.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Train {
-    /// The config. The cell decides backend, devices, ZeRO stage and precision.
+    /// The config. The cell determines backend, devices, ZeRO stage and precision.
     pub config: PathBuf,
-    /// Further changes to it, each as for `--set`.
+    /// Further changes to it, each like an argument of `--set`.
     #[serde(default)]
     pub set: Vec<String>,
     /// Metrics that are compared with the golden ones, step by step.
     #[serde(default)]
     pub curves: Vec<String>,
-    /// The last step that is compared; by default the last one.
+    /// Last step that is compared; by default the last step of the run.
     #[serde(default = "last")]
     pub until_step: u64,
-    /// What metrics have to reach by their last value.
+    /// Minimum last values of metrics.
     #[serde(default)]
     pub at_least: BTreeMap<String, f64>,
 }
 
-/// How far a value may be from the golden one: `absolute + relative * |golden|`.
+/// Allowed distance from the golden value: `absolute + relative * |golden|`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tolerance {
     /// In the metric's unit.
     pub absolute: f64,
-    /// As a part of the golden value.
+    /// Fraction of the golden value.
     pub relative: f64,
 }
 
-/// One thing to run.
+/// A single run of the matrix.
 #[derive(Debug)]
 pub struct Cell {
-    /// `cpu-x2-zero3-fp32-rlvr_sort`: all that follows but for the last two.
+    /// Name built from the fields below except the last two, such as `cpu-x2-zero3-fp32-rlvr_sort`.
     pub name: String,
-    /// Which backend.
+    /// Name of the backend.
     pub backend: String,
-    /// Devices, a rank each.
+    /// Number of devices, one rank each.
     pub devices: usize,
-    /// `None` where nothing is trained.
+    /// `None` if nothing is trained.
     pub zero_stage: Option<u8>,
-    /// As in `strategy.precision`; `None` where nothing is trained.
+    /// Value of `strategy.precision`; `None` if nothing is trained.
     pub precision: Option<String>,
-    /// Which pipeline.
+    /// Name of the pipeline.
     pub pipeline: String,
-    /// Of its curves, if it has any.
+    /// Tolerance of its curves, if it has any.
     pub tolerance: Option<Tolerance>,
-    /// After this it has failed.
+    /// Time limit, after which it has failed.
     pub time_limit_s: u64,
 }
 
@@ -112,7 +112,7 @@ struct File {
     cells: Vec<Product>,
 }
 
-/// The cells of one pipeline: every combination of what is listed.
+/// The cells of one pipeline: every combination of the listed values.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Product {
@@ -152,7 +152,7 @@ impl Matrix {
         let mut names: Vec<&str> = matrix.cells.iter().map(|cell| cell.name.as_str()).collect();
         names.sort_unstable();
         match names.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(format!("{} is there twice", pair[0])),
+            Some(pair) => Err(format!("{} is listed twice", pair[0])),
             None => Ok(matrix),
         }
     }
@@ -166,28 +166,28 @@ impl Matrix {
             }
             None => Err(format!("`{name}` in `cells` is not in `pipelines`")),
             Some(Pipeline::Conformance) if !product.zero_stage.is_empty() || !trains => {
-                Err(format!("{name} trains nothing: it has no `zero_stage` and no `precision`"))
+                Err(format!("{name} trains nothing: remove `zero_stage` and `precision`"))
             }
             Some(Pipeline::Train(_)) if product.zero_stage.is_empty() || !trains => {
                 Err(format!("the cells of {name} need `zero_stage` and `precision`"))
             }
             Some(Pipeline::Train(train)) if train.curves.is_empty() && train.at_least.is_empty() => {
-                Err(format!("{name} could not fail: it needs `curves` or `at_least`"))
+                Err(format!("{name} cannot fail: add `curves` or `at_least`"))
             }
             Some(Pipeline::Train(train)) if train.curves.is_empty() == product.tolerance.is_some() => {
-                Err(format!("the cells of {name} need `tolerance` exactly if it has `curves`"))
+                Err(format!("the cells of {name} need `tolerance` if and only if it has `curves`"))
             }
             Some(_) => Ok(()),
         }
     }
 
-    /// The cell of that name.
+    /// Returns the cell with this name.
     pub fn cell(&self, name: &str) -> Result<&Cell> {
         let found = self.cells.iter().find(|cell| cell.name == name);
-        found.ok_or_else(|| format!("no cell {name} in ci/matrix.yaml: `cargo xtask matrix list` names them"))
+        found.ok_or_else(|| format!("no cell {name} in ci/matrix.yaml: `cargo xtask matrix list` lists them"))
     }
 
-    /// All cells of a backend.
+    /// Returns all cells of a backend.
     pub fn cells_of(&self, backend: &str) -> Result<Vec<&Cell>> {
         let found: Vec<_> = self.cells.iter().filter(|cell| cell.backend == backend).collect();
         if found.is_empty() {
@@ -197,7 +197,7 @@ impl Matrix {
         Ok(found)
     }
 
-    /// Where a cell's golden curves are.
+    /// Returns the path of a cell's golden curves.
     pub fn golden(&self, root: &Path, cell: &Cell) -> PathBuf {
         let precision = cell.precision.as_deref().unwrap_or_default();
         let folder = &self.backends[&cell.backend].curves;
@@ -233,12 +233,12 @@ impl Product {
     }
 }
 
-// serde's attributes take functions only.
+// serde's attributes accept only functions.
 fn last() -> u64 {
     u64::MAX
 }
 
-/// One `None` where nothing is listed.
+/// Returns a single `None` if nothing is listed.
 fn optional<T: Clone>(listed: &[T]) -> Vec<Option<T>> {
     if listed.is_empty() { vec![None] } else { listed.iter().cloned().map(Some).collect() }
 }
@@ -283,10 +283,10 @@ cells:
         };
         check("backend: [cpu]", "backend: [tpu]", "`tpu` in `cells` is not in `backends`");
         check("pipeline: sort", "pipeline: sorts", "`sorts` in `cells` is not in `pipelines`");
-        check("devices: [1, 4]", "devices: [1, 1]", "cpu-x1-conformance is there twice");
+        check("devices: [1, 4]", "devices: [1, 1]", "cpu-x1-conformance is listed twice");
         check("devices: [1, 4],", "devices: [1], zero_stage: [0],", "trains nothing");
         check("    precision: [fp32, bf16]\n", "", "need `zero_stage` and `precision`");
-        check(", curves: [loss]", "", "could not fail");
+        check(", curves: [loss]", "", "cannot fail");
         check("    tolerance: {absolute: 1.0e-6, relative: 0.01}\n", "", "`tolerance` exactly if");
         check("curves: cpu", "curve: cpu", "curve");
     }

@@ -1,4 +1,4 @@
-//! What became of every cell: a table in Markdown, and a page of badges.
+//! Results of all cells: a table in Markdown, and a page of badges.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::history::{Entry, Status};
 use crate::matrix::{Cell, Matrix};
 
-/// Earlier results that a row shows.
+/// Number of earlier results in a row.
 const SHOWN: usize = 10;
 
 /// A cell and its results, oldest first.
@@ -15,7 +15,7 @@ pub struct Row<'a> {
     entries: Vec<&'a Entry>,
 }
 
-/// What a cell's latest result says about its hardware.
+/// Conclusion of a cell's latest result about its hardware.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Passed,
@@ -63,7 +63,7 @@ impl State {
     }
 }
 
-/// Each cell of the matrix with its results; results of cells that it no longer has are left out.
+/// Returns each cell of the matrix with its results, without results of removed cells.
 pub fn rows<'a>(matrix: &'a Matrix, entries: &'a [Entry]) -> Vec<Row<'a>> {
     let mut by_cell: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
     for entry in entries {
@@ -74,7 +74,7 @@ pub fn rows<'a>(matrix: &'a Matrix, entries: &'a [Entry]) -> Vec<Row<'a>> {
 }
 
 impl Row<'_> {
-    /// The latest result that says something: that a machine lacks the hardware takes back nothing.
+    /// Returns the latest conclusive result: a machine without the hardware does not change it.
     fn latest(&self) -> Option<&Entry> {
         let ran = self.entries.iter().rev().find(|entry| entry.status != Status::NotRun);
         ran.or(self.entries.last()).copied()
@@ -90,7 +90,7 @@ impl Row<'_> {
     }
 }
 
-/// How many cells are in which state.
+/// Returns the number of cells in each state.
 fn counts(rows: &[Row]) -> String {
     let count = |state| rows.iter().filter(|row| row.state() == state).count();
     let states = [State::Passed, State::OnShims, State::Failed, State::NotRun];
@@ -98,7 +98,7 @@ fn counts(rows: &[Row]) -> String {
     format!("{} cells: {}.", rows.len(), parts.join(", "))
 }
 
-/// A line a cell.
+/// Returns one line per cell.
 pub fn markdown(rows: &[Row]) -> String {
     let mut text = format!(
         "# Hardware matrix\n\n{}\n\n| cell | result | of its tolerance | seconds | device | commit | when | history |\n\
@@ -124,12 +124,12 @@ pub fn markdown(rows: &[Row]) -> String {
     text
 }
 
-/// Text that stays in its column.
+/// Returns text that stays in its column.
 fn cell_text(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
-/// A page with a badge for each cell: a column for a backend on so many devices, a row for what runs there.
+/// Returns a page with a badge for each cell: a column per backend and number of devices, a row per pipeline.
 pub fn html(rows: &[Row]) -> String {
     let mut columns: Vec<(&str, usize)> = Vec::new();
     let mut lines: Vec<(String, Vec<&Row>)> = Vec::new();
@@ -144,7 +144,7 @@ pub fn html(rows: &[Row]) -> String {
             None => lines.push((name, vec![row])),
         }
     }
-    // A backend's columns stand together.
+    // A backend's columns are adjacent.
     columns.sort_by_key(|(backend, devices)| {
         (rows.iter().position(|row| row.cell.backend == *backend), *devices)
     });
@@ -208,7 +208,8 @@ mod tests {
     use super::*;
     use crate::tests::root;
 
-    /// The rows of the first three cells of the checkout's matrix, of which the second failed and the third was not run.
+    /// Calls `check` with the rows of the first three cells of the checkout's matrix; the second failed and
+    /// the third was not run.
     fn on_results(check: impl Fn(&[Row])) {
         let matrix = Matrix::read(root()).unwrap();
         let name = |index: usize| matrix.cells[index].name.as_str();

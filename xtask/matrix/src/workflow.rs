@@ -1,8 +1,8 @@
-//! The matrix as a workflow of GitHub Actions: a job a backend, and one that shows what became of all.
+//! The matrix as a workflow of GitHub Actions: one job per backend, and one that shows all results.
 
 use crate::matrix::{Backend, Matrix};
 
-/// What a runner takes to build, in minutes.
+/// Time that a runner needs to build, in minutes.
 const BUILD_MINUTES: u64 = 30;
 
 const HEAD: &str = "\
@@ -38,7 +38,7 @@ const CACHE: &str = "      - uses: actions/cache@v4
           restore-keys: matrix-${{ runner.os }}-${{ runner.arch }}-
 ";
 
-/// The text of the workflow.
+/// Returns the text of the workflow.
 pub fn text(matrix: &Matrix) -> String {
     let backends: Vec<(&String, &Backend)> =
         matrix.backends.iter().filter(|(name, _)| matrix.cells_of(name).is_ok()).collect();
@@ -77,7 +77,7 @@ fn job(matrix: &Matrix, name: &str, backend: &Backend) -> String {
     )
 }
 
-/// Puts the results beside those of earlier days, which the cache keeps, and shows them on the run's page.
+/// Adds the results to those of earlier days, which the cache keeps, and shows them on the run's page.
 fn report(backends: &[&str]) -> String {
     format!(
         "  report:

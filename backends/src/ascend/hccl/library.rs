@@ -8,9 +8,9 @@ use std::{
 };
 
 use crate::{
-    BackendKind, Error, Rendezvous, Result, communicator,
-    communicator::Handle,
-    library::{self, Failed, table},
+    BackendKind, Error, Rendezvous, Result,
+    collective::communicator::{self, Handle},
+    ffi::library::{self, Failed, table},
 };
 
 const FILES: [&str; 3] = [
@@ -24,9 +24,9 @@ const HINT: &str = "it comes with CANN: install that and source its set_env.sh";
 pub(super) const BYTES: c_int = 7;
 /// `HCCL_E_PARA`
 const PARAMETER: c_int = 1;
-/// `HCCL_E_AGAIN`: somebody is inside.
+/// `HCCL_E_AGAIN`: another call is in the library.
 const AGAIN: c_int = 20;
-/// How long the end of a communicator is tried again.
+/// Time for which the end of a communicator is retried.
 const AGAIN_TIMEOUT: Duration = Duration::from_millis(500);
 /// The library gives up this much later than the deadline of the group above, which then names the operation first.
 const GRACE: Duration = Duration::from_secs(10);
@@ -147,7 +147,7 @@ impl Library {
     }
 
     fn open() -> Result<Self> {
-        let library = library::open(BackendKind::Ascend, &FILES, HINT)?;
+        let library = library::open(BackendKind::ASCEND, &FILES, HINT)?;
         // SAFETY: the signatures are those of hccl.h, and `open` never closes a library.
         let loaded = unsafe {
             Calls::load(library, 0).and_then(|calls| {
@@ -155,7 +155,7 @@ impl Library {
             })
         };
         loaded.map_err(|reason| Error::Unavailable {
-            backend: BackendKind::Ascend,
+            backend: BackendKind::ASCEND,
             tried: FILES.map(str::to_owned).to_vec(),
             reason,
         })
@@ -223,7 +223,7 @@ mod tests {
     use std::mem::offset_of;
 
     use super::*;
-    use crate::abi::{assert_says, fact};
+    use crate::ffi::abi::{assert_says, fact};
 
     #[test]
     fn the_table_says_what_the_headers_say() {

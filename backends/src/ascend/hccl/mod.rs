@@ -23,44 +23,41 @@ use tch::Tensor;
 use super::acl::Handle;
 use crate::{
     Buffer, Collective, DType, Device, P2p, PinnedBuffer, ReduceOp, Result, Store, Stream,
-    communicator::{Communicator, Workspace},
+    collective::{
+        communicator::{Communicator, Workspace},
+        gloo::reduce_in_rank_order,
+        in_rank_order::InRankOrder,
+    },
     device::unsupported,
-    gloo::reduce_in_rank_order,
-    in_rank_order::InRankOrder,
 };
 use library::{BYTES, Item, Library};
 
-/// What buffers start at multiples of, and are padded to among ours.
+/// Alignment, in bytes, of the start of each buffer, and of its padded length in memory of ours.
 const ALIGNMENT: usize = 512;
 
 /// See the module's description.
 #[derive(Debug)]
-pub(crate) struct Hccl {
+pub(super) struct Hccl {
     comm: Communicator<Library>,
     device: Arc<dyn Device>,
     store: Store,
     splits: AtomicU64,
-    /// What goes to and from the library in the place of other buffers.
+    /// Memory that replaces buffers which the library cannot take.
     staging: Workspace,
-    /// What other ranks send to a reduction.
+    /// Memory for the slices of a reduction that other ranks send.
     workspace: Workspace,
-    /// The same on the host, and what it comes to.
+    /// The same slices on the host, and their reduction.
     host: Mutex<Option<PinnedBuffer>>,
 }
 
-/// Whether the library is there.
+/// Returns an error if the library is not there.
 pub(super) fn find() -> Result<()> {
     Library::get().map(drop)
 }
 
 impl Hccl {
     /// Connects the ranks that share `store`. Blocks until all are there or the store's time-out has passed.
-    pub(crate) fn connect(device: &dyn Device, store: Store) -> Result<Self> {
-        // As it is open, without what a test has wrapped it in: operations have streams of their own.
-        Self::over(crate::open(device.id())?, store)
-    }
-
-    fn over(device: Arc<dyn Device>, store: Store) -> Result<Self> {
+    pub(super) fn connect(device: Arc<dyn Device>, store: Store) -> Result<Self> {
         let Some(torch) = device.torch_device() else {
             return unsupported(device.id(), "collectives: libtorch does not know it");
         };
@@ -281,7 +278,7 @@ impl Collective for Hccl {
         self.check()?;
         let number = self.splits.fetch_add(1, Ordering::Relaxed);
         match self.store.split(number, color, key)? {
-            Some(part) => Ok(Some(Arc::new(Self::over(self.device.clone(), part.store)?))),
+            Some(part) => Ok(Some(Arc::new(Self::connect(self.device.clone(), part.store)?))),
             None => Ok(None),
         }
     }
@@ -299,7 +296,7 @@ fn is_aligned(address: *mut c_void) -> bool {
     (address as usize).is_multiple_of(ALIGNMENT)
 }
 
-/// Of a dense tensor.
+/// Strides of a dense tensor.
 fn strides(shape: &[i64]) -> Vec<i64> {
     (0..shape.len()).map(|dim| shape[dim + 1..].iter().product()).collect()
 }

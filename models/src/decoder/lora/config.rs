@@ -1,4 +1,4 @@
-//! Which matrices have adapters, of which shape, and under which names.
+//! Configuration of low-rank adapters: matrices, shapes, and names of the tensors.
 
 use regex::Regex;
 
@@ -8,33 +8,33 @@ use crate::Result;
 use crate::error::check_config;
 use crate::model::{Init, ParamSpec};
 
-/// Which matrices of which layers have an adapter, and of which shape.
+/// Configuration of adapters: the matrices of each layer with an adapter, and the adapters' shapes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraConfig {
-    /// The inner width of the product.
+    /// Inner width of the product.
     pub rank: i64,
-    /// The product is multiplied by alpha / rank.
+    /// Numerator of the product's scale, alpha / rank.
     pub alpha: f64,
-    /// Whether it is multiplied by alpha / sqrt(rank) instead.
+    /// True if the scale is alpha / sqrt(rank) instead (rsLoRA).
     pub rslora: bool,
-    /// Matrices with ranks of their own; the first pattern that matches counts.
+    /// Matrices with another rank; the first matching pattern counts.
     pub rank_pattern: Vec<(ModulePattern, i64)>,
-    /// Matrices with alphas of their own, in the same way.
+    /// Matrices with another alpha; the first matching pattern counts.
     pub alpha_pattern: Vec<(ModulePattern, f64)>,
-    /// The matrices that have one.
+    /// Matrices with an adapter.
     pub targets: LoraTargets,
-    /// Whether adapters are weight-decomposed (DoRA, Liu et al., 2024): they have magnitudes m, and W x + s B A x is
-    /// multiplied by m / ||W + s B A||, row by row.
+    /// True if adapters are weight-decomposed (DoRA, Liu et al., 2024). They have magnitudes m, and W x + s B
+    /// A x is multiplied by m / ||W + s B A||, row by row.
     pub dora: bool,
-    /// The part of an adapter's input that is dropped in training, from 0 to below 1.
+    /// Fraction of an adapter's input that is dropped in training, at least 0 and below 1.
     pub dropout: f64,
 }
 
-/// What the names of adapters' tensors begin with.
+/// Prefix of adapter tensor names.
 pub(crate) const PREFIX: &str = "base_model.model.";
 
-/// A pattern of matrices, as PEFT has them: a regular expression for the end of a name, from a dot on, or for all of it.
-/// `q_proj` and `layers.0.self_attn.q_proj` match `model.layers.0.self_attn.q_proj`.
+/// A pattern for matrix names in PEFT's syntax: a regular expression that matches the whole name, or its end
+/// after a dot. `q_proj` and `layers.0.self_attn.q_proj` match `model.layers.0.self_attn.q_proj`.
 #[derive(Clone, Debug)]
 pub struct ModulePattern {
     written: String,
@@ -42,18 +42,18 @@ pub struct ModulePattern {
 }
 
 impl ModulePattern {
-    /// The pattern, if it is one.
+    /// Compiles a pattern. Returns `None` for an invalid regular expression.
     pub fn new(written: &str) -> Option<ModulePattern> {
         let compiled = Regex::new(&format!(r"^(?:.*\.)?(?:{written})$")).ok()?;
         Some(ModulePattern { written: written.to_owned(), compiled })
     }
 
-    /// As it was written.
+    /// Returns the pattern as written.
     pub fn as_str(&self) -> &str {
         &self.written
     }
 
-    /// Whether it is one of the matrix `module`, as `model.layers.0.mlp.up_proj`.
+    /// Returns true if the pattern matches the matrix `module`, such as `model.layers.0.mlp.up_proj`.
     pub fn matches(&self, module: &str) -> bool {
         self.compiled.is_match(module)
     }
@@ -65,19 +65,19 @@ impl PartialEq for ModulePattern {
     }
 }
 
-/// An adapter beside a matrix.
+/// The shape of a matrix's adapter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdapterShape {
-    /// The inner width of its product.
+    /// Inner width of the product.
     pub rank: i64,
-    /// What the product is multiplied by.
+    /// Factor of the product.
     pub scale: f64,
-    /// Whether it has magnitudes.
+    /// True if the adapter has magnitudes.
     pub dora: bool,
 }
 
 impl LoraConfig {
-    /// Plain adapters of one rank and alpha beside these matrices of all layers, without dropout.
+    /// Creates plain adapters of one rank and alpha for these matrices of all layers, without dropout.
     pub fn new(rank: i64, alpha: f64, targets: Vec<LoraTarget>) -> LoraConfig {
         LoraConfig {
             rank,
@@ -91,32 +91,33 @@ impl LoraConfig {
         }
     }
 
-    /// The matrices that have an adapter in a model of so many layers, as `model.layers.0.mlp.up_proj`.
+    /// Returns the matrices with an adapter in a model of `layers` layers, such as
+    /// `model.layers.0.mlp.up_proj`.
     pub fn modules(&self, layers: usize) -> Vec<String> {
         let of_layer = |layer| self.targets.of(layer).iter().map(move |target| target.module(layer));
         (0..layers).flat_map(of_layer).collect()
     }
 
-    /// The adapter of the matrix `module`, as `model.layers.0.mlp.up_proj`.
+    /// Returns the shape of the adapter of matrix `module`, such as `model.layers.0.mlp.up_proj`.
     pub(crate) fn shape_of(&self, module: &str) -> AdapterShape {
         let rank = value_of(&self.rank_pattern, module).unwrap_or(self.rank);
         let alpha = value_of(&self.alpha_pattern, module).unwrap_or(self.alpha);
         AdapterShape { rank, scale: lora_scale(rank, alpha, self.rslora), dora: self.dora }
     }
 
-    /// Refuses what a model of this shape cannot have.
+    /// Checks that a model of this shape can have the adapters.
     pub(crate) fn validate(&self, config: &DecoderConfig) -> Result<()> {
         check_product(self.rank, self.alpha)?;
         self.rank_pattern.iter().try_for_each(|(_, rank)| check_product(*rank, self.alpha))?;
         self.alpha_pattern.iter().try_for_each(|(_, alpha)| check_product(self.rank, *alpha))?;
         check_config((0.0..1.0).contains(&self.dropout), "lora.dropout", || {
-            format!("is {}, must be from 0 to below 1", self.dropout)
+            format!("is {}, must be at least 0 and below 1", self.dropout)
         })?;
         self.targets.validate(config)
     }
 }
 
-/// What a product of this rank and alpha is multiplied by, with rsLoRA or without.
+/// Returns the scale of a product of this rank and alpha, with or without rsLoRA.
 pub fn lora_scale(rank: i64, alpha: f64, rslora: bool) -> f64 {
     let rank = rank as f64;
     alpha / if rslora { rank.sqrt() } else { rank }
@@ -126,14 +127,14 @@ fn value_of<T: Copy>(patterns: &[(ModulePattern, T)], module: &str) -> Option<T>
     patterns.iter().find(|(pattern, _)| pattern.matches(module)).map(|(_, value)| *value)
 }
 
-/// Refuses a rank and an alpha that make no product.
+/// Checks that a rank and an alpha are valid.
 pub(crate) fn check_product(rank: i64, alpha: f64) -> Result<()> {
     check_config(rank > 0, "lora.rank", || format!("is {rank}, must be at least 1"))?;
     let holds = alpha > 0.0 && alpha.is_finite();
     check_config(holds, "lora.alpha", || format!("is {alpha}, must be a positive number"))
 }
 
-/// The names of the two tensors, A and B, beside the weight `name` of a checkpoint, as
+/// Returns the names of the tensors A and B of the adapter of weight `weight`, such as
 /// `model.layers.0.mlp.up_proj.weight`.
 pub(crate) fn names(weight: &str) -> [String; 2] {
     let module = weight.strip_suffix(".weight").unwrap_or(weight);
@@ -142,22 +143,22 @@ pub(crate) fn names(weight: &str) -> [String; 2] {
 
 const MAGNITUDE: &str = ".lora_magnitude_vector";
 
-/// The name of the magnitudes of the adapter beside the weight `name`.
+/// Returns the name of the magnitudes of the adapter of weight `weight`.
 pub(crate) fn magnitude_name(weight: &str) -> String {
     format!("{PREFIX}{}{MAGNITUDE}", weight.strip_suffix(".weight").unwrap_or(weight))
 }
 
-/// Whether a parameter belongs to an adapter.
+/// Returns true if the parameter belongs to an adapter.
 pub(crate) fn is_adapter(spec: &ParamSpec) -> bool {
     spec.name.starts_with(PREFIX)
 }
 
-/// Whether a parameter is the B of a product B A.
+/// Returns true if the parameter is the B of a product B A.
 pub(crate) fn is_second(spec: &ParamSpec) -> bool {
     is_adapter(spec) && spec.name.ends_with(".lora_B.weight")
 }
 
-/// The name and the columns of the weight that a parameter has the magnitudes of, if that is what it is.
+/// If the parameter holds magnitudes, returns the name and the columns of their weight.
 pub(crate) fn matrix_of_magnitudes(spec: &ParamSpec) -> Option<(String, usize)> {
     let Init::RowNorms { columns } = spec.init else { return None };
     let module = spec.name.strip_prefix(PREFIX)?.strip_suffix(MAGNITUDE)?;

@@ -1,28 +1,28 @@
-//! What weight-decomposed adapters multiply rows by: their magnitudes m over the norms n of W + s B A.
+//! Row factors of weight-decomposed adapters (DoRA): the magnitudes m divided by the norms n of W + s B A.
 //!
-//! As in PEFT the norms are constants to the gradient (section 4.3 of Liu et al.), and of the weights' dtype: the
-//! magnitudes of a new adapter are rounded to that as well, and are then the same numbers.
+//! Like in PEFT, norms are constants to the gradient (section 4.3 of Liu et al.) and have the weights' dtype.
+//! A new adapter's magnitudes are rounded to that dtype, too, so they equal the norms.
 
 use anyroll_backends::ops;
 use tch::{Kind, Tensor};
 
-use super::{Adapter, Lora, Site, UNIT};
+use super::{Adapter, Lora, Projection, UNIT};
 use crate::Result;
 use crate::model::{Grads, Weights};
 
-/// The norm of a row of zeros, which stays one.
+/// Norm of a row of zeros, which stays a row of zeros.
 pub(crate) const LEAST_NORM: f64 = 1e-30;
 
-/// Between a site's output and the sums of products that its magnitudes multiply.
+/// Intermediate values between a projection's output and the sums of products that its magnitudes multiply.
 pub(super) struct Scaled {
-    /// The gradient of those sums: that of the output, its columns times their factors.
+    /// Gradient of those sums: the output's gradient, its columns times their factors.
     pub dsum: Tensor,
-    /// Of each adapter: fp32 `[columns]`.
+    /// Norms of each adapter: fp32 `[columns]`.
     pub norms: Vec<Tensor>,
 }
 
 impl Lora {
-    /// `weights` are those of a layer. Returns for each magnitude among the adapters' parameters what it multiplies by.
+    /// Returns each magnitude's parameter index and factors. `weights` belong to one layer.
     pub fn all_factors(&self, weights: &Weights) -> Result<Vec<(usize, Tensor)>> {
         let of = |adapter: &Adapter| {
             let factors = adapter.factors(weights)?;
@@ -31,14 +31,19 @@ impl Lora {
         self.adapters.iter().flatten().filter_map(|adapter| of(adapter).transpose()).collect()
     }
 
-    /// From the gradient `dy` of a site's output `[N, out]`, if it has magnitudes.
-    pub(super) fn scaled(&self, site: Site, weights: &Weights, dy: &Tensor) -> Result<Option<Scaled>> {
-        if !self.scales(site) {
+    /// If the projection has magnitudes, scales the gradient `dy` of its output `[N, out]`.
+    pub(super) fn scaled(
+        &self,
+        projection: Projection,
+        weights: &Weights,
+        dy: &Tensor,
+    ) -> Result<Option<Scaled>> {
+        if !self.scales(projection) {
             return Ok(None);
         }
         let (mut dsum, mut norms) = (dy.f_empty_like()?, Vec::new());
         dsum.f_copy_(dy)?;
-        for adapter in self.at(site) {
+        for adapter in self.at(projection) {
             let of_adapter = adapter.norms(weights)?;
             if let Some(magnitudes) = adapter.magnitudes(weights) {
                 let mut columns = dsum.f_narrow(1, adapter.start, adapter.columns)?;
@@ -51,7 +56,7 @@ impl Lora {
 }
 
 impl Adapter {
-    /// Its part of the (fused) matrix: `[columns, in]`.
+    /// Returns the adapter's part of the (fused) matrix: `[columns, in]`.
     pub(super) fn rows(&self, weights: &Weights) -> Result<Tensor> {
         Ok(weights.get(0, self.matrix).f_narrow(0, self.start, self.columns)?)
     }
@@ -60,7 +65,7 @@ impl Adapter {
         self.magnitude.map(|param| weights.get(UNIT, param))
     }
 
-    /// What it multiplies its columns by, if it has magnitudes: fp32 `[columns]`.
+    /// Returns the factors of the adapter's columns, fp32 `[columns]`, if it has magnitudes.
     pub(super) fn factors(&self, weights: &Weights) -> Result<Option<Tensor>> {
         let Some(magnitudes) = self.magnitudes(weights) else { return Ok(None) };
         if weights.are_prepared() {
@@ -69,7 +74,8 @@ impl Adapter {
         Ok(Some(magnitudes.f_div(&self.norms(weights)?)?))
     }
 
-    /// The norms of the rows of W + s B A, fp32 `[columns]` with values of the weights' dtype. Takes the memory of W once.
+    /// Returns the norms of the rows of W + s B A, fp32 `[columns]` with values rounded to the weights'
+    /// dtype. Allocates a copy of W.
     fn norms(&self, weights: &Weights) -> Result<Tensor> {
         let (a, b) = (weights.get(UNIT, self.a), weights.get(UNIT, self.b));
         let sum = self.rows(weights)?.f_addmm(&b.f_mul_scalar(self.shape.scale)?, a)?;
@@ -77,8 +83,9 @@ impl Adapter {
         Ok(norms.f_to_kind(sum.kind())?.f_to_kind(Kind::Float)?.f_clamp_min(LEAST_NORM)?)
     }
 
-    /// Writes the gradient of the magnitudes: of each column the sum of `dy` times what the magnitude scales, which comes
-    /// from what the adapter sees `[N, in]` and from its first, scaled, product `z` `[N, rank]`.
+    /// Writes the gradient of the magnitudes: for each column, the sum of `dy` times the value that the
+    /// magnitude scales. That value is computed from the adapter's input `[N, in]` and its scaled first
+    /// product `z` `[N, rank]`.
     pub(super) fn magnitude_backward(
         &self,
         weights: &Weights,
@@ -112,7 +119,7 @@ mod tests {
             let random = |size: [i64; 2]| Tensor::randn(size, (Kind::Float, Device::Cpu)).to_kind(kind);
             let (matrix, a, b) = (random([50, 64]), random([2, 64]), random([40, 2]));
             let _ = matrix.narrow(0, 5, 1).zero_();
-            // Of values that a host would sum.
+            // Norms of values summed like on a host.
             let sum = matrix.narrow(0, 3, 40).to_kind(Kind::Double);
             let norms = (&sum * &sum).sum_dim_intlist(1, false, Kind::Double).sqrt().to_kind(kind);
             let lora = [a.shallow_clone(), b.zeros_like(), norms];

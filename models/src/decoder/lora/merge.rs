@@ -1,23 +1,24 @@
-//! Adapters in the matrices that they stand beside: W + s B A, and with magnitudes g * (W + s B A).
+//! Merging of adapters into their matrices: W + s B A, and with magnitudes g * (W + s B A).
 //!
-//! What comes of it computes with one product a matrix. Sums are fp32 and rounded once, to the weights' dtype: of a product
-//! that is smaller than half a step of that at W nothing is left.
+//! The merged model needs one product per matrix. Sums are fp32 and rounded once, to the weights' dtype. A
+//! product smaller than half a rounding step at W is lost.
 
 use tch::{Kind, Tensor};
 
 use super::{Adapter, Lora, UNIT};
 use crate::{Result, model::Weights};
 
-/// The most values that are summed in fp32 at a time.
+/// Maximum number of values summed in fp32 at a time.
 const CHUNK: i64 = 1 << 24;
 
 impl Lora {
-    /// The parameters of the layer's own unit that [`Self::merge_`] changes.
+    /// Returns the parameters of the layer's own unit that [`Self::merge_`] changes.
     pub fn matrices(&self) -> impl Iterator<Item = usize> {
-        self.adapters.iter().filter_map(|at_site| Some(at_site.first()?.matrix))
+        self.adapters.iter().filter_map(|at_projection| Some(at_projection.first()?.matrix))
     }
 
-    /// Puts the adapters of a layer into its matrices, `weights` of its own unit and of theirs.
+    /// Merges the adapters of a layer into its matrices. `weights` are the layer's own unit and the adapters'
+    /// unit.
     pub fn merge_(&self, weights: &Weights) -> Result<()> {
         self.adapters.iter().flatten().try_for_each(|adapter| adapter.merge_(weights))
     }
@@ -26,7 +27,7 @@ impl Lora {
 impl Adapter {
     fn merge_(&self, weights: &Weights) -> Result<()> {
         let rows = self.rows(weights)?;
-        // Those of training, from what W is before.
+        // The factors of training, computed from W before the merge.
         let factors = self.factors(weights)?;
         let a = weights.get(UNIT, self.a).f_to_kind(Kind::Float)?;
         let b = weights.get(UNIT, self.b).f_to_kind(Kind::Float)?.f_mul_scalar(self.shape.scale)?;

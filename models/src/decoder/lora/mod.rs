@@ -1,26 +1,27 @@
-//! Low-rank adapters (Hu et al., 2021): beside a frozen matrix W stands a product of two small ones that is trained.
+//! Low-rank adapters (Hu et al., 2021): a frozen matrix W is complemented by a trained product of two small
+//! matrices.
 //!
 //! ```text
 //! y = x W^T + s x A^T B^T + bias      s = alpha / rank, A [rank, in], B [out, rank]
 //! ```
 //!
-//! With `rslora` (Kalajdzievski, 2023) s is alpha / sqrt(rank), whose gradients do not vanish in large ranks. Matrices may
-//! have ranks and alphas of their own.
+//! With `rslora` (Kalajdzievski, 2023) s is alpha / sqrt(rank), whose gradients do not vanish at large ranks.
+//! Ranks and alphas may differ between matrices.
 //!
-//! With `dora` (Liu et al., 2024) the sum of W and its product says where rows point, and a vector m `[out]` that is
-//! trained, too, how long they are:
+//! With `dora` (Liu et al., 2024) the sum of W and the product determines the direction of rows, and a
+//! trained vector m `[out]` their length:
 //!
 //! ```text
 //! y = g * (x W^T + s x A^T B^T) + bias      g = m / ||W + s B A||, the norm of each row
 //! ```
 //!
-//! In training the adapters may see their input with some of its values dropped, each adapter with others; the matrix
-//! beside it sees all of it. A mask is made again wherever it is needed ([`ops::dropout()`]). With `dora` that is, for
-//! what the adapter sees, d: `y = x W^T + (g - 1) * (d W^T) + g * (s d A^T B^T) + bias`, as in PEFT.
+//! In training, dropout may apply to the adapters' inputs, with another mask per adapter; the matrix W gets
+//! the full input. A mask is recomputed wherever it is needed ([`ops::dropout()`]). With `dora` and the
+//! dropped input d: `y = x W^T + (g - 1) * (d W^T) + g * (s d A^T B^T) + bias`, like in PEFT.
 //!
-//! Names are those of PEFT's files. The adapters of a layer are a unit of their own, so that the layer's other weights
-//! can be frozen as a whole. Backward runs `x A^T` again, which costs less than keeping it would hold; and `x W^T` under
-//! `dora`, for the gradient of m.
+//! Names are those of PEFT's files. The adapters of a layer form a unit of their own, so that the layer's
+//! other weights can be frozen as a whole. Backward recomputes `x A^T`, which costs less than the memory to
+//! keep it; with `dora` also `x W^T`, for the gradient of m.
 
 mod config;
 mod magnitude;
@@ -42,32 +43,32 @@ pub(crate) use magnitude::LEAST_NORM;
 use magnitude::Scaled;
 pub use targets::{LoraTarget, LoraTargets};
 
-/// Where the adapters of a layer lie in its second unit.
+/// Indices of a layer's adapters in its second unit.
 #[derive(Clone, Debug)]
 pub(super) struct Lora {
     dropout: f64,
     dora: bool,
-    /// Of each [`Site`].
+    /// Adapters of each [`Projection`].
     adapters: [Vec<Adapter>; 4],
 }
 
-/// A block's products with a matrix. Adapters at one of them have their input in common.
+/// A block's product with a matrix. Adapters at one projection share their input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Site {
+pub(super) enum Projection {
     Qkv,
     O,
     GateUp,
     Down,
 }
 
-/// Which rows there are in training, where adapters drop some of their values.
+/// Dropout of adapters in training.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Drops<'a> {
-    /// See [`ops::Dropout::keys`].
+pub(super) struct AdapterDropout<'a> {
+    /// Keys of the rows, see [`ops::Dropout::keys`].
     pub keys: &'a Tensor,
 }
 
-/// One adapter: its parameters, and its rows of the (fused) matrix, which are the columns of the output.
+/// One adapter: its parameters, and its rows of the (fused) matrix, which are columns of the output.
 #[derive(Clone, Debug)]
 struct Adapter {
     /// In the block's first unit.
@@ -78,20 +79,20 @@ struct Adapter {
     start: i64,
     columns: i64,
     shape: AdapterShape,
-    /// Tells its dropout from that of the others.
+    /// Makes its dropout mask differ from those of other adapters.
     salt: u32,
 }
 
-/// What [`Lora::input_backward`] leaves for [`Lora::weight_backward`].
+/// Results of [`Lora::input_backward`] that [`Lora::weight_backward`] needs.
 #[derive(Default)]
-pub(super) struct Between {
-    /// The gradient of what is between A and B, of each adapter.
+pub(super) struct InnerGrads {
+    /// Gradient of the rows between A and B, for each adapter.
     inner: Vec<Tensor>,
-    /// With `dora`.
+    /// `Some` with `dora`.
     scaled: Option<Scaled>,
 }
 
-/// For each layer that has adapters their unit, and where they lie in it.
+/// Returns the unit of each layer with adapters, and the adapters' indices in it.
 pub(super) fn layout(
     config: &DecoderConfig,
     lora: &LoraConfig,
@@ -113,16 +114,16 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize
     let mut params = Vec::new();
     let mut adapters = [const { Vec::new() }; 4];
     for (number, &target) in lora.targets.of(layer).iter().enumerate() {
-        let (site, start, inputs, outputs) = match target {
-            LoraTarget::Q => (Site::Qkv, 0, hidden, q),
-            LoraTarget::K => (Site::Qkv, q, hidden, kv),
-            LoraTarget::V => (Site::Qkv, q + kv, hidden, kv),
-            LoraTarget::Qkv => (Site::Qkv, 0, hidden, q + 2 * kv),
-            LoraTarget::O => (Site::O, 0, q, hidden),
-            LoraTarget::Gate => (Site::GateUp, 0, hidden, intermediate),
-            LoraTarget::Up => (Site::GateUp, intermediate, hidden, intermediate),
-            LoraTarget::GateUp => (Site::GateUp, 0, hidden, 2 * intermediate),
-            LoraTarget::Down => (Site::Down, 0, intermediate, hidden),
+        let (projection, start, inputs, outputs) = match target {
+            LoraTarget::Q => (Projection::Qkv, 0, hidden, q),
+            LoraTarget::K => (Projection::Qkv, q, hidden, kv),
+            LoraTarget::V => (Projection::Qkv, q + kv, hidden, kv),
+            LoraTarget::Qkv => (Projection::Qkv, 0, hidden, q + 2 * kv),
+            LoraTarget::O => (Projection::O, 0, q, hidden),
+            LoraTarget::Gate => (Projection::GateUp, 0, hidden, intermediate),
+            LoraTarget::Up => (Projection::GateUp, intermediate, hidden, intermediate),
+            LoraTarget::GateUp => (Projection::GateUp, 0, hidden, 2 * intermediate),
+            LoraTarget::Down => (Projection::Down, 0, intermediate, hidden),
         };
         let (a, module) = (params.len(), target.module(layer));
         let (shape, weight) = (lora.shape_of(&module), format!("{module}.weight"));
@@ -131,9 +132,9 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize
             params.push(magnitudes(&weight, outputs, inputs));
             a + 2
         });
-        let (matrix, _) = block.params_at(site);
+        let (matrix, _) = block.params_at(projection);
         let salt = (layer * 2 * LoraTarget::ALL.len() + 2 * number) as u32;
-        adapters[site as usize].push(Adapter {
+        adapters[projection as usize].push(Adapter {
             matrix,
             a,
             b: a + 1,
@@ -147,10 +148,10 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize
     (params, Lora { dropout: lora.dropout, dora: lora.dora, adapters })
 }
 
-/// A and B beside the weight `name` of `[outputs, inputs]`.
+/// Returns the specs of A and B for the weight `name` of `[outputs, inputs]`.
 pub(crate) fn pair(name: &str, rank: i64, inputs: i64, outputs: i64) -> [ParamSpec; 2] {
     let [a, b] = names(name);
-    // As PEFT begins: the product is 0, and its first gradient goes to B alone.
+    // Initialized like in PEFT: the product is 0, and only B has a gradient at first.
     let bound = 1.0 / (inputs as f64).sqrt();
     [matrix(a, rank, inputs, Init::Uniform { bound }), matrix(b, outputs, rank, Init::Zeros)]
 }
@@ -160,7 +161,8 @@ fn matrix(name: String, rows: i64, columns: i64, init: Init) -> ParamSpec {
     ParamSpec { name, shape: vec![rows, columns], parts, init, decay: true, offset: 0.0 }
 }
 
-/// The magnitudes beside the weight `name` of `[outputs, inputs]`. They do not decay, which would shrink its rows.
+/// Returns the spec of the magnitudes for the weight `name` of `[outputs, inputs]`. They do not decay, which
+/// would shrink the matrix's rows.
 pub(crate) fn magnitudes(name: &str, outputs: i64, inputs: i64) -> ParamSpec {
     let name = magnitude_name(name);
     let parts = vec![Part { name: name.clone(), rows: outputs }];
@@ -174,55 +176,57 @@ pub(crate) fn magnitudes(name: &str, outputs: i64, inputs: i64) -> ParamSpec {
     }
 }
 
-/// The adapters' unit among those of a layer's block.
+/// Index of the adapters' unit among the units of a layer's block.
 const UNIT: usize = 1;
 
 impl Lora {
-    /// The ranks of adapters, site by site.
+    /// Returns the ranks of adapters, projection by projection.
     pub fn ranks(&self) -> impl Iterator<Item = Vec<usize>> {
-        self.adapters.iter().map(|site| site.iter().map(|adapter| adapter.shape.rank as usize).collect())
+        self.adapters
+            .iter()
+            .map(|projection| projection.iter().map(|adapter| adapter.shape.rank as usize).collect())
     }
 
-    /// The most columns of an adapter's output.
+    /// Returns the columns of the widest adapter's output.
     pub fn widest(&self) -> i64 {
         self.adapters.iter().flatten().map(|adapter| adapter.columns).max().unwrap_or(0)
     }
 
-    /// Whether adapters have magnitudes.
+    /// Returns true if adapters have magnitudes.
     pub fn is_dora(&self) -> bool {
         self.dora
     }
 
-    /// Whether there are some at a site.
-    pub fn is_at(&self, site: Site) -> bool {
-        !self.at(site).is_empty()
+    /// Returns true if a projection has adapters.
+    pub fn is_at(&self, projection: Projection) -> bool {
+        !self.at(projection).is_empty()
     }
 
-    /// Whether those at a site have magnitudes: the matrix's bias is then added behind them.
-    pub fn scales(&self, site: Site) -> bool {
-        self.dora && self.is_at(site)
+    /// Returns true if a projection's adapters have magnitudes: the matrix's bias is then added after them.
+    pub fn scales(&self, projection: Projection) -> bool {
+        self.dora && self.is_at(projection)
     }
 
-    /// Whether values are dropped in training.
+    /// Returns true if there is dropout in training.
     pub fn drops(&self) -> bool {
         self.dropout > 0.0
     }
 
-    fn at(&self, site: Site) -> &[Adapter] {
-        &self.adapters[site as usize]
+    fn at(&self, projection: Projection) -> &[Adapter] {
+        &self.adapters[projection as usize]
     }
 
-    /// Makes of the matrix product `y` `[N, out]` for `x` `[N, in]` what it is with adapters.
+    /// Adds the adapters' effect to the matrix product `y` `[N, out]` of `x` `[N, in]`.
     pub fn forward_(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         x: &Tensor,
-        drops: Option<Drops>,
+        drops: Option<AdapterDropout>,
         math: Math,
         y: &mut Tensor,
     ) -> Result<()> {
-        for adapter in self.at(site) {
+        for adapter in self.at(projection) {
             let seen = self.dropped(adapter, x, drops)?;
             let z = self.inner(adapter, weights, &seen, math)?;
             let b = weights.get(UNIT, adapter.b);
@@ -240,17 +244,17 @@ impl Lora {
         Ok(())
     }
 
-    /// The same without dropping anything, with prepared weights and in no other memory.
+    /// Like [`Self::forward_`], with prepared weights, without dropout and without allocating memory.
     pub fn forward_in_place(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         x: &Tensor,
         scratch: &Scratch,
         math: Math,
         y: &Tensor,
     ) -> Result<()> {
-        for adapter in self.at(site) {
+        for adapter in self.at(projection) {
             let (a, b) = (weights.get(UNIT, adapter.a), weights.get(UNIT, adapter.b));
             let mut y = y.f_narrow(1, adapter.start, adapter.columns)?;
             let AdapterShape { rank, scale, .. } = adapter.shape;
@@ -275,21 +279,22 @@ impl Lora {
         Ok(())
     }
 
-    /// From the gradient `dy` of what [`Self::forward_`] makes of the product with `matrix` to that of `x`.
+    /// Turns the gradient `dy` of the output of [`Self::forward_`] for the product with `matrix` into that of
+    /// `x`.
     pub fn input_backward(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         matrix: &Tensor,
         dy: &Tensor,
-        drops: Option<Drops>,
-    ) -> Result<(Tensor, Between)> {
+        drops: Option<AdapterDropout>,
+    ) -> Result<(Tensor, InnerGrads)> {
         let drops = drops.filter(|_| self.drops());
-        let scaled = self.scaled(site, weights, dy)?;
+        let scaled = self.scaled(projection, weights, dy)?;
         let dsum = scaled.as_ref().map_or(dy, |scaled| &scaled.dsum);
-        // Under dropout magnitudes reach the matrix by way of what the adapters see alone.
+        // With dropout, magnitudes affect the matrix's part only through the adapters' dropped input.
         let mut dx = if drops.is_some() { dy } else { dsum }.f_mm(matrix)?;
-        let inner = self.at(site).iter().map(|adapter| {
+        let inner = self.at(projection).iter().map(|adapter| {
             let of_adapter = |it: &Tensor| it.f_narrow(1, adapter.start, adapter.columns);
             let dsum = of_adapter(dsum)?;
             let dz = dsum.f_mm(weights.get(UNIT, adapter.b))?.f_mul_scalar(adapter.shape.scale)?;
@@ -306,42 +311,42 @@ impl Lora {
             Ok(dz)
         });
         let inner = inner.collect::<Result<_>>()?;
-        Ok((dx, Between { inner, scaled }))
+        Ok((dx, InnerGrads { inner, scaled }))
     }
 
     /// Writes the adapters' gradients.
     pub fn weight_backward(
         &self,
-        site: Site,
+        projection: Projection,
         weights: &Weights,
         grads: &mut Grads,
         (dy, x): (&Tensor, &Tensor),
-        drops: Option<Drops>,
-        between: Between,
+        drops: Option<AdapterDropout>,
+        inner_grads: InnerGrads,
     ) -> Result<()> {
-        let dsum = between.scaled.as_ref().map_or(dy, |scaled| &scaled.dsum);
-        for (number, (adapter, dz)) in self.at(site).iter().zip(&between.inner).enumerate() {
+        let dsum = inner_grads.scaled.as_ref().map_or(dy, |scaled| &scaled.dsum);
+        for (number, (adapter, dz)) in self.at(projection).iter().zip(&inner_grads.inner).enumerate() {
             let seen = self.dropped(adapter, x, drops)?;
             let z = self.inner(adapter, weights, &seen, Math::Fast)?;
             let dsum = dsum.f_narrow(1, adapter.start, adapter.columns)?;
             grads.put_linear(UNIT, adapter.b, &dsum, &z)?;
             grads.put_linear(UNIT, adapter.a, dz, &seen)?;
-            if let Some(scaled) = &between.scaled {
+            if let Some(scaled) = &inner_grads.scaled {
                 adapter.magnitude_backward(weights, grads, (dy, &seen, &z), &scaled.norms[number])?;
             }
         }
         Ok(())
     }
 
-    /// What an adapter sees of its input `x`, and of what it sees the gradient of `x`.
-    fn dropped(&self, adapter: &Adapter, x: &Tensor, drops: Option<Drops>) -> Result<Tensor> {
-        let Some(Drops { keys }) = drops.filter(|_| self.drops()) else {
+    /// Applies an adapter's dropout to its input `x`, or to the gradient of that input.
+    fn dropped(&self, adapter: &Adapter, x: &Tensor, drops: Option<AdapterDropout>) -> Result<Tensor> {
+        let Some(AdapterDropout { keys }) = drops.filter(|_| self.drops()) else {
             return Ok(x.shallow_clone());
         };
         Ok(ops::dropout(x, ops::Dropout { keys, salt: adapter.salt, probability: self.dropout })?)
     }
 
-    /// `x A^T` `[N, rank]`, scaled.
+    /// Returns `x A^T` `[N, rank]`, scaled.
     fn inner(&self, adapter: &Adapter, weights: &Weights, x: &Tensor, math: Math) -> Result<Tensor> {
         let z = math.linear(x, weights.get(UNIT, adapter.a), None)?;
         Ok(z.f_mul_scalar(adapter.shape.scale)?)

@@ -1,4 +1,4 @@
-//! Which matrices of which layers have an adapter.
+//! Choice of the matrices that have an adapter.
 
 use std::collections::BTreeMap;
 
@@ -9,28 +9,28 @@ use crate::error::check_config;
 /// A matrix of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoraTarget {
-    /// The projection to queries.
+    /// Projection to queries.
     Q,
-    /// To keys.
+    /// Projection to keys.
     K,
-    /// To values.
+    /// Projection to values.
     V,
-    /// To queries, keys and values, where files have them as one tensor.
+    /// Fused projection to queries, keys and values, if files have one tensor for them.
     Qkv,
-    /// Of attention's output.
+    /// Projection of attention's output.
     O,
     /// The MLP's gate.
     Gate,
-    /// The MLP's other input.
+    /// The MLP's up projection.
     Up,
-    /// Both, where files have them as one tensor.
+    /// Fused gate and up projection, if files have one tensor for them.
     GateUp,
-    /// The MLP's output.
+    /// The MLP's down projection.
     Down,
 }
 
 impl LoraTarget {
-    /// All of a layer whose files have each by itself.
+    /// All matrices of a layer whose files are not fused.
     pub const ALL: [LoraTarget; 7] = [
         LoraTarget::Q,
         LoraTarget::K,
@@ -40,21 +40,21 @@ impl LoraTarget {
         LoraTarget::Up,
         LoraTarget::Down,
     ];
-    /// All of a layer whose files have one tensor where a product is one ([`DecoderConfig::fused_projections`]).
+    /// All matrices of a layer whose files are fused ([`DecoderConfig::fused_projections`]).
     pub const FUSED: [LoraTarget; 4] = [LoraTarget::Qkv, LoraTarget::O, LoraTarget::GateUp, LoraTarget::Down];
 
-    /// Those of a layer of a model of this shape.
+    /// Returns all matrices of a layer of this model.
     pub fn all_of(config: &DecoderConfig) -> &'static [LoraTarget] {
         if config.fused_projections { &LoraTarget::FUSED } else { &LoraTarget::ALL }
     }
 
-    /// Those that only models of the other kind have.
+    /// Returns the matrices that only models of the other kind have.
     pub(crate) fn foreign_to(config: &DecoderConfig) -> impl Iterator<Item = LoraTarget> {
         let (own, all) = (LoraTarget::all_of(config), LoraTarget::ALL.into_iter().chain(LoraTarget::FUSED));
         all.filter(|target| !own.contains(target))
     }
 
-    /// Its name in a layer, as `self_attn.q_proj`.
+    /// Returns the name in a layer, such as `self_attn.q_proj`.
     pub fn name(self) -> &'static str {
         match self {
             LoraTarget::Q => "self_attn.q_proj",
@@ -69,28 +69,28 @@ impl LoraTarget {
         }
     }
 
-    /// Whether it is one of the MLP.
+    /// Returns true if the matrix belongs to the MLP.
     fn is_of_mlp(self) -> bool {
         matches!(self, LoraTarget::Gate | LoraTarget::Up | LoraTarget::GateUp | LoraTarget::Down)
     }
 
-    /// Its name in the model, in the layer of this number: `model.layers.0.self_attn.q_proj`.
+    /// Returns the name in the model, such as `model.layers.0.self_attn.q_proj`.
     pub fn module(self, layer: usize) -> String {
         format!("model.layers.{layer}.{}", self.name())
     }
 }
 
-/// The matrices that have an adapter. Layers may differ in them.
+/// The matrices with an adapter, which may differ between layers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LoraTargets {
-    /// These of every layer: at least one, each once.
+    /// The same matrices in every layer: at least one, each once.
     Everywhere(Vec<LoraTarget>),
-    /// Of the layers with these numbers likewise; the others have none.
+    /// Matrices by layer index, at least one for each; other layers have none.
     ByLayer(BTreeMap<usize, Vec<LoraTarget>>),
 }
 
 impl LoraTargets {
-    /// Those of each of a model's layers, which may have none. What is the same is equal.
+    /// Creates targets from the matrices of each layer, which may be empty. Equal choices compare as equal.
     pub fn of_layers(layers: Vec<Vec<LoraTarget>>) -> LoraTargets {
         match layers.split_first() {
             Some((first, others)) if !first.is_empty() && others.iter().all(|it| it == first) => {
@@ -103,7 +103,7 @@ impl LoraTargets {
         }
     }
 
-    /// Those of the layer of this number, in the order of their parameters.
+    /// Returns the matrices of a layer, in the order of their parameters.
     pub fn of(&self, layer: usize) -> &[LoraTarget] {
         match self {
             LoraTargets::Everywhere(targets) => targets,
@@ -111,8 +111,8 @@ impl LoraTargets {
         }
     }
 
-    /// The first of them that is many experts' in a model of this shape, by its name there: adapters stand beside whole matrices,
-    /// which those of experts are not.
+    /// Returns the name of the first target that belongs to a layer's experts, if any. Adapters apply to
+    /// whole matrices, but an expert's matrix is part of one.
     pub fn first_of_experts(&self, config: &DecoderConfig) -> Option<String> {
         let with_experts = (0..config.num_hidden_layers).filter(|&layer| config.experts_of(layer).is_some());
         with_experts
@@ -121,8 +121,8 @@ impl LoraTargets {
             .map(|(layer, target)| target.module(layer))
     }
 
-    /// The first of them that no layer of a model of this shape has, by its name elsewhere: a part of a tensor that files have
-    /// whole, or several that they have apart. Adapters stand beside what files have, as PEFT's do.
+    /// Returns the name of the first target that this model does not have, if any: part of a fused tensor, or
+    /// a fusion of separate ones. Adapters apply to tensors in files, like PEFT's.
     pub fn first_foreign(&self, config: &DecoderConfig) -> Option<String> {
         let all = (0..config.num_hidden_layers)
             .flat_map(|layer| self.of(layer).iter().map(move |target| (layer, target)));
@@ -130,8 +130,8 @@ impl LoraTargets {
         others.next().map(|(layer, target)| target.module(layer))
     }
 
-    /// As PEFT's files and ours name them: matrices, as `q_proj`, and the layers if it is not all; where layers differ each
-    /// one whole, as `model.layers.0.self_attn.q_proj`.
+    /// Returns the names as PEFT's files and ours have them: matrices such as `q_proj`, and the layers if not
+    /// all. If layers differ, full names such as `model.layers.0.self_attn.q_proj`.
     pub fn names(&self) -> (Vec<String>, Option<Vec<usize>>) {
         let of_all = |targets: &Vec<LoraTarget>| {
             let ends = targets.iter().map(|target| target.name().rsplit('.').next().unwrap_or_default());
@@ -155,7 +155,7 @@ impl LoraTargets {
         }
     }
 
-    /// Refuses what a model of this shape cannot have.
+    /// Checks that a model of this shape can have these adapters.
     pub(super) fn validate(&self, config: &DecoderConfig) -> Result<()> {
         let is_empty = match self {
             LoraTargets::Everywhere(targets) => targets.is_empty(),
@@ -166,13 +166,13 @@ impl LoraTargets {
         check_config(foreign.is_none(), "lora.targets", || {
             let names: Vec<_> = LoraTarget::all_of(config).iter().map(|target| target.name()).collect();
             let module = foreign.unwrap_or_default();
-            format!("has `{module}`, which is none of this model's: name some of {}", names.join(", "))
+            format!("has `{module}`, which this model does not have: choose from {}", names.join(", "))
         })?;
         let layers = config.num_hidden_layers;
         let LoraTargets::ByLayer(of) = self else { return Ok(()) };
         let last = of.keys().max().copied().unwrap_or(0);
         check_config(last < layers, "lora.targets", || {
-            format!("has layer {last}, and the model's are 0 to {}", layers - 1)
+            format!("has layer {last}, but the model has layers 0 to {}", layers - 1)
         })
     }
 }

@@ -3,13 +3,13 @@
 use anyroll_backends::ops::{GatedSum, gated_add, gated_sums_behind, modulated_norm};
 use tch::Tensor;
 
-use super::{DitConfig, conditioned, sketch_conditioned};
+use super::{DitConfig, conditioned, trace_conditioned};
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Params, sketch_gated_sums, sketch_modulated_norm};
+use crate::diffusion::layers::{EPS, Linear, Params, trace_gated_sums, trace_modulated_norm};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::{Unit, Weights};
-use crate::sketch::{Sketched, SketchedWeights};
 
-/// Where each layer lies in a block's unit.
+/// Positions of the layers in a block's unit.
 #[derive(Debug)]
 pub(super) struct Block {
     qkv: Linear,
@@ -19,7 +19,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// The unit of a block, and where its layers lie in it.
+    /// Returns the unit of a block, and the positions of its layers in it.
     pub fn layout(config: &DitConfig, layer: usize) -> (Unit, Block) {
         let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
         let name = format!("blocks.{layer}");
@@ -28,13 +28,13 @@ impl Block {
         let qkv = linear("attn.qkv", 3 * hidden, hidden);
         let projection = linear("attn.proj", hidden, hidden);
         let feed_forward = [linear("mlp.fc1", intermediate, hidden), linear("mlp.fc2", hidden, intermediate)];
-        // A block begins as the identity.
+        // A block is initialized as the identity.
         let modulation = params.zero_linear(&format!("{name}.adaLN_modulation.1"), 6 * hidden, hidden);
         let block = Block { qkv, projection, feed_forward, modulation };
         (params.into_unit(&name), block)
     }
 
-    /// `x` `[B, 1 + T, C]` to the same shape; the conditioning goes through.
+    /// Maps `x` `[B, 1 + T, C]` to the same shape; the conditioning is passed through.
     pub fn forward(&self, config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (condition, tokens) = conditioned(x)?;
         let modulation = self.modulation.forward(weights, &condition)?.f_chunk(6, -1)?;
@@ -52,32 +52,32 @@ impl Block {
         Ok(gated_sums_behind(&x.f_narrow(1, 0, 1)?, &[sum])?)
     }
 
-    /// [`Self::forward`] without values.
-    pub fn sketch(&self, config: &DitConfig, weights: &SketchedWeights, x: &Sketched) -> Sketched {
-        let [condition, tokens] = sketch_conditioned(x);
-        let modulation = self.modulation.sketch(weights, &condition).chunk(2, 6);
+    /// Traces the memory of [`Self::forward`].
+    pub fn trace(&self, config: &DitConfig, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
+        let [condition, tokens] = trace_conditioned(x);
+        let modulation = self.modulation.trace(weights, &condition).chunk(2, 6);
         let [shift1, scale1, gate1, shift2, scale2, gate2] = &modulation[..] else {
             unreachable!("six chunks")
         };
 
-        let [tokens, input] = sketch_modulated_norm(&tokens, shift1, scale1);
-        let attended = self.sketch_attention(config, weights, &input);
-        let tokens = sketch_gated_sums(None, &[[&tokens, &attended, gate1]]);
-        let [tokens, input] = sketch_modulated_norm(&tokens, shift2, scale2);
+        let [tokens, input] = trace_modulated_norm(&tokens, shift1, scale1);
+        let attended = self.trace_attention(config, weights, &input);
+        let tokens = trace_gated_sums(None, &[[&tokens, &attended, gate1]]);
+        let [tokens, input] = trace_modulated_norm(&tokens, shift2, scale2);
         let [fc1, fc2] = self.feed_forward;
-        let out = fc2.sketch(weights, &fc1.sketch(weights, &input).activated());
-        sketch_gated_sums(Some(&x.narrow(1, 1)), &[[&tokens, &out, gate2]])
+        let out = fc2.trace(weights, &fc1.trace(weights, &input).activated());
+        trace_gated_sums(Some(&x.narrow(1, 1)), &[[&tokens, &out, gate2]])
     }
 
-    fn sketch_attention(&self, config: &DitConfig, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+    fn trace_attention(&self, config: &DitConfig, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
         let [images, patches, hidden] = x.size[..] else { unreachable!("tokens of images") };
         let heads = config.heads as usize;
-        let qkv = self.qkv.sketch(weights, x).permuted(&[3, images, heads, patches, hidden / heads]);
+        let qkv = self.qkv.trace(weights, x).permuted(&[3, images, heads, patches, hidden / heads]);
         let [q, k, v] = [(); 3].map(|()| qkv.narrow(0, 1).view(&[images, heads, patches, hidden / heads]));
-        self.projection.sketch(weights, &q.attended(&k, &v))
+        self.projection.trace(weights, &q.attended(&k, &v))
     }
 
-    /// Every patch attends to all of its image.
+    /// Every patch attends to all patches of its image.
     fn attention(&self, config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (patches, heads) = (x.size()[1], config.heads);
         let shape = [-1, patches, 3, heads, config.hidden_size / heads];

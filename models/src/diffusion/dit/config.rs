@@ -12,23 +12,23 @@ pub struct DitConfig {
     pub channels: i64,
     /// Height and width of a patch; divides `image_size`.
     pub patch_size: i64,
-    /// The number of classes; the label of that number stands for none.
+    /// Number of classes; the label equal to it means no class.
     pub classes: i64,
-    /// The width of the residual stream C.
+    /// Width of the residual stream C.
     pub hidden_size: i64,
-    /// The number of transformer blocks.
+    /// Number of transformer blocks.
     pub layers: usize,
-    /// The number of heads H; divides C.
+    /// Number of heads H; divides C.
     pub heads: i64,
-    /// The width of the feed-forward's hidden layer.
+    /// Width of the feed-forward's hidden layer.
     pub intermediate_size: i64,
 }
 
 impl DitConfig {
-    /// Checks that the sizes make a model.
+    /// Checks that the sizes are valid.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and the valid values.
     pub fn validate(&self) -> Result<()> {
         let sizes = [
             ("image_size", self.image_size),
@@ -50,12 +50,12 @@ impl DitConfig {
         })
     }
 
-    /// Patches in a row of an image.
+    /// Returns the number of patches in a row of an image.
     pub(super) fn patches_per_row(&self) -> i64 {
         self.image_size / self.patch_size
     }
 
-    /// Values of a patch.
+    /// Returns the number of values of a patch.
     pub(super) fn patch_len(&self) -> i64 {
         self.channels * self.patch_size * self.patch_size
     }

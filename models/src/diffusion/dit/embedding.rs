@@ -1,15 +1,15 @@
-//! The first block: patches, where they are, and what all blocks are conditioned on.
+//! The first block: patches, their positions, and the conditioning of all blocks.
 
 use tch::Tensor;
 
 use super::DitConfig;
 use crate::Result;
 use crate::diffusion::DenoiseBatch;
-use crate::diffusion::layers::{FREQUENCIES, Linear, Params, sketch_two, time_features};
+use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features, trace_two};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::{Init, Unit, Weights};
-use crate::sketch::{Sketched, SketchedWeights};
 
-/// Where each layer lies in the embedding's unit.
+/// Positions of the layers in the embedding's unit.
 #[derive(Debug)]
 pub(super) struct Embedding {
     patch: Linear,
@@ -19,7 +19,7 @@ pub(super) struct Embedding {
 }
 
 impl Embedding {
-    /// The unit, and where its layers lie in it.
+    /// Returns the unit, and the positions of its layers in it.
     pub fn layout(config: &DitConfig) -> (Unit, Embedding) {
         let hidden = config.hidden_size;
         let patches = config.patches_per_row().pow(2);
@@ -36,7 +36,7 @@ impl Embedding {
         (params.into_unit("embedding"), embedding)
     }
 
-    /// `latents` `[B, channels, height, width]` to `[B, 1 + T, C]`.
+    /// Maps `latents` `[B, channels, height, width]` to `[B, 1 + T, C]`.
     pub fn forward(
         &self,
         config: &DitConfig,
@@ -55,21 +55,21 @@ impl Embedding {
         Ok(Tensor::f_cat(&[condition, tokens], 1)?)
     }
 
-    /// [`Self::forward`] without values.
-    pub fn sketch(&self, config: &DitConfig, weights: &SketchedWeights, latents: &Sketched) -> Sketched {
+    /// Traces the memory of [`Self::forward`].
+    pub fn trace(&self, config: &DitConfig, weights: &TracedWeights, latents: &TracedTensor) -> TracedTensor {
         let (on, images, hidden) = (&latents.on, latents.size[0], config.hidden_size as usize);
         let count = config.patches_per_row().pow(2) as usize;
         let patches = latents.to(on.runs.size()).permuted(&[images, count, config.patch_len() as usize]);
         let patches = patches.contiguous();
-        let tokens = self.patch.sketch(weights, &patches).add(weights.get(0, self.position));
-        let time = sketch_two(weights, self.time, &on.tensor(&[images, FREQUENCIES as usize]));
+        let tokens = self.patch.trace(weights, &patches).add(weights.get(0, self.position));
+        let time = trace_two(weights, self.time, &on.tensor(&[images, FREQUENCIES as usize]));
         let class = weights.get(0, self.class).resized(&[images, hidden]);
         let condition = time.add(&class).view(&[images, 1, hidden]);
-        Sketched::cat(&[&condition, &tokens], 1)
+        TracedTensor::cat(&[&condition, &tokens], 1)
     }
 }
 
-/// `[B, channels, height, width]` to `[B, T, channels p p]`.
+/// Maps `[B, channels, height, width]` to `[B, T, channels p p]`.
 fn patches(config: &DitConfig, latents: &Tensor) -> Result<Tensor> {
     let (side, p) = (config.patches_per_row(), config.patch_size);
     let apart = latents.f_reshape([-1, config.channels, side, p, side, p])?;

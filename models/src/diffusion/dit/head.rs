@@ -1,15 +1,15 @@
-//! The last block: patches back to an image of velocities.
+//! The last block: turns patches into an image of velocities.
 
 use anyroll_backends::ops::modulated_norm;
 use tch::{Kind, Tensor};
 
-use super::{DitConfig, conditioned, sketch_conditioned};
+use super::{DitConfig, conditioned, trace_conditioned};
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Params, sketch_modulated_norm};
+use crate::diffusion::layers::{EPS, Linear, Params, trace_modulated_norm};
+use crate::memory_trace::{F32, TracedTensor, TracedWeights};
 use crate::model::{Unit, Weights};
-use crate::sketch::{F32, Sketched, SketchedWeights};
 
-/// Where each layer lies in the head's unit.
+/// Positions of the layers in the head's unit.
 #[derive(Debug)]
 pub(super) struct Head {
     modulation: Linear,
@@ -17,7 +17,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// The unit, and where its layers lie in it.
+    /// Returns the unit, and the positions of its layers in it.
     pub fn layout(config: &DitConfig) -> (Unit, Head) {
         let hidden = config.hidden_size;
         let mut params = Params::default();
@@ -28,7 +28,7 @@ impl Head {
         (params.into_unit("final_layer"), head)
     }
 
-    /// `x` `[B, 1 + T, C]` to fp32 `[B, channels, height, width]`.
+    /// Maps `x` `[B, 1 + T, C]` to fp32 `[B, channels, height, width]`.
     pub fn forward(&self, config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (condition, tokens) = conditioned(x)?;
         let modulation = self.modulation.forward(weights, &condition)?.f_chunk(2, -1)?;
@@ -40,12 +40,12 @@ impl Head {
         Ok(apart.f_reshape([-1, channels, size, size])?.f_to_kind(Kind::Float)?)
     }
 
-    /// [`Self::forward`] without values.
-    pub fn sketch(&self, config: &DitConfig, weights: &SketchedWeights, x: &Sketched) -> Sketched {
-        let [condition, tokens] = sketch_conditioned(x);
-        let modulation = self.modulation.sketch(weights, &condition).chunk(2, 2);
-        let [_same, input] = sketch_modulated_norm(&tokens, &modulation[0], &modulation[1]);
-        let patches = self.projection.sketch(weights, &input);
+    /// Traces the memory of [`Self::forward`].
+    pub fn trace(&self, config: &DitConfig, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
+        let [condition, tokens] = trace_conditioned(x);
+        let modulation = self.modulation.trace(weights, &condition).chunk(2, 2);
+        let [_same, input] = trace_modulated_norm(&tokens, &modulation[0], &modulation[1]);
+        let patches = self.projection.trace(weights, &input);
         let [channels, side] = [config.channels, config.image_size].map(|it| it as usize);
         patches.permuted(&[x.size[0], channels, side, side]).contiguous().to(F32)
     }

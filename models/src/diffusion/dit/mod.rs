@@ -1,9 +1,9 @@
-//! A class-conditional diffusion transformer: patches of an image as tokens, and blocks that the class and the
-//! sigma modulate (DiT with adaLN-Zero, Peebles and Xie 2023, whose names the weights have).
+//! A class-conditional diffusion transformer (DiT with adaLN-Zero, Peebles and Xie 2023, whose weight names
+//! it uses). Patches of an image are tokens, and class and sigma modulate the blocks.
 //!
-//! Its blocks are the embedding, the transformer blocks and the head, each with a unit of its own. What goes from
-//! block to block is `[B, 1 + T, C]`: a row of conditioning, then the T patches. So a block's input is one tensor,
-//! and what the conditioning is due reaches the embedding through it. Their backward is libtorch's.
+//! Its blocks are the embedding, the transformer blocks and the head, each with a unit of its own. Blocks
+//! pass on `[B, 1 + T, C]`: a row of conditioning, then the T patches. So a block's input is one tensor, and
+//! the gradient of the conditioning reaches the embedding through it. The backward is libtorch's.
 //!
 //! Letters in shapes: B points, T patches, C hidden size, H heads.
 
@@ -18,8 +18,8 @@ pub use config::DitConfig;
 
 use super::{DenoiseBatch, DenoiseSize};
 use crate::autograd::{AutogradModel, Layout};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::Weights;
-use crate::sketch::{Sketched, SketchedWeights};
 use crate::{Error, Result};
 use block::Block;
 use embedding::Embedding;
@@ -39,7 +39,7 @@ impl Dit {
     /// Lays out a transformer.
     ///
     /// # Errors
-    /// [`Error::Config`] for sizes that make no model.
+    /// [`Error::Config`] for invalid sizes.
     pub fn new(config: DitConfig) -> Result<Dit> {
         config.validate()?;
         let (unit, embedding) = Embedding::layout(&config);
@@ -55,24 +55,24 @@ impl Dit {
         Ok(Dit { layout: Layout::new(units), config, embedding, blocks, head })
     }
 
-    /// The shape that it was made from.
+    /// Returns the shape.
     pub fn config(&self) -> &DitConfig {
         &self.config
     }
 
-    /// The size of what a block behind the first reads.
+    /// Returns the input shape of every block after the first.
     pub(super) fn hidden(&self, size: &DenoiseSize) -> [usize; 3] {
         [size.points, 1 + self.config.patches_per_row().pow(2) as usize, self.config.hidden_size as usize]
     }
 
-    /// [`AutogradModel::run`] without values.
-    pub(super) fn sketch(&self, block: usize, weights: &SketchedWeights, x: &Sketched) -> Sketched {
+    /// Traces the memory of [`AutogradModel::run`].
+    pub(super) fn trace(&self, block: usize, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
         if block == 0 {
-            return self.embedding.sketch(&self.config, weights, x);
+            return self.embedding.trace(&self.config, weights, x);
         }
         match self.blocks.get(block - 1) {
-            Some(block) => block.sketch(&self.config, weights, x),
-            None => self.head.sketch(&self.config, weights, x),
+            Some(block) => block.trace(&self.config, weights, x),
+            None => self.head.trace(&self.config, weights, x),
         }
     }
 
@@ -85,7 +85,7 @@ impl Dit {
     }
 }
 
-/// Its result are velocities, fp32 `[B, channels, height, width]`.
+/// Returns velocities, fp32 `[B, channels, height, width]`.
 impl AutogradModel for Dit {
     type Batch = DenoiseBatch;
 
@@ -109,13 +109,13 @@ impl AutogradModel for Dit {
     }
 }
 
-/// The conditioning `[B, 1, C]`, activated, and the patches `[B, T, C]` of a hidden tensor.
+/// Returns the conditioning `[B, 1, C]`, activated, and the patches `[B, T, C]` of a hidden tensor.
 fn conditioned(x: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((x.f_narrow(1, 0, 1)?.f_silu()?, x.f_narrow(1, 1, x.size()[1] - 1)?))
 }
 
-/// [`conditioned`] without values.
-fn sketch_conditioned(x: &Sketched) -> [Sketched; 2] {
+/// Traces the memory of [`conditioned`].
+fn trace_conditioned(x: &TracedTensor) -> [TracedTensor; 2] {
     let condition = x.narrow(1, 1).activated();
     [condition, x.narrow(1, x.size[1] - 1)]
 }

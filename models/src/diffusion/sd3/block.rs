@@ -1,25 +1,26 @@
-//! A joint block: patches and text, each with weights of its own, attend to all of both.
+//! A joint block: patches and text, each with their own weights, attend to all patches and text.
 
 use anyroll_backends::ops::{GatedSum, TokenKind, gated_add, gated_sums_behind, joint_heads, modulated_norm};
 use tch::Tensor;
 
 use super::Sd3Config;
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Lora, Params, sketch_gated_sums, sketch_modulated_norm, split};
+use crate::diffusion::layers::{EPS, Linear, Lora, Params, split, trace_gated_sums, trace_modulated_norm};
+use crate::memory_trace::{Gradient, TracedTensor, TracedWeights};
 use crate::model::{ParamSpec, Unit, Weights};
-use crate::sketch::{Gradient, Sketched, SketchedWeights};
 
-/// Where each layer lies in a block's unit.
+/// Positions of the layers in a block's unit.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     patches: Stream,
-    /// The text's; in the last block it has no output, and so neither projection nor feed-forward.
+    /// Layers of the text. In the last block the text has no output, and so no projection and no
+    /// feed-forward.
     text: Stream,
-    /// The patches' second attention, among themselves.
+    /// Second attention of the patches, among themselves.
     dual: Option<Attention>,
 }
 
-/// The layers of one of the two kinds of tokens.
+/// Layers of one of the two kinds of tokens.
 #[derive(Clone, Debug)]
 struct Stream {
     modulation: Linear,
@@ -30,13 +31,13 @@ struct Stream {
 #[derive(Clone, Debug)]
 struct Attention {
     qkv: Linear,
-    /// The norms of queries and keys.
+    /// Norms of queries and keys.
     qk_norm: Option<(usize, usize)>,
     out: Option<Linear>,
 }
 
 impl Block {
-    /// The unit of a block, the parameters of its adapters, and where its layers lie.
+    /// Returns the unit of a block, its adapters' parameters, and the positions of its layers.
     pub fn layout(config: &Sd3Config, layer: usize, lora: Option<&Lora>) -> (Unit, Vec<ParamSpec>, Block) {
         let is_last = layer + 1 == config.num_layers;
         let is_dual = config.dual_attention_layers.contains(&layer);
@@ -70,8 +71,8 @@ impl Block {
         (unit, adapters, Block { patches, text, dual })
     }
 
-    /// `x` `[B, 1 + S + T, C]`, of `text` text tokens, to the same shape, or from the last block on to
-    /// `[B, 1 + T, C]`.
+    /// Maps `x` `[B, 1 + S + T, C]` with `text` text tokens to the same shape; the last block returns `[B, 1
+    /// + T, C]`.
     pub fn forward(&self, config: &Sd3Config, weights: &Weights, x: &Tensor, text: i64) -> Result<Tensor> {
         let [condition, words, patches] = split(x, [1, text, x.size()[1] - 1 - text])?;
         let active = condition.f_silu()?;
@@ -81,7 +82,7 @@ impl Block {
 
         let (mut patches, input) = modulated_norm(&patches, &of_patches[0], &of_patches[1], EPS)?;
         let patch_qkv = self.patches.attention.qkv.forward(weights, &input)?;
-        // Where the text has no output, diffusers' norm has the scale before the shift.
+        // If the text has no output, diffusers' norm has the scale before the shift.
         let (shift, scale) = if of_words.len() == 2 { (1, 0) } else { (0, 1) };
         let (words, input) = modulated_norm(&words, &of_words[shift], &of_words[scale], EPS)?;
         let word_qkv = self.text.attention.qkv.forward(weights, &input)?;
@@ -116,73 +117,73 @@ impl Block {
         Ok(gated_sums_behind(&condition, &[words, patches])?)
     }
 
-    /// [`Self::forward`] without values.
-    pub fn sketch(
+    /// Traces the memory of [`Self::forward`].
+    pub fn trace(
         &self,
         config: &Sd3Config,
-        weights: &SketchedWeights,
-        x: &Sketched,
+        weights: &TracedWeights,
+        x: &TracedTensor,
         text: usize,
-    ) -> Sketched {
+    ) -> TracedTensor {
         let tokens = x.size[1] - 1 - text;
         let [condition, words, patches] = &x.split(1, &[1, text, tokens])[..] else { unreachable!("three") };
         let active = condition.activated();
-        let of_patches = self.patches.sketch_modulation(weights, &active);
-        let of_words = self.text.sketch_modulation(weights, &active);
-        let [mut patches, input] = sketch_modulated_norm(patches, &of_patches[0], &of_patches[1]);
-        let patch_qkv = self.patches.attention.qkv.sketch(weights, &input);
-        let [words, word_input] = sketch_modulated_norm(words, &of_words[0], &of_words[1]);
-        let word_qkv = self.text.attention.qkv.sketch(weights, &word_input);
+        let of_patches = self.patches.trace_modulation(weights, &active);
+        let of_words = self.text.trace_modulation(weights, &active);
+        let [mut patches, input] = trace_modulated_norm(patches, &of_patches[0], &of_patches[1]);
+        let patch_qkv = self.patches.attention.qkv.trace(weights, &input);
+        let [words, word_input] = trace_modulated_norm(words, &of_words[0], &of_words[1]);
+        let word_qkv = self.text.attention.qkv.trace(weights, &word_input);
         let kinds = [(&self.patches.attention, &patch_qkv), (&self.text.attention, &word_qkv)];
-        let attended = sketch_attention(config, weights, &kinds);
+        let attended = trace_attention(config, weights, &kinds);
         let saw = attended.split(1, &[tokens, text]);
 
         let mut of_dual = None;
         if let Some(dual) = &self.dual {
             let input;
-            [patches, input] = sketch_modulated_norm(&patches, &of_patches[6], &of_patches[7]);
-            let qkv = dual.qkv.sketch(weights, &input);
+            [patches, input] = trace_modulated_norm(&patches, &of_patches[6], &of_patches[7]);
+            let qkv = dual.qkv.trace(weights, &input);
             of_dual =
-                Some(dual.sketch_projection(weights, &sketch_attention(config, weights, &[(dual, &qkv)])));
+                Some(dual.trace_projection(weights, &trace_attention(config, weights, &[(dual, &qkv)])));
         }
-        let out = self.patches.attention.sketch_projection(weights, &saw[0]);
-        patches = sketch_gated_sums(None, &[[&patches, &out, &of_patches[2]]]);
+        let out = self.patches.attention.trace_projection(weights, &saw[0]);
+        patches = trace_gated_sums(None, &[[&patches, &out, &of_patches[2]]]);
         if let Some(out) = of_dual {
-            patches = sketch_gated_sums(None, &[[&patches, &out, &of_patches[8]]]);
+            patches = trace_gated_sums(None, &[[&patches, &out, &of_patches[8]]]);
         }
-        let [patches, of_feed_forward] = self.patches.sketch_feed_forward(weights, &patches, &of_patches);
+        let [patches, of_feed_forward] = self.patches.trace_feed_forward(weights, &patches, &of_patches);
         let patches = [&patches, &of_feed_forward, &of_patches[5]];
         if self.text.feed_forward.is_none() {
-            return sketch_gated_sums(Some(condition), &[patches]);
+            return trace_gated_sums(Some(condition), &[patches]);
         }
-        let out = self.text.attention.sketch_projection(weights, &saw[1]);
-        let words = sketch_gated_sums(None, &[[&words, &out, &of_words[2]]]);
-        let [words, of_feed_forward] = self.text.sketch_feed_forward(weights, &words, &of_words);
-        sketch_gated_sums(Some(condition), &[[&words, &of_feed_forward, &of_words[5]], patches])
+        let out = self.text.attention.trace_projection(weights, &saw[1]);
+        let words = trace_gated_sums(None, &[[&words, &out, &of_words[2]]]);
+        let [words, of_feed_forward] = self.text.trace_feed_forward(weights, &words, &of_words);
+        trace_gated_sums(Some(condition), &[[&words, &of_feed_forward, &of_words[5]], patches])
     }
 }
 
 impl Stream {
-    fn sketch_modulation(&self, weights: &SketchedWeights, active: &Sketched) -> Vec<Sketched> {
-        let all = self.modulation.sketch(weights, active);
+    fn trace_modulation(&self, weights: &TracedWeights, active: &TracedTensor) -> Vec<TracedTensor> {
+        let all = self.modulation.trace(weights, active);
         let parts = all.size[2] / active.size[2];
         all.chunk(2, parts)
     }
 
-    fn sketch_feed_forward(
+    fn trace_feed_forward(
         &self,
-        weights: &SketchedWeights,
-        x: &Sketched,
-        modulation: &[Sketched],
-    ) -> [Sketched; 2] {
+        weights: &TracedWeights,
+        x: &TracedTensor,
+        modulation: &[TracedTensor],
+    ) -> [TracedTensor; 2] {
         let (wide, narrow) = self.feed_forward.expect("a stream with an output has a feed-forward");
-        let [x, input] = sketch_modulated_norm(x, &modulation[3], &modulation[4]);
-        let out = narrow.sketch(weights, &wide.sketch(weights, &input).activated());
+        let [x, input] = trace_modulated_norm(x, &modulation[3], &modulation[4]);
+        let out = narrow.trace(weights, &wide.trace(weights, &input).activated());
         [x, out]
     }
 
-    /// The tokens, and what the second half adds to them, with the shift and scale that are the fourth and fifth of
-    /// `modulation`.
+    /// Returns the tokens, and the feed-forward's output for them. Uses the fourth and fifth tensor of
+    /// `modulation` as shift and scale.
     fn feed_forward(&self, weights: &Weights, x: &Tensor, modulation: &[Tensor]) -> Result<(Tensor, Tensor)> {
         let (wide, narrow) = self.feed_forward.expect("a stream with an output has a feed-forward");
         let (x, input) = modulated_norm(x, &modulation[3], &modulation[4], EPS)?;
@@ -192,7 +193,7 @@ impl Stream {
 }
 
 impl Attention {
-    /// Tokens with these queries, keys and values.
+    /// Returns tokens with these queries, keys and values.
     fn tokens<'a>(&self, weights: &Weights<'a>, qkv: &'a Tensor) -> TokenKind<'a> {
         let norms = self.qk_norm.map(|(q, k)| [weights.get(0, q), weights.get(0, k)]);
         TokenKind { qkv, norms }
@@ -204,17 +205,17 @@ impl Attention {
 }
 
 impl Attention {
-    fn sketch_projection(&self, weights: &SketchedWeights, x: &Sketched) -> Sketched {
-        self.out.expect("a stream with an output has a projection").sketch(weights, x)
+    fn trace_projection(&self, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
+        self.out.expect("a stream with an output has a projection").trace(weights, x)
     }
 }
 
-/// [`attend`] without values: queries, keys and values of each kind of tokens.
-fn sketch_attention(
+/// Traces the memory of [`attend`]: queries, keys and values of each kind of tokens.
+fn trace_attention(
     config: &Sd3Config,
-    weights: &SketchedWeights,
-    kinds: &[(&Attention, &Sketched)],
-) -> Sketched {
+    weights: &TracedWeights,
+    kinds: &[(&Attention, &TracedTensor)],
+) -> TracedTensor {
     let on = &kinds[0].1.on;
     let (images, heads) = (kinds[0].1.size[0], config.num_attention_heads as usize);
     let dim = config.attention_head_dim as usize;
@@ -232,11 +233,11 @@ fn sketch_attention(
                 });
             }
         }
-        parts.map(|part| Sketched::cat(&part.iter().collect::<Vec<_>>(), 1))
+        parts.map(|part| TracedTensor::cat(&part.iter().collect::<Vec<_>>(), 1))
     } else {
         let mut all = [(); 3].map(|()| on.tensor(&[images, tokens, heads, dim]));
         let inputs: Vec<_> = kinds.iter().map(|(_, qkv)| (*qkv, Gradient::Own)).collect();
-        let saved: Vec<&Sketched> = kinds.iter().map(|(_, qkv)| *qkv).collect();
+        let saved: Vec<&TracedTensor> = kinds.iter().map(|(_, qkv)| *qkv).collect();
         on.record(&inputs, &mut all.each_mut(), &saved, 0);
         all
     }
@@ -244,7 +245,7 @@ fn sketch_attention(
     q.attended(&k, &v)
 }
 
-/// All kinds of tokens, attending to each other: `[B, N, C]`, the kinds one after another.
+/// Runs attention over all kinds of tokens. Returns `[B, N, C]`, the kinds one after the other.
 fn attend(config: &Sd3Config, kinds: &[TokenKind]) -> Result<Tensor> {
     let [q, k, v] = joint_heads(kinds, config.num_attention_heads, EPS)?.map(|heads| heads.f_transpose(1, 2));
     let out =
@@ -252,7 +253,7 @@ fn attend(config: &Sd3Config, kinds: &[TokenKind]) -> Result<Tensor> {
     Ok(out.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 
-/// Lists a block's layers, whose sizes are multiples of the inner one.
+/// Lists a block's layers, whose sizes are multiples of the inner size.
 struct Layers<'a, 'b> {
     config: &'a Sd3Config,
     name: &'a str,

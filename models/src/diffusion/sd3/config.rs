@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::error::{check_config, check_layers};
 
-/// The shape of an [`Sd3`](super::Sd3), with the names of diffusers' `config.json`.
+/// The shape of an [`Sd3`](super::Sd3), with the field names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sd3Config {
     /// Height and width of the latents that positions are scaled for.
@@ -14,29 +14,29 @@ pub struct Sd3Config {
     pub in_channels: i64,
     /// Channels of the velocities.
     pub out_channels: i64,
-    /// The number of joint blocks; at least 1.
+    /// Number of joint blocks; at least 1.
     pub num_layers: usize,
-    /// The width of a head; even.
+    /// Width of a head; even.
     pub attention_head_dim: i64,
-    /// The number of heads H. The inner size C is their width together; a multiple of 4.
+    /// Number of heads H. The inner size C is their total width; a multiple of 4.
     pub num_attention_heads: i64,
-    /// The width of the text's tokens.
+    /// Width of the text's tokens.
     pub joint_attention_dim: i64,
-    /// The width of the text as a whole.
+    /// Width of the pooled text vector.
     pub pooled_projection_dim: i64,
-    /// Patches in the longest side that positions are known for.
+    /// Maximum number of patches per side.
     pub pos_embed_max_size: i64,
-    /// The joint blocks in which patches also attend among themselves (3.5).
+    /// Indices of joint blocks in which patches also attend among themselves (3.5).
     pub dual_attention_layers: Vec<usize>,
-    /// Whether queries and keys are normed per head (3.5): diffusers' `qk_norm: rms_norm`.
+    /// True if queries and keys are normed per head (3.5): diffusers' `qk_norm: rms_norm`.
     pub qk_rms_norm: bool,
 }
 
 impl Sd3Config {
-    /// Checks that the sizes make a model.
+    /// Checks that the sizes are valid.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and the valid values.
     pub fn validate(&self) -> Result<()> {
         let sizes = [
             ("sample_size", self.sample_size),
@@ -70,7 +70,7 @@ impl Sd3Config {
         })
     }
 
-    /// The width of the residual stream C.
+    /// Returns the width of the residual stream C.
     pub(super) fn inner_dim(&self) -> i64 {
         self.num_attention_heads * self.attention_head_dim
     }

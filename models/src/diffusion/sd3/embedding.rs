@@ -1,14 +1,14 @@
-//! The first block: patches with their positions, the text, and what all blocks are conditioned on.
+//! The first block: patches with their positions, the text, and the conditioning of all blocks.
 
 use tch::Tensor;
 
 use super::{Sd3Config, position};
 use crate::Result;
-use crate::diffusion::layers::{FREQUENCIES, Linear, Params, sketch_two, time_features};
+use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features, trace_two};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::{Unit, Weights};
-use crate::sketch::{Sketched, SketchedWeights};
 
-/// Where each layer lies in the embedding's unit.
+/// Positions of the layers in the embedding's unit.
 #[derive(Debug)]
 pub(super) struct Embedding {
     patch: Linear,
@@ -18,7 +18,7 @@ pub(super) struct Embedding {
 }
 
 impl Embedding {
-    /// The unit, and where its layers lie in it.
+    /// Returns the unit, and the positions of its layers in it.
     pub fn layout(config: &Sd3Config) -> (Unit, Embedding) {
         let (inner, patch) = (config.inner_dim(), config.patch_size);
         let mut params = Params::default();
@@ -36,8 +36,8 @@ impl Embedding {
         (params.into_unit("embedding"), Embedding { patch, time, pooled, context })
     }
 
-    /// `latents` at `sigmas` to `[B, 1 + S + T, C]`, with the text `[B, S, D]` and `[B, E]`; `places` are those of the
-    /// longest side.
+    /// Maps `latents` at `sigmas` to `[B, 1 + S + T, C]`, with the text `[B, S, D]` and `[B, E]`. `places`
+    /// are the positions of the longest side.
     pub fn forward(
         &self,
         weights: &Weights,
@@ -62,27 +62,27 @@ impl Embedding {
         Ok(Tensor::f_cat(&[condition, text, tokens], 1)?)
     }
 
-    /// [`Self::forward`] without values, with texts of so many tokens.
-    pub fn sketch(
+    /// Traces the memory of [`Self::forward`], with texts of `text` tokens.
+    pub fn trace(
         &self,
         config: &Sd3Config,
-        weights: &SketchedWeights,
-        latents: &Sketched,
+        weights: &TracedWeights,
+        latents: &TracedTensor,
         text: usize,
-    ) -> Sketched {
+    ) -> TracedTensor {
         let (on, inner, side) = (&latents.on, config.inner_dim() as usize, config.patch_size as usize);
         let images = latents.size[0];
         let context = on.tensor(&[images, text, config.joint_attention_dim as usize]);
         let pooled = on.tensor(&[images, config.pooled_projection_dim as usize]);
         let size = [images, inner, latents.size[2] / side, latents.size[3] / side];
-        let patches = self.patch.sketch_convolution(weights, &latents.to(on.runs.size()), &size);
+        let patches = self.patch.trace_convolution(weights, &latents.to(on.runs.size()), &size);
         let count = size[2] * size[3];
         let tokens = patches.permuted(&[images, count, inner]).add(&on.tensor(&[count, inner]));
         let features = on.tensor(&[images, FREQUENCIES as usize]);
-        let time = sketch_two(weights, self.time, &features);
-        let pooled = sketch_two(weights, self.pooled, &pooled);
+        let time = trace_two(weights, self.time, &features);
+        let pooled = trace_two(weights, self.pooled, &pooled);
         let condition = time.add(&pooled).view(&[images, 1, inner]);
-        let text = self.context.sketch(weights, &context);
-        Sketched::cat(&[&condition, &text, &tokens], 1)
+        let text = self.context.trace(weights, &context);
+        TracedTensor::cat(&[&condition, &text, &tokens], 1)
     }
 }

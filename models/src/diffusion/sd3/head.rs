@@ -1,15 +1,15 @@
-//! The last block: patches back to velocities.
+//! The last block: turns patches into velocities.
 
 use anyroll_backends::ops::modulated_norm;
 use tch::{Kind, Tensor};
 
 use super::Sd3Config;
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Params, sketch_modulated_norm};
+use crate::diffusion::layers::{EPS, Linear, Params, trace_modulated_norm};
+use crate::memory_trace::{F32, TracedTensor, TracedWeights};
 use crate::model::{Unit, Weights};
-use crate::sketch::{F32, Sketched, SketchedWeights};
 
-/// Where each layer lies in the head's unit.
+/// Positions of the layers in the head's unit.
 #[derive(Debug)]
 pub(super) struct Head {
     modulation: Linear,
@@ -17,7 +17,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// The unit, and where its layers lie in it.
+    /// Returns the unit, and the positions of its layers in it.
     pub fn layout(config: &Sd3Config) -> (Unit, Head) {
         let (inner, patch) = (config.inner_dim(), config.patch_size);
         let mut params = Params::default();
@@ -26,7 +26,8 @@ impl Head {
         (params.into_unit("proj_out"), Head { modulation, projection })
     }
 
-    /// `x` `[B, 1 + T, C]` to fp32 `[B, out_channels, height, width]`, for latents of the size `latents`.
+    /// Maps `x` `[B, 1 + T, C]` to fp32 `[B, out_channels, height, width]`, for latents of the shape
+    /// `latents`.
     pub fn forward(
         &self,
         config: &Sd3Config,
@@ -45,19 +46,19 @@ impl Head {
         Ok(apart.f_reshape([-1, channels, rows * p, columns * p])?.f_to_kind(Kind::Float)?)
     }
 
-    /// [`Self::forward`] without values, for latents of such sides.
-    pub fn sketch(
+    /// Traces the memory of [`Self::forward`], for latents of these sides.
+    pub fn trace(
         &self,
         config: &Sd3Config,
-        weights: &SketchedWeights,
-        x: &Sketched,
+        weights: &TracedWeights,
+        x: &TracedTensor,
         sides: &[usize; 3],
-    ) -> Sketched {
+    ) -> TracedTensor {
         let active = x.narrow(1, 1).activated();
-        let modulation = self.modulation.sketch(weights, &active).chunk(2, 2);
+        let modulation = self.modulation.trace(weights, &active).chunk(2, 2);
         let patches = x.narrow(1, x.size[1] - 1);
-        let [_same, input] = sketch_modulated_norm(&patches, &modulation[1], &modulation[0]);
-        let out = self.projection.sketch(weights, &input);
+        let [_same, input] = trace_modulated_norm(&patches, &modulation[1], &modulation[0]);
+        let out = self.projection.trace(weights, &input);
         let size = [x.size[0], config.out_channels as usize, sides[1], sides[2]];
         out.permuted(&size).contiguous().to(F32)
     }

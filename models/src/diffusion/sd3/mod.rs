@@ -1,9 +1,10 @@
-//! Stable Diffusion 3's transformer of latents, from text embeddings (MMDiT, Esser et al. 2024), and that of 3.5 with
-//! its second attention and normed queries and keys. Weights have the names of diffusers' `SD3Transformer2DModel`.
+//! Transformer of Stable Diffusion 3, from text embeddings to latents (MMDiT, Esser et al. 2024), and of 3.5
+//! with a second attention and normed queries and keys. Weights have the names of diffusers'
+//! `SD3Transformer2DModel`.
 //!
-//! Its blocks are the embedding, the joint blocks and the head, each with a unit of its own. What goes from block to
-//! block is `[B, 1 + S + T, C]`: a row of conditioning, the text, then the patches; the last joint block drops the
-//! text. Their backward is libtorch's.
+//! Its blocks are the embedding, the joint blocks and the head, each with a unit of its own. Blocks pass on
+//! `[B, 1 + S + T, C]`: a row of conditioning, the text, then the patches; the last joint block drops the
+//! text. The backward is libtorch's.
 //!
 //! Letters in shapes: B latents, S text tokens, T patches, C inner size, H heads.
 
@@ -21,8 +22,8 @@ pub(crate) use position::PositionTable;
 use super::layers::stacked;
 use super::{DenoiseBatch, DenoiseSize, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::{Unit, Weights};
-use crate::sketch::{Sketched, SketchedWeights};
 use crate::{Error, Result};
 use block::Block;
 use embedding::Embedding;
@@ -36,17 +37,18 @@ pub struct Sd3 {
     embedding: Embedding,
     blocks: Vec<Block>,
     head: Head,
-    /// Half of what says where a patch is, for a row as for a column: fp32 `[pos_embed_max_size, C / 2]`.
+    /// Position encoding of one axis, for rows as for columns: fp32 `[pos_embed_max_size, C / 2]`.
     places: Shared,
     texts: Option<Texts>,
 }
 
 impl Sd3 {
-    /// Lays out a transformer whose weights and batches will be on `device`; with `lora`, adapters are beside its
-    /// layers, and all else is frozen. A batch's labels are numbers of [`Self::with_texts`].
+    /// Lays out a transformer whose weights and batches will be on `device`. With `lora`, its layers have
+    /// adapters, and all other weights are frozen. A batch's labels are indices into the texts of
+    /// [`Self::with_texts`].
     ///
     /// # Errors
-    /// [`Error::Config`] for sizes that make no model, or libtorch's error.
+    /// [`Error::Config`] for invalid sizes, or libtorch's error.
     pub fn new(config: Sd3Config, lora: Option<&Lora>, device: Device) -> Result<Sd3> {
         config.validate()?;
         lora.map_or(Ok(()), Lora::validate)?;
@@ -58,14 +60,14 @@ impl Sd3 {
         Ok(Sd3 { layout, config, embedding, blocks, head, places, texts: None })
     }
 
-    /// The units of a transformer without adapters.
+    /// Returns the units of a transformer without adapters.
     pub(crate) fn units(config: &Sd3Config) -> Vec<Unit> {
         let blocks = (0..config.num_layers).map(|layer| Block::layout(config, layer, None).0);
         let (first, last) = (Embedding::layout(config).0, Head::layout(config).0);
         std::iter::once(first).chain(blocks).chain([last]).collect()
     }
 
-    /// The same transformer with texts to show.
+    /// Sets the texts that labels refer to.
     ///
     /// # Errors
     /// [`Error::Input`] for texts of other widths than the config's.
@@ -74,12 +76,12 @@ impl Sd3 {
         Ok(Sd3 { texts: Some(texts), ..self })
     }
 
-    /// The shape that it was made from.
+    /// Returns the shape.
     pub fn config(&self) -> &Sd3Config {
         &self.config
     }
 
-    /// The size of what a block behind the first reads.
+    /// Returns the input shape of every block after the first.
     pub(super) fn hidden(&self, block: usize, size: &DenoiseSize) -> [usize; 3] {
         let patch = self.config.patch_size as usize;
         let patches = size.sides[1] / patch * (size.sides[2] / patch);
@@ -87,20 +89,20 @@ impl Sd3 {
         [size.points, 1 + text + patches, self.config.inner_dim() as usize]
     }
 
-    /// [`AutogradModel::run`] without values.
-    pub(super) fn sketch(
+    /// Traces the memory of [`AutogradModel::run`].
+    pub(super) fn trace(
         &self,
         block: usize,
-        weights: &SketchedWeights,
-        x: &Sketched,
+        weights: &TracedWeights,
+        x: &TracedTensor,
         size: &DenoiseSize,
-    ) -> Sketched {
+    ) -> TracedTensor {
         if block == 0 {
-            return self.embedding.sketch(&self.config, weights, x, size.text);
+            return self.embedding.trace(&self.config, weights, x, size.text);
         }
         match self.blocks.get(block - 1) {
-            Some(block) => block.sketch(&self.config, weights, x, size.text),
-            None => self.head.sketch(&self.config, weights, x, &size.sides),
+            Some(block) => block.trace(&self.config, weights, x, size.text),
+            None => self.head.trace(&self.config, weights, x, &size.sides),
         }
     }
 
@@ -123,7 +125,7 @@ impl Sd3 {
     }
 }
 
-/// Its result are velocities, fp32 `[B, out_channels, height, width]`.
+/// Outputs velocities, fp32 `[B, out_channels, height, width]`.
 impl AutogradModel for Sd3 {
     type Batch = DenoiseBatch;
 

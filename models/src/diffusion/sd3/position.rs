@@ -1,4 +1,4 @@
-//! Where patches are: cosines and sines of both sides, as diffusers' `get_2d_sincos_pos_embed`.
+//! Position encoding of patches: cosines and sines of both axes, like diffusers' `get_2d_sincos_pos_embed`.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::model::{Init, ParamSpec, Part};
 
 const MAX_PERIOD: f64 = 10_000.0;
 
-/// What says a row, or a column, of the longest side: fp32 `[side, C / 2]`.
+/// Encodes each row, or column, of the longest side: fp32 `[side, C / 2]`.
 pub(super) fn places(config: &Sd3Config) -> Result<Tensor> {
     let side = config.pos_embed_max_size;
     let base = (config.sample_size / config.patch_size) as f64;
@@ -20,8 +20,8 @@ pub(super) fn places(config: &Sd3Config) -> Result<Tensor> {
     Ok(sines(&places, config.inner_dim() / 2)?.f_to_kind(Kind::Float)?)
 }
 
-/// The positions of `rows` and `columns` in the middle of the longest sides: `[rows * columns, C]`, the first half of C
-/// for the column, the second for the row.
+/// Returns the encodings of `rows` and `columns` in the middle of the longest sides: `[rows * columns, C]`.
+/// The first half of C encodes the column, the second the row.
 pub(super) fn grid(places: &Tensor, rows: i64, columns: i64) -> Result<Tensor> {
     let (side, half) = (places.size()[0], places.size()[1]);
     let middle = |count: i64| places.f_narrow(0, (side - count) / 2, count);
@@ -31,7 +31,7 @@ pub(super) fn grid(places: &Tensor, rows: i64, columns: i64) -> Result<Tensor> {
     Ok(Tensor::f_cat(&[of_columns, of_rows], 2)?.f_flatten(0, 1)?)
 }
 
-/// `[N]` to `[N, size]`: sines, then cosines.
+/// Maps `[N]` to `[N, size]`: sines, then cosines.
 fn sines(places: &Tensor, size: i64) -> Result<Tensor> {
     let half = size / 2;
     let exponents = Tensor::f_arange(half, (Kind::Double, places.device()))?;
@@ -40,7 +40,7 @@ fn sines(places: &Tensor, size: i64) -> Result<Tensor> {
     Ok(Tensor::f_cat(&[angles.f_sin()?, angles.f_cos()?], 1)?)
 }
 
-/// The positions of all of the largest square, which diffusers' files hold beside the weights.
+/// Encodings of the largest square's patches, which diffusers' files contain in addition to the weights.
 #[derive(Debug)]
 pub(crate) struct PositionTable {
     places: Vec<f32>,
@@ -49,17 +49,17 @@ pub(crate) struct PositionTable {
 }
 
 impl PositionTable {
-    /// The tensor's name.
+    /// Name of the tensor.
     pub const NAME: &'static str = "pos_embed.pos_embed";
 
-    /// Of a transformer of the shape `config`.
+    /// Computes the table for a transformer of the shape `config`.
     pub fn new(config: &Sd3Config) -> Result<PositionTable> {
         let places = Vec::try_from(places(config)?.f_flatten(0, -1)?)?;
         let (side, half) = (config.pos_embed_max_size as usize, config.inner_dim() as usize / 2);
         Ok(PositionTable { places, side, half })
     }
 
-    /// As a parameter `[1, side * side, C]`.
+    /// Returns the spec of the table as a parameter `[1, side * side, C]`.
     pub fn spec(&self) -> ParamSpec {
         let parts = vec![Part { name: Self::NAME.to_owned(), rows: 1 }];
         let shape = vec![1, (self.side * self.side) as i64, 2 * self.half as i64];

@@ -1,21 +1,21 @@
-//! A block: patches attend to each other and to the text, and go through a feed-forward.
+//! A block: patches attend to each other and to the text, and pass through a feed-forward.
 
 use anyroll_backends::ops::{GatedSum, gated_add, gated_sums_behind, modulated_norm};
 use tch::Tensor;
 
 use super::{ROWS, WanConfig, rotary};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, sketch_gated_sums, sketch_modulated_norm, split};
+use crate::diffusion::layers::{Linear, Params, split, trace_gated_sums, trace_modulated_norm};
+use crate::memory_trace::{F32, TracedTensor, TracedWeights};
 use crate::model::{Init, Weights};
-use crate::sketch::{F32, Sketched, SketchedWeights};
 
-/// Where each layer lies in a block's unit.
+/// Positions of the layers in a block's unit.
 #[derive(Debug)]
 pub(super) struct Block {
     qkv: Linear,
     own_norms: [usize; 2],
     own_out: Linear,
-    /// The norm before the attention to the text.
+    /// Norm before the attention to the text.
     norm: Option<Linear>,
     q: Linear,
     kv: Linear,
@@ -26,7 +26,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Adds the parameters of the block `name` and of its adapters, and says where they lie.
+    /// Adds the parameters of the block `name` and of its adapters, and returns their positions.
     pub fn layout(config: &WanConfig, params: &mut Params, name: &str) -> Block {
         let inner = config.inner_dim();
         let at = |rest: &str| format!("{name}.{rest}");
@@ -49,8 +49,8 @@ impl Block {
         Block { qkv, own_norms, own_out, norm, q, kv, text_norms, text_out, feed_forward, modulation }
     }
 
-    /// `x` `[B, 7 + S + T, C]`, of `text` text tokens, to the same shape; all but the patches goes through. `turns` are
-    /// the cosines and sines of the patches' places.
+    /// Maps `x` `[B, 7 + S + T, C]` with `text` text tokens to the same shape; only the patches change.
+    /// `turns` are the cosines and sines of the patches' positions.
     pub fn forward(
         &self,
         config: &WanConfig,
@@ -81,14 +81,14 @@ impl Block {
         Ok(gated_sums_behind(&before, &[GatedSum { x: &patches, y: &out, gate: gate2 }])?)
     }
 
-    /// [`Self::forward`] without values.
-    pub fn sketch(
+    /// Traces the memory of [`Self::forward`].
+    pub fn trace(
         &self,
         config: &WanConfig,
-        weights: &SketchedWeights,
-        x: &Sketched,
+        weights: &TracedWeights,
+        x: &TracedTensor,
         text: usize,
-    ) -> Sketched {
+    ) -> TracedTensor {
         let [rows, inner] = [ROWS as usize, config.inner_dim() as usize];
         let tokens = x.size[1] - rows - text;
         let turns = [(); 2].map(|()| x.on.of(&[1, tokens, 1, config.attention_head_dim as usize / 2], F32));
@@ -100,49 +100,49 @@ impl Block {
             unreachable!("six rows")
         };
 
-        let [patches, input] = sketch_modulated_norm(patches, shift1, scale1);
-        let attended = self.sketch_attention(config, weights, &input, &turns);
-        let patches = sketch_gated_sums(None, &[[&patches, &attended, gate1]]);
-        let input = self.norm.map_or(patches.clone(), |norm| norm.sketch_norm(weights, &patches, inner));
-        let patches = patches.add(&self.sketch_reading(config, weights, &input, &words));
-        let [patches, input] = sketch_modulated_norm(&patches, shift2, scale2);
+        let [patches, input] = trace_modulated_norm(patches, shift1, scale1);
+        let attended = self.trace_attention(config, weights, &input, &turns);
+        let patches = trace_gated_sums(None, &[[&patches, &attended, gate1]]);
+        let input = self.norm.map_or(patches.clone(), |norm| norm.trace_norm(weights, &patches, inner));
+        let patches = patches.add(&self.trace_reading(config, weights, &input, &words));
+        let [patches, input] = trace_modulated_norm(&patches, shift2, scale2);
         let [wide, narrow] = self.feed_forward;
-        let out = narrow.sketch(weights, &wide.sketch(weights, &input).activated());
-        sketch_gated_sums(Some(before), &[[&patches, &out, gate2]])
+        let out = narrow.trace(weights, &wide.trace(weights, &input).activated());
+        trace_gated_sums(Some(before), &[[&patches, &out, gate2]])
     }
 
-    fn sketch_attention(
+    fn trace_attention(
         &self,
         config: &WanConfig,
-        weights: &SketchedWeights,
-        x: &Sketched,
-        turns: &[Sketched; 2],
-    ) -> Sketched {
+        weights: &TracedWeights,
+        x: &TracedTensor,
+        turns: &[TracedTensor; 2],
+    ) -> TracedTensor {
         let inner = config.inner_dim() as usize;
-        let qkv = self.qkv.sketch(weights, x).chunk(2, 3);
+        let qkv = self.qkv.trace(weights, x).chunk(2, 3);
         let [q_norm, k_norm] = self.own_norms.map(|norm| weights.get(0, norm));
         let turned =
-            |x: &Sketched, norm| rotary::sketch(&sketch_heads(config, &x.rms_normed(inner, norm)), turns);
+            |x: &TracedTensor, norm| rotary::trace(&trace_heads(config, &x.rms_normed(inner, norm)), turns);
         let (q, k) = (turned(&qkv[0], q_norm), turned(&qkv[1], k_norm));
-        self.own_out.sketch(weights, &sketch_attended(&q, &k, &sketch_heads(config, &qkv[2])))
+        self.own_out.trace(weights, &trace_attended(&q, &k, &trace_heads(config, &qkv[2])))
     }
 
-    fn sketch_reading(
+    fn trace_reading(
         &self,
         config: &WanConfig,
-        weights: &SketchedWeights,
-        x: &Sketched,
-        words: &Sketched,
-    ) -> Sketched {
+        weights: &TracedWeights,
+        x: &TracedTensor,
+        words: &TracedTensor,
+    ) -> TracedTensor {
         let inner = config.inner_dim() as usize;
-        let kv = self.kv.sketch(weights, words).chunk(2, 2);
+        let kv = self.kv.trace(weights, words).chunk(2, 2);
         let [q_norm, k_norm] = self.text_norms.map(|norm| weights.get(0, norm));
-        let q = sketch_heads(config, &self.q.sketch(weights, x).rms_normed(inner, q_norm));
-        let k = sketch_heads(config, &kv[0].rms_normed(inner, k_norm));
-        self.text_out.sketch(weights, &sketch_attended(&q, &k, &sketch_heads(config, &kv[1])))
+        let q = trace_heads(config, &self.q.trace(weights, x).rms_normed(inner, q_norm));
+        let k = trace_heads(config, &kv[0].rms_normed(inner, k_norm));
+        self.text_out.trace(weights, &trace_attended(&q, &k, &trace_heads(config, &kv[1])))
     }
 
-    /// Every patch attends to all.
+    /// Every patch attends to all patches.
     fn attend(
         &self,
         config: &WanConfig,
@@ -171,13 +171,13 @@ fn three(chunks: Vec<Tensor>) -> [Tensor; 3] {
     chunks.try_into().expect("three chunks")
 }
 
-/// `[B, N, C]` to `[B, N, H, D]`.
+/// Maps `[B, N, C]` to `[B, N, H, D]`.
 fn heads(config: &WanConfig, x: &Tensor) -> Result<Tensor> {
     let (batch, tokens) = (x.size()[0], x.size()[1]);
     Ok(x.f_reshape([batch, tokens, config.num_attention_heads, config.attention_head_dim])?)
 }
 
-/// Of heads `[B, N, H, D]`: `[B, N, C]`.
+/// Runs attention over heads `[B, N, H, D]`. Returns `[B, N, C]`.
 fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     let [q, k, v] = [q.f_transpose(1, 2)?, k.f_transpose(1, 2)?, v.f_transpose(1, 2)?];
     let mask = None::<&Tensor>;
@@ -185,19 +185,19 @@ fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     Ok(out.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 
-/// [`heads`] without values.
-fn sketch_heads(config: &WanConfig, x: &Sketched) -> Sketched {
+/// Traces the memory of [`heads`].
+fn trace_heads(config: &WanConfig, x: &TracedTensor) -> TracedTensor {
     let (heads, dim) = (config.num_attention_heads as usize, config.attention_head_dim as usize);
     x.view(&[x.size[0], x.size[1], heads, dim])
 }
 
-/// [`attention`] without values.
-fn sketch_attended(q: &Sketched, k: &Sketched, v: &Sketched) -> Sketched {
+/// Traces the memory of [`attention`].
+fn trace_attended(q: &TracedTensor, k: &TracedTensor, v: &TracedTensor) -> TracedTensor {
     let [q, k, v] = [q, k, v].map(|x| x.permuted(&[x.size[0], x.size[2], x.size[1], x.size[3]]));
     q.attended(&k, &v)
 }
 
-/// Over all heads together.
+/// Norms all heads together.
 fn rms_norm(config: &WanConfig, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     Ok(x.f_rms_norm([config.inner_dim()], Some(weight), config.eps)?)
 }

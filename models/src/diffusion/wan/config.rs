@@ -3,44 +3,44 @@
 use crate::Result;
 use crate::error::{check_config, check_layers};
 
-/// The shape of a [`Wan`](super::Wan), with the names of diffusers' `config.json`.
+/// The shape of a [`Wan`](super::Wan), with the field names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WanConfig {
     /// Frames, height and width of a patch.
     pub patch_size: [i64; 3],
-    /// The number of heads H. The inner size C is their width together.
+    /// Number of heads H. The inner size C is their total width.
     pub num_attention_heads: i64,
-    /// The width of a head; its third part is even.
+    /// Width of a head; even, and a third of it, too.
     pub attention_head_dim: i64,
     /// Channels of the latents, and of the velocities.
     pub in_channels: i64,
-    /// The width of the text's tokens.
+    /// Width of the text's tokens.
     pub text_dim: i64,
-    /// Cosines and sines that sigma is told by; even.
+    /// Number of cosines and sines that encode sigma; even.
     pub freq_dim: i64,
-    /// The width of the feed-forward's hidden layer.
+    /// Width of the feed-forward's hidden layer.
     pub ffn_dim: i64,
-    /// The number of blocks; at least 1.
+    /// Number of blocks; at least 1.
     pub num_layers: usize,
-    /// Whether the input of the attention to the text is normed, with a weight and a bias.
+    /// True if the input of the attention to the text is normed, with a weight and a bias.
     pub cross_attn_norm: bool,
     /// Added to the variance or the mean square in norms.
     pub eps: f64,
-    /// Patches in the longest side, and in time.
+    /// Maximum number of patches per side, and in time.
     pub rope_max_seq_len: i64,
-    /// Of a pair of transformers of this shape: from this sigma on the first is asked, below it the second. `None` where
-    /// one paints at all of them.
+    /// For a pair of transformers of this shape: the first is used down to this sigma, the second below it.
+    /// `None` for a single transformer.
     pub boundary_ratio: Option<f64>,
 }
 
-/// What the names of the parameters of a pair begin with, those of the first one and of the second.
+/// Prefixes of the parameter names of a pair: the first transformer's and the second's.
 pub const EXPERTS: [&str; 2] = ["transformer.", "transformer_2."];
 
 impl WanConfig {
-    /// Checks that the sizes make a model.
+    /// Checks that the sizes are valid.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and the valid values.
     pub fn validate(&self) -> Result<()> {
         let sizes = [
             ("patch_size", self.patch_size.into_iter().min().unwrap_or(0)),
@@ -60,7 +60,7 @@ impl WanConfig {
         let dim = self.attention_head_dim;
         check_config(dim % 2 == 0 && (dim / 3) % 2 == 0, "attention_head_dim", || {
             format!(
-                "is {dim}, must be even and its third part too: rotations take pairs of time and of each side"
+                "is {dim}, must be even, and a third of it, too: rotations take pairs for time and for each side"
             )
         })?;
         let boundary = self.boundary_ratio.unwrap_or(1.0);
@@ -72,12 +72,12 @@ impl WanConfig {
         check_config(eps > 0.0 && eps.is_finite(), "eps", || format!("is {eps}, must be a positive number"))
     }
 
-    /// What the names of each transformer's parameters begin with.
+    /// Returns the prefix of each transformer's parameter names.
     pub(super) fn experts(&self) -> &'static [&'static str] {
         if self.boundary_ratio.is_some() { &EXPERTS } else { &[""] }
     }
 
-    /// The width of the residual stream C.
+    /// Returns the width of the residual stream C.
     pub(super) fn inner_dim(&self) -> i64 {
         self.num_attention_heads * self.attention_head_dim
     }

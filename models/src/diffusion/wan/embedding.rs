@@ -1,14 +1,14 @@
-//! The first block: patches, the text, and what all blocks are conditioned on.
+//! The first block: patches, the text, and the conditioning of all blocks.
 
 use tch::Tensor;
 
 use super::WanConfig;
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, sketch_two, time_features};
+use crate::diffusion::layers::{Linear, Params, time_features, trace_two};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::Weights;
-use crate::sketch::{Sketched, SketchedWeights};
 
-/// Where each layer lies in the embedding's unit.
+/// Positions of the layers in the embedding's unit.
 #[derive(Debug)]
 pub(super) struct Embedding {
     patch: Linear,
@@ -18,7 +18,7 @@ pub(super) struct Embedding {
 }
 
 impl Embedding {
-    /// Adds the parameters, whose names begin with `prefix`, and says where they lie.
+    /// Adds the parameters, with names that begin with `prefix`, and returns their positions.
     pub fn layout(config: &WanConfig, params: &mut Params, prefix: &str) -> Embedding {
         let inner = config.inner_dim();
         let [frames, rows, columns] = config.patch_size;
@@ -39,7 +39,7 @@ impl Embedding {
         Embedding { patch, time, modulation, text }
     }
 
-    /// `latents` at `sigmas` to `[B, 7 + S + T, C]`, with the text `[B, S, D]`.
+    /// Maps `latents` at `sigmas` to `[B, 7 + S + T, C]`, with the text `[B, S, D]`.
     pub fn forward(
         &self,
         config: &WanConfig,
@@ -62,24 +62,24 @@ impl Embedding {
         Ok(Tensor::f_cat(&[time.f_unsqueeze(1)?, modulation, words, tokens], 1)?)
     }
 
-    /// [`Self::forward`] without values, with texts of so many tokens.
-    pub fn sketch(
+    /// Traces the memory of [`Self::forward`], with texts of `text` tokens.
+    pub fn trace(
         &self,
         config: &WanConfig,
-        weights: &SketchedWeights,
-        latents: &Sketched,
+        weights: &TracedWeights,
+        latents: &TracedTensor,
         text: usize,
-    ) -> Sketched {
+    ) -> TracedTensor {
         let (on, videos, inner) = (&latents.on, latents.size[0], config.inner_dim() as usize);
         let words = on.tensor(&[videos, text, config.text_dim as usize]);
         let grid = [0, 1, 2].map(|axis| latents.size[2 + axis] / config.patch_size[axis] as usize);
         let size = [&[videos, inner], &grid[..]].concat();
-        let patches = self.patch.sketch_convolution(weights, &latents.to(on.runs.size()), &size);
+        let patches = self.patch.trace_convolution(weights, &latents.to(on.runs.size()), &size);
         let tokens = patches.permuted(&[videos, grid.iter().product(), inner]);
-        let time = sketch_two(weights, self.time, &on.tensor(&[videos, config.freq_dim as usize]));
-        let modulation = self.modulation.sketch(weights, &time.activated()).view(&[videos, 6, inner]);
+        let time = trace_two(weights, self.time, &on.tensor(&[videos, config.freq_dim as usize]));
+        let modulation = self.modulation.trace(weights, &time.activated()).view(&[videos, 6, inner]);
         let [first, second] = self.text;
-        let words = second.sketch(weights, &first.sketch(weights, &words).activated());
-        Sketched::cat(&[&time.view(&[videos, 1, inner]), &modulation, &words, &tokens], 1)
+        let words = second.trace(weights, &first.trace(weights, &words).activated());
+        TracedTensor::cat(&[&time.view(&[videos, 1, inner]), &modulation, &words, &tokens], 1)
     }
 }

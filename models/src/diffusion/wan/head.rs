@@ -1,15 +1,15 @@
-//! The last block: patches back to velocities.
+//! The last block: turns patches into velocities.
 
 use anyroll_backends::ops::modulated_norm;
 use tch::{Kind, Tensor};
 
 use super::{ROWS, WanConfig};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, sketch_modulated_norm};
+use crate::diffusion::layers::{Linear, Params, trace_modulated_norm};
+use crate::memory_trace::{F32, TracedTensor, TracedWeights};
 use crate::model::{Init, Weights};
-use crate::sketch::{F32, Sketched, SketchedWeights};
 
-/// Where each layer lies in the head's unit.
+/// Positions of the layers in the head's unit.
 #[derive(Debug)]
 pub(super) struct Head {
     modulation: usize,
@@ -17,7 +17,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// Adds the parameters, whose names begin with `prefix`, and says where they lie.
+    /// Adds the parameters, with names that begin with `prefix`, and returns their positions.
     pub fn layout(config: &WanConfig, params: &mut Params, prefix: &str) -> Head {
         let inner = config.inner_dim();
         let std = (inner as f64).powf(-0.5);
@@ -28,8 +28,8 @@ impl Head {
         Head { modulation, projection }
     }
 
-    /// `x` `[B, 7 + S + T, C]`, of `text` text tokens, to fp32 `[B, in_channels, frames, height, width]`, for a grid of
-    /// `[frames, rows, columns]` patches.
+    /// Maps `x` `[B, 7 + S + T, C]` with `text` text tokens to fp32 `[B, in_channels, frames, height,
+    /// width]`, for a grid of `[frames, rows, columns]` patches.
     pub fn forward(
         &self,
         config: &WanConfig,
@@ -48,18 +48,18 @@ impl Head {
         Ok(apart.f_reshape([-1, channels, frames * t, rows * h, columns * w])?.f_to_kind(Kind::Float)?)
     }
 
-    /// [`Self::forward`] without values, with texts of so many tokens and for latents of such sides.
-    pub fn sketch(
+    /// Traces the memory of [`Self::forward`], with texts of `text` tokens and latents of these sides.
+    pub fn trace(
         &self,
         config: &WanConfig,
-        weights: &SketchedWeights,
-        x: &Sketched,
+        weights: &TracedWeights,
+        x: &TracedTensor,
         (text, sides): (usize, &[usize; 3]),
-    ) -> Sketched {
+    ) -> TracedTensor {
         let patches = x.narrow(1, x.size[1] - ROWS as usize - text);
         let modulation = weights.get(0, self.modulation).add(&x.narrow(1, 1)).chunk(1, 2);
-        let [_same, input] = sketch_modulated_norm(&patches, &modulation[0], &modulation[1]);
-        let out = self.projection.sketch(weights, &input);
+        let [_same, input] = trace_modulated_norm(&patches, &modulation[0], &modulation[1]);
+        let out = self.projection.trace(weights, &input);
         let size = [&[x.size[0], config.in_channels as usize], &sides[..]].concat();
         out.permuted(&size).contiguous().to(F32)
     }

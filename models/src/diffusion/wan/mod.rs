@@ -1,14 +1,14 @@
-//! Wan's transformer of latents of videos, from text embeddings (Wan 2.1 and 2.2, Wan Team 2025). Weights have the names
-//! of diffusers' `WanTransformer3DModel`.
+//! Wan's transformer, from text embeddings to latents of videos (Wan 2.1 and 2.2, Wan Team 2025). Weights
+//! have the names of diffusers' `WanTransformer3DModel`.
 //!
-//! Its blocks are the embedding, the transformer blocks and the head, each with a unit of its own. What goes from block to
-//! block is `[B, 7 + S + T, C]`: a row for the sigma, six that modulate the blocks, the text, then the patches. Their
-//! backward is libtorch's.
+//! Its blocks are the embedding, the transformer blocks and the head, each with its own unit. Blocks pass on
+//! `[B, 7 + S + T, C]`: a row for the sigma, six rows that modulate the blocks, the text, then the patches.
+//! The backward is libtorch's.
 //!
-//! Wan 2.2's 14B is a pair of transformers, of which the first is asked from a sigma on and the second below it. Each unit
-//! has what both have at its place, and each point of a batch goes through the one that it belongs to. So ranks whose points
-//! have different sigmas gather and reduce the same units in the same order; and what no point went through has a gradient
-//! of 0.
+//! Wan 2.2's 14B is a pair of transformers: the first is used at high sigmas, the second at low ones. Each
+//! unit holds the parameters of both at its position, and each point of a batch goes through one of them. So
+//! ranks whose points have different sigmas gather and reduce the same units in the same order. Parameters
+//! that no point used have a gradient of 0.
 //!
 //! Letters in shapes: B latents, S text tokens, T patches, C inner size, H heads, D width of a head.
 
@@ -27,14 +27,14 @@ pub use vae::{VideoLatentSize, WanVaeConfig, WanVaeDecoder, WanVaeTape};
 use super::layers::{Params, stacked};
 use super::{DenoiseBatch, DenoiseSize, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
+use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::{ParamSpec, Unit, Weights};
-use crate::sketch::{Sketched, SketchedWeights};
 use crate::{Error, Result};
 use block::Block;
 use embedding::Embedding;
 use head::Head;
 
-/// Rows in front of the text.
+/// Number of rows before the text.
 const ROWS: i64 = 7;
 
 /// The transformer, or a pair. It holds no weights.
@@ -42,33 +42,34 @@ const ROWS: i64 = 7;
 pub struct Wan {
     config: WanConfig,
     layout: Layout,
-    /// Of each transformer, as the others.
+    /// One per transformer, like `blocks` and `heads`.
     embeddings: Vec<Embedding>,
     blocks: Vec<Vec<Block>>,
     heads: Vec<Head>,
-    /// Cosines and sines of every place: fp32 `[rope_max_seq_len, D / 2]`.
+    /// Cosines and sines of every position: fp32 `[rope_max_seq_len, D / 2]`.
     turns: [Shared; 2],
     texts: Option<Texts>,
 }
 
-/// What a block runs on.
+/// Inputs of a block.
 struct Points<'a> {
     x: &'a Tensor,
     sigmas: &'a Tensor,
     labels: &'a Tensor,
-    /// Patches in time and of either side.
+    /// Patches in time, per column and per row.
     grid: [i64; 3],
 }
 
-/// A unit, the parameters of its adapters, and where the layers of each transformer lie in them.
+/// A unit, its adapters' parameters, and the positions of each transformer's layers.
 type Placed<P> = (Unit, Vec<ParamSpec>, Vec<P>);
 
 impl Wan {
-    /// Lays out a transformer whose weights and batches will be on `device`; with `lora`, adapters are beside its
-    /// layers, and all else is frozen. A batch's labels are numbers of [`Self::with_texts`].
+    /// Lays out a transformer whose weights and batches will be on `device`. With `lora`, its layers have
+    /// adapters, and all other weights are frozen. A batch's labels are indices into the texts of
+    /// [`Self::with_texts`].
     ///
     /// # Errors
-    /// [`Error::Config`] for sizes that make no model, or libtorch's error.
+    /// [`Error::Config`] for invalid sizes, or libtorch's error.
     pub fn new(config: WanConfig, lora: Option<&Lora>, device: Device) -> Result<Wan> {
         config.validate()?;
         lora.map_or(Ok(()), Lora::validate)?;
@@ -83,13 +84,13 @@ impl Wan {
         Ok(Wan { layout, config, embeddings, blocks, heads, turns, texts: None })
     }
 
-    /// The units of a transformer without adapters.
+    /// Returns the units of a transformer without adapters.
     pub(crate) fn units(config: &WanConfig) -> Vec<Unit> {
         let blocks = (0..config.num_layers).map(|layer| blocks(config, layer, None).0);
         std::iter::once(embeddings(config).0).chain(blocks).chain([heads(config).0]).collect()
     }
 
-    /// The same transformer with texts to show.
+    /// Sets the texts that labels refer to.
     ///
     /// # Errors
     /// [`Error::Input`] for texts of another width than the config's.
@@ -98,32 +99,33 @@ impl Wan {
         Ok(Wan { texts: Some(texts), ..self })
     }
 
-    /// The shape that it was made from.
+    /// Returns the shape.
     pub fn config(&self) -> &WanConfig {
         &self.config
     }
 
-    /// The size of what a block behind the first reads.
+    /// Returns the input shape of every block after the first.
     pub(super) fn hidden(&self, size: &DenoiseSize) -> [usize; 3] {
         let patches = (0..3).map(|axis| size.sides[axis] / self.config.patch_size[axis] as usize);
         let rows = ROWS as usize + size.text + patches.product::<usize>();
         [size.points, rows, self.config.inner_dim() as usize]
     }
 
-    /// [`AutogradModel::run`] without values. Of a pair both have one shape, and each point goes through one of them.
-    pub(super) fn sketch(
+    /// Traces the memory of [`AutogradModel::run`]. Both transformers of a pair have one shape, and each
+    /// point goes through one of them.
+    pub(super) fn trace(
         &self,
         block: usize,
-        weights: &SketchedWeights,
-        x: &Sketched,
+        weights: &TracedWeights,
+        x: &TracedTensor,
         size: &DenoiseSize,
-    ) -> Sketched {
+    ) -> TracedTensor {
         if block == 0 {
-            return self.embeddings[0].sketch(&self.config, weights, x, size.text);
+            return self.embeddings[0].trace(&self.config, weights, x, size.text);
         }
         match self.blocks.get(block - 1) {
-            Some(blocks) => blocks[0].sketch(&self.config, weights, x, size.text),
-            None => self.heads[0].sketch(&self.config, weights, x, (size.text, &size.sides)),
+            Some(blocks) => blocks[0].trace(&self.config, weights, x, size.text),
+            None => self.heads[0].trace(&self.config, weights, x, (size.text, &size.sides)),
         }
     }
 
@@ -131,7 +133,7 @@ impl Wan {
         Texts::of_model(&self.texts)
     }
 
-    /// Patches in time and of either side.
+    /// Returns the number of patches in time, per column and per row.
     fn grid(&self, batch: &DenoiseBatch) -> Result<[i64; 3]> {
         let WanConfig { in_channels, patch_size, rope_max_seq_len, .. } = self.config;
         let found = batch.latents.size();
@@ -153,7 +155,7 @@ impl Wan {
     }
 }
 
-/// Its result are velocities, fp32 `[B, in_channels, frames, height, width]`.
+/// Outputs velocities, fp32 `[B, in_channels, frames, height, width]`.
 impl AutogradModel for Wan {
     type Batch = DenoiseBatch;
 
@@ -181,13 +183,13 @@ impl AutogradModel for Wan {
 }
 
 impl Wan {
-    /// Whether each point belongs to the second transformer; empty where there is one.
+    /// For each point, returns true if it belongs to the second transformer. Empty for a single transformer.
     fn of_second(&self, sigmas: &Tensor) -> Result<Vec<bool>> {
         let Some(boundary) = self.config.boundary_ratio else { return Ok(Vec::new()) };
         Ok(Vec::try_from(sigmas.f_lt(boundary)?)?)
     }
 
-    /// A block of the transformer `expert`.
+    /// Runs a block of the transformer `expert`.
     fn run_expert(&self, expert: usize, block: usize, weights: &Weights, points: &Points) -> Result<Tensor> {
         let (config, texts, grid) = (&self.config, self.texts()?, points.grid);
         if block == 0 {
@@ -205,7 +207,7 @@ impl Wan {
         }
     }
 
-    /// A block of either transformer, each for its own points.
+    /// Runs a block of both transformers, each for its own points.
     fn run_both(
         &self,
         of_second: &[bool],
@@ -247,7 +249,7 @@ fn heads(config: &WanConfig) -> Placed<Head> {
     placed(config, "proj_out", None, |params, prefix| Head::layout(config, params, prefix))
 }
 
-/// The unit `name`, in which `layout` adds the parameters of each transformer behind those of the other.
+/// Returns the unit `name`, to which `layout` adds the parameters of each transformer in turn.
 fn placed<P>(
     config: &WanConfig,
     name: &str,

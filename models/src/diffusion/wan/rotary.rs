@@ -1,15 +1,16 @@
-//! Where patches are: rotations of pairs of each head's values, some for time and some for either side.
+//! Position encoding of patches: rotates pairs of each head's values, some by time, some by row, some by
+//! column.
 
 use tch::{Kind, Tensor};
 
 use super::WanConfig;
 use crate::Result;
-use crate::sketch::Sketched;
+use crate::memory_trace::TracedTensor;
 
 const MAX_PERIOD: f64 = 10_000.0;
 
-/// The angles of every place in time and in the longest side: fp32 `[rope_max_seq_len, D / 2]`, the pairs of time first,
-/// then those of rows and of columns.
+/// Returns the angles of every position in time and in the longest side: fp32 `[rope_max_seq_len, D / 2]`.
+/// The pairs of time come first, then those of rows and of columns.
 pub(super) fn angles(config: &WanConfig) -> Result<Tensor> {
     let options = (Kind::Double, tch::Device::Cpu);
     let places = Tensor::f_arange(config.rope_max_seq_len, options)?.f_unsqueeze(1)?;
@@ -21,13 +22,14 @@ pub(super) fn angles(config: &WanConfig) -> Result<Tensor> {
     Ok(Tensor::f_cat(&axes.into_iter().collect::<Result<Vec<_>>>()?, 1)?)
 }
 
-/// Values of a head that tell of time, of rows and of columns.
+/// Returns how many values of a head encode time, rows and columns.
 fn widths(config: &WanConfig) -> [i64; 3] {
     let side = config.attention_head_dim / 3;
     [config.attention_head_dim - 2 * side, side, side]
 }
 
-/// The rows of a table of [`angles`] for a grid of `[frames, rows, columns]` patches: `[1, T, 1, D / 2]`.
+/// Returns the rows of a table of [`angles`] for a grid of `[frames, rows, columns]` patches: `[1, T, 1, D /
+/// 2]`.
 pub(super) fn of_grid(config: &WanConfig, table: &Tensor, grid: [i64; 3]) -> Result<Tensor> {
     let mut start = 0;
     let mut parts = Vec::with_capacity(3);
@@ -42,7 +44,7 @@ pub(super) fn of_grid(config: &WanConfig, table: &Tensor, grid: [i64; 3]) -> Res
     Ok(Tensor::f_cat(&parts, 3)?.f_flatten(0, 2)?.f_unsqueeze(0)?.f_unsqueeze(2)?)
 }
 
-/// Turns the pairs of neighbours of `x` `[B, T, H, D]`.
+/// Rotates pairs of adjacent values of `x` `[B, T, H, D]`.
 pub(super) fn turn(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
     let [batch, tokens, heads, dim] = x.size()[..] else { unreachable!("heads have four dimensions") };
     let pairs = x.f_view([batch, tokens, heads, dim / 2, 2])?;
@@ -52,8 +54,8 @@ pub(super) fn turn(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
     Ok(Tensor::f_stack(&[first, second], 4)?.f_flatten(3, 4)?.f_to_kind(x.kind())?)
 }
 
-/// [`turn`] without values.
-pub(super) fn sketch(x: &Sketched, [cos, sin]: &[Sketched; 2]) -> Sketched {
+/// Traces the memory of [`turn`].
+pub(super) fn trace(x: &TracedTensor, [cos, sin]: &[TracedTensor; 2]) -> TracedTensor {
     let [batch, tokens, heads, dim] = x.size[..] else { unreachable!("heads have four dimensions") };
     let pairs = x.view(&[batch, tokens, heads, dim / 2, 2]);
     let half = || pairs.narrow(4, 1).view(&[batch, tokens, heads, dim / 2]);
@@ -61,5 +63,5 @@ pub(super) fn sketch(x: &Sketched, [cos, sin]: &[Sketched; 2]) -> Sketched {
     let first = a.mul(cos).add(&b.mul(sin));
     let second = a.mul(sin).add(&b.mul(cos));
     let [first, second] = [first, second].map(|x| x.view(&[batch, tokens, heads, dim / 2, 1]));
-    Sketched::cat(&[&first, &second], 4).view(&[batch, tokens, heads, dim]).to(x.element)
+    TracedTensor::cat(&[&first, &second], 4).view(&[batch, tokens, heads, dim]).to(x.element)
 }

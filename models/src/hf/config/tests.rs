@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::RopeScaling;
 
-/// A small Llama with `changes` to its file; a null takes a field away.
+/// Reads a small Llama's file with `changes`; a null removes a field.
 fn read(changes: Value) -> Result<DecoderConfig> {
     let mut file = json!({
         "architectures": ["LlamaForCausalLM"], "vocab_size": 12, "hidden_size": 16, "num_hidden_layers": 1,
@@ -58,12 +58,12 @@ fn windows_are_of_layers() {
         file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         read(file).map(|config| config.sliding_window.map(|window| (window.tokens, window.layers)))
     };
-    assert_eq!(qwen(json!({})).unwrap(), None, "the first 28 layers have none");
+    assert_eq!(qwen(json!({})).unwrap(), None, "the first 28 layers have no window");
     let from_second = Some((8, vec![false, true, true]));
     assert_eq!(qwen(json!({"max_window_layers": 1})).unwrap(), from_second);
     let kinds = json!(["sliding_attention", "full_attention", "sliding_attention"]);
     let found = qwen(json!({"max_window_layers": 1, "layer_types": kinds})).unwrap();
-    assert_eq!(found, Some((8, vec![true, false, true])), "named layers count");
+    assert_eq!(found, Some((8, vec![true, false, true])), "`layer_types` wins");
     assert_eq!(qwen(json!({"max_window_layers": 0, "use_sliding_window": false})).unwrap(), None);
     let error = qwen(json!({"layer_types": ["chunked_attention"]})).unwrap_err().to_string();
     assert!(error.contains("`layer_types` has `chunked_attention`"), "{error}");
@@ -121,12 +121,12 @@ fn norms_of_olmo_are_of_branches() {
     let layers = vec![true, true, true, false];
     assert_eq!(three.sliding_window, Some(SlidingWindow { tokens: 4096, layers: layers.clone() }));
     assert_eq!(three.other_rope, Some(OtherRope { theta: Some(50.0), layers }));
-    assert_eq!(olmo("Olmo3", json!({})).unwrap().other_rope, None, "all turn alike without a scaling");
+    assert_eq!(olmo("Olmo3", json!({})).unwrap().other_rope, None, "without scaling all layers rotate alike");
     let error = olmo("Olmo3", json!({"sliding_window": null})).unwrap_err().to_string();
-    assert!(error.contains("`sliding_window` is null, and layers have one"), "{error}");
+    assert!(error.contains("`sliding_window` is null, but layers have a sliding window"), "{error}");
 }
 
-/// As newer files have them.
+/// In the format of newer files.
 #[test]
 fn rotations_are_of_kinds_of_layers() {
     let read = |family: &str, full: &Value, sliding: Value| {
@@ -184,14 +184,15 @@ fn phi3_has_fused_projections() {
             json!({"rope_scaling": {"type": "linear", "factor": 2.0}}),
             "`rope_scaling.rope_type` is `linear`; the",
         ),
-        (json!({"architectures": ["PhimoeForCausalLM"]}), "the architecture is PhimoeForCausalLM"),
+        (json!({"architectures": ["PhimoeForCausalLM"]}), "the architecture PhimoeForCausalLM"),
     ] {
         let error = phi(changes).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
 }
 
-/// As `transformers` 4 writes it, with the two lengths in front, and as 5 does, with all of it in one place.
+/// In the format of `transformers` 4, with the two lengths at the top level, and of 5, with everything in one
+/// section.
 #[test]
 fn longrope_is_that_of_short_texts() {
     let phi = |changes: Value| {
@@ -243,23 +244,23 @@ fn longrope_is_that_of_short_texts() {
         assert!(error.contains(expected), "{error}");
         new[name] = kept;
     };
-    check("short_factor", Value::Null, "`rope_parameters.short_factor` is no list of numbers");
-    check("long_factor", json!([1.0, "2"]), "`rope_parameters.long_factor` is no list of numbers");
+    check("short_factor", Value::Null, "`rope_parameters.short_factor` is not a list of numbers");
+    check("long_factor", json!([1.0, "2"]), "`rope_parameters.long_factor` is not a list of numbers");
     check(
         "long_factor",
         json!([1.0]),
         "`rope_scaling` has 1 numbers for long_factor, must have one for each of the 2",
     );
     check("short_factor", json!([1.0, 0.0]), "`rope_scaling` has 0.0 for short_factor, must be a positive");
-    check("original_max_position_embeddings", json!(32), "embeddings` is 32, and 64 beside it");
-    check("factor", json!(32.0), "`rope_parameters.factor` is 32, and max_position_embeddings");
+    check("original_max_position_embeddings", json!(32), "embeddings` is 32, but 64 next to it");
+    check("factor", json!(32.0), "`rope_parameters.factor` is 32, but max_position_embeddings");
     let other =
         json!({"rope_scaling": old, "architectures": ["LlamaForCausalLM"], "partial_rotary_factor": 1});
     let error = phi(other).unwrap_err().to_string();
     assert!(error.contains("`rope_scaling.rope_type` is `longrope`; there is"), "{error}");
     let llama = DecoderConfig { fused_projections: false, ..found };
     let error = crate::hf::config_file(&llama, &[1]).unwrap_err().to_string();
-    assert!(error.contains("`rope_scaling` is `longrope` in a decoder that is no Phi-3"), "{error}");
+    assert!(error.contains("`rope_scaling` is `longrope`, which only Phi-3 has"), "{error}");
 }
 
 #[test]
@@ -284,7 +285,7 @@ fn granite_multiplies() {
         ..Multipliers::default()
     };
     assert_eq!(granite(fields.clone()).unwrap().multipliers, expected);
-    assert_eq!(read(fields).unwrap().multipliers, Multipliers::default(), "Llama does not read them");
+    assert_eq!(read(fields).unwrap().multipliers, Multipliers::default(), "Llama ignores them");
     let error = granite(json!({"logits_scaling": 0.0})).unwrap_err().to_string();
     assert!(error.contains("`logits_scaling` is 0, must be a positive number"), "{error}");
 }
@@ -317,11 +318,11 @@ fn gemma_is_read_as_it_is_published_and_as_newer_files_have_it() {
     assert_eq!((published.norms, published.norm_offset), (NormPlaces::Both, 1.0));
     assert_eq!((published.activation, published.qk_norm), (Activation::GeluTanh, Some(QkNorm::PerHead)));
     assert!(published.tie_word_embeddings && !published.qkv_bias);
-    // What is silent is as in its class.
+    // Missing fields default to those of its class.
     let silent = gemma(json!({"head_dim": 8, "query_pre_attn_scalar": 16})).unwrap();
     assert_eq!(silent, published);
     assert_eq!(gemma(json!({})).unwrap().head_dim, 256);
-    // As transformers 5 writes it, and with the layers by name.
+    // In the format of transformers 5, and with the layers named.
     let kinds: Vec<&str> =
         slides.iter().map(|&it| if it { "sliding_attention" } else { "full_attention" }).collect();
     let newer = gemma(json!({
@@ -334,17 +335,17 @@ fn gemma_is_read_as_it_is_published_and_as_newer_files_have_it() {
     let scaled = DecoderConfig { rope_scaling: RopeScaling::Linear { factor: 8.0 }, ..published };
     assert_eq!(newer.unwrap(), scaled);
     for (changes, problem) in [
-        (json!({"hidden_activation": "gelu"}), "`hidden_activation` is another than `gelu_pytorch_tanh`"),
+        (json!({"hidden_activation": "gelu"}), "`hidden_activation` must be `gelu_pytorch_tanh`"),
         (json!({"final_logit_softcapping": 30.0}), "`final_logit_softcapping` is there"),
         (json!({"attn_logit_softcapping": 50.0}), "`attn_logit_softcapping` is there"),
         (json!({"use_bidirectional_attention": true}), "`use_bidirectional_attention` is true"),
         (json!({"query_pre_attn_scalar": 0}), "`query_pre_attn_scalar` is 0, must be above 0"),
         (json!({"sliding_window_pattern": 0}), "`sliding_window_pattern` is 0"),
         (json!({"sliding_window": null}), "`sliding_window` is null"),
-        // Its other fields are those of `text_config`.
+        // Its other fields are in `text_config`.
         (
             json!({"architectures": ["Gemma3ForConditionalGeneration"], "vocab_size": null, "text_config": {}}),
-            "`architectures` are Gemma3ForConditionalGeneration, which sees images: save its text model",
+            "`architectures` are Gemma3ForConditionalGeneration, which reads images: load its text model",
         ),
         (json!({"architectures": ["Gemma3Model"]}), "Gemma3Model"),
     ] {
@@ -384,7 +385,7 @@ fn experts_are_of_layers() {
     assert_eq!(layers(json!({"num_experts": 0})), None);
     assert!(moe(json!({"norm_topk_prob": true})).unwrap().experts.unwrap().norm_topk_prob);
     let windowed = moe(json!({"use_sliding_window": true, "sliding_window": 8})).unwrap();
-    assert_eq!(windowed.sliding_window.unwrap().layers, [true; 4], "max_window_layers says nothing");
+    assert_eq!(windowed.sliding_window.unwrap().layers, [true; 4], "max_window_layers has no effect");
     let check = |changes: Value, expected: &str| {
         let error = moe(changes).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -471,10 +472,13 @@ fn what_is_missing_is_named() {
         let error = read(changes).unwrap_err().to_string();
         assert!(error.starts_with("m/config.json: ") && error.contains(expected), "{error}");
     };
-    check(json!({"architectures": ["GemmaForCausalLM"]}), "the architecture is GemmaForCausalLM, and there");
-    check(json!({"architectures": null}), "the architecture is not named");
+    check(
+        json!({"architectures": ["GemmaForCausalLM"]}),
+        "the architecture GemmaForCausalLM is not supported",
+    );
+    check(json!({"architectures": null}), "the architecture (none)");
     let scorer = json!({"architectures": ["LlamaForSequenceClassification"]});
-    check(scorer, "the architecture is LlamaForSequenceClassification, and there is only Qwen2ForCausalLM");
+    check(scorer, "the architecture LlamaForSequenceClassification is not supported, only Qwen2ForCausalLM");
     check(json!({"architectures": ["MistralForCausalLM"]}), "`num_key_value_heads` is missing");
     check(json!({"num_key_value_heads": 3}), "`num_key_value_heads` is 3, must divide");
     check(json!({"hidden_size": 1_i64 << 60}), "`hidden_size` is 1152921504606846976, must be at most");
@@ -484,11 +488,11 @@ fn what_is_missing_is_named() {
     let plain = json!({"rope_type": "default", "rope_theta": 50.0});
     check(
         json!({"rope_parameters": plain, "rope_scaling": yarn}),
-        "`rope_scaling` is another than `rope_parameters`",
+        "`rope_scaling` differs from `rope_parameters`",
     );
     let half = json!({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5});
     check(json!({"rope_parameters": half}), "`rope_parameters.partial_rotary_factor` is not 1");
-    check(json!({"rope_scaling": {"rope_type": 1}}), "`rope_scaling.rope_type` is no text");
+    check(json!({"rope_scaling": {"rope_type": 1}}), "`rope_scaling.rope_type` is not a string");
     let yarn = json!({"rope_type": "yarn", "factor": 2.0, "truncate": "no"});
     check(json!({"rope_scaling": yarn}), "`rope_scaling.truncate` is \"no\"");
     let yarn = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.0});

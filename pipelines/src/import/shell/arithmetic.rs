@@ -1,8 +1,8 @@
-//! A shell's `$((...))`: whole numbers, variables, `+ - * / %` and brackets.
+//! Shell arithmetic `$((...))`: integers, variables, `+ - * / %` and parentheses.
 
 use std::{iter::Peekable, str::Chars};
 
-/// The value of `sum`, if it has no more than these and stays within 64 bits.
+/// Value of `sum`; `None` for other operators or overflow of 64 bits.
 pub(super) fn value(sum: &str, variable: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
     let mut reader = Reader { rest: sum.chars().peekable(), variable };
     let value = reader.sum(0)?;
@@ -10,7 +10,7 @@ pub(super) fn value(sum: &str, variable: &dyn Fn(&str) -> Option<i64>) -> Option
     reader.rest.next().is_none().then_some(value)
 }
 
-/// Brackets and signs that may be open at a time: a script has a few.
+/// Limit of nested parentheses and signs; a script has a few.
 const MOST_NESTED: usize = 64;
 
 struct Reader<'a> {
@@ -67,7 +67,7 @@ impl Reader<'_> {
                     name.push(next);
                 }
                 match name.starts_with(|first: char| first.is_ascii_digit()) {
-                    // A leading zero is octal there.
+                    // A leading zero means octal in a shell.
                     true => name.parse().ok().filter(|_| name == "0" || !name.starts_with('0')),
                     false => (self.variable)(&name),
                 }

@@ -1,5 +1,5 @@
-//! The commands of a shell script as words: quotes, comments, escaped line ends, redirections, what joins commands, and
-//! the variables that the script itself assigns. Nothing is run.
+//! Commands of a shell script as words. Handles quotes, comments, escaped line ends, redirections, command
+//! separators, and variables assigned in the script. Nothing is executed.
 
 mod arithmetic;
 #[cfg(test)]
@@ -11,11 +11,11 @@ use std::{iter::Peekable, mem, str::Chars};
 pub(super) use variables::Variables;
 use variables::{Value, assignment};
 
-/// The commands of `script` in their order, each a list of words without its redirections. What a variable stands for
-/// is put in its place where that is known; else the words have it as it is written, and [`is_expanded`] says so.
+/// The commands of `script` in order, each as words without redirections. Known variables are expanded;
+/// others stay as written, which [`is_expanded`] detects.
 ///
 /// # Errors
-/// A quote, a `$(` or a list is never closed: what follows could be anything.
+/// An unclosed quote, `$(` or list, after which the rest cannot be parsed.
 pub(super) fn commands(script: &str, variables: &mut Variables) -> Result<Vec<Vec<String>>, String> {
     let script = script.replace("\r\n", "\n");
     let mut reader = Reader::new(&script, variables);
@@ -26,29 +26,29 @@ pub(super) fn commands(script: &str, variables: &mut Variables) -> Result<Vec<Ve
     Ok(reader.commands)
 }
 
-/// Whether a word has no variable and no command in it that stands for something else.
+/// Returns true if a word contains no variable or command substitution.
 pub(super) fn is_expanded(word: &str) -> bool {
     let follows =
         |next: Option<char>| next.is_some_and(|next| next.is_alphanumeric() || "_{(".contains(next));
     !word.match_indices('$').any(|(at, _)| follows(word[at + 1..].chars().next()))
 }
 
-/// Brackets that may be open at a time: a script has a few.
+/// Limit of nested brackets; a script has a few.
 const MOST_NESTED: i32 = 64;
 
 struct Reader<'a> {
     rest: Peekable<Chars<'a>>,
-    /// The line that is read, for messages.
+    /// Current line, for messages.
     line: usize,
     word: Option<String>,
-    /// Whether the word is where a redirection goes, and so none of the command's.
+    /// True if the word is the target of a redirection, not an argument.
     is_target: bool,
     command: Vec<String>,
     commands: Vec<Vec<String>>,
     variables: &'a mut Variables,
-    /// How many `if`, loops and functions are open.
+    /// Number of open `if`, loops and functions.
     depth: usize,
-    /// Whether the command runs only if the one before it went well, or ill.
+    /// True if the command runs only after success or failure of the one before.
     follows: bool,
 }
 
@@ -119,7 +119,7 @@ impl<'a> Reader<'a> {
 
     fn double_quoted(&mut self) -> Result<(), String> {
         let line = self.line;
-        // A list of nothing is no word, not even within quotes.
+        // An empty list expands to no word, even in quotes.
         let mut has_word = self.word.is_some() || self.rest.peek() == Some(&'"');
         while let Some(next) = self.next() {
             match next {
@@ -158,7 +158,7 @@ impl<'a> Reader<'a> {
         Err(format!("the quote \" in line {line} is never closed"))
     }
 
-    /// Outside of quotes a text is split into words, but for what is assigned.
+    /// Appends an expansion. Outside quotes it is split into words, except in assignments.
     fn place(&mut self, value: Value) {
         let may_precede =
             |word: &str| assignment(word).is_some() || KEYWORDS.contains(&word) || EXPORTS.contains(&word);
@@ -187,7 +187,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// What `$name`, `${...}`, `$((...))` or `$(...)` stands for, or itself: what is in it neither ends a word nor a command.
+    /// Expands `$name`, `${...}`, `$((...))` or `$(...)`, or keeps it. Its content ends neither a word nor a
+    /// command.
     fn dollar(&mut self) -> Result<Value, String> {
         let mut text = String::from("$");
         let (open, close) = match self.rest.peek() {
@@ -219,7 +220,7 @@ impl<'a> Reader<'a> {
         Err(format!("the `${open}` in line {line} is never closed"))
     }
 
-    /// `name=(a b c)`, over as many lines as it likes.
+    /// Parses `name=(a b c)`, possibly over several lines.
     fn list(&mut self) -> Result<(), String> {
         let line = self.line;
         let name = self.word.take().unwrap_or_default();
@@ -240,7 +241,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// `> log`, `2>&1`, `<<END`: the number before it belongs to it, as the word after it does.
+    /// Parses `> log`, `2>&1` or `<<END`, with the number before it and the word after it.
     fn redirection(&mut self) {
         self.word.take_if(|word| word.chars().all(|digit| digit.is_ascii_digit()));
         self.end_word();
@@ -267,12 +268,12 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whether what is read may never run.
+    /// Returns true if the current command may not run.
     fn is_conditional(&self) -> bool {
         self.depth > 0 || self.follows
     }
 
-    /// Takes the assignments of a command that has nothing else.
+    /// Takes the assignments of a command without other words.
     fn assign(&mut self, command: &[String]) {
         let mut words = command.iter().map(String::as_str).peekable();
         while let Some(word) = words.next_if(|word| KEYWORDS.contains(word)) {
@@ -294,10 +295,10 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Commands whose words are assignments, or names.
+/// Commands whose arguments are assignments or names.
 const EXPORTS: [&str; 4] = ["export", "readonly", "declare", "local"];
 
-/// What a command may begin with that is none.
+/// Words before a command.
 const KEYWORDS: [&str; 16] = [
     "if", "then", "elif", "else", "fi", "for", "while", "until", "select", "do", "done", "case", "esac",
     "function", "{", "}",

@@ -5,7 +5,7 @@ fn check(script: &str, expected: &[&[&str]]) {
     assert_eq!(commands(script, &mut Variables::default()).unwrap(), expected, "{script}");
 }
 
-/// The words of the script's last command.
+/// Words of the script's last command.
 #[track_caller]
 fn check_last(script: &str, expected: &[&str]) {
     let commands = commands(script, &mut Variables::default()).unwrap();

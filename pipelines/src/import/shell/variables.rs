@@ -1,27 +1,27 @@
-//! What the variables of a script stand for.
+//! Variables of a script.
 
 use std::collections::HashMap;
 
 use super::{Reader, arithmetic};
 
-/// What an expansion comes to.
+/// Result of an expansion.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
     /// One text.
     Text(String),
-    /// Words, as those of `"${name[@]}"`.
+    /// Words, as from `"${name[@]}"`.
     List(Vec<String>),
 }
 
-/// The variables that a script has assigned so far. One that was assigned where it may never have run is not known; of a list
-/// of `key=value` only the keys that were changed there are not.
+/// Variables assigned so far. A variable assigned in a branch is unknown. In a list of `key=value`, only the
+/// keys changed there are unknown.
 #[derive(Clone, Debug, Default)]
 pub(in crate::import) struct Variables {
     assigned: HashMap<String, Option<Value>>,
 }
 
 impl Variables {
-    /// With `HOME`, which every shell has.
+    /// Creates the variables of a new shell, with `HOME`.
     pub(in crate::import) fn of_shell() -> Self {
         let home = std::env::var("HOME").ok().map(Value::Text);
         Self { assigned: HashMap::from([("HOME".to_owned(), home)]) }
@@ -44,7 +44,7 @@ impl Variables {
         self.assigned.insert(name.to_owned(), value);
     }
 
-    /// What `$name` stands for, or itself.
+    /// Expands `$name`, or returns it unchanged.
     pub(super) fn plain(&self, text: &str) -> Value {
         match self.assigned.get(&text[1..]) {
             Some(Some(Value::List(items))) => Value::Text(items.first().cloned().unwrap_or_default()),
@@ -53,7 +53,7 @@ impl Variables {
         }
     }
 
-    /// What `${name}`, `${name:-default}`, `${name[@]}` or `$((1 + 2))` stands for, or itself.
+    /// Expands `${name}`, `${name:-default}`, `${name[@]}` or `$((1 + 2))`, or returns it unchanged.
     pub(super) fn bracketed(&mut self, text: &str) -> Result<Value, String> {
         let itself = || Value::Text(text.to_owned());
         if let Some(sum) = text.strip_prefix("$((").and_then(|sum| sum.strip_suffix("))")) {
@@ -82,7 +82,7 @@ impl Variables {
         }
     }
 
-    /// `raw` with its quotes taken off and its variables filled in.
+    /// `raw` with quotes removed and variables expanded.
     fn text_of(&mut self, raw: &str) -> Result<String, String> {
         let mut reader = Reader::new(raw, self);
         reader.word = Some(String::new());
@@ -105,7 +105,8 @@ impl Variables {
     }
 }
 
-/// A list that is one of two: what both have, and of what one of them has, or has otherwise, only the key, as `key=${name[@]}`.
+/// A list that is one of two. Items in both are kept. Other items become `key=${name[@]}`, with an unknown
+/// value.
 fn either(name: &str, before: &[String], after: &[String]) -> Option<Vec<String>> {
     let mut items: Vec<String> = Vec::new();
     for item in before.iter().chain(after) {
@@ -128,12 +129,12 @@ fn joined(before: Value, more: Value) -> Option<Value> {
     }
 }
 
-/// What stands behind `:-`, `-` or `:=`.
+/// The text after `:-`, `-` or `:=`.
 fn default(rest: &str) -> Option<&str> {
     [":-", ":=", "-", "="].iter().find_map(|mark| rest.strip_prefix(mark))
 }
 
-/// `name=value` or `name+=value` as the name, whether it appends, and the value.
+/// Splits `name=value` or `name+=value` into the name, whether it appends, and the value.
 pub(super) fn assignment(word: &str) -> Option<(&str, bool, &str)> {
     let (name, value) = word.split_once('=')?;
     let (name, appends) = name.strip_suffix('+').map_or((name, false), |name| (name, true));

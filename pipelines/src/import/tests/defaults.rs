@@ -1,4 +1,4 @@
-//! What other systems take where their files do not say it, values that turn nothing on, and how they may be written.
+//! Other systems' defaults for missing keys, values that turn nothing on, and alternative notations.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! Lengths that other systems say as passes over the data.
+//! Run lengths given as epochs.
 
 use super::{openrlhf_trl::imported_from, *};
 
-/// That `import` is a run of so many epochs, and how the key that says so is told of.
+/// Checks that `import` is a run of this many epochs, and the row of its key.
 #[track_caller]
 fn check_epochs(import: &Import, pipeline: &str, epochs: &str, row: (&str, &str)) {
     check_refused(import, &[]);
@@ -12,7 +12,7 @@ fn check_epochs(import: &Import, pipeline: &str, epochs: &str, row: (&str, &str)
     check_rows(import, &[row]);
 }
 
-/// That the number of steps counts, or is left to the user.
+/// Checks that the number of steps takes precedence, or is left to the user.
 #[track_caller]
 fn check_no_epochs(import: &Import, refused: &[&str], row: (&str, &str)) {
     check_refused(import, refused);
@@ -27,17 +27,17 @@ fn verls_epochs() {
         imported("run.sh", &format!("python3 -m verl.trainer.main_ppo {usual} {overrides}"), Origin::Verl)
     };
     let key = "trainer.total_epochs";
-    let told = "changed   trainer.total_epochs: 15 -> pipeline.rlvr.steps: {\"data_epochs\":15} (a step may end one and";
+    let told = "changed   trainer.total_epochs: 15 -> pipeline.rlvr.steps: {\"data_epochs\":15} (a step may span two epochs";
     let own = verl("trainer.total_epochs=15 actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.05");
     check_epochs(&own, "rlvr", "15", (key, told));
     let share = "          warmup_steps:\n            share: 0.05\n";
     assert!(own.yaml().contains(share), "{}", own.yaml());
     check_epochs(&verl(""), "rlvr", "30", (key, "changed   trainer.total_epochs: 30 by default ->"));
-    // "Only at the end" is no number of steps.
-    check_rows(&own, &[("trainer.save_freq", "changed   trainer.save_freq: -1 by default (say ")]);
+    // "Only at the end" is not a number of steps.
+    check_rows(&own, &[("trainer.save_freq", "changed   trainer.save_freq: -1 by default (set ")]);
 
     let steps = verl("trainer.total_epochs=15 trainer.total_training_steps=100");
-    check_no_epochs(&steps, &[], (key, "no effect trainer.total_epochs: 15 (total_training_steps is given"));
+    check_no_epochs(&steps, &[], (key, "no effect trainer.total_epochs: 15 (total_training_steps is set"));
     let filter = "algorithm.filter_groups.enable=True";
     let dapo = verl(&format!("{filter} trainer.total_epochs=15"));
     check_no_epochs(
@@ -63,7 +63,7 @@ fn trls_epochs() {
     let told = "changed   num_train_epochs: 0.5 -> pipeline.rlvr.steps: {\"data_epochs\":0.5} (";
     check_epochs(&trl("num_train_epochs: 0.5\nmax_steps: -1\n"), "rlvr", "0.5", (key, told));
     let steps = trl("num_train_epochs: 2\nmax_steps: 100\n");
-    check_no_epochs(&steps, &[], (key, "no effect num_train_epochs: 2 (max_steps is given)"));
+    check_no_epochs(&steps, &[], (key, "no effect num_train_epochs: 2 (max_steps is set)"));
     assert!(steps.yaml().contains("    steps: 100\n"), "{}", steps.yaml());
     check_refused(&trl("num_train_epochs: few\n"), &[key]);
     for origin in [Origin::TrlSft, Origin::TrlDpo, Origin::TrlReward] {

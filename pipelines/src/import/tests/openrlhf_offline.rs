@@ -1,8 +1,8 @@
-//! OpenRLHF's commands that train on texts which are there beforehand.
+//! OpenRLHF's commands that train on given texts.
 
 use super::{openrlhf_trl::imported_from, *};
 
-/// As OpenRLHF's examples are written; whose a command is, its program says.
+/// Commands as in OpenRLHF's examples, recognized by their program.
 const SFT: &str = "set -x
 read -r -d '' training_commands <<EOF
 openrlhf.cli.train_sft --max_len 4096 --dataset data/orca.jsonl --input_key question --output_key response \\
@@ -97,7 +97,7 @@ fn pairs() {
     assert!(!rm.yaml().contains("evaluation:") && !rm.yaml().contains("truncate"), "{}", rm.yaml());
 }
 
-/// What was there until it was taken out, in mid 2025.
+/// Trainer that was removed in mid 2025.
 #[test]
 fn judged_answers() {
     let kto = "deepspeed --module openrlhf.cli.train_kto --pretrain models/llama --dataset data/judged.jsonl \
@@ -113,7 +113,7 @@ fn judged_answers() {
             "      prompts: 0\n",
         ],
     );
-    check_rows(&import, &[("eval.steps", "no effect eval.steps: 10 (nothing is evaluated)")]);
+    check_rows(&import, &[("eval.steps", "no effect eval.steps: 10 (evaluation is off)")]);
 }
 
 #[test]
@@ -144,5 +144,5 @@ fn what_they_say_and_we_have_not_is_refused() {
     let path = folder.path().join("run.sh");
     fs::write(&path, DPO).unwrap();
     let error = import(&path, Some(Origin::OpenrlhfSft)).unwrap_err().to_string();
-    assert!(error.contains("calls `openrlhf.cli.train_dpo`, and not `openrlhf.cli.train_sft`"), "{error}");
+    assert!(error.contains("calls `openrlhf.cli.train_dpo`, not `openrlhf.cli.train_sft`"), "{error}");
 }

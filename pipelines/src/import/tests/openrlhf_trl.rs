@@ -1,10 +1,11 @@
-//! Scripts around OpenRLHF's command, and what OpenRLHF, TRL and trlx count and mean otherwise than we do.
+//! Scripts around OpenRLHF's command, and settings that OpenRLHF, TRL and trlx count or define differently
+//! from us.
 
 use super::*;
 
 const PPO: &str = "python -m openrlhf.cli.train_ppo_ray --pretrain m --rollout_batch_size 128 --zero_stage 3";
 
-/// Imports `text` as what `origin` has, whatever its keys are.
+/// Imports `text` as a config of `origin`, whatever its keys are.
 #[track_caller]
 pub(super) fn imported_from(text: &str, origin: Origin) -> Import {
     let folder = tempfile::tempdir().unwrap();
@@ -54,8 +55,8 @@ fn a_script_without_one_ppo_command_is_refused() {
         ("# openrlhf.cli.train_ppo_ray --pretrain x", "has no command"),
         (&*format!("{PPO}\n{PPO}"), "2 times"),
         (&*format!("{PPO} --input_key 'question"), "quote ' in line 1 is never closed"),
-        (&*format!("{PPO}\n  --seed 3"), "a line begins with `--seed`"),
-        ("openrlhf.cli.train_ppo_ray stray", "`stray` belongs to no flag"),
+        (&*format!("{PPO}\n  --seed 3"), "a line starts with `--seed`"),
+        ("openrlhf.cli.train_ppo_ray stray", "`stray` does not follow a flag"),
     ] {
         fs::write(&path, script).unwrap();
         let error = import(&path, None).unwrap_err().to_string();
@@ -75,12 +76,12 @@ python -m openrlhf.cli.train_ppo_ray --pretrain $MODEL --actor_num_gpus_per_node
     let import = imported_from(script, Origin::Openrlhf);
     check_lines(&import, &["  path: models/actor\n", "devices: 8\n", "  zero_stage: 3\n"]);
     check_refused(&import, &["train.seed", "rollout.max_new_tokens"]);
-    let unknown = "refused   train.seed: $SEED (what its `$` stands for is not known";
+    let unknown = "refused   train.seed: $SEED (the value of its `$` is unknown";
     check_rows(&import, &[("train.seed", unknown), ("use_wandb", "no effect")]);
     assert!(!import.yaml().contains('$'), "{}", import.yaml());
 }
 
-/// But for its rate.
+/// Equal except for the rate.
 #[test]
 fn openrlhfs_critic_has_the_policys_optimizer() {
     let import = imported_from(&format!("{PPO} --adam_betas 0.9 0.9 --l2 0.1"), Origin::Openrlhf);
@@ -152,7 +153,7 @@ method: {name: PPOConfig, num_rollouts: 128, chunk_size: 32, ppo_epochs: 4, init
   scale_reward: running, gen_kwargs: {max_new_tokens: 8}}
 ";
 
-/// The precision is what `bf16` and `fp16` say; `dtype` is that of the weights.
+/// `bf16` and `fp16` set the compute precision; `dtype` is that of the weights.
 #[test]
 fn trls_precision_and_optimizer() {
     for (text, line) in [
@@ -234,7 +235,7 @@ fn trlxs_updates_become_steps() {
             "      reward_norm:\n        std: running\n",
         ],
     );
-    let why = "(16 updates make a step of ours)";
+    let why = "(16 updates are one step here)";
     check_rows(
         &import,
         &[

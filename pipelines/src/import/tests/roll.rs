@@ -110,7 +110,7 @@ fn check_elsewhere(text: &str) {
     assert!(shared.yaml().contains("devices: 4\n") && !shared.yaml().contains("roles:"), "{}", shared.yaml());
 }
 
-/// Enough of a run of ROLL's to load, with `more` below the top and `rewards`.
+/// The minimum of a ROLL config that loads, with `more` at the top level and `rewards`.
 #[track_caller]
 fn roll(more: &str, rewards: &str) -> Import {
     let text = format!(
@@ -128,8 +128,8 @@ const MATH: &str = "  math: {worker_cls: a.MathRuleRewardWorker}\n";
 fn rolls_rewards_that_score_otherwise() {
     for (worker, why) in [
         ("GeneralRuleRewardWorker", "`instruction_id_list`"),
-        ("LLMJudgeRewardWorker", "a template of your own"),
-        ("VideoR1RewardWorker", "docs/rewards.md"),
+        ("LLMJudgeRewardWorker", "your own template"),
+        ("VideoR1RewardWorker", "docs/guides/rewards.md"),
     ] {
         let import = roll("", &format!("  some: {{worker_cls: a.{worker}, reward_type: soft}}\n"));
         check_refused(&import, &["rewards.some.worker_cls"]);
@@ -222,7 +222,7 @@ fn rolls_judge_is_asked_at_an_endpoint() {
     assert!(half.rows.iter().all(|row| !row.to_string().contains("sk-1234")));
 }
 
-/// `ActorPGWorker` alone reads a variant, and has bounds of its own.
+/// Only `ActorPGWorker` reads a variant, and it has its own bounds.
 #[test]
 fn rolls_losses() {
     let check = |worker: &str, lines: &[&str]| {
@@ -258,7 +258,7 @@ fn rolls_losses() {
     check_refused(&roll(filter, MATH), &["train_infer_correction.filters"]);
 }
 
-/// Ranks that hold a model together have the same records: two of four are one here.
+/// Ranks that share a model have the same records: two of four count as one.
 #[test]
 fn rolls_fsdp_and_megatron() {
     let import = |strategy: &str, config: &str| {
@@ -299,7 +299,7 @@ fn rolls_completions_keep_what_they_stop_at() {
     check_refused(&cut, &["actor_infer.generating_args.seed"]);
 }
 
-/// An agentic run's environments become a class of the user's; what else it says stays.
+/// An agentic run's environments become a user's class; other settings stay.
 #[test]
 fn rolls_agents() {
     let text = "exp_name: a-${now:%Y}\nrollout_batch_size: 128\nresponse_length: 64\npretrain: models/qwen\n\
@@ -359,12 +359,12 @@ fn rolls_shares_of_domains_are_a_mix() {
     ] {
         assert!(yaml.contains(lines), "no\n{lines}in\n{yaml}");
     }
-    // A share for one of them only is none that could be kept.
+    // A share for only one of them cannot be kept.
     let import = shares("{math: 1.0}");
     check_refused(&import, &[key]);
     assert!(!import.yaml().contains("mix:"), "{}", import.yaml());
     check_refused(&shares("~"), &[]);
-    // One domain has all prompts.
+    // A single domain has all prompts.
     let alone = "actor_train: {data_args: {domain_interleave_probs: {math: 1.0}}}\n";
     let import = roll(alone, "  math: {worker_cls: a.MathRuleRewardWorker, tag_included: [gsm8k]}\n");
     check_rows(&import, &[(key, "no effect")]);
@@ -392,7 +392,8 @@ fn rolls_statistics_of_rewards_and_its_moving_coefficient() {
     check_rows(&roll("target_kl: 0.05\n", MATH), &[("target_kl", "no effect")]);
 }
 
-/// `student_train` is what `start_onpolicy_distill_pipeline.py` reads, and `use_opd` has rewards beside the teacher.
+/// `start_onpolicy_distill_pipeline.py` reads `student_train`; `use_opd` has rewards in addition to the
+/// teacher.
 #[test]
 fn rolls_teachers() {
     let text = "\

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// As its examples are written: lists of overrides, defaults of variables, sums.
+/// Commands as in its examples: lists of overrides, defaults of variables, sums.
 const SCRIPT: &str = r#"#!/usr/bin/env bash
 set -xeuo pipefail
 MODEL_PATH=${MODEL_PATH:-models/qwen}
@@ -148,7 +148,7 @@ pipeline:
     );
 }
 
-/// A command with `overrides` and the keys that no test is about.
+/// A command with `overrides` and the keys that tests ignore.
 #[track_caller]
 fn command(overrides: &str) -> Import {
     let usual = "data.train_files=a.parquet actor_rollout_ref.model.path=m algorithm.adv_estimator=grpo \
@@ -250,7 +250,7 @@ fn losses_and_their_clips() {
     }
 }
 
-/// Layers that are split are sharded instead, and biases have no decay there.
+/// Split layers are sharded instead, and biases are not decayed.
 #[test]
 fn megatrons_layers_are_sharded() {
     let check = |keys: &str, lines: &[&str]| {

@@ -1,11 +1,11 @@
-//! verl's advantages and losses, and the sections that shape them.
+//! verl's advantages and losses, with the sections that configure them.
 
 use serde_json::{Value, json};
 
 use super::{ACTOR, distillation, optimizer};
 use crate::import::{ledger::Ledger, rules, shared::R, values};
 
-const CRITIC: &str = "the critic has the policy's model, mini-batches and strategy, or `roles.critic`";
+const CRITIC: &str = "the critic uses the policy's model, mini-batches and strategy, or `roles.critic`";
 
 pub(super) fn apply(ledger: &mut Ledger) {
     let a = format!("{R}.algorithm");
@@ -26,13 +26,13 @@ fn advantage(ledger: &mut Ledger, a: &str) {
         ["gamma", "lam"].map(|name| ledger.number(&format!("algorithm.{name}")).unwrap_or(1.0));
     match ledger.text(key).as_deref() {
         Some(_) if distillation::is_alone(ledger) => {
-            ledger.change(key, &field, "none", "the teacher's divergence alone");
+            ledger.change(key, &field, "none", "only the teacher's divergence");
         }
         Some("grpo" | "grpo_vectorized") => {
             let scale = if ledger.truth(by_std) == Some(false) { "none" } else { "group_std" };
             ledger.map(key, &field, json!({"grpo": {"scale": scale, "eps": 1e-6}}));
             if ledger.peek(by_std).is_some() {
-                ledger.fold(by_std, format!("in the advantage, `scale: {scale}`"));
+                ledger.fold(by_std, format!("part of the advantage, `scale: {scale}`"));
             }
         }
         Some(kind @ ("gae" | "reinforce_plus_plus" | "reinforce_plus_plus_baseline")) => {
@@ -50,13 +50,13 @@ fn advantage(ledger: &mut Ledger, a: &str) {
         Some(kind @ ("rloo" | "rloo_vectorized" | "remax" | "opo" | "gpg")) => {
             ledger.map(key, &field, kind.trim_end_matches("_vectorized"));
         }
-        Some(_) => ledger.refuse(key, "see docs/algorithms.md for the advantages that there are"),
+        Some(_) => ledger.refuse(key, "see docs/reference/algorithms.md for supported advantages"),
         None => {}
     }
     ledger.idle_all(&[
-        ("algorithm.gamma", "with the advantage"),
-        ("algorithm.lam", "with the advantage, where that is `gae`"),
-        (by_std, "it is for grpo"),
+        ("algorithm.gamma", "part of the advantage"),
+        ("algorithm.lam", "part of the advantage if that is `gae`"),
+        (by_std, "only for grpo"),
         ("critic.*", "the advantage needs no critic"),
         ("trainer.critic_warmup", "the advantage needs no critic"),
     ]);
@@ -74,7 +74,7 @@ fn critic(ledger: &mut Ledger) {
     ledger.copy_number("critic.cliprange_value", &format!("{critic}.value_clip"));
     ledger.copy_number("trainer.critic_warmup", &format!("{critic}.warmup_steps"));
     ledger.idle_all(&[
-        ("critic.model.path", "the critic begins with the policy's weights"),
+        ("critic.model.path", "the critic starts from the policy's weights"),
         ("critic.*", CRITIC),
     ]);
 }
@@ -90,8 +90,8 @@ fn loss(ledger: &mut Ledger, a: &str) {
         Some("gpg") => "reinforce",
         _ => {
             aggregation(ledger, a, "");
-            ledger.refuse(&key, "see docs/algorithms.md for the losses that there are");
-            return ledger.idle_all(&[(&format!("{ACTOR}.clip_ratio*"), "with the loss")]);
+            ledger.refuse(&key, "see docs/reference/algorithms.md for supported losses");
+            return ledger.idle_all(&[(&format!("{ACTOR}.clip_ratio*"), "part of the loss")]);
         }
     };
     aggregation(ledger, a, kind);
@@ -102,12 +102,12 @@ fn loss(ledger: &mut Ledger, a: &str) {
         _ => ledger.idle(&key, format!("its constants make it `{kind}`")),
     }
     ledger.idle_all(&[
-        (&format!("{ACTOR}.policy_loss.*"), "it is for another loss"),
-        (&format!("{ACTOR}.tau_*"), "it is for another loss"),
+        (&format!("{ACTOR}.policy_loss.*"), "only for another loss"),
+        (&format!("{ACTOR}.tau_*"), "only for another loss"),
     ]);
 }
 
-/// verl reads the low and the high clip, and 0.2 for one that is not given; older versions read one for both.
+/// verl reads a low and a high clip, each 0.2 by default; older versions have one for both.
 fn clips(ledger: &mut Ledger, field: &str, kind: &str) {
     let [both, low, high, dual] = ["clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"]
         .map(|name| format!("{ACTOR}.{name}"));
@@ -125,7 +125,7 @@ fn clips(ledger: &mut Ledger, field: &str, kind: &str) {
     }
     let given = ledger.number(&both).unwrap_or(0.2);
     ledger.assume(&[(&low, values::json(given)), (&high, values::json(given))]);
-    ledger.idle_all(&[(&both, "it is the low and the high clip where these are not given")]);
+    ledger.idle_all(&[(&both, "the default of the low and the high clip")]);
     match (kind, ledger.number(&low), ledger.number(&high)) {
         ("cispo", Some(below), Some(above)) => {
             let least = values::json((1.0 - below).max(0.0));
@@ -159,7 +159,7 @@ fn aggregation(ledger: &mut Ledger, a: &str, kind: &str) {
                 &key,
                 &field,
                 "seq_mean_token_mean",
-                "verl has this loss by sequence, whatever it says here",
+                "verl aggregates this loss by sequence, whatever is set here",
             );
         }
         Some(mode @ ("token-mean" | "seq-mean-token-sum" | "seq-mean-token-mean")) => {
@@ -172,7 +172,7 @@ fn aggregation(ledger: &mut Ledger, a: &str, kind: &str) {
         }
         _ => ledger.refuse(&key, "see `algorithm.aggregation`"),
     }
-    ledger.idle_all(&[(&length, "in the aggregation, where that has a length")]);
+    ledger.idle_all(&[(&length, "part of the aggregation, if that has a length")]);
 }
 
 fn kl(ledger: &mut Ledger, a: &str) {
@@ -189,7 +189,7 @@ fn kl(ledger: &mut Ledger, a: &str) {
         };
         match ours {
             Some(ours) => ledger.map(&estimator, &field, json!({"loss": {"estimator": ours}})),
-            None => ledger.refuse(&estimator, "the KL term is k1, k2 or k3 as it stands"),
+            None => ledger.refuse(&estimator, "the KL term is k1, k2 or k3, unmodified"),
         }
         ledger.fold(&in_loss, "in `kl_in`");
         ledger.copy_number(&loss_coefficient, &coefficient);
@@ -215,24 +215,26 @@ fn kl_in_reward(ledger: &mut Ledger, key: &str, field: &str, coefficient: &str) 
     ledger.map(key, field, kl_in);
     ledger.copy_number("algorithm.kl_ctrl.kl_coef", coefficient);
     match ledger.text("algorithm.kl_penalty").as_deref() {
-        Some("kl" | "k1") => ledger.idle("algorithm.kl_penalty", "k1 is what is taken off a reward"),
-        _ => {
-            ledger.refuse("algorithm.kl_penalty", "a reward has k1 taken off it; k2 and k3 go into the loss")
-        }
+        Some("kl" | "k1") => ledger.idle("algorithm.kl_penalty", "in rewards the KL penalty is k1"),
+        _ => ledger
+            .refuse("algorithm.kl_penalty", "in rewards the KL penalty is k1; k2 and k3 go into the loss"),
     }
     ledger.idle_all(&[("algorithm.kl_ctrl.*", "in `kl_in`")]);
 }
 
-/// DAPO's dynamic sampling; 0 batches are as many as it takes.
+/// DAPO's dynamic sampling; 0 batches mean no limit.
 fn filter_groups(ledger: &mut Ledger) {
     let key = |name: &str| format!("algorithm.filter_groups.{name}");
     let (enable, most) = (key("enable"), key("max_num_gen_batches"));
     if ledger.truth(&enable) == Some(true) {
         let batches = ledger.whole(&most).filter(|most| *most > 0).unwrap_or(10);
-        let why = "groups whose completions are all equally right are replaced, from at most so many batches a step";
+        let why =
+            "groups whose completions have equal scores are replaced, from up to this many batches per step";
         ledger.change(&enable, &format!("{R}.selection.mixed_groups"), json!({"max_batches": batches}), why);
-        ledger
-            .idle_all(&[(&most, "in `mixed_groups`"), (&key("metric"), "right is what evaluation measures")]);
+        ledger.idle_all(&[
+            (&most, "in `mixed_groups`"),
+            (&key("metric"), "completions are compared by the evaluation's score"),
+        ]);
     }
     ledger.idle_all(&[(&key("*"), "off")]);
 }
@@ -256,7 +258,8 @@ fn correction(ledger: &mut Ledger, a: &str) {
         (&key("rollout_rs"), "see `algorithm.rollout_correction: mask`"),
         (&key("rollout_is_batch_normalize"), "weights are not normalized"),
     ]);
-    ledger.idle_all(&[(&key("*"), "the log-probs of sampling are the old ones, by one engine")]);
+    ledger
+        .idle_all(&[(&key("*"), "the sampling log-probs are the old ones, since one engine computes both")]);
     let legacy = format!("{ACTOR}.tis_imp_ratio_cap");
     match ledger.number(&legacy) {
         Some(max) if max > 0.0 => {

@@ -1,4 +1,4 @@
-//! verl's on-policy distillation: a teacher's divergence beside the advantages, or as a term of the loss.
+//! verl's on-policy distillation: a teacher's divergence in the advantages, or as a term of the loss.
 
 use serde_json::{Value, json};
 
@@ -15,12 +15,12 @@ fn key(name: &str) -> String {
     format!("distillation.distillation_loss.{name}")
 }
 
-/// Whether a teacher is all that is learnt from: rewards then make no advantages.
+/// Returns true if a teacher is the only training signal: rewards then give no advantages.
 pub(super) fn is_alone(ledger: &Ledger) -> bool {
     ledger.truth(ENABLED) == Some(true) && ledger.truth(&key("use_task_rewards")) == Some(false)
 }
 
-/// Takes the keys of `distillation`; the divergence goes into `a`, the algorithm.
+/// Imports the keys of `distillation`; the divergence goes into `a`, the algorithm.
 pub(super) fn apply(ledger: &mut Ledger, a: &str) {
     if ledger.truth(ENABLED) == Some(true) {
         let defaults = [
@@ -38,21 +38,21 @@ pub(super) fn apply(ledger: &mut Ledger, a: &str) {
     ledger.idle_all(&[("distillation.*", "distillation is off")]);
 }
 
-/// The one teacher there is.
+/// The teacher, of which only one is supported.
 fn teacher(ledger: &mut Ledger) {
     let is_path = |key: &&String| key.starts_with(TEACHERS) && key.ends_with(".model_path");
     let paths: Vec<String> = ledger.keys().filter(is_path).cloned().collect();
     for path in &paths {
         match (&paths[..], ledger.text(path)) {
             ([_], Some(name)) => ledger.change(path, "roles.reference.path", name, DOWNLOAD),
-            _ => ledger.refuse(path, "there is one teacher, `roles.reference.path`"),
+            _ => ledger.refuse(path, "only one teacher is supported, `roles.reference.path`"),
         }
     }
     ledger.idle_all(&[
-        (&format!("{TEACHERS}*"), "the teacher has the policy's strategy, or `roles.reference.strategy`"),
+        (&format!("{TEACHERS}*"), "the teacher uses the policy's strategy, or `roles.reference.strategy`"),
         ("distillation.n_gpus_per_node", ONE_PLACE),
         ("distillation.nnodes", ONE_PLACE),
-        ("distillation.teacher_key", "there is one teacher"),
+        ("distillation.teacher_key", "only one teacher is supported"),
     ]);
 }
 
@@ -76,8 +76,10 @@ fn loss(ledger: &mut Ledger, a: &str) {
             ledger.map(&mode, &field, json!({"loss": {"estimator": estimator}}));
             ledger.fold(&policy_gradient, "in `kl_in`");
         }
-        (_, true) => ledger.refuse(&mode, "of a teacher k1 comes off the advantages"),
-        (_, false) => ledger.refuse(&mode, "a teacher's term of the loss is k2 or k3 of the sampled tokens"),
+        (_, true) => ledger.refuse(&mode, "the divergence of a teacher in advantages is k1"),
+        (_, false) => {
+            ledger.refuse(&mode, "in the loss a teacher's divergence is k2 or k3 of the sampled tokens")
+        }
     }
     match ledger.truth(&rewards) {
         Some(false) => {
@@ -85,15 +87,15 @@ fn loss(ledger: &mut Ledger, a: &str) {
             ledger.map(&coef, &weight, 1);
         }
         _ => {
-            let why = "beside the rewards' advantages, which are clipped together";
-            ledger.fold(&rewards, if as_advantage { why } else { "beside the rewards' advantages" });
+            let why = "added to the rewards' advantages, and clipped with them";
+            ledger.fold(&rewards, if as_advantage { why } else { "added to the rewards' advantages" });
             ledger.copy_number(&coef, &weight);
         }
     }
     for name in ["loss_max_clamp", "log_prob_min_clamp"] {
         let key = key(name);
         match ledger.number(&key) {
-            Some(_) => ledger.fold(&key, "log-probs and their differences are not cut"),
+            Some(_) => ledger.fold(&key, "log-probs and their differences are not clamped"),
             None => ledger.idle_all(&[(&key, "off")]),
         }
     }
@@ -102,7 +104,7 @@ fn loss(ledger: &mut Ledger, a: &str) {
             ledger.number(&format!("{ACTOR}.{clip}")).or(ledger.number(&format!("{ACTOR}.clip_ratio")));
         match (ledger.number(&key(clip)), of_policy) {
             (Some(clip_here), Some(usual)) if clip_here != usual && as_advantage => {
-                ledger.refuse(&key(clip), "one clip is for all advantages: say `algorithm.loss`");
+                ledger.refuse(&key(clip), "all advantages share one clip: set `algorithm.loss`");
             }
             _ => ledger.idle_all(&[(&key(clip), "the policy's clip")]),
         }
@@ -110,11 +112,11 @@ fn loss(ledger: &mut Ledger, a: &str) {
     let policy_loss = key("policy_loss_mode");
     match ledger.peek(&policy_loss) {
         Some(Value::String(mode)) if mode != "vanilla" => {
-            ledger.refuse(&policy_loss, "verl has vanilla alone")
+            ledger.refuse(&policy_loss, "verl supports only vanilla")
         }
         _ => ledger.idle_all(&[(&policy_loss, "the policy's loss")]),
     }
     for name in ["topk", "use_chunked_topk", "chunked_topk_chunk_size"] {
-        ledger.idle_all(&[(&key(name), "for losses of whole distributions")]);
+        ledger.idle_all(&[(&key(name), "only for losses over whole distributions")]);
     }
 }

@@ -1,4 +1,5 @@
-//! verl's `main_ppo`: the overrides of a command, or its YAML. Defaults are those of its `ppo_trainer.yaml`.
+//! Importer of verl's `main_ppo`: a command's overrides, or its YAML. Defaults are those of its
+//! `ppo_trainer.yaml`.
 
 mod algorithm;
 mod distillation;
@@ -15,10 +16,10 @@ const REFERENCE: &str = "actor_rollout_ref.ref";
 const MODEL: &str = "actor_rollout_ref.model";
 
 const PACKED: &str = "sequences are always packed";
-const SCORING: &str = "scoring goes by `strategy.micro_batch_size`";
-const BLOCKS: &str = "a model is a list of blocks, each gathered by itself";
-const FUSED: &str = "blocks are written by hand; nothing is compiled";
-const ONE_READER: &str = "data is read by every rank, without workers";
+const SCORING: &str = "scoring uses `strategy.micro_batch_size`";
+const BLOCKS: &str = "a model is a list of blocks, each gathered separately";
+const FUSED: &str = "blocks are hand-written; nothing is compiled";
+const ONE_READER: &str = "every rank reads the data itself, without workers";
 
 fn defaults() -> [(&'static str, Value); 20] {
     [
@@ -46,20 +47,20 @@ fn defaults() -> [(&'static str, Value); 20] {
 }
 
 const IDLE: [(&str, &str); 84] = [
-    ("hydra.*", "a config is one file"),
-    ("ray*", "ranks are processes that `anyroll run` starts"),
+    ("hydra.*", "a config is a single file"),
+    ("ray*", "`anyroll run` starts the ranks as processes"),
     ("transfer_queue.*", ONE_PLACE),
     ("global_profiler.*", REPORTS),
     ("skip.*", ONE_ENGINE),
     ("actor_rollout_ref.hybrid_engine", ONE_ENGINE),
     ("data.tokenizer", "the model's folder has its tokenizer"),
     ("data.use_shm", ONE_READER),
-    ("data.val_batch_size", "evaluation samples as training does"),
-    ("data.gen_batch_size", "as many prompts as the step has are sampled at a time"),
+    ("data.val_batch_size", "evaluation uses the batch sizes of training"),
+    ("data.gen_batch_size", "all prompts of a step are sampled together"),
     ("data.return_*", "prompts are rendered by the model's chat template"),
     ("data.dataloader_num_workers", ONE_READER),
     ("data.filter_overlong_prompts_workers", ONE_READER),
-    ("data.validation_shuffle", "held-out prompts are the same ones each time"),
+    ("data.validation_shuffle", "every evaluation uses the same held-out prompts"),
     ("data.image_*", "prompts are texts"),
     ("data.video_key", "prompts are texts"),
     ("data.audio_key", "prompts are texts"),
@@ -69,27 +70,27 @@ const IDLE: [(&str, &str); 84] = [
     ("actor_rollout_ref.actor.ppo_infer_max_token_len_per_gpu", PACKED),
     ("actor_rollout_ref.actor.use_remove_padding", PACKED),
     ("actor_rollout_ref.actor.pad_to_length*", PACKED),
-    ("actor_rollout_ref.actor.shuffle", "mini-batches are drawn anew in each epoch"),
-    ("actor_rollout_ref.actor.data_loader_seed", "`seed` is everything's"),
+    ("actor_rollout_ref.actor.shuffle", "mini-batches are redrawn in each epoch"),
+    ("actor_rollout_ref.actor.data_loader_seed", "`seed` seeds everything"),
     ("actor_rollout_ref.actor.rollout_n", "it is the group's size"),
     ("actor_rollout_ref.actor.use_torch_compile", FUSED),
     ("actor_rollout_ref.actor.use_fused_kernels", "fused kernels are always used"),
-    ("actor_rollout_ref.actor.entropy_*", "the head's rows are computed in pieces"),
+    ("actor_rollout_ref.actor.entropy_*", "the head is computed in chunks"),
     ("actor_rollout_ref.actor.calculate_*", REPORTS),
     ("actor_rollout_ref.actor.profiler.*", REPORTS),
-    ("actor_rollout_ref.actor.checkpoint.*", "checkpoints are whole"),
+    ("actor_rollout_ref.actor.checkpoint.*", "checkpoints contain everything"),
     ("actor_rollout_ref.actor.fsdp_config.wrap_policy.*", BLOCKS),
     ("actor_rollout_ref.actor.fsdp_config.forward_prefetch", "the next block is always fetched ahead"),
     ("actor_rollout_ref.actor.fsdp_config.model_dtype", "the master weights are fp32"),
     ("actor_rollout_ref.actor.fsdp_config.mixed_precision.*", "gradients are summed in fp32"),
     ("actor_rollout_ref.actor.fsdp_config.use_*", BLOCKS),
-    ("actor_rollout_ref.actor.fsdp_config.seed", "`seed` is everything's"),
-    ("actor_rollout_ref.actor.fsdp_config.entropy_*", "the head's rows are computed in pieces"),
+    ("actor_rollout_ref.actor.fsdp_config.seed", "`seed` seeds everything"),
+    ("actor_rollout_ref.actor.fsdp_config.entropy_*", "the head is computed in chunks"),
     ("actor_rollout_ref.actor.fsdp_config.pad_to_length*", PACKED),
     ("actor_rollout_ref.actor.fsdp_config.strategy", "one layout serves every stage"),
     ("actor_rollout_ref.actor.fsdp_config.forward_only", "one layout serves every stage"),
     ("actor_rollout_ref.actor.optim.total_training_steps", "the schedule ends with the run"),
-    ("actor_rollout_ref.actor.optim.zero_indexed_step", "a schedule's first step is the first above 0"),
+    ("actor_rollout_ref.actor.optim.zero_indexed_step", "a schedule starts with the first rate above 0"),
     ("actor_rollout_ref.model.use_*", "fused kernels and packing are always used"),
     ("actor_rollout_ref.model.fused_kernel_options.*", "fused kernels are always used"),
     ("actor_rollout_ref.model.tokenizer_path", "the model's folder has its tokenizer"),
@@ -104,74 +105,74 @@ const IDLE: [(&str, &str); 84] = [
     ("actor_rollout_ref.ref.pad_to_length", PACKED),
     (
         "actor_rollout_ref.ref.fsdp_config.*",
-        "the reference has the policy's strategy, or `roles.reference.strategy`",
+        "the reference uses the policy's strategy, or `roles.reference.strategy`",
     ),
     ("actor_rollout_ref.rollout.log_prob_*", SCORING),
-    ("actor_rollout_ref.rollout.prompt_length", "`data.max_prompt_length` says it"),
+    ("actor_rollout_ref.rollout.prompt_length", "set by `data.max_prompt_length`"),
     ("actor_rollout_ref.rollout.do_sample", "completions are sampled"),
-    ("actor_rollout_ref.rollout.seed", "`seed` is everything's"),
+    ("actor_rollout_ref.rollout.seed", "`seed` seeds everything"),
     (
         "actor_rollout_ref.rollout.val_kwargs.*",
         "evaluation is on held-out prompts, greedy and at temperature 1",
     ),
     ("actor_rollout_ref.rollout.profiler.*", REPORTS),
-    ("actor_rollout_ref.rollout.prometheus.*", "say `metrics.prometheus`"),
+    ("actor_rollout_ref.rollout.prometheus.*", "set `metrics.prometheus`"),
     ("actor_rollout_ref.rollout.trace.*", REPORTS),
     ("critic.rollout_n", "it is the group's size"),
     ("trainer.nnodes", "torchrun, Slurm or Kubernetes start the ranks of several hosts"),
-    ("trainer.device", "`backend: auto` is the first usable one"),
-    ("trainer.balance_batch", "every rank has an equal part of each mini-batch"),
+    ("trainer.device", "`backend: auto` takes the first usable one"),
+    ("trainer.balance_batch", "every rank has an equal share of each mini-batch"),
     ("trainer.project_name", REPORTS),
     ("trainer.logger", REPORTS),
     ("trainer.log_val_generations", REPORTS),
-    ("trainer.rollout_data_dir", "samples.jsonl of the run folder has samples"),
-    ("trainer.validation_data_dir", "samples.jsonl of the run folder has samples"),
-    ("trainer.default_local_dir", "say it with --output"),
-    ("trainer.default_hdfs_dir", "say it with --output"),
+    ("trainer.rollout_data_dir", "samples are in samples.jsonl of the run folder"),
+    ("trainer.validation_data_dir", "samples are in samples.jsonl of the run folder"),
+    ("trainer.default_local_dir", "set by --output"),
+    ("trainer.default_hdfs_dir", "set by --output"),
     ("trainer.resume_*", "`anyroll run --resume DIR`"),
-    ("trainer.del_local_ckpt_after_load", "`checkpoint.keep_last` says how many stay"),
+    ("trainer.del_local_ckpt_after_load", "set by `checkpoint.keep_last`"),
     ("trainer.max_critic_ckpt_to_keep", "a checkpoint has all that is trained"),
     ("trainer.esi_redundant_time", "Ctrl-C and SIGTERM save a checkpoint"),
-    ("trainer.ray_wait_register_center_timeout", "ranks are processes that `anyroll run` starts"),
+    ("trainer.ray_wait_register_center_timeout", "`anyroll run` starts the ranks as processes"),
     ("trainer.val_before_train", "evaluation comes before the first step and after the last one"),
     ("trainer.use_v1", ONE_ENGINE),
-    ("trainer.v1.*", "say `rollout.async.ahead` for steps that overlap"),
+    ("trainer.v1.*", "set `rollout.async.ahead` for overlapping steps"),
 ];
 
 const REFUSED: [(&str, &str); 23] = [
-    ("$*", "what it stands for is not known: write it out"),
+    ("$*", "the variable's value is unknown: write it out"),
     ("config-name", "the config is not read with the command: import that YAML"),
     ("config-path", "the config is not read with the command: import that YAML"),
     ("data.custom_cls.*", "records are read by their columns"),
-    ("data.apply_chat_template_kwargs*", "prompts are rendered by the model's chat template as it is"),
-    ("data.tool_config_path", "there are no tool calls"),
+    ("data.apply_chat_template_kwargs*", "prompts are rendered by the model's chat template without options"),
+    ("data.tool_config_path", "tool calls are not supported"),
     (
         "data.function_tool_path",
-        "a class of yours reads calls from the text: write `rollout.environment`, docs/rlvr.md",
+        "write a class that reads calls from the text and set it in `rollout.environment`, docs/guides/environments.md",
     ),
     ("data.train_max_samples", "shorten the file"),
     ("actor_rollout_ref.actor.fsdp_config.qat.*", "weights are not quantised"),
-    ("actor_rollout_ref.actor.fsdp_config.full_determinism", "say `strategy.deterministic`"),
+    ("actor_rollout_ref.actor.fsdp_config.full_determinism", "set `strategy.deterministic`"),
     ("actor_rollout_ref.actor.qat.*", "weights are not quantised"),
-    ("actor_rollout_ref.actor.megatron*", "say it in `strategy`"),
-    ("actor_rollout_ref.actor.freeze_vision_tower", "models are of texts"),
+    ("actor_rollout_ref.actor.megatron*", "set it in `strategy`"),
+    ("actor_rollout_ref.actor.freeze_vision_tower", "models are text models"),
     ("actor_rollout_ref.model.override_config*", "the model's folder has its config"),
-    ("actor_rollout_ref.model.external_lib", "no code is run beside the model"),
+    ("actor_rollout_ref.model.external_lib", "code from outside the model is not run"),
     ("actor_rollout_ref.model.custom_chat_template", "the template is that of the model's folder"),
-    ("actor_rollout_ref.model.exclude_modules", "say which ones have an adapter in `model.lora.targets`"),
-    ("actor_rollout_ref.model.lora*", "say `model.lora`"),
-    ("actor_rollout_ref.model.enable_activation_offload", "say `strategy.recompute`"),
+    ("actor_rollout_ref.model.exclude_modules", "set the matrices with adapters in `model.lora.targets`"),
+    ("actor_rollout_ref.model.lora*", "set `model.lora`"),
+    ("actor_rollout_ref.model.enable_activation_offload", "set `strategy.recompute`"),
     (
         "actor_rollout_ref.rollout.multi_turn*",
-        "what answers turns is a class of yours: write `rollout.environment`, docs/rlvr.md",
+        "write the environment as a class and set it in `rollout.environment`, docs/guides/environments.md",
     ),
     ("actor_rollout_ref.rollout.ignore_eos", "a completion ends with its end token"),
     ("trainer.val_only", "`anyroll generate` and `score` evaluate a model"),
-    ("algorithm.use_pf_ppo", "samples weigh the same"),
+    ("algorithm.use_pf_ppo", "all samples have the same weight"),
 ];
 
 pub(super) fn apply(ledger: &mut Ledger) {
-    ledger.idle_ending("._target_", "classes are not named here");
+    ledger.idle_ending("._target_", "configs do not name classes");
     ledger.assume(&defaults());
     name(ledger);
     ledger.fill("backend", "auto");
@@ -193,21 +194,21 @@ pub(super) fn apply(ledger: &mut Ledger) {
     }
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
-    // What is left of these sections is how its engines are set up.
+    // The remaining keys of this section configure its engines.
     ledger.idle_all(&[(&format!("{ROLLOUT}.*"), ONE_ENGINE)]);
 }
 
-/// The experiment's name, in letters that a folder's may have.
+/// The experiment's name, reduced to characters allowed in a folder's name.
 fn name(ledger: &mut Ledger) {
     let key = "trainer.experiment_name";
     let Some(experiment) = ledger.text(key) else { return ledger.fill("name", "imported_from_verl") };
-    // A name often ends in the date, which a command says.
+    // A name often ends in the date, which a command substitutes.
     if let Some((known, _)) = experiment.split_once('$') {
         let name = known.trim_matches(['-', '_', '.']).to_owned();
         if !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c)) {
             ledger.fill("name", name);
         }
-        ledger.idle(key, "a run's folder has its time in its name");
+        ledger.idle(key, "the name of a run folder contains its time");
         return ledger.fill("name", "imported_from_verl");
     }
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -215,8 +216,8 @@ fn name(ledger: &mut Ledger) {
     let name = name.trim_start_matches(['-', '_', '.']).to_owned();
     match name == experiment {
         true => ledger.map(key, "name", name),
-        false if name.is_empty() => ledger.refuse(key, "say `name`, in letters and digits"),
-        false => ledger.change(key, "name", name, "a folder's name starts with it"),
+        false if name.is_empty() => ledger.refuse(key, "set `name`, in letters and digits"),
+        false => ledger.change(key, "name", name, "the run folder's name starts with it"),
     }
     ledger.fill("name", "imported_from_verl");
 }
@@ -238,7 +239,7 @@ fn model(ledger: &mut Ledger) {
             ledger.switch(&format!("{MODEL}.lora.merge"), "pipeline.rlvr.rollout.merge_adapters", true);
         }
         false => {
-            let off = if ledger.number(&rank) == Some(0.0) { "off" } else { "the rank is not given" };
+            let off = if ledger.number(&rank) == Some(0.0) { "off" } else { "the rank is not set" };
             ledger.idle_all(&[(&alpha, off), (&targets, off)]);
             if off == "off" {
                 ledger.idle(&rank, off);
@@ -257,13 +258,13 @@ fn strategy(ledger: &mut Ledger) {
         || config.is_some_and(|name| name.trim_end_matches(".yaml") == "ppo_megatron_trainer");
     ledger.assume(&[(&kind, json!(if by_megatron { "megatron" } else { "fsdp" }))]);
     ledger.idle_all(&[
-        ("model_engine", "in the strategy"),
-        ("actor_rollout_ref.actor.model_engine", "in the strategy"),
+        ("model_engine", "part of the strategy"),
+        ("actor_rollout_ref.actor.model_engine", "part of the strategy"),
     ]);
     match ledger.text(&kind).as_deref() {
         Some("fsdp" | "fsdp2") => fsdp(ledger, &kind),
         Some("megatron") => megatron(ledger, &kind),
-        _ => ledger.refuse(&kind, "say `strategy.zero_stage`"),
+        _ => ledger.refuse(&kind, "set `strategy.zero_stage`"),
     }
     for key in ["ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"] {
         let key = format!("{ACTOR}.{key}");
@@ -272,11 +273,11 @@ fn strategy(ledger: &mut Ledger) {
             _ => ledger.refuse_all(&[(&key, "sequences are not split over ranks")]),
         }
     }
-    ledger.idle_all(&[(&format!("{REFERENCE}.ulysses_sequence_parallel_size"), "as the policy's")]);
+    ledger.idle_all(&[(&format!("{REFERENCE}.ulysses_sequence_parallel_size"), "the same as the policy's")]);
     ledger.copy_number("actor_rollout_ref.nccl_timeout", "strategy.collective_timeout_s");
 }
 
-/// Megatron's layers, and what it sends to the host; biases and norms have no decay there.
+/// Megatron's layers, and its offload to the host. Megatron does not decay biases and norms.
 fn megatron(ledger: &mut Ledger, kind: &str) {
     let section = format!("{ACTOR}.megatron.");
     let layers = format!("{section}override_transformer_config.");
@@ -308,11 +309,11 @@ fn megatron(ledger: &mut Ledger, kind: &str) {
         "load_weight",
         "use_remove_padding",
     ] {
-        ledger.idle_all(&[(&key(name), "a model's folder is read and written as it is")]);
+        ledger.idle_all(&[(&key(name), "a model folder is read and written unchanged")]);
     }
     ledger.idle_all(&[(
         &format!("{REFERENCE}.megatron.*"),
-        "the reference has the policy's strategy, or `roles.reference.strategy`",
+        "the reference uses the policy's strategy, or `roles.reference.strategy`",
     )]);
 }
 
@@ -326,7 +327,7 @@ fn precision(ledger: &mut Ledger, dtype: &str) {
 }
 
 fn fsdp(ledger: &mut Ledger, kind: &str) {
-    ledger.idle(kind, "`reshard_after_forward` says the stage");
+    ledger.idle(kind, "the stage is set by `reshard_after_forward`");
     let fsdp = |name: &str| format!("{ACTOR}.fsdp_config.{name}");
     let (reshard, stage) = (fsdp("reshard_after_forward"), "strategy.zero_stage");
     ledger.assume(&[(&reshard, json!(true)), (&fsdp("dtype"), json!("bfloat16"))]);
@@ -337,14 +338,14 @@ fn fsdp(ledger: &mut Ledger, kind: &str) {
     precision(ledger, &fsdp("dtype"));
     let size = fsdp("fsdp_size");
     match ledger.number(&size) {
-        Some(-1.0) => ledger.idle(&size, "shards go over all ranks"),
-        Some(_) => ledger.refuse(&size, "shards go over all ranks"),
+        Some(-1.0) => ledger.idle(&size, "shards span all ranks"),
+        Some(_) => ledger.refuse(&size, "shards span all ranks"),
         None => {}
     }
     offload(ledger, &fsdp);
 }
 
-/// What verl sends to the host between its phases, and brings back for them.
+/// States that verl offloads to the host between its phases.
 fn offload(ledger: &mut Ledger, fsdp: &dyn Fn(&str) -> String) {
     let [states, weights, policy] = ["optimizer_offload", "param_offload", "offload_policy"].map(fsdp);
     if ledger.truth(&policy) == Some(true) {
@@ -355,9 +356,7 @@ fn offload(ledger: &mut Ledger, fsdp: &dyn Fn(&str) -> String) {
     ledger.refuse_all(&[(&policy, "neither true nor false")]);
     ledger.switch(&states, "strategy.offload.optimizer", "between_steps");
     match ledger.truth(&weights) {
-        Some(true) => {
-            ledger.fold(&weights, "the policy samples with its weights between two updates, and keeps them")
-        }
+        Some(true) => ledger.fold(&weights, "the policy's weights stay for sampling between updates"),
         Some(false) => ledger.idle(&weights, "off"),
         None => ledger.refuse_all(&[(&weights, "neither true nor false")]),
     }
@@ -365,7 +364,7 @@ fn offload(ledger: &mut Ledger, fsdp: &dyn Fn(&str) -> String) {
     ledger.switch(&format!("{REFERENCE}.fsdp_config.param_offload"), reference, "between_steps");
 }
 
-/// verl's training batch and mini-batch are in prompts, its micro-batch in completions of a device.
+/// verl counts the training batch and the mini-batch in prompts, the micro-batch in completions per device.
 fn batches(ledger: &mut Ledger) {
     let world = rules::map_count(ledger, "trainer.n_gpus_per_node", "devices", 8);
     let hosts = ledger.whole("trainer.nnodes").unwrap_or(1).max(1);
@@ -373,15 +372,15 @@ fn batches(ledger: &mut Ledger) {
     rules::map_count(ledger, &format!("{ROLLOUT}.n"), &format!("{R}.group_size"), 1);
     let key = format!("{ACTOR}.ppo_mini_batch_size");
     let update = rules::count(ledger, &key, 256);
-    let why = format!("{prompts} prompts a step in updates of {update}");
+    let why = format!("{prompts} prompts per step in updates of {update}");
     let mini_batches = prompts.div_ceil(update);
     if ledger.peek(&key).is_some() {
         match prompts.is_multiple_of(update) {
             true => ledger.change(&key, &format!("{R}.mini_batches"), mini_batches, why),
             false if prompts < update => {
-                ledger.refuse(&key, format!("{why}: verl wants no more than the step has"))
+                ledger.refuse(&key, format!("{why}: an update cannot be larger than the step"))
             }
-            false => ledger.refuse(&key, format!("{why}: they are not of one size")),
+            false => ledger.refuse(&key, format!("{why}: these have unequal sizes")),
         }
     }
     rules::map_count(ledger, &format!("{ACTOR}.ppo_epochs"), &format!("{R}.epochs"), 1);
@@ -405,7 +404,7 @@ fn micro_batch(ledger: &mut Ledger, world: u64) {
         let longest = lengths[0].saturating_add(lengths[1]).max(1);
         let room = rules::count(ledger, &tokens, 16384);
         if ledger.peek(&tokens).is_some() {
-            let why = format!("sequences of up to {longest} tokens, as many as have room in {room}");
+            let why = format!("as many sequences of up to {longest} tokens as fit into {room}");
             ledger.change(&tokens, field, (room / longest).max(1), why);
         }
         return ledger.idle_all(&[(&per_device, "use_dynamic_bsz is on"), (&all, "use_dynamic_bsz is on")]);
@@ -413,12 +412,12 @@ fn micro_batch(ledger: &mut Ledger, world: u64) {
     rules::map_count(ledger, &per_device, field, 1);
     let sequences = rules::count(ledger, &all, world);
     if ledger.peek(&all).is_some() {
-        ledger.change(&all, field, (sequences / world).max(1), format!("of {world} devices each"));
+        ledger.change(&all, field, (sequences / world).max(1), format!("on each of {world} devices"));
     }
     ledger.fill(field, 1);
 }
 
-/// How long the run is, and when it is saved and evaluated.
+/// Length of the run, and intervals of checkpoints and evaluations.
 fn run(ledger: &mut Ledger) {
     let field = format!("{R}.steps");
     rules::leave_unset(ledger, &["trainer.total_training_steps"]);
@@ -430,7 +429,7 @@ fn run(ledger: &mut Ledger) {
             Some(_) => match ledger.draft(&field).and_then(Value::as_u64) {
                 Some(steps) => ledger.change(key, &format!("{R}.{name}.every"), steps, "only at the end"),
                 None => {
-                    ledger.fold(key, format!("say `{R}.{name}.every`: by default it is not only at the end"))
+                    ledger.fold(key, format!("set `{R}.{name}.every`: the default is not only at the end"))
                 }
             },
             None => ledger.refuse_all(&[(key, "not a number of steps")]),
@@ -447,7 +446,7 @@ fn run(ledger: &mut Ledger) {
         ledger.idle("data.train_max_samples", "all");
     }
     match ledger.number("data.val_max_samples") {
-        Some(-1.0) => ledger.idle("data.val_max_samples", "`evaluation.prompts` says how many"),
+        Some(-1.0) => ledger.idle("data.val_max_samples", "set by `evaluation.prompts`"),
         _ => drop(rules::map_count(ledger, "data.val_max_samples", &format!("{R}.evaluation.prompts"), 1)),
     }
 }
@@ -463,13 +462,13 @@ fn epochs(ledger: &mut Ledger, field: &str) {
     rules::data_epochs(ledger, key, field, "total_training_steps");
 }
 
-/// AdamW as the keys below `section` say it, for what `owner` trains. Its schedule counts steps, as ours does.
+/// AdamW from the keys below `section`, for the model of `owner`. Its schedule counts steps, as ours does.
 fn optimizer(ledger: &mut Ledger, section: &str, owner: &str) {
     let key = |name: &str| format!("{section}.{name}");
     let adamw = format!("{owner}.optimizer.adamw");
     ledger.copy_number(&key("lr"), &format!("{adamw}.learning_rate"));
     ledger.copy_number(&key("weight_decay"), &format!("{adamw}.weight_decay"));
-    // A critic's are what the policy's are.
+    // A critic decays the same weights as the policy.
     let decays = ledger.draft(&format!("{R}.optimizer.adamw.decays")).cloned().unwrap_or(json!("all"));
     ledger.fill(&format!("{adamw}.decays"), decays);
     if let Some(betas) = ledger.peek(&key("betas")).cloned() {
@@ -477,7 +476,7 @@ fn optimizer(ledger: &mut Ledger, section: &str, owner: &str) {
     }
     let clip = format!("{owner}.optimizer.max_grad_norm");
     rules::max_grad_norm(ledger, &format!("{}.grad_clip", section.trim_end_matches(".optim")), &clip);
-    ledger.idle_all(&[(&key("clip_grad"), "`grad_clip` is what clips")]);
+    ledger.idle_all(&[(&key("clip_grad"), "`grad_clip` sets it")]);
     for (name, usual) in [("optimizer", "AdamW"), ("optimizer_impl", "torch.optim")] {
         match ledger.text(&key(name)).as_deref() {
             None => {}
@@ -485,11 +484,11 @@ fn optimizer(ledger: &mut Ledger, section: &str, owner: &str) {
             Some(_) => ledger.refuse(&key(name), "the optimizer is AdamW"),
         }
     }
-    ledger.refuse_all(&[(&key("override_optimizer_config"), "the optimizer is AdamW with what is above")]);
+    ledger.refuse_all(&[(&key("override_optimizer_config"), "the optimizer is AdamW with the fields above")]);
     let [steps, ratio, kind, old] =
         ["lr_warmup_steps", "lr_warmup_steps_ratio", "lr_scheduler_type", "warmup_style"].map(key);
     if ledger.number(&steps).is_some_and(|steps| steps <= 0.0) {
-        ledger.idle(&steps, "`lr_warmup_steps_ratio` says it");
+        ledger.idle(&steps, "set by `lr_warmup_steps_ratio`");
     }
     rules::leave_unset(ledger, &[&steps, &old]);
     if ledger.peek(&old).is_some() {
@@ -506,7 +505,7 @@ fn optimizer(ledger: &mut Ledger, section: &str, owner: &str) {
     schedule.apply(ledger);
     match ledger.number(&key("num_cycles")) {
         Some(0.5) => ledger.idle(&key("num_cycles"), "half a cosine"),
-        _ => ledger.refuse_all(&[(&key("num_cycles"), "the cosine is half of one")]),
+        _ => ledger.refuse_all(&[(&key("num_cycles"), "the schedule is half a cosine")]),
     }
 }
 
@@ -551,7 +550,7 @@ fn data(ledger: &mut Ledger) {
     match ledger.text(cut).as_deref() {
         None => {}
         Some("error") => ledger.map(cut, &field, "refuse"),
-        Some(_) => ledger.change(cut, &field, "leave_out", "prompts are not cut"),
+        Some(_) => ledger.change(cut, &field, "leave_out", "prompts are not truncated"),
     }
     let (shuffle, why) = ("data.shuffle", "prompts are always shuffled, by the seed");
     match ledger.truth(shuffle) {
@@ -561,14 +560,14 @@ fn data(ledger: &mut Ledger) {
     }
 }
 
-/// verl's columns, but for the prompt's and the domain's, which may have other names.
+/// verl's columns; those of the prompt and the domain may be renamed.
 fn columns(ledger: &mut Ledger, field: &str) {
     let keys = ["data.prompt_key", "data.reward_fn_key"];
     let [prompt, domain] = keys.map(|key| ledger.text(key));
     match (prompt.as_deref(), domain.as_deref()) {
         (None | Some("prompt"), None | Some("data_source")) => {
             ledger.fill(field, "verl");
-            ledger.idle_all(&keys.map(|key| (key, "`columns: verl` says it")));
+            ledger.idle_all(&keys.map(|key| (key, "included in `columns: verl`")));
         }
         _ => {
             ledger.fill(&format!("{field}.answer"), "reward_model.ground_truth");

@@ -1,5 +1,5 @@
-//! What verl rewards: its own scores by the data's name, a function of the user's or a reward model, and the penalty for
-//! length of DAPO's manager.
+//! verl's rewards: its own scores by the data's name, a user's function or a reward model, and the length
+//! penalty of DAPO's manager.
 
 use serde_json::{Value, json};
 
@@ -10,8 +10,8 @@ use crate::import::{
     values,
 };
 
-/// Older names of what stands below `reward` now.
-const RENAMED: [(&str, &str); 5] = [
+/// Older names of keys that are now below `reward`.
+const OLD_TO_NEW: [(&str, &str); 5] = [
     ("custom_reward_function.path", FUNCTION),
     ("custom_reward_function.name", FUNCTION_NAME),
     ("reward_model.enable", "reward.reward_model.enable"),
@@ -23,20 +23,20 @@ const FUNCTION: &str = "reward.custom_reward_function.path";
 const FUNCTION_NAME: &str = "reward.custom_reward_function.name";
 const MODEL: &str = "reward.reward_model.model_path";
 const MANAGER: &str = "reward.reward_manager.name";
-/// Where the penalty for length has stood.
+/// Sections of the length penalty in different versions.
 const OVERLONG: [&str; 3] = [
     "reward_model.overlong_buffer",
     "reward_model.reward_kwargs.overlong_buffer_cfg",
     "reward.reward_kwargs.overlong_buffer_cfg",
 ];
 
-const HOST: &str = "a reward model computes on the host unless its `backend` says otherwise";
-const SANDBOX: &str = "say where in the `code` reward: see docs/rewards.md";
+const HOST: &str = "a reward model runs on the host unless its `backend` is set";
+const SANDBOX: &str = "set the sandbox in the `code` reward: see docs/guides/rewards.md";
 const BY_NAME: &str =
-    "verl scores by the name of the data: this is for gsm8k and its like, docs/rewards.md has the others";
+    "verl scores by the data's name: this suits gsm8k and similar data, others are in docs/guides/rewards.md";
 
 pub(super) fn apply(ledger: &mut Ledger) {
-    ledger.rename(&RENAMED);
+    ledger.rename(&OLD_TO_NEW);
     ledger.assume(&[(MANAGER, json!("naive"))]);
     rules::leave_unset(ledger, &[FUNCTION, MODEL, MANAGER]);
     let penalty = penalty(ledger);
@@ -54,34 +54,34 @@ pub(super) fn apply(ledger: &mut Ledger) {
     let longest = ledger.draft(&format!("{R}.rollout.max_new_tokens")).and_then(Value::as_u64);
     for key in ["reward.reward_kwargs.max_resp_len", "reward_model.reward_kwargs.max_resp_len"] {
         if longest.is_some() && ledger.whole(key) == longest {
-            ledger.idle(key, "the longest completion");
+            ledger.idle(key, "equal to the longest completion");
         }
     }
     for section in OVERLONG {
         ledger.idle_all(&[(&format!("{section}.*"), "in the `length` reward, if it is on")]);
     }
     ledger.refuse_all(&[
-        (MODEL, "name it in a `model` term of `pipeline.rlvr.reward`, beside the function"),
+        (MODEL, "set it in a `model` term of `pipeline.rlvr.reward`, in addition to the function"),
         ("reward.sandbox_fusion.url", SANDBOX),
         ("sandbox_fusion.url", SANDBOX),
-        ("reward.reward_kwargs*", "say it in the reward's fields"),
-        ("reward_model.reward_kwargs*", "say it in the reward's fields"),
-        ("custom_reward_function.reward_kwargs*", "say it in the reward's fields"),
-        ("reward.custom_reward_function.reward_kwargs*", "say it in the reward's fields"),
+        ("reward.reward_kwargs*", "set it in the reward's fields"),
+        ("reward_model.reward_kwargs*", "set it in the reward's fields"),
+        ("custom_reward_function.reward_kwargs*", "set it in the reward's fields"),
+        ("reward.custom_reward_function.reward_kwargs*", "set it in the reward's fields"),
     ]);
     ledger.idle_all(&[
-        (FUNCTION_NAME, "no file with it is named"),
-        (MANAGER, "completions are scored as they end"),
-        ("reward.reward_manager.*", "completions are scored as they end"),
+        (FUNCTION_NAME, "no file is set for it"),
+        (MANAGER, "each completion is scored when it ends"),
+        ("reward.reward_manager.*", "each completion is scored when it ends"),
         ("reward.reward_model.*", HOST),
         ("reward_model.*", HOST),
-        ("reward.num_workers", "say `scoring.workers`"),
-        ("reward.sandbox_fusion.*", "there is no sandbox's url"),
-        ("sandbox_fusion.*", "there is no sandbox's url"),
+        ("reward.num_workers", "set `scoring.workers`"),
+        ("reward.sandbox_fusion.*", "no sandbox URL is set"),
+        ("sandbox_fusion.*", "no sandbox URL is set"),
     ]);
 }
 
-/// The key that says what scores, the reward that it becomes, and what is to be known of it.
+/// The key that sets the reward, the reward, and a remark.
 fn scorer(ledger: &mut Ledger) -> (&'static str, Value, &'static str) {
     if let Some(path) = ledger.text(FUNCTION) {
         let function = ledger.text(FUNCTION_NAME).unwrap_or_else(|| "compute_score".to_owned());
@@ -89,7 +89,7 @@ fn scorer(ledger: &mut Ledger) -> (&'static str, Value, &'static str) {
             ledger.fold(FUNCTION_NAME, "in the `python` reward");
         }
         let term = json!({"python": {"path": path, "function": function, "signature": "verl"}});
-        return (FUNCTION, term, "as verl calls it");
+        return (FUNCTION, term, "called with verl's arguments");
     }
     let is_model = ledger.truth("reward.reward_model.enable") == Some(true);
     match ledger.text(MODEL) {
@@ -102,7 +102,7 @@ fn scorer(ledger: &mut Ledger) -> (&'static str, Value, &'static str) {
     }
 }
 
-/// DAPO's penalty for completions that come close to the longest length, and the key that turns it on.
+/// DAPO's penalty for completions close to the maximum length, and the key that turns it on.
 fn penalty(ledger: &mut Ledger) -> Option<(String, Value)> {
     let is_on = |section: &&str| ledger.truth(&format!("{section}.enable")) == Some(true);
     let section = OVERLONG.into_iter().find(|section| is_on(section))?;
@@ -115,10 +115,7 @@ fn penalty(ledger: &mut Ledger) -> Option<(String, Value)> {
             Some((key("enable"), json!({"length": length, "weight": values::json(weight)})))
         }
         _ => {
-            ledger.refuse(
-                &key("enable"),
-                "its `len` is not a whole number of tokens that a completion may have",
-            );
+            ledger.refuse(&key("enable"), "its `len` is not an integer up to the length of a completion");
             None
         }
     }

@@ -41,17 +41,17 @@ pub(super) struct Told<'a> {
 #[serde(rename_all = "snake_case")]
 enum Answer {
     Told(Divided),
-    /// A text that is no Python.
+    /// A text that is not valid Python.
     Error(String),
-    /// A text that is no test, or that needs what the sandbox has not.
+    /// A text that tests nothing, or that needs a module or fixture the sandbox lacks.
     Bad(String),
 }
 
-/// The program's part of a text of asserts.
+/// Part of an asserts text that runs in the program's interpreter.
 #[derive(Clone, Debug, Deserialize)]
 struct Divided {
     text: String,
-    /// Whether it may depend on the program if anything is asserted.
+    /// True if an assert may depend on the program.
     depends: bool,
 }
 
@@ -59,7 +59,7 @@ impl Asserts {
     /// What `program` tells of its values for `asserts`; `None` if it does not come to their end.
     ///
     /// # Errors
-    /// If the asserts are no Python, assert nothing or need what is not there, and of `run`.
+    /// If the asserts are not valid Python, assert nothing or need a missing module, and errors of `run`.
     pub(super) fn ask<'a>(
         &self,
         program: &str,
@@ -123,10 +123,10 @@ impl Asserts {
     }
 }
 
-/// The first of some texts of asserts that [`Asserts::ask`] would refuse whatever the program is, and why.
+/// Returns the first text of asserts that [`Asserts::ask`] refuses for every program, with the reason.
 ///
 /// # Errors
-/// Of `run`, and if they cannot be read.
+/// Errors of `run`, and if the texts cannot be read.
 pub(super) fn first_bad(asserts: &[&str], run: &Run) -> Result<Option<(usize, String)>, Failure> {
     let written = run(DIVIDE.into(), &json!({"asserts": asserts, "only_checks": true}).to_string())?;
     let answers: Vec<Answer> = serde_json::from_str(&written.unwrap_or_default())

@@ -1,7 +1,7 @@
-//! The place of the program in a completion.
+//! Finds the program in a completion.
 
-/// The last fenced block of the language after the last `</think>`; without one the last without a language, else the
-/// last of all; without blocks, all that stands there. A fence that is not closed ends with the text.
+/// Returns the last fenced block of the language after the last `</think>`, otherwise the last without a language,
+/// otherwise the last of all. Without blocks it is the whole text. An open fence ends with the text.
 pub(super) fn program(text: &str, language: &str) -> String {
     let text = text.rsplit("</think>").next().unwrap_or(text);
     let blocks = blocks(text);
@@ -12,14 +12,14 @@ pub(super) fn program(text: &str, language: &str) -> String {
 }
 
 struct Block {
-    /// The first word behind the fence, in lower case; empty if there is none.
+    /// First word after the fence, in lower case; empty if there is none.
     language: String,
     text: String,
 }
 
 /// A line of three or more backticks or tildes.
 struct Fence {
-    /// Characters before it, which lines of its block have before them as well.
+    /// Characters before it, which the lines of its block are indented by.
     indent: usize,
     mark: char,
     len: usize,
@@ -48,7 +48,7 @@ fn blocks(text: &str) -> Vec<Block> {
     blocks
 }
 
-/// The fence that a line is, and the text behind it. It may be the first line of a list's item.
+/// Parses a line as a fence, and returns it with the text after it. It may be the first line of a list item.
 fn fence(line: &str) -> Option<(Fence, &str)> {
     let line = line.trim_end();
     let mut rest = &line[spaces(line)..];
@@ -68,7 +68,7 @@ fn spaces(text: &str) -> usize {
     text.len() - text.trim_start_matches([' ', '\t']).len()
 }
 
-/// Whether a fence's word is a name of the language.
+/// Returns true if a fence's word is a name of the language.
 fn is_language(word: &str, language: &str) -> bool {
     const NAMES: [&[&str]; 5] = [
         &["python", "python3", "py", "py3"],

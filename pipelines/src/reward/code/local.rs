@@ -1,6 +1,6 @@
 //! The sandbox of this machine.
 
-use anyroll_sandbox::{Ended, File, Finished, Limits, Protection, Sandbox};
+use anyroll_sandbox::{Exit, File, Finished, Limits, Protection, Sandbox};
 
 use crate::config::{CodeConfig, Isolation};
 use crate::reward::Failure;
@@ -8,9 +8,9 @@ use crate::reward::Failure;
 /// Standard input of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Input<'a> {
-    /// `/dev/stdin` names it as well.
+    /// Input that `/dev/stdin` also names.
     Named(&'a str),
-    /// It can be read once, before the program that is tested begins.
+    /// Input that can be read only once, before the tested program begins.
     Secret(&'a str),
 }
 
@@ -57,8 +57,8 @@ impl Local {
             Input::Named(text) => self.sandbox.run(&command, &files, text),
             Input::Secret(text) => self.sandbox.run_on_secret(&command, &files, text),
         };
-        let Finished { ended, stdout, .. } = finished.map_err(told)?;
-        Ok((ended == Ended::Well).then(|| String::from_utf8_lossy(&stdout).into_owned()))
+        let Finished { exit, stdout, .. } = finished.map_err(told)?;
+        Ok((exit == Exit::Success).then(|| String::from_utf8_lossy(&stdout).into_owned()))
     }
 }
 

@@ -16,8 +16,8 @@ use tests_of::{Expected, Tests};
 
 /// The share of a record's tests that the completion's program passes, or 1 only for all of them.
 ///
-/// The program is the last fenced block of the language, or without one all of the completion. Tests are in columns as ROLL has them, or in the record's
-/// answer, as JSON:
+/// The program is the last fenced block of the language, or the whole completion. Tests are in ROLL's columns, or in
+/// the record's answer, as JSON:
 /// `{"inputs": [...], "outputs": [...]}` are standard inputs and what is to be written to standard output;
 /// `{"asserts": [...]}` are texts of Python, whose asserts are to hold for what the program computes.
 #[derive(Debug)]
@@ -49,12 +49,12 @@ impl Code {
         Ok(Self { credit, tolerance, sandbox, asserts: Asserts::default() })
     }
 
-    /// Refuses records whose tests cannot decide about any program. Behind an endpoint asserts are not read.
+    /// Refuses records whose tests cannot judge any program. With an endpoint, asserts are not read.
     ///
     /// # Errors
-    /// That of the first such record, as [`Reward::score`] has it for every completion.
+    /// The error that [`Reward::score`] returns for every completion of the first such record.
     pub fn check(&self, records: &[Record]) -> Result<(), Error> {
-        /// Texts that are read at a time.
+        /// Number of texts read at a time.
         const TEXTS: usize = 100;
         let failed = |record: &Record, failure: Failure| Error::new(self.name(), record, failure);
         let run = |program: String, input: &str| self.run(program, Input::Secret(input));
@@ -79,7 +79,7 @@ impl Code {
         Ok(())
     }
 
-    /// The name of the programs' language.
+    /// Name of the programs' language.
     fn language(&self) -> &str {
         match &self.sandbox {
             Sandbox::Local(_) => "python",
@@ -163,8 +163,8 @@ impl Reward for Code {
     }
 }
 
-/// Whether two outputs are the same but for spaces at the ends of lines, empty lines at the end, and how numbers are
-/// written: an integer may be `3.0`, and what is expected with a fraction may be off by `tolerance`.
+/// Returns true if two outputs are equal apart from spaces at the ends of lines, empty lines at the end, and the form
+/// of numbers: an integer may be `3.0`, and an expected fraction may differ by `tolerance`.
 fn same_output(found: &str, expected: &str, tolerance: f64) -> bool {
     let lines = |text: &str| -> Vec<String> {
         text.trim_end().lines().map(|line| line.trim_end().to_owned()).collect()
@@ -177,7 +177,7 @@ fn same_output(found: &str, expected: &str, tolerance: f64) -> bool {
     found.len() == expected.len() && found.iter().zip(&expected).all(same_line)
 }
 
-/// Whether two words are the same, or numbers that are; without a tolerance only the same.
+/// Returns true if two words are equal, or are equal numbers. With a tolerance of 0 they must match exactly.
 fn same_word(found: &str, expected: &str, tolerance: f64) -> bool {
     let number = |word: &str| {
         let is_plain = word.chars().all(|it| it.is_ascii_digit() || "+-.eE".contains(it));

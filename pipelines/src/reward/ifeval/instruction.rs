@@ -1,5 +1,5 @@
-//! One instruction, and whether a text follows it. Each is decided as the published checker decides it; where that
-//! leans on a library, `words` says how the two differ.
+//! Instructions and their checks. Each check follows the published checker; differences from the libraries
+//! that it uses are documented in `words`.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ use super::words::{
     capital_words, is_english, is_language, is_lower, is_upper, known_language, sentences, words,
 };
 
-/// An instruction with its numbers and texts.
+/// An instruction with its arguments.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Instruction {
     Keywords(Vec<String>),
@@ -40,7 +40,7 @@ pub(super) enum Instruction {
     Quotation,
 }
 
-/// A number that a count is held against.
+/// Bound of a count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
     LessThan(usize),
@@ -56,12 +56,12 @@ impl Bound {
     }
 }
 
-/// The arguments of an instruction, by name.
+/// Arguments of an instruction, by name.
 struct Kwargs<'a>(&'a Map<String, Value>);
 
 impl Kwargs<'_> {
     fn number(&self, name: &str) -> Result<usize, String> {
-        // Tables turn whole numbers into floats where another row has none.
+        // Tables store integers as floats if another row has none.
         let number = self.0.get(name).and_then(Value::as_f64).filter(|n| *n >= 0.0 && n.fract() == 0.0);
         number.map(|number| number as usize).ok_or_else(|| format!("it needs the number `{name}`"))
     }
@@ -88,7 +88,7 @@ impl Kwargs<'_> {
 }
 
 impl Instruction {
-    /// The instruction that `id` names in the published data.
+    /// The instruction with the name `id` in the published data.
     pub(super) fn read(id: &str, kwargs: &Map<String, Value>) -> Result<Self, String> {
         let given = Kwargs(kwargs);
         Ok(match id {
@@ -136,11 +136,11 @@ impl Instruction {
             "change_case:english_lowercase" => Self::AllLowercase,
             "punctuation:no_comma" => Self::NoComma,
             "startend:quotation" => Self::Quotation,
-            _ => return Err("there is no such instruction".into()),
+            _ => return Err("unknown instruction".into()),
         })
     }
 
-    /// Whether `text` follows it.
+    /// Returns true if `text` follows the instruction.
     ///
     /// # Errors
     /// If a text of the instruction is too large for a pattern.
@@ -223,8 +223,8 @@ fn pattern(pattern: &str) -> Result<Regex, String> {
     RegexBuilder::new(pattern).case_insensitive(true).build().map_err(|error| error.to_string())
 }
 
-/// The number of parts between `separator`s, of which the first and the last may be empty and do not count then;
-/// `None` if another is empty.
+/// Number of parts between `separator`s, without an empty first or last part; `None` if another part is
+/// empty.
 fn parts_between(text: &str, separator: &str) -> Option<usize> {
     let parts: Vec<&str> = text.split(separator).collect();
     let mut count = parts.len();
@@ -239,7 +239,8 @@ fn parts_between(text: &str, separator: &str) -> Option<usize> {
     Some(count)
 }
 
-/// Whether there are so many paragraphs and the `nth`, from 1, starts with a word, given in lower case.
+/// Returns true if there are `paragraphs` paragraphs and the `nth`, from 1, starts with the given lower-case
+/// word.
 fn first_word_is(text: &str, paragraphs: usize, nth: usize, first_word: &str) -> bool {
     let parts: Vec<&str> = text.split("\n\n").collect();
     let count = parts.iter().filter(|part| !part.trim().is_empty()).count();
@@ -261,7 +262,8 @@ fn has_postscript(text: &str, marker: &str) -> Result<bool, String> {
     Ok(pattern(&marker)?.is_match(text))
 }
 
-/// `*so*` and `**so**`; what stands between two stars counts for both patterns, as in the published checker.
+/// Number of `*so*` and `**so**`. Text between two stars counts for both patterns, as in the published
+/// checker.
 fn highlights(text: &str) -> usize {
     let count = |pattern: &Regex| {
         pattern.find_iter(text).filter(|it| !it.as_str().trim_matches('*').trim().is_empty()).count()

@@ -1,5 +1,5 @@
-//! Instructions that a program can verify: the 25 kinds of IFEval (Zhou et al., 2023, "Instruction-Following Evaluation
-//! for Large Language Models").
+//! The `ifeval` reward: verifiable instructions of the 25 kinds of IFEval (Zhou et al., 2023,
+//! "Instruction-Following Evaluation for Large Language Models").
 
 mod instruction;
 mod words;
@@ -15,10 +15,10 @@ use crate::config::{Credit, IfevalConfig};
 use crate::data::Record;
 use instruction::Instruction;
 
-/// The share of a record's instructions that the completion follows, or 1 only for all of them.
+/// The fraction of a record's instructions that the completion follows, or 1 only if it follows all of them.
 ///
-/// The instructions are in the published columns `instruction_id_list` and `kwargs`, or in the answer as a JSON object
-/// with the two.
+/// The instructions are in the published columns `instruction_id_list` and `kwargs`, or in the answer as a
+/// JSON object with both.
 #[derive(Clone, Copy, Debug)]
 pub struct Ifeval {
     config: IfevalConfig,
@@ -32,7 +32,7 @@ struct Listed {
 }
 
 impl Ifeval {
-    /// As `config` says.
+    /// Creates the reward of `config`.
     pub fn new(config: IfevalConfig) -> Self {
         Self { config }
     }
@@ -60,7 +60,7 @@ impl Reward for Ifeval {
     }
 }
 
-/// At least one.
+/// Instructions of a record, at least one.
 fn instructions(record: &Record) -> Result<Vec<Instruction>, String> {
     let listed: Result<Listed, _> = match record.columns.contains_key("instruction_id_list") {
         true => serde_json::from_value(Value::Object(record.columns.clone())),
@@ -69,10 +69,10 @@ fn instructions(record: &Record) -> Result<Vec<Instruction>, String> {
     let Listed { instruction_id_list: ids, kwargs } =
         listed.map_err(|error| format!("it has no instructions: {error}"))?;
     if ids.is_empty() {
-        return Err("its list of instructions is empty".into());
+        return Err("it has an empty list of instructions".into());
     }
     if !kwargs.is_empty() && kwargs.len() != ids.len() {
-        return Err(format!("it has {} instructions and {} `kwargs`", ids.len(), kwargs.len()));
+        return Err(format!("it has {} instructions but {} `kwargs`", ids.len(), kwargs.len()));
     }
     let with_kwargs = ids.iter().enumerate().map(|(index, id)| {
         let kwargs = kwargs.get(index).cloned().flatten().unwrap_or_default();

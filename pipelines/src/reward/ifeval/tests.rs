@@ -226,7 +226,7 @@ fn what_cannot_be_checked_is_an_error() {
             crate::error_chain::one_line(&score(&record(id, &kwargs), "text", Credit::All).unwrap_err());
         assert!(told.contains(id) && told.contains(words), "{told}");
     };
-    fails("keywords:exist", json!({}), "no such instruction");
+    fails("keywords:exist", json!({}), "unknown instruction");
     fails("keywords:existence", json!({}), "`keywords`");
     fails(
         "length_constraints:number_words",
@@ -234,7 +234,7 @@ fn what_cannot_be_checked_is_an_error() {
         "`num_words`",
     );
     fails("length_constraints:number_words", json!({"num_words": 2, "relation": "about"}), "`about`");
-    fails("language:response_language", json!({"language": "sw"}), "`sw` cannot be told");
+    fails("language:response_language", json!({"language": "sw"}), "`sw` cannot be detected");
     let none = Record { id: "1".into(), answer: "7".into(), ..Record::default() };
     assert!(score(&none, "a", Credit::All).is_err());
 }

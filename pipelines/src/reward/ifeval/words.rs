@@ -1,24 +1,25 @@
-//! What the published checker leaves to libraries: sentences and words (NLTK), languages (langdetect), letter case.
+//! Replacements of libraries that the published checker uses: sentences and words (NLTK), languages
+//! (langdetect), letter case.
 
 use std::sync::LazyLock;
 
 use regex::Regex;
 use whatlang::{Lang, detect};
 
-/// Runs of word characters, as NLTK's `RegexpTokenizer(r"\w+")` counts them.
+/// Number of runs of word characters, as counted by NLTK's `RegexpTokenizer(r"\w+")`.
 pub(super) fn words(text: &str) -> usize {
     static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w+").expect("a pattern of this file"));
     WORD.find_iter(text).count()
 }
 
-/// What a full stop behind does not end a sentence.
+/// Abbreviations whose full stop does not end a sentence.
 const ABBREVIATIONS: [&str; 24] = [
     "mr", "mrs", "ms", "dr", "prof", "sr", "jr", "st", "vs", "etc", "e.g", "i.e", "u.s", "u.k", "inc", "ltd",
     "co", "corp", "no", "fig", "al", "approx", "dept", "est",
 ];
 
-/// The number of sentences, by marks at their ends. NLTK's Punkt learns abbreviations from a corpus; here they are a
-/// list, and single letters.
+/// Number of sentences, counted by their end marks. NLTK's Punkt learns abbreviations from a corpus; here
+/// they are this list and single letters.
 pub(super) fn sentences(text: &str) -> usize {
     let chars: Vec<char> = text.trim().chars().collect();
     let mut count = 0;
@@ -41,7 +42,7 @@ pub(super) fn sentences(text: &str) -> usize {
             start = at;
         }
     }
-    // The last may lack its mark.
+    // The last sentence may lack an end mark.
     count + usize::from(chars[start..].iter().any(|c| c.is_alphanumeric()))
 }
 
@@ -52,8 +53,8 @@ fn is_abbreviation(before: &[char], mark: char) -> bool {
     mark == '.' && (is_initial || ABBREVIATIONS.contains(&word.to_lowercase().as_str()))
 }
 
-/// Words all of whose letters are upper case, of which there is at least one. NLTK's tokens are these, but that it cuts
-/// contractions: `DON'T` is two there.
+/// Number of words with at least one letter and only upper-case ones. NLTK also splits contractions: `DON'T`
+/// is two tokens there.
 pub(super) fn capital_words(text: &str) -> usize {
     text.split_whitespace().filter(|word| is_upper(word)).count()
 }
@@ -68,7 +69,7 @@ pub(super) fn is_lower(text: &str) -> bool {
     text.chars().any(char::is_lowercase) && !text.chars().any(char::is_uppercase)
 }
 
-/// The languages of the published data that can be told, by their code there.
+/// Languages of the published data that can be detected, by their code there.
 const LANGUAGES: [(&str, Lang); 29] = [
     ("en", Lang::Eng),
     ("es", Lang::Spa),
@@ -101,21 +102,23 @@ const LANGUAGES: [(&str, Lang); 29] = [
     ("fi", Lang::Fin),
 ];
 
-/// The code, if its language can be told.
+/// The code, if its language can be detected.
 pub(super) fn known_language(code: String) -> Result<String, String> {
     match LANGUAGES.iter().any(|(known, _)| *known == code) {
         true => Ok(code),
-        false => Err(format!("the language `{code}` cannot be told from others here")),
+        false => Err(format!("the language `{code}` cannot be detected here")),
     }
 }
 
-/// Whether `text` is in the language `code`. A text without letters is in any, as in the published checker.
+/// Returns true if `text` is in the language `code`. A text without letters is in any, as in the published
+/// checker.
 pub(super) fn is_language(text: &str, code: &str) -> bool {
     let Some(found) = detect(text) else { return true };
     LANGUAGES.iter().any(|(known, language)| *known == code && *language == found.lang())
 }
 
-/// Whether `text` is English. In upper case most of a detector's letter sequences are unknown to it.
+/// Returns true if `text` is English. It is lowercased, since most letter sequences in upper case are unknown
+/// to the detector.
 pub(super) fn is_english(text: &str) -> bool {
     is_language(&text.to_lowercase(), "en")
 }

@@ -1,6 +1,6 @@
-//! Whether a prediction is the gold answer, in another form or the same.
+//! Comparison of a predicted answer with the gold answer, in any form.
 //!
-//! In doubt it is not: a wrong answer that is rewarded does more harm than a right one that is missed.
+//! In doubt they differ: rewarding a wrong answer does more harm than missing a right one.
 
 use std::cell::Cell;
 use std::cmp::Ordering;
@@ -8,29 +8,30 @@ use std::cmp::Ordering;
 use num_rational::BigRational;
 use num_traits::{Signed, ToPrimitive, Zero};
 
-use super::ball::{Balls, Domain};
+use super::ball_arithmetic::{BallArithmetic, Domain};
 use super::evaluate::{Field, Fuel, PRIMES, constant_value, evaluate};
 use super::expr::{Brackets, Expr, Number, Relation, Scale};
 use super::parse::{Answer, literal};
 use super::region::region;
 use super::unit::changes_meaning;
 
-/// Work on one pair of answers: some 20 ms.
+/// Limit of work on a pair of answers: about 20 ms.
 const FUEL: u64 = 300_000;
 
-/// Points at which two formulas are compared.
+/// Number of points at which two formulas are compared.
 const POINTS: u64 = 12;
 
-/// Real points; there are more, since a root or a logarithm may have a value at few of them.
+/// Number of real points; it is larger, since a root or a logarithm may be defined at few of them.
 const REAL_POINTS: u64 = 30;
 
-/// Points of them at which both must have a value.
+/// Number of these points at which both must be defined.
 const ENOUGH_POINTS: usize = 4;
 
-/// Whether `predicted` is right. A decimal number as gold is matched within `tolerance` of its size, and within half of
-/// its last digit.
+/// Returns true if `predicted` is right. A decimal gold number is matched within relative `tolerance`, and
+/// within half of its last digit.
 ///
-/// Where the gold number has no sign, one of percent is right by its value, and if `asks_percent` as the same number.
+/// If the gold number has no percent sign, a prediction in percent is right by value, and with `asks_percent`
+/// also by number.
 pub(super) fn is_right(gold: &Answer, predicted: &Answer, tolerance: f64, asks_percent: bool) -> bool {
     match (&gold.unit, &predicted.unit) {
         (Some(gold), Some(predicted)) if gold != predicted => return false,
@@ -45,7 +46,7 @@ struct Comparison {
     tolerance: f64,
     asks_percent: bool,
     fuel: Fuel,
-    /// Of conversions within each other.
+    /// Depth of nested conversions.
     depth: Cell<usize>,
 }
 
@@ -87,7 +88,7 @@ impl Comparison {
             (Relation(..), predicted) => {
                 self.values(gold).into_iter().any(|value| self.equal(value, predicted))
             }
-            // The only element of a set.
+            // A set of one element equals the element.
             (Sequence(Brackets::Braces, items), scalar) if items.len() == 1 => self.equal(&items[0], scalar),
             (scalar, Sequence(Brackets::Braces, items)) if items.len() == 1 => self.equal(scalar, &items[0]),
             (Sequence(..) | Union(_) | Matrix(_), _) | (_, Sequence(..) | Union(_) | Matrix(_)) => false,
@@ -106,11 +107,11 @@ impl Comparison {
         match (kind, other) {
             (Both, Either) | (Either, Both) => false,
             (Bare | Both | Either | Braces, Bare | Both | Either | Braces) => {
-                // `x = 2, y = 1` says which is which, and `1, 2` does not.
+                // `x = 2, y = 1` is named, and `1, 2` is not.
                 let named = |items: &[Expr]| names_differ(items);
                 named(gold) == named(predicted) && self.equal_unordered(gold, predicted)
             }
-            // Square ones would be a closed interval.
+            // Square brackets would be a closed interval.
             (Bare, Round) => in_order(gold) && self.equal_ordered(gold, predicted),
             (Round, Bare) => in_order(predicted) && self.equal_ordered(gold, predicted),
             // Two values in square brackets may be a closed interval, which round ones are not.
@@ -124,7 +125,7 @@ impl Comparison {
             && gold.iter().zip(predicted).all(|(gold, predicted)| self.equal(gold, predicted))
     }
 
-    /// Each element has one of the other side's for itself.
+    /// Each element matches a different one of the other side.
     fn equal_unordered(&self, gold: &[Expr], predicted: &[Expr]) -> bool {
         let mut left: Vec<&Expr> = predicted.iter().collect();
         gold.len() == predicted.len()
@@ -134,7 +135,8 @@ impl Comparison {
             })
     }
 
-    /// A vector, standing or lying, or a list of rows; `sequence_is_gold` tells which side is which.
+    /// Compares a row or column vector, or a list of rows, with a sequence; `sequence_is_gold` says which
+    /// side is gold.
     fn equal_rows(&self, rows: &[Vec<Expr>], items: &[Expr], sequence_is_gold: bool) -> bool {
         let equal = |cell: &Expr, item: &Expr| {
             if sequence_is_gold { self.equal(item, cell) } else { self.equal(cell, item) }
@@ -154,12 +156,12 @@ impl Comparison {
 
     // Equations and inequalities.
 
-    /// What `x = 2 + 3 = 5` says that x is: its last side, if all sides but a name at the front are the same; and of
-    /// `x = 1/3 ≈ 0.333` also the side that is rounded.
+    /// The value that `x = 2 + 3 = 5` gives x: its last side, if all sides except a name at the front are
+    /// equal. For `x = 1/3 ≈ 0.333` the rounded side is a value too.
     fn values<'a>(&self, relation: &'a Expr) -> Vec<&'a Expr> {
         let Expr::Relation(sides, relations) = relation else { return Vec::new() };
         if let ([name, set], [Relation::In]) = (sides.as_slice(), relations.as_slice()) {
-            // Others are sets, which `region` compares.
+            // Other sets are compared by `region`.
             let Expr::Sequence(Brackets::Braces, items) = set else { return Vec::new() };
             return if items.len() == 1 && matches!(name, Expr::Symbol(_)) { vec![set] } else { Vec::new() };
         }
@@ -168,7 +170,7 @@ impl Comparison {
         }
         let named = usize::from(assigned(relation).is_some());
         let (values, links) = (&sides[named..], &relations[named..]);
-        // A name is rounded to nothing: `x ≈ 5` may be anything near it.
+        // A name has no rounded value: `x ≈ 5` may be anything near it.
         let is_rounded = relations.last() == Some(&Relation::About);
         let Some(last) = values.last().filter(|last| !is_rounded || places(last).is_some()) else {
             return Vec::new();
@@ -181,7 +183,7 @@ impl Comparison {
         if agree { std::iter::once(last).chain(before).collect() } else { Vec::new() }
     }
 
-    /// Whether `rounded` is a decimal within half of its last digit from `exact`.
+    /// Returns true if `rounded` is a decimal within half of its last digit from `exact`.
     fn rounds_to(&self, exact: &Expr, rounded: &Expr) -> bool {
         places(rounded).is_some_and(|places| self.is_within(rounded, exact, 0.5 * 10f64.powi(-places)))
     }
@@ -212,7 +214,7 @@ impl Comparison {
         }
     }
 
-    /// Up to a constant factor: of any sign for an equation, a positive one for an inequality.
+    /// Equality up to a constant factor, which must be positive for an inequality.
     fn equal_equations(&self, gold: (&Expr, Relation, &Expr), predicted: (&Expr, Relation, &Expr)) -> bool {
         let ((left, relation, right), (other_left, other, other_right)) = (gold, predicted);
         if relation == Relation::In || other == Relation::In {
@@ -234,8 +236,8 @@ impl Comparison {
         })
     }
 
-    /// The rational that `b` must be multiplied by to be `a`, if there is one: found at a point. 1 if they are not
-    /// rational functions.
+    /// The rational `q` with `a = q * b`, if there is one, computed at a point. 1 if they are not rational
+    /// functions.
     fn factor(&self, a: &Expr, b: &Expr) -> Option<BigRational> {
         let at = |expr: &Expr| constant_value(&at_integers(expr), &self.fuel);
         match (at(a), at(b)) {
@@ -245,7 +247,7 @@ impl Comparison {
         }
     }
 
-    /// What holds for a variable is the set of its values.
+    /// Compares conditions on a variable as the sets of its values.
     fn equal_regions(&self, gold: &Expr, predicted: &Expr) -> bool {
         let is_set = |expr: &Expr| matches!(expr, Expr::Sequence(..) | Expr::Union(_));
         let order = |low: &Expr, high: &Expr| self.order(low, high);
@@ -258,21 +260,21 @@ impl Comparison {
         is_list(&gold) == is_list(&predicted) && self.equal(&gold, &predicted)
     }
 
-    /// Which of two numbers is the greater one, exactly or as far as rounding tells.
+    /// Order of two numbers, exact or as far as rounding allows.
     fn order(&self, one: &Expr, other: &Expr) -> Option<Ordering> {
         let exact = |expr: &Expr| constant_value(expr, &self.fuel);
         if let (Some(one), Some(other)) = (exact(one), exact(other)) {
             return Some(one.cmp(&other));
         }
-        let balls = Balls { domain: Domain::Real, point: 0 };
-        let value = |expr: &Expr| evaluate(expr, &balls, &self.fuel).filter(|ball| ball.is_real());
+        let arithmetic = BallArithmetic { domain: Domain::Real, point: 0 };
+        let value = |expr: &Expr| evaluate(expr, &arithmetic, &self.fuel).filter(|ball| ball.is_real());
         let (one, other) = (value(one)?, value(other)?);
         if one.agrees(&other) { Some(Ordering::Equal) } else { one.value.re.partial_cmp(&other.value.re) }
     }
 
     // One value.
 
-    /// A number of percent or degrees is also right without its sign, or as the plain number that it is.
+    /// A number in percent or degrees is also right without its sign, or as the plain number.
     fn equal_scalars(&self, gold: &Expr, predicted: &Expr) -> bool {
         match (gold, predicted) {
             (Expr::Scaled(scale, gold), Expr::Scaled(other, predicted)) => {
@@ -297,7 +299,7 @@ impl Comparison {
         let exact = |expr: &Expr| constant_value(expr, &self.fuel);
         match (exact(gold), exact(predicted)) {
             (Some(value), Some(other)) if value == other => return true,
-            // Exact numbers that differ are the same only as far as a decimal tells.
+            // Exact numbers that differ are equal only within a decimal's rounding.
             (Some(_), Some(_)) => return self.is_close(gold, predicted),
             _ => {}
         }
@@ -311,16 +313,16 @@ impl Comparison {
         self.is_within(gold, predicted, (self.tolerance * value.abs()).min(0.5 * 10f64.powi(-places)))
     }
 
-    /// Whether `other` is a real number no further than `distance` from `literal`.
+    /// Returns true if `other` is a real number within `distance` of `number`.
     fn is_within(&self, number: &Expr, other: &Expr, distance: f64) -> bool {
-        let balls = Balls { domain: Domain::Real, point: 0 };
+        let arithmetic = BallArithmetic { domain: Domain::Real, point: 0 };
         let value = literal(number).and_then(|number| number.value.to_f64());
         let Some(value) = value.filter(|_| other.symbols().is_empty()) else { return false };
-        let Some(other) = evaluate(other, &balls, &self.fuel) else { return false };
+        let Some(other) = evaluate(other, &arithmetic, &self.fuel) else { return false };
         other.is_real() && (other.value.re - value).abs() <= distance
     }
 
-    /// Whether two formulas have one value wherever they are evaluated.
+    /// Returns true if two formulas agree at all points where they are evaluated.
     fn is_identity(&self, gold: &Expr, predicted: &Expr) -> bool {
         if gold.symbols() != predicted.symbols() && !is_rational(gold, predicted) {
             return false;
@@ -331,7 +333,7 @@ impl Comparison {
         }
     }
 
-    /// `None` if they are not both rational functions.
+    /// `None` unless both are rational functions.
     fn is_rational_identity(&self, gold: &Expr, predicted: &Expr) -> Option<bool> {
         let mut compared = PRIMES.map(|_| 0);
         for (point, which) in (0..POINTS).zip((0..PRIMES.len()).cycle()) {
@@ -348,17 +350,19 @@ impl Comparison {
 
     fn is_numeric_identity(&self, gold: &Expr, predicted: &Expr) -> bool {
         if gold.symbols().is_empty() {
-            return self.agree(gold, predicted, Balls { domain: Domain::Real, point: 0 }) == Some(true);
+            return self.agree(gold, predicted, BallArithmetic { domain: Domain::Real, point: 0 })
+                == Some(true);
         }
         let mut compared = 0;
         for point in 0..REAL_POINTS {
-            match self.agree(gold, predicted, Balls { domain: Domain::Real, point }) {
+            match self.agree(gold, predicted, BallArithmetic { domain: Domain::Real, point }) {
                 Some(true) => compared += 1,
                 Some(false) => return false,
                 None => {}
             }
         }
-        // Off the real axis, roots and logarithms choose a branch, and forms that are equal for reals may differ.
+        // Off the real axis, roots and logarithms have branches, and forms that are equal for reals may
+        // differ.
         let forks = |expr: &Expr| {
             expr.any(&|part| match part {
                 Expr::Call(function, _) => function.has_branches(),
@@ -372,7 +376,7 @@ impl Comparison {
             return compared >= ENOUGH_POINTS;
         }
         for point in 0..POINTS {
-            match self.agree(gold, predicted, Balls { domain: Domain::Complex, point }) {
+            match self.agree(gold, predicted, BallArithmetic { domain: Domain::Complex, point }) {
                 Some(true) => compared += 1,
                 Some(false) => return false,
                 None => {}
@@ -381,13 +385,13 @@ impl Comparison {
         compared >= ENOUGH_POINTS
     }
 
-    /// Whether the two agree at a point; `None` where neither has a value to compare. Among reals a value that is not
-    /// real is none, so that forms with different domains are different.
-    fn agree(&self, gold: &Expr, predicted: &Expr, balls: Balls) -> Option<bool> {
+    /// Returns true if the two agree at a point; `None` if neither has a value there. Among reals, complex
+    /// values do not count, so that forms with different domains differ.
+    fn agree(&self, gold: &Expr, predicted: &Expr, arithmetic: BallArithmetic) -> Option<bool> {
         let has_symbols = !gold.symbols().is_empty();
         let value = |expr: &Expr| {
-            let ball = evaluate(expr, &balls, &self.fuel)?;
-            (!has_symbols || balls.domain == Domain::Complex || ball.is_real()).then_some(ball)
+            let ball = evaluate(expr, &arithmetic, &self.fuel)?;
+            (!has_symbols || arithmetic.domain == Domain::Complex || ball.is_real()).then_some(ball)
         };
         match (value(gold), value(predicted)) {
             (Some(gold), Some(predicted)) if gold.is_precise() && predicted.is_precise() => {
@@ -400,7 +404,7 @@ impl Comparison {
     }
 }
 
-/// `x` of `x = 5`, and `f` of `f(x) = x^2`: a name that the other sides do not hold.
+/// The name in `x = 5` or `f(x) = x^2` (`x` or `f`), if the other sides do not contain it.
 fn assigned(relation: &Expr) -> Option<&str> {
     const FUNCTIONS: [&str; 6] = ["f", "g", "h", "p", "P", "Q"];
     let Expr::Relation(sides, relations) = relation else { return None };
@@ -416,25 +420,26 @@ fn assigned(relation: &Expr) -> Option<&str> {
     (equal && sides[1..].iter().all(|side| !side.symbols().contains(name.as_str()))).then_some(name)
 }
 
-/// Whether values are given to different names.
+/// Returns true if the items assign values to different names.
 fn names_differ(items: &[Expr]) -> bool {
     let names: Vec<&str> = items.iter().filter_map(assigned).collect();
     names.windows(2).any(|pair| pair[0] != pair[1])
 }
 
-/// Whether `x = 1, y = 2` lists its names as a tuple would. `x = 1, x = 2` has two values of one name, and is none.
+/// Returns true if `x = 1, y = 2` lists its names in order, like a tuple. `x = 1, x = 2` assigns one name
+/// twice and does not.
 fn in_order(items: &[Expr]) -> bool {
     let names: Vec<&str> = items.iter().filter_map(assigned).collect();
     names.is_empty() || (names.len() == items.len() && names.windows(2).all(|pair| pair[0] < pair[1]))
 }
 
-/// Whether values are listed one by one, as an interval never does.
+/// Returns true if values are listed, which an interval never does.
 fn is_list(expr: &Expr) -> bool {
     use Brackets::{Bare, Both, Braces, Either};
     matches!(expr, Expr::Sequence(Bare | Both | Either | Braces, _))
 }
 
-/// Digits behind the point, of a decimal.
+/// Decimal places of a decimal.
 fn places(expr: &Expr) -> Option<i32> {
     literal(expr)?.places
 }
@@ -446,7 +451,7 @@ fn is_rational(gold: &Expr, predicted: &Expr) -> bool {
     !transcendental(gold) && !transcendental(predicted)
 }
 
-/// The number that `inner` percent or degrees are.
+/// The number that `inner` percent or degrees stand for.
 fn plain(scale: Scale, inner: &Expr) -> Expr {
     Expr::Mul(vec![
         Expr::Scaled(

@@ -1,7 +1,7 @@
-//! Walking an expression with one kind of numbers or another.
+//! Evaluation of expressions in different arithmetics.
 //!
-//! [`Exact`] has rationals, [`Field`] residues of a large prime, and `ball.rs` complex numbers with bounds on their
-//! errors. Work is paid for out of [`Fuel`], so that it ends.
+//! [`Exact`] has rationals, [`Field`] residues of a large prime, and `ball_arithmetic.rs` complex numbers
+//! with error bounds. Every operation takes [`Fuel`], so that evaluation terminates.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ use num_traits::{One, Pow, Signed, ToPrimitive, Zero};
 
 use super::expr::{Constant, Expr, Function, Scale};
 
-/// How much may still be computed; a unit takes about 60 ns.
+/// Remaining work; a unit takes about 60 ns.
 #[derive(Debug)]
 pub(super) struct Fuel(Cell<u64>);
 
@@ -20,7 +20,7 @@ impl Fuel {
         Self(Cell::new(units))
     }
 
-    /// Takes `units`; `None` once there are too few.
+    /// Takes `units`; `None` if fewer are left.
     pub(super) fn burn(&self, units: u64) -> Option<()> {
         let left = self.0.get().checked_sub(units);
         self.0.set(left.unwrap_or(0));
@@ -28,7 +28,7 @@ impl Fuel {
     }
 }
 
-/// Numbers that expressions are evaluated with; `None` is what they cannot express.
+/// An arithmetic for expressions; operations return `None` if it cannot represent the result.
 pub(super) trait Arithmetic {
     /// A number.
     type Value: Clone;
@@ -42,11 +42,11 @@ pub(super) trait Arithmetic {
     fn powi(&self, base: &Self::Value, exponent: i64) -> Option<Self::Value>;
     fn pow(&self, base: &Self::Value, exponent: &Self::Value) -> Option<Self::Value>;
     fn call(&self, function: Function, arguments: &[Self::Value]) -> Option<Self::Value>;
-    /// What a result pays for.
+    /// Fuel for computing a result.
     fn cost(&self, value: &Self::Value) -> u64;
 }
 
-/// The value of `expr`, or `None` if it has none, or none that `arithmetic` has, or the fuel is spent.
+/// Value of `expr`. `None` if it is undefined, `arithmetic` cannot represent it, or the fuel is spent.
 pub(super) fn evaluate<A: Arithmetic>(expr: &Expr, arithmetic: &A, fuel: &Fuel) -> Option<A::Value> {
     fuel.burn(1)?;
     let value = |expr: &Expr| evaluate(expr, arithmetic, fuel);
@@ -103,12 +103,12 @@ fn integer(value: i64) -> BigRational {
     BigRational::from(BigInt::from(value))
 }
 
-/// The exact value of an expression without variables, if it is rational.
+/// Exact value of an expression without variables, if it is rational.
 pub(super) fn constant_value(expr: &Expr, fuel: &Fuel) -> Option<BigRational> {
     evaluate(expr, &Exact, fuel)
 }
 
-/// A function of exact numbers whose value is one.
+/// Value of a function of exact numbers, if it is rational.
 fn exact_call(function: Function, arguments: &[Expr], fuel: &Fuel) -> Option<BigRational> {
     use Function::{Abs, Binomial, Ceiling, Factorial, Floor, Log, Root};
     if !matches!(function, Abs | Binomial | Ceiling | Factorial | Floor | Log | Root) {
@@ -130,7 +130,7 @@ fn exact_call(function: Function, arguments: &[Expr], fuel: &Fuel) -> Option<Big
     }
 }
 
-/// A whole number from 0 to `most`.
+/// An integer from 0 to `most`.
 fn small(value: &BigRational, most: u32) -> Option<u32> {
     let whole = value.is_integer().then(|| value.numer().to_u32())??;
     (whole <= most).then_some(whole)
@@ -149,7 +149,7 @@ fn exact_root(value: &BigRational, degree: u32) -> Option<BigRational> {
     (Pow::pow(&root, degree) == *value).then_some(root)
 }
 
-/// The whole exponent that makes `base` to `value`.
+/// The integer exponent with `base^exponent = value`.
 fn exact_log(base: &BigRational, value: &BigRational) -> Option<BigRational> {
     if !base.is_positive() || !value.is_positive() || base.is_one() {
         return None;
@@ -159,10 +159,10 @@ fn exact_log(base: &BigRational, value: &BigRational) -> Option<BigRational> {
     (Exact.powi(base, i64::from(exponent))? == *value).then(|| integer(i64::from(exponent)))
 }
 
-/// Rationals of bounded size, and no variables.
+/// Rationals of bounded size, without variables.
 pub(super) struct Exact;
 
-/// Bits of a numerator or denominator that is computed.
+/// Maximum bits of a numerator or denominator.
 const MOST_BITS: u64 = 2048;
 
 fn bits(value: &BigRational) -> u64 {
@@ -207,7 +207,7 @@ impl Arithmetic for Exact {
         if bits(base).saturating_mul(exponent.unsigned_abs()) > MOST_BITS && !base.abs().is_one() {
             return None;
         }
-        // Only 0, 1 and -1 have powers beyond this, and their parity is all that matters.
+        // Other bases have no powers this large; of 0, 1 and -1 only the exponent's parity matters.
         let exponent = if base.abs().is_one() || base.is_zero() { exponent % 2 + 2 } else { exponent };
         Some(Pow::pow(base, exponent as i32))
     }
@@ -225,22 +225,23 @@ impl Arithmetic for Exact {
     }
 
     fn cost(&self, value: &BigRational) -> u64 {
-        // The greatest common divisor takes as many steps as bits, over as many words.
+        // A greatest common divisor takes as many steps as bits, over as many words.
         let bits = bits(value);
         4 + bits * bits / 2048
     }
 }
 
-/// The integers modulo a prime, with a random one for each variable: two rational functions that are not the same
-/// agree at such a point with a chance of about their degree in 2^61, unless the prime divides their difference.
+/// The integers modulo a prime, with a random one for each variable. Two different rational functions agree
+/// at such a point with a probability of about their degree in 2^61, unless the prime divides their
+/// difference.
 pub(super) struct Field {
-    /// Which random numbers the variables have.
+    /// Seed of the variables.
     pub(super) point: u64,
     /// One of [`PRIMES`].
     pub(super) prime: u64,
 }
 
-/// Two, since a formula may hold one of them as a number, which is then zero.
+/// Two primes, since a formula may contain one of them as a number, which is then zero.
 pub(super) const PRIMES: [u64; 2] = [(1 << 61) - 1, (1 << 61) - 31];
 
 impl Field {
@@ -301,7 +302,7 @@ impl Arithmetic for Field {
     }
 
     fn powi(&self, base: &u64, exponent: i64) -> Option<u64> {
-        /// A polynomial of a higher degree is too often zero by chance.
+        /// A polynomial of higher degree is zero by chance too often.
         const MOST_DEGREE: u64 = 1 << 20;
         if exponent.unsigned_abs() > MOST_DEGREE || (*base == 0 && exponent <= 0) {
             return None;

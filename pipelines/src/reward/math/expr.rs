@@ -1,15 +1,15 @@
-//! What an answer is read into.
+//! Expressions that answers are parsed into.
 
 use std::collections::BTreeSet;
 
 use num_rational::BigRational;
 
-/// A formula, or what formulas are put together to.
+/// A formula, or a collection of formulas.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Expr {
     /// An exact number.
     Number(Number),
-    /// A number with a name.
+    /// A named number.
     Constant(Constant),
     /// A variable.
     Symbol(String),
@@ -21,15 +21,15 @@ pub(super) enum Expr {
     Div(Box<Expr>, Box<Expr>),
     Pow(Box<Expr>, Box<Expr>),
     Call(Function, Vec<Expr>),
-    /// A number of percent or of degrees.
+    /// An expression in percent or degrees.
     Scaled(Scale, Box<Expr>),
-    /// Several expressions, in brackets or bare.
+    /// Several expressions, with or without brackets.
     Sequence(Brackets, Vec<Expr>),
-    /// Two or more sets.
+    /// A union of two or more sets.
     Union(Vec<Expr>),
     /// Rows of equal length.
     Matrix(Vec<Vec<Expr>>),
-    /// Sides, and the relations between each and the next.
+    /// Sides with the relations between neighbours.
     Relation(Vec<Expr>, Vec<Relation>),
 }
 
@@ -37,7 +37,7 @@ pub(super) enum Expr {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Number {
     pub(super) value: BigRational,
-    /// For one with a decimal point: the last digit's place is `10^-places`.
+    /// Decimal places, which an exponent may make negative; `None` without a decimal point.
     pub(super) places: Option<i32>,
 }
 
@@ -65,9 +65,9 @@ pub(super) enum Function {
     Tanh,
     Exp,
     Ln,
-    /// Of the base and the number.
+    /// Base and number.
     Log,
-    /// Of the degree and the radicand.
+    /// Degree and radicand.
     Root,
     Abs,
     Floor,
@@ -77,7 +77,8 @@ pub(super) enum Function {
 }
 
 impl Function {
-    /// Whether it jumps or forks somewhere in the complex plane, so that an identity may hold for reals alone.
+    /// Returns true if it has jumps or branch cuts in the complex plane, so that an identity may hold for
+    /// reals only.
     pub(super) fn has_branches(self) -> bool {
         use Function::*;
         matches!(self, Arcsin | Arccos | Arctan | Ln | Log | Root | Abs | Floor | Ceiling)
@@ -90,14 +91,14 @@ pub(super) enum Scale {
     Degree,
 }
 
-/// What stands around a sequence.
+/// Brackets of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Brackets {
-    /// Nothing, as in `1, 2`.
+    /// None, as in `1, 2`.
     Bare,
-    /// Nothing, around bounds that all hold: `x > 1 and x < 3`.
+    /// None; bounds that all hold: `x > 1 and x < 3`.
     Both,
-    /// Nothing, around bounds of which one holds: `x < 1 or x > 3`.
+    /// None; bounds of which one holds: `x < 1 or x > 3`.
     Either,
     /// A set.
     Braces,
@@ -114,7 +115,7 @@ pub(super) enum Brackets {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
     Equal,
-    /// `≈`, which a number that is rounded stands behind.
+    /// `≈`, which a rounded number follows.
     About,
     NotEqual,
     Less,
@@ -125,7 +126,7 @@ pub(super) enum Relation {
 }
 
 impl Relation {
-    /// Whether what stands behind it is the value of what stands before it.
+    /// Returns true if its right side is the value of its left side.
     pub(super) fn gives_a_value(&self) -> bool {
         matches!(self, Self::Equal | Self::About)
     }
@@ -143,7 +144,7 @@ impl Relation {
 }
 
 impl Expr {
-    /// The parts directly below.
+    /// Direct parts.
     pub(super) fn children(&self) -> Vec<&Expr> {
         match self {
             Self::Number(_) | Self::Constant(_) | Self::Symbol(_) | Self::Words(_) => Vec::new(),
@@ -157,7 +158,7 @@ impl Expr {
         }
     }
 
-    /// The names of all variables.
+    /// Names of all variables.
     pub(super) fn symbols(&self) -> BTreeSet<&str> {
         match self {
             Self::Symbol(name) => BTreeSet::from([name.as_str()]),
@@ -165,7 +166,7 @@ impl Expr {
         }
     }
 
-    /// Whether `holds` for this or for a part of it.
+    /// Returns true if `holds` is true for this expression or a part of it.
     pub(super) fn any(&self, holds: &impl Fn(&Expr) -> bool) -> bool {
         holds(self) || self.children().into_iter().any(|child| child.any(holds))
     }

@@ -1,23 +1,23 @@
-//! Where in a completion the answer stands.
+//! Extraction of the answer from a completion.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::alone::{hedges, is_alone, is_negated, words_of_number};
+use super::context::{hedges, is_negated, is_neutral, words_of_number};
 use super::expr::Expr;
 use super::parse::parse;
 
 static PHRASE: LazyLock<Regex> =
     LazyLock::new(|| Regex::new(r"(?i)answer\s*(?:is\b|:)(?:\s|:|\*)*").expect("a pattern of this file"));
 
-/// The text that is taken for the answer. In a completion that was cut, or if `only_boxed`, nothing but a box counts.
+/// The answer in a completion. In a truncated completion, or with `only_boxed`, only a box counts.
 ///
-/// What is inside of `<think>` is not read. Then the first of these that is there counts, and of several the last:
-/// `\boxed{...}` or `\fbox{...}`; `<answer>...</answer>`, or what the following find in it; `#### ...`;
-/// `... answer is ...` or `answer: ...`; a formula between dollars or in `\(...\)` or `\[...\]`; a number. What
-/// the text around it changes, as in `-\boxed{5}`, `$5$ or $6$` and `not 5`, is none.
+/// Text inside `<think>` is ignored. The first of these forms that occurs counts, and its last occurrence:
+/// `\boxed{...}` or `\fbox{...}`; `<answer>...</answer>`, or one of the following forms in it; `#### ...`;
+/// `... answer is ...` or `answer: ...`; a formula between dollars or in `\(...\)` or `\[...\]`; a number. An
+/// answer that the text around it changes, as in `-\boxed{5}`, `$5$ or $6$` and `not 5`, is rejected.
 pub(super) fn extract(completion: &str, only_boxed: bool) -> Option<Cow<'_, str>> {
     let text = completion.rsplit("</think>").next().unwrap_or(completion);
     let boxes = boxes(text);
@@ -42,35 +42,36 @@ pub(super) fn extract(completion: &str, only_boxed: bool) -> Option<Cow<'_, str>
     found.map(unmarked)
 }
 
-/// The gold answer: what is boxed or behind `####` in a solution, else the whole text.
+/// The gold answer: the boxed text or the text after `####` in a solution, else the whole text.
 pub(super) fn gold(text: &str) -> &str {
     clean(last_boxed(text).or_else(|| after_hashes(text)).unwrap_or(text))
 }
 
-/// A box whose braces are balanced, or an `<answer>` that is closed.
+/// A box with balanced braces, or a closed `<answer>`.
 struct Marked<'a> {
     content: &'a str,
-    /// Where `\boxed` or `<answer>` begins, and where what closes it ends.
+    /// Start of `\boxed` or `<answer>`, and end of its closing part.
     start: usize,
     end: usize,
 }
 
 impl Marked<'_> {
-    /// Whether nothing around a box, such as another one, makes it another answer.
+    /// Returns true if nothing around a box, such as another box, changes the answer.
     fn is_whole(&self, text: &str, boxes: &[Marked]) -> bool {
-        // What is outside of a tag is no part of a formula with what is inside.
+        // Text outside a tag is not part of a formula inside it.
         let before = text[..self.start].rsplit("<answer>").next().unwrap_or_default();
         let after = text[self.end..].split("</answer>").next().unwrap_or_default();
-        !self.is_joined(text, boxes) && is_alone(before, after, true)
+        !self.is_joined(text, boxes) && is_neutral(before, after, true)
     }
 
-    /// Whether nothing around a tag takes it back. It says by itself what is in it and what is before.
+    /// Returns true if the text around a tag does not negate it. Text before a tag cannot change its content
+    /// otherwise.
     fn is_said(&self, text: &str, tags: &[Marked]) -> bool {
         let (before, after) = (&text[..self.start], &text[self.end..]);
-        !(self.is_joined(text, tags) || is_negated(before)) && is_alone("", after, true)
+        !(self.is_joined(text, tags) || is_negated(before)) && is_neutral("", after, true)
     }
 
-    /// Whether another one of `all` stands right before it, as in a list.
+    /// Returns true if another one of `all` precedes it directly, as in a list.
     fn is_joined(&self, text: &str, all: &[Marked]) -> bool {
         static JOINS: LazyLock<Regex> = LazyLock::new(|| {
             Regex::new(r"^[\s$]*(?:[,;]|\\\\|and|or|\\text\s*\{\s*(?:and|or)\s*\})?[\s$]*$")
@@ -81,7 +82,7 @@ impl Marked<'_> {
     }
 }
 
-/// All boxes, in the order in which they end, in one pass.
+/// All boxes, ordered by their ends, found in one pass.
 fn boxes(text: &str) -> Vec<Marked<'_>> {
     let bytes = text.as_bytes();
     let mut open: Vec<Option<(usize, usize)>> = Vec::new();
@@ -117,7 +118,7 @@ fn last_boxed(text: &str) -> Option<&str> {
     boxes(text).last().map(|last| last.content)
 }
 
-/// All `<answer>`s that are closed; of one in another the inner one.
+/// All closed `<answer>`s; if they are nested, the inner ones.
 fn tagged(text: &str) -> Vec<Marked<'_>> {
     const OPEN: &str = "<answer>";
     static TAG: LazyLock<Regex> = LazyLock::new(|| Regex::new("</?answer>").expect("a pattern of this file"));
@@ -133,11 +134,12 @@ fn tagged(text: &str) -> Vec<Marked<'_>> {
     found
 }
 
-/// GSM8K's mark. Markdown's headings look the same, so that it stands in the last line or before a bare value.
+/// The text after GSM8K's mark. Markdown headings look the same, so it must be in the last line or before a
+/// bare value.
 fn after_hashes(text: &str) -> Option<&str> {
     let rest = text.rsplit_once("####")?.1.trim_start();
     let line = rest.lines().next()?;
-    // `#### The answer is 5` is left to the phrase.
+    // `#### The answer is 5` is handled by the phrase.
     if PHRASE.is_match(line) {
         return None;
     }
@@ -145,7 +147,7 @@ fn after_hashes(text: &str) -> Option<&str> {
     (is_last || is_bare_value(clean(line))).then_some(line)
 }
 
-/// Whether `text` is mathematics without a word: `2. Add the two` is none.
+/// Returns true if `text` is mathematics without words, unlike `2. Add the two`.
 fn is_bare_value(text: &str) -> bool {
     parse(text).is_some_and(|answer| {
         let is_money = text.contains(['$', '€', '£']);
@@ -153,7 +155,7 @@ fn is_bare_value(text: &str) -> bool {
     })
 }
 
-/// What is said to be the answer, up to the end of the sentence or to where it is explained.
+/// Text that is said to be the answer, up to the end of the sentence or an explanation.
 fn after_phrase(text: &str) -> Option<&str> {
     static REASON: LazyLock<Regex> = LazyLock::new(|| {
         Regex::new(r",\s+(?:as|hence|so|which)\b|,?\s+(?:because|since)\b").expect("a pattern of this file")
@@ -165,32 +167,33 @@ fn after_phrase(text: &str) -> Option<&str> {
     let line = text[phrase.end()..].lines().next()?;
     let line = bold(phrase.as_str(), line).unwrap_or(line);
     let line = REASON.split(line).next().unwrap_or(line);
-    let alone = formulas(line)
+    let neutral = formulas(line)
         .next()
-        .filter(|(before, formula, after)| !hedges(before) && is_alone(before, after, is_rounded(formula)));
-    alone.map(|(_, formula, _)| formula).or_else(|| line.split(". ").next())
+        .filter(|(before, formula, after)| !hedges(before) && is_neutral(before, after, is_rounded(formula)));
+    neutral.map(|(_, formula, _)| formula).or_else(|| line.split(". ").next())
 }
 
-/// A decimal may well be said to be about the answer.
+/// Returns true for a decimal, which "about" may precede.
 fn is_rounded(answer: &str) -> bool {
     answer.contains('.')
 }
 
-/// What is bold in `line`, if `phrase` before it ends with the stars that open it.
+/// Bold text in `line`, if `phrase` before it ends with the opening stars.
 fn bold<'a>(phrase: &str, line: &'a str) -> Option<&'a str> {
     let (inner, after) = line.split_once("**").filter(|_| phrase.ends_with("**"))?;
     // `2**10` is a power, and `**3** million` another number.
     let is_power = after.starts_with(|c: char| c.is_alphanumeric() || c == '(');
-    (!is_power && is_alone("", after, true)).then_some(inner)
+    (!is_power && is_neutral("", after, true)).then_some(inner)
 }
 
 fn last_formula(text: &str) -> Option<&str> {
-    let alone =
-        formulas(text).last().filter(|(before, formula, after)| is_alone(before, after, is_rounded(formula)));
-    alone.map(|(_, formula, _)| formula)
+    let neutral = formulas(text)
+        .last()
+        .filter(|(before, formula, after)| is_neutral(before, after, is_rounded(formula)));
+    neutral.map(|(_, formula, _)| formula)
 }
 
-/// All formulas between marks, in their order, each between the text before and the text behind it.
+/// All formulas between marks in order, each with the text before and after it.
 fn formulas(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     const MARKS: [(&str, &str); 4] = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")];
     let mut rest = text;
@@ -199,7 +202,7 @@ fn formulas(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
             let start = rest.find(['$', '\\'])?;
             let at = &rest[start..];
             let Some((open, close)) = MARKS.iter().find(|(open, _)| at.starts_with(open)) else {
-                // A backslash and what it escapes, which may be a dollar.
+                // A backslash and the character that it escapes, which may be a dollar.
                 let next = at.chars().nth(1).map_or(0, char::len_utf8);
                 rest = &at[1 + next..];
                 continue;
@@ -213,8 +216,8 @@ fn formulas(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     })
 }
 
-/// The last number in prose with its sign, and the words behind it that make it another; `None` if it is a part of
-/// something larger, as the 42 of `2^42` and `\sqrt{42}`.
+/// The last number in prose with its sign, and words after it that change it. `None` if it is part of
+/// something larger, as the 42 in `2^42` and `\sqrt{42}`.
 fn last_number(text: &str) -> Option<&str> {
     const MINUS: [char; 3] = ['-', '−', '–'];
     static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
@@ -226,18 +229,18 @@ fn last_number(text: &str) -> Option<&str> {
     let (before, after) = (&text[..number.start()], &text[number.end()..]);
     let words = words_of_number(after);
     let unsigned = number.as_str().trim_start_matches(MINUS);
-    // `US$5` is no product.
+    // `US$5` is not a product.
     let is_money = unsigned.starts_with(['$', '€', '£', '\\']);
     let before = if is_money { before.trim_end_matches(char::is_alphabetic) } else { before };
     // In `x-5` the minus is an operator, in `2024-05` a hyphen, and `x5` is a name.
     let is_joined = before.ends_with(|c: char| c.is_alphanumeric() || c == ')');
-    let is_whole = !is_joined && is_alone(before, &after[words..], is_rounded(unsigned));
+    let is_whole = !is_joined && is_neutral(before, &after[words..], is_rounded(unsigned));
     is_whole.then(|| &text[number.start()..number.end() + words])
 }
 
-/// `text` without what stands around an answer in prose: spaces, dollars, stars, the end of the sentence.
+/// `text` without the marks around an answer in prose: spaces, dollars, stars, the end of the sentence.
 fn clean(text: &str) -> &str {
-    /// Deeper wrapping is hostile.
+    /// Deeper nesting is hostile.
     const MOST_LAYERS: usize = 8;
     let mut text = text.trim();
     for _ in 0..MOST_LAYERS {
@@ -249,7 +252,7 @@ fn clean(text: &str) -> &str {
             text = inner.filter(|inner| !inner.contains(open)).unwrap_or(text);
         }
         text = text.strip_suffix("**").unwrap_or(text);
-        // Dots that go on are no end.
+        // An ellipsis is not the end of a sentence.
         text = text.strip_suffix('.').filter(|text| !text.ends_with('.')).unwrap_or(text).trim();
         if let Some(boxed) = last_boxed(text) {
             text = boxed;
@@ -261,7 +264,7 @@ fn clean(text: &str) -> &str {
     text
 }
 
-/// `3 million` of `$3$ million` and `**3** million`, and `-5` of `-$5$`.
+/// Removes marks: `3 million` from `$3$ million` and `**3** million`, and `-5` from `-$5$`.
 fn unmarked(text: &str) -> Cow<'_, str> {
     static MARKED: LazyLock<Regex> = LazyLock::new(|| {
         let (open, close) = (r"(?:\*\*|\$|\\\()?", r"(?:\*\*|\$|\\\))");

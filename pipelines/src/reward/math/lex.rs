@@ -1,4 +1,4 @@
-//! LaTeX or plain notation to tokens.
+//! Tokenizer of LaTeX and plain notation.
 
 use num_bigint::BigInt;
 use num_rational::BigRational;
@@ -16,7 +16,7 @@ pub(super) enum Token {
     Fraction,
     /// `\binom`, which takes two arguments.
     Choose,
-    /// `\sqrt`, with its degree in square brackets or none.
+    /// `\sqrt`, with an optional degree in square brackets.
     SquareRoot,
     Plus,
     Minus,
@@ -33,9 +33,10 @@ pub(super) enum Token {
     And,
     Or,
     Colon,
-    /// `(`, `[`, `{` of a set, `<` for a group's brace, and `f`, `c`, `|` for floor, ceiling and absolute value.
+    /// `(`, `[`, `{` of a set, `<` for a group's brace, and `f`, `c`, `|` for floor, ceiling and absolute
+    /// value.
     Open(char),
-    /// Closes what [`Token::Open`] opens, by the same character.
+    /// Closes the [`Token::Open`] with the same character.
     Close(char),
     /// `|`, which may open or close.
     Bar,
@@ -48,10 +49,10 @@ pub(super) enum Token {
     NextRow,
 }
 
-/// Digits that a literal may have, and powers of ten in its exponent.
+/// Limit of digits in a literal, and of the power of ten in its exponent.
 const MOST_DIGITS: usize = 300;
 
-/// The tokens of `text`; `None` if something in it has no meaning here.
+/// Tokens of `text`; `None` if some part of it is unknown.
 pub(super) fn lex(text: &str) -> Option<Vec<Token>> {
     let mut lexer = Lexer { rest: text, depth: 0, tokens: Vec::new() };
     while !lexer.rest.is_empty() {
@@ -62,7 +63,7 @@ pub(super) fn lex(text: &str) -> Option<Vec<Token>> {
 
 struct Lexer<'a> {
     rest: &'a str,
-    /// Brackets that are open: within them a comma never groups digits.
+    /// Number of open brackets, inside which a comma never groups digits.
     depth: usize,
     tokens: Vec<Token>,
 }
@@ -144,7 +145,7 @@ impl Lexer<'_> {
         Some(Number { value, places })
     }
 
-    /// Thousands: `,234` outside of brackets, `{,}234` and `\,234` anywhere.
+    /// Takes groups of thousands: `,234` outside of brackets, `{,}234` and `\,234` anywhere.
     fn take_groups(&mut self, digits: &mut String) {
         let separators = if self.depth == 0 { &[",", r",\!", "{,}", r"\,"][..] } else { &["{,}", r"\,"][..] };
         for separator in separators {
@@ -159,7 +160,7 @@ impl Lexer<'_> {
                 length
             };
             let length = groups(self.rest);
-            // `1,234,5` is no grouping of digits.
+            // `1,234,5` does not group digits.
             let follows = self.rest[length..].strip_prefix(separator).unwrap_or_default();
             if length > 0 && !follows.starts_with(|c: char| c.is_ascii_digit()) {
                 digits.extend(self.rest[..length].chars().filter(char::is_ascii_digit));
@@ -169,7 +170,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// The power of `e5` or `E-5`, if digits follow: else `e` is Euler's number.
+    /// The power in `e5` or `E-5`, if digits follow; otherwise `e` is Euler's number.
     fn take_exponent(&mut self) -> Option<Option<i32>> {
         let Some(after) = self.rest.strip_prefix(['e', 'E']) else { return Some(None) };
         let unsigned = after.strip_prefix(['+', '-']).unwrap_or(after);
@@ -183,7 +184,7 @@ impl Lexer<'_> {
         (power.unsigned_abs() as usize <= MOST_DIGITS).then_some(Some(power))
     }
 
-    /// The digits so far, `places` of them behind the point, and a period that repeats.
+    /// A number from its digits, with `places` decimals, and a repeating period.
     fn repeating(&mut self, digits: &str, places: u32) -> Option<Number> {
         self.take(r"\overline{");
         let mut period = String::new();
@@ -197,7 +198,7 @@ impl Lexer<'_> {
         Some(Number { value: (before + period) * power_of_ten(-(places as i32)), places: None })
     }
 
-    /// A run of plain letters: a function, a word, or a product of variables.
+    /// A run of letters: a function, a word, or a product of variables.
     fn letters(&mut self) {
         let length = self.rest.bytes().take_while(u8::is_ascii_alphabetic).count();
         let (run, rest) = self.rest.split_at(length);
@@ -214,7 +215,7 @@ impl Lexer<'_> {
         } else if let Some(token) = phrase(&lower) {
             self.tokens.push(token);
         } else if run.bytes().all(|byte| byte.is_ascii_uppercase()) {
-            // `AB` is a segment, not a product.
+            // `AB` is a line segment, not a product.
             self.tokens.push(Token::Symbol(run.to_owned()));
         } else if length == 1 || (length == 2 && !SHORT_WORDS.contains(&&*lower)) {
             self.tokens.extend(run.chars().map(letter));
@@ -242,7 +243,7 @@ impl Lexer<'_> {
             "binom" | "dbinom" | "tbinom" => self.two_digits(Token::Choose),
             "sqrt" => {
                 self.skip_spaces();
-                // `\sqrt12` is the root of 1, times 2; whoever writes it means something else.
+                // LaTeX reads `\sqrt12` as the root of 1, times 2, which its author hardly means.
                 if self.digits_at(0) > 1 {
                     return None;
                 }
@@ -257,7 +258,7 @@ impl Lexer<'_> {
         Some(())
     }
 
-    /// A backslash before something else than a letter.
+    /// A backslash before a character that is not a letter.
     fn escaped(&mut self) -> Option<()> {
         let second = self.rest[1..].chars().next()?;
         self.rest = &self.rest[1 + second.len_utf8()..];
@@ -274,7 +275,7 @@ impl Lexer<'_> {
         Some(())
     }
 
-    /// After `\left` and the like: only a bar gains a direction by it, and a dot is nothing.
+    /// After `\left` and similar commands: a bar gets a direction, and a dot is dropped.
     fn sized(&mut self, name: &str) -> Option<()> {
         self.skip_spaces();
         if self.take("|") || self.take(r"\vert") {
@@ -296,7 +297,7 @@ impl Lexer<'_> {
         if content.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b' ') {
             for word in content.split_ascii_whitespace() {
                 let lower = word.to_ascii_lowercase();
-                // One letter keeps its case: it may be a variable's name.
+                // A single letter keeps its case, since it may be a variable.
                 let plain = if word.len() == 1 { word.to_owned() } else { lower.clone() };
                 self.tokens.push(phrase(&lower).unwrap_or(Token::Word(plain)));
             }
@@ -356,12 +357,12 @@ impl Lexer<'_> {
     }
 }
 
-/// Text of `\text{...}` that is more than words; it cannot hold another.
+/// Tokens of a `\text{...}` that is more than words; it cannot contain another `\text`.
 fn lex_upright(text: &str) -> Option<Vec<Token>> {
     if text.contains('\\') {
         return None;
     }
-    // `km/h`: an upright letter is a unit if a number stands before it.
+    // `km/h`: an upright letter is a unit if a number precedes it.
     let upright = |token| match token {
         Token::Symbol(name) => Token::Word(name),
         other => other,
@@ -373,7 +374,7 @@ fn power_of_ten(power: i32) -> BigRational {
     num_traits::Pow::pow(BigRational::from(BigInt::from(10)), power)
 }
 
-/// Runs of two letters that are words or units and no product.
+/// Runs of two letters that are words or units, not products.
 const SHORT_WORDS: [&str; 37] = [
     "no", "on", "is", "if", "to", "of", "in", "at", "as", "by", "we", "so", "it", "an", "am", "pm", "do",
     "up", "go", "cm", "mm", "km", "kg", "mg", "ml", "ft", "mi", "hr", "oz", "lb", "st", "nd", "rd", "th",
@@ -445,7 +446,7 @@ fn letter(letter: char) -> Token {
     }
 }
 
-/// Words that join or measure.
+/// Words with a meaning in mathematics, or units.
 fn phrase(word: &str) -> Option<Token> {
     match word {
         "and" => Some(Token::And),
@@ -456,7 +457,7 @@ fn phrase(word: &str) -> Option<Token> {
     }
 }
 
-/// Numbers and variables with names of several letters, spelt alike in LaTeX and plain.
+/// Numbers and variables with names of several letters, spelled the same in LaTeX and plain notation.
 fn named(name: &str) -> Option<Token> {
     const SYMBOLS: [&str; 14] = [
         "alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "sigma", "omega", "Omega", "Delta",
@@ -494,7 +495,7 @@ fn function(name: &str) -> Option<Function> {
     })
 }
 
-/// A LaTeX command that is one token.
+/// A LaTeX command that is a single token.
 fn command(name: &str) -> Option<Token> {
     if let Some(function) = function(name) {
         return Some(Token::Function(function));

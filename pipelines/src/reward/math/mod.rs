@@ -1,13 +1,13 @@
-//! Mathematics: whether a completion's answer is the gold answer, in whatever form it is written.
+//! The `math` reward: equality of mathematical expressions, whatever their form.
 //!
-//! `extract` finds the answer in the text, if what stands around it leaves it as it is (`alone`), `lex` and `parse` read it
-//! into an `expr`, and `compare` tells whether two are equal: inequalities as sets (`region`), and where it takes algebra by
-//! values at random points (`evaluate`, `ball`). Length, depth, size and work are bounded: hostile text is wrong, never
-//! slow.
+//! `extract` finds the answer in a completion and `context` rejects one that the surrounding text changes.
+//! `lex` and `parse` convert it to an `expr`, and `compare` tests whether two are equal: inequalities as sets
+//! (`region`), other algebra by values at random points (`evaluate`, `ball_arithmetic`). Length, depth, size
+//! and work are bounded, so that hostile text is wrong, never slow.
 
-mod alone;
-mod ball;
+mod ball_arithmetic;
 mod compare;
+mod context;
 mod evaluate;
 mod expr;
 mod extract;
@@ -25,27 +25,28 @@ use super::{Completion, Error, Reward};
 use crate::config::MathConfig;
 use crate::data::Record;
 
-/// 1 if the completion's answer equals the record's as a piece of mathematics, else 0.
+/// 1 if the completion's answer equals the record's mathematically, else 0.
 ///
-/// In a completion that was cut only a boxed answer counts: what stands last in it is where it was cut.
+/// In a truncated completion only a boxed answer counts, since its last words are arbitrary.
 #[derive(Clone, Debug, Default)]
 pub struct Math {
     config: MathConfig,
 }
 
 impl Math {
-    /// As `config` says.
+    /// Creates the reward of `config`.
     pub fn new(config: MathConfig) -> Self {
         Self { config }
     }
 
-    /// Whether `predicted` equals `gold`, both bare answers to a question that may ask for percent.
+    /// Returns true if `predicted` equals `gold`. Both are bare answers; `asks_percent` means that the
+    /// question asks for percent.
     fn is_right(&self, gold: &str, predicted: &str, asks_percent: bool) -> bool {
         match (parse::parse(gold), parse::parse(predicted)) {
             (Some(gold), Some(predicted)) => {
                 compare::is_right(&gold, &predicted, self.config.tolerance, asks_percent)
             }
-            // What is not read as mathematics is right as the same text.
+            // Text that is not mathematics must be equal as text.
             (None, None) => same_text(gold, predicted),
             _ => false,
         }
@@ -77,7 +78,7 @@ impl Reward for Math {
     }
 }
 
-/// Whether two texts are the same but for spaces and commands that only set type.
+/// Returns true if two texts are equal except for spaces and typesetting commands.
 fn same_text(gold: &str, predicted: &str) -> bool {
     let short = |text: &str| text.len() <= parse::MOST_BYTES;
     gold == predicted || (short(gold) && short(predicted) && normal(gold) == normal(predicted))
@@ -111,7 +112,7 @@ fn normal(text: &str) -> String {
             kept.push(' ');
         }
     }
-    // `1011_{2}` is `1011_2`.
+    // `1011_{2}` equals `1011_2`.
     for digit in '0'..='9' {
         kept = kept.replace(&format!("{{{digit}}}"), &digit.to_string());
     }

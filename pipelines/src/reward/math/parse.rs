@@ -1,4 +1,4 @@
-//! Tokens to an expression, by recursive descent with bounds on length, depth and size.
+//! Parser of tokens into an expression: recursive descent with bounds on length, depth and size.
 //!
 //! ```text
 //! list     = relation { "," relation }
@@ -20,24 +20,24 @@ use super::expr::{Brackets, Constant, Expr, Function, Number, Relation, Scale};
 use super::lex::{Token, lex};
 use super::unit::take_unit;
 
-/// Bytes of a text; no answer is longer, and a longer one is not read.
+/// Limit of a text's bytes; a longer text is not parsed.
 pub(super) const MOST_BYTES: usize = 1000;
 
-/// Brackets, powers and signs within each other.
+/// Limit of nested brackets, powers and signs.
 const MOST_DEPTH: usize = 40;
 
-/// Parts of an expression.
+/// Limit of an expression's nodes.
 const MOST_NODES: usize = 400;
 
-/// An answer as it was read.
+/// A parsed answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Answer {
     pub(super) expr: Expr,
-    /// In the spelling that stands for all of a unit's spellings.
+    /// Canonical spelling of the unit.
     pub(super) unit: Option<String>,
 }
 
-/// Reads `text`; `None` if it is no mathematics that is known here.
+/// Parses `text`; `None` if it is not known mathematics.
 pub(super) fn parse(text: &str) -> Option<Answer> {
     if text.len() > MOST_BYTES {
         return None;
@@ -50,7 +50,7 @@ pub(super) fn parse(text: &str) -> Option<Answer> {
     (parser.position == tokens.len()).then_some(Answer { expr, unit })
 }
 
-/// Which sign of `±` is read: the upper one is the plus.
+/// The sign that `±` stands for; the upper one is plus.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sign {
     Upper,
@@ -63,7 +63,7 @@ struct Parser<'a> {
     depth: usize,
     nodes: usize,
     sign: Sign,
-    /// Whether a `±` was read.
+    /// True once a `±` was parsed.
     forked: bool,
 }
 
@@ -82,7 +82,7 @@ impl Parser<'_> {
         self.take(token).then_some(())
     }
 
-    /// Counts a node that is made.
+    /// Counts a new node.
     fn node(&mut self, expr: Expr) -> Option<Expr> {
         self.nodes += 1;
         (self.nodes <= MOST_NODES).then_some(expr)
@@ -99,7 +99,7 @@ impl Parser<'_> {
         result
     }
 
-    /// One item is itself, more are a bare list.
+    /// A single item is itself, several are a bare list.
     fn list(&mut self) -> Option<Expr> {
         let mut items = self.items(true)?;
         if items.len() == 1 {
@@ -116,7 +116,7 @@ impl Parser<'_> {
         self.node(Expr::Sequence(joined, items))
     }
 
-    /// What stands between commas. If `forks`, an item with `±` is two.
+    /// Items between commas. With `forks`, an item with `±` becomes two.
     fn items(&mut self, forks: bool) -> Option<Vec<Expr>> {
         let forks = forks && self.sign == Sign::Upper;
         let mut items = Vec::new();
@@ -140,7 +140,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A comma, or the word for it.
+    /// Takes a comma, or a word in its place.
     fn take_comma(&mut self) -> bool {
         [Token::Comma, Token::And, Token::Or].iter().any(|token| self.take(token))
     }
@@ -164,7 +164,7 @@ impl Parser<'_> {
         if parts.len() == 1 { parts.pop() } else { self.node(Expr::Union(parts)) }
     }
 
-    /// `3:4` is a pair and no quotient: it may be a time or a score.
+    /// `3:4` is a pair, not a quotient, since it may be a time or a score.
     fn ratio(&mut self) -> Option<Expr> {
         let mut parts = vec![self.sum()?];
         while self.take(&Token::Colon) {
@@ -194,7 +194,7 @@ impl Parser<'_> {
         if terms.len() == 1 { terms.pop() } else { self.node(Expr::Add(terms)) }
     }
 
-    /// Whether a `±` or, if `swapped`, a `∓` is a minus here.
+    /// Returns true if a `±`, or a `∓` if `swapped`, is a minus here.
     fn fork(&mut self, swapped: bool) -> bool {
         self.forked = true;
         (self.sign == Sign::Lower) != swapped
@@ -231,7 +231,7 @@ impl Parser<'_> {
         self.node(Expr::Mul(factors))
     }
 
-    /// `3 1/2` and `3\frac{1}{2}`: a whole number and a proper fraction behind it are a sum.
+    /// `3 1/2` and `3\frac{1}{2}`: an integer followed by a proper fraction is a sum.
     fn mixed_number(&mut self, whole: &Expr) -> Option<Expr> {
         let whole = literal(whole)?;
         if !matches!(self.tokens[self.position - 1], Token::Number(_)) || !whole.value.is_integer() {
@@ -256,7 +256,7 @@ impl Parser<'_> {
         Some(Expr::Number(Number { value, places: None }))
     }
 
-    /// Whether what follows is multiplied without a sign. A number is not: `2 3` may be anything.
+    /// Returns true if an implicit product continues. A number does not continue one: `2 3` may be anything.
     fn starts_factor(&self) -> bool {
         match self.peek() {
             Some(
@@ -269,14 +269,13 @@ impl Parser<'_> {
                 | Token::BeginMatrix
                 | Token::Open(_),
             ) => true,
-            // A bar after a factor closes the absolute value that it stands in; outside of one it would open one,
-            // as in `2|x|`.
+            // A bar after a factor closes an open absolute value; otherwise it opens one, as in `2|x|`.
             Some(Token::Bar) => !self.bar_is_open(),
             _ => false,
         }
     }
 
-    /// Whether an odd number of plain bars lies before.
+    /// Returns true if an odd number of plain bars precedes.
     fn bar_is_open(&self) -> bool {
         self.tokens[..self.position].iter().filter(|token| **token == Token::Bar).count() % 2 == 1
     }
@@ -321,7 +320,7 @@ impl Parser<'_> {
         }
     }
 
-    /// What stands below a variable: names and numbers.
+    /// The index of a variable: names and numbers.
     fn index(&mut self) -> Option<String> {
         let braced = self.take(&Token::Open('<'));
         let mut index = String::new();
@@ -356,7 +355,7 @@ impl Parser<'_> {
             Token::Function(function) => self.function(function)?,
             Token::Fraction => {
                 let (top, bottom) = (self.argument()?, self.argument()?);
-                // `dy/dx` is no quotient in which the d cancels.
+                // `dy/dx` is not a quotient in which the d cancels.
                 if is_differential(&top) && is_differential(&bottom) {
                     return None;
                 }
@@ -389,7 +388,7 @@ impl Parser<'_> {
         }
     }
 
-    /// What is in brackets, of which the first is read: a group, a tuple, a set, an interval.
+    /// The content of brackets whose opening one was read: a group, a tuple, a set, an interval.
     fn bracketed(&mut self, open: char) -> Option<Expr> {
         let function = match open {
             'f' => Some(Function::Floor),
@@ -410,7 +409,7 @@ impl Parser<'_> {
         self.position += 1;
         let brackets = match (open, close, items.len()) {
             ('(', '(', 1) | ('[', '[', 1) | ('<', '<', 1) => return items.pop(),
-            // Braces without a backslash are a set if they hold several.
+            // Braces without a backslash are a set if they hold several items.
             ('{', '{', _) | ('<', '<', _) => Brackets::Braces,
             ('(', '(', _) => Brackets::Round,
             ('[', '[', _) => Brackets::Square,
@@ -421,7 +420,7 @@ impl Parser<'_> {
         self.node(Expr::Sequence(brackets, items))
     }
 
-    /// An argument of a LaTeX command: a group, or the next sign.
+    /// The argument of a LaTeX command: a group, or the next token.
     fn argument(&mut self) -> Option<Expr> {
         self.primary()
     }
@@ -435,7 +434,7 @@ impl Parser<'_> {
         Some(Expr::Call(Function::Root, vec![degree, self.argument()?]))
     }
 
-    /// A function with its power, its base and its argument: `\sin^2 x`, `\log_2 8`, `\sin 2x`.
+    /// A function with its power, base and argument: `\sin^2 x`, `\log_2 8`, `\sin 2x`.
     fn function(&mut self, function: Function) -> Option<Expr> {
         let mut base = None;
         let mut power = None;
@@ -474,7 +473,8 @@ impl Parser<'_> {
         })
     }
 
-    /// What is in parentheses, or all factors up to the next function: `\sin 2x \cos x` is a product of two.
+    /// The content of parentheses, or all factors up to the next function: `\sin 2x \cos x` is a product of
+    /// two.
     fn function_argument(&mut self) -> Option<Expr> {
         if let Some(Token::Open(_)) = self.peek() {
             return self.primary();
@@ -485,7 +485,7 @@ impl Parser<'_> {
             argument = self.times(argument, factor)?;
         }
         if self.take(&Token::Divide) {
-            // `\sin x/2` is read in two ways.
+            // `\sin x/2` is ambiguous.
             return None;
         }
         Some(argument)
@@ -509,7 +509,7 @@ impl Parser<'_> {
     }
 }
 
-/// Whether it begins with the `d` of a derivative, as one or as a variable.
+/// Returns true if it starts with the `d` of a derivative, alone or as part of a variable's name.
 fn is_differential(expr: &Expr) -> bool {
     let first = match expr {
         Expr::Mul(factors) => &factors[0],
@@ -518,7 +518,7 @@ fn is_differential(expr: &Expr) -> bool {
     matches!(first, Expr::Symbol(name) if name == "d")
 }
 
-/// Whether a literal or its negation.
+/// A literal or its negation.
 pub(super) fn literal(expr: &Expr) -> Option<Number> {
     match expr {
         Expr::Number(number) => Some(number.clone()),

@@ -1,10 +1,10 @@
-//! Inequalities as the sets of what solves them.
+//! Inequalities as solution sets.
 
 use std::cmp::Ordering;
 
 use super::expr::{Brackets, Constant, Expr, Relation};
 
-/// Values between two bounds, each with whether it is one of them.
+/// An interval, with flags for closed ends.
 struct Interval {
     low: Expr,
     has_low: bool,
@@ -12,9 +12,9 @@ struct Interval {
     has_high: bool,
 }
 
-/// The variable that `expr` bounds, and the set of its values: of `x > 3`, `1 <= x < 2`, `x \ne 3` and `x \in [2, 5]`, and of
-/// several of them that are joined by `or`, or two by `and`. A comma is `and` where both can hold, as in `x > 2, x < 5`, and `or`
-/// in `x < 2, x > 5`. `order` compares two numbers.
+/// The variable that `expr` bounds, and the set of its values. Supported are `x > 3`, `1 <= x < 2`, `x \ne
+/// 3`, `x \in [2, 5]`, several of them joined by `or`, and two joined by `and`. A comma means `and` if both
+/// can hold, as in `x > 2, x < 5`, and `or` in `x < 2, x > 5`. `order` compares two numbers.
 pub(super) fn region<'a>(expr: &'a Expr, order: &Order) -> Option<(&'a str, Expr)> {
     match expr {
         Expr::Relation(sides, relations) => {
@@ -45,7 +45,7 @@ pub(super) fn region<'a>(expr: &'a Expr, order: &Order) -> Option<(&'a str, Expr
     }
 }
 
-/// Which of two numbers is the greater one, if they are.
+/// Compares two numbers; `None` if it cannot.
 pub(super) type Order<'a> = dyn Fn(&Expr, &Expr) -> Option<Ordering> + 'a;
 
 fn either<'a>(items: &'a [Expr], order: &Order) -> Option<(&'a str, Expr)> {
@@ -91,7 +91,7 @@ impl Interval {
         Expr::Sequence(brackets, vec![self.low, self.high])
     }
 
-    /// Whether any value lies in it; `None` if that cannot be told.
+    /// Returns true if the interval is not empty; `None` if unknown.
     fn holds_somewhere(&self, order: &Order) -> Option<bool> {
         Some(match order(&self.low, &self.high)? {
             Ordering::Less => true,
@@ -100,7 +100,7 @@ impl Interval {
         })
     }
 
-    /// What lies in both, of which one has no end above and the other none below.
+    /// Intersection of two intervals, one unbounded above and the other unbounded below.
     fn and(self, other: Self) -> Option<Self> {
         let ends = |it: &Self| it.high != infinity();
         let (lower, upper) = match (ends(&self), ends(&other)) {
@@ -113,7 +113,7 @@ impl Interval {
     }
 }
 
-/// The variable between constant bounds.
+/// A variable between constant bounds.
 fn interval(relation: &Expr) -> Option<(&str, Interval)> {
     use Relation::{Greater, GreaterEqual, Less, LessEqual};
     let Expr::Relation(sides, relations) = relation else { return None };

@@ -48,7 +48,7 @@ fn every_case_of_the_table() {
     assert!(right >= 180 && wrong >= 120 && right + wrong >= 300, "{right} right, {wrong} wrong");
 }
 
-/// Whole completions: what stands around an answer, and answers that are none.
+/// Whole completions: context of answers, and completions without one.
 #[test]
 fn every_completion_of_the_table() {
     let mut failures = Vec::new();
@@ -175,7 +175,7 @@ fn the_last_number_is_taken_whole_or_not_at_all() {
     assert_eq!(score("42000000", "They made 42 million dollars", true), 1.0);
 }
 
-/// What is named beside others, or only compared with, is not chosen.
+/// A value named among others, or only compared with, is not chosen.
 #[test]
 fn a_hedge_is_no_answer() {
     for text in [
@@ -203,7 +203,7 @@ fn a_hedge_is_no_answer() {
     }
 }
 
-/// A number that the text around it makes another, or takes back, is not the answer.
+/// A number that the surrounding text changes or negates is not the answer.
 #[test]
 fn what_stands_around_an_answer_counts() {
     let mut failures = Vec::new();
@@ -360,7 +360,7 @@ fn what_stands_around_an_answer_counts() {
     assert_eq!(score(r"5\%", "It is $5$%", true), 1.0);
 }
 
-/// 5 is not 0.05, unless percent are what is asked for.
+/// 5 is not 0.05, unless the question asks for percent.
 #[test]
 fn percent_count_where_they_are_asked_for() {
     let asked = |prompt: &str| {
@@ -399,13 +399,13 @@ fn the_tolerance_is_bounded_by_the_last_digit() {
     assert!(within(0.0, "0.5", "1/2"));
 }
 
-/// The longest that a completion may take; a machine that is busy gets more chances below.
+/// Time limit of a completion; a busy machine gets more attempts below.
 const LONGEST: Duration = Duration::from_millis(50);
 
 fn check_time(gold: &str, text: &str) {
     let mut tries = (0..3).map(|_| {
         let started = Instant::now();
-        // An empty gold answer is an error, which has to come in time too.
+        // An empty gold answer is an error, which must be fast too.
         Math::default().score(&record(gold), &Completion { text, tokens: None, finished: true }).ok();
         started.elapsed()
     });
@@ -494,8 +494,8 @@ fn any_text_is_scored() {
         .unwrap();
 }
 
-/// Random strings of tokens, and known answers with a random change. After a change of the parser, try a million with
-/// `PROPTEST_CASES=1000000`.
+/// Random strings of tokens, and known answers with a random change. After a change of the parser, run a
+/// million cases with `PROPTEST_CASES=1000000`.
 #[test]
 fn text_of_the_right_shape_is_scored() {
     let count = Config::default().cases.max(20_000);

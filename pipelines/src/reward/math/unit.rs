@@ -1,4 +1,4 @@
-//! Units behind a number, and currencies before it.
+//! Units after a number, and currencies before it.
 
 use num_bigint::BigInt;
 use num_rational::BigRational;
@@ -6,7 +6,7 @@ use num_rational::BigRational;
 use super::expr::Number;
 use super::lex::Token;
 
-/// Words behind a number that multiply it.
+/// Words after a number that multiply it.
 const COUNTS: [(&str, i64); 9] = [
     ("ten", 10),
     ("dozen", 12),
@@ -19,7 +19,7 @@ const COUNTS: [(&str, i64); 9] = [
     ("trillion", 1_000_000_000_000),
 ];
 
-/// Words behind a number that divide it. The singular is not among them: `5 third graders` are five.
+/// Words after a number that divide it. Singulars are excluded: `5 third graders` are five.
 const PARTS: [(&str, i64); 12] = [
     ("halves", 2),
     ("thirds", 3),
@@ -35,23 +35,23 @@ const PARTS: [(&str, i64); 12] = [
     ("thousandths", 1000),
 ];
 
-/// Other words that change a number, or that may: a quarter is also a coin.
+/// Other words that change a number, or may: a quarter is also a coin.
 const NUMBERS: &str = "zero one two three four five six seven eight nine eleven twelve thirteen fourteen fifteen \
     sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety half quarter quarters \
     ones millionths billionths quadrillion gross";
 
-/// What changes a number only directly behind it: `5 squared` is 25, and `5 cm squared` has a unit.
+/// Words that change a number only directly after it: `5 squared` is 25, but `5 cm squared` has a unit.
 const OPERATIONS: [&str; 8] = ["squared", "cubed", "factorial", "k", "mil", "mln", "mn", "bn"];
 
-/// Words behind a number that say it is not the answer, or not quite.
+/// Words after a number that say it is not the answer, or not exactly.
 const DOUBTS: &str = "not no wrong false incorrect isn wasn least most more less fewer over under above below approximately \
     approx about around roughly almost nearly circa plus minus times negative if maybe perhaps unless except";
 
-/// Letters that may be a unit, or a factor: kelvin and thousands, bytes and billions.
+/// Letters that may be a unit or a factor: kelvin and thousands, bytes and billions.
 const SCALES: [&str; 4] = ["k", "K", "M", "B"];
 
-/// Takes the unit out of `tokens`; its spelling becomes one of each unit's. A word that counts, as `million`, becomes a
-/// factor. `None` if there is one whose meaning is not known here: without it the number would be another.
+/// Removes the unit from `tokens` and returns its canonical spelling. A counting word such as `million`
+/// becomes a factor. `None` if a word is unknown, since the number might be another one without it.
 pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<Option<String>> {
     let currency = take_currency(tokens);
     let Some(start) = start_of_words(tokens) else { return Some(currency) };
@@ -69,7 +69,7 @@ pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<Option<String>> {
     Some((!words.is_empty()).then(|| spell(&words)))
 }
 
-/// Whether a number that is asked for without a unit may be another one, or none, with `unit`.
+/// Returns true if `unit` may change a number for which no unit is expected.
 pub(super) fn changes_meaning(unit: &str) -> bool {
     SCALES.contains(&unit) || unit.split(|c: char| !c.is_alphabetic()).any(doubts)
 }
@@ -78,7 +78,7 @@ fn doubts(word: &str) -> bool {
     DOUBTS.split_whitespace().any(|doubt| doubt == word)
 }
 
-/// Whether the number before `word` is another one with it.
+/// Returns true if `word` changes the number before it.
 pub(super) fn changes_number(word: &str) -> bool {
     is_number_word(word) || OPERATIONS.contains(&word)
 }
@@ -95,7 +95,7 @@ fn count(word: &str) -> Option<i64> {
     found.map(|(_, count)| *count)
 }
 
-/// Multiplies `tokens` by the first of `words`, and tells how many of them these are.
+/// Multiplies `tokens` by the leading factors in `words`, and returns the number of words used.
 fn take_factors(tokens: &mut Vec<Token>, words: &[Token]) -> usize {
     let mut taken = 0;
     while let Some(factor) = factor(&words[taken..]) {
@@ -127,7 +127,7 @@ fn take_currency(tokens: &mut Vec<Token>) -> Option<String> {
     Some(singular(&sign).to_owned())
 }
 
-/// Where the words at the end begin, with their powers and what they are divided by, if a value stands before them.
+/// Start of the trailing words with their powers and divisors, if a value precedes them.
 fn start_of_words(tokens: &[Token]) -> Option<usize> {
     let mut start = tokens.len();
     while start > 0 {
@@ -147,7 +147,7 @@ fn start_of_words(tokens: &[Token]) -> Option<usize> {
     ends_value.then_some(start)
 }
 
-/// How many of the last tokens are one part of a unit.
+/// Number of trailing tokens that form one part of a unit.
 fn part_of_unit(tokens: &[Token]) -> usize {
     use Token::*;
     match tokens {

@@ -1,4 +1,4 @@
-//! The user's own function, in Python.
+//! The `python` reward: a user's function in Python.
 
 mod worker;
 
@@ -15,16 +15,16 @@ use crate::config::PythonConfig;
 use crate::data::Record;
 use worker::{Answer, Worker};
 
-/// What a function of the user's says. It runs in processes of its own, at most as many as there are threads that score
-/// at a time; one that crashes or does not answer costs the completion that it had, and the next one starts another.
+/// A user's scoring function. It runs in separate processes, at most one per scoring thread. A process that
+/// crashes or hangs fails its completion only, and the next completion starts a new one.
 #[derive(Debug)]
 pub struct Python {
     config: PythonConfig,
-    /// Those that wait for work.
+    /// Idle workers.
     idle: Mutex<Vec<Worker>>,
 }
 
-/// What a worker reads.
+/// Input of a worker.
 #[derive(Serialize)]
 struct Case<'a> {
     prompt: &'a str,
@@ -32,20 +32,20 @@ struct Case<'a> {
     finished: bool,
     answer: &'a str,
     columns: &'a Map<String, Value>,
-    /// Instead of a completion.
+    /// Images to score instead of a completion.
     #[serde(skip_serializing_if = "Option::is_none")]
     image: Option<&'a Images>,
 }
 
-/// An image or a video that a function scores.
+/// An image or a video to score.
 #[derive(Debug, Serialize)]
 pub struct Images {
-    /// Each frame, an image's only one, in the form that the config asks for: a PNG file, or the values of an array.
+    /// Frames (one for an image) in the form that the config asks for: a PNG file, or the values of an array.
     #[serde(serialize_with = "in_base64")]
     pub frames: Vec<Vec<u8>>,
     /// Height, width and channels of a frame.
     pub shape: [usize; 3],
-    /// Whether it is a video, if only of one frame.
+    /// True for a video, even of one frame.
     pub is_video: bool,
 }
 
@@ -54,7 +54,7 @@ fn in_base64<S: Serializer>(frames: &[Vec<u8>], serializer: S) -> Result<S::Ok, 
 }
 
 impl Python {
-    /// Starts a first worker, which shows whether the file has the function.
+    /// Starts a first worker, which checks that the file has the function.
     ///
     /// # Errors
     /// If Python does not start, or the file fails.
@@ -63,10 +63,10 @@ impl Python {
         Ok(Self { config: config.clone(), idle: Mutex::new(vec![first]) })
     }
 
-    /// The score of an image or a video of `record`'s prompt; `None` for one that the function says is not to count.
+    /// Scores an image or a video of `record`'s prompt; `None` if the function excludes it.
     ///
     /// # Errors
-    /// If the function raises, says no number, or does not answer.
+    /// If the function raises, returns no number, or times out.
     pub fn score_images(&self, record: &Record, images: &Images) -> Result<Option<f64>, Error> {
         let Record { prompt, answer, columns, .. } = record;
         let case = Case { prompt, completion: "", finished: true, answer, columns, image: Some(images) };
@@ -81,7 +81,7 @@ impl Python {
         };
         let line = serde_json::to_string(case).expect("plain data");
         let answer = worker.ask(line, Duration::from_secs_f64(self.config.timeout_s))?;
-        // Only a worker that has answered is asked again.
+        // A worker that failed is not used again.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
         match answer {
             Answer::Score(score) => Ok(Some(score)),
@@ -100,7 +100,8 @@ impl Reward for Python {
         let Record { prompt, answer, columns, .. } = record;
         let Completion { text, finished, .. } = *completion;
         let case = Case { prompt, completion: text, finished, answer, columns, image: None };
-        let score = self.ask(&case).and_then(|score| score.ok_or_else(|| "it refused a text".into()));
+        let score =
+            self.ask(&case).and_then(|score| score.ok_or_else(|| "it returned None for a text".into()));
         score.map_err(|failure| Error::new(self.name(), record, failure))
     }
 }
@@ -245,7 +246,7 @@ def moody(completions):
         assert_eq!(python.unwrap().score_images(&record(), &video).unwrap(), Some(5.0));
     }
 
-    /// The image is larger than a pipe, so that it cannot even be handed over.
+    /// The image is larger than a pipe's buffer, so that even the write blocks.
     #[test]
     fn a_process_that_reads_no_more_is_given_up() {
         let (_folder, python) = python("stops", Signature::Trl);
@@ -260,7 +261,7 @@ def moody(completions):
     #[test]
     fn arrays_without_numpy_are_told_at_the_start() {
         let (folder, _) = python("sizes", Signature::Trl);
-        // One that sees no packages, whatever there is.
+        // A Python without any packages.
         let bare = folder.path().join("python");
         std::fs::write(&bare, "#!/bin/sh\nexec python3 -I -S \"$@\"\n").unwrap();
         std::fs::set_permissions(&bare, std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,10 +1,10 @@
-"""A reward worker of anyroll: the user's function in a process of its own, one JSON object a line in and out.
+"""Worker of the `python` reward: runs the user's function in a separate process, with one JSON object per line in and out.
 
-Started as `python -c <this file> FILE FUNCTION SIGNATURE IMAGES`. It says {"ready": true} once, then answers each
+Started as `python -c <this file> FILE FUNCTION SIGNATURE IMAGES`. It writes {"ready": true} once, then answers each
 {"prompt", "completion", "finished", "answer", "columns"} with {"score": number} or {"error": text}. A case with an
-"image" is of that and not of the completion, and may also be answered with {"refused": true}. An image is {"frames",
-"shape", "is_video"}: its one frame, or those of a video, in base64 as IMAGES says, PNG files or the values of arrays of this
-dtype; and height, width and channels.
+"image" scores the image instead of the completion, and may also be answered with {"refused": true}. An image is {"frames",
+"shape", "is_video"}: the single frame of an image or the frames of a video, in base64, and height, width and channels.
+IMAGES is the format of a frame: PNG files, or the dtype of arrays.
 """
 
 import base64
@@ -13,16 +13,16 @@ import math
 
 
 def load_function(path, name):
-    """The function `name` of the file `path`, to be called as one that is not `async`."""
+    """Loads the function `name` of the file `path`, with an `async` one wrapped in a plain call."""
     function = load(path, "function", name)
     if inspect.iscoroutinefunction(function):
-        # `wraps` keeps the parameters that it is asked for.
+        # `wraps` keeps the signature, which `accepted` reads.
         return functools.wraps(function)(lambda *args, **kwargs: asyncio.run(function(*args, **kwargs)))
     return function
 
 
 def image_reader(form):
-    """What makes of a case's image what the function gets."""
+    """Returns the function that decodes a case's image for the user's function."""
     if form == "png":
 
         def files(image):
@@ -39,7 +39,7 @@ def image_reader(form):
         ) from error
 
     def array(image):
-        # Of a bytearray, since nobody can write to an array of bytes.
+        # A bytearray, since an array of bytes would be read-only.
         values = bytearray().join(base64.b64decode(frame) for frame in image["frames"])
         shape = [len(image["frames"]), *image["shape"]] if image["is_video"] else image["shape"]
         return numpy.frombuffer(values, form).reshape(shape)
@@ -48,7 +48,7 @@ def image_reader(form):
 
 
 def call_trl(function, case, read_image):
-    """TRL's: lists of prompts, of completions or images and of each column, and a list of scores back."""
+    """TRL's signature: lists of prompts, of completions or images and of each column; returns a list of scores."""
     columns = {"answer": case["answer"], "finished": case["finished"], **case["columns"]}
     lists = {name: [value] for name, value in columns.items()}
     lists.update(prompts=[case["prompt"]])
@@ -65,7 +65,7 @@ def call_trl(function, case, read_image):
 
 
 def call_verl(function, case, _):
-    """verl's: compute_score(data_source, solution_str, ground_truth, extra_info), and a number or a dict back."""
+    """verl's signature: compute_score(data_source, solution_str, ground_truth, extra_info); returns a number or a dict."""
     columns = case["columns"]
     score = function(
         **accepted(
@@ -83,7 +83,7 @@ def call_verl(function, case, _):
 
 
 def call_openrlhf(function, case, _):
-    """OpenRLHF's: reward_func(queries, prompts, labels), lists of one by place, and as many rewards back, or a dict with them."""
+    """OpenRLHF's signature: reward_func(queries, prompts, labels), lists; returns as many rewards, or a dict with them."""
     prompt = case["prompt"]
     rewards = function([prompt + case["completion"]], [prompt], [case["answer"]])
     if isinstance(rewards, dict):
@@ -98,7 +98,7 @@ def call_openrlhf(function, case, _):
 
 
 def number(score):
-    """The score as a float; what is none is an error."""
+    """The score as a finite float, or an error."""
     if score is None:
         raise ValueError("it returned None; give the term the `domains` that the function is for")
     if not math.isfinite(score):

@@ -1,4 +1,4 @@
-//! A Python process that scores completions, spoken with in lines of JSON.
+//! A Python process that scores completions, with messages as lines of JSON.
 
 use std::ffi::OsStr;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -12,24 +12,24 @@ use crate::python::{Process, absolute};
 
 const PROGRAM: &str = include_str!("worker.py");
 
-/// A process that has the user's function loaded.
+/// A process that has loaded the user's function.
 #[derive(Debug)]
 pub(super) struct Worker {
     process: Process,
     lines: Receiver<String>,
 }
 
-/// What the function made of a completion.
+/// Answer of the function.
 #[derive(Debug, PartialEq)]
 pub(super) enum Answer {
     Score(f64),
-    /// The image is not to count.
+    /// The function excluded the image.
     Refused,
-    /// It raised this.
+    /// Message of an exception.
     Error(String),
 }
 
-/// A line of a worker's.
+/// A line of a worker's output.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line {
@@ -42,13 +42,13 @@ struct Line {
 }
 
 impl Worker {
-    /// Starts Python and waits until it has the function.
+    /// Starts Python and waits until it has loaded the function.
     pub(super) fn start(config: &PythonConfig) -> Result<Self, Failure> {
         let (path, images) = (absolute(&config.path), config.images.unwrap_or_default().name());
         let words = [config.function.as_str(), config.signature.name(), images].map(OsStr::new);
         let args = [&[path.as_os_str()], &words[..]].concat();
         let (told, lines) = mpsc::channel();
-        // Without a line there is no more: what tells them is dropped.
+        // The end of the output drops the sender, which ends the receiver.
         let hear = move |line: Option<String>| line.into_iter().for_each(|line| drop(told.send(line)));
         let process = Process::start(&config.python, PROGRAM, &args, hear)?;
         let mut worker = Self { process, lines };
@@ -62,7 +62,7 @@ impl Worker {
         }
     }
 
-    /// Hands over a case, a line of JSON, and waits for what it scores.
+    /// Sends a case, a line of JSON, and waits for its score.
     pub(super) fn ask(&mut self, case: String, timeout: Duration) -> Result<Answer, Failure> {
         self.process.say(case);
         match self.line(timeout)? {

@@ -2,8 +2,12 @@
 
 use tch::{Kind, Tensor};
 
-use super::{Result, sequence_means, sequence_sums};
-use crate::config::{Level, MaskConfig, RolloutCorrection, TruncateConfig};
+use super::Result;
+use crate::{
+    algorithm::losses::{sequence_means, sequence_sums},
+    config::{Level, MaskConfig, RolloutCorrection, TruncateConfig},
+    train::device_sums,
+};
 
 /// Log-weights are clamped to minus and plus this, since exp overflows.
 const MOST_LOG_WEIGHT: f64 = 20.0;
@@ -13,13 +17,21 @@ const MOST_LOG_WEIGHT: f64 = 20.0;
 pub struct Correction {
     /// `[M]`, without a gradient.
     pub weights: Tensor,
-    /// Of these tokens.
-    pub stats: CorrectionStats,
+    /// Of these tokens, on the device.
+    pub sums: CorrectionSums<Tensor>,
 }
 
-/// What the weights of tokens come to, on the device until it is read.
-#[derive(Debug)]
-pub struct CorrectionStats(Tensor);
+device_sums! {
+    /// Sums over the weights of tokens.
+    pub struct CorrectionSums {
+        /// Of the weights.
+        weights,
+        /// Of their squares.
+        squares,
+        /// Tokens whose weight is truncated or masked.
+        changed,
+    }
+}
 
 impl Correction {
     /// The weights of tokens whose sequences have these lengths; `None` if none are asked for.
@@ -46,18 +58,12 @@ impl Correction {
             }
         };
         let sum = |tensor: &Tensor| tensor.f_sum(Kind::Double);
-        let sums = [sum(&weights)?, sum(&weights.f_square()?)?, sum(&changed)?];
-        let stats = CorrectionStats(Tensor::f_stack(&sums, 0)?);
-        Ok(Some(Self { weights, stats }))
-    }
-}
-
-impl CorrectionStats {
-    /// The sum of the weights, of their squares, and the number of those truncated or masked; waits for the device.
-    pub fn read(&self) -> Result<[f64; 3]> {
-        let mut sums = [0.0; 3];
-        sums.copy_from_slice(&Vec::<f64>::try_from(self.0.f_to_device(tch::Device::Cpu)?)?);
-        Ok(sums)
+        let sums = CorrectionSums {
+            weights: sum(&weights)?,
+            squares: sum(&weights.f_square()?)?,
+            changed: sum(&changed)?,
+        };
+        Ok(Some(Self { weights, sums }))
     }
 }
 

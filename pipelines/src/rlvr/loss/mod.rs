@@ -1,15 +1,14 @@
 //! The loss of a mini-batch as a gradient on per-token log-probs.
 //!
-//! Tokens of several sequences lie in a row, `[M]`, without padding, so that nothing needs a mask. [`policy`] has
-//! the losses of a token, [`aggregation`] makes one number of them, [`correction`] weighs what sampling and
+//! Tokens of several sequences lie in a row, `[M]`, without padding, so that nothing needs a mask. [`crate::algorithm::losses`]
+//! has the losses of a token, [`aggregation`] makes one number of them, [`correction`] weighs what sampling and
 //! training see differently, [`uncertain`] chooses tokens, [`stats`] says what happened; [`value`] is the critic's. Nothing here waits
 //! for the device but the `read`s.
 //!
-//! `docs/algorithms.md` has the sources, and where systems disagree.
+//! `docs/reference/algorithms.md` has the sources, and where systems disagree.
 
 mod aggregation;
 mod correction;
-mod policy;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -17,8 +16,8 @@ mod uncertain;
 mod value;
 
 pub use aggregation::{count, token_weights};
-pub use correction::{Correction, CorrectionStats};
-pub use stats::{Drift, LARGEST, LossStats, SUMS};
+pub use correction::{Correction, CorrectionSums};
+pub use stats::{LossStats, LossTotals};
 pub use uncertain::most_uncertain;
 pub use value::{ValueStats, ValueTargets, value_loss};
 
@@ -27,7 +26,10 @@ use std::ops::Range;
 use anyroll_models::{Scores, ScoresGrad};
 use tch::{TchError, Tensor};
 
-use crate::config::{AlgorithmConfig, KlEstimator, KlTerm};
+use crate::{
+    algorithm::losses::{Loss, Tokens, ratio, sequence_means},
+    config::{AlgorithmConfig, KlEstimator, KlTerm},
+};
 
 type Result<T> = std::result::Result<T, TchError>;
 
@@ -80,7 +82,8 @@ pub fn policy_loss(
     stats: &mut LossStats,
 ) -> Result<ScoresGrad> {
     let logprobs = scores.logprobs.f_detach()?.f_set_requires_grad(true)?;
-    let terms = policy::terms(&algorithm.loss, &logprobs, targets)?;
+    let Targets { old_logprobs, advantages, lengths, .. } = targets;
+    let terms = algorithm.loss.terms(&Tokens { logprobs: &logprobs, old_logprobs, advantages, lengths })?;
     let masked = algorithm.off_policy_mask.map(|most| off_policy(most, &logprobs, targets)).transpose()?;
     let mut policy = terms.loss.shallow_clone();
     if let Some(weights) = &targets.policy_weights {
@@ -94,7 +97,7 @@ pub fn policy_loss(
     if let (Some(reference), KlTerm::Loss(config)) = (&targets.ref_logprobs, algorithm.kl_in) {
         let mut divergence = kl_divergence(config.estimator, &logprobs, reference)?;
         if config.weighted {
-            divergence = divergence.f_mul(&policy::ratio(&terms.log_ratio)?)?;
+            divergence = divergence.f_mul(&ratio(&terms.log_ratio)?)?;
         }
         loss = loss.f_add(&divergence.f_mul_scalar(algorithm.kl_coef)?)?;
         kl = Some(divergence);
@@ -127,22 +130,4 @@ fn kl_divergence(estimator: KlEstimator, logprobs: &Tensor, reference: &Tensor) 
             difference.f_exp()?.f_sub(&difference)?.f_sub_scalar(1.0)
         }
     }
-}
-
-/// For each token the sum over its sequence of `values` `[M]`, without a gradient.
-fn sequence_sums(values: &Tensor, lengths: &[i64]) -> Result<Tensor> {
-    let tokens: i64 = lengths.iter().sum();
-    let lengths = Tensor::f_from_slice(lengths)?.f_to_device(values.device())?;
-    // A segmented reduction and not a scattered addition, whose order, and so whose bits, devices may change. The
-    // lengths go unchecked, since that would wait for the device.
-    let unchecked = true;
-    let (indices, offsets) = (None::<&Tensor>, None::<&Tensor>);
-    let values = values.f_detach()?;
-    let sums = Tensor::f_segment_reduce(&values, "sum", Some(&lengths), indices, offsets, 0, unchecked, 0.0)?;
-    sums.f_repeat_interleave_self_tensor(&lengths, 0, tokens)
-}
-
-/// As [`sequence_sums`], over the sequence's length.
-fn sequence_means(values: &Tensor, lengths: &[i64]) -> Result<Tensor> {
-    sequence_sums(values, lengths)?.f_div(&sequence_sums(&values.f_ones_like()?, lengths)?)
 }

@@ -3,29 +3,55 @@
 use anyroll_models::model::Scores;
 use tch::{Kind, Tensor};
 
-use super::{Result, Targets, policy::Terms};
+use super::{Result, Targets};
+use crate::{
+    algorithm::losses::Terms,
+    train::{device_sums, reduced},
+};
 
-/// Sums over tokens of what a step's mini-batches show, and the largest value.
+device_sums! {
+    /// Sums over tokens of all mini-batches.
+    pub struct LossSums {
+        /// The policy loss, weighted as the loss is.
+        policy,
+        /// The KL divergence in the loss, weighted likewise.
+        kl,
+        /// k1 of the old policy against the new one, under the old one's samples.
+        kl_old,
+        /// Entropies.
+        entropy,
+        /// Tokens whose ratio is kept from below.
+        clipped_low,
+        /// Tokens whose ratio is kept from above.
+        clipped_high,
+        /// Ratios.
+        ratio,
+        /// Tokens that are left out as off-policy.
+        off_policy,
+    }
+}
+
+reduced! {
+    /// What a step's updates show, over all ranks.
+    pub struct LossTotals {
+        /// Over tokens of all mini-batches.
+        nested sums: LossSums,
+        /// The largest ratio.
+        max ratio: f64,
+        /// Of tokens of the first mini-batch the difference of log-probs between sampling and training.
+        sum drift: f64,
+        /// The largest such difference.
+        max largest_drift: f64,
+    }
+}
+
+/// Adds up a step's micro-batches on the device.
 #[derive(Debug, Default)]
 pub struct LossStats {
     sums: Option<Tensor>,
     largest: Option<Tensor>,
+    drift: Drift,
 }
-
-/// The names of [`LossStats`]' sums. The first two are weighted as the loss is, and become what the loss is; the
-/// others become means over tokens.
-pub const SUMS: [&str; 8] = [
-    "loss/policy",
-    "loss/kl",
-    "kl/old",
-    "entropy",
-    "clip_fraction/low",
-    "clip_fraction/high",
-    "ratio/mean",
-    "off_policy_fraction",
-];
-/// The names of its largest values.
-pub const LARGEST: [&str; 1] = ["ratio/max"];
 
 /// A micro-batch.
 pub(super) struct Seen<'a> {
@@ -33,7 +59,7 @@ pub(super) struct Seen<'a> {
     pub policy: Tensor,
     /// The KL divergence in the loss.
     pub kl: Option<Tensor>,
-    /// Whether each token is left out as off-policy.
+    /// True where a token is left out as off-policy.
     pub masked: Option<Tensor>,
     pub terms: Terms,
     pub scores: &'a Scores,
@@ -51,21 +77,21 @@ impl LossStats {
         let sum = |tensor: &Tensor| tensor.f_detach()?.f_sum(Kind::Double);
         let weighted = |tensor: &Tensor| sum(&tensor.f_mul(&targets.token_weights)?);
         let zero = Tensor::f_zeros_like(&sum(&scores.entropy)?)?;
-        let [low, high] = match &terms.clipped {
+        let [clipped_low, clipped_high] = match &terms.clipped {
             Some([low, high]) => [sum(low)?, sum(high)?],
             None => [zero.shallow_clone(), zero.shallow_clone()],
         };
-        let sums = [
-            weighted(policy)?,
-            kl.as_ref().map_or(Ok(zero.shallow_clone()), weighted)?,
-            sum(&terms.log_ratio)?.f_neg()?, // k1 of the old against the new policy, under the old one's samples
-            sum(&scores.entropy)?,
-            low,
-            high,
-            sum(&terms.ratio)?,
-            masked.as_ref().map_or(Ok(zero), sum)?,
-        ];
-        let sums = Tensor::f_stack(&sums, 0)?;
+        let sums = LossSums {
+            policy: weighted(policy)?,
+            kl: kl.as_ref().map_or(Ok(zero.shallow_clone()), weighted)?,
+            kl_old: sum(&terms.log_ratio)?.f_neg()?,
+            entropy: sum(&scores.entropy)?,
+            clipped_low,
+            clipped_high,
+            ratio: sum(&terms.ratio)?,
+            off_policy: masked.as_ref().map_or(Ok(zero), sum)?,
+        };
+        let sums = sums.stack()?;
         let largest = terms.ratio.f_detach()?.f_max()?.f_to_kind(Kind::Double)?;
         self.sums = Some(match self.sums.take() {
             Some(before) => before.f_add(&sums)?,
@@ -78,25 +104,29 @@ impl LossStats {
         Ok(())
     }
 
-    /// Reads the sums in the order of [`SUMS`], then the largest values in the order of [`LARGEST`]; waits for the
-    /// device. Zeros if nothing was added.
-    pub fn read(&self) -> Result<([f64; SUMS.len()], [f64; LARGEST.len()])> {
-        let (mut sums, mut largest) = ([0.0; SUMS.len()], [0.0; LARGEST.len()]);
-        if let (Some(sum), Some(max)) = (&self.sums, &self.largest) {
-            sums.copy_from_slice(&Vec::<f64>::try_from(sum.f_to_device(tch::Device::Cpu)?)?);
-            largest[0] = max.f_double_value(&[])?;
-        }
-        Ok((sums, largest))
+    /// Adds the tokens of a micro-batch whose weights are still those that sampled.
+    pub fn add_drift(&mut self, logprobs: &Tensor, sampled: &Tensor) -> Result<()> {
+        self.drift.add(logprobs, sampled)
+    }
+
+    /// What this rank has added, 0 if nothing; waits for the device.
+    pub fn read(&self) -> Result<LossTotals> {
+        let (drift, largest_drift) = self.drift.read()?;
+        Ok(LossTotals {
+            sums: self.sums.as_ref().map_or(Ok(LossSums::default()), LossSums::read)?,
+            ratio: self.largest.as_ref().map_or(Ok(0.0), |largest| largest.f_double_value(&[]))?,
+            drift,
+            largest_drift,
+        })
     }
 }
 
-/// How far the log-probs of sampling and of training are apart on the same weights.
+/// Differences of log-probs between sampling and training on the same weights: their sum and the largest.
 #[derive(Debug, Default)]
-pub struct Drift(Option<[Tensor; 2]>);
+struct Drift(Option<[Tensor; 2]>);
 
 impl Drift {
-    /// Adds the tokens of a micro-batch.
-    pub fn add(&mut self, logprobs: &Tensor, sampled: &Tensor) -> Result<()> {
+    fn add(&mut self, logprobs: &Tensor, sampled: &Tensor) -> Result<()> {
         if logprobs.numel() == 0 {
             return Ok(());
         }
@@ -109,8 +139,7 @@ impl Drift {
         Ok(())
     }
 
-    /// The sum and the largest of the absolute differences; waits for the device.
-    pub fn read(&self) -> Result<(f64, f64)> {
+    fn read(&self) -> Result<(f64, f64)> {
         match &self.0 {
             Some([sum, max]) => Ok((sum.f_double_value(&[])?, max.f_double_value(&[])?)),
             None => Ok((0.0, 0.0)),

@@ -5,6 +5,7 @@ use std::ops::Range;
 use tch::{Kind, Tensor};
 
 use super::Result;
+use crate::train::device_sums;
 
 /// What the values of some sequences are trained towards: each tensor fp32 `[M]`, all tokens in a row.
 #[derive(Debug)]
@@ -45,19 +46,24 @@ impl ValueTargets {
     }
 }
 
-/// What a step's updates of the critic show, on the device until it is read: the weighted sum of the losses, and the
-/// number of tokens whose value is kept from moving on.
+device_sums! {
+    /// Sums over tokens of the critic's updates.
+    pub struct ValueSums {
+        /// Losses, weighted.
+        loss,
+        /// Tokens whose value is kept from moving on.
+        clipped,
+    }
+}
+
+/// Adds up a step's micro-batches of the critic on the device.
 #[derive(Debug, Default)]
 pub struct ValueStats(Option<Tensor>);
 
 impl ValueStats {
-    /// The two sums; waits for the device. Zeros if nothing was added.
-    pub fn read(&self) -> Result<[f64; 2]> {
-        let mut sums = [0.0; 2];
-        if let Some(sum) = &self.0 {
-            sums.copy_from_slice(&Vec::<f64>::try_from(sum.f_to_device(tch::Device::Cpu)?)?);
-        }
-        Ok(sums)
+    /// What this rank has added, 0 if nothing; waits for the device.
+    pub fn read(&self) -> Result<ValueSums> {
+        self.0.as_ref().map_or(Ok(ValueSums::default()), ValueSums::read)
     }
 }
 
@@ -92,7 +98,7 @@ pub fn value_loss(
         Some(clipped) => clipped.f_sum(Kind::Double)?,
         None => sum.f_zeros_like()?,
     };
-    let seen = Tensor::f_stack(&[sum, clipped], 0)?;
+    let seen = ValueSums { loss: sum, clipped }.stack()?;
     stats.0 = Some(match stats.0.take() {
         Some(before) => before.f_add(&seen)?,
         None => seen,

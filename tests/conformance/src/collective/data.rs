@@ -1,4 +1,4 @@
-//! What every operation computes: each element type, reduction and awkward length, compared with plain loops.
+//! Results of every operation, for each element type, reduction and awkward length, compared with plain loops.
 
 use anyroll_backends::{DType, Error, P2p, ReduceOp};
 

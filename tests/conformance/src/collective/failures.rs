@@ -18,9 +18,9 @@ use crate::{
 
 /// The deadline of a group whose ranks do not all come.
 const SHORT: Duration = Duration::from_millis(600);
-/// How much later than its deadline a call may end.
+/// Time after its deadline at which a call ends at the latest.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long an abort may take to free whoever waits, the half second included in which others hear of it.
+/// Time that an abort may take to free waiting threads, including the half second in which other ranks notice.
 const ABORT: Duration = Duration::from_secs(2);
 /// "At once": generous, for a busy machine.
 const AT_ONCE: Duration = Duration::from_millis(500);

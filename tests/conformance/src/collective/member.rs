@@ -18,7 +18,7 @@ pub(super) struct Member {
     pub(super) store: Arc<Store>,
     /// The group under test.
     pub(super) group: CollectiveGroup,
-    /// Where the data is made and looked at.
+    /// The stream on which data is made and checked.
     pub(super) compute: Stream,
     pub(super) rank: usize,
     pub(super) world_size: usize,
@@ -39,7 +39,7 @@ impl Member {
         })
     }
 
-    /// What each rank puts in: `len` elements, in rank order.
+    /// Inputs of each rank: `len` elements, in rank order.
     pub(super) fn inputs(&self, dtype: DType, len: usize) -> Vec<Vec<u8>> {
         (0..self.world_size).map(|rank| random(dtype, len, rank as u64 + 1)).collect()
     }

@@ -23,7 +23,7 @@ use anyroll_backends::{
 use crate::{Outcome, Status, host::leaves_no_memory, runner::Case};
 use member::Member;
 
-/// How late work starts in the second round, at most.
+/// Longest delay of work in the second round.
 const DELAY: Duration = Duration::from_millis(1);
 
 /// One rank's connections to the others.
@@ -33,7 +33,7 @@ pub struct Peers {
     pub device: Arc<dyn Device>,
     /// The communicator of all ranks, which is under test.
     pub world: Arc<dyn Collective>,
-    /// Where the ranks meet to agree. Its time-out bounds the suite: a case may take half, a collective a quarter.
+    /// The store through which the ranks agree. Its time-out bounds the suite: a case may take half, a collective a quarter.
     pub store: Arc<Store>,
 }
 

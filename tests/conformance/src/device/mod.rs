@@ -15,10 +15,10 @@ use crate::{
     runner::{Case, Verdict},
 };
 
-/// What a case may take. Ordinary ones take milliseconds.
+/// Time that a case may take. Ordinary ones take milliseconds.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// How late work starts in the second round, at most.
+/// Longest delay of work in the second round.
 const DELAY: Duration = Duration::from_millis(1);
 
 type Check = fn(&Arc<dyn Device>) -> Verdict;

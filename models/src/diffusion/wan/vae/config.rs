@@ -1,54 +1,55 @@
-//! The shape of the decoder.
+//! The shape of the video decoder.
 
 use crate::Result;
 use crate::error::check_config;
 
-/// The shape of a [`WanVaeDecoder`](super::WanVaeDecoder), with the names of diffusers' `config.json`.
+/// The shape of a [`WanVaeDecoder`](super::WanVaeDecoder), with the field names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WanVaeConfig {
-    /// Channels at the videos' resolution: the decoder's own, if the encoder has others.
+    /// Channels at the videos' resolution; the decoder's own, if the encoder's differ.
     pub base_dim: i64,
     /// Channels of the latents.
     pub z_dim: i64,
     /// Channels at each resolution, the videos' first, as multiples of `base_dim`.
     pub dim_mult: Vec<i64>,
-    /// Residual blocks at each resolution, less one.
+    /// Residual blocks per resolution, minus one.
     pub num_res_blocks: usize,
-    /// From which resolutions to the next, the videos' first, there are half of the frames as well; one fewer than
-    /// resolutions.
+    /// True for each transition to the next resolution, the videos' first, that also halves the frames; one
+    /// fewer than resolutions.
     pub temperal_downsample: Vec<bool>,
-    /// What was taken off the encoder's latents, of each channel.
+    /// Offset of each channel that was subtracted from the encoder's latents.
     pub latents_mean: Vec<f64>,
-    /// What they were then divided by.
+    /// Divisor of each channel that was applied afterwards.
     pub latents_std: Vec<f64>,
-    /// Channels of what the last convolution makes: of the videos, for each pixel of a patch.
+    /// Output channels of the last convolution: those of the videos, times the pixels of a patch.
     pub out_channels: i64,
-    /// Pixels of a side of what is one pixel of the last convolution.
+    /// Side in pixels of the patch that one pixel of the last convolution becomes.
     pub patch_size: i64,
-    /// Whether what doubles has its input beside it, and channels change within it and not behind: as Wan 2.2's 5B has it.
+    /// True if upsampling has a shortcut, and channels change within it and not after it, like in Wan 2.2's
+    /// 5B.
     pub is_residual: bool,
 }
 
 impl WanVaeConfig {
-    /// How many frames a latent behind the first stands for; the first stands for one.
+    /// Returns the number of frames per latent after the first; the first latent is one frame.
     pub fn zoom_in_time(&self) -> i64 {
         1 << self.temperal_downsample.iter().filter(|&&doubled| doubled).count()
     }
 
-    /// How many times larger a frame's sides are than its latents'.
+    /// Returns the ratio of a frame's side to its latents' side.
     pub fn zoom(&self) -> i64 {
         self.patch_size << self.temperal_downsample.len()
     }
 
-    /// Channels at each resolution, that of the latents first.
+    /// Returns the channels at each resolution, the latents' first.
     pub(super) fn channels(&self) -> impl Iterator<Item = i64> {
         self.dim_mult.iter().rev().map(|multiple| multiple * self.base_dim)
     }
 
-    /// Checks that the sizes make a model.
+    /// Checks that the sizes are valid.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) with the field and what it should be.
+    /// [`Error::Config`](crate::Error::Config) with the field and the valid values.
     pub fn validate(&self) -> Result<()> {
         for (field, size) in [
             ("base_dim", self.base_dim),
@@ -77,7 +78,7 @@ impl WanVaeConfig {
         Ok(())
     }
 
-    /// Whether channels can be halved where sides are doubled or, beside that, the input can be repeated.
+    /// Checks that upsampling can halve the channels or, with a shortcut, repeat its input.
     fn validate_channels(&self) -> Result<()> {
         let channels: Vec<i64> = self.channels().collect();
         let doubled = &channels[..channels.len() - 1];
@@ -93,14 +94,12 @@ impl WanVaeConfig {
         let fills = |((own, before), repeat): ((&i64, &i64), i64)| own * 4 * repeat % before == 0;
         let fit = doubled.iter().zip(before).zip(self.frames_of_each()).all(fills);
         check_config(fit, "dim_mult", || {
-            format!(
-                "is {:?}; channels must be repeated a whole number of times where sides are doubled",
-                self.dim_mult
-            )
+            format!("is {:?}; upsampling must repeat channels a whole number of times", self.dim_mult)
         })
     }
 
-    /// How many frames one becomes, that of the latents first, at each resolution but the videos'.
+    /// Returns the number of frames that one frame becomes, at each resolution but the videos', the latents'
+    /// first.
     pub(super) fn frames_of_each(&self) -> impl Iterator<Item = i64> {
         self.temperal_downsample.iter().rev().map(|&doubled| if doubled { 2 } else { 1 })
     }

@@ -1,13 +1,12 @@
-//! The memory of decoding a video, and of following its gradient back: `WanVaeDecoder::decode` and `latents_grad` without
-//! values.
+//! Memory of decoding a video and of its backward: traces of `decode` and `latents_grad`.
 
 use super::WanVaeDecoder;
 use super::layers::Layer;
 use crate::diffusion::layers::Linear;
 use crate::footprint::Runs;
-use crate::sketch::{F32, Sketch, Sketched, SketchedWeights};
+use crate::memory_trace::{F32, MemoryTrace, TracedTensor, TracedWeights};
 
-/// The size of some latents of videos.
+/// Size of latents of videos.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VideoLatentSize {
     /// Videos B.
@@ -18,46 +17,47 @@ pub struct VideoLatentSize {
     pub part: usize,
 }
 
-/// The last two frames that each convolution saw.
-struct Past<'a> {
-    seen: &'a [Sketched],
-    kept: Vec<Sketched>,
+/// The last two input frames of each convolution.
+struct FrameCache<'a> {
+    seen: &'a [TracedTensor],
+    kept: Vec<TracedTensor>,
 }
 
-impl Past<'_> {
-    fn before(&mut self, x: &Sketched) -> Sketched {
+impl FrameCache<'_> {
+    fn before(&mut self, x: &TracedTensor) -> TracedTensor {
         let mut size = x.size.clone();
         size[2] = 2;
         let seen = match self.seen.get(self.kept.len()) {
             Some(seen) => seen.clone(),
             None => x.on.of(&size, x.element),
         };
-        let all = Sketched::cat(&[&seen, x], 2);
+        let all = TracedTensor::cat(&[&seen, x], 2);
         self.kept.push(all.narrow(2, 2).copied());
         all
     }
 }
 
 impl WanVaeDecoder {
-    /// The most bytes at a time of decoding; the videos are among them.
+    /// Returns the peak memory of decoding in bytes, including the videos.
     pub fn decoding_bytes(&self, size: &VideoLatentSize, runs: Runs) -> usize {
-        let on = Sketch::new(runs);
-        let _videos = self.sketch_decoding(&on, size, None);
+        let on = MemoryTrace::new(runs);
+        let _videos = self.trace_decoding(&on, size, None);
         on.peak()
     }
 
-    /// The most bytes at a time of decoding with a tape and of following it back; the videos and their gradient, which
-    /// somebody else holds, are among them.
+    /// Returns the peak memory of decoding with a tape and of its backward, in bytes. Includes the videos and
+    /// their gradient, which the caller holds.
     pub fn following_bytes(&self, size: &VideoLatentSize, runs: Runs) -> usize {
-        let (on, mut kept) = (Sketch::new(runs), Vec::new());
-        let videos = self.sketch_decoding(&on, size, Some(&mut kept));
+        let (on, mut kept) = (MemoryTrace::new(runs), Vec::new());
+        let videos = self.trace_decoding(&on, size, Some(&mut kept));
         let grad = on.of(&videos.size, F32);
-        self.sketch_following(&on, size, kept);
+        self.trace_following(&on, size, kept);
         drop((videos, grad));
         on.peak()
     }
 
-    /// Frames of latents of each part, and after how many what convolutions remember is kept.
+    /// Returns the frames of latents of each part, and the number of parts after which the convolutions'
+    /// state is kept.
     fn parts(&self, size: &VideoLatentSize) -> (Vec<usize>, usize) {
         let frames = size.sides[0];
         let starts = (0..frames).step_by(size.part);
@@ -66,76 +66,82 @@ impl WanVaeDecoder {
         (parts, run_length)
     }
 
-    fn sketch_decoding(
+    fn trace_decoding(
         &self,
-        on: &Sketch,
+        on: &MemoryTrace,
         size: &VideoLatentSize,
-        mut kept: Option<&mut Vec<Vec<Sketched>>>,
-    ) -> Sketched {
+        mut kept: Option<&mut Vec<Vec<TracedTensor>>>,
+    ) -> TracedTensor {
         let (parts, run_length) = self.parts(size);
         let (mut videos, mut seen) = (Vec::new(), Vec::new());
         for (number, &frames) in parts.iter().enumerate() {
             if let Some(kept) = kept.as_mut().filter(|_| number % run_length == 0) {
                 kept.push(seen.clone());
             }
-            let (decoded, after) = self.sketch_part(&self.first(on, size, frames), &seen, None);
+            let (decoded, after) = self.trace_part(&self.first(on, size, frames), &seen, None);
             videos.push(decoded);
             seen = after;
         }
-        Sketched::cat(&videos.iter().collect::<Vec<_>>(), 2)
+        TracedTensor::cat(&videos.iter().collect::<Vec<_>>(), 2)
     }
 
-    /// The latents of a part as the first layer reads them.
-    fn first(&self, on: &Sketch, size: &VideoLatentSize, frames: usize) -> Sketched {
+    /// Returns the latents of a part as the first layer reads them.
+    fn first(&self, on: &MemoryTrace, size: &VideoLatentSize, frames: usize) -> TracedTensor {
         let [_, height, width] = size.sides;
         on.tensor(&[size.videos, self.config.z_dim as usize, frames, height, width])
     }
 
-    /// The frames of a part and what convolutions have seen then; with `inputs`, what each layer reads is put there, and how
-    /// many convolutions had been asked before it.
-    fn sketch_part(
+    /// Returns the frames of a part and the convolutions' input frames after it. With `inputs`, records each
+    /// layer's input and the number of convolutions before it.
+    fn trace_part(
         &self,
-        first: &Sketched,
-        seen: &[Sketched],
-        mut inputs: Option<&mut Vec<(Sketched, usize)>>,
-    ) -> (Sketched, Vec<Sketched>) {
-        let (mut x, mut past) = (first.clone(), Past { seen, kept: Vec::new() });
+        first: &TracedTensor,
+        seen: &[TracedTensor],
+        mut inputs: Option<&mut Vec<(TracedTensor, usize)>>,
+    ) -> (TracedTensor, Vec<TracedTensor>) {
+        let (mut x, mut cache) = (first.clone(), FrameCache { seen, kept: Vec::new() });
         for (layer, unit) in self.layers.iter().zip(&self.units) {
             if let Some(inputs) = &mut inputs {
-                inputs.push((x.clone(), past.kept.len()));
+                inputs.push((x.clone(), cache.kept.len()));
             }
-            x = layer.sketch(&x.on.weights(&[unit], |_| false), &x, &mut past);
+            x = layer.trace(&x.on.weights(&[unit], |_| false), &x, &mut cache);
         }
-        (x, past.kept)
+        (x, cache.kept)
     }
 
-    fn sketch_following(&self, on: &Sketch, size: &VideoLatentSize, kept: Vec<Vec<Sketched>>) {
+    fn trace_following(&self, on: &MemoryTrace, size: &VideoLatentSize, kept: Vec<Vec<TracedTensor>>) {
         let (parts, run_length) = self.parts(size);
-        let mut of_seen: Vec<Sketched> = Vec::new();
+        let mut of_seen: Vec<TracedTensor> = Vec::new();
         for (run, first) in parts.chunks(run_length).zip(kept).rev() {
             let mut seen = vec![first];
             for &frames in &run[..run.len() - 1] {
-                let before = seen.last().expect("there is the first");
-                let (_, after) = self.sketch_part(&self.first(on, size, frames), before, None);
+                let before = seen.last().expect("the first part has an entry");
+                let (_, after) = self.trace_part(&self.first(on, size, frames), before, None);
                 seen.push(after);
             }
             for (&frames, seen) in run.iter().zip(seen).rev() {
-                of_seen = self.sketch_part_grad(&self.first(on, size, frames), &seen, &of_seen);
+                of_seen = self.trace_part_grad(&self.first(on, size, frames), &seen, &of_seen);
             }
         }
     }
 
-    /// The gradients of what convolutions had `seen` before a part, from those of what they have seen after it.
-    fn sketch_part_grad(&self, first: &Sketched, seen: &[Sketched], of_after: &[Sketched]) -> Vec<Sketched> {
+    /// Returns the gradients of the convolutions' `seen` frames before a part, from those of their frames
+    /// after it.
+    fn trace_part_grad(
+        &self,
+        first: &TracedTensor,
+        seen: &[TracedTensor],
+        of_after: &[TracedTensor],
+    ) -> Vec<TracedTensor> {
         let mut inputs = Vec::new();
-        let (output, after) = self.sketch_part(first, seen, Some(&mut inputs));
+        let (output, after) = self.trace_part(first, seen, Some(&mut inputs));
         let mut end = after.len();
         drop((output, after));
         let mut of_seen = Vec::new();
         let mut grad = None;
         while let Some((x, begin)) = inputs.pop() {
             let number = inputs.len();
-            let of = |all: &[Sketched]| all.get(begin..end).map(<[_]>::to_vec).unwrap_or_default();
+            let of = |all: &[TracedTensor]| all.get(begin..end).map(<[_]>::to_vec).unwrap_or_default();
             let layer = (&self.layers[number], &self.units[number]);
             let (of_input, of_own) = layer_grad(layer, &x, &of(seen), (grad.as_ref(), &of(of_after)));
             grad = Some(of_input);
@@ -146,39 +152,39 @@ impl WanVaeDecoder {
     }
 }
 
-/// The gradients of a layer's input and of what its convolutions had `seen`.
+/// Returns the gradients of a layer's input and of its convolutions' `seen` frames.
 fn layer_grad(
     (layer, unit): (&Layer, &crate::model::Unit),
-    x: &Sketched,
-    seen: &[Sketched],
-    (_grad, of_after): (Option<&Sketched>, &[Sketched]),
-) -> (Sketched, Vec<Sketched>) {
+    x: &TracedTensor,
+    seen: &[TracedTensor],
+    (_grad, of_after): (Option<&TracedTensor>, &[TracedTensor]),
+) -> (TracedTensor, Vec<TracedTensor>) {
     let on = x.on.apart();
-    let leaf = |tensor: &Sketched| tensor.leaf_on(&on);
-    let (input, own): (Sketched, Vec<Sketched>) = (leaf(x), seen.iter().map(leaf).collect());
-    let mut past = Past { seen: &own, kept: Vec::new() };
-    let output = layer.sketch(&on.weights(&[unit], |_| false), &input, &mut past);
-    let after = past.kept.iter().take(of_after.len());
+    let leaf = |tensor: &TracedTensor| tensor.leaf_on(&on);
+    let (input, own): (TracedTensor, Vec<TracedTensor>) = (leaf(x), seen.iter().map(leaf).collect());
+    let mut cache = FrameCache { seen: &own, kept: Vec::new() };
+    let output = layer.trace(&on.weights(&[unit], |_| false), &input, &mut cache);
+    let after = cache.kept.iter().take(of_after.len());
     let grads = on.gradients(&std::iter::once(&output).chain(after).collect::<Vec<_>>());
     drop(grads);
     (x.on.of(&x.size, x.element), seen.iter().map(|it| x.on.of(&it.size, it.element)).collect())
 }
 
 impl Layer {
-    /// [`Layer::run`] without values.
-    fn sketch(&self, weights: &SketchedWeights, x: &Sketched, past: &mut Past) -> Sketched {
-        let of_channels = |x: &Sketched, channels: usize, frames: usize| {
+    /// Traces the memory of [`Layer::run`].
+    fn trace(&self, weights: &TracedWeights, x: &TracedTensor, cache: &mut FrameCache) -> TracedTensor {
+        let of_channels = |x: &TracedTensor, channels: usize, frames: usize| {
             [&[x.size[0], channels, frames], &x.size[3..]].concat()
         };
-        let plain = |conv: Linear, x: &Sketched| {
-            conv.sketch_convolution(weights, x, &of_channels(x, conv.sketch_rows(weights), x.size[2]))
+        let plain = |conv: Linear, x: &TracedTensor| {
+            conv.trace_convolution(weights, x, &of_channels(x, conv.trace_rows(weights), x.size[2]))
         };
-        let mut causal = |conv: Linear, x: &Sketched| {
-            let seen = past.before(x);
-            let size = of_channels(x, conv.sketch_rows(weights), x.size[2]);
-            conv.sketch_convolution(weights, &seen, &size)
+        let mut causal = |conv: Linear, x: &TracedTensor| {
+            let seen = cache.before(x);
+            let size = of_channels(x, conv.trace_rows(weights), x.size[2]);
+            conv.trace_convolution(weights, &seen, &size)
         };
-        let lit = |norm: usize, x: &Sketched| rms_norm(weights, norm, x).activated();
+        let lit = |norm: usize, x: &TracedTensor| rms_norm(weights, norm, x).activated();
         match *self {
             Layer::Input { post_quant, conv } => causal(conv, &plain(post_quant, x)),
             Layer::Residual { norm1, conv1, norm2, conv2, shortcut } => {
@@ -193,32 +199,32 @@ impl Layer {
                 let images = if frames > 1 && videos > 1 { images.contiguous() } else { images };
                 let normed = rms_norm(weights, norm, &images);
                 let size = [videos * frames, 3 * channels, height, width];
-                let all = qkv.sketch_convolution(weights, &normed, &size);
+                let all = qkv.trace_convolution(weights, &normed, &size);
                 let parts = all.permuted(&[videos * frames, 1, height * width, 3 * channels]).chunk(3, 3);
                 let attended = parts[0].attended(&parts[1], &parts[2]);
                 let attended = attended.permuted(&images.size).contiguous();
-                images.add(&out.sketch_convolution(weights, &attended, &images.size)).permuted(&x.size)
+                images.add(&out.trace_convolution(weights, &attended, &images.size)).permuted(&x.size)
             }
             Layer::Double { in_time, conv } => {
-                let x = in_time.map_or(x.clone(), |in_time| double_frames(weights, x, in_time, past));
+                let x = in_time.map_or(x.clone(), |in_time| double_frames(weights, x, in_time, cache));
                 let [videos, channels, frames, height, width] = x.size[..] else { unreachable!("videos") };
                 let images = x.permuted(&[videos * frames, channels, height, width]).contiguous();
                 let doubled = images.resized(&[videos * frames, channels, 2 * height, 2 * width]);
-                let channels = conv.sketch_rows(weights);
+                let channels = conv.trace_rows(weights);
                 let size = [videos * frames, channels, 2 * height, 2 * width];
-                let out = conv.sketch_convolution(weights, &doubled, &size);
+                let out = conv.trace_convolution(weights, &doubled, &size);
                 out.permuted(&[videos, channels, frames, 2 * height, 2 * width])
             }
             Layer::Beside { ref layers, repeat } => {
                 let frames = x.size[2] * repeat.frames as usize;
                 let size = [x.size[0], repeat.channels as usize, frames, 2 * x.size[3], 2 * x.size[4]];
                 let filled = x.resized(&size);
-                let left_out = if past.seen.is_empty() { repeat.frames as usize - 1 } else { 0 };
+                let left_out = if cache.seen.is_empty() { repeat.frames as usize - 1 } else { 0 };
                 let beside = filled.permuted(&size).contiguous().narrow(2, frames - left_out);
                 drop(filled);
                 let mut inner = x.clone();
                 for layer in layers {
-                    inner = layer.sketch(weights, &inner, past);
+                    inner = layer.trace(weights, &inner, cache);
                 }
                 inner.add(&beside)
             }
@@ -238,7 +244,7 @@ impl Layer {
     }
 }
 
-fn rms_norm(weights: &SketchedWeights, norm: usize, x: &Sketched) -> Sketched {
+fn rms_norm(weights: &TracedWeights, norm: usize, x: &TracedTensor) -> TracedTensor {
     let wide = x.to(F32);
     let mut size = wide.size.clone();
     size[1] = 1;
@@ -247,15 +253,20 @@ fn rms_norm(weights: &SketchedWeights, norm: usize, x: &Sketched) -> Sketched {
     normed.mul(weights.get(0, norm))
 }
 
-fn double_frames(weights: &SketchedWeights, x: &Sketched, in_time: Linear, past: &mut Past) -> Sketched {
-    let alone = usize::from(past.seen.is_empty());
+fn double_frames(
+    weights: &TracedWeights,
+    x: &TracedTensor,
+    in_time: Linear,
+    cache: &mut FrameCache,
+) -> TracedTensor {
+    let alone = usize::from(cache.seen.is_empty());
     let (first, rest) = (x.narrow(2, alone), x.narrow(2, x.size[2] - alone));
-    let seen = past.before(&rest);
+    let seen = cache.before(&rest);
     let &[videos, channels, frames, height, width] = &rest.size[..] else { unreachable!("videos") };
     if frames == 0 {
         return first;
     }
-    let doubled = in_time.sketch_convolution(weights, &seen, &[videos, 2 * channels, frames, height, width]);
+    let doubled = in_time.trace_convolution(weights, &seen, &[videos, 2 * channels, frames, height, width]);
     let doubled = doubled.permuted(&[videos, channels, 2 * frames, height, width]).contiguous();
-    Sketched::cat(&[&first, &doubled], 2)
+    TracedTensor::cat(&[&first, &doubled], 2)
 }

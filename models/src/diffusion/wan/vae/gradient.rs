@@ -1,25 +1,25 @@
-//! The gradient of the latents.
+//! Gradient of the latents.
 
 use tch::Tensor;
 
+use super::frame_cache::FrameCache;
 use super::layers::Layer;
-use super::past::Past;
 use super::{WanVaeDecoder, of_channels};
 use crate::Result;
 use crate::model::Weights;
 
-/// What [`WanVaeDecoder::latents_grad`] needs.
+/// State that [`WanVaeDecoder::latents_grad`] needs.
 #[derive(Debug)]
 pub struct WanVaeTape {
-    /// Latents, part by part.
+    /// Latents of each part.
     pub(super) parts: Vec<Tensor>,
-    /// What convolutions remembered before the first of every `run_length` parts.
+    /// Cached frames of the convolutions before the first of every `run_length` parts.
     pub(super) seen: Vec<Vec<Tensor>>,
     pub(super) run_length: usize,
 }
 
 impl WanVaeDecoder {
-    /// The gradient of the latents, from that of the videos.
+    /// Returns the gradient of the latents, from that of the videos.
     ///
     /// # Errors
     /// libtorch's.
@@ -30,11 +30,12 @@ impl WanVaeDecoder {
         for (run, first) in parts.chunks(run_length).zip(seen).rev() {
             let mut seen = vec![first];
             for part in &run[..run.len() - 1] {
-                let (_, after) = self.run(weights, part, seen.last().expect("there is the first"))?;
+                let (_, after) =
+                    self.run(weights, part, seen.last().expect("the first part has an entry"))?;
                 seen.push(after);
             }
             for (part, seen) in run.iter().zip(seen).rev() {
-                // A video's first latent stands for one frame.
+                // A video's first latent is one frame.
                 let frames = part.size()[2] * zoom - if seen.is_empty() { zoom - 1 } else { 0 };
                 frames_left -= frames;
                 let own = grad.f_narrow(2, frames_left, frames)?;
@@ -47,8 +48,8 @@ impl WanVaeDecoder {
         Ok(Tensor::f_cat(&of_latents, 2)?)
     }
 
-    /// The gradients of a part's latents and of what convolutions had `seen` before it, from those of its frames and, unless
-    /// it is the last part, of what they have seen after it.
+    /// Returns the gradients of a part's latents and of the convolutions' `seen` frames before it. Takes
+    /// those of its frames and, unless it is the last part, of the convolutions' frames after it.
     fn part_grad(
         &self,
         weights: &[&[Tensor]],
@@ -61,7 +62,7 @@ impl WanVaeDecoder {
         while let Some(x) = inputs.pop() {
             let number = inputs.len();
             let own = asked[number]..asked[number + 1];
-            // There is nothing at a video's beginning and behind its end.
+            // The video's first part has no frames before it, and the last has none after it.
             let [seen, of_after] = [seen, of_after].map(|all| all.get(own.clone()).unwrap_or_default());
             let layer = (&self.layers[number], &Weights::new(&weights[number..=number]));
             let (of_input, of_own) = layer_grad(layer, &x, seen, (&grad, of_after))?;
@@ -73,26 +74,27 @@ impl WanVaeDecoder {
         Ok((of_latents, of_seen.into_iter().rev().flatten().collect()))
     }
 
-    /// What each layer reads in [`Self::run`], and how many convolutions had been asked before it, and in all.
+    /// Returns the input of each layer in [`Self::run`], the number of convolutions before each, and their
+    /// total number.
     fn inputs(
         &self,
         weights: &[&[Tensor]],
         latents: &Tensor,
         seen: &[Tensor],
     ) -> Result<(Vec<Tensor>, Vec<usize>)> {
-        let (mut x, mut past) = (self.first_input(weights, latents)?, Past::new(seen));
+        let (mut x, mut cache) = (self.first_input(weights, latents)?, FrameCache::new(seen));
         let (mut inputs, mut asked) = (Vec::new(), vec![0]);
         for (layer, unit) in self.layers.iter().zip(weights) {
-            let output = layer.run(&Weights::new(&[unit]), &x, &mut past)?;
+            let output = layer.run(&Weights::new(&[unit]), &x, &mut cache)?;
             inputs.push(std::mem::replace(&mut x, output));
-            asked.push(past.asked());
+            asked.push(cache.asked());
         }
         Ok((inputs, asked))
     }
 }
 
-/// The gradients of a layer's input and of what its convolutions had `seen`, from those of its output and, unless no part
-/// comes behind, of what they have seen after it.
+/// Returns the gradients of a layer's input and of its convolutions' `seen` frames. Takes those of its output
+/// and, unless it is the last part, of the convolutions' frames after it.
 fn layer_grad(
     (layer, weights): (&Layer, &Weights),
     x: &Tensor,
@@ -102,10 +104,10 @@ fn layer_grad(
     let leaves = std::iter::once(x).chain(seen);
     let leaves = leaves.map(|leaf| Ok(leaf.f_detach()?.f_set_requires_grad(true)?));
     let leaves = leaves.collect::<Result<Vec<Tensor>>>()?;
-    let mut past = Past::new(&leaves[1..]);
-    let output = layer.run(weights, &leaves[0], &mut past)?;
+    let mut cache = FrameCache::new(&leaves[1..]);
+    let output = layer.run(weights, &leaves[0], &mut cache)?;
     let mut objective = output.f_mul(grad)?.f_sum(output.kind())?;
-    for (after, grad) in past.into_kept().iter().zip(of_after) {
+    for (after, grad) in cache.into_kept().iter().zip(of_after) {
         objective = objective.f_add(&after.f_mul(grad)?.f_sum(after.kind())?)?;
     }
     let mut found = Tensor::f_run_backward(&[objective], &leaves, false, false)?;

@@ -1,13 +1,13 @@
-//! What the decoder is put together from.
+//! Layers of the video decoder.
 
 use tch::{Kind, Tensor};
 
-use super::past::Past;
+use super::frame_cache::FrameCache;
 use crate::Result;
 use crate::diffusion::layers::{Linear, Params};
 use crate::model::Weights;
 
-/// A layer of the decoder. What goes from one to the next is `[B, channels, frames, height, width]`.
+/// A layer of the decoder. Layers pass on `[B, channels, frames, height, width]`.
 #[derive(Clone, Debug)]
 pub(super) enum Layer {
     Input {
@@ -30,12 +30,12 @@ pub(super) enum Layer {
         in_time: Option<Linear>,
         conv: Linear,
     },
-    /// Layers that double, with their input repeated as often beside them. All read the same unit.
+    /// Upsampling layers with a shortcut that repeats their input. All read the same unit.
     Beside {
         layers: Vec<Layer>,
         repeat: Repeat,
     },
-    /// Each pixel of the last convolution is a square of `patch_size` pixels.
+    /// Each pixel of the last convolution becomes a square of `patch_size` pixels.
     Output {
         norm: usize,
         conv: Linear,
@@ -43,27 +43,27 @@ pub(super) enum Layer {
     },
 }
 
-/// How a tensor becomes one of so many channels and of twice the height and the width.
+/// Shortcut that changes the number of channels and doubles height and width.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Repeat {
     pub channels: i64,
-    /// Frames of each, but for a video's first, which stays alone.
+    /// Output frames per input frame, except for a video's first frame, which stays single.
     pub frames: i64,
 }
 
-/// A matrix of three pixels each way; and of frames, the own and two before.
+/// Kernel size: three pixels in each direction, and three frames, the own one and two before it.
 const CUBE: [i64; 3] = [3, 3, 3];
 
-/// A convolution over frames.
+/// Adds a convolution over frames.
 pub(super) fn cube(params: &mut Params, name: &str, own: i64, before: i64) -> Linear {
     params.convolution(name, &[&[own, before], &CUBE[..]].concat())
 }
 
 impl Layer {
-    /// Its output for some frames that come behind those of `past`.
-    pub(super) fn run(&self, weights: &Weights, x: &Tensor, past: &mut Past) -> Result<Tensor> {
+    /// Returns the layer's output for the frames that follow those of `cache`.
+    pub(super) fn run(&self, weights: &Weights, x: &Tensor, cache: &mut FrameCache) -> Result<Tensor> {
         let mut causal = |conv: Linear, x: &Tensor| {
-            let x = past.before(x)?;
+            let x = cache.before(x)?;
             conv.convolve_frames(weights, &x, [0, 1, 1])
         };
         let lit = |norm: usize, x: &Tensor| Ok::<_, crate::Error>(rms_norm(weights, norm, x)?.f_silu()?);
@@ -78,7 +78,7 @@ impl Layer {
             Layer::Attention { norm, qkv, out } => attend(weights, x, norm, qkv, out),
             Layer::Double { in_time, conv } => {
                 let x = match in_time {
-                    Some(in_time) => double_frames(weights, x, in_time, past)?,
+                    Some(in_time) => double_frames(weights, x, in_time, cache)?,
                     None => x.shallow_clone(),
                 };
                 of_each_frame(&x, |frames| {
@@ -88,10 +88,10 @@ impl Layer {
                 })
             }
             Layer::Beside { ref layers, repeat } => {
-                let beside = repeat.run(x, past.is_beginning())?;
+                let beside = repeat.run(x, cache.is_beginning())?;
                 let mut inner = x.shallow_clone();
                 for layer in layers {
-                    inner = layer.run(weights, &inner, past)?;
+                    inner = layer.run(weights, &inner, cache)?;
                 }
                 Ok(inner.f_add(&beside)?)
             }
@@ -104,7 +104,7 @@ impl Layer {
 }
 
 impl Repeat {
-    /// Every channel is repeated so often that they fill the frames and squares of the wanted channels, one after the other.
+    /// Repeats every channel until the copies fill the frames and squares of the output channels in order.
     fn run(self, x: &Tensor, is_beginning: bool) -> Result<Tensor> {
         const SIDE: i64 = 2;
         let Repeat { channels, frames } = self;
@@ -120,7 +120,7 @@ impl Repeat {
     }
 }
 
-/// Channels that are the pixels of squares, column by column, as these pixels.
+/// Turns channels that hold the pixels of squares, column by column, into these pixels.
 fn apart(x: &Tensor, side: i64) -> Result<Tensor> {
     let &[batch, channels, frames, height, width] = &x.size()[..] else {
         unreachable!("a video has five dimensions")
@@ -131,7 +131,7 @@ fn apart(x: &Tensor, side: i64) -> Result<Tensor> {
     Ok(placed.f_reshape([batch, channels, frames, height * side, width * side])?)
 }
 
-/// Each pixel's channels, brought to a mean square of 1 and scaled; computed in fp32.
+/// Scales each pixel's channels to a mean square of 1 and by the weights; computed in fp32.
 fn rms_norm(weights: &Weights, norm: usize, x: &Tensor) -> Result<Tensor> {
     const LEAST: f64 = 1e-12;
     let (scale, channels) = (weights.get(0, norm), x.size()[1]);
@@ -141,18 +141,18 @@ fn rms_norm(weights: &Weights, norm: usize, x: &Tensor) -> Result<Tensor> {
     Ok(normed.f_mul(&scale.f_mul_scalar((channels as f64).sqrt())?)?)
 }
 
-/// What `function` makes of the frames `[B * frames, channels, height, width]`, as a video again.
+/// Applies `function` to the frames `[B * frames, channels, height, width]`. Returns a video.
 fn of_each_frame(x: &Tensor, function: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     let size = x.size();
     let frames = x.f_transpose(1, 2)?.f_flatten(0, 1)?;
     Ok(function(&frames)?.f_unflatten(0, [size[0], size[2]])?.f_transpose(1, 2)?)
 }
 
-/// The pixels of each frame attend to each other.
+/// Runs attention among the pixels of each frame.
 fn attend(weights: &Weights, x: &Tensor, norm: usize, qkv: Linear, out: Linear) -> Result<Tensor> {
     of_each_frame(x, |frames| {
         let normed = rms_norm(weights, norm, frames)?;
-        // One head: `[B * frames, 1, pixels, channels]` each.
+        // With one head: `[B * frames, 1, pixels, channels]` each.
         let pixels =
             qkv.convolve(weights, &normed, 0)?.f_flatten(2, -1)?.f_transpose(1, 2)?.f_unsqueeze(1)?;
         let parts = pixels.f_chunk(3, -1)?;
@@ -165,11 +165,11 @@ fn attend(weights: &Weights, x: &Tensor, norm: usize, qkv: Linear, out: Linear) 
     })
 }
 
-/// Two frames of each, but for a video's first: that stays alone, and those behind do not see it here.
-fn double_frames(weights: &Weights, x: &Tensor, in_time: Linear, past: &mut Past) -> Result<Tensor> {
-    let alone = i64::from(past.is_beginning());
+/// Doubles the frames, except a video's first one. It stays single, and later frames do not see it here.
+fn double_frames(weights: &Weights, x: &Tensor, in_time: Linear, cache: &mut FrameCache) -> Result<Tensor> {
+    let alone = i64::from(cache.is_beginning());
     let (first, rest) = (x.f_narrow(2, 0, alone)?, x.f_narrow(2, alone, x.size()[2] - alone)?);
-    let seen = past.before(&rest)?;
+    let seen = cache.before(&rest)?;
     let &[batch, channels, frames, height, width] = &rest.size()[..] else {
         unreachable!("a video has five dimensions")
     };

@@ -1,18 +1,20 @@
-//! From latents to videos: the decoder of diffusers' `AutoencoderKLWan`, as Wan 2.1 has it or Wan 2.2's 5B, whose names the
-//! weights have.
+//! Decoder from latents to videos: diffusers' `AutoencoderKLWan`, in the variants of Wan 2.1 and Wan 2.2's
+//! 5B, with the same weight names.
 //!
-//! Its convolutions are causal: they see a frame and the two before it. So a video is decoded a part at a time, each
-//! with the last two frames that every convolution saw of the part before (`past`), which is the same as all at once, to
-//! rounding, and needs a part's memory. The gradient of the latents goes back part by part as well: what convolutions
-//! remember has a gradient of its own, which the part before takes on. Of what they remember only that of about every
-//! sqrt(n)-th of n parts is kept; that of those between is made again, as are the inputs of a part's layers and then, layer
-//! by layer, libtorch's graph. So following back takes three more forward passes, and no more memory than these.
+//! Its convolutions are causal: they see a frame and the two frames before it. So a video is decoded in
+//! parts, each with the last two input frames of every convolution in the part before (`frame_cache`). Up to
+//! rounding, this equals decoding everything at once, and needs the memory of one part.
+//!
+//! The gradient of the latents is computed part by part as well: the cached frames have a gradient, which is
+//! added in the part before. Cached frames are kept only for about every sqrt(n)-th of n parts. Those between
+//! are recomputed, as are the inputs of a part's layers and then, layer by layer, libtorch's graph. So
+//! backward takes three more forward passes, and no more memory than these.
 
 mod config;
 mod footprint;
+mod frame_cache;
 mod gradient;
 mod layers;
-mod past;
 
 use tch::Tensor;
 
@@ -23,8 +25,8 @@ pub use gradient::WanVaeTape;
 use crate::Result;
 use crate::diffusion::layers::Params;
 use crate::model::{Init, Unit, Weights};
+use frame_cache::FrameCache;
 use layers::{Layer, Repeat, cube};
-use past::Past;
 
 /// The decoder. It holds no weights.
 #[derive(Debug)]
@@ -35,10 +37,10 @@ pub struct WanVaeDecoder {
 }
 
 impl WanVaeDecoder {
-    /// Lays out a decoder, its units frozen.
+    /// Lays out a decoder with frozen units.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for sizes that make no model.
+    /// [`Error::Config`](crate::Error::Config) for invalid sizes.
     pub fn new(config: WanVaeConfig) -> Result<WanVaeDecoder> {
         config.validate()?;
         let mut blocks = Blocks::default();
@@ -70,20 +72,21 @@ impl WanVaeDecoder {
         Ok(WanVaeDecoder { config, units: blocks.units, layers: blocks.layers })
     }
 
-    /// The shape that it was made from.
+    /// Returns the shape.
     pub fn config(&self) -> &WanVaeConfig {
         &self.config
     }
 
-    /// Its parameters, a unit for each layer.
+    /// Returns the parameters, one unit per layer.
     pub fn units(&self) -> &[Unit] {
         &self.units
     }
 
-    /// The videos of `latents`, as a diffusion model has them, fp32 `[B, z_dim, frames, height, width]`, decoded `part` of
-    /// their frames at a time, at least one; and with `record` what their gradient needs. `weights` has a list for each unit.
-    /// Videos are fp32 `[B, channels, frames, height, width]`, -1 to 1 where they are natural. What is beyond is
-    /// for the caller to cut off, as diffusers, and so ROLL, does: tiles are blended before.
+    /// Decodes `latents` as in a diffusion model, fp32 `[B, z_dim, frames, height, width]`, `part` of their
+    /// frames at a time, at least one. With `record`, also returns the state that their gradient needs.
+    /// `weights` has a list for each unit. Videos are fp32 `[B, channels, frames, height, width]` with
+    /// natural values from -1 to 1. The caller clips values outside, like diffusers and ROLL do, since tiles
+    /// are blended before.
     ///
     /// # Errors
     /// libtorch's.
@@ -109,16 +112,17 @@ impl WanVaeDecoder {
         Ok((Tensor::f_cat(&videos, 2)?, tape))
     }
 
-    /// The frames of some latents, after those of which the convolutions have `seen` the last; and what they have then.
+    /// Decodes latents after those whose frames the convolutions have `seen`. Returns the frames, and the
+    /// convolutions' new cached frames.
     fn run(&self, weights: &[&[Tensor]], latents: &Tensor, seen: &[Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
-        let (mut x, mut past) = (self.first_input(weights, latents)?, Past::new(seen));
+        let (mut x, mut cache) = (self.first_input(weights, latents)?, FrameCache::new(seen));
         for (layer, unit) in self.layers.iter().zip(weights) {
-            x = layer.run(&Weights::new(&[unit]), &x, &mut past)?;
+            x = layer.run(&Weights::new(&[unit]), &x, &mut cache)?;
         }
-        Ok((x, past.into_kept()))
+        Ok((x, cache.into_kept()))
     }
 
-    /// Latents as the encoder made them, in the weights' dtype.
+    /// Undoes the encoder's normalization of latents, in the weights' dtype.
     fn first_input(&self, weights: &[&[Tensor]], latents: &Tensor) -> Result<Tensor> {
         let WanVaeConfig { latents_mean, latents_std, .. } = &self.config;
         let scaled = latents.f_mul(&of_channels(latents_std, latents)?)?;
@@ -126,13 +130,13 @@ impl WanVaeDecoder {
     }
 }
 
-/// A number for each channel of `latents`, to be put beside them.
+/// Returns one number per channel, in a shape that broadcasts to `latents`.
 fn of_channels(values: &[f64], latents: &Tensor) -> Result<Tensor> {
     let values = Tensor::f_from_slice(values)?.f_to_kind(latents.kind())?;
     Ok(values.f_view([1, -1, 1, 1, 1])?.f_to_device(latents.device())?)
 }
 
-/// Lists a decoder's layers.
+/// Collects a decoder's layers.
 #[derive(Default)]
 struct Blocks {
     units: Vec<Unit>,
@@ -172,7 +176,8 @@ impl Blocks {
         self.add(name, params, layer);
     }
 
-    /// Residual layers and one that doubles, `frames` frames of each, with what they read beside them.
+    /// Adds residual layers and an upsampling layer that gives `frames` frames for each, with a shortcut of
+    /// their input.
     fn beside(&mut self, name: &str, before: i64, own: i64, residuals: usize, frames: i64) {
         let mut params = Params::default();
         let mut layers = Vec::with_capacity(residuals + 2);
@@ -203,7 +208,7 @@ fn residual(params: &mut Params, name: &str, before: i64, own: i64) -> Layer {
     }
 }
 
-/// From channels `before` to channels `own`, of twice the height and the width.
+/// Adds an upsampling layer from `before` to `own` channels that doubles height and width.
 fn double(params: &mut Params, name: &str, [before, own]: [i64; 2], in_time: bool) -> Layer {
     let in_time =
         in_time.then(|| params.convolution(&format!("{name}.time_conv"), &[2 * before, before, 3, 1, 1]));
@@ -211,7 +216,7 @@ fn double(params: &mut Params, name: &str, [before, own]: [i64; 2], in_time: boo
     Layer::Double { in_time, conv }
 }
 
-/// The scale of a norm of channels.
+/// Adds the scale of a norm over channels.
 fn gamma(params: &mut Params, name: &str, shape: &[i64]) -> usize {
     params.table(&format!("{name}.gamma"), shape, Init::Ones)
 }

@@ -1,5 +1,6 @@
 //! Values and gradients at one point.
 
+use crate::algorithm::losses::Terms;
 use anyroll_models::model::Scores;
 
 use super::*;
@@ -53,12 +54,15 @@ impl Golden {
         let aggregation = algorithm.aggregation;
         let count = self.count(aggregation);
         let (gradient, sums) = gradient(algorithm, logprobs, &self.targets(aggregation), count);
-        ((sums[0] + algorithm.kl_coef * sums[1]) / count, gradient)
+        ((sums.policy + algorithm.kl_coef * sums.kl) / count, gradient)
     }
 
     /// The loss of each token.
-    fn terms(&self, loss: &PolicyLoss) -> policy::Terms {
-        policy::terms(loss, &self.tensor("logp"), &self.targets(Aggregation::TokenMean)).unwrap()
+    fn terms(&self, loss: &PolicyLoss) -> Terms {
+        let Targets { old_logprobs, advantages, lengths, .. } = self.targets(Aggregation::TokenMean);
+        let logprobs = self.tensor("logp");
+        let (logprobs, old_logprobs, advantages) = (&logprobs, &old_logprobs, &advantages);
+        loss.terms(&Tokens { logprobs, old_logprobs, advantages, lengths: &lengths }).unwrap()
     }
 }
 
@@ -157,7 +161,7 @@ fn tokens_are_left_out_as_the_papers_do() {
     check_near(&masked, &expected, 1e-12);
     let (targets, count) = (golden.targets(Aggregation::TokenMean), golden.count(Aggregation::TokenMean));
     let (_, sums) = gradient(&algorithm, &logprobs, &targets, count);
-    assert_eq!(sums[7], kept.iter().map(|kept| 1.0 - kept).sum::<f64>());
+    assert_eq!(sums.off_policy, kept.iter().map(|kept| 1.0 - kept).sum::<f64>());
 
     let entropies = numbers("entropies");
     for share in [0.2, 0.55] {
@@ -218,8 +222,8 @@ fn value_losses_equal_the_reference() {
         };
         let (count, mut stats) = (golden.count(aggregation), ValueStats::default());
         let gradient = value_loss(clip, &Tensor::from_slice(values), &targets, count, &mut stats).unwrap();
-        let [sum, clipped] = stats.read().unwrap();
-        (sum / count, clipped, Vec::<f64>::try_from(gradient).unwrap())
+        let sums = stats.read().unwrap();
+        (sums.loss / count, sums.clipped, Vec::<f64>::try_from(gradient).unwrap())
     };
     let (found, clipped, _) = loss(Some(0.5), Aggregation::TokenMean, &values);
     let expected = golden.number("value_loss_clip0.5_token-mean");
@@ -266,9 +270,9 @@ fn statistics_equal_the_reference() {
         let targets = golden.targets(Aggregation::TokenMean);
         let count = golden.count(Aggregation::TokenMean);
         let (_, sums) = gradient(&algorithm, &golden.numbers("logp"), &targets, count);
-        let means: Vec<f64> = sums.iter().map(|sum| sum / count).collect();
-        check_near(&means[1..3], &[golden.number(name), golden.number("ppo_kl_k1")], 1e-12);
-        check_near(&[means[4] + means[5]], &[golden.number("clipfrac")], 1e-12);
+        let found = [sums.kl, sums.kl_old, sums.clipped_low + sums.clipped_high].map(|sum| sum / count);
+        let expected = [name, "ppo_kl_k1", "clipfrac"].map(|name| golden.number(name));
+        check_near(&found, &expected, 1e-12);
     }
 }
 
@@ -279,7 +283,10 @@ fn weights_of_the_rollout_equal_the_reference() {
     let weights = |config: RolloutCorrection| {
         let (old, rollout) = (golden.tensor("old_logp"), golden.tensor("rollout_logp"));
         let correction = Correction::new(&config, &old, &rollout, &lengths).unwrap().unwrap();
-        (Vec::<f64>::try_from(correction.weights).unwrap(), correction.stats.read().unwrap())
+        (
+            Vec::<f64>::try_from(correction.weights).unwrap(),
+            CorrectionSums::read(&correction.sums.stack().unwrap()).unwrap(),
+        )
     };
     let of_tokens = |name: &str| {
         let of_sequences = golden.numbers(name);
@@ -292,10 +299,14 @@ fn weights_of_the_rollout_equal_the_reference() {
     let truncate = |level, max| RolloutCorrection::Truncate(TruncateConfig { level, max });
     let mask = |level, min, max| RolloutCorrection::Mask(MaskConfig { level, min, max });
 
-    let (tokens, [sum, squares, changed]) = weights(truncate(Level::Token, 2.0));
+    let (tokens, sums) = weights(truncate(Level::Token, 2.0));
     check_near(&tokens, &golden.numbers("tis_token_C2"), 1e-12);
-    check_near(&[sum.powi(2) / squares / tokens.len() as f64], &[golden.number("ess_token")], 1e-12);
-    assert_eq!(changed, 0.0);
+    check_near(
+        &[sums.weights.powi(2) / sums.squares / tokens.len() as f64],
+        &[golden.number("ess_token")],
+        1e-12,
+    );
+    assert_eq!(sums.changed, 0.0);
     check_near(&weights(mask(Level::Token, 0.5, 5.0)).0, &golden.numbers("icepop_0.5_5"), 1e-12);
     check_near(&weights(truncate(Level::Sequence, 2.0)).0, &of_tokens("tis_seq_C2"), 1e-12);
     check_near(&weights(mask(Level::Sequence, 0.0, 3.0)).0, &of_tokens("mis_seq_C3"), 1e-12);
@@ -303,10 +314,10 @@ fn weights_of_the_rollout_equal_the_reference() {
 
     // Bounds that bind: only the third sequence's weight is above 1.3, only the fourth's below 0.6.
     let bound = |of: fn(f64) -> f64| of_tokens("tis_seq_C2").into_iter().map(of).collect::<Vec<f64>>();
-    let (found, [.., changed]) = weights(truncate(Level::Sequence, 1.3));
+    let (found, CorrectionSums { changed, .. }) = weights(truncate(Level::Sequence, 1.3));
     check_near(&found, &bound(|weight| weight.min(1.3)), 1e-12);
     assert_eq!(changed, lengths[2] as f64);
-    let (found, [.., changed]) = weights(mask(Level::Sequence, 0.6, 1.3));
+    let (found, CorrectionSums { changed, .. }) = weights(mask(Level::Sequence, 0.6, 1.3));
     check_near(&found, &bound(|weight| if (0.6..1.3).contains(&weight) { weight } else { 0.0 }), 1e-12);
     assert_eq!(changed, (lengths[2] + lengths[3]) as f64);
 }
@@ -331,7 +342,7 @@ fn the_correction_multiplies_the_policy_loss_and_nothing_else() {
 #[test]
 fn gradients_are_those_of_finite_differences() {
     let golden = Golden::read();
-    let mut smooth = losses().to_vec();
+    let mut smooth = losses();
     smooth.retain(|loss| !matches!(loss, PolicyLoss::Cispo(_) | PolicyLoss::Topr(_) | PolicyLoss::Vespo(_)));
     for loss in smooth {
         for aggregation in AGGREGATIONS {

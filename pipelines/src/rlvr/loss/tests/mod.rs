@@ -6,7 +6,7 @@ mod golden;
 mod split;
 mod turns;
 
-use super::*;
+use super::{stats::LossSums, *};
 use crate::config::{
     Aggregation, CispoConfig, ClippedConfig, GmpoConfig, GspoConfig, NormConfig, PolicyLoss, SapoConfig,
     ToprConfig, VespoConfig,
@@ -19,18 +19,11 @@ const AGGREGATIONS: [Aggregation; 4] = [
     Aggregation::SeqMeanTokenSumNorm(NormConfig { length: 5 }),
 ];
 
-/// One of each kind.
-fn losses() -> [PolicyLoss; 8] {
-    [
-        PolicyLoss::Clipped(ClippedConfig { dual_clip: Some(3.0), ..ClippedConfig::default() }),
-        PolicyLoss::Gspo(GspoConfig::default()),
-        PolicyLoss::Cispo(CispoConfig::default()),
-        PolicyLoss::Reinforce,
-        PolicyLoss::Sapo(SapoConfig::default()),
-        PolicyLoss::Topr(ToprConfig::default()),
-        PolicyLoss::Gmpo(GmpoConfig::default()),
-        PolicyLoss::Vespo(VespoConfig::default()),
-    ]
+/// One of each kind, `clipped` with all its bounds.
+fn losses() -> Vec<PolicyLoss> {
+    let mut losses = PolicyLoss::all();
+    losses[0] = PolicyLoss::Clipped(ClippedConfig { dual_clip: Some(3.0), ..ClippedConfig::default() });
+    losses
 }
 
 /// The gradient of the loss in fp64, and what [`LossStats`] read.
@@ -39,13 +32,13 @@ fn gradient(
     logprobs: &[f64],
     targets: &Targets,
     count: f64,
-) -> (Vec<f64>, [f64; SUMS.len()]) {
+) -> (Vec<f64>, LossSums) {
     let logprobs = Tensor::from_slice(logprobs);
     let scores = Scores { entropy: logprobs.zeros_like(), logprobs, divergence: None };
     let mut stats = LossStats::default();
     let grad = policy_loss(algorithm, &scores, targets, count, &mut stats).unwrap();
     let gradient = grad.logprobs;
-    (Vec::try_from(gradient).unwrap(), stats.read().unwrap().0)
+    (Vec::try_from(gradient).unwrap(), stats.read().unwrap().sums)
 }
 
 #[track_caller]

@@ -94,7 +94,7 @@ fn value_update(
         }
         let step = zero.step(1.0).unwrap();
         norm = zero.finish_step(&step).unwrap().grad_norm.unwrap();
-        clipped += stats.read().unwrap()[1];
+        clipped += stats.read().unwrap().clipped;
     }
     assert!(clipped > 0.0 && clipped < 2.0 * tokens as f64, "{clipped} tokens are clipped");
     (norm, flat(&mut zero))

@@ -104,7 +104,7 @@ fn what_an_environment_says_weighs_nothing() {
         check_near(&found, &pick(&of_masked), 1e-7);
         let elsewhere = of_masked.concat().into_iter().zip(&of_mask).filter(|(_, kept)| **kept == 0.0);
         assert!(elsewhere.map(|(gradient, _)| gradient).all(|gradient| gradient == 0.0));
-        let loss = (sums[0] + algorithm.kl_coef * sums[1]) / count;
+        let loss = (sums.policy + algorithm.kl_coef * sums.kl) / count;
         check_near(&[loss], &[expected["loss"].as_f64().unwrap()], 1e-7);
     }
 }

@@ -1,0 +1,307 @@
+//! The rendezvous of ranks: c10d's TCPStore, served by rank 0 or by the launcher.
+
+use std::{
+    ffi::{CString, c_void},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use crate::{Error, Result, ffi};
+
+/// In which c10d may say itself that it gives up, and why.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Who this process is, and where the others meet. The values of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendezvous {
+    /// This process's number.
+    pub rank: usize,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Host of rank 0.
+    pub master_addr: String,
+    /// Port on which the store is served.
+    pub master_port: u16,
+    /// `None`: rank 0 serves the store. Otherwise the launcher does, and our keys in it start with this, which a
+    /// restart changes: the store outlives the ranks.
+    pub agent_store: Option<String>,
+    /// Time that ranks wait for one another, here and in every collective.
+    pub timeout: Duration,
+}
+
+impl Rendezvous {
+    /// A rendezvous of ranks on this host alone.
+    pub fn on_this_host(rank: usize, world_size: usize, master_port: u16, timeout: Duration) -> Self {
+        Self { rank, world_size, master_addr: "127.0.0.1".into(), master_port, agent_store: None, timeout }
+    }
+
+    pub(crate) fn error(&self, message: String) -> Error {
+        Error::Rendezvous {
+            address: format!("{}:{}", self.master_addr, self.master_port),
+            rank: self.rank,
+            world_size: self.world_size,
+            message,
+        }
+    }
+}
+
+/// The ranks of one color after [`Store::split`], seen from one of them.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// Their store, in which this rank has its new number.
+    pub(crate) store: Store,
+    /// The lowest rank among them, as numbered before the split.
+    pub(crate) first: usize,
+}
+
+/// A key-value store shared by all ranks.
+#[derive(Debug)]
+pub struct Store {
+    raw: *mut c_void,
+    rendezvous: Rendezvous,
+}
+
+// SAFETY: c10d's stores lock inside; every call of this type may come from any thread.
+unsafe impl Send for Store {}
+// SAFETY: as above.
+unsafe impl Sync for Store {}
+
+impl Store {
+    /// Waits, up to the time-out, until all ranks are there. A process may connect more than once; what it gets
+    /// is the same store each time.
+    pub fn connect(rendezvous: &Rendezvous) -> Result<Self> {
+        let host = CString::new(rendezvous.master_addr.as_str())
+            .map_err(|_| rendezvous.error("MASTER_ADDR contains a NUL byte".into()))?;
+        let server = i32::from(rendezvous.rank == 0 && rendezvous.agent_store.is_none());
+        let place = rendezvous.clone();
+        let connect = move || {
+            let (world_size, timeout_ms) = (place.world_size as i32, millis(place.timeout));
+            // SAFETY: `host` lives through the call, and the shim returns a store of our own or null.
+            let raw = unsafe {
+                ffi::anyroll_store_tcp(host.as_ptr(), place.master_port, server, world_size, timeout_ms)
+            };
+            Self::owned(raw, place)
+        };
+        // c10d has no deadline for the first word of whoever listens there: another program may, and say nothing.
+        let (to, store) = mpsc::channel();
+        let thread = thread::Builder::new().name("rendezvous".into());
+        let spawned = thread.spawn(move || drop(to.send(connect())));
+        spawned.map_err(|error| rendezvous.error(format!("no thread to connect: {error}")))?;
+        let silent = |_| {
+            let problem = "nobody answers in time: is rank 0 started, and the port no other program's?";
+            rendezvous.error(problem.into())
+        };
+        let store = store.recv_timeout(rendezvous.timeout + GRACE).map_err(silent)??;
+        match &rendezvous.agent_store {
+            Some(prefix) => store.prefix(prefix, rendezvous.rank, rendezvous.world_size),
+            None => Ok(store),
+        }
+    }
+
+    /// The part of this store whose keys start with `prefix`, for `rank` of `world_size`.
+    pub(crate) fn prefix(&self, prefix: &str, rank: usize, world_size: usize) -> Result<Self> {
+        let prefix = self.key(prefix)?;
+        // SAFETY: `self.raw` is live.
+        let raw = unsafe { ffi::anyroll_store_prefix(self.raw, prefix.as_ptr()) };
+        Self::owned(raw, Rendezvous { rank, world_size, ..self.rendezvous.clone() })
+    }
+
+    /// The part for the next group of ranks that this rank connects through this store: each has keys of its own. Ranks
+    /// connect their groups in the same order.
+    pub fn next_part(&self) -> Result<Self> {
+        let Rendezvous { rank, world_size, .. } = self.rendezvous;
+        let groups = self.key(&format!("groups/{rank}"))?;
+        // SAFETY: the store is live.
+        let number = unsafe { ffi::anyroll_store_add(self.raw, groups.as_ptr(), 1) };
+        if number < 0 {
+            return Err(self.rendezvous.error(ffi::last_error()));
+        }
+        self.prefix(&format!("group/{number}/"), rank, world_size)
+    }
+
+    /// This process's rendezvous.
+    pub fn rendezvous(&self) -> &Rendezvous {
+        &self.rendezvous
+    }
+
+    /// Sets a key for all ranks.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let key = self.key(key)?;
+        // SAFETY: the store is live, and `value` is readable for its length.
+        let code = unsafe { ffi::anyroll_store_set(self.raw, key.as_ptr(), value.as_ptr(), value.len()) };
+        if code == 0 { Ok(()) } else { Err(self.rendezvous.error(ffi::last_error())) }
+    }
+
+    /// Returns true if some rank has set the key.
+    pub(crate) fn is_set(&self, key: &str) -> Result<bool> {
+        let key = self.key(key)?;
+        // SAFETY: the store is live.
+        match unsafe { ffi::anyroll_store_is_set(self.raw, key.as_ptr()) } {
+            ..0 => Err(self.rendezvous.error(ffi::last_error())),
+            is_set => Ok(is_set > 0),
+        }
+    }
+
+    /// The same store once more, for another owner.
+    pub(crate) fn again(&self) -> Result<Self> {
+        let Rendezvous { rank, world_size, .. } = self.rendezvous;
+        self.prefix("", rank, world_size)
+    }
+
+    /// Waits, up to the time-out, until some rank has set the key. Values are at most 8 KiB.
+    pub fn get(&self, key: &str) -> Result<Vec<u8>> {
+        const CAPACITY: usize = 8 << 10;
+        let mut value = vec![0; CAPACITY];
+        let name = self.key(key)?;
+        let timeout_ms = millis(self.rendezvous.timeout);
+        // SAFETY: the store is live, and `value` is writable for its length.
+        let len = unsafe {
+            ffi::anyroll_store_get(self.raw, name.as_ptr(), value.as_mut_ptr(), CAPACITY, timeout_ms)
+        };
+        let len = usize::try_from(len)
+            .map_err(|_| self.rendezvous.error(format!("{key}: {}", ffi::last_error())))?;
+        if len > CAPACITY {
+            return Err(self
+                .rendezvous
+                .error(format!("the value of {key} has {len} bytes, more than {CAPACITY}")));
+        }
+        value.truncate(len);
+        Ok(value)
+    }
+
+    /// Divides the ranks by color, each part in the order of `key`, then of rank; a rank without a color is in no
+    /// part. Every rank calls it with the same `number`, which is unique to this division.
+    pub(crate) fn split(&self, number: u64, color: Option<u32>, key: i32) -> Result<Option<Part>> {
+        let name = |rank: usize| format!("split/{number}/{rank}");
+        let (this_rank, world_size) = (self.rendezvous.rank, self.rendezvous.world_size);
+        let mine = color.map_or(-1, i64::from);
+        self.set(&name(this_rank), format!("{mine} {key}").as_bytes())?;
+        let mut members = Vec::new();
+        for rank in 0..world_size {
+            let value = String::from_utf8_lossy(&self.get(&name(rank))?).into_owned();
+            let (color, key) = value
+                .split_once(' ')
+                .and_then(|(color, key)| Some((color.parse::<i64>().ok()?, key.parse::<i32>().ok()?)))
+                .ok_or_else(|| self.rendezvous.error(format!("{} is {value:?}", name(rank))))?;
+            if color == mine {
+                members.push((key, rank));
+            }
+        }
+        if color.is_none() {
+            return Ok(None);
+        }
+        let first = members[0].1;
+        members.sort_unstable();
+        let rank =
+            members.iter().position(|member| member.1 == this_rank).expect("this rank has its own color");
+        let store = self.prefix(&format!("split/{number}/{mine}/"), rank, members.len())?;
+        Ok(Some(Part { store, first }))
+    }
+
+    pub(crate) fn raw(&self) -> *mut c_void {
+        self.raw
+    }
+
+    fn key(&self, key: &str) -> Result<CString> {
+        CString::new(key).map_err(|_| self.rendezvous.error(format!("key {key:?} contains a NUL byte")))
+    }
+
+    fn owned(raw: *mut c_void, rendezvous: Rendezvous) -> Result<Self> {
+        if raw.is_null() {
+            return Err(rendezvous.error(ffi::last_error()));
+        }
+        Ok(Self { raw, rendezvous })
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: the last use; c10d keeps what its own groups still need by reference count.
+        unsafe { ffi::anyroll_store_free(self.raw) };
+    }
+}
+
+pub(crate) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        net::TcpListener,
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use super::{Rendezvous, Store};
+
+    /// Another program on the port, which takes connections and says nothing.
+    #[test]
+    fn a_silent_listener_is_not_waited_for_without_end() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = other.local_addr().unwrap().port();
+        let start = Instant::now();
+        let place = Rendezvous::on_this_host(1, 2, port, Duration::from_millis(100));
+        let error = Store::connect(&place).unwrap_err().to_string();
+        assert!(error.contains("no other program's"), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    }
+
+    /// A process that meets the others more than once finds them each time.
+    #[test]
+    fn groups_do_not_read_each_others_keys() {
+        let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let place = |rank| Rendezvous::on_this_host(rank, 2, master_port, Duration::from_secs(20));
+        thread::scope(|scope| {
+            let ranks: Vec<_> = [0_u8, 1]
+                .map(|rank| {
+                    let place = place(usize::from(rank));
+                    scope.spawn(move || {
+                        let store = Store::connect(&place).unwrap();
+                        let groups = [(); 2].map(|()| store.next_part().unwrap());
+                        for (group, number) in groups.iter().zip(0..) {
+                            group.set(&format!("rank {rank}"), &[rank, number]).unwrap();
+                        }
+                        let found =
+                            groups.each_ref().map(|group| group.get(&format!("rank {}", 1 - rank)).unwrap());
+                        (found, groups)
+                    })
+                })
+                .into_iter()
+                .map(|rank| rank.join().unwrap())
+                .collect();
+            // The store is served until both have read.
+            let [found, others] = [0, 1].map(|rank| &ranks[rank].0);
+            assert_eq!((found, others), (&[[1, 0], [1, 1]].map(Vec::from), &[[0, 0], [0, 1]].map(Vec::from)));
+        });
+    }
+
+    /// torchrun's case: the agent's process serves the store, with keys of its own in it.
+    #[test]
+    fn ranks_meet_in_a_store_that_the_launcher_serves() {
+        let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let place = |rank, world_size, agent_store: Option<&str>| Rendezvous {
+            agent_store: agent_store.map(Into::into),
+            ..Rendezvous::on_this_host(rank, world_size, master_port, Duration::from_secs(20))
+        };
+        let agent = Store::connect(&place(0, 1, None)).unwrap();
+        agent.set("rank 0", b"the agent's").unwrap();
+        thread::scope(|scope| {
+            let ranks: Vec<_> = [0, 1]
+                .map(|rank| {
+                    let place = place(rank, 2, Some("anyroll/attempt_0/"));
+                    scope.spawn(move || {
+                        let store = Store::connect(&place).unwrap();
+                        store.set(&format!("rank {rank}"), &[rank as u8]).unwrap();
+                        store.get(&format!("rank {}", 1 - rank)).unwrap()
+                    })
+                })
+                .into_iter()
+                .map(|rank| rank.join().unwrap())
+                .collect();
+            assert_eq!(ranks, [[1], [0]]);
+        });
+        assert_eq!(agent.get("rank 0").unwrap(), b"the agent's");
+    }
+}

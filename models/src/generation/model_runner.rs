@@ -1,0 +1,260 @@
+//! Forward passes: turns the engine's sequences into tensors, and logits into tokens.
+
+use std::{ops::Range, sync::Arc};
+
+use anyroll_backends::ops::{self, Packing, padded_rows, upload};
+use tch::{Device, Kind, Tensor};
+
+use super::{
+    KvCache,
+    kv_cache::{SCRATCH_BLOCK, blocks_of},
+    recorder::{Recorder, STEPS_AHEAD},
+    sampling::Sampled,
+    sequence::{Group, Sequence},
+    top_logprobs::TopLogprobs,
+};
+use crate::{
+    Decoder, Result,
+    decoder::{Pieces, Prefill, Step},
+    model::{Model, Weights},
+};
+
+/// Maximum number of logits of a prefill: 256 MiB on the host.
+const MAX_LOGITS: usize = 1 << 26;
+
+/// A decoder with its weights and its cache.
+#[derive(Debug)]
+pub(super) struct ModelRunner {
+    decoder: Arc<Decoder>,
+    weights: Vec<Vec<Tensor>>,
+    cache: KvCache,
+    device: Device,
+    /// `None` if the device or the decoder does not support recording.
+    recorder: Option<Recorder>,
+}
+
+impl ModelRunner {
+    /// Prepares passes for up to `sequences` live sequences.
+    pub fn new(
+        decoder: Arc<Decoder>,
+        weights: Vec<Vec<Tensor>>,
+        cache: KvCache,
+        sequences: usize,
+    ) -> Result<ModelRunner> {
+        let like = &weights[0][0];
+        let recorder = Recorder::new(&decoder, like, &cache, sequences)?;
+        if let Err(reason) = &recorder {
+            tracing::debug!("steps are not recorded: {reason}");
+        }
+        let (device, recorder) = (like.device(), recorder.ok());
+        let weights = decoder.prepare(weights)?;
+        Ok(ModelRunner { decoder, weights, cache, device, recorder })
+    }
+
+    pub fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    /// Returns the maximum number of prompts per pass.
+    pub fn most_prompts(&self) -> usize {
+        (MAX_LOGITS / self.decoder.config().vocab_size as usize).max(1)
+    }
+
+    /// Runs the tokens of each group from the start, with the training forward. Returns a token for each
+    /// sequence.
+    pub fn prompts(&mut self, groups: &[Group]) -> Result<Vec<Sampled>> {
+        if groups.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (mut tokens, mut lengths, mut last_rows) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rows, mut places) = (Vec::new(), Vec::new());
+        for group in groups {
+            group.destinations(0..group.len(), tokens.len(), &mut rows, &mut places);
+            tokens.extend(group.first().tokens());
+            lengths.push(group.len() as i64);
+            last_rows.push(tokens.len() as i64 - 1);
+        }
+        let padded = padded_rows(tokens.len());
+        if tokens.len() < padded {
+            lengths.push((padded - tokens.len()) as i64); // padding
+            tokens.resize(padded, 0);
+        }
+        pad(&mut last_rows);
+        let inputs = Prefill {
+            tokens: self.upload(&tokens)?,
+            packing: Packing::new(&lengths, self.device)?,
+            last_rows: self.upload(&last_rows)?,
+            rows: self.upload(&rows)?,
+            places: self.upload(&places)?,
+        };
+        let logits = self.run(|decoder, weights, cache| decoder.prefill(weights, &inputs, cache))?;
+        let of_rows = groups.iter().enumerate();
+        self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
+    }
+
+    /// Runs the tokens of groups at the given positions; earlier tokens are cached. Returns a token for each
+    /// sequence of the groups whose last token is among them.
+    pub fn pieces(&mut self, pieces: &[(&Group, Range<usize>)]) -> Result<Vec<Sampled>> {
+        if pieces.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (mut tokens, mut positions, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rows, mut places) = (Vec::new(), Vec::new());
+        let (mut last_rows, mut ending) = (Vec::new(), Vec::new());
+        for (group, of_group) in pieces {
+            group.destinations(of_group.clone(), tokens.len(), &mut rows, &mut places);
+            tokens.extend(group.first().tokens().skip(of_group.start).take(of_group.len()));
+            positions.extend(of_group.clone().map(|position| position as i64));
+            let context: Vec<i64> = (0..of_group.end).map(|position| group.first().place(position)).collect();
+            contexts.push((of_group.len() as i64, self.upload(&context)?));
+            if of_group.end == group.len() {
+                last_rows.push(tokens.len() as i64 - 1);
+                ending.push(*group);
+            }
+        }
+        let padded = padded_rows(tokens.len());
+        if tokens.len() < padded {
+            // A padding sequence in the scratch block.
+            let scratch: Vec<i64> = (0..(padded - tokens.len()) as i64).collect();
+            rows.extend(scratch.iter().map(|row| tokens.len() as i64 + row));
+            places.extend(&scratch);
+            positions.extend(&scratch);
+            contexts.push((scratch.len() as i64, self.upload(&scratch)?));
+            tokens.resize(padded, 0);
+        }
+        let inputs = Pieces {
+            tokens: self.upload(&tokens)?,
+            positions: self.upload(&positions)?,
+            rows: self.upload(&rows)?,
+            places: self.upload(&places)?,
+            contexts,
+        };
+        let hidden = self.run(|decoder, weights, cache| decoder.extend(weights, &inputs, cache))?;
+        if ending.is_empty() {
+            return Ok(Vec::new());
+        }
+        pad(&mut last_rows);
+        let last = hidden.f_index_select(0, &self.upload(&last_rows)?)?;
+        let logits = self.run(|decoder, weights, _| decoder.logits(weights, &last))?;
+        let of_rows = ending.into_iter().enumerate();
+        self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
+    }
+
+    /// Returns the maximum number of tokens per sequence that [`Self::steps`] runs.
+    pub fn steps_ahead(&self) -> usize {
+        if self.recorder.is_some() { STEPS_AHEAD } else { 1 }
+    }
+
+    /// Runs the last token of each sequence, and then further steps. Returns the tokens of each step.
+    pub fn steps(&mut self, live: &[Sequence]) -> Result<Vec<Vec<Sampled>>> {
+        let ModelRunner { decoder, weights, cache, recorder: Some(recorder), .. } = self else {
+            return Ok(vec![self.step(live)?]);
+        };
+        with_weights(decoder, weights, |weights| recorder.steps(decoder, weights, cache, live))
+    }
+
+    fn step(&mut self, live: &[Sequence]) -> Result<Vec<Sampled>> {
+        // The last sequence is repeated as padding: it writes the same key and value to its slot several
+        // times.
+        let of_live = |value: &dyn Fn(&Sequence) -> i64| {
+            let mut values: Vec<i64> = live.iter().map(value).collect();
+            pad(&mut values);
+            self.upload(&values)
+        };
+        let table_len = live.iter().map(|sequence| blocks_of(sequence.len())).max().unwrap_or(0);
+        let mut tables = vec![i64::from(SCRATCH_BLOCK); padded_rows(live.len()) * table_len];
+        let last = live.last().into_iter().cycle();
+        for (table, sequence) in tables.chunks_exact_mut(table_len).zip(live.iter().chain(last)) {
+            let blocks = &sequence.blocks[..table_len.min(sequence.blocks.len())];
+            table.iter_mut().zip(blocks).for_each(|(entry, &block)| *entry = i64::from(block));
+        }
+        let inputs = Step {
+            tokens: of_live(&Sequence::last_token)?,
+            positions: of_live(&|sequence| sequence.len() as i64 - 1)?,
+            lengths: of_live(&|sequence| sequence.len() as i64)?,
+            places: of_live(&|sequence| sequence.place(sequence.len() - 1))?,
+            tables: self.upload(&tables)?.f_view([-1, table_len as i64])?,
+        };
+        let logits = self.run(|decoder, weights, cache| decoder.decode(weights, &inputs, cache))?;
+        self.choose(&logits, live.iter().enumerate())
+    }
+
+    fn run(
+        &mut self,
+        pass: impl FnOnce(&Decoder, &[Weights], &mut KvCache) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let ModelRunner { decoder, weights, cache, .. } = self;
+        with_weights(decoder, weights, |weights| pass(decoder, weights, cache))
+    }
+
+    /// Chooses a token for each sequence from its row of `logits` `[rows, V]`.
+    fn choose<'a>(
+        &mut self,
+        logits: &Tensor,
+        sequences: impl Iterator<Item = (usize, &'a Sequence)>,
+    ) -> Result<Vec<Sampled>> {
+        let (rows, sequences): (Vec<usize>, Vec<&Sequence>) = sequences.unzip();
+        match &mut self.recorder {
+            Some(recorder) => {
+                let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+                let rows = upload(&rows, self.device)?;
+                recorder.choose(&logits.f_index_select(0, &rows)?, &sequences)
+            }
+            None => choose_on_host(logits, &rows, &sequences),
+        }
+    }
+
+    fn upload(&self, values: &[i64]) -> Result<Tensor> {
+        Ok(upload(values, self.device)?)
+    }
+}
+
+/// Repeats the last value up to the number of rows of a product.
+fn pad(values: &mut Vec<i64>) {
+    if let Some(&last) = values.last() {
+        values.resize(padded_rows(values.len()), last);
+    }
+}
+
+/// Calls `body` with the weights of each block.
+fn with_weights<R>(decoder: &Decoder, weights: &[Vec<Tensor>], body: impl FnOnce(&[Weights]) -> R) -> R {
+    let units: Vec<Vec<&[Tensor]>> = (0..decoder.blocks())
+        .map(|block| decoder.units_of(block).iter().map(|&unit| &*weights[unit]).collect())
+        .collect();
+    body(&units.iter().map(|units| Weights::new(units).prepared()).collect::<Vec<Weights>>())
+}
+
+/// Chooses tokens on the host. Log-probs are computed by the training loss's operation, on the same logits.
+pub(super) fn choose_on_host(
+    logits: &Tensor,
+    rows: &[usize],
+    sequences: &[&Sequence],
+) -> Result<Vec<Sampled>> {
+    let (vocab_size, device) = (logits.size()[1] as usize, logits.device());
+    let on_host = logits.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?;
+    let mut values = vec![0.0; on_host.numel()];
+    on_host.f_copy_data(&mut values, on_host.numel())?;
+    let row = |row: usize| &values[row * vocab_size..][..vocab_size];
+    let chosen: Vec<(usize, i64, f64)> = sequences
+        .iter()
+        .zip(rows)
+        .map(|(sequence, &index)| (index, sequence.choose(row(index)), sequence.params.softmax_temperature()))
+        .collect();
+    let mut sampled = Vec::with_capacity(chosen.len());
+    for chunk in chosen.chunk_by(|(_, _, temperature), (_, _, other)| temperature == other) {
+        let rows: Vec<i64> = chunk.iter().map(|(row, ..)| *row as i64).collect();
+        let tokens: Vec<i64> = chunk.iter().map(|(_, token, _)| *token).collect();
+        let of_rows = logits.f_index_select(0, &upload(&rows, device)?)?;
+        let scores = ops::logprobs(&of_rows, &upload(&tokens, device)?, chunk[0].2)?;
+        let logprobs: Vec<f32> = scores.logprobs.f_to_device(Device::Cpu)?.try_into()?;
+        sampled.extend(tokens.iter().zip(logprobs).map(|(&token, logprob)| Sampled::new(token, logprob)));
+    }
+    if sequences.iter().any(|sequence| sequence.params.top_logprobs > 0) {
+        let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
+        let of_rows = logits.f_index_select(0, &upload(&rows, device)?)?;
+        if let Some(top_logprobs) = TopLogprobs::of(&of_rows, sequences)? {
+            top_logprobs.write_to(sequences, &mut sampled)?;
+        }
+    }
+    Ok(sampled)
+}

@@ -1,0 +1,23 @@
+//! Sums and means of tokens' values over their sequences.
+
+use tch::Tensor;
+
+use super::Result;
+
+/// For each token the sum over its sequence of `values` `[M]`, without a gradient.
+pub fn sequence_sums(values: &Tensor, lengths: &[i64]) -> Result<Tensor> {
+    let tokens: i64 = lengths.iter().sum();
+    let lengths = Tensor::f_from_slice(lengths)?.f_to_device(values.device())?;
+    // A segmented reduction and not a scattered addition, whose order, and so whose bits, devices may change. The
+    // lengths go unchecked, since that would wait for the device.
+    let unchecked = true;
+    let (indices, offsets) = (None::<&Tensor>, None::<&Tensor>);
+    let values = values.f_detach()?;
+    let sums = Tensor::f_segment_reduce(&values, "sum", Some(&lengths), indices, offsets, 0, unchecked, 0.0)?;
+    sums.f_repeat_interleave_self_tensor(&lengths, 0, tokens)
+}
+
+/// As [`sequence_sums`], over the sequence's length.
+pub fn sequence_means(values: &Tensor, lengths: &[i64]) -> Result<Tensor> {
+    sequence_sums(values, lengths)?.f_div(&sequence_sums(&values.f_ones_like()?, lengths)?)
+}

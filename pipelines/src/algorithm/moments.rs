@@ -1,0 +1,46 @@
+//! Mean and spread of values, joined over parts.
+
+use serde::{Deserialize, Serialize};
+
+/// What is to be known of values to normalize them, whoever holds them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Moments {
+    /// The number of values.
+    pub count: f64,
+    /// Their mean.
+    pub mean: f64,
+    /// The sum of the squares of their differences from the mean.
+    pub squares: f64,
+}
+
+impl Moments {
+    /// Those of `values`.
+    pub fn of(values: &[f64]) -> Self {
+        let count = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / count.max(1.0);
+        let squares = values.iter().map(|value| (value - mean).powi(2)).sum();
+        Self { count, mean, squares }
+    }
+
+    /// Those of these values and the `other` ones together (Chan et al., 1979).
+    pub fn joined(&self, other: &Self) -> Self {
+        let count = self.count + other.count;
+        let apart = other.mean - self.mean;
+        let share = other.count / count.max(1.0);
+        let squares = self.squares + other.squares + apart * apart * self.count * share;
+        Self { count, mean: self.mean + apart * share, squares }
+    }
+
+    /// The unbiased standard deviation; 0 of a single value.
+    pub fn std(&self) -> f64 {
+        (self.squares / (self.count - 1.0).max(1.0)).sqrt()
+    }
+
+    /// Shifts and scales values to the mean 0 and the variance 1, the unbiased one, as verl and ROLL do. A single
+    /// value becomes 0.
+    pub fn whiten(&self, values: &mut [f64]) {
+        const EPS: f64 = 1e-8;
+        let scale = 1.0 / (self.std().powi(2) + EPS).sqrt();
+        values.iter_mut().for_each(|value| *value = (*value - self.mean) * scale);
+    }
+}

@@ -1,0 +1,210 @@
+//! A model loaded from a folder on one device, for inference.
+
+mod device;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
+use anyroll_models::{
+    Decoder, Engine, Model, PackedBatch, Sequence,
+    hf::{AdapterFolder, Merged},
+    init::WeightSource,
+};
+use anyroll_strategy::{Zero, checkpoint};
+pub use device::DeviceChoice;
+use serde_json::Value;
+
+use crate::{
+    Error, Result,
+    base_model::BaseModel,
+    config::{
+        FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
+        StrategyConfig, ZeroStage,
+    },
+    data::Tokenizer,
+    export::{Trained, open_checkpoint},
+    inference::Room,
+    launch::free_port,
+    prepare::Loaded,
+    run_dir::RunDir,
+    train::{Place, hold},
+};
+
+/// Options of loading a model.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Device and dtype.
+    pub device: DeviceChoice,
+    /// Uses the model's chat template, with a prompt as the user's message. Otherwise a run's model is
+    /// prompted as in the run.
+    pub chat: bool,
+    /// System message before it.
+    pub system_prompt: Option<String>,
+}
+
+/// A model for inference on one device.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// Tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    zero: Zero<Decoder>,
+    compute: Stream,
+    torch: tch::Device,
+    /// Step of the run that the weights are from; 0 for a published model.
+    version: u64,
+}
+
+impl LoadedModel {
+    /// Loads the folder `path`: a run (its last checkpoint), one of its checkpoints, a published model, or a
+    /// PEFT adapter, merged into the model that it names.
+    ///
+    /// # Errors
+    /// [`Error::Model`] and similar errors, which name the file or field that cannot be used.
+    pub fn open(path: &Path, options: &Options) -> Result<Self> {
+        let (base, saved) = base_model(path, options)?;
+        let place = place(options)?;
+        let torch = place.torch_device()?;
+        let strategy = strategy(options.device.precision(&*place.device));
+        // Adapters are merged into the weights.
+        let model = Arc::new(Decoder::new(base.config.clone(), torch)?);
+        let hold = |weights: &dyn WeightSource| hold(model.clone(), &strategy, &place, None, weights);
+        let trained = match &saved {
+            Some(path) => {
+                // Units are laid out without a device.
+                let units = base.decoder(tch::Device::Cpu)?;
+                Some(Trained { checkpoint: open_checkpoint(path, units.units())?, base: &*base.weights })
+            }
+            None => None,
+        };
+        let weights = trained.as_ref().map_or(&*base.weights, |trained| trained as &dyn WeightSource);
+        let zero = match &base.lora {
+            Some(lora) => hold(&Merged { base: &*base.weights, adapter: weights, lora })?,
+            None => hold(weights)?,
+        };
+        let version = match &saved {
+            Some(path) => checkpoint::extra(path)?.get("steps").and_then(Value::as_u64).unwrap_or(0),
+            None => 0,
+        };
+        let compute = Stream::torch(&place.device)?;
+        Ok(Self { tokenizer: base.tokenizer, zero, compute, torch, version })
+    }
+
+    /// Maximum length of a sequence.
+    pub fn max_length(&self) -> usize {
+        self.zero.model().config().max_position_embeddings as usize
+    }
+
+    /// Explanation for errors about [`Self::max_length`].
+    pub fn why_no_longer(&self) -> &'static str {
+        self.zero.model().config().why_no_longer()
+    }
+
+    /// Checks that the model has all of these tokens; the error names one that it lacks.
+    pub fn check_tokens(&self, tokens: &[i64]) -> Result<()> {
+        Ok(self.zero.model().check_tokens(tokens.iter().copied())?)
+    }
+
+    /// An engine with these weights.
+    pub fn engine(&mut self, room: Room) -> Result<Engine> {
+        let weights = self.zero.weights()?;
+        room.engine(self.zero.model(), &weights, self.version, &self.compute)
+    }
+
+    /// Log-probs of all tokens after the prompts, under softmax(logits / temperature), computed by training's
+    /// forward pass; one list per sequence.
+    pub fn logprobs(&mut self, sequences: &[Sequence], temperature: f64) -> Result<Vec<Vec<f32>>> {
+        let batch = PackedBatch::new(sequences, temperature, self.torch)?;
+        let logprobs = self.zero.score(&batch)?.logprobs.f_to_device(tch::Device::Cpu)?;
+        let logprobs: Vec<f32> = logprobs.try_into()?;
+        let mut rest = logprobs.as_slice();
+        let lengths = sequences.iter().map(|sequence| sequence.tokens.len() - sequence.prompt_len);
+        let parts = lengths.map(|length| {
+            let (part, after) = rest.split_at(length);
+            rest = after;
+            part.to_vec()
+        });
+        Ok(parts.collect())
+    }
+}
+
+/// Fails if log-probs are NaN.
+pub fn check_numbers(logprobs: &[f32]) -> Result<()> {
+    if logprobs.iter().any(|logprob| logprob.is_nan()) { Err(Error::NoNumbers) } else { Ok(()) }
+}
+
+/// Base model of the folder, and the checkpoint to load over it.
+fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathBuf>)> {
+    let Options { chat, system_prompt, .. } = options.clone();
+    if path.join("config.json").is_file() {
+        let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
+        return Ok((BaseModel::of_folder(&config, 0)?, None));
+    }
+    if AdapterFolder::is_at(path) {
+        return Ok((BaseModel::of_adapter(path, chat, system_prompt)?, None));
+    }
+    let (run, named) = RunDir::and_checkpoint(path);
+    let dir = RunDir::open(&run).map_err(|_| Error::NoModel { path: path.to_owned() })?;
+    let saved = match named {
+        Some(checkpoint) => Some(checkpoint),
+        None => checkpoint::list(&dir.checkpoints())?.pop(),
+    };
+    let saved = saved
+        .ok_or_else(|| Error::Resume { run: run.clone(), problem: "it has no checkpoint yet".to_owned() })?;
+    let loaded = Loaded::read(&dir.resolved(), &[])?;
+    if loaded.config.trains_a_reward_model() {
+        let trained = "a reward model, which generates no text: `anyroll export` writes the folder that the reward `model` reads";
+        return Err(Error::NoText { run, trained });
+    }
+    let Some(dataset) = &loaded.dataset else {
+        return Err(Error::NoText { run, trained: "an image model, which generates no text" });
+    };
+    let model = prompted(loaded.config.model, options)?;
+    let base = BaseModel::open(&model, dataset, loaded.config.seed)?;
+    Ok((base, Some(saved)))
+}
+
+/// A run's model, prompted as in the run, or with its chat template on request.
+fn prompted(mut model: ModelConfig, options: &Options) -> Result<ModelConfig> {
+    match &mut model {
+        _ if !options.chat => {}
+        ModelConfig::Folder(folder) => {
+            folder.chat = true;
+            folder.system_prompt = options.system_prompt.clone().or(folder.system_prompt.take());
+        }
+        _ => {
+            let problem =
+                "cannot be used, since the run's character model has no chat template: leave it out";
+            return Err(anyroll_models::Error::Input { what: "--chat", problem: problem.to_owned() }.into());
+        }
+    }
+    Ok(model)
+}
+
+/// A single device as a place.
+fn place(options: &Options) -> Result<Place> {
+    const TIMEOUT: Duration = Duration::from_secs(60);
+    let device = options.device.open()?;
+    let rendezvous = Rendezvous::on_this_host(0, 1, free_port().map_err(Error::Port)?, TIMEOUT);
+    let comm = connect(&*device, &rendezvous)?;
+    let group = CollectiveGroup::new("inference", comm, &device, TIMEOUT)?;
+    Ok(Place { device, group })
+}
+
+/// Strategy of a whole model on one device.
+fn strategy(precision: Precision) -> StrategyConfig {
+    StrategyConfig {
+        zero_stage: ZeroStage::Stage(0),
+        precision,
+        recompute: Recompute::None,
+        offload: OffloadConfig { optimizer: OptimizerOffload::None, params: Offload::None },
+        deterministic: true,
+        keep_logits: None,
+        reduction: Reduction::Ordered,
+        micro_batch_size: 1,
+        collective_timeout_s: 60.0,
+    }
+}

@@ -1,0 +1,65 @@
+//! What must hold of a pair of transformers, each of which paints at some of the sigmas.
+
+use anyroll_models::diffusion::{EXPERTS, Lora};
+
+use super::check::Check;
+use crate::config::*;
+
+impl Check<'_> {
+    /// Refuses a second guidance without a second transformer.
+    pub(super) fn second_guidance(
+        &self,
+        sampler: &SamplerConfig,
+        boundary: Option<f64>,
+    ) -> Result<(), Problem> {
+        self.ensure(
+            sampler.guidance_2.is_none() || boundary.is_some(),
+            "pipeline.diffusion.sampler.guidance_2",
+            "the model has no second transformer",
+            "leave it out; `guidance` holds at all sigmas",
+        )
+    }
+
+    /// Refuses to train one of a pair whose `boundary` lets no denoising step with a gradient meet it: its adapters would stay
+    /// as they are, and whole weights would decay. `shift` is the sampler's.
+    pub(super) fn meets_what_it_trains(
+        &self,
+        lora: Option<&Lora>,
+        diffusion: &DiffusionConfig,
+        boundary: f64,
+        shift: f64,
+    ) -> Result<(), Problem> {
+        let sampler = &diffusion.sampler;
+        let first = match &diffusion.method {
+            MethodConfig::Refl(refl) => refl.mid_step,
+            MethodConfig::DraftK(draft) => sampler.steps.saturating_sub(draft.k),
+            MethodConfig::FlowGrpo(_) | MethodConfig::DanceGrpo(_) | MethodConfig::DiffusionNft(_) => 0,
+        };
+        // Numbers that make no sigmas are refused elsewhere.
+        let sigmas = sampler.sigmas(shift).unwrap_or_default();
+        let trained = sigmas.get(first..sampler.steps).unwrap_or_default();
+        let is_met = |second: bool| trained.iter().any(|&sigma| is_of_second(sigma, boundary) == second);
+        for (prefix, second) in EXPERTS.into_iter().zip([false, true]) {
+            let has_adapters = lora.map(|lora| lora.modules.iter().any(|module| module.starts_with(prefix)));
+            let name = prefix.trim_end_matches('.');
+            let side = if second { "below" } else { "at or above" };
+            let problem =
+                format!("no step with a gradient is {side} the boundary {boundary}, where `{name}` paints");
+            match has_adapters {
+                _ if trained.is_empty() || is_met(second) => {}
+                Some(false) => {}
+                Some(true) => {
+                    let other = EXPERTS[usize::from(!second)].trim_end_matches('.');
+                    let help = format!("name the other's layers alone, such as '{other}[.].*[.]to_q'");
+                    return Err(self.problem("model.lora.targets", problem, help));
+                }
+                None => {
+                    let decays = diffusion.optimizer.adamw.weight_decay > 0.0;
+                    let field = "pipeline.diffusion.optimizer.adamw.weight_decay";
+                    self.ensure(!decays, field, problem, "write 0: nothing else would change its weights")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,476 @@
+//! What a config comes to on a machine: its ranks, their devices and threads, and how batches are shared.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use anyroll_models::hf::DiffusersFolder;
+
+use super::check::Check;
+use crate::config::*;
+use crate::data::files;
+use crate::error_chain::one_line;
+use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
+
+/// Ranks of one host on the cpu: beyond, somebody has mistyped.
+const MOST_HOST_RANKS: usize = 1024;
+
+/// Resolves `config`, read from `tree` and checked.
+pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result<Run, Problem> {
+    let check = Check { tree };
+    let resolver = Resolver { check: &check, config, machine };
+    let policy = resolver.role("roles.policy", &config.roles.policy)?;
+    let reference = match config.pipeline.has_reference() {
+        true => Some(resolver.role("roles.reference", &config.roles.reference)?),
+        false => None,
+    };
+    let local_ranks = policy.ordinals.len();
+    let has_critic = config.pipeline.has_critic();
+    let critic = has_critic.then(|| resolver.role("roles.critic", &config.roles.critic)).transpose()?;
+    for (path, role) in [("roles.reference", &reference), ("roles.critic", &critic)] {
+        if let Some(role) = role {
+            resolver.beside_policy(&policy, path, role)?;
+        }
+    }
+    let rollout = config.roles.rollout.as_ref();
+    let rollout = rollout.map(|rollout| resolver.rollout(&policy, rollout)).transpose()?;
+    let world_size = resolver.world_size(local_ranks)?;
+    let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
+    if matches!(&config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.rollout.strict) {
+        resolver.strict("pipeline.rlvr.rollout.strict", &policy.backend)?;
+        if let Some(rollout) = &rollout {
+            resolver.strict("roles.rollout.backend", &rollout.backend)?;
+            resolver.strict_together(&policy.backend, &rollout.backend)?;
+        }
+    }
+    let batches =
+        resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
+    let reward_models = resolver.reward_models(&policy)?;
+    let memory_bytes = resolver.memory(local_ranks);
+    let config = resolver.filled(threads)?;
+    Ok(Run {
+        config,
+        world_size,
+        threads,
+        policy,
+        reference,
+        critic,
+        reward_models,
+        rollout,
+        batches,
+        memory_bytes,
+        stage_reason: None,
+        steps_reason: None,
+    })
+}
+
+/// A path that holds from any folder: a run that resumes may be started from another one.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// Where the adapters lie that a run goes on from, if there are any.
+fn absolute_adapter(lora: &mut Option<LoraConfig>) {
+    if let Some(path) = lora.as_mut().and_then(|lora| lora.path.as_mut()) {
+        *path = absolute(path);
+    }
+}
+
+/// What the ranks share of a step.
+struct Step {
+    /// The field that says how many prompts there are.
+    field: &'static str,
+    warmup_batch_size: Option<usize>,
+    prompts: usize,
+    group_size: usize,
+    mini_batches: usize,
+}
+
+impl Step {
+    fn of(pipeline: &PipelineConfig) -> Self {
+        match pipeline {
+            PipelineConfig::Rlvr(rlvr) => Self {
+                field: "prompts_per_step",
+                warmup_batch_size: rlvr.warmup.as_ref().map(|warmup| warmup.batch_size),
+                prompts: rlvr.prompts_per_step,
+                group_size: rlvr.group_size,
+                mini_batches: rlvr.mini_batches,
+            },
+            PipelineConfig::Offline(offline) => Self {
+                field: "batch_size",
+                warmup_batch_size: offline.warmup.as_ref().map(|warmup| warmup.batch_size),
+                prompts: offline.batch_size,
+                group_size: offline.objective.answers(),
+                mini_batches: 1,
+            },
+            PipelineConfig::Diffusion(diffusion) => Self {
+                field: "prompts_per_step",
+                warmup_batch_size: diffusion.warmup.as_ref().map(|warmup| warmup.batch_size),
+                prompts: diffusion.prompts_per_step,
+                group_size: diffusion.group_size,
+                mini_batches: diffusion.mini_batches,
+            },
+        }
+    }
+}
+
+pub(super) struct Resolver<'a> {
+    check: &'a Check<'a>,
+    pub(super) config: &'a Config,
+    machine: &'a Machine,
+}
+
+impl Resolver<'_> {
+    fn role(&self, path: &str, role: &RoleConfig) -> Result<Role, Problem> {
+        let (facts, ordinals) = self.place(path, role.backend.as_ref(), role.devices.as_ref())?;
+        let (top, own) = (&self.config.strategy, &role.strategy);
+        let strategy = StrategyConfig {
+            zero_stage: own.zero_stage.unwrap_or(top.zero_stage),
+            precision: own.precision.unwrap_or(top.precision),
+            recompute: own.recompute.unwrap_or(top.recompute),
+            deterministic: top.deterministic,
+            keep_logits: top.keep_logits,
+            offload: OffloadConfig {
+                optimizer: own.offload.optimizer.unwrap_or(top.offload.optimizer),
+                params: own.offload.params.unwrap_or(top.offload.params),
+            },
+            micro_batch_size: own.micro_batch_size.unwrap_or(top.micro_batch_size),
+            reduction: top.reduction,
+            collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),
+        };
+        Ok(Role { backend: facts.name.clone(), ordinals, strategy })
+    }
+
+    /// The backend and the devices that a role has by its own fields, or by the top level's.
+    fn place(
+        &self,
+        path: &str,
+        backend: Option<&String>,
+        devices: Option<&Devices>,
+    ) -> Result<(&BackendFacts, Vec<usize>), Problem> {
+        let (backend_field, backend) = match backend {
+            Some(backend) => (format!("{path}.backend"), backend),
+            None => ("backend".to_owned(), &self.config.backend),
+        };
+        let (devices_field, devices) = match devices {
+            Some(devices) => (format!("{path}.devices"), devices),
+            None => ("devices".to_owned(), &self.config.devices),
+        };
+        let facts = self.backend(&backend_field, backend)?;
+        Ok((facts, self.ordinals(&devices_field, devices, facts)?))
+    }
+
+    /// Every rank has its part of every role, on the policy's devices or on as many others.
+    pub(super) fn beside_policy(&self, policy: &Role, path: &str, role: &Role) -> Result<(), Problem> {
+        let field = |name: &str| format!("{path}.{name}");
+        let (own, ranks) = (role.ordinals.len(), policy.ordinals.len());
+        self.check.ensure(
+            own == ranks,
+            &field("devices"),
+            format!("they are {own}, and there are {ranks} ranks here, each with a part of every role"),
+            format!("write {ranks} of them, or leave it out for the policy's"),
+        )?;
+        if role.is_with(policy) {
+            return Ok(());
+        }
+        self.check.ensure(
+            !matches!(self.config.pipeline, PipelineConfig::Diffusion(_)),
+            path,
+            "models of images are held together, on the policy's devices",
+            "leave its `backend`, `devices` and `collective_timeout_s` out",
+        )
+    }
+
+    /// Devices that sample, and that the policy has not.
+    fn rollout(&self, policy: &Role, config: &RolloutRoleConfig) -> Result<RolloutRole, Problem> {
+        let path = "roles.rollout";
+        self.check.ensure(
+            matches!(self.config.pipeline, PipelineConfig::Rlvr(_)),
+            path,
+            "only `rlvr` samples on devices of its own",
+            "leave it out",
+        )?;
+        let (facts, ordinals) = self.place(path, config.backend.as_ref(), config.devices.as_ref())?;
+        let ranks = policy.ordinals.len();
+        self.check.ensure(
+            ordinals.len().is_multiple_of(ranks),
+            &format!("{path}.devices"),
+            format!("{} devices cannot be shared evenly by {ranks} ranks", ordinals.len()),
+            format!("write a multiple of {ranks}"),
+        )?;
+        let is_policys = |ordinal: &&usize| facts.devices.is_some() && policy.ordinals.contains(ordinal);
+        let shared = ordinals.iter().find(is_policys).filter(|_| facts.name == policy.backend);
+        if let Some(shared) = shared {
+            let help = "write devices that the policy has not, or leave `roles.rollout` out: sampling and training then take turns";
+            let message = format!("device {shared} is the policy's");
+            return Err(self.check.problem(&format!("{path}.devices"), message, help));
+        }
+        let of_ranks = ordinals.chunks(ordinals.len() / ranks).map(<[usize]>::to_vec).collect();
+        Ok(RolloutRole { backend: facts.name.clone(), ordinals: of_ranks })
+    }
+
+    pub(super) fn backend(&self, field: &str, name: &str) -> Result<&BackendFacts, Problem> {
+        let backends = &self.machine.backends;
+        if name == "auto" {
+            let usable = |facts: &&BackendFacts| facts.runs_models && facts.unavailable.is_none();
+            return backends.iter().find(usable).ok_or_else(|| {
+                self.check.problem(field, "no backend is usable here", "see `anyroll doctor` for the reasons")
+            });
+        }
+        let facts = backends.iter().find(|facts| facts.name == name).ok_or_else(|| {
+            let names: Vec<&str> = backends.iter().map(|facts| facts.name.as_str()).chain(["auto"]).collect();
+            let help = match name {
+                // A letter from `cpu`, which is the last that is meant.
+                "gpu" => format!("choose from {}", list(&names)),
+                _ => suggestion(name, &names),
+            };
+            self.check.problem(field, format!("there is no backend `{name}`"), help)
+        })?;
+        let models: Vec<&str> =
+            backends.iter().filter(|facts| facts.runs_models).map(|facts| facts.name.as_str()).collect();
+        self.check.ensure(
+            facts.runs_models,
+            field,
+            format!("`{name}` has memory and collectives, but not the math of a model"),
+            format!("train on one of {}", models.join(", ")),
+        )?;
+        if let Some(reason) = &facts.unavailable {
+            let message = format!("`{name}` cannot be used on this machine: {reason}");
+            return Err(self.check.problem(
+                field,
+                message,
+                "see `anyroll doctor`; `auto` takes what is usable",
+            ));
+        }
+        Ok(facts)
+    }
+
+    /// Sampling is training's to the bit only where a token is computed by itself; devices do so in fp32 and bf16.
+    fn strict(&self, field: &str, backend: &str) -> Result<(), Problem> {
+        let able = self.machine.backends.iter().filter(|facts| facts.adds_by_rows);
+        let Some(facts) = able.clone().find(|facts| facts.name == backend) else {
+            let names: Vec<&str> = able.map(|facts| facts.name.as_str()).collect();
+            return Err(self.check.problem(
+                field,
+                format!("`{backend}` has no products of matrices that add in one order for every number of rows"),
+                format!(
+                    "leave it out, or train on one of {}; `rollout/logprob_diff_max` says how far sampling and training are apart",
+                    names.join(", ")
+                ),
+            ));
+        };
+        self.check.ensure(
+            facts.devices.is_none() || !matches!(self.config.strategy.precision, Precision::Fp16(_)),
+            "strategy.precision",
+            format!("with `rollout.strict` `{backend}` computes in fp32 or bf16"),
+            "write one of the two, or leave `strict` out",
+        )
+    }
+
+    /// Two backends add in orders of their own.
+    fn strict_together(&self, policy: &str, rollout: &str) -> Result<(), Problem> {
+        self.check.ensure(
+            policy == rollout,
+            "roles.rollout.backend",
+            format!("`rollout.strict` wants the bits of the policy's, which is on `{policy}`"),
+            "leave it out, or leave `strict` out",
+        )
+    }
+
+    fn memory(&self, local_ranks: usize) -> BTreeMap<String, usize> {
+        let of = |facts: &BackendFacts| {
+            let shares = if facts.devices.is_none() { local_ranks } else { 1 };
+            Some((facts.name.clone(), facts.memory_bytes? / shares))
+        };
+        self.machine.backends.iter().filter_map(of).collect()
+    }
+
+    pub(super) fn ordinals(
+        &self,
+        field: &str,
+        devices: &Devices,
+        facts: &BackendFacts,
+    ) -> Result<Vec<usize>, Problem> {
+        let Some(available) = facts.devices else { return self.host_ranks(field, devices, facts) };
+        let ordinals: Vec<usize> = match devices {
+            // One too many is refused below; a count beyond all reason is not listed first.
+            Devices::Count(count) => (0..(*count).min(available + 1)).collect(),
+            Devices::All => (0..available).collect(),
+            Devices::List(list) => list.clone(),
+        };
+        self.check.ensure(!ordinals.is_empty(), field, "no device is left", "write at least one")?;
+        for (index, ordinal) in ordinals.iter().enumerate() {
+            self.check.ensure(
+                *ordinal < available,
+                field,
+                format!("device {ordinal} is asked for, and `{}` has {available} here", facts.name),
+                format!("ordinals are 0 to {}", available.saturating_sub(1)),
+            )?;
+            let first = ordinals.iter().position(|other| other == ordinal);
+            let message = format!("device {ordinal} is given twice");
+            self.check.ensure(first == Some(index), field, message, "give each rank a device of its own")?;
+        }
+        Ok(ordinals)
+    }
+
+    /// The host is one device, 0, for as many ranks as are asked for.
+    fn host_ranks(
+        &self,
+        field: &str,
+        devices: &Devices,
+        facts: &BackendFacts,
+    ) -> Result<Vec<usize>, Problem> {
+        match devices {
+            Devices::Count(count @ 1..=MOST_HOST_RANKS) => Ok(vec![0; *count]),
+            Devices::Count(count) => Err(self.check.problem(
+                field,
+                format!("there cannot be {count} ranks on a host"),
+                format!("write a number of ranks, 1 to {MOST_HOST_RANKS}"),
+            )),
+            Devices::All | Devices::List(_) => Err(self.check.problem(
+                field,
+                format!("`{}` has no devices to choose from", facts.name),
+                "write a number of ranks, such as 2",
+            )),
+        }
+    }
+
+    /// A launcher's word counts for the number of hosts; the config's for the ranks of each.
+    fn world_size(&self, local_ranks: usize) -> Result<usize, Problem> {
+        let Some(rank) = &self.machine.rank else { return Ok(local_ranks) };
+        self.check.ensure(
+            rank.local_rank < local_ranks && rank.world_size.is_multiple_of(local_ranks),
+            "devices",
+            format!(
+                "each host has {local_ranks} ranks by this, and the launcher started local rank {} of a world of {}",
+                rank.local_rank, rank.world_size
+            ),
+            "start as many ranks on every host as it has `devices`",
+        )?;
+        Ok(rank.world_size)
+    }
+
+    fn batches(&self, step: &Step, world_size: usize, micro_batch_size: usize) -> Result<Batches, Problem> {
+        let shared = |field: &str, value: usize, parts: usize, what: &str, by: &str| {
+            self.check.ensure(
+                value.is_multiple_of(parts),
+                field,
+                format!("{value} {what} cannot be shared evenly by {parts} {by}"),
+                format!(
+                    "write a multiple of {parts}, such as {}, or other `devices`",
+                    value.next_multiple_of(parts)
+                ),
+            )
+        };
+        let field = |name: &str| format!("pipeline.{}.{name}", self.config.pipeline.name());
+        if let Some(batch_size) = step.warmup_batch_size {
+            shared(&field("warmup.batch_size"), batch_size, world_size, "records", "ranks")?;
+        }
+        let parts = world_size * step.mini_batches;
+        shared(&field(step.field), step.prompts, parts, "prompts", "ranks x mini-batches")?;
+        let prompts_per_rank = step.prompts / world_size;
+        let sequences = prompts_per_rank * step.group_size;
+        let sequences_per_update = sequences / step.mini_batches;
+        Ok(Batches {
+            prompts_per_rank,
+            sequences_per_step: sequences * world_size,
+            sequences_per_update,
+            micro_batches_per_update: sequences_per_update.div_ceil(micro_batch_size),
+        })
+    }
+
+    /// Absolute paths, and the shift of the model's own scheduler.
+    fn fill_diffusion(&self, diffusion: &mut DiffusionConfig) -> Result<(), Problem> {
+        let own = match &self.config.model {
+            ModelConfig::Diffusers(model) => DiffusersFolder::open(&model.path, model.variant.as_deref())
+                .map_err(|error| self.check.problem("model.diffusers", one_line(&error), "mend the folder"))?
+                .shift(),
+            _ => 1.0,
+        };
+        diffusion.sampler.shift.get_or_insert(own);
+        if let ImageDataConfig::Prompts(prompts) = &mut diffusion.data {
+            prompts.embeddings = prompts.embeddings.as_deref().map(absolute);
+            prompts.records = prompts.records.as_deref().map(absolute);
+        }
+        for path in diffusion.reward.paths_mut() {
+            *path = absolute(path);
+        }
+        Ok(())
+    }
+
+    /// Every file by its absolute path: a run that resumes may be started from another folder, and reads what it read
+    /// even if further files are then called as a pattern says.
+    fn fill_data(&self, data: &mut DataConfig) -> Result<(), Problem> {
+        match data {
+            DataConfig::File(file) => {
+                for paths in [Some(&mut file.path), file.held_out.as_mut()].into_iter().flatten() {
+                    let files = files(paths).map_err(|error| {
+                        let field = format!("pipeline.{}.data", self.config.pipeline.name());
+                        self.check.problem(&field, one_line(&error), "leave files where they are")
+                    })?;
+                    *paths = Paths(files.iter().map(|file| absolute(file)).collect());
+                }
+                Ok(())
+            }
+            DataConfig::Mix(sources) => {
+                sources.iter_mut().try_for_each(|source| self.fill_data(&mut source.data))
+            }
+            DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => Ok(()),
+        }
+    }
+
+    /// The config with everything said that the machine decided.
+    fn filled(&self, threads: usize) -> Result<Config, Problem> {
+        let mut config = self.config.clone();
+        let facts = self.backend("backend", &config.backend)?;
+        config.backend = facts.name.clone();
+        if config.devices == Devices::All {
+            config.devices = Devices::Count(facts.devices.unwrap_or(1));
+        }
+        config.threads = Some(threads);
+        match &mut config.model {
+            ModelConfig::Decoder(decoder) => {
+                decoder.kv_heads.get_or_insert(decoder.heads);
+                decoder.norm_topk_prob = decoder.num_experts.map(|_| decoder.norm_topk_prob.unwrap_or(true));
+            }
+            ModelConfig::Folder(folder) => {
+                folder.path = absolute(&folder.path);
+                absolute_adapter(&mut folder.lora);
+            }
+            ModelConfig::Dit(_) => {}
+            ModelConfig::Diffusers(model) => {
+                model.path = absolute(&model.path);
+                absolute_adapter(&mut model.lora);
+            }
+        }
+        let reference = &mut config.roles.reference.path;
+        *reference = reference.as_deref().map(absolute);
+        if let PipelineConfig::Diffusion(diffusion) = &mut config.pipeline {
+            self.fill_diffusion(diffusion)?;
+        }
+        if let PipelineConfig::Offline(offline) = &mut config.pipeline {
+            self.fill_data(&mut offline.data)?;
+        }
+        if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
+            rlvr.share_prompts.get_or_insert(!config.model.drops());
+            self.fill_data(&mut rlvr.data)?;
+            if let Some(environment) = &mut rlvr.rollout.environment {
+                environment.path = absolute(&environment.path);
+            }
+            if let RewardConfig::Sum(terms) = &mut rlvr.reward {
+                for term in terms {
+                    match &mut term.kind {
+                        RewardKind::Python(python) => python.path = absolute(&python.path),
+                        RewardKind::Model(model) => {
+                            model.path = absolute(&model.path);
+                            model.backend = self.backend("backend", &model.backend)?.name.clone();
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+        Ok(config)
+    }
+}

@@ -1,0 +1,225 @@
+//! The number of steps that passes over the data stand for.
+
+use super::check::Check;
+use crate::config::{DataConfig, DataEpochs, PipelineConfig, Problem, Steps, whole_steps};
+use crate::data::Dataset;
+use crate::run::Run;
+
+/// Passes over the data: beyond, somebody has mistyped.
+const MOST_EPOCHS: f64 = 1e6;
+
+/// What the steps of a run come to.
+pub(super) struct Length {
+    pub(super) steps: u64,
+    /// What is covered, where that is what the config says.
+    pub(super) reason: Option<String>,
+}
+
+/// Writes the number of steps that passes over `dataset` stand for into `run`.
+pub(super) fn settle(run: &mut Run, dataset: &Dataset, check: &Check) -> Result<(), Problem> {
+    let Length { steps, reason } = check.length(&run.config.pipeline, dataset)?;
+    run.steps_reason = reason;
+    match &mut run.config.pipeline {
+        PipelineConfig::Rlvr(rlvr) => rlvr.steps = Steps::Count(steps),
+        PipelineConfig::Offline(offline) => offline.steps = Steps::Count(steps),
+        PipelineConfig::Diffusion(_) => {}
+    }
+    Ok(())
+}
+
+impl Check<'_> {
+    /// How many steps a pipeline with this data has.
+    pub(super) fn length(&self, pipeline: &PipelineConfig, dataset: &Dataset) -> Result<Length, Problem> {
+        let field = format!("pipeline.{}.steps", pipeline.name());
+        let (steps, size) = pipeline.steps_and_their_size();
+        let epochs = match steps {
+            Steps::Count(steps) => {
+                self.positive(&field, steps)?;
+                return Ok(Length { steps, reason: None });
+            }
+            Steps::By(DataEpochs { data_epochs }) => data_epochs,
+        };
+        let field = format!("{field}.data_epochs");
+        let holds = epochs > 0.0 && epochs <= MOST_EPOCHS;
+        self.number(&field, epochs, holds, &format!("above 0, at most {MOST_EPOCHS}"))?;
+        let records = self.records_of_a_pass(&field, pipeline, dataset)?;
+        let reason = Some(format!("{epochs} epochs of {records} training records, {size} a step"));
+        Ok(Length { steps: steps_of(epochs, records, size), reason })
+    }
+
+    /// The records of a pass over the data, if there are passes and each step has as many records as the next one.
+    fn records_of_a_pass(
+        &self,
+        field: &str,
+        pipeline: &PipelineConfig,
+        dataset: &Dataset,
+    ) -> Result<usize, Problem> {
+        let help = "write the number of steps, such as `steps: 200`";
+        let (data, mixes_groups) = match pipeline {
+            PipelineConfig::Rlvr(rlvr) => (&rlvr.data, rlvr.selection.mixed_groups.is_some()),
+            PipelineConfig::Offline(offline) => (&offline.data, false),
+            PipelineConfig::Diffusion(_) => unreachable!("its steps are a number"),
+        };
+        let message = "how many prompts a step takes depends on its completions: `selection.mixed_groups` samples further ones";
+        self.ensure(!mixes_groups, field, message, format!("{help}, or leave `mixed_groups` out"))?;
+        let message = match data {
+            DataConfig::Mix(_) => "each source of a mix has passes of its own, by its weight",
+            _ => "the records are made for each step anew: no pass over them ends",
+        };
+        dataset.records_of_a_pass().ok_or_else(|| self.problem(field, message, help))
+    }
+}
+
+/// As few steps of `size` records as cover so many passes over `records`.
+fn steps_of(epochs: f64, records: usize, size: usize) -> u64 {
+    whole_steps(epochs * records as f64 / size as f64).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashMap, fs, path::Path};
+
+    use super::*;
+    use crate::{
+        config::{Error, Invalid},
+        data::Draw,
+        prepare::{
+            Loaded,
+            tests::{SMALL, machine, read},
+        },
+        run::Machine,
+    };
+
+    /// What one epoch after the other is, batch by batch, in `transformers` (`Trainer.set_initial_training_values`).
+    fn of_transformers(epochs: f64, records: usize, size: usize) -> u64 {
+        (epochs * records.div_ceil(size) as f64).ceil() as u64
+    }
+
+    /// What it is in verl, whose loader drops the last batch of an epoch if it is not full.
+    fn of_verl(epochs: u64, records: usize, size: usize) -> u64 {
+        (records / size) as u64 * epochs
+    }
+
+    #[test]
+    fn steps_are_those_of_other_systems_where_batches_are_full() {
+        for (epochs, records, size) in [(1, 64, 8), (3, 64, 8), (15, 7473, 53), (7, 5, 5), (2, 90, 1)] {
+            let steps = steps_of(epochs as f64, records, size);
+            assert_eq!(steps, of_transformers(epochs as f64, records, size));
+            assert_eq!(steps, of_verl(epochs, records, size));
+        }
+        for (epochs, records, size) in [(0.5, 64, 8), (0.3, 80, 8), (2.25, 64, 16), (0.01, 64, 8)] {
+            assert_eq!(steps_of(epochs, records, size), of_transformers(epochs, records, size), "{epochs}");
+        }
+        // Between the two where they are not.
+        for (epochs, records, size) in [(3, 100, 8), (4, 7, 5), (2, 7473, 1024)] {
+            let steps = steps_of(epochs as f64, records, size);
+            assert!(of_verl(epochs, records, size) <= steps);
+            assert!(steps <= of_transformers(epochs as f64, records, size));
+        }
+        // In decimals 11 and 7, in binary a little more.
+        assert_eq!((steps_of(1.1, 10, 1), steps_of(0.07, 100, 1)), (11, 7));
+        assert_eq!(steps_of(1.0, 3, 8), 1);
+    }
+
+    /// 40 sums, some of them held out.
+    fn with_file(folder: &Path, sets: &[&str]) -> Result<Loaded, Error> {
+        let line = |number: u32| format!("{{\"prompt\": \"{number}+1=\", \"answer\": \"{}\"}}\n", number + 1);
+        let path = folder.join("sums.jsonl");
+        fs::write(&path, (0..40).map(line).collect::<String>()).unwrap();
+        let data = format!("pipeline.rlvr.data={{file: {{path: {}}}}}", path.display());
+        let few = "pipeline.rlvr.evaluation.prompts=1";
+        read(SMALL, &[&[data.as_str(), few], sets].concat())
+    }
+
+    fn resolved(folder: &Path, sets: &[&str], machine: &Machine) -> Run {
+        with_file(folder, sets).unwrap().resolve(machine).unwrap()
+    }
+
+    #[test]
+    fn epochs_cover_the_records_that_are_trained_on() {
+        let folder = tempfile::tempdir().unwrap();
+        for (epochs, least, most) in [("1", 1, 2), ("3", 3, 4), ("2.5", 2, 3), ("0.25", 0, 1)] {
+            let set = format!("pipeline.rlvr.steps={{data_epochs: {epochs}}}");
+            let loaded = with_file(folder.path(), &[&set]).unwrap();
+            let run = loaded.resolve(&machine()).unwrap();
+            let dataset = loaded.dataset.as_ref().unwrap();
+            let records = dataset.records_of_a_pass().unwrap();
+            assert!((25..40).contains(&records), "some of 40 are held out: {records}");
+
+            let mut seen: HashMap<String, u64> = HashMap::new();
+            for step in 0..run.config.pipeline.steps() {
+                for record in dataset.train_batch(Draw::Rollout, run.config.seed, step, 4) {
+                    *seen.entry(record.id).or_default() += 1;
+                }
+            }
+            let drawn: u64 = seen.values().sum();
+            let wanted = epochs.parse::<f64>().unwrap() * records as f64;
+            assert!(drawn as f64 >= wanted && ((drawn - 4) as f64) < wanted, "{drawn} for {wanted}");
+            assert!(least == 0 || seen.len() == records);
+            assert!(seen.values().all(|times| (least..=most).contains(times)), "{epochs}: {seen:?}");
+        }
+    }
+
+    #[test]
+    fn a_resolved_run_has_the_number_and_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let sets = ["pipeline.rlvr.steps={data_epochs: 2}"];
+        let run = resolved(folder.path(), &sets, &machine());
+        let yaml = run.to_yaml();
+        let reason = format!("# pipeline.rlvr.steps: {}\n", run.steps_reason.as_ref().unwrap());
+        assert!(yaml.starts_with(&reason) && reason.contains(": 2 epochs of "), "{yaml}");
+        assert!(yaml.contains(&format!("\n    steps: {}\n", run.config.pipeline.steps())), "{yaml}");
+        let again = read(&yaml, &[]).unwrap().resolve(&machine()).unwrap();
+        assert_eq!((&again.config, again.steps_reason), (&run.config, None));
+        // They are of a step over all ranks.
+        let two = resolved(folder.path(), &[sets[0], "devices=2"], &machine());
+        assert_eq!(two.config.pipeline.steps(), run.config.pipeline.steps());
+        // A later number counts more.
+        let ten = resolved(folder.path(), &[sets[0], "pipeline.rlvr.steps=10"], &machine());
+        assert_eq!((ten.config.pipeline.steps(), ten.steps_reason), (10, None));
+    }
+
+    #[track_caller]
+    fn check_refused(loaded: Result<Loaded, Error>, expected: [&str; 3]) {
+        let Err(Error::Invalid(invalid)) = loaded else { panic!("accepted") };
+        let Invalid { field, message, help, .. } = *invalid;
+        let [in_field, in_message, in_help] = expected;
+        assert_eq!(field, in_field);
+        assert!(message.contains(in_message) && help.contains(in_help), "{message}\n{help}");
+    }
+
+    #[test]
+    fn what_has_no_passes_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let field = "pipeline.rlvr.steps.data_epochs";
+        let epochs = "pipeline.rlvr.steps={data_epochs: 2}";
+        check_refused(read(SMALL, &[epochs]), [field, "made for each step anew", "`steps: 200`"]);
+        let mix = "pipeline.rlvr.data={mix: [{domain: a, data: {sort: {digits: 6}}}]}";
+        check_refused(read(SMALL, &[mix, epochs]), [field, "each source of a mix", "`steps: 200`"]);
+        let mixed = "pipeline.rlvr.selection.mixed_groups={}";
+        let with = |sets: &[&str]| with_file(folder.path(), sets);
+        check_refused(with(&[epochs, mixed]), [field, "depends on its completions", "leave `mixed_groups`"]);
+        for wrong in ["0", "-1", ".nan", "1e9"] {
+            let set = format!("pipeline.rlvr.steps={{data_epochs: {wrong}}}");
+            check_refused(with(&[&set]), [field, "out of range", "above 0, at most 1000000"]);
+        }
+        let set = "pipeline.rlvr.steps={epochs: 2}";
+        check_refused(with(&[set]), ["pipeline.rlvr.steps.epochs", "no such field", "`data_epochs`"]);
+        let set = "pipeline.rlvr.steps=many";
+        check_refused(with(&[set]), ["pipeline.rlvr.steps", "the text `many`", "or {data_epochs: 3}"]);
+    }
+
+    #[test]
+    fn schedules_end_with_the_last_epoch() {
+        let folder = tempfile::tempdir().unwrap();
+        let warmup =
+            |steps: u64| format!("pipeline.rlvr.optimizer.schedule={{linear: {{warmup_steps: {steps}}}}}");
+        let epochs = "pipeline.rlvr.steps={data_epochs: 2}";
+        let steps = resolved(folder.path(), &[epochs], &machine()).config.pipeline.steps();
+        resolved(folder.path(), &[epochs, &warmup(steps - 1)], &machine());
+        let refused = with_file(folder.path(), &[epochs, &warmup(steps)]);
+        let message = format!("{steps} of {steps} steps leave none to fall");
+        let field = "pipeline.rlvr.optimizer.schedule.linear.warmup_steps";
+        check_refused(refused, [field, &message, "fewer than the steps"]);
+    }
+}

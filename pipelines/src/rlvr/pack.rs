@@ -1,0 +1,69 @@
+//! Completions as batches of a model.
+
+use anyroll_models::{PackedBatch, Sequence, targets_in};
+
+use crate::{
+    Result,
+    config::RlvrConfig,
+    inference::Sample,
+    train::{Purpose, sample_seed},
+};
+
+/// How samples become batches.
+#[derive(Clone, Copy, Debug)]
+pub struct Packing {
+    /// Run a prompt that neighbouring samples share through the model only once.
+    pub share_prompts: bool,
+    /// Divides the logits.
+    pub temperature: f64,
+    /// Samples have turns, between which an environment speaks.
+    pub has_turns: bool,
+    /// Adapters of the policy drop values in training.
+    pub drops: bool,
+    /// The run's seed.
+    pub seed: u64,
+}
+
+impl Packing {
+    /// As `config` says.
+    pub fn new(config: &RlvrConfig, drops: bool, seed: u64) -> Self {
+        Self {
+            share_prompts: config.share_prompts == Some(true),
+            temperature: config.rollout.temperature,
+            has_turns: config.rollout.environment.is_some(),
+            drops,
+            seed,
+        }
+    }
+
+    /// Samples for a forward pass of a model on `device`.
+    pub fn pack(&self, device: tch::Device, samples: &[Sample]) -> Result<PackedBatch> {
+        let sequences: Vec<Sequence> = samples.iter().map(Sample::sequence).collect();
+        let pack = if self.share_prompts { PackedBatch::sharing } else { PackedBatch::new };
+        let packed = pack(&sequences, self.temperature, device)?;
+        if !self.has_turns {
+            return Ok(packed);
+        }
+        // An environment's text is read and not learnt: it is no target.
+        let turns: Vec<_> = samples.iter().map(Sample::turns).collect();
+        let turns = sequences.into_iter().zip(turns.iter().map(Vec::as_slice));
+        Ok(packed.keeping(&targets_in(turns))?)
+    }
+
+    /// The same to train on for the `pass`-th time. Values that adapters drop of a sample follow from its number in that
+    /// pass, over all ranks.
+    pub fn pack_to_train(
+        &self,
+        device: tch::Device,
+        samples: &[Sample],
+        pass: u64,
+        numbers: &[usize],
+    ) -> Result<PackedBatch> {
+        let batch = self.pack(device, samples)?;
+        if !self.drops {
+            return Ok(batch);
+        }
+        let key = |&number: &usize| sample_seed(Purpose::Dropout, self.seed, pass, number);
+        Ok(batch.with_dropout(&numbers.iter().map(key).collect::<Vec<u64>>())?)
+    }
+}

@@ -1,0 +1,152 @@
+//! From scored rows to what the loss reads: log-probs to compare with, advantages, and weights of tokens.
+
+use anyroll_models::PackedBatch;
+use anyroll_strategy::Zero;
+use tch::Tensor;
+
+use super::{
+    Decoder, Models, Task,
+    advantages::{Advantages, Evidence, SampleKl, TokenAdvantages, lengths, shaped_rewards},
+    critic::{Valued, ValuedToken},
+    loss::{Correction, CorrectionSums, Targets, ValueTargets, most_uncertain, token_weights},
+    pipeline::Carried,
+    rows::Scored,
+};
+use crate::{
+    Result,
+    algorithm::Moments,
+    config::{KlTerm, OldLogprobs},
+    inference::Sample,
+    train::Exchange,
+};
+
+/// A rank's samples of a step, ready to be trained on.
+pub struct Batch {
+    /// Of all of the rank's tokens.
+    pub targets: Targets,
+    /// Of the critic, of the same tokens.
+    pub values: Option<Valued>,
+    /// Of all rewards so far, if they are normalized by those.
+    pub reward_moments: Option<Moments>,
+    /// The weights of tokens, on the device, if there are any.
+    pub correction: Option<CorrectionSums<Tensor>>,
+    /// KL divergences that go off rewards or advantages.
+    pub kl: Option<SampleKl>,
+}
+
+/// Prepares this rank's samples, with what the steps before have `carried` over. Every rank calls.
+pub fn prepare(
+    task: &Task,
+    models: &mut Models,
+    exchange: &Exchange,
+    scored: &Scored,
+    carried: &Carried,
+) -> Result<Batch> {
+    let algorithm = &task.config.algorithm;
+    let samples = &scored.own;
+    let (rewards, reward_moments) = shaped_rewards(algorithm, task.share.group_size, scored, carried.rewards);
+    let lengths = lengths(samples);
+    let sampled: Vec<f32> = samples.iter().flat_map(|sample| sample.logprobs.iter().copied()).collect();
+    let rollout_logprobs = models.to_device(&sampled)?;
+    let (old_logprobs, entropies) = match algorithm.old_logprobs {
+        OldLogprobs::Rollout => (rollout_logprobs.shallow_clone(), None),
+        OldLogprobs::Recompute => {
+            let [logprobs, entropies] = models.policy_scores(task, samples)?;
+            (logprobs, Some(entropies))
+        }
+    };
+    let (kl, ref_logprobs) = match (models.reference_logprobs(task, samples)?, algorithm.kl_in) {
+        (Some(reference), KlTerm::Reward(_) | KlTerm::Advantage) => {
+            let of_tokens = to_host(&old_logprobs.f_sub(&reference)?)?;
+            let coef = carried.kl_coef.unwrap_or(algorithm.kl_coef);
+            let weighed = (coef, algorithm.credit.gamma().is_some());
+            (Some(SampleKl::gather(exchange, &task.share, scored, of_tokens, weighed)?), None)
+        }
+        (reference, _) => (None, reference),
+    };
+    let values = models.values(task, samples)?;
+    let on_host = values.as_ref().map(to_host).transpose()?;
+    let makes = Advantages { algorithm, share: &task.share, exchange };
+    let evidence = Evidence { scored, rewards, kl: kl.as_ref(), values: on_host.as_deref() };
+    let advantages = makes.of_tokens(&evidence)?;
+
+    let correction =
+        Correction::new(&algorithm.rollout_correction, &old_logprobs, &rollout_logprobs, &lengths)?;
+    let trained = makes.trained_tokens(scored);
+    let mut weights_of_tokens = token_weights(algorithm.aggregation, &lengths);
+    for (weight, _) in weights_of_tokens.iter_mut().zip(&trained).filter(|(_, trained)| !**trained) {
+        *weight = 0.0;
+    }
+    let (mut policy_weights, correction) = correction.map(|it| (it.weights, it.sums)).unzip();
+    if let (Some(share), Some(entropies)) = (algorithm.top_entropy, entropies) {
+        let entropies = to_host(&entropies)?;
+        let own = entropies.iter().zip(&trained).filter(|(_, trained)| **trained);
+        let own: Vec<f64> = own.map(|(entropy, _)| *entropy).collect();
+        let all = exchange.gather_rows(&own)?.concat();
+        let chosen = models.to_device(&most_uncertain(share, &entropies, all))?;
+        policy_weights = Some(match policy_weights {
+            Some(weights) => weights.f_mul(&chosen)?,
+            None => chosen,
+        });
+    }
+    let token_weights = models.to_device(&weights_of_tokens)?;
+    let values = match (values, on_host) {
+        (Some(old_values), Some(on_host)) => Some(Valued {
+            targets: ValueTargets {
+                lengths: lengths.clone(),
+                returns: models.to_device(&to_f32(&advantages.returns))?,
+                old_values,
+                token_weights: token_weights.shallow_clone(),
+            },
+            seen: seen(&advantages, &on_host, &trained),
+        }),
+        _ => None,
+    };
+    let targets = Targets {
+        rollout_logprobs,
+        old_logprobs,
+        advantages: models.to_device(&to_f32(&advantages.of_tokens))?,
+        ref_logprobs,
+        policy_weights,
+        token_weights,
+        lengths,
+    };
+    Ok(Batch { targets, values, reward_moments, correction, kl })
+}
+
+/// The tokens that are trained on, with the critic's `values`.
+fn seen(advantages: &TokenAdvantages, values: &[f64], trained: &[bool]) -> Vec<ValuedToken> {
+    let token = |index: usize| ValuedToken {
+        value: values[index],
+        follows: advantages.returns[index],
+        advantage: advantages.of_tokens[index],
+    };
+    (0..values.len()).filter(|&index| trained[index]).map(token).collect()
+}
+
+/// Log-probs of the samples' completions, fp32, all tokens in a row, and the entropies of the distributions that they are
+/// of.
+pub(super) fn scores(
+    model: &mut Zero<Decoder>,
+    micro_batch_size: usize,
+    samples: &[Sample],
+    pack: impl Fn(&[Sample]) -> Result<PackedBatch>,
+) -> Result<[Tensor; 2]> {
+    let (mut logprobs, mut entropies) = (Vec::new(), Vec::new());
+    for samples in samples.chunks(micro_batch_size) {
+        let scores = model.score(&pack(samples)?)?;
+        logprobs.push(scores.logprobs);
+        entropies.push(scores.entropy);
+    }
+    Ok([Tensor::f_cat(&logprobs, 0)?, Tensor::f_cat(&entropies, 0)?])
+}
+
+/// Values of tokens on the host; waits for the device.
+fn to_host(tensor: &Tensor) -> Result<Vec<f64>> {
+    let values: Vec<f32> = tensor.f_to_device(tch::Device::Cpu)?.try_into()?;
+    Ok(values.into_iter().map(f64::from).collect())
+}
+
+fn to_f32(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|value| *value as f32).collect()
+}

@@ -1,0 +1,238 @@
+//! From sampled completions to rows: [`Rewards`] scores them, and tells all ranks what each earned.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Task,
+    advantages::{fill_turns, of_turns},
+    control::deal,
+    rollout::Staleness,
+    rows::{Row, Scored},
+    terms::TermSums,
+};
+use crate::{
+    Result,
+    algorithm::{decoupled, fill_missing},
+    config::{Advantage, GdpoConfig},
+    data::{Record, Tokenizer},
+    inference::{Episode, Sample},
+    metrics::Metrics,
+    reward::{Case, HeldModel, Outcome, RewardSum, Score, Scorer, Scoring, check_error_rates},
+    train::{Exchange, Reduce, Share},
+};
+
+/// Scores completions, on threads of its own and by models that the ranks hold together.
+pub struct Rewards {
+    /// What a completion earns.
+    pub sum: Arc<RewardSum>,
+    /// The threads.
+    pub scorer: Scorer,
+    /// The models that the ranks hold together, in the order of the reward's terms.
+    pub models: Vec<HeldModel>,
+    /// Tokens to text.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The run's options.
+    pub task: Arc<Task>,
+}
+
+/// A sample of a rank, as it reports it to the others.
+#[derive(Debug, Serialize, Deserialize)]
+struct Report {
+    /// The reward; `None` if it could not be scored, or is no number.
+    reward: Option<f64>,
+    /// What evaluation would measure.
+    measured: Option<f64>,
+    /// The score of each term; empty unless advantages are made of these.
+    terms: Vec<Option<f64>>,
+    /// The reward of each turn, NaN without a score; empty where the episode's sum counts.
+    turn_rewards: Vec<f64>,
+    tokens: usize,
+    turns: usize,
+    finished: bool,
+}
+
+/// What a rank reports of a batch.
+#[derive(Serialize, Deserialize)]
+struct RankReport {
+    samples: Vec<Report>,
+    /// The rewards of its prompts' greedy completions, if there are any.
+    greedy: Vec<Option<f64>>,
+    terms: Vec<TermSums>,
+    staleness: Option<Staleness>,
+    stop: bool,
+}
+
+impl Rewards {
+    /// Completions that are to be scored together, none yet.
+    pub fn begin(&self) -> Scoring {
+        self.scorer.begin()
+    }
+
+    /// True if the ranks hold models that score.
+    pub fn has_models(&self) -> bool {
+        !self.models.is_empty()
+    }
+
+    /// A completion as rewards see it.
+    pub fn case(&self, record: &Arc<Record>, sample: &Sample) -> Case {
+        case(&self.tokenizer, record, sample)
+    }
+
+    /// Waits for the outcomes of all that was handed over. Every rank calls.
+    pub fn finish(&mut self, scoring: Scoring) -> Result<Vec<Outcome>> {
+        scoring.finish(&mut self.models)
+    }
+
+    /// All ranks' samples, scored, from the `outcomes` of this rank's. Those of its `samples` come first, then those of its
+    /// prompts' greedy completions, if there are any. `batch` numbers the draw of prompts.
+    pub fn score(
+        &self,
+        exchange: &Exchange,
+        samples: Vec<Sample>,
+        outcomes: Vec<Outcome>,
+        staleness: Option<Staleness>,
+        (batch, stop): (u64, bool),
+    ) -> Result<Scored> {
+        let (of_samples, of_greedy) = outcomes.split_at(samples.len());
+        let greedy_failures = of_greedy.iter().filter(|outcome| matches!(outcome, Outcome::Failed { .. }));
+        let own = RankReport {
+            samples: samples.iter().zip(of_samples).map(|(sample, it)| self.report(sample, it)).collect(),
+            greedy: of_greedy.iter().map(|outcome| value(outcome, |score| score.total)).collect(),
+            terms: TermSums::of(self.sum.names().len(), of_samples.iter().chain(greedy_failures)),
+            staleness,
+            stop,
+        };
+        let (mut reports, mut greedy) = (Vec::new(), Vec::new());
+        let (mut terms, mut staleness, mut stop) = (Vec::<TermSums>::new(), None, false);
+        for rank in exchange.gather(&own)? {
+            reports.push(rank.samples);
+            greedy.push(rank.greedy);
+            terms.reduce(rank.terms);
+            Reduce::reduce(&mut staleness, rank.staleness);
+            stop |= rank.stop;
+        }
+        let greedy = match of_greedy {
+            [] => Vec::new(),
+            _ => Share { group_size: 1, ..self.task.share }.ordered(greedy),
+        };
+        let failed: Vec<f64> = terms.iter().map(|sums| sums.failed).collect();
+        self.check_error_rates(&failed, self.task.share.samples() + greedy.len(), outcomes)?;
+        let mut rows = self.rows(self.task.share.ordered(reports), &greedy);
+        if self.task.config.scoring.random {
+            deal(&mut rows, self.task.seed, batch);
+        }
+        let greedy = fill(&greedy, 1);
+        let selection = Metrics::new();
+        Ok(Scored { rows, greedy, own: samples, terms, staleness, batches: 1, selection, stop })
+    }
+
+    fn report(&self, sample: &Sample, outcome: &Outcome) -> Report {
+        let algorithm = &self.task.config.algorithm;
+        let reward = value(outcome, |score| score.total);
+        Report {
+            reward,
+            measured: value(outcome, |score| score.measured),
+            terms: match algorithm.advantage {
+                Advantage::Gdpo(_) => {
+                    let terms = 0..self.sum.names().len();
+                    terms.map(|term| value(outcome, |score| score.parts[term].unwrap_or(f64::NAN))).collect()
+                }
+                _ => Vec::new(),
+            },
+            turn_rewards: match algorithm.credit.gamma() {
+                Some(_) => of_turns(sample, reward, self.sum.weight_of_turns()),
+                None => Vec::new(),
+            },
+            tokens: sample.completion_len(),
+            turns: sample.turns().len(),
+            finished: sample.finished(),
+        }
+    }
+
+    /// Rows of all ranks' samples, in the step's order.
+    fn rows(&self, reports: Vec<Report>, greedy: &[Option<f64>]) -> Vec<Row> {
+        let group_size = self.task.config.group_size;
+        let column = |of: fn(&Report) -> Option<f64>| {
+            fill(&reports.iter().map(of).collect::<Vec<Option<f64>>>(), group_size)
+        };
+        let (rewards, measured) = (column(|report| report.reward), column(|report| report.measured));
+        let decoupled = self.decoupled(&reports);
+        let mut turn_rewards: Vec<Vec<f64>> =
+            reports.iter().map(|report| report.turn_rewards.clone()).collect();
+        if self.task.config.algorithm.credit.gamma().is_some() {
+            fill_turns(&mut turn_rewards, group_size);
+        }
+        let row = |(index, (report, turn_rewards)): (usize, (Report, Vec<f64>))| {
+            let compares = greedy.get(index / group_size).is_none_or(Option::is_some);
+            let ended = report.finished || !self.task.config.selection.leave_out_cut;
+            Row {
+                reward: rewards[index],
+                measured: measured[index],
+                decoupled: decoupled.get(index).copied(),
+                turn_rewards,
+                tokens: report.tokens,
+                turns: report.turns,
+                finished: report.finished,
+                trained: report.reward.is_some() && compares && ended,
+            }
+        };
+        reports.into_iter().zip(turn_rewards).enumerate().map(row).collect()
+    }
+
+    /// Sums of terms that are normalized each by itself, if advantages are made of that. A term without a score of a sample
+    /// counts as the mean of its group.
+    fn decoupled(&self, reports: &[Report]) -> Vec<f64> {
+        let Advantage::Gdpo(GdpoConfig { eps }) = self.task.config.algorithm.advantage else {
+            return Vec::new();
+        };
+        let group_size = self.task.config.group_size;
+        let of_term = |(term, weight): (usize, f64)| {
+            let scores: Vec<Option<f64>> = reports.iter().map(|report| report.terms[term]).collect();
+            (weight, fill(&scores, group_size))
+        };
+        let terms: Vec<(f64, Vec<f64>)> = self.sum.weights().enumerate().map(of_term).collect();
+        decoupled(&terms, group_size, eps)
+    }
+
+    /// An error if a term failed on more of `completions` than it may, by the numbers `failed` of all ranks.
+    pub fn check_error_rates(
+        &self,
+        failed: &[f64],
+        completions: usize,
+        outcomes: Vec<Outcome>,
+    ) -> Result<()> {
+        let own = outcomes.into_iter().filter_map(|outcome| match outcome {
+            Outcome::Failed { term, error } => Some((term, error)),
+            Outcome::Scored(_) => None,
+        });
+        let terms = self.sum.names().zip(self.sum.max_error_rates()).zip(failed);
+        let terms = terms.map(|((name, max_error_rate), &failed)| (name, max_error_rate, failed));
+        check_error_rates(terms, completions, own.collect())
+    }
+}
+
+/// A completion as rewards see it: of several turns the last one.
+pub fn case(tokenizer: &Tokenizer, record: &Arc<Record>, sample: &Sample) -> Case {
+    Case {
+        record: record.clone(),
+        text: sample.text(tokenizer),
+        tokens: sample.completion_len(),
+        finished: sample.finished(),
+        episode: sample.episode.as_ref().map(Episode::reward),
+    }
+}
+
+/// A number of a score; `None` without a score, or if it is not finite.
+fn value(outcome: &Outcome, of: impl Fn(&Score) -> f64) -> Option<f64> {
+    match outcome {
+        Outcome::Scored(score) => Some(of(score)).filter(|value| value.is_finite()),
+        Outcome::Failed { .. } => None,
+    }
+}
+
+/// Values where the missing ones are filled as [`fill_missing`] does, or 0 if there are none.
+pub fn fill(values: &[Option<f64>], group_size: usize) -> Vec<f64> {
+    fill_missing(values, group_size).unwrap_or_else(|| vec![0.0; values.len()])
+}

@@ -1,0 +1,72 @@
+//! What samples on the policy's device: for rollout there, and for evaluation.
+
+use std::{ops::ControlFlow, sync::Arc};
+
+use anyroll_backends::Stream;
+use anyroll_models::Decoder;
+use anyroll_strategy::{Weights, Zero};
+
+use crate::{
+    Result,
+    config::RolloutConfig,
+    data::{Record, Tokenizer},
+    environment::Environment,
+    inference::{AnswersTurns, Asked, Sample, Sampled, Sampler},
+};
+
+/// A sampler with the environment that answers the policy's turns, if there is one.
+pub struct Engine {
+    /// What samples.
+    pub sampler: Sampler,
+    /// What answers.
+    pub environment: Option<Environment>,
+    /// The policy's model, if its adapters are merged into the weights that sample.
+    pub merged: Option<Arc<Decoder>>,
+}
+
+impl Engine {
+    /// The policy's weights as the sampler reads them. With merged adapters they are one copy more of the matrices that
+    /// have some, as long as these live.
+    pub fn weights(&self, policy: &mut Zero<Decoder>) -> Result<Weights> {
+        let Some(model) = &self.merged else { return Ok(policy.weights()?) };
+        let weights = policy.weights_with_own(|unit, param| model.merges_into(unit, param))?;
+        Ok(model.merge(weights)?)
+    }
+
+    /// Samples with `weights`, which are of step `version`; `records` are what is asked. `look` sees the samples, and the
+    /// indices of those that have just ended.
+    pub fn sample<'a>(
+        &self,
+        weights: &Weights,
+        version: u64,
+        asked: &[Asked],
+        records: impl IntoIterator<Item = &'a Arc<Record>>,
+        look: impl FnMut(&[Sample], &[usize]) -> ControlFlow<()>,
+    ) -> Result<Sampled> {
+        let records = || records.into_iter().cloned().collect();
+        let environment = self.environment.as_ref();
+        let episodes = environment.map(|it| Box::new(it.episodes(records())) as Box<dyn AnswersTurns + '_>);
+        self.sampler.sample(weights, version, asked, episodes, look)
+    }
+}
+
+/// What samples with `model` as `rollout` says.
+pub fn sampler(
+    rollout: &RolloutConfig,
+    model: Arc<Decoder>,
+    compute: Stream,
+    tokenizer: Arc<Tokenizer>,
+    threads: Option<usize>,
+) -> Sampler {
+    Sampler {
+        model,
+        compute,
+        tokenizer,
+        max_new_tokens: rollout.max_new_tokens,
+        max_turn_tokens: rollout.environment.as_ref().and_then(|environment| environment.max_turn_tokens),
+        batch_size: rollout.batch_size,
+        stop: rollout.stop.clone(),
+        cache_memory: rollout.kv_cache.memory,
+        threads,
+    }
+}

@@ -1,0 +1,144 @@
+//! Which groups of the batches that were drawn a step trains on.
+
+use std::mem;
+
+use super::{
+    Task,
+    rollout::Round,
+    rows::{Row, Scored},
+};
+use crate::{
+    Result,
+    config::MixedGroupsConfig,
+    inference::Sample,
+    metrics::Metrics,
+    train::{Exchange, Reduce},
+};
+
+/// A group by its batch and its number there.
+type Place = (usize, usize);
+
+/// The groups to train on, of several batches.
+struct Selection {
+    /// In the order of the batches.
+    places: Vec<Place>,
+    /// Groups that teach something, of all that were drawn.
+    teaching: usize,
+    /// Batches that were drawn.
+    batches: usize,
+}
+
+/// Dynamic sampling: `drawn` and further batches, until there are enough groups that teach something, or `max_batches`.
+/// `draw` draws one, given how many were before. Every rank calls.
+pub fn until_mixed(
+    task: &Task,
+    MixedGroupsConfig { max_batches }: MixedGroupsConfig,
+    round: &mut Round,
+    drawn: Scored,
+    mut draw: impl FnMut(&mut Round, u64) -> Result<Scored>,
+) -> Result<Scored> {
+    let mut batches = vec![drawn];
+    while select(task, &batches).teaching < task.share.prompts && (batches.len() as u64) < max_batches {
+        round.stop |= batches.iter().any(|batch| batch.stop);
+        batches.push(draw(round, batches.len() as u64)?);
+    }
+    select(task, &batches).pick(task, round.exchange, &batches)
+}
+
+/// Picks groups that teach something; if there are too few, others fill up.
+fn select(task: &Task, batches: &[Scored]) -> Selection {
+    let prompts = task.share.prompts;
+    let mut places = places(task, batches, true);
+    let teaching = places.len();
+    places.extend(self::places(task, batches, false));
+    places.truncate(prompts);
+    places.sort_unstable();
+    Selection { places, teaching, batches: batches.len() }
+}
+
+/// The groups that teach something, or those that do not.
+fn places(task: &Task, batches: &[Scored], teaching: bool) -> Vec<Place> {
+    let group_size = task.share.group_size;
+    let all = batches.iter().enumerate().flat_map(|(index, scored)| {
+        scored.rows.chunks(group_size).enumerate().map(move |(number, group)| (index, number, group))
+    });
+    let wanted = all.filter(|(_, _, group)| {
+        let differs = group.iter().any(|row| row.measured != group[0].measured);
+        (differs && is_in_range(task, group)) == teaching
+    });
+    wanted.map(|(batch, number, _)| (batch, number)).collect()
+}
+
+/// True if the mean of what a group measures is neither too hard nor too easy.
+fn is_in_range(task: &Task, group: &[Row]) -> bool {
+    let mean = group.iter().map(|row| row.measured).sum::<f64>() / group.len() as f64;
+    task.config.selection.difficulty.is_none_or(|range| (range.min..=range.max).contains(&mean))
+}
+
+/// Without dynamic sampling: groups that are too hard or too easy are not trained on.
+pub fn leave_out_difficulties(task: &Task, mut scored: Scored) -> Scored {
+    for group in scored.rows.chunks_mut(task.share.group_size) {
+        if !is_in_range(task, group) {
+            group.iter_mut().for_each(|row| row.trained = false);
+        }
+    }
+    scored
+}
+
+impl Selection {
+    /// The samples of these groups, from all `batches`. The groups are dealt to the ranks anew, so that each has equally
+    /// many, and that which they are does not depend on the number of ranks. Every rank calls.
+    fn pick(&self, task: &Task, exchange: &Exchange, batches: &[Scored]) -> Result<Scored> {
+        let group_size = task.share.group_size;
+        let mut picked = Scored {
+            own: self.deal(task, exchange, batches)?,
+            batches: batches.len() as u64,
+            selection: self.metrics(task),
+            ..Scored::default()
+        };
+        for &(batch, group) in &self.places {
+            let rows = group * group_size..(group + 1) * group_size;
+            picked.rows.extend(batches[batch].rows[rows].iter().cloned());
+            picked.greedy.extend(batches[batch].greedy.get(group));
+        }
+        for batch in batches {
+            picked.terms.reduce(batch.terms.clone());
+            picked.stop |= batch.stop;
+        }
+        Ok(picked)
+    }
+
+    /// How they were found.
+    fn metrics(&self, task: &Task) -> Metrics {
+        let prompts = task.share.prompts;
+        let mut metrics = Metrics::new();
+        metrics.insert("selection/batches", self.batches as f64);
+        metrics.insert("selection/teaching_groups", self.teaching as f64 / (self.batches * prompts) as f64);
+        let missing = prompts.saturating_sub(self.teaching);
+        metrics.insert("selection/filled_up", missing as f64 / prompts as f64);
+        metrics
+    }
+
+    /// This rank's samples of these groups, in its own order. Every rank sends all that it has of them, as JSON, since a
+    /// sample leaves out in its checkpoint's form what it does not have.
+    fn deal(&self, task: &Task, exchange: &Exchange, batches: &[Scored]) -> Result<Vec<Sample>> {
+        let (rank, group_size) = (exchange.rank(), task.share.group_size);
+        let mut own: Vec<(usize, &[Sample])> = Vec::new();
+        for (place, &(batch, group)) in self.places.iter().enumerate() {
+            let held = task.share.prompts_of(rank).position(|prompt| prompt == group);
+            if let Some(at) = held {
+                own.push((place, &batches[batch].own[at * group_size..(at + 1) * group_size]));
+            }
+        }
+        let own = serde_json::to_string(&own).expect("plain data");
+        let mut groups: Vec<Vec<Sample>> = vec![Vec::new(); self.places.len()];
+        for text in exchange.gather(&own)? {
+            let of_rank: Vec<(usize, Vec<Sample>)> =
+                serde_json::from_str(&text).expect("what a rank has written");
+            for (place, samples) in of_rank {
+                groups[place] = samples;
+            }
+        }
+        Ok(task.share.prompts_of(rank).flat_map(|prompt| mem::take(&mut groups[prompt])).collect())
+    }
+}

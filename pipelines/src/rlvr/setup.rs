@@ -1,0 +1,139 @@
+//! What a run is made of: its options, what samples, and what scores.
+
+use std::{num::NonZeroUsize, sync::Arc};
+
+use anyroll_backends::{BackendKind, Stream, ops};
+use tch::Tensor;
+
+use super::{
+    Decoder,
+    pack::Packing,
+    rewards::Rewards,
+    rollout::{
+        Devices, Engine, GroupQueue, InFlightRollout, OwnDevicesRollout, Prompts, Rollout, SyncRollout,
+        sampler,
+    },
+};
+use crate::{
+    Error, Result,
+    base_model::BaseModel,
+    config::RlvrConfig,
+    environment::Environment,
+    launch::Rank,
+    reward::{HeldModel, RewardSum, Scorer},
+    run::Run,
+    train::{Place, Share, zero_config},
+};
+
+/// The options of a run, which are the same on every rank.
+#[derive(Clone, Debug)]
+pub struct Task {
+    /// The pipeline's part of the config.
+    pub config: RlvrConfig,
+    /// The run's seed.
+    pub seed: u64,
+    /// Which rank has which samples.
+    pub share: Share,
+    /// How samples become batches.
+    pub packing: Packing,
+    /// True if adapters are what is trained; the reference is then the policy with its adapters off.
+    pub has_adapters: bool,
+}
+
+impl Task {
+    /// That of `run` by `config`, whose policy is `model`.
+    pub fn new(run: &Run, config: &RlvrConfig, base: &BaseModel, model: &Decoder) -> Self {
+        Self {
+            config: config.clone(),
+            seed: run.config.seed,
+            share: Share {
+                prompts: config.prompts_per_step,
+                group_size: config.group_size,
+                mini_batches: config.mini_batches,
+                world_size: run.world_size,
+            },
+            packing: Packing::new(config, model.drops(), run.config.seed),
+            has_adapters: base.lora.is_some(),
+        }
+    }
+}
+
+/// The policy's model on `place`; with `rollout.strict` one whose log-probs are those of sampling to the bit.
+pub fn policy(run: &Run, config: &RlvrConfig, base: &BaseModel, place: &Place) -> Result<Arc<Decoder>> {
+    let device = place.torch_device()?;
+    let model = base.policy(device, &run.policy.strategy)?.strict(config.rollout.strict);
+    if config.rollout.strict {
+        let kind = zero_config(&run.policy.strategy).precision.dtype().kind();
+        let like = Tensor::f_empty([0], (kind, device))?;
+        let (dim, vocab) = (model.config().head_dim, model.config().vocab_size);
+        ops::exist_by_rows(&like, dim, vocab).map_err(|reason| Error::NoStrict { reason })?;
+    }
+    Ok(Arc::new(model))
+}
+
+/// What samples `model` on the policy's device.
+pub fn engine(
+    run: &Run,
+    config: &RlvrConfig,
+    base: &BaseModel,
+    model: &Arc<Decoder>,
+    place: &Place,
+) -> Result<Engine> {
+    let rollout = &config.rollout;
+    let (compute, threads) = (Stream::torch(&place.device)?, threads(run, config, model));
+    let sampled = if rollout.merge_adapters { Arc::new(model.merged()) } else { model.clone() };
+    let environment = Environment::new(rollout, base.tokenizer.clone()).map_err(Error::NoEnvironment)?;
+    Ok(Engine {
+        sampler: sampler(rollout, sampled, compute, base.tokenizer.clone(), threads),
+        environment,
+        merged: rollout.merge_adapters.then(|| model.clone()),
+    })
+}
+
+/// What scores by `sum`; models that the ranks hold are opened.
+pub fn rewards(
+    run: &Run,
+    sum: RewardSum,
+    task: &Arc<Task>,
+    base: &BaseModel,
+    (place, rank): (&Place, &Rank),
+) -> Result<Rewards> {
+    let (config, sum) = (&task.config, Arc::new(sum));
+    let workers = NonZeroUsize::new(config.scoring.workers).expect("a config that was checked");
+    Ok(Rewards {
+        scorer: Scorer::start(sum.clone(), workers).map_err(Error::Thread)?,
+        sum,
+        models: HeldModel::all(&config.reward, run, place, rank)?,
+        tokenizer: base.tokenizer.clone(),
+        task: task.clone(),
+    })
+}
+
+/// The rollout that the config asks for.
+pub fn rollout(run: &Run, prompts: Prompts, engine: &Arc<Engine>, rank: &Rank) -> Result<Box<dyn Rollout>> {
+    let config = &prompts.task.config.rollout;
+    let engine = engine.clone();
+    Ok(match &run.rollout {
+        Some(role) => {
+            let devices = Devices::open(&engine, config, role, rank.local_rank)?;
+            Box::new(OwnDevicesRollout::new(prompts, devices))
+        }
+        None if config.asynchronous.ahead > 0 => {
+            Box::new(InFlightRollout { engine, prompts, queue: GroupQueue::default() })
+        }
+        None => Box::new(SyncRollout { engine, prompts }),
+    })
+}
+
+/// The math's threads while a host samples, if nothing else computes on it then: how many threads share a product of
+/// matrices may decide how it is rounded. Threads meet after each product of a decoding step, and where they sleep in
+/// between, that takes as long as one thread takes for some ten million multiplications.
+fn threads(run: &Run, config: &RlvrConfig, model: &Decoder) -> Option<usize> {
+    const LEAST: usize = 1 << 24;
+    let is_host = run.policy.backend.parse::<BackendKind>().is_ok_and(BackendKind::is_host);
+    let is_alone = run.rollout.is_none() && run.reward_models.iter().all(Option::is_some);
+    let rows = config.rollout.batch_size.min(run.batches.sequences_per_step / run.world_size);
+    let (width, inner) = (model.config().hidden_size, model.config().intermediate_size);
+    let largest = rows * (width * 2 * inner) as usize;
+    (is_host && is_alone).then(|| (largest / LEAST).clamp(1, run.threads))
+}

@@ -1,0 +1,63 @@
+//! What the terms of the reward say of samples.
+
+use crate::{
+    metrics::Metrics,
+    reward::{Outcome, Score},
+    train::reduced,
+};
+
+reduced! {
+    /// Sums over samples of a term of the reward.
+    pub struct TermSums {
+        /// Scores.
+        sum score: f64,
+        /// Samples that have one.
+        sum scored: f64,
+        /// Samples that it failed on.
+        sum failed: f64,
+        /// Those that took too long.
+        sum timed_out: f64,
+    }
+}
+
+impl TermSums {
+    /// Those of `terms` terms over `outcomes`.
+    pub fn of<'a>(terms: usize, outcomes: impl Iterator<Item = &'a Outcome>) -> Vec<Self> {
+        let mut sums = vec![Self::default(); terms];
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Scored(Score { parts, .. }) => {
+                    for (sums, score) in sums.iter_mut().zip(parts) {
+                        sums.score += score.unwrap_or(0.0);
+                        sums.scored += if score.is_some() { 1.0 } else { 0.0 };
+                    }
+                }
+                Outcome::Failed { term, error } => {
+                    sums[*term].failed += 1.0;
+                    sums[*term].timed_out += if error.failure.is_timeout() { 1.0 } else { 0.0 };
+                }
+            }
+        }
+        sums
+    }
+
+    /// The mean of each term that scored a sample, and how many samples failed.
+    pub fn metrics<'a>(terms: &[Self], names: impl Iterator<Item = &'a str>) -> Metrics {
+        let mut metrics = Metrics::new();
+        for (sums, name) in terms.iter().zip(names) {
+            if sums.scored > 0.0 {
+                metrics.insert(format!("reward/{name}/mean"), sums.score / sums.scored);
+            }
+            if sums.failed > 0.0 {
+                metrics.insert(format!("reward/{name}/errors"), sums.failed);
+                metrics.insert(format!("reward/{name}/timeouts"), sums.timed_out);
+            }
+        }
+        let failed: f64 = terms.iter().map(|sums| sums.failed).sum();
+        // One that failed has scores of the terms before, which count nowhere.
+        let samples = failed + terms.iter().map(|sums| sums.scored).fold(0.0, f64::max);
+        metrics.insert("reward/errors", failed);
+        metrics.insert("reward/error_rate", if samples > 0.0 { failed / samples } else { 0.0 });
+        metrics
+    }
+}

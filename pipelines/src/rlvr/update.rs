@@ -1,0 +1,101 @@
+//! The update of a step: the critic, if there is one, then the policy, so that the states of one of them are on the
+//! device at a time.
+
+use std::time::Duration;
+
+use super::{
+    Decoder, Models, Task,
+    loss::{LossStats, LossTotals, count, policy_loss},
+    prepare::Batch,
+    rows::Scored,
+};
+use crate::{
+    Error, Result,
+    metrics::Metrics,
+    train::{Exchange, Learner, MiniBatch, Stepped},
+};
+
+/// What an update of the policy showed, over all ranks.
+pub struct PolicyUpdate {
+    /// Sums over tokens of all mini-batches.
+    pub totals: LossTotals,
+    /// The optimizer's.
+    pub stepped: Stepped,
+    /// The share of the sequences' tokens that a common prompt saved.
+    pub shared_rows: f64,
+    /// Time that compute stood still for states on their way back.
+    pub load_wait: Duration,
+}
+
+/// What a step's update showed.
+pub struct Updated {
+    /// Of the critic, over all ranks; empty without one.
+    pub critic: Metrics,
+    /// Of the policy; `None` where it waits for the critic.
+    pub policy: Option<PolicyUpdate>,
+}
+
+/// Trains on the samples of step `step`. Every rank calls.
+pub fn update(
+    task: &Task,
+    models: &mut Models,
+    exchange: &Exchange,
+    scored: &Scored,
+    (batch, step): (&Batch, u64),
+) -> Result<Updated> {
+    let mut critic_metrics = Metrics::new();
+    if let (Some(critic), Some(values)) = (&mut models.critic, &batch.values) {
+        critic_metrics = critic.update(exchange, task, scored, &values.targets, step)?;
+        if critic.learns_alone(step) {
+            return Ok(Updated { critic: critic_metrics, policy: None });
+        }
+        models.learner.load()?;
+    }
+    let policy = update_policy(task, &mut models.learner, exchange, scored, (batch, step))?;
+    Ok(Updated { critic: critic_metrics, policy: Some(policy) })
+}
+
+/// Trains the policy: `epochs` times over all mini-batches, an optimizer step each.
+fn update_policy(
+    task: &Task,
+    learner: &mut Learner<Decoder>,
+    exchange: &Exchange,
+    scored: &Scored,
+    (batch, step): (&Batch, u64),
+) -> Result<PolicyUpdate> {
+    let Task { config, share, packing, .. } = task;
+    let (device, size) = (learner.device(), learner.micro_batch_size);
+    let numbers: Vec<usize> = share.samples_of(exchange.rank()).collect();
+    let mut stats = LossStats::default();
+    let (mut rows, mut inputs) = (0, 0);
+    let update = learner.update(step, config.epochs, share.mini_batches, |policy, mini_batch| {
+        let MiniBatch { epoch, index } = mini_batch;
+        let count = count(config.algorithm.aggregation, &scored.trained_lengths(share.range(index)));
+        for part in share.micro_batches(index, size) {
+            let targets = batch.targets.part(part.clone())?;
+            let pass = step * config.epochs as u64 + epoch as u64;
+            let packed = packing.pack_to_train(device, &scored.own[part.clone()], pass, &numbers[part])?;
+            (rows, inputs) = (rows + packed.tokens(), inputs + packed.inputs());
+            policy.accumulate(&packed, |scores| {
+                if mini_batch.is_first() {
+                    // The weights are still those of the step: what differs is the engine, or the weights
+                    // that began completions which this step continued.
+                    stats.add_drift(&scores.logprobs, &targets.rollout_logprobs)?;
+                }
+                Ok(policy_loss(&config.algorithm, scores, &targets, count, &mut stats)?)
+            })?;
+        }
+        Ok(())
+    })?;
+    let stepped = learner.finish(update)?;
+    let totals = exchange.reduce(&stats.read()?)?;
+    if config.rollout.strict && totals.largest_drift != 0.0 {
+        return Err(Error::NotStrict { largest: totals.largest_drift });
+    }
+    Ok(PolicyUpdate {
+        totals,
+        stepped,
+        shared_rows: 1.0 - rows as f64 / inputs as f64,
+        load_wait: learner.model.load_wait()?,
+    })
+}
