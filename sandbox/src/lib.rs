@@ -20,7 +20,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod calls;
 mod filter;
 mod host;
 mod job;

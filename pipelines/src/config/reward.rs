@@ -256,9 +256,6 @@ pub struct CodeConfig {
     pub disk_mib: u64,
     /// What a program may write to standard output, in KiB. Default 256.
     pub output_kib: u64,
-    /// Largest error of a number in the output if the expected one has a fraction, relative above 1. With 0, outputs
-    /// must match exactly. Default 1e-6.
-    pub tolerance: f64,
 }
 
 impl Default for CodeConfig {
@@ -274,7 +271,6 @@ impl Default for CodeConfig {
             processes: 16,
             disk_mib: 16,
             output_kib: 256,
-            tolerance: 1e-6,
         }
     }
 }

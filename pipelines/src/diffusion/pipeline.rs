@@ -17,8 +17,7 @@ use crate::{
     run::Run,
     samples::Phase,
     train::{
-        Evaluation, Exchange, Kept, Learner, Nothing, Pipeline, Place, Plan, Schedule, StepOutcome, describe,
-        hold,
+        Evaluation, Exchange, Learner, Nothing, Pipeline, Place, Plan, Schedule, StepOutcome, describe, hold,
     },
 };
 
@@ -111,18 +110,17 @@ impl Pipeline for Diffusion {
     }
 
     /// Makes the policy's first images, its reference if there is a KL term, and DiffusionNFT's old policy.
-    fn freeze(&mut self, kept: Kept) -> Result<()> {
+    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
         if self.task.has_adapters {
             return self.freeze_adapters();
         }
-        let path = kept.folder.join("reference");
+        let path = folder.join("reference");
         let mut frozen = self.frozen()?;
-        if kept.is_saved {
-            checkpoint::check_stamp(&path, kept.stamp())?;
+        if kept {
             checkpoint::load(&mut frozen, &path)?;
         } else {
             frozen.copy_weights_from(&mut self.models.learner.model)?;
-            checkpoint::save(&mut frozen, &path, kept.stamp(), Value::Null)?;
+            checkpoint::save(&mut frozen, &path, Value::Null)?;
         }
         self.base = Some(self.task.evaluation_images(&mut frozen, &self.exchange, true)?.images);
         if self.has_old_policy() && self.models.old.is_none() {
@@ -147,7 +145,7 @@ impl Pipeline for Diffusion {
     fn save(&mut self, saver: &mut Saver, path: &Path, position: Value) -> Result<()> {
         if let Some(old) = &mut self.models.old {
             let path = old_policy(path);
-            checkpoint::save(old, &path, saver.stamp(), Value::Null)?;
+            checkpoint::save(old, &path, Value::Null)?;
             if self.exchange.rank() == 0 {
                 // One more than checkpoints, since the checkpoint of this one is not written yet.
                 let keep = self.plan().keep_last + 1;
@@ -162,9 +160,6 @@ impl Pipeline for Diffusion {
         let old_path = old_policy(path);
         if old_path.exists() {
             let mut old = self.frozen()?;
-            if let Some(stamp) = checkpoint::stamp(path)? {
-                checkpoint::check_stamp(&old_path, stamp)?;
-            }
             checkpoint::load(&mut old, &old_path)?;
             self.models.old = Some(old);
         }

@@ -26,8 +26,8 @@ use crate::{
     run::Run,
     samples::Phase,
     train::{
-        Evaluation, Exchange, Kept, Learner, Nothing, Pipeline, Place, Plan, Reference, Schedule,
-        StepOutcome, describe,
+        Evaluation, Exchange, Learner, Nothing, Pipeline, Place, Plan, Reference, Schedule, StepOutcome,
+        describe,
     },
 };
 
@@ -321,7 +321,7 @@ impl<M: Answering> Pipeline for Offline<M> {
         self.models.learner.end_warm_up()
     }
 
-    fn freeze(&mut self, kept: Kept) -> Result<()> {
+    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
         let (Some(place), Some(role)) = (&self.reference_place, self.run.held_reference()) else {
             return Ok(());
         };
@@ -332,7 +332,7 @@ impl<M: Answering> Pipeline for Offline<M> {
         }
         let policy =
             M::writer(&mut self.models.learner.model).expect("only a model of language has a reference");
-        let reference = Reference::new(policy, &self.run, role, place, &*self.weights, kept)?;
+        let reference = Reference::new(policy, &self.run, role, place, &*self.weights, (folder, kept))?;
         self.models.reference = Some(reference);
         Ok(())
     }

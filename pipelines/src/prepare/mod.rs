@@ -86,9 +86,7 @@ impl Loaded {
     /// Starts what the rewards start on this machine, the user's functions and the sandbox of programs, and ends it again.
     pub fn try_rewards(&self) -> Result<(), Error> {
         let check = check::Check { tree: &self.tree };
-        check
-            .rewards_start(&self.config, self.dataset.as_ref())
-            .map_err(|problem| self.source.render(problem))
+        check.rewards_start(&self.config).map_err(|problem| self.source.render(problem))
     }
 
     /// As [`Self::resolve`], with `zero_stage: auto` left as it is, and for a machine that need not be this one.

@@ -7,7 +7,7 @@ use anyroll_strategy::{State, Zero, checkpoint};
 use serde_json::Value;
 use tch::Device;
 
-use super::{Kept, Place, hold, offloaded};
+use super::{Place, hold, offloaded};
 use crate::{
     Error, Result,
     run::{Role, Run},
@@ -26,19 +26,19 @@ pub struct Reference<M: Model = Decoder> {
 
 impl Reference {
     /// That of `run` on `place`, held as `role` says: the published model that the config names, or else a copy of `policy`,
-    /// which is saved where `kept` says, or comes from there. `weights` are the first ones of such a model. Every rank
-    /// calls.
+    /// which is kept in the run's `folder`, and if it is `kept` there, from there. `weights` are the first ones of such a
+    /// model. Every rank calls.
     pub fn new(
         policy: &mut Zero<Decoder>,
         run: &Run,
         role: &Role,
         place: &Place,
         weights: &dyn WeightSource,
-        kept: Kept,
+        (folder, kept): (&Path, bool),
     ) -> Result<Self> {
         match &run.config.roles.reference.path {
             Some(path) => Self::published(path, role, place, Decoder::new),
-            None => Self::freeze(policy, role, place, weights, kept),
+            None => Self::freeze(policy, role, place, weights, folder, kept),
         }
     }
 
@@ -47,22 +47,22 @@ impl Reference {
         role: &Role,
         place: &Place,
         weights: &dyn WeightSource,
-        kept: Kept,
+        folder: &Path,
+        kept: bool,
     ) -> Result<Self> {
         let decoder = Arc::new(policy.model().on(place.torch_device()?)?);
         let mut model = hold(decoder, &role.strategy, place, None, weights)?;
-        let path = kept.folder.join("reference");
-        if kept.is_saved {
+        let path = folder.join("reference");
+        if kept {
             if !path.exists() {
                 let problem = "it has kept no model to compare with, since it began without one: it goes on without one, \
                                or `anyroll export` the policy and start a new run from it";
-                return Err(Error::Resume { run: kept.folder.to_owned(), problem: problem.to_owned() });
+                return Err(Error::Resume { run: folder.to_owned(), problem: problem.to_owned() });
             }
-            checkpoint::check_stamp(&path, kept.stamp())?;
             checkpoint::load(&mut model, &path)?;
         } else {
             model.copy_weights_from(policy)?;
-            checkpoint::save(&mut model, &path, kept.stamp(), Value::Null)?;
+            checkpoint::save(&mut model, &path, Value::Null)?;
         }
         Ok(Self::held(model, role))
     }

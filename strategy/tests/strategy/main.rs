@@ -10,7 +10,6 @@ mod passes;
 mod plain_loop;
 mod plan;
 mod precision;
-mod seals;
 mod shared;
 mod stages;
 mod streamed;
