@@ -1,4 +1,4 @@
-//! The formulas of policy optimization: advantages on the host, on plain slices, and [losses](losses) on tensors.
+//! The formulas of policy optimization: advantages on the host, on plain slices, and [losses] on tensors.
 //!
 //! A *group* is the completions of one prompt; groups lie one after another.
 
