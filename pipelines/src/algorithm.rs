@@ -18,7 +18,7 @@ pub use moments::Moments;
 pub use normalize::normalize;
 pub use returns::{returns, turn_advantages};
 
-/// How many groups of a step teach something.
+/// Numbers of a step's groups, by what a comparison within them teaches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupCounts {
     /// Every completion earned the most, 1 or above.

@@ -5,7 +5,7 @@ use super::{
     sections::{Advantage, GdpoConfig, Scale},
 };
 
-/// What the samples of a step earned; groups lie one after another.
+/// Rewards of a step's samples; groups lie one after another.
 #[derive(Clone, Copy, Debug)]
 pub struct Earned<'a> {
     /// The reward of each sample.

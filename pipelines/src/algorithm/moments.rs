@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What is to be known of values to normalize them, whoever holds them.
+/// Count, mean and squares of values, which suffice to normalize them on any rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moments {
     /// The number of values.
@@ -14,7 +14,7 @@ pub struct Moments {
 }
 
 impl Moments {
-    /// Those of `values`.
+    /// Computes the moments of `values`.
     pub fn of(values: &[f64]) -> Self {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count.max(1.0);
@@ -22,7 +22,7 @@ impl Moments {
         Self { count, mean, squares }
     }
 
-    /// Those of these values and the `other` ones together (Chan et al., 1979).
+    /// Joins the moments of two disjoint sets of values (Chan et al., 1979).
     pub fn joined(&self, other: &Self) -> Self {
         let count = self.count + other.count;
         let apart = other.mean - self.mean;

@@ -1,4 +1,4 @@
-//! What is earned from a turn, or a token, on.
+//! Returns: the rewards from a turn, or from a token, to the end.
 
 use super::{Earned, sample_advantages, sections::Advantage};
 
@@ -34,7 +34,7 @@ pub fn turn_advantages(
     of_turns
 }
 
-/// What follows each token of a sequence: its own reward, and what follows the next one times its own of `gammas`.
+/// The return of each token of a sequence: its own reward, and the next token's return times its own of `gammas`.
 ///
 /// # Panics
 ///

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What rewards are shifted and scaled by: (reward - mean) / (std + 1e-6).
+/// Normalization of rewards: (reward - mean) / (std + 1e-6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardNormConfig {
@@ -19,15 +19,15 @@ pub enum Over {
     /// None: nothing is done.
     #[default]
     None,
-    /// Those of the prompt's completions.
+    /// The prompt's completions.
     Group,
-    /// Those of the step.
+    /// All completions of the step.
     Batch,
-    /// Those of all steps so far, this one included.
+    /// All completions of all steps so far, this one included.
     Running,
 }
 
-/// How a reward becomes an advantage.
+/// The estimator that turns rewards into advantages.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Advantage {
@@ -62,7 +62,7 @@ impl Default for Advantage {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GrpoConfig {
-    /// What advantages are divided by. Default `group_std`.
+    /// Divisor of the advantages. Default `group_std`.
     pub scale: Scale,
     /// Added to the standard deviation; above 0. Default 1e-6.
     pub eps: f64,
@@ -88,7 +88,7 @@ impl Default for GdpoConfig {
     }
 }
 
-/// What GRPO's advantages are divided by; deviations are unbiased.
+/// Divisor of GRPO's advantages; deviations are unbiased.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scale {
@@ -121,7 +121,7 @@ impl Default for ReinforceConfig {
 pub struct GaeConfig {
     /// Weight of a reward one token later; above 0, at most 1. Default 1.
     pub gamma: f64,
-    /// How far an estimate looks beyond the next value: 0 not at all, 1 to the end; 0 to 1. Default 0.95.
+    /// Reach of an estimate beyond the next value: 0 not at all, 1 to the end; 0 to 1. Default 0.95.
     pub lambda: f64,
 }
 

@@ -28,7 +28,7 @@ reduced! {
 reduced! {
     /// The largest value of a name.
     struct Largest {
-        /// That of all ranks.
+        /// Largest value over all ranks.
         max value: f64,
     }
 }

@@ -19,22 +19,22 @@ use crate::{
     train::{Exchange, Reduce, StepOutcome, Update, reduced},
 };
 
-/// What all ranks know of the step's samples, in the step's order.
+/// Scores of all ranks' samples, in the step's order.
 pub struct Scored {
-    /// What each earned.
+    /// Reward of each sample.
     pub rewards: Vec<f64>,
-    /// How many have no reward.
+    /// Number of samples without a reward.
     pub dropped: usize,
-    /// Of each term of the reward.
+    /// Statistics of each term of the reward.
     pub terms: Vec<TermSums>,
-    /// Whether some rank was asked to stop.
+    /// True if some rank was asked to stop.
     pub stop: bool,
 }
 
 reduced! {
     /// Sums over samples of a term of the reward.
     pub struct TermSums {
-        /// Of its finite scores.
+        /// Sum of its finite scores.
         sum score: f64,
         /// Samples that have one.
         sum finite: f64,
@@ -50,7 +50,7 @@ struct RankScores {
     total: Vec<f64>,
     /// One for each term.
     terms: Vec<TermSums>,
-    /// Whether the rank was asked to stop.
+    /// True if the rank was asked to stop.
     stop: bool,
 }
 
@@ -62,7 +62,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Of a step that began at `started`.
+    /// Starts from a step that began at `started`.
     pub fn new(started: Instant, generated: Instant) -> Self {
         Self { started, generated, rewarded: Instant::now() }
     }
@@ -190,7 +190,7 @@ impl ImageTask {
     }
 }
 
-/// What the samples show by themselves, and what each term says, by its name.
+/// Metrics of the samples, and of each term by its name.
 fn reward_metrics<'a>(scored: &Scored, names: impl Iterator<Item = &'a str>) -> Metrics {
     let rewards = &scored.rewards;
     let count = rewards.len() as f64;

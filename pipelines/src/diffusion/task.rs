@@ -1,4 +1,4 @@
-//! What a run of images is made of, and who takes part.
+//! Parts of a run of images: its options and its models.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,13 +30,13 @@ pub struct ImageTask {
     pub config: DiffusionConfig,
     /// The run's seed.
     pub seed: u64,
-    /// How noise becomes an image.
+    /// The sampler, which turns noise into an image.
     pub sampler: Sampler,
-    /// What an image earns.
+    /// The reward of an image.
     pub scorer: Scorer,
     /// Which rank samples what.
     pub share: Share,
-    /// Where batches go.
+    /// Device of the batches.
     pub device: tch::Device,
     /// The policy's model.
     pub model: Arc<Transformer>,
@@ -48,7 +48,7 @@ pub struct ImageTask {
     pub latent_shape: Vec<i64>,
     /// The classes or texts that are trained on.
     pub trained: usize,
-    /// Those that are evaluated.
+    /// Prompts of the evaluation.
     pub evaluated: std::ops::Range<usize>,
     /// From what is denoised to pixels; `None` where these are, and where videos cannot be decoded.
     pub decoder: Option<ImageDecoder>,
@@ -58,13 +58,13 @@ pub struct ImageTask {
 pub struct ImageModels {
     /// The policy, which is trained; its states are away while it samples.
     pub learner: Learner<Transformer>,
-    /// As the policy was after the warm-up; `None` without a KL term.
+    /// The policy after the warm-up; `None` without a KL term.
     pub reference: Option<Reference>,
     /// The one that DiffusionNFT samples with: it follows the policy.
     pub old: Option<Zero<Transformer>>,
 }
 
-/// What the policy is kept near to.
+/// The reference of the KL term.
 pub enum Reference {
     /// A frozen copy.
     Copy(Box<Zero<Transformer>>),
@@ -94,7 +94,7 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// What came of the noise: fp32 `[N, channels, height, width]`.
+    /// Images made from the noise: fp32 `[N, channels, height, width]`.
     pub fn latents(&self) -> &Tensor {
         self.walk.points.last().expect("a walk has a beginning")
     }

@@ -5,7 +5,7 @@
 
 use Reduction::{Last, Max, Mean, Min, Std, Sum};
 
-/// How the values of a step, over its samples and all ranks, become one.
+/// Reduction of a step's values, over its samples and all ranks, to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
     /// Their mean, or a share.
@@ -29,7 +29,7 @@ pub struct Declared {
     pub name: &'static str,
     /// Its unit; empty for a plain number.
     pub unit: &'static str,
-    /// How it comes from the step's values.
+    /// Reduction of the step's values.
     pub reduction: Reduction,
     /// Its meaning, in a sentence.
     pub sentence: &'static str,

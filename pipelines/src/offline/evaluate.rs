@@ -30,7 +30,7 @@ reduced! {
     struct HeldOutSums {
         /// The objective's.
         nested objective: Sums,
-        /// Of the answers.
+        /// Statistics of the answers.
         nested counts: Counts,
     }
 }

@@ -161,7 +161,7 @@ pub struct Pass {
     pub first: usize,
 }
 
-/// What a rank's part of a step showed.
+/// Results of a rank's part of a step.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// The stacked [`Sums`]; `None` before the first micro-batch.

@@ -30,7 +30,7 @@ pub struct Lesson<'a> {
     pub tokenizer: &'a Tokenizer,
     /// The run's seed.
     pub seed: u64,
-    /// What is learnt of conversations.
+    /// The turns of a conversation that are learnt.
     pub turns: Turns,
 }
 
@@ -101,7 +101,7 @@ reduced! {
 }
 
 impl Counts {
-    /// Those of `sequences`.
+    /// Counts the answers of `sequences`.
     pub fn of(sequences: &[Written]) -> Self {
         let better = || sequences.iter().filter(|sequence| sequence.desirable);
         let count = better().count();
@@ -117,9 +117,9 @@ reduced! {
         sum answered: f64,
         /// Tokens of prompts and answers.
         sum tokens: f64,
-        /// Whether some rank was asked to stop.
+        /// True if some rank was asked to stop.
         any stop: bool,
-        /// Of the answers.
+        /// Statistics of the answers.
         nested counts: Counts,
     }
 }
@@ -182,7 +182,7 @@ impl TextTask {
         Ok(StepOutcome { metrics, stop: drawn.stop })
     }
 
-    /// What a step showed, over all ranks.
+    /// Results of a step, over all ranks.
     fn learnt(&self, exchange: &Exchange, seen: &Seen, whole: Whole, answered: f64) -> Result<Metrics> {
         let sums = seen.read(exchange)?;
         let mut metrics = self.objective_metrics(&sums.objective, whole);

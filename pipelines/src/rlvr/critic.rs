@@ -26,7 +26,7 @@ use crate::{
     train::{Exchange, Learner, Place, Schedule},
 };
 
-/// Where the critic lies in a checkpoint.
+/// The critic's folder in a checkpoint.
 const FOLDER: &str = "critic";
 
 /// The model that values tokens.
@@ -36,11 +36,11 @@ pub struct Critic {
     learner: Learner<ValueModel>,
 }
 
-/// What the critic is trained towards.
+/// Targets of the critic.
 pub struct Valued {
-    /// Of all of the rank's tokens.
+    /// Targets of all of the rank's tokens.
     pub targets: ValueTargets,
-    /// Those of the rank's tokens that are trained on.
+    /// The rank's tokens that are trained on.
     pub seen: Vec<ValuedToken>,
 }
 
@@ -48,7 +48,7 @@ pub struct Valued {
 pub struct ValuedToken {
     /// The critic's value.
     pub value: f64,
-    /// What it should have been.
+    /// The return, which the value should have been.
     pub follows: f64,
     /// The advantage that came of it.
     pub advantage: f64,

@@ -35,7 +35,7 @@ reduced! {
     struct DomainSums {
         /// Prompts.
         sum prompts: f64,
-        /// What the greedy completion was measured at.
+        /// The greedy completion's measure.
         sum greedy: f64,
         /// The chance that a sample is right.
         sum pass_1: f64,
@@ -51,7 +51,7 @@ reduced! {
     struct Failures {
         /// All.
         sum completions: u64,
-        /// Those that each term of the reward failed on.
+        /// Number of completions on which each term of the reward failed.
         each failed: Vec<f64>,
     }
 }
@@ -95,7 +95,7 @@ pub fn evaluate(rlvr: &mut Rlvr, exchange: &Exchange, step: u64, phase: Phase) -
     Ok(Evaluation { metrics, samples, picture: None, summary })
 }
 
-/// What completions are sampled and measured with.
+/// The policy, sampler and rewards of an evaluation.
 struct Measuring<'a> {
     engine: &'a Engine,
     weights: &'a Weights,

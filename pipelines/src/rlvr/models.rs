@@ -18,7 +18,7 @@ pub struct Models {
     /// Its frozen copy from after the warm-up; `None` without a KL term, and with adapters, where it is the policy with
     /// these off.
     pub reference: Option<Reference>,
-    /// What values tokens; `None` unless advantages are made from values.
+    /// The critic; `None` unless advantages are made from values.
     pub critic: Option<Critic>,
 }
 

@@ -9,7 +9,7 @@ use crate::{
     train::{Purpose, sample_seed},
 };
 
-/// How samples become batches.
+/// Packing of samples into batches.
 #[derive(Clone, Copy, Debug)]
 pub struct Packing {
     /// Run a prompt that neighbouring samples share through the model only once.
@@ -25,7 +25,7 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// As `config` says.
+    /// Reads the options from `config`.
     pub fn new(config: &RlvrConfig, drops: bool, seed: u64) -> Self {
         Self {
             share_prompts: config.share_prompts == Some(true),

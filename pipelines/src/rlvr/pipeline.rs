@@ -35,7 +35,7 @@ use crate::{
 pub struct Rlvr {
     run: Run,
     place: Place,
-    /// Where the reference will be.
+    /// Placement of the reference, which is made after the warm-up.
     reference_place: Option<Place>,
     /// The policy's first weights.
     weights: Box<dyn WeightSource>,
@@ -45,17 +45,17 @@ pub struct Rlvr {
     pub dataset: Arc<Dataset>,
     /// The prompts of every evaluation.
     pub held_out: Vec<Arc<Record>>,
-    /// What samples on the policy's device.
+    /// The engine on the policy's device.
     pub engine: Arc<Engine>,
-    /// What scores.
+    /// The rewards.
     pub rewards: Rewards,
-    /// What samples the groups of a step.
+    /// The rollout, which samples the groups of a step.
     pub rollout: Box<dyn Rollout>,
     /// The policy and what surrounds it.
     pub models: Models,
 }
 
-/// What one step leaves for the next.
+/// State that one step leaves for the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Carried {
     /// Batches of prompts that the steps before drew: as many as there were steps, but with `mixed_groups`.

@@ -22,11 +22,11 @@ use crate::{
 
 /// A rank's samples of a step, ready to be trained on.
 pub struct Batch {
-    /// Of all of the rank's tokens.
+    /// Targets of all of the rank's tokens.
     pub targets: Targets,
-    /// Of the critic, of the same tokens.
+    /// Targets of the critic, for the same tokens.
     pub values: Option<Valued>,
-    /// Of all rewards so far, if they are normalized by those.
+    /// Moments of all rewards so far, if rewards are normalized by them.
     pub reward_moments: Option<Moments>,
     /// The weights of tokens, on the device, if there are any.
     pub correction: Option<CorrectionSums<Tensor>>,

@@ -25,7 +25,7 @@ use crate::{
 
 /// Scores completions, on threads of its own and by models that the ranks hold together.
 pub struct Rewards {
-    /// What a completion earns.
+    /// The reward of a completion.
     pub sum: Arc<RewardSum>,
     /// The threads.
     pub scorer: Scorer,
@@ -42,7 +42,7 @@ pub struct Rewards {
 struct Report {
     /// The reward; `None` if it could not be scored, or is no number.
     reward: Option<f64>,
-    /// What evaluation would measure.
+    /// The measure that an evaluation would report.
     measured: Option<f64>,
     /// The score of each term; empty unless advantages are made of these.
     terms: Vec<Option<f64>>,
@@ -53,7 +53,7 @@ struct Report {
     finished: bool,
 }
 
-/// What a rank reports of a batch.
+/// A rank's report of a batch.
 #[derive(Serialize, Deserialize)]
 struct RankReport {
     samples: Vec<Report>,

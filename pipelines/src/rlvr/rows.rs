@@ -10,7 +10,7 @@ use crate::{inference::Sample, metrics::Metrics, train::Share};
 pub struct Row {
     /// The reward; of a sample that could not be scored the mean of its group's others.
     pub reward: f64,
-    /// What evaluation would measure, filled likewise.
+    /// The measure that an evaluation would report, filled likewise.
     pub measured: f64,
     /// The sum of terms that are normalized each by itself; `None` unless advantages are made of that.
     pub decoupled: Option<f64>,
@@ -29,19 +29,19 @@ pub struct Row {
 /// The samples that a step trains on, scored.
 #[derive(Debug, Default)]
 pub struct Scored {
-    /// Of all ranks, group by group in the step's order.
+    /// Rows of all ranks, group by group in the step's order.
     pub rows: Vec<Row>,
     /// The reward of each group's greedy completion; empty unless advantages are relative to that.
     pub greedy: Vec<f64>,
     /// This rank's samples, in its own order: see [`Share::samples_of`].
     pub own: Vec<Sample>,
-    /// Of each term of the reward, over all ranks.
+    /// Statistics of each term of the reward, over all ranks.
     pub terms: Vec<TermSums>,
     /// Over all ranks; `None` where a step samples what it trains on.
     pub staleness: Option<Staleness>,
     /// Batches of prompts that were drawn for them.
     pub batches: u64,
-    /// How they were selected from these; empty unless there is dynamic sampling.
+    /// Metrics of their selection; empty unless there is dynamic sampling.
     pub selection: Metrics,
     /// True if some rank was asked to stop.
     pub stop: bool,

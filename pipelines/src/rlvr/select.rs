@@ -108,7 +108,7 @@ impl Selection {
         Ok(picked)
     }
 
-    /// How they were found.
+    /// Metrics of the search for them.
     fn metrics(&self, task: &Task) -> Metrics {
         let prompts = task.share.prompts;
         let mut metrics = Metrics::new();

@@ -1,4 +1,4 @@
-//! What a run is made of: its options, what samples, and what scores.
+//! Parts of a run: its options, the engine that samples, and the rewards.
 
 use std::{num::NonZeroUsize, sync::Arc};
 
@@ -34,14 +34,14 @@ pub struct Task {
     pub seed: u64,
     /// Which rank has which samples.
     pub share: Share,
-    /// How samples become batches.
+    /// Packing of samples into batches.
     pub packing: Packing,
     /// True if adapters are what is trained; the reference is then the policy with its adapters off.
     pub has_adapters: bool,
 }
 
 impl Task {
-    /// That of `run` by `config`, whose policy is `model`.
+    /// Makes the task of `run` with `config`, whose policy is `model`.
     pub fn new(run: &Run, config: &RlvrConfig, base: &BaseModel, model: &Decoder) -> Self {
         Self {
             config: config.clone(),
@@ -71,7 +71,7 @@ pub fn policy(run: &Run, config: &RlvrConfig, base: &BaseModel, place: &Place) -
     Ok(Arc::new(model))
 }
 
-/// What samples `model` on the policy's device.
+/// Makes the engine that samples `model` on the policy's device.
 pub fn engine(
     run: &Run,
     config: &RlvrConfig,
@@ -90,7 +90,7 @@ pub fn engine(
     })
 }
 
-/// What scores by `sum`; models that the ranks hold are opened.
+/// Makes the rewards of `sum`; opens models that the ranks hold.
 pub fn rewards(
     run: &Run,
     sum: RewardSum,

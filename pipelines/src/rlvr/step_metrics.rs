@@ -1,4 +1,4 @@
-//! What a step shows: its metrics from rows, sums and clocks.
+//! Metrics of a step, from rows, sums and clocks.
 
 use std::{
     mem,
@@ -23,7 +23,7 @@ use crate::{
     train::Exchange,
 };
 
-/// What the samples and the update of a step show.
+/// Metrics of a step's samples and update.
 pub fn step_metrics(task: &Task, rewards: &Rewards, scored: &Scored, updated: &Updated) -> Metrics {
     let mut metrics = of_rows(task, scored);
     metrics.merge(TermSums::metrics(&scored.terms, rewards.sum.names()));
@@ -38,7 +38,7 @@ pub fn step_metrics(task: &Task, rewards: &Rewards, scored: &Scored, updated: &U
     metrics
 }
 
-/// How long the parts of a step took.
+/// Durations of the parts of a step.
 pub struct Clock {
     started: Instant,
     last: Instant,
@@ -53,7 +53,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Of a step that begins now.
+    /// Starts the clock of a step.
     pub fn start() -> Self {
         let (started, zero) = (Instant::now(), Duration::ZERO);
         let spent = Spent::default();
@@ -66,7 +66,7 @@ impl Clock {
         now - mem::replace(&mut self.last, now)
     }
 
-    /// Of the step, which ends with the last lap and had `tokens` tokens.
+    /// Metrics of the step, which ends with the last lap and had `tokens` tokens.
     pub fn metrics(&self, task: &Task, tokens: f64) -> Metrics {
         let Spent { effort, waited, generating, rewarding } = self.spent;
         let step_s = (self.last - self.started).as_secs_f64();

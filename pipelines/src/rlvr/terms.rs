@@ -1,4 +1,4 @@
-//! What the terms of the reward say of samples.
+//! Statistics of the reward's terms over samples.
 
 use crate::{
     metrics::Metrics,
@@ -15,13 +15,13 @@ reduced! {
         sum scored: f64,
         /// Samples that it failed on.
         sum failed: f64,
-        /// Those that took too long.
+        /// Samples that took too long.
         sum timed_out: f64,
     }
 }
 
 impl TermSums {
-    /// Those of `terms` terms over `outcomes`.
+    /// Collects the statistics of `terms` terms over `outcomes`.
     pub fn of<'a>(terms: usize, outcomes: impl Iterator<Item = &'a Outcome>) -> Vec<Self> {
         let mut sums = vec![Self::default(); terms];
         for outcome in outcomes {

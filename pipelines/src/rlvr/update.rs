@@ -15,7 +15,7 @@ use crate::{
     train::{Exchange, Learner, MiniBatch, Stepped},
 };
 
-/// What an update of the policy showed, over all ranks.
+/// Results of an update of the policy, over all ranks.
 pub struct PolicyUpdate {
     /// Sums over tokens of all mini-batches.
     pub totals: LossTotals,
@@ -27,11 +27,11 @@ pub struct PolicyUpdate {
     pub load_wait: Duration,
 }
 
-/// What a step's update showed.
+/// Results of a step's update.
 pub struct Updated {
-    /// Of the critic, over all ranks; empty without one.
+    /// Metrics of the critic, over all ranks; empty without one.
     pub critic: Metrics,
-    /// Of the policy; `None` where it waits for the critic.
+    /// Results of the policy; `None` where it waits for the critic.
     pub policy: Option<PolicyUpdate>,
 }
 

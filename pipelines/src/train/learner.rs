@@ -22,7 +22,7 @@ pub struct Learner<M: Model> {
     pub micro_batch_size: usize,
     /// States that leave the device between steps, or while something else needs the room.
     offloaded: Vec<State>,
-    /// Those of them that leave after every step.
+    /// The part of `offloaded` that leaves after every step.
     leaving: Vec<State>,
     schedule: Schedule,
 }
@@ -34,7 +34,7 @@ pub struct Schedule {
     pub optimizer: OptimizerConfig,
     /// Steps after the warm-up.
     pub steps: u64,
-    /// That of a warm-up, which comes first, if there is one.
+    /// Optimizer of the warm-up, which comes first, if there is one.
     pub warmup: Option<OptimizerConfig>,
 }
 
@@ -61,7 +61,7 @@ pub struct Update {
     learning_rate: f64,
 }
 
-/// What the optimizer steps of a step did.
+/// Results of the optimizer steps of a step.
 #[derive(Debug)]
 pub struct Stepped {
     /// The mean norm of the gradients that were not skipped, in fp16 the last loss scale and the number of steps that were

@@ -122,7 +122,7 @@ impl<T: Reduce> Reduce for Vec<T> {
     }
 }
 
-/// Of the ranks that have one.
+/// Reduces over the ranks that have a value.
 impl<T: Reduce> Reduce for Option<T> {
     fn reduce(&mut self, next: Self) {
         match (self.as_mut(), next) {

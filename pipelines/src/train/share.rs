@@ -38,7 +38,7 @@ impl Share {
         self.prompts * self.group_size
     }
 
-    /// Where a rank's own samples of a mini-batch lie among its own.
+    /// Range of a mini-batch's samples among a rank's own.
     pub fn own_range(&self, mini_batch: usize) -> Range<usize> {
         let len = self.samples() / self.mini_batches / self.world_size;
         mini_batch * len..(mini_batch + 1) * len

@@ -13,7 +13,7 @@ pub struct ClippedConfig {
     pub clip_low: f64,
     /// The ratio is clipped above at `1 + clip_high`; above 0. Default 0.28.
     pub clip_high: f64,
-    /// Where the advantage is negative, the loss is at most so many times its absolute value; above 1.
+    /// Upper bound of the loss where the advantage is negative, as a multiple of its absolute value; above 1.
     /// Default: no bound.
     pub dual_clip: Option<f64>,
 }

@@ -58,7 +58,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// Of the field `field`.
+    /// Makes the range of the field `field`.
     pub fn new(field: &'static str, value: f64, holds: bool, range: &'static str) -> Self {
         Self { field, value, holds, range }
     }
@@ -69,7 +69,7 @@ pub trait Loss {
     /// Its name in papers; `None` where a recipe is named after its advantages.
     fn title(&self) -> Option<&'static str>;
 
-    /// What must hold of its section's numbers.
+    /// Ranges of its section's numbers.
     fn ranges(&self) -> Vec<Range> {
         Vec::new()
     }
@@ -98,7 +98,7 @@ macro_rules! policy_losses {
     ($($(#[$meta:meta])* $file:ident => $variant:ident $(($section:ident))?,)*) => {
         $(mod $file;)*
 
-        /// What a config writes.
+        /// Sections that a config writes.
         pub mod sections {
             pub use super::PolicyLoss;
             $($(pub use super::$file::$section;)?)*
@@ -154,7 +154,7 @@ macro_rules! loss_of {
 policy_losses! {
     /// PPO's: the ratio is clipped where clipping makes the loss larger.
     clipped => Clipped(ClippedConfig),
-    /// As `clipped`, with one ratio a sequence: the geometric mean of its tokens'.
+    /// PPO's clipping with one ratio per sequence: the geometric mean of its tokens'.
     gspo => Gspo(GspoConfig),
     /// The geometric mean of a sequence's ratios, of which each is clipped before.
     gmpo => Gmpo(GmpoConfig),

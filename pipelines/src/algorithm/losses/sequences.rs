@@ -17,7 +17,7 @@ pub fn sequence_sums(values: &Tensor, lengths: &[i64]) -> Result<Tensor> {
     sums.f_repeat_interleave_self_tensor(&lengths, 0, tokens)
 }
 
-/// As [`sequence_sums`], over the sequence's length.
+/// Divides [`sequence_sums`] by the sequence's length.
 pub fn sequence_means(values: &Tensor, lengths: &[i64]) -> Result<Tensor> {
     sequence_sums(values, lengths)?.f_div(&sequence_sums(&values.f_ones_like()?, lengths)?)
 }

@@ -13,9 +13,9 @@ use crate::{
 
 /// KL divergences of a step's samples.
 pub struct SampleKl {
-    /// Of each of this rank's tokens: old log-prob less the reference's.
+    /// Old log-prob less the reference's, of each of this rank's tokens.
     pub of_tokens: Vec<f64>,
-    /// Of each sample of the step, in its order.
+    /// One value per sample of the step, in its order.
     pub rows: Vec<KlRow>,
     /// Their weight in this step.
     pub coef: f64,

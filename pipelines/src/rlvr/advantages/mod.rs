@@ -23,7 +23,7 @@ use crate::{
     train::{Exchange, Share},
 };
 
-/// What advantages are made by.
+/// Options of the advantages.
 pub struct Advantages<'a> {
     /// The formulas.
     pub algorithm: &'a AlgorithmConfig,
@@ -33,7 +33,7 @@ pub struct Advantages<'a> {
     pub exchange: &'a Exchange,
 }
 
-/// What advantages are made from.
+/// Inputs of the advantages.
 pub struct Evidence<'a> {
     /// All ranks' samples.
     pub scored: &'a Scored,
@@ -45,11 +45,11 @@ pub struct Evidence<'a> {
     pub values: Option<&'a [f64]>,
 }
 
-/// Of a rank's tokens, all in a row.
+/// Advantages of a rank's tokens, all in a row.
 pub struct TokenAdvantages {
     /// Advantages.
     pub of_tokens: Vec<f64>,
-    /// What their values should have been; empty without values.
+    /// Returns, towards which values are trained; empty without values.
     pub returns: Vec<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! How losses of tokens become one number: the sum of each times its weight, over a count.
+//! Aggregation of tokens' losses: the sum of each times its weight, over a count.
 //!
 //! A weight depends on a token's own sequence only and the count on the whole mini-batch, so that ranks and
 //! micro-batches add up to the same gradient however a mini-batch is split.
@@ -16,7 +16,7 @@ pub fn token_weights(aggregation: Aggregation, lengths: &[i64]) -> Vec<f32> {
     lengths.iter().flat_map(tokens).collect()
 }
 
-/// What the weighted sum is divided by: the tokens, or the sequences, of a mini-batch whose sequences over all
+/// Divisor of the weighted sum: the tokens, or the sequences, of a mini-batch whose sequences over all
 /// ranks have these lengths. At least 1, so that a mini-batch of which all is left out has a gradient of 0.
 pub fn count(aggregation: Aggregation, lengths: &[f64]) -> f64 {
     let count = match aggregation {

@@ -17,16 +17,16 @@ const MOST_LOG_WEIGHT: f64 = 20.0;
 pub struct Correction {
     /// `[M]`, without a gradient.
     pub weights: Tensor,
-    /// Of these tokens, on the device.
+    /// Sums over these tokens, on the device.
     pub sums: CorrectionSums<Tensor>,
 }
 
 device_sums! {
     /// Sums over the weights of tokens.
     pub struct CorrectionSums {
-        /// Of the weights.
+        /// Sum of the weights.
         weights,
-        /// Of their squares.
+        /// Sum of the weights' squares.
         squares,
         /// Tokens whose weight is truncated or masked.
         changed,

@@ -33,7 +33,7 @@ use crate::{
 
 type Result<T> = std::result::Result<T, TchError>;
 
-/// What the tokens of some sequences are trained towards: each tensor fp32 `[M]`, in the order of the scores.
+/// Targets of the tokens of some sequences: each tensor fp32 `[M]`, in the order of the scores.
 #[derive(Debug)]
 pub struct Targets {
     /// Tokens of each sequence.
@@ -53,7 +53,7 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// Those of a range of the sequences; views.
+    /// The targets of a range of the sequences; views.
     pub fn part(&self, sequences: Range<usize>) -> Result<Targets> {
         let start: i64 = self.lengths[..sequences.start].iter().sum();
         let lengths = self.lengths[sequences].to_vec();

@@ -1,4 +1,4 @@
-//! What a step's updates show, kept on the device until it is read.
+//! Statistics of a step's updates, kept on the device until they are read.
 
 use anyroll_models::model::Scores;
 use tch::{Kind, Tensor};
@@ -32,13 +32,13 @@ device_sums! {
 }
 
 reduced! {
-    /// What a step's updates show, over all ranks.
+    /// Statistics of a step's updates, over all ranks.
     pub struct LossTotals {
         /// Over tokens of all mini-batches.
         nested sums: LossSums,
         /// The largest ratio.
         max ratio: f64,
-        /// Of tokens of the first mini-batch the difference of log-probs between sampling and training.
+        /// Difference of log-probs between sampling and training, of the first mini-batch's tokens.
         sum drift: f64,
         /// The largest such difference.
         max largest_drift: f64,
@@ -109,7 +109,7 @@ impl LossStats {
         self.drift.add(logprobs, sampled)
     }
 
-    /// What this rank has added, 0 if nothing; waits for the device.
+    /// Reads this rank's sums, 0 if it added nothing; waits for the device.
     pub fn read(&self) -> Result<LossTotals> {
         let (drift, largest_drift) = self.drift.read()?;
         Ok(LossTotals {

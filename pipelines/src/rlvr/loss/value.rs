@@ -7,14 +7,14 @@ use tch::{Kind, Tensor};
 use super::Result;
 use crate::train::device_sums;
 
-/// What the values of some sequences are trained towards: each tensor fp32 `[M]`, all tokens in a row.
+/// Targets of the values of some sequences: each tensor fp32 `[M]`, all tokens in a row.
 #[derive(Debug)]
 pub struct ValueTargets {
     /// Tokens of each sequence.
     pub lengths: Vec<i64>,
     /// Values before the first update of the step.
     pub old_values: Tensor,
-    /// What the values should have been: advantages plus old values.
+    /// Returns: advantages plus old values.
     pub returns: Tensor,
     /// [`token_weights`](super::token_weights).
     pub token_weights: Tensor,
@@ -31,7 +31,7 @@ impl ValueTargets {
         })
     }
 
-    /// Those of a range of the sequences; views.
+    /// The targets of a range of the sequences; views.
     pub fn part(&self, sequences: Range<usize>) -> Result<Self> {
         let start: i64 = self.lengths[..sequences.start].iter().sum();
         let lengths = self.lengths[sequences].to_vec();
@@ -61,7 +61,7 @@ device_sums! {
 pub struct ValueStats(Option<Tensor>);
 
 impl ValueStats {
-    /// What this rank has added, 0 if nothing; waits for the device.
+    /// Reads this rank's sums, 0 if it added nothing; waits for the device.
     pub fn read(&self) -> Result<ValueSums> {
         self.0.as_ref().map_or(Ok(ValueSums::default()), ValueSums::read)
     }

@@ -40,7 +40,7 @@ pub struct Goal {
     pub part: usize,
 }
 
-/// How far a device has come.
+/// Progress of a device.
 struct Progress {
     goal: Goal,
     /// Samples of the device that are due.
@@ -79,7 +79,7 @@ pub struct Devices {
 struct SamplingDevice {
     sampler: Arc<Sampler>,
     torch: tch::Device,
-    /// As they were last sent, or what was last merged of that; empty before.
+    /// Weights as last sent, or their merged form; empty before.
     weights: Weights,
     /// The policy's model, if its adapters are merged for the sampler's.
     merged: Option<Arc<Decoder>>,
@@ -88,7 +88,7 @@ struct SamplingDevice {
 /// Completions on their way.
 #[derive(Debug)]
 struct Running {
-    /// As they began.
+    /// Samples as they were when the devices began.
     samples: Vec<Sample>,
     /// One a device.
     threads: Vec<JoinHandle<Result<Part>>>,
@@ -96,7 +96,7 @@ struct Running {
     given_up: Arc<AtomicBool>,
 }
 
-/// What a device has done.
+/// Work that a device has done.
 #[derive(Debug)]
 struct Part {
     /// Which of the samples it had.
@@ -106,7 +106,7 @@ struct Part {
 }
 
 impl Devices {
-    /// Those of the rank `local_rank` of this host.
+    /// Opens the devices of the rank `local_rank` of this host.
     /// They sample as `engine` does, by `rollout`.
     pub fn open(
         engine: &Engine,
@@ -186,7 +186,7 @@ impl Devices {
     }
 }
 
-/// What each of `devices` is to sample, with its numbers.
+/// Samples for each of `devices`, with their numbers.
 fn deal(asked: Vec<Asked>, devices: usize) -> Vec<(Vec<usize>, Vec<Asked>)> {
     let mut dealt: Vec<(Vec<usize>, Vec<Asked>)> = vec![Default::default(); devices];
     let numbered: Vec<(usize, Asked)> = asked.into_iter().enumerate().collect();

@@ -1,4 +1,4 @@
-//! What samples on the policy's device: for rollout there, and for evaluation.
+//! The engine on the policy's device: for rollout there, and for evaluation.
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -16,9 +16,9 @@ use crate::{
 
 /// A sampler with the environment that answers the policy's turns, if there is one.
 pub struct Engine {
-    /// What samples.
+    /// The sampler.
     pub sampler: Sampler,
-    /// What answers.
+    /// The environment, if there is one.
     pub environment: Option<Environment>,
     /// The policy's model, if its adapters are merged into the weights that sample.
     pub merged: Option<Arc<Decoder>>,
@@ -50,7 +50,7 @@ impl Engine {
     }
 }
 
-/// What samples with `model` as `rollout` says.
+/// Makes the sampler of `model` with the options of `rollout`.
 pub fn sampler(
     rollout: &RolloutConfig,
     model: Arc<Decoder>,

@@ -23,9 +23,9 @@ use crate::{
 
 /// Samples on the policy's device until the step's groups are whole.
 pub struct InFlightRollout {
-    /// What samples.
+    /// The engine.
     pub engine: Arc<Engine>,
-    /// What is asked.
+    /// The prompts.
     pub prompts: Prompts,
     /// Groups that are begun and not yet trained on.
     pub queue: GroupQueue,

@@ -33,7 +33,7 @@ use crate::{
     train::{Exchange, Learner},
 };
 
-/// What samples the groups that a step trains on. Every rank has one, and calls it in the same order.
+/// Samples the groups that a step trains on. Every rank has one, and calls it in the same order.
 pub trait Rollout {
     /// The policy's weights as this samples with them.
     fn weights(&self, learner: &mut Learner<Decoder>) -> Result<Weights>;
@@ -56,7 +56,7 @@ pub trait Rollout {
     fn restore(&mut self, _groups: GroupQueue) {}
 }
 
-/// What a step samples and scores with.
+/// Inputs of a step's sampling and scoring.
 pub struct Round<'a> {
     /// The step, from 0.
     pub step: u64,
@@ -68,16 +68,16 @@ pub struct Round<'a> {
     pub weights: &'a Weights,
     /// The policy, whose states may still be leaving the device.
     pub learner: &'a mut Learner<Decoder>,
-    /// What scores.
+    /// The rewards.
     pub rewards: &'a mut Rewards,
-    /// What it took so far.
+    /// Time and work so far.
     pub spent: Spent,
 }
 
-/// What sampling and scoring took on a rank.
+/// Time and work of sampling and scoring on a rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spent {
-    /// Of its engine.
+    /// Work of its engine.
     pub effort: Effort,
     /// Time spent waiting for states to leave the device.
     pub waited: Duration,
@@ -117,15 +117,15 @@ impl Round<'_> {
 pub struct Groups {
     /// All of them whole, in the order of their prompts.
     pub taken: Vec<Group>,
-    /// Where their completions are being scored: those of the groups in order, then greedy ones.
+    /// Scoring of their completions: those of the groups in order, then greedy ones.
     pub scoring: Scoring,
-    /// What it took.
+    /// Work of the engine.
     pub effort: Effort,
-    /// How old they are; `None` where a step samples what it trains on.
+    /// Staleness of the groups; `None` where a step samples what it trains on.
     pub staleness: Option<Staleness>,
 }
 
-/// What it took to sample.
+/// Work of sampling.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Effort {
     /// Passes through the model.

@@ -37,9 +37,9 @@ pub struct OwnDevicesRollout {
     devices: Devices,
     /// Samples in the devices' hands: the number of the group and the index in it, in the order in which they were asked.
     asked: Vec<(u64, usize)>,
-    /// Where the batches in the queue are being scored.
+    /// Scorings of the batches in the queue.
     scorings: BTreeMap<u64, Scoring>,
-    /// What the devices have done since a step last asked.
+    /// Work of the devices since a step last asked.
     done: Effort,
 }
 

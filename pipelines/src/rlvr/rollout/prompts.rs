@@ -15,7 +15,7 @@ use crate::{
 /// Draws a rank's prompts. Its prompts are numbered from the run's first on, over the parts that it has of each batch.
 #[derive(Clone)]
 pub struct Prompts {
-    /// Where they are drawn from.
+    /// Source of the records.
     pub dataset: Arc<Dataset>,
     /// Text to tokens.
     pub tokenizer: Arc<Tokenizer>,
@@ -31,7 +31,7 @@ pub struct Prompt {
     pub batch: u64,
     /// Its number there.
     pub number: usize,
-    /// What is asked.
+    /// The record.
     pub record: Arc<Record>,
 }
 

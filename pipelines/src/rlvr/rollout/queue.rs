@@ -20,7 +20,7 @@ pub struct GroupQueue {
 pub struct Group {
     /// Which of the rank's prompts, from the run's first on.
     pub number: u64,
-    /// As many as a group has; with `remax` the greedy one is behind them.
+    /// The group's completions; with `remax` the greedy one is behind them.
     pub samples: Vec<Sample>,
 }
 

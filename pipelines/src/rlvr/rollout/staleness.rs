@@ -1,4 +1,4 @@
-//! How old the groups of a step are, and what stays in flight.
+//! Staleness of a step's groups, and of what stays in flight.
 
 use super::{Group, GroupQueue};
 use crate::{inference::Sample, metrics::Metrics, train::reduced};
@@ -14,7 +14,7 @@ reduced! {
         max oldest: f64,
         /// Completions that are trained on.
         sum samples: u64,
-        /// Those that several steps' weights sampled.
+        /// Completions that several steps' weights sampled.
         sum continued: u64,
         /// Groups that the step had to take, since they would be too old in the next.
         sum due: u64,

@@ -13,9 +13,9 @@ use crate::{Result, inference::Asked, train::Learner};
 
 /// Samples on the policy's device until every group is whole.
 pub struct SyncRollout {
-    /// What samples.
+    /// The engine.
     pub engine: Arc<Engine>,
-    /// What is asked.
+    /// The prompts.
     pub prompts: Prompts,
 }
 
