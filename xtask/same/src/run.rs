@@ -92,25 +92,24 @@ impl<'a> Runner<'a> {
         let mut all = compare::folders(&old.folder, &new.folder)?;
         match compare::checkpoints(&old.folder, &new.folder)? {
             Checkpoints::Equal => {}
-            Checkpoints::Differ(reason) => match (self.weights(old)?, self.weights(new)?) {
-                // Another format, perhaps, of equal weights.
-                (Some(old), Some(new)) => {
+            // Another format, perhaps, of equal weights.
+            Checkpoints::Differ(reason) => match (self.weights(old), self.weights(new)) {
+                (Ok(old), Ok(new)) => {
                     all.extend(compare::files(&old, &new)?.map(|it| format!("{reason}; {it}")))
                 }
-                _ => all.push(format!("{reason}, and the model has no export to compare instead")),
+                (Err(failed), _) | (_, Err(failed)) => all.push(format!("{reason}; {failed}")),
             },
         }
         Ok(all)
     }
 
-    /// Returns the exported weights of a run, or `None` for a model that cannot be exported.
-    fn weights(&self, made: &Made) -> Result<Option<PathBuf>> {
+    /// Returns the exported weights of a run, which is exported once.
+    fn weights(&self, made: &Made) -> Result<PathBuf> {
         let to = made.folder.with_extension("export");
-        match export(self.root, made.programs, &made.folder, &to) {
-            Ok(()) => Ok(Some(to.join("model.safetensors"))),
-            Err(said) if said.contains("which nobody else loads") => Ok(None),
-            Err(said) => Err(said),
+        if !to.exists() {
+            export(self.root, made.programs, &made.folder, &to)?;
         }
+        Ok(to.join("model.safetensors"))
     }
 
     fn start(&self, programs: &'a Programs, run: &Run, side: &str) -> Result<Started<'a>> {
