@@ -1,7 +1,7 @@
 //! What must hold for the fields of `algorithm` and `critic`.
 
 use super::check::Check;
-use crate::algorithm::losses::{Loss, Range};
+use crate::algorithm::losses::Range;
 use crate::config::*;
 
 impl Check<'_> {
@@ -58,7 +58,7 @@ impl Check<'_> {
     }
 
     fn policy_loss(&self, loss: &PolicyLoss) -> Result<(), Problem> {
-        loss.ranges().into_iter().try_for_each(|Range { field, value, holds, range }| {
+        loss.formula().ranges().into_iter().try_for_each(|Range { field, value, holds, range }| {
             self.number(&format!("pipeline.rlvr.algorithm.loss.{}.{field}", loss.name()), value, holds, range)
         })
     }
@@ -133,7 +133,7 @@ impl Check<'_> {
             "entropies before the first update of a step come with log-probs that are computed again",
             "write `old_logprobs: recompute` beside it",
         )?;
-        let refused = algorithm.loss.refuses_correction();
+        let refused = algorithm.loss.formula().refuses_correction();
         self.ensure(
             algorithm.rollout_correction == RolloutCorrection::None || refused.is_none(),
             &field("rollout_correction"),
@@ -173,7 +173,7 @@ impl Check<'_> {
             _ => algorithm.kl_in == KlTerm::Advantage,
         };
         self.ensure(
-            !(varies && algorithm.loss.is_of_sequences()),
+            !(varies && algorithm.loss.formula().is_of_sequences()),
             &field("loss"),
             "it has one ratio a sequence, and these advantages differ from token to token",
             "write `gamma: 1`, `kl_in: loss` and `credit: episode`, or an advantage of another kind",

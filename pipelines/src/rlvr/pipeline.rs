@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    algorithm::{Moments, losses::Loss},
+    algorithm::Moments,
     base_model::BaseModel,
     config::{Advantage, AlgorithmConfig, GrpoConfig, PipelineConfig, Scale, Turns},
     data::{Dataset, Record},
@@ -233,7 +233,7 @@ fn title(algorithm: &AlgorithmConfig) -> String {
         (Advantage::Gae(_), _) => "PPO",
         (Advantage::None, _) => "on-policy distillation",
     };
-    match algorithm.loss.title() {
+    match algorithm.loss.formula().title() {
         Some(loss) => format!("{loss} on {advantage}"),
         None => advantage.to_owned(),
     }

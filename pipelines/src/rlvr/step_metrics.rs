@@ -15,13 +15,7 @@ use super::{
     terms::TermSums,
     update::{PolicyUpdate, Updated},
 };
-use crate::{
-    Result,
-    algorithm::{count_groups, losses::Loss},
-    config::KlTerm,
-    metrics::Metrics,
-    train::Exchange,
-};
+use crate::{Result, algorithm::count_groups, config::KlTerm, metrics::Metrics, train::Exchange};
 
 /// Metrics of a step's samples and update.
 pub fn step_metrics(task: &Task, rewards: &Rewards, scored: &Scored, updated: &Updated) -> Metrics {
@@ -170,7 +164,7 @@ fn of_losses(task: &Task, scored: &Scored, totals: &LossTotals) -> Metrics {
     }
     metrics.insert("kl/old", sums.kl_old / tokens);
     metrics.insert("entropy", sums.entropy / tokens);
-    if algorithm.loss.clips() {
+    if algorithm.loss.formula().clips() {
         metrics.insert("clip_fraction/low", sums.clipped_low / tokens);
         metrics.insert("clip_fraction/high", sums.clipped_high / tokens);
     }

@@ -126,8 +126,8 @@ macro_rules! policy_losses {
                 vec![$(Self::$variant $((<$section>::default()))?),*]
             }
 
-            /// The loss itself.
-            fn loss(&self) -> &dyn Loss {
+            /// Its formula, with the numbers of its section.
+            pub fn formula(&self) -> &dyn Loss {
                 match self {
                     $(Self::$variant $((bound!($section, loss)))? => loss_of!($file, $variant, loss $(, $section)?),)*
                 }
@@ -173,32 +173,6 @@ policy_losses! {
 impl Default for PolicyLoss {
     fn default() -> Self {
         Self::Clipped(ClippedConfig::default())
-    }
-}
-
-impl Loss for PolicyLoss {
-    fn title(&self) -> Option<&'static str> {
-        self.loss().title()
-    }
-
-    fn ranges(&self) -> Vec<Range> {
-        self.loss().ranges()
-    }
-
-    fn is_of_sequences(&self) -> bool {
-        self.loss().is_of_sequences()
-    }
-
-    fn clips(&self) -> bool {
-        self.loss().clips()
-    }
-
-    fn refuses_correction(&self) -> Option<&'static str> {
-        self.loss().refuses_correction()
-    }
-
-    fn terms(&self, tokens: &Tokens) -> Result<Terms> {
-        self.loss().terms(tokens)
     }
 }
 

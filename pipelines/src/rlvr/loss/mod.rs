@@ -27,7 +27,7 @@ use anyroll_models::{Scores, ScoresGrad};
 use tch::{TchError, Tensor};
 
 use crate::{
-    algorithm::losses::{Loss, Tokens, ratio, sequence_means},
+    algorithm::losses::{Tokens, ratio, sequence_means},
     config::{AlgorithmConfig, KlEstimator, KlTerm},
 };
 
@@ -83,7 +83,8 @@ pub fn policy_loss(
 ) -> Result<ScoresGrad> {
     let logprobs = scores.logprobs.f_detach()?.f_set_requires_grad(true)?;
     let Targets { old_logprobs, advantages, lengths, .. } = targets;
-    let terms = algorithm.loss.terms(&Tokens { logprobs: &logprobs, old_logprobs, advantages, lengths })?;
+    let terms =
+        algorithm.loss.formula().terms(&Tokens { logprobs: &logprobs, old_logprobs, advantages, lengths })?;
     let masked = algorithm.off_policy_mask.map(|most| off_policy(most, &logprobs, targets)).transpose()?;
     let mut policy = terms.loss.shallow_clone();
     if let Some(weights) = &targets.policy_weights {

@@ -62,7 +62,7 @@ impl Golden {
         let Targets { old_logprobs, advantages, lengths, .. } = self.targets(Aggregation::TokenMean);
         let logprobs = self.tensor("logp");
         let (logprobs, old_logprobs, advantages) = (&logprobs, &old_logprobs, &advantages);
-        loss.terms(&Tokens { logprobs, old_logprobs, advantages, lengths: &lengths }).unwrap()
+        loss.formula().terms(&Tokens { logprobs, old_logprobs, advantages, lengths: &lengths }).unwrap()
     }
 }
 
