@@ -37,9 +37,9 @@ reduced! {
         /// Values of pixels.
         sum values: f64,
         /// Quantities in the order of the scorer's names; the first is the reward.
-        each measured: Vec<Measured>,
+        nested measured: Vec<Measured>,
         /// Images that each term of the reward failed on.
-        each failed: Vec<f64>,
+        nested failed: Vec<f64>,
     }
 }
 

@@ -19,9 +19,9 @@ reduced! {
     /// [`Stats`] on the host, in the order of the names.
     struct Seen {
         /// Sums.
-        each sums: Vec<f64>,
+        nested sums: Vec<f64>,
         /// Largest values.
-        each largest: Vec<Largest>,
+        nested largest: Vec<Largest>,
     }
 }
 

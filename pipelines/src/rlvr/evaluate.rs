@@ -52,7 +52,7 @@ reduced! {
         /// All.
         sum completions: u64,
         /// Number of completions on which each term of the reward failed.
-        each failed: Vec<f64>,
+        nested failed: Vec<f64>,
     }
 }
 

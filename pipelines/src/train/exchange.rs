@@ -175,7 +175,7 @@ mod tests {
             /// Or.
             any stop: bool,
             /// Reduced row by row.
-            each rows: Vec<Numbers>,
+            nested rows: Vec<Numbers>,
         }
     }
 

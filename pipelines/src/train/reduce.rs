@@ -11,7 +11,7 @@ pub trait Reduce: Serialize + DeserializeOwned {
 }
 
 /// Declares a struct whose fields are reduced over ranks, each by the operation before its name: `sum`, `max`, `min`,
-/// `any` of flags, `nested` of a struct of this kind, or `each` of a list of such, equally long on every rank.
+/// `any` of flags, or `nested` of a value that is [`Reduce`] itself, such as a struct of this kind or a list of them.
 macro_rules! reduced {
     (
         $(#[$meta:meta])*
@@ -99,13 +99,8 @@ pub(crate) mod operations {
         *own |= next;
     }
 
-    /// Reduces a struct of its own.
+    /// Reduces as the field's type does.
     pub fn nested<T: Reduce>(own: &mut T, next: T) {
-        own.reduce(next);
-    }
-
-    /// Reduces row by row.
-    pub fn each<T: Reduce>(own: &mut Vec<T>, next: Vec<T>) {
         own.reduce(next);
     }
 }
