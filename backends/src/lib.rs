@@ -121,7 +121,7 @@ pub fn rank_environment() -> impl Iterator<Item = (&'static str, &'static str)> 
     BACKENDS.iter().flat_map(|backend| backend.rank_environment()).copied()
 }
 
-/// [`connect_with`] sums in rank order.
+/// Connects the ranks of a job for sums in rank order; see [`connect_with`].
 pub fn connect(device: &dyn Device, rendezvous: &Rendezvous) -> Result<Arc<dyn Collective>> {
     connect_with(Reduction::Ordered, device, rendezvous)
 }
