@@ -11,8 +11,9 @@ use anyroll_models::{
 
 use crate::{
     Result,
-    config::{self, FolderConfig, ModelConfig, StrategyConfig},
+    config::{self, FolderConfig},
     data::{CharTokenizer, Dataset, Tokenizer},
+    run::Strategy,
 };
 
 /// A model before training.
@@ -28,44 +29,41 @@ pub struct BaseModel {
 }
 
 impl BaseModel {
-    /// Opens the folder that `model` names, or creates the decoder that it describes. That decoder has a
-    /// token for each character of `dataset` and weights drawn from `seed`.
-    pub fn open(model: &ModelConfig, dataset: &Dataset, seed: u64) -> Result<BaseModel> {
-        match model {
-            ModelConfig::Decoder(decoder) => {
-                let tokenizer = CharTokenizer::new(&dataset.characters());
-                Ok(BaseModel {
-                    config: decoder_config(decoder, tokenizer.vocab_size()),
-                    tokenizer: Arc::new(Tokenizer::Characters(tokenizer)),
-                    lora: None,
-                    weights: Box::new(Seed(seed)),
-                })
-            }
-            ModelConfig::Dit(_) | ModelConfig::Diffusers(_) => {
-                unreachable!("an image model with text data is refused")
-            }
-            ModelConfig::Folder(config) => BaseModel::of_folder(config, seed),
+    /// Creates the decoder that `decoder` describes, with a token for each character of `dataset` and weights drawn from `seed`.
+    pub fn made(decoder: &config::DecoderConfig, dataset: &Dataset, seed: u64) -> BaseModel {
+        let tokenizer = CharTokenizer::new(&dataset.characters());
+        BaseModel {
+            config: decoder_config(decoder, tokenizer.vocab_size()),
+            tokenizer: Arc::new(Tokenizer::Characters(tokenizer)),
+            lora: None,
+            weights: Box::new(Seed(seed)),
         }
     }
 
-    /// Opens a published model's folder. Adapters that the config asks for are drawn from `seed` unless a
-    /// folder has them.
-    pub fn of_folder(config: &FolderConfig, seed: u64) -> Result<BaseModel> {
-        let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
-        let shape = folder.decoder_config().clone();
-        let tokenizer = Arc::new(Tokenizer::of_folder(&folder, config)?);
-        let Some(lora) = &config.lora else {
-            return Ok(BaseModel { config: shape, tokenizer, lora: None, weights: Box::new(folder) });
+    /// Model in `folder`, with `adapters` of a shape if there are any. Adapters without a folder are drawn from `seed`.
+    pub fn published(
+        folder: ModelFolder,
+        tokenizer: Tokenizer,
+        adapters: Option<(LoraConfig, Option<AdapterFolder>)>,
+        seed: u64,
+    ) -> BaseModel {
+        let config = folder.decoder_config().clone();
+        let tokenizer = Arc::new(tokenizer);
+        let Some((lora, adapter)) = adapters else {
+            return BaseModel { config, tokenizer, lora: None, weights: Box::new(folder) };
         };
-        let weights: Box<dyn WeightSource> = match &lora.path {
-            Some(path) => {
-                let adapter = AdapterFolder::open(path, &shape).map_err(anyroll_models::Error::from)?;
-                Box::new(WithAdapter { base: folder, adapter })
-            }
+        let weights: Box<dyn WeightSource> = match adapter {
+            Some(adapter) => Box::new(WithAdapter { base: folder, adapter }),
             None => Box::new(NewAdapter { base: folder, seed: Seed(seed) }),
         };
-        let lora = lora.shape(&shape).expect("a config whose targets match nothing is refused");
-        Ok(BaseModel { config: shape, tokenizer, lora: Some(lora), weights })
+        BaseModel { config, tokenizer, lora: Some(lora), weights }
+    }
+
+    /// Opens a published model's folder, without adapters.
+    pub fn of_folder(config: &FolderConfig) -> Result<BaseModel> {
+        let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
+        let tokenizer = Tokenizer::of_folder(&folder, config)?;
+        Ok(Self::published(folder, tokenizer, None, 0))
     }
 
     /// Opens the adapter folder `path` and the folder of the model that it names. `chat` and `system_prompt`
@@ -73,16 +71,16 @@ impl BaseModel {
     pub fn of_adapter(path: &Path, chat: bool, system_prompt: Option<String>) -> Result<BaseModel> {
         let named = AdapterFolder::base_of(path).map_err(anyroll_models::Error::from)?;
         let folder = FolderConfig { path: named, chat, system_prompt, lora: None };
-        let BaseModel { config, tokenizer, weights: base, .. } = BaseModel::of_folder(&folder, 0)?;
+        let BaseModel { config, tokenizer, weights: base, .. } = BaseModel::of_folder(&folder)?;
         let adapter = AdapterFolder::open(path, &config).map_err(anyroll_models::Error::from)?;
         let lora = Some(adapter.lora_config().clone());
         Ok(BaseModel { config, tokenizer, lora, weights: Box::new(WithAdapter { base, adapter }) })
     }
 
     /// [`Self::decoder`] configured for training under `strategy`.
-    pub fn policy(&self, device: tch::Device, strategy: &StrategyConfig) -> Result<Decoder> {
-        let StrategyConfig { deterministic, keep_logits, .. } = *strategy;
-        Ok(self.decoder(device)?.deterministic(deterministic).keeping_logits(keep_logits == Some(true)))
+    pub fn policy(&self, device: tch::Device, strategy: &Strategy) -> Result<Decoder> {
+        let Strategy { deterministic, keep_logits, .. } = *strategy;
+        Ok(self.decoder(device)?.deterministic(deterministic).keeping_logits(keep_logits))
     }
 
     /// The decoder of this shape, with its adapters, on `device`.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyroll_models::{
     Decoder, LoraConfig, Model, ParamSpec, Unit, ValueModel,
     hf::{
-        DiffusersFolder, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, Unscaled, WithAdapter,
+        ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, Unscaled, WithAdapter,
         adapter_config_file, config_file, scorer_config_file, write_diffusers_folder, write_folder,
         write_image_adapter,
     },
@@ -17,13 +17,8 @@ use anyroll_strategy::checkpoint::{self, CheckpointWeights};
 use serde_json::{Map, Value};
 
 use crate::{
-    Error, Result,
-    base_model::BaseModel,
-    config::{Config, DiffusersConfig, ModelConfig},
-    data::Tokenizer,
-    diffusion::first_adapter,
-    prepare::Loaded,
-    run_dir::RunDir,
+    Error, Result, base_model::BaseModel, config::ModelConfig, data::Tokenizer, diffusion::PublishedModel,
+    opened::Opened, prepare::Draft, run_dir::RunDir,
 };
 
 /// Files of a published model that are copied along with its weights.
@@ -58,56 +53,55 @@ pub struct ExportOptions {
 pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportOptions) -> Result<PathBuf> {
     let refuse = |problem: &str| Error::Export { run: run.to_owned(), problem: problem.to_owned() };
     let dir = RunDir::open(run)?;
-    let loaded = Loaded::read(&dir.resolved(), &[])?;
+    let (config, opened) = Draft::read(&dir.resolved(), &[])?.open()?;
     let last =
         || checkpoint::list(&dir.checkpoints())?.pop().ok_or_else(|| refuse("it has no checkpoint yet"));
     let checkpoint = checkpoint.map_or_else(last, |path| Ok(path.to_owned()))?;
-    if let ModelConfig::Diffusers(model) = &loaded.config.model {
-        export_images(model, &loaded.config, &checkpoint, to, options)?;
-        return Ok(checkpoint);
-    }
-    let Some(dataset) = &loaded.dataset else {
-        return Err(refuse("it trains a class-conditional model, which no other program loads"));
+    let base = match opened {
+        Opened::Texts(texts) => texts.base,
+        Opened::Images(images) => {
+            export_images(images.model, config.seed, &checkpoint, to, options)?;
+            return Ok(checkpoint);
+        }
+        Opened::Shapes(_) => {
+            return Err(refuse("it trains a class-conditional model, which no other program loads"));
+        }
     };
-    let base = BaseModel::open(&loaded.config.model, dataset, loaded.config.seed)?;
     let weights = Trained { checkpoint: CheckpointWeights::open(&checkpoint)?, base: &*base.weights };
-    if loaded.config.trains_a_reward_model() {
+    if config.trains_a_reward_model() {
         if options.adapter {
             return Err(refuse("it trains a reward model, which has no adapters"));
         }
         let model = ValueModel::new(base.config.clone(), tch::Device::Cpu)?;
-        let config = config_json(&base, &loaded.config.model).map_err(anyroll_models::Error::from)?;
-        let config = scorer_config_file(config);
-        write_model(to, &base, &loaded.config.model, (model.units(), config), &weights, options.dtype)?;
+        let file = config_json(&base, &config.model).map_err(anyroll_models::Error::from)?;
+        let file = scorer_config_file(file);
+        write_model(to, &base, &config.model, (model.units(), file), &weights, options.dtype)?;
         return Ok(checkpoint);
     }
     match (&base.lora, options.adapter) {
         (None, true) => return Err(refuse("it has no adapter: it was run without `model.lora`")),
-        (Some(lora), true) => write_adapter(to, &base, lora, &loaded.config.model, &weights, options.dtype)?,
+        (Some(lora), true) => write_adapter(to, &base, lora, &config.model, &weights, options.dtype)?,
         (Some(lora), false) => {
             let merged = Merged { base: &*base.weights, adapter: &weights, lora };
-            write_language_model(to, &base, &loaded.config.model, &merged, options.dtype)?;
+            write_language_model(to, &base, &config.model, &merged, options.dtype)?;
         }
-        (None, false) => write_language_model(to, &base, &loaded.config.model, &weights, options.dtype)?,
+        (None, false) => write_language_model(to, &base, &config.model, &weights, options.dtype)?,
     }
     Ok(checkpoint)
 }
 
 /// Exports an image model, or its adapters, for diffusers.
 fn export_images(
-    model: &DiffusersConfig,
-    config: &Config,
+    model: PublishedModel,
+    seed: u64,
     checkpoint: &Path,
     to: &Path,
     options: ExportOptions,
 ) -> Result<()> {
-    let folder =
-        DiffusersFolder::open(&model.path, model.variant.as_deref()).map_err(anyroll_models::Error::from)?;
+    let lora = model.lora.clone();
+    let (folder, adapter) = model.into_weights(seed);
     let shape = folder.transformer_config();
-    let lora = model.lora.as_ref().map(|lora| {
-        lora.image_shape(&shape.modules()).expect("a config whose targets match nothing is refused")
-    });
-    let begun = WithAdapter { base: &folder, adapter: first_adapter(model, shape, config.seed)? };
+    let begun = WithAdapter { base: &folder, adapter };
     let trained = Trained { checkpoint: CheckpointWeights::open(checkpoint)?, base: &begun };
     if options.adapter {
         let Some(lora) = &lora else {

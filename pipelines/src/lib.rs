@@ -1,10 +1,10 @@
 //! Config, data, rewards, algorithms and the training loops, with their command line and output.
 //!
-//! Read from the bottom up, each module uses only earlier ones: [`config`] has the fields of a YAML file and [`run`] the types
-//! of a run on a machine; [`data`], [`algorithm`], [`reward`] and [`inference`] are parts of a step, and [`journal`] writes its
-//! results; [`train`] is the loop, and [`rlvr`], [`offline`] and [`diffusion`] are pipelines; [`plan`] counts memory; [`prepare`]
-//! turns a YAML file into a run, [`launch`] starts its ranks, and [`cli`] is the command line. `tests/tidy.rs` refuses a
-//! ring. Only this crate reads YAML, environment and arguments.
+//! Read from the bottom up, each module uses only earlier ones: [`config`] has the fields of a YAML file, [`launch`] starts
+//! ranks, and [`run`] has the types of a run on a machine; [`data`], [`algorithm`], [`reward`] and [`inference`] are parts of a
+//! step, and [`journal`] writes its results; [`train`] is the loop, and [`rlvr`], [`offline`] and [`diffusion`] are pipelines;
+//! [`opened`] has what a config names, and [`plan`] counts memory; [`prepare`] turns a YAML file into a run, and [`cli`] is the
+//! command line. `tests/tidy.rs` refuses a ring. Only this crate reads YAML, environment and arguments.
 
 #![forbid(unsafe_code)]
 
@@ -31,6 +31,7 @@ pub mod loaded;
 pub(crate) mod measure;
 pub mod metrics;
 pub mod offline;
+pub mod opened;
 pub mod output_error;
 pub mod picture;
 pub mod plan;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::{Config, StrategyConfig};
+use crate::config::{Config, OffloadConfig, Precision, Recompute, Reduction, StrategyConfig, ZeroStage};
 use crate::launch::Rank;
 
 /// What a config is resolved against. Asked of the backends by the caller, since this module knows none.
@@ -55,6 +55,16 @@ pub struct Run {
     pub rollout: Option<RolloutRole>,
     /// How a step's completions are shared.
     pub batches: Batches,
+    /// Steps.
+    pub steps: u64,
+    /// Held-out records of an evaluation of texts; 0 if there is none.
+    pub evaluated: usize,
+    /// Prompts of them that an offline run completes.
+    pub completed: usize,
+    /// Whether a prompt that neighbouring sequences share goes through the model once.
+    pub shares_prompts: bool,
+    /// The shift of the sigmas of a run of images.
+    pub shift: f64,
     /// The memory of a rank's device by its backend, where it is known; on a host an equal part of it.
     pub memory_bytes: BTreeMap<String, usize>,
     /// Why `zero_stage: auto` is what it is; `None` where a stage was written.
@@ -126,7 +136,71 @@ pub struct Role {
     /// The device of each rank of this host, by local rank.
     pub ordinals: Vec<usize>,
     /// Its strategy, the role's own fields over the top level's.
-    pub strategy: StrategyConfig,
+    pub strategy: Strategy,
+    /// Whether `zero_stage: auto` has still to choose its stage; in a run that starts it has.
+    pub has_open_stage: bool,
+}
+
+/// How a role's weights and states are held over the ranks, and in which precision it computes, with nothing left to choose.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Strategy {
+    /// The ZeRO stage, 0 to 3; 0 as long as it is open.
+    pub zero_stage: u8,
+    /// The dtype of weights and activations.
+    pub precision: Precision,
+    /// What backward runs again.
+    pub recompute: Recompute,
+    /// Whether gradients repeat to the bit.
+    pub deterministic: bool,
+    /// Whether a language model keeps the logits of a micro-batch from forward to backward.
+    pub keep_logits: bool,
+    /// What leaves the device while it is not needed.
+    pub offload: OffloadConfig,
+    /// Sequences that a rank puts through forward and backward at a time.
+    pub micro_batch_size: usize,
+    /// Who adds up what the ranks send to one another.
+    pub reduction: Reduction,
+    /// Seconds after which a collective that has not finished is aborted.
+    pub collective_timeout_s: f64,
+}
+
+impl Role {
+    /// A role on these devices, held as `config` says.
+    pub fn new(backend: String, ordinals: Vec<usize>, config: StrategyConfig) -> Self {
+        let StrategyConfig {
+            zero_stage,
+            precision,
+            recompute,
+            deterministic,
+            keep_logits,
+            offload,
+            micro_batch_size,
+            reduction,
+            collective_timeout_s,
+        } = config;
+        let (zero_stage, has_open_stage) = match zero_stage {
+            ZeroStage::Stage(stage) => (stage, false),
+            ZeroStage::Auto => (0, true),
+        };
+        let strategy = Strategy {
+            zero_stage,
+            precision,
+            recompute,
+            deterministic,
+            keep_logits: keep_logits == Some(true),
+            offload,
+            micro_batch_size,
+            reduction,
+            collective_timeout_s,
+        };
+        Self { backend, ordinals, strategy, has_open_stage }
+    }
+
+    /// Takes `stage` for the one that was open.
+    pub fn choose(&mut self, stage: u8) {
+        self.strategy.zero_stage = stage;
+        self.has_open_stage = false;
+    }
 }
 
 impl Role {

@@ -28,10 +28,10 @@ use stdout::print;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    Error, Result,
+    Error, Result, config,
     error_chain::one_line,
     launch::{self, FailureKind, Rank},
-    prepare::Loaded,
+    prepare::{Draft, Prepared, Purpose},
     run::{BackendFacts, Machine},
 };
 
@@ -210,15 +210,18 @@ fn tell(error: &Error, is_run: bool) {
         reason = format!("{reason}\n  help: {help}");
     }
     let reported = launch::is_launched() && launch::report_failure(&reason, kind).is_ok();
-    if !reported {
-        eprintln!("error: {reason}");
+    match error {
+        _ if reported => {}
+        Error::Config(config::Error::Invalid(problems)) => {
+            problems.iter().for_each(|problem| eprintln!("error: {problem}"));
+        }
+        _ => eprintln!("error: {reason}"),
     }
 }
 
 fn check(args: &ConfigArgs) -> Result<u8> {
-    let loaded = Loaded::read(&args.config, &args.sets)?;
-    let run = loaded.resolve(&machine(Rank::from_env()?))?;
-    loaded.try_rewards()?;
+    let draft = Draft::read(&args.config, &args.sets)?;
+    let Prepared { run, .. } = draft.prepare(&machine(Rank::from_env()?), Purpose::Check)?;
     let batches = run.batches;
     print(format_args!(
         "{}# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \

@@ -13,7 +13,7 @@ use crate::{
     config::{Devices, Offload, OptimizerOffload, Recompute},
     format::gib,
     plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, settle},
-    prepare::Loaded,
+    prepare::{Draft, Prepared, Purpose},
     run::{BackendFacts, Machine, Run},
 };
 
@@ -58,14 +58,15 @@ fn bytes(text: &str) -> std::result::Result<usize, String> {
 pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let mut sets = args.sets.clone();
     sets.extend(args.world.map(|world| format!("devices={world}")));
-    let loaded = Loaded::read(&args.config, &sets)?;
-    let mut run = loaded.resolve_but_stage(&machine_of(args, &loaded.config.devices))?;
+    let draft = Draft::read(&args.config, &sets)?;
+    let takes_all = draft.config().is_some_and(|config| config.devices == Devices::All);
+    let Prepared { mut run, opened } = draft.prepare(&machine_of(args, takes_all), Purpose::Plan)?;
     if let Some(memory) = args.memory {
         let of_devices = BackendKind::all().filter(|kind| !kind.is_host());
         let backends = of_devices.map(|kind| kind.name().to_owned()).chain([run.policy.backend.clone()]);
         run.memory_bytes.extend(backends.map(|backend| (backend, memory)));
     }
-    let planner = Planner::new(&run, loaded.dataset.as_ref())?;
+    let planner = Planner::new(&run, &opened)?;
     let settled = settle(&planner, &run);
     let (own, choices) = (configured(&planner, &run, &settled), choices(&planner, &run));
     let is_settled = matches!(&settled, Ok(Some(Settled { keep_logits: Some(true), .. })));
@@ -77,13 +78,13 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// This machine, or one with every device asked for if `--memory` or `--world` is given.
-fn machine_of(args: &PlanArgs, devices: &Devices) -> Machine {
+/// This machine, or one with every device asked for if `--memory` or `--world` is given; one device if the config `takes_all`.
+fn machine_of(args: &PlanArgs, takes_all: bool) -> Machine {
     const MANY: usize = 1 << 16;
     if args.memory.is_none() && args.world.is_none() {
         return machine(None);
     }
-    let count = if *devices == Devices::All { 1 } else { MANY };
+    let count = if takes_all { 1 } else { MANY };
     // Memory of the devices here counts only without `--memory`.
     let here = if args.memory.is_none() { machine(None).backends } else { Vec::new() };
     let backends = BackendKind::all().map(|kind| BackendFacts {
@@ -147,7 +148,7 @@ impl Report {
             run.policy.backend,
             run.policy.strategy.micro_batch_size,
             planner.describe(),
-            run.config.pipeline.steps(),
+            run.steps,
             run.steps_reason.as_ref().map_or(String::new(), |reason| format!(": {reason}")),
         );
         text.extend(self.auto.iter().map(|reason| format!("zero_stage: {reason}\n")));
@@ -268,7 +269,7 @@ impl Report {
             "parameters": planner.parameters(),
             "backend": run.policy.backend,
             "world_size": run.world_size,
-            "steps": run.config.pipeline.steps(),
+            "steps": run.steps,
             "memory_bytes": memory_bytes,
             "longest_prompt": prompt,
             "longest_completion": completion,

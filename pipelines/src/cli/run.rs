@@ -21,7 +21,8 @@ use crate::{
     import::{self, Origin},
     launch::{self, LaunchPlan, Outcome, Rank},
     offline::Offline,
-    prepare::{self, Loaded},
+    opened::Opened,
+    prepare::{self, Draft, Prepared, Purpose},
     progress::Screen,
     rlvr::Rlvr,
     run::Run,
@@ -40,33 +41,34 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         let writer = screen.clone();
         log_to(move || writer.clone());
     };
-    // Every process reads the config and its data, and only one of them logs the warnings.
+    // A rank is a process and may run on another host, so it reads the config and its files itself: open folders and
+    // tokenizers are not sent. Only one process logs the warnings.
     let speaks = rank.as_ref().is_none_or(|rank| rank.rank == 0 && !launch::is_launched());
     if speaks {
         log();
     }
-    let loaded = match (&args.config, &args.resume) {
+    let draft = match (&args.config, &args.resume) {
         (Some(path), _) => {
             let text = prepare::text_of(path)?;
             let sets = sets(args, &text)?;
-            Loaded::parse(path, text, &sets)?
+            Draft::parse(path, text, &sets)?
         }
         (None, Some(dir)) => {
             let resolved = RunDir::open(dir)?.resolved();
             if !args.sets.is_empty() {
                 return Err(Error::Resumed { resolved });
             }
-            Loaded::read(&resolved, &[])?
+            Draft::read(&resolved, &[])?
         }
         (None, None) => unreachable!("clap requires one of them"),
     };
+    let prepared = draft.prepare(&machine(rank.clone()), Purpose::Run)?;
     if !speaks {
         log();
     }
-    let run = loaded.resolve(&machine(rank.clone()))?;
     match rank {
-        None => supervise(args, &loaded, &run),
-        Some(rank) => work(args, loaded, run, rank, &screen),
+        None => supervise(args, &draft, &prepared.run),
+        Some(rank) => work(args, &draft, prepared, rank, &screen),
     }
 }
 
@@ -89,8 +91,8 @@ fn sets(args: &RunArgs, config: &str) -> Result<Vec<String>> {
 }
 
 /// Starts the ranks of this host and waits until they have ended.
-fn supervise(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<u8> {
-    let dir = folder(args, loaded, run)?;
+fn supervise(args: &RunArgs, draft: &Draft, run: &Run) -> Result<u8> {
+    let dir = folder(args, draft, run)?;
     let program = env::current_exe().map_err(|source| launch::Error::Start {
         rank: 0,
         program: "anyroll-engine".into(),
@@ -108,7 +110,7 @@ fn supervise(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<u8> {
 }
 
 /// Creates the run folder, or opens the one to resume.
-fn folder(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<RunDir> {
+fn folder(args: &RunArgs, draft: &Draft, run: &Run) -> Result<RunDir> {
     if let Some(dir) = &args.resume {
         return Ok(RunDir::open(dir)?);
     }
@@ -116,16 +118,17 @@ fn folder(args: &RunArgs, loaded: &Loaded, run: &Run) -> Result<RunDir> {
         Some(path) => path.clone(),
         None => RunDir::default_path(Path::new("runs"), &run.config.name, &jiff::Zoned::now()),
     };
-    Ok(RunDir::create(&path, loaded.as_written(), &run.to_yaml())?)
+    Ok(RunDir::create(&path, draft.as_written(), &run.to_yaml())?)
 }
 
 /// Runs as a rank.
-fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -> Result<u8> {
+fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &Screen) -> Result<u8> {
+    let Prepared { run, opened } = prepared;
     tch::set_num_threads(run.threads as i32);
     // Rank 0 writes the folder. Another launcher has not created it yet.
     let dir = match (rank.rank, env::var_os(RUN_DIR)) {
         (0, Some(path)) => Some(RunDir::open(Path::new(&path))?),
-        (0, None) => Some(folder(args, &loaded, &run)?),
+        (0, None) => Some(folder(args, draft, &run)?),
         _ => None,
     };
     let lock = dir.as_ref().map(RunDir::lock).transpose()?;
@@ -134,36 +137,36 @@ fn work(args: &RunArgs, loaded: Loaded, run: Run, rank: Rank, screen: &Screen) -
     // ends it.
     let stop = stop_flag()?;
     let exchange = Exchange::new(&place.group)?;
-    let data = match &loaded.dataset {
-        Some(dataset) => Some(dataset.digest()),
-        None => diffusion::digest(&run)?,
-    };
-    let data = data.map(|digest| format!("{digest:08x}"));
+    let data = opened.digest().map(|digest| format!("{digest:08x}"));
     same_config(&run, data.as_deref(), &exchange)?;
     let folder = shared_folder(dir.as_ref().zip(lock.as_ref()), &exchange)?;
     let name = run.config.name.clone();
     let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
     let job = Job { name: &name, data, dir, folder, resume: args.resume.is_some(), prometheus };
-    let ended = match &run.config.pipeline {
-        PipelineConfig::Rlvr(_) => {
-            let dataset = loaded.dataset.expect("a checked config has data for rlvr");
-            train(Rlvr::new(run, dataset, place, &rank)?, exchange, job, screen, &stop)?
+    let ended = match (run.config.pipeline.clone(), opened) {
+        (PipelineConfig::Rlvr(rlvr), Opened::Texts(texts)) => {
+            train(Rlvr::new(run, &rlvr, *texts, place, &rank)?, exchange, job, screen, &stop)?
         }
-        PipelineConfig::Offline(_) => {
-            let dataset = loaded.dataset.expect("a checked config has data for offline");
-            if loaded.config.trains_a_reward_model() {
-                train(Offline::of_numbers(run, dataset, place)?, exchange, job, screen, &stop)?
-            } else {
-                train(Offline::of_language(run, dataset, place, &rank)?, exchange, job, screen, &stop)?
-            }
+        (PipelineConfig::Offline(offline), Opened::Texts(texts)) if offline.objective.is_of_numbers() => {
+            train(Offline::of_numbers(run, &offline, *texts, place)?, exchange, job, screen, &stop)?
         }
-        PipelineConfig::Diffusion(_) => {
-            let encoded = diffusion::encode_own(&run, (&place, &exchange), &job.folder, screen, &stop)?;
-            let ControlFlow::Continue(embeddings) = encoded else {
+        (PipelineConfig::Offline(offline), Opened::Texts(texts)) => {
+            train(Offline::of_language(run, &offline, *texts, place, &rank)?, exchange, job, screen, &stop)?
+        }
+        (PipelineConfig::Diffusion(config), Opened::Shapes(dit)) => {
+            train(Diffusion::of_shapes(run, &config, &dit, place)?, exchange, job, screen, &stop)?
+        }
+        (PipelineConfig::Diffusion(config), Opened::Images(images)) => {
+            let diffusion::Opened { model, texts } = *images;
+            let widths = model.folder.transformer_config().text_widths();
+            let at = (&place, &exchange);
+            let encoded = diffusion::encode(texts, widths, at, &job.folder, screen, &stop)?;
+            let ControlFlow::Continue(texts) = encoded else {
                 return Ok(Outcome::Interrupted.exit_code());
             };
-            train(Diffusion::new(run, place, embeddings.as_deref())?, exchange, job, screen, &stop)?
+            train(Diffusion::of_texts(run, &config, model, texts, place)?, exchange, job, screen, &stop)?
         }
+        (pipeline, _) => unreachable!("`prepare` opens what `{}` trains", pipeline.name()),
     };
     match ended {
         Ended::Finished => Ok(Outcome::Finished.exit_code()),

@@ -4,7 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::optimizer::OptimizerConfig;
+use super::problem::Section;
+use super::rlvr::RlvrConfig;
 pub use crate::algorithm::{losses::sections::*, sections::*};
 
 /// Advantages and the policy loss.
@@ -79,23 +80,6 @@ impl TurnCredit {
             Self::Turns(TurnsConfig { gamma }) => Some(gamma),
         }
     }
-}
-
-/// The policy's model under a head that gives a value for each token, in place of a distribution. It begins with the
-/// policy's weights before the first RL step and a head of 0, and is trained on a step's completions in as many epochs
-/// and mini-batches, its loss aggregated as the policy's is.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct CriticConfig {
-    /// A value moves by at most this from where it was before the step, as far as its loss is concerned; above 0.
-    /// Default: as far as it likes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub value_clip: Option<f64>,
-    /// First RL steps in which only the critic is trained. Default 0.
-    #[serde(default)]
-    pub warmup_steps: u64,
-    /// Its optimizer; its schedule counts RL steps.
-    pub optimizer: OptimizerConfig,
 }
 
 /// How a loss per token becomes one number. Counts are those of the mini-batch over all ranks, so how it is split
@@ -258,4 +242,183 @@ pub enum Level {
     Sequence,
     /// The geometric mean over a sequence's tokens, for all of them.
     Geometric,
+}
+
+impl AlgorithmConfig {
+    /// Reports what cannot be, of the algorithm of `rlvr`. `at` is the pipeline.
+    pub(super) fn validate(&self, rlvr: &RlvrConfig, at: &Section) {
+        let (pipeline, at) = (at, at.below("algorithm"));
+        self.validate_reward_norm(&pipeline.given(&["group_size"]).below("algorithm"), rlvr.group_size);
+        self.validate_decoupled(&at);
+        self.validate_credit(&at, rlvr);
+        let Self { kl_coef, entropy_coef, .. } = *self;
+        at.number("kl_coef", kl_coef, kl_coef >= 0.0, "0 or above");
+        for (name, clip) in [("reward_clip", self.reward_clip), ("advantage_clip", self.advantage_clip)] {
+            at.number(name, clip.unwrap_or(1.0), clip.is_none_or(|clip| clip > 0.0), "above 0");
+        }
+        self.advantage.validate(&at.below("advantage"));
+        at.given(&["kl_coef"]).ensure(
+            self.advantage != Advantage::None || kl_coef > 0.0,
+            "advantage",
+            "without advantages and without a KL divergence there is nothing to learn",
+            "write `kl_coef: 1` and `kl_in: advantage` beside it, and a teacher in `roles.reference.path`",
+        );
+        if let Aggregation::SeqMeanTokenSumNorm(norm) = self.aggregation {
+            at.positive("aggregation.seq_mean_token_sum_norm.length", norm.length);
+        }
+        at.number("entropy_coef", entropy_coef, entropy_coef >= 0.0, "0 or above");
+        self.loss.validate(&at.below("loss"));
+        self.rollout_correction.validate(&at.below("rollout_correction"));
+        let threshold = self.off_policy_mask.unwrap_or(1.0);
+        at.number("off_policy_mask", threshold, threshold > 0.0, "above 0");
+        let share = self.top_entropy.unwrap_or(0.5);
+        let holds = share > 0.0 && share < 1.0;
+        at.number("top_entropy", share, holds, "above 0 and below 1, or leave it out");
+        self.validate_as_a_whole(&at);
+    }
+
+    /// Reports rewards that cannot be normalized as they are to be.
+    fn validate_reward_norm(&self, at: &Section, group_size: usize) {
+        let RewardNormConfig { mean, std } = self.reward_norm;
+        let normalizes = [mean, std].iter().any(|over| *over != Over::None);
+        at.ensure(
+            !(normalizes && self.advantage == Advantage::Remax),
+            "reward_norm",
+            "`remax` compares with the reward of the greedy completion as it is",
+            "leave it out, or write another advantage",
+        );
+        at.ensure(
+            group_size >= 2 || ![mean, std].contains(&Over::Group),
+            "reward_norm",
+            "a group of 1 has no mean to differ from",
+            "write `batch` or `running`",
+        );
+    }
+
+    /// Reports terms that are to be normalized each by itself and by something else as well.
+    fn validate_decoupled(&self, at: &Section) {
+        if !matches!(self.advantage, Advantage::Gdpo(_)) {
+            return;
+        }
+        for (name, is_set) in [
+            ("reward_norm", self.reward_norm != RewardNormConfig::default()),
+            ("reward_clip", self.reward_clip.is_some()),
+            ("kl_in", matches!(self.kl_in, KlTerm::Reward(_))),
+        ] {
+            at.ensure(
+                !is_set,
+                name,
+                "it is of the sum of the reward's terms, and `gdpo` normalizes each of them before",
+                "leave it out, or write `advantage: grpo`",
+            );
+        }
+    }
+
+    /// Reports turns that cannot have credit of their own.
+    fn validate_credit(&self, at: &Section, rlvr: &RlvrConfig) {
+        let Some(gamma) = self.credit.gamma() else { return };
+        at.number("credit.turns.gamma", gamma, (0.0..=1.0).contains(&gamma), "from 0 to 1");
+        let help = "write `credit: episode`, or leave it out";
+        let no_turns = "there are no turns without `rollout.environment`";
+        let has_turns = rlvr.rollout.environment.is_some();
+        let is_read = at.root().is_read("pipeline.rlvr.rollout.environment");
+        if !at.when(is_read).ensure(has_turns, "credit", no_turns, help) {
+            return;
+        }
+        let why = self.advantage.why_no_turns();
+        let others = "write `grpo`, `rloo`, `reinforce` or `gae`, or `credit: episode`";
+        if !at.ensure(why.is_none(), "advantage", why.unwrap_or_default(), others) {
+            return;
+        }
+        let normalizes = self.reward_norm != RewardNormConfig::default();
+        for (name, is_set) in [("reward_norm", normalizes), ("reward_clip", self.reward_clip.is_some())] {
+            let message = "it is of what whole completions earn, and `credit: turns` asks for that of turns";
+            at.ensure(!is_set, name, message, "leave it out, or write `credit: episode`");
+        }
+    }
+
+    /// Reports fields that come to nothing together, or to something else than they say.
+    fn validate_as_a_whole(&self, at: &Section) {
+        let of_logprobs = at.given(&["old_logprobs"]);
+        of_logprobs.ensure(
+            self.rollout_correction == RolloutCorrection::None || self.old_logprobs == OldLogprobs::Recompute,
+            "rollout_correction",
+            "all its weights are 1, since the old log-probs are those of the rollout",
+            "write `old_logprobs: recompute` beside it",
+        );
+        of_logprobs.ensure(
+            self.top_entropy.is_none() || self.old_logprobs == OldLogprobs::Recompute,
+            "top_entropy",
+            "entropies before the first update of a step come with log-probs that are computed again",
+            "write `old_logprobs: recompute` beside it",
+        );
+        let refused = self.loss.formula().refuses_correction();
+        at.ensure(
+            self.rollout_correction == RolloutCorrection::None || refused.is_none(),
+            "rollout_correction",
+            refused.unwrap_or_default(),
+            "leave it out, and write `old_logprobs: rollout`: then they are of the whole difference",
+        );
+        self.validate_kl(&at.given(&["kl_in", "advantage"]));
+        let of_tokens = at.given(&["credit", "advantage", "kl_in"]);
+        of_tokens.ensure(
+            !(self.varies_over_tokens() && self.loss.formula().is_of_sequences()),
+            "loss",
+            "it has one ratio a sequence, and these advantages differ from token to token",
+            "write `gamma: 1`, `kl_in: loss` and `credit: episode`, or an advantage of another kind",
+        );
+    }
+
+    /// Reports a KL term without a coefficient.
+    fn validate_kl(&self, at: &Section) {
+        match self.kl_in {
+            KlTerm::Loss(_) => {}
+            KlTerm::Advantage => {
+                at.ensure(
+                    self.kl_coef > 0.0,
+                    "kl_coef",
+                    "at 0 nothing is taken off the advantages",
+                    "write a number above 0, such as 1, or leave `kl_in` out",
+                );
+            }
+            KlTerm::Reward(KlRewardConfig { adaptive }) => {
+                if let Some(AdaptiveKlConfig { target, horizon }) = adaptive {
+                    at.number("kl_in.reward.adaptive.target", target, target > 0.0, "above 0");
+                    at.number("kl_in.reward.adaptive.horizon", horizon, horizon > 0.0, "above 0");
+                }
+                at.ensure(
+                    self.kl_coef > 0.0,
+                    "kl_coef",
+                    "at 0 nothing is taken off the reward, and no controller moves it",
+                    "write a number above 0, such as 0.001, or leave `kl_in` out",
+                );
+            }
+        }
+    }
+
+    /// Whether the tokens of a sequence have advantages of their own.
+    fn varies_over_tokens(&self) -> bool {
+        let in_reward = matches!(self.kl_in, KlTerm::Reward(_));
+        match self.advantage {
+            _ if self.credit.gamma().is_some() => true,
+            Advantage::Reinforce(ReinforceConfig { gamma }) if gamma < 1.0 || in_reward => true,
+            Advantage::Gae(_) => true,
+            _ => self.kl_in == KlTerm::Advantage,
+        }
+    }
+}
+
+impl RolloutCorrection {
+    fn validate(self, at: &Section) {
+        match self {
+            Self::None => {}
+            Self::Truncate(TruncateConfig { max, .. }) => {
+                at.number("truncate.max", max, max > 0.0, "above 0");
+            }
+            Self::Mask(MaskConfig { min, max, .. }) => {
+                at.number("mask.min", min, min >= 0.0, "0 or above");
+                at.given(&["mask.min"]).number("mask.max", max, max > min, "above `min`");
+            }
+        }
+    }
 }

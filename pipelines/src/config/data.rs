@@ -7,6 +7,8 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::problem::Section;
+
 /// Where prompts and answers come from; a tenth of the prompts is held out for evaluation, by hash.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -263,6 +265,154 @@ impl DataConfig {
             }
             Self::Sort(_) | Self::Addition(_) | Self::Countdown(_) => None,
         }
+    }
+}
+
+impl DataConfig {
+    /// Reports what cannot be, whatever the files hold.
+    pub(super) fn validate(&self, at: &Section) {
+        let (name, value, range) = match self {
+            Self::Sort(sort) => ("sort.digits", sort.digits, 2..=18),
+            Self::Addition(addition) => ("addition.digits", addition.digits, 1..=9),
+            Self::Countdown(countdown) => ("countdown.numbers", countdown.numbers, 2..=5),
+            Self::File(file) => {
+                file.validate(&at.below("file"));
+                ("file.held_out_percent", file.held_out_percent.unwrap_or(1), 1..=99)
+            }
+            Self::Mix(sources) => return validate_mix(sources, &at.below("mix")),
+        };
+        at.ensure(
+            range.contains(&value),
+            name,
+            format!("{value} is out of range"),
+            format!("write a whole number from {} to {}", range.start(), range.end()),
+        );
+    }
+
+    /// Reports what has no prompts to complete whole.
+    pub(super) fn validate_prompts(&self, at: &Section) {
+        match self {
+            Self::File(file) => {
+                let at = at.below("file");
+                let columns = file.columns.named();
+                let message = "a text by itself has no prompt to complete";
+                let help = "name a column of prompts, `columns: {prompt: ...}`; `offline` learns texts";
+                at.ensure(columns.text.is_none(), "columns.text", message, help);
+                let message = "what is completed is judged by its reward";
+                at.ensure(columns.label.is_none(), "columns.label", message, "leave it out");
+                let cuts = matches!(file.long_prompts, LongPrompts::Truncate(_));
+                let help = "write `leave_out` or `refuse`";
+                at.ensure(!cuts, "long_prompts.truncate", "prompts are not cut", help);
+            }
+            Self::Mix(sources) => {
+                for (index, source) in sources.iter().enumerate() {
+                    source.data.validate_prompts(&at.below("mix").item(index).below("data"));
+                }
+            }
+            Self::Sort(_) | Self::Addition(_) | Self::Countdown(_) => {}
+        }
+    }
+
+    /// Reports records without answers where something reads them: `reader` says what, of the `domains` of a mix or, if there
+    /// are none, of all.
+    pub(super) fn validate_answers(&self, at: &Section, reader: &str, domains: &[String]) {
+        match self {
+            Self::File(file) => {
+                let has = file.columns.named().answer.is_some();
+                let message = format!("{reader}, and records have no answers");
+                at.ensure(has, "file.columns.answer", message, "name the column of their answers");
+            }
+            Self::Mix(sources) => {
+                let is_read = |source: &MixedConfig| domains.is_empty() || domains.contains(&source.domain);
+                for (index, source) in sources.iter().enumerate().filter(|(_, source)| is_read(source)) {
+                    source.data.validate_answers(&at.below("mix").item(index).below("data"), reader, &[]);
+                }
+            }
+            Self::Sort(_) | Self::Addition(_) | Self::Countdown(_) => {}
+        }
+    }
+}
+
+fn validate_mix(sources: &[MixedConfig], at: &Section) {
+    if !at.has_all_items() {
+        return;
+    }
+    let help = "add a source, such as `- {domain: sums, data: {addition: {digits: 2}}}`";
+    at.ensure(!sources.is_empty(), "", "the list is empty", help);
+    for (index, MixedConfig { domain, weight, data }) in sources.iter().enumerate() {
+        let at = at.item(index);
+        let first = sources.iter().position(|other| other.domain == *domain);
+        at.ensure(
+            first == Some(index) && !domain.is_empty(),
+            "domain",
+            format!("`{domain}` is no name of its own"),
+            "give each source a name of its own",
+        );
+        at.number("weight", *weight, *weight > 0.0, "above 0");
+        let is_nested = matches!(data, DataConfig::Mix(_));
+        if at.ensure(!is_nested, "data", "it is a mix itself", "list its sources here") {
+            data.validate(&at.below("data"));
+        }
+    }
+}
+
+impl FileConfig {
+    fn validate(&self, at: &Section) {
+        let help = "name a file, such as `train.jsonl`";
+        at.ensure(!self.path.0.is_empty(), "path", "the list is empty", help);
+        if let Some(held_out) = &self.held_out {
+            at.ensure(!held_out.0.is_empty(), "held_out", "the list is empty", help);
+            let message = "with `held_out` none of these prompts is";
+            let is_alone = self.held_out_percent.is_none();
+            at.ensure(is_alone, "held_out_percent", message, "leave one of the two out");
+        }
+        let columns = self.columns.named();
+        at.given(&["columns"]).ensure(
+            self.domains.is_empty() || columns.domain.is_some(),
+            "domains",
+            "its records have no domain",
+            "name the column that has it: `columns: {domain: ...}`",
+        );
+        at.ensure(
+            columns.text.is_none() || (columns.rejected.is_none() && columns.label.is_none()),
+            "columns.text",
+            "a text by itself has no worse answer and no label",
+            "leave these out, or name a `prompt` and an `answer` in place of `text`",
+        );
+        at.given(&["columns.text"]).ensure(
+            columns.label.is_none() || columns.rejected.is_none(),
+            "columns.label",
+            "of a better and a worse answer each is judged by that",
+            "leave `label` or `rejected` out",
+        );
+        self.validate_bounds(at);
+    }
+
+    fn validate_bounds(&self, at: &Section) {
+        at.positive("max_records", self.max_records.unwrap_or(1));
+        let bounds = [
+            ("max_prompt_chars", self.max_prompt_chars),
+            ("max_prompt_tokens", self.max_prompt_tokens),
+            ("max_tokens", self.max_tokens),
+        ];
+        for (name, bound) in bounds {
+            at.positive(name, bound.unwrap_or(1));
+        }
+        if let LongPrompts::Truncate(_) = self.long_prompts {
+            at.given(&["max_tokens"]).ensure(
+                self.max_tokens.is_some_and(|most| most >= 2),
+                "long_prompts.truncate",
+                "records are cut to `max_tokens`, and there is no such number of 2 or above",
+                "write `max_tokens: 1024`, say",
+            );
+            return;
+        }
+        at.given(&bounds.map(|(name, _)| name)).ensure(
+            bounds.iter().any(|(_, bound)| bound.is_some()) || self.long_prompts == LongPrompts::LeaveOut,
+            "long_prompts",
+            "no record is too long: there is no `max_prompt_tokens` or `max_tokens`",
+            "add it, or leave this out",
+        );
     }
 }
 

@@ -4,12 +4,18 @@
 
 use std::path::PathBuf;
 
-use anyroll_models::diffusion::{sigmas, sigmas_of_diffusers};
 use serde::{Deserialize, Serialize};
 
+use super::diffusion_method::MethodConfig;
 use super::image_reward::ImageRewardConfig;
 use super::optimizer::OptimizerConfig;
-use super::schema::{CheckpointConfig, Precision};
+use super::problem::Section;
+use super::sampler::SamplerConfig;
+use super::schema::{CheckpointConfig, ModelConfig};
+use super::strategy::Precision;
+
+/// Images of an evaluation: beyond, somebody has mistyped.
+const MOST_EVALUATED: usize = 1_000_000;
 
 /// The shape of a class-conditional diffusion transformer (DiT with adaLN-Zero).
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -166,258 +172,6 @@ pub struct FlowMatchingConfig {
     pub optimizer: OptimizerConfig,
 }
 
-/// How noise becomes an image.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct SamplerConfig {
-    /// Denoising steps.
-    pub steps: usize,
-    /// How the sigmas are spaced before they are shifted. Default even.
-    #[serde(default)]
-    pub spacing: Spacing,
-    /// Moves the sigmas towards noise, `s sigma / (1 + (s - 1) sigma)`; above 0. Default: what the scheduler in the
-    /// model's folder says; without a folder 1, evenly spaced.
-    #[serde(default)]
-    pub shift: Option<f64>,
-    /// Classifier-free guidance, in sampling and in training; 1 is none. Default 1.
-    #[serde(default = "one_f64")]
-    pub guidance: f64,
-    /// The same where the second of a pair of transformers paints, as Wan 2.2's 14B is one. Default: `guidance`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guidance_2: Option<f64>,
-    /// Images that a rank samples at a time.
-    pub batch_size: usize,
-    /// Images that a rank decodes from latents at a time, where the model has any. Default: one.
-    #[serde(default = "one")]
-    pub decode_batch_size: usize,
-    /// Of videos the first so many frames are decoded, for rewards, evaluations and pictures: one more than a multiple of
-    /// what the autoencoder needs. Default: all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decode_frames: Option<usize>,
-    /// Decode what is larger than a tile in tiles that overlap, as diffusers' `enable_tiling` does: less memory, and slightly
-    /// other pixels. Default: whole.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub decode_tiles: Option<TilesConfig>,
-}
-
-/// Square tiles of images or frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct TilesConfig {
-    /// Pixels of a tile's side; a multiple of what a latent stands for.
-    pub size: usize,
-    /// Pixels from one tile to the next, from half of `size` to all of it. Default: three quarters of `size`, in whole latents.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stride: Option<usize>,
-}
-
-impl TilesConfig {
-    /// Pixels from one tile to the next, where a latent stands for `zoom` of a side.
-    pub fn stride(&self, zoom: usize) -> usize {
-        self.stride.unwrap_or(self.size / zoom * 3 / 4 * zoom)
-    }
-}
-
-impl SamplerConfig {
-    /// Every sigma on the way, from 1 to 0.
-    ///
-    /// # Errors
-    /// For steps or a shift that make none.
-    pub fn sigmas(&self, shift: f64) -> anyroll_models::Result<Vec<f64>> {
-        match self.spacing {
-            Spacing::Even => sigmas(self.steps, shift),
-            Spacing::Diffusers => sigmas_of_diffusers(self.steps, shift),
-        }
-    }
-
-    /// The guidance at `sigma`, of a pair of transformers with this `boundary`.
-    pub fn guidance_at(&self, sigma: f64, boundary: Option<f64>) -> f64 {
-        let of_second = boundary.is_some_and(|boundary| is_of_second(sigma, boundary));
-        self.guidance_2.filter(|_| of_second).unwrap_or(self.guidance)
-    }
-
-    /// Whether any step has guidance.
-    pub fn is_guided(&self) -> bool {
-        self.guided_by().is_some()
-    }
-
-    /// The first field by which any step has guidance.
-    pub fn guided_by(&self) -> Option<&'static str> {
-        let fields = [("guidance", Some(self.guidance)), ("guidance_2", self.guidance_2)];
-        fields.into_iter().find(|(_, value)| value.is_some_and(|value| value != 1.0)).map(|(name, _)| name)
-    }
-}
-
-/// Whether the second of a pair of transformers paints at `sigma`; as the model compares them, in fp32.
-pub fn is_of_second(sigma: f64, boundary: f64) -> bool {
-    (sigma as f32) < boundary as f32
-}
-
-/// How a sampler's sigmas are spaced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Spacing {
-    /// From 1 to 0 in equal steps, as ROLL has it.
-    #[default]
-    Even,
-    /// As diffusers' `FlowMatchEulerDiscreteScheduler`: in equal steps to the first timestep's, and one step to 0.
-    Diffusers,
-}
-
-/// How a reward becomes a gradient.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MethodConfig {
-    /// Backpropagation of the reward through the last denoising steps, as ROLL's reward flow.
-    Refl(ReflConfig),
-    /// The same without more ado: DRaFT-K.
-    DraftK(DraftKConfig),
-    /// Policy gradients on the log-probs of stochastic denoising steps.
-    FlowGrpo(FlowGrpoConfig),
-    /// The same with constant noise and, within a group, equal beginnings.
-    DanceGrpo(DanceGrpoConfig),
-    /// Flow matching towards good samples and away from bad ones.
-    DiffusionNft(NftConfig),
-}
-
-/// ROLL's reward flow. The loss is `-(score - score_mean) / score_std * score_scale + kl_coef * kl`.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct ReflConfig {
-    /// The first denoising step, from 0, that a gradient flows through; those before it have none.
-    pub mid_step: usize,
-    /// Where each step's images begin. Default free.
-    #[serde(default)]
-    pub noise: StartNoise,
-    /// Weight of the KL divergence from the frozen model, `mean((v - v_ref)^2 / (2 sigma^2))`, a mean over the steps
-    /// with a gradient; 0 needs no frozen model. Default 0.
-    #[serde(default)]
-    pub kl_coef: f64,
-    /// Taken off a score. Default 0.
-    #[serde(default)]
-    pub score_mean: f64,
-    /// Divides what is left; above 0. Default 1.
-    #[serde(default = "one_f64")]
-    pub score_std: f64,
-    /// Multiplies that; above 0. Default 1.
-    #[serde(default = "one_f64")]
-    pub score_scale: f64,
-}
-
-/// Where images begin.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StartNoise {
-    /// New noise in each step.
-    #[default]
-    Free,
-    /// The same noise in each step, as ROLL has it.
-    Fixed,
-}
-
-/// DRaFT-K (Clark et al., 2024).
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct DraftKConfig {
-    /// The last so many denoising steps have a gradient.
-    pub k: usize,
-}
-
-/// Flow-GRPO (Liu et al., 2025).
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct FlowGrpoConfig {
-    /// Noise of the denoising steps; above 0. Default 0.7.
-    pub noise_level: f64,
-    /// The fraction of a step's denoising steps that is trained on, drawn anew in each; above 0, at most 1.
-    /// Default 1.
-    pub timestep_fraction: f64,
-    /// Ratios are clipped at 1 minus and plus this. Small, since a log-prob is a mean over an image's values.
-    /// Default 1e-4.
-    pub clip: f64,
-    /// Advantages are clamped to minus and plus this; above 0. Default 5.
-    pub advantage_clip: f64,
-    /// Weight of the KL divergence from the frozen model; 0 needs none. Default 0.
-    pub kl_coef: f64,
-    /// What the KL divergence of two denoising steps is divided by. Default `noise`.
-    pub kl_scale: KlScale,
-}
-
-impl Default for FlowGrpoConfig {
-    fn default() -> Self {
-        Self {
-            noise_level: 0.7,
-            timestep_fraction: 1.0,
-            clip: 1e-4,
-            advantage_clip: 5.0,
-            kl_coef: 0.0,
-            kl_scale: KlScale::default(),
-        }
-    }
-}
-
-/// What the squared distance of two denoising steps' means is divided by, twice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum KlScale {
-    /// The square of the noise per root of time, as Flow-GRPO's code has it.
-    #[default]
-    Noise,
-    /// The step's variance, which has the step's length as well: the divergence of the two Gaussians.
-    Variance,
-}
-
-/// DanceGRPO (Xue et al., 2025).
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct DanceGrpoConfig {
-    /// Noise of the denoising steps, the same at every sigma; above 0. Default 0.3.
-    pub eta: f64,
-    /// As in `flow_grpo`. Default 1.
-    pub timestep_fraction: f64,
-    /// As in `flow_grpo`. Default 1e-4.
-    pub clip: f64,
-    /// As in `flow_grpo`. Default 5.
-    pub advantage_clip: f64,
-}
-
-impl Default for DanceGrpoConfig {
-    fn default() -> Self {
-        Self { eta: 0.3, timestep_fraction: 1.0, clip: 1e-4, advantage_clip: 5.0 }
-    }
-}
-
-/// DiffusionNFT (Zheng et al., 2025).
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct NftConfig {
-    /// How far the implicit positive and negative policies lie from the old one; above 0. Default 1.
-    pub beta: f64,
-    /// Sigmas, drawn at random, that each image is trained at. Default 1.
-    pub timesteps: usize,
-    /// Advantages are clamped to minus and plus this, and are then a part of it; above 0. Default 5.
-    pub advantage_clip: f64,
-    /// Weight of `mean((v - v_ref)^2)`, with the frozen model's velocity; 0 needs none. Default 0.
-    pub kl_coef: f64,
-    /// After step `i`, from 1, the old policy keeps `min(old_decay_rate i, old_decay_max)` of itself. Default 0.001.
-    pub old_decay_rate: f64,
-    /// See `old_decay_rate`; 0 to below 1. Default 0.5.
-    pub old_decay_max: f64,
-}
-
-impl Default for NftConfig {
-    fn default() -> Self {
-        Self {
-            beta: 1.0,
-            timesteps: 1,
-            advantage_clip: 5.0,
-            kl_coef: 0.0,
-            old_decay_rate: 0.001,
-            old_decay_max: 0.5,
-        }
-    }
-}
-
 /// When and on how many images the policy is evaluated; before and after training always.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -434,38 +188,178 @@ impl Default for ImageEvaluationConfig {
     }
 }
 
-impl MethodConfig {
-    /// The weight of the KL divergence from the frozen model.
-    pub fn kl_coef(&self) -> f64 {
-        match self {
-            Self::Refl(refl) => refl.kl_coef,
-            Self::FlowGrpo(grpo) => grpo.kl_coef,
-            Self::DiffusionNft(nft) => nft.kl_coef,
-            Self::DraftK(_) | Self::DanceGrpo(_) => 0.0,
-        }
-    }
+impl ImageDataConfig {
+    /// Height and width of `shapes` in pixels.
+    pub const SHAPES_SIZE: usize = 8;
+    /// Classes of `shapes`.
+    pub const SHAPES_CLASSES: usize = 4;
 
-    /// Its name in YAML.
-    pub fn name(&self) -> &'static str {
+    /// Texts that are for evaluation alone; 0 where all are trained on.
+    pub fn held_out(&self) -> usize {
         match self {
-            Self::Refl(_) => "refl",
-            Self::DraftK(_) => "draft_k",
-            Self::FlowGrpo(_) => "flow_grpo",
-            Self::DanceGrpo(_) => "dance_grpo",
-            Self::DiffusionNft(_) => "diffusion_nft",
+            Self::Prompts(prompts) => prompts.held_out,
+            Self::Shapes => 0,
         }
-    }
-
-    /// Whether it follows the gradient of the reward.
-    pub fn differentiates_reward(&self) -> bool {
-        matches!(self, Self::Refl(_) | Self::DraftK(_))
     }
 }
+
+impl DitConfig {
+    pub(super) fn validate(&self, at: &Section) {
+        for (name, size) in [
+            ("patch_size", self.patch_size),
+            ("hidden_size", self.hidden_size),
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("intermediate_size", self.intermediate_size),
+        ] {
+            at.positive(name, size);
+        }
+        let size = ImageDataConfig::SHAPES_SIZE;
+        at.ensure(
+            size.is_multiple_of(self.patch_size),
+            "patch_size",
+            format!("patches of {} pixels do not make images of {size}", self.patch_size),
+            format!("write a divisor of {size}"),
+        );
+        at.given(&["heads"]).ensure(
+            self.hidden_size.is_multiple_of(self.heads),
+            "hidden_size",
+            format!("{} heads of one width do not make {}", self.heads, self.hidden_size),
+            format!("write a multiple of {}", self.heads),
+        );
+    }
+}
+
+impl DiffusionConfig {
+    /// Reports what cannot be, of the pipeline that trains `model`.
+    pub(super) fn validate(&self, model: &ModelConfig, at: &Section) {
+        at.positive("steps", self.steps);
+        at.positive("prompts_per_step", self.prompts_per_step);
+        at.positive("group_size", self.group_size);
+        at.positive("mini_batches", self.mini_batches);
+        let (prompts, mini_batches) = (self.prompts_per_step, self.mini_batches);
+        at.given(&["prompts_per_step"]).ensure(
+            prompts.is_multiple_of(mini_batches),
+            "mini_batches",
+            format!(
+                "{prompts} prompts are no multiple of {mini_batches} mini-batches, which hold whole groups"
+            ),
+            "write a divisor of `prompts_per_step`",
+        );
+        self.sampler.validate(&at.below("sampler"));
+        self.reward.validate(&at.below("reward"));
+        if self.method.differentiates_reward() {
+            self.validate_followed_reward(&at.given(&["method"]));
+        }
+        self.method.validate(&self.sampler, self.group_size, at);
+        self.optimizer.validate(&at.below("optimizer"));
+        self.optimizer.validate_over(self.steps, &at.given(&["steps"]).below("optimizer"));
+        if let Some(warmup) = &self.warmup {
+            warmup.validate(&at.below("warmup"));
+        }
+        for (name, value) in [
+            ("evaluation.every", self.evaluation.every),
+            ("checkpoint.every", self.checkpoint.every),
+            ("checkpoint.keep_last", self.checkpoint.keep_last as u64),
+        ] {
+            at.positive(name, value);
+        }
+        at.ensure(
+            !self.checkpoint.keep_best,
+            "checkpoint.keep_best",
+            "it goes by `eval/greedy`, which a language model has",
+            "leave it out",
+        );
+        let images = self.evaluation.images;
+        at.ensure(
+            (1..=MOST_EVALUATED).contains(&images),
+            "evaluation.images",
+            format!("{images} is out of range"),
+            format!("write 1 or above, at most {MOST_EVALUATED}"),
+        );
+        if let ModelConfig::Dit(_) = model {
+            self.validate_shapes(&at.when(at.root().is_read("model")));
+        }
+    }
+
+    /// Reports what does not follow the reward's gradient.
+    fn validate_followed_reward(&self, at: &Section) {
+        let name = self.method.name();
+        let of_reward = at.when(at.below("reward").has_all_items());
+        for (index, reward) in self.reward.fields() {
+            of_reward.ensure(
+                reward.is_differentiable(),
+                &format!("reward{index}"),
+                format!("`{name}` follows the reward's gradient, and this one has none"),
+                "write `brightness`, `clip`, `aesthetic` or `torchscript`",
+            );
+        }
+        at.ensure(
+            !self.shuffle_rewards,
+            "shuffle_rewards",
+            format!("`{name}` follows the reward's gradient, which cannot be another image's"),
+            "leave it out, or choose another method",
+        );
+    }
+
+    /// Reports what images of classes have not.
+    fn validate_shapes(&self, at: &Section) {
+        at.ensure(
+            self.data == ImageDataConfig::Shapes,
+            "data",
+            "a `dit` reads classes, and no text",
+            "write `shapes`, or `model: {diffusers: DIR}`",
+        );
+        let reward = at.below("reward");
+        let reward = reward.when(reward.has_all_items());
+        for (index, kind) in self.reward.fields() {
+            kind.validate_of_shapes(&reward.below(&index));
+        }
+        at.ensure(
+            self.sampler.decode_frames.is_none(),
+            "sampler.decode_frames",
+            "the shapes are images, which have no frames",
+            "leave it out",
+        );
+        at.ensure(
+            self.sampler.decode_tiles.is_none(),
+            "sampler.decode_tiles",
+            "the shapes are pixels, which nothing decodes",
+            "leave it out",
+        );
+        self.sampler.validate_second_guidance(false, &at.below("sampler"));
+        self.reward.validate_frames(None, &reward);
+        if let Some(warmup) = &self.warmup {
+            at.given(&["warmup.class_dropout"]).ensure(
+                !self.sampler.is_guided() || warmup.class_dropout > 0.0,
+                "sampler.guidance",
+                "it leads away from what the model says of no class, which it never learns",
+                "write 1, or `warmup.class_dropout` above 0, such as 0.1",
+            );
+        }
+        let (images, classes) = (self.evaluation.images, ImageDataConfig::SHAPES_CLASSES);
+        at.ensure(
+            images >= classes,
+            "evaluation.images",
+            format!("{images} are fewer than the classes"),
+            format!("write {classes} or above, one for each class"),
+        );
+    }
+}
+
+impl FlowMatchingConfig {
+    fn validate(&self, at: &Section) {
+        at.positive("batch_size", self.batch_size);
+        let dropout = self.class_dropout;
+        at.number("class_dropout", dropout, (0.0..=1.0).contains(&dropout), "from 0 to 1");
+        let optimizer = at.below("optimizer");
+        self.optimizer.validate(&optimizer);
+        self.optimizer.validate_over(self.steps, &optimizer);
+    }
+}
+
+// serde's attributes take functions only.
 
 fn one() -> usize {
     1
-}
-
-fn one_f64() -> f64 {
-    1.0
 }

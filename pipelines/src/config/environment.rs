@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{reward, schema::RolloutConfig};
+use super::{problem::Section, reward, rlvr::RolloutConfig};
 
 /// Who answers the model's turns: a class in a file of the user's, an object of which is an episode.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -65,5 +65,24 @@ impl RolloutConfig {
     pub fn open_episodes(&self) -> usize {
         let workers = self.environment.as_ref().and_then(|environment| environment.workers);
         workers.unwrap_or(self.batch_size)
+    }
+}
+
+impl EnvironmentConfig {
+    /// Reports what cannot be, beside the other fields of `rollout`, which `at` is.
+    pub(super) fn validate(&self, rollout: &RolloutConfig, at: &Section) {
+        at.positive("environment.max_turns", self.max_turns);
+        if let Some(tokens) = self.max_turn_tokens {
+            at.positive("environment.max_turn_tokens", tokens);
+            at.given(&["max_new_tokens"]).ensure(
+                tokens <= rollout.max_new_tokens,
+                "environment.max_turn_tokens",
+                format!("{tokens} is more than all turns may have together"),
+                format!("write at most `rollout.max_new_tokens`, {}", rollout.max_new_tokens),
+            );
+        }
+        at.given(&["batch_size"]).number_of_threads("environment.workers", rollout.open_episodes());
+        at.seconds("environment.timeout_s", self.timeout_s);
+        at.seconds("environment.start_timeout_s", self.start_timeout_s);
     }
 }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
+use super::problem::Problem;
+
 /// A config that cannot be run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -16,9 +18,9 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// The file was read and says something that is not possible.
-    #[error(transparent)]
-    Invalid(Box<Invalid>),
+    /// The file was read and says what is not possible: all of that, in its order.
+    #[error("{}", lines(.0))]
+    Invalid(Vec<Invalid>),
 }
 
 /// One thing that a config says and that is not possible.
@@ -34,6 +36,10 @@ pub struct Invalid {
     pub snippet: String,
     /// What would be right.
     pub help: String,
+}
+
+fn lines(all: &[Invalid]) -> String {
+    all.iter().map(Invalid::to_string).collect::<Vec<_>>().join("\n")
 }
 
 impl std::error::Error for Invalid {}
@@ -52,12 +58,12 @@ impl fmt::Display for Invalid {
     }
 }
 
-/// Where a key or a value was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Where a key or a value was written; those of the file come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Origin {
     /// Line and column in the file, both from 1, the column in characters.
     File { line: usize, column: usize },
-    /// The so-manieth `--set`, from 0.
+    /// Index of the `--set` argument, from 0.
     Set(usize),
 }
 
@@ -70,15 +76,6 @@ impl Origin {
             (Self::File { .. }, _) => false,
         }
     }
-}
-
-/// An error before it is rendered: the text that it points into is held by [`Source`].
-#[derive(Debug)]
-pub(crate) struct Problem {
-    pub(crate) field: String,
-    pub(crate) origin: Origin,
-    pub(crate) message: String,
-    pub(crate) help: String,
 }
 
 /// Characters of a line that are shown.
@@ -96,8 +93,8 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// The error that a user sees.
-    pub(crate) fn render(&self, problem: Problem) -> Error {
+    /// The problem as a user sees it.
+    pub(crate) fn render(&self, problem: Problem) -> Invalid {
         let (position, snippet) = match problem.origin {
             Origin::File { line, column } => {
                 (format!("{}:{line}:{column}", self.path.display()), self.snippet(line, column))
@@ -105,7 +102,7 @@ impl Source {
             Origin::Set(index) => (format!("--set {}", self.sets[index]), String::new()),
         };
         let Problem { field, message, help, .. } = problem;
-        Error::Invalid(Box::new(Invalid { position, field, message, snippet, help }))
+        Invalid { position, field, message, snippet, help }
     }
 
     fn snippet(&self, line: usize, column: usize) -> String {
@@ -126,17 +123,22 @@ impl Source {
 
 /// "did you mean `x`?", or all that there is where nothing is near.
 pub(crate) fn suggestion(wrong: &str, valid: &[&str]) -> String {
+    match nearest(wrong, valid) {
+        Some(candidate) => format!("did you mean `{candidate}`?"),
+        None => format!("choose from {}", list(valid)),
+    }
+}
+
+/// The valid name that a wrong one resembles.
+pub(super) fn nearest<'a>(wrong: &str, valid: &[&'a str]) -> Option<&'a str> {
     // A third of the letters may be wrong; two of a short word.
     let tolerance = (wrong.chars().count() / 3).max(2);
-    let nearest = valid
+    valid
         .iter()
         .map(|candidate| (strsim::damerau_levenshtein(wrong, candidate), *candidate))
         .filter(|(distance, candidate)| *distance <= tolerance && *distance < candidate.len())
-        .min();
-    match nearest {
-        Some((_, candidate)) => format!("did you mean `{candidate}`?"),
-        None => format!("choose from {}", list(valid)),
-    }
+        .min()
+        .map(|(_, candidate)| candidate)
 }
 
 /// `a`, `b`, `c`.

@@ -8,7 +8,8 @@ use serde::de::{self, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::reward::{NoFields, PythonConfig, only};
+use super::problem::Section;
+use super::reward::{NoFields, PythonConfig, Signature, only, validate_term};
 use super::reward_model::RewardDtype;
 
 /// What an image earns: a reward, or a list of terms whose weighted sum it is.
@@ -124,6 +125,78 @@ impl ImageReward {
             Self::Aesthetic(aesthetic) => vec![&mut aesthetic.clip, &mut aesthetic.head],
             Self::Torchscript(script) => vec![&mut script.path],
         }
+    }
+}
+
+impl ImageRewardConfig {
+    /// Reports what cannot be, of what stands beside the rewards of a list.
+    pub(super) fn validate(&self, at: &Section) {
+        let Self::Sum(terms) = self else { return };
+        if !at.has_all_items() {
+            return;
+        }
+        let help = "add a term, such as `- torchscript: {path: scorer.pt}`";
+        at.ensure(!terms.is_empty(), "", "the list is empty", help);
+        for (index, term) in terms.iter().enumerate() {
+            validate_term(&at.item(index), term.weight, term.max_error_rate);
+        }
+    }
+
+    /// Reports frames that rewards do not see, of videos of which so many are decoded, or of images.
+    pub(crate) fn validate_frames(&self, decoded: Option<usize>, at: &Section) {
+        if !at.has_all_items() {
+            return;
+        }
+        for (term, (index, kind)) in self.terms().iter().zip(self.fields()) {
+            let Some(frames) = term.frames else { continue };
+            let at = at.below(&index);
+            let decoded = decoded.filter(|_| !kind.is_of_latents());
+            let Some(decoded) = decoded else {
+                let message = match kind.is_of_latents() {
+                    true => "it sees latents, and no frames",
+                    false => "images have no frames",
+                };
+                at.refuse("frames", message, "leave it out");
+                continue;
+            };
+            at.ensure(
+                (1..=decoded).contains(&frames),
+                "frames",
+                format!("{frames} frames are out of range"),
+                format!("write 1 or above, at most {decoded}, as are decoded"),
+            );
+        }
+    }
+}
+
+impl ImageReward {
+    /// Whether it sees what is denoised, before the decoder.
+    pub(crate) fn is_of_latents(&self) -> bool {
+        matches!(self, Self::Torchscript(script) if script.input == ScorerInput::Latents)
+    }
+
+    /// Refuses a reward that the shapes cannot have: they have classes, and are grey.
+    pub(super) fn validate_of_shapes(&self, at: &Section) {
+        let why = match self {
+            Self::Clip(_) => "it reads texts, and the shapes have classes",
+            Self::Aesthetic(_) => "it reads colours, and the shapes are grey",
+            Self::Python(python) => return python.validate_of_images(&at.below("python")),
+            Self::Brightness | Self::Lit | Self::Torchscript(_) => return,
+        };
+        at.refuse("", why, "write `brightness`, `lit`, `python` or `torchscript`");
+    }
+}
+
+impl PythonConfig {
+    /// Reports what a function of images cannot be.
+    pub(crate) fn validate_of_images(&self, at: &Section) {
+        self.validate(at);
+        at.ensure(
+            self.signature == Signature::Trl,
+            "signature",
+            "verl's functions read texts, and no images",
+            "leave it out: the function is called with `images`, `prompts` and the columns",
+        );
     }
 }
 

@@ -1,7 +1,8 @@
 //! Ready strategies, included by name: `strategy: {include: zero3, micro_batch_size: 8}`. What stands beside the name counts
 //! more, but where a `--set` says the name: that is over the file, as any is, and over those before it.
 
-use super::error::{Origin, Problem, suggestion};
+use super::error::{Origin, suggestion};
+use super::problem::Problem;
 use super::tree::{Entry, Node, Value};
 
 /// The files of `configs/strategy`, by their names.
@@ -18,22 +19,25 @@ pub(crate) const READY: [(&str, &str); 6] = [
 const PLACES: [&str; 4] =
     ["strategy", "roles.policy.strategy", "roles.reference.strategy", "roles.critic.strategy"];
 
-/// Replaces each `include` by the fields of its file, under those that stand beside it.
-pub(crate) fn include_strategies(tree: &mut Node) -> Result<(), Problem> {
-    for place in PLACES {
-        let Some(strategy) = tree.get_mut(place) else { continue };
-        let Value::Map(entries) = &mut strategy.value else { continue };
-        let Some(position) = entries.iter().position(|entry| entry.key == "include") else { continue };
-        let include = entries.remove(position);
-        let origin = include.node.origin;
-        let file = file_of(&include.node).map_err(|(message, help)| Problem {
-            field: format!("{place}.include"),
-            origin,
-            message,
-            help,
-        })?;
-        strategy.fill_from(placed(Node::parse(file)?, origin));
-    }
+/// Replaces each `include` by the fields of its file, under those that stand beside it; what names no file is left out. Returns
+/// what is wrong.
+pub(crate) fn include_strategies(tree: &mut Node) -> Vec<Problem> {
+    PLACES.iter().filter_map(|place| include(place, tree).err()).collect()
+}
+
+fn include(place: &str, tree: &mut Node) -> Result<(), Problem> {
+    let Some(strategy) = tree.get_mut(place) else { return Ok(()) };
+    let Value::Map(entries) = &mut strategy.value else { return Ok(()) };
+    let Some(position) = entries.iter().position(|entry| entry.key == "include") else { return Ok(()) };
+    let include = entries.remove(position);
+    let origin = include.node.origin;
+    let file = file_of(&include.node).map_err(|(message, help)| Problem {
+        field: format!("{place}.include"),
+        origin,
+        message,
+        help,
+    })?;
+    strategy.fill_from(placed(Node::parse(file)?, origin));
     Ok(())
 }
 

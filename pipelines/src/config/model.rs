@@ -8,8 +8,10 @@ use anyroll_models::{LoraTarget, LoraTargets, ModulePattern, lora_scale};
 use indexmap::IndexMap;
 use regex::Regex;
 
+use super::decoder::DecoderConfig;
 use super::diffusion::DitConfig;
-use super::schema::{DecoderConfig, ModelConfig, is_default};
+use super::problem::Section;
+use super::schema::{ModelConfig, is_default};
 
 /// A model in a folder as Hugging Face publishes it, its tokenizer and its chat template with it.
 #[derive(Clone, Debug, PartialEq)]
@@ -145,6 +147,52 @@ impl LoraConfig {
             scale: lora_scale(rank, self.alpha(), self.rslora),
             modules,
         })
+    }
+}
+
+impl FolderConfig {
+    pub(super) fn validate(&self, at: &Section) {
+        if let Some(lora) = &self.lora {
+            lora.validate(&at.below("lora"));
+        }
+    }
+}
+
+impl DiffusersConfig {
+    pub(super) fn validate(&self, at: &Section) {
+        if let Some(lora) = &self.lora {
+            lora.validate(&at.below("lora"));
+            lora.validate_of_images(&at.below("lora"));
+        }
+    }
+}
+
+impl LoraConfig {
+    fn validate(&self, at: &Section) {
+        at.positive("rank", self.rank);
+        let alpha = self.alpha.unwrap_or(1.0);
+        at.number("alpha", alpha, alpha > 0.0, "above 0");
+        for &rank in self.rank_pattern.values() {
+            at.positive("rank_pattern", rank);
+        }
+        for &alpha in self.alpha_pattern.values() {
+            at.number("alpha_pattern", alpha, alpha > 0.0, "above 0");
+        }
+        at.number("dropout", self.dropout, (0.0..1.0).contains(&self.dropout), "from 0 to below 1");
+    }
+
+    /// Reports what adapters of a model of images have not.
+    fn validate_of_images(&self, at: &Section) {
+        let one_shape = "adapters of a model of images have one rank and one alpha";
+        for (field, is_absent, message) in [
+            ("dropout", self.dropout == 0.0, "adapters of a model of images see all of their input"),
+            ("rank_pattern", self.rank_pattern.is_empty(), one_shape),
+            ("alpha_pattern", self.alpha_pattern.is_empty(), one_shape),
+            ("dora", !self.dora, "adapters of a model of images have no magnitudes"),
+            ("layers", self.layers.is_none(), "blocks of a model of images are named in `targets`"),
+        ] {
+            at.ensure(is_absent, field, message, "leave it out");
+        }
     }
 }
 

@@ -2,9 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::data::DataConfig;
+use super::data::{DataConfig, LongPrompts};
 use super::optimizer::OptimizerConfig;
-use super::schema::{CheckpointConfig, WarmupConfig};
+use super::problem::Section;
+use super::schema::{CheckpointConfig, Config, ModelConfig, WarmupConfig};
+use super::stage::ZeroStage;
 use super::steps::{DataEpochs, Steps};
 
 /// Training on texts that are there beforehand: answers to be learnt, or pairs of a better and a worse one.
@@ -277,16 +279,6 @@ impl Default for OfflineEvaluationConfig {
     }
 }
 
-impl OfflineEvaluationConfig {
-    /// How many of a config that is resolved.
-    ///
-    /// # Panics
-    /// If it is not.
-    pub fn prompts(&self) -> usize {
-        self.prompts.expect("a config that is resolved says how many")
-    }
-}
-
 impl OfflineConfig {
     /// How many prompts an evaluation completes, of as many as it could.
     pub fn completions_of(&self, most: usize) -> usize {
@@ -294,12 +286,178 @@ impl OfflineConfig {
         let own = if self.objective.is_of_numbers() { 0 } else { FEW.min(most) };
         self.evaluation.completions.unwrap_or(own)
     }
+}
 
-    /// The same of a config that is resolved.
-    ///
-    /// # Panics
-    /// If it is not.
-    pub fn completions(&self) -> usize {
-        self.evaluation.completions.expect("a config that is resolved says how many")
+impl OfflineConfig {
+    /// Reports what cannot be, of the pipeline of `config`.
+    pub(super) fn validate(&self, config: &Config, at: &Section) {
+        for (name, value) in [
+            ("batch_size", self.batch_size as u64),
+            ("evaluation.every", self.evaluation.every),
+            ("checkpoint.every", self.checkpoint.every),
+            ("checkpoint.keep_last", self.checkpoint.keep_last as u64),
+        ] {
+            at.positive(name, value);
+        }
+        at.given(&["evaluation.prompts"]).ensure(
+            self.evaluation.prompts != Some(0) || !self.checkpoint.keep_best,
+            "checkpoint.keep_best",
+            "the best policy is told by `eval/loss`, and with `evaluation.prompts: 0` nothing is evaluated",
+            "leave it out, or evaluate some held-out records",
+        );
+        self.objective.validate(&at.below("objective"));
+        at.root().given(&["pipeline.offline.objective"]).ensure(
+            self.objective.distills().is_none() || config.roles.reference.path.is_some(),
+            "roles.reference.path",
+            "it is missing, and `objective: distill` learns from the model there",
+            "name the folder of a teacher: `roles: {reference: {path: DIR}}`",
+        );
+        self.validate_turns(&config.model, &at.given(&["objective"]));
+        self.optimizer.validate(&at.below("optimizer"));
+        if let Some(warmup) = &self.warmup {
+            warmup.validate(&at.below("warmup"));
+        }
+        if self.objective.is_of_numbers() {
+            self.validate_numbers(config, at);
+            self.data.validate_uncut(&at.below("data"));
+        }
+        at.given(&["objective"]).ensure(
+            self.batch_size >= 2 || !self.objective.estimates_kl(),
+            "batch_size",
+            "how far the policy has moved is told by a prompt with another record's answer",
+            "write 2 or above",
+        );
+        let of_policy = config.roles.policy.strategy.micro_batch_size;
+        let size = of_policy.unwrap_or(config.strategy.micro_batch_size);
+        let of_pairs = ["pipeline.offline.objective", "roles.policy.strategy.micro_batch_size"];
+        at.root().given(&of_pairs).ensure(
+            size >= 2 || !self.objective.compares(),
+            "strategy.micro_batch_size",
+            "a better and a worse answer are two sequences, and go through the model together",
+            "write 2 or above",
+        );
+        self.data.validate_answers(&at.below("data"), "`objective` learns from answers", &[]);
+        self.data.validate(&at.below("data"));
+    }
+
+    fn validate_turns(&self, model: &ModelConfig, at: &Section) {
+        if self.turns == Turns::Last {
+            return;
+        }
+        at.ensure(
+            self.objective == Objective::Sft || self.objective.distills().is_some(),
+            "turns",
+            "only `sft` and `distill` learn more than the last message of a conversation",
+            "leave it out",
+        );
+        at.when(at.root().is_read("model")).ensure(
+            matches!(model, ModelConfig::Folder(folder) if folder.chat),
+            "turns",
+            "the model has no chat template for conversations",
+            "name a folder that has one, with `model.chat: true`, or leave it out",
+        );
+    }
+
+    /// Reports what a reward model has not: it writes nothing, has no adapters, and the memory of its training is not planned.
+    fn validate_numbers(&self, config: &Config, at: &Section) {
+        let what = "the objective is a reward model's, which gives texts a number";
+        at.ensure(self.warmup.is_none(), "warmup", what, "leave it out");
+        let completions = self.evaluation.completions.unwrap_or(0);
+        at.ensure(completions == 0, "evaluation.completions", what, "write 0, or leave it out");
+        let root = at.root();
+        let adapts = matches!(&config.model, ModelConfig::Folder(folder) if folder.lora.is_some());
+        root.ensure(!adapts, "model.lora", "a reward model has no adapters", "leave it out");
+        let roles = &config.roles;
+        for (path, stage) in [
+            ("strategy", Some(config.strategy.zero_stage)),
+            ("roles.policy.strategy", roles.policy.strategy.zero_stage),
+            ("roles.reference.strategy", roles.reference.strategy.zero_stage),
+            ("roles.critic.strategy", roles.critic.strategy.zero_stage),
+        ] {
+            let holds = stage != Some(ZeroStage::Auto);
+            let message = "`auto` does not plan the training of a reward model";
+            root.ensure(holds, &format!("{path}.zero_stage"), message, "write 0, 1, 2 or 3");
+        }
+    }
+}
+
+impl DataConfig {
+    /// Reports texts that are cut, and of which a number is read at the end.
+    fn validate_uncut(&self, at: &Section) {
+        match self {
+            Self::File(file) => {
+                at.ensure(
+                    !matches!(file.long_prompts, LongPrompts::Truncate(_)),
+                    "file.long_prompts.truncate",
+                    "a reward model reads a text's number at its end, which would be cut off",
+                    "write `leave_out` or `refuse`",
+                );
+            }
+            Self::Mix(sources) => {
+                for (index, source) in sources.iter().enumerate() {
+                    source.data.validate_uncut(&at.below("mix").item(index).below("data"));
+                }
+            }
+            Self::Sort(_) | Self::Addition(_) | Self::Countdown(_) => {}
+        }
+    }
+}
+
+impl Objective {
+    fn validate(&self, at: &Section) {
+        let not_negative = |name: &str, value: f64| at.number(name, value, value >= 0.0, "0 or above");
+        let (name, beta) = match *self {
+            Self::Sft => return,
+            Self::Dpo(DpoConfig { beta, label_smoothing, sft_weight }) => {
+                let holds = (0.0..0.5).contains(&label_smoothing);
+                at.number("dpo.label_smoothing", label_smoothing, holds, "from 0 to below 0.5");
+                not_negative("dpo.sft_weight", sft_weight);
+                ("dpo", beta)
+            }
+            Self::Ipo(IpoConfig { beta }) => ("ipo", beta),
+            Self::Hinge(HingeConfig { beta }) => ("hinge", beta),
+            Self::Simpo(SimpoConfig { beta, gamma }) => {
+                not_negative("simpo.gamma", gamma);
+                ("simpo", beta)
+            }
+            Self::Orpo(OrpoConfig { beta }) => ("orpo", beta),
+            Self::Kto(judged) => {
+                judged.validate_weights(&at.below("kto"));
+                ("kto", judged.beta)
+            }
+            Self::ApoZeroUnpaired(judged) => {
+                judged.validate_weights(&at.below("apo_zero_unpaired"));
+                ("apo_zero_unpaired", judged.beta)
+            }
+            Self::Distill(DistillConfig { beta, temperature, sft_weight }) => {
+                at.number("distill.beta", beta, (0.0..=1.0).contains(&beta), "from 0 to 1");
+                // Logits are divided by it.
+                at.number("distill.temperature", temperature, temperature >= 1e-3, "0.001 or above");
+                not_negative("distill.sft_weight", sft_weight);
+                return;
+            }
+            Self::RewardModel(RewardModelObjective { center }) => {
+                not_negative("reward_model.center", center);
+                return;
+            }
+        };
+        at.number(&format!("{name}.beta"), beta, beta > 0.0, "above 0");
+    }
+}
+
+impl JudgedConfig {
+    fn validate_weights(&self, at: &Section) {
+        let Self { desirable_weight, undesirable_weight, .. } = *self;
+        for (name, weight) in
+            [("desirable_weight", desirable_weight), ("undesirable_weight", undesirable_weight)]
+        {
+            at.number(name, weight, weight >= 0.0, "0 or above");
+        }
+        at.given(&["undesirable_weight"]).ensure(
+            desirable_weight + undesirable_weight > 0.0,
+            "desirable_weight",
+            "both weights are 0, and nothing is learnt",
+            "write a weight above 0",
+        );
     }
 }

@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::problem::Section;
 use super::steps::{Measure, Steps, whole_steps};
 
 /// An optimizer, its gradient clipping and its learning-rate schedule.
@@ -134,6 +135,81 @@ impl Steps<Share> {
     }
 }
 
+impl OptimizerConfig {
+    /// Reports what cannot be, however many steps there are.
+    pub(super) fn validate(&self, at: &Section) {
+        let AdamWConfig { learning_rate, betas, eps, weight_decay, decays: _ } = self.adamw;
+        at.number("adamw.learning_rate", learning_rate, learning_rate > 0.0, "above 0");
+        for beta in betas {
+            at.number("adamw.betas", beta, (0.0..1.0).contains(&beta), "from 0 to below 1, twice");
+        }
+        at.number("adamw.eps", eps, eps > 0.0, "above 0");
+        at.number("adamw.weight_decay", weight_decay, weight_decay >= 0.0, "0 or above");
+        let norm = self.max_grad_norm;
+        at.number("max_grad_norm", norm, norm >= 0.0, "0 or above");
+        self.schedule.validate(&at.below("schedule"));
+    }
+
+    /// Reports a learning rate whose way does not fit into `steps`.
+    pub(crate) fn validate_over(&self, steps: u64, at: &Section) {
+        self.schedule.validate_over(steps, &at.below("schedule"));
+    }
+}
+
+impl ScheduleConfig {
+    fn validate(&self, at: &Section) {
+        let ratio = |name: &str, ratio: f64| {
+            at.number(&format!("{name}.final_ratio"), ratio, (0.0..=1.0).contains(&ratio), "from 0 to 1");
+        };
+        let share = |name: &str, steps: Steps<Share>| {
+            if let Steps::By(Share { share }) = steps {
+                at.number(&format!("{name}.share"), share, (0.0..=1.0).contains(&share), "from 0 to 1");
+            }
+        };
+        match self {
+            Self::Constant(constant) => share("constant.warmup_steps", constant.warmup_steps),
+            Self::Linear(decay) => {
+                share("linear.warmup_steps", decay.warmup_steps);
+                ratio("linear", decay.final_ratio);
+            }
+            Self::Cosine(decay) => {
+                share("cosine.warmup_steps", decay.warmup_steps);
+                ratio("cosine", decay.final_ratio);
+            }
+            Self::Wsd(wsd) => {
+                share("wsd.warmup_steps", wsd.warmup_steps);
+                share("wsd.decay_steps", wsd.decay_steps);
+                ratio("wsd", wsd.final_ratio);
+            }
+        }
+    }
+
+    fn validate_over(&self, steps: u64, at: &Section) {
+        let (kind, warmup_steps) = match self {
+            Self::Constant(_) => return,
+            Self::Linear(decay) => ("linear", decay.warmup_steps),
+            Self::Cosine(decay) => ("cosine", decay.warmup_steps),
+            Self::Wsd(wsd) => ("wsd", wsd.warmup_steps),
+        };
+        let at = at.below(kind);
+        let warmup_steps = warmup_steps.of(steps);
+        at.given(&["warmup_steps"]).ensure(
+            warmup_steps < steps.max(1),
+            "warmup_steps",
+            format!("{warmup_steps} of {steps} steps leave none to fall"),
+            "write fewer than the steps",
+        );
+        let Self::Wsd(WsdConfig { decay_steps, .. }) = self else { return };
+        let decay_steps = decay_steps.of(steps);
+        at.given(&["warmup_steps", "decay_steps"]).ensure(
+            decay_steps > 0 && decay_steps <= steps.max(1).saturating_sub(warmup_steps),
+            "decay_steps",
+            format!("{decay_steps} do not fit in {steps} steps, {warmup_steps} of which are the warm-up"),
+            "write 1 or above, and no more than are left; `constant` never falls",
+        );
+    }
+}
+
 fn one_f64() -> f64 {
     1.0
 }
@@ -150,7 +226,7 @@ fn adam_eps() -> f64 {
 mod tests {
     use super::*;
     use crate::config::{Error, PipelineConfig};
-    use crate::prepare::tests::{SMALL, machine, read};
+    use crate::prepare::tests::{SMALL, machine, only_problem, read};
 
     #[test]
     fn a_share_is_rounded_up_as_in_transformers() {
@@ -175,7 +251,7 @@ mod tests {
 
     #[track_caller]
     fn check_refused(of: &str, field: &str, message: &str) {
-        let Err(Error::Invalid(invalid)) = schedule(of) else { panic!("accepted: {of}") };
+        let invalid = only_problem(schedule(of).unwrap_err());
         assert_eq!(invalid.field, format!("pipeline.rlvr.optimizer.schedule.{field}"));
         assert!(invalid.message.contains(message), "{}", invalid.message);
     }

@@ -1,6 +1,5 @@
 //! The fields of rewards.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -9,7 +8,9 @@ use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use super::endpoint::{CodeConfig, JudgeConfig};
 use super::image_reward::ImageForm;
+use super::problem::Section;
 use super::reward_model::RewardModelConfig;
 use super::schema::PipelineConfig;
 
@@ -46,11 +47,7 @@ impl RewardConfig {
 
     /// Its reward models, each with its term's number.
     pub fn numbered_models(&self) -> impl Iterator<Item = (usize, &RewardModelConfig)> {
-        let terms = match self {
-            Self::Exact => &[][..],
-            Self::Sum(terms) => terms,
-        };
-        terms.iter().enumerate().filter_map(|(index, term)| match &term.kind {
+        self.terms().iter().enumerate().filter_map(|(index, term)| match &term.kind {
             RewardKind::Model(model) => Some((index, model)),
             _ => None,
         })
@@ -229,174 +226,6 @@ pub struct IfevalConfig {
     pub credit: Credit,
 }
 
-/// How programs are run.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CodeConfig {
-    /// How tests count. Default `all`.
-    pub credit: Credit,
-    /// A sandbox behind an endpoint, which then has its own `python`, `readable`, `isolation`, `processes` and `disk_mib`.
-    /// Default: this machine's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub http: Option<HttpSandboxConfig>,
-    /// The interpreter, a name in `/usr/local/bin`, `/usr/bin` or `/bin`, or a path; one that lies elsewhere needs its
-    /// folders in `readable`. Default `python3`.
-    pub python: String,
-    /// Folders and files of the host that programs can read, beside those of the system. Default: none.
-    pub readable: Vec<PathBuf>,
-    /// What must protect the host, or the run does not start. Default `full`.
-    pub isolation: Isolation,
-    /// Seconds of a test, on the clock and of the processor. Default 10.
-    pub timeout_s: f64,
-    /// Address space of each process, in MiB; behind an endpoint the memory of a test. Default 512.
-    pub memory_mib: u64,
-    /// Processes and threads at a time. Default 16.
-    pub processes: u64,
-    /// What a program may write to its folder, which is in memory, in MiB. Default 16.
-    pub disk_mib: u64,
-    /// What a program may write to standard output, in KiB. Default 256.
-    pub output_kib: u64,
-}
-
-impl Default for CodeConfig {
-    fn default() -> Self {
-        Self {
-            credit: Credit::All,
-            http: None,
-            python: "python3".into(),
-            readable: Vec::new(),
-            isolation: Isolation::Full,
-            timeout_s: 10.0,
-            memory_mib: 512,
-            processes: 16,
-            disk_mib: 16,
-            output_kib: 256,
-        }
-    }
-}
-
-/// A sandbox behind an endpoint that speaks SandboxFusion's protocol.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct HttpSandboxConfig {
-    /// Where programs are sent, the whole of it, such as `http://127.0.0.1:8080/run_code`.
-    pub url: String,
-    /// What programs are written in, by the service's name for it. Default `python`.
-    #[serde(default = "python")]
-    pub language: String,
-    /// The environment variable that has the endpoint's key. Default: none is sent.
-    #[serde(default)]
-    pub key_variable: Option<String>,
-    /// Requests of a rank at a time, one for each test; `scoring.workers` bounds them as well. Default 8.
-    #[serde(default = "eight")]
-    pub concurrency: usize,
-    /// Further attempts where the service is busy, broken, slow or away. Default 3.
-    #[serde(default = "attempts")]
-    pub retries: u32,
-    /// Seconds before the first of them, doubled before each next one. Default 1.
-    #[serde(default = "one")]
-    pub retry_s: f64,
-    /// Seconds of an attempt; more than `code.timeout_s`, since programs wait in the service's queue. Default 60.
-    #[serde(default = "minute")]
-    pub timeout_s: f64,
-}
-
-/// How an endpoint is asked, as its reward says it.
-#[derive(Clone, Copy, Debug)]
-pub struct EndpointConfig<'a> {
-    /// Where it is.
-    pub url: &'a str,
-    /// The environment variable that has its key.
-    pub key_variable: Option<&'a str>,
-    /// Requests of a rank at a time.
-    pub concurrency: usize,
-    /// Further attempts.
-    pub retries: u32,
-    /// Seconds before the first of them.
-    pub retry_s: f64,
-    /// Seconds of an attempt.
-    pub timeout_s: f64,
-}
-
-impl HttpSandboxConfig {
-    /// How it is asked.
-    pub fn endpoint(&self) -> EndpointConfig<'_> {
-        EndpointConfig {
-            url: &self.url,
-            key_variable: self.key_variable.as_deref(),
-            concurrency: self.concurrency,
-            retries: self.retries,
-            retry_s: self.retry_s,
-            timeout_s: self.timeout_s,
-        }
-    }
-}
-
-/// What protects the host from a program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Isolation {
-    /// Namespaces for users, processes, files and the network, seccomp, limits, a folder of fixed size, and Landlock.
-    #[default]
-    Full,
-    /// All of these; Landlock where the kernel has it.
-    Namespaces,
-}
-
-/// A model behind an endpoint, and what it is asked.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct JudgeConfig {
-    /// Where the endpoint's paths start, such as `http://127.0.0.1:8000/v1`.
-    pub url: String,
-    /// The model's name there.
-    pub model: String,
-    /// What it is asked, with `{{ prompt }}`, `{{ completion }}` and `{{ answer }}` in it.
-    pub template: String,
-    /// A regular expression with one group, around the number or word in the judge's answer; its last match counts. Default
-    /// `Score:\s*([-+]?[0-9.]+)`.
-    #[serde(default = "score_pattern")]
-    pub pattern: String,
-    /// What a word counts, such as `{yes: 1, no: 0}`, in whatever case it is written. Default: the group is a number.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub words: BTreeMap<String, f64>,
-    /// What the number is multiplied by, such as 0.1 where it goes to 10. Default 1.
-    #[serde(default = "one")]
-    pub scale: f64,
-    /// The environment variable that holds the key; it is never written anywhere. Default: no key.
-    #[serde(default)]
-    pub key_variable: Option<String>,
-    /// The longest answer in tokens. Default 512.
-    #[serde(default = "answer_tokens")]
-    pub max_tokens: u64,
-    /// Requests of a rank at a time. Default 8.
-    #[serde(default = "eight")]
-    pub concurrency: usize,
-    /// Further attempts where the endpoint is busy, broken, slow or away. Default 3.
-    #[serde(default = "attempts")]
-    pub retries: u32,
-    /// Seconds before the first of them, doubled before each next one. Default 1.
-    #[serde(default = "one")]
-    pub retry_s: f64,
-    /// Seconds of an attempt. Default 60.
-    #[serde(default = "minute")]
-    pub timeout_s: f64,
-}
-
-impl JudgeConfig {
-    /// How it is asked.
-    pub fn endpoint(&self) -> EndpointConfig<'_> {
-        EndpointConfig {
-            url: &self.url,
-            key_variable: self.key_variable.as_deref(),
-            concurrency: self.concurrency,
-            retries: self.retries,
-            retry_s: self.retry_s,
-            timeout_s: self.timeout_s,
-        }
-    }
-}
-
 /// A function in a file of the user's.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -447,6 +276,94 @@ impl Signature {
     }
 }
 
+impl RewardConfig {
+    /// Its terms; none for `exact` alone.
+    pub fn terms(&self) -> &[RewardTerm] {
+        match self {
+            Self::Exact => &[],
+            Self::Sum(terms) => terms,
+        }
+    }
+
+    pub(super) fn validate(&self, at: &Section) {
+        let Self::Sum(terms) = self else { return };
+        if !at.has_all_items() {
+            return;
+        }
+        at.ensure(!terms.is_empty(), "", "the list is empty", "add a term, such as `- math: {}`");
+        for (index, term) in terms.iter().enumerate() {
+            let at = at.item(index);
+            validate_term(&at, term.weight, term.max_error_rate);
+            term.kind.validate(&at);
+        }
+    }
+}
+
+impl RewardTerm {
+    /// Whether it is what the environment gives.
+    pub(super) fn is_of_environment(&self) -> bool {
+        matches!(self.kind, RewardKind::Environment(_))
+    }
+}
+
+/// Reports what cannot be, of what stands beside every reward of a sum.
+pub(super) fn validate_term(at: &Section, weight: f64, max_error_rate: f64) {
+    at.number("weight", weight, weight != 0.0, "other than 0");
+    let holds = (0.0..=1.0).contains(&max_error_rate);
+    at.number("max_error_rate", max_error_rate, holds, "from 0 to 1");
+}
+
+impl RewardKind {
+    /// Reports what cannot be. `at` is the term.
+    pub(crate) fn validate(&self, at: &Section) {
+        match self {
+            Self::Exact(_)
+            | Self::Choice(_)
+            | Self::Countdown(_)
+            | Self::Regex(_)
+            | Self::Ifeval(_)
+            | Self::Environment(_) => {}
+            Self::Math(math) => {
+                let holds = (0.0..=0.1).contains(&math.tolerance);
+                at.number("math.tolerance", math.tolerance, holds, "from 0 to 0.1");
+            }
+            Self::Code(code) => code.validate(&at.below("code")),
+            Self::Judge(judge) => judge.validate(&at.below("judge")),
+            Self::Model(model) => model.validate(&at.below("model")),
+            Self::Python(python) => {
+                python.validate(&at.below("python"));
+                let message = "completions are no images";
+                at.ensure(python.images.is_none(), "python.images", message, "leave it out");
+            }
+            Self::Length(length) => length.validate(&at.below("length")),
+            Self::Repetition(repetition) => {
+                at.positive("repetition.ngram_words", repetition.ngram_words);
+            }
+        }
+    }
+}
+
+impl LengthConfig {
+    fn validate(self, at: &Section) {
+        let Self { max_tokens, buffer_tokens } = self;
+        at.positive("max_tokens", max_tokens);
+        at.positive("buffer_tokens", buffer_tokens);
+        at.given(&["max_tokens"]).ensure(
+            buffer_tokens <= max_tokens,
+            "buffer_tokens",
+            format!("{buffer_tokens} is more than `max_tokens`"),
+            format!("write {max_tokens} or fewer"),
+        );
+    }
+}
+
+impl PythonConfig {
+    pub(super) fn validate(&self, at: &Section) {
+        at.seconds("timeout_s", self.timeout_s);
+        at.seconds("start_timeout_s", self.start_timeout_s);
+    }
+}
+
 // serde's attributes take functions only.
 
 fn tolerance() -> f64 {
@@ -457,44 +374,16 @@ fn three() -> usize {
     3
 }
 
-fn one() -> f64 {
-    1.0
-}
-
-fn eight() -> usize {
-    8
-}
-
-fn attempts() -> u32 {
-    3
-}
-
-fn answer_tokens() -> u64 {
-    512
-}
-
 pub(super) fn half_minute() -> f64 {
     30.0
-}
-
-fn minute() -> f64 {
-    60.0
 }
 
 pub(super) fn two_minutes() -> f64 {
     120.0
 }
 
-fn python() -> String {
-    "python".into()
-}
-
 pub(super) fn python3() -> String {
     "python3".into()
-}
-
-fn score_pattern() -> String {
-    r"Score:\s*([-+]?[0-9.]+)".into()
 }
 
 impl<'de> Deserialize<'de> for RewardConfig {

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use anyroll_backends::DType;
 use serde::{Deserialize, Serialize};
 
-use super::schema::*;
+use super::problem::Section;
+use super::schema::Devices;
 use super::stage::ZeroStage;
+use super::strategy::{Fp16Config, Offload, Precision, validate_collective_timeout};
 
 /// A reward model: a published sequence classifier with one label.
 ///
@@ -104,6 +106,24 @@ impl RewardDtype {
             Self::Fp32 => Precision::Fp32,
             Self::Bf16 => Precision::Bf16,
             Self::Fp16 => Precision::Fp16(Fp16Config::default()),
+        }
+    }
+}
+
+impl RewardModelConfig {
+    pub(super) fn validate(&self, at: &Section) {
+        at.positive("batch_size", self.batch_size);
+        let Some(RewardStrategyConfig { zero_stage, collective_timeout_s, .. }) = &self.strategy else {
+            return;
+        };
+        at.ensure(
+            matches!(zero_stage, ZeroStage::Stage(0 | 3) | ZeroStage::Auto),
+            "strategy.zero_stage",
+            "a model that is not trained is whole on every rank, 0, or sharded, 3",
+            "write 0, 3 or auto",
+        );
+        if let Some(timeout_s) = collective_timeout_s {
+            validate_collective_timeout(&at.below("strategy"), *timeout_s);
         }
     }
 }

@@ -22,16 +22,6 @@ impl Default for ZeroStage {
     }
 }
 
-impl ZeroStage {
-    /// The number of a stage that is resolved.
-    pub fn number(self) -> u8 {
-        match self {
-            Self::Stage(number) => number,
-            Self::Auto => unreachable!("a resolved config has no `auto`"),
-        }
-    }
-}
-
 impl<'de> Deserialize<'de> for ZeroStage {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct StageVisitor;

@@ -39,16 +39,6 @@ impl Measure for DataEpochs {
     const EXAMPLE: &'static str = "{data_epochs: 3}";
 }
 
-impl Steps<DataEpochs> {
-    /// The number of a config that is resolved.
-    pub fn number(self) -> u64 {
-        match self {
-            Self::Count(steps) => steps,
-            Self::By(_) => unreachable!("a resolved config has the number of its steps"),
-        }
-    }
-}
-
 impl<'de, T: Measure + Deserialize<'de>> Deserialize<'de> for Steps<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct StepsVisitor<T>(PhantomData<T>);
@@ -81,11 +71,6 @@ impl PipelineConfig {
             Self::Offline(offline) => (offline.steps, offline.batch_size),
             Self::Diffusion(diffusion) => (Steps::Count(diffusion.steps), diffusion.prompts_per_step),
         }
-    }
-
-    /// The number of steps of a config that is resolved.
-    pub fn steps(&self) -> u64 {
-        self.steps_and_their_size().0.number()
     }
 }
 

@@ -9,7 +9,8 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
-use super::error::{Origin, Problem};
+use super::error::Origin;
+use super::problem::Problem;
 
 /// A value and where it was written; for a mapping or a list, where its key was.
 #[derive(Clone, Debug)]

@@ -10,10 +10,10 @@ use anyroll_strategy::{
 use serde_json::Value;
 use tch::Tensor;
 
-use super::{ImageModels, ImageTask, Reference};
+use super::{EncodedTexts, ImageModels, ImageTask, PublishedModel, Reference, subject::Subject};
 use crate::{
     Result,
-    config::MethodConfig,
+    config::{DiffusionConfig, DitConfig, MethodConfig},
     run::Run,
     samples::Phase,
     train::{
@@ -33,10 +33,26 @@ pub struct Diffusion {
 }
 
 impl Diffusion {
-    /// Prepares a run on `place`; `embeddings` is the file of a run that has encoded its own texts.
-    pub fn new(run: Run, place: Place, embeddings: Option<&Path>) -> Result<Self> {
-        let task = ImageTask::new(&run, &place, embeddings)?;
-        let config = &task.config;
+    /// Prepares a run on `place` that trains a model of shape `dit` on synthetic images.
+    pub fn of_shapes(run: Run, config: &DiffusionConfig, dit: &DitConfig, place: Place) -> Result<Self> {
+        let subject = Subject::shapes(dit, run.config.seed)?;
+        Self::new(run, config, subject, place)
+    }
+
+    /// Prepares a run on `place` that trains a published model on `texts`.
+    pub fn of_texts(
+        run: Run,
+        config: &DiffusionConfig,
+        model: PublishedModel,
+        texts: EncodedTexts,
+        place: Place,
+    ) -> Result<Self> {
+        let subject = Subject::published(&run, config, model, texts, place.torch_device()?)?;
+        Self::new(run, config, subject, place)
+    }
+
+    fn new(run: Run, config: &DiffusionConfig, subject: Subject, place: Place) -> Result<Self> {
+        let task = ImageTask::new(&run, config, subject, &place)?;
         let warmup = config.warmup.as_ref().filter(|warmup| warmup.steps > 0);
         let schedule = Schedule {
             optimizer: config.optimizer.clone(),

@@ -4,25 +4,21 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::ops::ControlFlow::{self, Break, Continue};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyroll_backends::release_cached;
-use anyroll_models::hf::{ExportDtype, TextEmbeddingsWriter};
+use anyroll_models::hf::{ExportDtype, TextEmbeddings, TextEmbeddingsWriter};
 use tch::{Device, Kind};
 
 use super::embed::{EncoderOptions, PromptEncoders};
-use super::subject::read_records;
+use super::opened::{EncodedTexts, PaintedTexts};
 use crate::{
     Result,
-    config::{
-        DiffusersConfig, EncodeConfig, EncodeOn, ImageDataConfig, ModelConfig, PipelineConfig, Precision,
-        PromptsConfig,
-    },
+    config::{DiffusersConfig, EncodeConfig, EncodeOn, Precision},
     data::{self, Record},
     format::gib,
     progress::Screen,
-    run::Run,
     train::{Exchange, Place},
 };
 
@@ -175,75 +171,57 @@ pub fn open_encoders(model: &DiffusersConfig, encode: &EncodeConfig) -> Result<P
     )
 }
 
-/// The texts of a run, if it has any.
-fn texts(run: &Run) -> Option<(&DiffusersConfig, &PromptsConfig)> {
-    let PipelineConfig::Diffusion(config) = &run.config.pipeline else { return None };
-    let (ModelConfig::Diffusers(model), ImageDataConfig::Prompts(prompts)) =
-        (&run.config.model, &config.data)
-    else {
-        return None;
-    };
-    Some((model, prompts))
-}
-
-/// Checksum of the records of a text run, as in [`crate::data::Dataset::digest`]; `None` without records.
-///
-/// # Errors
-/// Those of [`read_records`].
-pub fn digest(run: &Run) -> Result<Option<u32>> {
-    let records = texts(run).and_then(|(_, prompts)| prompts.records.as_ref());
-    Ok(records.map(|path| read_records(path)).transpose()?.map(|records| data::digest(&records)))
-}
-
-/// Encodes a run's own texts into a file in the run's `folder`, before any rank loads a model, and returns
-/// its path. Rank 0 encodes; the others wait, each batch within their timeout. A resumed run finds the file.
-/// `screen` shows the progress; the encoding stops if a rank is asked to `stop`.
+/// Returns the encoded texts of a run. Texts that are not encoded yet go into a file in the run's `folder`, before any
+/// rank loads a model: rank 0 encodes, and the others wait, each batch within their timeout. A resumed run finds the
+/// file. The embeddings have these `widths`. `screen` shows the progress; the encoding stops if a rank is asked to `stop`.
 ///
 /// # Errors
 /// Those of [`Prompts::write`]; a rank that fails or stalls.
-pub fn encode_own(
-    run: &Run,
+pub fn encode(
+    texts: PaintedTexts,
+    widths: (i64, Option<i64>),
     (place, exchange): (&Place, &Exchange),
     folder: &Path,
     screen: &Screen,
     stop: &AtomicBool,
-) -> Result<ControlFlow<(), Option<PathBuf>>> {
-    let Some((model, prompts)) = texts(run) else { return Ok(Continue(None)) };
-    let Some(encode) = &prompts.encode else { return Ok(Continue(None)) };
-    let records = read_records(prompts.records.as_ref().expect("a checked config has records to encode"))?;
+) -> Result<ControlFlow<(), EncodedTexts>> {
+    let (encoders, encode, records) = match texts {
+        PaintedTexts::Encoded(texts) => return Ok(Continue(texts)),
+        PaintedTexts::ToEncode { encoders, encode, records } => (encoders, encode, records),
+    };
     // The file's name depends on the records, since a run without a checkpoint may find an older file.
     let out = folder.join(format!("prompts-{:08x}.safetensors", data::digest(&records)));
-    let prompts = Prompts::of(&records, encode);
+    let prompts = Prompts::of(&records, &encode);
     let is_first = exchange.rank() == 0;
     let is_missing = is_first && !out.exists();
-    if !exchange.any(is_missing)? {
-        return Ok(Continue(Some(out)));
-    }
-    let mut goes_on = || {
-        let stops = exchange.any(stop.load(Ordering::Relaxed))?;
-        Ok(!stops)
-    };
-    // A closed screen must not stop training.
-    let say = |line: &str| drop(writeln!(screen.clone(), "{line}"));
-    let is_whole = match is_first {
-        true => encode_here((model, encode), &prompts, place, &out, &say, &mut goes_on)?,
-        false => wait(prompts.batches(), &mut goes_on)?,
-    };
-    if is_whole {
+    if exchange.any(is_missing)? {
+        let mut goes_on = || {
+            let stops = exchange.any(stop.load(Ordering::Relaxed))?;
+            Ok(!stops)
+        };
+        // A closed screen must not stop training.
+        let say = |line: &str| drop(writeln!(screen.clone(), "{line}"));
+        let is_whole = match is_first {
+            true => encode_here((&encoders, &encode), &prompts, place, &out, &say, &mut goes_on)?,
+            false => wait(prompts.batches(), &mut goes_on)?,
+        };
+        if !is_whole {
+            if is_first {
+                let folder = folder.display();
+                say(&format!("interrupted while encoding: restart with `anyroll run --resume {folder}`"));
+            }
+            return Ok(Break(()));
+        }
         // The file has its name.
         exchange.gather(&())?;
-        return Ok(Continue(Some(out)));
     }
-    if is_first {
-        let folder = folder.display();
-        say(&format!("interrupted while encoding: restart with `anyroll run --resume {folder}`"));
-    }
-    Ok(Break(()))
+    let embeddings = TextEmbeddings::open(&out, widths).map_err(anyroll_models::Error::from)?;
+    Ok(Continue(EncodedTexts { embeddings, records: Some(records) }))
 }
 
-/// Rank 0's part of [`encode_own`]; returns false if it was stopped.
+/// Rank 0's part of [`encode`]; returns false if it was stopped.
 fn encode_here(
-    (model, encode): (&DiffusersConfig, &EncodeConfig),
+    (encoders, encode): (&PromptEncoders, &EncodeConfig),
     prompts: &Prompts,
     place: &Place,
     out: &Path,
@@ -255,10 +233,9 @@ fn encode_here(
         EncodeOn::Host => (Device::Cpu, "the host".to_owned()),
     };
     let kind = kind_on(device == Device::Cpu, encode.precision);
-    let encoders = open_encoders(model, encode)?;
     let (count, bytes) = (prompts.distinct.len(), encoders.elements() * kind.elt_size_in_bytes());
     say(&format!("encoding {count} texts with the model's own encoders, {} GiB on {name}", gib(bytes)));
-    prompts.write(&encoders, (kind, device), out, &mut |_, _| goes_on())
+    prompts.write(encoders, (kind, device), out, &mut |_, _| goes_on())
 }
 
 /// Another rank's part: it follows rank 0's batches.

@@ -6,14 +6,15 @@ use tch::{Device, Kind, Tensor};
 use super::noise::Purpose;
 use crate::{
     Result,
+    config::ImageDataConfig,
     data::{Record, stream},
 };
 
 /// Height and width of an image; it has one channel, of -1 (black) to 1.
-pub const SIZE: usize = 8;
+pub const SIZE: usize = ImageDataConfig::SHAPES_SIZE;
 /// The quadrants, in rows.
-pub const CLASSES: usize = NAMES.len();
-const NAMES: [&str; 4] = ["top left", "top right", "bottom left", "bottom right"];
+pub const CLASSES: usize = ImageDataConfig::SHAPES_CLASSES;
+const NAMES: [&str; CLASSES] = ["top left", "top right", "bottom left", "bottom right"];
 
 /// Images of a warm-up step, over all ranks: fp32 `[count, 1, SIZE, SIZE]`, with the class of each.
 pub fn train_batch(seed: u64, step: u64, count: usize, device: Device) -> Result<(Tensor, Vec<i64>)> {

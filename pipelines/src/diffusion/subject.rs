@@ -5,17 +5,18 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyroll_models::{
-    diffusion::{self, Dit, Transformer, TransformerConfig},
-    hf::{DiffusersFolder, ImageAdapterFiles, TextEmbeddings, WithAdapter},
+    diffusion::{self, Dit, Transformer},
+    hf::WithAdapter,
     init::{Seed, WeightSource},
 };
 use serde_json::{Map, Value};
 use tch::Device;
 
+use super::opened::{EncodedTexts, PublishedModel};
 use super::{decoder::ImageDecoder, prompts::OF_OTHERS, shapes};
 use crate::{
     Result,
-    config::{DiffusersConfig, DiffusionConfig, DitConfig, ImageDataConfig, ModelConfig, PromptsConfig},
+    config::{DiffusionConfig, DitConfig},
     data::{self, Record, without_mark},
     error_chain::one_line,
     run::Run,
@@ -46,25 +47,8 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Opens the model of `run` on `device`; `embeddings` is the file of its texts.
-    pub fn open(
-        run: &Run,
-        config: &DiffusionConfig,
-        embeddings: Option<&Path>,
-        device: Device,
-    ) -> Result<Self> {
-        match (&run.config.model, &config.data) {
-            (ModelConfig::Dit(dit), ImageDataConfig::Shapes) => Self::shapes(dit, run.config.seed),
-            (ModelConfig::Diffusers(model), ImageDataConfig::Prompts(prompts)) => {
-                let embeddings = embeddings.or(prompts.embeddings.as_deref());
-                let embeddings = embeddings.expect("texts are encoded before the run or at its beginning");
-                Self::prompts(run, config, model, (prompts, embeddings), device)
-            }
-            _ => unreachable!("a checked config has a model that fits its data"),
-        }
-    }
-
-    fn shapes(dit: &DitConfig, seed: u64) -> Result<Self> {
+    /// Synthetic images and a model of shape `dit` with weights from `seed`.
+    pub fn shapes(dit: &DitConfig, seed: u64) -> Result<Self> {
         let (size, classes) = (shapes::SIZE as i64, shapes::CLASSES);
         Ok(Self {
             model: Transformer::Dit(Box::new(dit_of(dit)?)),
@@ -80,55 +64,44 @@ impl Subject {
         })
     }
 
-    fn prompts(
+    /// A published model and its texts, on `device`.
+    pub fn published(
         run: &Run,
         config: &DiffusionConfig,
-        model: &DiffusersConfig,
-        (prompts, embeddings): (&PromptsConfig, &Path),
+        opened: PublishedModel,
+        EncodedTexts { embeddings, records }: EncodedTexts,
         device: Device,
     ) -> Result<Self> {
-        let folder = DiffusersFolder::open(&model.path, model.variant.as_deref())
-            .map_err(anyroll_models::Error::from)?;
-        let shape = folder.transformer_config().clone();
-        let texts = TextEmbeddings::open(embeddings, shape.text_widths());
-        let texts = texts.map_err(anyroll_models::Error::from)?;
-        let lora = model.lora.as_ref().map(|lora| {
-            lora.image_shape(&shape.modules()).expect("a config whose targets match nothing is refused")
-        });
-        let count = texts.count();
-        let records = match &prompts.records {
-            Some(path) => read_records(path)?,
-            None => (0..count).map(numbered).collect(),
-        };
+        let count = embeddings.count();
+        let held_out = config.data.held_out();
         let precision = run.policy.strategy.precision;
-        let decoder = match folder.decoder() {
+        let decoder = match opened.folder.decoder() {
             Ok(decoder) => {
-                Some(ImageDecoder::new(decoder, prompts.frames, &config.sampler, precision, device)?)
+                Some(ImageDecoder::new(decoder, opened.frames, &config.sampler, precision, device)?)
             }
             Err(error) => {
                 tracing::warn!("videos are not decoded, so there are no pictures: {}", one_line(error));
                 None
             }
         };
-        let sizes = [prompts.frames, prompts.height, prompts.width].map(|size| size as i64);
-        let sizes = folder.latent_sizes(sizes).expect("a checked config's sizes fit");
-        let latents = shape.latents();
-        let sizes = if latents.is_video { &sizes[..] } else { &sizes[1..] };
-        let trained = count - prompts.held_out;
+        let shape = opened.folder.transformer_config();
+        let (latents, boundary, sides) = (shape.latents(), shape.boundary(), opened.sides);
+        let sides = if latents.is_video { &sides[..] } else { &sides[1..] };
+        let model = shape.build(opened.lora.as_ref(), Some(embeddings.load(device)?), device)?;
+        let has_adapters = opened.lora.is_some();
+        let (base, adapter) = opened.into_weights(run.config.seed);
+        let trained = count - held_out;
         Ok(Self {
-            model: shape.build(lora.as_ref(), Some(texts.load(device)?), device)?,
-            weights: Box::new(WithAdapter {
-                base: folder,
-                adapter: first_adapter(model, &shape, run.config.seed)?,
-            }),
-            has_adapters: lora.is_some(),
-            latent_shape: [&[latents.channels], sizes].concat(),
+            model,
+            weights: Box::new(WithAdapter { base, adapter }),
+            has_adapters,
+            latent_shape: [&[latents.channels], sides].concat(),
             decoder,
             trained,
-            evaluated: if prompts.held_out == 0 { 0..count } else { trained..count },
+            evaluated: if held_out == 0 { 0..count } else { trained..count },
             no_class: count as i64,
-            boundary: shape.boundary(),
-            records,
+            boundary,
+            records: records.unwrap_or_else(|| (0..count).map(numbered).collect()),
         })
     }
 }
@@ -148,21 +121,6 @@ pub fn dit_of(dit: &DitConfig) -> Result<Dit> {
         heads: dit.heads as i64,
         intermediate_size: dit.intermediate_size as i64,
     })?)
-}
-
-/// Initial weights of adapters for a model of shape `shape`: from a file, or drawn from `seed`.
-///
-/// # Errors
-/// A file that is missing or was changed.
-pub fn first_adapter(
-    model: &DiffusersConfig,
-    shape: &TransformerConfig,
-    seed: u64,
-) -> Result<Box<dyn WeightSource>> {
-    Ok(match model.lora.as_ref().and_then(|lora| lora.path.as_ref()) {
-        Some(path) => Box::new(ImageAdapterFiles::open(path, shape).map_err(anyroll_models::Error::from)?),
-        None => Box::new(Seed(seed)),
-    })
 }
 
 /// Record of a text without records.

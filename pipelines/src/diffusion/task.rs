@@ -1,6 +1,5 @@
 //! Parts of a run of images: its options and its models.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use anyroll_models::{
@@ -19,7 +18,7 @@ use super::{
 };
 use crate::{
     Result,
-    config::{DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig, PipelineConfig},
+    config::{DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig},
     run::Run,
     train::{Learner, Place, Share},
 };
@@ -101,15 +100,10 @@ impl Samples {
 }
 
 impl ImageTask {
-    /// Prepares a run on `place`, on texts of these `embeddings` if it has encoded them itself.
-    pub fn new(run: &Run, place: &Place, embeddings: Option<&Path>) -> Result<Self> {
-        let PipelineConfig::Diffusion(config) = &run.config.pipeline else {
-            unreachable!("the command line starts the pipeline that the config names")
-        };
+    /// Prepares a run of `subject` on `place`.
+    pub fn new(run: &Run, config: &DiffusionConfig, subject: Subject, place: &Place) -> Result<Self> {
         let device = place.torch_device()?;
-        let subject = Subject::open(run, config, embeddings, device)?;
-        let shift = config.sampler.shift.expect("a resolved config has a shift");
-        let sigmas = config.sampler.sigmas(shift)?;
+        let sigmas = config.sampler.sigmas(run.shift)?;
         let guidance = sigmas[..sigmas.len() - 1].iter().map(|&sigma| Guidance {
             scale: config.sampler.guidance_at(sigma, subject.boundary),
             no_class: subject.no_class,
@@ -134,7 +128,7 @@ impl ImageTask {
             trained: subject.trained,
             evaluated: subject.evaluated,
             decoder: subject.decoder,
-            config: (**config).clone(),
+            config: config.clone(),
         })
     }
 

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde_json::{Value, json};
 
 use super::{Import, Origin, Outcome, changes, import};
-use crate::prepare::Loaded;
+use crate::prepare::Draft;
 
 /// Imports `text` as a file called `name`, whose system must be recognized by its keys.
 #[track_caller]
@@ -40,7 +40,7 @@ fn check_loads_as(pipeline: &str, import: &Import) {
     let path = folder.path().join("run.yaml");
     fs::write(&path, import.yaml()).unwrap();
     let data = format!("pipeline.{pipeline}.data={{sort: {{digits: 3}}}}");
-    let error = Loaded::read(&path, &[data]).unwrap_err().to_string();
+    let error = Draft::read(&path, &[data]).and_then(|draft| draft.open().map(drop)).unwrap_err().to_string();
     assert!(error.contains("model.path: cannot read"), "{error}\n{}", import.yaml());
 }
 
@@ -281,8 +281,9 @@ fn the_optimizer_is_that_of_the_runs_own_pipeline() {
         fs::write(&path, text).unwrap();
         let config = Path::new("../configs").join(config);
         let ours = fs::read_to_string(&config).unwrap();
-        let loaded = Loaded::read(&config, &changes(&path, origin, &ours).unwrap().sets).unwrap();
-        let yaml: Value = serde_saphyr::from_str(&loaded.config.to_yaml()).unwrap();
+        let draft = Draft::read(&config, &changes(&path, origin, &ours).unwrap().sets).unwrap();
+        let (config, _) = draft.open().unwrap();
+        let yaml: Value = serde_saphyr::from_str(&config.to_yaml()).unwrap();
         assert_eq!(yaml["strategy"]["zero_stage"], 2);
         yaml["pipeline"][pipeline]["optimizer"].clone()
     };

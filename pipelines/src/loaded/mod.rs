@@ -11,7 +11,7 @@ use std::{
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_models::{
     Decoder, Engine, PackedBatch, Sequence,
-    hf::{AdapterFolder, Merged},
+    hf::{AdapterFolder, Merged, ModelFolder},
     init::WeightSource,
 };
 use anyroll_strategy::{
@@ -26,13 +26,13 @@ use crate::{
     base_model::BaseModel,
     config::{
         FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
-        StrategyConfig, ZeroStage,
     },
     data::Tokenizer,
     export::Trained,
     inference::Room,
     launch::free_port,
-    prepare::Loaded,
+    prepare::Draft,
+    run::Strategy,
     run_dir::RunDir,
     train::{Place, hold},
 };
@@ -140,7 +140,7 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathB
     let Options { chat, system_prompt, .. } = options.clone();
     if path.join("config.json").is_file() {
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
-        return Ok((BaseModel::of_folder(&config, 0)?, None));
+        return Ok((BaseModel::of_folder(&config)?, None));
     }
     if AdapterFolder::is_at(path) {
         return Ok((BaseModel::of_adapter(path, chat, system_prompt)?, None));
@@ -153,34 +153,32 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathB
     };
     let saved = saved
         .ok_or_else(|| Error::Resume { run: run.clone(), problem: "it has no checkpoint yet".to_owned() })?;
-    let loaded = Loaded::read(&dir.resolved(), &[])?;
-    if loaded.config.trains_a_reward_model() {
+    let draft = Draft::read(&dir.resolved(), &[])?;
+    let (config, opened) = draft.open()?;
+    if config.trains_a_reward_model() {
         let trained = "a reward model, which generates no text: `anyroll export` writes the folder that the reward `model` reads";
         return Err(Error::NoText { run, trained });
     }
-    let Some(dataset) = &loaded.dataset else {
+    let Some(texts) = opened.into_texts() else {
         return Err(Error::NoText { run, trained: "an image model, which generates no text" });
     };
-    let model = prompted(loaded.config.model, options)?;
-    let base = BaseModel::open(&model, dataset, loaded.config.seed)?;
+    let mut base = texts.base;
+    if options.chat {
+        base.tokenizer = Arc::new(chatting(config.model, options)?);
+    }
     Ok((base, Some(saved)))
 }
 
-/// A run's model, prompted as in the run, or with its chat template on request.
-fn prompted(mut model: ModelConfig, options: &Options) -> Result<ModelConfig> {
-    match &mut model {
-        _ if !options.chat => {}
-        ModelConfig::Folder(folder) => {
-            folder.chat = true;
-            folder.system_prompt = options.system_prompt.clone().or(folder.system_prompt.take());
-        }
-        _ => {
-            let problem =
-                "cannot be used, since the run's character model has no chat template: leave it out";
-            return Err(anyroll_models::Error::Input { what: "--chat", problem: problem.to_owned() }.into());
-        }
-    }
-    Ok(model)
+/// Tokenizer of a run's model with its chat template on request. Reads the model's folder again.
+fn chatting(model: ModelConfig, options: &Options) -> Result<Tokenizer> {
+    let ModelConfig::Folder(mut config) = model else {
+        let problem = "cannot be used, since the run's character model has no chat template: leave it out";
+        return Err(anyroll_models::Error::Input { what: "--chat", problem: problem.to_owned() }.into());
+    };
+    config.chat = true;
+    config.system_prompt = options.system_prompt.clone().or(config.system_prompt);
+    let folder = ModelFolder::open(&config.path).map_err(anyroll_models::Error::from)?;
+    Ok(Tokenizer::of_folder(&folder, &config)?)
 }
 
 /// A single device as a place.
@@ -194,14 +192,14 @@ fn place(options: &Options) -> Result<Place> {
 }
 
 /// Strategy of a whole model on one device.
-fn strategy(precision: Precision) -> StrategyConfig {
-    StrategyConfig {
-        zero_stage: ZeroStage::Stage(0),
+fn strategy(precision: Precision) -> Strategy {
+    Strategy {
+        zero_stage: 0,
         precision,
         recompute: Recompute::None,
         offload: OffloadConfig { optimizer: OptimizerOffload::None, params: Offload::None },
         deterministic: true,
-        keep_logits: None,
+        keep_logits: false,
         reduction: Reduction::Ordered,
         micro_batch_size: 1,
         collective_timeout_s: 60.0,

@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use anyroll_backends::Stream;
-use anyroll_models::{Decoder, Model, ValueModel, init::WeightSource};
+use anyroll_models::{Decoder, Model, ValueModel, hf::ModelFolder, init::WeightSource};
 use anyroll_strategy::checkpoint::Saver;
 use tch::{Kind, Tensor};
 
@@ -18,11 +18,12 @@ use super::{
 use crate::{
     Result,
     base_model::{BaseModel, UnderNewHead},
-    config::{KvCacheConfig, Objective, OfflineConfig, PipelineConfig},
+    config::{KvCacheConfig, Objective, OfflineConfig},
     data::{Dataset, Record, Tokenizer},
     inference::Sampler,
     launch::Rank,
     metrics::Metrics,
+    opened::Texts,
     run::Run,
     samples::Phase,
     train::{
@@ -38,6 +39,8 @@ pub struct Offline<M: Answering> {
     reference_place: Option<Place>,
     /// Initial weights of the policy.
     weights: Box<dyn WeightSource>,
+    /// Published model of the reference, if it is one.
+    published: Option<ModelFolder>,
     task: TextTask,
     models: TextModels<M>,
 }
@@ -103,10 +106,16 @@ pub struct Compared {
 impl Offline<Decoder> {
     /// Prepares a run of a language model, with its policy on `place` and its initial weights. Opens the
     /// reference's devices.
-    pub fn of_language(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
-        let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
+    pub fn of_language(
+        run: Run,
+        config: &OfflineConfig,
+        opened: Texts,
+        place: Place,
+        rank: &Rank,
+    ) -> Result<Self> {
+        let Texts { dataset, base, reference: published, .. } = opened;
         let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
-        let mut task = TextTask::new(&run, dataset, &base, &place)?;
+        let mut task = TextTask::new(&run, config, dataset, &base, &place)?;
         task.sampler = Some(Sampler {
             max_turn_tokens: None,
             max_new_tokens: room_for_answers(&base, &task.completed)?,
@@ -122,32 +131,27 @@ impl Offline<Decoder> {
             run.held_reference().map(|role| place.beside("reference", role, &run, rank)).transpose()?;
         let weights = base.weights;
         let learner = learner(&run, &task, model, &place, &*weights)?;
-        Ok(Self::new(run, task, learner, weights, reference_place))
+        Ok(Self { reference_place, published, ..Self::new(run, task, learner, weights) })
     }
 }
 
 impl Offline<ValueModel> {
     /// Prepares a run of a reward model on `place`: the blocks of a language model with a zero head.
-    pub fn of_numbers(run: Run, dataset: Dataset, place: Place) -> Result<Self> {
-        let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
+    pub fn of_numbers(run: Run, config: &OfflineConfig, opened: Texts, place: Place) -> Result<Self> {
+        let Texts { dataset, base, .. } = opened;
         let model = ValueModel::new(base.config.clone(), place.torch_device()?)?;
         let model = Arc::new(model.deterministic(run.policy.strategy.deterministic));
-        let task = TextTask::new(&run, dataset, &base, &place)?;
+        let task = TextTask::new(&run, config, dataset, &base, &place)?;
         let learner = learner(&run, &task, model, &place, &UnderNewHead(&*base.weights))?;
-        Ok(Self::new(run, task, learner, base.weights, None))
+        Ok(Self::new(run, task, learner, base.weights))
     }
 }
 
 impl<M: Answering> Offline<M> {
-    fn new(
-        run: Run,
-        task: TextTask,
-        learner: Learner<M>,
-        weights: Box<dyn WeightSource>,
-        reference_place: Option<Place>,
-    ) -> Self {
+    /// Creates a run without a reference.
+    fn new(run: Run, task: TextTask, learner: Learner<M>, weights: Box<dyn WeightSource>) -> Self {
         let models = TextModels { learner, reference: None, teacher: None, of_held_out: None };
-        Self { run, reference_place, weights, task, models }
+        Self { run, reference_place: None, weights, published: None, task, models }
     }
 }
 
@@ -163,7 +167,7 @@ fn learner<M: Model>(
     let warmup = config.warmup.as_ref().filter(|warmup| warmup.steps > 0);
     let schedule = Schedule {
         optimizer: config.optimizer.clone(),
-        steps: config.steps.number(),
+        steps: run.steps,
         warmup: warmup.map(|warmup| warmup.optimizer.clone()),
     };
     Ok(Learner::new(model, &run.policy, place, weights, schedule)?.staying())
@@ -193,11 +197,14 @@ fn room_for_answers(base: &BaseModel, records: &[Record]) -> Result<usize> {
 }
 
 impl TextTask {
-    fn new(run: &Run, dataset: Dataset, base: &BaseModel, place: &Place) -> Result<Self> {
-        let PipelineConfig::Offline(config) = &run.config.pipeline else {
-            unreachable!("the command line starts the pipeline that the config names")
-        };
-        let held_out = dataset.held_out(config.evaluation.prompts())?;
+    fn new(
+        run: &Run,
+        config: &OfflineConfig,
+        dataset: Dataset,
+        base: &BaseModel,
+        place: &Place,
+    ) -> Result<Self> {
+        let held_out = dataset.held_out(run.evaluated)?;
         let (rank, world_size) = (place.group.rank(), place.group.world_size());
         let (own, held_out_count) = part(&held_out, rank, world_size);
         let longest = base.config.max_position_embeddings as usize;
@@ -210,9 +217,9 @@ impl TextTask {
         let warms_up = config.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0);
         let is_judged = config.objective.judged().is_some();
         let to_complete = held_out.iter().filter(|record| record.is_to_complete());
-        let completed = to_complete.take(config.completions()).cloned().collect();
+        let completed = to_complete.take(run.completed).cloned().collect();
         Ok(Self {
-            config: (**config).clone(),
+            config: config.clone(),
             seed: run.config.seed,
             tokenizer: base.tokenizer.clone(),
             held_out_own: read(&own)?,
@@ -287,8 +294,8 @@ impl<M: Answering> Pipeline for Offline<M> {
         let config = &self.task.config;
         Plan {
             warmup_steps: config.warmup.as_ref().map_or(0, |warmup| warmup.steps),
-            steps: config.steps.number(),
-            evaluate_every: (config.evaluation.prompts() > 0).then_some(config.evaluation.every),
+            steps: self.run.steps,
+            evaluate_every: (self.run.evaluated > 0).then_some(config.evaluation.every),
             save_every: config.checkpoint.every,
             keep_last: config.checkpoint.keep_last,
         }
@@ -325,14 +332,14 @@ impl<M: Answering> Pipeline for Offline<M> {
         let (Some(place), Some(role)) = (&self.reference_place, self.run.held_reference()) else {
             return Ok(());
         };
-        if let Some(distill) = self.task.config.objective.distills() {
-            let path = self.run.config.roles.reference.path.as_ref().expect("a config that was checked");
-            self.models.teacher = Some(Teacher::open(path, distill, role, place)?);
+        let published = self.published.as_ref();
+        if let (Some(distill), Some(teacher)) = (self.task.config.objective.distills(), published) {
+            self.models.teacher = Some(Teacher::new(teacher, distill, role, place)?);
             return Ok(());
         }
         let policy =
             M::writer(&mut self.models.learner.model).expect("only a model of language has a reference");
-        let reference = Reference::new(policy, &self.run, role, place, &*self.weights, (folder, kept))?;
+        let reference = Reference::new(policy, published, role, place, &*self.weights, (folder, kept))?;
         self.models.reference = Some(reference);
         Ok(())
     }

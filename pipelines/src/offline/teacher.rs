@@ -3,10 +3,8 @@
 //! Its logits never exist as a whole. It returns its head's inputs, from which the policy's head computes the
 //! logits of a few tokens at a time, next to its own.
 
-use std::path::Path;
-
 use anyroll_backends::ops::{Divergence, copy_across, moved};
-use anyroll_models::{self as models, HiddenModel, PackedBatch};
+use anyroll_models::{self as models, HiddenModel, PackedBatch, hf::ModelFolder};
 use tch::{Device, Tensor};
 
 use super::{Written, written::pack};
@@ -35,10 +33,9 @@ pub struct Taught {
 }
 
 impl Teacher {
-    /// Loads the model in the folder `path` on `place` under the strategy of `role`. Every rank must call
-    /// this.
-    pub fn open(path: &Path, distill: &DistillConfig, role: &Role, place: &Place) -> Result<Self> {
-        let model = Reference::published(path, role, place, HiddenModel::new)?;
+    /// Loads the model in `folder` on `place` under the strategy of `role`. Every rank must call this.
+    pub fn new(folder: &ModelFolder, distill: &DistillConfig, role: &Role, place: &Place) -> Result<Self> {
+        let model = Reference::published(folder, role, place, HiddenModel::new)?;
         let DistillConfig { beta, temperature, .. } = *distill;
         Ok(Self { model, divergence: Divergence { beta, temperature } })
     }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::{MemoryPlan, Planner, Strategies};
-use crate::config::{Offload, OffloadConfig, OptimizerOffload, Recompute, StrategyConfig, ZeroStage};
-use crate::run::Run;
+use crate::config::{Offload, OffloadConfig, OptimizerOffload, Recompute, ZeroStage};
+use crate::run::{Run, Strategy};
 
 /// One choice and its plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -43,8 +43,8 @@ pub fn choices(planner: &Planner, run: &Run) -> Vec<Choice> {
                 let reference = reference_of(run, zero_stage, reference_params);
                 let reward_models = reward_models_of(run, zero_stage);
                 all.extend(RECOMPUTE.map(|recompute| {
-                    let policy = StrategyConfig {
-                        zero_stage: ZeroStage::Stage(zero_stage),
+                    let policy = Strategy {
+                        zero_stage,
                         recompute,
                         offload: OffloadConfig { optimizer, params },
                         ..run.policy.strategy.clone()
@@ -64,13 +64,13 @@ pub fn choices(planner: &Planner, run: &Run) -> Vec<Choice> {
 }
 
 /// The critic follows the policy where its own strategy sets nothing.
-fn critic_of(run: &Run, policy: &StrategyConfig) -> Option<StrategyConfig> {
+fn critic_of(run: &Run, policy: &Strategy) -> Option<Strategy> {
     let (critic, says) = (&run.critic.as_ref()?.strategy, &run.config.roles.critic.strategy);
     let offload = OffloadConfig {
         optimizer: says.offload.optimizer.unwrap_or(policy.offload.optimizer),
         params: critic.offload.params,
     };
-    Some(StrategyConfig {
+    Some(Strategy {
         zero_stage: stage_of(says.zero_stage, policy.zero_stage),
         recompute: says.recompute.unwrap_or(policy.recompute),
         offload,
@@ -79,26 +79,29 @@ fn critic_of(run: &Run, policy: &StrategyConfig) -> Option<StrategyConfig> {
 }
 
 /// The reference follows the policy where it sets no stage of its own.
-fn reference_of(run: &Run, stage: u8, params: Option<Offload>) -> Option<StrategyConfig> {
+fn reference_of(run: &Run, stage: u8, params: Option<Offload>) -> Option<Strategy> {
     let reference = &run.reference.as_ref()?.strategy;
-    let zero_stage = stage_of(run.config.roles.reference.strategy.zero_stage, ZeroStage::Stage(stage));
+    let zero_stage = stage_of(run.config.roles.reference.strategy.zero_stage, stage);
     let params = params.unwrap_or(reference.offload.params);
     let offload = OffloadConfig { params, ..reference.offload.clone() };
-    Some(StrategyConfig { zero_stage, offload, ..reference.clone() })
+    Some(Strategy { zero_stage, offload, ..reference.clone() })
 }
 
 /// Reward models follow the policy if their stage is `auto`. They have only weights to shard.
-fn reward_models_of(run: &Run, stage: u8) -> Vec<Option<StrategyConfig>> {
-    let open = ZeroStage::Stage(if stage == 3 { 3 } else { 0 });
+fn reward_models_of(run: &Run, stage: u8) -> Vec<Option<Strategy>> {
+    let open = if stage == 3 { 3 } else { 0 };
     let models = run.reward_models.iter().map(|role| {
-        let strategy = &role.as_ref()?.strategy;
-        let zero_stage = stage_of(Some(strategy.zero_stage), open);
-        Some(StrategyConfig { zero_stage, ..strategy.clone() })
+        let role = role.as_ref()?;
+        let zero_stage = if role.has_open_stage { open } else { role.strategy.zero_stage };
+        Some(Strategy { zero_stage, ..role.strategy.clone() })
     });
     models.collect()
 }
 
 /// A role's own stage, or the policy's if it is unset or `auto`.
-fn stage_of(says: Option<ZeroStage>, policy: ZeroStage) -> ZeroStage {
-    says.filter(|stage| *stage != ZeroStage::Auto).unwrap_or(policy)
+fn stage_of(says: Option<ZeroStage>, policy: u8) -> u8 {
+    match says {
+        Some(ZeroStage::Stage(stage)) => stage,
+        Some(ZeroStage::Auto) | None => policy,
+    }
 }

@@ -6,7 +6,6 @@ use anyroll_backends::DType;
 use anyroll_models::{
     Model, Runs,
     diffusion::{DenoiseSize, Transformer},
-    hf::{DiffusersFolder, TextEmbeddings},
 };
 use anyroll_strategy::plan::{
     Held, driver_bytes, held, recorded_activations, scoring_activations, training_activations, whole_weights,
@@ -20,12 +19,9 @@ use super::{
 };
 use crate::{
     Result,
-    config::{
-        DiffusersConfig, DiffusionConfig, EncodeOn, ImageDataConfig, MethodConfig, ModelConfig,
-        PromptsConfig, StrategyConfig,
-    },
-    diffusion::{self, open_encoders, read_records},
-    run::Run,
+    config::{DiffusionConfig, DitConfig, EncodeOn, MethodConfig},
+    diffusion::{self, PaintedTexts},
+    run::{Run, Strategy},
     train::zero_config,
 };
 
@@ -63,38 +59,40 @@ struct Texts {
     encoders: Option<usize>,
 }
 
+/// What is painted by a model, and how it is decoded.
+struct Painted {
+    model: Transformer,
+    /// Frames, height and width of what is denoised.
+    sides: [usize; 3],
+    texts: Texts,
+    decoder: Option<Decoder>,
+}
+
 impl Images {
-    pub(super) fn new(run: &Run, config: &DiffusionConfig) -> Result<Self> {
-        let device = tch::Device::Cpu;
+    /// Plans a run of images that are made in code.
+    pub(super) fn of_shapes(run: &Run, config: &DiffusionConfig, dit: &DitConfig) -> Result<Self> {
+        let side = diffusion::SIZE;
+        let model = Transformer::Dit(Box::new(diffusion::dit_of(dit)?));
+        let texts = Texts { tokens: 0, bytes: 0, encoders: None };
+        Self::new(run, config, Painted { model, sides: [1, side, side], texts, decoder: None })
+    }
+
+    /// Plans a run of a published model, of what the config names.
+    pub(super) fn of_texts(run: &Run, config: &DiffusionConfig, opened: &diffusion::Opened) -> Result<Self> {
         let precision = run.policy.strategy.precision;
-        let (model, sides, texts, decoder) = match (&run.config.model, &config.data) {
-            (ModelConfig::Diffusers(model), ImageDataConfig::Prompts(prompts)) => {
-                let folder = DiffusersFolder::open(&model.path, model.variant.as_deref());
-                let folder = folder.map_err(anyroll_models::Error::from)?;
-                let shape = folder.transformer_config();
-                let lora = model.lora.as_ref().map(|lora| {
-                    lora.image_shape(&shape.modules())
-                        .expect("a config whose targets match nothing is refused")
-                });
-                let frames = if shape.latents().is_video { prompts.frames } else { 1 };
-                let sides = [frames, prompts.height, prompts.width].map(|size| size as i64);
-                let sides = folder.latent_sizes(sides).expect("a checked config's sizes fit");
-                let sides = sides.map(|side| side as usize);
-                let texts =
-                    Texts::of(model, prompts, shape.text_widths(), super::is_host(&run.policy.backend))?;
-                let decoder = folder.decoder().ok();
-                let decoder = decoder.map(|decoder| {
-                    Decoder::new(decoder.config(), prompts.frames, sides, &config.sampler, precision)
-                });
-                (shape.build(lora.as_ref(), None, device)?, sides, texts, decoder.transpose()?)
-            }
-            (ModelConfig::Dit(dit), _) => {
-                let side = diffusion::SIZE;
-                let texts = Texts { tokens: 0, bytes: 0, encoders: None };
-                (Transformer::Dit(Box::new(diffusion::dit_of(dit)?)), [1, side, side], texts, None)
-            }
-            _ => unreachable!("a checked config has a model that fits its data"),
-        };
+        let diffusion::PublishedModel { folder, lora, sides, frames, .. } = &opened.model;
+        let sides = sides.map(|side| side as usize);
+        let decoder = folder
+            .decoder()
+            .ok()
+            .map(|decoder| Decoder::new(decoder.config(), *frames, sides, &config.sampler, precision));
+        let model = folder.transformer_config().build(lora.as_ref(), None, tch::Device::Cpu)?;
+        let texts = Texts::of(&opened.texts, super::is_host(&run.policy.backend));
+        Self::new(run, config, Painted { model, sides, texts, decoder: decoder.transpose()? })
+    }
+
+    fn new(run: &Run, config: &DiffusionConfig, painted: Painted) -> Result<Self> {
+        let Painted { model, sides, texts, decoder } = painted;
         let channels = match &model {
             Transformer::Dit(dit) => dit.config().channels,
             Transformer::Sd3(sd3) => sd3.config().in_channels,
@@ -231,7 +229,7 @@ impl Images {
 
     /// Activations of sampling in steps and evaluations. Evaluations decode pixels while the policy's weights
     /// are loaded.
-    fn sampling(&self, policy: &StrategyConfig) -> usize {
+    fn sampling(&self, policy: &Strategy) -> usize {
         let batch = self.batch(self.samples.max(self.evaluated));
         let runs = runs(policy, self.here.on_host);
         let asked = scoring_activations(&self.model, &self.asked(batch, false), runs);
@@ -262,7 +260,7 @@ impl Images {
     }
 
     /// Activations, latents and pixels of training.
-    fn training(&self, policy: &StrategyConfig) -> (usize, usize) {
+    fn training(&self, policy: &Strategy) -> (usize, usize) {
         let (config, runs) = (zero_config(policy), runs(policy, self.here.on_host));
         let micro_batch = policy.micro_batch_size.min(self.samples);
         let (activations, images) = match &self.config.method {
@@ -289,7 +287,7 @@ impl Images {
 
     /// Activations, latents and pixels of backpropagation through the last `steps` denoising steps, whose
     /// tapes are all kept.
-    fn following(&self, policy: &StrategyConfig, steps: usize) -> (usize, usize) {
+    fn following(&self, policy: &Strategy, steps: usize) -> (usize, usize) {
         let micro_batch = policy.micro_batch_size.min(self.samples);
         let (config, on_host) = (zero_config(policy), self.here.on_host);
         let size = self.asked(micro_batch, true);
@@ -314,28 +312,23 @@ impl Images {
 }
 
 impl Texts {
-    fn of(
-        model: &DiffusersConfig,
-        prompts: &PromptsConfig,
-        widths: (i64, Option<i64>),
-        on_host: bool,
-    ) -> Result<Self> {
-        if let Some(path) = &prompts.embeddings {
-            let texts = TextEmbeddings::open(path, widths).map_err(anyroll_models::Error::from)?;
-            return Ok(Self { tokens: texts.tokens(), bytes: texts.bytes(), encoders: None });
-        }
-        let encode = prompts.encode.as_ref().expect("a checked config has embeddings or encodes");
-        let records = prompts.records.as_ref().expect("a checked config encodes records");
-        let encoders = open_encoders(model, encode)?;
-        let shape = encoders.shape(read_records(records)?.len() + 1);
+    fn of(texts: &PaintedTexts, on_host: bool) -> Self {
+        let (encoders, encode, records) = match texts {
+            PaintedTexts::Encoded(texts) => {
+                let (tokens, bytes) = (texts.embeddings.tokens(), texts.embeddings.bytes());
+                return Self { tokens, bytes, encoders: None };
+            }
+            PaintedTexts::ToEncode { encoders, encode, records } => (encoders, encode, records),
+        };
+        let shape = encoders.shape(records.len() + 1);
         let there = encode.on == EncodeOn::Device;
         let element = diffusion::encoded_in(encode, on_host || !there);
         let values = shape.tokens * shape.widths.0 + shape.widths.1.unwrap_or(0);
-        Ok(Self {
+        Self {
             tokens: shape.tokens as usize,
             bytes: shape.count * values as usize * element,
             encoders: there.then(|| encoders.elements() * element),
-        })
+        }
     }
 }
 

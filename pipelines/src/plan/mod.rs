@@ -27,9 +27,9 @@ pub use stage::{Settled, Stages, Unsettled, settle};
 
 use crate::{
     Error, Result,
-    config::{PipelineConfig, StrategyConfig},
-    data::Dataset,
-    run::Run,
+    config::PipelineConfig,
+    opened::Opened,
+    run::{Run, Strategy},
     train::{offloaded, zero_config},
 };
 
@@ -158,13 +158,13 @@ impl MemoryPlan {
 #[derive(Clone, Debug)]
 pub struct Strategies {
     /// The policy.
-    pub policy: StrategyConfig,
+    pub policy: Strategy,
     /// The reference, a frozen copy.
-    pub reference: Option<StrategyConfig>,
+    pub reference: Option<Strategy>,
     /// The critic.
-    pub critic: Option<StrategyConfig>,
+    pub critic: Option<Strategy>,
     /// Reward models in the order of the reward's terms; `None` for one that each rank keeps on the host.
-    pub reward_models: Vec<Option<StrategyConfig>>,
+    pub reward_models: Vec<Option<Strategy>>,
 }
 
 /// Plans the memory of a run.
@@ -176,16 +176,20 @@ pub enum Planner {
 }
 
 impl Planner {
-    /// Creates the planner of `run`, whose stages may be unresolved. A run of a language model needs its
-    /// dataset.
+    /// Creates the planner of `run`, whose stages may be unresolved, from the files that its config names.
     ///
     /// # Errors
-    /// [`Error::NoPlan`] for a reward model that is trained, or the errors of the model's folder.
-    pub fn new(run: &Run, dataset: Option<&Dataset>) -> Result<Self> {
-        match (&run.config.pipeline, dataset) {
-            (PipelineConfig::Diffusion(config), _) => Ok(Self::Images(Box::new(Images::new(run, config)?))),
-            (_, Some(dataset)) if !run.config.trains_a_reward_model() => {
-                Ok(Self::Texts(Box::new(Texts::new(run, dataset)?)))
+    /// [`Error::NoPlan`] for a reward model that is trained.
+    pub fn new(run: &Run, opened: &Opened) -> Result<Self> {
+        match (&run.config.pipeline, opened) {
+            (PipelineConfig::Diffusion(config), Opened::Shapes(dit)) => {
+                Ok(Self::Images(Box::new(Images::of_shapes(run, config, dit)?)))
+            }
+            (PipelineConfig::Diffusion(config), Opened::Images(opened)) => {
+                Ok(Self::Images(Box::new(Images::of_texts(run, config, opened)?)))
+            }
+            (_, Opened::Texts(texts)) if !run.config.trains_a_reward_model() => {
+                Ok(Self::Texts(Box::new(Texts::new(run, texts)?)))
             }
             _ => Err(Error::NoPlan),
         }
@@ -253,13 +257,13 @@ fn kept(on_host: bool, most: usize) -> impl Fn(PhaseBytes) -> PhaseBytes {
     move |phase| if on_host { phase } else { PhaseBytes { activations: most, ..phase } }
 }
 
-fn runs(strategy: &StrategyConfig, on_host: bool) -> Runs {
+fn runs(strategy: &Strategy, on_host: bool) -> Runs {
     Runs { dtype: zero_config(strategy).precision.dtype(), on_host }
 }
 
 /// The part of a role that stays on the device while its offloaded states are on the host. Buffers leave with
 /// the states that they serve.
-fn away(strategy: &StrategyConfig, held: &Held) -> Held {
+fn away(strategy: &Strategy, held: &Held) -> Held {
     let states = offloaded(strategy);
     let left = |state, bytes: usize| if states.contains(&state) { 0 } else { bytes };
     Held {
@@ -273,7 +277,7 @@ fn away(strategy: &StrategyConfig, held: &Held) -> Held {
 }
 
 /// Host memory of a role: its permanent part, its offloaded states and a checkpoint.
-fn on_host(strategy: &StrategyConfig, held: &Held) -> usize {
+fn on_host(strategy: &Strategy, held: &Held) -> usize {
     let left = away(strategy, held);
     let moved = held.weights + held.optimizer - left.weights - left.optimizer;
     held.host + held.saved + moved

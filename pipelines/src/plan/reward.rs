@@ -5,12 +5,7 @@ use anyroll_models::{Model, PackedSize, Runs, ValueModel};
 use anyroll_strategy::plan::{Held, Ranks, held, scoring_activations};
 
 use super::{away, on_host};
-use crate::{
-    Error, Result,
-    config::{RewardModelConfig, StrategyConfig},
-    reward,
-    train::zero_config,
-};
+use crate::{Result, config::RewardModelConfig, reward::OpenModel, run::Strategy, train::zero_config};
 
 /// A reward model.
 pub(super) struct RewardModel {
@@ -28,16 +23,14 @@ pub(super) struct RewardHeld {
 }
 
 impl RewardModel {
-    /// Opens the model of `config`.
-    pub(super) fn open(config: &RewardModelConfig) -> Result<Self> {
-        let (folder, _) =
-            reward::Model::open(config).map_err(|failure| Error::Start { name: "model".into(), failure })?;
-        let model = ValueModel::new(folder.decoder_config().clone(), tch::Device::Cpu)?;
+    /// Creates the planner's part of the model of `config`, whose folder was `opened`.
+    pub(super) fn new(config: &RewardModelConfig, opened: &OpenModel) -> Result<Self> {
+        let model = ValueModel::new(opened.folder.decoder_config().clone(), tch::Device::Cpu)?;
         Ok(Self { model, dtype: config.dtype.dtype(), batch_size: config.batch_size })
     }
 
     /// Parts on the device of a rank that holds it under `strategy`.
-    pub(super) fn held(&self, strategy: &StrategyConfig, ranks: Ranks) -> RewardHeld {
+    pub(super) fn held(&self, strategy: &Strategy, ranks: Ranks) -> RewardHeld {
         let all = held(&self.model, zero_config(strategy), false, ranks);
         let stays = away(strategy, &all);
         let (weights, gathered) = (all.weights - stays.weights, all.gathered - stays.gathered);
@@ -45,7 +38,7 @@ impl RewardModel {
     }
 
     /// Host memory per rank: the whole model if `strategy` is `None`.
-    pub(super) fn host_bytes(&self, strategy: Option<&StrategyConfig>, ranks: Ranks) -> usize {
+    pub(super) fn host_bytes(&self, strategy: Option<&Strategy>, ranks: Ranks) -> usize {
         let Some(strategy) = strategy else {
             let params = self.model.units().iter().flat_map(|unit| &unit.params);
             return params.map(|param| param.elements()).sum::<usize>() * self.dtype.size_bytes();

@@ -8,9 +8,9 @@
 
 use super::{MemoryPlan, Planner, Strategies, Tightest};
 use crate::{
-    config::{Recompute, StrategyConfig, ZeroStage},
+    config::Recompute,
     format::gib,
-    run::{Role, Run},
+    run::{Role, Run, Strategy},
 };
 
 /// A stage for each role of a run.
@@ -58,7 +58,7 @@ pub enum Unsettled {
 impl Stages {
     /// Stages of a run that leaves none to `auto`.
     pub fn of(run: &Run) -> Self {
-        let number = |role: &Role| role.strategy.zero_stage.number();
+        let number = |role: &Role| role.strategy.zero_stage;
         Self {
             policy: number(&run.policy),
             reference: run.reference.as_ref().map(number),
@@ -69,7 +69,7 @@ impl Stages {
 
     /// Roles whose stage `run` leaves to `auto`, with their stage in `self`.
     fn open(self, run: &Run) -> Vec<(&'static str, u8)> {
-        let is_open = |role: &&Role| role.strategy.zero_stage == ZeroStage::Auto;
+        let is_open = |role: &&Role| role.has_open_stage;
         let models = run.reward_models.iter().flatten().find(is_open);
         let roles = [
             ("the policy", Some(&run.policy), Some(self.policy)),
@@ -85,15 +85,15 @@ impl Stages {
     /// micro-batch, those of the reference and reward models in one pass. So the latter are raised first. The
     /// policy, which also samples, comes last.
     fn candidates(run: &Run) -> Vec<Self> {
-        let stages = |role: &Role| match role.strategy.zero_stage {
-            ZeroStage::Stage(stage) => vec![stage],
-            ZeroStage::Auto if run.world_size == 1 => vec![0],
-            ZeroStage::Auto => vec![1, 3],
+        let stages = |role: &Role| match role.has_open_stage {
+            false => vec![role.strategy.zero_stage],
+            true if run.world_size == 1 => vec![0],
+            true => vec![1, 3],
         };
         let of = |role: &Option<Role>| {
             role.as_ref().map_or(vec![None], |role| stages(role).into_iter().map(Some).collect())
         };
-        let is_open = |role: &Role| role.strategy.zero_stage == ZeroStage::Auto;
+        let is_open = |role: &Role| role.has_open_stage;
         let models: &[Option<u8>] = match run.reward_models.iter().flatten().any(is_open) {
             false => &[None],
             true if run.world_size == 1 => &[Some(0)],
@@ -116,16 +116,11 @@ impl Stages {
 impl Strategies {
     /// Strategies of `run` at these stages.
     fn of(run: &Run, stages: Stages) -> Self {
-        let at = |role: &Role, stage| StrategyConfig {
-            zero_stage: ZeroStage::Stage(stage),
-            ..role.strategy.clone()
-        };
+        let at = |role: &Role, zero_stage| Strategy { zero_stage, ..role.strategy.clone() };
         let of =
             |role: &Option<Role>, stage: Option<u8>| role.as_ref().zip(stage).map(|(role, it)| at(role, it));
-        let model = |role: &Role| match role.strategy.zero_stage {
-            ZeroStage::Stage(stage) => at(role, stage),
-            ZeroStage::Auto => at(role, stages.reward_models.expect("one is open")),
-        };
+        let open = |role: &Role| stages.reward_models.filter(|_| role.has_open_stage);
+        let model = |role: &Role| at(role, open(role).unwrap_or(role.strategy.zero_stage));
         Self {
             policy: at(&run.policy, stages.policy),
             reference: of(&run.reference, stages.reference),
@@ -144,8 +139,9 @@ impl Planner {
     /// Memory if the policy keeps logits; `None` if `run` sets `keep_logits` itself.
     pub fn keeping_logits(&self, run: &Run, stages: Stages) -> Option<MemoryPlan> {
         let mut keeping = run.clone();
-        let says = keeping.policy.strategy.keep_logits.replace(true);
-        (says.is_none() && self.has_logits()).then(|| self.plan_at(&keeping, stages))
+        keeping.policy.strategy.keep_logits = true;
+        let is_said = run.config.strategy.keep_logits.is_some();
+        (!is_said && self.has_logits()).then(|| self.plan_at(&keeping, stages))
     }
 }
 
@@ -154,7 +150,7 @@ impl Planner {
 /// # Errors
 /// [`Unsettled`].
 pub fn settle(planner: &Planner, run: &Run) -> Result<Option<Settled>, Unsettled> {
-    if !run.roles().any(|role| role.strategy.zero_stage == ZeroStage::Auto) {
+    if !run.roles().any(|role| role.has_open_stage) {
         return Ok(None);
     }
     let memory_bytes = run.policy_memory_bytes().ok_or(Unsettled::NoMemory)?;
@@ -163,13 +159,13 @@ pub fn settle(planner: &Planner, run: &Run) -> Result<Option<Settled>, Unsettled
     if let Some(index) = plans.iter().position(|plan| plan.fits(memory_bytes)) {
         let (stages, plan) = (candidates[index], plans[index].clone());
         let faster = (index > 0).then(|| plans[0].clone());
-        let is_open = run.policy.strategy.zero_stage == ZeroStage::Auto;
+        let is_open = run.policy.has_open_stage;
         let keeping = planner.keeping_logits(run, stages).filter(|_| is_open);
         // Kept logits must not shrink the KV cache.
         let keeping = keeping.filter(|keeping| {
             keeping.fits(memory_bytes) && keeping.generate.kv_cache == plan.generate.kv_cache
         });
-        let keep_logits = keeping.as_ref().map(|_| true).or(run.policy.strategy.keep_logits);
+        let keep_logits = keeping.as_ref().map(|_| true).or(run.config.strategy.keep_logits);
         let (open, plan) = (stages.open(run), keeping.unwrap_or(plan));
         return Ok(Some(Settled { stages, open, keep_logits, plan, faster }));
     }

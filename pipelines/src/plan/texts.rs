@@ -1,11 +1,7 @@
 //! Memory of language-model runs, following the steps of [`crate::rlvr`] and [`crate::offline`]. Every
 //! sequence counts with the longest possible length.
 
-use std::path::Path;
-
-use anyroll_models::{
-    Decoder, KvCache, Model, PackedSize, Runs, ValueModel, generation::Limits, hf::ModelFolder,
-};
+use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, ValueModel, generation::Limits};
 use anyroll_strategy::plan::{
     Held, driver_bytes, held, scoring_activations, training_activations, whole_weights,
 };
@@ -18,15 +14,13 @@ use super::{
     runs,
 };
 use crate::{
-    Result,
-    base_model::BaseModel,
-    config::{
-        KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, StrategyConfig, Turns, WarmupConfig,
-    },
+    Error, Result,
+    config::{KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Turns, WarmupConfig},
     data::{Dataset, Tokenizer},
     offline,
     offline::Written,
-    run::Run,
+    opened,
+    run::{Run, Strategy},
     train::zero_config,
 };
 
@@ -55,20 +49,23 @@ pub struct Texts {
 }
 
 impl Texts {
-    /// Creates the planner of `run`, whose stages may be unresolved.
+    /// Creates the planner of `run`, whose stages may be unresolved, from its `opened` files.
     ///
     /// # Errors
-    /// Those of the model's folder.
-    pub fn new(run: &Run, dataset: &Dataset) -> Result<Self> {
-        let base = BaseModel::open(&run.config.model, dataset, run.config.seed)?;
+    /// Those of a shape that no model has.
+    pub fn new(run: &Run, opened: &opened::Texts) -> Result<Self> {
+        let opened::Texts { dataset, base, reference, reward_models } = opened;
         let model = |keep| {
-            let strategy = StrategyConfig { keep_logits: Some(keep), ..run.policy.strategy.clone() };
+            let strategy = Strategy { keep_logits: keep, ..run.policy.strategy.clone() };
             base.policy(tch::Device::Cpu, &strategy)
         };
-        let reference = run.config.roles.reference.path.as_ref().map(|path| reference_model(path));
+        let reference =
+            reference.as_ref().map(|folder| Decoder::new(folder.decoder_config().clone(), tch::Device::Cpu));
         let critic = run.critic.as_ref().map(|_| ValueModel::new(base.config.clone(), tch::Device::Cpu));
         let rlvr = if let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline { Some(rlvr) } else { None };
-        let reward_models = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models()).map(RewardModel::open);
+        let configs = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models());
+        let reward_models =
+            configs.zip(reward_models).map(|(config, opened)| RewardModel::new(config, opened));
         let estimates_kl = matches!(
             &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.estimates_kl()
         );
@@ -196,10 +193,10 @@ impl Texts {
     /// Each role's part on a device of `group` during its own phase.
     fn held<'a>(&'a self, group: &DeviceGroup, strategies: &'a Strategies) -> GroupHeld<'a> {
         let Strategies { policy, reference, critic, reward_models } = strategies;
-        let decoder = |it: &'a StrategyConfig, model: &Decoder, trained| {
+        let decoder = |it: &'a Strategy, model: &Decoder, trained| {
             (it, held(model, zero_config(it), trained, group.ranks))
         };
-        let here = |role: &'a Option<StrategyConfig>, member| role.as_ref().filter(|_| group.holds(member));
+        let here = |role: &'a Option<Strategy>, member| role.as_ref().filter(|_| group.holds(member));
         let valued = here(critic, Member::Critic).zip(self.critic.as_ref());
         let models = self.reward_models.iter().zip(reward_models).enumerate();
         let models = models.filter(|(index, _)| group.holds(Member::RewardModel(*index)));
@@ -228,7 +225,7 @@ impl Texts {
     ) -> [Option<PhaseBytes>; 3] {
         let GroupHeld { own, frozen, valued, .. } = held;
         let [own_away, frozen_away, valued_away] = held.away();
-        let its = |role: &Option<(&StrategyConfig, Held)>| role.as_ref().map(|(_, held)| *held);
+        let its = |role: &Option<(&Strategy, Held)>| role.as_ref().map(|(_, held)| *held);
 
         // Before the critic's phase the policy's states are still offloaded, and after it the critic's.
         let asks_itself = own.as_ref().filter(|_| self.scores_itself);
@@ -296,13 +293,13 @@ impl Texts {
     }
 
     /// Bytes of the whole copy of the policy's weights used for sampling.
-    fn whole(&self, policy: &StrategyConfig, group: &DeviceGroup) -> usize {
+    fn whole(&self, policy: &Strategy, group: &DeviceGroup) -> usize {
         let is_own = |unit, param| self.merged.is_some() && self.model.merges_into(unit, param);
         whole_weights(&self.model, zero_config(policy), group.ranks, is_own)
     }
 
     /// Activations of the critic's phase.
-    fn valuing(&self, critic: &StrategyConfig, group: &DeviceGroup) -> usize {
+    fn valuing(&self, critic: &Strategy, group: &DeviceGroup) -> usize {
         let model = self.critic.as_ref().expect("it has a turn");
         let size = self.micro_batch(critic);
         let runs = runs(critic, group.on_host);
@@ -311,13 +308,13 @@ impl Texts {
     }
 
     /// The largest micro-batch of samples.
-    fn micro_batch(&self, strategy: &StrategyConfig) -> PackedSize {
+    fn micro_batch(&self, strategy: &Strategy) -> PackedSize {
         let sequences = strategy.micro_batch_size.min(self.samples_per_rank);
         let Workload { prompt, completion, sharing, .. } = self.work;
         PackedSize::of_groups(sequences, sharing, prompt, completion)
     }
 
-    fn training(&self, policy: &StrategyConfig) -> usize {
+    fn training(&self, policy: &Strategy) -> usize {
         let Workload { prompt, answer, .. } = self.work;
         let config = zero_config(policy);
         let micro_batch = policy.micro_batch_size;
@@ -328,7 +325,7 @@ impl Texts {
             PackedSize::uniform(warmup.micro_batch_size.unwrap_or(micro_batch).min(own), prompt, answer)
         });
         let sizes = [Some(rl), warmup].into_iter().flatten();
-        let model = if policy.keep_logits == Some(true) { &self.keeping_logits } else { &self.model };
+        let model = if policy.keep_logits { &self.keeping_logits } else { &self.model };
         let peaks =
             sizes.map(|size| training_activations(model, &size, config, runs(policy, self.here.on_host)));
         peaks.max().unwrap_or(0)
@@ -343,18 +340,13 @@ impl Texts {
         rows * shape.hidden_size as usize * zero_config(reference).precision.dtype().size_bytes()
     }
 
-    fn scoring(&self, model: &Decoder, scorer: &StrategyConfig, group: &DeviceGroup) -> usize {
+    fn scoring(&self, model: &Decoder, scorer: &Strategy, group: &DeviceGroup) -> usize {
         scoring_activations(model, &self.micro_batch(scorer), runs(scorer, group.on_host))
     }
 
     /// The policy's sampling phase on top of `generate`, and the KV cache of one sequence. `busiest` is the
     /// largest activations of the other phases.
-    fn generating(
-        &self,
-        policy: &StrategyConfig,
-        mut generate: PhaseBytes,
-        busiest: usize,
-    ) -> (PhaseBytes, usize) {
+    fn generating(&self, policy: &Strategy, mut generate: PhaseBytes, busiest: usize) -> (PhaseBytes, usize) {
         let Some(sampling) = self.work.sampling else { return (generate, 0) };
         generate.buffers += self.whole(policy, &self.here);
         self.sampling(&self.here, sampling, runs(policy, self.here.on_host), generate, busiest)
@@ -390,19 +382,13 @@ impl Texts {
     }
 }
 
-/// Opens a published reference.
-fn reference_model(path: &Path) -> Result<Decoder> {
-    let folder = ModelFolder::open(path).map_err(anyroll_models::Error::from)?;
-    Ok(Decoder::new(folder.decoder_config().clone(), tch::Device::Cpu)?)
-}
-
 /// Each role's part on one device, with its strategy.
 struct GroupHeld<'a> {
-    own: Option<(&'a StrategyConfig, Held)>,
+    own: Option<(&'a Strategy, Held)>,
     /// Rollout's copy of the weights, held at all times.
     copied: usize,
-    frozen: Option<(&'a StrategyConfig, Held)>,
-    valued: Option<(&'a StrategyConfig, Held)>,
+    frozen: Option<(&'a Strategy, Held)>,
+    valued: Option<(&'a Strategy, Held)>,
     reward_models: Vec<(&'a RewardModel, RewardHeld)>,
 }
 
@@ -454,7 +440,7 @@ impl Workload {
                 prompt,
                 answer,
                 completion: rlvr.rollout.max_new_tokens,
-                sharing: if rlvr.share_prompts == Some(true) { rlvr.group_size } else { 1 },
+                sharing: if run.shares_prompts { rlvr.group_size } else { 1 },
                 warmup: rlvr.warmup.clone(),
                 sampling: Some(Sampling {
                     sequences: rlvr.rollout.batch_size.min(per_rank),
@@ -462,7 +448,7 @@ impl Workload {
                 }),
             },
             PipelineConfig::Offline(offline) => {
-                let completed = offline.completions().div_ceil(run.world_size);
+                let completed = run.completed.div_ceil(run.world_size);
                 let is_plain = offline.turns == Turns::Last && !dataset.is_cut();
                 let (prompt, answer) =
                     if is_plain { (prompt, answer) } else { longest_read(tokenizer, offline, dataset)? };
@@ -478,7 +464,7 @@ impl Workload {
                     }),
                 }
             }
-            PipelineConfig::Diffusion(_) => unreachable!("only a run of a language model has a dataset"),
+            PipelineConfig::Diffusion(_) => return Err(Error::NoPlan),
         })
     }
 }

@@ -5,64 +5,93 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyroll_models::hf::DiffusersFolder;
-
-use super::check::Check;
-use crate::config::*;
+use super::steps::Length;
+use super::{answers, data, steps};
+use crate::config::{
+    Config, DataConfig, Devices, DiffusionConfig, ImageDataConfig, LoraConfig, ModelConfig, OffloadConfig,
+    Paths, PipelineConfig, Precision, RewardConfig, RewardKind, RoleConfig, RolloutRoleConfig, Section,
+    StrategyConfig, list, suggestion,
+};
 use crate::data::files;
 use crate::error_chain::one_line;
+use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 
 /// Ranks of one host on the cpu: beyond, somebody has mistyped.
 const MOST_HOST_RANKS: usize = 1024;
 
-/// Resolves `config`, read from `tree` and checked.
-pub(super) fn resolve(config: &Config, tree: &Node, machine: &Machine) -> Result<Run, Problem> {
-    let check = Check { tree };
-    let resolver = Resolver { check: &check, config, machine };
-    let policy = resolver.role("roles.policy", &config.roles.policy)?;
-    let reference = match config.pipeline.has_reference() {
-        true => Some(resolver.role("roles.reference", &config.roles.reference)?),
-        false => None,
+/// Resolves `config`, or reports what cannot be on `machine`. If something that it names could not be `opened`, that has been
+/// reported, and there is no run.
+pub(super) fn resolve(
+    config: &Config,
+    at: &Section,
+    machine: &Machine,
+    opened: Option<&Opened>,
+) -> Option<Run> {
+    let own_shift = match opened {
+        Some(Opened::Images(images)) => images.model.folder.shift(),
+        _ => 1.0,
     };
+    let resolver = Resolver { at, config, machine, own_shift };
+    let policy = resolver.role("roles.policy", &config.roles.policy);
+    let beside = |path: &str, role: &RoleConfig| {
+        let role = resolver.role(path, role)?;
+        policy.as_ref().is_none_or(|policy| resolver.is_beside(policy, path, &role)).then_some(role)
+    };
+    let has_reference = config.pipeline.has_reference() && at.is_read("pipeline");
+    let reference = has_reference.then(|| beside("roles.reference", &config.roles.reference));
+    let has_critic = config.pipeline.has_critic() && at.is_read("pipeline");
+    let critic = has_critic.then(|| beside("roles.critic", &config.roles.critic));
+    let policy = policy?;
     let local_ranks = policy.ordinals.len();
-    let has_critic = config.pipeline.has_critic();
-    let critic = has_critic.then(|| resolver.role("roles.critic", &config.roles.critic)).transpose()?;
-    for (path, role) in [("roles.reference", &reference), ("roles.critic", &critic)] {
-        if let Some(role) = role {
-            resolver.beside_policy(&policy, path, role)?;
-        }
-    }
-    let rollout = config.roles.rollout.as_ref();
-    let rollout = rollout.map(|rollout| resolver.rollout(&policy, rollout)).transpose()?;
-    let world_size = resolver.world_size(local_ranks)?;
+    let rollout = config.roles.rollout.as_ref().map(|rollout| resolver.rollout(&policy, rollout));
+    resolver.check_strict(&policy, rollout.as_ref().and_then(Option::as_ref));
+    let world_size = resolver.world_size(local_ranks);
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
-    if matches!(&config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.rollout.strict) {
-        resolver.strict("pipeline.rlvr.rollout.strict", &policy.backend)?;
-        if let Some(rollout) = &rollout {
-            resolver.strict("roles.rollout.backend", &rollout.backend)?;
-            resolver.strict_together(&policy.backend, &rollout.backend)?;
-        }
-    }
-    let batches =
-        resolver.batches(&Step::of(&config.pipeline), world_size, policy.strategy.micro_batch_size)?;
-    let reward_models = resolver.reward_models(&policy)?;
+    let micro_batch_size = policy.strategy.micro_batch_size;
+    let batches = world_size.and_then(|world_size| resolver.batches(world_size, micro_batch_size));
+    let reward_models = resolver.reward_models(&policy);
     let memory_bytes = resolver.memory(local_ranks);
-    let config = resolver.filled(threads)?;
-    Ok(Run {
+    let config = resolver.filled(threads);
+    let (mut config, opened) = (config?, opened?);
+    if !at.is_config_sound() {
+        return None;
+    }
+    let Length { steps, reason: steps_reason } = steps::fill(&mut config.pipeline, opened);
+    let evaluated = data::fill(&mut config.pipeline, opened);
+    let completed = answers::fill(&mut config.pipeline, opened);
+    let (shares_prompts, shift) = match &config.pipeline {
+        PipelineConfig::Rlvr(rlvr) => (rlvr.share_prompts == Some(true), own_shift),
+        PipelineConfig::Diffusion(diffusion) => (false, diffusion.sampler.shift.unwrap_or(own_shift)),
+        PipelineConfig::Offline(_) => (false, own_shift),
+    };
+    Some(Run {
         config,
-        world_size,
+        world_size: world_size?,
         threads,
+        reference: unless_failed(reference)?,
+        critic: unless_failed(critic)?,
+        reward_models: reward_models?,
+        rollout: unless_failed(rollout)?,
+        batches: batches?,
         policy,
-        reference,
-        critic,
-        reward_models,
-        rollout,
-        batches,
         memory_bytes,
+        steps,
+        evaluated,
+        completed,
+        shares_prompts,
+        shift,
         stage_reason: None,
-        steps_reason: None,
+        steps_reason,
     })
+}
+
+/// What there may be, and could not be had: `None` if so.
+fn unless_failed<T>(part: Option<Option<T>>) -> Option<Option<T>> {
+    match part {
+        None => Some(None),
+        Some(part) => part.map(Some),
+    }
 }
 
 /// A path that holds from any folder: a run that resumes may be started from another one.
@@ -116,13 +145,15 @@ impl Step {
 }
 
 pub(super) struct Resolver<'a> {
-    check: &'a Check<'a>,
+    pub(super) at: &'a Section<'a>,
     pub(super) config: &'a Config,
     machine: &'a Machine,
+    /// The shift of the model's own scheduler; 1 without one.
+    own_shift: f64,
 }
 
 impl Resolver<'_> {
-    fn role(&self, path: &str, role: &RoleConfig) -> Result<Role, Problem> {
+    fn role(&self, path: &str, role: &RoleConfig) -> Option<Role> {
         let (facts, ordinals) = self.place(path, role.backend.as_ref(), role.devices.as_ref())?;
         let (top, own) = (&self.config.strategy, &role.strategy);
         let strategy = StrategyConfig {
@@ -139,7 +170,7 @@ impl Resolver<'_> {
             reduction: top.reduction,
             collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),
         };
-        Ok(Role { backend: facts.name.clone(), ordinals, strategy })
+        Some(Role::new(facts.name.clone(), ordinals, strategy))
     }
 
     /// The backend and the devices that a role has by its own fields, or by the top level's.
@@ -148,7 +179,7 @@ impl Resolver<'_> {
         path: &str,
         backend: Option<&String>,
         devices: Option<&Devices>,
-    ) -> Result<(&BackendFacts, Vec<usize>), Problem> {
+    ) -> Option<(&BackendFacts, Vec<usize>)> {
         let (backend_field, backend) = match backend {
             Some(backend) => (format!("{path}.backend"), backend),
             None => ("backend".to_owned(), &self.config.backend),
@@ -158,23 +189,22 @@ impl Resolver<'_> {
             None => ("devices".to_owned(), &self.config.devices),
         };
         let facts = self.backend(&backend_field, backend)?;
-        Ok((facts, self.ordinals(&devices_field, devices, facts)?))
+        Some((facts, self.ordinals(&devices_field, devices, facts)?))
     }
 
-    /// Every rank has its part of every role, on the policy's devices or on as many others.
-    pub(super) fn beside_policy(&self, policy: &Role, path: &str, role: &Role) -> Result<(), Problem> {
-        let field = |name: &str| format!("{path}.{name}");
+    /// Whether every rank has its part of a role, on the policy's devices or on as many others; reported if not.
+    pub(super) fn is_beside(&self, policy: &Role, path: &str, role: &Role) -> bool {
         let (own, ranks) = (role.ordinals.len(), policy.ordinals.len());
-        self.check.ensure(
+        let is_shared = self.at.ensure(
             own == ranks,
-            &field("devices"),
+            &format!("{path}.devices"),
             format!("they are {own}, and there are {ranks} ranks here, each with a part of every role"),
             format!("write {ranks} of them, or leave it out for the policy's"),
-        )?;
-        if role.is_with(policy) {
-            return Ok(());
+        );
+        if !is_shared || role.is_with(policy) {
+            return is_shared;
         }
-        self.check.ensure(
+        self.at.when(self.at.is_read("pipeline")).ensure(
             !matches!(self.config.pipeline, PipelineConfig::Diffusion(_)),
             path,
             "models of images are held together, on the policy's devices",
@@ -183,99 +213,111 @@ impl Resolver<'_> {
     }
 
     /// Devices that sample, and that the policy has not.
-    fn rollout(&self, policy: &Role, config: &RolloutRoleConfig) -> Result<RolloutRole, Problem> {
+    fn rollout(&self, policy: &Role, config: &RolloutRoleConfig) -> Option<RolloutRole> {
         let path = "roles.rollout";
-        self.check.ensure(
+        let is_for_rlvr = self.at.when(self.at.is_read("pipeline")).ensure(
             matches!(self.config.pipeline, PipelineConfig::Rlvr(_)),
             path,
             "only `rlvr` samples on devices of its own",
             "leave it out",
-        )?;
+        );
+        if !is_for_rlvr {
+            return None;
+        }
         let (facts, ordinals) = self.place(path, config.backend.as_ref(), config.devices.as_ref())?;
         let ranks = policy.ordinals.len();
-        self.check.ensure(
+        let is_even = self.at.ensure(
             ordinals.len().is_multiple_of(ranks),
             &format!("{path}.devices"),
             format!("{} devices cannot be shared evenly by {ranks} ranks", ordinals.len()),
             format!("write a multiple of {ranks}"),
-        )?;
+        );
         let is_policys = |ordinal: &&usize| facts.devices.is_some() && policy.ordinals.contains(ordinal);
         let shared = ordinals.iter().find(is_policys).filter(|_| facts.name == policy.backend);
         if let Some(shared) = shared {
             let help = "write devices that the policy has not, or leave `roles.rollout` out: sampling and training then take turns";
             let message = format!("device {shared} is the policy's");
-            return Err(self.check.problem(&format!("{path}.devices"), message, help));
+            self.at.refuse(&format!("{path}.devices"), message, help);
         }
-        let of_ranks = ordinals.chunks(ordinals.len() / ranks).map(<[usize]>::to_vec).collect();
-        Ok(RolloutRole { backend: facts.name.clone(), ordinals: of_ranks })
+        let of_ranks = || ordinals.chunks(ordinals.len() / ranks).map(<[usize]>::to_vec).collect();
+        let is_own = is_even && shared.is_none();
+        is_own.then(|| RolloutRole { backend: facts.name.clone(), ordinals: of_ranks() })
     }
 
-    pub(super) fn backend(&self, field: &str, name: &str) -> Result<&BackendFacts, Problem> {
+    /// The backend of this name, or the one that `auto` takes.
+    pub(super) fn backend(&self, field: &str, name: &str) -> Option<&BackendFacts> {
+        if !self.at.is_read(field) {
+            return None;
+        }
         let backends = &self.machine.backends;
         if name == "auto" {
             let usable = |facts: &&BackendFacts| facts.runs_models && facts.unavailable.is_none();
-            return backends.iter().find(usable).ok_or_else(|| {
-                self.check.problem(field, "no backend is usable here", "see `anyroll doctor` for the reasons")
-            });
+            let found = backends.iter().find(usable);
+            let help = "see `anyroll doctor` for the reasons";
+            self.at.ensure(found.is_some(), field, "no backend is usable here", help);
+            return found;
         }
-        let facts = backends.iter().find(|facts| facts.name == name).ok_or_else(|| {
+        let Some(facts) = backends.iter().find(|facts| facts.name == name) else {
             let names: Vec<&str> = backends.iter().map(|facts| facts.name.as_str()).chain(["auto"]).collect();
             let help = match name {
                 // A letter from `cpu`, which is the last that is meant.
                 "gpu" => format!("choose from {}", list(&names)),
                 _ => suggestion(name, &names),
             };
-            self.check.problem(field, format!("there is no backend `{name}`"), help)
-        })?;
-        let models: Vec<&str> =
-            backends.iter().filter(|facts| facts.runs_models).map(|facts| facts.name.as_str()).collect();
-        self.check.ensure(
-            facts.runs_models,
-            field,
-            format!("`{name}` has memory and collectives, but not the math of a model"),
-            format!("train on one of {}", models.join(", ")),
-        )?;
+            self.at.refuse(field, format!("there is no backend `{name}`"), help);
+            return None;
+        };
+        if !facts.runs_models {
+            let models: Vec<&str> =
+                backends.iter().filter(|facts| facts.runs_models).map(|facts| facts.name.as_str()).collect();
+            let message = format!("`{name}` has memory and collectives, but not the math of a model");
+            self.at.refuse(field, message, format!("train on one of {}", models.join(", ")));
+            return None;
+        }
         if let Some(reason) = &facts.unavailable {
             let message = format!("`{name}` cannot be used on this machine: {reason}");
-            return Err(self.check.problem(
-                field,
-                message,
-                "see `anyroll doctor`; `auto` takes what is usable",
-            ));
+            self.at.refuse(field, message, "see `anyroll doctor`; `auto` takes what is usable");
+            return None;
         }
-        Ok(facts)
+        Some(facts)
+    }
+
+    /// Reports sampling that is to have training's bits and cannot.
+    fn check_strict(&self, policy: &Role, rollout: Option<&RolloutRole>) {
+        if !matches!(&self.config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.rollout.strict) {
+            return;
+        }
+        self.strict("pipeline.rlvr.rollout.strict", &policy.backend);
+        let Some(rollout) = rollout else { return };
+        self.strict("roles.rollout.backend", &rollout.backend);
+        self.at.ensure(
+            policy.backend == rollout.backend,
+            "roles.rollout.backend",
+            format!("`rollout.strict` wants the bits of the policy's, which is on `{}`", policy.backend),
+            "leave it out, or leave `strict` out",
+        );
     }
 
     /// Sampling is training's to the bit only where a token is computed by itself; devices do so in fp32 and bf16.
-    fn strict(&self, field: &str, backend: &str) -> Result<(), Problem> {
+    fn strict(&self, field: &str, backend: &str) {
         let able = self.machine.backends.iter().filter(|facts| facts.adds_by_rows);
         let Some(facts) = able.clone().find(|facts| facts.name == backend) else {
             let names: Vec<&str> = able.map(|facts| facts.name.as_str()).collect();
-            return Err(self.check.problem(
+            return self.at.refuse(
                 field,
                 format!("`{backend}` has no products of matrices that add in one order for every number of rows"),
                 format!(
                     "leave it out, or train on one of {}; `rollout/logprob_diff_max` says how far sampling and training are apart",
                     names.join(", ")
                 ),
-            ));
+            );
         };
-        self.check.ensure(
+        self.at.ensure(
             facts.devices.is_none() || !matches!(self.config.strategy.precision, Precision::Fp16(_)),
             "strategy.precision",
             format!("with `rollout.strict` `{backend}` computes in fp32 or bf16"),
             "write one of the two, or leave `strict` out",
-        )
-    }
-
-    /// Two backends add in orders of their own.
-    fn strict_together(&self, policy: &str, rollout: &str) -> Result<(), Problem> {
-        self.check.ensure(
-            policy == rollout,
-            "roles.rollout.backend",
-            format!("`rollout.strict` wants the bits of the policy's, which is on `{policy}`"),
-            "leave it out, or leave `strict` out",
-        )
+        );
     }
 
     fn memory(&self, local_ranks: usize) -> BTreeMap<String, usize> {
@@ -286,12 +328,16 @@ impl Resolver<'_> {
         self.machine.backends.iter().filter_map(of).collect()
     }
 
+    /// The devices of a backend that `devices` names.
     pub(super) fn ordinals(
         &self,
         field: &str,
         devices: &Devices,
         facts: &BackendFacts,
-    ) -> Result<Vec<usize>, Problem> {
+    ) -> Option<Vec<usize>> {
+        if !self.at.is_read(field) {
+            return None;
+        }
         let Some(available) = facts.devices else { return self.host_ranks(field, devices, facts) };
         let ordinals: Vec<usize> = match devices {
             // One too many is refused below; a count beyond all reason is not listed first.
@@ -299,47 +345,45 @@ impl Resolver<'_> {
             Devices::All => (0..available).collect(),
             Devices::List(list) => list.clone(),
         };
-        self.check.ensure(!ordinals.is_empty(), field, "no device is left", "write at least one")?;
+        let mut holds =
+            self.at.ensure(!ordinals.is_empty(), field, "no device is left", "write at least one");
         for (index, ordinal) in ordinals.iter().enumerate() {
-            self.check.ensure(
+            holds &= self.at.ensure(
                 *ordinal < available,
                 field,
                 format!("device {ordinal} is asked for, and `{}` has {available} here", facts.name),
                 format!("ordinals are 0 to {}", available.saturating_sub(1)),
-            )?;
+            );
             let first = ordinals.iter().position(|other| other == ordinal);
             let message = format!("device {ordinal} is given twice");
-            self.check.ensure(first == Some(index), field, message, "give each rank a device of its own")?;
+            holds &=
+                self.at.ensure(first == Some(index), field, message, "give each rank a device of its own");
         }
-        Ok(ordinals)
+        holds.then_some(ordinals)
     }
 
     /// The host is one device, 0, for as many ranks as are asked for.
-    fn host_ranks(
-        &self,
-        field: &str,
-        devices: &Devices,
-        facts: &BackendFacts,
-    ) -> Result<Vec<usize>, Problem> {
+    fn host_ranks(&self, field: &str, devices: &Devices, facts: &BackendFacts) -> Option<Vec<usize>> {
         match devices {
-            Devices::Count(count @ 1..=MOST_HOST_RANKS) => Ok(vec![0; *count]),
-            Devices::Count(count) => Err(self.check.problem(
+            Devices::Count(count @ 1..=MOST_HOST_RANKS) => return Some(vec![0; *count]),
+            Devices::Count(count) => self.at.refuse(
                 field,
                 format!("there cannot be {count} ranks on a host"),
                 format!("write a number of ranks, 1 to {MOST_HOST_RANKS}"),
-            )),
-            Devices::All | Devices::List(_) => Err(self.check.problem(
+            ),
+            Devices::All | Devices::List(_) => self.at.refuse(
                 field,
                 format!("`{}` has no devices to choose from", facts.name),
                 "write a number of ranks, such as 2",
-            )),
+            ),
         }
+        None
     }
 
     /// A launcher's word counts for the number of hosts; the config's for the ranks of each.
-    fn world_size(&self, local_ranks: usize) -> Result<usize, Problem> {
-        let Some(rank) = &self.machine.rank else { return Ok(local_ranks) };
-        self.check.ensure(
+    fn world_size(&self, local_ranks: usize) -> Option<usize> {
+        let Some(rank) = &self.machine.rank else { return Some(local_ranks) };
+        let holds = self.at.ensure(
             rank.local_rank < local_ranks && rank.world_size.is_multiple_of(local_ranks),
             "devices",
             format!(
@@ -347,32 +391,43 @@ impl Resolver<'_> {
                 rank.local_rank, rank.world_size
             ),
             "start as many ranks on every host as it has `devices`",
-        )?;
-        Ok(rank.world_size)
+        );
+        holds.then_some(rank.world_size)
     }
 
-    fn batches(&self, step: &Step, world_size: usize, micro_batch_size: usize) -> Result<Batches, Problem> {
-        let shared = |field: &str, value: usize, parts: usize, what: &str, by: &str| {
-            self.check.ensure(
+    /// The shares of ranks, mini-batches and micro-batches in a step.
+    fn batches(&self, world_size: usize, micro_batch_size: usize) -> Option<Batches> {
+        let at = self.at.below("pipeline").below(self.config.pipeline.name());
+        let step = Step::of(&self.config.pipeline);
+        let shared = |at: &Section, field: &str, value: usize, parts: usize, what: &str, by: &str| {
+            at.ensure(
                 value.is_multiple_of(parts),
                 field,
                 format!("{value} {what} cannot be shared evenly by {parts} {by}"),
                 format!(
                     "write a multiple of {parts}, such as {}, or other `devices`",
-                    value.next_multiple_of(parts)
+                    value.next_multiple_of(parts.max(1))
                 ),
             )
         };
-        let field = |name: &str| format!("pipeline.{}.{name}", self.config.pipeline.name());
-        if let Some(batch_size) = step.warmup_batch_size {
-            shared(&field("warmup.batch_size"), batch_size, world_size, "records", "ranks")?;
+        let of_warmup = step.warmup_batch_size.is_none_or(|batch_size| {
+            shared(&at, "warmup.batch_size", batch_size, world_size, "records", "ranks")
+        });
+        let parts = world_size.saturating_mul(step.mini_batches);
+        let of_parts = at.given(&["mini_batches"]);
+        if !shared(&of_parts, step.field, step.prompts, parts, "prompts", "ranks x mini-batches")
+            || !of_warmup
+        {
+            return None;
         }
-        let parts = world_size * step.mini_batches;
-        shared(&field(step.field), step.prompts, parts, "prompts", "ranks x mini-batches")?;
+        let is_sound = [step.field, "mini_batches", "group_size"].iter().all(|field| at.is_sound(field));
+        if !is_sound || micro_batch_size == 0 {
+            return None;
+        }
         let prompts_per_rank = step.prompts / world_size;
         let sequences = prompts_per_rank * step.group_size;
         let sequences_per_update = sequences / step.mini_batches;
-        Ok(Batches {
+        Some(Batches {
             prompts_per_rank,
             sequences_per_step: sequences * world_size,
             sequences_per_update,
@@ -381,14 +436,8 @@ impl Resolver<'_> {
     }
 
     /// Absolute paths, and the shift of the model's own scheduler.
-    fn fill_diffusion(&self, diffusion: &mut DiffusionConfig) -> Result<(), Problem> {
-        let own = match &self.config.model {
-            ModelConfig::Diffusers(model) => DiffusersFolder::open(&model.path, model.variant.as_deref())
-                .map_err(|error| self.check.problem("model.diffusers", one_line(&error), "mend the folder"))?
-                .shift(),
-            _ => 1.0,
-        };
-        diffusion.sampler.shift.get_or_insert(own);
+    fn fill_diffusion(&self, diffusion: &mut DiffusionConfig) {
+        diffusion.sampler.shift.get_or_insert(self.own_shift);
         if let ImageDataConfig::Prompts(prompts) = &mut diffusion.data {
             prompts.embeddings = prompts.embeddings.as_deref().map(absolute);
             prompts.records = prompts.records.as_deref().map(absolute);
@@ -396,32 +445,31 @@ impl Resolver<'_> {
         for path in diffusion.reward.paths_mut() {
             *path = absolute(path);
         }
-        Ok(())
     }
 
     /// Every file by its absolute path: a run that resumes may be started from another folder, and reads what it read
     /// even if further files are then called as a pattern says.
-    fn fill_data(&self, data: &mut DataConfig) -> Result<(), Problem> {
+    fn fill_data(&self, data: &mut DataConfig) -> Option<()> {
         match data {
             DataConfig::File(file) => {
                 for paths in [Some(&mut file.path), file.held_out.as_mut()].into_iter().flatten() {
-                    let files = files(paths).map_err(|error| {
-                        let field = format!("pipeline.{}.data", self.config.pipeline.name());
-                        self.check.problem(&field, one_line(&error), "leave files where they are")
-                    })?;
+                    let field = format!("pipeline.{}.data", self.config.pipeline.name());
+                    let at = self.at.given(&[&field]);
+                    let files =
+                        at.take(files(paths), &field, |error| one_line(error), "leave files where they are")?;
                     *paths = Paths(files.iter().map(|file| absolute(file)).collect());
                 }
-                Ok(())
+                Some(())
             }
             DataConfig::Mix(sources) => {
                 sources.iter_mut().try_for_each(|source| self.fill_data(&mut source.data))
             }
-            DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => Ok(()),
+            DataConfig::Sort(_) | DataConfig::Addition(_) | DataConfig::Countdown(_) => Some(()),
         }
     }
 
     /// The config with everything said that the machine decided.
-    fn filled(&self, threads: usize) -> Result<Config, Problem> {
+    fn filled(&self, threads: usize) -> Option<Config> {
         let mut config = self.config.clone();
         let facts = self.backend("backend", &config.backend)?;
         config.backend = facts.name.clone();
@@ -447,7 +495,7 @@ impl Resolver<'_> {
         let reference = &mut config.roles.reference.path;
         *reference = reference.as_deref().map(absolute);
         if let PipelineConfig::Diffusion(diffusion) = &mut config.pipeline {
-            self.fill_diffusion(diffusion)?;
+            self.fill_diffusion(diffusion);
         }
         if let PipelineConfig::Offline(offline) = &mut config.pipeline {
             self.fill_data(&mut offline.data)?;
@@ -459,18 +507,19 @@ impl Resolver<'_> {
                 environment.path = absolute(&environment.path);
             }
             if let RewardConfig::Sum(terms) = &mut rlvr.reward {
-                for term in terms {
+                for (index, term) in terms.iter_mut().enumerate() {
+                    let field = format!("pipeline.rlvr.reward[{index}].model.backend");
                     match &mut term.kind {
                         RewardKind::Python(python) => python.path = absolute(&python.path),
                         RewardKind::Model(model) => {
                             model.path = absolute(&model.path);
-                            model.backend = self.backend("backend", &model.backend)?.name.clone();
+                            model.backend = self.backend(&field, &model.backend)?.name.clone();
                         }
                         _ => {}
                     }
                 }
             }
         }
-        Ok(config)
+        Some(config)
     }
 }

@@ -1,29 +1,31 @@
 //! How the ranks hold reward models that are not on the host.
 
 use super::resolve::Resolver;
-use crate::config::*;
+use crate::config::{
+    Devices, OffloadConfig, OptimizerOffload, Recompute, RewardConfig, RewardModelConfig,
+    RewardStrategyConfig, StrategyConfig,
+};
 use crate::run::Role;
 
 impl Resolver<'_> {
     /// How the ranks hold each reward model, in the order of the reward's terms; `None` for one that is on the host.
-    pub(super) fn reward_models(&self, policy: &Role) -> Result<Vec<Option<Role>>, Problem> {
+    pub(super) fn reward_models(&self, policy: &Role) -> Option<Vec<Option<Role>>> {
+        if !self.at.below("pipeline.rlvr.reward").has_all_items() {
+            return None;
+        }
         let models = self.config.pipeline.reward().into_iter().flat_map(RewardConfig::numbered_models);
         let held = models.map(|(index, model)| {
             self.reward_model(&format!("pipeline.rlvr.reward[{index}].model"), model, policy)
         });
-        held.collect()
+        // All of them, so that each is reported.
+        held.collect::<Vec<_>>().into_iter().collect()
     }
 
-    fn reward_model(
-        &self,
-        path: &str,
-        model: &RewardModelConfig,
-        policy: &Role,
-    ) -> Result<Option<Role>, Problem> {
+    fn reward_model(&self, path: &str, model: &RewardModelConfig, policy: &Role) -> Option<Option<Role>> {
         let facts = self.backend(&format!("{path}.backend"), &model.backend)?;
         let backend = facts.name.clone();
         if facts.devices.is_none() && model.devices.is_none() && model.strategy.is_none() {
-            return Ok(None);
+            return Some(None);
         }
         let ranks = Devices::Count(policy.ordinals.len());
         let ordinals = match &model.devices {
@@ -43,8 +45,7 @@ impl Resolver<'_> {
             reduction: self.config.strategy.reduction,
             collective_timeout_s: collective_timeout_s.unwrap_or(policy.strategy.collective_timeout_s),
         };
-        let role = Role { backend, ordinals, strategy };
-        self.beside_policy(policy, path, &role)?;
-        Ok(Some(role))
+        let role = Role::new(backend, ordinals, strategy);
+        self.is_beside(policy, path, &role).then_some(Some(role))
     }
 }

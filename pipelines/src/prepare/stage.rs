@@ -1,41 +1,53 @@
 //! The stages that `zero_stage: auto` stands for.
 
-use super::check::Check;
 use crate::{
-    config::{Problem, Recompute, RewardConfig, RolesConfig, ZeroStage},
-    data::Dataset,
+    config::{Recompute, RewardConfig, RolesConfig, Section, ZeroStage},
     error_chain::one_line,
     format::gib,
+    opened::Opened,
     plan::{Planner, Stages, Tightest, Unsettled, settle as fastest},
     run::Run,
 };
 
-/// Writes the stages that `auto` stands for into `run`, wherever it stands.
-pub(super) fn settle(run: &mut Run, dataset: Option<&Dataset>, check: &Check) -> Result<(), Problem> {
-    if run.roles().any(|role| role.strategy.zero_stage == ZeroStage::Auto) {
-        let field = &open_field(run);
-        let planner = Planner::new(run, dataset)
-            .map_err(|error| check.problem(field, one_line(&error), "write the number of a stage"))?;
-        let settled = fastest(&planner, run).map_err(|unsettled| refused(check, field, unsettled))?;
-        let settled = settled.expect("a stage is open");
-        let Stages { policy, reference, critic, reward_models } = settled.stages;
-        run.policy.strategy.zero_stage = ZeroStage::Stage(policy);
-        run.policy.strategy.keep_logits = settled.keep_logits;
-        for (role, stage) in [(&mut run.reference, reference), (&mut run.critic, critic)] {
-            if let (Some(role), Some(stage)) = (role, stage) {
-                role.strategy.zero_stage = ZeroStage::Stage(stage);
-                role.strategy.keep_logits = settled.keep_logits;
-            }
-        }
-        for model in run.reward_models.iter_mut().flatten() {
-            if let (ZeroStage::Auto, Some(stage)) = (model.strategy.zero_stage, reward_models) {
-                model.strategy.zero_stage = ZeroStage::Stage(stage);
-            }
-        }
-        run.stage_reason = run.policy_memory_bytes().map(|memory_bytes| settled.reason(memory_bytes));
+/// Writes the stages that `auto` stands for into `run`, wherever it stands, or reports why there are none.
+pub(super) fn settle(run: &mut Run, opened: &Opened, at: &Section) {
+    if run.roles().any(|role| role.has_open_stage) && !choose(run, opened, at) {
+        return;
     }
     write_down(run);
-    Ok(())
+}
+
+/// Whether there are stages for what is open, which are then the roles'; reported if not.
+fn choose(run: &mut Run, opened: &Opened, at: &Section) -> bool {
+    let field = &open_field(run);
+    let planner = Planner::new(run, opened);
+    let Some(planner) = at.take(planner, field, |error| one_line(error), "write the number of a stage")
+    else {
+        return false;
+    };
+    let settled = match fastest(&planner, run) {
+        Ok(settled) => settled.expect("a stage is open"),
+        Err(unsettled) => {
+            refuse(unsettled, field, at);
+            return false;
+        }
+    };
+    let Stages { policy, reference, critic, reward_models } = settled.stages;
+    let keeps_logits = settled.keep_logits == Some(true);
+    run.policy.choose(policy);
+    run.policy.strategy.keep_logits = keeps_logits;
+    run.config.strategy.keep_logits = settled.keep_logits;
+    for (role, stage) in [(&mut run.reference, reference), (&mut run.critic, critic)] {
+        if let (Some(role), Some(stage)) = (role, stage) {
+            role.choose(stage);
+            role.strategy.keep_logits = keeps_logits;
+        }
+    }
+    for model in run.reward_models.iter_mut().flatten().filter(|model| model.has_open_stage) {
+        reward_models.into_iter().for_each(|stage| model.choose(stage));
+    }
+    run.stage_reason = run.policy_memory_bytes().map(|memory_bytes| settled.reason(memory_bytes));
+    true
 }
 
 /// The field that says `auto`.
@@ -55,9 +67,9 @@ fn open_field(run: &Run) -> String {
     format!("{}.strategy.zero_stage", open.0).trim_start_matches('.').to_owned()
 }
 
-fn refused(check: &Check, field: &str, unsettled: Unsettled) -> Problem {
+fn refuse(unsettled: Unsettled, field: &str, at: &Section) {
     match unsettled {
-        Unsettled::NoMemory => check.problem(
+        Unsettled::NoMemory => at.refuse(
             field,
             "`auto` needs to know how much memory the devices have, and their driver does not say",
             "write the number of a stage; `anyroll plan --memory 80GiB` says what fits",
@@ -75,17 +87,16 @@ fn refused(check: &Check, field: &str, unsettled: Unsettled) -> Problem {
                     "`anyroll plan` shows every choice; more devices or a smaller `micro_batch_size` may do"
                 }
             };
-            check.problem(field, message, help)
+            at.refuse(field, message, help);
         }
     }
 }
 
 /// Puts the stages into the config that the run leaves behind.
 fn write_down(run: &mut Run) {
-    let (config, policy) = (&mut run.config, run.policy.strategy.zero_stage);
+    let (config, policy) = (&mut run.config, ZeroStage::Stage(run.policy.strategy.zero_stage));
     let is_open = |stage: Option<ZeroStage>| stage == Some(ZeroStage::Auto);
     let top_is_open = is_open(Some(config.strategy.zero_stage));
-    config.strategy.keep_logits = run.policy.strategy.keep_logits;
     if top_is_open {
         config.strategy.zero_stage = policy;
     }
@@ -95,7 +106,7 @@ fn write_down(run: &mut Run) {
     }
     let (reference, critic) = (&mut roles.reference.strategy, &mut roles.critic.strategy);
     for (role, says) in [(&run.reference, reference), (&run.critic, critic)] {
-        let stage = role.as_ref().map_or(policy, |role| role.strategy.zero_stage);
+        let stage = role.as_ref().map_or(policy, |role| ZeroStage::Stage(role.strategy.zero_stage));
         let says = &mut says.zero_stage;
         let follows = says.is_none() && top_is_open && stage != policy;
         if is_open(*says) || follows {
@@ -105,7 +116,7 @@ fn write_down(run: &mut Run) {
     let models = config.pipeline.reward_mut().into_iter().flat_map(RewardConfig::models_mut);
     for (model, role) in models.zip(&run.reward_models) {
         if let (Some(says), Some(role)) = (&mut model.strategy, role) {
-            says.zero_stage = role.strategy.zero_stage;
+            says.zero_stage = ZeroStage::Stage(role.strategy.zero_stage);
         }
     }
 }
@@ -118,10 +129,7 @@ mod tests {
     use crate::{
         config::Error,
         plan::Planner,
-        prepare::{
-            Loaded,
-            tests::{SMALL, machine, read},
-        },
+        prepare::tests::{Loaded, SMALL, machine, only_problem, read},
         run::Machine,
     };
 
@@ -152,7 +160,7 @@ mod tests {
         let loaded = loaded(sets);
         let run = loaded.resolve_but_stage(&with_memory(None)).unwrap();
         // Without memory to plan for, the cache is as large as it may be; here it is as small.
-        let plan = Planner::new(&run, loaded.dataset.as_ref()).unwrap().plan_at(&run, stages);
+        let plan = Planner::new(&run, &loaded.opened).unwrap().plan_at(&run, stages);
         let phases = plan
             .phases()
             .map(|(_, phase)| phase.total() - phase.kv_cache.saturating_sub(plan.least_kv_cache));
@@ -162,8 +170,8 @@ mod tests {
     /// The stages of policy and reference on two ranks with so many bytes each.
     fn settled(sets: &[&str], memory_bytes: usize) -> Result<(u8, u8, Run), Error> {
         let run = loaded(&[&[REFERENCE], sets].concat()).resolve(&with_memory(Some(2 * memory_bytes)))?;
-        let reference = run.reference.as_ref().unwrap().strategy.zero_stage.number();
-        Ok((run.policy.strategy.zero_stage.number(), reference, run))
+        let reference = run.reference.as_ref().unwrap().strategy.zero_stage;
+        Ok((run.policy.strategy.zero_stage, reference, run))
     }
 
     #[test]
@@ -205,8 +213,8 @@ mod tests {
         let kept = |sets: &[&str]| {
             let run = settled(sets, 1 << 30).unwrap().2;
             let says = run.stage_reason.is_some_and(|reason| reason.contains("and logits kept"));
-            let keeps = run.policy.strategy.keep_logits;
-            assert_eq!(says, keeps == Some(true));
+            let keeps = run.config.strategy.keep_logits;
+            assert_eq!((says, run.policy.strategy.keep_logits), (keeps == Some(true), says));
             keeps
         };
         assert_eq!(kept(&[AUTO]), Some(true));
@@ -270,7 +278,7 @@ mod tests {
         let stage_in = |sets: &[&str], memory_bytes| {
             let sets = [&["strategy.zero_stage=auto", WIDE], sets].concat();
             let run = loaded(&sets).resolve(&with_memory(Some(2 * memory_bytes))).unwrap();
-            run.policy.strategy.zero_stage.number()
+            run.policy.strategy.zero_stage
         };
         let one = only(1);
         let (without, with) = (needs(&[WIDE], one), needs(&[WIDE, &reward], one));
@@ -324,8 +332,8 @@ mod tests {
             let yaml = run.to_yaml();
             let again = read(&yaml, &[]).unwrap().resolve(&with_memory(None)).unwrap();
             assert_eq!((&again.policy, &again.reward_models), (&run.policy, &run.reward_models), "{yaml}");
-            let stage = run.reward_models[0].as_ref().unwrap().strategy.zero_stage.number();
-            (run.policy.strategy.zero_stage.number(), stage, run.stage_reason.unwrap())
+            let stage = run.reward_models[0].as_ref().unwrap().strategy.zero_stage;
+            (run.policy.strategy.zero_stage, stage, run.stage_reason.unwrap())
         };
         // Training is where most is needed, with the model there: sharded, it leaves more room.
         let own = "strategy.zero_stage=1";
@@ -344,9 +352,7 @@ mod tests {
         );
         // One rank has nothing to share.
         assert_eq!(settled(&["devices=1", &auto], 1 << 30).1, 0);
-        let Err(Error::Invalid(refused)) = loaded(&[&auto]).resolve(&with_memory(Some(1000))) else {
-            panic!("1000 bytes are enough")
-        };
+        let refused = only_problem(loaded(&[&auto]).resolve(&with_memory(Some(1000))).unwrap_err());
         assert_eq!(refused.field, field);
         assert!(refused.message.contains("no stage fits"), "{refused}");
     }
@@ -370,8 +376,8 @@ mod tests {
         };
         let loaded = loaded(&sets);
         let run = loaded.resolve(&host(1 << 30)).unwrap();
-        assert_eq!(run.critic.as_ref().unwrap().strategy.zero_stage, ZeroStage::Stage(1));
-        let planner = Planner::new(&run, loaded.dataset.as_ref()).unwrap();
+        assert_eq!(run.critic.as_ref().unwrap().strategy.zero_stage, 1);
+        let planner = Planner::new(&run, &loaded.opened).unwrap();
         let needs = |critic| {
             let plan = planner.plan_at(&run, Stages { critic: Some(critic), ..only(0) });
             assert_eq!((plan.critic, plan.others.len()), (None, 1));
@@ -384,8 +390,8 @@ mod tests {
         assert!(phase == "critic" && one > three, "{one} and {three}");
         for (memory_bytes, stage) in [(one, 1), (one - 1, 3), (three, 3)] {
             let run = loaded.resolve(&host(memory_bytes)).unwrap();
-            assert_eq!(run.critic.unwrap().strategy.zero_stage, ZeroStage::Stage(stage));
-            assert_eq!(run.policy.strategy.zero_stage, ZeroStage::Stage(0));
+            assert_eq!(run.critic.unwrap().strategy.zero_stage, stage);
+            assert_eq!(run.policy.strategy.zero_stage, 0);
         }
         let error = loaded.resolve(&host(three - 1)).unwrap_err().to_string();
         assert!(error.contains("roles.critic.strategy.zero_stage: no stage fits"), "{error}");
@@ -394,9 +400,9 @@ mod tests {
 
     #[test]
     fn auto_that_finds_nothing_names_the_field() {
-        let refused = |set: &str, memory| match loaded(&[set]).resolve(&with_memory(memory)) {
-            Err(Error::Invalid(invalid)) => (invalid.field, invalid.message, invalid.help),
-            other => panic!("{other:?}"),
+        let refused = |set: &str, memory| {
+            let invalid = only_problem(loaded(&[set]).resolve(&with_memory(memory)).unwrap_err());
+            (invalid.field, invalid.message, invalid.help)
         };
         let (field, message, help) = refused("strategy.zero_stage=auto", Some(1000));
         assert_eq!(field, "strategy.zero_stage");

@@ -1,9 +1,8 @@
 //! The number of steps that passes over the data stand for.
 
-use super::check::Check;
-use crate::config::{DataConfig, DataEpochs, PipelineConfig, Problem, Steps, whole_steps};
+use crate::config::{DataConfig, DataEpochs, PipelineConfig, Section, Steps, whole_steps};
 use crate::data::Dataset;
-use crate::run::Run;
+use crate::opened::Opened;
 
 /// Passes over the data: beyond, somebody has mistyped.
 const MOST_EPOCHS: f64 = 1e6;
@@ -15,59 +14,64 @@ pub(super) struct Length {
     pub(super) reason: Option<String>,
 }
 
-/// Writes the number of steps that passes over `dataset` stand for into `run`.
-pub(super) fn settle(run: &mut Run, dataset: &Dataset, check: &Check) -> Result<(), Problem> {
-    let Length { steps, reason } = check.length(&run.config.pipeline, dataset)?;
-    run.steps_reason = reason;
-    match &mut run.config.pipeline {
-        PipelineConfig::Rlvr(rlvr) => rlvr.steps = Steps::Count(steps),
-        PipelineConfig::Offline(offline) => offline.steps = Steps::Count(steps),
+/// Writes the number of steps that passes over the data stand for into the `pipeline` of a config that is sound.
+pub(super) fn fill(pipeline: &mut PipelineConfig, opened: &Opened) -> Length {
+    let (steps, size) = pipeline.steps_and_their_size();
+    let length = match steps {
+        Steps::Count(steps) => Length { steps, reason: None },
+        Steps::By(DataEpochs { data_epochs }) => {
+            let records = opened.dataset().and_then(Dataset::records_of_a_pass);
+            of_epochs(data_epochs, records.unwrap_or(0), size)
+        }
+    };
+    match pipeline {
+        PipelineConfig::Rlvr(rlvr) => rlvr.steps = Steps::Count(length.steps),
+        PipelineConfig::Offline(offline) => offline.steps = Steps::Count(length.steps),
         PipelineConfig::Diffusion(_) => {}
     }
-    Ok(())
+    length
 }
 
-impl Check<'_> {
-    /// How many steps a pipeline with this data has.
-    pub(super) fn length(&self, pipeline: &PipelineConfig, dataset: &Dataset) -> Result<Length, Problem> {
-        let field = format!("pipeline.{}.steps", pipeline.name());
-        let (steps, size) = pipeline.steps_and_their_size();
-        let epochs = match steps {
-            Steps::Count(steps) => {
-                self.positive(&field, steps)?;
-                return Ok(Length { steps, reason: None });
-            }
-            Steps::By(DataEpochs { data_epochs }) => data_epochs,
-        };
-        let field = format!("{field}.data_epochs");
-        let holds = epochs > 0.0 && epochs <= MOST_EPOCHS;
-        self.number(&field, epochs, holds, &format!("above 0, at most {MOST_EPOCHS}"))?;
-        let records = self.records_of_a_pass(&field, pipeline, dataset)?;
-        let reason = Some(format!("{epochs} epochs of {records} training records, {size} a step"));
-        Ok(Length { steps: steps_of(epochs, records, size), reason })
-    }
+/// How many steps a pipeline has with this data; `None` if there are none to be known, with a problem where that is the config's.
+pub(super) fn length(pipeline: &PipelineConfig, dataset: Option<&Dataset>, at: &Section) -> Option<Length> {
+    let at = at.below("pipeline").below(pipeline.name());
+    let (steps, size) = pipeline.steps_and_their_size();
+    let epochs = match steps {
+        Steps::Count(steps) => {
+            let holds = at.positive("steps", steps) && at.is_read("steps");
+            return holds.then_some(Length { steps, reason: None });
+        }
+        Steps::By(DataEpochs { data_epochs }) => data_epochs,
+    };
+    let holds = epochs > 0.0 && epochs <= MOST_EPOCHS;
+    at.number("steps.data_epochs", epochs, holds, &format!("above 0, at most {MOST_EPOCHS}"));
+    let records = records_of_a_pass(pipeline, dataset?, &at)?;
+    at.is_sound("steps").then(|| of_epochs(epochs, records, size))
+}
 
-    /// The records of a pass over the data, if there are passes and each step has as many records as the next one.
-    fn records_of_a_pass(
-        &self,
-        field: &str,
-        pipeline: &PipelineConfig,
-        dataset: &Dataset,
-    ) -> Result<usize, Problem> {
-        let help = "write the number of steps, such as `steps: 200`";
-        let (data, mixes_groups) = match pipeline {
-            PipelineConfig::Rlvr(rlvr) => (&rlvr.data, rlvr.selection.mixed_groups.is_some()),
-            PipelineConfig::Offline(offline) => (&offline.data, false),
-            PipelineConfig::Diffusion(_) => unreachable!("its steps are a number"),
-        };
-        let message = "how many prompts a step takes depends on its completions: `selection.mixed_groups` samples further ones";
-        self.ensure(!mixes_groups, field, message, format!("{help}, or leave `mixed_groups` out"))?;
-        let message = match data {
-            DataConfig::Mix(_) => "each source of a mix has passes of its own, by its weight",
-            _ => "the records are made for each step anew: no pass over them ends",
-        };
-        dataset.records_of_a_pass().ok_or_else(|| self.problem(field, message, help))
-    }
+fn of_epochs(epochs: f64, records: usize, size: usize) -> Length {
+    let reason = Some(format!("{epochs} epochs of {records} training records, {size} a step"));
+    Length { steps: steps_of(epochs, records, size), reason }
+}
+
+/// The records of a pass over the data, if there are passes and each step has as many records as the next one.
+fn records_of_a_pass(pipeline: &PipelineConfig, dataset: &Dataset, at: &Section) -> Option<usize> {
+    let field = "steps.data_epochs";
+    let help = "write the number of steps, such as `steps: 200`";
+    let (data, mixes_groups) = match pipeline {
+        PipelineConfig::Rlvr(rlvr) => (&rlvr.data, rlvr.selection.mixed_groups.is_some()),
+        PipelineConfig::Offline(offline) => (&offline.data, false),
+        PipelineConfig::Diffusion(_) => return None,
+    };
+    let message = "how many prompts a step takes depends on its completions: `selection.mixed_groups` samples further ones";
+    at.ensure(!mixes_groups, field, message, format!("{help}, or leave `mixed_groups` out"));
+    let records = dataset.records_of_a_pass();
+    let message = match data {
+        DataConfig::Mix(_) => "each source of a mix has passes of its own, by its weight",
+        _ => "the records are made for each step anew: no pass over them ends",
+    };
+    at.ensure(records.is_some(), field, message, help);
+    records
 }
 
 /// As few steps of `size` records as cover so many passes over `records`.
@@ -83,11 +87,8 @@ mod tests {
     use crate::{
         config::{Error, Invalid},
         data::Draw,
-        prepare::{
-            Loaded,
-            tests::{SMALL, machine, read},
-        },
-        run::Machine,
+        prepare::tests::{Loaded, SMALL, machine, only_problem, read},
+        run::{Machine, Run},
     };
 
     /// What one epoch after the other is, batch by batch, in `transformers` (`Trainer.set_initial_training_values`).
@@ -142,12 +143,12 @@ mod tests {
             let set = format!("pipeline.rlvr.steps={{data_epochs: {epochs}}}");
             let loaded = with_file(folder.path(), &[&set]).unwrap();
             let run = loaded.resolve(&machine()).unwrap();
-            let dataset = loaded.dataset.as_ref().unwrap();
+            let dataset = loaded.dataset().unwrap();
             let records = dataset.records_of_a_pass().unwrap();
             assert!((25..40).contains(&records), "some of 40 are held out: {records}");
 
             let mut seen: HashMap<String, u64> = HashMap::new();
-            for step in 0..run.config.pipeline.steps() {
+            for step in 0..run.steps {
                 for record in dataset.train_batch(Draw::Rollout, run.config.seed, step, 4) {
                     *seen.entry(record.id).or_default() += 1;
                 }
@@ -168,21 +169,20 @@ mod tests {
         let yaml = run.to_yaml();
         let reason = format!("# pipeline.rlvr.steps: {}\n", run.steps_reason.as_ref().unwrap());
         assert!(yaml.starts_with(&reason) && reason.contains(": 2 epochs of "), "{yaml}");
-        assert!(yaml.contains(&format!("\n    steps: {}\n", run.config.pipeline.steps())), "{yaml}");
+        assert!(yaml.contains(&format!("\n    steps: {}\n", run.steps)), "{yaml}");
         let again = read(&yaml, &[]).unwrap().resolve(&machine()).unwrap();
         assert_eq!((&again.config, again.steps_reason), (&run.config, None));
         // They are of a step over all ranks.
         let two = resolved(folder.path(), &[sets[0], "devices=2"], &machine());
-        assert_eq!(two.config.pipeline.steps(), run.config.pipeline.steps());
+        assert_eq!(two.steps, run.steps);
         // A later number counts more.
         let ten = resolved(folder.path(), &[sets[0], "pipeline.rlvr.steps=10"], &machine());
-        assert_eq!((ten.config.pipeline.steps(), ten.steps_reason), (10, None));
+        assert_eq!((ten.steps, ten.steps_reason), (10, None));
     }
 
     #[track_caller]
     fn check_refused(loaded: Result<Loaded, Error>, expected: [&str; 3]) {
-        let Err(Error::Invalid(invalid)) = loaded else { panic!("accepted") };
-        let Invalid { field, message, help, .. } = *invalid;
+        let Invalid { field, message, help, .. } = only_problem(loaded.unwrap_err());
         let [in_field, in_message, in_help] = expected;
         assert_eq!(field, in_field);
         assert!(message.contains(in_message) && help.contains(in_help), "{message}\n{help}");
@@ -215,7 +215,7 @@ mod tests {
         let warmup =
             |steps: u64| format!("pipeline.rlvr.optimizer.schedule={{linear: {{warmup_steps: {steps}}}}}");
         let epochs = "pipeline.rlvr.steps={data_epochs: 2}";
-        let steps = resolved(folder.path(), &[epochs], &machine()).config.pipeline.steps();
+        let steps = resolved(folder.path(), &[epochs], &machine()).steps;
         resolved(folder.path(), &[epochs, &warmup(steps - 1)], &machine());
         let refused = with_file(folder.path(), &[epochs, &warmup(steps)]);
         let message = format!("{steps} of {steps} steps leave none to fall");

@@ -7,15 +7,18 @@ mod logits;
 mod merging;
 mod references;
 mod reward_models;
+mod several;
 mod sharing;
 mod strict;
 
+use std::fmt;
 use std::path::PathBuf;
 
 use super::*;
 use crate::config::*;
+use crate::data::Dataset;
 use crate::launch::Rank;
-use crate::run::{BackendFacts, Batches, Role};
+use crate::run::{BackendFacts, Batches, Role, Strategy};
 
 /// The smallest config; every other field has a default.
 pub(crate) const SMALL: &str = "\
@@ -36,6 +39,40 @@ pipeline:
       adamw: {learning_rate: 1.0e-3}
 ";
 
+/// A config that was read and opened.
+pub(crate) struct Loaded {
+    draft: Draft,
+    pub(crate) config: Config,
+    pub(crate) opened: Opened,
+}
+
+impl fmt::Debug for Loaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.config.fmt(f)
+    }
+}
+
+impl Loaded {
+    pub(crate) fn read(path: &Path, sets: &[String]) -> Result<Self, Error> {
+        let draft = Draft::read(path, sets)?;
+        let (config, opened) = draft.open()?;
+        Ok(Self { draft, config, opened })
+    }
+
+    pub(crate) fn resolve(&self, machine: &Machine) -> Result<Run, Error> {
+        Ok(self.draft.prepare(machine, Purpose::Run)?.run)
+    }
+
+    /// The same, with `zero_stage: auto` left as it is.
+    pub(crate) fn resolve_but_stage(&self, machine: &Machine) -> Result<Run, Error> {
+        Ok(self.draft.prepare(machine, Purpose::Plan)?.run)
+    }
+
+    pub(crate) fn dataset(&self) -> Option<&Dataset> {
+        self.opened.dataset()
+    }
+}
+
 pub(crate) fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.yaml");
@@ -44,11 +81,18 @@ pub(crate) fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
     Loaded::read(&path, &sets)
 }
 
-fn invalid(text: &str, sets: &[&str]) -> Invalid {
-    match read(text, sets).err().unwrap_or_else(|| panic!("accepted: {text}\n{sets:?}")) {
-        Error::Invalid(invalid) => *invalid,
-        error => panic!("{error}"),
+/// The only problem of a config.
+#[track_caller]
+pub(crate) fn only_problem(error: Error) -> Invalid {
+    match error {
+        Error::Invalid(mut all) if all.len() == 1 => all.remove(0),
+        error => panic!("not a single problem: {error}"),
     }
+}
+
+#[track_caller]
+fn invalid(text: &str, sets: &[&str]) -> Invalid {
+    only_problem(read(text, sets).err().unwrap_or_else(|| panic!("accepted: {text}\n{sets:?}")))
 }
 
 fn facts(name: &str, runs_models: bool, devices: Option<usize>) -> BackendFacts {
@@ -408,8 +452,8 @@ fn a_critic_and_advantages_from_its_values_go_together() {
     assert_eq!(rlvr.algorithm.advantage, Advantage::Gae(GaeConfig { gamma: 1.0, lambda: 0.9 }));
     let found = rlvr.critic.as_ref().unwrap();
     assert_eq!((found.value_clip, found.warmup_steps), (None, 0));
-    assert_eq!(run.critic.unwrap().strategy.zero_stage, ZeroStage::Stage(3));
-    assert_eq!((run.policy.strategy.zero_stage, run.reference), (ZeroStage::Stage(0), None));
+    assert_eq!(run.critic.unwrap().strategy.zero_stage, 3);
+    assert_eq!((run.policy.strategy.zero_stage, run.reference), (0, None));
     let check = |sets: &[&str], field: &str, message: &str| {
         let error = invalid(SMALL, sets);
         assert!(error.field == field && error.message.contains(message), "{error}");
@@ -500,17 +544,13 @@ fn ready_strategies_are_included_under_what_stands_beside_them() {
     });
     let [ddp, zero1, zero2_bf16, zero2_fp16, zero3, zero3_cpu_offload] = &ready;
     assert_eq!(*ddp, plain);
-    assert_eq!(*zero1, StrategyConfig { zero_stage: ZeroStage::Stage(1), ..plain.clone() });
-    let bf16 = |stage| StrategyConfig {
-        zero_stage: ZeroStage::Stage(stage),
-        precision: Precision::Bf16,
-        ..plain.clone()
-    };
+    assert_eq!(*zero1, Strategy { zero_stage: 1, ..plain.clone() });
+    let bf16 = |stage| Strategy { zero_stage: stage, precision: Precision::Bf16, ..plain.clone() };
     assert_eq!((zero2_bf16, zero3), (&bf16(2), &bf16(3)));
     let fp16 = Precision::Fp16(Fp16Config::default());
-    assert_eq!(*zero2_fp16, StrategyConfig { precision: fp16, ..bf16(2) });
+    assert_eq!(*zero2_fp16, Strategy { precision: fp16, ..bf16(2) });
     let offload = OffloadConfig { optimizer: OptimizerOffload::CpuStep, ..plain.offload.clone() };
-    assert_eq!(*zero3_cpu_offload, StrategyConfig { recompute: Recompute::Full, offload, ..bf16(3) });
+    assert_eq!(*zero3_cpu_offload, Strategy { recompute: Recompute::Full, offload, ..bf16(3) });
 
     // What stands beside it counts more, also below, and a role may have another.
     let sets = [
@@ -523,11 +563,11 @@ fn ready_strategies_are_included_under_what_stands_beside_them() {
     ];
     let run = resolve(&sets, &machine()).unwrap();
     let (policy, reference) = (&run.policy.strategy, run.reference.as_ref().unwrap().strategy.clone());
-    assert_eq!((policy.zero_stage, policy.recompute), (ZeroStage::Stage(3), Recompute::None));
+    assert_eq!((policy.zero_stage, policy.recompute), (3, Recompute::None));
     assert_eq!(policy.offload.optimizer, OptimizerOffload::CpuStep);
     let critic = &run.critic.as_ref().unwrap().strategy;
-    assert_eq!((critic.zero_stage, critic.recompute), (ZeroStage::Stage(2), Recompute::None));
-    assert_eq!((reference.zero_stage, reference.precision), (ZeroStage::Stage(1), Precision::Bf16));
+    assert_eq!((critic.zero_stage, critic.recompute), (2, Recompute::None));
+    assert_eq!((reference.zero_stage, reference.precision), (1, Precision::Bf16));
     let yaml = run.config.to_yaml();
     assert!(!yaml.contains("include") && yaml.contains("zero_stage: 3"), "{yaml}");
 }
@@ -550,10 +590,7 @@ fn a_run_knows_its_ranks_and_their_share() {
         "roles.reference={strategy: {zero_stage: 3, micro_batch_size: 3}}",
     ];
     let reference = resolve(&sets, &machine()).unwrap().reference.unwrap();
-    assert_eq!(
-        (reference.strategy.zero_stage, reference.strategy.micro_batch_size),
-        (ZeroStage::Stage(3), 3)
-    );
+    assert_eq!((reference.strategy.zero_stage, reference.strategy.micro_batch_size), (3, 3));
     assert_eq!(reference.strategy.offload, OffloadConfig::default());
 
     let sets = [

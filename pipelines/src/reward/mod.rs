@@ -30,7 +30,7 @@ pub use ifeval::Ifeval;
 pub use judge::Judge;
 pub use length::Length;
 pub use math::Math;
-pub use model::Model;
+pub use model::{Model, OpenModel};
 pub use pattern::Pattern;
 pub use python::{Images, Python};
 pub use repetition::Repetition;
@@ -156,7 +156,7 @@ pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
         RewardKind::Ifeval(config) => Box::new(Ifeval::new(*config)),
         RewardKind::Code(config) => Box::new(Code::new(config)?),
         RewardKind::Judge(config) => Box::new(Judge::new(config)?),
-        RewardKind::Model(config) => Box::new(Model::new(config)?),
+        RewardKind::Model(config) => Box::new(Model::new(config, Model::open(config)?)?),
         RewardKind::Python(config) => Box::new(Python::new(config)?),
         RewardKind::Environment(_) => return Err("it scores an episode, not a single completion".into()),
         RewardKind::Length(config) => Box::new(Length::new(*config)),

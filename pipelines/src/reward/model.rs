@@ -12,6 +12,7 @@ use super::{Completion, Error, Failure, Reward, Takes};
 use crate::config::RewardModelConfig;
 use crate::data::{HfTokenizer, Record};
 use crate::error_chain::one_line;
+use crate::run::Role;
 
 /// Name in metrics and errors.
 pub(super) const NAME: &str = "model";
@@ -36,6 +37,33 @@ pub struct Reader {
     longest: usize,
 }
 
+/// A reward model whose folder was checked, except the weights' values.
+#[derive(Debug)]
+pub struct OpenModel {
+    /// Folder of its weights.
+    pub folder: ModelFolder,
+    /// Tokenizer and limits of its inputs.
+    pub reader: Reader,
+}
+
+impl OpenModel {
+    /// Divides the `opened` models of a reward, in the order of its terms, by their `roles`: the models that the ranks
+    /// hold together, and the models on the host, with `None` in place of each of the former.
+    pub fn divide(opened: Vec<Self>, roles: &[Option<Role>]) -> (Vec<Self>, Vec<Option<Self>>) {
+        let (mut held, mut on_host) = (Vec::new(), Vec::new());
+        for (model, role) in opened.into_iter().zip(roles) {
+            match role {
+                Some(_) => {
+                    held.push(model);
+                    on_host.push(None);
+                }
+                None => on_host.push(Some(model)),
+            }
+        }
+        (held, on_host)
+    }
+}
+
 /// Tokenized completions.
 pub(super) struct Texts<'a> {
     records: Vec<&'a Record>,
@@ -46,12 +74,12 @@ pub(super) struct Texts<'a> {
 }
 
 impl Model {
-    /// Reads the weights of the folder.
+    /// Reads the weights of the folder that was `opened`.
     ///
     /// # Errors
     /// The part of the folder that cannot be used.
-    pub fn new(config: &RewardModelConfig) -> Result<Self, Failure> {
-        let (folder, reader) = Self::open(config)?;
+    pub fn new(config: &RewardModelConfig, opened: OpenModel) -> Result<Self, Failure> {
+        let OpenModel { folder, reader } = opened;
         let because = |error: anyroll_models::Error| one_line(&error);
         let model = ValueModel::new(folder.decoder_config().clone(), Device::Cpu).map_err(because)?;
         let kind = config.dtype.dtype().kind();
@@ -68,7 +96,7 @@ impl Model {
     ///
     /// # Errors
     /// The part of it that cannot be used.
-    pub fn open(config: &RewardModelConfig) -> Result<(ModelFolder, Reader), Failure> {
+    pub fn open(config: &RewardModelConfig) -> Result<OpenModel, Failure> {
         let folder = ModelFolder::open_scorer(&config.path).map_err(|error| one_line(&error))?;
         let tokenizer = HfTokenizer::open(&config.path).map_err(|error| one_line(&error))?;
         if config.chat && !tokenizer.has_chat_template() {
@@ -76,7 +104,8 @@ impl Model {
             return Err(format!("{path} has no chat template: set `chat: false`").into());
         }
         let longest = folder.decoder_config().max_position_embeddings as usize;
-        Ok((folder, Reader { tokenizer, chat: config.chat, longest }))
+        let reader = Reader { tokenizer, chat: config.chat, longest };
+        Ok(OpenModel { folder, reader })
     }
 
     /// Scores each text.
@@ -212,6 +241,11 @@ pub(super) mod tests {
         model.score(&record, &Completion { text, tokens: None, finished })
     }
 
+    /// Opens the model of `config` on the host.
+    pub(in super::super) fn host(config: &RewardModelConfig) -> Model {
+        Model::new(config, Model::open(config).unwrap()).unwrap()
+    }
+
     /// `tests/python/make_reward_model_golden.py` wrote the expected scores.
     #[test]
     fn scores_equal_those_of_transformers() {
@@ -219,8 +253,8 @@ pub(super) mod tests {
         let cases: Vec<serde_json::Value> =
             serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
         let plain = RewardModelConfig { chat: false, ..golden("reward_model") };
-        let chat = Model::new(&golden("reward_model")).unwrap();
-        let plain = Model::new(&plain).unwrap();
+        let chat = host(&golden("reward_model"));
+        let plain = host(&plain);
         for case in &cases {
             let (prompt, text) = (case["prompt"].as_str().unwrap(), case["completion"].as_str().unwrap());
             for (model, finished, name) in
@@ -251,7 +285,7 @@ pub(super) mod tests {
         let long = "1 ".repeat(100);
         cases.insert(2, (&records[0], completion(&long)));
         let scores = |config: &RewardModelConfig| {
-            let model = Model::new(config).unwrap();
+            let model = host(config);
             let scores = model.score_many(&cases);
             let error = one_line(scores[2].as_ref().unwrap_err());
             assert!(error.contains("must have 1 to 128"), "{error}");
@@ -276,7 +310,7 @@ pub(super) mod tests {
 
     #[test]
     fn what_cannot_be_scored_is_told() {
-        let model = Model::new(&golden("reward_model")).unwrap();
+        let model = host(&golden("reward_model"));
         let error = score(&model, "sort", &"1 ".repeat(100), true).unwrap_err();
         assert!(one_line(&error).contains("must have 1 to 128"), "{}", one_line(&error));
         for (name, expected) in [

@@ -7,12 +7,11 @@ use anyroll_strategy::{State, Zero};
 use tch::Tensor;
 
 use super::{
-    Completion, Error, Model,
-    model::{NAME, Reader, numbers, pack},
+    Completion, Error,
+    model::{OpenModel, Reader, numbers, pack},
 };
 use crate::{
     Result,
-    config::{RewardConfig, RewardModelConfig},
     data::Record,
     launch::Rank,
     run::{Role, Run},
@@ -33,24 +32,21 @@ pub struct HeldModel {
 }
 
 impl HeldModel {
-    /// The models of `reward` that the ranks of `run` hold, in the order of its terms; the policy is at
-    /// `place`. Every rank must call this.
-    pub fn all(reward: &RewardConfig, run: &Run, place: &Place, rank: &Rank) -> Result<Vec<Self>> {
-        let held = reward.models().zip(&run.reward_models);
-        let held = held.filter_map(|(config, role)| Some((config, role.as_ref()?)));
-        let model = |(config, role)| Self::new(config, role, &place.beside("reward model", role, run, rank)?);
+    /// The models that the ranks of `run` hold, in the order of the reward's terms; the policy is at `place`. Every rank
+    /// must call this.
+    pub fn all(held: Vec<OpenModel>, run: &Run, place: &Place, rank: &Rank) -> Result<Vec<Self>> {
+        let held = held.into_iter().zip(run.reward_models.iter().flatten());
+        let model = |(opened, role)| Self::new(opened, role, &place.beside("reward model", role, run, rank)?);
         held.map(model).collect()
     }
 
-    /// Loads the model of `config` on `place` under the strategy of `role`; each rank reads its part of the
-    /// weights. Every rank must call this.
+    /// Loads an `opened` model on `place` under the strategy of `role`; each rank reads its part of the weights. Every
+    /// rank must call this.
     ///
     /// # Errors
-    /// The part of the folder that cannot be used, or an error of the device.
-    pub fn new(config: &RewardModelConfig, role: &Role, place: &Place) -> Result<Self> {
-        let opened = Model::open(config);
-        let (folder, reader) =
-            opened.map_err(|failure| crate::Error::Start { name: NAME.to_owned(), failure })?;
+    /// Those of the device, or of weights that cannot be read.
+    pub fn new(opened: OpenModel, role: &Role, place: &Place) -> Result<Self> {
+        let OpenModel { folder, reader } = opened;
         let model = ValueModel::new(folder.decoder_config().clone(), place.torch_device()?)?;
         let mut model = hold(Arc::new(model), &role.strategy, place, None, &folder)?;
         let offloaded = offloaded(&role.strategy);
@@ -88,29 +84,33 @@ impl HeldModel {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Reward, model::tests::golden};
+    use super::super::{
+        Model, Reward,
+        model::tests::{golden, host},
+    };
     use super::*;
     use crate::{
         config::{
             Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction, RewardDtype,
-            StrategyConfig, ZeroStage,
+            RewardModelConfig,
         },
+        run::Strategy,
         train::ranks,
     };
 
     fn role(dtype: RewardDtype, stage: u8, params: Offload) -> Role {
-        let strategy = StrategyConfig {
-            zero_stage: ZeroStage::Stage(stage),
+        let strategy = Strategy {
+            zero_stage: stage,
             precision: if dtype == RewardDtype::Fp32 { Precision::Fp32 } else { Precision::Bf16 },
             recompute: Recompute::None,
             deterministic: true,
-            keep_logits: None,
+            keep_logits: false,
             offload: OffloadConfig { optimizer: OptimizerOffload::None, params },
             micro_batch_size: 2,
             reduction: Reduction::Ordered,
             collective_timeout_s: 60.0,
         };
-        Role { backend: "cpu".into(), ordinals: vec![0, 0], strategy }
+        Role { backend: "cpu".into(), ordinals: vec![0, 0], strategy, has_open_stage: false }
     }
 
     /// Each rank scores twice, with the weights offloaded in between. Returns the bits of all scores, and
@@ -120,7 +120,7 @@ mod tests {
             let own = cases[place.group.rank()];
             let own: Vec<(&Record, Completion)> =
                 own.iter().map(|(record, text)| (record, ended(text))).collect();
-            let mut model = HeldModel::new(config, role, &place).unwrap();
+            let mut model = HeldModel::new(Model::open(config).unwrap(), role, &place).unwrap();
             let mut bits = || {
                 let scores = model.score(&own).unwrap().into_iter();
                 scores.map(|score| score.ok().map(f64::to_bits)).collect::<Vec<_>>()
@@ -157,7 +157,7 @@ mod tests {
             let config = RewardModelConfig { dtype, batch_size: 2, ..golden("reward_model") };
             let on_host: Vec<(&Record, Completion)> =
                 cases.iter().map(|(record, text)| (record, ended(text))).collect();
-            let on_host = Model::new(&config).unwrap().score_many(&on_host).into_iter();
+            let on_host = host(&config).score_many(&on_host).into_iter();
             let on_host: Vec<Option<u64>> = on_host.map(|score| score.ok().map(f64::to_bits)).collect();
             assert_eq!(on_host.iter().filter(|score| score.is_none()).count(), 1);
             // Passes of the two ranks: two and none, one and one, none and two.

@@ -3,10 +3,11 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Completion, Error, Exact, Failure, HeldModel, Reward, Takes, build, distinct, model};
+use super::{
+    Completion, Error, Exact, Failure, HeldModel, Model, OpenModel, Reward, Takes, build, distinct, model,
+};
 use crate::config::{RewardConfig, RewardKind, RewardTerm};
 use crate::data::Record;
-use crate::run::Role;
 
 /// Name of the environment's reward.
 const ENVIRONMENT: &str = "environment";
@@ -77,20 +78,20 @@ pub struct Score {
 }
 
 impl RewardSum {
-    /// Creates the rewards of `config`; `models` are the roles of its reward models, in the order of its
-    /// terms.
+    /// Creates the rewards of `config`. `models` are its reward models on the host, in the order of its terms, with
+    /// `None` for one that the ranks hold together.
     ///
     /// # Errors
     /// [`crate::Error::Start`] with the term that cannot start, for example because its file does not load or
     /// its sandbox is unsafe.
-    pub fn new(config: &RewardConfig, models: &[Option<Role>]) -> crate::Result<Self> {
+    pub fn new(config: &RewardConfig, models: Vec<Option<OpenModel>>) -> crate::Result<Self> {
         let terms = match config {
             RewardConfig::Exact => {
                 let (name, by) = ("exact".to_owned(), By::Threads(Box::new(Exact)));
                 vec![Term { name, by, weight: 1.0, domains: Vec::new(), max_error_rate: 0.0 }]
             }
             RewardConfig::Sum(terms) => {
-                let mut models = models.iter();
+                let mut models = models.into_iter();
                 let started = |(index, term): (usize, &RewardTerm)| {
                     let name = || format!("pipeline.rlvr.reward[{index}]");
                     By::new(&term.kind, &mut models)
@@ -262,14 +263,14 @@ impl Term {
 }
 
 impl By {
-    /// `models` yields the roles of the next reward models.
-    fn new<'a>(
-        kind: &RewardKind,
-        models: &mut impl Iterator<Item = &'a Option<Role>>,
-    ) -> Result<Self, Failure> {
+    /// `models` yields the next reward models on the host, `None` for one that the ranks hold.
+    fn new(kind: &RewardKind, models: &mut impl Iterator<Item = Option<OpenModel>>) -> Result<Self, Failure> {
         match kind {
             RewardKind::Environment(_) => Ok(Self::Environment),
-            RewardKind::Model(_) if models.next().is_some_and(Option::is_some) => Ok(Self::Ranks),
+            RewardKind::Model(config) => Ok(match models.next().flatten() {
+                Some(opened) => Self::Threads(Box::new(Model::new(config, opened)?)),
+                None => Self::Ranks,
+            }),
             kind => build(kind).map(Self::Threads),
         }
     }
@@ -357,7 +358,7 @@ mod tests {
     }
 
     fn sum(config: &RewardConfig) -> RewardSum {
-        RewardSum::new(config, &[]).unwrap()
+        RewardSum::new(config, Vec::new()).unwrap()
     }
 
     fn scorer(sum: RewardSum, workers: usize) -> Scorer {

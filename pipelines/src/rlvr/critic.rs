@@ -100,7 +100,7 @@ impl Critic {
         let (Some(critic), Some(role)) = (&config.critic, &run.critic) else { return Ok(None) };
         let model = ValueModel::new(policy.config().clone(), place.torch_device()?)?;
         let model = Arc::new(model.deterministic(role.strategy.deterministic));
-        let (optimizer, steps) = (critic.optimizer.clone(), config.steps.number());
+        let (optimizer, steps) = (critic.optimizer.clone(), run.steps);
         let schedule = Schedule { optimizer, steps, warmup: None };
         let mut learner = Learner::new(model, role, place, &UnderNewHead(weights), schedule)?;
         learner.offload()?;

@@ -6,6 +6,7 @@ use crate::{
     Result,
     config::RlvrConfig,
     inference::Sample,
+    run::Run,
     train::{Purpose, sample_seed},
 };
 
@@ -25,14 +26,14 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// Reads the options from `config`.
-    pub fn new(config: &RlvrConfig, drops: bool, seed: u64) -> Self {
+    /// Reads the options from `config`, a section of `run`.
+    pub fn new(run: &Run, config: &RlvrConfig, drops: bool) -> Self {
         Self {
-            share_prompts: config.share_prompts == Some(true),
+            share_prompts: run.shares_prompts,
             temperature: config.rollout.temperature,
             has_turns: config.rollout.environment.is_some(),
             drops,
-            seed,
+            seed: run.config.seed,
         }
     }
 

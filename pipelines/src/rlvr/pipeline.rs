@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use anyroll_models::init::WeightSource;
+use anyroll_models::{hf::ModelFolder, init::WeightSource};
 use anyroll_strategy::checkpoint::{self, Saver};
 use serde::{Deserialize, Serialize};
 
@@ -17,13 +17,13 @@ use super::{
 use crate::{
     Error, Result,
     algorithm::Moments,
-    base_model::BaseModel,
-    config::{Advantage, AlgorithmConfig, GrpoConfig, PipelineConfig, Scale, Turns},
+    config::{Advantage, AlgorithmConfig, GrpoConfig, RlvrConfig, Scale, Turns},
     data::{Dataset, Record},
     launch::Rank,
     metrics::Metrics,
     offline::Lesson,
-    reward::RewardSum,
+    opened::Texts,
+    reward::{OpenModel, RewardSum},
     run::{Role, Run},
     samples::Phase,
     train::{
@@ -37,6 +37,8 @@ pub struct Rlvr {
     place: Place,
     /// Placement of the reference, which is made after the warm-up.
     reference_place: Option<Place>,
+    /// The published model that is the reference, if it is one.
+    published: Option<ModelFolder>,
     /// The policy's first weights.
     weights: Box<dyn WeightSource>,
     /// The run's options.
@@ -70,21 +72,19 @@ pub struct Carried {
 
 impl Rlvr {
     /// Prepares a run, its policy on `place`, with its first weights. Opens the other roles' devices.
-    pub fn new(run: Run, dataset: Dataset, place: Place, rank: &Rank) -> Result<Self> {
-        let PipelineConfig::Rlvr(config) = &run.config.pipeline else {
-            unreachable!("the command line starts the pipeline that the config names")
-        };
-        let base = BaseModel::open(&run.config.model, &dataset, run.config.seed)?;
+    pub fn new(run: Run, config: &RlvrConfig, opened: Texts, place: Place, rank: &Rank) -> Result<Self> {
+        let Texts { dataset, base, reference: published, reward_models } = opened;
+        let (held, on_host) = OpenModel::divide(reward_models, &run.reward_models);
         let model = setup::policy(&run, config, &base, &place)?;
-        let sum = RewardSum::new(&config.reward, &run.reward_models)?;
+        let sum = RewardSum::new(&config.reward, on_host)?;
         let engine = Arc::new(setup::engine(&run, config, &base, &model, &place)?);
         let task = Arc::new(Task::new(&run, config, &base, &model));
-        let held_out = dataset.held_out(config.evaluation.prompts())?.into_iter().map(Arc::new).collect();
+        let held_out = dataset.held_out(run.evaluated)?.into_iter().map(Arc::new).collect();
         let dataset = Arc::new(dataset);
         let warmup = config.warmup.as_ref().filter(|warmup| warmup.steps > 0);
         let schedule = Schedule {
             optimizer: config.optimizer.clone(),
-            steps: config.steps.number(),
+            steps: run.steps,
             warmup: warmup.map(|warmup| warmup.optimizer.clone()),
         };
         let learner = Learner::new(model.clone(), &run.policy, &place, &*base.weights, schedule)?;
@@ -101,13 +101,14 @@ impl Rlvr {
         let prompts =
             Prompts { dataset: dataset.clone(), tokenizer, task: task_of, rank: place.group.rank() };
         let rollout = setup::rollout(&run, prompts, &engine, rank)?;
-        let rewards = setup::rewards(&run, sum, &task, &base, (&place, rank))?;
+        let rewards = setup::rewards(&run, (sum, held), &task, &base, (&place, rank))?;
         let models = Models { learner, reference: None, critic };
         let weights = base.weights;
         Ok(Self {
             run,
             place,
             reference_place,
+            published,
             weights,
             task,
             dataset,
@@ -132,7 +133,7 @@ impl Pipeline for Rlvr {
         let rlvr = &self.task.config;
         Plan {
             warmup_steps: rlvr.warmup.as_ref().map_or(0, |warmup| warmup.steps),
-            steps: rlvr.steps.number(),
+            steps: self.run.steps,
             evaluate_every: Some(rlvr.evaluation.every),
             save_every: rlvr.checkpoint.every,
             keep_last: rlvr.checkpoint.keep_last,
@@ -172,8 +173,8 @@ impl Pipeline for Rlvr {
             critic.begin_as(policy)?;
         }
         let reference = self.reference_place.as_ref().zip(self.run.held_reference());
-        let new =
-            |(place, role)| Reference::new(policy, &self.run, role, place, &*self.weights, (folder, kept));
+        let (published, weights) = (self.published.as_ref(), &*self.weights);
+        let new = |(place, role)| Reference::new(policy, published, role, place, weights, (folder, kept));
         self.models.reference = reference.map(new).transpose()?;
         Ok(())
     }

@@ -20,7 +20,7 @@ use crate::{
     config::RlvrConfig,
     environment::Environment,
     launch::Rank,
-    reward::{HeldModel, RewardSum, Scorer},
+    reward::{HeldModel, OpenModel, RewardSum, Scorer},
     run::Run,
     train::{Place, Share, zero_config},
 };
@@ -32,6 +32,8 @@ pub struct Task {
     pub config: RlvrConfig,
     /// The run's seed.
     pub seed: u64,
+    /// The run's steps.
+    pub steps: u64,
     /// Which rank has which samples.
     pub share: Share,
     /// Packing of samples into batches.
@@ -46,13 +48,14 @@ impl Task {
         Self {
             config: config.clone(),
             seed: run.config.seed,
+            steps: run.steps,
             share: Share {
                 prompts: config.prompts_per_step,
                 group_size: config.group_size,
                 mini_batches: config.mini_batches,
                 world_size: run.world_size,
             },
-            packing: Packing::new(config, model.drops(), run.config.seed),
+            packing: Packing::new(run, config, model.drops()),
             has_adapters: base.lora.is_some(),
         }
     }
@@ -90,10 +93,10 @@ pub fn engine(
     })
 }
 
-/// Makes the rewards of `sum`; opens models that the ranks hold.
+/// Makes the rewards of `sum`; the models that the ranks hold are open already.
 pub fn rewards(
     run: &Run,
-    sum: RewardSum,
+    (sum, held): (RewardSum, Vec<OpenModel>),
     task: &Arc<Task>,
     base: &BaseModel,
     (place, rank): (&Place, &Rank),
@@ -103,7 +106,7 @@ pub fn rewards(
     Ok(Rewards {
         scorer: Scorer::start(sum.clone(), workers).map_err(Error::Thread)?,
         sum,
-        models: HeldModel::all(&config.reward, run, place, rank)?,
+        models: HeldModel::all(held, run, place, rank)?,
         tokenizer: base.tokenizer.clone(),
         task: task.clone(),
     })

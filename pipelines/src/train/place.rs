@@ -55,9 +55,14 @@ impl Place {
     }
 }
 
-/// A device of the backend that a resolved config names.
+/// A device of the backend of this name.
+///
+/// # Errors
+/// For a name that no backend has, or those of the device.
 pub fn open_device(backend: &str, ordinal: usize) -> Result<Arc<dyn Device>> {
-    let backend: BackendKind = backend.parse().expect("a resolved config names a backend");
+    let what = "backend";
+    let backend = backend.parse::<BackendKind>();
+    let backend = backend.map_err(|problem| anyroll_models::Error::Input { what, problem })?;
     Ok(open(DeviceId { backend, ordinal })?)
 }
 

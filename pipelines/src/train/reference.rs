@@ -8,10 +8,7 @@ use serde_json::Value;
 use tch::Device;
 
 use super::{Place, hold, offloaded};
-use crate::{
-    Error, Result,
-    run::{Role, Run},
-};
+use crate::{Error, Result, run::Role};
 
 /// A frozen copy, or another model, which may say something else than a policy does.
 #[derive(Debug)]
@@ -25,19 +22,18 @@ pub struct Reference<M: Model = Decoder> {
 }
 
 impl Reference {
-    /// That of `run` on `place`, held as `role` says: the published model that the config names, or else a copy of `policy`,
-    /// which is kept in the run's `folder`, and if it is `kept` there, from there. `weights` are the first ones of such a
-    /// model. Every rank calls.
+    /// The reference on `place`, held as `role` says: the `published` model, or else a copy of `policy`, which is kept in the
+    /// run's `folder`, and if it is `kept` there, from there. `weights` are the first ones of such a model. Every rank calls.
     pub fn new(
         policy: &mut Zero<Decoder>,
-        run: &Run,
+        published: Option<&ModelFolder>,
         role: &Role,
         place: &Place,
         weights: &dyn WeightSource,
         (folder, kept): (&Path, bool),
     ) -> Result<Self> {
-        match &run.config.roles.reference.path {
-            Some(path) => Self::published(path, role, place, Decoder::new),
+        match published {
+            Some(model) => Self::published(model, role, place, Decoder::new),
             None => Self::freeze(policy, role, place, weights, folder, kept),
         }
     }
@@ -69,17 +65,15 @@ impl Reference {
 }
 
 impl<M: Model> Reference<M> {
-    /// The published model in the folder `path` on `place`, held as `role` says, of what `lay_out` makes of its shape. Every
-    /// rank calls.
+    /// The published model in `folder` on `place`, held as `role` says, of what `lay_out` makes of its shape. Every rank calls.
     pub fn published(
-        path: &Path,
+        folder: &ModelFolder,
         role: &Role,
         place: &Place,
         lay_out: impl FnOnce(DecoderConfig, Device) -> anyroll_models::Result<M>,
     ) -> Result<Self> {
-        let folder = ModelFolder::open(path).map_err(anyroll_models::Error::from)?;
         let model = lay_out(folder.decoder_config().clone(), place.torch_device()?)?;
-        Ok(Self::held(hold(Arc::new(model), &role.strategy, place, None, &folder)?, role))
+        Ok(Self::held(hold(Arc::new(model), &role.strategy, place, None, folder)?, role))
     }
 
     fn held(model: Zero<M>, role: &Role) -> Self {

@@ -12,13 +12,13 @@ use super::Place;
 use crate::{
     Result,
     config::{self, Fp16Config, Offload, OffloadConfig, OptimizerConfig, OptimizerOffload, ScheduleConfig},
-    run::Run,
+    run::{Run, Strategy},
 };
 
 /// Holds `model` on the ranks of `place`, its weights read from `weights`; with `adamw`, ready to be trained.
 pub fn hold<M: Model>(
     model: Arc<M>,
-    strategy: &config::StrategyConfig,
+    strategy: &Strategy,
     place: &Place,
     adamw: Option<AdamW>,
     weights: &dyn WeightSource,
@@ -29,11 +29,15 @@ pub fn hold<M: Model>(
     Ok(zero)
 }
 
-/// The strategy's values of a resolved config.
-pub fn zero_config(strategy: &config::StrategyConfig) -> ZeroConfig {
-    let stage = u64::from(strategy.zero_stage.number());
+/// The strategy as ranks hold it.
+pub fn zero_config(strategy: &Strategy) -> ZeroConfig {
     ZeroConfig {
-        stage: ZeroStage::try_from(stage).expect("a checked config has a stage that exists"),
+        stage: match strategy.zero_stage {
+            0 => ZeroStage::Zero0,
+            1 => ZeroStage::Zero1,
+            2 => ZeroStage::Zero2,
+            _ => ZeroStage::Zero3,
+        },
         precision: match strategy.precision {
             config::Precision::Fp32 => Precision::Fp32,
             config::Precision::Bf16 => Precision::Bf16,
@@ -58,7 +62,7 @@ pub fn zero_config(strategy: &config::StrategyConfig) -> ZeroConfig {
 }
 
 /// What leaves the device between uses. Gradients are only let go, so they go with the optimizer's states.
-pub fn offloaded(strategy: &config::StrategyConfig) -> Vec<State> {
+pub fn offloaded(strategy: &Strategy) -> Vec<State> {
     let OffloadConfig { optimizer, params } = strategy.offload;
     let mut states = Vec::new();
     match optimizer {
@@ -123,14 +127,14 @@ pub fn describe(title: &str, model: &impl Model, run: &Run) -> String {
     let parameters: usize = model.units().iter().flat_map(|unit| &unit.params).map(|p| p.elements()).sum();
     let reason = run.stage_reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));
     let covered = run.steps_reason.as_ref();
-    let covered = covered.map(|reason| format!(", {} steps: {reason}", run.config.pipeline.steps()));
+    let covered = covered.map(|reason| format!(", {} steps: {reason}", run.steps));
     let elsewhere: String = run.elsewhere().iter().map(|role| format!(", {role}")).collect();
     format!(
         "{title}, {parameters} parameters, {} on {} x {}{elsewhere}, ZeRO {}{reason}, seed {}{}",
         run.policy.strategy.precision.name(),
         run.world_size,
         run.policy.backend,
-        run.policy.strategy.zero_stage.number(),
+        run.policy.strategy.zero_stage,
         run.config.seed,
         covered.unwrap_or_default(),
     )

@@ -31,7 +31,7 @@ impl Loss for CispoConfig {
         let above = "above `min_ratio`; both are ratios, so that 0.8 and 1.28 are 0.2 below and 0.28 above";
         vec![
             Range::new("min_ratio", min_ratio, min_ratio >= 0.0, "0 or above"),
-            Range::new("max_ratio", max_ratio, max_ratio > min_ratio, above),
+            Range::new("max_ratio", max_ratio, max_ratio > min_ratio, above).given("min_ratio"),
         ]
     }
 

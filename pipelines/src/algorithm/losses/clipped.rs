@@ -34,7 +34,7 @@ impl Loss for ClippedConfig {
         let bound = dual_clip.unwrap_or(f64::MAX);
         let range = "above 1 + `clip_high`, or leave it out";
         let mut ranges = clip_ranges(clip_low, clip_high);
-        ranges.push(Range::new("dual_clip", bound, bound > 1.0 + clip_high, range));
+        ranges.push(Range::new("dual_clip", bound, bound > 1.0 + clip_high, range).given("clip_high"));
         ranges
     }
 

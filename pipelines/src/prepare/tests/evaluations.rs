@@ -20,13 +20,14 @@ fn evaluated(pipeline: &str, data: &str, more: &[&str]) -> Result<usize, String>
     sets.extend(more);
     let loaded = read(&text, &sets).map_err(|error| error.to_string())?;
     let count = |config: &Config| match &config.pipeline {
-        PipelineConfig::Rlvr(rlvr) => rlvr.evaluation.prompts(),
-        PipelineConfig::Offline(offline) => offline.evaluation.prompts(),
+        PipelineConfig::Rlvr(rlvr) => rlvr.evaluation.prompts.unwrap(),
+        PipelineConfig::Offline(offline) => offline.evaluation.prompts.unwrap(),
         PipelineConfig::Diffusion(_) => unreachable!(),
     };
     let run = loaded.resolve(&machine()).map_err(|error| error.to_string())?;
     let prompts = count(&run.config);
-    let dataset = loaded.dataset.as_ref().unwrap();
+    assert_eq!(run.evaluated, prompts);
+    let dataset = loaded.dataset().unwrap();
     assert_eq!(dataset.held_out(prompts).unwrap().len(), prompts, "{data}");
     let again = read(&run.config.to_yaml(), &[]).unwrap().resolve(&machine()).unwrap();
     assert_eq!(count(&again.config), prompts, "{data}");

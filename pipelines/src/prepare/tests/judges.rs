@@ -31,7 +31,7 @@ fn keys_are_looked_for_before_a_run() {
         (code, "code.http.key_variable"),
     ] {
         let loaded = read(SMALL, &[&reward]).unwrap();
-        let Error::Invalid(error) = loaded.resolve(&machine()).unwrap_err() else { panic!("it was read") };
+        let error = only_problem(loaded.resolve(&machine()).unwrap_err());
         assert_eq!(error.field, format!("pipeline.rlvr.reward[0].{field}"), "{error}");
         assert!(error.message.contains(NAME) && error.help.contains("set it"), "{error}");
         assert!(loaded.resolve_but_stage(&machine()).is_ok());

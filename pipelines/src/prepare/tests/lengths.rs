@@ -20,7 +20,7 @@ fn prompts_are_bounded_in_tokens_with_their_template() {
     let opened = ModelFolder::open(&model.path).unwrap();
     let tokenizer = Tokenizer::of_folder(&opened, model).unwrap();
     let lengths = |loaded: &Loaded| -> Vec<usize> {
-        let examples = loaded.dataset.as_ref().unwrap().examples();
+        let examples = loaded.dataset().unwrap().examples();
         examples.iter().map(|record| tokenizer.encode_prompt(record).unwrap().len()).collect()
     };
     let all = lengths(&all);

@@ -4,15 +4,12 @@ use anyroll_models::hf::{ExportDtype, FolderContents, FolderKind, config_file, w
 use anyroll_models::{Decoder, Model, init::Seed};
 
 use super::*;
-use crate::{
-    base_model::BaseModel,
-    plan::{Planner, Stages},
-};
+use crate::plan::{Planner, Stages};
 
 /// The config's own model as `anyroll export` would write it, with `sets`: a folder with the same tokens.
 pub(super) fn published(text: &str, sets: &[&str]) -> tempfile::TempDir {
-    let Loaded { config, dataset, .. } = read(text, sets).unwrap();
-    let base = BaseModel::open(&config.model, &dataset.unwrap(), 1).unwrap();
+    let loaded = read(text, sets).unwrap();
+    let base = loaded.opened.into_texts().unwrap().base;
     let decoder = Decoder::new(base.config.clone(), tch::Device::Cpu).unwrap();
     let crate::data::Tokenizer::Characters(tokenizer) = &*base.tokenizer else { unreachable!() };
     let folder = tempfile::tempdir().unwrap();
@@ -59,7 +56,7 @@ fn a_published_reference_is_held_and_planned() {
     let score = |sets: &[&str]| {
         let loaded = read(SMALL, sets).unwrap();
         let run = loaded.resolve(&machine()).unwrap();
-        let planner = Planner::new(&run, loaded.dataset.as_ref()).unwrap();
+        let planner = Planner::new(&run, &loaded.opened).unwrap();
         planner.plan_at(&run, Stages::of(&run)).score.unwrap()
     };
     let rewarded = "pipeline.rlvr.algorithm.advantage=reinforce";
@@ -80,7 +77,7 @@ fn a_teacher_of_written_answers_is_planned_beside_the_policys_head() {
         );
         let loaded = read(SMALL, &[&pipeline, path]).unwrap();
         let run = loaded.resolve(&machine()).unwrap();
-        let planner = Planner::new(&run, loaded.dataset.as_ref()).unwrap();
+        let planner = Planner::new(&run, &loaded.opened).unwrap();
         planner.plan_at(&run, Stages::of(&run)).train
     };
     let (distill, sft) = (train("{distill: {}}", &path_of(&folder)), train("sft", "seed=0"));

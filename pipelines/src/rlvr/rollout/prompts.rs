@@ -48,7 +48,7 @@ impl Prompts {
 
     /// Steps whose prompts are begun beside those of step `step`, as far as there are any.
     pub fn ahead(&self, step: u64) -> u64 {
-        self.task.config.rollout.asynchronous.ahead.min(self.task.config.steps.number() - 1 - step)
+        self.task.config.rollout.asynchronous.ahead.min(self.task.steps - 1 - step)
     }
 
     /// Fills up `queue` with the groups of batch `batch` and of the `ahead` ones behind it, and returns the prompts of

@@ -1,0 +1,113 @@
+//! The adapters of a language model.
+
+use std::fmt::Debug;
+
+use anyroll_models::hf::{AdapterFolder, ModelFolder};
+use anyroll_models::{LoraTarget, ModulePattern};
+
+use crate::config::{LoraConfig, Section, list};
+use crate::error_chain::one_line;
+
+/// Adapters that fit a model.
+pub(super) struct Adapters {
+    pub(super) shape: anyroll_models::LoraConfig,
+    /// Where their first values lie, if they are not new.
+    pub(super) folder: Option<AdapterFolder>,
+}
+
+/// The adapters of the model in `folder`; `None` and a problem if they do not fit. `at` is their section.
+pub(super) fn open(lora: &LoraConfig, folder: &ModelFolder, at: &Section) -> Option<Adapters> {
+    let model = folder.decoder_config();
+    let names: Vec<&str> = LoraTarget::all_of(model).iter().map(|target| target.name()).collect();
+    let help = format!("write names, or patterns of the end of one; in a layer there is {}", list(&names));
+    at.ensure(!lora.targets.is_empty(), "targets", "the list is empty", help.clone());
+    check_layers(lora, model.num_hidden_layers, at);
+    let of_shape = ["rank", "targets", "layers", "rank_pattern", "alpha_pattern"];
+    if !of_shape.iter().all(|field| at.is_sound(field)) {
+        return None;
+    }
+    let shape = match lora.shape(model) {
+        Ok(shape) => shape,
+        Err((field, entry)) => {
+            at.refuse(field, format!("`{entry}` names no matrix of a layer"), help);
+            return None;
+        }
+    };
+    check_experts(&shape, folder, at);
+    check_patterns(&shape, model.num_hidden_layers, at);
+    let Some(path) = &lora.path else { return Some(Adapters { shape, folder: None }) };
+    let help = "give the folder of an adapter for this model, as PEFT saves it";
+    let opened = AdapterFolder::open(path, model);
+    let adapter = at.take(opened, "path", |error| one_line(error), help)?;
+    // What is dropped is a matter of training, and the file's is the training's that it came from.
+    let found = anyroll_models::LoraConfig { dropout: shape.dropout, ..adapter.lora_config().clone() };
+    at.ensure(
+        found == shape,
+        "path",
+        "the adapter there has another shape",
+        format!("write its own: {}", fields_of(&found)),
+    );
+    Some(Adapters { shape, folder: Some(adapter) })
+}
+
+/// Reports adapters beside experts.
+fn check_experts(shape: &anyroll_models::LoraConfig, folder: &ModelFolder, at: &Section) {
+    if let Some(module) = shape.targets.first_of_experts(folder.decoder_config()) {
+        let message = format!("{module} is many experts', which have no adapters");
+        let help = "write matrices of attention: [q_proj, k_proj, v_proj, o_proj], or some of them";
+        at.refuse("targets", message, help);
+    }
+}
+
+/// Reports layers with adapters that the model has not.
+fn check_layers(lora: &LoraConfig, layers: usize, at: &Section) {
+    let Some(chosen) = &lora.layers else { return };
+    let unknown = chosen.iter().find(|&&layer| layer >= layers);
+    let message = match unknown {
+        Some(layer) => format!("there is no layer {layer}"),
+        None => "the list is empty".to_owned(),
+    };
+    let help = format!("write some of 0 to {}, or leave it out for all", layers - 1);
+    at.ensure(!chosen.is_empty() && unknown.is_none(), "layers", message, help);
+}
+
+/// Reports a pattern of a matrix that has no adapter.
+fn check_patterns(shape: &anyroll_models::LoraConfig, layers: usize, at: &Section) {
+    let modules = shape.modules(layers);
+    let ranks = shape.rank_pattern.iter().map(|(pattern, _)| ("rank_pattern", pattern));
+    let alphas = shape.alpha_pattern.iter().map(|(pattern, _)| ("alpha_pattern", pattern));
+    for (field, pattern) in ranks.chain(alphas) {
+        at.ensure(
+            modules.iter().any(|module| pattern.matches(module)),
+            field,
+            format!("`{}` matches no matrix that has an adapter", pattern.as_str()),
+            format!("write a pattern of the end of a name, such as {}", modules[0]),
+        );
+    }
+}
+
+/// The shape of an adapter as YAML has it.
+fn fields_of(lora: &anyroll_models::LoraConfig) -> String {
+    let anyroll_models::LoraConfig { rank, alpha, rank_pattern, alpha_pattern, .. } = lora;
+    let (targets, layers) = lora.targets.names();
+    let mut fields = format!("rank: {rank}, alpha: {alpha:?}, targets: [{}]", targets.join(", "));
+    for (field, is_set) in [("rslora", lora.rslora), ("dora", lora.dora)] {
+        if is_set {
+            fields += &format!(", {field}: true");
+        }
+    }
+    if let Some(layers) = layers {
+        fields += &format!(", layers: {layers:?}");
+    }
+    fields + &entries("rank_pattern", rank_pattern) + &entries("alpha_pattern", alpha_pattern)
+}
+
+/// Patterns as YAML has them, behind other fields.
+fn entries<T: Debug>(field: &str, patterns: &[(ModulePattern, T)]) -> String {
+    if patterns.is_empty() {
+        return String::new();
+    }
+    let entries: Vec<String> =
+        patterns.iter().map(|(pattern, value)| format!("'{}': {value:?}", pattern.as_str())).collect();
+    format!(", {field}: {{{}}}", entries.join(", "))
+}

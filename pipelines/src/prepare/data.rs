@@ -1,0 +1,215 @@
+//! The data of a language model: whether they can be read, and whether the model has room for them.
+
+use super::texts::{Policy, Room, refuse_unread, without_messages};
+use crate::config::{DataConfig, PipelineConfig, RewardConfig, RewardTerm, RlvrConfig, Section, Turns};
+use crate::data::{self, Counted, Dataset, Reading, Record, Tokenizer, TokenizerError};
+use crate::error_chain::one_line;
+use crate::opened::Opened;
+
+/// Prompts of an evaluation; their count is found by hashing candidates one by one.
+const MOST_EVALUATED: usize = 1_000_000;
+
+/// Prompts of an evaluation where the config does not say how many, if there are as many.
+const USUALLY_EVALUATED: usize = 500;
+
+/// What to do about files that are not there.
+const GIVE_FILES: &str =
+    "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the current folder";
+
+/// What to do about a table that is none.
+const MEND_TABLE: &str =
+    "write it anew: Parquet with Snappy, zstd or gzip, or Arrow with zstd, or either plain";
+
+/// What a pipeline does with its data.
+pub(super) struct Use {
+    /// Held-out records that are evaluated, where the config says how many; 0 if there is no evaluation.
+    pub(super) evaluated: Option<usize>,
+    /// What is learnt of conversations.
+    pub(super) turns: Turns,
+    /// Whether a pair's answers are read each by itself.
+    pub(super) unpaired: bool,
+}
+
+/// How many held-out records are evaluated if the config asks for so many, or does not say.
+pub(super) fn evaluated(asked: Option<usize>, dataset: &Dataset) -> usize {
+    asked.unwrap_or_else(|| dataset.most_held_out(USUALLY_EVALUATED))
+}
+
+/// Writes how many held-out records are evaluated into the `pipeline` of a config that is sound, and returns it.
+pub(super) fn fill(pipeline: &mut PipelineConfig, opened: &Opened) -> usize {
+    let Some(dataset) = opened.dataset() else { return 0 };
+    let prompts = match pipeline {
+        PipelineConfig::Rlvr(rlvr) => &mut rlvr.evaluation.prompts,
+        PipelineConfig::Offline(offline) => &mut offline.evaluation.prompts,
+        PipelineConfig::Diffusion(_) => return 0,
+    };
+    *prompts.insert(evaluated(*prompts, dataset))
+}
+
+/// How many tokens of a record are `counted`. Without a published model's tokenizer a token is a character.
+fn count(
+    tokenizer: Option<&Tokenizer>,
+    turns: Turns,
+    record: &Record,
+    counted: Counted,
+) -> Result<usize, TokenizerError> {
+    let of_answer = |record: &Record| match tokenizer {
+        Some(tokenizer) => tokenizer.encode_answer(record).map(|tokens| tokens.len()),
+        None => Ok(record.answer.chars().count() + 1),
+    };
+    match (counted, tokenizer) {
+        (Counted::Prompt, Some(tokenizer)) => tokenizer.encode_prompt(record).map(|tokens| tokens.len()),
+        (Counted::Prompt, None) => Ok(record.prompt.chars().count()),
+        (Counted::Answer, _) => {
+            let of_worse = record.rejected().as_ref().map(of_answer).transpose()?;
+            Ok(of_answer(record)?.max(of_worse.unwrap_or(0)))
+        }
+        // A text's first token follows from nothing.
+        (Counted::Unlearnt, _) if record.is_text() => Ok(1),
+        (Counted::Unlearnt, Some(tokenizer)) if turns == Turns::All => {
+            tokenizer.encode_turns(record).map(|(_, turns)| turns[0].start)
+        }
+        (Counted::Unlearnt, _) => count(tokenizer, turns, record, Counted::Prompt),
+    }
+}
+
+/// Reads the data of the pipeline `at`, which does this with them. Without a `policy` records are of any length.
+pub(super) fn open(
+    data: &DataConfig,
+    &Use { evaluated: asked, turns, unpaired }: &Use,
+    policy: Option<&Policy>,
+    at: &Section,
+) -> Option<Dataset> {
+    let tokens = |record: &Record, counted: Counted| match policy {
+        Some(policy) => count(policy.tokenizer(), turns, record, counted),
+        None => Ok(0),
+    };
+    let reading = Reading { tokens: &tokens, holds_out: asked != Some(0) };
+    let dataset = match Dataset::open(data, reading) {
+        Ok(dataset) => dataset,
+        Err(error) => {
+            refuse(&error, at);
+            return None;
+        }
+    };
+    let dataset = if unpaired { dataset.unpaired() } else { dataset };
+    check_evaluated(asked, &dataset, at).then_some(dataset)
+}
+
+fn refuse(error: &data::Error, at: &Section) {
+    let (name, help) = match error {
+        data::Error::Tokens(error) => return refuse_unread(error, &at.root()),
+        data::Error::LongRecord { .. } => {
+            ("long_prompts", "write `leave_out`, or allow records as long as this one")
+        }
+        data::Error::Line { .. } => {
+            ("path", "mend it, or name its parts: `columns: {prompt: ..., answer: ...}`")
+        }
+        data::Error::Table { .. } => ("path", MEND_TABLE),
+        data::Error::Format { .. } => ("path", "give files whose names end so"),
+        data::Error::Split { .. } if at.field("") == "pipeline.offline" => (
+            "path",
+            "add records, change `held_out_percent`, or hold none out with `evaluation: {prompts: 0}`",
+        ),
+        data::Error::Split { .. } => ("path", "add records, or change `held_out_percent`"),
+        data::Error::Twice { .. } => ("path", "name it once"),
+        _ => ("path", GIVE_FILES),
+    };
+    at.refuse(&format!("data.file.{name}"), one_line(error), help);
+}
+
+/// Whether there are as many held-out records as are asked for, or any at all if the config does not say; else reported.
+fn check_evaluated(asked: Option<usize>, dataset: &Dataset, at: &Section) -> bool {
+    let field = "evaluation.prompts";
+    let Some(asked) = asked else {
+        let has_some = evaluated(None, dataset) > 0;
+        let message = "no prompts are held out to evaluate";
+        return at.ensure(has_some, field, message, "hold some out, or give larger data");
+    };
+    if asked > MOST_EVALUATED {
+        let help = format!("write {MOST_EVALUATED} or fewer");
+        return at.ensure(false, field, format!("{asked} are too many"), help);
+    }
+    let most = dataset.most_held_out(asked);
+    at.ensure(
+        most == asked,
+        field,
+        format!("{asked} held-out prompts are asked for, and there are {most}"),
+        format!("write {most} or fewer, or leave it out"),
+    )
+}
+
+/// Whether the model has room for the data and can read them: the most tokens of a sequence, or `None` and a problem.
+pub(super) fn check_lengths(
+    rlvr: &RlvrConfig,
+    policy: &Policy,
+    dataset: &Dataset,
+    at: &Section,
+) -> Option<usize> {
+    let writes_answers = writes_answers(rlvr);
+    let (prompt, answer) = match policy.tokenizer() {
+        None => {
+            let dataset = without_messages(dataset, at)?;
+            (dataset.longest_prompt(), if writes_answers { dataset.longest_answer() + 1 } else { 0 })
+        }
+        Some(tokenizer) => {
+            let (mut prompt, mut answer) = (0, 0);
+            let unread = |error: &TokenizerError| refuse_unread(error, at);
+            for record in dataset.examples() {
+                prompt = prompt.max(tokenizer.encode_prompt(&record).inspect_err(unread).ok()?.len());
+                if writes_answers {
+                    answer = answer.max(tokenizer.encode_answer(&record).inspect_err(unread).ok()?.len());
+                }
+            }
+            (prompt, answer)
+        }
+    };
+    let new_tokens = rlvr.rollout.max_new_tokens;
+    let at = at.given(&["pipeline.rlvr.warmup.steps", "pipeline.rlvr.reward"]);
+    let is_enough = at.ensure(
+        new_tokens >= answer,
+        "pipeline.rlvr.rollout.max_new_tokens",
+        format!("the longest answer and its end are {answer} tokens, and only {new_tokens} are sampled"),
+        format!("write {answer} or above"),
+    );
+    let Room { field, max_length, why } = policy.room();
+    let sum = prompt.saturating_add(new_tokens);
+    let fits = at.given(&["pipeline.rlvr.rollout.max_new_tokens"]).ensure(
+        sum <= max_length,
+        field,
+        format!(
+            "the longest prompt is {prompt} tokens, and with `rollout.max_new_tokens`, {new_tokens}, \
+             it exceeds {max_length}{why}"
+        ),
+        format!("write {sum} or above, or fewer new tokens"),
+    );
+    (is_enough && fits).then_some(sum)
+}
+
+/// Reports records without a reward.
+pub(super) fn check_domains(rlvr: &RlvrConfig, dataset: &Dataset, at: &Section) {
+    let RewardConfig::Sum(terms) = &rlvr.reward else { return };
+    for domain in dataset.domains() {
+        let has = |term: &RewardTerm| term.domains.is_empty() || term.domains.iter().any(|it| it == domain);
+        at.given(&["reward"]).ensure(
+            terms.iter().any(has),
+            "reward",
+            format!("no term is for the records of the domain `{domain}`"),
+            "add it to a term's `domains`, or leave a term's `domains` out",
+        );
+    }
+    if !at.is_config_sound() {
+        return;
+    }
+    for (index, term) in terms.iter().enumerate() {
+        for domain in term.domains.iter().filter(|domain| !dataset.domains().contains(domain.as_str())) {
+            let term = format!("pipeline.rlvr.reward[{index}]");
+            tracing::warn!(term, domain, "no record is of this domain, which the term is for");
+        }
+    }
+}
+
+/// Whether completions are to be about as long as answers: the warm-up learns these, or the reward wants them.
+fn writes_answers(rlvr: &RlvrConfig) -> bool {
+    rlvr.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0) || rlvr.reward.wants_answers()
+}

@@ -1,0 +1,47 @@
+//! Whether an environment can be used: its file is there, the model can read it, and it starts.
+
+use std::sync::Arc;
+
+use super::rewards::check_file;
+use super::texts::Policy;
+use crate::config::{EnvironmentConfig, RlvrConfig, RolloutConfig, Section, Speaker};
+use crate::data::{CharTokenizer, Tokenizer};
+use crate::environment::Environment;
+use crate::error_chain::one_line;
+
+const PATH: &str = "pipeline.rlvr.rollout.environment";
+
+/// Reports a file that is not there, and what the model cannot read. Without a `policy` nothing is known of that.
+pub(super) fn check(rlvr: &RlvrConfig, policy: Option<&Policy>, at: &Section) {
+    let Some(environment) = &rlvr.rollout.environment else { return };
+    let at = at.below(PATH);
+    check_file("path", &environment.path, &at);
+    if let Some(policy) = policy {
+        check_role(environment, policy.tokenizer(), &at);
+    }
+}
+
+/// Reports that the model cannot read what the environment says; `tokenizer` is a published model's.
+fn check_role(environment: &EnvironmentConfig, tokenizer: Option<&Tokenizer>, at: &Section) {
+    let help = "write `none`: what it says then stands as it is";
+    let speaker = tokenizer
+        .map_or(environment.role.unwrap_or(Speaker::None), |tokenizer| tokenizer.speaker(environment.role));
+    let Some(role) = speaker.role() else { return };
+    let Some(tokenizer) = tokenizer.filter(|tokenizer| tokenizer.is_of_chat()) else {
+        return at.refuse("role", "without `model.chat: true` there are no messages", help);
+    };
+    let read = tokenizer.encode_observation("ok", Some(role), tokenizer.stop_tokens()[0]);
+    at.take(read, "role", |error| one_line(error), help);
+}
+
+/// Reports a file that has not the class, by starting it.
+pub(super) fn start(rollout: &RolloutConfig, at: &Section) {
+    if !at.is_sound(PATH) {
+        return;
+    }
+    // Nothing is read here.
+    let tokenizer = Arc::new(Tokenizer::Characters(CharTokenizer::new(&[].into())));
+    let help = "mend the file, or name in `python` an interpreter that has what it imports";
+    let started = Environment::new(rollout, tokenizer);
+    at.take(started, &format!("{PATH}.path"), |failure| failure.to_string(), help);
+}

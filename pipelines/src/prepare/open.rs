@@ -1,0 +1,17 @@
+//! Opens what a config names.
+
+use super::{images, texts};
+use crate::config::{Config, PipelineConfig, Section};
+use crate::opened::Opened;
+
+/// Opens all that `config` names and reports what does not fit; `None` if something could not be opened.
+pub(super) fn open(config: &Config, at: &Section) -> Option<Opened> {
+    if config.model.is_of_images() != matches!(config.pipeline, PipelineConfig::Diffusion(_)) {
+        return None; // which is reported
+    }
+    match &config.pipeline {
+        PipelineConfig::Rlvr(rlvr) => texts::of_rlvr(config, rlvr, at),
+        PipelineConfig::Offline(offline) => texts::of_offline(config, offline, at),
+        PipelineConfig::Diffusion(diffusion) => images::open(&config.model, diffusion, at),
+    }
+}

@@ -1,0 +1,152 @@
+//! Whether what rewards name can be used: patterns, templates, models, files, keys, and what they start.
+
+use std::path::Path;
+
+use super::environment;
+use crate::config::{
+    CodeConfig, Config, ImageReward, JudgeConfig, PipelineConfig, PythonConfig, RewardConfig, RewardKind,
+    Section, host,
+};
+use crate::reward::{Code, Judge, Model, OpenModel, Pattern, Python, key};
+
+/// Opens the reward models, in the order of the terms, and reports what of the terms cannot be used. `at` is the reward.
+pub(super) fn open(reward: &RewardConfig, at: &Section) -> Option<Vec<OpenModel>> {
+    if !at.has_all_items() {
+        return None;
+    }
+    let opened: Vec<Option<OpenModel>> = reward
+        .terms()
+        .iter()
+        .enumerate()
+        .filter_map(|(index, term)| open_kind(&term.kind, &at.item(index)))
+        .collect();
+    opened.into_iter().collect()
+}
+
+/// Checks a reward that stands alone. `at` has its name.
+pub(super) fn check_alone(kind: &RewardKind, at: &Section) {
+    match kind {
+        RewardKind::Model(model) => {
+            let alone = "here is no policy, and there are no ranks";
+            let help = "leave it out: it computes on the host";
+            at.ensure(model.devices.is_none(), "model.devices", alone, help);
+            at.ensure(model.strategy.is_none(), "model.strategy", alone, help);
+            at.ensure(model.backend == host(), "model.backend", alone, help);
+        }
+        RewardKind::Environment(_) => {
+            let help = "train with `rollout.environment`: its rewards are in `samples.jsonl`";
+            at.refuse("environment", "it is of episodes, and here is none", help);
+        }
+        _ => {}
+    }
+    kind.validate(at);
+    open_kind(kind, at);
+}
+
+/// A term's model, `Some(None)` with a problem if it cannot be used; `None` for a term without one. `at` is the term.
+fn open_kind(kind: &RewardKind, at: &Section) -> Option<Option<OpenModel>> {
+    match kind {
+        RewardKind::Model(model) => {
+            if !at.is_read("model.path") {
+                return Some(None);
+            }
+            let help = "give the folder of a sequence classifier with one label; docs/guides/rewards.md has the kinds";
+            return Some(at.take(Model::open(model), "model.path", |why| why.to_string(), help));
+        }
+        RewardKind::Regex(regex) if at.is_read("regex.pattern") => {
+            let help = "mend the pattern; it has no look-around and no back-references";
+            at.take(Pattern::new(&regex.pattern), "regex.pattern", |why| why.to_string(), help);
+        }
+        RewardKind::Code(code) if code.http.is_none() => check_readable(code, &at.below("code")),
+        RewardKind::Judge(judge) => check_judge(judge, &at.below("judge")),
+        RewardKind::Python(python) => check_file("python.path", &python.path, at),
+        _ => {}
+    }
+    None
+}
+
+fn check_readable(code: &CodeConfig, at: &Section) {
+    for (index, readable) in code.readable.iter().enumerate() {
+        let help = "write the path from the root of a folder or file that exists";
+        let holds = readable.is_absolute() && readable.exists();
+        let message = format!("{} is not there", readable.display());
+        at.ensure(holds, &format!("readable[{index}]"), message, help);
+    }
+}
+
+fn check_judge(judge: &JudgeConfig, at: &Section) {
+    if at.is_read("pattern") {
+        let help = "write one group, around the number, as in `Score: ([0-9.]+)`; `(?:...)` is none";
+        at.take(Judge::pattern(&judge.pattern), "pattern", |why| why.to_string(), help);
+    }
+    if at.is_read("template") {
+        let help = "write a text with `{{ prompt }}`, `{{ completion }}` and `{{ answer }}`, as Jinja has it";
+        at.take(Judge::templates(&judge.template), "template", |why| why.to_string(), help);
+    }
+}
+
+/// Reports keys of endpoints that the environment, here and now, has not.
+pub(super) fn have_keys(config: &Config, at: &Section) {
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { return };
+    if !at.below("pipeline.rlvr.reward").has_all_items() {
+        return;
+    }
+    for (index, term) in rlvr.reward.terms().iter().enumerate() {
+        let (name, variable) = match &term.kind {
+            RewardKind::Judge(judge) => ("judge", &judge.key_variable),
+            RewardKind::Code(CodeConfig { http: Some(http), .. }) => ("code.http", &http.key_variable),
+            _ => continue,
+        };
+        if let Some(variable) = variable {
+            let field = format!("pipeline.rlvr.reward[{index}].{name}.key_variable");
+            let help = "set it, or leave the field out if the endpoint wants no key";
+            at.take(key(variable), &field, |why| why.to_string(), help);
+        }
+    }
+}
+
+/// Reports what rewards start on this machine and that does not start.
+pub(super) fn start(config: &Config, at: &Section) {
+    let reward = at.below("pipeline").below(config.pipeline.name()).below("reward");
+    if !reward.has_all_items() {
+        return;
+    }
+    match &config.pipeline {
+        PipelineConfig::Rlvr(rlvr) => {
+            environment::start(&rlvr.rollout, at);
+            for (index, term) in rlvr.reward.terms().iter().enumerate() {
+                let at = reward.item(index);
+                match &term.kind {
+                    RewardKind::Python(python) => load_function(python, &at.below("python")),
+                    RewardKind::Code(code) if at.is_sound("code") => {
+                        let help = "run it where user namespaces are allowed, or name a service in `http`";
+                        at.take(Code::new(code), "code", |failure| failure.to_string(), help);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        PipelineConfig::Diffusion(diffusion) => {
+            for (index, kind) in diffusion.reward.fields() {
+                if let ImageReward::Python(python) = kind {
+                    let at = reward.below(&index);
+                    load_function(python, &at.below("python"));
+                }
+            }
+        }
+        PipelineConfig::Offline(_) => {}
+    }
+}
+
+fn load_function(python: &PythonConfig, at: &Section) {
+    if at.is_sound("") {
+        let help = "mend the file, or name in `python` an interpreter that has what it imports";
+        at.take(Python::new(python), "path", |failure| failure.to_string(), help);
+    }
+}
+
+/// Reports a file that is not there.
+pub(super) fn check_file(name: &str, path: &Path, at: &Section) {
+    let message = format!("there is no file {}", path.display());
+    at.ensure(path.is_file(), name, message, "give its path; a relative one starts at the current folder");
+}

@@ -1,0 +1,192 @@
+//! What the config of a language model names: its folder, its data, its reference and its reward models.
+
+use anyroll_models::hf::ModelFolder;
+
+use super::adapters::{self, Adapters};
+use super::{answers, data, environment, reference, rewards, steps};
+use crate::base_model::BaseModel;
+use crate::config::{
+    Config, DataConfig, DecoderConfig, ModelConfig, OfflineConfig, RlvrConfig, Section, Turns,
+};
+use crate::data::{Dataset, Tokenizer, TokenizerError};
+use crate::error_chain::one_line;
+use crate::opened::{Opened, Texts};
+use crate::reward::OpenModel;
+
+/// What to do about a model's folder that cannot be used.
+const MEND_FOLDER: &str =
+    "mend the folder; `model.chat: false` gives prompts as they are, without a chat template";
+
+/// What to do about prompts that are messages.
+const TEXTS_OR_CHAT: &str =
+    "give a model's folder with `chat: true`, or name a column of texts: `columns: {prompt: ...}`";
+
+/// The model that is trained, as far as it is known before its data.
+pub(super) enum Policy<'a> {
+    /// One that is made from scratch: it has a token for each character of its data.
+    Made(&'a DecoderConfig),
+    /// A published one.
+    Published(Box<Published>),
+}
+
+/// A published model.
+pub(super) struct Published {
+    pub(super) folder: ModelFolder,
+    pub(super) tokenizer: Tokenizer,
+    adapters: Option<Adapters>,
+}
+
+/// The most tokens that the policy reads at a time.
+pub(super) struct Room<'a> {
+    /// The field that says so.
+    pub(super) field: &'static str,
+    pub(super) max_length: usize,
+    /// Why it is no more.
+    pub(super) why: &'a str,
+}
+
+impl<'a> Policy<'a> {
+    /// Opens the folder that the config names; `None` if it cannot be used.
+    fn open(config: &'a Config, at: &Section) -> Option<Self> {
+        if !at.is_read("model") {
+            return None;
+        }
+        let model = match &config.model {
+            ModelConfig::Decoder(decoder) => {
+                return at.is_sound("model.decoder").then_some(Self::Made(decoder));
+            }
+            ModelConfig::Folder(model) if at.is_read("model.path") => model,
+            ModelConfig::Folder(_) | ModelConfig::Dit(_) | ModelConfig::Diffusers(_) => return None,
+        };
+        let help =
+            "give the folder of a model as Hugging Face publishes it; docs/guides/models.md has the families";
+        let folder = at.take(ModelFolder::open(&model.path), "model.path", |error| one_line(error), help)?;
+        let lora = model.lora.as_ref();
+        let adapters = lora.and_then(|lora| adapters::open(lora, &folder, &at.below("model.lora")));
+        let tokenizer = Tokenizer::of_folder(&folder, model);
+        let tokenizer = tokenizer.inspect_err(|error| refuse_unread(error, at)).ok()?;
+        Some(Self::Published(Box::new(Published { folder, tokenizer, adapters })))
+    }
+
+    /// A published model's tokenizer.
+    pub(super) fn tokenizer(&self) -> Option<&Tokenizer> {
+        match self {
+            Self::Made(_) => None,
+            Self::Published(published) => Some(&published.tokenizer),
+        }
+    }
+
+    pub(super) fn room(&self) -> Room<'_> {
+        match self {
+            Self::Made(decoder) => {
+                Room { field: "model.decoder.max_length", max_length: decoder.max_length, why: "" }
+            }
+            Self::Published(published) => {
+                let shape = published.folder.decoder_config();
+                let max_length = shape.max_position_embeddings as usize;
+                Room { field: "model.path", max_length, why: shape.why_no_longer() }
+            }
+        }
+    }
+
+    /// The model, whose new weights are of `seed`.
+    fn into_base(self, dataset: &Dataset, seed: u64) -> BaseModel {
+        match self {
+            Self::Made(decoder) => BaseModel::made(decoder, dataset, seed),
+            Self::Published(published) => {
+                let Published { folder, tokenizer, adapters } = *published;
+                let adapters = adapters.map(|Adapters { shape, folder }| (shape, folder));
+                BaseModel::published(folder, tokenizer, adapters, seed)
+            }
+        }
+    }
+}
+
+/// Reports a text that a published model's tokenizer cannot read.
+pub(super) fn refuse_unread(error: &TokenizerError, at: &Section) {
+    match error {
+        TokenizerError::Messages { .. } => at.refuse("model.chat", one_line(error), TEXTS_OR_CHAT),
+        _ => at.refuse("model.path", one_line(error), MEND_FOLDER),
+    }
+}
+
+/// `None` and a problem if there are messages, which a model of characters does not read.
+pub(super) fn without_messages<'a>(dataset: &'a Dataset, at: &Section) -> Option<&'a Dataset> {
+    let examples = dataset.examples();
+    let Some(record) = examples.iter().find(|record| !record.messages.is_empty()) else {
+        return Some(dataset);
+    };
+    let error = TokenizerError::Messages { record: record.id.clone() };
+    at.refuse("model.decoder", one_line(&error), TEXTS_OR_CHAT);
+    None
+}
+
+/// Opens what an RLVR run names.
+pub(super) fn of_rlvr(config: &Config, rlvr: &RlvrConfig, at: &Section) -> Option<Opened> {
+    let pipeline = at.below("pipeline.rlvr");
+    let policy = Policy::open(config, at);
+    environment::check(rlvr, policy.as_ref(), at);
+    let reward_models = rewards::open(&rlvr.reward, &pipeline.below("reward"));
+    let wanted = data::Use { evaluated: rlvr.evaluation.prompts, turns: Turns::Last, unpaired: false };
+    let dataset = open_data(&pipeline, &rlvr.data, &wanted, policy.as_ref());
+    if let Some(steps) = steps::length(&config.pipeline, dataset.as_ref(), at) {
+        rlvr.optimizer.validate_over(steps.steps, &pipeline.below("optimizer"));
+        if let Some(critic) = &rlvr.critic {
+            critic.validate_over(steps.steps, &pipeline.below("critic"));
+        }
+    }
+    if let Some(dataset) = &dataset {
+        data::check_domains(rlvr, dataset, &pipeline);
+    }
+    let longest = match (&policy, &dataset) {
+        (Some(policy), Some(dataset)) => data::check_lengths(rlvr, policy, dataset, at),
+        _ => None,
+    };
+    finish(config, at, policy, dataset, longest, reward_models)
+}
+
+/// Opens what a run of texts that are there beforehand names.
+pub(super) fn of_offline(config: &Config, offline: &OfflineConfig, at: &Section) -> Option<Opened> {
+    let pipeline = at.below("pipeline.offline");
+    let policy = Policy::open(config, at);
+    let unpaired = offline.objective.judged().is_some();
+    let wanted = data::Use { evaluated: offline.evaluation.prompts, turns: offline.turns, unpaired };
+    let dataset = open_data(&pipeline, &offline.data, &wanted, policy.as_ref());
+    if let Some(steps) = steps::length(&config.pipeline, dataset.as_ref(), at) {
+        offline.optimizer.validate_over(steps.steps, &pipeline.below("optimizer"));
+    }
+    let longest = match (&policy, &dataset) {
+        (Some(policy), Some(dataset)) => answers::check(offline, policy, dataset, at),
+        _ => None,
+    };
+    finish(config, at, policy, dataset, longest, Some(Vec::new()))
+}
+
+fn open_data(
+    pipeline: &Section,
+    data: &DataConfig,
+    wanted: &data::Use,
+    policy: Option<&Policy>,
+) -> Option<Dataset> {
+    if !pipeline.is_sound("data") || !pipeline.is_read("evaluation.prompts") {
+        return None;
+    }
+    data::open(data, wanted, policy, pipeline)
+}
+
+/// Opens the reference and puts all together.
+fn finish(
+    config: &Config,
+    at: &Section,
+    policy: Option<Policy>,
+    dataset: Option<Dataset>,
+    longest: Option<usize>,
+    reward_models: Option<Vec<OpenModel>>,
+) -> Option<Opened> {
+    let own = policy.as_ref().zip(dataset.as_ref());
+    let reference = reference::open(config, own, longest, at);
+    let (policy, dataset) = policy.zip(dataset)?;
+    let base = policy.into_base(&dataset, config.seed);
+    let (reference, reward_models) = (reference?, reward_models?);
+    Some(Opened::Texts(Box::new(Texts { dataset, base, reference, reward_models })))
+}
