@@ -1,6 +1,7 @@
 //! The sandbox with malicious and with harmless programs.
 
 mod abuses;
+mod kernel;
 
 use std::fs;
 use std::net::TcpListener;
@@ -8,6 +9,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyroll_sandbox::calls::{KINDS, Kind, Verdict};
 use anyroll_sandbox::{Error, Exit, File, Finished, Limits, Protection, Sandbox};
 
 use abuses::{ABUSES, Abuse, PRELUDE};
@@ -126,6 +128,93 @@ fn abuses_are_contained() {
     assert!(Path::new("/usr/bin").exists());
     // And the caller keeps working.
     assert_eq!(text(&run(&patient, "print('fine')", "honest", "").stdout), "fine\n");
+}
+
+/// Returns the available memory of the machine, in MiB.
+fn available_mib() -> i64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().trim().parse::<i64>().unwrap() >> 10
+}
+
+/// Runs a program; returns its result and the largest drop of available memory during the run, in MiB.
+fn run_measured(sandbox: &Sandbox, program: &str) -> (Finished, i64) {
+    let before = available_mib();
+    thread::scope(|scope| {
+        let running = scope.spawn(|| run(sandbox, program, "abuse", ""));
+        let mut least = before;
+        while !running.is_finished() {
+            least = least.min(available_mib());
+            thread::sleep(Duration::from_millis(5));
+        }
+        (running.join().unwrap(), before - least)
+    })
+}
+
+/// Tries each kind of calls in the table: denied calls fail, and bounded ones reach their bound with little kernel
+/// memory in use.
+#[test]
+fn the_table_of_calls_holds() {
+    const MOST_MIB: i64 = 150;
+    let Some(sandbox) = sandbox(20.0) else { return };
+    let program_of = |kind: &Kind| kernel::PROGRAMS.iter().find(|(name, _)| *name == kind.name);
+    for (name, _) in kernel::PROGRAMS {
+        assert!(KINDS.iter().any(|kind| kind.name == *name), "{name} is no kind");
+    }
+    for kind in KINDS {
+        let numbers: Vec<i64> = kind.always_denied().collect();
+        let mut program = format!("{PRELUDE}{}", kernel::IMPORTS);
+        if !numbers.is_empty() {
+            program += &kernel::ALWAYS.replace("NUMBERS", &format!("{numbers:?}"));
+        }
+        match program_of(kind) {
+            Some((_, own)) => program += own,
+            None => assert!(kind.verdict == Verdict::Denied && !numbers.is_empty(), "{}", kind.name),
+        }
+        // Other programs of the machine take memory as well, and give it back.
+        let mut runs = (0..3).map(|_| run_measured(&sandbox, &program));
+        let (finished, _) = runs.find(|(_, mib)| *mib <= MOST_MIB).expect(kind.name);
+        let said = text(&finished.stdout);
+        assert!(finished.exit == Exit::Success && !said.contains("ESCAPED"), "{}: {finished:?}", kind.name);
+        assert!(said.contains("refused") || kind.name == "locks of records", "{}: {finished:?}", kind.name);
+    }
+    // Another ABI has other numbers for the same calls.
+    let finished = run(&sandbox, &format!("{PRELUDE}refused(call, 0x40000027, 0x40000027)"), "abuse", "");
+    assert!(text(&finished.stdout).contains("refused"), "{finished:?}");
+}
+
+/// Process pools work, and standard input has a name.
+#[test]
+fn programs_have_what_judges_give_them() {
+    let Some(sandbox) = sandbox(20.0) else { return };
+    let check = |program: &str, stdin: &str, stdout: &str| {
+        let finished = run(&sandbox, program, "honest", stdin);
+        assert_eq!((finished.exit, text(&finished.stdout).as_str()), (Exit::Success, stdout), "{finished:?}");
+    };
+    let pool = "with Pool(2) as pool: print(sum(pool.map(abs, range(4))))";
+    check(&format!("from multiprocessing import Pool\nif __name__ == '__main__':\n    {pool}"), "", "6\n");
+    let pool = "with ProcessPoolExecutor() as pool: print(sum(pool.map(abs, range(4))))";
+    let program =
+        format!("from concurrent.futures import ProcessPoolExecutor\nif __name__ == '__main__':\n    {pool}");
+    check(&program, "", "6\n");
+    let manager =
+        "with Manager() as manager:\n        shared = manager.dict(a=1)\n        print(dict(shared))";
+    let program = format!("from multiprocessing import Manager\nif __name__ == '__main__':\n    {manager}");
+    check(&program, "", "{'a': 1}\n");
+    let shared = "from multiprocessing.shared_memory import SharedMemory\nit = SharedMemory(create=True, size=100)\n\
+                  it.buf[0] = 7\nprint(it.buf[0])\nit.close()\nit.unlink()";
+    check(shared, "", "7\n");
+    for name in ["/dev/stdin", "0"] {
+        let name = if name == "0" { name.to_owned() } else { format!("{name:?}") };
+        check(&format!("print(sum(map(int, open({name}).read().split())))"), "3\n4\n", "7\n");
+    }
+    check("import sys\nprint(sys.stdin.readline() + open('/dev/stdin').read())", "1\n2\n", "1\n1\n2\n\n");
+    // One that is read once has no name.
+    let command = ["python3", "-I", "main.py"].map(str::to_owned);
+    let program = "import os\nprint(input(), os.path.exists('/dev/stdin'), os.listdir('.'))";
+    let files = [File { name: "main.py".into(), text: program.into() }];
+    let finished = sandbox.run_on_secret(&command, &files, "secret\n").unwrap();
+    assert_eq!(text(&finished.stdout), "secret False ['main.py']\n");
 }
 
 #[test]

@@ -5,6 +5,12 @@ use anyroll_strategy::Error as StrategyError;
 /// `Result` with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// Names folders in a sentence.
+fn folders(paths: &[std::path::PathBuf]) -> String {
+    let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    format!("the folder{} {}", if names.len() == 1 { "" } else { "s" }, names.join(" and "))
+}
+
 /// An error of a run, usually one of a lower layer, whose message is shown unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -199,16 +205,16 @@ pub enum Error {
         /// The problem.
         problem: String,
     },
-    /// A run's last checkpoint cannot be read, but an earlier one exists.
+    /// A run's last checkpoint cannot be read, but an earlier complete one exists.
     #[error(
-        "the last checkpoint cannot be read: remove the folder {}, and the run resumes from {}",
-        last.display(),
+        "the last checkpoint cannot be read: remove {}, and the run resumes from {}",
+        folders(broken),
         older.display()
     )]
     LastCheckpoint {
-        /// Folder of the last checkpoint.
-        last: std::path::PathBuf,
-        /// Folder of the one before it.
+        /// Folders of the last checkpoint, and of those before it that cannot be read either.
+        broken: Vec<std::path::PathBuf>,
+        /// Folder of the newest complete one.
         older: std::path::PathBuf,
         /// The problem with the last one.
         source: Box<anyroll_strategy::Error>,

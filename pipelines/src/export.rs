@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     Error, Result, base_model::BaseModel, config::ModelConfig, data::Tokenizer, diffusion::PublishedModel,
-    opened::Opened, prepare::Draft, run_dir::RunDir,
+    opened::Opened, prepare::Draft, run_dir::RunDir, train::or_older,
 };
 
 /// Files of a published model that are copied along with its weights.
@@ -67,17 +67,21 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
             return Err(refuse("it trains a class-conditional model, which no other program loads"));
         }
     };
-    let weights = Trained { checkpoint: CheckpointWeights::open(&checkpoint)?, base: &*base.weights };
+    let trained = |units: &[Unit]| {
+        Ok::<_, Error>(Trained { checkpoint: open_checkpoint(&checkpoint, units)?, base: &*base.weights })
+    };
     if config.trains_a_reward_model() {
         if options.adapter {
             return Err(refuse("it trains a reward model, which has no adapters"));
         }
         let model = ValueModel::new(base.config.clone(), tch::Device::Cpu)?;
+        let weights = trained(model.units())?;
         let file = config_json(&base, &config.model).map_err(anyroll_models::Error::from)?;
         let file = scorer_config_file(file);
         write_model(to, &base, &config.model, (model.units(), file), &weights, options.dtype)?;
         return Ok(checkpoint);
     }
+    let weights = trained(base.decoder(tch::Device::Cpu)?.units())?;
     match (&base.lora, options.adapter) {
         (None, true) => return Err(refuse("it has no adapter: it was run without `model.lora`")),
         (Some(lora), true) => write_adapter(to, &base, lora, &config.model, &weights, options.dtype)?,
@@ -101,8 +105,9 @@ fn export_images(
     let lora = model.lora.clone();
     let (folder, adapter) = model.into_weights(seed);
     let shape = folder.transformer_config();
+    let built = shape.build(lora.as_ref(), None, tch::Device::Cpu)?;
     let begun = WithAdapter { base: &folder, adapter };
-    let trained = Trained { checkpoint: CheckpointWeights::open(checkpoint)?, base: &begun };
+    let trained = Trained { checkpoint: open_checkpoint(checkpoint, built.units())?, base: &begun };
     if options.adapter {
         let Some(lora) = &lora else {
             let problem = "it has no adapter: it was run without `model.lora`".to_owned();
@@ -117,6 +122,19 @@ fn export_images(
         None => &trained,
     };
     Ok(write_diffusers_folder(to, &folder, weights, options.dtype)?)
+}
+
+/// Opens the checkpoint at `path` of a model with these units, with the checks of `--resume`.
+///
+/// # Errors
+/// Errors of [`CheckpointWeights::open`], which name the newest complete checkpoint if a file of the run's last one is
+/// broken.
+pub(crate) fn open_checkpoint(path: &Path, units: &[Unit]) -> Result<CheckpointWeights> {
+    CheckpointWeights::open(path, units).map_err(|error| {
+        let siblings = path.parent().map(checkpoint::list);
+        let saved = siblings.and_then(Result::ok).unwrap_or_default();
+        or_older(error.into(), &saved)
+    })
 }
 
 /// Weights of a checkpoint, and the base model's for parameters that were not trained.

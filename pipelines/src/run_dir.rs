@@ -17,6 +17,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process;
 
+use anyroll_strategy::checkpoint;
 use jiff::{Timestamp, Zoned};
 
 use crate::atomic_file::write_atomic;
@@ -55,7 +56,7 @@ impl RunDir {
     /// The run folder and checkpoint that `path` names; the checkpoint is `None` if `path` is the run folder
     /// itself. A run's checkpoints are in its `checkpoints/`, and the best one in the run folder.
     pub fn and_checkpoint(path: &Path) -> (PathBuf, Option<PathBuf>) {
-        let is_checkpoint = path.join("manifest.json").is_file();
+        let is_checkpoint = checkpoint::is_at(path);
         let mut above = path.ancestors().skip(1).take(2);
         match above.find(|it| is_checkpoint && RunDir::open(it).is_ok()) {
             Some(run) => (run.to_owned(), Some(path.to_owned())),

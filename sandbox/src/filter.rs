@@ -12,9 +12,10 @@ use landlock::{
 use nix::sys::resource::{Resource, setrlimit};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    apply_filter,
+    apply_filter, sock_filter,
 };
 
+use crate::calls::{Call, Condition, KINDS, Test};
 use crate::job::Limits;
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -34,16 +35,18 @@ pub fn limit(limits: &Limits) -> Result<()> {
         (Resource::RLIMIT_CORE, 0),
         (Resource::RLIMIT_MEMLOCK, 0),
         (Resource::RLIMIT_MSGQUEUE, 0),
+        // Timers count as signals.
+        (Resource::RLIMIT_SIGPENDING, 256),
     ] {
         setrlimit(resource, most, most)?;
     }
     Ok(())
 }
 
-/// Allows reading and executing files below `/`, and writing only below `folder` and to the devices. Forbids
+/// Allows reading and executing files below `/`, and writing only below `folders` and to the devices. Forbids
 /// TCP, abstract sockets, and signals to outside processes. Returns true if the kernel enforces at least part
 /// of it; old kernels support only files.
-pub fn restrict_files(folder: &Path) -> Result<bool> {
+pub fn restrict_files(folders: &[&Path]) -> Result<bool> {
     let abi = ABI::V6;
     let status = Ruleset::default()
         .handle_access(AccessFs::from_all(abi))?
@@ -51,20 +54,25 @@ pub fn restrict_files(folder: &Path) -> Result<bool> {
         .scope(Scope::from_all(abi))?
         .create()?
         .add_rules(path_beneath_rules(["/"], AccessFs::from_read(abi)))?
-        .add_rules(path_beneath_rules([folder], AccessFs::from_all(abi)))?
+        .add_rules(path_beneath_rules(folders, AccessFs::from_all(abi)))?
         .add_rules(path_beneath_rules(DEVICES, AccessFs::from_file(abi)))?
         .restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }
 
-/// Blocks system calls that no task program needs and that reach for the kernel, other processes, new
-/// namespaces or the network.
-pub fn restrict_calls() -> Result<()> {
-    apply_filter(&refusing(denied()?, libc::EPERM)?)?;
+/// Blocks the calls that no task program needs ([`KINDS`]), and those of other ABIs, whose numbers mean other
+/// calls. Without `listens`, sockets cannot wait for connections.
+pub fn restrict_calls(listens: bool) -> Result<()> {
+    let mut calls = denied()?;
+    if !listens {
+        calls.insert(libc::SYS_listen, Vec::new());
+    }
+    apply_filter(&refusing(calls, libc::EPERM)?)?;
     // `clone3` passes its flags in memory, which filters cannot see. With ENOSYS, the C library falls back to
     // `clone`.
     let clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    Ok(apply_filter(&refusing(clone3, libc::ENOSYS)?)?)
+    apply_filter(&refusing(clone3, libc::ENOSYS)?)?;
+    Ok(apply_filter(&below_x32())?)
 }
 
 fn refusing(calls: BTreeMap<i64, Vec<SeccompRule>>, error: i32) -> Result<BpfProgram> {
@@ -72,101 +80,36 @@ fn refusing(calls: BTreeMap<i64, Vec<SeccompRule>>, error: i32) -> Result<BpfPro
     Ok(SeccompFilter::new(calls, SeccompAction::Allow, action, ARCH.try_into()?)?.try_into()?)
 }
 
-/// Lists the blocked calls with the rules that block them; a call without rules is always blocked.
+/// Returns a filter that blocks x86-64's second ABI, x32, which has the same architecture and sets one bit of each
+/// number.
+fn below_x32() -> BpfProgram {
+    const X32_BIT: u32 = 0x4000_0000;
+    const NUMBER_OFFSET: u32 = 0;
+    let step = |code: u32, jt, jf, k| sock_filter { code: code as u16, jt, jf, k };
+    vec![
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, NUMBER_OFFSET),
+        step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 1, X32_BIT),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ]
+}
+
+/// Lists the blocked calls of [`KINDS`] with the rules that block them; a call without rules is always blocked.
 fn denied() -> Result<BTreeMap<i64, Vec<SeccompRule>>> {
-    let mut calls: BTreeMap<i64, Vec<SeccompRule>> = DENIED.iter().map(|&call| (call, Vec::new())).collect();
-    let flag = |flag: i32| {
-        let flag = flag as u64;
-        rule(0, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(flag), flag)
+    let calls = KINDS.iter().flat_map(|kind| kind.denied);
+    let rules = |call: &Call| call.when.iter().map(|conditions| rule(conditions)).collect::<Result<_>>();
+    calls.map(|call| Ok((call.number, rules(call)?))).collect()
+}
+
+fn rule(conditions: &[Condition]) -> Result<SeccompRule> {
+    let condition = |it: &Condition| {
+        let (length, is, value) = match it.test {
+            Test::Is(value) => (SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value.into()),
+            Test::IsNot(value) => (SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, value.into()),
+            Test::Has(bit) => (SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(bit), bit),
+        };
+        SeccompCondition::new(it.argument, length, is, value)
     };
-    let namespaces: Result<Vec<SeccompRule>> = NAMESPACES.iter().map(|&it| flag(it)).collect();
-    calls.insert(libc::SYS_clone, namespaces?);
-    // Pairs of local sockets are created by another call.
-    let not_local = rule(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Ne, libc::AF_UNIX as u64)?;
-    calls.insert(libc::SYS_socket, vec![not_local]);
-    // Characters pushed into a terminal would be read by the host's shell.
-    let push = rule(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, libc::TIOCSTI)?;
-    calls.insert(libc::SYS_ioctl, vec![push]);
-    Ok(calls)
+    let conditions: std::result::Result<_, _> = conditions.iter().map(condition).collect();
+    Ok(SeccompRule::new(conditions?)?)
 }
-
-fn rule(argument: u8, length: SeccompCmpArgLen, is: SeccompCmpOp, value: u64) -> Result<SeccompRule> {
-    Ok(SeccompRule::new(vec![SeccompCondition::new(argument, length, is, value)?])?)
-}
-
-const NAMESPACES: [i32; 7] = [
-    libc::CLONE_NEWUSER,
-    libc::CLONE_NEWPID,
-    libc::CLONE_NEWNS,
-    libc::CLONE_NEWNET,
-    libc::CLONE_NEWIPC,
-    libc::CLONE_NEWUTS,
-    libc::CLONE_NEWCGROUP,
-];
-
-const DENIED: &[i64] = &[
-    // Other processes.
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_process_madvise,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_kcmp,
-    // Namespaces and file systems.
-    libc::SYS_unshare,
-    libc::SYS_setns,
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_open_tree,
-    libc::SYS_move_mount,
-    libc::SYS_fsopen,
-    libc::SYS_fsconfig,
-    libc::SYS_fsmount,
-    libc::SYS_fspick,
-    libc::SYS_mount_setattr,
-    libc::SYS_open_by_handle_at,
-    libc::SYS_name_to_handle_at,
-    libc::SYS_quotactl,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-    libc::SYS_mknodat,
-    libc::SYS_fanotify_init,
-    // Large parts of the kernel with a history of escapes.
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_userfaultfd,
-    libc::SYS_io_uring_setup,
-    libc::SYS_io_uring_enter,
-    libc::SYS_io_uring_register,
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_keyctl,
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_kexec_load,
-    libc::SYS_personality,
-    // The machine.
-    libc::SYS_reboot,
-    libc::SYS_syslog,
-    libc::SYS_acct,
-    libc::SYS_settimeofday,
-    libc::SYS_clock_settime,
-    libc::SYS_clock_adjtime,
-    libc::SYS_adjtimex,
-    libc::SYS_sethostname,
-    libc::SYS_setdomainname,
-    libc::SYS_vhangup,
-    // Scheduling of the process itself.
-    libc::SYS_sched_setscheduler,
-    libc::SYS_sched_setattr,
-    libc::SYS_setpriority,
-    // Memory that no limit counts.
-    libc::SYS_memfd_create,
-    libc::SYS_memfd_secret,
-    libc::SYS_shmget,
-    libc::SYS_msgget,
-    libc::SYS_mlockall,
-];

@@ -46,7 +46,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> u8 {
 fn outside() -> Result<u8> {
     // Unbuffered, since the input after the job belongs to the program.
     let job = Job::read_from(File::from(io::stdin().as_fd().try_clone_to_owned()?))?;
-    namespaces::enter(&job)?;
+    let listens = namespaces::enter(&job)?;
     let mut active = vec![
         Protection::User,
         Protection::Processes,
@@ -58,10 +58,10 @@ fn outside() -> Result<u8> {
     limits.processes += OWN_PROCESSES;
     filter::limit(&limits)?;
     active.push(Protection::Limits);
-    if filter::restrict_files(Path::new(namespaces::FOLDER))? {
+    if filter::restrict_files(&[Path::new(namespaces::FOLDER), Path::new(namespaces::SHARED)])? {
         active.push(Protection::Landlock);
     }
-    let calls = filter::restrict_calls();
+    let calls = filter::restrict_calls(listens);
     if calls.is_ok() {
         active.push(Protection::Seccomp);
     }
@@ -73,7 +73,11 @@ fn outside() -> Result<u8> {
         println!("{}", serde_json::to_string(&active)?);
         return Ok(0);
     }
-    let status = Command::new(namespaces::HELPER)
+    let mut command = Command::new(namespaces::HELPER);
+    if job.input.is_some() {
+        command.stdin(File::open(namespaces::INPUT)?);
+    }
+    let status = command
         .arg(limits.wall_s.to_string())
         .args(&job.command)
         .env_clear()

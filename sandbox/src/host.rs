@@ -76,18 +76,37 @@ impl Sandbox {
         serde_json::from_slice(&stdout).map_err(|error| self.unusable(error.into()))
     }
 
-    /// Runs `command` with `files` in its folder and `stdin` as its input. Shortly after the return all of
-    /// its processes have ended.
+    /// Runs `command` with `files` in its folder and `stdin` as its input, which `/dev/stdin` also names. Shortly
+    /// after the return all of its processes have ended.
     ///
     /// # Errors
     /// If it could not be started. A failure of the program itself is no error.
     pub fn run(&self, command: &[String], files: &[File], stdin: &str) -> Result<Finished, Error> {
+        self.run_job(command, files, Some(stdin.to_owned()), "")
+    }
+
+    /// Does the same with an input that can be read only once: no path names it.
+    ///
+    /// # Errors
+    /// Errors of [`Self::run`].
+    pub fn run_on_secret(&self, command: &[String], files: &[File], secret: &str) -> Result<Finished, Error> {
+        self.run_job(command, files, None, secret)
+    }
+
+    fn run_job(
+        &self,
+        command: &[String],
+        files: &[File],
+        input: Option<String>,
+        stdin: &str,
+    ) -> Result<Finished, Error> {
         let job = Job {
             command: command.to_vec(),
             files: files.to_vec(),
             readable: self.readable.clone(),
             limits: self.limits,
             required: self.required.clone(),
+            input,
         };
         // The deadline includes the kernel's time to create and destroy the namespaces.
         let deadline = Instant::now() + Duration::from_secs_f64(self.limits.wall_s);

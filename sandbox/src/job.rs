@@ -20,6 +20,8 @@ pub struct Job {
     pub limits: Limits,
     /// Protections that must work, or the program is not started.
     pub required: Vec<Protection>,
+    /// Standard input, which `/dev/stdin` also names. `None` if the input follows the job and can be read only once.
+    pub input: Option<String>,
 }
 
 /// A file in the program's folder.
@@ -143,6 +145,7 @@ mod tests {
                 output_bytes: 1 << 16,
             },
             required: Protection::ALL.to_vec(),
+            input: None,
         };
         let mut bytes = Vec::new();
         job.write_to(&mut bytes).unwrap();

@@ -20,6 +20,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod calls;
 mod filter;
 mod host;
 mod job;

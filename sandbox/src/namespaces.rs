@@ -7,21 +7,36 @@
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{OFlag, open, openat};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_setaffinity, unshare};
 use nix::sys::prctl::set_dumpable;
 use nix::sys::stat::{Mode, umask};
 use nix::sys::statvfs::{FsFlags, statvfs};
-use nix::unistd::{Gid, Uid, chdir, getegid, geteuid, pivot_root, setgroups, setresgid, setresuid};
+use nix::unistd::{Gid, Pid, Uid, chdir, getegid, geteuid, pivot_root, setgroups, setresgid, setresuid};
 
 use crate::filter::DEVICES;
 use crate::job::{File, Job};
 
-/// The program's folder, the only writable one.
+/// The program's folder. Only this one and [`SHARED`] are writable.
 pub const FOLDER: &str = "/box";
+
+/// Folder of POSIX semaphores and shared memory, on the same disk.
+pub const SHARED: &str = "/dev/shm";
+
+/// Path of standard input, if it has one.
+pub const INPUT: &str = "/dev/stdin";
+
+/// Maximum numbers of connections and of datagrams that wait at a socket. Each takes about 200 KiB, even after its
+/// sender has closed.
+const WAITING: [(&str, &[u8]); 2] = [("sys/net/core/somaxconn", b"4"), ("sys/net/unix/max_dgram_qlen", b"2")];
+
+/// Maximum number of processors that a program sees, so that pools with a process per processor stay below
+/// `processes`.
+const PROCESSORS: usize = 4;
 
 /// Path of the helper inside the sandbox.
 pub const HELPER: &str = "/helper";
@@ -61,11 +76,12 @@ impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
     }
 }
 
-/// Moves this process into new namespaces, in which its first child is process 1.
+/// Moves this process into new namespaces, in which its first child is process 1. Returns true if the number of
+/// connections that wait at a socket is bounded there.
 ///
 /// # Errors
 /// If the machine does not allow it, with the step that failed.
-pub fn enter(job: &Job) -> Result<(), Error> {
+pub fn enter(job: &Job) -> Result<bool, Error> {
     let (uid, gid) = (geteuid(), getegid());
     // Opened before the host's files are gone.
     let proc = open("/proc", OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())
@@ -80,6 +96,12 @@ pub fn enter(job: &Job) -> Result<(), Error> {
         become_unknown(&proc, uid, gid)?;
     }
     unshare(others).during(|| "create namespaces for processes, files and the network".into())?;
+    // Some hosts do not allow writing there.
+    let listens = WAITING.iter().all(|(name, most)| {
+        let file = openat(&proc, *name, OFlag::O_WRONLY | OFlag::O_CLOEXEC, Mode::empty());
+        file.is_ok_and(|file| fs::File::from(file).write_all(most).is_ok())
+    });
+    narrow().during(|| "choose its processors".into())?;
     build(job)?;
     if uid.is_root() {
         let (uid, gid) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
@@ -90,7 +112,17 @@ pub fn enter(job: &Job) -> Result<(), Error> {
         set_dumpable(true).during(|| "take ownership of its own files in /proc".into())?;
         become_unknown(&proc, uid, gid)?;
     }
-    Ok(())
+    Ok(listens)
+}
+
+/// Restricts this process to [`PROCESSORS`] processors, which follow from its id.
+fn narrow() -> nix::Result<()> {
+    let all = sched_getaffinity(Pid::this())?;
+    let all: Vec<usize> = (0..CpuSet::count()).filter(|&it| all.is_set(it) == Ok(true)).collect();
+    let mut few = CpuSet::new();
+    let first = Pid::this().as_raw().cast_unsigned() as usize;
+    (first..first + PROCESSORS).try_for_each(|number| few.set(all[number % all.len()]))?;
+    sched_setaffinity(Pid::this(), &few)
 }
 
 /// Creates a user namespace in which `uid` is mapped to another id, the only one there is.
@@ -123,13 +155,15 @@ fn build(job: &Job) -> Result<(), Error> {
     // Any folder works: only this process sees the mount.
     let root = Path::new("/tmp");
     umask(Mode::from_bits_truncate(0o022));
-    mount_scratch(root, 1 << 20, MsFlags::empty())?;
+    let input = job.input.as_deref().unwrap_or_default();
+    mount_scratch(root, (1 << 20) + input.len() as u64, MsFlags::empty())?;
     for (source, path) in &sources {
         place(source, root, path)?;
     }
-    let folder = root.join(&FOLDER[1..]);
-    fs::create_dir(&folder).during(|| format!("make {FOLDER}"))?;
-    mount_scratch(&folder, job.limits.disk_bytes, MsFlags::MS_NODEV | MsFlags::MS_NOSUID)?;
+    if job.input.is_some() {
+        fs::write(root.join(&INPUT[1..]), input).during(|| format!("write {INPUT}"))?;
+    }
+    let folder = mount_disk(root, job.limits.disk_bytes)?;
     for File { name, text } in &job.files {
         fs::write(folder.join(name), text).during(|| format!("write {name}"))?;
     }
@@ -139,6 +173,26 @@ fn build(job: &Job) -> Result<(), Error> {
     pivot_root(".", ".").during(|| "switch to the new root".into())?;
     umount2(".", MntFlags::MNT_DETACH).during(|| "unmount the host's files".into())?;
     chdir(FOLDER).during(|| format!("enter {FOLDER}"))
+}
+
+/// Mounts the program's in-memory disk: its folder, which is returned, and the folder of semaphores.
+fn mount_disk(root: &Path, bytes: u64) -> Result<PathBuf, Error> {
+    const NONE: Option<&str> = None;
+    let [folder, shared] = [FOLDER, SHARED].map(|path| root.join(&path[1..]));
+    for folder in [&folder, &shared] {
+        fs::create_dir(folder).during(|| format!("make {}", folder.display()))?;
+    }
+    mount_scratch(&folder, bytes, MsFlags::MS_NODEV | MsFlags::MS_NOSUID)?;
+    // The folder comes last, over the disk.
+    for (name, to) in [("shared", &shared), ("folder", &folder)] {
+        let part = folder.join(name);
+        let open = fs::Permissions::from_mode(0o777);
+        fs::create_dir(&part)
+            .and_then(|()| fs::set_permissions(&part, open))
+            .during(|| format!("make {name} on the disk"))?;
+        mount(Some(&part), to, NONE, MsFlags::MS_BIND, NONE).during(|| format!("mount {name}"))?;
+    }
+    Ok(folder)
 }
 
 /// Opens a path, which stays reachable when something is mounted over it later.

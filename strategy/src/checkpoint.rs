@@ -2,8 +2,13 @@
 //!
 //! A checkpoint is a folder with a `manifest.json` and one `rank_0000.bin` per rank. A rank's file holds, for
 //! each trained unit, its shard of the weights and, if there is an optimizer, of the two moments. Values are
-//! raw little-endian fp32 at every precision of the model, so a checkpoint loads at any other. The file ends
-//! with the CRC-32C of its bytes. A run may add further state of each rank, one `rank_0000.own` per rank.
+//! raw little-endian fp32 at every precision of the model, so a checkpoint loads at any other. A run may add
+//! further state of each rank, one `rank_0000.own` per rank, and further models, one folder each.
+//!
+//! Each file of a rank ends with its seal (the run's number, the step, the rank, the number of ranks and a
+//! checksum of the layout) and the CRC-32C of all its bytes. The manifest contains these checksums, those of
+//! the further models' manifests, and its own. So a load reports the name of a file that was changed, or that
+//! belongs to another rank, step or run.
 //!
 //! The folder is written under a temporary name and renamed once everything is on disk, so a folder with its
 //! final name is complete. [`Saver`] writes in the background, during training.
@@ -15,7 +20,9 @@
 //! ranks at stage 3 loads on one rank at stage 0. A rank's own state loads only at the world size that wrote
 //! it.
 
+mod manifest;
 mod saver;
+mod seal;
 mod weights;
 
 use std::{
@@ -25,71 +32,32 @@ use std::{
 };
 
 use anyroll_models::Model;
-use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use manifest::{MANIFEST, Manifest};
 pub use saver::Saver;
+pub use seal::Stamp;
 pub use weights::CheckpointWeights;
 
 use crate::{
     Error, Result, State, Zero,
     disk::{Disk, RealDisk},
-    loss_scale::Counters,
 };
 
-const MANIFEST: &str = "manifest.json";
 /// Extension of an existing checkpoint's folder while a new one replaces it.
 const REPLACED: &str = "replaced";
-const FORMAT: u32 = 2;
 const F32_BYTES: usize = size_of::<f32>();
 const WRONG_SUM: &str = "its checksum is wrong";
 
-/// Contents of `manifest.json`.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Manifest {
-    format: u32,
-    world_size: usize,
-    /// Counters of the optimizer, if there is one; the shards then hold its moments, too.
-    optimizer: Option<Counters>,
-    units: Vec<UnitEntry>,
-    /// The caller's data, returned by [`load`].
-    extra: serde_json::Value,
-}
-
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct UnitEntry {
-    name: String,
-    /// Length of the whole buffer in elements, padding included.
-    len: usize,
-    /// True if the unit is in the checkpoint.
-    trainable: bool,
-    params: Vec<ParamEntry>,
-}
-
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct ParamEntry {
-    name: String,
-    shape: Vec<i64>,
-    start: usize,
-}
-
-impl Manifest {
-    /// Returns the number of elements that a shard holds of a unit's states.
-    fn saved_len(&self, unit: &UnitEntry) -> usize {
-        let states = if self.optimizer.is_some() { 3 } else { 1 };
-        if unit.trainable { unit.len / self.world_size * states } else { 0 }
-    }
-}
-
 /// Writes a checkpoint to the new folder `path`. Every rank calls; all return once it is complete and on
-/// disk. [`load`] returns `extra`, which is rank 0's.
+/// disk. Its files belong to `stamp`, the same on all ranks. [`load`] returns `extra`, which is rank 0's.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] if a file cannot be written. A checkpoint that was at `path` before is then still
 /// there.
-pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, extra: serde_json::Value) -> Result<()> {
-    let mut saver = Saver::default();
-    saver.start(zero, path, extra)?;
+pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, stamp: Stamp, extra: serde_json::Value) -> Result<()> {
+    let mut saver = Saver::of_run(stamp.run);
+    saver.at(stamp.step).start(zero, path, extra)?;
     saver.finish(zero.group())?;
     Ok(())
 }
@@ -112,19 +80,25 @@ fn put_in_place(disk: &dyn Disk, aside: &Path, path: &Path) -> io::Result<()> {
 /// those of the save.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] and [`Error::CheckpointDamaged`], which name the file, and
-/// [`Error::CheckpointMismatch`] if the checkpoint belongs to another model.
+/// [`Error::Checkpoint`], [`Error::CheckpointDamaged`] and [`Error::CheckpointForeign`], which name the file,
+/// and [`Error::CheckpointMismatch`] if the checkpoint belongs to another model.
 pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Value> {
     zero.needs("load", &[State::Params, State::Optimizer])?;
-    let manifest = read_manifest(path)?;
-    check_model(&manifest, zero, path)?;
+    let manifest = Manifest::read(path)?;
+    manifest.check_model(zero.model().units(), path)?;
+    manifest.check_places(path)?;
+    if zero.group().rank() == 0 {
+        manifest.warn_if_unsealed(path);
+    }
     let mut targets = Targets::new(zero);
     if targets.moments.iter().any(Option::is_some) && manifest.optimizer.is_none() {
         return Err(mismatch(path, "it has no optimizer state, so training cannot continue from it".into()));
     }
     for rank in 0..manifest.world_size {
-        let file = path.join(shard_name(rank));
-        targets.take_shard(&manifest, rank, &read_shard(&file, &manifest)?);
+        let bytes = manifest.shard(path, rank).read()?;
+        let (values, _) = bytes.as_chunks::<F32_BYTES>();
+        let values: Vec<f32> = values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        targets.take_shard(&manifest, rank, &values);
     }
     for (index, (_, [weights])) in targets.weights.iter().enumerate() {
         if manifest.units[index].trainable {
@@ -142,36 +116,63 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
 
 /// Returns the `extra` given to [`save`], without loading anything else.
 pub fn extra(path: &Path) -> Result<serde_json::Value> {
-    Ok(read_manifest(path)?.extra)
+    Ok(Manifest::read(path)?.extra)
+}
+
+/// Returns the save that wrote the checkpoint, or `None` for a format without stamps.
+pub fn stamp(path: &Path) -> Result<Option<Stamp>> {
+    Ok(Manifest::read(path)?.stamp)
+}
+
+/// Returns an error if the checkpoint at `path` belongs to another save than `stamp`. A format without stamps
+/// passes.
+///
+/// # Errors
+/// [`Error::CheckpointForeign`], and those of a manifest that cannot be read.
+pub fn check_stamp(path: &Path, stamp: Stamp) -> Result<()> {
+    let Some(found) = self::stamp(path)?.filter(|&found| found != stamp) else { return Ok(()) };
+    let problem = match found.run == stamp.run {
+        true => format!("it is of step {}, and not of step {}", found.step, stamp.step),
+        false => "it is of another run".to_owned(),
+    };
+    Err(foreign(&path.join(MANIFEST), problem))
+}
+
+/// Reads all of a checkpoint and its further models, and returns an error if anything differs from what was
+/// written.
+///
+/// # Errors
+/// [`Error::Checkpoint`], [`Error::CheckpointDamaged`] and [`Error::CheckpointForeign`], which name the file.
+pub fn verify(path: &Path) -> Result<()> {
+    let manifest = Manifest::read(path)?;
+    for rank in 0..manifest.world_size {
+        manifest.shard(path, rank).open()?;
+        manifest.own(path, rank).map_or(Ok(()), |own| own.open().map(drop))?;
+    }
+    manifest.parts.keys().try_for_each(|name| verify(&manifest.part(path, name)?.0))
 }
 
 /// Returns the `own` bytes that `rank` of `world_size` ranks gave [`Saver::start_with`], or `None` if no rank
 /// gave any.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] and [`Error::CheckpointDamaged`] if the file is missing or damaged, and
-/// [`Error::CheckpointMismatch`] if another number of ranks wrote it.
+/// [`Error::Checkpoint`], [`Error::CheckpointDamaged`] and [`Error::CheckpointForeign`] if the file is
+/// missing, damaged or of another save, and [`Error::CheckpointMismatch`] if another number of ranks wrote it.
 pub fn own(path: &Path, rank: usize, world_size: usize) -> Result<Option<Vec<u8>>> {
-    let saved = read_manifest(path)?.world_size;
-    if !path.join(own_name(0)).exists() {
-        return Ok(None);
-    }
+    let manifest = Manifest::read(path)?;
+    let saved = manifest.world_size;
+    let Some(file) = manifest.own(path, rank) else { return Ok(None) };
     if saved != world_size {
         let problem = format!(
             "it holds own state of each of its {saved} ranks, so {world_size} ranks cannot resume from it"
         );
         return Err(mismatch(path, problem));
     }
-    let file = path.join(own_name(rank));
-    let mut bytes = fs::read(&file).map_err(failed(&file))?;
-    let sum = bytes.split_off(bytes.len().saturating_sub(size_of::<u32>()));
-    if crc32c::crc32c(&bytes).to_le_bytes() != *sum {
-        return Err(damaged(&file, WRONG_SUM));
-    }
-    Ok(Some(bytes))
+    file.read().map(Some)
 }
 
-/// Lists the complete checkpoints in `folder`, sorted by name; empty if there is no such folder.
+/// Lists the checkpoints in `folder`, sorted by name; empty if there is no such folder. A checkpoint that has
+/// lost its manifest is included, so that a load of it reports the loss.
 pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -186,7 +187,7 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
             None => true,
             Some(extension) => extension == REPLACED && !path.with_extension("").exists(),
         };
-        if counts && path.join(MANIFEST).exists() {
+        if counts && is_at(&path) {
             found.push(path);
         }
     }
@@ -194,9 +195,18 @@ pub fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// Returns true if the folder `path` is a checkpoint, or what is left of one.
+pub fn is_at(path: &Path) -> bool {
+    let is_of_a_rank = |entry: fs::DirEntry| is_rank_file(&entry.file_name().to_string_lossy());
+    path.join(MANIFEST).is_file()
+        || fs::read_dir(path).is_ok_and(|entries| entries.flatten().any(is_of_a_rank))
+}
+
 /// Removes all but the last `keep` checkpoints of `folder`. Only one rank calls.
 pub fn prune(folder: &Path, keep: usize) -> Result<()> {
-    let found = list(folder)?;
+    let mut found = list(folder)?;
+    // Incomplete ones are left for the user.
+    found.retain(|path| path.join(MANIFEST).exists());
     for path in &found[..found.len().saturating_sub(keep)] {
         // Renamed first, so that an interrupted removal never leaves half a checkpoint under a valid name.
         let aside = path.with_extension("removed");
@@ -260,119 +270,18 @@ fn copy_overlap(to_range: &Range<usize>, to: &mut [f32], from_range: &Range<usiz
     }
 }
 
-/// Builds the manifest, except for the entries that change with each step.
-fn manifest_of<M: Model>(zero: &Zero<M>) -> Manifest {
-    let units = zero.model().units().iter().zip(zero.layouts()).map(|(unit, layout)| UnitEntry {
-        name: unit.name.clone(),
-        len: layout.len,
-        trainable: unit.trainable,
-        params: unit
-            .params
-            .iter()
-            .zip(&layout.params)
-            .map(|(spec, range)| ParamEntry {
-                name: spec.name.clone(),
-                shape: spec.shape.clone(),
-                start: range.start,
-            })
-            .collect(),
-    });
-    Manifest {
-        format: FORMAT,
-        world_size: zero.group().world_size(),
-        optimizer: None,
-        units: units.collect(),
-        extra: serde_json::Value::Null,
-    }
-}
-
-fn check_model<M: Model>(manifest: &Manifest, zero: &Zero<M>, path: &Path) -> Result<()> {
-    let ours = manifest_of(zero);
-    if manifest.units.len() != ours.units.len() {
-        let problem = format!("it has {} units, the model has {}", manifest.units.len(), ours.units.len());
-        return Err(mismatch(path, problem));
-    }
-    for (theirs, ours) in manifest.units.iter().zip(&ours.units) {
-        // Lengths differ by their padding if the world size does.
-        if let Some(problem) = difference(theirs, ours) {
-            return Err(mismatch(path, problem));
-        }
-        if ours.trainable && !theirs.trainable {
-            let problem =
-                format!("unit {} was frozen in it and is not saved; here it is trained", theirs.name);
-            return Err(mismatch(path, problem));
-        }
-    }
-    Ok(())
-}
-
-/// Describes the first difference between a checkpoint's unit and the model's.
-fn difference(theirs: &UnitEntry, ours: &UnitEntry) -> Option<String> {
-    if theirs.name != ours.name {
-        return Some(format!("it has a unit `{}` where the model has `{}`", theirs.name, ours.name));
-    }
-    let [saved, wanted] = [theirs, ours].map(|unit| unit.params.iter().map(Some).chain([None]));
-    let (saved, wanted) = saved.zip(wanted).find(|(saved, wanted)| saved != wanted)?;
-    Some(match (saved, wanted) {
-        (Some(saved), Some(wanted)) if saved.name == wanted.name && saved.shape != wanted.shape => {
-            format!(
-                "`{}` has the shape {:?} in it, and {:?} in the model",
-                saved.name, saved.shape, wanted.shape
-            )
-        }
-        (Some(saved), Some(wanted)) if saved.name == wanted.name => {
-            format!("`{}` begins at {} in it, and at {} in the model", saved.name, saved.start, wanted.start)
-        }
-        (Some(saved), wanted) => {
-            let wanted = wanted.map_or("nothing".to_owned(), |it| format!("`{}`", it.name));
-            format!("it has `{}` where the model has {wanted}", saved.name)
-        }
-        (None, wanted) => format!("it has no `{}`", wanted.map_or("", |it| &it.name)),
-    })
-}
-
-fn read_manifest(path: &Path) -> Result<Manifest> {
-    let file = path.join(MANIFEST);
-    let text = fs::read(&file).map_err(failed(&file))?;
-    let manifest: Manifest =
-        serde_json::from_slice(&text).map_err(|error| damaged(&file, &error.to_string()))?;
-    if manifest.format != FORMAT {
-        return Err(mismatch(
-            &file,
-            format!("format {} is not {FORMAT}, which this version reads", manifest.format),
-        ));
-    }
-    let whole = |unit: &UnitEntry| manifest.world_size > 0 && unit.len.is_multiple_of(manifest.world_size);
-    if !manifest.units.iter().all(whole) {
-        return Err(damaged(
-            &file,
-            &format!("its units do not divide by world_size {}", manifest.world_size),
-        ));
-    }
-    Ok(manifest)
-}
-
-/// Reads a shard file and checks its sum.
-fn read_shard(file: &Path, manifest: &Manifest) -> Result<Vec<f32>> {
-    let bytes = fs::read(file).map_err(failed(file))?;
-    let elements: usize = manifest.units.iter().map(|unit| manifest.saved_len(unit)).sum();
-    let expected = elements * F32_BYTES + F32_BYTES;
-    if bytes.len() != expected {
-        return Err(damaged(file, &wrong_length(bytes.len(), expected)));
-    }
-    let (values, sum) = bytes.split_at(elements * F32_BYTES);
-    if crc32c::crc32c(values).to_le_bytes() != sum {
-        return Err(damaged(file, WRONG_SUM));
-    }
-    Ok(values.chunks_exact(F32_BYTES).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
-}
-
 fn shard_name(rank: usize) -> String {
     format!("rank_{rank:04}.bin")
 }
 
 fn own_name(rank: usize) -> String {
     format!("rank_{rank:04}.own")
+}
+
+/// Returns true if the name is one of [`shard_name`] or [`own_name`].
+fn is_rank_file(name: &str) -> bool {
+    let number = name.strip_prefix("rank_").and_then(|rest| rest.split_once('.'));
+    number.is_some_and(|(rank, kind)| rank.parse::<usize>().is_ok() && ["bin", "own"].contains(&kind))
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> Error {
@@ -388,41 +297,10 @@ fn damaged(path: &Path, problem: &str) -> Error {
     Error::CheckpointDamaged { path: path.to_path_buf(), problem: problem.to_owned() }
 }
 
-fn mismatch(path: &Path, problem: String) -> Error {
-    Error::CheckpointMismatch { path: path.to_path_buf(), problem }
+fn foreign(path: &Path, problem: String) -> Error {
+    Error::CheckpointForeign { path: path.to_path_buf(), problem }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn unit(name: &str, params: &[(&str, &[i64])]) -> UnitEntry {
-        let mut end = 0;
-        let params = params.iter().map(|(name, shape)| {
-            let start = end;
-            end += shape.iter().product::<i64>() as usize;
-            ParamEntry { name: (*name).to_owned(), shape: shape.to_vec(), start }
-        });
-        let params = params.collect();
-        UnitEntry { name: name.to_owned(), len: end, trainable: true, params }
-    }
-
-    #[test]
-    fn what_differs_is_said_in_words() {
-        let saved = unit("layer", &[("a", &[3, 2]), ("b", &[4])]);
-        let told = |model: UnitEntry| difference(&saved, &model).unwrap_or_default();
-        assert_eq!(told(unit("layer", &[("a", &[3, 2]), ("b", &[4])])), "");
-        assert_eq!(told(unit("head", &[])), "it has a unit `layer` where the model has `head`");
-        assert_eq!(
-            told(unit("layer", &[("a", &[3, 4]), ("b", &[4])])),
-            "`a` has the shape [3, 2] in it, and [3, 4] in the model"
-        );
-        assert_eq!(told(unit("layer", &[("a", &[3, 2]), ("c", &[4])])), "it has `b` where the model has `c`");
-        assert_eq!(told(unit("layer", &[("a", &[3, 2])])), "it has `b` where the model has nothing");
-        let more = unit("layer", &[("a", &[3, 2]), ("b", &[4]), ("c", &[1])]);
-        assert_eq!(told(more), "it has no `c`");
-        let mut apart = unit("layer", &[("a", &[3, 2]), ("b", &[4])]);
-        apart.params[1].start = 8;
-        assert_eq!(told(apart), "`b` begins at 6 in it, and at 8 in the model");
-    }
+fn mismatch(path: &Path, problem: String) -> Error {
+    Error::CheckpointMismatch { path: path.to_path_buf(), problem }
 }

@@ -1,6 +1,9 @@
 //! Errors of the strategy layer.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use crate::State;
 
@@ -92,6 +95,14 @@ pub enum Error {
         /// The evidence.
         problem: String,
     },
+    /// A file of a checkpoint is intact, but belongs to another rank, step, run or layout.
+    #[error("checkpoint {}: it does not belong here: {problem}", path.display())]
+    CheckpointForeign {
+        /// The file.
+        path: PathBuf,
+        /// The difference.
+        problem: String,
+    },
     /// A checkpoint belongs to another model or run.
     #[error("checkpoint {}: {problem}", path.display())]
     CheckpointMismatch {
@@ -112,9 +123,22 @@ impl Error {
         }
     }
 
-    /// Returns true if a file of a checkpoint is missing, unreadable or damaged, so that an older checkpoint
-    /// may work.
+    /// Returns true if the error is about a checkpoint's file in `folder`.
+    pub fn is_in(&self, folder: &Path) -> bool {
+        match self {
+            Self::Checkpoint { path, .. }
+            | Self::CheckpointDamaged { path, .. }
+            | Self::CheckpointForeign { path, .. } => path.starts_with(folder),
+            _ => false,
+        }
+    }
+
+    /// Returns true if a file of a checkpoint is missing, unreadable, damaged or foreign, so that an older
+    /// checkpoint may work.
     pub fn is_of_a_file(&self) -> bool {
-        matches!(self, Self::Checkpoint { .. } | Self::CheckpointDamaged { .. })
+        matches!(
+            self,
+            Self::Checkpoint { .. } | Self::CheckpointDamaged { .. } | Self::CheckpointForeign { .. }
+        )
     }
 }

@@ -63,3 +63,57 @@ fn no_cheat_passes_a_single_test() {
     let passed: Vec<_> = programs().zip(scores).skip(1).filter(|(_, score)| *score > 0.0).collect();
     assert!(passed.is_empty(), "{passed:#?}");
 }
+
+/// Texts of tests in their usual forms: a right program passes each, and a wrong one none.
+const FORMS: &[&str] = &[
+    "class TestAdd:\n    def test_a(self):\n        assert add(1, 2) == 3\n",
+    "import unittest\nclass T(unittest.TestCase):\n    def setUp(self):\n        self.one = 1\n    def test_a(self):\n        \
+     self.assertEqual(add(self.one, 2), 3)\nif __name__ == '__main__':\n    unittest.main()\n",
+    "import pytest\n@pytest.mark.parametrize('a, b', [(1, 3), (2, 4)])\ndef test_p(a, b):\n    assert add(a, 2) == b\n",
+    "import asyncio\nasync def test_a():\n    await asyncio.sleep(0)\n    assert add(1, 2) == 3\n",
+    "from solution import add\n\ndef test_a():\n    assert add(1, 2) == 3\n",
+    "def expected(a, b):\n    return a + b\nassert add(1, 2) == expected(1, 2)\n",
+    "assert (sum_ := add(1, 2)) == 3\n",
+    "if add(1, 2) != 3:\n    raise AssertionError\n",
+];
+
+/// Texts that test nothing, or that need a missing module.
+const BAD: &[&str] = &[
+    "",
+    "# assert add(1, 2) == 3\n",
+    "add(1, 2) == 3\n",
+    "print(add(1, 2) == 3)\n",
+    "def check(candidate):\n    assert candidate(1, 2) == 3\n",
+    "async def verify():\n    assert add(1, 2) == 3\n",
+    "def assert_same(a, b):\n    return a == b\nassert_same(add(1, 2), 3)\n",
+    "try:\n    assert add(1, 2) == 3\nexcept AssertionError:\n    print('no')\n",
+    "assert (add(1, 2) == 3, 'no')\n",
+    "assert True\n",
+    "if False:\n    assert add(1, 2) == 3\n",
+    "import not_installed_xyz\nassert add(1, 2) == 3\n",
+    "import pytest\n@pytest.fixture\ndef one():\n    return 1\ndef test_a(one):\n    assert add(one, 2) == 3\n",
+];
+
+#[test]
+fn a_text_that_tests_nothing_never_pays() {
+    let programs = [
+        "def add(a, b): return a + b",
+        "def add(a, b): return 0",
+        "class Any:\n    __eq__ = lambda self, other: True\ndef add(a, b): return Any()",
+    ];
+    let case = |text: &&str, program: &&str| ((*program).to_owned(), json!({"asserts": [text]}));
+    let cases: Vec<_> = FORMS.iter().flat_map(|text| programs.iter().map(move |it| case(text, it))).collect();
+    let Some(scores) = scores(&cases, &[]) else { return };
+    for ((program, answer), (index, score)) in cases.iter().zip(scores.into_iter().enumerate()) {
+        assert_eq!(score, f64::from(index % 3 == 0), "{program}\n{answer}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cases.jsonl");
+    for text in BAD {
+        let completion = format!("```python\n{}\n```\n", programs[0]);
+        fs::write(&file, json!({"completion": completion, "answer": {"asserts": [text]}}).to_string())
+            .unwrap();
+        let ended = finish(anyroll(["reward", "code", "--file", file.to_str().unwrap()]));
+        assert!(!ended.stdout.contains("\"score\""), "{text}: {ended:#?}");
+    }
+}

@@ -16,7 +16,7 @@ use signal_hook::{
 use super::{RunArgs, log_to, machine};
 use crate::{
     Error, Result,
-    config::PipelineConfig,
+    config::{Config, PipelineConfig},
     diffusion::{self, Diffusion},
     import::{self, Origin},
     launch::{self, LaunchPlan, Outcome, Rank},
@@ -142,7 +142,8 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     let folder = shared_folder(dir.as_ref().zip(lock.as_ref()), &exchange)?;
     let name = run.config.name.clone();
     let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
-    let job = Job { name: &name, data, dir, folder, resume: args.resume.is_some(), prometheus };
+    let number = run_number(&run, data.as_deref());
+    let job = Job { name: &name, data, number, dir, folder, resume: args.resume.is_some(), prometheus };
     let ended = match (run.config.pipeline.clone(), opened) {
         (PipelineConfig::Rlvr(rlvr), Opened::Texts(texts)) => {
             train(Rlvr::new(run, &rlvr, *texts, place, &rank)?, exchange, job, screen, &stop)?
@@ -172,6 +173,14 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
         Ended::Finished => Ok(Outcome::Finished.exit_code()),
         Ended::Interrupted => Ok(Outcome::Interrupted.exit_code()),
     }
+}
+
+/// Number of a new run, which its checkpoint files contain: a checksum of its seed, model and data. Runs that differ
+/// only in how they are computed write the same files.
+fn run_number(run: &Run, data: Option<&str>) -> u32 {
+    let Config { seed, model, .. } = &run.config;
+    let model = serde_json::to_string(model).expect("a config is plain data");
+    crc32c::crc32c(format!("{seed} {} {model}", data.unwrap_or_default()).as_bytes())
 }
 
 /// Refuses ranks with another config or another digest of the data. Each host may have its own files, and

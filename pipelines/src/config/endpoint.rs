@@ -35,6 +35,9 @@ pub struct CodeConfig {
     pub disk_mib: u64,
     /// What a program may write to standard output, in KiB. Default 256.
     pub output_kib: u64,
+    /// Largest error of a number in the output if the expected one has a fraction, relative above 1. With 0, outputs
+    /// must match exactly. Default 1e-6.
+    pub tolerance: f64,
 }
 
 impl Default for CodeConfig {
@@ -50,6 +53,7 @@ impl Default for CodeConfig {
             processes: 16,
             disk_mib: 16,
             output_kib: 256,
+            tolerance: 1e-6,
         }
     }
 }
@@ -187,6 +191,12 @@ impl CodeConfig {
         ] {
             at.positive(name, size);
         }
+        at.ensure(
+            (0.0..1.0).contains(&self.tolerance),
+            "tolerance",
+            format!("{} is no tolerance below 1", self.tolerance),
+            "write 1e-6, or 0 to compare outputs to the letter",
+        );
         if let Some(http) = &self.http {
             self.validate_http(http, at);
         }

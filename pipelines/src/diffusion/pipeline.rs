@@ -17,7 +17,8 @@ use crate::{
     run::Run,
     samples::Phase,
     train::{
-        Evaluation, Exchange, Learner, Nothing, Pipeline, Place, Plan, Schedule, StepOutcome, describe, hold,
+        Evaluation, Exchange, Kept, Learner, Nothing, Pipeline, Place, Plan, Schedule, StepOutcome, describe,
+        hold,
     },
 };
 
@@ -126,17 +127,18 @@ impl Pipeline for Diffusion {
     }
 
     /// Makes the policy's first images, its reference if there is a KL term, and DiffusionNFT's old policy.
-    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
+    fn freeze(&mut self, kept: Kept) -> Result<()> {
         if self.task.has_adapters {
             return self.freeze_adapters();
         }
-        let path = folder.join("reference");
+        let path = kept.folder.join("reference");
         let mut frozen = self.frozen()?;
-        if kept {
+        if kept.is_saved {
+            checkpoint::check_stamp(&path, kept.stamp())?;
             checkpoint::load(&mut frozen, &path)?;
         } else {
             frozen.copy_weights_from(&mut self.models.learner.model)?;
-            checkpoint::save(&mut frozen, &path, Value::Null)?;
+            checkpoint::save(&mut frozen, &path, kept.stamp(), Value::Null)?;
         }
         self.base = Some(self.task.evaluation_images(&mut frozen, &self.exchange, true)?.images);
         if self.has_old_policy() && self.models.old.is_none() {
@@ -161,7 +163,7 @@ impl Pipeline for Diffusion {
     fn save(&mut self, saver: &mut Saver, path: &Path, position: Value) -> Result<()> {
         if let Some(old) = &mut self.models.old {
             let path = old_policy(path);
-            checkpoint::save(old, &path, Value::Null)?;
+            checkpoint::save(old, &path, saver.stamp(), Value::Null)?;
             if self.exchange.rank() == 0 {
                 // One more than checkpoints, since the checkpoint of this one is not written yet.
                 let keep = self.plan().keep_last + 1;
@@ -176,6 +178,9 @@ impl Pipeline for Diffusion {
         let old_path = old_policy(path);
         if old_path.exists() {
             let mut old = self.frozen()?;
+            if let Some(stamp) = checkpoint::stamp(path)? {
+                checkpoint::check_stamp(&old_path, stamp)?;
+            }
             checkpoint::load(&mut old, &old_path)?;
             self.models.old = Some(old);
         }

@@ -10,14 +10,11 @@ use std::{
 
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_models::{
-    Decoder, Engine, PackedBatch, Sequence,
+    Decoder, Engine, Model, PackedBatch, Sequence,
     hf::{AdapterFolder, Merged, ModelFolder},
     init::WeightSource,
 };
-use anyroll_strategy::{
-    Zero,
-    checkpoint::{self, CheckpointWeights},
-};
+use anyroll_strategy::{Zero, checkpoint};
 pub use device::DeviceChoice;
 use serde_json::Value;
 
@@ -28,7 +25,7 @@ use crate::{
         FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
     },
     data::Tokenizer,
-    export::Trained,
+    export::{Trained, open_checkpoint},
     inference::Room,
     launch::free_port,
     prepare::Draft,
@@ -73,12 +70,16 @@ impl LoadedModel {
         let torch = place.torch_device()?;
         let strategy = strategy(options.device.precision(&*place.device));
         // Adapters are merged into the weights.
-        let model = Arc::new(Decoder::new(base.config, torch)?);
+        let model = Arc::new(Decoder::new(base.config.clone(), torch)?);
         let hold = |weights: &dyn WeightSource| hold(model.clone(), &strategy, &place, None, weights);
-        let trained = |path: &PathBuf| {
-            Ok::<_, Error>(Trained { checkpoint: CheckpointWeights::open(path)?, base: &*base.weights })
+        let trained = match &saved {
+            Some(path) => {
+                // Units are laid out without a device.
+                let units = base.decoder(tch::Device::Cpu)?;
+                Some(Trained { checkpoint: open_checkpoint(path, units.units())?, base: &*base.weights })
+            }
+            None => None,
         };
-        let trained = saved.as_ref().map(trained).transpose()?;
         let weights = trained.as_ref().map_or(&*base.weights, |trained| trained as &dyn WeightSource);
         let zero = match &base.lora {
             Some(lora) => hold(&Merged { base: &*base.weights, adapter: weights, lora })?,

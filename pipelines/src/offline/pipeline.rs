@@ -27,8 +27,8 @@ use crate::{
     run::Run,
     samples::Phase,
     train::{
-        Evaluation, Exchange, Learner, Nothing, Pipeline, Place, Plan, Reference, Schedule, StepOutcome,
-        describe,
+        Evaluation, Exchange, Kept, Learner, Nothing, Pipeline, Place, Plan, Reference, Schedule,
+        StepOutcome, describe,
     },
 };
 
@@ -328,7 +328,7 @@ impl<M: Answering> Pipeline for Offline<M> {
         self.models.learner.end_warm_up()
     }
 
-    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
+    fn freeze(&mut self, kept: Kept) -> Result<()> {
         let (Some(place), Some(role)) = (&self.reference_place, self.run.held_reference()) else {
             return Ok(());
         };
@@ -339,7 +339,7 @@ impl<M: Answering> Pipeline for Offline<M> {
         }
         let policy =
             M::writer(&mut self.models.learner.model).expect("only a model of language has a reference");
-        let reference = Reference::new(policy, published, role, place, &*self.weights, (folder, kept))?;
+        let reference = Reference::new(policy, published, role, place, &*self.weights, kept)?;
         self.models.reference = Some(reference);
         Ok(())
     }

@@ -126,7 +126,7 @@ impl Draft {
                 rewards::have_keys(config, at);
             }
             if purpose == Purpose::Check {
-                rewards::start(config, at);
+                rewards::start(config, opened.as_ref().and_then(Opened::dataset), at);
             }
             let (mut run, opened) = run.zip(opened).filter(|_| at.is_config_sound())?;
             if purpose != Purpose::Plan {

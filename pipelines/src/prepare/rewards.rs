@@ -5,8 +5,10 @@ use std::path::Path;
 use super::environment;
 use crate::config::{
     CodeConfig, Config, ImageReward, JudgeConfig, PipelineConfig, PythonConfig, RewardConfig, RewardKind,
-    Section, host,
+    RewardTerm, Section, host,
 };
+use crate::data::Dataset;
+use crate::error_chain::one_line;
 use crate::reward::{Code, Judge, Model, OpenModel, Pattern, Python, key};
 
 /// Opens the reward models, in the order of the terms, and reports what of the terms cannot be used. `at` is the reward.
@@ -106,7 +108,8 @@ pub(super) fn have_keys(config: &Config, at: &Section) {
 }
 
 /// Reports what rewards start on this machine and that does not start.
-pub(super) fn start(config: &Config, at: &Section) {
+/// Tests of the `code` reward's records are read as well, from the `dataset` if it was opened.
+pub(super) fn start(config: &Config, dataset: Option<&Dataset>, at: &Section) {
     let reward = at.below("pipeline").below(config.pipeline.name()).below("reward");
     if !reward.has_all_items() {
         return;
@@ -118,10 +121,7 @@ pub(super) fn start(config: &Config, at: &Section) {
                 let at = reward.item(index);
                 match &term.kind {
                     RewardKind::Python(python) => load_function(python, &at.below("python")),
-                    RewardKind::Code(code) if at.is_sound("code") => {
-                        let help = "run it where user namespaces are allowed, or name a service in `http`";
-                        at.take(Code::new(code), "code", |failure| failure.to_string(), help);
-                    }
+                    RewardKind::Code(code) if at.is_sound("code") => start_code(code, term, dataset, &at),
                     _ => {}
                 }
             }
@@ -136,6 +136,16 @@ pub(super) fn start(config: &Config, at: &Section) {
         }
         PipelineConfig::Offline(_) => {}
     }
+}
+
+/// Reports a sandbox that does not start, or else the first record of the term whose tests judge no program.
+fn start_code(code: &CodeConfig, term: &RewardTerm, dataset: Option<&Dataset>, at: &Section) {
+    let help = "run it where user namespaces are allowed, or name a service in `http`";
+    let Some(code) = at.take(Code::new(code), "code", |failure| failure.to_string(), help) else { return };
+    let mut records = dataset.map(Dataset::examples).unwrap_or_default();
+    records.retain(|record| term.domains.is_empty() || term.domains.contains(&record.domain));
+    let help = "correct the record or take it out: no completion can be scored by it";
+    at.take(code.check(&records), "code", |error| one_line(error), help);
 }
 
 fn load_function(python: &PythonConfig, at: &Section) {

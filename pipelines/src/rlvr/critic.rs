@@ -6,7 +6,10 @@
 use std::{path::Path, sync::Arc};
 
 use anyroll_models::{ValueModel, init::WeightSource};
-use anyroll_strategy::{Zero, checkpoint};
+use anyroll_strategy::{
+    Zero,
+    checkpoint::{self, Stamp},
+};
 use tch::Tensor;
 
 use super::{
@@ -125,10 +128,11 @@ impl Critic {
         Ok(self.learner.offload()?)
     }
 
-    /// Writes it into the new checkpoint `folder`.
-    pub fn save(&mut self, folder: &Path) -> anyroll_strategy::Result<()> {
+    /// Writes it into the new checkpoint `folder`, with the checkpoint's `stamp`.
+    pub fn save(&mut self, folder: &Path, stamp: Stamp) -> anyroll_strategy::Result<()> {
         self.learner.load()?;
-        checkpoint::save(&mut self.learner.model, &folder.join(FOLDER), serde_json::Value::Null)?;
+        let path = folder.join(FOLDER);
+        checkpoint::save(&mut self.learner.model, &path, stamp, serde_json::Value::Null)?;
         self.learner.offload()
     }
 

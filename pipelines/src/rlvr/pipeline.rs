@@ -27,7 +27,8 @@ use crate::{
     run::{Role, Run},
     samples::Phase,
     train::{
-        Evaluation, Exchange, Learner, Pipeline, Place, Plan, Reference, Schedule, StepOutcome, describe,
+        Evaluation, Exchange, Kept, Learner, Pipeline, Place, Plan, Reference, Schedule, StepOutcome,
+        describe,
     },
 };
 
@@ -167,14 +168,15 @@ impl Pipeline for Rlvr {
     }
 
     /// The reference; and the critic begins as the policy is, but for adapters, which it has none of.
-    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()> {
+    fn freeze(&mut self, kept: Kept) -> Result<()> {
         let policy = &mut self.models.learner.model;
-        if let Some(critic) = self.models.critic.as_mut().filter(|_| !kept && !self.task.has_adapters) {
+        let begins = !kept.is_saved && !self.task.has_adapters;
+        if let Some(critic) = self.models.critic.as_mut().filter(|_| begins) {
             critic.begin_as(policy)?;
         }
         let reference = self.reference_place.as_ref().zip(self.run.held_reference());
         let (published, weights) = (self.published.as_ref(), &*self.weights);
-        let new = |(place, role)| Reference::new(policy, published, role, place, weights, (folder, kept));
+        let new = |(place, role)| Reference::new(policy, published, role, place, weights, kept);
         self.models.reference = reference.map(new).transpose()?;
         Ok(())
     }
@@ -198,8 +200,9 @@ impl Pipeline for Rlvr {
         let in_flight = self.rollout.in_flight();
         let in_flight = in_flight.map(|groups| serde_json::to_vec(groups).expect("plain data"));
         let Models { learner, critic, .. } = &mut self.models;
+        let stamp = saver.stamp();
         learner.save(saver, path, position, in_flight, |folder| {
-            critic.as_mut().map_or(Ok(()), |critic| critic.save(folder))
+            critic.as_mut().map_or(Ok(()), |critic| critic.save(folder, stamp))
         })
     }
 

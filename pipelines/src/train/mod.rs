@@ -21,12 +21,12 @@ use std::{
     time::Instant,
 };
 
-use anyroll_strategy::checkpoint::{self, Saver};
+use anyroll_strategy::checkpoint::{self, Saver, Stamp};
 use serde::{Deserialize, Serialize};
 
 pub use exchange::Exchange;
 pub use learner::{Learner, MiniBatch, Schedule, Stepped, Update};
-pub use pipeline::{Evaluation, Nothing, Pipeline, Plan, StepOutcome};
+pub use pipeline::{Evaluation, Kept, Nothing, Pipeline, Plan, StepOutcome};
 pub use place::Place;
 #[cfg(test)]
 pub(crate) use place::tests::ranks;
@@ -62,6 +62,8 @@ pub struct Job<'a> {
     pub name: &'a str,
     /// Tells its data from others, if it reads any: [`crate::data::Dataset::digest`].
     pub data: Option<String>,
+    /// Number of a new run, which its checkpoints contain; the same on all ranks.
+    pub number: u32,
     /// The run folder, on rank 0, which alone writes into it but for checkpoints.
     pub dir: Option<RunDir>,
     /// Its path, as this rank calls it.
@@ -137,13 +139,14 @@ struct Training<P: Pipeline> {
 
 impl<P: Pipeline> Training<P> {
     fn start(mut pipeline: P, exchange: Exchange, job: Job, screen: &Screen) -> Result<Self> {
-        let Job { name, data, dir, folder, resume, prometheus } = job;
+        let Job { name, data, number, dir, folder, resume, prometheus } = job;
         let plan = pipeline.plan();
         let saved = if resume { checkpoint::list(&folder.join(CHECKPOINTS))? } else { Vec::new() };
-        let mut position = match saved.split_last() {
-            Some((last, older)) => load(&mut pipeline, &plan, last, data.as_deref())
-                .map_err(|error| or_older(error, last, older.last()))?,
-            None => Position::default(),
+        let (mut position, stamp) = match saved.split_last() {
+            Some((last, _)) => {
+                load(&mut pipeline, &plan, last, data.as_deref()).map_err(|error| or_older(error, &saved))?
+            }
+            None => (Position::default(), None),
         };
         position.data = data;
         if let (true, true, Some(dir)) = (resume, saved.is_empty(), &dir) {
@@ -157,12 +160,12 @@ impl<P: Pipeline> Training<P> {
         if let (Some(journal), Some(address)) = (&mut journal, prometheus) {
             journal.publish(address)?;
         }
-        let saver = Saver::default();
+        let saver = Saver::of_run(stamp.map_or(number, |stamp| stamp.run));
         let mut training =
             Self { pipeline, plan, exchange, position, folder, journal, saver, warmup_loss: None };
         training.say(&format!("{description}; everything lands in {}", training.folder.display()));
         if training.position.steps > 0 {
-            training.pipeline.freeze(&training.folder, true)?;
+            training.freeze(true)?;
         }
         Ok(training)
     }
@@ -192,7 +195,7 @@ impl<P: Pipeline> Training<P> {
 
     /// What comes once, between warm-up and RL.
     fn begin(&mut self) -> Result<()> {
-        self.pipeline.freeze(&self.folder, false)?;
+        self.freeze(false)?;
         let mut metrics = Metrics::new();
         if let Some(loss) = self.warmup_loss {
             metrics.insert("warmup/loss", loss);
@@ -233,6 +236,11 @@ impl<P: Pipeline> Training<P> {
         Ok(Ended::Finished)
     }
 
+    fn freeze(&mut self, is_saved: bool) -> Result<()> {
+        let run = self.saver.stamp().run;
+        self.pipeline.freeze(Kept { folder: &self.folder, run, is_saved })
+    }
+
     fn evaluate_and_record(&mut self, step: u64, mut metrics: Metrics, phase: Phase) -> Result<()> {
         let started = Instant::now();
         let evaluation = self.pipeline.evaluate(&self.exchange, step, phase)?;
@@ -265,7 +273,7 @@ impl<P: Pipeline> Training<P> {
         }
         let path = self.folder.join(CHECKPOINTS).join(format!("step_{:06}", self.position.steps));
         let position = serde_json::to_value(&self.position).expect("plain numbers");
-        self.pipeline.save(&mut self.saver, &path, position)
+        self.pipeline.save(self.saver.at(self.position.steps), &path, position)
     }
 
     /// Waits for a checkpoint that is under way.
@@ -287,7 +295,7 @@ impl<P: Pipeline> Training<P> {
         let Some(score) = score.filter(|score| is_best(*score, self.position.best)) else { return Ok(()) };
         self.position.best = Some(score);
         let position = serde_json::to_value(&self.position).expect("plain numbers");
-        self.pipeline.save(&mut self.saver, &self.folder.join(BEST), position)
+        self.pipeline.save(self.saver.at(self.position.steps), &self.folder.join(BEST), position)
     }
 
     /// The report, the table, and how to go on if there is more to do.
@@ -341,13 +349,14 @@ fn begins_anew(dir: &RunDir, save_every: u64) -> Result<()> {
     }
 }
 
-/// Loads the checkpoint at `path`, of a run on the same `data`, and returns where the run stands.
+/// Loads the checkpoint at `path` of a run on the same `data`. Returns its position, and its stamp if the format has
+/// one.
 fn load<P: Pipeline>(
     pipeline: &mut P,
     plan: &Plan,
     path: &Path,
     data: Option<&str>,
-) -> Result<Position<P::Carried>> {
+) -> Result<(Position<P::Carried>, Option<Stamp>)> {
     let refused = |problem: String| Error::Resume { run: path.to_owned(), problem };
     let position: Position<P::Carried> =
         serde_json::from_value(checkpoint::extra(path)?).map_err(|error| refused(error.to_string()))?;
@@ -375,16 +384,25 @@ fn load<P: Pipeline>(
         pipeline.end_warm_up()?;
     }
     pipeline.load(path)?;
-    Ok(position)
+    Ok((position, checkpoint::stamp(path)?))
 }
 
-/// `error`, and where the last checkpoint cannot be read also the one before it.
-fn or_older(error: Error, last: &Path, older: Option<&PathBuf>) -> Error {
-    match (error, older) {
-        (Error::Strategy(source), Some(older)) if source.is_of_a_file() => {
-            Error::LastCheckpoint { last: last.to_owned(), older: older.clone(), source: source.into() }
-        }
-        (error, _) => error,
+/// Adds the newest complete checkpoint of `saved` to `error`, if a file of the last one is missing, damaged or of
+/// another save.
+pub(crate) fn or_older(error: Error, saved: &[PathBuf]) -> Error {
+    let is_whole = |path: &PathBuf| checkpoint::verify(path).is_ok();
+    match error {
+        Error::Strategy(source) if source.is_of_a_file() => match saved.split_last() {
+            Some((last, older))
+                if source.is_in(last)
+                    && let Some(whole) = older.iter().rposition(is_whole) =>
+            {
+                let (older, broken) = (saved[whole].clone(), saved[whole + 1..].to_vec());
+                Error::LastCheckpoint { broken, older, source: source.into() }
+            }
+            _ => Error::Strategy(source),
+        },
+        error => error,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyroll_strategy::checkpoint::Saver;
+use anyroll_strategy::checkpoint::{Saver, Stamp};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::Exchange;
@@ -40,9 +40,9 @@ pub trait Pipeline {
     /// Starts the optimizer of the RL steps.
     fn end_warm_up(&mut self) -> Result<()>;
 
-    /// Makes what stays as it was before the first RL step: from the policy, keeping it in `folder`, or, if it is
-    /// `kept` there, from there.
-    fn freeze(&mut self, folder: &Path, kept: bool) -> Result<()>;
+    /// Builds the frozen models before the first RL step: copies of the policy, which are saved as `kept` says, or
+    /// loaded if they were saved before.
+    fn freeze(&mut self, kept: Kept) -> Result<()>;
 
     /// One RL step, numbered from 0. `stop` is this rank's wish to end the run after it.
     fn step(
@@ -62,6 +62,24 @@ pub trait Pipeline {
 
     /// Loads what [`Self::save`] has led to.
     fn load(&mut self, path: &Path) -> Result<()>;
+}
+
+/// Location of a run's frozen models, which are saved before its first RL step.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept<'a> {
+    /// The run's folder.
+    pub folder: &'a Path,
+    /// Number of the run, which the files contain.
+    pub run: u32,
+    /// True if they were saved there before.
+    pub is_saved: bool,
+}
+
+impl Kept<'_> {
+    /// Stamp of their files.
+    pub fn stamp(&self) -> Stamp {
+        Stamp { run: self.run, step: 0 }
+    }
 }
 
 /// What goes from step to step where every step is a function of its number, the weights and the seed.

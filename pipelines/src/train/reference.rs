@@ -1,13 +1,13 @@
 //! The model that a policy is compared with: its frozen copy from after the warm-up, or a published one.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use anyroll_models::{Decoder, DecoderConfig, Model, hf::ModelFolder, init::WeightSource};
 use anyroll_strategy::{State, Zero, checkpoint};
 use serde_json::Value;
 use tch::Device;
 
-use super::{Place, hold, offloaded};
+use super::{Kept, Place, hold, offloaded};
 use crate::{Error, Result, run::Role};
 
 /// A frozen copy, or another model, which may say something else than a policy does.
@@ -22,19 +22,19 @@ pub struct Reference<M: Model = Decoder> {
 }
 
 impl Reference {
-    /// The reference on `place`, held as `role` says: the `published` model, or else a copy of `policy`, which is kept in the
-    /// run's `folder`, and if it is `kept` there, from there. `weights` are the first ones of such a model. Every rank calls.
+    /// The reference on `place`, held as `role` says: the `published` model, or else a copy of `policy`, which is saved where
+    /// `kept` says, or comes from there. `weights` are the first ones of such a model. Every rank calls.
     pub fn new(
         policy: &mut Zero<Decoder>,
         published: Option<&ModelFolder>,
         role: &Role,
         place: &Place,
         weights: &dyn WeightSource,
-        (folder, kept): (&Path, bool),
+        kept: Kept,
     ) -> Result<Self> {
         match published {
             Some(model) => Self::published(model, role, place, Decoder::new),
-            None => Self::freeze(policy, role, place, weights, folder, kept),
+            None => Self::freeze(policy, role, place, weights, kept),
         }
     }
 
@@ -43,22 +43,22 @@ impl Reference {
         role: &Role,
         place: &Place,
         weights: &dyn WeightSource,
-        folder: &Path,
-        kept: bool,
+        kept: Kept,
     ) -> Result<Self> {
         let decoder = Arc::new(policy.model().on(place.torch_device()?)?);
         let mut model = hold(decoder, &role.strategy, place, None, weights)?;
-        let path = folder.join("reference");
-        if kept {
+        let path = kept.folder.join("reference");
+        if kept.is_saved {
             if !path.exists() {
                 let problem = "it has kept no model to compare with, since it began without one: it goes on without one, \
                                or `anyroll export` the policy and start a new run from it";
-                return Err(Error::Resume { run: folder.to_owned(), problem: problem.to_owned() });
+                return Err(Error::Resume { run: kept.folder.to_owned(), problem: problem.to_owned() });
             }
+            checkpoint::check_stamp(&path, kept.stamp())?;
             checkpoint::load(&mut model, &path)?;
         } else {
             model.copy_weights_from(policy)?;
-            checkpoint::save(&mut model, &path, Value::Null)?;
+            checkpoint::save(&mut model, &path, kept.stamp(), Value::Null)?;
         }
         Ok(Self::held(model, role))
     }

@@ -2,7 +2,8 @@
 //! manifest makes the folder a checkpoint, and is written after all ranks' shards.
 
 use std::{
-    io,
+    collections::BTreeMap,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     thread::{self, JoinHandle},
@@ -11,7 +12,13 @@ use std::{
 use anyroll_backends::{Buffer, CollectiveGroup, DType, PinnedBuffer, Stream};
 use anyroll_models::Model;
 
-use super::{F32_BYTES, MANIFEST, Manifest, failed, manifest_of, own_name, put_in_place, shard_name};
+use super::{
+    F32_BYTES, failed, is_at,
+    manifest::{FileSums, MANIFEST, Manifest, sum_of},
+    own_name, put_in_place,
+    seal::{END_BYTES, Seal, Stamp},
+    shard_name,
+};
 use crate::{
     Error, Result, State, Zero,
     disk::{Disk, RealDisk},
@@ -23,6 +30,8 @@ use crate::{
 #[derive(Debug)]
 pub struct Saver {
     disk: Arc<dyn Disk>,
+    /// The run, and the step of the next save.
+    stamp: Stamp,
     /// Allocated at the first save and reused, since pinning memory takes longer than the copy.
     memory: Option<PinnedBuffer>,
     pending: Option<Pending>,
@@ -32,9 +41,9 @@ pub struct Saver {
 #[derive(Debug)]
 struct Pending {
     path: PathBuf,
-    /// `Some` on rank 0 only.
-    manifest: Option<Vec<u8>>,
-    writing: JoinHandle<(PinnedBuffer, Result<()>)>,
+    /// `Some` on rank 0 only. The files' checksums are filled in once they are written.
+    manifest: Option<Manifest>,
+    writing: JoinHandle<(PinnedBuffer, Result<FileSums>)>,
 }
 
 impl Default for Saver {
@@ -46,7 +55,23 @@ impl Default for Saver {
 impl Saver {
     /// Returns a saver for `disk`, which may be one that fails in tests.
     pub fn on(disk: Arc<dyn Disk>) -> Self {
-        Self { disk, memory: None, pending: None }
+        Self { disk, stamp: Stamp::default(), memory: None, pending: None }
+    }
+
+    /// Returns a saver for the run with this number, which is the same on all ranks.
+    pub fn of_run(run: u32) -> Self {
+        Self { stamp: Stamp { run, step: 0 }, ..Self::default() }
+    }
+
+    /// Sets the step of the next save.
+    pub fn at(&mut self, step: u64) -> &mut Self {
+        self.stamp.step = step;
+        self
+    }
+
+    /// Run and step of the next save.
+    pub fn stamp(&self) -> Stamp {
+        self.stamp
     }
 
     /// Starts to write a checkpoint to the new folder `path`. Returns once no later work on the device can
@@ -87,19 +112,25 @@ impl Saver {
         let made = if rank == 0 { self.make_room(&aside) } else { Ok(()) };
         agree(zero.group(), path, made)?;
         others(&aside)?;
+        let mut manifest = Manifest::new(zero.model().units(), zero.group().world_size(), self.stamp);
+        let seal = manifest.seal(rank).expect("a new manifest has a stamp");
+        if rank == 0 {
+            (manifest.optimizer, manifest.extra) = (zero.counters()?, extra);
+            manifest.parts = parts(&aside)?;
+        }
         let mut memory = snapshot(zero, self.memory.take())?;
-        let manifest = (rank == 0).then(|| -> Result<Vec<u8>> {
-            let manifest = Manifest { optimizer: zero.counters()?, extra, ..manifest_of(zero) };
-            Ok(serde_json::to_vec_pretty(&manifest).expect("a manifest is plain data"))
-        });
         let disk = self.disk.clone();
         let write = move || {
-            let written = write_shard(&*disk, &mut memory, &aside.join(shard_name(rank)))
-                .and_then(|()| own.map_or(Ok(()), |own| write_own(&*disk, own, &aside.join(own_name(rank)))));
+            let written =
+                write_shard(&*disk, &mut memory, seal, &aside.join(shard_name(rank))).and_then(|shard| {
+                    let own = own.map(|own| write_own(&*disk, own, seal, &aside.join(own_name(rank))));
+                    Ok(FileSums { shard, own: own.transpose()? })
+                });
             (memory, written)
         };
         let writing = thread::Builder::new().name("checkpoint".into()).spawn(write).map_err(failed(path))?;
-        self.pending = Some(Pending { path: path.to_owned(), manifest: manifest.transpose()?, writing });
+        let manifest = (rank == 0).then_some(manifest);
+        self.pending = Some(Pending { path: path.to_owned(), manifest, writing });
         Ok(())
     }
 
@@ -128,8 +159,8 @@ impl Saver {
             }
             Err(_) => Err(failed(&path)(io::Error::other("the thread that wrote it panicked"))),
         };
-        agree(group, &path, written)?;
-        let placed = manifest.map_or(Ok(()), |manifest| self.place(&path, &manifest));
+        let files = exchange_sums(group, &path, written)?;
+        let placed = manifest.map_or(Ok(()), |manifest| self.place(&path, Manifest { files, ..manifest }));
         agree(group, &path, placed)?;
         Ok(true)
     }
@@ -139,9 +170,9 @@ impl Saver {
         self.disk.remove_folder(aside).and_then(|()| self.disk.create_folder(aside)).map_err(failed(aside))
     }
 
-    fn place(&self, path: &Path, manifest: &[u8]) -> Result<()> {
+    fn place(&self, path: &Path, manifest: Manifest) -> Result<()> {
         let aside = aside(path);
-        self.disk.write(&aside.join(MANIFEST), manifest).map_err(failed(&aside))?;
+        self.disk.write(&aside.join(MANIFEST), manifest.to_text().as_bytes()).map_err(failed(&aside))?;
         put_in_place(&*self.disk, &aside, path).map_err(failed(path))
     }
 }
@@ -151,8 +182,8 @@ fn aside(path: &Path) -> PathBuf {
     path.with_extension("partial")
 }
 
-/// Copies this rank's shards of all trained units to pinned memory, and leaves room for their checksum at the
-/// end. Later work on the compute stream waits for the copies.
+/// Copies this rank's shards of all trained units to pinned memory, and leaves room for the seal and checksum
+/// at the end. Later work on the compute stream waits for the copies.
 fn snapshot<M: Model>(zero: &mut Zero<M>, memory: Option<PinnedBuffer>) -> Result<PinnedBuffer> {
     let model = zero.model().clone();
     let mut parts = Vec::new();
@@ -160,7 +191,7 @@ fn snapshot<M: Model>(zero: &mut Zero<M>, memory: Option<PinnedBuffer>) -> Resul
         parts.push(zero.saved_weights(index)?);
         parts.extend(zero.saved_moments(index)?.into_iter().flatten());
     }
-    let len_bytes = parts.iter().map(Part::len).sum::<usize>() * F32_BYTES + F32_BYTES;
+    let len_bytes = parts.iter().map(Part::len).sum::<usize>() * F32_BYTES + END_BYTES;
     let mut memory = match memory {
         Some(memory) if memory.len_bytes() == len_bytes => memory,
         _ => PinnedBuffer::new(zero.compute.device(), len_bytes)?,
@@ -182,18 +213,52 @@ fn snapshot<M: Model>(zero: &mut Zero<M>, memory: Option<PinnedBuffer>) -> Resul
     Ok(memory)
 }
 
-/// Writes raw little-endian values and then their CRC-32C.
-fn write_shard(disk: &dyn Disk, memory: &mut PinnedBuffer, shard: &Path) -> Result<()> {
+/// Writes raw little-endian values, the seal and the checksum, which is returned.
+fn write_shard(disk: &dyn Disk, memory: &mut PinnedBuffer, seal: Seal, shard: &Path) -> Result<u32> {
     let bytes = memory.bytes_mut()?; // waits for the copies
-    let (values, sum) = bytes.split_at_mut(bytes.len() - F32_BYTES);
-    sum.copy_from_slice(&crc32c::crc32c(values).to_le_bytes());
-    disk.write(shard, bytes).map_err(failed(shard))
+    let sum = seal.close(bytes);
+    disk.write(shard, bytes).map_err(failed(shard))?;
+    Ok(sum)
 }
 
-/// Writes the bytes and then their CRC-32C.
-fn write_own(disk: &dyn Disk, mut bytes: Vec<u8>, path: &Path) -> Result<()> {
-    bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
-    disk.write(path, &bytes).map_err(failed(path))
+/// Writes the bytes, the seal and the checksum, which is returned.
+fn write_own(disk: &dyn Disk, mut bytes: Vec<u8>, seal: Seal, path: &Path) -> Result<u32> {
+    bytes.resize(bytes.len() + END_BYTES, 0);
+    let sum = seal.close(&mut bytes);
+    disk.write(path, &bytes).map_err(failed(path))?;
+    Ok(sum)
+}
+
+/// Returns the checksums of the manifests of the further models in `aside`.
+fn parts(aside: &Path) -> Result<BTreeMap<String, u32>> {
+    let mut parts = BTreeMap::new();
+    for entry in fs::read_dir(aside).map_err(failed(aside))? {
+        let path = entry.map_err(failed(aside))?.path();
+        if is_at(&path) {
+            let name = path.file_name().expect("an entry of a folder has a name");
+            parts.insert(name.to_string_lossy().into_owned(), sum_of(&path)?);
+        }
+    }
+    Ok(parts)
+}
+
+/// Returns the checksums of all ranks' files, by rank, or an error on every rank if any rank has one.
+fn exchange_sums(group: &CollectiveGroup, path: &Path, own: Result<FileSums>) -> Result<Vec<FileSums>> {
+    // A flag of an error, a flag of an own file, then both checksums.
+    let mut mine = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    if let Ok(FileSums { shard, own }) = &own {
+        (mine[0], mine[1]) = (0, u8::from(own.is_some()));
+        mine[2..6].copy_from_slice(&shard.to_le_bytes());
+        mine[6..].copy_from_slice(&own.unwrap_or(0).to_le_bytes());
+    }
+    let all = gather(group, &mine)?;
+    own?;
+    let sum = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("a checksum has 4 bytes"));
+    let sums = all.chunks_exact(mine.len()).enumerate().map(|(rank, theirs)| match theirs[0] {
+        0 => Ok(FileSums { shard: sum(&theirs[2..6]), own: (theirs[1] == 1).then(|| sum(&theirs[6..])) }),
+        _ => Err(Error::CheckpointOfPeer { path: path.to_owned(), rank }),
+    });
+    sums.collect()
 }
 
 /// Returns an error on every rank if any rank has one.
@@ -206,15 +271,21 @@ fn agree(group: &CollectiveGroup, path: &Path, own: Result<()>) -> Result<()> {
 
 /// Returns the flags of all ranks, by rank.
 fn flags(group: &CollectiveGroup, own: bool) -> Result<Vec<bool>> {
+    Ok(gather(group, &[u8::from(own)])?.iter().map(|&flag| flag != 0).collect())
+}
+
+/// Returns the bytes of all ranks, by rank. Every rank passes equally many.
+fn gather(group: &CollectiveGroup, own: &[u8]) -> Result<Vec<u8>> {
     let stream = Stream::new(group.stream().device())?;
-    let all = Buffer::zeros(&stream, group.world_size(), DType::U8)?;
-    let mine = all.slice(group.rank()..group.rank() + 1);
-    let mut host = PinnedBuffer::new(stream.device(), group.world_size())?;
-    host.bytes_mut()?[0] = u8::from(own);
+    let (start, len) = (group.rank() * own.len(), group.world_size() * own.len());
+    let all = Buffer::zeros(&stream, len, DType::U8)?;
+    let mine = all.slice(start..start + own.len());
+    let mut host = PinnedBuffer::new(stream.device(), len)?;
+    host.bytes_mut()?[..own.len()].copy_from_slice(own);
     host.copy_to(0, &mine, &stream)?;
     let work = group.all_gather(&all, &mine, &stream)?;
     work.wait()?;
     work.wait_stream(&stream)?;
     host.copy_from(0, &all, &stream)?;
-    Ok(host.bytes()?.iter().map(|&flag| flag != 0).collect())
+    Ok(host.bytes()?.to_vec())
 }

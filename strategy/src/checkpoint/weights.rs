@@ -2,17 +2,14 @@
 
 use std::{
     fs::File,
-    io::{Read, Seek, SeekFrom},
     ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
-use anyroll_models::{ParamSpec, init::WeightSource};
+use anyroll_models::{ParamSpec, Unit, init::WeightSource};
 
-use super::{
-    F32_BYTES, Manifest, WRONG_SUM, damaged, failed, mismatch, read_manifest, shard_name, wrong_length,
-};
+use super::{F32_BYTES, Manifest, failed, mismatch};
 use crate::Result;
 
 /// The weights of a checkpoint, written at any world size and stage.
@@ -27,13 +24,15 @@ pub struct CheckpointWeights {
 }
 
 impl CheckpointWeights {
-    /// Opens the checkpoint in the folder `path` and checks the checksums of its shards.
+    /// Opens the checkpoint in the folder `path` of a model with these units, with the checks of a load.
     ///
     /// # Errors
-    /// [`crate::Error::Checkpoint`] and [`crate::Error::CheckpointDamaged`] if a file is missing, short or
-    /// damaged.
-    pub fn open(path: &Path) -> Result<CheckpointWeights> {
-        let manifest = read_manifest(path)?;
+    /// Errors of [`super::load`].
+    pub fn open(path: &Path, units: &[Unit]) -> Result<CheckpointWeights> {
+        let manifest = Manifest::read(path)?;
+        manifest.check_model(units, path)?;
+        manifest.check_places(path)?;
+        manifest.warn_if_unsealed(path);
         let mut end = 0;
         let unit_starts = manifest.units.iter().map(|unit| {
             let start = end;
@@ -42,8 +41,9 @@ impl CheckpointWeights {
         });
         let unit_starts = unit_starts.collect();
         let open = |rank| {
-            let file = path.join(shard_name(rank));
-            Ok((file.clone(), open_shard(&file, end)?))
+            let shard = manifest.shard(path, rank);
+            let file = shard.open()?;
+            Ok((shard.path, file))
         };
         let shards: Result<_> = (0..manifest.world_size).map(open).collect();
         Ok(CheckpointWeights { shards: shards?, manifest, unit_starts })
@@ -93,28 +93,4 @@ impl WeightSource for CheckpointWeights {
     fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> anyroll_models::Result<()> {
         self.read_range(spec, range, values).map_err(|error| anyroll_models::Error::Weights(Box::new(error)))
     }
-}
-
-/// Opens a shard of `elements` values and checks its sum, one chunk at a time.
-fn open_shard(path: &Path, elements: usize) -> Result<File> {
-    let mut file = File::open(path).map_err(failed(path))?;
-    let (len, expected) = (file.metadata().map_err(failed(path))?.len(), (elements + 1) * F32_BYTES);
-    if len != expected as u64 {
-        return Err(damaged(path, &wrong_length(len as usize, expected)));
-    }
-    let mut piece = vec![0; 1 << 22];
-    let (mut rest, mut sum) = (elements * F32_BYTES, 0);
-    while rest > 0 {
-        let piece = &mut piece[..rest.min(1 << 22)];
-        file.read_exact(piece).map_err(failed(path))?;
-        sum = crc32c::crc32c_append(sum, piece);
-        rest -= piece.len();
-    }
-    let mut stored = [0; F32_BYTES];
-    file.read_exact(&mut stored).map_err(failed(path))?;
-    if sum.to_le_bytes() != stored {
-        return Err(damaged(path, WRONG_SUM));
-    }
-    file.seek(SeekFrom::Start(0)).map_err(failed(path))?;
-    Ok(file)
 }

@@ -14,7 +14,7 @@ use std::{
 use anyroll_models::Decoder;
 use anyroll_strategy::{
     Error, Precision, State, StepsOn, Zero, ZeroConfig, ZeroStage,
-    checkpoint::{self, Saver},
+    checkpoint::{self, Saver, Stamp},
     disk::{Disk, RealDisk},
 };
 use serde_json::json;
@@ -139,7 +139,7 @@ fn each_rank_gets_its_own_back() {
         let mut saver = Saver::default();
         saver.start_with(&mut zero, &with, json!(1), Some(vec![7; 10 * rank as usize]), |_| Ok(())).unwrap();
         saver.finish(zero.group()).unwrap();
-        checkpoint::save(&mut zero, &without, json!(1)).unwrap();
+        checkpoint::save(&mut zero, &without, Stamp::default(), json!(1)).unwrap();
     });
     assert_eq!(checkpoint::own(&with, 0, 2).unwrap(), Some(Vec::new()));
     assert_eq!(checkpoint::own(&with, 1, 2).unwrap(), Some(vec![7; 10]));
@@ -168,7 +168,7 @@ fn save_on(
 
 /// Saves the same step again, like a resumed run, and returns the step of the newest checkpoint.
 fn checkpoint_again(zero: &mut Zero<Decoder>, path: &Path, folder: &Path) -> Option<u64> {
-    checkpoint::save(zero, path, json!(3)).unwrap();
+    checkpoint::save(zero, path, Stamp::default(), json!(3)).unwrap();
     checkpoint::extra(&checkpoint::list(folder).unwrap().pop()?).unwrap().as_u64()
 }
 
@@ -188,7 +188,7 @@ fn training_goes_on_in_a_smaller_world() {
                 let loaded = values(&mut zero);
                 let norms = train(&mut zero, steps.clone(), 12);
                 if let Some(to) = to {
-                    checkpoint::save(&mut zero, to, serde_json::Value::Null).unwrap();
+                    checkpoint::save(&mut zero, to, Stamp::default(), serde_json::Value::Null).unwrap();
                 }
                 (loaded, norms, values(&mut zero))
             });
@@ -259,7 +259,7 @@ fn training_goes_on_while_a_checkpoint_is_written() {
         ranks(2, true, |device, group| {
             let mut zero = zero(config, true, device, group.clone());
             train(&mut zero, 0..2, 2);
-            checkpoint::save(&mut zero, &paths[1], json!(1)).unwrap();
+            checkpoint::save(&mut zero, &paths[1], Stamp::default(), json!(1)).unwrap();
             let mut saver = Saver::on(slow.clone());
             assert!(!saver.poll(&group).unwrap() && !saver.finish(&group).unwrap(), "no save is in progress");
             saver.start(&mut zero, &paths[0], json!(1)).unwrap();
@@ -299,7 +299,7 @@ fn a_write_that_fails_is_told_on_every_rank() {
             let disk: Arc<dyn Disk> = Arc::new(Dying::after(changes));
             let told = ranks(2, false, |device, group| {
                 let mut zero = zero(ZeroStage::Zero1, true, device, group.clone());
-                checkpoint::save(&mut zero, &first, json!(1)).unwrap();
+                checkpoint::save(&mut zero, &first, Stamp::default(), json!(1)).unwrap();
                 let mut saver = Saver::on(disk.clone());
                 saver.start(&mut zero, &second, json!(2)).unwrap();
                 train(&mut zero, 0..1, 2);

@@ -2,7 +2,8 @@
 //! agree.
 
 use anyroll_strategy::{
-    Error, LossScale, Precision, Stepped, StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint,
+    Error, LossScale, Precision, Stepped, StepsOn, Zero, ZeroConfig, ZeroStage,
+    checkpoint::{self, Stamp},
 };
 use tch::Kind;
 
@@ -160,7 +161,7 @@ fn a_checkpoint_keeps_the_scale() {
         for number in 0..3 {
             step(&mut zero, number, number == 0);
         }
-        checkpoint::save(&mut zero, &path, serde_json::Value::Null).unwrap();
+        checkpoint::save(&mut zero, &path, Stamp::default(), serde_json::Value::Null).unwrap();
         rest(&mut zero)
     });
     assert_eq!(whole[0].0, [512.0, 1024.0, 1024.0, 1024.0].map(Some));

@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use anyroll_backends::{CollectiveGroup, Device};
 use anyroll_models::{Decoder, Model};
-use anyroll_strategy::{AdamW, Error, Precision, Recompute, State, Zero, ZeroConfig, ZeroStage, checkpoint};
+use anyroll_strategy::{
+    AdamW, Error, Precision, Recompute, State, Zero, ZeroConfig, ZeroStage,
+    checkpoint::{self, Stamp},
+};
 use tch::{Kind, Tensor};
 
 use crate::harness::{ADAMW, STAGES, decoder, ranks, train, train_with, values, zero};
@@ -123,10 +126,10 @@ fn checkpoints_leave_frozen_units_out() {
     let whole = ranks(2, false, |device, group| {
         let mut zero = frozen_zero(config(ZeroStage::Zero2), (true, frozen), ADAMW, device, group.clone());
         train(&mut zero, 0..2, 2);
-        checkpoint::save(&mut zero, &paths[0], serde_json::Value::Null).unwrap();
+        checkpoint::save(&mut zero, &paths[0], Stamp::default(), serde_json::Value::Null).unwrap();
         train(&mut zero, 2..4, 2);
         let mut all = frozen_zero(config(ZeroStage::Zero2), (true, &[]), ADAMW, device, group);
-        checkpoint::save(&mut all, &paths[1], serde_json::Value::Null).unwrap();
+        checkpoint::save(&mut all, &paths[1], Stamp::default(), serde_json::Value::Null).unwrap();
         values(&mut zero)
     });
     let bytes = paths.each_ref().map(|path| path.join("rank_0000.bin").metadata().unwrap().len());

@@ -10,6 +10,7 @@ mod passes;
 mod plain_loop;
 mod plan;
 mod precision;
+mod seals;
 mod shared;
 mod stages;
 mod streamed;

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use anyroll_strategy::{
     Error, LossScale, Precision, State,
     State::{Gradients, Optimizer, Params},
-    StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint,
+    StepsOn, Zero, ZeroConfig, ZeroStage,
+    checkpoint::{self, Stamp},
 };
 
 use crate::harness::{
@@ -156,7 +157,7 @@ fn a_call_on_states_that_are_away_names_them() {
         let mut zero = zero(ZeroStage::Zero1, false, device, group.clone());
         let mut other = Zero::new(decoder(false), ZeroStage::Zero3, None, device, group, 8).unwrap();
         train(&mut zero, 0..1, 2);
-        checkpoint::save(&mut zero, &path, serde_json::Value::Null).unwrap();
+        checkpoint::save(&mut zero, &path, Stamp::default(), serde_json::Value::Null).unwrap();
         let tokens = batch(&[sequence(0, 3)]);
         let check = |state: State, op: &str, outcome: Option<Error>| {
             match &outcome {
@@ -172,7 +173,11 @@ fn a_call_on_states_that_are_away_names_them() {
         accumulate(&mut zero, &[sequence(0, 3)], 1.0);
         check(Optimizer, "step", zero.step(1e-2).err());
         check(Optimizer, "reset_optimizer", zero.reset_optimizer(ADAMW).err());
-        check(Optimizer, "save", checkpoint::save(&mut zero, &path, serde_json::Value::Null).err());
+        check(
+            Optimizer,
+            "save",
+            checkpoint::save(&mut zero, &path, Stamp::default(), serde_json::Value::Null).err(),
+        );
         check(Optimizer, "load", checkpoint::load(&mut zero, &path).err());
         zero.load_states(&[Optimizer]).unwrap();
 
@@ -291,7 +296,8 @@ fn a_checkpoint_does_not_know_where_states_were() {
                 match to {
                     None => {
                         train(&mut zero, 0..2, 2);
-                        checkpoint::save(&mut zero, &path, serde_json::Value::Null).unwrap();
+                        checkpoint::save(&mut zero, &path, Stamp::default(), serde_json::Value::Null)
+                            .unwrap();
                     }
                     Some(_) => drop(checkpoint::load(&mut zero, &path).unwrap()),
                 }

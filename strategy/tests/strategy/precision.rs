@@ -1,6 +1,9 @@
 //! Weights in bf16 with fp32 master weights, and recomputation.
 
-use anyroll_strategy::{Precision, Recompute, Zero, ZeroConfig, ZeroStage, checkpoint};
+use anyroll_strategy::{
+    Precision, Recompute, Zero, ZeroConfig, ZeroStage,
+    checkpoint::{self, Stamp},
+};
 use tch::Kind;
 
 use crate::harness::{ADAMW, STAGES, dense, floats, ranks, train, train_with, trained, values, zero};
@@ -68,7 +71,7 @@ fn a_checkpoint_keeps_the_master_and_loads_at_any_precision() {
     let trained = ranks(2, false, |device, group| {
         let mut zero = zero(bf16(ZeroStage::Zero2), true, device, group);
         train(&mut zero, 0..2, 2);
-        checkpoint::save(&mut zero, &path, serde_json::Value::Null).unwrap();
+        checkpoint::save(&mut zero, &path, Stamp::default(), serde_json::Value::Null).unwrap();
         let saved = values(&mut zero);
         train(&mut zero, 2..4, 2);
         (saved, values(&mut zero))

@@ -1,6 +1,9 @@
 //! Stages and world sizes agree bitwise, with each other and after a checkpoint.
 
-use anyroll_strategy::{ZeroStage, checkpoint};
+use anyroll_strategy::{
+    ZeroStage,
+    checkpoint::{self, Stamp},
+};
 
 use crate::harness::{STAGES, accumulate, ranks, sequence, train, trained, values, zero};
 
@@ -40,7 +43,7 @@ fn training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() {
     let whole = ranks(2, false, |device, group| {
         let mut zero = zero(ZeroStage::Zero2, true, device, group);
         train(&mut zero, 0..2, 2);
-        checkpoint::save(&mut zero, &path, serde_json::json!({"cursor": 5})).unwrap();
+        checkpoint::save(&mut zero, &path, Stamp::default(), serde_json::json!({"cursor": 5})).unwrap();
         train(&mut zero, 2..4, 2);
         values(&mut zero)
     });

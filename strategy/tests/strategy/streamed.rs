@@ -2,7 +2,8 @@
 
 use anyroll_models::{DecoderConfig, LoraConfig, LoraTarget, LoraTargets};
 use anyroll_strategy::{
-    LossScale, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage, checkpoint,
+    LossScale, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
+    checkpoint::{self, Stamp},
 };
 
 use crate::harness::{
@@ -86,7 +87,7 @@ fn streamed_weights_are_saved_and_loaded() {
             let of_ranks = ranks(2, true, |device, group| {
                 let mut there = zero(streamed(plain), true, device, group.clone());
                 train(&mut there, 0..2, 2);
-                checkpoint::save(&mut there, &path, serde_json::Value::Null).unwrap();
+                checkpoint::save(&mut there, &path, Stamp::default(), serde_json::Value::Null).unwrap();
                 let mut here = zero(plain, true, device, group.clone());
                 checkpoint::load(&mut here, &path).unwrap();
                 let loaded = values(&mut here) == values(&mut there);

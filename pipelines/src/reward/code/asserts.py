@@ -157,7 +157,7 @@ class Text:
     """A text of asserts: what it tells, and the asserts in the order in which they do."""
 
     def __init__(self, text):
-        tree = ast.parse(text)
+        tree, uses_stub = prepared(text)
         for node in ast.walk(tree):
             if isinstance(node, ast.Assert):
                 # It may say what is expected.
@@ -166,10 +166,8 @@ class Text:
         for scope in (*functions.values(), tree):
             write_out(scope)
         loads = loaded(tree)
-        # As pytest would.
-        tests = [name for name in functions if name.startswith("test") and not loads[name]]
-        tree.body += [ast.Expr(ast.Call(ast.Name(name, ast.Load()), [], [])) for name in tests]
-        self.known = known(tree)
+        self.known = known(tree, uses_stub)
+        self.depends = self.check(tree)
         calls = collections.Counter(called(statement) for statement in tree.body)
         once = {
             name: self.divide(function)
@@ -180,7 +178,31 @@ class Text:
         own = iter(self.divide(tree))
         for statement in tree.body:
             self.asserts += [next(own)] if tells(statement) else once.get(called(statement), [])
-        self.told = ast.unparse(ast.fix_missing_locations(tree))
+        tree = ast.fix_missing_locations(Reached().visit(tree))
+        self.told = (STUB if uses_stub else "") + ast.unparse(tree)
+
+    def check(self, tree):
+        """Refuses a text that asserts nothing of the program's. Whether it may depend on the program if anything is."""
+        loads = loaded(tree)
+        decorated = {it.name for it in tree.body if getattr(it, "decorator_list", [])}
+        sites = Sites(tree).found
+        if not sites:
+            raise Bad("nothing is asserted in it")
+        called = [site for site in sites if not site.scope or loads[site.scope] or site.scope in decorated]
+        if not called:
+            raise Bad(f"its asserts stand in `{sites[0].scope}`, which nothing calls")
+        heard = [site for site in called if not site.is_caught]
+        if not heard:
+            raise Bad("it catches the errors of its own asserts")
+        asking = [site for site in heard if site.asked is None or self.asks(site.asked)]
+        if not asking:
+            raise Bad("its asserts ask for nothing of the program's")
+        known = self.known.keys() | literals(tree, self.known).keys()
+        return any(loaded(guard).keys() - known for site in asking for guard in site.guards)
+
+    def asks(self, test):
+        """Whether a test is of the program's values."""
+        return bool(Assert(copy.deepcopy(test), self.known).values)
 
     def divide(self, scope):
         """The asserts that are statements of `scope` itself, which then only tells."""
@@ -348,7 +370,7 @@ def free_names(node):
     return loaded(node).keys() - bound(node).keys()
 
 
-def known(tree):
+def known(tree, uses_stub):
     """What names mean that are not the program's, if the text gives them no other meaning."""
     bindings = bound(tree)
     found = {name: getattr(builtins, name) for name in BUILTINS}
@@ -364,7 +386,31 @@ def known(tree):
                 module = importlib.import_module(module)
                 what = getattr(module, alias.name, None) if origin else module
                 found.update({name: what} if what is not None else {})
-    return found
+    if uses_stub:
+        stub = {"__reach__": lambda: None}
+        exec(STUB, stub)
+        found.update({name: stub[name] for name in ("pytest", "unittest") if not bindings[name]})
+    return {**found, **helpers(tree, found, bindings)}
+
+
+def helpers(tree, found, bindings):
+    """The text's own functions that have nothing of the program's."""
+    own = {}
+    globals_of = {**vars(builtins), **{name: what for name, what in found.items() if not isinstance(what, ast.AST)}}
+    usual = vars(builtins).keys() - bindings.keys() | globals_of.keys() - vars(builtins).keys()
+    for statement in tree.body:
+        is_function = isinstance(statement, ast.FunctionDef) and not statement.decorator_list
+        name = statement.name if is_function else assigned(statement)
+        is_lambda = name and not is_function and isinstance(statement.value, ast.Lambda)
+        if not (is_function or is_lambda) or bindings[name] != 1 or name.startswith("test"):
+            continue
+        strange = (ast.Assert, ast.Raise, ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom)
+        free = free_names(statement) - {name}
+        if free <= usual | own.keys() and not any(isinstance(it, strange) for it in ast.walk(statement)):
+            module = ast.fix_missing_locations(ast.Module([copy.deepcopy(statement)], []))
+            exec(compile(module, "helpers", "exec"), globals_of)
+            own[name] = globals_of[name]
+    return own
 
 
 def main():
@@ -373,10 +419,14 @@ def main():
     for index, text in enumerate(job["asserts"]):
         try:
             text = Text(text)
+        except Bad as why:
+            answers.append({"bad": str(why)})
+            continue
         except (SyntaxError, ValueError, RecursionError) as error:
             answers.append({"error": str(error)})
             continue
-        answers.append(text.holds(job["values"][index]) if "values" in job else {"told": text.told})
+        told = {"text": "" if "only_checks" in job else text.told, "depends": text.depends}
+        answers.append(text.holds(job["values"][index]) if "values" in job else {"told": told})
     print(json.dumps(answers))
 
 

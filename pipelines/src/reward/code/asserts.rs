@@ -12,7 +12,7 @@ use crate::data::stream;
 use crate::reward::Failure;
 
 /// Divides asserts, and decides them by what was told. Its comment has the rules.
-const DIVIDE: &str = include_str!("asserts.py");
+const DIVIDE: &str = concat!(include_str!("harness.py"), "\n\n", include_str!("asserts.py"));
 
 /// Runs a program and what asks it for its values. The function's name is none that the program could know.
 const PROGRAM: &str = include_str!("program.py");
@@ -26,7 +26,7 @@ pub(super) type Run<'a> = dyn Fn(String, &str) -> Result<Option<String>, Failure
 /// What asserts have a program tell, by their texts.
 #[derive(Debug, Default)]
 pub(super) struct Asserts {
-    divided: Mutex<HashMap<String, String>>,
+    divided: Mutex<HashMap<String, Divided>>,
     /// Counts programs, so that each has secrets of its own.
     started: Mutex<u64>,
 }
@@ -39,16 +39,27 @@ pub(super) struct Told<'a> {
 
 #[derive(Clone, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Divided {
-    Told(String),
+enum Answer {
+    Told(Divided),
+    /// A text that is not valid Python.
     Error(String),
+    /// A text that tests nothing, or that needs a module or fixture the sandbox lacks.
+    Bad(String),
+}
+
+/// Part of an asserts text that runs in the program's interpreter.
+#[derive(Clone, Debug, Deserialize)]
+struct Divided {
+    text: String,
+    /// True if an assert may depend on the program.
+    depends: bool,
 }
 
 impl Asserts {
     /// What `program` tells of its values for `asserts`; `None` if it does not come to their end.
     ///
     /// # Errors
-    /// If the asserts are no Python, and of `run`.
+    /// If the asserts are not valid Python, assert nothing or need a missing module, and errors of `run`.
     pub(super) fn ask<'a>(
         &self,
         program: &str,
@@ -57,27 +68,39 @@ impl Asserts {
     ) -> Result<Option<Told<'a>>, Failure> {
         let told = self.divided(asserts, run)?;
         let [secret, name] = [self.secret(), self.secret()];
-        let written = run(asking(program, &told, &name), &secret)?;
+        let written = run(asking(program, &told.text, &name), &secret)?;
         let mut lines: Vec<String> = written
             .iter()
             .flat_map(|written| written.lines())
             .filter_map(|line| Some(line.strip_prefix(&secret)?.to_owned()))
             .collect();
-        Ok((lines.pop().as_deref() == Some("")).then_some(Told { asserts, lines }))
+        let end = lines.pop().unwrap_or_default();
+        let Some(reached) = end.strip_prefix("end ").and_then(|count| count.parse::<u64>().ok()) else {
+            return Ok(None);
+        };
+        match reached > 0 || !lines.is_empty() {
+            true => Ok(Some(Told { asserts, lines })),
+            // A program may have kept the text from asserting anything.
+            false if told.depends => Ok(None),
+            false => Err(format!("its asserts are never reached: {asserts}").into()),
+        }
     }
 
     /// What the program's interpreter is to run for `asserts`.
-    fn divided(&self, asserts: &str, run: &Run) -> Result<String, Failure> {
+    fn divided(&self, asserts: &str, run: &Run) -> Result<Divided, Failure> {
         let locked = || self.divided.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(told) = locked().get(asserts) {
             return Ok(told.clone());
         }
         let written = run(DIVIDE.into(), &json!({"asserts": [asserts]}).to_string())?.unwrap_or_default();
-        let answer: Result<[Divided; 1], _> = serde_json::from_str(&written);
+        let answer: Result<[Answer; 1], _> = serde_json::from_str(&written);
         let told = match answer {
-            Ok([Divided::Told(told)]) => told,
-            Ok([Divided::Error(why)]) => {
+            Ok([Answer::Told(told)]) => told,
+            Ok([Answer::Error(why)]) => {
                 return Err(format!("its asserts are no Python: {asserts}: {why}").into());
+            }
+            Ok([Answer::Bad(why)]) => {
+                return Err(format!("its asserts test nothing: {why}: {asserts}").into());
             }
             Err(_) => {
                 let why = "they take longer than `timeout_s` to read, or more than `output_kib`";
@@ -98,6 +121,22 @@ impl Asserts {
         *started += 1;
         format!("{:016x}", stream(PURPOSE, u64::from(std::process::id()), *started).next_u64())
     }
+}
+
+/// Returns the first text of asserts that [`Asserts::ask`] refuses for every program, with the reason.
+///
+/// # Errors
+/// Errors of `run`, and if the texts cannot be read.
+pub(super) fn first_bad(asserts: &[&str], run: &Run) -> Result<Option<(usize, String)>, Failure> {
+    let written = run(DIVIDE.into(), &json!({"asserts": asserts, "only_checks": true}).to_string())?;
+    let answers: Vec<Answer> = serde_json::from_str(&written.unwrap_or_default())
+        .map_err(|_| "its asserts cannot be read within `timeout_s`")?;
+    let why = answers.into_iter().map(|answer| match answer {
+        Answer::Told(_) => None,
+        Answer::Error(why) => Some(format!("its asserts are no Python: {why}")),
+        Answer::Bad(why) => Some(format!("its asserts test nothing: {why}")),
+    });
+    Ok(why.enumerate().find_map(|(index, why)| Some((index, why?))))
 }
 
 /// Whether the asserts of each text hold, by what a program has told. Values with which their comparison does not end well

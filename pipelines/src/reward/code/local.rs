@@ -5,6 +5,15 @@ use anyroll_sandbox::{Exit, File, Finished, Limits, Protection, Sandbox};
 use crate::config::{CodeConfig, Isolation};
 use crate::reward::Failure;
 
+/// Standard input of a program.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Input<'a> {
+    /// Input that `/dev/stdin` also names.
+    Named(&'a str),
+    /// Input that can be read only once, before the tested program begins.
+    Secret(&'a str),
+}
+
 /// Runs each program as a process of its own, locked in.
 #[derive(Debug)]
 pub(super) struct Local {
@@ -41,10 +50,14 @@ impl Local {
     }
 
     /// What `program` writes; `None` if it does not end well.
-    pub(super) fn run(&self, program: String, input: &str) -> Result<Option<String>, Failure> {
+    pub(super) fn run(&self, program: String, input: Input) -> Result<Option<String>, Failure> {
         let command = [self.python.as_str(), "-I", "main.py"].map(str::to_owned);
         let files = [File { name: "main.py".into(), text: program }];
-        let Finished { exit, stdout, .. } = self.sandbox.run(&command, &files, input).map_err(told)?;
+        let finished = match input {
+            Input::Named(text) => self.sandbox.run(&command, &files, text),
+            Input::Secret(text) => self.sandbox.run_on_secret(&command, &files, text),
+        };
+        let Finished { exit, stdout, .. } = finished.map_err(told)?;
         Ok((exit == Exit::Success).then(|| String::from_utf8_lossy(&stdout).into_owned()))
     }
 }
