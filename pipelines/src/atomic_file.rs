@@ -13,7 +13,7 @@ use crate::output_error::{OutputError, Result};
 /// The bytes are written to a temporary file in the same folder, flushed to disk and renamed; then the folder
 /// is flushed, which holds the rename. One writer at a time: the temporary name is fixed, so that a leftover
 /// of a killed process is overwritten.
-pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
+pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let aside = aside(path);
     let write = || {
         let mut file = File::create(&aside)?;

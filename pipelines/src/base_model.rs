@@ -2,6 +2,8 @@
 
 use std::{ops::Range, path::Path, sync::Arc};
 
+use anyroll_config::{self, FolderConfig};
+use anyroll_data::{CharTokenizer, Dataset, Tokenizer};
 use anyroll_models::{
     Activation, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, Multipliers, NormPlaces,
     ParamSpec, QkNorm, RopeScaling, ValueModel,
@@ -9,12 +11,7 @@ use anyroll_models::{
     init::{Seed, WeightSource},
 };
 
-use crate::{
-    Result,
-    config::{self, FolderConfig},
-    data::{CharTokenizer, Dataset, Tokenizer},
-    run::Strategy,
-};
+use crate::{Result, run::Strategy};
 
 /// A model before training.
 pub struct BaseModel {
@@ -30,7 +27,7 @@ pub struct BaseModel {
 
 impl BaseModel {
     /// Creates the decoder that `decoder` describes, with a token for each character of `dataset` and weights drawn from `seed`.
-    pub fn made(decoder: &config::DecoderConfig, dataset: &Dataset, seed: u64) -> BaseModel {
+    pub fn made(decoder: &anyroll_config::DecoderConfig, dataset: &Dataset, seed: u64) -> BaseModel {
         let tokenizer = CharTokenizer::new(&dataset.characters());
         BaseModel {
             config: decoder_config(decoder, tokenizer.vocab_size()),
@@ -106,7 +103,7 @@ impl WeightSource for UnderNewHead<'_> {
 }
 
 /// The mixture of experts of a checked config.
-fn experts(decoder: &config::DecoderConfig) -> Option<ExpertsConfig> {
+fn experts(decoder: &anyroll_config::DecoderConfig) -> Option<ExpertsConfig> {
     let plain = decoder.mlp_only_layers.as_deref().unwrap_or_default();
     Some(ExpertsConfig {
         num_experts: decoder.num_experts? as i64,
@@ -118,7 +115,7 @@ fn experts(decoder: &config::DecoderConfig) -> Option<ExpertsConfig> {
     })
 }
 
-fn decoder_config(decoder: &config::DecoderConfig, vocab_size: usize) -> DecoderConfig {
+fn decoder_config(decoder: &anyroll_config::DecoderConfig, vocab_size: usize) -> DecoderConfig {
     DecoderConfig {
         vocab_size: vocab_size as i64,
         hidden_size: decoder.hidden_size as i64,

@@ -17,7 +17,7 @@ fn folders(paths: &[std::path::PathBuf]) -> String {
 pub enum Error {
     /// The configuration cannot run.
     #[error(transparent)]
-    Config(#[from] crate::config::Error),
+    Config(#[from] anyroll_config::Error),
     /// A launcher set the ranks' environment variables inconsistently.
     #[error(transparent)]
     Rank(#[from] crate::launch::RankError),
@@ -38,28 +38,22 @@ pub enum Error {
     Torch(#[from] tch::TchError),
     /// The data do not match the config.
     #[error(transparent)]
-    Data(#[from] crate::data::Error),
+    Data(#[from] anyroll_data::Error),
     /// A text could not be encoded, or tokens could not be decoded.
     #[error(transparent)]
-    Tokenizer(#[from] crate::data::TokenizerError),
-    /// Another system's config could not be imported.
+    Tokenizer(#[from] anyroll_data::TokenizerError),
+    /// Another system's config could not be imported. The importer is a crate that this one does not use.
     #[error(transparent)]
-    Import(#[from] crate::import::Error),
+    Import(Box<dyn std::error::Error + Send + Sync>),
     /// A thread could not be started.
     #[error("a thread that samples or scores could not be started")]
     Thread(#[source] std::io::Error),
     /// A reward cannot be used.
-    #[error("the reward `{name}` does not start")]
-    Start {
-        /// Its name.
-        name: String,
-        /// Cause.
-        #[source]
-        failure: crate::failure::Failure,
-    },
+    #[error(transparent)]
+    Start(#[from] anyroll_reward::StartError),
     /// The environment cannot be used.
     #[error("`pipeline.rlvr.rollout.environment` does not start")]
-    NoEnvironment(#[source] crate::failure::Failure),
+    NoEnvironment(#[source] anyroll_reward::Failure),
     /// A reward failed more often than its config allows.
     #[error(
         "the reward `{name}` failed on {failed} of {samples} samples, and `max_error_rate` is {max_error_rate}"
@@ -74,7 +68,7 @@ pub enum Error {
         /// The fraction that may fail.
         max_error_rate: f64,
         /// The last failure on this rank; `None` if only other ranks had failures.
-        source: Option<crate::failure::RewardError>,
+        source: Option<anyroll_reward::Error>,
     },
     /// With `rollout.strict`, log-probs of the rollout and of training differ.
     #[error(
@@ -241,7 +235,7 @@ impl Error {
     }
 
     /// Help for a user whose run ended with this error, if there is any; `told` is the error's
-    /// [`one_line`](crate::error_chain::one_line).
+    /// [`one_line`](anyroll_config::error_chain::one_line).
     pub fn help(&self, told: &str) -> Option<&'static str> {
         match self {
             Self::Strategy(error) => help_with_gradients(error),
@@ -290,7 +284,7 @@ fn help_with_memory(error: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::Error;
-    use crate::error_chain::one_line;
+    use anyroll_config::error_chain::one_line;
 
     /// libtorch's message is kept, its backtrace is not.
     #[test]

@@ -4,6 +4,8 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use anyroll_config::ModelConfig;
+use anyroll_data::Tokenizer;
 use anyroll_models::{
     Decoder, LoraConfig, Model, ParamSpec, Unit, ValueModel,
     hf::{
@@ -17,8 +19,8 @@ use anyroll_strategy::checkpoint::{self, CheckpointWeights};
 use serde_json::{Map, Value};
 
 use crate::{
-    Error, Result, base_model::BaseModel, config::ModelConfig, data::Tokenizer, diffusion::PublishedModel,
-    opened::Opened, prepare::Draft, run_dir::RunDir, train::or_older,
+    Error, Result, base_model::BaseModel, diffusion::PublishedModel, opened::Opened, prepare::Draft,
+    run_dir::RunDir, train::or_older,
 };
 
 /// Files of a published model that are copied along with its weights.
@@ -129,7 +131,7 @@ fn export_images(
 /// # Errors
 /// Errors of [`CheckpointWeights::open`], which name the newest complete checkpoint if a file of the run's last one is
 /// broken.
-pub(crate) fn open_checkpoint(path: &Path, units: &[Unit]) -> Result<CheckpointWeights> {
+pub fn open_checkpoint(path: &Path, units: &[Unit]) -> Result<CheckpointWeights> {
     CheckpointWeights::open(path, units).map_err(|error| {
         let siblings = path.parent().map(checkpoint::list);
         let saved = siblings.and_then(Result::ok).unwrap_or_default();
@@ -138,7 +140,7 @@ pub(crate) fn open_checkpoint(path: &Path, units: &[Unit]) -> Result<CheckpointW
 }
 
 /// Weights of a checkpoint, and the base model's for parameters that were not trained.
-pub(crate) struct Trained<'a> {
+pub struct Trained<'a> {
     /// Weights of the run's checkpoint.
     pub checkpoint: CheckpointWeights,
     /// Weights that the run started from.

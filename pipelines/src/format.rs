@@ -1,7 +1,7 @@
 //! Formatting of numbers for people.
 
 /// A number with about four digits at any size: `0.4817`, `12.35`, `1.20e-5`.
-pub(crate) fn number(value: f64) -> String {
+pub fn number(value: f64) -> String {
     let exponent = value.abs().log10().floor();
     if value == 0.0 || (-4.0..6.0).contains(&exponent) {
         let decimals = if value == 0.0 { 0 } else { (3.0 - exponent).clamp(0.0, 6.0) as usize };
@@ -15,12 +15,12 @@ pub(crate) fn number(value: f64) -> String {
 }
 
 /// A fraction or a reward with three decimals, as in a column: `0.855`.
-pub(crate) fn score(value: f64) -> String {
+pub fn score(value: f64) -> String {
     format!("{value:.3}")
 }
 
 /// A count or a rate: `0.043`, `870`, `12.3k`, `4.05M`.
-pub(crate) fn count(value: f64) -> String {
+pub fn count(value: f64) -> String {
     match value.abs() {
         size if size < 10.0 => number(value),
         size if size < 999.5 => format!("{value:.0}"),
@@ -33,7 +33,7 @@ pub(crate) fn count(value: f64) -> String {
 }
 
 /// Bytes in GiB, with about three digits: `91.4`, `0.0312`.
-pub(crate) fn gib(bytes: usize) -> String {
+pub fn gib(bytes: usize) -> String {
     let gib = bytes as f64 / f64::from(1 << 30);
     match gib {
         0.0 => "0".to_owned(),
@@ -45,7 +45,7 @@ pub(crate) fn gib(bytes: usize) -> String {
 }
 
 /// A duration, in at most two units: `4.2 s`, `45 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`.
-pub(crate) fn duration(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {
         _ if seconds < 9.95 => format!("{seconds:.1} s"),
@@ -57,7 +57,7 @@ pub(crate) fn duration(seconds: f64) -> String {
 }
 
 /// A duration in clock format, which is shorter: `0:31`, `3:20`, `2:05:07`.
-pub(crate) fn clock(seconds: f64) -> String {
+pub fn clock(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     let (hours, minutes, seconds) = (whole / 3_600, whole % 3_600 / 60, whole % 60);
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }

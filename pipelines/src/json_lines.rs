@@ -15,14 +15,14 @@ use crate::output_error::{OutputError, Result};
 
 /// An open log. Every append is one write of a whole line, so that appended lines survive the process.
 #[derive(Debug)]
-pub(crate) struct JsonLines {
+pub struct JsonLines {
     path: PathBuf,
     file: File,
 }
 
 impl JsonLines {
     /// Starts an empty log; the file must not exist.
-    pub(crate) fn create(path: &Path) -> Result<JsonLines> {
+    pub fn create(path: &Path) -> Result<JsonLines> {
         let file = OpenOptions::new().append(true).create_new(true).open(path);
         let file = file.map_err(|source| OutputError::io("create", path, source))?;
         Ok(JsonLines { path: path.to_owned(), file })
@@ -30,7 +30,7 @@ impl JsonLines {
 
     /// Continues a log with `next_step`. Lines of that step and later ones are removed, since they will be
     /// written again.
-    pub(crate) fn resume(path: &Path, next_step: u64) -> Result<JsonLines> {
+    pub fn resume(path: &Path, next_step: u64) -> Result<JsonLines> {
         #[derive(Deserialize)]
         struct Stamp {
             step: u64,
@@ -50,20 +50,21 @@ impl JsonLines {
         Ok(JsonLines { path: path.to_owned(), file })
     }
 
-    pub(crate) fn append(&mut self, record: &impl Serialize) -> Result<()> {
+    /// Appends `record` as a line.
+    pub fn append(&mut self, record: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(record).expect("records have string keys and plain values");
         line.push(b'\n');
         self.file.write_all(&line).map_err(|source| OutputError::io("append to", &self.path, source))
     }
 
     /// Flushes all lines to disk, so that they survive a crash of the machine.
-    pub(crate) fn sync(&self) -> Result<()> {
+    pub fn sync(&self) -> Result<()> {
         self.file.sync_data().map_err(|source| OutputError::io("flush", &self.path, source))
     }
 }
 
 /// All records of a log, in order. The log may still be growing.
-pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
+pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
     let text = read_text(path)?;
     complete_lines(&text).enumerate().map(|(number, line)| parse(path, number, line)).collect()
 }

@@ -1,12 +1,12 @@
 //! What a config names, opened once: the planner and a rank's set-up take folders, tokenizers and data from here.
 
+use anyroll_config::DitConfig;
+use anyroll_data::{self, Dataset};
 use anyroll_models::hf::ModelFolder;
+use anyroll_reward::OpenModel;
 
 use crate::base_model::BaseModel;
-use crate::config::DitConfig;
-use crate::data::{self, Dataset};
 use crate::diffusion;
-use crate::reward::OpenModel;
 
 /// What a config names.
 pub enum Opened {
@@ -57,7 +57,7 @@ impl Opened {
         match self {
             Self::Texts(texts) => Some(texts.dataset.digest()),
             Self::Shapes(_) => None,
-            Self::Images(images) => images.records().map(data::digest),
+            Self::Images(images) => images.records().map(anyroll_data::digest),
         }
     }
 }

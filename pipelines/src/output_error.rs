@@ -71,7 +71,8 @@ pub enum OutputError {
 }
 
 impl OutputError {
-    pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> OutputError {
+    /// Makes the error of `action` on `path`.
+    pub fn io(action: &'static str, path: &Path, source: io::Error) -> OutputError {
         OutputError::Io { action, path: path.to_owned(), source }
     }
 }

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::config::{Config, OffloadConfig, Precision, Recompute, Reduction, StrategyConfig, ZeroStage};
+use anyroll_config::{Config, OffloadConfig, Precision, Recompute, Reduction, StrategyConfig, ZeroStage};
+
 use crate::launch::Rank;
 
 /// What a config is resolved against. Asked of the backends by the caller, since this module knows none.

@@ -2,21 +2,47 @@
 
 use super::source::Source;
 
-/// Each crate's folder, and the crates of ours that it may name. A crate knows only those to its left in
-/// backends <- models <- strategy <- pipelines; `anyroll-libtorch` is for build scripts and the launcher.
-const MAY_DEPEND: [(&str, &[&str]); 10] = [
+/// Each crate's folder, and the crates of ours that it may name: those above it in this list; `anyroll-libtorch` is for
+/// build scripts and the launcher, and tests of `import` read what it writes.
+const MAY_DEPEND: [(&str, &[&str]); 17] = [
     ("backends", &["anyroll-libtorch"]),
     ("models", &["anyroll-backends", "anyroll-libtorch"]),
     ("sandbox", &[]),
     ("strategy", &["anyroll-backends", "anyroll-models", "anyroll-libtorch"]),
+    ("pipelines/math", &[]),
+    ("pipelines/algorithm", &["anyroll-libtorch"]),
+    ("pipelines/config", &["anyroll-algorithm", "anyroll-backends", "anyroll-models", "anyroll-libtorch"]),
+    ("pipelines/data", &["anyroll-config", "anyroll-models", "anyroll-libtorch"]),
+    (
+        "pipelines/reward",
+        &["anyroll-config", "anyroll-data", "anyroll-math", "anyroll-models", "anyroll-sandbox", "anyroll-libtorch"],
+    ),
     (
         "pipelines",
         &[
+            "anyroll-algorithm",
             "anyroll-backends",
+            "anyroll-config",
+            "anyroll-data",
             "anyroll-models",
-            "anyroll-sandbox",
+            "anyroll-reward",
             "anyroll-strategy",
+            "anyroll-libtorch",
+        ],
+    ),
+    ("pipelines/import", &["anyroll-config", "anyroll-pipelines", "anyroll-libtorch"]),
+    (
+        "programs",
+        &[
+            "anyroll-backends",
+            "anyroll-config",
             "anyroll-conformance",
+            "anyroll-data",
+            "anyroll-import",
+            "anyroll-models",
+            "anyroll-pipelines",
+            "anyroll-reward",
+            "anyroll-sandbox",
             "anyroll-libtorch",
         ],
     ),

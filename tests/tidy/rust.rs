@@ -126,9 +126,9 @@ fn parts_of_word(word: &str) -> Vec<String> {
     parts
 }
 
-/// Libraries receive values. Programs may read them: those of `pipelines`, of the build, tests and examples.
+/// Libraries receive values. Programs and the run behind them may read them, the build, tests and examples.
 fn check_environment(source: &Source, add: &mut dyn FnMut(usize, String)) {
-    let may_read = matches!(source.krate(), "pipelines" | "xtask" | "xtask/libtorch" | "tests")
+    let may_read = matches!(source.krate(), "pipelines" | "programs" | "xtask" | "xtask/libtorch" | "tests")
         || source.path.ends_with("build.rs")
         || source.path.contains("/examples/")
         || source.path.contains("/benches/");
@@ -138,7 +138,7 @@ fn check_environment(source: &Source, add: &mut dyn FnMut(usize, String)) {
     for (line, code) in numbered(&source.code) {
         let reads = |it: &&&str| code.contains(&format!("env::{it}("));
         if let Some(name) = READS_ENVIRONMENT.iter().find(reads) {
-            add(line, format!("only pipelines reads the environment and arguments: env::{name}"));
+            add(line, format!("only pipelines and programs read the environment and arguments: env::{name}"));
         }
     }
 }

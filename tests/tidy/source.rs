@@ -19,8 +19,17 @@ impl Source {
 
     /// Returns the folder of the crate that contains the file.
     pub fn krate(&self) -> &str {
-        let folders = ["tests/conformance", "xtask/libtorch"];
-        let nested = folders.into_iter().find(|it| self.path.starts_with(&format!("{it}/")));
+        const NESTED: [&str; 8] = [
+            "pipelines/algorithm",
+            "pipelines/config",
+            "pipelines/data",
+            "pipelines/import",
+            "pipelines/math",
+            "pipelines/reward",
+            "tests/conformance",
+            "xtask/libtorch",
+        ];
+        let nested = NESTED.into_iter().find(|it| self.path.starts_with(&format!("{it}/")));
         nested.or_else(|| self.path.split_once('/').map(|it| it.0)).unwrap_or_default()
     }
 

@@ -1,5 +1,6 @@
 //! The `aesthetic` reward: predicted human preference, by a head on a CLIP.
 
+use anyroll_config::AestheticConfig;
 use anyroll_models::{
     clip::Head,
     hf::{ClipFolder, HeadFile},
@@ -7,7 +8,7 @@ use anyroll_models::{
 use tch::{Device, Tensor};
 
 use super::clip::ImageTower;
-use crate::{Result, config::AestheticConfig};
+use crate::Result;
 
 /// Image tower of a CLIP with a head.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 
 use std::{ops::Range, time::Instant};
 
+use anyroll_config::{DraftKConfig, ReflConfig, StartNoise};
 use anyroll_models::diffusion::DenoiseBatch;
 use anyroll_strategy::Tape;
 use tch::Tensor;
@@ -16,7 +17,6 @@ use super::{
 };
 use crate::{
     Result,
-    config::{DraftKConfig, ReflConfig, StartNoise},
     train::{Exchange, StepOutcome},
 };
 

@@ -1,15 +1,12 @@
 //! The `clip` reward: similarity of an image and its text.
 
+use anyroll_config::{ClipRewardConfig, RewardDtype, error_chain::one_line};
+use anyroll_data::{HfTokenizer, Record};
 use anyroll_models::{Unit, clip::Clip, hf::ClipFolder, init::whole};
+use anyroll_reward::{Failure, StartError};
 use tch::{Device, Kind, Tensor, no_grad};
 
-use crate::{
-    Error, Result,
-    config::{ClipRewardConfig, RewardDtype},
-    data::{HfTokenizer, Record},
-    error_chain::one_line,
-    failure::Failure,
-};
+use crate::Result;
 
 /// Texts encoded in a batch.
 const TEXTS: usize = 64;
@@ -48,7 +45,7 @@ impl ClipScorer {
     /// Loads the model and encodes the texts of `records`.
     pub fn new(config: &ClipRewardConfig, records: &[Record], device: Device) -> Result<Self> {
         let (folder, tokenizer) =
-            open(config).map_err(|failure| Error::Start { name: "clip".into(), failure })?;
+            open(config).map_err(|failure| StartError { name: "clip".into(), failure })?;
         let tower = ImageTower::read(&folder, config.dtype, device)?;
         let of_texts = read(&folder, tower.clip.units()[1], config.dtype, device)?;
         let tokens = tokens(&tokenizer, records, &tower.clip)?;

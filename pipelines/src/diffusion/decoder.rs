@@ -1,5 +1,6 @@
 //! Decoder of latents to pixels.
 
+use anyroll_config::{Precision, SamplerConfig};
 use anyroll_models::{
     Model, Saved, Unit,
     diffusion::{LatentBatch, Tiles, VaeDecoder, WanVaeDecoder, WanVaeTape},
@@ -9,10 +10,7 @@ use anyroll_models::{
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::{
-    Result,
-    config::{Precision, SamplerConfig},
-};
+use crate::Result;
 
 /// Latent frames of a video decoded at a time: the fewest possible, since each gives several frames of
 /// pixels.

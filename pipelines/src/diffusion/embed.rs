@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use anyroll_data::{HfTokenizer, TokenizerError};
 use anyroll_models::{
     ParamSpec, Unit,
     clip::{EncodedTexts, TextEncoder},
@@ -12,10 +13,7 @@ use anyroll_models::{
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::prompts::{OF_OTHERS, PromptTexts};
-use crate::{
-    Result,
-    data::{HfTokenizer, TokenizerError},
-};
+use crate::Result;
 
 /// Default and maximum tokens of Stable Diffusion 3's T5, as in diffusers' pipeline.
 const SD3_TOKENS: [usize; 2] = [256, 512];

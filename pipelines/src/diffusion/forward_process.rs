@@ -2,6 +2,7 @@
 
 use std::{ops::Range, time::Instant};
 
+use anyroll_config::{NftConfig, Scale};
 use anyroll_models::diffusion::DenoiseBatch;
 use tch::{Kind, Tensor};
 
@@ -15,7 +16,6 @@ use super::{
 };
 use crate::{
     Result,
-    config::{NftConfig, Scale},
     train::{Exchange, StepOutcome},
 };
 

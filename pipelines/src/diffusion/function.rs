@@ -4,16 +4,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use anyroll_config::{ImageForm, PythonConfig};
+use anyroll_data::Record;
+use anyroll_reward::{Images, Python, StartError};
 use tch::{Device, Tensor};
 
 use super::frames::{as_images, is_video};
 use super::scorer::Painted;
 use crate::{
-    Error, Result,
-    config::{ImageForm, PythonConfig},
-    data::Record,
+    Result,
     picture::{Picture, pixels},
-    reward::{self, Images, Python},
 };
 
 /// Images scored in parallel, each by a process.
@@ -30,13 +30,12 @@ pub struct FunctionScorer {
 impl FunctionScorer {
     /// Starts a first process; `records` are those of the classes or texts.
     pub fn new(config: &PythonConfig, records: &[Record]) -> Result<Self> {
-        let python =
-            Python::new(config).map_err(|failure| Error::Start { name: "python".into(), failure })?;
+        let python = Python::new(config).map_err(|failure| StartError { name: "python".into(), failure })?;
         Ok(Self { python, form: config.images.unwrap_or_default(), records: records.to_vec() })
     }
 
     /// Score of each image: fp32 `[B]`, NaN if it is excluded or failed; and the failures.
-    pub fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<reward::Error>)> {
+    pub fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<anyroll_reward::Error>)> {
         let labels = Vec::<i64>::try_from(painted.labels.f_to_device(Device::Cpu)?)?;
         let (values, shape) = pixels(&as_images(&painted.images)?)?;
         let is_video = is_video(&painted.images);

@@ -2,10 +2,11 @@
 //!
 //! All are sums over samples, to be divided by the number of samples in the mini-batch over all ranks.
 
+use anyroll_config::KlScale;
 use anyroll_models::diffusion::SdeStep;
 use tch::Tensor;
 
-use crate::{Result, config::KlScale};
+use crate::Result;
 
 /// A stochastic denoising step of some samples, with its targets.
 pub struct StepTargets<'a> {

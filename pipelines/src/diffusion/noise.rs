@@ -3,11 +3,12 @@
 
 use std::thread;
 
+use anyroll_data::stream;
 use anyroll_models::normals;
 use rand_chacha::rand_core::Rng;
 use tch::{Device, Tensor};
 
-use crate::{Result, data::stream};
+use crate::Result;
 
 /// Purpose of random numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +79,7 @@ pub fn uniforms(purpose: Purpose, seed: u64, step: u64, count: usize) -> Vec<f64
 
 /// The numbers below `count` in a random order.
 pub fn order(purpose: Purpose, seed: u64, step: u64, count: usize) -> Vec<usize> {
-    crate::data::shuffled(count, &mut stream(purpose as u64, seed, step))
+    anyroll_data::shuffled(count, &mut stream(purpose as u64, seed, step))
 }
 
 /// [`order`] for item `number` of many.

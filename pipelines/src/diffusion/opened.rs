@@ -1,12 +1,12 @@
 //! What the config of a published model of images names, opened and found to fit.
 
+use anyroll_config::EncodeConfig;
+use anyroll_data::Record;
 use anyroll_models::diffusion::Lora;
 use anyroll_models::hf::{DiffusersFolder, ImageAdapterFiles, TextEmbeddings};
 use anyroll_models::init::{Seed, WeightSource};
 
 use super::PromptEncoders;
-use crate::config::EncodeConfig;
-use crate::data::Record;
 
 /// A published model and the texts that it paints.
 pub struct Opened {

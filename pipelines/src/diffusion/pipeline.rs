@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyroll_config::{DiffusionConfig, DitConfig, MethodConfig};
 use anyroll_models::diffusion::Transformer;
 use anyroll_strategy::{
     Zero,
@@ -13,7 +14,6 @@ use tch::Tensor;
 use super::{EncodedTexts, ImageModels, ImageTask, PublishedModel, Reference, subject::Subject};
 use crate::{
     Result,
-    config::{DiffusionConfig, DitConfig, MethodConfig},
     run::Run,
     samples::Phase,
     train::{

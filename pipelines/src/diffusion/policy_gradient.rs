@@ -2,6 +2,7 @@
 
 use std::{ops::Range, time::Instant};
 
+use anyroll_config::{DanceGrpoConfig, FlowGrpoConfig, MethodConfig, Scale};
 use tch::Tensor;
 
 use super::{
@@ -12,7 +13,6 @@ use super::{
 };
 use crate::{
     Result,
-    config::{DanceGrpoConfig, FlowGrpoConfig, MethodConfig, Scale},
     train::{Exchange, StepOutcome},
 };
 

@@ -8,6 +8,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyroll_backends::release_cached;
+use anyroll_config::{DiffusersConfig, EncodeConfig, EncodeOn, Precision};
+use anyroll_data::{self, Record};
 use anyroll_models::hf::{ExportDtype, TextEmbeddings, TextEmbeddingsWriter};
 use tch::{Device, Kind};
 
@@ -15,8 +17,6 @@ use super::embed::{EncoderOptions, PromptEncoders};
 use super::opened::{EncodedTexts, PaintedTexts};
 use crate::{
     Result,
-    config::{DiffusersConfig, EncodeConfig, EncodeOn, Precision},
-    data::{self, Record},
     format::gib,
     progress::Screen,
     train::{Exchange, Place},
@@ -190,7 +190,7 @@ pub fn encode(
         PaintedTexts::ToEncode { encoders, encode, records } => (encoders, encode, records),
     };
     // The file's name depends on the records, since a run without a checkpoint may find an older file.
-    let out = folder.join(format!("prompts-{:08x}.safetensors", data::digest(&records)));
+    let out = folder.join(format!("prompts-{:08x}.safetensors", anyroll_data::digest(&records)));
     let prompts = Prompts::of(&records, &encode);
     let is_first = exchange.rank() == 0;
     let is_missing = is_first && !out.exists();

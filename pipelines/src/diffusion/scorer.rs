@@ -3,6 +3,9 @@
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use anyroll_config::{ImageReward, ImageRewardConfig, ImageTerm, ScorerInput, TorchscriptConfig};
+use anyroll_data::Record;
+use anyroll_reward::{StartError, distinct};
 use tch::{CModule, Device, Kind, Tensor};
 
 use super::aesthetic::AestheticScorer;
@@ -10,12 +13,7 @@ use super::clip::ClipScorer;
 use super::frames::{evenly_spaced, mean_score};
 use super::function::FunctionScorer;
 use super::quadrants::{Light, Quadrants};
-use crate::{
-    Error, Result,
-    config::{ImageReward, ImageRewardConfig, ImageTerm, ScorerInput, TorchscriptConfig},
-    data::Record,
-    reward::{self, check_error_rates, distinct},
-};
+use crate::{Result, error_rates::check_error_rates};
 
 /// Images with their labels.
 #[derive(Debug)]
@@ -30,7 +28,7 @@ pub struct Painted {
 }
 
 /// Failed images: index of the term, and the cause. These images have no score.
-pub type Failures = Vec<(usize, reward::Error)>;
+pub type Failures = Vec<(usize, anyroll_reward::Error)>;
 
 /// Rewards of images.
 #[derive(Debug)]
@@ -212,7 +210,7 @@ impl Scorer {
 
 impl Term {
     /// [`Rule::score`] on the frames that the term reads.
-    fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<reward::Error>)> {
+    fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<anyroll_reward::Error>)> {
         let Some(frames) = self.frames else { return self.rule.score(painted) };
         self.rule.score(&Painted {
             images: evenly_spaced(&painted.images, frames)?,
@@ -241,7 +239,7 @@ impl Rule {
     }
 
     /// Score of each image: fp32 `[B]`, NaN if it is excluded or failed; and the failures.
-    fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<reward::Error>)> {
+    fn score(&self, painted: &Painted) -> Result<(Tensor, Vec<anyroll_reward::Error>)> {
         match self {
             Self::Shapes { quadrants, reward } => {
                 Ok((quadrants.score(*reward, &painted.images, &painted.labels)?, Vec::new()))
@@ -268,7 +266,7 @@ impl Rule {
                 let (found, wanted) = (scores.size(), painted.labels.size());
                 if found != wanted {
                     let failure = format!("it returns {found:?} for {wanted:?} images").into();
-                    return Err(Error::Start { name: "torchscript".into(), failure });
+                    return Err(StartError { name: "torchscript".into(), failure }.into());
                 }
                 Ok((scores.f_to_kind(Kind::Float)?, Vec::new()))
             }

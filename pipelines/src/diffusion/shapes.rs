@@ -1,14 +1,12 @@
 //! Synthetic images: a light square or diamond on black, in the quadrant that is its class.
 
+use anyroll_config::ImageDataConfig;
+use anyroll_data::{Record, stream};
 use rand_chacha::{ChaCha8Rng, rand_core::Rng};
 use tch::{Device, Kind, Tensor};
 
 use super::noise::Purpose;
-use crate::{
-    Result,
-    config::ImageDataConfig,
-    data::{Record, stream},
-};
+use crate::Result;
 
 /// Height and width of an image; it has one channel, of -1 (black) to 1.
 pub const SIZE: usize = ImageDataConfig::SHAPES_SIZE;

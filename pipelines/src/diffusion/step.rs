@@ -2,6 +2,8 @@
 
 use std::{mem, ops::Range, time::Instant};
 
+use anyroll_algorithm::{Earned, fill_missing, sample_advantages};
+use anyroll_config::{Advantage, GrpoConfig, MethodConfig, Scale};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
@@ -13,8 +15,6 @@ use super::{
 };
 use crate::{
     Result,
-    algorithm::{Earned, fill_missing, sample_advantages},
-    config::{Advantage, GrpoConfig, MethodConfig, Scale},
     metrics::Metrics,
     train::{Exchange, Reduce, StepOutcome, Update, reduced},
 };

@@ -4,6 +4,8 @@ use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
+use anyroll_config::{DiffusionConfig, DitConfig, error_chain::one_line};
+use anyroll_data::{self, Record, without_mark};
 use anyroll_models::{
     diffusion::{self, Dit, Transformer},
     hf::WithAdapter,
@@ -14,13 +16,7 @@ use tch::Device;
 
 use super::opened::{EncodedTexts, PublishedModel};
 use super::{decoder::ImageDecoder, prompts::OF_OTHERS, shapes};
-use crate::{
-    Result,
-    config::{DiffusionConfig, DitConfig},
-    data::{self, Record, without_mark},
-    error_chain::one_line,
-    run::Run,
-};
+use crate::{Result, run::Run};
 
 /// An image model with its classes or texts.
 pub struct Subject {
@@ -132,12 +128,13 @@ fn numbered(number: usize) -> Record {
 ///
 /// # Errors
 /// [`data::Error`] for a file that cannot be read, or an invalid line.
-pub fn read_records(path: &Path) -> Result<Vec<Record>, data::Error> {
-    let text =
-        fs::read_to_string(path).map_err(|source| data::Error::Read { path: path.to_owned(), source })?;
+pub fn read_records(path: &Path) -> Result<Vec<Record>, anyroll_data::Error> {
+    let text = fs::read_to_string(path)
+        .map_err(|source| anyroll_data::Error::Read { path: path.to_owned(), source })?;
     let is_plain = path.extension().is_some_and(|extension| extension == "txt");
     let parse = |(index, line): (usize, &str)| {
-        let wrong = |message: String| data::Error::Line { path: path.to_owned(), line: index + 1, message };
+        let wrong =
+            |message: String| anyroll_data::Error::Line { path: path.to_owned(), line: index + 1, message };
         let (prompt, columns) = match is_plain {
             true => (line.to_owned(), Map::new()),
             false => {

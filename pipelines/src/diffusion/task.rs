@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use anyroll_config::{DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig};
 use anyroll_models::{
     diffusion::{DenoiseBatch, Guidance, Sampler, SdeNoise, Transformer, Walk},
     init::WeightSource,
@@ -18,7 +19,6 @@ use super::{
 };
 use crate::{
     Result,
-    config::{DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig},
     run::Run,
     train::{Learner, Place, Share},
 };

@@ -1,5 +1,6 @@
 //! The supervised warm-up: flow matching on the data.
 
+use anyroll_config::FlowMatchingConfig;
 use anyroll_models::diffusion::DenoiseBatch;
 use tch::Kind;
 
@@ -11,7 +12,6 @@ use super::{
 };
 use crate::{
     Result,
-    config::FlowMatchingConfig,
     train::{Exchange, Learner, learning_rate},
 };
 

@@ -14,12 +14,12 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use anyroll_config::error_chain::one_line;
+use anyroll_config::{EnvironmentConfig, RolloutConfig};
+use anyroll_data::{Record, Tokenizer};
 use anyroll_models::generation::Ending;
+use anyroll_reward::Failure;
 
-use crate::config::{EnvironmentConfig, RolloutConfig};
-use crate::data::{Record, Tokenizer};
-use crate::error_chain::one_line;
-use crate::failure::Failure;
 use crate::inference::{AnswersTurns, Episode, Replies, Sample};
 use worker::{Answer, Output, Worker};
 

@@ -1,9 +1,9 @@
 use std::path::PathBuf;
 
+use anyroll_data::CharTokenizer;
 use anyroll_models::Completion;
 
 use super::*;
-use crate::data::CharTokenizer;
 
 const FILE: &str = r#"
 import os, time

@@ -4,13 +4,12 @@ use std::ffi::OsStr;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use anyroll_config::EnvironmentConfig;
+use anyroll_data::Record;
+use anyroll_reward::Failure;
+use anyroll_reward::process::{Process, absolute};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-
-use crate::config::EnvironmentConfig;
-use crate::data::Record;
-use crate::failure::Failure;
-use crate::python::{Process, absolute};
 
 const PROGRAM: &str = include_str!("worker.py");
 

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
+use anyroll_reward::Failure;
 use serde::{Deserialize, Serialize};
 
 use super::Sample;
-use crate::failure::Failure;
 
 /// Environment's side of a completion with several turns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

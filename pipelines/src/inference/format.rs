@@ -4,6 +4,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use anyroll_data::{TokenBytes, Tokenizer};
 use anyroll_models::generation::{Format, FormatTracker};
 use llguidance::{
     Matcher, ParserFactory,
@@ -11,8 +12,6 @@ use llguidance::{
     toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie},
 };
 use serde_json::{Value, json};
-
-use crate::data::{TokenBytes, Tokenizer};
 
 /// Format of a completion.
 #[derive(Clone, Debug, PartialEq)]
@@ -147,7 +146,8 @@ mod tests {
     };
 
     use super::*;
-    use crate::{config::FolderConfig, data::CharTokenizer};
+    use anyroll_config::FolderConfig;
+    use anyroll_data::CharTokenizer;
 
     /// A tokenizer with one token per byte, and some for several bytes.
     fn bytes() -> Arc<Tokenizer> {

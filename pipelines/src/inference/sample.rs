@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use anyroll_data::Tokenizer;
 use anyroll_models::{
     Completion, Sequence,
     generation::{Ending, PolicySpan},
@@ -9,7 +10,6 @@ use anyroll_models::{
 use serde::{Deserialize, Serialize};
 
 use super::Episode;
-use crate::data::Tokenizer;
 
 /// A completion, finished or in flight: one turn, or several with an environment's observations between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use anyroll_backends::{BackendKind, Stream};
+use anyroll_data::Tokenizer;
 use anyroll_models::{
     Decoder, Engine, Request, SamplingParams, generation,
     generation::{SampleId, StopCondition},
@@ -11,7 +12,7 @@ use anyroll_models::{
 use anyroll_strategy::Weights;
 
 use super::{AnswersTurns, Room, Sample, stop_condition};
-use crate::{Result, data::Tokenizer, train::turn_seed};
+use crate::{Result, train::turn_seed};
 
 /// Result of sampling.
 #[derive(Clone, Debug)]

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
+use anyroll_data::Tokenizer;
 use anyroll_models::generation::StopCondition;
 use serde::Deserialize;
-
-use crate::data::Tokenizer;
 
 /// Stop strings in a request: one text, or a list.
 #[derive(Debug, Deserialize)]
@@ -57,7 +56,8 @@ mod tests {
     use anyroll_models::hf::ModelFolder;
 
     use super::*;
-    use crate::{config::FolderConfig, data::CharTokenizer};
+    use anyroll_config::FolderConfig;
+    use anyroll_data::CharTokenizer;
 
     #[test]
     fn a_text_ends_before_its_first_stop_string() {

@@ -163,7 +163,7 @@ fn failure_file(folder: &Path, rank: usize) -> PathBuf {
 /// A free port. Another process could take it before rank 0 listens on it, which then fails. So ports below
 /// 32768 are tried first, which Linux assigns only on request; if all that are tried are taken, an
 /// assigned port is used.
-pub(crate) fn free_port() -> io::Result<u16> {
+pub fn free_port() -> io::Result<u16> {
     const FIRST: u16 = 16_384;
     const TRIES: u64 = 100;
     let random = RandomState::new();

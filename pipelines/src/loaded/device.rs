@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use anyroll_backends::{BackendKind, Device, DeviceId, devices, open};
+use anyroll_config::Precision;
 
-use crate::{Result, config::Precision};
+use crate::Result;
 
 /// A device with the dtype of its models.
 #[derive(Clone, Copy, Debug, Default)]

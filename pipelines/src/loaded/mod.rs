@@ -9,6 +9,10 @@ use std::{
 };
 
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
+use anyroll_config::{
+    FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
+};
+use anyroll_data::Tokenizer;
 use anyroll_models::{
     Decoder, Engine, Model, PackedBatch, Sequence,
     hf::{AdapterFolder, Merged, ModelFolder},
@@ -21,10 +25,6 @@ use serde_json::Value;
 use crate::{
     Error, Result,
     base_model::BaseModel,
-    config::{
-        FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
-    },
-    data::Tokenizer,
     export::{Trained, open_checkpoint},
     inference::Room,
     launch::free_port,

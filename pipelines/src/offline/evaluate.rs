@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use anyroll_data::Record;
 use anyroll_models::Decoder;
 use anyroll_strategy::Zero;
 use tch::{Device, Kind, Tensor};
@@ -15,7 +16,6 @@ use super::{
 };
 use crate::{
     Result,
-    data::Record,
     inference::{Asked, Sample, Sampler, Sampling},
     metrics::Metrics,
     samples::{Phase, Sample as SampleLine},

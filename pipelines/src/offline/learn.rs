@@ -1,6 +1,7 @@
 //! Gradient of an objective through a model: a language model, or one that gives texts a scalar.
 
 use anyroll_backends::ops::upload;
+use anyroll_config::Objective;
 use anyroll_models::{Decoder, Model, PackedBatch, Scores, ScoresGrad, ValueModel};
 use anyroll_strategy::Zero;
 use tch::{Device, Kind, TchError, Tensor};
@@ -13,7 +14,6 @@ use super::{
 };
 use crate::{
     Result,
-    config::Objective,
     train::{Exchange, Purpose, reduced},
 };
 

@@ -3,15 +3,13 @@
 //! Everything is fp64, and nothing here waits for the device. For objectives that compare, a better answer
 //! precedes its worse one, so that `[S]` is `[pairs, 2]`. Labelled answers are in any order.
 
+use anyroll_config::{
+    DistillConfig, DpoConfig, HingeConfig, IpoConfig, JudgedConfig, Objective, OrpoConfig,
+    RewardModelObjective, SimpoConfig,
+};
 use tch::{Kind, TchError, Tensor};
 
-use crate::{
-    config::{
-        DistillConfig, DpoConfig, HingeConfig, IpoConfig, JudgedConfig, Objective, OrpoConfig,
-        RewardModelObjective, SimpoConfig,
-    },
-    train::device_sums,
-};
+use crate::train::device_sums;
 
 type Result<T> = std::result::Result<T, TchError>;
 

@@ -3,6 +3,8 @@
 use std::{path::Path, sync::Arc};
 
 use anyroll_backends::Stream;
+use anyroll_config::{KvCacheConfig, Objective, OfflineConfig};
+use anyroll_data::{Dataset, Record, Tokenizer};
 use anyroll_models::{Decoder, Model, ValueModel, hf::ModelFolder, init::WeightSource};
 use anyroll_strategy::checkpoint::Saver;
 use tch::{Kind, Tensor};
@@ -18,8 +20,6 @@ use super::{
 use crate::{
     Result,
     base_model::{BaseModel, UnderNewHead},
-    config::{KvCacheConfig, Objective, OfflineConfig},
-    data::{Dataset, Record, Tokenizer},
     inference::Sampler,
     launch::Rank,
     metrics::Metrics,

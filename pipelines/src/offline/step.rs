@@ -2,6 +2,8 @@
 
 use std::{ops::Range, time::Instant};
 
+use anyroll_config::{Objective, Turns, WarmupConfig};
+use anyroll_data::{Dataset, Draw, Record, Tokenizer};
 use anyroll_models::Decoder;
 use anyroll_strategy::Zero;
 
@@ -15,8 +17,6 @@ use super::{
 };
 use crate::{
     Result,
-    config::{Objective, Turns, WarmupConfig},
-    data::{Dataset, Draw, Record, Tokenizer},
     metrics::Metrics,
     train::{Exchange, Purpose, StepOutcome, learning_rate, reduced},
 };

@@ -4,13 +4,13 @@
 //! logits of a few tokens at a time, next to its own.
 
 use anyroll_backends::ops::{Divergence, copy_across, moved};
+use anyroll_config::DistillConfig;
 use anyroll_models::{self as models, HiddenModel, PackedBatch, hf::ModelFolder};
 use tch::{Device, Tensor};
 
 use super::{Written, written::pack};
 use crate::{
     Result,
-    config::DistillConfig,
     run::Role,
     train::{Place, Reference},
 };

@@ -2,16 +2,13 @@
 
 use std::ops::Range;
 
+use anyroll_config::{Keep, Objective, Turns};
+use anyroll_data::{Cut, Record, Tokenizer, TokenizerError};
 use anyroll_models::{PackedBatch, Sequence, targets_in};
 use tch::Device;
 
 use super::Pass;
-use crate::{
-    Result,
-    config::{Keep, Objective, Turns},
-    data::{Cut, Record, Tokenizer, TokenizerError},
-    train::sample_seed,
-};
+use crate::{Result, train::sample_seed};
 
 /// A prompt with an answer; a conversation may have several answers, each after its messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,7 +145,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::config::FolderConfig;
+    use anyroll_config::FolderConfig;
 
     fn tiny_model() -> &'static Path {
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tiny_model"))

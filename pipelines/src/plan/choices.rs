@@ -1,9 +1,9 @@
 //! Memory plans for every choice of stage, offload and recomputation.
 
+use anyroll_config::{Offload, OffloadConfig, OptimizerOffload, Recompute, ZeroStage};
 use serde::Serialize;
 
 use super::{MemoryPlan, Planner, Strategies};
-use crate::config::{Offload, OffloadConfig, OptimizerOffload, Recompute, ZeroStage};
 use crate::run::{Run, Strategy};
 
 /// One choice and its plan.

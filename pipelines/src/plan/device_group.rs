@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyroll_backends::BackendKind;
+use anyroll_config::Reduction;
 use anyroll_strategy::plan::Ranks;
 use serde::Serialize;
 
 use super::PhaseBytes;
-use crate::config::Reduction;
 use crate::run::{Role, RolloutRole, Run};
 
 /// Granularity of memory that can leave a device: 2 MiB on every device so far, a page on a host.

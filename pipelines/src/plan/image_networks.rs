@@ -1,6 +1,9 @@
 //! Frozen networks of image runs, whole on every rank: the decoder of latents and the models that score
 //! images.
 
+use anyroll_config::{
+    ImageReward, ImageTerm, Precision, RewardDtype, SamplerConfig, ScorerInput, TorchscriptConfig,
+};
 use anyroll_models::{
     Model, Runs, Unit,
     clip::Clip,
@@ -13,10 +16,7 @@ use anyroll_strategy::{
 };
 
 use super::images::{file_bytes, frozen_runs};
-use crate::{
-    Result,
-    config::{ImageReward, ImageTerm, Precision, RewardDtype, SamplerConfig, ScorerInput, TorchscriptConfig},
-};
+use crate::Result;
 
 const F32: usize = size_of::<f32>();
 

@@ -3,6 +3,7 @@
 use std::fs;
 
 use anyroll_backends::DType;
+use anyroll_config::{DiffusionConfig, DitConfig, EncodeOn, MethodConfig};
 use anyroll_models::{
     Model, Runs,
     diffusion::{DenoiseSize, Transformer},
@@ -19,7 +20,6 @@ use super::{
 };
 use crate::{
     Result,
-    config::{DiffusionConfig, DitConfig, EncodeOn, MethodConfig},
     diffusion::{self, PaintedTexts},
     run::{Run, Strategy},
     train::zero_config,

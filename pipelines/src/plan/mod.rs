@@ -13,6 +13,7 @@ mod reward;
 mod stage;
 mod texts;
 
+use anyroll_config::PipelineConfig;
 use anyroll_models::Runs;
 use anyroll_strategy::{State, plan::Held};
 use serde::Serialize;
@@ -27,7 +28,6 @@ pub use stage::{Settled, Stages, Unsettled, settle};
 
 use crate::{
     Error, Result,
-    config::PipelineConfig,
     opened::Opened,
     run::{Run, Strategy},
     train::{offloaded, zero_config},

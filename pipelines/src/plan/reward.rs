@@ -1,11 +1,13 @@
 //! The memory of reward models.
 
 use anyroll_backends::DType;
+use anyroll_config::RewardModelConfig;
 use anyroll_models::{Model, PackedSize, Runs, ValueModel};
+use anyroll_reward::OpenModel;
 use anyroll_strategy::plan::{Held, Ranks, held, scoring_activations};
 
 use super::{away, on_host};
-use crate::{Result, config::RewardModelConfig, reward::OpenModel, run::Strategy, train::zero_config};
+use crate::{Result, run::Strategy, train::zero_config};
 
 /// A reward model.
 pub(super) struct RewardModel {

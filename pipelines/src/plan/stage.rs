@@ -6,9 +6,10 @@
 //! that only scores keeps its weights whole at stage 0 and needs no gather. docs/results/training.md has
 //! measurements.
 
+use anyroll_config::Recompute;
+
 use super::{MemoryPlan, Planner, Strategies, Tightest};
 use crate::{
-    config::Recompute,
     format::gib,
     run::{Role, Run, Strategy},
 };

@@ -1,6 +1,8 @@
 //! Memory of language-model runs, following the steps of [`crate::rlvr`] and [`crate::offline`]. Every
 //! sequence counts with the longest possible length.
 
+use anyroll_config::{KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Turns, WarmupConfig};
+use anyroll_data::{Dataset, Tokenizer};
 use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, ValueModel, generation::Limits};
 use anyroll_strategy::plan::{
     Held, driver_bytes, held, scoring_activations, training_activations, whole_weights,
@@ -14,10 +16,7 @@ use super::{
     runs,
 };
 use crate::{
-    Error, Result,
-    config::{KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Turns, WarmupConfig},
-    data::{Dataset, Tokenizer},
-    offline,
+    Error, Result, offline,
     offline::Written,
     opened,
     run::{Run, Strategy},

@@ -2,11 +2,10 @@
 
 use std::fmt::Debug;
 
+use anyroll_config::error_chain::one_line;
+use anyroll_config::{LoraConfig, Section, list};
 use anyroll_models::hf::{AdapterFolder, ModelFolder};
 use anyroll_models::{LoraTarget, ModulePattern};
-
-use crate::config::{LoraConfig, Section, list};
-use crate::error_chain::one_line;
 
 /// Adapters that fit a model.
 pub(super) struct Adapters {

@@ -1,9 +1,10 @@
 //! Whether every record has what an offline objective reads, and the model room for it.
 
+use anyroll_config::{OfflineConfig, PipelineConfig, Section};
+use anyroll_data::{Dataset, Record};
+
 use super::data::evaluated;
 use super::texts::{Policy, Room, refuse_unread, without_messages};
-use crate::config::{OfflineConfig, PipelineConfig, Section};
-use crate::data::{Dataset, Record};
 use crate::offline::read;
 use crate::opened::Opened;
 

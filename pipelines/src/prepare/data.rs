@@ -1,9 +1,10 @@
 //! The data of a language model: whether they can be read, and whether the model has room for them.
 
+use anyroll_config::error_chain::one_line;
+use anyroll_config::{DataConfig, PipelineConfig, RewardConfig, RewardTerm, RlvrConfig, Section, Turns};
+use anyroll_data::{self, Counted, Dataset, Reading, Record, Tokenizer, TokenizerError};
+
 use super::texts::{Policy, Room, refuse_unread, without_messages};
-use crate::config::{DataConfig, PipelineConfig, RewardConfig, RewardTerm, RlvrConfig, Section, Turns};
-use crate::data::{self, Counted, Dataset, Reading, Record, Tokenizer, TokenizerError};
-use crate::error_chain::one_line;
 use crate::opened::Opened;
 
 /// Prompts of an evaluation; their count is found by hashing candidates one by one.
@@ -96,23 +97,23 @@ pub(super) fn open(
     check_evaluated(asked, &dataset, at).then_some(dataset)
 }
 
-fn refuse(error: &data::Error, at: &Section) {
+fn refuse(error: &anyroll_data::Error, at: &Section) {
     let (name, help) = match error {
-        data::Error::Tokens(error) => return refuse_unread(error, &at.root()),
-        data::Error::LongRecord { .. } => {
+        anyroll_data::Error::Tokens(error) => return refuse_unread(error, &at.root()),
+        anyroll_data::Error::LongRecord { .. } => {
             ("long_prompts", "write `leave_out`, or allow records as long as this one")
         }
-        data::Error::Line { .. } => {
+        anyroll_data::Error::Line { .. } => {
             ("path", "mend it, or name its parts: `columns: {prompt: ..., answer: ...}`")
         }
-        data::Error::Table { .. } => ("path", MEND_TABLE),
-        data::Error::Format { .. } => ("path", "give files whose names end so"),
-        data::Error::Split { .. } if at.field("") == "pipeline.offline" => (
+        anyroll_data::Error::Table { .. } => ("path", MEND_TABLE),
+        anyroll_data::Error::Format { .. } => ("path", "give files whose names end so"),
+        anyroll_data::Error::Split { .. } if at.field("") == "pipeline.offline" => (
             "path",
             "add records, change `held_out_percent`, or hold none out with `evaluation: {prompts: 0}`",
         ),
-        data::Error::Split { .. } => ("path", "add records, or change `held_out_percent`"),
-        data::Error::Twice { .. } => ("path", "name it once"),
+        anyroll_data::Error::Split { .. } => ("path", "add records, or change `held_out_percent`"),
+        anyroll_data::Error::Twice { .. } => ("path", "name it once"),
         _ => ("path", GIVE_FILES),
     };
     at.refuse(&format!("data.file.{name}"), one_line(error), help);

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use anyroll_config::error_chain::one_line;
+use anyroll_config::{EnvironmentConfig, RlvrConfig, RolloutConfig, Section, Speaker};
+use anyroll_data::{CharTokenizer, Tokenizer};
+
 use super::rewards::check_file;
 use super::texts::Policy;
-use crate::config::{EnvironmentConfig, RlvrConfig, RolloutConfig, Section, Speaker};
-use crate::data::{CharTokenizer, Tokenizer};
 use crate::environment::Environment;
-use crate::error_chain::one_line;
 
 const PATH: &str = "pipeline.rlvr.rollout.environment";
 

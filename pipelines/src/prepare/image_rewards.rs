@@ -1,14 +1,14 @@
 //! Whether what rewards of images name can be used.
 
-use anyroll_models::hf::{ClipFolder, DiffusersFolder, HeadFile};
-
-use super::rewards::check_file;
-use crate::config::{
+use anyroll_config::error_chain::one_line;
+use anyroll_config::{
     AestheticConfig, ClipRewardConfig, ImageReward, ImageRewardConfig, PromptsConfig, Section,
     TorchscriptConfig,
 };
+use anyroll_models::hf::{ClipFolder, DiffusersFolder, HeadFile};
+
+use super::rewards::check_file;
 use crate::diffusion::{load_script, open_clip};
-use crate::error_chain::one_line;
 
 /// Reports files of rewards of the shapes that cannot be used. `at` is the rewards.
 pub(super) fn check_of_shapes(reward: &ImageRewardConfig, at: &Section) {

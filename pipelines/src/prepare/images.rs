@@ -2,21 +2,21 @@
 
 use std::path::Path;
 
+use anyroll_config::error_chain::one_line;
+use anyroll_config::{
+    DiffusersConfig, DiffusionConfig, EncodeConfig, ImageDataConfig, LoraConfig, ModelConfig, Precision,
+    PromptsConfig, Section, TilesConfig, list,
+};
+use anyroll_data::Record;
 use anyroll_models::diffusion::Lora;
 use anyroll_models::hf::{self, DiffusersFolder, ImageAdapterFiles, TextEmbeddings};
 use anyroll_models::lora_scale;
 
 use super::{image_rewards, pair};
 use crate::Error;
-use crate::config::{
-    DiffusersConfig, DiffusionConfig, EncodeConfig, ImageDataConfig, LoraConfig, ModelConfig, Precision,
-    PromptsConfig, Section, TilesConfig, list,
-};
-use crate::data::Record;
 use crate::diffusion::{
     self, EncodedTexts, PaintedTexts, PromptEncoders, Prompts, PublishedModel, open_encoders, read_records,
 };
-use crate::error_chain::one_line;
 use crate::opened::Opened;
 
 /// Opens what a run of images names; `None` if something cannot be used.

@@ -26,10 +26,11 @@ mod texts;
 
 use std::path::Path;
 
-use crate::config::{
+use anyroll_config::{
     Config, Error, Node, Problem, Problems, Reading, RewardKind, RewardTerm, Section, Source, from_node,
     include_strategies,
 };
+
 use crate::opened::Opened;
 use crate::run::{Machine, Run};
 
@@ -190,4 +191,4 @@ pub fn read_reward(name: &str, sets: &[String]) -> Result<RewardKind, Error> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

@@ -1,7 +1,8 @@
 //! Opens what a config names.
 
+use anyroll_config::{Config, PipelineConfig, Section};
+
 use super::{images, texts};
-use crate::config::{Config, PipelineConfig, Section};
 use crate::opened::Opened;
 
 /// Opens all that `config` names and reports what does not fit; `None` if something could not be opened.

@@ -1,8 +1,7 @@
 //! Whether both of a pair of transformers, each of which paints at some of the sigmas, learn something.
 
+use anyroll_config::{DiffusionConfig, MethodConfig, Section, is_of_second};
 use anyroll_models::diffusion::{EXPERTS, Lora};
-
-use crate::config::{DiffusionConfig, MethodConfig, Section, is_of_second};
 
 /// Refuses to train one of a pair whose `boundary` lets no denoising step with a gradient meet it: its adapters would stay as
 /// they are, and whole weights would decay. `shift` is the sampler's.

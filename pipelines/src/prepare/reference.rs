@@ -1,11 +1,11 @@
 //! `roles.reference`: the frozen model that a policy is compared with, a copy of itself or a published one, a teacher say.
 
+use anyroll_config::error_chain::one_line;
+use anyroll_config::{Advantage, AlgorithmConfig, Config, PipelineConfig, Section};
+use anyroll_data::{CharTokenizer, Dataset, HfTokenizer, Tokenizer};
 use anyroll_models::hf::ModelFolder;
 
 use super::texts::Policy;
-use crate::config::{Advantage, AlgorithmConfig, Config, PipelineConfig, Section};
-use crate::data::{CharTokenizer, Dataset, HfTokenizer, Tokenizer};
-use crate::error_chain::one_line;
 
 const FIELD: &str = "roles.reference.path";
 

@@ -5,15 +5,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::steps::Length;
-use super::{answers, data, steps};
-use crate::config::{
+use anyroll_config::error_chain::one_line;
+use anyroll_config::{
     Config, DataConfig, Devices, DiffusionConfig, ImageDataConfig, LoraConfig, ModelConfig, OffloadConfig,
     Paths, PipelineConfig, Precision, RewardConfig, RewardKind, RoleConfig, RolloutRoleConfig, Section,
     StrategyConfig, list, suggestion,
 };
-use crate::data::files;
-use crate::error_chain::one_line;
+use anyroll_data::files;
+
+use super::steps::Length;
+use super::{answers, data, steps};
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 

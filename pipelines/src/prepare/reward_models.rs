@@ -1,10 +1,11 @@
 //! How the ranks hold reward models that are not on the host.
 
-use super::resolve::Resolver;
-use crate::config::{
+use anyroll_config::{
     Devices, OffloadConfig, OptimizerOffload, Recompute, RewardConfig, RewardModelConfig,
     RewardStrategyConfig, StrategyConfig,
 };
+
+use super::resolve::Resolver;
 use crate::run::Role;
 
 impl Resolver<'_> {

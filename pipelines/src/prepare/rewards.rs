@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use super::environment;
-use crate::config::{
+use anyroll_config::error_chain::one_line;
+use anyroll_config::{
     CodeConfig, Config, ImageReward, JudgeConfig, PipelineConfig, PythonConfig, RewardConfig, RewardKind,
     RewardTerm, Section, host,
 };
-use crate::data::Dataset;
-use crate::error_chain::one_line;
-use crate::reward::{Code, Judge, Model, OpenModel, Pattern, Python, key};
+use anyroll_data::Dataset;
+use anyroll_reward::{Code, Judge, Model, OpenModel, Pattern, Python, key};
+
+use super::environment;
 
 /// Opens the reward models, in the order of the terms, and reports what of the terms cannot be used. `at` is the reward.
 pub(super) fn open(reward: &RewardConfig, at: &Section) -> Option<Vec<OpenModel>> {

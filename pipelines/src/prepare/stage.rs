@@ -1,8 +1,8 @@
 //! The stages that `zero_stage: auto` stands for.
 
+use anyroll_config::{Recompute, RewardConfig, RolesConfig, Section, ZeroStage, error_chain::one_line};
+
 use crate::{
-    config::{Recompute, RewardConfig, RolesConfig, Section, ZeroStage},
-    error_chain::one_line,
     format::gib,
     opened::Opened,
     plan::{Planner, Stages, Tightest, Unsettled, settle as fastest},
@@ -127,11 +127,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        config::Error,
         plan::Planner,
         prepare::tests::{Loaded, SMALL, machine, only_problem, read},
         run::Machine,
     };
+    use anyroll_config::Error;
 
     /// Two ranks, and a model that is deep enough for stage 3 to be smaller.
     const SETS: [&str; 3] = ["model.decoder.layers=12", "devices=2", "strategy.micro_batch_size=1"];

@@ -1,7 +1,8 @@
 //! The number of steps that passes over the data stand for.
 
-use crate::config::{DataConfig, DataEpochs, PipelineConfig, Section, Steps, whole_steps};
-use crate::data::Dataset;
+use anyroll_config::{DataConfig, DataEpochs, PipelineConfig, Section, Steps, whole_steps};
+use anyroll_data::Dataset;
+
 use crate::opened::Opened;
 
 /// Passes over the data: beyond, somebody has mistyped.
@@ -85,11 +86,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        config::{Error, Invalid},
-        data::Draw,
         prepare::tests::{Loaded, SMALL, machine, only_problem, read},
         run::{Machine, Run},
     };
+    use anyroll_config::{Error, Invalid};
+    use anyroll_data::Draw;
 
     /// What one epoch after the other is, batch by batch, in `transformers` (`Trainer.set_initial_training_values`).
     fn of_transformers(epochs: f64, records: usize, size: usize) -> u64 {

@@ -1,12 +1,14 @@
 mod algorithms;
 mod evaluations;
 mod experts;
+mod includes;
 mod judges;
 mod lengths;
 mod logits;
 mod merging;
 mod references;
 mod reward_models;
+mod schedules;
 mod several;
 mod sharing;
 mod strict;
@@ -14,14 +16,15 @@ mod strict;
 use std::fmt;
 use std::path::PathBuf;
 
+use anyroll_config::*;
+use anyroll_data::Dataset;
+
 use super::*;
-use crate::config::*;
-use crate::data::Dataset;
 use crate::launch::Rank;
 use crate::run::{BackendFacts, Batches, Role, Strategy};
 
 /// The smallest config; every other field has a default.
-pub(crate) const SMALL: &str = "\
+pub const SMALL: &str = "\
 name: small
 backend: cpu
 model:
@@ -40,10 +43,10 @@ pipeline:
 ";
 
 /// A config that was read and opened.
-pub(crate) struct Loaded {
+pub struct Loaded {
     draft: Draft,
-    pub(crate) config: Config,
-    pub(crate) opened: Opened,
+    pub config: Config,
+    pub opened: Opened,
 }
 
 impl fmt::Debug for Loaded {
@@ -53,27 +56,27 @@ impl fmt::Debug for Loaded {
 }
 
 impl Loaded {
-    pub(crate) fn read(path: &Path, sets: &[String]) -> Result<Self, Error> {
+    pub fn read(path: &Path, sets: &[String]) -> Result<Self, Error> {
         let draft = Draft::read(path, sets)?;
         let (config, opened) = draft.open()?;
         Ok(Self { draft, config, opened })
     }
 
-    pub(crate) fn resolve(&self, machine: &Machine) -> Result<Run, Error> {
+    pub fn resolve(&self, machine: &Machine) -> Result<Run, Error> {
         Ok(self.draft.prepare(machine, Purpose::Run)?.run)
     }
 
     /// The same, with `zero_stage: auto` left as it is.
-    pub(crate) fn resolve_but_stage(&self, machine: &Machine) -> Result<Run, Error> {
+    pub fn resolve_but_stage(&self, machine: &Machine) -> Result<Run, Error> {
         Ok(self.draft.prepare(machine, Purpose::Plan)?.run)
     }
 
-    pub(crate) fn dataset(&self) -> Option<&Dataset> {
+    pub fn dataset(&self) -> Option<&Dataset> {
         self.opened.dataset()
     }
 }
 
-pub(crate) fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
+pub fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.yaml");
     std::fs::write(&path, text).unwrap();
@@ -83,7 +86,7 @@ pub(crate) fn read(text: &str, sets: &[&str]) -> Result<Loaded, Error> {
 
 /// The only problem of a config.
 #[track_caller]
-pub(crate) fn only_problem(error: Error) -> Invalid {
+pub fn only_problem(error: Error) -> Invalid {
     match error {
         Error::Invalid(mut all) if all.len() == 1 => all.remove(0),
         error => panic!("not a single problem: {error}"),
@@ -109,7 +112,7 @@ fn facts(name: &str, runs_models: bool, devices: Option<usize>) -> BackendFacts 
 }
 
 /// Backends by made-up names: this module knows no vendor.
-pub(crate) fn machine() -> Machine {
+pub fn machine() -> Machine {
     let broken =
         BackendFacts { unavailable: Some("libgone.so is not there".to_owned()), ..facts("gone", true, None) };
     let backends =

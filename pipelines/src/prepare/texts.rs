@@ -1,17 +1,17 @@
 //! What the config of a language model names: its folder, its data, its reference and its reward models.
 
+use anyroll_config::error_chain::one_line;
+use anyroll_config::{
+    Config, DataConfig, DecoderConfig, ModelConfig, OfflineConfig, RlvrConfig, Section, Turns,
+};
+use anyroll_data::{Dataset, Tokenizer, TokenizerError};
 use anyroll_models::hf::ModelFolder;
+use anyroll_reward::OpenModel;
 
 use super::adapters::{self, Adapters};
 use super::{answers, data, environment, reference, rewards, steps};
 use crate::base_model::BaseModel;
-use crate::config::{
-    Config, DataConfig, DecoderConfig, ModelConfig, OfflineConfig, RlvrConfig, Section, Turns,
-};
-use crate::data::{Dataset, Tokenizer, TokenizerError};
-use crate::error_chain::one_line;
 use crate::opened::{Opened, Texts};
-use crate::reward::OpenModel;
 
 /// What to do about a model's folder that cannot be used.
 const MEND_FOLDER: &str =

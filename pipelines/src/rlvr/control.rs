@@ -1,7 +1,8 @@
 //! The control of an experiment: rewards of random samples.
 
+use anyroll_data::{shuffle, stream};
+
 use super::{advantages::fitted, rows::Row};
-use crate::data::{shuffle, stream};
 
 /// Gives each sample the rewards of a random one. One that could not be scored stays so.
 pub fn deal(rows: &mut [Row], seed: u64, batch: u64) {

@@ -5,6 +5,7 @@
 
 use std::{path::Path, sync::Arc};
 
+use anyroll_config::{CriticConfig, RlvrConfig};
 use anyroll_models::{ValueModel, init::WeightSource};
 use anyroll_strategy::{
     Zero,
@@ -22,7 +23,6 @@ use super::{
 use crate::{
     Error, Result,
     base_model::UnderNewHead,
-    config::{CriticConfig, RlvrConfig},
     inference::Sample,
     metrics::Metrics,
     run::Run,

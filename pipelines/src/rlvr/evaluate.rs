@@ -6,16 +6,16 @@ use std::{
     sync::Arc,
 };
 
+use anyroll_algorithm::{majority, pass_at_k};
+use anyroll_data::{Record, Tokenizer};
+use anyroll_reward::Outcome;
 use anyroll_strategy::Weights;
 
 use super::{Rlvr, rewards::Rewards, rollout::Engine, terms::TermSums};
 use crate::{
     Error, Result,
-    algorithm::{majority, pass_at_k},
-    data::{Record, Tokenizer},
     inference::{Asked, Sample, Sampling},
     metrics::Metrics,
-    reward::Outcome,
     samples::{Phase, Sample as SampleLine, Turn},
     train::{Evaluation, Exchange, Purpose, Reduce, reduced, sample_seed},
 };

@@ -29,6 +29,7 @@ mod models;
 mod pack;
 mod pipeline;
 mod prepare;
+mod reward_model;
 mod rewards;
 mod rollout;
 mod rows;

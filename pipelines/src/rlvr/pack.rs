@@ -1,10 +1,10 @@
 //! Completions as batches of a model.
 
+use anyroll_config::RlvrConfig;
 use anyroll_models::{PackedBatch, Sequence, targets_in};
 
 use crate::{
     Result,
-    config::RlvrConfig,
     inference::Sample,
     run::Run,
     train::{Purpose, sample_seed},

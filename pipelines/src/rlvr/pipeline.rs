@@ -2,13 +2,18 @@
 
 use std::{path::Path, sync::Arc};
 
+use anyroll_algorithm::Moments;
+use anyroll_config::{Advantage, AlgorithmConfig, GrpoConfig, RlvrConfig, Scale, Turns};
+use anyroll_data::{Dataset, Record};
 use anyroll_models::{hf::ModelFolder, init::WeightSource};
+use anyroll_reward::RewardSum;
 use anyroll_strategy::checkpoint::{self, Saver};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Critic, Models, Task,
     evaluate::evaluate,
+    reward_model,
     rewards::Rewards,
     rollout::{Engine, Prompts, Rollout},
     setup,
@@ -16,14 +21,10 @@ use super::{
 };
 use crate::{
     Error, Result,
-    algorithm::Moments,
-    config::{Advantage, AlgorithmConfig, GrpoConfig, RlvrConfig, Scale, Turns},
-    data::{Dataset, Record},
     launch::Rank,
     metrics::Metrics,
     offline::Lesson,
     opened::Texts,
-    reward::{OpenModel, RewardSum},
     run::{Role, Run},
     samples::Phase,
     train::{
@@ -75,7 +76,7 @@ impl Rlvr {
     /// Prepares a run, its policy on `place`, with its first weights. Opens the other roles' devices.
     pub fn new(run: Run, config: &RlvrConfig, opened: Texts, place: Place, rank: &Rank) -> Result<Self> {
         let Texts { dataset, base, reference: published, reward_models } = opened;
-        let (held, on_host) = OpenModel::divide(reward_models, &run.reward_models);
+        let (held, on_host) = reward_model::divide(reward_models, &run.reward_models);
         let model = setup::policy(&run, config, &base, &place)?;
         let sum = RewardSum::new(&config.reward, on_host)?;
         let engine = Arc::new(setup::engine(&run, config, &base, &model, &place)?);

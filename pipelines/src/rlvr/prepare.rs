@@ -1,5 +1,7 @@
 //! From scored rows to what the loss reads: log-probs to compare with, advantages, and weights of tokens.
 
+use anyroll_algorithm::Moments;
+use anyroll_config::{KlTerm, OldLogprobs};
 use anyroll_models::PackedBatch;
 use anyroll_strategy::Zero;
 use tch::Tensor;
@@ -12,13 +14,7 @@ use super::{
     pipeline::Carried,
     rows::Scored,
 };
-use crate::{
-    Result,
-    algorithm::Moments,
-    config::{KlTerm, OldLogprobs},
-    inference::Sample,
-    train::Exchange,
-};
+use crate::{Result, inference::Sample, train::Exchange};
 
 /// A rank's samples of a step, ready to be trained on.
 pub struct Batch {

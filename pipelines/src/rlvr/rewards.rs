@@ -2,24 +2,26 @@
 
 use std::sync::Arc;
 
+use anyroll_algorithm::{decoupled, fill_missing};
+use anyroll_config::{Advantage, GdpoConfig};
+use anyroll_data::{Record, Tokenizer};
+use anyroll_reward::{Case, Outcome, RewardSum, Score, Scorer, Scoring};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Task,
     advantages::{fill_turns, of_turns},
     control::deal,
+    reward_model::HeldModel,
     rollout::Staleness,
     rows::{Row, Scored},
     terms::TermSums,
 };
 use crate::{
     Result,
-    algorithm::{decoupled, fill_missing},
-    config::{Advantage, GdpoConfig},
-    data::{Record, Tokenizer},
+    error_rates::check_error_rates,
     inference::{Episode, Sample},
     metrics::Metrics,
-    reward::{Case, HeldModel, Outcome, RewardSum, Score, Scorer, Scoring, check_error_rates},
     train::{Exchange, Reduce, Share},
 };
 

@@ -2,6 +2,8 @@
 
 use std::mem;
 
+use anyroll_config::MixedGroupsConfig;
+
 use super::{
     Task,
     rollout::Round,
@@ -9,7 +11,6 @@ use super::{
 };
 use crate::{
     Result,
-    config::MixedGroupsConfig,
     inference::Sample,
     metrics::Metrics,
     train::{Exchange, Reduce},

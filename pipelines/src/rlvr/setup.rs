@@ -3,11 +3,14 @@
 use std::{num::NonZeroUsize, sync::Arc};
 
 use anyroll_backends::{BackendKind, Stream, ops};
+use anyroll_config::RlvrConfig;
+use anyroll_reward::{OpenModel, RewardSum, Scorer};
 use tch::Tensor;
 
 use super::{
     Decoder,
     pack::Packing,
+    reward_model::HeldModel,
     rewards::Rewards,
     rollout::{
         Devices, Engine, GroupQueue, InFlightRollout, OwnDevicesRollout, Prompts, Rollout, SyncRollout,
@@ -17,10 +20,8 @@ use super::{
 use crate::{
     Error, Result,
     base_model::BaseModel,
-    config::RlvrConfig,
     environment::Environment,
     launch::Rank,
-    reward::{HeldModel, OpenModel, RewardSum, Scorer},
     run::Run,
     train::{Place, Share, zero_config},
 };

@@ -5,6 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyroll_algorithm::count_groups;
+use anyroll_config::KlTerm;
+
 use super::{
     Task,
     loss::{CorrectionSums, LossTotals, count},
@@ -15,7 +18,7 @@ use super::{
     terms::TermSums,
     update::{PolicyUpdate, Updated},
 };
-use crate::{Result, algorithm::count_groups, config::KlTerm, metrics::Metrics, train::Exchange};
+use crate::{Result, metrics::Metrics, train::Exchange};
 
 /// Metrics of a step's samples and update.
 pub fn step_metrics(task: &Task, rewards: &Rewards, scored: &Scored, updated: &Updated) -> Metrics {

@@ -1,10 +1,8 @@
 //! Statistics of the reward's terms over samples.
 
-use crate::{
-    metrics::Metrics,
-    reward::{Outcome, Score},
-    train::reduced,
-};
+use anyroll_reward::{Outcome, Score};
+
+use crate::{metrics::Metrics, train::reduced};
 
 reduced! {
     /// Sums over samples of a term of the reward.

@@ -2,6 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
+use anyroll_config::OptimizerConfig;
 use anyroll_models::{Model, init::WeightSource};
 use anyroll_strategy::{
     State, StepStats, Zero,
@@ -9,7 +10,7 @@ use anyroll_strategy::{
 };
 
 use super::{Place, adamw, allocated_bytes, hold, learning_rate, offloaded};
-use crate::{Result, config::OptimizerConfig, metrics::Metrics, run::Role};
+use crate::{Result, metrics::Metrics, run::Role};
 
 /// A model with its optimizer, held as a role says.
 ///

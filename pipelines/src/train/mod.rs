@@ -29,12 +29,13 @@ pub use learner::{Learner, MiniBatch, Schedule, Stepped, Update};
 pub use pipeline::{Evaluation, Kept, Nothing, Pipeline, Plan, StepOutcome};
 pub use place::Place;
 #[cfg(test)]
-pub(crate) use place::tests::ranks;
-pub(crate) use place::{open_device, torch_device};
+pub use place::tests::ranks;
+pub use place::{open_device, torch_device};
 pub use reduce::Reduce;
-pub(crate) use reduce::{device_sums, operations, reduced};
+pub use reduce::operations;
+pub(crate) use reduce::{device_sums, reduced};
 pub use reference::Reference;
-pub(crate) use role::{adamw, allocated_bytes, describe, hold, learning_rate, offloaded, zero_config};
+pub use role::{adamw, allocated_bytes, describe, hold, learning_rate, offloaded, zero_config};
 pub use seed::{Purpose, sample_seed, turn_seed};
 pub use share::Share;
 
@@ -60,7 +61,7 @@ pub enum Ended {
 pub struct Job<'a> {
     /// The run's name.
     pub name: &'a str,
-    /// Tells its data from others, if it reads any: [`crate::data::Dataset::digest`].
+    /// Tells its data from others, if it reads any: [`anyroll_data::Dataset::digest`].
     pub data: Option<String>,
     /// Number of a new run, which its checkpoints contain; the same on all ranks.
     pub number: u32,
@@ -389,7 +390,7 @@ fn load<P: Pipeline>(
 
 /// Adds the newest complete checkpoint of `saved` to `error`, if a file of the last one is missing, damaged or of
 /// another save.
-pub(crate) fn or_older(error: Error, saved: &[PathBuf]) -> Error {
+pub fn or_older(error: Error, saved: &[PathBuf]) -> Error {
     let is_whole = |path: &PathBuf| checkpoint::verify(path).is_ok();
     match error {
         Error::Strategy(source) if source.is_of_a_file() => match saved.split_last() {

@@ -5,9 +5,10 @@ use std::{sync::Arc, time::Duration};
 use anyroll_backends::{
     BackendKind, CollectiveGroup, Device, DeviceId, Reduction, TorchDevice, connect_with, open,
 };
+use anyroll_config::{self as config};
 
 use crate::{
-    Result, config,
+    Result,
     launch::Rank,
     run::{Role, Run},
 };
@@ -85,7 +86,7 @@ pub(super) mod tests {
     use super::*;
 
     /// Runs `rank` on as many threads, each at a place of its own on the host; returns what each returned.
-    pub(crate) fn ranks<R: Send>(world_size: usize, rank: impl Fn(Place) -> R + Sync) -> Vec<R> {
+    pub fn ranks<R: Send>(world_size: usize, rank: impl Fn(Place) -> R + Sync) -> Vec<R> {
         let host = |ordinal| open(DeviceId { backend: BackendKind::CPU, ordinal }).unwrap();
         on_threads(world_size, host, |device, group| rank(Place { device: device.clone(), group }))
     }

@@ -76,7 +76,7 @@ macro_rules! device_sums {
 pub(crate) use device_sums;
 
 /// The operations of [`reduced!`].
-pub(crate) mod operations {
+pub mod operations {
     use super::{AddAssign, Reduce};
 
     /// Adds.

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use anyroll_config::{
+    self, Fp16Config, Offload, OffloadConfig, OptimizerConfig, OptimizerOffload, ScheduleConfig,
+};
 use anyroll_models::{Model, init::WeightSource};
 use anyroll_strategy::{
     AdamW, Decays, LossScale, ParamsOn, Precision, Recompute, Schedule, State, StepsOn, Zero, ZeroConfig,
@@ -11,7 +14,6 @@ use anyroll_strategy::{
 use super::Place;
 use crate::{
     Result,
-    config::{self, Fp16Config, Offload, OffloadConfig, OptimizerConfig, OptimizerOffload, ScheduleConfig},
     run::{Run, Strategy},
 };
 
@@ -39,16 +41,16 @@ pub fn zero_config(strategy: &Strategy) -> ZeroConfig {
             _ => ZeroStage::Zero3,
         },
         precision: match strategy.precision {
-            config::Precision::Fp32 => Precision::Fp32,
-            config::Precision::Bf16 => Precision::Bf16,
-            config::Precision::Fp16(Fp16Config { initial_scale, growth_interval }) => {
+            anyroll_config::Precision::Fp32 => Precision::Fp32,
+            anyroll_config::Precision::Bf16 => Precision::Bf16,
+            anyroll_config::Precision::Fp16(Fp16Config { initial_scale, growth_interval }) => {
                 Precision::Fp16(LossScale { initial: initial_scale, growth_interval })
             }
         },
         recompute: match strategy.recompute {
-            config::Recompute::None => Recompute::None,
-            config::Recompute::Selective => Recompute::Selective,
-            config::Recompute::Full => Recompute::Full,
+            anyroll_config::Recompute::None => Recompute::None,
+            anyroll_config::Recompute::Selective => Recompute::Selective,
+            anyroll_config::Recompute::Full => Recompute::Full,
         },
         steps_on: match strategy.offload.optimizer {
             OptimizerOffload::None | OptimizerOffload::BetweenSteps => StepsOn::Device,
@@ -84,8 +86,8 @@ pub fn adamw(optimizer: &OptimizerConfig) -> AdamW {
         eps: optimizer.adamw.eps,
         weight_decay: optimizer.adamw.weight_decay,
         decays: match optimizer.adamw.decays {
-            config::Decays::Matrices => Decays::Matrices,
-            config::Decays::All => Decays::All,
+            anyroll_config::Decays::Matrices => Decays::Matrices,
+            anyroll_config::Decays::All => Decays::All,
         },
         max_grad_norm: match optimizer.max_grad_norm {
             0.0 => f64::INFINITY,

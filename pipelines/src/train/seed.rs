@@ -1,8 +1,7 @@
 //! Seeds of single samples.
 
+use anyroll_data::stream;
 use rand_chacha::rand_core::Rng;
-
-use crate::data::stream;
 
 /// The seed of one sample: a function of the run's seed, of what it is sampled for, and of its number there.
 pub fn sample_seed(purpose: Purpose, seed: u64, step: u64, number: usize) -> u64 {

@@ -1,9 +1,9 @@
 //! How long records may be.
 
+use anyroll_data::Tokenizer;
 use anyroll_models::hf::ModelFolder;
 
 use super::*;
-use crate::data::Tokenizer;
 
 #[test]
 fn prompts_are_bounded_in_tokens_with_their_template() {

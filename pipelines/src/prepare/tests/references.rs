@@ -11,7 +11,7 @@ pub(super) fn published(text: &str, sets: &[&str]) -> tempfile::TempDir {
     let loaded = read(text, sets).unwrap();
     let base = loaded.opened.into_texts().unwrap().base;
     let decoder = Decoder::new(base.config.clone(), tch::Device::Cpu).unwrap();
-    let crate::data::Tokenizer::Characters(tokenizer) = &*base.tokenizer else { unreachable!() };
+    let anyroll_data::Tokenizer::Characters(tokenizer) = &*base.tokenizer else { unreachable!() };
     let folder = tempfile::tempdir().unwrap();
     let contents = FolderContents {
         kind: FolderKind::Model,

@@ -1,11 +1,11 @@
 //! The KL divergence from the reference, where it goes off rewards or advantages, and the controller of its weight.
 
+use anyroll_config::{AdaptiveKlConfig, KlTerm};
 use serde::{Deserialize, Serialize};
 
 use super::{lengths, sequences, turns};
 use crate::{
     Result,
-    config::{AdaptiveKlConfig, KlTerm},
     metrics::Metrics,
     rlvr::rows::Scored,
     train::{Exchange, Share},

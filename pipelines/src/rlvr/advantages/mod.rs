@@ -2,13 +2,16 @@
 //!
 //! [`Advantages::of_tokens`] is the order: rewards less KL, the estimator of `algorithm.advantage` over samples, turns or
 //! tokens, KL again where it goes off advantages, whitening, clipping. The estimators themselves are pure functions in
-//! [`crate::algorithm`].
+//! [`anyroll_algorithm`].
 
 mod kl;
 mod moments;
 mod turns;
 
 use std::iter::repeat_n;
+
+use anyroll_algorithm::{Earned, Moments, gae, normalize, returns, sample_advantages};
+use anyroll_config::{Advantage, AlgorithmConfig, KlTerm, Over, RewardNormConfig};
 
 pub use kl::SampleKl;
 pub use moments::{moments, spreads};
@@ -17,8 +20,6 @@ pub use turns::{fill_turns, fitted, of_turns};
 use super::rows::Scored;
 use crate::{
     Result,
-    algorithm::{Earned, Moments, gae, normalize, returns, sample_advantages},
-    config::{Advantage, AlgorithmConfig, KlTerm, Over, RewardNormConfig},
     inference::Sample,
     train::{Exchange, Share},
 };

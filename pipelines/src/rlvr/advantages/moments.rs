@@ -1,8 +1,9 @@
 //! Moments of values that are spread over ranks, in two passes, since one would cancel.
 
+use anyroll_algorithm::Moments;
+
 use crate::{
     Result,
-    algorithm::Moments,
     train::{Exchange, reduced},
 };
 

@@ -3,9 +3,10 @@
 use std::iter::repeat_n;
 use std::ops::Range;
 
+use anyroll_algorithm::turn_advantages;
+
 use super::{Advantages, SampleKl};
 use crate::{
-    algorithm::turn_advantages,
     inference::Sample,
     rlvr::{rewards::fill, rows::Scored},
 };
@@ -89,11 +90,9 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::{
-        algorithm::{gae, returns},
-        config::Advantage,
-        inference::Episode,
-    };
+    use crate::inference::Episode;
+    use anyroll_algorithm::{gae, returns};
+    use anyroll_config::Advantage;
 
     fn sample(rewards: &[Option<f64>], observations: usize) -> Sample {
         let observations = (0..observations).map(|turn| 2 * turn + 2..2 * turn + 3).collect();

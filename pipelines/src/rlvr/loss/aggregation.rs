@@ -3,7 +3,7 @@
 //! A weight depends on a token's own sequence only and the count on the whole mini-batch, so that ranks and
 //! micro-batches add up to the same gradient however a mini-batch is split.
 
-use crate::config::Aggregation;
+use anyroll_config::Aggregation;
 
 /// The weight of each token of sequences of these lengths, one sequence after another.
 pub fn token_weights(aggregation: Aggregation, lengths: &[i64]) -> Vec<f32> {

@@ -1,13 +1,11 @@
 //! Importance weights of what sampling drew, under the policy that is trained: exp(old - rollout).
 
+use anyroll_algorithm::losses::{sequence_means, sequence_sums};
+use anyroll_config::{Level, MaskConfig, RolloutCorrection, TruncateConfig};
 use tch::{Kind, Tensor};
 
 use super::Result;
-use crate::{
-    algorithm::losses::{sequence_means, sequence_sums},
-    config::{Level, MaskConfig, RolloutCorrection, TruncateConfig},
-    train::device_sums,
-};
+use crate::train::device_sums;
 
 /// Log-weights are clamped to minus and plus this, since exp overflows.
 const MOST_LOG_WEIGHT: f64 = 20.0;

@@ -1,6 +1,6 @@
 //! The loss of a mini-batch as a gradient on per-token log-probs.
 //!
-//! Tokens of several sequences lie in a row, `[M]`, without padding, so that nothing needs a mask. [`crate::algorithm::losses`]
+//! Tokens of several sequences lie in a row, `[M]`, without padding, so that nothing needs a mask. [`anyroll_algorithm::losses`]
 //! has the losses of a token, [`aggregation`] makes one number of them, [`correction`] weighs what sampling and
 //! training see differently, [`uncertain`] chooses tokens, [`stats`] says what happened; [`value`] is the critic's. Nothing here waits
 //! for the device but the `read`s.
@@ -23,13 +23,10 @@ pub use value::{ValueStats, ValueTargets, value_loss};
 
 use std::ops::Range;
 
+use anyroll_algorithm::losses::{Tokens, ratio, sequence_means};
+use anyroll_config::{AlgorithmConfig, KlEstimator, KlTerm};
 use anyroll_models::{Scores, ScoresGrad};
 use tch::{TchError, Tensor};
-
-use crate::{
-    algorithm::losses::{Tokens, ratio, sequence_means},
-    config::{AlgorithmConfig, KlEstimator, KlTerm},
-};
 
 type Result<T> = std::result::Result<T, TchError>;
 

@@ -1,13 +1,11 @@
 //! Statistics of a step's updates, kept on the device until they are read.
 
+use anyroll_algorithm::losses::Terms;
 use anyroll_models::model::Scores;
 use tch::{Kind, Tensor};
 
 use super::{Result, Targets};
-use crate::{
-    algorithm::losses::Terms,
-    train::{device_sums, reduced},
-};
+use crate::train::{device_sums, reduced};
 
 device_sums! {
     /// Sums over tokens of all mini-batches.

@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyroll_backends::{Stream, ops};
+use anyroll_config::RolloutConfig;
 use anyroll_models::Decoder;
 use anyroll_strategy::{Weights, shared};
 use tch::Tensor;
@@ -21,7 +22,6 @@ use tch::Tensor;
 use super::{Engine, engine::sampler};
 use crate::{
     Error, Result,
-    config::RolloutConfig,
     inference::{Asked, Sample, Sampled, Sampler},
     run::RolloutRole,
     train::{open_device, torch_device},

@@ -3,13 +3,13 @@
 use std::{ops::ControlFlow, sync::Arc};
 
 use anyroll_backends::Stream;
+use anyroll_config::RolloutConfig;
+use anyroll_data::{Record, Tokenizer};
 use anyroll_models::Decoder;
 use anyroll_strategy::{Weights, Zero};
 
 use crate::{
     Result,
-    config::RolloutConfig,
-    data::{Record, Tokenizer},
     environment::Environment,
     inference::{AnswersTurns, Asked, Sample, Sampled, Sampler},
 };

@@ -6,6 +6,7 @@
 use std::{mem, ops::ControlFlow, sync::Arc};
 
 use anyroll_models::Decoder;
+use anyroll_reward::Scoring;
 use anyroll_strategy::Weights;
 
 use super::{
@@ -16,7 +17,6 @@ use super::{
 use crate::{
     Result,
     inference::{Asked, Sample},
-    reward::Scoring,
     rlvr::rewards::Rewards,
     train::Learner,
 };

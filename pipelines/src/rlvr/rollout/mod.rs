@@ -14,6 +14,7 @@ mod sync;
 use std::time::{Duration, Instant};
 
 use anyroll_models::Decoder;
+use anyroll_reward::Scoring;
 use anyroll_strategy::Weights;
 
 pub use devices::Devices;
@@ -29,7 +30,6 @@ use super::rewards::Rewards;
 use crate::{
     Result,
     inference::Room,
-    reward::Scoring,
     train::{Exchange, Learner},
 };
 

@@ -11,7 +11,9 @@
 
 use std::{collections::BTreeMap, mem, sync::Arc, time::Duration};
 
+use anyroll_data::Record;
 use anyroll_models::Decoder;
+use anyroll_reward::Scoring;
 use anyroll_strategy::Weights;
 
 use super::{
@@ -22,9 +24,7 @@ use super::{
 };
 use crate::{
     Result,
-    data::Record,
     inference::Sample,
-    reward::Scoring,
     rlvr::rewards::{Rewards, case},
     train::Learner,
 };

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use anyroll_config::Advantage;
+use anyroll_data::{Dataset, Draw, Record, Tokenizer};
+
 use super::{Group, GroupQueue};
 use crate::{
     Result,
-    config::Advantage,
-    data::{Dataset, Draw, Record, Tokenizer},
     inference::{Asked, Sample, Sampling},
     rlvr::Task,
     train::{Purpose, sample_seed},

@@ -2,19 +2,17 @@
 //! p (1 - p) (reward of 1 - reward of 0), is known. Estimators that are unbiased have it as their mean; of the
 //! others the tests say what their mean is instead.
 
+use anyroll_algorithm::{Earned, Moments, gae, sample_advantages};
+use anyroll_config::{
+    Advantage, GaeConfig, GrpoConfig, KlEstimator, KlLossConfig, KlTerm, Level, ReinforceConfig,
+    RolloutCorrection, Scale, TruncateConfig,
+};
 use rand_chacha::{
     ChaCha8Rng,
     rand_core::{Rng, SeedableRng},
 };
 
 use super::*;
-use crate::{
-    algorithm::{Earned, Moments, gae, sample_advantages},
-    config::{
-        Advantage, GaeConfig, GrpoConfig, KlEstimator, KlLossConfig, KlTerm, Level, ReinforceConfig,
-        RolloutCorrection, Scale, TruncateConfig,
-    },
-};
 
 const REWARDS: [f64; 2] = [0.2, 1.0];
 const GROUP_SIZE: usize = 4;

@@ -1,10 +1,10 @@
 //! Values and gradients at one point.
 
-use crate::algorithm::losses::Terms;
+use anyroll_algorithm::losses::Terms;
+use anyroll_config::{KlLossConfig, Level, MaskConfig, RolloutCorrection, TruncateConfig};
 use anyroll_models::model::Scores;
 
 use super::*;
-use crate::config::{KlLossConfig, Level, MaskConfig, RolloutCorrection, TruncateConfig};
 
 struct Golden(serde_json::Value);
 

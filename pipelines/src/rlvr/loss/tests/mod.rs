@@ -6,11 +6,12 @@ mod golden;
 mod split;
 mod turns;
 
-use super::{stats::LossSums, *};
-use crate::config::{
+use anyroll_config::{
     Aggregation, CispoConfig, ClippedConfig, GmpoConfig, GspoConfig, NormConfig, PolicyLoss, SapoConfig,
     ToprConfig, VespoConfig,
 };
+
+use super::{stats::LossSums, *};
 
 const AGGREGATIONS: [Aggregation; 4] = [
     Aggregation::TokenMean,

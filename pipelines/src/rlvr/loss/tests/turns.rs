@@ -1,5 +1,7 @@
 //! Samples of several turns: what is kept of them against a mask over all that is behind the prompt.
 
+use anyroll_algorithm::gae;
+use anyroll_config::KlLossConfig;
 use anyroll_models::{PackedBatch, targets_in};
 use anyroll_strategy::{Zero, ZeroStage};
 use serde_json::Value;
@@ -7,8 +9,6 @@ use serde_json::Value;
 use super::split::{NEARLY_SGD, assert_near, decoder, flat, own, parts, wave};
 use super::*;
 use crate::{
-    algorithm::gae,
-    config::KlLossConfig,
     inference::{Episode, Sample},
     train::{Place, ranks},
 };

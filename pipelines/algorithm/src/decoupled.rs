@@ -1,0 +1,47 @@
+//! Rewards whose terms are normalized each by itself.
+
+use super::{Moments, advantages::centered};
+
+/// The weighted sum of the terms' rewards, each term's (r - mean) / (std + eps) in its group: a term so counts as much as its
+/// weight says, however wide or rare its rewards are, and sums of different rewards stay different (GDPO: Liu et al., 2026,
+/// 2601.05242, equation 4). `terms` are weights and the rewards of all samples, groups one after another. The mean over a group
+/// is 0, but for rounding.
+///
+/// # Panics
+///
+/// If `group_size` does not divide the number of rewards.
+pub fn decoupled(terms: &[(f64, Vec<f64>)], group_size: usize, eps: f64) -> Vec<f64> {
+    let samples = terms.first().map_or(0, |(_, rewards)| rewards.len());
+    let mut sums = vec![0.0; samples];
+    for (weight, rewards) in terms {
+        let normalized = centered(rewards, group_size, |group| Moments::of(group).std() + eps);
+        sums.iter_mut().zip(normalized).for_each(|(sum, reward)| *sum += weight * reward);
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{
+        Earned, sample_advantages,
+        tests::{check_near, numbers, papers},
+    };
+    use super::*;
+    use crate::sections::{Advantage, GdpoConfig};
+
+    #[test]
+    fn terms_are_normalized_each_as_the_paper_has_it() {
+        let golden = papers();
+        let weights = numbers(&golden["gdpo_weights"]);
+        let terms = golden["gdpo_terms"].as_array().unwrap().iter().map(numbers);
+        let terms: Vec<(f64, Vec<f64>)> = weights.into_iter().zip(terms).collect();
+        let sums = decoupled(&terms, 4, 1e-4);
+        let earned = Earned { rewards: &sums, lengths: &[1.0; 12], greedy: &[], group_size: 4 };
+        let found = sample_advantages(&Advantage::Gdpo(GdpoConfig::default()), earned);
+        check_near(&found, &numbers(&golden["gdpo"]));
+        // Sums that GRPO could not tell apart: 1 of one term is not 1 of the other where these are not as rare.
+        let (format, answer) = (vec![1.0, 1.0, 1.0, 0.0], vec![0.0, 0.0, 1.0, 1.0]);
+        let sums = decoupled(&[(1.0, format), (1.0, answer)], 4, 1e-4);
+        assert!(sums[0] == sums[1] && (sums[0] - sums[3]).abs() > 0.1, "{sums:?}");
+    }
+}

@@ -1,0 +1,32 @@
+//! Text of an error with all its causes, and advice on it.
+
+use anyroll_backends::without_backtrace;
+
+/// An error and its causes in one line, as in `cannot read a.jsonl: No such file or directory`.
+pub fn one_line(error: &dyn std::error::Error) -> String {
+    let chain = std::iter::successors(Some(error), |error| error.source());
+    chain.map(|error| without_backtrace(&error.to_string()).to_owned()).collect::<Vec<_>>().join(": ")
+}
+
+/// Message of a JSON error in a text of one line, without serde's `line 1`. The character is given if the
+/// text is not JSON.
+pub fn within_line(error: &serde_json::Error) -> String {
+    let said = error.to_string().replace("expected f64", "expected a number");
+    let said = said.replace("expected usize", "expected a whole number, 0 or above");
+    let column = error.column();
+    match said.strip_suffix(&format!(" at line 1 column {column}")) {
+        Some(problem) if error.is_data() => problem.to_owned(),
+        Some(problem) => format!("{problem} at character {column}"),
+        None => said,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn causes_follow_the_error() {
+        let source = std::io::Error::other("the folder is full");
+        let error = crate::Error::Read { path: "a.yaml".into(), source };
+        assert_eq!(super::one_line(&error), "cannot read a.yaml: the folder is full");
+    }
+}

@@ -1,0 +1,525 @@
+//! Tokenizer of a published model's folder: `tokenizer.json`, with the special tokens and the chat template
+//! of other files.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use tokenizers::AddedToken;
+
+use super::chat_template::{ChatTemplate, Conversation};
+use super::token_bytes::{Pieces, TokenBytes};
+use super::{Record, UnknownCharacter, clip_tokenizer};
+
+/// A published model's tokenizer with its chat template.
+#[derive(Debug)]
+pub struct HfTokenizer {
+    path: PathBuf,
+    tokenizer: tokenizers::Tokenizer,
+    template: Option<ChatTemplate>,
+    /// Template for conversations with tools, if there is a separate one.
+    tool_template: Option<ChatTemplate>,
+    eos: Option<i64>,
+    pad: Option<i64>,
+    max_length: Option<usize>,
+}
+
+/// An error of a tokenizer, or of a text that it cannot encode.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    /// A file is missing or cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Cause.
+        source: std::io::Error,
+    },
+    /// A file is invalid.
+    #[error("{} is invalid: {problem}", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// The problem.
+        problem: String,
+    },
+    /// The folder has the pieces in an unsupported format.
+    #[error(
+        "{} has a spiece.model but no tokenizer.json, which is required: create it with \
+         `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` of transformers", path.display()
+    )]
+    SentencePiece {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The model has no chat template.
+    #[error(
+        "{} has no chat template: give texts instead of messages, set `model.chat: false`, or leave out `--chat`",
+        path.display()
+    )]
+    NoTemplate {
+        /// The model's folder.
+        path: PathBuf,
+    },
+    /// The chat template has no place for a message after one of the assistant's.
+    #[error(
+        "the chat template of {} ends the assistant's message with no token that ends a completion, or omits a message \
+         of the role `{role}`",
+        path.display()
+    )]
+    NoTurnEnd {
+        /// The model's folder.
+        path: PathBuf,
+        /// Role of that message.
+        role: String,
+    },
+    /// A record's prompt is messages, but the model does not use a chat template.
+    #[error(
+        "the prompt of {record} is messages, which need a model with a chat template and `model.chat: true`, or `--chat`"
+    )]
+    Messages {
+        /// The record.
+        record: String,
+    },
+    /// The chat template renders one of the assistant's messages differently from the model's output.
+    #[error(
+        "message {message} of {record} is rendered by the chat template differently from the model's output, and cannot be \
+         trained on: write `turns: last`, or remove the record"
+    )]
+    Turn {
+        /// The record.
+        record: String,
+        /// Number of the message, from 1.
+        message: usize,
+    },
+    /// No file names a token that ends a completion.
+    #[error("{} names no eos_token_id in generation_config.json or config.json", path.display())]
+    NoStop {
+        /// The model's folder.
+        path: PathBuf,
+    },
+    /// The token that ends a completion is not in the model's vocabulary.
+    #[error(
+        "{} names {token} as eos_token_id in generation_config.json or config.json, but the model has tokens from 0 to {}",
+        path.display(), vocab_size - 1
+    )]
+    NoSuchStop {
+        /// The model's folder.
+        path: PathBuf,
+        /// The token.
+        token: i64,
+        /// Size of the vocabulary.
+        vocab_size: i64,
+    },
+    /// A record has a character outside the vocabulary.
+    #[error(transparent)]
+    Character(#[from] UnknownCharacter),
+    /// The chat template refuses the messages.
+    #[error("the chat template of {} refuses the messages", path.display())]
+    Template {
+        /// The model's folder.
+        path: PathBuf,
+        /// The exception that it raised.
+        source: minijinja::Error,
+    },
+    /// The tokenizer fails on a text or on tokens.
+    #[error("the tokenizer of {} failed: {problem}", path.display())]
+    Tokenize {
+        /// The model's folder.
+        path: PathBuf,
+        /// Cause.
+        problem: String,
+    },
+}
+
+/// Special tokens that chat templates use by these names.
+const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_token"];
+
+impl HfTokenizer {
+    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` in the folder `path`; only
+    /// the first is required.
+    ///
+    /// # Errors
+    /// The file that cannot be used, with the cause.
+    pub fn open(path: &Path) -> Result<HfTokenizer, TokenizerError> {
+        let file = path.join("tokenizer.json");
+        if !file.exists() && path.join("spiece.model").exists() {
+            return Err(TokenizerError::SentencePiece { path: path.to_owned() });
+        }
+        let config = optional_json(&path.join("tokenizer_config.json"))?;
+        Self::of(path, &config, &read(&file)?, file)
+    }
+
+    /// [`Self::open`] for the folder of a CLIP, which may have `vocab.json` and `merges.txt` instead of
+    /// `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The file that cannot be used, with the cause.
+    pub fn open_clip(path: &Path) -> Result<HfTokenizer, TokenizerError> {
+        let (whole, vocab) = (path.join("tokenizer.json"), path.join("vocab.json"));
+        if whole.exists() || !vocab.exists() {
+            return Self::open(path);
+        }
+        let config = optional_json(&path.join("tokenizer_config.json"))?;
+        let made = clip_tokenizer::tokenizer_json(path, &config)?;
+        let made = serde_json::to_vec(&made).expect("plain data");
+        Self::of(path, &config, &made, vocab)
+    }
+
+    /// Creates a tokenizer from `tokenizer`, the content of `file` in the format of `tokenizer.json`, and
+    /// `config`.
+    fn of(
+        path: &Path,
+        config: &Map<String, Value>,
+        tokenizer: &[u8],
+        file: PathBuf,
+    ) -> Result<HfTokenizer, TokenizerError> {
+        let broken = |error: tokenizers::Error| {
+            let problem = error.to_string();
+            TokenizerError::Broken { path: file.clone(), problem }
+        };
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(tokenizer).map_err(broken)?;
+        // Files keep the settings of the tokenizer's last use, which `transformers` resets as well.
+        tokenizer.with_padding(None).with_truncation(None).map_err(broken)?;
+        for token in named_tokens(config) {
+            if tokenizer.token_to_id(&token.content).is_none() {
+                tokenizer.add_tokens([token]).map_err(broken)?;
+            }
+        }
+        let mut special_tokens = Map::new();
+        for name in SPECIAL_TOKENS {
+            // Written as a string, or as an object with further fields.
+            let token = config.get(name).map(|token| token.get("content").unwrap_or(token));
+            if let Some(Value::String(token)) = token {
+                special_tokens.insert(name.to_owned(), token.clone().into());
+            }
+        }
+        let id_of = |name: &str| {
+            let token = special_tokens.get(name).and_then(Value::as_str)?;
+            tokenizer.token_to_id(token).map(i64::from)
+        };
+        let (eos, pad) = (id_of("eos_token"), id_of("pad_token"));
+        // A number out of range means that there is no limit.
+        let max_length = config.get("model_max_length").and_then(Value::as_u64).map(|most| most as usize);
+        let template_file = path.join("chat_template.jinja");
+        let (source, tool_source) = match template_file.exists() {
+            true => (Some(String::from_utf8_lossy(&read(&template_file)?).into_owned()), None),
+            false => (template_of(config, "default"), template_of(config, "tool_use")),
+        };
+        let compiled = |source: Option<String>| {
+            let template = source.map(|source| ChatTemplate::new(source, special_tokens.clone())).transpose();
+            template.map_err(|source| TokenizerError::Template { path: path.to_owned(), source })
+        };
+        let (template, tool_template) = (compiled(source)?, compiled(tool_source)?);
+        let path = path.to_owned();
+        Ok(HfTokenizer { path, tokenizer, template, tool_template, eos, pad, max_length })
+    }
+
+    /// Returns true if there is a chat template, so that messages can be encoded.
+    pub fn has_chat_template(&self) -> bool {
+        self.template.is_some()
+    }
+
+    /// The token that ends a text, if `tokenizer_config.json` names one.
+    pub fn eos(&self) -> Option<i64> {
+        self.eos
+    }
+
+    /// The padding token, if `tokenizer_config.json` names one.
+    pub fn pad(&self) -> Option<i64> {
+        self.pad
+    }
+
+    /// The most tokens of a text, if `tokenizer_config.json` has a limit.
+    pub fn max_length(&self) -> Option<usize> {
+        self.max_length
+    }
+
+    /// Number of tokens, including added ones.
+    pub fn vocab_size(&self) -> usize {
+        self.tokenizer.get_vocab_size(true)
+    }
+
+    /// Every token with its text, including added ones, sorted by id.
+    pub fn vocabulary(&self) -> Vec<(String, i64)> {
+        let all = self.tokenizer.get_vocab(true).into_iter();
+        let mut all: Vec<_> = all.map(|(text, token)| (text, i64::from(token))).collect();
+        all.sort_unstable_by_key(|(_, token)| *token);
+        all
+    }
+
+    /// Content of every token, indexed by id; an unused id has an empty text.
+    ///
+    /// # Errors
+    /// The reason why the bytes of tokens are unknown.
+    pub(super) fn token_bytes(&self) -> Result<Vec<TokenBytes>, String> {
+        let decoder =
+            serde_json::to_value(self.tokenizer.get_decoder()).map_err(|error| error.to_string())?;
+        let pieces = Pieces::of(&decoder)?;
+        let added = self.tokenizer.get_added_tokens_decoder();
+        let vocabulary = self.vocabulary();
+        let count = vocabulary.last().map_or(0, |(_, last)| *last as usize + 1);
+        let mut all = vec![TokenBytes::Text(Vec::new()); count];
+        for (text, token) in vocabulary {
+            all[token as usize] = match added.get(&(token as u32)) {
+                Some(token) if token.special => TokenBytes::Special(text),
+                Some(_) => TokenBytes::Text(text.into_bytes()),
+                None => TokenBytes::Text(pieces.bytes(&text).unwrap_or_default()),
+            };
+        }
+        Ok(all)
+    }
+
+    /// The token with this text.
+    pub fn token(&self, text: &str) -> Option<i64> {
+        self.tokenizer.token_to_id(text).map(i64::from)
+    }
+
+    /// The special token with this text.
+    pub fn special_token(&self, text: &str) -> Option<i64> {
+        let is_special = |id: &u32| {
+            let added = self.tokenizer.get_added_tokens_decoder();
+            added.get(id).is_some_and(|token| token.special)
+        };
+        self.tokenizer.token_to_id(text).filter(is_special).map(i64::from)
+    }
+
+    /// Encodes a text; with `special`, adds the tokens that the tokenizer puts around every text.
+    pub fn encode(&self, text: &str, special: bool) -> Result<Vec<i64>, TokenizerError> {
+        let encoding = self.tokenizer.encode_fast(text, special).map_err(|error| self.failed(&*error))?;
+        Ok(encoding.get_ids().iter().copied().map(i64::from).collect())
+    }
+
+    /// Encodes a text with the tokens around it, truncated to `most` tokens that end with `end`. Returns true
+    /// if it was truncated.
+    pub fn encode_ending(
+        &self,
+        text: &str,
+        most: usize,
+        end: i64,
+    ) -> Result<(Vec<i64>, bool), TokenizerError> {
+        let mut tokens = self.encode(text, true)?;
+        let is_cut = tokens.len() > most;
+        tokens.truncate(most);
+        if tokens.last() != Some(&end) {
+            tokens.truncate(most - 1);
+            tokens.push(end);
+        }
+        Ok((tokens, is_cut))
+    }
+
+    /// Encodes a record's prompt with a completion for a reward model. With `chat` that is the conversation
+    /// in the chat template, else both texts and, if the completion is `finished`, the end token.
+    pub fn encode_whole(
+        &self,
+        record: &Record,
+        completion: &str,
+        chat: bool,
+        finished: bool,
+    ) -> Result<Vec<i64>, TokenizerError> {
+        if chat {
+            let mut messages = record.conversation();
+            messages.push(json!({"role": "assistant", "content": completion}));
+            let conversation =
+                Conversation { messages: &messages, tools: None, add_generation_prompt: false };
+            return self.encode_chat(conversation, &Map::new());
+        }
+        let mut tokens = self.encode(&format!("{}{completion}", record.prompt), true)?;
+        tokens.extend(self.eos().filter(|_| finished));
+        Ok(tokens)
+    }
+
+    /// Encodes a conversation.
+    pub fn encode_chat(
+        &self,
+        conversation: Conversation,
+        variables: &Map<String, Value>,
+    ) -> Result<Vec<i64>, TokenizerError> {
+        // The rendered text already contains the special tokens.
+        self.encode(&self.render_chat(conversation, variables)?, false)
+    }
+
+    /// Renders a conversation.
+    pub fn render_chat(
+        &self,
+        conversation: Conversation,
+        variables: &Map<String, Value>,
+    ) -> Result<String, TokenizerError> {
+        let for_tools = self.tool_template.as_ref().filter(|_| conversation.tools.is_some());
+        let Some(template) = for_tools.or(self.template.as_ref()) else {
+            return Err(TokenizerError::NoTemplate { path: self.path.clone() });
+        };
+        template
+            .render(conversation, variables)
+            .map_err(|source| TokenizerError::Template { path: self.path.clone(), source })
+    }
+
+    /// Decodes tokens, without special ones. Tokens unknown to the tokenizer have no text, since a model's
+    /// vocabulary may be larger.
+    pub fn decode(&self, tokens: &[i64]) -> Result<String, TokenizerError> {
+        let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
+        self.tokenizer.decode(&ids, true).map_err(|error| self.failed(&*error))
+    }
+
+    fn failed(&self, error: &dyn std::error::Error) -> TokenizerError {
+        TokenizerError::Tokenize { path: self.path.clone(), problem: error.to_string() }
+    }
+}
+
+/// Tokens named in a `tokenizer_config.json`. Those that `tokenizer.json` lacks are appended in the order of
+/// transformers: numbered ones by id, then special ones in this order.
+fn named_tokens(config: &Map<String, Value>) -> Vec<AddedToken> {
+    const NAMED: [&str; 7] =
+        ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+    const LISTED: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+    let numbered = config.get("added_tokens_decoder").and_then(Value::as_object).into_iter().flatten();
+    let numbered = numbered.filter_map(|(id, token)| Some((id.parse::<u32>().ok()?, token)));
+    let mut numbered: Vec<(u32, &Value)> = numbered.collect();
+    numbered.sort_unstable_by_key(|(id, _)| *id);
+    let numbered = numbered.into_iter().filter_map(|(_, token)| added_token(token, false));
+    let named = NAMED.iter().filter_map(|name| config.get(*name));
+    let listed = LISTED.iter().filter_map(|name| config.get(*name)?.as_array()).flatten();
+    numbered.chain(named.chain(listed).filter_map(|token| added_token(token, true))).collect()
+}
+
+/// Reads a token written as a string, or as an object with further fields.
+fn added_token(token: &Value, special: bool) -> Option<AddedToken> {
+    let says = |name: &str| token.get(name).and_then(Value::as_bool);
+    let content = token.get("content").unwrap_or(token).as_str()?;
+    let mut added = AddedToken::from(content, says("special").unwrap_or(special));
+    added.single_word = says("single_word").unwrap_or(added.single_word);
+    added.lstrip = says("lstrip").unwrap_or(added.lstrip);
+    added.rstrip = says("rstrip").unwrap_or(added.rstrip);
+    added.normalized = says("normalized").unwrap_or(added.normalized);
+    Some(added)
+}
+
+/// A template of a `tokenizer_config.json`: a single string is the default, in a list each has a name.
+fn template_of(config: &Map<String, Value>, name: &str) -> Option<String> {
+    let template = match config.get("chat_template")? {
+        Value::Array(named) => named.iter().find(|entry| entry["name"] == name)?.get("template")?,
+        template => Some(template).filter(|_| name == "default")?,
+    };
+    template.as_str().map(str::to_owned)
+}
+
+fn optional_json(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
+    if !path.exists() {
+        return Ok(Map::new());
+    }
+    serde_json::from_slice(&read(path)?)
+        .map_err(|error| TokenizerError::Broken { path: path.to_owned(), problem: error.to_string() })
+}
+
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
+    fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Expected values are from Python's `tokenizers` package: tests/python/make_tiny_model.py.
+    fn folder() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny_model")
+    }
+
+    #[test]
+    fn texts_are_cut_as_in_python_and_come_back() {
+        let tokenizer = HfTokenizer::open(&folder()).unwrap();
+        let golden = fs::read(folder().join("tokens.json")).unwrap();
+        let golden: Value = serde_json::from_slice(&golden).unwrap();
+        let ids = |value: &Value| -> Vec<i64> { serde_json::from_value(value.clone()).unwrap() };
+        for case in golden["texts"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            assert_eq!(tokenizer.encode(text, true).unwrap(), ids(&case["ids"]), "{text}");
+            assert_eq!(tokenizer.decode(&ids(&case["ids"])).unwrap(), case["decoded"], "{text}");
+        }
+        for case in golden["chats"].as_array().unwrap() {
+            let conversation = Conversation {
+                messages: case["messages"].as_array().unwrap(),
+                tools: None,
+                add_generation_prompt: true,
+            };
+            let found = tokenizer.encode_chat(conversation, &Map::new()).unwrap();
+            assert_eq!(found, ids(&case["ids"]), "{case}");
+        }
+        assert_eq!(tokenizer.eos(), golden["eos"].as_i64());
+        assert_eq!(tokenizer.decode(&[1 << 20, -1]).unwrap(), "");
+    }
+
+    /// Expected tokens are from transformers 5.24 with such a folder (`PreTrainedTokenizerFast`).
+    #[test]
+    fn tokens_that_only_the_config_names_are_added() {
+        let scratch = tempfile::tempdir().unwrap();
+        fs::copy(folder().join("tokenizer.json"), scratch.path().join("tokenizer.json")).unwrap();
+        let token = |content: &str, lstrip: bool| {
+            json!({"content": content, "lstrip": lstrip, "rstrip": false, "normalized": false, "single_word": false,
+                   "special": true})
+        };
+        let config = json!({
+            "added_tokens_decoder": {"323": token("<second>", true), "322": token("<first>", false)},
+            "eos_token": "<|im_end|>",
+            "pad_token": "<pad>",
+            "additional_special_tokens": ["<third>"],
+        });
+        fs::write(scratch.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let tokenizer = HfTokenizer::open(scratch.path()).unwrap();
+        let text = "a <first> b  <second> c<third><pad><|im_end|>";
+        let ids = [64, 220, 322, 220, 65, 323, 220, 66, 325, 324, 321];
+        assert_eq!(tokenizer.encode(text, true).unwrap(), ids);
+        assert_eq!(tokenizer.decode(&ids).unwrap(), "a  b c");
+        assert_eq!((tokenizer.special_token("<third>"), tokenizer.eos()), (Some(325), Some(321)));
+    }
+
+    #[test]
+    fn conversations_with_tools_may_have_a_template_of_their_own() {
+        let scratch = tempfile::tempdir().unwrap();
+        fs::copy(folder().join("tokenizer.json"), scratch.path().join("tokenizer.json")).unwrap();
+        let named = |name: &str, template: &str| json!({"name": name, "template": template});
+        let config = json!({"chat_template": [named("tool_use", "tools"), named("default", "plain")]});
+        fs::write(scratch.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let tokenizer = HfTokenizer::open(scratch.path()).unwrap();
+        let render = |tools| {
+            let conversation = Conversation { tools, ..Conversation::default() };
+            tokenizer.render_chat(conversation, &Map::new()).unwrap()
+        };
+        assert_eq!([render(None), render(Some(&[json!({})]))], ["plain", "tools"]);
+    }
+
+    #[test]
+    fn broken_folders_are_refused_by_name() {
+        type Damage<'a> = &'a dyn Fn(&Path);
+        let check = |damage: Damage, expected: &[&str]| {
+            let scratch = tempfile::tempdir().unwrap();
+            for entry in fs::read_dir(folder()).unwrap() {
+                let entry = entry.unwrap();
+                fs::copy(entry.path(), scratch.path().join(entry.file_name())).unwrap();
+            }
+            damage(scratch.path());
+            let messages = [json!({"role": "user", "content": "a"})];
+            let conversation = Conversation { messages: &messages, ..Conversation::default() };
+            let opened = HfTokenizer::open(scratch.path());
+            let error =
+                opened.and_then(|it| it.encode_chat(conversation, &Map::new())).unwrap_err().to_string();
+            assert!(expected.iter().all(|word| error.contains(word)), "{error} has not {expected:?}");
+        };
+        let tokenizer = "tokenizer.json";
+        check(&|folder| fs::remove_file(folder.join(tokenizer)).unwrap(), &["cannot read", tokenizer]);
+        let pieces = |folder: &Path| fs::rename(folder.join(tokenizer), folder.join("spiece.model")).unwrap();
+        check(&pieces, &["has a spiece.model but no tokenizer.json", "save_pretrained"]);
+        check(&|folder| fs::write(folder.join(tokenizer), "{}").unwrap(), &[tokenizer, "is invalid"]);
+        let config = "tokenizer_config.json";
+        check(&|folder| fs::write(folder.join(config), "[").unwrap(), &[config, "is invalid"]);
+        check(&|folder| fs::write(folder.join(config), "{}").unwrap(), &["has no chat template"]);
+        let raises =
+            json!({"chat_template": [{"name": "default", "template": "{{ raise_exception('no') }}"}]});
+        check(
+            &|folder| fs::write(folder.join(config), raises.to_string()).unwrap(),
+            &["refuses the messages"],
+        );
+    }
+}

@@ -1,0 +1,144 @@
+//! Variables of a script.
+
+use std::collections::HashMap;
+
+use super::{Reader, arithmetic};
+
+/// Result of an expansion.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Value {
+    /// One text.
+    Text(String),
+    /// Words, as from `"${name[@]}"`.
+    List(Vec<String>),
+}
+
+/// Variables assigned so far. A variable assigned in a branch is unknown. In a list of `key=value`, only the
+/// keys changed there are unknown.
+#[derive(Clone, Debug, Default)]
+pub struct Variables {
+    assigned: HashMap<String, Option<Value>>,
+}
+
+impl Variables {
+    /// Creates the variables of a new shell, with `HOME`.
+    pub fn of_shell() -> Self {
+        let home = std::env::var("HOME").ok().map(Value::Text);
+        Self { assigned: HashMap::from([("HOME".to_owned(), home)]) }
+    }
+
+    pub(super) fn assign(&mut self, name: &str, appends: bool, value: Value, is_conditional: bool) {
+        let value = match (appends, self.assigned.get(name)) {
+            (false, _) | (true, None) => Some(value),
+            (true, Some(None)) => None,
+            (true, Some(Some(before))) => joined(before.clone(), value),
+        };
+        let value = match (is_conditional, self.assigned.get(name)) {
+            (true, Some(Some(Value::List(before)))) => match value {
+                Some(Value::List(after)) => either(name, before, &after).map(Value::List),
+                _ => None,
+            },
+            (true, before) => value.filter(|value| before == Some(&Some(value.clone()))),
+            (false, _) => value,
+        };
+        self.assigned.insert(name.to_owned(), value);
+    }
+
+    /// Expands `$name`, or returns it unchanged.
+    pub(super) fn plain(&self, text: &str) -> Value {
+        match self.assigned.get(&text[1..]) {
+            Some(Some(Value::List(items))) => Value::Text(items.first().cloned().unwrap_or_default()),
+            Some(Some(value)) => value.clone(),
+            _ => Value::Text(text.to_owned()),
+        }
+    }
+
+    /// Expands `${name}`, `${name:-default}`, `${name[@]}` or `$((1 + 2))`, or returns it unchanged.
+    pub(super) fn bracketed(&mut self, text: &str) -> Result<Value, String> {
+        let itself = || Value::Text(text.to_owned());
+        if let Some(sum) = text.strip_prefix("$((").and_then(|sum| sum.strip_suffix("))")) {
+            let sum = self.text_of(sum)?;
+            let value = arithmetic::value(&sum, &|name| self.number(name));
+            return Ok(value.map_or_else(itself, |value| Value::Text(value.to_string())));
+        }
+        let Some(inner) = text.strip_prefix("${").and_then(|inner| inner.strip_suffix('}')) else {
+            return Ok(itself());
+        };
+        if inner.starts_with(['@', '*']) {
+            return Ok(Value::List(Vec::new()));
+        }
+        let end = inner.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(inner.len());
+        let (name, rest) = inner.split_at(end);
+        let found = self.assigned.get(name);
+        match (rest, found) {
+            ("[@]" | "[*]", Some(Some(Value::Text(text)))) => Ok(Value::List(vec![text.clone()])),
+            ("[@]" | "[*]", Some(Some(list))) => Ok(list.clone()),
+            ("", Some(Some(_))) => Ok(self.plain(&format!("${name}"))),
+            _ => match (default(rest), found) {
+                (Some(_), Some(Some(value))) if *value != Value::Text(String::new()) => Ok(value.clone()),
+                (Some(default), None | Some(Some(_))) => self.text_of(default).map(Value::Text),
+                _ => Ok(itself()),
+            },
+        }
+    }
+
+    /// `raw` with quotes removed and variables expanded.
+    fn text_of(&mut self, raw: &str) -> Result<String, String> {
+        let mut reader = Reader::new(raw, self);
+        reader.word = Some(String::new());
+        while let Some(next) = reader.next() {
+            match next {
+                '\\' | '\'' | '"' | '$' => reader.take(next)?,
+                plain => reader.push(plain),
+            }
+        }
+        let mut words = std::mem::take(&mut reader.command);
+        words.extend(reader.word.take());
+        Ok(words.join(" "))
+    }
+
+    fn number(&self, name: &str) -> Option<i64> {
+        match self.assigned.get(name)?.as_ref()? {
+            Value::Text(text) => text.parse().ok(),
+            Value::List(_) => None,
+        }
+    }
+}
+
+/// A list that is one of two. Items in both are kept. Other items become `key=${name[@]}`, with an unknown
+/// value.
+fn either(name: &str, before: &[String], after: &[String]) -> Option<Vec<String>> {
+    let mut items: Vec<String> = Vec::new();
+    for item in before.iter().chain(after) {
+        let item = match before.contains(item) && after.contains(item) {
+            true => item.clone(),
+            false => format!("{}=${{{name}[@]}}", item.split_once('=')?.0),
+        };
+        if !items.contains(&item) {
+            items.push(item);
+        }
+    }
+    Some(items)
+}
+
+fn joined(before: Value, more: Value) -> Option<Value> {
+    match (before, more) {
+        (Value::Text(before), Value::Text(more)) => Some(Value::Text(before + &more)),
+        (Value::List(before), Value::List(more)) => Some(Value::List([before, more].concat())),
+        _ => None,
+    }
+}
+
+/// The text after `:-`, `-` or `:=`.
+fn default(rest: &str) -> Option<&str> {
+    [":-", ":=", "-", "="].iter().find_map(|mark| rest.strip_prefix(mark))
+}
+
+/// Splits `name=value` or `name+=value` into the name, whether it appends, and the value.
+pub(super) fn assignment(word: &str) -> Option<(&str, bool, &str)> {
+    let (name, value) = word.split_once('=')?;
+    let (name, appends) = name.strip_suffix('+').map_or((name, false), |name| (name, true));
+    let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    is_name.then_some((name, appends, value))
+}

@@ -1,0 +1,7 @@
+//! Lets the tests of this crate find libtorch.
+
+#![forbid(unsafe_code)]
+
+fn main() {
+    let _view = anyroll_libtorch::link();
+}

@@ -1,0 +1,225 @@
+//! `anyroll run`: starts the ranks of this host, or runs as one of them.
+
+use std::{
+    env,
+    ffi::OsString,
+    ops::ControlFlow,
+    path::{self, Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use anyroll_config::{Config, PipelineConfig};
+use anyroll_import::{self, Origin};
+use anyroll_pipelines::{
+    Error, Result,
+    diffusion::{self, Diffusion},
+    launch::{self, LaunchPlan, Outcome, Rank},
+    offline::Offline,
+    opened::Opened,
+    prepare::{self, Draft, Prepared, Purpose},
+    progress::Screen,
+    rlvr::Rlvr,
+    run::Run,
+    run_dir::{Lock, RunDir},
+    train::{Ended, Exchange, Job, Place, train},
+};
+use signal_hook::{
+    consts::{SIGHUP, SIGINT, SIGTERM},
+    flag,
+};
+
+use super::{RunArgs, log_to, machine};
+
+/// The run folder that the parent created, for the ranks that it starts.
+const RUN_DIR: &str = "ANYROLL_RUN_DIR";
+
+pub(super) fn run(args: &RunArgs) -> Result<u8> {
+    launch::watch_parent();
+    let rank = Rank::from_env()?;
+    let screen = Screen::default();
+    let log = || {
+        let writer = screen.clone();
+        log_to(move || writer.clone());
+    };
+    // A rank is a process and may run on another host, so it reads the config and its files itself: open folders and
+    // tokenizers are not sent. Only one process logs the warnings.
+    let speaks = rank.as_ref().is_none_or(|rank| rank.rank == 0 && !launch::is_launched());
+    if speaks {
+        log();
+    }
+    let draft = match (&args.config, &args.resume) {
+        (Some(path), _) => {
+            let text = prepare::text_of(path)?;
+            let sets = sets(args, &text)?;
+            Draft::parse(path, text, &sets)?
+        }
+        (None, Some(dir)) => {
+            let resolved = RunDir::open(dir)?.resolved();
+            if !args.sets.is_empty() {
+                return Err(Error::Resumed { resolved });
+            }
+            Draft::read(&resolved, &[])?
+        }
+        (None, None) => unreachable!("clap requires one of them"),
+    };
+    let prepared = draft.prepare(&machine(rank.clone()), Purpose::Run)?;
+    if !speaks {
+        log();
+    }
+    match rank {
+        None => supervise(args, &draft, &prepared.run),
+        Some(rank) => work(args, &draft, prepared, rank, &screen),
+    }
+}
+
+/// Overrides of the config: first those from another system's file, whose differences are logged, then the
+/// user's.
+fn sets(args: &RunArgs, config: &str) -> Result<Vec<String>> {
+    let files = [(&args.accelerate_config, Origin::Accelerate), (&args.deepspeed_config, Origin::Deepspeed)];
+    let mut sets = Vec::new();
+    for (file, origin) in files {
+        if let Some(file) = file {
+            let changes =
+                anyroll_import::changes(file, origin, config).map_err(|error| Error::Import(error.into()))?;
+            for row in changes.told {
+                tracing::warn!("{}: {row}", file.display());
+            }
+            sets.extend(changes.sets);
+        }
+    }
+    sets.extend_from_slice(&args.sets);
+    Ok(sets)
+}
+
+/// Starts the ranks of this host and waits until they have ended.
+fn supervise(args: &RunArgs, draft: &Draft, run: &Run) -> Result<u8> {
+    let dir = folder(args, draft, run)?;
+    let program = env::current_exe().map_err(|source| launch::Error::Start {
+        rank: 0,
+        program: "anyroll-engine".into(),
+        source,
+    })?;
+    let plan = LaunchPlan {
+        program,
+        args: env::args_os().skip(1).collect(),
+        world_size: run.world_size,
+        threads: run.threads,
+        env: vec![(RUN_DIR.into(), OsString::from(dir.path()))],
+    };
+    let outcome: Outcome = launch::launch(&plan)?;
+    Ok(outcome.exit_code())
+}
+
+/// Creates the run folder, or opens the one to resume.
+fn folder(args: &RunArgs, draft: &Draft, run: &Run) -> Result<RunDir> {
+    if let Some(dir) = &args.resume {
+        return Ok(RunDir::open(dir)?);
+    }
+    let path = match &args.output {
+        Some(path) => path.clone(),
+        None => RunDir::default_path(Path::new("runs"), &run.config.name, &jiff::Zoned::now()),
+    };
+    Ok(RunDir::create(&path, draft.as_written(), &run.to_yaml())?)
+}
+
+/// Runs as a rank.
+fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &Screen) -> Result<u8> {
+    let Prepared { run, opened } = prepared;
+    tch::set_num_threads(run.threads as i32);
+    // Rank 0 writes the folder. Another launcher has not created it yet.
+    let dir = match (rank.rank, env::var_os(RUN_DIR)) {
+        (0, Some(path)) => Some(RunDir::open(Path::new(&path))?),
+        (0, None) => Some(folder(args, draft, &run)?),
+        _ => None,
+    };
+    let lock = dir.as_ref().map(RunDir::lock).transpose()?;
+    let place = Place::open(&run, &rank)?;
+    // Caught only from here on: a rank that still waits for the others has nothing to save, and the signal
+    // ends it.
+    let stop = stop_flag()?;
+    let exchange = Exchange::new(&place.group)?;
+    let data = opened.digest().map(|digest| format!("{digest:08x}"));
+    same_config(&run, data.as_deref(), &exchange)?;
+    let folder = shared_folder(dir.as_ref().zip(lock.as_ref()), &exchange)?;
+    let name = run.config.name.clone();
+    let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
+    let number = run_number(&run, data.as_deref());
+    let job = Job { name: &name, data, number, dir, folder, resume: args.resume.is_some(), prometheus };
+    let ended = match (run.config.pipeline.clone(), opened) {
+        (PipelineConfig::Rlvr(rlvr), Opened::Texts(texts)) => {
+            train(Rlvr::new(run, &rlvr, *texts, place, &rank)?, exchange, job, screen, &stop)?
+        }
+        (PipelineConfig::Offline(offline), Opened::Texts(texts)) if offline.objective.is_of_numbers() => {
+            train(Offline::of_numbers(run, &offline, *texts, place)?, exchange, job, screen, &stop)?
+        }
+        (PipelineConfig::Offline(offline), Opened::Texts(texts)) => {
+            train(Offline::of_language(run, &offline, *texts, place, &rank)?, exchange, job, screen, &stop)?
+        }
+        (PipelineConfig::Diffusion(config), Opened::Shapes(dit)) => {
+            train(Diffusion::of_shapes(run, &config, &dit, place)?, exchange, job, screen, &stop)?
+        }
+        (PipelineConfig::Diffusion(config), Opened::Images(images)) => {
+            let diffusion::Opened { model, texts } = *images;
+            let widths = model.folder.transformer_config().text_widths();
+            let at = (&place, &exchange);
+            let encoded = diffusion::encode(texts, widths, at, &job.folder, screen, &stop)?;
+            let ControlFlow::Continue(texts) = encoded else {
+                return Ok(Outcome::Interrupted.exit_code());
+            };
+            train(Diffusion::of_texts(run, &config, model, texts, place)?, exchange, job, screen, &stop)?
+        }
+        (pipeline, _) => unreachable!("`prepare` opens what `{}` trains", pipeline.name()),
+    };
+    match ended {
+        Ended::Finished => Ok(Outcome::Finished.exit_code()),
+        Ended::Interrupted => Ok(Outcome::Interrupted.exit_code()),
+    }
+}
+
+/// Number of a new run, which its checkpoint files contain: a checksum of its seed, model and data. Runs that differ
+/// only in how they are computed write the same files.
+fn run_number(run: &Run, data: Option<&str>) -> u32 {
+    let Config { seed, model, .. } = &run.config;
+    let model = serde_json::to_string(model).expect("a config is plain data");
+    crc32c::crc32c(format!("{seed} {} {model}", data.unwrap_or_default()).as_bytes())
+}
+
+/// Refuses ranks with another config or another digest of the data. Each host may have its own files, and
+/// `zero_stage: auto` may resolve differently on it.
+fn same_config(run: &Run, data: Option<&str>, exchange: &Exchange) -> Result<()> {
+    let data = data.map(|digest| format!("records of the data: {digest}\n"));
+    let own = run.config.to_yaml() + &data.unwrap_or_default();
+    let all = exchange.gather(&own)?;
+    let Some(rank) = all.iter().position(|text| *text != all[0]) else { return Ok(()) };
+    let [own, first] = [rank, 0].map(|rank| &all[rank]);
+    let lines = own.lines().map(Some).chain([None]).zip(first.lines().map(Some).chain([None]));
+    let (own, first) = lines.into_iter().find(|(own, first)| own != first).expect("they differ");
+    let line = |line: Option<&str>| line.map_or("nothing".to_owned(), |line| format!("`{}`", line.trim()));
+    Err(Error::Configs { rank, own: line(own), first: line(first) })
+}
+
+/// Path of the run folder on this rank. Refuses a folder that some rank does not see, since each writes its
+/// part of a checkpoint there.
+fn shared_folder(own: Option<(&RunDir, &Lock)>, exchange: &Exchange) -> Result<PathBuf> {
+    let said = own.map_or(String::new(), |(dir, lock)| {
+        let path = path::absolute(dir.path()).unwrap_or_else(|_| dir.path().to_owned());
+        format!("{}\n{}", lock.mark(), path.display())
+    });
+    let said = exchange.gather(&said)?.swap_remove(0);
+    let (mark, path) = said.split_once('\n').expect("rank 0 says both");
+    let folder = PathBuf::from(path);
+    let sees = exchange.gather(&Lock::is_at(&folder, mark))?;
+    match sees.iter().position(|sees| !sees) {
+        Some(rank) => Err(Error::NotShared { rank, folder }),
+        None => Ok(own.map_or(folder, |(dir, _)| dir.path().to_owned())),
+    }
+}
+
+/// A flag that Ctrl-C, SIGTERM and SIGHUP set.
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        flag::register(signal, stop.clone()).map_err(Error::Signals)?;
+    }
+    Ok(stop)
+}
