@@ -5,8 +5,8 @@ use std::path::Path;
 use tempfile::TempDir;
 
 use super::{
-    anyroll, assert_same, assert_same_steps, changed, fail, interrupt, lasting_metrics, offline, resume,
-    series, succeed,
+    anyroll, assert_same, assert_same_steps, changed, fail, finish, interrupt, lasting_metrics, offline,
+    resume, series, succeed,
 };
 
 const ON_POLICY: &str = "configs/rlvr_distill_sort_cpu.yaml";
@@ -202,8 +202,11 @@ fn a_teacher_that_reads_other_tokens_is_refused() {
 fn what_would_teach_nothing_is_refused() {
     let check = |config: &str, sets: &[&str], words: [&str; 2]| {
         let sets = sets.iter().flat_map(|set| ["--set", set]);
-        let error = fail(anyroll(["check", config].into_iter().chain(sets)));
-        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        let ended = finish(anyroll(["check", config].into_iter().chain(sets)));
+        assert!(
+            !ended.error().is_empty() && words.iter().all(|word| ended.stderr.contains(word)),
+            "{ended:#?}"
+        );
     };
     let path = "roles.reference.path=null";
     check(ON_POLICY, &[path], ["roles.reference.path", "`advantage: none`"]);

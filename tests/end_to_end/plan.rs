@@ -310,7 +310,8 @@ fn a_run_of_images_takes_what_was_planned() {
         let train = &report["configured"]["plan"]["train"];
         let part = |kind: &str| train[kind].as_f64().unwrap();
         let planned: f64 = ["weights", "gradients", "optimizer", "buffers"].map(part).iter().sum();
-        let measured = *series(run, "perf/allocated_bytes").last().unwrap();
+        // The smallest of the steps: a sum in flight, which its stream has yet to free, adds to the others.
+        let measured = series(run, "perf/allocated_bytes").into_iter().fold(f64::INFINITY, f64::min);
         assert!((0.99..1.01).contains(&(measured / planned)), "{name}: {measured} measured, {train}");
         assert!(part("activations") > 0.0 && part("images") > 0.0, "{train}");
         report

@@ -15,7 +15,14 @@ const MAY_DEPEND: [(&str, &[&str]); 17] = [
     ("pipelines/data", &["anyroll-config", "anyroll-models", "anyroll-libtorch"]),
     (
         "pipelines/reward",
-        &["anyroll-config", "anyroll-data", "anyroll-math", "anyroll-models", "anyroll-sandbox", "anyroll-libtorch"],
+        &[
+            "anyroll-config",
+            "anyroll-data",
+            "anyroll-math",
+            "anyroll-models",
+            "anyroll-sandbox",
+            "anyroll-libtorch",
+        ],
     ),
     (
         "pipelines",

@@ -27,6 +27,6 @@ mod tests {
     fn causes_follow_the_error() {
         let source = std::io::Error::other("the folder is full");
         let error = crate::Error::Read { path: "a.yaml".into(), source };
-        assert_eq!(super::one_line(&error), "cannot read a.yaml: the folder is full");
+        assert_eq!(super::one_line(&error), "cannot read the config a.yaml: the folder is full");
     }
 }

@@ -127,7 +127,7 @@ fn numbered(number: usize) -> Record {
 /// Reads records, one per line, each with a `prompt`; in a `.txt` each line is a prompt.
 ///
 /// # Errors
-/// [`data::Error`] for a file that cannot be read, or an invalid line.
+/// [`anyroll_data::Error`] for a file that cannot be read, or an invalid line.
 pub fn read_records(path: &Path) -> Result<Vec<Record>, anyroll_data::Error> {
     let text = fs::read_to_string(path)
         .map_err(|source| anyroll_data::Error::Read { path: path.to_owned(), source })?;

@@ -75,7 +75,7 @@ macro_rules! device_sums {
 }
 pub(crate) use device_sums;
 
-/// The operations of [`reduced!`].
+/// The operations of `reduced!`.
 pub mod operations {
     use super::{AddAssign, Reduce};
 
