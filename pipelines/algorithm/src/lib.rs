@@ -4,20 +4,19 @@
 
 #![forbid(unsafe_code)]
 
-mod advantages;
-mod decoupled;
-mod gae;
+pub mod advantages;
+mod choices;
 pub mod losses;
 mod moments;
 mod normalize;
+mod range;
 mod returns;
 pub mod sections;
 
-pub use advantages::{Earned, sample_advantages};
-pub use decoupled::decoupled;
-pub use gae::gae;
+pub use advantages::{Earned, decoupled, gae};
 pub use moments::Moments;
 pub use normalize::normalize;
+pub use range::Range;
 pub use returns::{returns, turn_advantages};
 
 /// Numbers of a step's groups, by what a comparison within them teaches.

@@ -1,11 +1,12 @@
 //! Returns: the rewards from a turn, or from a token, to the end.
 
-use super::{Earned, sample_advantages, sections::Advantage};
+use crate::Earned;
+use crate::advantages::Advantage;
 
 /// The advantage of each turn of each sample, from what each turn earned, a list a sample.
 ///
 /// A turn's reward is what is earned from it on, its return, in which what comes a turn later weighs `gamma`, as in GTPO (Ding
-/// et al., 2025, 2511.14846). [`sample_advantages`] compares it with those of the same turn of the group, as MT-GRPO does (Zeng et al., 2025,
+/// et al., 2025, 2511.14846). [`Estimator::of_samples`](crate::advantages::Estimator::of_samples) compares it with those of the same turn of the group, as MT-GRPO does (Zeng et al., 2025,
 /// 2505.11821). An episode that has ended earns nothing more, and counts as 0: so a group is whole at each turn, and what a
 /// turn is compared with by `rloo` depends on no action of its sample. That is a baseline which leaves the gradient
 /// unbiased, whatever it is.
@@ -26,7 +27,7 @@ pub fn turn_advantages(
         let rewards: Vec<f64> =
             of_turns.iter().map(|returns| returns.get(turn).copied().unwrap_or(0.0)).collect();
         let earned = Earned { rewards: &rewards, lengths: &lengths, greedy: &[], group_size };
-        let advantages = sample_advantages(advantage, earned);
+        let advantages = advantage.formula().of_samples(&earned);
         for (sample, advantage) in of_turns.iter_mut().zip(advantages) {
             sample.get_mut(turn).into_iter().for_each(|it| *it = advantage);
         }

@@ -2,12 +2,12 @@
 //!
 //! `docs/reference/algorithms.md` has the formula and the source of each, and where other systems disagree.
 
+use anyroll_algorithm::Range;
 use serde::{Deserialize, Serialize};
 
 use super::problem::Section;
 use super::rlvr::RlvrConfig;
-use super::{advantage, policy_loss};
-pub use anyroll_algorithm::{losses::sections::*, sections::*};
+pub use anyroll_algorithm::{advantages::Scale, advantages::sections::*, losses::sections::*, sections::*};
 
 /// Advantages and the policy loss.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -245,6 +245,13 @@ pub enum Level {
     Geometric,
 }
 
+/// Reports numbers out of their ranges. `at` is their section.
+fn validate_ranges(ranges: Vec<Range>, at: &Section) {
+    for Range { field, value, holds, range, given } in ranges {
+        at.given(given.as_slice()).number(field, value, holds, range);
+    }
+}
+
 impl AlgorithmConfig {
     /// Reports what cannot be, of the algorithm of `rlvr`. `at` is the pipeline.
     pub(super) fn validate(&self, rlvr: &RlvrConfig, at: &Section) {
@@ -257,7 +264,8 @@ impl AlgorithmConfig {
         for (name, clip) in [("reward_clip", self.reward_clip), ("advantage_clip", self.advantage_clip)] {
             at.number(name, clip.unwrap_or(1.0), clip.is_none_or(|clip| clip > 0.0), "above 0");
         }
-        advantage::validate(self.advantage, &at.below("advantage"));
+        let (advantage, loss) = (self.advantage.formula(), self.loss.formula());
+        validate_ranges(advantage.ranges(), &at.below("advantage").below(self.advantage.name()));
         at.given(&["kl_coef"]).ensure(
             self.advantage != Advantage::None || kl_coef > 0.0,
             "advantage",
@@ -268,7 +276,7 @@ impl AlgorithmConfig {
             at.positive("aggregation.seq_mean_token_sum_norm.length", norm.length);
         }
         at.number("entropy_coef", entropy_coef, entropy_coef >= 0.0, "0 or above");
-        policy_loss::validate(&self.loss, &at.below("loss"));
+        validate_ranges(loss.ranges(), &at.below("loss").below(self.loss.name()));
         self.rollout_correction.validate(&at.below("rollout_correction"));
         let threshold = self.off_policy_mask.unwrap_or(1.0);
         at.number("off_policy_mask", threshold, threshold > 0.0, "above 0");
@@ -326,7 +334,7 @@ impl AlgorithmConfig {
         if !at.when(is_read).ensure(has_turns, "credit", no_turns, help) {
             return;
         }
-        let why = advantage::why_no_turns(self.advantage);
+        let why = self.advantage.formula().refuses_turns();
         let others = "write `grpo`, `rloo`, `reinforce` or `gae`, or `credit: episode`";
         if !at.ensure(why.is_none(), "advantage", why.unwrap_or_default(), others) {
             return;

@@ -6,7 +6,6 @@
 
 #![forbid(unsafe_code)]
 
-mod advantage;
 mod algorithm;
 mod critic;
 mod data;
@@ -24,7 +23,6 @@ mod metrics;
 mod model;
 mod offline;
 mod optimizer;
-mod policy_loss;
 mod problem;
 mod reward;
 mod reward_model;

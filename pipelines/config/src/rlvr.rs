@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::advantage;
 use super::algorithm::AlgorithmConfig;
 use super::critic::CriticConfig;
 use super::data::DataConfig;
@@ -229,7 +228,7 @@ impl RlvrConfig {
         at.positive("prompts_per_step", self.prompts_per_step);
         at.positive("group_size", self.group_size);
         at.given(&["algorithm.advantage"]).ensure(
-            self.group_size >= 2 || !advantage::needs_groups(self.algorithm.advantage),
+            self.group_size >= 2 || !self.algorithm.advantage.formula().needs_groups(),
             "group_size",
             format!("a group of {} has no mean to differ from", self.group_size),
             "write 2 or above, or an advantage without groups: `reinforce`, `remax`, `gae` or `none`",

@@ -2,7 +2,7 @@
 
 use std::{mem, ops::Range, time::Instant};
 
-use anyroll_algorithm::{Earned, fill_missing, sample_advantages};
+use anyroll_algorithm::{Earned, fill_missing};
 use anyroll_config::{Advantage, GrpoConfig, MethodConfig, Scale};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
@@ -150,7 +150,7 @@ impl ImageTask {
         let kind = Advantage::Grpo(GrpoConfig { scale, eps: EPS });
         let lengths = vec![1.0; scored.rewards.len()];
         let (rewards, group_size) = (&scored.rewards[..], self.share.group_size);
-        let all = sample_advantages(&kind, Earned { rewards, lengths: &lengths, greedy: &[], group_size });
+        let all = kind.formula().of_samples(&Earned { rewards, lengths: &lengths, greedy: &[], group_size });
         let own: Vec<f32> = numbers.iter().map(|&number| all[number].clamp(-clip, clip) as f32).collect();
         Ok(Tensor::f_from_slice(&own)?.f_to_device(self.device)?)
     }

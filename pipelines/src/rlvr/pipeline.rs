@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use anyroll_algorithm::Moments;
-use anyroll_config::{Advantage, AlgorithmConfig, GrpoConfig, RlvrConfig, Scale, Turns};
+use anyroll_config::{AlgorithmConfig, RlvrConfig, Turns};
 use anyroll_data::{Dataset, Record};
 use anyroll_models::{hf::ModelFolder, init::WeightSource};
 use anyroll_reward::RewardSum;
@@ -224,20 +224,7 @@ impl Pipeline for Rlvr {
 
 /// The algorithm as papers call it.
 fn title(algorithm: &AlgorithmConfig) -> String {
-    let advantage = match (&algorithm.advantage, algorithm.whiten_advantages) {
-        (Advantage::Reinforce(_), true) => "REINFORCE++",
-        (Advantage::Reinforce(_), false) => "REINFORCE",
-        (Advantage::Grpo(GrpoConfig { scale: Scale::None, .. }), true) => "REINFORCE++ with a baseline",
-        (Advantage::Grpo(GrpoConfig { scale: Scale::None, .. }), false) => "Dr. GRPO",
-        (Advantage::Grpo(_), _) => "GRPO",
-        (Advantage::Gdpo(_), _) => "GDPO",
-        (Advantage::Rloo, _) => "RLOO",
-        (Advantage::Opo, _) => "OPO",
-        (Advantage::Gpg, _) => "GPG",
-        (Advantage::Remax, _) => "ReMax",
-        (Advantage::Gae(_), _) => "PPO",
-        (Advantage::None, _) => "on-policy distillation",
-    };
+    let advantage = algorithm.advantage.formula().title(algorithm.whiten_advantages);
     match algorithm.loss.formula().title() {
         Some(loss) => format!("{loss} on {advantage}"),
         None => advantage.to_owned(),

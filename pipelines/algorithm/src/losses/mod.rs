@@ -1,5 +1,5 @@
 //! Policy losses, a file each. A file has the section that a config writes, with its defaults and ranges, and the formula
-//! with its source; the list in `policy_losses!` names it. `docs/reference/algorithms.md` says where systems disagree.
+//! with its source; the list in `choices!` names it. `docs/reference/algorithms.md` says where systems disagree.
 //!
 //! The loss of a token is a function of its log-prob l, old log-prob o and advantage A; r = exp(l - o) is its ratio.
 
@@ -7,6 +7,9 @@ mod sequences;
 
 use serde::{Deserialize, Serialize};
 use tch::{TchError, Tensor};
+
+use crate::choices::{bound, choices, formula_of};
+use crate::range::Range;
 
 pub use sequences::{sequence_means, sequence_sums};
 
@@ -44,33 +47,6 @@ pub struct Terms {
     pub clipped: Option<[Tensor; 2]>,
 }
 
-/// A number of a section and what must hold of it.
-#[derive(Clone, Copy, Debug)]
-pub struct Range {
-    /// The field.
-    pub field: &'static str,
-    /// Its value.
-    pub value: f64,
-    /// True if it is in range.
-    pub holds: bool,
-    /// The range, behind "write".
-    pub range: &'static str,
-    /// Another field that the range depends on.
-    pub given: Option<&'static str>,
-}
-
-impl Range {
-    /// Makes the range of the field `field`.
-    pub fn new(field: &'static str, value: f64, holds: bool, range: &'static str) -> Self {
-        Self { field, value, holds, range, given: None }
-    }
-
-    /// The same range, which depends on the field `other`.
-    pub fn given(self, other: &'static str) -> Self {
-        Self { given: Some(other), ..self }
-    }
-}
-
 /// A policy loss.
 pub trait Loss {
     /// Its name in papers; `None` where a recipe is named after its advantages.
@@ -100,80 +76,26 @@ pub trait Loss {
     fn terms(&self, tokens: &Tokens) -> Result<Terms>;
 }
 
-/// Declares the enum of all losses from a list of `file => Variant(Section)`, or without a section `file => Variant`.
-macro_rules! policy_losses {
-    ($($(#[$meta:meta])* $file:ident => $variant:ident $(($section:ident))?,)*) => {
-        $(mod $file;)*
-
-        /// Sections that a config writes.
-        pub mod sections {
-            pub use super::PolicyLoss;
-            $($(pub use super::$file::$section;)?)*
-        }
-        use sections::*;
-
-        /// The loss of a token. A ratio is the token's new probability over its old one.
-        #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-        #[serde(rename_all = "snake_case")]
-        pub enum PolicyLoss {
-            $($(#[$meta])* $variant $(($section))?,)*
-        }
-
-        impl PolicyLoss {
-            /// Its name in a config.
-            pub fn name(&self) -> &'static str {
-                match self {
-                    $(Self::$variant { .. } => stringify!($file),)*
-                }
-            }
-
-            /// One of each, with its defaults.
-            pub fn all() -> Vec<Self> {
-                vec![$(Self::$variant $((<$section>::default()))?),*]
-            }
-
-            /// Its formula, with the numbers of its section.
-            pub fn formula(&self) -> &dyn Loss {
-                match self {
-                    $(Self::$variant $((bound!($section, loss)))? => loss_of!($file, $variant, loss $(, $section)?),)*
-                }
-            }
-        }
-    };
-}
-
-macro_rules! bound {
-    ($section:ident, $loss:ident) => {
-        $loss
-    };
-}
-
-macro_rules! loss_of {
-    ($file:ident, $variant:ident, $loss:ident, $section:ident) => {
-        $loss
-    };
-    ($file:ident, $variant:ident, $loss:ident) => {
-        &$file::$variant
-    };
-}
-
-policy_losses! {
-    /// PPO's: the ratio is clipped where clipping makes the loss larger.
-    clipped => Clipped(ClippedConfig),
-    /// PPO's clipping with one ratio per sequence: the geometric mean of its tokens'.
-    gspo => Gspo(GspoConfig),
-    /// The geometric mean of a sequence's ratios, of which each is clipped before.
-    gmpo => Gmpo(GmpoConfig),
-    /// The log-prob, weighted by the advantage and the clamped ratio, through which no gradient flows.
-    cispo => Cispo(CispoConfig),
-    /// The log-prob, weighted by the advantage: vanilla policy gradient, without a ratio.
-    reinforce => Reinforce,
-    /// The ratio behind a soft gate instead of a clip.
-    sapo => Sapo(SapoConfig),
-    /// The log-prob, weighted by the advantage, and where that is negative by the ratio, at most 1.
-    topr => Topr(ToprConfig),
-    /// The log-prob, weighted by the advantage and a smooth function of the sequence's ratio, the product of its tokens'.
-    vespo => Vespo(VespoConfig),
+choices! {
+    /// The loss of a token. A ratio is the token's new probability over its old one.
+    enum PolicyLoss: dyn Loss {
+        /// PPO's: the ratio is clipped where clipping makes the loss larger.
+        clipped => Clipped(ClippedConfig),
+        /// PPO's clipping with one ratio per sequence: the geometric mean of its tokens'.
+        gspo => Gspo(GspoConfig),
+        /// The geometric mean of a sequence's ratios, of which each is clipped before.
+        gmpo => Gmpo(GmpoConfig),
+        /// The log-prob, weighted by the advantage and the clamped ratio, through which no gradient flows.
+        cispo => Cispo(CispoConfig),
+        /// The log-prob, weighted by the advantage: vanilla policy gradient, without a ratio.
+        reinforce => Reinforce,
+        /// The ratio behind a soft gate instead of a clip.
+        sapo => Sapo(SapoConfig),
+        /// The log-prob, weighted by the advantage, and where that is negative by the ratio, at most 1.
+        topr => Topr(ToprConfig),
+        /// The log-prob, weighted by the advantage and a smooth function of the sequence's ratio, the product of its tokens'.
+        vespo => Vespo(VespoConfig),
+    }
 }
 
 impl Default for PolicyLoss {

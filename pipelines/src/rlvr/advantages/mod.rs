@@ -10,7 +10,7 @@ mod turns;
 
 use std::iter::repeat_n;
 
-use anyroll_algorithm::{Earned, Moments, gae, normalize, returns, sample_advantages};
+use anyroll_algorithm::{Earned, Moments, gae, normalize, returns};
 use anyroll_config::{Advantage, AlgorithmConfig, KlTerm, Over, RewardNormConfig};
 
 pub use kl::SampleKl;
@@ -136,7 +136,7 @@ impl Advantages<'_> {
         clip(&mut greedy, self.algorithm.reward_clip);
         let (lengths, group_size) = (scored.lengths(), self.share.group_size);
         let earned = Earned { rewards: &rewards, lengths: &lengths, greedy: &greedy, group_size };
-        let of_samples = sample_advantages(&self.algorithm.advantage, earned);
+        let of_samples = self.algorithm.advantage.formula().of_samples(&earned);
         let of_sample = |(row, sample): (usize, &Sample)| repeat_n(of_samples[row], sample.completion_len());
         scored.of_rank(self.share, self.exchange.rank()).flat_map(of_sample).collect()
     }

@@ -2,7 +2,7 @@
 //! p (1 - p) (reward of 1 - reward of 0), is known. Estimators that are unbiased have it as their mean; of the
 //! others the tests say what their mean is instead.
 
-use anyroll_algorithm::{Earned, Moments, gae, sample_advantages};
+use anyroll_algorithm::{Earned, Moments, gae};
 use anyroll_config::{
     Advantage, GaeConfig, GrpoConfig, KlEstimator, KlLossConfig, KlTerm, Level, ReinforceConfig,
     RolloutCorrection, Scale, TruncateConfig,
@@ -78,7 +78,7 @@ fn estimate(setting: Setting) -> Estimate {
             let greedy = vec![REWARDS[usize::from(setting.sampled_by > 0.5)]; SAMPLES / GROUP_SIZE];
             let (lengths, group_size) = (vec![1.0; SAMPLES], GROUP_SIZE);
             let earned = Earned { rewards: &rewards, lengths: &lengths, greedy: &greedy, group_size };
-            sample_advantages(&advantage, earned)
+            advantage.formula().of_samples(&earned)
         }
     };
     if setting.whiten {

@@ -1,9 +1,15 @@
-//! From rewards to advantages. `docs/reference/algorithms.md` has the sources, and where systems disagree.
+//! Estimators of advantages, a file each. A file has the section that a config writes, with its defaults and ranges, and the
+//! formula with its source; the list in `choices!` names it. `docs/reference/algorithms.md` says where systems disagree.
 
-use super::{
-    Moments, groups, is_constant,
-    sections::{Advantage, GdpoConfig, Scale},
-};
+use serde::{Deserialize, Serialize};
+
+use crate::choices::{bound, choices, formula_of};
+use crate::range::Range;
+use crate::{groups, is_constant};
+
+pub use gae::gae;
+pub use gdpo::decoupled;
+pub use grpo::Scale;
 
 /// Rewards of a step's samples; groups lie one after another.
 #[derive(Clone, Copy, Debug)]
@@ -18,69 +24,68 @@ pub struct Earned<'a> {
     pub group_size: usize,
 }
 
-/// The advantage of each sample.
-///
-/// With `mean` and `std` (unbiased) over a group of n rewards r, whose completions have lengths l:
-/// - `grpo`: (r - mean) / (std + eps) (Shao et al., 2024, section 4.1), with the standard deviation of all
-///   rewards at `batch_std`; r - mean is Dr. GRPO (Liu et al., 2025);
-/// - `gdpo`: r / (std of all + eps), where r are already sums of normalized terms, of the mean 0: see
-///   [`decoupled()`](super::decoupled()) (Liu et al., 2026);
-/// - `rloo`: r less the mean of the group's others, which is (r - mean) n / (n - 1) (Ahmadian et al., 2024);
-/// - `opo`: r - sum(l r) / sum(l) (Hao et al., 2025);
-/// - `gpg`: (r - mean) B / (B - M), with M of the B samples in groups of equal rewards (Chu et al., 2025);
-/// - `remax`: r less that of the group's greedy completion (Li et al., 2024);
-/// - `reinforce`: r. Its discount is between tokens: see [`returns()`](super::returns());
-/// - `none`: 0.
-///
-/// A group of equal rewards has advantages of exactly 0, so it moves nothing; but for `remax` and `reinforce`.
-///
-/// # Panics
-///
-/// If the numbers of rewards, lengths and greedy rewards do not fit together, or for `gae`, whose advantages are those
-/// of tokens: see [`gae()`](super::gae()).
-pub fn sample_advantages(advantage: &Advantage, earned: Earned) -> Vec<f64> {
-    let Earned { rewards, lengths, greedy, group_size } = earned;
-    assert_eq!(rewards.len(), lengths.len(), "a reward and a length for each sample");
-    match advantage {
-        Advantage::Grpo(grpo) => {
-            let batch_std = match grpo.scale {
-                Scale::BatchStd => Some(Moments::of(rewards).std()),
-                Scale::GroupStd | Scale::None => None,
-            };
-            centered(rewards, group_size, |group| match grpo.scale {
-                Scale::None => 1.0,
-                Scale::GroupStd | Scale::BatchStd => {
-                    batch_std.unwrap_or_else(|| Moments::of(group).std()) + grpo.eps
-                }
-            })
-        }
-        Advantage::Gdpo(GdpoConfig { eps }) => {
-            let scale = Moments::of(rewards).std() + eps;
-            rewards.iter().map(|reward| reward / scale).collect()
-        }
-        Advantage::Rloo => {
-            let n = group_size as f64;
-            centered(rewards, group_size, |_| (n - 1.0) / n)
-        }
-        Advantage::Opo => less_weighted_mean(rewards, lengths, group_size),
-        Advantage::Gpg => {
-            let all = rewards.len() / group_size;
-            let mixed = groups(rewards, group_size).filter(|group| !is_constant(group)).count();
-            centered(rewards, group_size, |_| mixed as f64 / all as f64)
-        }
-        Advantage::Remax => {
-            assert_eq!(rewards.len(), greedy.len() * group_size, "a greedy reward for each group");
-            let of_groups = groups(rewards, group_size).zip(greedy);
-            of_groups.flat_map(|(group, greedy)| group.iter().map(move |reward| reward - greedy)).collect()
-        }
-        Advantage::Reinforce(_) => rewards.to_vec(),
-        Advantage::None => vec![0.0; rewards.len()],
-        Advantage::Gae(_) => unreachable!("a critic's advantages are those of tokens"),
+/// An estimator of advantages.
+pub trait Estimator {
+    /// Its name in papers, where advantages are whitened or not.
+    fn title(&self, is_whitened: bool) -> &'static str;
+
+    /// Ranges of its section's numbers.
+    fn ranges(&self) -> Vec<Range> {
+        Vec::new()
+    }
+
+    /// Returns true if it compares the completions of a prompt.
+    fn needs_groups(&self) -> bool {
+        true
+    }
+
+    /// Reason why turns cannot have credit of their own; `None` if they can.
+    fn refuses_turns(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// Advantage of each sample. A group of equal rewards has advantages of exactly 0, unless the estimator's own comment
+    /// says otherwise.
+    ///
+    /// # Panics
+    ///
+    /// If the numbers of rewards, lengths and greedy rewards do not fit together.
+    fn of_samples(&self, earned: &Earned) -> Vec<f64>;
+}
+
+choices! {
+    /// The estimator that turns rewards into advantages.
+    enum Advantage: dyn Estimator {
+        /// Less the group's mean, over a standard deviation.
+        grpo => Grpo(GrpoConfig),
+        /// Each term of the reward as `grpo` has it, weighed and summed, over the standard deviation of the step's sums.
+        gdpo => Gdpo(GdpoConfig),
+        /// Less the mean of the group's other rewards.
+        rloo => Rloo,
+        /// Less the group's mean, in which each reward weighs as much as its completion is long.
+        opo => Opo,
+        /// Less the group's mean, times samples over samples in groups whose rewards differ.
+        gpg => Gpg,
+        /// The return from each token on, without a baseline; groups may be of 1.
+        reinforce => Reinforce(ReinforceConfig),
+        /// Less the reward of the prompt's greedy completion, which is sampled and scored beside the group; groups may be
+        /// of 1.
+        remax => Remax,
+        /// 0: rewards are measured, and move nothing beside a KL divergence; groups may be of 1.
+        none => None,
+        /// Generalized advantage estimates from a critic's values, a token each: PPO. It needs `critic`; groups may be of 1.
+        gae => Gae(GaeConfig),
+    }
+}
+
+impl Default for Advantage {
+    fn default() -> Self {
+        Self::Grpo(GrpoConfig::default())
     }
 }
 
 /// Each reward less its group's mean, over what `scale` says of the group.
-pub(super) fn centered(rewards: &[f64], group_size: usize, scale: impl Fn(&[f64]) -> f64) -> Vec<f64> {
+fn centered(rewards: &[f64], group_size: usize, scale: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     let mut advantages = Vec::with_capacity(rewards.len());
     for group in groups(rewards, group_size) {
         if is_constant(group) {
@@ -95,35 +100,16 @@ pub(super) fn centered(rewards: &[f64], group_size: usize, scale: impl Fn(&[f64]
     advantages
 }
 
-/// Each reward less its group's mean, in which rewards are weighted.
-fn less_weighted_mean(rewards: &[f64], weights: &[f64], group_size: usize) -> Vec<f64> {
-    let mut advantages = Vec::with_capacity(rewards.len());
-    for (group, weights) in groups(rewards, group_size).zip(groups(weights, group_size)) {
-        if is_constant(group) {
-            advantages.extend(std::iter::repeat_n(0.0, group.len()));
-            continue;
-        }
-        let weighted: f64 = group.iter().zip(weights).map(|(reward, weight)| reward * weight).sum();
-        let mean = weighted / weights.iter().sum::<f64>();
-        advantages.extend(group.iter().map(|reward| reward - mean));
-    }
-    advantages
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{
-        returns,
-        tests::{check_near, golden, numbers, papers},
-        turn_advantages,
-    };
     use super::*;
-    use crate::sections::{GrpoConfig, ReinforceConfig};
+    use crate::tests::{check_near, golden, numbers, papers};
+    use crate::{Moments, returns, turn_advantages};
 
     const GROUP_SIZE: usize = 3;
 
     fn of(advantage: &Advantage, rewards: &[f64], lengths: &[f64], group_size: usize) -> Vec<f64> {
-        sample_advantages(advantage, Earned { rewards, lengths, greedy: &[], group_size })
+        advantage.formula().of_samples(&Earned { rewards, lengths, greedy: &[], group_size })
     }
 
     fn grpo(scale: Scale, eps: f64) -> Advantage {
@@ -155,7 +141,7 @@ mod tests {
         for (name, advantage) in
             [("opo", Advantage::Opo), ("gpg", Advantage::Gpg), ("remax", Advantage::Remax)]
         {
-            check_near(&sample_advantages(&advantage, earned), &numbers(&golden[name]));
+            check_near(&advantage.formula().of_samples(&earned), &numbers(&golden[name]));
         }
     }
 
@@ -268,7 +254,7 @@ mod tests {
         let rewards = [1.0, 0.0, 0.5, 0.5, 0.25, 0.25];
         let earned =
             Earned { rewards: &rewards, lengths: &[1.0; 6], greedy: &[1.0, 0.0, 0.25], group_size: 2 };
-        let found = sample_advantages(&Advantage::Remax, earned);
+        let found = Advantage::Remax.formula().of_samples(&earned);
         check_near(&found, &[0.0, -1.0, 0.5, 0.5, 0.0, 0.0]);
     }
 

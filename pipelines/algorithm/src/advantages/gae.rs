@@ -1,4 +1,47 @@
-//! Advantages of tokens from a critic's values.
+//! GAE: generalized advantage estimates from a critic's values, a token each.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Earned, Estimator, Range};
+
+/// The constants of generalized advantage estimation.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GaeConfig {
+    /// Weight of a reward one token later; above 0, at most 1. Default 1.
+    pub gamma: f64,
+    /// Reach of an estimate beyond the next value: 0 not at all, 1 to the end; 0 to 1. Default 0.95.
+    pub lambda: f64,
+}
+
+impl Default for GaeConfig {
+    fn default() -> Self {
+        Self { gamma: 1.0, lambda: 0.95 }
+    }
+}
+
+impl Estimator for GaeConfig {
+    fn title(&self, _: bool) -> &'static str {
+        "PPO"
+    }
+
+    fn ranges(&self) -> Vec<Range> {
+        let Self { gamma, lambda } = *self;
+        vec![
+            Range::new("gamma", gamma, gamma > 0.0 && gamma <= 1.0, "above 0, at most 1"),
+            Range::new("lambda", lambda, (0.0..=1.0).contains(&lambda), "from 0 to 1"),
+        ]
+    }
+
+    fn needs_groups(&self) -> bool {
+        false
+    }
+
+    /// Never called: its advantages are those of tokens, by [`gae`].
+    fn of_samples(&self, _: &Earned) -> Vec<f64> {
+        unreachable!("a critic's advantages are those of tokens")
+    }
+}
 
 /// Generalized advantage estimates of a sequence's tokens (Schulman et al., 2016, 1506.02438, equation 16), from the
 /// reward of each token, the value of the state before it, and what the next one weighs. From the last token to the first:
@@ -34,9 +77,9 @@ pub fn gae(lambda: f64, gammas: &[f64], rewards: &[f64], values: &[f64]) -> Vec<
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{check_near, golden, numbers};
-    use super::super::{Moments, returns};
     use super::*;
+    use crate::tests::{check_near, golden, numbers};
+    use crate::{Moments, returns};
 
     #[test]
     fn estimates_and_returns_equal_the_reference() {

@@ -1,6 +1,44 @@
-//! Rewards whose terms are normalized each by itself.
+//! GDPO: each term of the reward normalized by itself, as GRPO has it, before they are summed.
 
-use super::{Moments, advantages::centered};
+use serde::{Deserialize, Serialize};
+
+use super::{Earned, Estimator, Range, centered};
+use crate::Moments;
+
+/// GDPO's constants.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GdpoConfig {
+    /// Added to both standard deviations, of a group's rewards of a term and of the step's sums; above 0. Default 1e-4.
+    pub eps: f64,
+}
+
+impl Default for GdpoConfig {
+    fn default() -> Self {
+        Self { eps: 1e-4 }
+    }
+}
+
+impl Estimator for GdpoConfig {
+    fn title(&self, _: bool) -> &'static str {
+        "GDPO"
+    }
+
+    fn ranges(&self) -> Vec<Range> {
+        vec![Range::new("eps", self.eps, self.eps > 0.0, "above 0")]
+    }
+
+    fn refuses_turns(&self) -> Option<&'static str> {
+        Some("`gdpo` normalizes what terms say of whole completions")
+    }
+
+    /// r / (std of all + eps), where r are already sums of normalized terms, of the mean 0: see [`decoupled`] (Liu et al.,
+    /// 2026).
+    fn of_samples(&self, earned: &Earned) -> Vec<f64> {
+        let scale = Moments::of(earned.rewards).std() + self.eps;
+        earned.rewards.iter().map(|reward| reward / scale).collect()
+    }
+}
 
 /// The weighted sum of the terms' rewards, each term's (r - mean) / (std + eps) in its group: a term so counts as much as its
 /// weight says, however wide or rare its rewards are, and sums of different rewards stay different (GDPO: Liu et al., 2026,
@@ -22,12 +60,8 @@ pub fn decoupled(terms: &[(f64, Vec<f64>)], group_size: usize, eps: f64) -> Vec<
 
 #[cfg(test)]
 mod tests {
-    use super::super::{
-        Earned, sample_advantages,
-        tests::{check_near, numbers, papers},
-    };
     use super::*;
-    use crate::sections::{Advantage, GdpoConfig};
+    use crate::tests::{check_near, numbers, papers};
 
     #[test]
     fn terms_are_normalized_each_as_the_paper_has_it() {
@@ -37,7 +71,7 @@ mod tests {
         let terms: Vec<(f64, Vec<f64>)> = weights.into_iter().zip(terms).collect();
         let sums = decoupled(&terms, 4, 1e-4);
         let earned = Earned { rewards: &sums, lengths: &[1.0; 12], greedy: &[], group_size: 4 };
-        let found = sample_advantages(&Advantage::Gdpo(GdpoConfig::default()), earned);
+        let found = GdpoConfig::default().of_samples(&earned);
         check_near(&found, &numbers(&golden["gdpo"]));
         // Sums that GRPO could not tell apart: 1 of one term is not 1 of the other where these are not as rare.
         let (format, answer) = (vec![1.0, 1.0, 1.0, 0.0], vec![0.0, 0.0, 1.0, 1.0]);
