@@ -128,8 +128,16 @@ fn parts_of_word(word: &str) -> Vec<String> {
 
 /// Libraries receive values. Programs and the run behind them may read them, the build, tests and examples.
 fn check_environment(source: &Source, add: &mut dyn FnMut(usize, String)) {
-    let may_read = matches!(source.krate(), "pipelines" | "programs" | "xtask" | "xtask/libtorch" | "tests")
-        || source.path.ends_with("build.rs")
+    let may_read = matches!(
+        source.krate(),
+        "pipelines"
+            | "pipelines/import"
+            | "pipelines/reward"
+            | "programs"
+            | "xtask"
+            | "xtask/libtorch"
+            | "tests"
+    ) || source.path.ends_with("build.rs")
         || source.path.contains("/examples/")
         || source.path.contains("/benches/");
     if may_read {

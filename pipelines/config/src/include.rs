@@ -1,9 +1,9 @@
 //! Ready strategies, included by name: `strategy: {include: zero3, micro_batch_size: 8}`. What stands beside the name counts
 //! more, but where a `--set` says the name: that is over the file, as any is, and over those before it.
 
-use super::error::{Origin, suggestion};
-use super::problem::Problem;
-use super::tree::{Entry, Node, Value};
+use crate::document::Problem;
+use crate::document::{Entry, Node, Value};
+use crate::document::{Origin, suggestion};
 
 /// The files of `configs/strategy`, by their names.
 pub const READY: [(&str, &str); 6] = [

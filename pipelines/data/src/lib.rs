@@ -8,7 +8,6 @@
 
 mod char_tokenizer;
 mod chat_template;
-mod clip_tokenizer;
 pub mod countdown;
 mod error;
 mod file;

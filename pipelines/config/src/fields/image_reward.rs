@@ -8,9 +8,9 @@ use serde::de::{self, IntoDeserializer, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::problem::Section;
 use super::reward::{NoFields, PythonConfig, Signature, only, validate_term};
 use super::reward_model::RewardDtype;
+use crate::document::Section;
 
 /// What an image earns: a reward, or a list of terms whose weighted sum it is.
 ///

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use super::diffusion_method::MethodConfig;
 use super::image_reward::ImageRewardConfig;
 use super::optimizer::OptimizerConfig;
-use super::problem::Section;
 use super::sampler::SamplerConfig;
 use super::schema::{CheckpointConfig, ModelConfig};
 use super::strategy::Precision;
+use crate::document::Section;
 
 /// Images of an evaluation: beyond, somebody has mistyped.
 const MOST_EVALUATED: usize = 1_000_000;

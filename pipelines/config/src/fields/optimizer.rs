@@ -3,8 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::problem::Section;
 use super::steps::{Measure, Steps, whole_steps};
+use crate::document::Section;
 
 /// An optimizer, its gradient clipping and its learning-rate schedule.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

@@ -7,7 +7,7 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::problem::Section;
+use crate::document::Section;
 
 /// Where prompts and answers come from; a tenth of the prompts is held out for evaluation, by hash.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::problem::Section;
 use super::schema::is_default;
 use super::stage::ZeroStage;
+use crate::document::Section;
 
 /// The largest first loss scale: a loss of 1 overflows fp16 long before.
 const MOST_LOSS_SCALE: f64 = 16_777_216.0;

@@ -3,7 +3,7 @@
 
 use serde_json::json;
 
-use super::{ledger::Ledger, rules, shared::R};
+use crate::{ledger::Ledger, rules, shared::R};
 
 /// Keys of unsupported pipelines, with their counterparts here.
 const OTHERS: [(&str, &str); 4] = [

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{problem::Section, reward, rlvr::RolloutConfig};
+use super::{reward, rlvr::RolloutConfig};
+use crate::document::Section;
 
 /// Who answers the model's turns: a class in a file of the user's, an object of which is an episode.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

@@ -3,7 +3,7 @@
 use anyroll_models::diffusion::{sigmas, sigmas_of_diffusers};
 use serde::{Deserialize, Serialize};
 
-use super::problem::Section;
+use crate::document::Section;
 
 /// How noise becomes an image.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

@@ -10,8 +10,8 @@ use regex::Regex;
 
 use super::decoder::DecoderConfig;
 use super::diffusion::DitConfig;
-use super::problem::Section;
 use super::schema::{ModelConfig, is_default};
+use crate::document::Section;
 
 /// A model in a folder as Hugging Face publishes it, its tokenizer and its chat template with it.
 #[derive(Clone, Debug, PartialEq)]

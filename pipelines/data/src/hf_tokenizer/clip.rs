@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::TokenizerError;
-use super::hf_tokenizer::read;
+use super::read;
 
 /// Tokens at the start and the end of a text, unless `tokenizer_config.json` names others. The latter also
 /// pads and stands for unknown text.

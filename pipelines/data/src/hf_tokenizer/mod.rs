@@ -1,6 +1,8 @@
 //! Tokenizer of a published model's folder: `tokenizer.json`, with the special tokens and the chat template
 //! of other files.
 
+mod clip;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +11,7 @@ use tokenizers::AddedToken;
 
 use super::chat_template::{ChatTemplate, Conversation};
 use super::token_bytes::{Pieces, TokenBytes};
-use super::{Record, UnknownCharacter, clip_tokenizer};
+use super::{Record, UnknownCharacter};
 
 /// A published model's tokenizer with its chat template.
 #[derive(Debug)]
@@ -162,7 +164,7 @@ impl HfTokenizer {
             return Self::open(path);
         }
         let config = optional_json(&path.join("tokenizer_config.json"))?;
-        let made = clip_tokenizer::tokenizer_json(path, &config)?;
+        let made = clip::tokenizer_json(path, &config)?;
         let made = serde_json::to_vec(&made).expect("plain data");
         Self::of(path, &config, &made, vocab)
     }

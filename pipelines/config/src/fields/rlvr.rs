@@ -7,10 +7,10 @@ use super::critic::CriticConfig;
 use super::data::DataConfig;
 use super::environment::EnvironmentConfig;
 use super::optimizer::OptimizerConfig;
-use super::problem::Section;
 use super::reward::{RewardConfig, RewardTerm};
 use super::schema::{CheckpointConfig, Config, ModelConfig, WarmupConfig, is_default};
 use super::steps::{DataEpochs, Steps};
+use crate::document::Section;
 
 /// Reinforcement learning with a verifiable reward: a supervised warm-up, then policy gradients.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

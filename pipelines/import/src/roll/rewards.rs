@@ -2,12 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{
-    ledger::Ledger,
-    roll_data::{Domains, domain_of},
-    shared::R,
-    values,
-};
+use super::data::{Domains, domain_of};
+use crate::{ledger::Ledger, shared::R, values};
 
 /// A worker that scores by one of three rules, with a penalty for short answers.
 const CROSS_THINK: &str = "CrossThinkQARuleRewardWorker";

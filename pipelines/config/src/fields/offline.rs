@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::data::{DataConfig, LongPrompts};
 use super::optimizer::OptimizerConfig;
-use super::problem::Section;
 use super::schema::{CheckpointConfig, Config, ModelConfig, WarmupConfig};
 use super::stage::ZeroStage;
 use super::steps::{DataEpochs, Steps};
+use crate::document::Section;
 
 /// Training on texts that are there beforehand: answers to be learnt, or pairs of a better and a worse one.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

@@ -10,9 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::endpoint::{CodeConfig, JudgeConfig};
 use super::image_reward::ImageForm;
-use super::problem::Section;
 use super::reward_model::RewardModelConfig;
 use super::schema::PipelineConfig;
+use crate::document::Section;
 
 /// What a completion earns: a word, or a list of terms whose weighted sum it is.
 ///

@@ -1,6 +1,6 @@
 //! ROLL's on-policy distillation: a teacher's divergence instead of rewards, or in addition to them.
 
-use super::{
+use crate::{
     ledger::Ledger,
     shared::{DOWNLOAD, ONE_PLACE},
 };

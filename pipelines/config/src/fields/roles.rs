@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::problem::Section;
 use super::schema::{Config, Devices, PipelineConfig, is_default};
 use super::strategy::StrategyOverride;
+use crate::document::Section;
 
 /// What differs for a role.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::{ledger::Ledger, shared::R, values};
+use crate::{ledger::Ledger, shared::R, values};
 
 const WORKER: &str = "actor_train.worker_cls";
 const VARIANT: &str = "actor_train.pg_variant";

@@ -1,20 +1,22 @@
 //! Importer of ROLL's RLVR YAML, both as of v0.2.1, which trained with DeepSpeed, and later versions with
 //! FSDP2.
 
+mod agents;
+mod data;
+mod loss;
+mod rewards;
+mod strategy;
+mod teacher;
+
 use serde_json::{Value, json};
 
-use super::shared::{DOWNLOAD, ONE_ENGINE, R, REPORTS, ROLLOUT_BATCH_SIZE};
-use super::{
-    ledger::Ledger,
-    roll_agents,
-    roll_data::{Domains, PROMPT_LENGTH, data},
-    roll_loss,
-    roll_rewards::{rewards, workers},
-    roll_strategy::{self, ROLLOUT_DEVICES},
-    roll_teacher,
-    schedule::Schedule,
-    values,
+use self::{
+    data::{Domains, PROMPT_LENGTH, data},
+    rewards::{rewards, workers},
+    strategy::ROLLOUT_DEVICES,
 };
+use crate::shared::{DOWNLOAD, ONE_ENGINE, R, REPORTS, ROLLOUT_BATCH_SIZE};
+use crate::{ledger::Ledger, schedule::Schedule, values};
 
 const DEAD: &str = "ROLL never reads it";
 
@@ -137,16 +139,16 @@ const REFUSED: [(&str, &str); 28] = [
 ];
 
 pub(super) fn apply(ledger: &mut Ledger) {
-    if roll_agents::is_another(ledger) {
+    if agents::is_another(ledger) {
         return;
     }
-    let teacher_alone = roll_teacher::is_alone(ledger);
+    let teacher_alone = teacher::is_alone(ledger);
     ledger.assume(&defaults());
-    roll_agents::apply(ledger);
+    agents::apply(ledger);
     ledger.copy_text("exp_name", "name");
     ledger.fill("backend", "auto");
     model(ledger);
-    let ranks_per_replica = roll_strategy::strategy(ledger);
+    let ranks_per_replica = strategy::strategy(ledger);
     batches(ledger, ranks_per_replica);
     optimizer(ledger);
     sampling(ledger);
@@ -199,7 +201,7 @@ fn batches(ledger: &mut Ledger, ranks_per_replica: u64) {
     let group = ours("group_size").or(ledger.whole("num_return_sequences_in_group")).unwrap_or(1);
     let per_device = ledger.whole(&format!("{args}.per_device_train_batch_size")).unwrap_or(8);
     let accumulation = ledger.whole(&format!("{args}.gradient_accumulation_steps")).unwrap_or(1);
-    let replicas = (roll_strategy::world(ledger) / ranks_per_replica).max(1);
+    let replicas = (strategy::world(ledger) / ranks_per_replica).max(1);
     let update = per_device.saturating_mul(accumulation).saturating_mul(replicas).max(1);
     if ledger.peek("rollout_batch_size").is_some() {
         ledger.map("rollout_batch_size", &format!("{R}.prompts_per_step"), prompts);
@@ -321,9 +323,9 @@ fn sampling(ledger: &mut Ledger) {
 
 fn algorithm(ledger: &mut Ledger, teacher_alone: bool) {
     let a = format!("{R}.algorithm");
-    let has_teacher = roll_teacher::has_teacher(ledger, teacher_alone);
+    let has_teacher = teacher::has_teacher(ledger, teacher_alone);
     if has_teacher {
-        roll_teacher::apply(ledger, &a, teacher_alone);
+        teacher::apply(ledger, &a, teacher_alone);
     }
     let advantage = format!("{a}.advantage");
     match ledger.text("adv_estimator").as_deref() {
@@ -357,7 +359,7 @@ fn algorithm(ledger: &mut Ledger, teacher_alone: bool) {
     if !has_teacher {
         kl(ledger, &a);
     }
-    roll_loss::loss(ledger, &a);
+    loss::loss(ledger, &a);
     aggregation(ledger, &a);
     selection(ledger);
 }

@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::problem::Section;
 use super::sampler::SamplerConfig;
+use crate::document::Section;
 
 /// How a reward becomes a gradient.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::problem::Section;
 use super::reward::Credit;
+use crate::document::Section;
 
 /// How programs are run.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

@@ -5,8 +5,8 @@
 use anyroll_algorithm::Range;
 use serde::{Deserialize, Serialize};
 
-use super::problem::Section;
 use super::rlvr::RlvrConfig;
+use crate::document::Section;
 pub use anyroll_algorithm::{advantages::Scale, advantages::sections::*, losses::sections::*, sections::*};
 
 /// Advantages and the policy loss.

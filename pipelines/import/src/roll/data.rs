@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{ledger::Ledger, roll_rewards::workers, shared::R, values};
+use super::rewards::workers;
+use crate::{ledger::Ledger, shared::R, values};
 
 /// ROLL's default for the most tokens of a prompt.
 pub(super) const PROMPT_LENGTH: u64 = 1024;

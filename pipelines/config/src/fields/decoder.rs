@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::problem::Section;
+use crate::document::Section;
 
 /// The shape of a decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

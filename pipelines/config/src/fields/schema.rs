@@ -15,10 +15,10 @@ use super::metrics::MetricsConfig;
 use super::model::{DiffusersConfig, FolderConfig, ModelFields};
 use super::offline::OfflineConfig;
 use super::optimizer::OptimizerConfig;
-use super::problem::Section;
 use super::rlvr::RlvrConfig;
 use super::roles::RolesConfig;
 use super::strategy::StrategyConfig;
+use crate::document::Section;
 
 /// A whole run, as the user wrote it, with the defaults of absent fields filled in.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use anyroll_backends::DType;
 use serde::{Deserialize, Serialize};
 
-use super::problem::Section;
 use super::schema::Devices;
 use super::stage::ZeroStage;
 use super::strategy::{Fp16Config, Offload, Precision, validate_collective_timeout};
+use crate::document::Section;
 
 /// A reward model: a published sequence classifier with one label.
 ///

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::algorithm::Advantage;
 use super::optimizer::OptimizerConfig;
-use super::problem::Section;
 use super::rlvr::RlvrConfig;
+use crate::document::Section;
 
 /// The policy's model under a head that gives a value for each token, in place of a distribution. It begins with the
 /// policy's weights before the first RL step and a head of 0, and is trained on a step's completions in as many epochs

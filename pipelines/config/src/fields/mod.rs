@@ -1,0 +1,47 @@
+//! The sections of a config, a file for each, with defaults, ranges and the problems that they report.
+
+mod algorithm;
+mod critic;
+mod data;
+mod decoder;
+mod diffusion;
+mod diffusion_method;
+mod endpoint;
+mod environment;
+mod image_reward;
+mod metrics;
+mod model;
+mod offline;
+mod optimizer;
+mod reward;
+mod reward_model;
+mod rlvr;
+mod roles;
+mod sampler;
+mod schema;
+mod stage;
+mod steps;
+mod strategy;
+
+pub use algorithm::*;
+pub use critic::*;
+pub use data::*;
+pub use decoder::*;
+pub use diffusion::*;
+pub use diffusion_method::*;
+pub use endpoint::*;
+pub use environment::{EnvironmentConfig, Speaker};
+pub use image_reward::*;
+pub use metrics::{Listen, MetricsConfig};
+pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
+pub use offline::*;
+pub use optimizer::*;
+pub use reward::*;
+pub use reward_model::*;
+pub use rlvr::*;
+pub use roles::*;
+pub use sampler::*;
+pub use schema::*;
+pub use stage::ZeroStage;
+pub use steps::{DataEpochs, Measure, Steps, whole_steps};
+pub use strategy::*;
