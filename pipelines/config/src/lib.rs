@@ -1,8 +1,9 @@
-//! The fields of a YAML file, their defaults and their ranges: [`Config`], and the tree with positions that it is read from.
+//! The fields of a YAML file, their defaults and their ranges: [`Config`], and the tree with the positions of the
+//! fields.
 //!
-//! Nothing here opens a file or asks the machine; `prepare` does both. Every error names the field, points
-//! at the line or the `--set` to blame, and gives a right value. `schema` has the top level, and most other files a section, which
-//! reports what is wrong with it to the [`Problems`] of the file.
+//! Nothing here opens a file or queries the machine; `prepare` does both. Every error names the field, points at the
+//! line or the `--set` to blame, and has a fix. `schema` has the top level, and most other files a section, which
+//! reports its problems to the [`Problems`] of the file.
 
 #![forbid(unsafe_code)]
 
@@ -69,7 +70,7 @@ pub use strategy::*;
 pub use tree::Node;
 
 impl Config {
-    /// The config as YAML with every field, defaults included: reading it gives the same config again.
+    /// Returns the config as YAML with every field, defaults included; reading the YAML returns the same config.
     pub fn to_yaml(&self) -> String {
         serde_saphyr::to_string(self).expect("plain data can be written as YAML")
     }
