@@ -1,7 +1,7 @@
-//! The list of a field's choices, each of which is a file with its section and its formula.
+//! The list of a field's choices; each choice is a file with its section and its formula.
 
-/// Declares the enum of a field's choices from a list of `file => Variant(Section)`, or `file => Variant` for a choice without
-/// a section; `dyn Formula` is the trait that sections, or else the units `file::Variant`, implement.
+/// Declares the enum of a field's choices from a list of `file => Variant(Section)`, or `file => Variant` for a choice
+/// without a section. `dyn Formula` is the trait that sections implement, or else the units `file::Variant`.
 macro_rules! choices {
     (
         $(#[$outer:meta])*
@@ -26,19 +26,19 @@ macro_rules! choices {
         }
 
         impl $name {
-            /// Its name in a config.
+            /// Returns the choice's name in a config.
             pub fn name(&self) -> &'static str {
                 match self {
                     $(Self::$variant { .. } => stringify!($file),)*
                 }
             }
 
-            /// One of each, with its defaults.
+            /// Returns every choice, with the defaults of its section.
             pub fn all() -> Vec<Self> {
                 vec![$(Self::$variant $((<$section>::default()))?),*]
             }
 
-            /// Its formula, with the numbers of its section.
+            /// Returns the choice's formula, with the numbers of its section.
             pub fn formula(&self) -> &dyn $formula {
                 match self {
                     $(Self::$variant $((bound!($section, section)))? => formula_of!($file, $variant, section $(, $section)?),)*

@@ -19,24 +19,24 @@ pub use normalize::normalize;
 pub use range::Range;
 pub use returns::{returns, turn_advantages};
 
-/// Numbers of a step's groups, by what a comparison within them teaches.
+/// Numbers of a step's groups, by the learning signal of their rewards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GroupCounts {
-    /// Every completion earned the most, 1 or above.
+    /// Number of groups in which every completion has the highest reward, 1 or above.
     pub all_right: usize,
-    /// No completion earned anything.
+    /// Number of groups in which every reward is 0.
     pub all_wrong: usize,
-    /// All other groups whose rewards are equal: a partial reward for each.
+    /// Number of other groups whose rewards are equal: a partial reward for each completion.
     pub all_partial: usize,
-    /// Rewards differ: the only groups with advantages other than 0.
+    /// Number of groups whose rewards differ: the only groups with advantages other than 0.
     pub mixed: usize,
 }
 
-/// Counts groups by their rewards, which lie from 0 to 1.
+/// Counts groups by their rewards, which range from 0 to 1.
 ///
 /// # Panics
 ///
-/// If `group_size` does not divide the number of rewards.
+/// Panics if `group_size` does not divide the number of rewards.
 pub fn count_groups(rewards: &[f64], group_size: usize) -> GroupCounts {
     let mut counts = GroupCounts::default();
     for group in groups(rewards, group_size) {
@@ -50,12 +50,12 @@ pub fn count_groups(rewards: &[f64], group_size: usize) -> GroupCounts {
     counts
 }
 
-/// The unbiased estimate of the chance that one of `k` samples is right, given that `correct` of `samples`
-/// are: `1 - C(samples - correct, k) / C(samples, k)` (Chen et al., 2021, equation 1).
+/// Returns the unbiased estimate of the probability that one of `k` samples is right (pass@k). `correct` of `samples`
+/// are right: `1 - C(samples - correct, k) / C(samples, k)` (Chen et al., 2021, equation 1).
 ///
 /// # Panics
 ///
-/// If not `correct <= samples` and `1 <= k <= samples`.
+/// Panics unless `correct <= samples` and `1 <= k <= samples`.
 pub fn pass_at_k(samples: usize, correct: usize, k: usize) -> f64 {
     assert!(correct <= samples && (1..=samples).contains(&k), "pass@{k} of {correct} right in {samples}");
     if samples - correct < k {
@@ -66,24 +66,25 @@ pub fn pass_at_k(samples: usize, correct: usize, k: usize) -> f64 {
     1.0 - all_wrong
 }
 
-/// The chance that the most frequent of some answers is right (maj@k); of equally frequent ones each is as likely to be
-/// chosen. Beside each answer stands whether it is right.
+/// Returns the probability that the most frequent of some answers is right (maj@k); a tie is broken uniformly at
+/// random. Each answer has a flag that is true if the answer is right.
 ///
 /// # Panics
 ///
-/// If there is no answer.
+/// Panics if there is no answer.
 pub fn majority(answers: &[(String, bool)]) -> f64 {
     let votes = |answer: &str| answers.iter().filter(|(other, _)| other == answer).count();
     let most = answers.iter().map(|(answer, _)| votes(answer)).max().expect("an answer");
-    // Each of the most frequent is there equally often, so that a mean over them all is one over the answers.
+    // The most frequent answers are equally often in the list, so that a mean over all their entries is a mean over
+    // answers.
     let leading: Vec<bool> =
         answers.iter().filter(|(answer, _)| votes(answer) == most).map(|(_, right)| *right).collect();
     leading.iter().filter(|right| **right).count() as f64 / leading.len() as f64
 }
 
-/// The rewards, where a sample that is left out has the mean of its group's others: that is an advantage of 0, and
-/// leaves the others' mean as it is. A group of which none is scored has the mean of all, for each sample the same.
-/// `None` if nothing is scored.
+/// Returns the rewards, in which a sample that is left out has the mean of its group's other rewards. The sample's
+/// advantage is then 0, and the mean of the others is unchanged. In a group without a reward each sample has the mean
+/// of all rewards. Returns `None` if there is no reward.
 pub fn fill_missing(rewards: &[Option<f64>], group_size: usize) -> Option<Vec<f64>> {
     let mean = |rewards: &[Option<f64>]| {
         let scored: Vec<f64> = rewards.iter().copied().flatten().collect();

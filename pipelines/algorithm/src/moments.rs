@@ -1,15 +1,15 @@
-//! Mean and spread of values, joined over parts.
+//! Mean and standard deviation of values, joined over parts.
 
 use serde::{Deserialize, Serialize};
 
-/// Count, mean and squares of values, which suffice to normalize them on any rank.
+/// Count, mean and squares of values, which suffice to normalize the values on any rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moments {
     /// The number of values.
     pub count: f64,
-    /// Their mean.
+    /// The mean of the values.
     pub mean: f64,
-    /// The sum of the squares of their differences from the mean.
+    /// The sum of the squared differences from the mean.
     pub squares: f64,
 }
 
@@ -31,13 +31,13 @@ impl Moments {
         Self { count, mean: self.mean + apart * share, squares }
     }
 
-    /// The unbiased standard deviation; 0 of a single value.
+    /// The unbiased standard deviation; 0 for a single value.
     pub fn std(&self) -> f64 {
         (self.squares / (self.count - 1.0).max(1.0)).sqrt()
     }
 
-    /// Shifts and scales values to the mean 0 and the variance 1, the unbiased one, as verl and ROLL do. A single
-    /// value becomes 0.
+    /// Shifts and scales values to the mean 0 and the unbiased variance 1, as in verl and ROLL. A single value
+    /// becomes 0.
     pub fn whiten(&self, values: &mut [f64]) {
         const EPS: f64 = 1e-8;
         let scale = 1.0 / (self.std().powi(2) + EPS).sqrt();

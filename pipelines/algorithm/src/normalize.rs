@@ -1,19 +1,19 @@
-//! Rewards that are shifted and scaled before they become advantages.
+//! Normalization of rewards before advantages.
 
 use super::{
     Moments,
     sections::{Over, RewardNormConfig},
 };
 
-/// Added to standard deviations, as ROLL does.
+/// Constant added to standard deviations, as in ROLL.
 const EPS: f64 = 1e-6;
 
-/// (reward - mean) / (std + 1e-6), each statistic over what `config` says. `running` are the moments of the steps
-/// before, and become those with this one.
+/// Replaces rewards by (reward - mean) / (std + 1e-6), with each statistic over the rewards that `config` names.
+/// `running` are the moments of the steps before, and are updated with those of this step.
 ///
 /// # Panics
 ///
-/// If `group_size` does not divide the number of rewards.
+/// Panics if `group_size` does not divide the number of rewards.
 pub fn normalize(config: RewardNormConfig, rewards: &mut [f64], group_size: usize, running: &mut Moments) {
     assert_eq!(rewards.len() % group_size, 0, "{} rewards are no groups of {group_size}", rewards.len());
     let batch = Moments::of(rewards);
@@ -53,7 +53,8 @@ mod tests {
                 "{mean:?}, {std:?}: {found:?}"
             );
         };
-        // By hand: the mean is 4, the squares around it are 9, 1, 4, 4; the first group's std is the root of 2.
+        // Computed by hand: the mean is 4, the squared differences are 9, 1, 4, 4; the first group's std is the root
+        // of 2.
         let std = 6f64.sqrt();
         check(Over::None, Over::None, rewards);
         check(Over::Group, Over::None, [-1.0, 1.0, 0.0, 0.0]);

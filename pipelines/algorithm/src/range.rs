@@ -1,15 +1,15 @@
 //! Ranges of the numbers of a section.
 
-/// A number of a section and what must hold of it.
+/// A number of a section and the condition on it.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
     /// The field.
     pub field: &'static str,
-    /// Its value.
+    /// The field's value.
     pub value: f64,
-    /// True if it is in range.
+    /// True if the value is in range.
     pub holds: bool,
-    /// The range, behind "write".
+    /// The range in words, after "write".
     pub range: &'static str,
     /// Another field that the range depends on.
     pub given: Option<&'static str>,
@@ -21,7 +21,7 @@ impl Range {
         Self { field, value, holds, range, given: None }
     }
 
-    /// The same range, which depends on the field `other`.
+    /// Returns the same range, dependent on the field `other`.
     pub fn given(self, other: &'static str) -> Self {
         Self { given: Some(other), ..self }
     }

@@ -1,19 +1,19 @@
-//! Returns: the rewards from a turn, or from a token, to the end.
+//! Returns: sums of rewards from a turn, or from a token, to the end.
 
 use crate::Earned;
 use crate::advantages::Advantage;
 
-/// The advantage of each turn of each sample, from what each turn earned, a list a sample.
+/// Advantage of each turn of each sample, from the rewards of turns, a list for each sample.
 ///
-/// A turn's reward is what is earned from it on, its return, in which what comes a turn later weighs `gamma`, as in GTPO (Ding
-/// et al., 2025, 2511.14846). [`Estimator::of_samples`](crate::advantages::Estimator::of_samples) compares it with those of the same turn of the group, as MT-GRPO does (Zeng et al., 2025,
-/// 2505.11821). An episode that has ended earns nothing more, and counts as 0: so a group is whole at each turn, and what a
-/// turn is compared with by `rloo` depends on no action of its sample. That is a baseline which leaves the gradient
-/// unbiased, whatever it is.
+/// A turn's return is the sum of rewards from that turn on, discounted by `gamma` for each turn, as in GTPO (Ding et
+/// al., 2025, 2511.14846). [`Estimator::of_samples`](crate::advantages::Estimator::of_samples) compares the return with
+/// the returns of the same turn in the group, as in MT-GRPO (Zeng et al., 2025, 2505.11821). An episode that has ended
+/// has a return of 0: a group is therefore complete at each turn. The baseline of `rloo` does not depend on any action
+/// of its sample, and therefore leaves the gradient unbiased.
 ///
 /// # Panics
 ///
-/// For advantages that `config` refuses beside turns.
+/// Panics for advantages that `config` refuses with turns.
 pub fn turn_advantages(
     advantage: &Advantage,
     gamma: f64,
@@ -35,11 +35,12 @@ pub fn turn_advantages(
     of_turns
 }
 
-/// The return of each token of a sequence: its own reward, and the next token's return times its own of `gammas`.
+/// Computes the return of each token of a sequence: the token's reward, plus the next token's return times the token's
+/// own entry of `gammas`.
 ///
 /// # Panics
 ///
-/// If rewards and gammas differ in number.
+/// Panics if rewards and gammas differ in number.
 pub fn returns(rewards: &[f64], gammas: &[f64]) -> Vec<f64> {
     assert_eq!(rewards.len(), gammas.len(), "a reward and a gamma for each token");
     let mut following = 0.0;

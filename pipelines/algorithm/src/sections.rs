@@ -6,23 +6,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardNormConfig {
-    /// Whose mean is taken off. Default `none`.
+    /// Rewards whose mean is subtracted. Default `none`.
     pub mean: Over,
-    /// Whose standard deviation, the unbiased one, rewards are divided by. Default `none`.
+    /// Rewards whose unbiased standard deviation is the divisor. Default `none`.
     pub std: Over,
 }
 
-/// The rewards that a statistic is of.
+/// The rewards of a statistic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Over {
-    /// None: nothing is done.
+    /// No rewards: the statistic is not used.
     #[default]
     None,
-    /// The prompt's completions.
+    /// The completions of the prompt.
     Group,
     /// All completions of the step.
     Batch,
-    /// All completions of all steps so far, this one included.
+    /// All completions of all steps so far, this step included.
     Running,
 }

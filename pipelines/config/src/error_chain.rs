@@ -2,14 +2,14 @@
 
 use anyroll_backends::without_backtrace;
 
-/// An error and its causes in one line, as in `cannot read a.jsonl: No such file or directory`.
+/// Returns an error and its causes in one line, such as `cannot read a.jsonl: No such file or directory`.
 pub fn one_line(error: &dyn std::error::Error) -> String {
     let chain = std::iter::successors(Some(error), |error| error.source());
     chain.map(|error| without_backtrace(&error.to_string()).to_owned()).collect::<Vec<_>>().join(": ")
 }
 
-/// Message of a JSON error in a text of one line, without serde's `line 1`. The character is given if the
-/// text is not JSON.
+/// Returns the message of a JSON error in a text of one line, without serde's `line 1`. If the text is not JSON, the
+/// message has the character's position.
 pub fn within_line(error: &serde_json::Error) -> String {
     let said = error.to_string().replace("expected f64", "expected a number");
     let said = said.replace("expected usize", "expected a whole number, 0 or above");

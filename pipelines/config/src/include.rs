@@ -1,5 +1,6 @@
-//! Ready strategies, included by name: `strategy: {include: zero3, micro_batch_size: 8}`. What stands beside the name counts
-//! more, but where a `--set` says the name: that is over the file, as any is, and over those before it.
+//! Strategies that are included by name: `strategy: {include: zero3, micro_batch_size: 8}`. The fields next to the name
+//! override the fields of the strategy file. If a `--set` has the name, the included fields override the fields of the
+//! config file and of earlier `--set`s.
 
 use crate::document::Problem;
 use crate::document::{Entry, Node, Value};
@@ -15,12 +16,12 @@ pub const READY: [(&str, &str); 6] = [
     ("zero3_cpu_offload", include_str!("../../../configs/strategy/zero3_cpu_offload.yaml")),
 ];
 
-/// Where a strategy may stand.
+/// Fields that may include a strategy.
 const PLACES: [&str; 4] =
     ["strategy", "roles.policy.strategy", "roles.reference.strategy", "roles.critic.strategy"];
 
-/// Replaces each `include` by the fields of its file, under those that stand beside it; what names no file is left out. Returns
-/// what is wrong.
+/// Replaces each `include` by the fields of the named file, under the fields next to `include`. An unknown name is left
+/// out. Returns the problems.
 pub fn include_strategies(tree: &mut Node) -> Vec<Problem> {
     PLACES.iter().filter_map(|place| include(place, tree).err()).collect()
 }
@@ -41,7 +42,7 @@ fn include(place: &str, tree: &mut Node) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The text of the file that `name` names, or what is wrong and would be right.
+/// Returns the text of the file `name`, or the problem and its fix.
 fn file_of(name: &Node) -> Result<&'static str, (String, String)> {
     let names = READY.map(|(name, _)| name);
     let Value::Text(text) = &name.value else {
@@ -52,7 +53,7 @@ fn file_of(name: &Node) -> Result<&'static str, (String, String)> {
     found.map(|(_, file)| *file).ok_or_else(missing)
 }
 
-/// As if everything in it were written at `origin`: an error in what an include brought points at the include.
+/// Moves all positions in a node to `origin`, so that an error in an included file points at the include.
 fn placed(node: Node, origin: Origin) -> Node {
     let value = match node.value {
         Value::List(items) => Value::List(items.into_iter().map(|item| placed(item, origin)).collect()),

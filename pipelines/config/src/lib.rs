@@ -1,8 +1,9 @@
-//! The fields of a YAML file, their defaults and their ranges: [`Config`], and the tree with positions that it is read from.
+//! The fields of a YAML file, their defaults and their ranges: [`Config`], and the tree with the positions of the
+//! fields.
 //!
-//! Nothing here opens a file or asks the machine; `prepare` does both. Every error names the field, points
-//! at the line or the `--set` to blame, and gives a right value. `fields/schema.rs` has the top level, and
-//! most other files of `fields` a section, which reports its problems to the [`Problems`] of the file.
+//! Nothing here opens a file or queries the machine; `prepare` does both. Every error names the field, points at the
+//! line or the `--set` to blame, and has a fix. `fields/schema.rs` has the top level, and most other files of `fields` a
+//! section, which reports its problems to the [`Problems`] of the file.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +19,7 @@ pub use fields::*;
 pub use include::{READY, include_strategies};
 
 impl Config {
-    /// The config as YAML with every field, defaults included: reading it gives the same config again.
+    /// Returns the config as YAML with every field, defaults included; reading the YAML returns the same config.
     pub fn to_yaml(&self) -> String {
         serde_saphyr::to_string(self).expect("plain data can be written as YAML")
     }

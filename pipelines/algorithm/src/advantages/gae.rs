@@ -1,4 +1,4 @@
-//! GAE: generalized advantage estimates from a critic's values, a token each.
+//! GAE: generalized advantage estimates of each token, from a critic's values.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use super::{Earned, Estimator, Range};
 pub struct GaeConfig {
     /// Weight of a reward one token later; above 0, at most 1. Default 1.
     pub gamma: f64,
-    /// Reach of an estimate beyond the next value: 0 not at all, 1 to the end; 0 to 1. Default 0.95.
+    /// Weight of the rewards beyond the next value: from 0, no weight, to 1, up to the end. Default 0.95.
     pub lambda: f64,
 }
 
@@ -37,25 +37,25 @@ impl Estimator for GaeConfig {
         false
     }
 
-    /// Never called: its advantages are those of tokens, by [`gae`].
+    /// Never called: GAE has advantages of tokens, by [`gae`].
     fn of_samples(&self, _: &Earned) -> Vec<f64> {
         unreachable!("a critic's advantages are those of tokens")
     }
 }
 
-/// Generalized advantage estimates of a sequence's tokens (Schulman et al., 2016, 1506.02438, equation 16), from the
-/// reward of each token, the value of the state before it, and what the next one weighs. From the last token to the first:
+/// Generalized advantage estimates of a sequence's tokens (Schulman et al., 2016, 1506.02438, equation 16). The inputs
+/// are the reward of each token, the value of the state before the token, and the weight of the next token. From the
+/// last token to the first:
 ///
 /// ```text
 /// delta_t = r_t + gamma_t V_{t+1} - V_t        A_t = delta_t + gamma_t lambda A_{t+1}
 /// ```
 ///
-/// Beyond the last token both are 0, also where a completion was cut. `A_t + V_t` is what the value of the token is
-/// trained towards.
+/// Beyond the last token both are 0, even if a completion was cut. `A_t + V_t` is the target of the token's value.
 ///
 /// # Panics
 ///
-/// If rewards, values and gammas differ in number.
+/// Panics if rewards, values and gammas differ in number.
 pub fn gae(lambda: f64, gammas: &[f64], rewards: &[f64], values: &[f64]) -> Vec<f64> {
     assert_eq!(rewards.len(), values.len(), "a reward and a value for each token");
     assert_eq!(rewards.len(), gammas.len(), "a reward and a gamma for each token");
@@ -112,7 +112,7 @@ mod tests {
         assert!(gae(0.95, &[], &[], &[]).is_empty());
     }
 
-    /// Two actions after each other by a policy with one logit, all of whose outcomes are counted.
+    /// Two consecutive actions of a policy with one logit, with all outcomes enumerated.
     #[test]
     fn the_policy_gradient_is_biased_as_far_as_values_are_wrong_and_lambda_is_below_1() {
         const P: f64 = 0.3;
@@ -131,7 +131,7 @@ mod tests {
         };
         let expected_after = [0, 1].map(|a| (0..2).map(|b| chance(b) * REWARDS[a][b]).sum::<f64>());
         check_near(&[estimate(1.0, 5.0, [-3.0, 2.0]), estimate(0.0, 5.0, expected_after)], &[exact; 2]);
-        // At 0 the first action's credit is the difference that the values make of it.
+        // At lambda 0 the first action's credit is the difference between the values.
         let wrong: f64 = estimate(0.0, 5.0, [0.0, 0.0]);
         let second: f64 = outcomes().map(|(a, b)| chance(a) * chance(b) * REWARDS[a][b] * score(b)).sum();
         check_near(&[wrong], &[second]);

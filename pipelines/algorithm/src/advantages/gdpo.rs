@@ -1,4 +1,4 @@
-//! GDPO: each term of the reward normalized by itself, as GRPO has it, before they are summed.
+//! GDPO: each term of the reward is normalized within its group, as in GRPO, before terms are summed.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,8 @@ use crate::Moments;
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GdpoConfig {
-    /// Added to both standard deviations, of a group's rewards of a term and of the step's sums; above 0. Default 1e-4.
+    /// Constant added to both standard deviations, of a group's rewards of a term and of the step's sums; above 0.
+    /// Default 1e-4.
     pub eps: f64,
 }
 
@@ -32,7 +33,7 @@ impl Estimator for GdpoConfig {
         Some("`gdpo` normalizes what terms say of whole completions")
     }
 
-    /// r / (std of all + eps), where r are already sums of normalized terms, of the mean 0: see [`decoupled`] (Liu et al.,
+    /// r / (std of all + eps), where r are sums of normalized terms, with the mean 0: see [`decoupled`] (Liu et al.,
     /// 2026).
     fn of_samples(&self, earned: &Earned) -> Vec<f64> {
         let scale = Moments::of(earned.rewards).std() + self.eps;
@@ -40,14 +41,14 @@ impl Estimator for GdpoConfig {
     }
 }
 
-/// The weighted sum of the terms' rewards, each term's (r - mean) / (std + eps) in its group: a term so counts as much as its
-/// weight says, however wide or rare its rewards are, and sums of different rewards stay different (GDPO: Liu et al., 2026,
-/// 2601.05242, equation 4). `terms` are weights and the rewards of all samples, groups one after another. The mean over a group
-/// is 0, but for rounding.
+/// Weighted sum of the terms' rewards, each normalized in its group to (r - mean) / (std + eps) (GDPO: Liu et al.,
+/// 2026, 2601.05242, equation 4). A term's weight is therefore independent of the spread of its rewards, and sums of
+/// different rewards stay different. `terms` are weights and the rewards of all samples, groups one after another. The
+/// mean over a group is 0, up to rounding.
 ///
 /// # Panics
 ///
-/// If `group_size` does not divide the number of rewards.
+/// Panics if `group_size` does not divide the number of rewards.
 pub fn decoupled(terms: &[(f64, Vec<f64>)], group_size: usize, eps: f64) -> Vec<f64> {
     let samples = terms.first().map_or(0, |(_, rewards)| rewards.len());
     let mut sums = vec![0.0; samples];
@@ -73,7 +74,7 @@ mod tests {
         let earned = Earned { rewards: &sums, lengths: &[1.0; 12], greedy: &[], group_size: 4 };
         let found = GdpoConfig::default().of_samples(&earned);
         check_near(&found, &numbers(&golden["gdpo"]));
-        // Sums that GRPO could not tell apart: 1 of one term is not 1 of the other where these are not as rare.
+        // Sums that are equal in GRPO: 1 of one term differs from 1 of the other if the terms are not equally rare.
         let (format, answer) = (vec![1.0, 1.0, 1.0, 0.0], vec![0.0, 0.0, 1.0, 1.0]);
         let sums = decoupled(&[(1.0, format), (1.0, answer)], 4, 1e-4);
         assert!(sums[0] == sums[1] && (sums[0] - sums[3]).abs() > 0.1, "{sums:?}");

@@ -1,9 +1,9 @@
-//! GPG: rewards less their group's mean, scaled up for groups without a gradient.
+//! GPG: rewards minus their group's mean, scaled up for groups without a gradient.
 
 use super::{Earned, Estimator, centered};
 use crate::{groups, is_constant};
 
-/// GPG: rewards less their group's mean, scaled up for groups without a gradient.
+/// GPG: rewards minus their group's mean, scaled up for groups without a gradient.
 #[derive(Debug)]
 pub struct Gpg;
 

@@ -1,4 +1,4 @@
-//! GRPO: rewards less their group's mean, over a standard deviation.
+//! GRPO: rewards minus their group's mean, divided by a standard deviation.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::Moments;
 pub struct GrpoConfig {
     /// Divisor of the advantages. Default `group_std`.
     pub scale: Scale,
-    /// Added to the standard deviation; above 0. Default 1e-6.
+    /// Constant added to the standard deviation; above 0. Default 1e-6.
     pub eps: f64,
 }
 
@@ -30,7 +30,7 @@ pub enum Scale {
     GroupStd,
     /// The standard deviation of the rewards of the whole step.
     BatchStd,
-    /// Nothing: Dr. GRPO.
+    /// No divisor: Dr. GRPO.
     None,
 }
 
@@ -47,8 +47,8 @@ impl Estimator for GrpoConfig {
         vec![Range::new("eps", self.eps, self.eps > 0.0, "above 0")]
     }
 
-    /// (r - mean) / (std + eps) (Shao et al., 2024, section 4.1), with the unbiased standard deviation of the group's rewards,
-    /// or of all; without a scale r - mean, which is Dr. GRPO (Liu et al., 2025).
+    /// (r - mean) / (std + eps) (Shao et al., 2024, section 4.1), with the unbiased standard deviation of the group's
+    /// or the step's rewards. Without a scale it is r - mean, which is Dr. GRPO (Liu et al., 2025).
     fn of_samples(&self, earned: &Earned) -> Vec<f64> {
         let batch_std = match self.scale {
             Scale::BatchStd => Some(Moments::of(earned.rewards).std()),

@@ -1,5 +1,6 @@
-//! Estimators of advantages, a file each. A file has the section that a config writes, with its defaults and ranges, and the
-//! formula with its source; the list in `choices!` names it. `docs/reference/algorithms.md` says where systems disagree.
+//! Estimators of advantages, one in each file. A file has a section of the config, with its defaults and ranges, and a
+//! formula with its source. The list in `choices!` names the file. `docs/reference/algorithms.md` describes the
+//! differences between systems.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,64 +17,66 @@ pub use grpo::Scale;
 pub struct Earned<'a> {
     /// The reward of each sample.
     pub rewards: &'a [f64],
-    /// The tokens of each.
+    /// Number of tokens of each sample.
     pub lengths: &'a [f64],
-    /// The reward of each group's greedy completion; empty but for `remax`, which alone reads it.
+    /// The reward of each group's greedy completion; empty except for `remax`, its only reader.
     pub greedy: &'a [f64],
-    /// Samples of a group.
+    /// Number of samples of a group.
     pub group_size: usize,
 }
 
 /// An estimator of advantages.
 pub trait Estimator {
-    /// Its name in papers, where advantages are whitened or not.
+    /// Name of the estimator in papers, with or without whitening of advantages.
     fn title(&self, is_whitened: bool) -> &'static str;
 
-    /// Ranges of its section's numbers.
+    /// Ranges of the numbers of the estimator's section.
     fn ranges(&self) -> Vec<Range> {
         Vec::new()
     }
 
-    /// Returns true if it compares the completions of a prompt.
+    /// Returns true if the estimator compares the completions of a prompt.
     fn needs_groups(&self) -> bool {
         true
     }
 
-    /// Reason why turns cannot have credit of their own; `None` if they can.
+    /// Reason why turns cannot have separate credit; `None` if they can.
     fn refuses_turns(&self) -> Option<&'static str> {
         None
     }
 
-    /// Advantage of each sample. A group of equal rewards has advantages of exactly 0, unless the estimator's own comment
-    /// says otherwise.
+    /// Advantage of each sample. A group of equal rewards has advantages of exactly 0, unless the estimator's own
+    /// comment has an exception.
     ///
     /// # Panics
     ///
-    /// If the numbers of rewards, lengths and greedy rewards do not fit together.
+    /// Panics if the numbers of rewards, lengths and greedy rewards do not match.
     fn of_samples(&self, earned: &Earned) -> Vec<f64>;
 }
 
 choices! {
     /// The estimator that turns rewards into advantages.
     enum Advantage: dyn Estimator {
-        /// Less the group's mean, over a standard deviation.
+        /// Reward minus the group's mean, divided by a standard deviation.
         grpo => Grpo(GrpoConfig),
-        /// Each term of the reward as `grpo` has it, weighed and summed, over the standard deviation of the step's sums.
+        /// Normalization of each term of the reward as in `grpo`; then the weighted sum, divided by the standard
+        /// deviation of the step's sums.
         gdpo => Gdpo(GdpoConfig),
-        /// Less the mean of the group's other rewards.
+        /// Reward minus the mean of the group's other rewards.
         rloo => Rloo,
-        /// Less the group's mean, in which each reward weighs as much as its completion is long.
+        /// Reward minus the group's mean, weighted by the lengths of completions.
         opo => Opo,
-        /// Less the group's mean, times samples over samples in groups whose rewards differ.
+        /// Reward minus the group's mean, times the ratio of all samples to samples in groups whose rewards differ.
         gpg => Gpg,
-        /// The return from each token on, without a baseline; groups may be of 1.
+        /// Return from each token on, without a baseline; a group may have 1 sample.
         reinforce => Reinforce(ReinforceConfig),
-        /// Less the reward of the prompt's greedy completion, which is sampled and scored beside the group; groups may be
-        /// of 1.
+        /// Reward minus the reward of the prompt's greedy completion, which is sampled and scored in addition to the
+        /// group. A group may have 1 sample.
         remax => Remax,
-        /// 0: rewards are measured, and move nothing beside a KL divergence; groups may be of 1.
+        /// Zero: rewards are measured, and only a KL divergence changes the policy; a group may have 1 sample.
         none => None,
-        /// Generalized advantage estimates from a critic's values, a token each: PPO. It needs `critic`; groups may be of 1.
+        /// Generalized advantage estimates of each token from a critic's values: PPO. The estimator needs `critic`; a
+        /// group may have 1 sample.
         gae => Gae(GaeConfig),
     }
 }
@@ -84,12 +87,12 @@ impl Default for Advantage {
     }
 }
 
-/// Each reward less its group's mean, over what `scale` says of the group.
+/// Returns each reward minus its group's mean, divided by `scale` of the group.
 fn centered(rewards: &[f64], group_size: usize, scale: impl Fn(&[f64]) -> f64) -> Vec<f64> {
     let mut advantages = Vec::with_capacity(rewards.len());
     for group in groups(rewards, group_size) {
         if is_constant(group) {
-            // A rounded mean would leave a remainder, which division by a tiny deviation would blow up.
+            // A rounded mean would leave a remainder, which division by a tiny deviation would amplify.
             advantages.extend(std::iter::repeat_n(0.0, group.len()));
             continue;
         }
@@ -154,7 +157,7 @@ mod tests {
             ("reinforce_pp_baseline", grpo(Scale::None, 1e-6)),
         ] {
             let samples = of(&advantage, &rewards, &lengths, GROUP_SIZE);
-            // Whitening is over tokens: a long sample counts more.
+            // Whitening is over tokens: a long sample has more weight.
             let mut tokens: Vec<f64> = samples
                 .iter()
                 .zip(&lengths)
@@ -174,10 +177,10 @@ mod tests {
 
     #[test]
     fn turns_are_compared_by_what_is_earned_from_them_on() {
-        // Of two turns, of one, and of three.
+        // Samples of two turns, of one, and of three.
         let rewards = [vec![0.5, 1.0], vec![0.25], vec![0.0, -1.0, 3.0]];
         let of = |advantage| turn_advantages(&advantage, 1.0, &rewards, 3);
-        // From each turn on: 1.5 1 0, 0.25 0 0, 2 2 3.
+        // Returns from each turn on: 1.5 1 0, 0.25 0 0, 2 2 3.
         let rloo = of(Advantage::Rloo);
         check_near(&rloo[0], &[1.5 - (0.25 + 2.0) / 2.0, 1.0 - (0.0 + 2.0) / 2.0]);
         check_near(&rloo[1], &[0.25 - 3.5 / 2.0]);
@@ -185,21 +188,21 @@ mod tests {
         let scaled = of(grpo(Scale::GroupStd, 1e-12));
         let std = ((0.25f64.powi(2) + 1.0 + 0.75f64.powi(2)) / 2.0).sqrt();
         check_near(&scaled.concat(), &[0.25 / std, 0.0, -1.0 / std, 0.75 / std, 1.0, 2.0 / 3f64.sqrt()]);
-        // One turn each is what samples have without turns.
+        // With one turn each, advantages equal those of samples without turns.
         let single =
             turn_advantages(&Advantage::default(), 0.5, &[vec![1.0], vec![0.0], vec![0.5]], 3).concat();
         assert_eq!(single, self::of(&Advantage::default(), &[1.0, 0.0, 0.5], &[1.0; 3], 3));
         assert!(turn_advantages(&Advantage::Rloo, 1.0, &[], 3).is_empty());
     }
 
-    /// Episodes by a policy with a logit a turn. Each action of turn 1 earns something and may end the episode; what turn 2
-    /// earns depends on both. All groups that there are are counted.
+    /// Episodes of a policy with a logit for each turn, with all groups enumerated. Each action of turn 1 has a reward
+    /// and may end the episode; the reward of turn 2 depends on both actions.
     #[test]
     fn rloo_of_turns_is_unbiased_and_varies_less() {
         type Rows = Vec<Vec<f64>>;
         const GROUP: usize = 3;
         let (p, q) = (0.3, 0.6);
-        // Its chance, its rewards, and the derivative of its log-prob by each logit; 0 of a turn that is not there.
+        // Probability, rewards, and the derivative of the log-prob by each logit; 0 for a missing turn.
         let episodes = [
             (p * 0.25, vec![1.0], [1.0 - p, 0.0]),
             (p * 0.75 * q, vec![1.0, 0.2], [1.0 - p, 1.0 - q]),
@@ -213,7 +216,7 @@ mod tests {
             let of_episodes = episodes.iter();
             of_episodes.map(|(chance, rewards, scores)| chance * sum(rewards) * scores[logit]).sum::<f64>()
         });
-        // The mean and the variance of the estimate, of each logit.
+        // Mean and variance of the estimate, for each logit.
         let estimate = |advantages: &dyn Fn(&[Vec<f64>]) -> Rows| {
             let (mut mean, mut square) = ([0.0; 2], [0.0; 2]);
             for number in 0..episodes.len().pow(GROUP as u32) {
@@ -240,10 +243,10 @@ mod tests {
         };
         let (mean, of_sums) = estimate(&of_episodes);
         check_near(&mean, &exact);
-        // The first turn has the same credit either way, and the second is not blamed for the first one's reward.
+        // The first turn has the same credit in both, and the second turn has no share of the first turn's reward.
         check_near(&[variance[0]], &[of_sums[0]]);
         assert!(variance[1] < 0.9 * of_sums[1], "{variance:?} and {of_sums:?}");
-        // A sample that is in its own baseline: 1 - 1 / n of it is left.
+        // A sample is part of its own baseline: a fraction of 1 - 1 / n remains.
         let centered = grpo(Scale::None, 1e-6);
         let (mean, _) = estimate(&|rewards| turn_advantages(&centered, 1.0, rewards, GROUP));
         check_near(&mean, &exact.map(|exact| exact * (1.0 - 1.0 / GROUP as f64)));
@@ -267,7 +270,7 @@ mod tests {
 
     #[test]
     fn a_group_of_equal_rewards_has_no_advantage() {
-        // 0.1 + 0.1 + 0.1 is not 0.3 in doubles: the mean is off by a rounding.
+        // In doubles 0.1 + 0.1 + 0.1 is not 0.3: the mean has a rounding error.
         for reward in [0.0, 0.1, 1.0] {
             for advantage in [
                 grpo(Scale::GroupStd, 1e-6),

@@ -1,8 +1,8 @@
-//! No advantages: on-policy distillation, which only a KL divergence moves.
+//! No advantages: on-policy distillation, in which only a KL divergence changes the policy.
 
 use super::{Earned, Estimator};
 
-/// No advantages: on-policy distillation, which only a KL divergence moves.
+/// No advantages: on-policy distillation, in which only a KL divergence changes the policy.
 #[derive(Debug)]
 pub struct None;
 

@@ -1,9 +1,9 @@
-//! OPO: rewards less their mean weighted by lengths.
+//! OPO: rewards minus the mean weighted by lengths.
 
 use super::{Earned, Estimator};
 use crate::{groups, is_constant};
 
-/// OPO: rewards less their mean weighted by lengths.
+/// OPO: rewards minus the mean weighted by lengths.
 #[derive(Debug)]
 pub struct Opo;
 

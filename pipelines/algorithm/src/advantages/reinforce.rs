@@ -32,7 +32,7 @@ impl Estimator for ReinforceConfig {
         false
     }
 
-    /// r. Its discount is between tokens: see [`returns()`](crate::returns()).
+    /// The reward r. The discount applies between tokens: see [`returns()`](crate::returns()).
     fn of_samples(&self, earned: &Earned) -> Vec<f64> {
         earned.rewards.to_vec()
     }

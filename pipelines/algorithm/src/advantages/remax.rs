@@ -1,9 +1,9 @@
-//! ReMax: rewards less that of the prompt's greedy completion.
+//! ReMax: rewards minus that of the prompt's greedy completion.
 
 use super::{Earned, Estimator};
 use crate::groups;
 
-/// ReMax: rewards less that of the prompt's greedy completion.
+/// ReMax: rewards minus that of the prompt's greedy completion.
 #[derive(Debug)]
 pub struct Remax;
 
@@ -20,7 +20,8 @@ impl Estimator for Remax {
         Some("`remax` compares with a greedy episode, whose turns are others")
     }
 
-    /// r less that of the group's greedy completion (Li et al., 2024). A group of equal rewards may so have advantages.
+    /// r minus the reward of the group's greedy completion (Li et al., 2024). A group of equal rewards may therefore
+    /// have advantages other than 0.
     fn of_samples(&self, earned: &Earned) -> Vec<f64> {
         let Earned { rewards, greedy, group_size, .. } = *earned;
         assert_eq!(rewards.len(), greedy.len() * group_size, "a greedy reward for each group");

@@ -4,14 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Loss, Range, Result, Terms, Tokens, ratio};
 
-/// CISPO's bounds of the ratio, as ratios. 0 to 5 is TRL's use of it, 0.8 to 1.28 verl's, and 0 to 1 truncated
+/// CISPO's bounds of the ratio, as ratios. The bounds are 0 to 5 in TRL, and 0.8 to 1.28 in verl; 0 to 1 is truncated
 /// importance sampling as a loss, ROLL's `tis`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CispoConfig {
-    /// The least weight; 0 or above. Default 0, no bound.
+    /// Smallest weight; 0 or above. Default 0, no bound.
     pub min_ratio: f64,
-    /// The largest weight; above `min_ratio`. Default 5.
+    /// Largest weight; above `min_ratio`. Default 5.
     pub max_ratio: f64,
 }
 

@@ -9,9 +9,9 @@ use super::{Loss, Range, Result, Terms, Tokens, ratio};
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ClippedConfig {
-    /// The ratio is clipped below at `1 - clip_low`; 0 to 1, both excluded. Default 0.2.
+    /// Distance of the ratio's lower clipping bound `1 - clip_low` from 1; 0 to 1, both excluded. Default 0.2.
     pub clip_low: f64,
-    /// The ratio is clipped above at `1 + clip_high`; above 0. Default 0.28.
+    /// Distance of the ratio's upper clipping bound `1 + clip_high` from 1; above 0. Default 0.28.
     pub clip_high: f64,
     /// Upper bound of the loss where the advantage is negative, as a multiple of its absolute value; above 1.
     /// Default: no bound.
@@ -49,7 +49,7 @@ impl Loss for ClippedConfig {
     }
 }
 
-/// The ranges of bounds around 1.
+/// Returns the ranges of the clipping bounds around 1.
 pub fn clip_ranges(low: f64, high: f64) -> Vec<Range> {
     vec![
         Range::new("clip_low", low, low > 0.0 && low < 1.0, "above 0 and below 1"),
@@ -57,7 +57,7 @@ pub fn clip_ranges(low: f64, high: f64) -> Vec<Range> {
     ]
 }
 
-/// max(-A r, -A clip(r, 1 - low, 1 + high)); with `dual_clip` c and A below 0 at most -c A (Ye et al., 2020).
+/// max(-A r, -A clip(r, 1 - low, 1 + high)); with `dual_clip` c and a negative A at most -c A (Ye et al., 2020).
 pub fn clipped(
     config: &ClippedConfig,
     advantages: &Tensor,

@@ -4,13 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Loss, Range, Result, Terms, Tokens, sequence_ratio};
 
-/// GMPO's clipping, of the logarithm of a token's ratio, and wider, since it is before the mean.
+/// GMPO's clipping of the logarithm of a token's ratio. The bounds are wider than PPO's, since clipping is before the
+/// mean.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GmpoConfig {
-    /// The ratio is clipped below at `exp(-clip_low)`; above 0. Default 0.4.
+    /// Lower clipping bound of the ratio, as `exp(-clip_low)`; above 0. Default 0.4.
     pub clip_low: f64,
-    /// The ratio is clipped above at `exp(clip_high)`; above 0. Default 0.4.
+    /// Upper clipping bound of the ratio, as `exp(clip_high)`; above 0. Default 0.4.
     pub clip_high: f64,
 }
 
@@ -40,7 +41,8 @@ impl Loss for GmpoConfig {
         true
     }
 
-    /// -A exp(mean over the sequence of c), where c is l - o clipped on the side to which the advantage pushes.
+    /// -A exp(mean over the sequence of c), where c is l - o, clipped on the side to which the advantage moves the
+    /// ratio.
     fn terms(&self, tokens: &Tokens) -> Result<Terms> {
         let (log_ratio, advantages) = (tokens.log_ratio()?, tokens.advantages);
         let (low, high) = (-self.clip_low, self.clip_high);

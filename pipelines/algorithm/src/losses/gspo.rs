@@ -8,13 +8,14 @@ use super::{
     sequence_ratio,
 };
 
-/// GSPO's clipping, much tighter than a token's, since the ratio is a mean over the sequence.
+/// GSPO's clipping. The bounds are much tighter than a token's, since the ratio is a mean over the sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GspoConfig {
-    /// The sequence's ratio is clipped below at `1 - clip_low`; 0 to 1, both excluded. Default 3e-4.
+    /// Distance of the sequence ratio's lower clipping bound `1 - clip_low` from 1; 0 to 1, both excluded.
+    /// Default 3e-4.
     pub clip_low: f64,
-    /// The sequence's ratio is clipped above at `1 + clip_high`; above 0. Default 4e-4.
+    /// Distance of the sequence ratio's upper clipping bound `1 + clip_high` from 1; above 0. Default 4e-4.
     pub clip_high: f64,
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Loss, Result, Terms, Tokens, ratio};
 
-/// It has no constants.
+/// The vanilla policy gradient, which has no constants.
 pub struct Reinforce;
 
 impl Loss for Reinforce {

@@ -10,7 +10,7 @@ use super::{Loss, Range, Result, Terms, Tokens, ratio};
 pub struct SapoConfig {
     /// Steepness of the gate where the advantage is positive; above 0. Default 1.
     pub tau_positive: f64,
-    /// Steepness of the gate elsewhere; above 0. Default 1.05.
+    /// Steepness of the gate where the advantage is 0 or negative; above 0. Default 1.05.
     pub tau_negative: f64,
 }
 

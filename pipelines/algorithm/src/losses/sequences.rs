@@ -4,12 +4,12 @@ use tch::Tensor;
 
 use super::Result;
 
-/// For each token the sum over its sequence of `values` `[M]`, without a gradient.
+/// Returns for each token the sum of `values` `[M]` over its sequence, without a gradient.
 pub fn sequence_sums(values: &Tensor, lengths: &[i64]) -> Result<Tensor> {
     let tokens: i64 = lengths.iter().sum();
     let lengths = Tensor::f_from_slice(lengths)?.f_to_device(values.device())?;
-    // A segmented reduction and not a scattered addition, whose order, and so whose bits, devices may change. The
-    // lengths go unchecked, since that would wait for the device.
+    // A segmented reduction, and not a scattered addition: devices may change the order of the latter, and thus its
+    // bits. The lengths are unchecked, since a check would wait for the device.
     let unchecked = true;
     let (indices, offsets) = (None::<&Tensor>, None::<&Tensor>);
     let values = values.f_detach()?;

@@ -10,7 +10,7 @@ use super::{Loss, Range, Result, Terms, Tokens, ratio};
 pub struct ToprConfig {
     /// Weight of tokens with a positive advantage; 0 or above. Default 1.
     pub positive_weight: f64,
-    /// Weight of the other tokens, beside their ratio; 0 or above. Default 1.
+    /// Weight of the other tokens, a factor on their ratio; 0 or above. Default 1.
     pub negative_weight: f64,
 }
 

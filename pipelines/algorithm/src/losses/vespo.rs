@@ -5,20 +5,20 @@ use tch::Tensor;
 
 use super::{Loss, MOST_LOG_RATIO, Range, Result, Terms, Tokens, sequence_sums};
 
-/// The least ratio of a sequence that the weights tell from 0, as in the paper's code.
+/// Smallest ratio of a sequence that the weights distinguish from 0, as in the paper's code.
 const LEAST_SEQUENCE_RATIO: f64 = 1e-8;
 
-/// VESPO's weights: of a sequence's ratio W they are exp(lambda) W^k exp(-lambda W), which is 1 at W = 1.
+/// VESPO's weights exp(lambda) W^k exp(-lambda W) of a sequence's ratio W; the weight is 1 at W = 1.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct VespoConfig {
-    /// The power where the advantage is 0 or above; 0 or above. Default 2.
+    /// Power of the ratio if the advantage is 0 or above; 0 or above. Default 2.
     pub k_positive: f64,
-    /// The decay there; above 0. Default 3.
+    /// Decay of the weight if the advantage is 0 or above; above 0. Default 3.
     pub lambda_positive: f64,
-    /// The power elsewhere; 0 or above. Default 3.
+    /// Power of the ratio if the advantage is negative; 0 or above. Default 3.
     pub k_negative: f64,
-    /// The decay there; above 0. Default 2.
+    /// Decay of the weight if the advantage is negative; above 0. Default 2.
     pub lambda_negative: f64,
 }
 
@@ -58,7 +58,8 @@ impl Loss for VespoConfig {
 }
 
 impl VespoConfig {
-    /// exp(lambda) W^k exp(-lambda W) of sequences' ratios W by their logarithms (section 3.4), without a gradient.
+    /// Returns exp(lambda) W^k exp(-lambda W) for sequences' ratios W, from their logarithms (section 3.4), without a
+    /// gradient.
     fn weights(&self, advantages: &Tensor, log_ratio: &Tensor) -> Result<Tensor> {
         let falls = advantages.f_lt(0.0)?;
         let choose =

@@ -1,8 +1,8 @@
-//! Reads types from the [`Node`] tree, for serde, and keeps the path to every value: an error names its
-//! field and its position whatever its cause.
+//! Reads types from the [`Node`] tree, for serde, and tracks the path to every value. An error of any cause therefore
+//! names its field and its position.
 //!
-//! serde ends with the first error. The tree is therefore read again with a stand-in for each value that is wrong or missing,
-//! its default or else a value of the right form, until all that is wrong has been seen.
+//! serde stops at the first error. The tree is therefore read again, with a stand-in for each wrong or missing value:
+//! the field's default, or else a value of the right form. Reading ends when a pass finds no further error.
 
 use std::fmt;
 
@@ -17,17 +17,17 @@ use super::problem::{Problem, join};
 use super::stand_ins::{Form, Kind, Read, StandIns};
 use super::tree::{Entry, Node, Value};
 
-/// A tree as a type, as far as it could be read.
+/// Result of reading a tree as a type.
 pub struct Reading<T> {
-    /// The value; `None` where no stand-in was found for what is wrong with it.
+    /// The value; `None` if no stand-in was found for a wrong value.
     pub value: Option<T>,
-    /// All that is wrong.
+    /// All problems that were found.
     pub problems: Vec<Problem>,
     /// The fields whose values are stand-ins.
     pub stand_ins: Vec<String>,
 }
 
-/// The tree as a `T`.
+/// Reads the tree as a `T`.
 pub fn from_node<T: DeserializeOwned>(root: &Node) -> Reading<T> {
     let mut stand_ins = StandIns::default();
     let mut problems = Vec::new();
@@ -46,14 +46,14 @@ pub fn from_node<T: DeserializeOwned>(root: &Node) -> Reading<T> {
     }
 }
 
-/// What is read and the path that leads to it.
+/// A value that is read, and the path to it.
 struct At<'a> {
     read: Read<'a>,
     path: String,
     stand_ins: &'a StandIns,
 }
 
-/// An error on its way up: the innermost value that it passes gives it its field and its position.
+/// An error that propagates outwards: the innermost value that it passes sets its field and its position.
 #[derive(Clone, Debug)]
 struct Error {
     place: Option<(String, Origin)>,
@@ -84,7 +84,8 @@ impl At<'_> {
         self.locate(Error::new(message, format!("write {expected}")))
     }
 
-    /// The last of several variants is to blame: a `--set` comes after what the file says.
+    /// Returns the error of several variants. The last variant is to blame, since a `--set` follows the fields of the
+    /// file.
     fn ambiguous(&self, variants: &[&str], entries: &[Entry]) -> Error {
         let keys: Vec<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
         let message = format!("expected one of {}, found {}", list(variants), list(&keys));
@@ -99,7 +100,7 @@ impl At<'_> {
     fn origin(&self) -> Origin {
         match self.read {
             Read::Node(node) => node.origin,
-            // What is wrong with a stand-in is not reported.
+            // Problems of a stand-in are not reported.
             Read::StandIn(_) => Origin::File { line: 1, column: 1 },
         }
     }
@@ -108,7 +109,7 @@ impl At<'_> {
         At { read: field.read, path: join(&self.path, field.key), stand_ins: self.stand_ins }
     }
 
-    /// The fields of a mapping, those that are missing and have a stand-in at the end.
+    /// Returns the fields of a mapping, then the missing fields that have a stand-in.
     fn fields<'b>(&'b self, entries: &'b [Entry]) -> Vec<Field<'b>> {
         let of_entry = |entry: &'b Entry| {
             let path = join(&self.path, &entry.key);
@@ -116,14 +117,14 @@ impl At<'_> {
                 self.stand_ins.read(&path, &entry.node).filter(|_| !self.stand_ins.is_unknown(&path))?;
             Some(Field { key: &entry.key, origin: entry.key_origin, read })
         };
-        // One that is read as a stand-in has its entry.
+        // A field that is read as a stand-in has an entry already.
         let missing =
             self.stand_ins.below(&self.path).filter(|name| entries.iter().all(|it| it.key != *name));
         let added = missing.map(|name| self.part(name));
         entries.iter().filter_map(of_entry).chain(added).collect()
     }
 
-    /// A field of a stand-in.
+    /// Returns a field of a stand-in.
     fn part<'b>(&'b self, name: &'b str) -> Field<'b> {
         let read = self.stand_ins.part(&join(&self.path, name));
         Field { key: name, origin: self.origin(), read }
@@ -206,7 +207,7 @@ impl de::Error for Error {
     }
 }
 
-/// Methods for types that say which scalar they are: stand-ins have a value of that type.
+/// Methods for types that name their scalar: the stand-in has a value of that type.
 macro_rules! scalars {
     ($($method:ident: $visit:ident($value:expr),)*) => {
         $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
@@ -315,7 +316,7 @@ impl<'de> Deserializer<'de> for &At<'_> {
                 Value::Text(variant) => (variant.as_str(), None),
                 Value::Map(entries) if entries.len() == 1 => {
                     let Entry { key, key_origin, node } = &entries[0];
-                    // A variant that is absent is no variant.
+                    // An absent variant is no variant.
                     let read = self.stand_ins.read(&join(&self.path, key), node);
                     let read = read.unwrap_or(Read::StandIn(Form::Number));
                     (key.as_str(), Some(Field { key, origin: *key_origin, read }))
@@ -382,7 +383,7 @@ impl<'de> SeqAccess<'de> for Parts<'_> {
     }
 }
 
-/// A key of a mapping and what is read below it.
+/// A key of a mapping and the value below it.
 struct Field<'a> {
     key: &'a str,
     origin: Origin,
@@ -409,7 +410,7 @@ impl<'de> MapAccess<'de> for Fields<'_> {
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, Error> {
         let field = self.current.as_ref().expect("serde asks for a value after its key");
         let child = self.at.child(field);
-        // What a type says of its fields as a whole has no place yet.
+        // An error of a type about its fields as a whole has no position yet.
         seed.deserialize(&child).map_err(|error| child.locate(error))
     }
 }
@@ -450,7 +451,7 @@ impl<'de> VariantAccess<'de> for Variant<'_> {
     fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, Error> {
         match self.content {
             Some(field) => seed.deserialize(&self.at.child(&field)),
-            // The word alone leaves every field to its default, and an error names the one without.
+            // The word alone leaves every field to its default; an error names a field that has none.
             None => {
                 let node = Node { value: Value::Map(Vec::new()), origin: self.at.origin() };
                 let path = join(&self.at.path, self.variant);
@@ -473,7 +474,7 @@ impl<'de> VariantAccess<'de> for Variant<'_> {
     }
 }
 
-/// serde's words for what a type takes, in plain English.
+/// Rewrites serde's description of an expected type in plain English.
 fn plain(expected: &str) -> String {
     match expected {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or above".to_owned(),

@@ -1,4 +1,4 @@
-//! What is wrong with a config, where, and what would be right.
+//! The problems of a config, each with its position and its fix.
 
 use std::fmt;
 use std::io;
@@ -15,26 +15,26 @@ pub enum Error {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The file was read and says what is not possible: all of that, in its order.
+    /// The file was read and has problems: all of them, in the order of the file.
     #[error("{}", lines(.0))]
     Invalid(Vec<Invalid>),
 }
 
-/// One thing that a config says and that is not possible.
+/// A problem of a config.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Invalid {
-    /// `configs/sort.yaml:12:5`, or `--set a.b=c` for what the command line said.
+    /// Position, such as `configs/sort.yaml:12:5`, or `--set a.b=c` for a value from the command line.
     pub position: String,
-    /// The field's path, such as `pipeline.rlvr.group_size`; empty for an error of the YAML syntax.
+    /// Path of the field, such as `pipeline.rlvr.group_size`; empty for an error of the YAML syntax.
     pub field: String,
-    /// What is wrong.
+    /// Description of the problem.
     pub message: String,
-    /// The line with a caret below; empty for what the command line said.
+    /// The line with a caret below; empty for a value from the command line.
     pub snippet: String,
-    /// What would be right.
+    /// The fix.
     pub help: String,
 }
 
@@ -58,7 +58,7 @@ impl fmt::Display for Invalid {
     }
 }
 
-/// Where a key or a value was written; those of the file come first.
+/// Position of a key or a value. Positions in the file precede positions in `--set`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     /// Line and column in the file, both from 1, the column in characters.
@@ -68,7 +68,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// Whether a `--set` has brought this, and `other` is of the file or of one before it.
+    /// Returns true if this position is in a `--set`, and `other` in the file or in an earlier `--set`.
     pub fn is_set_after(self, other: Self) -> bool {
         match (self, other) {
             (Self::Set(own), Self::Set(other)) => own > other,
@@ -78,13 +78,13 @@ impl Origin {
     }
 }
 
-/// Characters of a line that are shown.
+/// Number of characters of a line that are shown.
 const MOST_SHOWN: usize = 160;
 
-/// Of them, characters up to the caret.
+/// Number of characters of a line that are shown before the caret.
 const MOST_BEFORE: usize = 100;
 
-/// The texts that a config is made of.
+/// The texts that a config is read from.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// Path of the file, for messages.
@@ -96,7 +96,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// The problem as a user sees it.
+    /// Returns the problem as a message for the user.
     pub fn render(&self, problem: Problem) -> Invalid {
         let (position, snippet) = match problem.origin {
             Origin::File { line, column } => {
@@ -124,7 +124,7 @@ impl Source {
     }
 }
 
-/// "did you mean `x`?", or all that there is where nothing is near.
+/// Returns "did you mean `x`?", or all valid names if none is similar.
 pub fn suggestion(wrong: &str, valid: &[&str]) -> String {
     match nearest(wrong, valid) {
         Some(candidate) => format!("did you mean `{candidate}`?"),
@@ -132,9 +132,9 @@ pub fn suggestion(wrong: &str, valid: &[&str]) -> String {
     }
 }
 
-/// The valid name that a wrong one resembles.
+/// Returns the valid name that is most similar to a wrong one.
 pub(super) fn nearest<'a>(wrong: &str, valid: &[&'a str]) -> Option<&'a str> {
-    // A third of the letters may be wrong; two of a short word.
+    // A third of the letters may be wrong, but always two.
     let tolerance = (wrong.chars().count() / 3).max(2);
     valid
         .iter()
@@ -144,7 +144,7 @@ pub(super) fn nearest<'a>(wrong: &str, valid: &[&'a str]) -> Option<&'a str> {
         .map(|(_, candidate)| candidate)
 }
 
-/// `a`, `b`, `c`.
+/// Returns names as `a`, `b`, `c`.
 pub fn list(names: &[&str]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }

@@ -1,25 +1,25 @@
-//! Collects what is wrong with a config: every section reports to one list, and goes on.
+//! Collects the problems of a config: every section reports to one list, and validation continues.
 
 use std::cell::RefCell;
 
 use super::error::{Invalid, Origin, Source};
 use super::tree::Node;
 
-/// Something that a config says and that cannot be, without the text that it points into.
+/// A problem of a config, without the text of its position.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// Full name of the field.
+    /// Full path of the field.
     pub field: String,
-    /// Where its value was written.
+    /// Position of the field's value.
     pub origin: Origin,
-    /// What is wrong with it.
+    /// Description of the problem.
     pub message: String,
     /// The fix.
     pub help: String,
 }
 
 impl Problem {
-    /// Whether `other` is of the same text, which YAML's aliases repeat below another field.
+    /// Returns true if `other` is a problem of the same text, which YAML's aliases repeat below another field.
     fn is_aliased_as(&self, other: &Self) -> bool {
         let name = |field: &str| field.rsplit('.').next().map(str::to_owned);
         let is_of_file = matches!(self.origin, Origin::File { .. });
@@ -30,8 +30,8 @@ impl Problem {
 
 /// All problems of a config.
 ///
-/// A field has at most one, the first that is reported. A field that could not be read has a stand-in for its value: nothing
-/// else is reported of it, nor of what is below.
+/// A field has at most one problem, the first that is reported. If a field could not be read, the field has a stand-in.
+/// Further problems of that field and of fields below it are not reported.
 #[derive(Debug)]
 pub struct Problems<'a> {
     tree: &'a Node,
@@ -40,13 +40,13 @@ pub struct Problems<'a> {
 }
 
 impl<'a> Problems<'a> {
-    /// The list of a config that was read from `tree`. `stand_ins` are the fields that could not be read, and `found` is what
-    /// was wrong with them.
+    /// Returns the problems of a config that was read from `tree`. `stand_ins` are the fields that could not be read,
+    /// and `found` are their problems.
     pub fn new(tree: &'a Node, found: Vec<Problem>, stand_ins: Vec<String>) -> Self {
         Self { tree, found: RefCell::new(found), stand_ins }
     }
 
-    /// The whole config as a section.
+    /// Returns the whole config as a section.
     pub fn root(&self) -> Section<'_> {
         Section { problems: self, path: String::new(), is_moot: false }
     }
@@ -56,7 +56,7 @@ impl<'a> Problems<'a> {
         self.found.borrow().is_empty()
     }
 
-    /// All of them as a user sees them, in the order of `source`; what a `--set` brought comes last.
+    /// Returns all problems as messages for the user, in the order of `source`; problems of a `--set` are last.
     pub fn rendered(self, source: &Source) -> Vec<Invalid> {
         let mut found = self.found.into_inner();
         found.sort_by_key(|problem| problem.origin);
@@ -67,7 +67,7 @@ impl<'a> Problems<'a> {
         let mut found = self.found.borrow_mut();
         let is_known =
             found.iter().any(|known| known.field == problem.field || known.is_aliased_as(&problem));
-        // Neither does a list have its value, of which an item could not be read.
+        // A list with an item that could not be read does not have its own value either.
         let is_item =
             |path: &str| path.strip_prefix(&problem.field).is_some_and(|tail| tail.starts_with('['));
         let is_stand_in = |path: &String| is_at_or_below(&problem.field, path) || is_item(path);
@@ -77,7 +77,7 @@ impl<'a> Problems<'a> {
         }
     }
 
-    /// Whether nothing is wrong with `field`, with what it contains, or with what contains it.
+    /// Returns true if there is no problem of `field`, of its parts, or of the sections around it.
     fn is_sound(&self, field: &str) -> bool {
         let meets = |other: &str| is_at_or_below(other, field) || is_at_or_below(field, other);
         !self.found.borrow().iter().any(|problem| meets(&problem.field))
@@ -85,13 +85,13 @@ impl<'a> Problems<'a> {
     }
 }
 
-/// Whether the field `path` is `other` or a part of it.
+/// Returns true if the field `path` is `other` or a part of it.
 pub(super) fn is_at_or_below(path: &str, other: &str) -> bool {
     let tail = path.strip_prefix(other);
     tail.is_some_and(|tail| tail.is_empty() || other.is_empty() || tail.starts_with(['.', '[']))
 }
 
-/// `name` below `path`; an index such as `[1]` follows without a dot.
+/// Returns the path of `name` below `path`; an index such as `[1]` follows without a dot.
 pub(super) fn join(path: &str, name: &str) -> String {
     if path.is_empty() || name.is_empty() || name.starts_with('[') {
         format!("{path}{name}")
@@ -100,62 +100,62 @@ pub(super) fn join(path: &str, name: &str) -> String {
     }
 }
 
-/// A section of a config that is checked. Fields are named relative to it, such as `schedule.linear`; an empty name is the
-/// section itself.
+/// A section of a config that is validated. Fields are named relative to the section, such as `schedule.linear`; an
+/// empty name is the section itself.
 #[derive(Clone, Debug)]
 pub struct Section<'a> {
     problems: &'a Problems<'a>,
     path: String,
-    /// Whether a field that the next checks compare with has a problem of its own.
+    /// True if a field that the next checks compare with has a problem.
     is_moot: bool,
 }
 
 impl<'a> Section<'a> {
-    /// The section `name` of this one.
+    /// Returns the section `name` below this one.
     pub fn below(&self, name: &str) -> Self {
         Self { path: self.field(name), ..self.clone() }
     }
 
-    /// An item of this section, which is a list.
+    /// Returns an item of this section, which is a list.
     pub fn item(&self, index: usize) -> Self {
         self.below(&format!("[{index}]"))
     }
 
-    /// The whole config.
+    /// Returns the whole config as a section.
     pub fn root(&self) -> Section<'a> {
         Section { path: String::new(), ..self.clone() }
     }
 
-    /// This section for checks that compare with the fields `names`: they report nothing if one of these has a problem, since
-    /// theirs would only follow from it.
+    /// Returns this section for checks that compare with the fields `names`. If one of these fields has a problem, the
+    /// checks report nothing, since further problems would only follow from it.
     pub fn given(&self, names: &[&str]) -> Self {
         let is_moot = self.is_moot || names.iter().any(|name| !self.is_sound(name));
         Self { is_moot, ..self.clone() }
     }
 
-    /// This section for checks that are of use only if `holds`.
+    /// Returns this section for checks that report only if `holds`.
     pub fn when(&self, holds: bool) -> Self {
         Self { is_moot: self.is_moot || !holds, ..self.clone() }
     }
 
-    /// The path of the field `name` from the config's top.
+    /// Returns the path of the field `name` from the config's top.
     pub fn field(&self, name: &str) -> String {
         join(&self.path, name)
     }
 
-    /// Whether nothing is wrong with the field `name` so far.
+    /// Returns true if the field `name` has no problem so far.
     pub fn is_sound(&self, name: &str) -> bool {
         self.problems.is_sound(&self.field(name))
     }
 
-    /// Whether the field `name` could be read: its value is no stand-in, nor a part of one.
+    /// Returns true if the field `name` could be read: its value is no stand-in, nor a part of one.
     pub fn is_read(&self, name: &str) -> bool {
         let field = self.field(name);
         !self.problems.stand_ins.iter().any(|path| is_at_or_below(&field, path))
     }
 
-    /// Whether this section, a list, has all the items that are written: those behind one that could not be read have other
-    /// indices.
+    /// Returns true if all items of this section, a list, could be read. Otherwise the items after an unread one have
+    /// other indices.
     pub fn has_all_items(&self) -> bool {
         let is_item = |path: &str| {
             let index =
@@ -165,12 +165,12 @@ impl<'a> Section<'a> {
         !self.problems.stand_ins.iter().any(|path| is_item(path))
     }
 
-    /// Whether nothing is wrong with the config so far.
+    /// Returns true if the config has no problem so far.
     pub fn is_config_sound(&self) -> bool {
         self.problems.is_empty()
     }
 
-    /// Reports a problem of the field `name` unless `holds`, which is returned.
+    /// Reports a problem of the field `name` unless `holds`. Returns `holds`.
     pub fn ensure(
         &self,
         holds: bool,
@@ -194,7 +194,7 @@ impl<'a> Section<'a> {
         self.problems.report(Problem { field, origin, message: message.into(), help: help.into() });
     }
 
-    /// The value, or `None` and a problem of the field `name`.
+    /// Returns the value, or `None` after reporting a problem of the field `name`.
     pub fn take<T, E>(
         &self,
         value: Result<T, E>,
@@ -205,7 +205,7 @@ impl<'a> Section<'a> {
         value.map_err(|error| self.refuse(name, message(&error), help)).ok()
     }
 
-    /// Wants a size from 1 to a bound that keeps products of sizes within 64 bits.
+    /// Requires a size from 1 to a bound that keeps products of sizes within 64 bits.
     pub fn positive(&self, name: &str, value: impl TryInto<u64>) -> bool {
         const MOST: u64 = 1 << 31;
         let value = value.try_into().unwrap_or(u64::MAX);
@@ -214,20 +214,20 @@ impl<'a> Section<'a> {
         self.ensure((1..=MOST).contains(&value), name, message, help)
     }
 
-    /// Wants a number of threads or processes that this machine is to start.
+    /// Requires a number of threads or processes that this machine is to start.
     pub fn number_of_threads(&self, name: &str, value: usize) -> bool {
         const MOST: usize = 4096;
         let help = format!("write a whole number, 1 or above, at most {MOST}");
         self.ensure((1..=MOST).contains(&value), name, format!("{value} is out of range"), help)
     }
 
-    /// Wants a finite number; `range` says in words what `holds` tests.
+    /// Requires a finite number; `range` describes the condition `holds` in words.
     pub fn number(&self, name: &str, value: f64, holds: bool, range: &str) -> bool {
         let holds = holds && value.is_finite();
         self.ensure(holds, name, format!("{value:?} is out of range"), format!("write a number {range}"))
     }
 
-    /// Wants a timeout in seconds.
+    /// Requires a timeout in seconds.
     pub fn seconds(&self, name: &str, value: f64) -> bool {
         const HOUR_S: f64 = 3600.0;
         let holds = value > 0.0 && value <= HOUR_S;

@@ -1,71 +1,71 @@
-//! What is read in place of values that are wrong or missing, so that reading goes on and finds what else is wrong.
+//! Stand-ins for wrong or missing values, so that reading continues and finds further errors.
 
 use std::collections::BTreeMap;
 
 use super::problem::{is_at_or_below, join};
 use super::tree::Node;
 
-/// What is wrong with a field.
+/// Kind of a field's error.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// A value that is not of its type.
+    /// A value of a wrong type.
     Wrong,
-    /// A key that there is no field for, and the field that it resembles.
+    /// A key without a field, and the field that the key resembles.
     Unknown { nearest: Option<&'static str> },
-    /// A field that is missing below the value that the error passes first.
+    /// A missing field below the innermost value that the error passes.
     Missing(&'static str),
 }
 
-/// What stands in for a value.
+/// Form of a stand-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Form {
-    /// Nothing: a default.
+    /// No value: the field has its default.
     Absent,
-    /// A number, and as a mapping one of numbers.
+    /// A number; for a mapping, a mapping of numbers.
     Number,
     Text,
     List,
     Map,
     /// A mapping with its first field alone.
     First,
-    /// Something where nothing would do.
+    /// A value where an absent one would be valid.
     Some,
 }
 
 impl Form {
-    /// The form to try next.
+    /// Returns the next form to try.
     fn next(self) -> Option<Self> {
         let order = [Self::Absent, Self::Number, Self::Text, Self::List, Self::Map, Self::First];
         order.into_iter().find(|form| *form > self)
     }
 }
 
-/// What is read in place of values that are wrong or missing.
+/// Stand-ins for wrong or missing values.
 #[derive(Debug, Default)]
 pub(super) struct StandIns {
     forms: BTreeMap<String, Form>,
-    /// Keys that there are no fields for.
+    /// Keys without a field.
     unknown: Vec<Unknown>,
 }
 
-/// A key that there is no field for.
+/// A key without a field.
 #[derive(Debug)]
 struct Unknown {
     /// The key with the path to it.
     path: String,
-    /// The field that it resembles.
+    /// The field that the key resembles.
     nearest: Option<&'static str>,
-    /// Whether a missing field was taken for the one that is meant.
+    /// True if a missing field was matched to this key.
     is_spent: bool,
 }
 
 impl StandIns {
-    /// The fields that have one.
+    /// Returns the fields that have a stand-in.
     pub(super) fn into_fields(self) -> Vec<String> {
         self.forms.into_keys().collect()
     }
 
-    /// Whether an error about `field` does not follow from those before it.
+    /// Returns true if an error about `field` does not follow from earlier errors.
     pub(super) fn is_news(&mut self, field: &str, kind: Kind) -> bool {
         if self.forms.keys().any(|path| is_at_or_below(field, path) || is_at_or_below(path, field)) {
             return false;
@@ -73,19 +73,20 @@ impl StandIns {
         match kind {
             Kind::Unknown { .. } => true,
             Kind::Missing(name) => !self.is_misspelt(field, name),
-            // What is wrong with a whole may be that a part of it has another name.
+            // An error of a section may follow from a part with a wrong name.
             Kind::Wrong => !self.unknown.iter().any(|key| is_at_or_below(&key.path, field)),
         }
     }
 
-    /// Whether an unknown key beside the missing field `name` is meant for it. Each is meant for one.
+    /// Returns true if an unknown key in the same section is meant for the missing field `name`. Each key is meant for
+    /// one field.
     fn is_misspelt(&mut self, field: &str, name: &'static str) -> bool {
         let mut beside = self.unknown.iter_mut().filter(|key| join(parent(&key.path), name) == field);
         let meant = beside.find(|key| !key.is_spent && key.nearest.is_none_or(|nearest| nearest == name));
         meant.map(|key| key.is_spent = true).is_some()
     }
 
-    /// Finds the next stand-in for `field`, or for what that is a part of; `false` if there is none.
+    /// Finds the next stand-in for `field`, or for the section that has the field. Returns false if there is none.
     pub(super) fn add(&mut self, field: &str, kind: Kind) -> bool {
         let mut field = field.to_owned();
         if let Kind::Unknown { nearest } = kind {
@@ -95,7 +96,7 @@ impl StandIns {
         let mut first = if let Kind::Missing(_) = kind { Form::Number } else { Form::Absent };
         while !field.is_empty() {
             let form = self.forms.get(&field).map_or(Some(first), |form| form.next());
-            // What stands in for a whole does so for its parts.
+            // A stand-in for a section replaces those of its parts.
             self.forms.retain(|path, _| !is_at_or_below(path, &field));
             if let Some(form) = form {
                 self.forms.insert(field, form);
@@ -107,7 +108,7 @@ impl StandIns {
         false
     }
 
-    /// What is read at `path`, where the tree has `node`; `None` for nothing.
+    /// Returns the value to read at `path`, where the tree has `node`; `None` for an absent value.
     pub(super) fn read<'a>(&self, path: &str, node: &'a Node) -> Option<Read<'a>> {
         match self.forms.get(path) {
             Some(Form::Absent) => None,
@@ -116,7 +117,7 @@ impl StandIns {
         }
     }
 
-    /// The stand-in for a part of a stand-in.
+    /// Returns the stand-in for a part of a stand-in.
     pub(super) fn part(&self, path: &str) -> Read<'static> {
         Read::StandIn(self.forms.get(path).copied().unwrap_or(Form::Number))
     }
@@ -125,7 +126,7 @@ impl StandIns {
         self.unknown.iter().any(|key| key.path == path)
     }
 
-    /// The names of fields right below `path` that have stand-ins.
+    /// Returns the names of fields directly below `path` that have stand-ins.
     pub(super) fn below<'a>(&'a self, path: &'a str) -> impl Iterator<Item = &'a str> {
         let present = self.forms.iter().filter(|(_, form)| **form != Form::Absent);
         present.filter_map(move |(full, _)| {
@@ -135,12 +136,12 @@ impl StandIns {
     }
 }
 
-/// The path of what a field is a part of.
+/// Returns the path of the section or list that has a field.
 fn parent(path: &str) -> &str {
     path.rfind(['.', '[']).map_or("", |at| &path[..at])
 }
 
-/// What is read: a node, or a stand-in for one.
+/// A value to read: a node, or a stand-in for a node.
 #[derive(Clone, Copy)]
 pub(super) enum Read<'a> {
     Node(&'a Node),

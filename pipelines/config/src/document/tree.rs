@@ -1,7 +1,7 @@
-//! A config as a tree whose every key and value knows where it was written.
+//! A config as a tree with the position of every key and value.
 //!
-//! `--set` changes this tree before it is read into types, and the semantic checks ask it for a field's
-//! position. Hence an error of any kind points at the line, or names the `--set`, that caused it.
+//! `--set` changes this tree before it is read into types, and the semantic checks look up a field's position in it. An
+//! error of any kind therefore points at the line, or names the `--set`, that caused it.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use serde_saphyr::Spanned;
 use super::error::Origin;
 use super::problem::Problem;
 
-/// A value and where it was written; for a mapping or a list, where its key was.
+/// A value and its position; for a mapping or a list, the position of its key.
 #[derive(Clone, Debug)]
 pub struct Node {
     /// The value.
     pub value: Value,
-    /// Where it was written.
+    /// Position of the value.
     pub origin: Origin,
 }
 
@@ -41,15 +41,15 @@ pub struct Entry {
 }
 
 impl Node {
-    /// The tree of a YAML document.
+    /// Parses a YAML document.
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let document: Spanned<Raw> =
             serde_saphyr::from_str_with_options(text, options()).map_err(|error| syntax_problem(&error))?;
         Ok(Self::from_raw(document, None, None))
     }
 
-    /// Applies `argument`, the `a.b=c` of the `index`th `--set`: the value is YAML, and what is missing
-    /// on the way to it is made, since the file may leave it to its default.
+    /// Applies `argument`, the `a.b=c` of the `index`th `--set`. The value is YAML. Missing mappings on the path are
+    /// created, since the file may leave out mappings with defaults.
     pub fn set(&mut self, index: usize, argument: &str) -> Result<(), Problem> {
         let origin = Origin::Set(index);
         let problem = |field: &str, message: String, help: &str| Problem {
@@ -83,7 +83,7 @@ impl Node {
         Ok(())
     }
 
-    /// The value of `path` (`a.b.c`), if something is written there.
+    /// Returns the value at `path` (`a.b.c`); `None` if the path is not in the file.
     pub fn get_mut(&mut self, path: &str) -> Option<&mut Self> {
         path.split('.').try_fold(self, |node, key| {
             let Value::Map(entries) = &mut node.value else { return None };
@@ -91,8 +91,8 @@ impl Node {
         })
     }
 
-    /// Adds the fields of `other` that this mapping does not have; where both have a mapping, so again below. Of what both
-    /// have this one's stays, unless a `--set` that came later has brought `other`.
+    /// Adds the fields of `other` that this mapping does not have, recursively in mappings that both have. A field that
+    /// both have keeps its value, unless `other` is of a later `--set`.
     pub fn fill_from(&mut self, other: Self) {
         match (&mut self.value, other.value) {
             (Value::Map(own), Value::Map(others)) => {
@@ -110,8 +110,8 @@ impl Node {
         }
     }
 
-    /// Where the field `path` (`a.b.c`) was written; for a field left to its default, where the nearest
-    /// mapping around it was.
+    /// Returns the position of the field `path` (`a.b.c`); for a field left to its default, the position of the nearest
+    /// mapping around it.
     pub fn origin_of(&self, path: &str) -> Origin {
         let mut node = self;
         for key in path.split('.') {
@@ -130,7 +130,7 @@ impl Node {
         node.origin
     }
 
-    /// What this value is, for an error message.
+    /// Returns the kind of this value, for an error message.
     pub fn kind(&self) -> String {
         match &self.value {
             Value::Null => "nothing".to_owned(),
@@ -144,7 +144,8 @@ impl Node {
         }
     }
 
-    /// The value below `key`, made if it is absent; the kind of this node if it cannot have keys.
+    /// Returns the value below `key`, which is created if absent. The error is the kind of a node that cannot have
+    /// keys.
     fn entry(&mut self, key: &str, origin: Origin) -> Result<&mut Self, String> {
         let kind = self.kind();
         if matches!(self.value, Value::Null) {
@@ -159,7 +160,8 @@ impl Node {
         Ok(&mut entries[position].node)
     }
 
-    /// `set` is the origin of everything that a `--set` brought; else positions are the document's own.
+    /// Converts a parsed value. `set` is the origin of everything in a `--set`; otherwise positions are the document's
+    /// own.
     fn from_raw(raw: Spanned<Raw>, set: Option<Origin>, key_origin: Option<Origin>) -> Self {
         let own = set.unwrap_or_else(|| origin(&raw));
         let container = key_origin.unwrap_or(own);
@@ -181,7 +183,7 @@ impl Node {
     }
 }
 
-/// A value of any type as the YAML parser hands it over.
+/// A value of any type as the YAML parser returns it.
 enum Raw {
     Scalar(Value),
     List(Vec<Spanned<Raw>>),
@@ -241,8 +243,8 @@ impl<'de> Deserialize<'de> for Raw {
 }
 
 fn options() -> serde_saphyr::Options {
-    // Only `true` and `false` are booleans: that `no` and `off` are too surprises most people.
-    // NaN and infinity are left to the field they stand in, which is then named.
+    // Only `true` and `false` are booleans: most people do not expect `no` and `off` to be. NaN and infinity are left
+    // to the field, so that the error names the field.
     serde_saphyr::options! {
         with_snippet: false,
         strict_booleans: true,
@@ -250,7 +252,7 @@ fn options() -> serde_saphyr::Options {
     }
 }
 
-/// Where the text of an anchored value stands, not where an alias repeats it: that is what to change.
+/// Returns the position of an anchored value's text, not of an alias that repeats it: the text is the one to change.
 fn origin<T>(spanned: &Spanned<T>) -> Origin {
     location(Some(spanned.defined))
 }
@@ -272,7 +274,7 @@ fn syntax_problem(error: &serde_saphyr::Error) -> Problem {
         }
         other => {
             let text = other.to_string();
-            // The position is told before the message already.
+            // The position is already shown before the message.
             let message = text.split(" at line ").next().unwrap_or(&text).to_owned();
             (
                 message,

@@ -1,6 +1,6 @@
-//! The fields of `algorithm:`: how rewards become advantages, and advantages a loss.
+//! The fields of `algorithm:`: estimators of advantages, and policy losses.
 //!
-//! `docs/reference/algorithms.md` has the formula and the source of each, and where other systems disagree.
+//! `docs/reference/algorithms.md` has the formula and the source of each, and the differences between systems.
 
 use anyroll_algorithm::Range;
 use serde::{Deserialize, Serialize};
@@ -13,57 +13,61 @@ pub use anyroll_algorithm::{advantages::Scale, advantages::sections::*, losses::
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AlgorithmConfig {
-    /// What rewards are shifted and scaled by, before anything else. Default: not.
+    /// Mean and standard deviation that rewards are normalized by, before `reward_clip`. Default: no normalization.
     pub reward_norm: RewardNormConfig,
-    /// Rewards are clamped to minus and plus this, after `reward_norm`; above 0. Default: not.
+    /// Bound that rewards are clamped to, from minus to plus this value, after `reward_norm`; above 0. Default: no
+    /// clamp.
     pub reward_clip: Option<f64>,
-    /// Which tokens an environment's rewards are earned by. Default `episode`.
+    /// Tokens that earn an environment's rewards. Default `episode`.
     pub credit: TurnCredit,
-    /// How a reward becomes an advantage. Default `grpo`.
+    /// Estimator of advantages. Default `grpo`.
     pub advantage: Advantage,
-    /// Shift and scale advantages to mean 0 and variance 1 over all tokens of the step, on all ranks.
-    /// With `reinforce` this is REINFORCE++, with `grpo: {scale: none}` its baseline form. Default false.
+    /// Shifts and scales advantages to mean 0 and variance 1 over all tokens of the step, on all ranks. With
+    /// `reinforce` this is REINFORCE++, with `grpo: {scale: none}` its baseline form. Default false.
     pub whiten_advantages: bool,
-    /// Advantages are clamped to minus and plus this, after whitening; above 0. Default: not.
+    /// Bound that advantages are clamped to, from minus to plus this value, after whitening; above 0. Default: no
+    /// clamp.
     pub advantage_clip: Option<f64>,
-    /// The loss of a token. Default `clipped`.
+    /// Loss of a token. Default `clipped`.
     pub loss: PolicyLoss,
-    /// How a loss per token becomes one number. Default `token_mean`.
+    /// Reduction of the losses of tokens to one number. Default `token_mean`.
     pub aggregation: Aggregation,
-    /// Weight of the KL divergence to the frozen reference; 0 needs no reference. Default 0.
+    /// Weight of the KL divergence from the reference; 0 or above, and 0 needs no reference. Default 0.
     pub kl_coef: f64,
-    /// Where the KL divergence goes. Default `loss`.
+    /// Place of the KL divergence: the loss, the reward or the advantage. Default `loss`.
     pub kl_in: KlTerm,
-    /// Weight of the entropy bonus in the loss; 0 is none. Default 0.
+    /// Weight of the entropy bonus in the loss; 0 or above, and 0 adds no bonus. Default 0.
     pub entropy_coef: f64,
-    /// Whose log-probs the ratio of probabilities compares with. Default `rollout`.
+    /// Source of the behaviour log-probs in the ratio's denominator. Default `rollout`.
     pub old_logprobs: OldLogprobs,
-    /// Weights against the difference between sampling and training. Default `none`.
+    /// Importance weights that correct the difference between sampling and training. Default `none`.
     pub rollout_correction: RolloutCorrection,
-    /// Tokens of a negative advantage move nothing where their sequence's mean of rollout less new log-prob is above this; above
-    /// 0. Default: they do.
+    /// Threshold on a sequence's mean of rollout log-prob minus new log-prob; above 0. In a sequence above the
+    /// threshold, tokens of a negative advantage are masked out of the policy loss. Default: no mask.
     pub off_policy_mask: Option<f64>,
-    /// The policy loss is of this share of a step's tokens alone, those of the largest entropy before its first update; above 0 and
-    /// below 1. It needs `old_logprobs: recompute`. Default: of all.
+    /// Fraction of a step's tokens that the policy loss is restricted to; above 0 and below 1. The tokens are those of
+    /// the largest entropy before the step's first update. The fraction needs `old_logprobs: recompute`. Default: all
+    /// tokens.
     pub top_entropy: Option<f64>,
 }
 
-/// Which tokens the rewards are earned by that an environment gives for turns.
+/// Tokens that earn the rewards that an environment gives for turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TurnCredit {
-    /// All of the episode's: their sum is the sample's reward.
+    /// All tokens of the episode: the sum of the rewards is the sample's reward.
     #[default]
     Episode,
-    /// Those of the turn and before it: each turn has what is earned from it on. It needs `rollout.environment`.
+    /// The tokens of the turn and of the turns before it: each turn is credited with its return, the rewards from that
+    /// turn on. The choice `turns` needs `rollout.environment`.
     Turns(TurnsConfig),
 }
 
-/// How far a turn is praised for what comes after it.
+/// Discount between turns.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TurnsConfig {
-    /// Weight of what is earned one turn later, whatever the turns' lengths; from 0, each turn for itself, to 1. Default 1.
+    /// Weight of a reward one turn later, whatever the turns' lengths; from 0, each turn for itself, to 1. Default 1.
     pub gamma: f64,
 }
 
@@ -74,7 +78,7 @@ impl Default for TurnsConfig {
 }
 
 impl TurnCredit {
-    /// The weight of what is earned one turn later; `None` where the episode's sum counts.
+    /// Returns the weight of a reward one turn later; `None` where the episode's sum counts.
     pub fn gamma(self) -> Option<f64> {
         match self {
             Self::Episode => None,
@@ -83,40 +87,40 @@ impl TurnCredit {
     }
 }
 
-/// How a loss per token becomes one number. Counts are those of the mini-batch over all ranks, so how it is split
-/// does not change the gradient.
+/// Reduction of the losses of tokens to one number. Counts are those of the mini-batch over all ranks. The gradient
+/// therefore does not depend on the split into micro-batches and ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Aggregation {
     /// The mean over all completion tokens.
     #[default]
     TokenMean,
-    /// The mean over completions of the mean over each one's tokens.
+    /// The mean over completions of the mean over the tokens of each completion.
     SeqMeanTokenMean,
-    /// The mean over completions of the sum over each one's tokens.
+    /// The mean over completions of the sum over the tokens of each completion.
     SeqMeanTokenSum,
-    /// As `seq_mean_token_sum`, over a constant length: Dr. GRPO's.
+    /// The same as `seq_mean_token_sum`, divided by a constant length, as in Dr. GRPO.
     SeqMeanTokenSumNorm(NormConfig),
 }
 
-/// The constant that a sum over tokens is divided by.
+/// Divisor of a sum over tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NormConfig {
-    /// Tokens; 1 or above. Usually `rollout.max_new_tokens`.
+    /// Length in tokens; 1 or above. Usually `rollout.max_new_tokens`.
     pub length: usize,
 }
 
-/// Where the KL divergence to the reference goes.
+/// Place of the KL divergence from the reference.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlTerm {
-    /// Into the loss, with a gradient of its own.
+    /// A term of the loss, with its own gradient.
     Loss(KlLossConfig),
-    /// Off the reward of each token, before advantages; by the estimator `k1`.
+    /// Subtracted from the reward of each token, before advantages; by the estimator `k1`.
     Reward(KlRewardConfig),
-    /// Off the advantage of each token itself, whatever comes after it; by the estimator `k1`. With a teacher as the reference
-    /// it is on-policy distillation.
+    /// Subtracted from the advantage of each token alone, without a return over later tokens; by the estimator `k1`.
+    /// With a teacher as the reference, this subtraction is on-policy distillation.
     Advantage,
 }
 
@@ -130,31 +134,32 @@ impl Default for KlTerm {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KlLossConfig {
-    /// Default `k3`.
+    /// Estimator of the divergence. Default `k3`.
     pub estimator: KlEstimator,
-    /// Multiply it by the token's ratio, gradient and all: then it is unbiased for samples of the old policy, as DeepSeek-V3.2
-    /// has it. Default false.
+    /// Multiplies the divergence by the token's ratio, gradient included. The estimate is then unbiased for samples of
+    /// the behaviour policy, as in DeepSeek-V3.2. Default false.
     pub weighted: bool,
 }
 
-/// Estimators of the KL divergence from samples (Schulman, 2020), with d = log-prob less the reference's.
+/// Estimators of the KL divergence from samples (Schulman, 2020), with d = log-prob minus the reference's log-prob.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlEstimator {
-    /// d. As a loss its expected gradient is 0 on-policy.
+    /// d. The expected gradient of this loss is 0 on-policy.
     K1,
-    /// d² / 2, whose gradient on-policy is that of the divergence.
+    /// d² / 2. On-policy, the expected gradient of this loss is that of the divergence.
     K2,
-    /// exp(-d) + d - 1: never negative, and of low variance.
+    /// exp(-d) + d - 1, which is never negative and has low variance.
     #[default]
     K3,
 }
 
-/// KL divergence off the reward.
+/// KL divergence subtracted from the reward.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KlRewardConfig {
-    /// Moves `kl_coef` after each step, so that the divergence nears a target. Default: it stays.
+    /// Controller that changes `kl_coef` after each step, so that the divergence approaches a target. Default: a
+    /// constant `kl_coef`.
     pub adaptive: Option<AdaptiveKlConfig>,
 }
 
@@ -162,9 +167,9 @@ pub struct KlRewardConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdaptiveKlConfig {
-    /// The divergence per token that is aimed at; above 0. Default 0.1.
+    /// Target of the divergence per token; above 0. Default 0.1.
     pub target: f64,
-    /// Completions after which the coefficient may have changed by a fifth; above 0. Default 10000.
+    /// Number of completions after which the coefficient may have changed by a fifth; above 0. Default 10000.
     pub horizon: f64,
 }
 
@@ -174,28 +179,28 @@ impl Default for AdaptiveKlConfig {
     }
 }
 
-/// Whose log-probs the ratio compares with.
+/// Source of the behaviour log-probs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OldLogprobs {
-    /// Those that sampling gave: no pass of their own.
+    /// Log-probs from sampling, which need no forward pass.
     #[default]
     Rollout,
-    /// Those of the training forward, from one more pass before the first update of a step.
+    /// Log-probs of the training forward, from one more pass before the first update of a step.
     Recompute,
 }
 
-/// Weights of the policy loss by how much likelier training finds what sampling drew. They need
-/// `old_logprobs: recompute`, and multiply no denominator.
+/// Importance weights of the policy loss: the probability in training over the probability in sampling. The weights
+/// need `old_logprobs: recompute`, and do not enter the denominators of the aggregation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RolloutCorrection {
     /// No weights.
     #[default]
     None,
-    /// Truncated importance sampling, TIS: weights above a bound are set to it.
+    /// Truncated importance sampling, TIS: weights above a bound are set to the bound.
     Truncate(TruncateConfig),
-    /// Masked importance sampling, MIS: what is out of bounds weighs 0.
+    /// Masked importance sampling, MIS: weights out of bounds are set to 0.
     Mask(MaskConfig),
 }
 
@@ -203,9 +208,9 @@ pub enum RolloutCorrection {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TruncateConfig {
-    /// What has a weight. Default `token`.
+    /// Level at which weights are computed. Default `token`.
     pub level: Level,
-    /// The largest weight; above 0. Default 2.
+    /// Largest weight; above 0. Default 2.
     pub max: f64,
 }
 
@@ -219,11 +224,11 @@ impl Default for TruncateConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MaskConfig {
-    /// What has a weight. Default `sequence`.
+    /// Level at which weights are computed. Default `sequence`.
     pub level: Level,
-    /// The least weight that counts; 0 or above. Default 0.
+    /// Smallest weight that is not masked; 0 or above. Default 0.
     pub min: f64,
-    /// The largest weight that counts; above `min`. Default 3.
+    /// Largest weight that is not masked; above `min`. Default 3.
     pub max: f64,
 }
 
@@ -233,19 +238,19 @@ impl Default for MaskConfig {
     }
 }
 
-/// What has an importance weight.
+/// Level at which importance weights are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// Each token its own.
+    /// A weight for each token.
     Token,
-    /// The product over a sequence's tokens, for all of them.
+    /// The product over a sequence's tokens, shared by all tokens of the sequence.
     Sequence,
-    /// The geometric mean over a sequence's tokens, for all of them.
+    /// The geometric mean over a sequence's tokens, shared by all tokens of the sequence.
     Geometric,
 }
 
-/// Reports numbers out of their ranges. `at` is their section.
+/// Reports numbers out of their ranges. `at` is the section of the numbers.
 fn validate_ranges(ranges: Vec<Range>, at: &Section) {
     for Range { field, value, holds, range, given } in ranges {
         at.given(given.as_slice()).number(field, value, holds, range);
@@ -253,7 +258,7 @@ fn validate_ranges(ranges: Vec<Range>, at: &Section) {
 }
 
 impl AlgorithmConfig {
-    /// Reports what cannot be, of the algorithm of `rlvr`. `at` is the pipeline.
+    /// Reports invalid combinations of the algorithm with the fields of `rlvr`. `at` is the pipeline.
     pub(super) fn validate(&self, rlvr: &RlvrConfig, at: &Section) {
         let (pipeline, at) = (at, at.below("algorithm"));
         self.validate_reward_norm(&pipeline.given(&["group_size"]).below("algorithm"), rlvr.group_size);
@@ -286,7 +291,7 @@ impl AlgorithmConfig {
         self.validate_as_a_whole(&at);
     }
 
-    /// Reports rewards that cannot be normalized as they are to be.
+    /// Reports rewards for which the requested normalization is impossible.
     fn validate_reward_norm(&self, at: &Section, group_size: usize) {
         let RewardNormConfig { mean, std } = self.reward_norm;
         let normalizes = [mean, std].iter().any(|over| *over != Over::None);
@@ -304,7 +309,7 @@ impl AlgorithmConfig {
         );
     }
 
-    /// Reports terms that are to be normalized each by itself and by something else as well.
+    /// Reports a second normalization of reward terms that are already normalized each by itself.
     fn validate_decoupled(&self, at: &Section) {
         if !matches!(self.advantage, Advantage::Gdpo(_)) {
             return;
@@ -323,7 +328,7 @@ impl AlgorithmConfig {
         }
     }
 
-    /// Reports turns that cannot have credit of their own.
+    /// Reports turns that cannot have separate credit.
     fn validate_credit(&self, at: &Section, rlvr: &RlvrConfig) {
         let Some(gamma) = self.credit.gamma() else { return };
         at.number("credit.turns.gamma", gamma, (0.0..=1.0).contains(&gamma), "from 0 to 1");
@@ -346,7 +351,7 @@ impl AlgorithmConfig {
         }
     }
 
-    /// Reports fields that come to nothing together, or to something else than they say.
+    /// Reports fields that have no effect together, or another effect than their names say.
     fn validate_as_a_whole(&self, at: &Section) {
         let of_logprobs = at.given(&["old_logprobs"]);
         of_logprobs.ensure(
@@ -405,7 +410,7 @@ impl AlgorithmConfig {
         }
     }
 
-    /// Whether the tokens of a sequence have advantages of their own.
+    /// Returns true if advantages differ between the tokens of a sequence.
     fn varies_over_tokens(&self) -> bool {
         let in_reward = matches!(self.kl_in, KlTerm::Reward(_));
         match self.advantage {

@@ -1,4 +1,4 @@
-//! The `critic` section: what learns the values that `advantage: gae` is made from.
+//! The `critic` section: the model that predicts the values of `advantage: gae`.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,25 +7,24 @@ use super::optimizer::OptimizerConfig;
 use super::rlvr::RlvrConfig;
 use crate::document::Section;
 
-/// The policy's model under a head that gives a value for each token, in place of a distribution. It begins with the
-/// policy's weights before the first RL step and a head of 0, and is trained on a step's completions in as many epochs
-/// and mini-batches, its loss aggregated as the policy's is.
+/// A copy of the policy's model with a head that predicts a value for each token. The critic begins with the policy's
+/// weights before the first RL step, and with a head of 0. The critic is trained on a step's completions, with the
+/// epochs, the mini-batches and the aggregation of the policy.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CriticConfig {
-    /// A value moves by at most this from where it was before the step, as far as its loss is concerned; above 0.
-    /// Default: as far as it likes.
+    /// Bound on a value's change in the value loss, from the value before the step; above 0. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value_clip: Option<f64>,
-    /// First RL steps in which only the critic is trained. Default 0.
+    /// Number of first RL steps that train only the critic. Default 0.
     #[serde(default)]
     pub warmup_steps: u64,
-    /// Its optimizer; its schedule counts RL steps.
+    /// The critic's optimizer; its schedule counts RL steps.
     pub optimizer: OptimizerConfig,
 }
 
 impl RlvrConfig {
-    /// Reports values and advantages that do not go together. `at` is the pipeline.
+    /// Reports a critic without `advantage: gae`, and the reverse. `at` is the pipeline.
     pub(super) fn validate_critic(&self, at: &Section) {
         let needed = matches!(self.algorithm.advantage, Advantage::Gae(_));
         let given = at.given(&["algorithm.advantage"]);
@@ -44,7 +43,7 @@ impl RlvrConfig {
 }
 
 impl CriticConfig {
-    /// Reports a part of the run of `steps` that does not end before it.
+    /// Reports warm-up or schedule steps that do not end before a run of `steps` does.
     pub fn validate_over(&self, steps: u64, at: &Section) {
         at.ensure(
             self.warmup_steps < steps,

@@ -1,4 +1,4 @@
-//! The `data` section: where prompts and answers come from.
+//! The `data` section: the source of prompts and answers.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -9,19 +9,20 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::document::Section;
 
-/// Where prompts and answers come from; a tenth of the prompts is held out for evaluation, by hash.
+/// Source of prompts and answers. A tenth of the prompts is held out for evaluation, by hash.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DataConfig {
-    /// Digits to sort, made in code: `314159>` wants `113459`.
+    /// Digits to sort, generated: `314159>` has the answer `113459`.
     Sort(SortConfig),
-    /// Sums, made in code: `27+58=` wants `85`.
+    /// Sums, generated: `27+58=` has the answer `85`.
     Addition(AdditionConfig),
-    /// Digits and a target, made in code: `2,3,4=14>` wants an expression such as `2+3*4`. Its reward is `countdown`.
+    /// Digits and a target, generated: `2,3,4=14>` is solved by an expression such as `2+3*4`. The reward of such data
+    /// is `countdown`.
     Countdown(CountdownConfig),
     /// Files: JSONL, Parquet or Arrow.
     File(Box<FileConfig>),
-    /// Several sources, each a domain; in a step they stand by their weights.
+    /// Several sources, each a domain; a step draws from the sources in proportion to their weights.
     Mix(Vec<MixedConfig>),
 }
 
@@ -29,20 +30,21 @@ pub enum DataConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixedConfig {
-    /// Its name, by which rewards choose their records (`domains`) and evaluation tells it apart.
+    /// Name of the domain. Rewards choose their records by the name (`domains`), and evaluation reports each domain.
     pub domain: String,
-    /// How many of the prompts are from it, relative to the other weights; above 0, met to a thousandth. Default 1.
+    /// Share of the prompts that this source provides, relative to the other weights; above 0, met to a thousandth.
+    /// Default 1.
     #[serde(default = "one_f64")]
     pub weight: f64,
     /// The source.
     pub data: DataConfig,
 }
 
-/// Expressions that come to a target.
+/// Expressions whose value is a target.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CountdownConfig {
-    /// Digits of a problem, 2 to 5, each to be used once with `+`, `-` and `*`.
+    /// Number of digits in a problem, 2 to 5. Each digit is used once, with `+`, `-` and `*`.
     pub numbers: u32,
 }
 
@@ -50,7 +52,7 @@ pub struct CountdownConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SortConfig {
-    /// Digits in a prompt, 2 to 18.
+    /// Number of digits in a prompt, 2 to 18.
     pub digits: u32,
 }
 
@@ -58,79 +60,81 @@ pub struct SortConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdditionConfig {
-    /// Digits of each number, 1 to 9; shorter numbers are filled up with zeros.
+    /// Number of digits of each number, 1 to 9; shorter numbers are padded with zeros.
     pub digits: u32,
-    /// The answer's digits from the last to the first, which is easier, since carries run that way.
-    /// Default false.
+    /// True if the answer has its digits from the last to the first. That order is easier, since carries run in the
+    /// same direction. Default false.
     #[serde(default)]
     pub reversed: bool,
 }
 
-/// Files of records: a line with a JSON object each, or the rows of a table. Their names end with `.jsonl`, `.parquet`
-/// or `.arrow`, which may be a file or a stream.
+/// Files of records: a line with a JSON object each, or the rows of a table. File names end with `.jsonl`, `.parquet`
+/// or `.arrow`; an Arrow file may have the file or the stream format.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileConfig {
-    /// The file, or a list of them, whose records come one file after the other; a relative path starts at the current
-    /// folder. In the last part of a path `*` stands for any characters and `?` for one: all files there that are called
-    /// so, by name.
+    /// The file, or a list of files, whose records are read one file after the other. A relative path starts at the
+    /// current folder. In the last part of a path `*` matches any characters and `?` matches one: all matching files
+    /// are read, sorted by name.
     pub path: Paths,
-    /// Where a record's parts are: `roll`, `verl`, `trl` or `openrlhf` for a file made for that system, or their columns,
-    /// such as `{prompt: question, answer: gold}`. Default `{prompt: prompt, answer: answer}`; whatever a file has beside these
-    /// comes to rewards as it is.
+    /// Columns of a record's parts: `roll`, `verl`, `trl` or `openrlhf` for a file made for that system, or names, such
+    /// as `{prompt: question, answer: gold}`. Rewards receive all other columns of a file unchanged.
+    /// Default `{prompt: prompt, answer: answer}`.
     #[serde(default)]
     pub columns: ColumnsConfig,
-    /// Only records of these domains, by their column; so a file may be several sources of a mix. Default: all records.
+    /// Domains whose records are read, by the domain column; a file may thus be several sources of a mix. Default: all
+    /// records.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub domains: Vec<String>,
-    /// The most characters of a prompt. Default: any number.
+    /// Maximum number of characters of a prompt; 1 or above. Default: no bound.
     #[serde(default)]
     pub max_prompt_chars: Option<usize>,
-    /// The most tokens of a prompt, its chat template included. Default: as many as the model has room for, and one that
-    /// has more is an error.
+    /// Maximum number of tokens of a prompt, chat template included; 1 or above. Default: the model's maximum length,
+    /// and a longer prompt is an error.
     #[serde(default)]
     pub max_prompt_tokens: Option<usize>,
-    /// The most tokens of a prompt with its answer and an end; of two answers with the longer one. Default: as many as the
-    /// model has room for, and a record that has more is an error.
+    /// Maximum number of tokens of a prompt with its answer and end token; 1 or above. Of two answers, the longer one
+    /// counts. Default: the model's maximum length, and a longer record is an error.
     #[serde(default)]
     pub max_tokens: Option<usize>,
-    /// What becomes of a longer record. Default leave_out.
+    /// Treatment of records that are too long. Default leave_out.
     #[serde(default)]
     pub long_prompts: LongPrompts,
-    /// The most records: the first ones of `path`, in its order, before any is left out as too long. Default: all.
+    /// Maximum number of records; 1 or above. The records are the first ones of `path`, in order, before any record is
+    /// left out as too long. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_records: Option<usize>,
-    /// Percent of the prompts that are held out, by hash, 1 to 99. Default 10, unless there is `held_out` or nothing is
-    /// evaluated.
+    /// Percentage of the prompts that are held out, by hash, 1 to 99. Default 10, unless there is `held_out` or
+    /// evaluation is off.
     #[serde(default)]
     pub held_out_percent: Option<u32>,
-    /// Files of their own whose prompts are held out, as in `path` and with the same columns; of those in `path` none is then,
-    /// and one that is in both is not trained on. Default: none.
+    /// Files whose prompts are held out, in the form of `path` and with the same columns. No prompt of `path` is then
+    /// held out, and a prompt that is in both is not trained on. Default: none.
     #[serde(default)]
     pub held_out: Option<Paths>,
 }
 
-/// What becomes of a record that is too long.
+/// Treatment of a record that is too long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LongPrompts {
-    /// It is left out, and counted in a warning.
+    /// The record is left out, and a warning has the count.
     #[default]
     LeaveOut,
-    /// The run does not start, and says which it is.
+    /// The run does not start; the error names the record.
     Refuse,
-    /// Of one that has more than `max_tokens` only so many are learnt, and it is counted in a warning; one of whose answers
-    /// nothing would be left, or whose prompt is too long by another bound, is left out. Only `offline` cuts.
+    /// A record with more than `max_tokens` tokens is cut to that length, and a warning has the count. A record is left
+    /// out if no token of its answers would remain, or if its prompt exceeds another bound. Only `offline` cuts.
     Truncate(Keep),
 }
 
-/// Which tokens of a record are kept that is cut.
+/// Tokens that remain of a cut record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Keep {
-    /// The first ones.
+    /// The first tokens.
     KeepStart,
-    /// The last ones, the end token among them.
+    /// The last tokens, end token included.
     KeepEnd,
 }
 
@@ -177,7 +181,7 @@ impl<'de> Deserialize<'de> for Paths {
     }
 }
 
-/// Where a file has a record's parts.
+/// Columns of a record's parts in a file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ColumnsConfig {
@@ -185,11 +189,11 @@ pub enum ColumnsConfig {
     Roll,
     /// verl's Parquet: `prompt`, which are messages, `reward_model.ground_truth`, and `data_source` as the domain.
     Verl,
-    /// What TRL's trainers and accuracy reward read: `prompt`, a text or messages, and `solution`.
+    /// The columns that TRL's trainers and accuracy reward read: `prompt`, a text or messages, and `solution`.
     Trl,
     /// OpenRLHF's usual `--input_key` and `--label_key`: `input` and `label`.
     Openrlhf,
-    /// Any others.
+    /// Any other columns.
     #[serde(untagged)]
     Named(NamedColumns),
 }
@@ -198,26 +202,28 @@ pub enum ColumnsConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamedColumns {
-    /// The prompt: a text, or messages with `role` and `content`, which may be JSON in a text. Messages need
+    /// Column of the prompt: a text, or messages with `role` and `content`, which may be JSON in a text. Messages need
     /// `model.chat`. Default `prompt`.
     #[serde(default = "prompt")]
     pub prompt: String,
-    /// The answer: a text or a number; a list or an object is what a reward reads, such as a program's tests. Messages that
-    /// end with the assistant's are a conversation: the last one is the answer, and those before it, if there are any, are the
-    /// prompt, whatever `prompt` says. `null`: records have no answers, and no reward may compare with one. Default `answer`.
+    /// Column of the answer: a text or a number; a list or an object is input of a reward, such as a program's tests.
+    /// Messages that end with the assistant's are a conversation. The last message of a conversation is the answer;
+    /// messages before the last one replace the prompt in the column `prompt`. `null`: records have no answers, and no
+    /// reward may compare with an answer. Default `answer`.
     #[serde(default = "answer")]
     pub answer: Option<String>,
-    /// A worse answer, a text or a conversation too, for objectives that compare. Default: none.
+    /// Column of a rejected answer, a text or a conversation, for objectives that compare two answers. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rejected: Option<String>,
-    /// Whether the answer is desirable, true or false, for objectives of answers that are judged each by itself; then no record
-    /// has a worse answer. Default: none.
+    /// Column with true for a desirable answer and false for an undesirable one, for unpaired objectives. Records then
+    /// have no rejected answer. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// A text that is learnt from its first token to its end, by `sft`: then there is neither prompt nor answer. Default: none.
+    /// Column of a text that `sft` trains on from its first token to its end. There is then neither a prompt nor an
+    /// answer. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-    /// The record's domain, a text. Default: no domain.
+    /// Column of the record's domain, a text. Default: no domain.
     #[serde(default)]
     pub domain: Option<String>,
 }
@@ -236,7 +242,7 @@ impl Default for NamedColumns {
 }
 
 impl ColumnsConfig {
-    /// The columns by name.
+    /// Returns the columns by name.
     pub fn named(&self) -> NamedColumns {
         let columns = |prompt: &str, answer: &str, domain: Option<&str>| NamedColumns {
             prompt: prompt.to_owned(),
@@ -255,7 +261,7 @@ impl ColumnsConfig {
 }
 
 impl DataConfig {
-    /// The most tokens of a record, where all of its files have a bound.
+    /// Returns the maximum number of tokens of a record; `None` if one of the files has no bound.
     pub fn max_tokens(&self) -> Option<usize> {
         match self {
             Self::File(file) => file.max_tokens,
@@ -269,7 +275,7 @@ impl DataConfig {
 }
 
 impl DataConfig {
-    /// Reports what cannot be, whatever the files hold.
+    /// Reports invalid fields, without reading the files.
     pub(super) fn validate(&self, at: &Section) {
         let (name, value, range) = match self {
             Self::Sort(sort) => ("sort.digits", sort.digits, 2..=18),
@@ -289,7 +295,7 @@ impl DataConfig {
         );
     }
 
-    /// Reports what has no prompts to complete whole.
+    /// Reports a source that has no separate prompts to complete.
     pub(super) fn validate_prompts(&self, at: &Section) {
         match self {
             Self::File(file) => {
@@ -313,8 +319,8 @@ impl DataConfig {
         }
     }
 
-    /// Reports records without answers where something reads them: `reader` says what, of the `domains` of a mix or, if there
-    /// are none, of all.
+    /// Reports records without answers if something reads answers. `reader` names the reader, and `domains` are the
+    /// domains of a mix that are read; an empty list is for all.
     pub(super) fn validate_answers(&self, at: &Section, reader: &str, domains: &[String]) {
         match self {
             Self::File(file) => {

@@ -1,54 +1,55 @@
-//! The shape of a decoder that is made from scratch.
+//! The shape of a decoder with new weights.
 
 use serde::{Deserialize, Serialize};
 
 use crate::document::Section;
 
-/// The shape of a decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+/// Shape of a decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecoderConfig {
     /// Width of the residual stream; a multiple of `heads`, with an even quotient (the head's width).
     pub hidden_size: usize,
-    /// Number of decoder blocks.
+    /// Number of decoder blocks; 1 or above.
     pub layers: usize,
-    /// Number of query heads.
+    /// Number of query heads; 1 or above.
     pub heads: usize,
     /// Number of key and value heads, a divisor of `heads`. Default: `heads`, no sharing.
     #[serde(default)]
     pub kv_heads: Option<usize>,
-    /// Width of the feed-forward's hidden layer; with experts that of `mlp_only_layers` alone.
+    /// Width of the feed-forward's hidden layer; in a mixture of experts, of the blocks in `mlp_only_layers` alone.
     pub intermediate_size: usize,
-    /// Makes the feed-forward a mixture of so many experts, as in Qwen3-MoE. Default: none.
+    /// Number of experts, 1 or above, which makes the feed-forward a mixture of experts, as in Qwen3-MoE. Default: no
+    /// experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_experts: Option<usize>,
-    /// To how many of them a token goes.
+    /// Number of experts that process a token; from 1 to `num_experts`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_experts_per_tok: Option<usize>,
-    /// Width of an expert's hidden layer.
+    /// Width of an expert's hidden layer; 1 or above.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moe_intermediate_size: Option<usize>,
-    /// Whether the weights of a token's experts are divided by their sum. Default true.
+    /// True if the weights of a token's experts are divided by their sum. Default true.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub norm_topk_prob: Option<bool>,
-    /// Layers without experts, by number from 0. Default: none.
+    /// Indices of the blocks without experts, from 0. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mlp_only_layers: Option<Vec<usize>>,
-    /// Longest sequence in tokens, prompt and completion together.
+    /// Maximum length of a sequence in tokens, prompt and completion together; 1 or above.
     pub max_length: usize,
-    /// Base of the rotary positions' wavelengths. Default 10000.
+    /// Base of the rotary positions' wavelengths; above 1. Default 10000.
     #[serde(default = "ten_thousand")]
     pub rope_theta: f64,
-    /// Added to the mean square in RMSNorm. Default 1e-6.
+    /// Constant added to the mean square in RMSNorm; above 0. Default 1e-6.
     #[serde(default = "one_millionth")]
     pub norm_eps: f64,
-    /// A bias on the query, key and value projections, as in Qwen2. Default false.
+    /// Adds a bias to the query, key and value projections, as in Qwen2. Default false.
     #[serde(default)]
     pub qkv_bias: bool,
-    /// RMSNorm on each head's query and key, as in Qwen3. Default false.
+    /// Applies RMSNorm to each head's query and key, as in Qwen3. Default false.
     #[serde(default)]
     pub qk_norm: bool,
-    /// One matrix for the embedding and the output head. Default false.
+    /// Uses one matrix for the embedding and the output head. Default false.
     #[serde(default)]
     pub tie_embeddings: bool,
 }
@@ -88,7 +89,7 @@ impl DecoderConfig {
         at.number("norm_eps", self.norm_eps, self.norm_eps > 0.0, "above 0");
     }
 
-    /// Reports a mixture of experts that is not whole, or that no published family has.
+    /// Reports a mixture of experts with missing fields, or of a form that no published family has.
     fn validate_experts(&self, at: &Section) {
         let Some(experts) = self.num_experts else {
             for (name, is_there) in [
@@ -130,7 +131,7 @@ impl DecoderConfig {
         );
     }
 
-    /// Reports layers without experts that there are not, and a model of such layers alone.
+    /// Reports indices of blocks that do not exist, and a mixture of experts whose blocks all have none.
     fn validate_plain_layers(&self, at: &Section) {
         let (layers, plain) = (self.layers, self.mlp_only_layers.as_deref().unwrap_or_default());
         let unknown = plain.iter().find(|&&layer| layer >= layers);

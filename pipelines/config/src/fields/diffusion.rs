@@ -1,4 +1,4 @@
-//! The fields of `pipeline.diffusion` and of the model that it trains.
+//! The fields of `pipeline.diffusion` and of the diffusion model.
 //!
 //! `docs/guides/diffusion.md` has the formula and the source of each method.
 
@@ -14,120 +14,126 @@ use super::schema::{CheckpointConfig, ModelConfig};
 use super::strategy::Precision;
 use crate::document::Section;
 
-/// Images of an evaluation: beyond, somebody has mistyped.
+/// Largest number of images of an evaluation; a larger number is a typing error.
 const MOST_EVALUATED: usize = 1_000_000;
 
 /// The shape of a class-conditional diffusion transformer (DiT with adaLN-Zero).
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DitConfig {
-    /// Height and width of a patch in pixels; a divisor of the images'.
+    /// Height and width of a patch in pixels; a divisor of the images' height and width.
     pub patch_size: usize,
     /// Width of the residual stream; a multiple of `heads`.
     pub hidden_size: usize,
-    /// Number of transformer blocks.
+    /// Number of transformer blocks; 1 or above.
     pub layers: usize,
-    /// Number of attention heads.
+    /// Number of attention heads; 1 or above.
     pub heads: usize,
-    /// Width of the feed-forward's hidden layer.
+    /// Width of the feed-forward's hidden layer; 1 or above.
     pub intermediate_size: usize,
 }
 
-/// Reward training of a flow-matching model of images: a supervised warm-up, then one of several methods.
+/// Reward training of a flow-matching image model: a supervised warm-up, then one of several methods.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiffusionConfig {
-    /// What the images are of.
+    /// Source of the images' classes or texts.
     pub data: ImageDataConfig,
-    /// What an image earns.
+    /// Reward of an image.
     pub reward: ImageRewardConfig,
-    /// The control: each image gets the reward of another one of the step, so that there is nothing to learn.
-    /// Not for methods that follow the reward's gradient. Default false.
+    /// Control experiment: each image gets the reward of another image of the step, so that rewards carry no signal.
+    /// Not for methods that differentiate the reward. Default false.
     #[serde(default)]
     pub shuffle_rewards: bool,
-    /// Supervised flow matching on the data, before the first reward; texts have none. Default: none.
+    /// Supervised flow matching on the data, before the first RL step; not with `prompts`, which have no images.
+    /// Default: none.
     #[serde(default)]
     pub warmup: Option<FlowMatchingConfig>,
-    /// RL steps.
+    /// Number of RL steps; 1 or above.
     pub steps: u64,
-    /// Classes or texts drawn in a step, over all ranks; a multiple of the number of ranks.
+    /// Number of classes or texts drawn in a step, over all ranks; a multiple of the number of ranks.
     pub prompts_per_step: usize,
-    /// Images of each; at least 2 for methods whose advantages are relative to the group's mean.
+    /// Number of images of each class or text; at least 2 for methods whose advantages are relative to the group's
+    /// mean.
     pub group_size: usize,
-    /// Optimizer updates that a step's images are cut into. Default 1.
+    /// Number of mini-batches, one optimizer update each, that a step's images are split into; a divisor of
+    /// `prompts_per_step`. Default 1.
     #[serde(default = "one")]
     pub mini_batches: usize,
-    /// How noise becomes an image.
+    /// Sampler that denoises images.
     pub sampler: SamplerConfig,
-    /// How a reward becomes a gradient.
+    /// Method that turns rewards into gradients.
     pub method: MethodConfig,
     /// The policy's optimizer; its schedule counts RL steps.
     pub optimizer: OptimizerConfig,
-    /// When and on how many images of fixed noise the policy is evaluated.
+    /// Interval of evaluations, and their number of images, from fixed noise.
     #[serde(default)]
     pub evaluation: ImageEvaluationConfig,
-    /// When the run is saved.
+    /// Interval and number of checkpoints.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
 }
 
-/// What the images are of.
+/// Source of the images' classes or texts.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageDataConfig {
-    /// Light squares and diamonds on black, made in code: 8 x 8 pixels, and a class for each quadrant. For a `dit`.
+    /// Light squares and diamonds on black, generated: 8 x 8 pixels, and a class for each quadrant. For a `dit`.
     Shapes,
     /// Texts, for a published model.
     Prompts(Box<PromptsConfig>),
 }
 
-/// Texts, as a model's text encoders read them: before the run, or at its beginning.
+/// Texts as embeddings of the model's text encoders, computed before the run or at its beginning.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PromptsConfig {
-    /// Of what encoders made of the texts beforehand, unless there is `encode`: a safetensors file with `prompt_embeds` `[P, S, D]` and `pooled_prompt_embeds` `[P, E]`, and for guidance
-    /// `negative_prompt_embeds` `[1, S, D]` and `negative_pooled_prompt_embeds` `[1, E]`; a relative path starts at the
-    /// current folder. All of it lies on the device.
+    /// A safetensors file with embeddings computed beforehand, instead of `encode`: `prompt_embeds` `[P, S, D]` and
+    /// `pooled_prompt_embeds` `[P, E]`. Guidance also needs `negative_prompt_embeds` `[1, S, D]` and
+    /// `negative_pooled_prompt_embeds` `[1, E]`. A relative path starts at the current folder. All embeddings are
+    /// resident on the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embeddings: Option<PathBuf>,
-    /// Let the model's own text encoders read the `records`, each text once, before the run holds a model.
+    /// Encodes the `records` with the model's text encoders, each text once, before the model is loaded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encode: Option<EncodeConfig>,
-    /// A file with a JSON object a line, one for each text in their order: its `prompt` and what else rewards read; or a
-    /// `.txt` with a prompt a line. Default, without `encode`: rewards read the text's number.
+    /// A file with a JSON object a line, one for each text in order: `prompt` and the columns that rewards read; or a
+    /// `.txt` with a prompt a line. Default, without `encode`: rewards receive the text's index.
     #[serde(default)]
     pub records: Option<PathBuf>,
-    /// Height of the images in pixels; a multiple of what the decoder and the patches need.
+    /// Height of the images in pixels; a multiple that the decoder and the patches require.
     pub height: usize,
-    /// Their width.
+    /// Width of the images in pixels; a multiple as for `height`.
     pub width: usize,
-    /// Frames, where the model makes videos: one more than a multiple of what its autoencoder needs. Default 1.
+    /// Number of frames, for a model of videos: one more than a multiple of the autoencoder's temporal factor.
+    /// Default 1.
     #[serde(default = "one")]
     pub frames: usize,
-    /// The last so many texts are for evaluation alone; 0 evaluates on those that are trained on. Default 0.
+    /// Number of texts at the end that are for evaluation alone; 0 evaluates on the texts that are trained on.
+    /// Default 0.
     #[serde(default)]
     pub held_out: usize,
 }
 
-/// How a model's own text encoders read the texts, with diffusers' names.
+/// Options of encoding texts with the model's text encoders, named as in diffusers.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EncodeConfig {
-    /// What guidance leads away from. Default: the empty text.
+    /// Text that guidance steers away from. Default: the empty text.
     pub negative_prompt: String,
-    /// What the second encoder reads of that. Default: the same.
+    /// Negative prompt of the second encoder. Default: `negative_prompt`.
     pub negative_prompt_2: Option<String>,
-    /// What the third encoder reads of that. Default: the same.
+    /// Negative prompt of the third encoder. Default: `negative_prompt`.
     pub negative_prompt_3: Option<String>,
-    /// Tokens of a text that T5 reads. Default: 256 of Stable Diffusion 3, at most 512; 512 of Wan.
+    /// Maximum number of tokens of a text that T5 reads. Default: 256 for Stable Diffusion 3, at most 512; 512 for Wan.
     pub max_sequence_length: Option<usize>,
-    /// Layers of each CLIP that are skipped before its last; of `negative_prompt` none. Default 0.
+    /// Number of layers skipped before the last one of each CLIP; none for `negative_prompt`. Default 0.
     pub clip_skip: usize,
-    /// Texts that are read at a time. Default 8.
+    /// Number of texts encoded at a time. Default 8.
     pub batch_size: usize,
-    /// Where rank 0 holds the encoders meanwhile. Default `device`.
+    /// Place of the encoders on rank 0 while texts are encoded. Default `device`.
     pub on: EncodeOn,
-    /// Their dtype, fp32 or bf16, and that of what they say. Default: fp32 on a host, bf16 elsewhere.
+    /// Dtype of the encoders and of the embeddings, fp32 or bf16. Default: fp32 on a host, bf16 elsewhere.
     pub precision: Option<Precision>,
 }
 
@@ -146,14 +152,14 @@ impl Default for EncodeConfig {
     }
 }
 
-/// Where text encoders are held.
+/// Place of the text encoders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EncodeOn {
-    /// On rank 0's device, which is free of them before the model comes.
+    /// Rank 0's device; the encoders are freed before the model is loaded.
     #[default]
     Device,
-    /// In rank 0's memory, by its processor.
+    /// Rank 0's host memory, computed by the CPU.
     Host,
 }
 
@@ -161,24 +167,25 @@ pub enum EncodeOn {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct FlowMatchingConfig {
-    /// Optimizer steps; 0 is no warm-up.
+    /// Number of optimizer steps; 0 is no warm-up.
     pub steps: u64,
-    /// Images of a step, over all ranks; a multiple of the number of ranks.
+    /// Number of images of a step, over all ranks; a multiple of the number of ranks.
     pub batch_size: usize,
-    /// How often an image goes without its class, 0 to 1: what guidance needs. Default 0.
+    /// Probability that an image is trained without its class, 0 to 1; guidance needs a value above 0. Default 0.
     #[serde(default)]
     pub class_dropout: f64,
-    /// An optimizer of its own, with its own states; its schedule counts warm-up steps.
+    /// A separate optimizer with its own states; its schedule counts warm-up steps.
     pub optimizer: OptimizerConfig,
 }
 
-/// When and on how many images the policy is evaluated; before and after training always.
+/// Interval and number of images of evaluations. The policy is always evaluated before and after training.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ImageEvaluationConfig {
-    /// RL steps from one evaluation to the next. Default 10.
+    /// Number of RL steps between evaluations; 1 or above. Default 10.
     pub every: u64,
-    /// Images, of all classes or texts in turn, from the same noise each time. Default 512.
+    /// Number of images, of all classes or texts in turn, from the same noise each time; from 1 to 1000000.
+    /// Default 512.
     pub images: usize,
 }
 
@@ -194,7 +201,7 @@ impl ImageDataConfig {
     /// Classes of `shapes`.
     pub const SHAPES_CLASSES: usize = 4;
 
-    /// Texts that are for evaluation alone; 0 where all are trained on.
+    /// Returns the number of texts that are for evaluation alone; 0 if all are trained on.
     pub fn held_out(&self) -> usize {
         match self {
             Self::Prompts(prompts) => prompts.held_out,
@@ -231,7 +238,7 @@ impl DitConfig {
 }
 
 impl DiffusionConfig {
-    /// Reports what cannot be, of the pipeline that trains `model`.
+    /// Reports invalid fields of the pipeline that trains `model`.
     pub(super) fn validate(&self, model: &ModelConfig, at: &Section) {
         at.positive("steps", self.steps);
         at.positive("prompts_per_step", self.prompts_per_step);
@@ -282,7 +289,7 @@ impl DiffusionConfig {
         }
     }
 
-    /// Reports what does not follow the reward's gradient.
+    /// Reports rewards without a gradient, and shuffled rewards, for a method that differentiates the reward.
     fn validate_followed_reward(&self, at: &Section) {
         let name = self.method.name();
         let of_reward = at.when(at.below("reward").has_all_items());
@@ -302,7 +309,7 @@ impl DiffusionConfig {
         );
     }
 
-    /// Reports what images of classes have not.
+    /// Reports fields that images of classes do not have.
     fn validate_shapes(&self, at: &Section) {
         at.ensure(
             self.data == ImageDataConfig::Shapes,

@@ -1,21 +1,21 @@
-//! The `method` of `pipeline.diffusion`: how a reward becomes a gradient.
+//! The `method` of `pipeline.diffusion`, which turns rewards into gradients.
 
 use serde::{Deserialize, Serialize};
 
 use super::sampler::SamplerConfig;
 use crate::document::Section;
 
-/// How a reward becomes a gradient.
+/// Method that turns rewards into gradients.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MethodConfig {
-    /// Backpropagation of the reward through the last denoising steps, as ROLL's reward flow.
+    /// Backpropagation of the reward through the last denoising steps, as in ROLL's reward flow.
     Refl(ReflConfig),
-    /// The same without more ado: DRaFT-K.
+    /// The same without a KL term and without normalization of scores: DRaFT-K.
     DraftK(DraftKConfig),
     /// Policy gradients on the log-probs of stochastic denoising steps.
     FlowGrpo(FlowGrpoConfig),
-    /// The same with constant noise and, within a group, equal beginnings.
+    /// The same with constant noise, and with equal start noise within a group.
     DanceGrpo(DanceGrpoConfig),
     /// Flow matching towards good samples and away from bad ones.
     DiffusionNft(NftConfig),
@@ -25,34 +25,34 @@ pub enum MethodConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReflConfig {
-    /// The first denoising step, from 0, that a gradient flows through; those before it have none.
+    /// Index of the first denoising step with a gradient, from 0; the steps before it have none.
     pub mid_step: usize,
-    /// Where each step's images begin. Default free.
+    /// Start noise of each step's images. Default free.
     #[serde(default)]
     pub noise: StartNoise,
-    /// Weight of the KL divergence from the frozen model, `mean((v - v_ref)^2 / (2 sigma^2))`, a mean over the steps
-    /// with a gradient; 0 needs no frozen model. Default 0.
+    /// Weight of the KL divergence from the reference, `mean((v - v_ref)^2 / (2 sigma^2))`, a mean over the steps with
+    /// a gradient; 0 needs no reference. Default 0.
     #[serde(default)]
     pub kl_coef: f64,
-    /// Taken off a score. Default 0.
+    /// Subtracted from a score; any finite number. Default 0.
     #[serde(default)]
     pub score_mean: f64,
-    /// Divides what is left; above 0. Default 1.
+    /// Divisor of the difference; above 0. Default 1.
     #[serde(default = "one_f64")]
     pub score_std: f64,
-    /// Multiplies that; above 0. Default 1.
+    /// Factor on the quotient; above 0. Default 1.
     #[serde(default = "one_f64")]
     pub score_scale: f64,
 }
 
-/// Where images begin.
+/// Start noise of images.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartNoise {
     /// New noise in each step.
     #[default]
     Free,
-    /// The same noise in each step, as ROLL has it.
+    /// The same noise in each step, as in ROLL.
     Fixed,
 }
 
@@ -60,7 +60,7 @@ pub enum StartNoise {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DraftKConfig {
-    /// The last so many denoising steps have a gradient.
+    /// Number of denoising steps at the end that have a gradient.
     pub k: usize,
 }
 
@@ -70,17 +70,16 @@ pub struct DraftKConfig {
 pub struct FlowGrpoConfig {
     /// Noise of the denoising steps; above 0. Default 0.7.
     pub noise_level: f64,
-    /// The fraction of a step's denoising steps that is trained on, drawn anew in each; above 0, at most 1.
-    /// Default 1.
+    /// Fraction of a step's denoising steps that is trained on, drawn anew in each step; above 0, at most 1. Default 1.
     pub timestep_fraction: f64,
-    /// Ratios are clipped at 1 minus and plus this. Small, since a log-prob is a mean over an image's values.
-    /// Default 1e-4.
+    /// Ratios are clipped at 1 minus and plus this value; above 0 and below 1. The value is small, since a log-prob is
+    /// a mean over an image's values. Default 1e-4.
     pub clip: f64,
-    /// Advantages are clamped to minus and plus this; above 0. Default 5.
+    /// Bound that advantages are clamped to, from minus to plus this value; above 0. Default 5.
     pub advantage_clip: f64,
-    /// Weight of the KL divergence from the frozen model; 0 needs none. Default 0.
+    /// Weight of the KL divergence from the reference; 0 needs no reference. Default 0.
     pub kl_coef: f64,
-    /// What the KL divergence of two denoising steps is divided by. Default `noise`.
+    /// Divisor of the KL divergence of two denoising steps. Default `noise`.
     pub kl_scale: KlScale,
 }
 
@@ -97,14 +96,14 @@ impl Default for FlowGrpoConfig {
     }
 }
 
-/// What the squared distance of two denoising steps' means is divided by, twice.
+/// Divisor of the squared distance of two denoising steps' means, apart from the factor 2.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KlScale {
-    /// The square of the noise per root of time, as Flow-GRPO's code has it.
+    /// The square of the noise per root of time, as in Flow-GRPO's code.
     #[default]
     Noise,
-    /// The step's variance, which has the step's length as well: the divergence of the two Gaussians.
+    /// The step's variance, which includes the step's length: the divergence of the two Gaussians.
     Variance,
 }
 
@@ -114,11 +113,11 @@ pub enum KlScale {
 pub struct DanceGrpoConfig {
     /// Noise of the denoising steps, the same at every sigma; above 0. Default 0.3.
     pub eta: f64,
-    /// As in `flow_grpo`. Default 1.
+    /// The same as in `flow_grpo`. Default 1.
     pub timestep_fraction: f64,
-    /// As in `flow_grpo`. Default 1e-4.
+    /// The same as in `flow_grpo`. Default 1e-4.
     pub clip: f64,
-    /// As in `flow_grpo`. Default 5.
+    /// The same as in `flow_grpo`. Default 5.
     pub advantage_clip: f64,
 }
 
@@ -132,17 +131,19 @@ impl Default for DanceGrpoConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NftConfig {
-    /// How far the implicit positive and negative policies lie from the old one; above 0. Default 1.
+    /// Distance of the implicit positive and negative policies from the old policy; above 0. Default 1.
     pub beta: f64,
-    /// Sigmas, drawn at random, that each image is trained at. Default 1.
+    /// Number of sigmas, drawn at random, that each image is trained at. Default 1.
     pub timesteps: usize,
-    /// Advantages are clamped to minus and plus this, and are then a part of it; above 0. Default 5.
+    /// Bound that advantages are clamped to, from minus to plus this value, and that divides the clamped advantages;
+    /// above 0. Default 5.
     pub advantage_clip: f64,
-    /// Weight of `mean((v - v_ref)^2)`, with the frozen model's velocity; 0 needs none. Default 0.
+    /// Weight of `mean((v - v_ref)^2)`, with the reference's velocity; 0 needs no reference. Default 0.
     pub kl_coef: f64,
-    /// After step `i`, from 1, the old policy keeps `min(old_decay_rate i, old_decay_max)` of itself. Default 0.001.
+    /// Rate of the old policy's decay; 0 or above. After step `i`, from 1, the old policy keeps
+    /// `min(old_decay_rate i, old_decay_max)` of itself. Default 0.001.
     pub old_decay_rate: f64,
-    /// See `old_decay_rate`; 0 to below 1. Default 0.5.
+    /// Upper bound of the decay, see `old_decay_rate`; 0 to below 1. Default 0.5.
     pub old_decay_max: f64,
 }
 
@@ -160,7 +161,7 @@ impl Default for NftConfig {
 }
 
 impl MethodConfig {
-    /// The weight of the KL divergence from the frozen model.
+    /// Returns the weight of the KL divergence from the reference.
     pub fn kl_coef(&self) -> f64 {
         match self {
             Self::Refl(refl) => refl.kl_coef,
@@ -170,7 +171,7 @@ impl MethodConfig {
         }
     }
 
-    /// Its name in YAML.
+    /// Returns the method's name in YAML.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Refl(_) => "refl",
@@ -181,14 +182,14 @@ impl MethodConfig {
         }
     }
 
-    /// Whether it follows the gradient of the reward.
+    /// Returns true if the method differentiates the reward.
     pub fn differentiates_reward(&self) -> bool {
         matches!(self, Self::Refl(_) | Self::DraftK(_))
     }
 }
 
 impl MethodConfig {
-    /// Reports what cannot be, with `sampler` and groups of `group_size`. `at` is the pipeline.
+    /// Reports invalid fields, with `sampler` and groups of `group_size`. `at` is the pipeline.
     pub(super) fn validate(&self, sampler: &SamplerConfig, group_size: usize, at: &Section) {
         let name = self.name();
         if !self.differentiates_reward() {

@@ -1,4 +1,4 @@
-//! Rewards that run programs or ask another model: the fields of `code` and `judge`.
+//! Rewards that run programs or query another model: the fields of `code` and `judge`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,35 +8,35 @@ use serde::{Deserialize, Serialize};
 use super::reward::Credit;
 use crate::document::Section;
 
-/// How programs are run.
+/// Options of running programs.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CodeConfig {
-    /// How tests count. Default `all`.
+    /// Credit for tests that pass. Default `all`.
     pub credit: Credit,
-    /// A sandbox behind an endpoint, which then has its own `python`, `readable`, `isolation`, `processes` and `disk_mib`.
-    /// Default: this machine's.
+    /// A sandbox service at an endpoint, instead of this machine's sandbox. The service has its own `python`,
+    /// `readable`, `isolation`, `processes` and `disk_mib`. Default: this machine's sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http: Option<HttpSandboxConfig>,
-    /// The interpreter, a name in `/usr/local/bin`, `/usr/bin` or `/bin`, or a path; one that lies elsewhere needs its
+    /// The interpreter, a name in `/usr/local/bin`, `/usr/bin` or `/bin`, or a path; an interpreter elsewhere needs its
     /// folders in `readable`. Default `python3`.
     pub python: String,
-    /// Folders and files of the host that programs can read, beside those of the system. Default: none.
+    /// Folders and files of the host that programs can read, in addition to those of the system. Default: none.
     pub readable: Vec<PathBuf>,
-    /// What must protect the host, or the run does not start. Default `full`.
+    /// Protection of the host that must be available; the run does not start without it. Default `full`.
     pub isolation: Isolation,
-    /// Seconds of a test, on the clock and of the processor. Default 10.
+    /// Timeout of a test in seconds, of wall-clock time and of CPU time; above 0, at most 3600. Default 10.
     pub timeout_s: f64,
-    /// Address space of each process, in MiB; behind an endpoint the memory of a test. Default 512.
+    /// Address space of each process, in MiB; with `http`, the memory of a test; 1 or above. Default 512.
     pub memory_mib: u64,
-    /// Processes and threads at a time. Default 16.
+    /// Maximum number of processes and threads at a time; 1 or above. Default 16.
     pub processes: u64,
-    /// What a program may write to its folder, which is in memory, in MiB. Default 16.
+    /// Size of a program's folder, which is in memory, in MiB; 1 or above. Default 16.
     pub disk_mib: u64,
-    /// What a program may write to standard output, in KiB. Default 256.
+    /// Maximum size of a program's standard output, in KiB; 1 or above. Default 256.
     pub output_kib: u64,
-    /// Largest error of a number in the output if the expected one has a fraction, relative above 1. With 0, outputs
-    /// must match exactly. Default 1e-6.
+    /// Largest error of a number in the output if the expected number has a fraction, relative above 1; from 0 to
+    /// below 1. With 0, outputs must match exactly. Default 1e-6.
     pub tolerance: f64,
 }
 
@@ -58,51 +58,53 @@ impl Default for CodeConfig {
     }
 }
 
-/// A sandbox behind an endpoint that speaks SandboxFusion's protocol.
+/// A sandbox at an endpoint that implements SandboxFusion's protocol.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpSandboxConfig {
-    /// Where programs are sent, the whole of it, such as `http://127.0.0.1:8080/run_code`.
+    /// Complete URL that programs are sent to, such as `http://127.0.0.1:8080/run_code`.
     pub url: String,
-    /// What programs are written in, by the service's name for it. Default `python`.
+    /// Language of the programs, by the service's name. Default `python`.
     #[serde(default = "python")]
     pub language: String,
-    /// The environment variable that has the endpoint's key. Default: none is sent.
+    /// Environment variable with the endpoint's key. Default: no key is sent.
     #[serde(default)]
     pub key_variable: Option<String>,
-    /// Requests of a rank at a time, one for each test; `scoring.workers` bounds them as well. Default 8.
+    /// Number of requests in flight per rank, one for each test; 1 or above. `scoring.workers` is another bound.
+    /// Default 8.
     #[serde(default = "eight")]
     pub concurrency: usize,
-    /// Further attempts where the service is busy, broken, slow or away. Default 3.
+    /// Number of retries after a service is busy, fails, times out or is unreachable; 0 to 16. Default 3.
     #[serde(default = "attempts")]
     pub retries: u32,
-    /// Seconds before the first of them, doubled before each next one. Default 1.
+    /// Seconds before the first retry, doubled before each next retry; above 0, at most 3600. Default 1.
     #[serde(default = "one")]
     pub retry_s: f64,
-    /// Seconds of an attempt; more than `code.timeout_s`, since programs wait in the service's queue. Default 60.
+    /// Timeout of an attempt in seconds; above `code.timeout_s`, since programs wait in the service's queue; at
+    /// most 3600. Default 60.
     #[serde(default = "minute")]
     pub timeout_s: f64,
 }
 
-/// How an endpoint is asked, as its reward says it.
+/// Address, key, concurrency and retries of an endpoint, from the fields of a reward.
 #[derive(Clone, Copy, Debug)]
 pub struct EndpointConfig<'a> {
-    /// Where it is.
+    /// URL of the endpoint.
     pub url: &'a str,
-    /// The environment variable that has its key.
+    /// Environment variable with the endpoint's key.
     pub key_variable: Option<&'a str>,
-    /// Requests of a rank at a time.
+    /// Number of requests in flight per rank.
     pub concurrency: usize,
-    /// Further attempts.
+    /// Number of retries.
     pub retries: u32,
-    /// Seconds before the first of them.
+    /// Seconds before the first retry.
     pub retry_s: f64,
-    /// Seconds of an attempt.
+    /// Timeout of an attempt in seconds.
     pub timeout_s: f64,
 }
 
 impl HttpSandboxConfig {
-    /// How it is asked.
+    /// Returns the options of requests to the sandbox.
     pub fn endpoint(&self) -> EndpointConfig<'_> {
         EndpointConfig {
             url: &self.url,
@@ -115,59 +117,59 @@ impl HttpSandboxConfig {
     }
 }
 
-/// What protects the host from a program.
+/// Protection of the host from a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Isolation {
     /// Namespaces for users, processes, files and the network, seccomp, limits, a folder of fixed size, and Landlock.
     #[default]
     Full,
-    /// All of these; Landlock where the kernel has it.
+    /// The same, with Landlock only if the kernel has it.
     Namespaces,
 }
 
-/// A model behind an endpoint, and what it is asked.
+/// A judge model at an endpoint, and its prompt.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct JudgeConfig {
-    /// Where the endpoint's paths start, such as `http://127.0.0.1:8000/v1`.
+    /// Base URL of the endpoint, such as `http://127.0.0.1:8000/v1`.
     pub url: String,
-    /// The model's name there.
+    /// Name of the model at the endpoint.
     pub model: String,
-    /// What it is asked, with `{{ prompt }}`, `{{ completion }}` and `{{ answer }}` in it.
+    /// Template of the judge's prompt, with `{{ prompt }}`, `{{ completion }}` and `{{ answer }}`.
     pub template: String,
-    /// A regular expression with one group, around the number or word in the judge's answer; its last match counts. Default
-    /// `Score:\s*([-+]?[0-9.]+)`.
+    /// A regular expression with one group, around the number or word in the judge's completion; the last match counts.
+    /// Default `Score:\s*([-+]?[0-9.]+)`.
     #[serde(default = "score_pattern")]
     pub pattern: String,
-    /// What a word counts, such as `{yes: 1, no: 0}`, in whatever case it is written. Default: the group is a number.
+    /// Scores of words, such as `{yes: 1, no: 0}`; upper and lower case are equal. Default: the group is a number.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub words: BTreeMap<String, f64>,
-    /// What the number is multiplied by, such as 0.1 where it goes to 10. Default 1.
+    /// Factor on the number, such as 0.1 for scores up to 10; other than 0. Default 1.
     #[serde(default = "one")]
     pub scale: f64,
-    /// The environment variable that holds the key; it is never written anywhere. Default: no key.
+    /// Environment variable with the key; the key is never written anywhere. Default: no key.
     #[serde(default)]
     pub key_variable: Option<String>,
-    /// The longest answer in tokens. Default 512.
+    /// Maximum length of the judge's completion in tokens; 1 or above. Default 512.
     #[serde(default = "answer_tokens")]
     pub max_tokens: u64,
-    /// Requests of a rank at a time. Default 8.
+    /// Number of requests in flight per rank; 1 or above. Default 8.
     #[serde(default = "eight")]
     pub concurrency: usize,
-    /// Further attempts where the endpoint is busy, broken, slow or away. Default 3.
+    /// Number of retries after an endpoint is busy, fails, times out or is unreachable; 0 to 16. Default 3.
     #[serde(default = "attempts")]
     pub retries: u32,
-    /// Seconds before the first of them, doubled before each next one. Default 1.
+    /// Seconds before the first retry, doubled before each next retry; above 0, at most 3600. Default 1.
     #[serde(default = "one")]
     pub retry_s: f64,
-    /// Seconds of an attempt. Default 60.
+    /// Timeout of an attempt in seconds; above 0, at most 3600. Default 60.
     #[serde(default = "minute")]
     pub timeout_s: f64,
 }
 
 impl JudgeConfig {
-    /// How it is asked.
+    /// Returns the options of requests to the judge.
     pub fn endpoint(&self) -> EndpointConfig<'_> {
         EndpointConfig {
             url: &self.url,
@@ -202,7 +204,7 @@ impl CodeConfig {
         }
     }
 
-    /// Reports what is asked of this machine's sandbox where programs run in another.
+    /// Reports fields of this machine's sandbox where programs run in another sandbox.
     fn validate_http(&self, http: &HttpSandboxConfig, at: &Section) {
         let plain = Self::default();
         for (name, is_unsaid) in [

@@ -7,51 +7,52 @@ use serde::{Deserialize, Serialize};
 use super::{reward, rlvr::RolloutConfig};
 use crate::document::Section;
 
-/// Who answers the model's turns: a class in a file of the user's, an object of which is an episode.
+/// An environment that replies to the model's turns: a class in a Python file of the user's. An object of the class is
+/// an episode.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EnvironmentConfig {
-    /// The file; a relative path starts at the current folder.
+    /// The Python file; a relative path starts at the current folder.
     pub path: PathBuf,
-    /// The class's name in it. It has `reset` and `step`: docs/guides/environments.md has an example.
+    /// Name of the class in the file. The class has `reset` and `step`: docs/guides/environments.md has an example.
     pub class: String,
-    /// Turns of an episode; one that is not done after so many is cut.
+    /// Maximum number of turns of an episode; 1 or above. An episode that is not done then is cut.
     pub max_turns: usize,
-    /// Tokens of a turn, its end token included; an episode of which a turn is longer is cut. Default: what is left of
-    /// `max_new_tokens`.
+    /// Maximum number of tokens of a turn, end token included; from 1 to `max_new_tokens`. An episode with a longer
+    /// turn is cut. Default: the remainder of `max_new_tokens`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_turn_tokens: Option<usize>,
-    /// As whose message the model reads what the environment says. Default: `user` with a chat template, else `none`.
+    /// Role of the environment's messages in the chat template. Default: `user` with a chat template, else `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role: Option<Speaker>,
-    /// Episodes that a rank has open at a time, each in a process of its own. Default: `batch_size`.
+    /// Number of open episodes per rank, each in a separate process; 1 to 4096. Default: `batch_size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workers: Option<usize>,
-    /// The interpreter, in whose environment the file's imports are. Default `python3`.
+    /// The interpreter, whose Python environment has the file's imports. Default `python3`.
     #[serde(default = "reward::python3")]
     pub python: String,
-    /// Seconds for an answer, after which the episode's process is ended. Default 30.
+    /// Timeout of a reply in seconds; above 0, at most 3600. The episode's process is then killed. Default 30.
     #[serde(default = "reward::half_minute")]
     pub timeout_s: f64,
-    /// Seconds for loading the file. Default 120.
+    /// Timeout of loading the file in seconds; above 0, at most 3600. Default 120.
     #[serde(default = "reward::two_minutes")]
     pub start_timeout_s: f64,
 }
 
-/// Who says what an environment says.
+/// Role of an environment's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Speaker {
-    /// The user, by the chat template.
+    /// The user's role, by the chat template.
     User,
-    /// A tool, by the chat template.
+    /// The tool's role, by the chat template.
     Tool,
-    /// Nobody: the text stands as it is behind the turn.
+    /// No role: the text is appended to the turn without a template.
     None,
 }
 
 impl Speaker {
-    /// The role of its messages; `None` if it has none.
+    /// Returns the role of the environment's messages; `None` if they have none.
     pub fn role(self) -> Option<&'static str> {
         match self {
             Self::User => Some("user"),
@@ -62,7 +63,7 @@ impl Speaker {
 }
 
 impl RolloutConfig {
-    /// Episodes that a rank has open at a time.
+    /// Returns the number of open episodes per rank.
     pub fn open_episodes(&self) -> usize {
         let workers = self.environment.as_ref().and_then(|environment| environment.workers);
         workers.unwrap_or(self.batch_size)
@@ -70,7 +71,7 @@ impl RolloutConfig {
 }
 
 impl EnvironmentConfig {
-    /// Reports what cannot be, beside the other fields of `rollout`, which `at` is.
+    /// Reports invalid fields, also in combination with `rollout`. `at` is the rollout.
     pub(super) fn validate(&self, rollout: &RolloutConfig, at: &Section) {
         at.positive("environment.max_turns", self.max_turns);
         if let Some(tokens) = self.max_turn_tokens {

@@ -12,7 +12,7 @@ use super::reward::{NoFields, PythonConfig, Signature, only, validate_term};
 use super::reward_model::RewardDtype;
 use crate::document::Section;
 
-/// What an image earns: a reward, or a list of terms whose weighted sum it is.
+/// The reward of an image: a single reward, or a list of terms with a weighted sum.
 ///
 /// ```yaml
 /// reward:
@@ -22,34 +22,36 @@ use crate::document::Section;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub enum ImageRewardConfig {
-    /// One alone.
+    /// A single reward.
     One(ImageReward),
-    /// A list, at least one.
+    /// A list of at least one term.
     Sum(Vec<ImageTerm>),
 }
 
-/// A reward of a sum: its name with its fields, and beside it these.
+/// A term of a sum: a reward's name with the reward's fields, and the fields of the term.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageTerm {
-    /// Which, the only key of its own: `python: {...}`, `lit: {}`.
+    /// The reward, the only key that is not a field of terms: `python: {...}`, `lit: {}`.
     pub kind: ImageReward,
-    /// What its score is multiplied by; negative for a reward that is to be avoided. Default 1.
+    /// Weight of the score; other than 0, negative for a penalty. Default 1.
     pub weight: f64,
-    /// The part of a step's images on which it may fail; on more, the run ends. Default 0.
+    /// Maximum fraction of a step's images on which the reward may fail, 0 to 1; the run ends above this fraction.
+    /// Default 0.
     pub max_error_rate: f64,
-    /// Of a video it sees so many frames, evenly spaced, the first and the last among them. Default: all.
+    /// Number of frames of a video that the reward receives, evenly spaced, the first and the last included; from 1 to
+    /// the number of decoded frames. Default: all.
     pub frames: Option<usize>,
 }
 
 impl ImageTerm {
-    /// One with nothing beside it.
+    /// Returns a term with the defaults of its fields.
     pub fn of(kind: ImageReward) -> Self {
         Self { kind, weight: 1.0, max_error_rate: 0.0, frames: None }
     }
 }
 
 impl ImageRewardConfig {
-    /// All rewards with their weights.
+    /// Returns all rewards with their weights.
     pub fn terms(&self) -> Vec<ImageTerm> {
         match self {
             Self::One(kind) => vec![ImageTerm::of(kind.clone())],
@@ -57,7 +59,7 @@ impl ImageRewardConfig {
         }
     }
 
-    /// All rewards, each with the field that it stands in, below the one that this is: nothing, or `[1]`.
+    /// Returns all rewards, each with its path relative to this field: empty, or `[1]`.
     pub fn fields(&self) -> Vec<(String, &ImageReward)> {
         match self {
             Self::One(kind) => vec![(String::new(), kind)],
@@ -67,7 +69,7 @@ impl ImageRewardConfig {
         }
     }
 
-    /// The files and folders of all rewards, to be changed.
+    /// Returns the files and folders of all rewards, mutably.
     pub fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
         match self {
             Self::One(kind) => kind.paths_mut(),
@@ -80,24 +82,24 @@ impl ImageRewardConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageReward {
-    /// The mean brightness of the class's quadrant, -1 to 1, less half of the mean light elsewhere, 0 to 2.
+    /// The mean brightness of the class's quadrant, -1 to 1, minus half of the mean light elsewhere, 0 to 2.
     /// Differentiable.
     Brightness,
-    /// The fraction of lit pixels in the class's quadrant less that elsewhere, -1 to 1: what evaluations measure.
+    /// The fraction of lit pixels in the class's quadrant minus that elsewhere, -1 to 1; the measure of evaluations.
     Lit,
-    /// What a function of the user's says of it: `f(images, prompts, **columns)` with lists of one to a list of one number,
-    /// or of None for an image that is not to count; a video is a list of its frames. Not differentiable.
+    /// Score of a user's function `f(images, prompts, **columns)`, from lists of one to a list of one number. None
+    /// excludes the image; a video is a list of frames. Not differentiable.
     Python(PythonConfig),
-    /// The cosine of the image and its text in the eyes of a CLIP, of a video the frames' mean. Differentiable.
+    /// Cosine of the CLIP embeddings of the image and its text; of a video, the mean over frames. Differentiable.
     Clip(ClipRewardConfig),
-    /// How much people like it, as a head on a CLIP sees it, of a video the frames' mean. Differentiable.
+    /// Aesthetic score of a head on CLIP embeddings; of a video, the mean over frames. Differentiable.
     Aesthetic(AestheticConfig),
-    /// What a network in a file says of it. Differentiable.
+    /// Score of a TorchScript network in a file. Differentiable.
     Torchscript(TorchscriptConfig),
 }
 
 impl ImageReward {
-    /// Its name in YAML and in metrics.
+    /// Returns the reward's name in YAML and in metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Brightness => "brightness",
@@ -109,7 +111,7 @@ impl ImageReward {
         }
     }
 
-    /// Whether it has a gradient.
+    /// Returns true if the reward is differentiable.
     pub fn is_differentiable(&self) -> bool {
         match self {
             Self::Brightness | Self::Clip(_) | Self::Aesthetic(_) | Self::Torchscript(_) => true,
@@ -129,7 +131,7 @@ impl ImageReward {
 }
 
 impl ImageRewardConfig {
-    /// Reports what cannot be, of what stands beside the rewards of a list.
+    /// Reports invalid fields of the terms of a list.
     pub(super) fn validate(&self, at: &Section) {
         let Self::Sum(terms) = self else { return };
         if !at.has_all_items() {
@@ -142,7 +144,7 @@ impl ImageRewardConfig {
         }
     }
 
-    /// Reports frames that rewards do not see, of videos of which so many are decoded, or of images.
+    /// Reports `frames` that exceed the number of `decoded` frames, and `frames` for images.
     pub fn validate_frames(&self, decoded: Option<usize>, at: &Section) {
         if !at.has_all_items() {
             return;
@@ -170,12 +172,12 @@ impl ImageRewardConfig {
 }
 
 impl ImageReward {
-    /// Whether it sees what is denoised, before the decoder.
+    /// Returns true if the reward reads latents, before the decoder.
     pub fn is_of_latents(&self) -> bool {
         matches!(self, Self::Torchscript(script) if script.input == ScorerInput::Latents)
     }
 
-    /// Refuses a reward that the shapes cannot have: they have classes, and are grey.
+    /// Refuses a reward that `shapes` do not support: the images have classes instead of texts, and are grey.
     pub(super) fn validate_of_shapes(&self, at: &Section) {
         let why = match self {
             Self::Clip(_) => "it reads texts, and the shapes have classes",
@@ -188,7 +190,7 @@ impl ImageReward {
 }
 
 impl PythonConfig {
-    /// Reports what a function of images cannot be.
+    /// Reports fields that a function of images does not support.
     pub fn validate_of_images(&self, at: &Section) {
         self.validate(at);
         at.ensure(
@@ -200,21 +202,21 @@ impl PythonConfig {
     }
 }
 
-/// How a user's function gets an image, of C channels: 3, or 1 where images are grey; and a video.
+/// Format of an image for a user's function, with C channels: 3, or 1 for grey images; and of a video.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ImageForm {
-    /// The bytes of a PNG file; of a video a list of one for each frame.
+    /// The bytes of a PNG file; of a video a list with a file for each frame.
     #[default]
     Png,
-    /// A numpy array `[height, width, C]` of 0 to 255, of a video `[frames, height, width, C]`.
+    /// A numpy array `[height, width, C]` of 0 to 255; of a video `[frames, height, width, C]`.
     Uint8,
-    /// The same of 0 to 1, which is not rounded.
+    /// The same array of 0 to 1, without rounding.
     Float32,
 }
 
 impl ImageForm {
-    /// Its name in YAML; of arrays that of their dtype.
+    /// Returns the format's name in YAML; for arrays, the name of their dtype.
     pub fn name(self) -> &'static str {
         match self {
             Self::Png => "png",
@@ -224,55 +226,55 @@ impl ImageForm {
     }
 }
 
-/// A CLIP as `transformers` publishes it. It reads the texts of the data's `records`.
+/// A CLIP model as `transformers` publishes it. The reward needs the texts of the data's `records`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClipRewardConfig {
-    /// Its folder, with its tokenizer; a relative path starts at the current folder.
+    /// Folder of the model, with its tokenizer; a relative path starts at the current folder.
     pub path: PathBuf,
-    /// The dtype of its weights and activations. Default fp32.
+    /// Dtype of the model's weights and activations. Default fp32.
     #[serde(default)]
     pub dtype: RewardDtype,
 }
 
-/// A CLIP as `transformers` publishes it, of which only the images' tower is held, and a head, as LAION's aesthetic
-/// predictor is made. It needs no texts.
+/// The image tower of a CLIP model as `transformers` publishes it, and a head, in the form of LAION's aesthetic
+/// predictor. The reward needs no texts.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AestheticConfig {
-    /// The CLIP's folder; a relative path starts at the current folder.
+    /// Folder of the CLIP model; a relative path starts at the current folder.
     pub clip: PathBuf,
-    /// A safetensors file with linear layers, `layers.N.weight` and `layers.N.bias`, in the order of their numbers and with
-    /// nothing in between; they compute in fp32.
+    /// A safetensors file with linear layers, `layers.N.weight` and `layers.N.bias`, applied in the order of N without
+    /// activations; the head computes in fp32.
     pub head: PathBuf,
-    /// The dtype of the CLIP's weights and activations. Default fp32.
+    /// Dtype of the CLIP model's weights and activations. Default fp32.
     #[serde(default)]
     pub dtype: RewardDtype,
 }
 
-/// A network that `torch.jit.save` wrote. It is called with fp32 images `[B, C, height, width]`, or videos
-/// `[B, C, frames, height, width]`, of 0 to 1 and says fp32 `[B]`; what is not finite does not count.
+/// A network saved by `torch.jit.save`. The input is fp32 images `[B, C, height, width]`, or videos
+/// `[B, C, frames, height, width]`, of 0 to 1. The output is fp32 `[B]`; a score that is not finite does not count.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TorchscriptConfig {
     /// The file; a relative path starts at the current folder.
     pub path: PathBuf,
-    /// What it is called with. Default images.
+    /// Input of the network. Default images.
     #[serde(default)]
     pub input: ScorerInput,
-    /// Whether it is called with the texts' numbers, int64 `[B]`, as well. Default false.
+    /// True if the texts' indices, int64 `[B]`, are a second input. Default false.
     #[serde(default)]
     pub labels: bool,
 }
 
-/// What a scoring network reads.
+/// Input of a scoring network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScorerInput {
     /// Pixels, 0 to 1.
     #[default]
     Images,
-    /// What is denoised, before the decoder.
+    /// Latents, before the decoder.
     Latents,
 }
 

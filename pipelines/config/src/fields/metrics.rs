@@ -1,4 +1,4 @@
-//! The `metrics` section: who may read a run's metrics while it goes on.
+//! The `metrics` section: the publication of a run's metrics while the run continues.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -6,16 +6,16 @@ use std::net::{Ipv4Addr, SocketAddr};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Who may read the metrics while the run goes on.
+/// Publication of the metrics while the run continues.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsConfig {
-    /// Where Prometheus finds them, at `/metrics` of rank 0's host: a port of the loopback interface, such as `9400`, or
-    /// an address such as `0.0.0.0:9400`. Default: nowhere.
+    /// Address of the Prometheus endpoint `/metrics` on rank 0's host: a port of the loopback interface, such as
+    /// `9400`, or an address, such as `0.0.0.0:9400`. Default: no endpoint.
     pub prometheus: Option<Listen>,
 }
 
-/// An address to listen on. It is written as a port or as `ADDRESS:PORT`.
+/// An address to listen on, written as a port or as `ADDRESS:PORT`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Listen(pub SocketAddr);
 

@@ -1,4 +1,4 @@
-//! The `model` section: a decoder made from scratch, or a published model's folder.
+//! The `model` section: a decoder with new weights, or a published model's folder.
 
 use std::path::PathBuf;
 
@@ -13,75 +13,79 @@ use super::diffusion::DitConfig;
 use super::schema::{ModelConfig, is_default};
 use crate::document::Section;
 
-/// A model in a folder as Hugging Face publishes it, its tokenizer and its chat template with it.
+/// A model in a folder as Hugging Face publishes it, including its tokenizer and its chat template.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderConfig {
-    /// The folder; a relative path starts at the current folder.
+    /// Folder of the model; a relative path starts at the current folder.
     pub path: PathBuf,
-    /// Whether a prompt is a user's message in the model's chat template, or the text as it is. Default true.
+    /// True if a prompt becomes a user's message in the model's chat template; false if it stays a plain text.
+    /// Default true.
     pub chat: bool,
-    /// The system message before each prompt, if `chat`. Default: none, or what the template puts there itself.
+    /// System message before each prompt, if `chat`. Default: none, or the template's own.
     pub system_prompt: Option<String>,
-    /// Train adapters and leave the model's own weights as they are. Default: train the weights.
+    /// Trains adapters, with the model's weights frozen. Default: the weights are trained.
     pub lora: Option<LoraConfig>,
 }
 
-/// A model of images in a folder as diffusers publishes it.
+/// An image model in a folder as diffusers publishes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiffusersConfig {
-    /// The folder, with `transformer`, `vae` and `scheduler` in it; a relative path starts at the current folder.
+    /// The folder, with `transformer`, `vae` and `scheduler`; a relative path starts at the current folder.
     pub path: PathBuf,
-    /// Which weights are read where a folder of a part has them, as diffusers calls them: `fp16` is
+    /// Variant of the weights, as named by diffusers, which is read from a part's folder if present: `fp16` is
     /// `diffusion_pytorch_model.fp16.safetensors`. Default: the plain files.
     pub variant: Option<String>,
-    /// Train adapters and leave the model's own weights as they are. Default: train the transformer's weights.
+    /// Trains adapters, with the model's weights frozen. Default: the transformer's weights are trained.
     pub lora: Option<LoraConfig>,
 }
 
-/// Low-rank adapters beside the matrices of layers. The reference of a KL term is then the model with its
-/// adapters off, and not a copy.
+/// Low-rank adapters of the model's projections. The reference of a KL term is then the model without adapters, and not
+/// a copy.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoraConfig {
-    /// The inner width of the adapters' products.
+    /// Inner width of the adapters' products; 1 or above.
     pub rank: usize,
-    /// The products are multiplied by alpha / rank; above 0. Default 2 x rank.
+    /// Scale of the products, which are multiplied by alpha / rank; above 0. Default 2 x rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alpha: Option<f64>,
-    /// Whether they are multiplied by alpha / sqrt(rank) instead (rsLoRA). Default false.
+    /// True if the products are multiplied by alpha / sqrt(rank) instead (rsLoRA). Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub rslora: bool,
-    /// Matrices with ranks of their own, by patterns as PEFT has them: regular expressions for the end of a name from a
-    /// dot on, such as `v_proj` or `layers.(0|1).mlp.up_proj`. The first that matches counts; of a language model.
+    /// Ranks of particular projections, by patterns as in PEFT. A pattern is a regular expression for the end of a
+    /// name, starting after a dot, such as `v_proj` or `layers.(0|1).mlp.up_proj`. The first match counts. For language
+    /// models only. Default: none.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub rank_pattern: IndexMap<String, usize>,
-    /// Matrices with alphas of their own, in the same way.
+    /// Alphas of particular projections, by patterns as in `rank_pattern`. Default: none.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub alpha_pattern: IndexMap<String, f64>,
-    /// Whether adapters have magnitudes, how long each row of the matrix is with its product (DoRA); of a language model.
-    /// Default false.
+    /// True if adapters have magnitudes, the norm of each row of the projection with its product (DoRA); for language
+    /// models only. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dora: bool,
-    /// Which matrices have one, by patterns as those of `rank_pattern`: `q_proj`, `mlp[.].*`, or with layers
-    /// `layers.[0-9].self_attn.(q|v)_proj`; of a Phi-3 `qkv_proj`, `o_proj`, `gate_up_proj` and `down_proj`. In a model of images the end of a layer's name, such as `attn.to_q`, is one.
-    /// Default: all.
+    /// Projections with an adapter, by patterns as in `rank_pattern`: `q_proj`, `mlp[.].*`, or with layers
+    /// `layers.[0-9].self_attn.(q|v)_proj`. A Phi-3 has `qkv_proj`, `o_proj`, `gate_up_proj` and `down_proj`. In an
+    /// image model a pattern is the end of a layer's name, such as `attn.to_q`. Default: all.
     #[serde(default = "all_targets")]
     pub targets: Vec<String>,
-    /// The layers in which they have one, by number from 0; of a language model. Default: all.
+    /// Indices of the layers with adapters, from 0; for language models only. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layers: Option<Vec<usize>>,
-    /// The part of its input that an adapter does not see in training, from 0 to below 1; of a language model. Default 0.
+    /// Fraction of an adapter's input that is dropped in training, from 0 to below 1; for language models only.
+    /// Default 0.
     #[serde(default, skip_serializing_if = "is_default")]
     pub dropout: f64,
-    /// A folder with an adapter as PEFT saves it, to go on from; of a model of images a file or a folder as diffusers saves
-    /// it, `pytorch_lora_weights.safetensors`. Its shape, from the rank to the targets, is this one's. Default: a new
-    /// adapter, which changes nothing until it is trained.
+    /// Folder of an adapter in PEFT's format, to continue from; for an image model, a file or a folder in diffusers'
+    /// format, `pytorch_lora_weights.safetensors`. The other fields here must have the adapter's shape, from the rank
+    /// to the targets. Default: a new adapter, which has no effect until it is trained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
 }
 
 impl LoraConfig {
-    /// Its shape in a model of this one, or the field and its entry that is no pattern, or of `targets` matches nothing.
+    /// Returns the adapters' shape for a language model. The error is a field and its entry that is no pattern, or an
+    /// entry of `targets` that matches nothing.
     pub fn shape(
         &self,
         model: &anyroll_models::DecoderConfig,
@@ -124,8 +128,8 @@ impl LoraConfig {
         self.alpha.unwrap_or(2.0 * self.rank as f64)
     }
 
-    /// Its shape in a model of images with the layers `modules`, or the entry of `targets` that is no pattern or matches
-    /// none of them.
+    /// Returns the adapters' shape for an image model with the layers `modules`. The error is an entry of `targets`
+    /// that is no pattern or matches no layer.
     pub fn image_shape(&self, modules: &[String]) -> Result<anyroll_models::diffusion::Lora, &str> {
         let mut chosen = vec![false; modules.len()];
         for entry in &self.targets {
@@ -181,7 +185,7 @@ impl LoraConfig {
         at.number("dropout", self.dropout, (0.0..1.0).contains(&self.dropout), "from 0 to below 1");
     }
 
-    /// Reports what adapters of a model of images have not.
+    /// Reports fields that adapters of image models do not support.
     fn validate_of_images(&self, at: &Section) {
         let one_shape = "adapters of a model of images have one rank and one alpha";
         for (field, is_absent, message) in [
@@ -212,7 +216,7 @@ fn all_targets() -> Vec<String> {
     vec![".*".to_owned()]
 }
 
-/// What `model:` may hold; one of the first four names the kind.
+/// The keys of `model:`; one of the first four names the kind.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ModelFields {

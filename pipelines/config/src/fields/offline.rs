@@ -1,4 +1,4 @@
-//! The `offline` pipeline: what is learnt from texts that are there beforehand.
+//! The `offline` pipeline: training on texts that exist before the run.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,85 +9,87 @@ use super::stage::ZeroStage;
 use super::steps::{DataEpochs, Steps};
 use crate::document::Section;
 
-/// Training on texts that are there beforehand: answers to be learnt, or pairs of a better and a worse one.
+/// Training on texts that exist before the run: answers, or pairs of a chosen and a rejected answer.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct OfflineConfig {
-    /// Where prompts and answers come from, and worse answers where the objective compares.
+    /// Source of prompts and answers, and of rejected answers where the objective compares two answers.
     pub data: DataConfig,
-    /// What is learnt of them. Default sft.
+    /// Objective of the training. Default sft.
     #[serde(default)]
     pub objective: Objective,
-    /// What is learnt of answers that are conversations: with `sft` and `distill` also every message of the assistant's. Default last.
+    /// Messages of a conversation that are trained on; all assistant messages only with `sft` and `distill`.
+    /// Default last.
     #[serde(default)]
     pub turns: Turns,
-    /// Supervised steps on the answers, the better ones, before the first step. Default: none.
+    /// Supervised steps on the answers, or the chosen answers, before the first step. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warmup: Option<WarmupConfig>,
-    /// Optimizer steps: a number, or `{data_epochs: 3}` for as many as cover passes over the data.
+    /// Number of optimizer steps: a count, or `{data_epochs: 3}` for the steps of that number of passes over the data.
     pub steps: Steps<DataEpochs>,
-    /// Records of a step, over all ranks; a multiple of the number of ranks. Where the objective compares, a record is two
-    /// sequences of `strategy.micro_batch_size`.
+    /// Number of records of a step, over all ranks; a multiple of the number of ranks. If the objective compares two
+    /// answers, a record is two sequences of `strategy.micro_batch_size`.
     pub batch_size: usize,
     /// The optimizer; its schedule counts steps.
     pub optimizer: OptimizerConfig,
-    /// When and on how many held-out records the policy is evaluated, if it is.
+    /// Interval and number of held-out records of evaluations.
     #[serde(default)]
     pub evaluation: OfflineEvaluationConfig,
-    /// When the run is saved. `keep_best` keeps the policy with the least `eval/loss`.
+    /// Interval and number of checkpoints. `keep_best` keeps the policy with the least `eval/loss`.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
 }
 
-/// What is learnt of a record. c and r are the log-probs of the better (chosen) and the worse (rejected) answer, sums over
-/// their tokens; c' and r' are those of the frozen reference.
+/// Objective of the training on a record. c and r are the log-probs of the chosen and the rejected answer, summed over
+/// the answer's tokens; c' and r' are the reference's log-probs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Objective {
-    /// The answers themselves: the mean of -log-prob over their tokens.
+    /// Supervised fine-tuning on the answers: the mean of -log-prob over their tokens.
     #[default]
     Sft,
     /// Direct preference optimization (Rafailov et al., 2023).
     Dpo(DpoConfig),
-    /// Identity preference optimization (Azar et al., 2023): pairs to be a fixed margin apart.
+    /// Identity preference optimization (Azar et al., 2023): pairs with a fixed margin.
     Ipo(IpoConfig),
-    /// Sequence likelihood calibration by a hinge (Zhao et al., 2023), against a reference.
+    /// Sequence likelihood calibration by a hinge loss (Zhao et al., 2023), relative to a reference.
     Hinge(HingeConfig),
-    /// Simple preference optimization (Meng et al., 2024): no reference, and lengths divided out.
+    /// Simple preference optimization (Meng et al., 2024): no reference, and log-probs are divided by lengths.
     Simpo(SimpoConfig),
-    /// Odds ratio preference optimization (Hong et al., 2024): no reference, beside the answers themselves.
+    /// Odds ratio preference optimization (Hong et al., 2024): no reference, added to the loss of `sft`.
     Orpo(OrpoConfig),
-    /// Kahneman-Tversky optimization (Ethayarajh et al., 2024): answers that are desirable or not, each by itself, against how far
-    /// the policy has moved from the reference.
+    /// Kahneman-Tversky optimization (Ethayarajh et al., 2024): single answers that are desirable or undesirable. The
+    /// baseline is an estimate of the policy's KL divergence from the reference.
     Kto(JudgedConfig),
-    /// The unpaired form of anchored preference optimization (D'Oosterlinck et al., 2024): as KTO, against the reference itself.
+    /// The unpaired form of anchored preference optimization (D'Oosterlinck et al., 2024): the same as KTO, with a
+    /// baseline of 0.
     ApoZeroUnpaired(JudgedConfig),
-    /// What a teacher, `roles.reference.path`, would say in the place of each token of the answers, with all odds (Hinton et al.,
-    /// 2015; Agarwal et al., 2024).
+    /// Distillation of a teacher, `roles.reference.path`: the teacher's whole distribution at each token of the answers
+    /// (Hinton et al., 2015; Agarwal et al., 2024).
     Distill(DistillConfig),
-    /// A number for each answer, such that the better one's is larger (Bradley and Terry, 1952): the model becomes the one of
-    /// the reward `model`, and c and r are its numbers.
+    /// Training of a reward model: the score of the chosen answer is to be larger (Bradley and Terry, 1952). The result
+    /// is a model for the reward `model`; c and r are the scores.
     RewardModel(RewardModelObjective),
 }
 
-/// Which messages of a conversation are learnt.
+/// Messages of a conversation that are trained on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Turns {
-    /// The last one.
+    /// The last message.
     #[default]
     Last,
-    /// All that are the assistant's, each behind those before it.
+    /// All assistant messages, each after the messages before it.
     All,
 }
 
 impl Objective {
-    /// Whether it compares a better answer with a worse one.
+    /// Returns true if the objective compares a chosen answer with a rejected one.
     pub fn compares(&self) -> bool {
         !matches!(self, Self::Sft | Self::Distill(_)) && self.judged().is_none()
     }
 
-    /// Whether, and how, it learns from a teacher.
+    /// Returns the section of `distill`; `None` for other objectives.
     pub fn distills(&self) -> Option<&DistillConfig> {
         match self {
             Self::Distill(distill) => Some(distill),
@@ -95,7 +97,7 @@ impl Objective {
         }
     }
 
-    /// Whether, and how, answers are judged each by itself.
+    /// Returns the section of an unpaired objective, `kto` or `apo_zero_unpaired`; `None` for other objectives.
     pub fn judged(&self) -> Option<&JudgedConfig> {
         match self {
             Self::Kto(judged) | Self::ApoZeroUnpaired(judged) => Some(judged),
@@ -103,41 +105,43 @@ impl Objective {
         }
     }
 
-    /// Whether it asks how far the policy is from the reference.
+    /// Returns true if the objective estimates the KL divergence from the reference.
     pub fn estimates_kl(&self) -> bool {
         matches!(self, Self::Kto(_))
     }
 
-    /// Answers of a record that it reads.
+    /// Returns the number of answers of a record that the objective reads.
     pub fn answers(&self) -> usize {
         if self.compares() { 2 } else { 1 }
     }
 
-    /// Whether what is trained gives a text a number, in place of the next token's odds.
+    /// Returns true if the trained model scores texts, instead of predicting tokens.
     pub fn is_of_numbers(&self) -> bool {
         matches!(self, Self::RewardModel(_))
     }
 
-    /// Whether it asks another model what an answer's log-prob is: what the policy was before training, unless it is told.
+    /// Returns true if the objective needs a reference's log-probs of the answers. The reference is the policy before
+    /// training, unless `roles.reference.path` names another model.
     pub fn compares_with_reference(&self) -> bool {
         matches!(self, Self::Dpo(_) | Self::Ipo(_) | Self::Hinge(_)) || self.judged().is_some()
     }
 
-    /// Whether it asks another model anything.
+    /// Returns true if the objective needs a reference or a teacher.
     pub fn has_reference(&self) -> bool {
         self.compares_with_reference() || self.distills().is_some()
     }
 }
 
-/// -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), with h = (c - c') - (r - r').
+/// Loss of a pair: -(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), with h = (c - c') - (r - r').
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DpoConfig {
-    /// How much the distance from the reference counts; above 0. Default 0.1.
+    /// Weight of the distance from the reference; above 0. Default 0.1.
     pub beta: f64,
-    /// e, the part of the pairs that may be the wrong way around, 0 to below 0.5 (cDPO). Default 0.
+    /// e, the fraction of the pairs whose order may be wrong, 0 to below 0.5 (cDPO). Default 0.
     pub label_smoothing: f64,
-    /// Adds so many times what `sft` is of the better answers (RPO), so that they do not become unlikely as well. Default 0.
+    /// Weight of the loss of `sft` on the chosen answers, which keeps the answers' probability from falling (RPO); 0 or
+    /// above. Default 0.
     pub sft_weight: f64,
 }
 
@@ -147,11 +151,11 @@ impl Default for DpoConfig {
     }
 }
 
-/// (h - 1 / (2 beta))², with h as in DPO, but of means over tokens.
+/// Loss of a pair: (h - 1 / (2 beta))², with h as in DPO, but from means over tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct IpoConfig {
-    /// The margin is 1 / (2 beta); above 0. Default 0.1.
+    /// Parameter of the margin, which is 1 / (2 beta); above 0. Default 0.1.
     pub beta: f64,
 }
 
@@ -161,11 +165,11 @@ impl Default for IpoConfig {
     }
 }
 
-/// max(0, 1 - beta h), with h as in DPO.
+/// Loss of a pair: max(0, 1 - beta h), with h as in DPO.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HingeConfig {
-    /// Pairs count until they are 1 / beta apart; above 0. Default 0.1.
+    /// Parameter of the margin: a pair has a loss until h is 1 / beta; above 0. Default 0.1.
     pub beta: f64,
 }
 
@@ -175,13 +179,13 @@ impl Default for HingeConfig {
     }
 }
 
-/// -log sigmoid(beta (c - r) - gamma), of means over tokens.
+/// Loss of a pair: -log sigmoid(beta (c - r) - gamma), from means over tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SimpoConfig {
-    /// How much the difference counts; above 0. Default 2.
+    /// Scale of the difference; above 0. Default 2.
     pub beta: f64,
-    /// The margin, 0 or above. Default 1.
+    /// Margin; 0 or above. Default 1.
     pub gamma: f64,
 }
 
@@ -191,12 +195,12 @@ impl Default for SimpoConfig {
     }
 }
 
-/// What `sft` is of the better answers, plus -beta log sigmoid(log odds(c) - log odds(r)), with odds(x) = p / (1 - p) of
-/// the mean's probability p = exp(x).
+/// Loss of a pair: the loss of `sft` on the chosen answer, plus -beta log sigmoid(log odds(c) - log odds(r)). Here c
+/// and r are means over tokens, and odds(x) = p / (1 - p) with p = exp(x).
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OrpoConfig {
-    /// How much the odds count, the paper's lambda; above 0. Default 0.1.
+    /// Weight of the odds ratio, the paper's lambda; above 0. Default 0.1.
     pub beta: f64,
 }
 
@@ -206,18 +210,18 @@ impl Default for OrpoConfig {
     }
 }
 
-/// w (1 - sigmoid(beta (c - c' - z))) of a desirable answer, and w (1 - sigmoid(beta (z - r + r'))) of another, each w its
-/// weight. z is in `kto` an estimate of the KL divergence from the reference, without a gradient: the mean over a step's
-/// prompts, each with the answer of the record before it, of what the answer's log-prob gained, 0 at least. In
-/// `apo_zero_unpaired` it is 0.
+/// Loss of an answer: w (1 - sigmoid(beta (c - c' - z))) if the answer is desirable, and w (1 - sigmoid(beta (z - r +
+/// r'))) if not. Here w is the answer's weight. In `apo_zero_unpaired` z is 0. In `kto` z estimates the KL divergence
+/// from the reference, without a gradient. The estimate pairs each of a step's prompts with the answer of the record
+/// before it. Over these pairs z is the mean of log-prob minus the reference's log-prob, at least 0.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct JudgedConfig {
-    /// How much the distance from the reference counts; above 0. Default 0.1.
+    /// Weight of the distance from the reference; above 0. Default 0.1.
     pub beta: f64,
-    /// How much a desirable answer counts; 0 or above. Default 1.
+    /// Weight of a desirable answer; 0 or above. Default 1.
     pub desirable_weight: f64,
-    /// How much one counts that is not; 0 or above. Default 1.
+    /// Weight of an undesirable answer; 0 or above. Default 1.
     pub undesirable_weight: f64,
 }
 
@@ -227,17 +231,18 @@ impl Default for JudgedConfig {
     }
 }
 
-/// Of each token of the answers beta KL(q || m) + (1 - beta) KL(p || m), with p the policy's distribution, q the teacher's and
-/// m = beta q + (1 - beta) p; at the ends KL(q || p) at 0 and KL(p || q) at 1, as in TRL. A mean over tokens.
+/// Loss of a token: beta KL(q || m) + (1 - beta) KL(p || m), with m = beta q + (1 - beta) p. Here p is the policy's
+/// distribution, and q is the teacher's. The loss at beta 0 is KL(q || p), and the loss at beta 1 is KL(p || q), as in
+/// TRL. The losses of the answers' tokens are averaged.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DistillConfig {
-    /// From 0, forward KL, which covers all that the teacher may say, to 1, reverse KL, which keeps to what it is likely to.
-    /// Default 0.5.
+    /// Interpolation between 0, forward KL, which covers all modes of the teacher, and 1, reverse KL, which covers the
+    /// most likely modes. Default 0.5.
     pub beta: f64,
-    /// What the logits of both are divided by; above 0. Default 1.
+    /// Divisor of the logits of both models; 0.001 or above. Default 1.
     pub temperature: f64,
-    /// Adds so many times what `sft` is of the answers. Default 0.
+    /// Weight of the loss of `sft` on the answers, added to the divergence; 0 or above. Default 0.
     pub sft_weight: f64,
 }
 
@@ -247,28 +252,29 @@ impl Default for DistillConfig {
     }
 }
 
-/// -log sigmoid(c - r) + center (c + r)².
+/// Loss of a pair: -log sigmoid(c - r) + center (c + r)².
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardModelObjective {
-    /// How much numbers are held around 0, since only their differences count otherwise (Eisenstein et al., 2023); 0 or
-    /// above. Default 0.
+    /// Weight of a penalty that centers scores at 0 (Eisenstein et al., 2023), since otherwise only differences of
+    /// scores count; 0 or above. Default 0.
     pub center: f64,
 }
 
-/// When and on how many held-out records the policy is evaluated; before and after training always.
+/// Interval and number of held-out records of evaluations. The policy is always evaluated before and after training.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OfflineEvaluationConfig {
-    /// Steps from one evaluation to the next. Default 25.
+    /// Number of steps between evaluations; 1 or above. Default 25.
     pub every: u64,
-    /// Held-out records, the same ones each time. 0: there is no evaluation, and of files no record is held out unless they say
-    /// so. Default 500, or all if they are fewer.
+    /// Number of held-out records, the same ones each time. With 0 there is no evaluation, and files hold out no
+    /// records unless their fields request it. Default 500, or all if there are fewer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompts: Option<usize>,
-    /// Of their prompts the policy also completes so many, greedily and up to the longest answer, for people to read;
-    /// `eval/exact` is the part that equals the answer. At most as many as have one; 0 for none. Default 16, or all if they are
-    /// fewer; a reward model completes nothing.
+    /// Number of the held-out prompts that the policy also completes, greedily and up to the length of the longest
+    /// answer, for people to read. `eval/exact` is the fraction of completions that equal the answer. At most the
+    /// number of prompts with an answer; 0 for none. Default 16, or all if there are fewer; a reward model completes
+    /// nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completions: Option<usize>,
 }
@@ -280,7 +286,7 @@ impl Default for OfflineEvaluationConfig {
 }
 
 impl OfflineConfig {
-    /// How many prompts an evaluation completes, of as many as it could.
+    /// Returns the number of prompts that an evaluation completes, at most `most`.
     pub fn completions_of(&self, most: usize) -> usize {
         const FEW: usize = 16;
         let own = if self.objective.is_of_numbers() { 0 } else { FEW.min(most) };
@@ -289,7 +295,7 @@ impl OfflineConfig {
 }
 
 impl OfflineConfig {
-    /// Reports what cannot be, of the pipeline of `config`.
+    /// Reports invalid fields of the pipeline of `config`.
     pub(super) fn validate(&self, config: &Config, at: &Section) {
         for (name, value) in [
             ("batch_size", self.batch_size as u64),
@@ -358,7 +364,8 @@ impl OfflineConfig {
         );
     }
 
-    /// Reports what a reward model has not: it writes nothing, has no adapters, and the memory of its training is not planned.
+    /// Reports fields that a reward model does not support. A reward model generates nothing, has no adapters, and has
+    /// no plan of its memory.
     fn validate_numbers(&self, config: &Config, at: &Section) {
         let what = "the objective is a reward model's, which gives texts a number";
         at.ensure(self.warmup.is_none(), "warmup", what, "leave it out");
@@ -382,7 +389,7 @@ impl OfflineConfig {
 }
 
 impl DataConfig {
-    /// Reports texts that are cut, and of which a number is read at the end.
+    /// Reports a source that cuts texts: a reward model reads the score at the end of a text.
     fn validate_uncut(&self, at: &Section) {
         match self {
             Self::File(file) => {
@@ -431,7 +438,7 @@ impl Objective {
             }
             Self::Distill(DistillConfig { beta, temperature, sft_weight }) => {
                 at.number("distill.beta", beta, (0.0..=1.0).contains(&beta), "from 0 to 1");
-                // Logits are divided by it.
+                // The divisor of logits.
                 at.number("distill.temperature", temperature, temperature >= 1e-3, "0.001 or above");
                 not_negative("distill.sft_weight", sft_weight);
                 return;

@@ -1,5 +1,5 @@
-//! The `optimizer` section, which every pipeline has: the update rule, gradient clipping and the learning rate over the
-//! steps.
+//! The `optimizer` section, which every pipeline has: the update rule, gradient clipping and the learning-rate
+//! schedule.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,10 +12,11 @@ use crate::document::Section;
 pub struct OptimizerConfig {
     /// The update rule.
     pub adamw: AdamWConfig,
-    /// Gradients are scaled down to this global norm; 0 leaves them as they are. Default 1.
+    /// Maximum global norm of the gradients: larger gradients are scaled down to this norm; 0 disables clipping.
+    /// Default 1.
     #[serde(default = "one_f64")]
     pub max_grad_norm: f64,
-    /// The learning rate over the steps. Default: constant from the first step.
+    /// Learning-rate schedule. Default: constant from the first step.
     #[serde(default)]
     pub schedule: ScheduleConfig,
 }
@@ -24,35 +25,35 @@ pub struct OptimizerConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdamWConfig {
-    /// The schedule's peak; above 0.
+    /// Learning rate at the schedule's peak; above 0.
     pub learning_rate: f64,
-    /// Decay of the first and the second moment, each from 0 to below 1. Default [0.9, 0.999].
+    /// Decay rates of the first and the second moment, each from 0 to below 1. Default [0.9, 0.999].
     #[serde(default = "adam_betas")]
     pub betas: [f64; 2],
-    /// Added to the root of the second moment; above 0. Default 1e-8.
+    /// Constant added to the root of the second moment; above 0. Default 1e-8.
     #[serde(default = "adam_eps")]
     pub eps: f64,
     /// Decoupled weight decay, multiplied by the learning rate; 0 is none. Default 0.
     #[serde(default)]
     pub weight_decay: f64,
-    /// What it applies to. Default matrices.
+    /// Weights that the decay applies to. Default matrices.
     #[serde(default)]
     pub decays: Decays,
 }
 
-/// The weights that weight decay applies to.
+/// Weights that weight decay applies to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decays {
-    /// All but norms and biases.
+    /// All weights but norms and biases.
     #[default]
     Matrices,
-    /// All that are trained.
+    /// All weights that are trained.
     All,
 }
 
-/// The learning rate over the steps, as a factor on its peak. Step `s` of the first `warmup_steps`
-/// has the factor `(s + 1) / warmup_steps`.
+/// Learning-rate schedule, as a factor on the peak. Step `s` of the first `warmup_steps` has the factor
+/// `(s + 1) / warmup_steps`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleConfig {
@@ -62,7 +63,7 @@ pub enum ScheduleConfig {
     Linear(DecayConfig),
     /// Half a cosine from the peak to `final_ratio` of it at the last step.
     Cosine(DecayConfig),
-    /// The peak, and at the end a straight line to `final_ratio` of it at the last step.
+    /// The peak, then a straight line to `final_ratio` of it at the last step.
     Wsd(WsdConfig),
 }
 
@@ -72,46 +73,49 @@ impl Default for ScheduleConfig {
     }
 }
 
-/// A learning rate that stays.
+/// A constant learning rate after the warm-up.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConstantConfig {
-    /// Steps of the rise from 0, a number or `{share: 0.03}` of all; 0 is none. Default 0.
+    /// Number of warm-up steps from 0, a count or `{share: 0.03}` of all steps; 0 is none. Default 0.
     #[serde(default)]
     pub warmup_steps: Steps<Share>,
 }
 
-/// A learning rate that falls until the last step.
+/// A learning rate that decays until the last step.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecayConfig {
-    /// Steps of the rise from 0, a number or `{share: 0.03}` of all, and fewer than there are; 0 is none. Default 0.
+    /// Number of warm-up steps from 0, a count or `{share: 0.03}` of all steps, below the number of steps; 0 is none.
+    /// Default 0.
     #[serde(default)]
     pub warmup_steps: Steps<Share>,
-    /// What is left of the peak at the last step, 0 to 1. Default 0.
+    /// Ratio of the last step's learning rate to the peak, 0 to 1. Default 0.
     #[serde(default)]
     pub final_ratio: f64,
 }
 
-/// A learning rate that stays, and falls at the end (warm-up, stable, decay).
+/// A constant learning rate with a decay at the end (warm-up, stable, decay).
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct WsdConfig {
-    /// Steps of the rise from 0, a number or `{share: 0.03}` of all; 0 is none. Default 0.
+    /// Number of warm-up steps from 0, a count or `{share: 0.03}` of all steps; 0 is none. Default 0.
     #[serde(default)]
     pub warmup_steps: Steps<Share>,
-    /// Steps of the fall, the last ones, a number or `{share: 0.1}` of all; together with `warmup_steps` at most all.
+    /// Number of decay steps at the end, a count or `{share: 0.1}` of all steps; together with `warmup_steps` at most
+    /// all.
     pub decay_steps: Steps<Share>,
-    /// What is left of the peak at the last step, 0 to 1. Default 0.
+    /// Ratio of the last step's learning rate to the peak, 0 to 1. Default 0.
     #[serde(default)]
     pub final_ratio: f64,
 }
 
-/// A part of a schedule by what it is of the schedule's steps.
+/// A part of a schedule as a fraction of the schedule's steps.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
-    /// Of all steps, 0 to 1; `ceil(share x steps)` of them, as `transformers` has its `warmup_ratio`.
+    /// Fraction of all steps, 0 to 1; the part has `ceil(share x steps)` steps, as with `warmup_ratio` in
+    /// `transformers`.
     pub share: f64,
 }
 
@@ -126,7 +130,7 @@ impl Default for Steps<Share> {
 }
 
 impl Steps<Share> {
-    /// How many of `steps` they are.
+    /// Returns the number of these steps in a schedule of `steps` steps.
     pub fn of(self, steps: u64) -> u64 {
         match self {
             Self::Count(count) => count,
@@ -136,7 +140,7 @@ impl Steps<Share> {
 }
 
 impl OptimizerConfig {
-    /// Reports what cannot be, however many steps there are.
+    /// Reports invalid fields, for any number of steps.
     pub(super) fn validate(&self, at: &Section) {
         let AdamWConfig { learning_rate, betas, eps, weight_decay, decays: _ } = self.adamw;
         at.number("adamw.learning_rate", learning_rate, learning_rate > 0.0, "above 0");
@@ -150,7 +154,7 @@ impl OptimizerConfig {
         self.schedule.validate(&at.below("schedule"));
     }
 
-    /// Reports a learning rate whose way does not fit into `steps`.
+    /// Reports a schedule that does not fit into `steps`.
     pub fn validate_over(&self, steps: u64, at: &Section) {
         self.schedule.validate_over(steps, &at.below("schedule"));
     }

@@ -14,7 +14,7 @@ use super::reward_model::RewardModelConfig;
 use super::schema::PipelineConfig;
 use crate::document::Section;
 
-/// What a completion earns: a word, or a list of terms whose weighted sum it is.
+/// The reward of a completion: a word, or a list of terms with a weighted sum.
 ///
 /// ```yaml
 /// reward:
@@ -27,12 +27,13 @@ pub enum RewardConfig {
     /// `exact`: 1 for a finished completion that equals the answer, else 0.
     #[default]
     Exact,
-    /// A list, at least one; evaluation measures the first term that is for a record, the others shape the training.
+    /// A list of at least one term. Evaluation measures the first term that applies to a record; the other terms only
+    /// shape the training.
     Sum(Vec<RewardTerm>),
 }
 
 impl RewardConfig {
-    /// Whether right completions, of any domain, are about as long as the records' answers.
+    /// Returns true if right completions, of any domain, have about the length of the records' answers.
     pub fn wants_answers(&self) -> bool {
         match self {
             Self::Exact => true,
@@ -40,12 +41,12 @@ impl RewardConfig {
         }
     }
 
-    /// Its reward models.
+    /// Returns the reward models.
     pub fn models(&self) -> impl Iterator<Item = &RewardModelConfig> {
         self.numbered_models().map(|(_, model)| model)
     }
 
-    /// Its reward models, each with its term's number.
+    /// Returns the reward models, each with its term's index.
     pub fn numbered_models(&self) -> impl Iterator<Item = (usize, &RewardModelConfig)> {
         self.terms().iter().enumerate().filter_map(|(index, term)| match &term.kind {
             RewardKind::Model(model) => Some((index, model)),
@@ -53,7 +54,7 @@ impl RewardConfig {
         })
     }
 
-    /// Its reward models, to be changed.
+    /// Returns the reward models, mutably.
     pub fn models_mut(&mut self) -> impl Iterator<Item = &mut RewardModelConfig> {
         let terms = match self {
             Self::Exact => &mut [][..],
@@ -67,33 +68,33 @@ impl RewardConfig {
 }
 
 impl PipelineConfig {
-    /// What completions earn, if they earn something.
+    /// Returns the reward of completions; `None` if the pipeline has no such reward.
     pub fn reward(&self) -> Option<&RewardConfig> {
         if let Self::Rlvr(rlvr) = self { Some(&rlvr.reward) } else { None }
     }
 
-    /// The same, to be changed.
+    /// Returns the reward of completions, mutably.
     pub fn reward_mut(&mut self) -> Option<&mut RewardConfig> {
         if let Self::Rlvr(rlvr) = self { Some(&mut rlvr.reward) } else { None }
     }
 }
 
-/// A reward of a sum: its name with its fields, and beside it what follows.
+/// A term of a sum: a reward's name with the reward's fields, and the fields of the term.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RewardTerm {
-    /// Which, the only key of its own: `math: {}`.
+    /// The reward, the only key that is not a field of terms: `math: {}`.
     pub kind: RewardKind,
-    /// What its score is multiplied by; negative for a reward that is to be avoided. Default 1.
+    /// Weight of the score; other than 0, negative for a penalty. Default 1.
     pub weight: f64,
-    /// Only records of these domains have it; an empty list is for all. Default: all.
+    /// Domains whose records have the term; an empty list is for all. Default: all.
     pub domains: Vec<String>,
-    /// The share of a step's completions that it may fail on, 0 to 1; above it the run ends with the error. A completion
-    /// on which a term fails is not trained on, and counted. Default 0.
+    /// Maximum fraction of a step's completions that the term may fail on, 0 to 1; above this fraction the run ends
+    /// with the error. A completion on which a term fails is not trained on, and counted. Default 0.
     pub max_error_rate: f64,
 }
 
 impl RewardTerm {
-    /// A term with nothing said beside its reward.
+    /// Returns a term with the defaults of its fields.
     pub fn of(kind: RewardKind) -> Self {
         Self { kind, weight: 1.0, domains: Vec::new(), max_error_rate: 0.0 }
     }
@@ -116,22 +117,22 @@ pub enum RewardKind {
     Ifeval(IfevalConfig),
     /// 1 for a program that passes its tests, in a sandbox.
     Code(CodeConfig),
-    /// What another model says of it.
+    /// Score of a judge model at an endpoint.
     Judge(JudgeConfig),
     /// The score of a reward model in a folder.
     Model(RewardModelConfig),
-    /// What a function of the user's says of it.
+    /// Score of a user's function.
     Python(PythonConfig),
-    /// What the environment gave for the turns, summed.
+    /// Sum of the rewards that the environment gave for the turns.
     Environment(NoFields),
-    /// From 0 down to -1 as a completion comes close to the longest length (DAPO).
+    /// Penalty from 0 to -1 as a completion approaches the maximum length (DAPO).
     Length(LengthConfig),
-    /// Minus the share of repeated n-grams.
+    /// Minus the fraction of repeated n-grams.
     Repetition(RepetitionConfig),
 }
 
 impl RewardKind {
-    /// Its name in YAML, if it compares with a record's answer.
+    /// Returns the reward's name in YAML if the reward compares with a record's answer; otherwise `None`.
     pub fn compares(&self) -> Option<&'static str> {
         match self {
             Self::Exact(_) => Some("exact"),
@@ -150,26 +151,27 @@ impl RewardKind {
         }
     }
 
-    /// Whether a right completion is about as long as the record's answer, which for others may be a solution, or tests.
+    /// Returns true if a right completion has about the length of the record's answer. For other rewards an answer may
+    /// be a solution, or tests.
     fn wants_answer(&self) -> bool {
         matches!(self, Self::Exact(_) | Self::Countdown(_))
     }
 }
 
-/// `{}`.
+/// An empty section, `{}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct NoFields {}
 
-/// How answers are compared as mathematics.
+/// Options of comparing answers as mathematics.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MathConfig {
-    /// Where the gold answer is a decimal number: how far off a number may be, relative to it, from 0 to 0.1; never
-    /// more than half of its last digit. Default 1e-4.
+    /// Relative tolerance if the gold answer is a decimal number, from 0 to 0.1; the error is never above half of the
+    /// last digit. Default 1e-4.
     #[serde(default = "tolerance")]
     pub tolerance: f64,
-    /// Whether only an answer in `\boxed{}` or `\fbox{}` counts. Default false.
+    /// True if only an answer in `\boxed{}` or `\fbox{}` counts. Default false.
     #[serde(default)]
     pub only_boxed: bool,
 }
@@ -180,7 +182,7 @@ impl Default for MathConfig {
     }
 }
 
-/// The form of a completion.
+/// Form of a completion.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegexConfig {
@@ -188,85 +190,85 @@ pub struct RegexConfig {
     pub pattern: String,
 }
 
-/// Where the penalty for length starts and ends.
+/// Start and end of the length penalty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct LengthConfig {
-    /// The length, in tokens with the end token, from which the score is -1.
+    /// Length at which the score reaches -1, in tokens, end token included; 1 or above.
     pub max_tokens: usize,
-    /// Tokens before it over which the score falls, at most `max_tokens`.
+    /// Number of tokens before `max_tokens` over which the score falls; from 1 to `max_tokens`.
     pub buffer_tokens: usize,
 }
 
-/// What counts as repeated.
+/// Unit of repetition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RepetitionConfig {
-    /// Words of an n-gram. Default 3.
+    /// Number of words of an n-gram; 1 or above. Default 3.
     #[serde(default = "three")]
     pub ngram_words: usize,
 }
 
-/// What counts where there are several things to get right.
+/// Credit for results that are partly right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Credit {
-    /// 1 if all are right, else 0.
+    /// 1 if all parts are right, else 0.
     #[default]
     All,
-    /// The share that is right.
+    /// The fraction of parts that are right.
     Share,
 }
 
-/// How instructions count.
+/// Options of verifying instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct IfevalConfig {
-    /// Default `all`.
+    /// Credit for instructions that are followed. Default `all`.
     pub credit: Credit,
 }
 
-/// A function in a file of the user's.
+/// A function in a Python file of the user's.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PythonConfig {
-    /// The file; a relative path starts at the current folder.
+    /// The Python file; a relative path starts at the current folder.
     pub path: PathBuf,
-    /// The function's name in it.
+    /// Name of the function in the file.
     pub function: String,
-    /// How it is called. Default `trl`.
+    /// Signature of the function. Default `trl`.
     #[serde(default)]
     pub signature: Signature,
-    /// The interpreter, in whose environment the function's imports are. Default `python3`.
+    /// The interpreter, whose Python environment has the function's imports. Default `python3`.
     #[serde(default = "python3")]
     pub python: String,
-    /// Seconds for a completion, after which its process is ended. Default 30.
+    /// Timeout of a completion in seconds; above 0, at most 3600. The process is then killed. Default 30.
     #[serde(default = "half_minute")]
     pub timeout_s: f64,
-    /// Seconds for loading the file. Default 120.
+    /// Timeout of loading the file in seconds; above 0, at most 3600. Default 120.
     #[serde(default = "two_minutes")]
     pub start_timeout_s: f64,
-    /// How it gets images, if it is of images. Default `png`.
+    /// Format of images, for a function of images. Default `png`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub images: Option<ImageForm>,
 }
 
-/// How a user's function is called; a column that it has no parameter for is left out.
+/// Signature of a user's function. A column is left out if the function has no parameter for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Signature {
-    /// TRL's: `f(prompts, completions, answer, **columns)` with lists of one, to a list of one number.
+    /// TRL's: `f(prompts, completions, answer, **columns)`, from lists of one to a list of one number.
     #[default]
     Trl,
     /// verl's: `f(data_source, solution_str, ground_truth, extra_info)`, to a number or a dict with `score`.
     Verl,
-    /// OpenRLHF's: `f(queries, prompts, labels)` with lists of one, a query the prompt with the completion behind it; to a list or
-    /// tensor of one number, or a dict with such `rewards`.
+    /// OpenRLHF's: `f(queries, prompts, labels)`, from lists of one, where a query is the prompt followed by the
+    /// completion. The result is a list or tensor of one number, or a dict with such `rewards`.
     Openrlhf,
 }
 
 impl Signature {
-    /// Its name in YAML.
+    /// Returns the signature's name in YAML.
     pub fn name(self) -> &'static str {
         match self {
             Self::Trl => "trl",
@@ -277,7 +279,7 @@ impl Signature {
 }
 
 impl RewardConfig {
-    /// Its terms; none for `exact` alone.
+    /// Returns the terms; an empty list for `exact` alone.
     pub fn terms(&self) -> &[RewardTerm] {
         match self {
             Self::Exact => &[],
@@ -300,13 +302,13 @@ impl RewardConfig {
 }
 
 impl RewardTerm {
-    /// Whether it is what the environment gives.
+    /// Returns true if the reward is the environment's.
     pub(super) fn is_of_environment(&self) -> bool {
         matches!(self.kind, RewardKind::Environment(_))
     }
 }
 
-/// Reports what cannot be, of what stands beside every reward of a sum.
+/// Reports invalid fields that every term of a sum has.
 pub(super) fn validate_term(at: &Section, weight: f64, max_error_rate: f64) {
     at.number("weight", weight, weight != 0.0, "other than 0");
     let holds = (0.0..=1.0).contains(&max_error_rate);
@@ -314,7 +316,7 @@ pub(super) fn validate_term(at: &Section, weight: f64, max_error_rate: f64) {
 }
 
 impl RewardKind {
-    /// Reports what cannot be. `at` is the term.
+    /// Reports invalid fields. `at` is the term.
     pub fn validate(&self, at: &Section) {
         match self {
             Self::Exact(_)
@@ -405,7 +407,7 @@ impl<'de> Deserialize<'de> for RewardConfig {
                     "countdown" => RewardKind::Countdown(NoFields {}),
                     "ifeval" => RewardKind::Ifeval(IfevalConfig::default()),
                     "code" => RewardKind::Code(CodeConfig::default()),
-                    // Others need fields, which a list has room for.
+                    // Other rewards need fields, which only a list can have.
                     _ => {
                         const WORDS: [&str; 6] = ["exact", "math", "choice", "countdown", "ifeval", "code"];
                         return Err(E::unknown_variant(text, &WORDS));
@@ -496,7 +498,7 @@ impl<'de> Deserialize<'de> for RewardTerm {
     }
 }
 
-/// The one reward that a term names.
+/// Returns the only reward that a term names.
 pub(super) fn only<K, E: de::Error>(mut kinds: Vec<K>) -> Result<K, E> {
     let count = kinds.len();
     match kinds.pop() {

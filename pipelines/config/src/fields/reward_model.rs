@@ -1,4 +1,4 @@
-//! A reward model's fields, and how the ranks hold one that is not on the host.
+//! The fields of a reward model, and the strategy of a reward model that is not on the host.
 
 use std::path::PathBuf;
 
@@ -12,52 +12,55 @@ use crate::document::Section;
 
 /// A reward model: a published sequence classifier with one label.
 ///
-/// With `backend: cpu` and neither `devices` nor a `strategy` every rank has all of it on the host, and scores by itself while
-/// completions are sampled. Otherwise the ranks hold it together, and score once all is sampled.
+/// With `backend: cpu` and neither `devices` nor a `strategy`, every rank has a complete copy on the host, and scores
+/// while completions are sampled. Otherwise the ranks share one model, and score after all completions are sampled.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RewardModelConfig {
-    /// Its folder; a relative path starts at the current folder.
+    /// Folder of the model; a relative path starts at the current folder.
     pub path: PathBuf,
-    /// Whether prompt and completion are put to it as two messages in its chat template, or as one text. Default true.
+    /// True if prompt and completion are two messages in the model's chat template; false if they are one text.
+    /// Default true.
     #[serde(default = "yes")]
     pub chat: bool,
-    /// Where it computes. Default `cpu`.
+    /// Backend that computes the model. Default `cpu`.
     #[serde(default = "host")]
     pub backend: String,
-    /// Its devices, as many as there are ranks. Default: the policy's, or with another backend the first ones.
+    /// Devices of the model, one for each rank. Default: the policy's, or with another backend the first ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<Devices>,
-    /// How the ranks hold it.
+    /// Strategy of the reward model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<RewardStrategyConfig>,
-    /// The dtype of its weights and activations. Default fp32.
+    /// Dtype of the model's weights and activations. Default fp32.
     #[serde(default)]
     pub dtype: RewardDtype,
-    /// Completions that a rank puts through a forward pass. Memory grows with it; scores depend on it by rounding alone.
-    /// Default 8.
+    /// Number of completions of a rank's forward pass; 1 or above. Memory grows with the number; scores are equal up to
+    /// rounding. Default 8.
     #[serde(default = "eight")]
     pub batch_size: usize,
 }
 
-/// How the ranks hold a model that only scores.
+/// Strategy of a model that only scores.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardStrategyConfig {
-    /// 0, whole on every rank, 3, sharded over them, or auto: 0 if that fits. Scores do not depend on it. Default 0.
+    /// Sharding of the weights: 0, a complete copy on every rank; 3, sharded over the ranks; or auto: 0 if that fits.
+    /// Scores do not depend on the sharding. Default 0.
     pub zero_stage: ZeroStage,
-    /// What leaves the device while it does not score; scores do not depend on it.
+    /// Offload of the model between uses. Scores do not depend on offload.
     pub offload: RewardOffloadConfig,
-    /// Seconds after which a collective that has not finished is aborted. Default: the policy's.
+    /// Timeout of a collective in seconds; above 0, at most 86400. An unfinished collective is then aborted.
+    /// Default: the policy's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collective_timeout_s: Option<f64>,
 }
 
-/// What leaves the device while a reward model does not score.
+/// Offload of a reward model between uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RewardOffloadConfig {
-    /// The weights. Default between_steps.
+    /// Offload of the weights. Default between_steps.
     pub params: Offload,
 }
 
@@ -77,7 +80,7 @@ impl Default for RewardOffloadConfig {
     }
 }
 
-/// A dtype of weights that are not trained.
+/// Dtype of weights that are not trained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardDtype {
@@ -91,7 +94,7 @@ pub enum RewardDtype {
 }
 
 impl RewardDtype {
-    /// As tensors have it.
+    /// Returns the dtype of tensors.
     pub fn dtype(self) -> DType {
         match self {
             Self::Fp32 => DType::F32,
@@ -100,7 +103,7 @@ impl RewardDtype {
         }
     }
 
-    /// As strategies have it.
+    /// Returns the precision of strategies.
     pub fn precision(self) -> Precision {
         match self {
             Self::Fp32 => Precision::Fp32,
@@ -136,7 +139,7 @@ fn eight() -> usize {
     8
 }
 
-/// The backend that each rank has for itself.
+/// Returns the backend that each rank has for itself.
 pub fn host() -> String {
     "cpu".into()
 }

@@ -16,65 +16,66 @@ use crate::document::Section;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RlvrConfig {
-    /// Where prompts and answers come from.
+    /// Source of prompts and answers.
     pub data: DataConfig,
-    /// What a completion earns. Default `exact`.
+    /// Reward of a completion. Default `exact`.
     #[serde(default)]
     pub reward: RewardConfig,
-    /// How completions are scored.
+    /// Options of scoring completions.
     #[serde(default)]
     pub scoring: ScoringConfig,
-    /// Which completions are trained on. Default: all.
+    /// Selection of the completions that are trained on. Default: all.
     #[serde(default)]
     pub selection: SelectionConfig,
     /// Supervised steps on the gold answers, before the first RL step. Default: none.
     #[serde(default)]
     pub warmup: Option<WarmupConfig>,
-    /// RL steps: a number, or `{data_epochs: 3}` for as many as cover passes over the data.
+    /// Number of RL steps: a count, or `{data_epochs: 3}` for the steps of that number of passes over the data.
     pub steps: Steps<DataEpochs>,
-    /// Prompts sampled in a step, over all ranks; a multiple of the number of ranks.
+    /// Number of prompts sampled in a step, over all ranks; a multiple of the number of ranks.
     pub prompts_per_step: usize,
-    /// Completions of each prompt; at least 2, since advantages are relative to the group's mean, unless they are
-    /// `reinforce`, `remax` or `gae`.
+    /// Number of completions of each prompt. At least 2, since advantages are relative to the group's mean; 1 is
+    /// allowed with an advantage that needs no group: `reinforce`, `remax`, `none` or `gae`.
     pub group_size: usize,
-    /// Optimizer updates that an epoch over a step's completions is cut into. Default 1.
+    /// Number of mini-batches, one optimizer update each, that an epoch over a step's completions is split into; a
+    /// divisor of `prompts_per_step`. Default 1.
     #[serde(default = "one")]
     pub mini_batches: usize,
-    /// Passes over a step's completions. Default 1.
+    /// Number of epochs over a step's completions; 1 or above. Default 1.
     #[serde(default = "one")]
     pub epochs: usize,
-    /// Whether what a sequence begins with as the one before it does, such as the prompt of its group, goes through the model
-    /// once for both where samples are trained on and scored: the same gradients, up to the order of sums. Default true,
-    /// unless adapters drop values, of each sample others.
+    /// True if consecutive sequences with a common prefix, such as the prompt of a group, share the prefix's forward
+    /// pass in training and scoring. The gradients are equal up to the order of sums. Default true, unless adapters
+    /// have dropout, which differs between samples.
     #[serde(default)]
     pub share_prompts: Option<bool>,
-    /// How completions are sampled.
+    /// Options of sampling completions.
     pub rollout: RolloutConfig,
-    /// Advantages and the policy loss. Default: GRPO as in its fields.
+    /// Advantages and the policy loss. Default: GRPO, the defaults of the section's fields.
     #[serde(default)]
     pub algorithm: AlgorithmConfig,
     /// The policy's optimizer; its schedule counts RL steps.
     pub optimizer: OptimizerConfig,
-    /// What learns the values that `advantage: gae` is made from. Default: none.
+    /// Critic that predicts the values of `advantage: gae`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub critic: Option<CriticConfig>,
-    /// When and on how many held-out prompts the policy is evaluated.
+    /// Interval and number of held-out prompts of evaluations.
     #[serde(default)]
     pub evaluation: EvaluationConfig,
-    /// When the run is saved.
+    /// Interval and number of checkpoints.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
 }
 
-/// How completions are scored.
+/// Options of scoring completions.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScoringConfig {
-    /// Completions that a rank scores at a time, beside generation; rewards that wait for a process or an endpoint need
-    /// more. Default 4.
+    /// Number of completions that a rank scores at a time, in parallel with generation; 1 to 4096. Rewards that wait
+    /// for a process or an endpoint need more. Default 4.
     pub workers: usize,
-    /// The control: the rewards of a step are dealt to its completions at random. Their distribution stays, and nothing
-    /// is to be learnt. Default false.
+    /// Control experiment: the rewards of a step are randomly permuted among its completions. The distribution of
+    /// rewards is unchanged, and rewards carry no signal. Default false.
     pub random: bool,
 }
 
@@ -84,116 +85,118 @@ impl Default for ScoringConfig {
     }
 }
 
-/// Which completions are trained on. A completion that is left out counts in no mean of the loss; its reward counts in
-/// its group's advantages.
+/// Selection of the completions that are trained on. A completion that is left out counts in no mean of the loss; its
+/// reward counts in its group's advantages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SelectionConfig {
-    /// Dynamic sampling (DAPO): groups whose completions are all equally right are replaced by those of further prompts.
-    /// Default: no.
+    /// Dynamic sampling (DAPO): groups whose completions are all equally right are replaced by groups of further
+    /// prompts. Default: off.
     pub mixed_groups: Option<MixedGroupsConfig>,
-    /// Groups outside of a range of difficulty are left out, or replaced with `mixed_groups`. Default: none is.
+    /// Range of difficulty: groups outside are left out, or replaced with `mixed_groups`. Default: no range.
     pub difficulty: Option<DifficultyConfig>,
     /// Overlong filtering (DAPO): completions that were cut at `rollout.max_new_tokens` are left out. Default false.
     pub leave_out_cut: bool,
 }
 
-/// How long is looked for groups that teach something.
+/// Limit of dynamic sampling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct MixedGroupsConfig {
-    /// Batches of `prompts_per_step` prompts that a step samples at most; if there are still too few groups then, others
-    /// fill it up, and are counted. Default 10.
+    /// Maximum number of batches of `prompts_per_step` prompts that a step samples; 1 or above. If there are still too
+    /// few mixed groups, other groups fill the step, and are counted. Default 10.
     #[serde(default = "ten_batches")]
     pub max_batches: u64,
 }
 
-/// Which groups are neither too hard nor too easy.
+/// Range of the difficulty of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DifficultyConfig {
-    /// The least mean of what evaluation measures, over a group's completions.
+    /// Smallest mean of the evaluation's measure over a group's completions.
     pub min: f64,
-    /// The largest.
+    /// Largest mean of the evaluation's measure over a group's completions; `min` or above.
     pub max: f64,
 }
 
-/// How completions are sampled.
+/// Options of sampling completions.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RolloutConfig {
-    /// Divides the logits, in sampling and in the loss; above 0. Default 1.
+    /// Divisor of the logits, in sampling and in the loss; 0.001 or above. Default 1.
     #[serde(default = "one_f64")]
     pub temperature: f64,
-    /// Only the so many likeliest tokens are sampled; 0 for all. Default 0.
+    /// Number of most likely tokens that are sampled from; 0 for all. Default 0.
     #[serde(default)]
     pub top_k: usize,
-    /// Only the likeliest tokens that together reach this probability; 1 for all. Default 1.
+    /// Total probability of the most likely tokens that are sampled from; above 0, at most 1, and 1 for all. Default 1.
     #[serde(default = "one_f64")]
     pub top_p: f64,
-    /// Only tokens with at least this part of the likeliest one's probability; 0 for all. Default 0.
+    /// Minimum probability of a token relative to the most likely token's; from 0, for all tokens, to 1. Default 0.
     #[serde(default)]
     pub min_p: f64,
-    /// Makes tokens less likely that the prompt or the completion has; 1 for not. Default 1.
+    /// Penalty that makes tokens of the prompt or the completion less likely; above 0, and 1 for none. Default 1.
     #[serde(default = "one_f64")]
     pub repetition_penalty: f64,
-    /// Longest completion in tokens, its end token included; with an environment of all turns and all that is said between
-    /// them.
+    /// Maximum length of a completion in tokens, end token included; 1 or above. With an environment it is the length
+    /// of all turns and all messages between turns.
     pub max_new_tokens: usize,
-    /// A completion ends with the token that completes any of these texts, and keeps it: what was sampled is what is
-    /// scored and trained on. Default: none.
+    /// Texts that end a completion. A completion ends with the token that completes any of these texts, and includes
+    /// that token: the sampled tokens are scored and trained on. Default: none.
     #[serde(default, skip_serializing_if = "is_default")]
     pub stop: Vec<String>,
-    /// Sequences that a rank generates at a time; as one ends, the next takes its place.
+    /// Number of sequences that a rank generates at a time; 1 or above. If a sequence ends, the next one takes its
+    /// slot.
     pub batch_size: usize,
-    /// Whether sampling computes each log-prob to the bit as training does, whatever shares a batch; a step in which it does
-    /// not ends the run. Products of matrices and attention are slower. Default false.
+    /// True if log-probs in sampling must be bitwise equal to log-probs in training, independent of the batch. A step
+    /// with a difference ends the run. Matrix products and attention are slower. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub strict: bool,
-    /// Whether sampling and evaluation run on weights into which the adapters of `model.lora` are merged, once a step, and so
-    /// as fast as without any. In 16 bits the sum is rounded: what is sampled from differs a little from what is trained.
-    /// Default false.
+    /// True if the adapters of `model.lora` are merged into the weights for sampling and evaluation, once a step.
+    /// Sampling is then as fast as without adapters. In 16 bits the merged weights are rounded, and the sampled policy
+    /// differs a little from the trained one. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub merge_adapters: bool,
-    /// Who answers what the model writes, turn by turn. Default: nobody, a completion is one turn.
+    /// Environment that replies to the model, turn by turn. Default: none, and a completion is one turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<EnvironmentConfig>,
-    /// The memory of past tokens while completions are sampled.
+    /// Memory of the KV cache in sampling.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kv_cache: KvCacheConfig,
-    /// Sampling that goes on over the steps. Default: each step samples what it trains on.
+    /// Asynchronous rollout, which continues across steps. Default: each step samples the completions that it trains
+    /// on.
     #[serde(rename = "async", default, skip_serializing_if = "is_default")]
     pub asynchronous: AsyncConfig,
 }
 
-/// Completions that a step begins and a later one trains on. A step ends its sampling as soon as enough groups are whole, and
-/// with devices that only sample as soon as the next step's are; what is still being written then goes on in the next step,
-/// with its weights.
+/// Asynchronous rollout: completions that a step begins and a later step trains on. A step ends sampling as soon as
+/// enough groups are complete; with devices that only sample, as soon as the next step's groups are. Completions in
+/// flight then continue in the next step, with the weights of that step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AsyncConfig {
-    /// Steps whose prompts are begun beside the step's own; 0 is none, and exactly on-policy. Default 0.
+    /// Number of later steps whose prompts are begun in a step; 0 is none, and exactly on-policy. Default 0.
     pub ahead: u64,
-    /// The most steps that a token may be older than the policy it trains; `ahead` or above. A step waits for the
-    /// completions that would be too old in the next one. With devices that only sample none is older than `ahead`. Default:
-    /// `ahead`.
+    /// Maximum staleness of a token in steps; `ahead` or above. A step waits for completions whose staleness would
+    /// exceed the maximum in the next step. With devices that only sample, staleness is at most `ahead`.
+    /// Default: `ahead`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_staleness: Option<u64>,
 }
 
 impl AsyncConfig {
-    /// The most steps that a token may be older than the policy it trains.
+    /// Returns the maximum staleness of a token in steps.
     pub fn staleness_bound(self) -> u64 {
         self.max_staleness.unwrap_or(self.ahead)
     }
 }
 
-/// Room for keys and values. It is taken when sampling begins and given back when it ends.
+/// Memory of the KV cache, which is allocated when sampling begins and freed when it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KvCacheConfig {
-    /// The most that the cache takes, as a part of the device's free memory, above 0, at most 1; never more than
-    /// `batch_size` sequences need. Where it is short, sequences wait for one another. Default 0.85.
+    /// Maximum size of the cache as a fraction of the device's free memory, above 0, at most 1. The cache is never
+    /// larger than `batch_size` sequences need. If the cache is full, sequences wait for one another. Default 0.85.
     pub memory: f64,
 }
 
@@ -203,16 +206,16 @@ impl Default for KvCacheConfig {
     }
 }
 
-/// When and on how many held-out prompts the policy is evaluated; before and after training always.
+/// Interval and number of held-out prompts of evaluations. The policy is always evaluated before and after training.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvaluationConfig {
-    /// RL steps from one evaluation to the next. Default 25.
+    /// Number of RL steps between evaluations; 1 or above. Default 25.
     pub every: u64,
-    /// Held-out prompts, the same ones each time. Default 500, or all if they are fewer.
+    /// Number of held-out prompts, the same ones each time; 1 or above. Default 500, or all if there are fewer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompts: Option<usize>,
-    /// Completions of each prompt for pass@k, beside the greedy one. Default 4.
+    /// Number of completions of each prompt for pass@k, in addition to the greedy one; 1 or above. Default 4.
     pub samples: usize,
 }
 
@@ -223,7 +226,7 @@ impl Default for EvaluationConfig {
 }
 
 impl RlvrConfig {
-    /// Reports what cannot be, of the pipeline of `config`.
+    /// Reports invalid fields of the pipeline of `config`.
     pub(super) fn validate(&self, config: &Config, at: &Section) {
         at.positive("prompts_per_step", self.prompts_per_step);
         at.positive("group_size", self.group_size);
@@ -271,7 +274,8 @@ impl RlvrConfig {
         self.validate_adapters(&config.model, at);
     }
 
-    /// Reports steps that begin ahead and cannot be trained on in time. `at` is the rollout.
+    /// Reports an asynchronous rollout with a staleness bound below `ahead`, or with fields that exclude such a
+    /// rollout. `at` is the rollout.
     fn validate_async(&self, at: &Section) {
         let AsyncConfig { ahead, max_staleness } = self.rollout.asynchronous;
         if ahead == 0 {
@@ -300,7 +304,7 @@ impl RlvrConfig {
         );
     }
 
-    /// Reports an environment without a reward, or the other way around, and what does not go with one.
+    /// Reports an environment without a reward, and the reverse, and fields that exclude an environment.
     fn validate_environment(&self, config: &Config, at: &Section) {
         let environment = &self.rollout.environment;
         let terms = self.reward.terms();
@@ -342,7 +346,7 @@ impl RlvrConfig {
         );
     }
 
-    /// Reports readers of answers that have none. `at` is the data.
+    /// Reports fields that need answers where records have none. `at` is the data.
     fn validate_readers_of_answers(&self, at: &Section) {
         let of_reward = at.when(at.root().is_sound("pipeline.rlvr.reward"));
         if self.warmup.is_some() {
@@ -360,7 +364,7 @@ impl RlvrConfig {
         }
     }
 
-    /// Reports what does not go with the adapters of `model`, and what needs some.
+    /// Reports fields that exclude the adapters of `model`, and fields that need adapters.
     fn validate_adapters(&self, model: &ModelConfig, at: &Section) {
         let lora = match model {
             ModelConfig::Folder(folder) => folder.lora.as_ref(),
@@ -415,7 +419,7 @@ impl RolloutConfig {
         let Self {
             temperature, top_p, min_p, repetition_penalty, kv_cache: KvCacheConfig { memory }, ..
         } = *self;
-        // Logits are divided by it.
+        // The divisor of logits.
         let range = "0.001 or above; evaluation is greedy beside";
         at.number("temperature", temperature, temperature >= 1e-3, range);
         at.number("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0, at most 1");

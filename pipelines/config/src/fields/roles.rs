@@ -1,4 +1,4 @@
-//! The `roles` section: the models of a run, and what differs for one of them.
+//! The `roles` section: the models of a run, and their differences from the top level.
 
 use std::path::PathBuf;
 
@@ -8,59 +8,61 @@ use super::schema::{Config, Devices, PipelineConfig, is_default};
 use super::strategy::StrategyOverride;
 use crate::document::Section;
 
-/// What differs for a role.
+/// Differences of the roles from the top level.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RolesConfig {
     /// The model that is trained.
     #[serde(default, skip_serializing_if = "is_default")]
     pub policy: RoleConfig,
-    /// What the KL term, or an offline objective, compares with, a frozen copy or another model; it exists only where
-    /// `kl_coef` is above 0, or the objective has one.
+    /// The reference of the KL term or of an offline objective: a frozen copy, or another model. The role exists only
+    /// with `kl_coef` above 0, or with an objective that has a reference.
     #[serde(default, skip_serializing_if = "is_default")]
     pub reference: RoleConfig,
-    /// The model that values what is written; it exists only with `advantage: gae`.
+    /// The model that predicts values; it exists only with `advantage: gae`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub critic: RoleConfig,
-    /// Where completions to train on are sampled, if not where the policy is trained.
+    /// Devices that sample the training completions. Default: the devices that train the policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutRoleConfig>,
 }
 
-/// Devices that only sample. They get the policy's weights before each step's sampling.
+/// Devices that only sample. The devices receive the policy's weights before each step's sampling.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RolloutRoleConfig {
-    /// Instead of the top-level `backend`.
+    /// Backend of these devices. Default: the top-level `backend`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
-    /// Instead of the top-level `devices`, and none of these: as many, or a multiple, of which every rank has an equal
-    /// part. On a host, which is one device, so many engines beside the ranks.
+    /// Devices, none of them in the top-level `devices`. The number of devices is the number of ranks or a multiple,
+    /// split equally between the ranks. On a host, which is one device, the count is a number of engines in addition to
+    /// the ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<Devices>,
 }
 
-/// What a role says otherwise than the top level; what it leaves out stays as there.
+/// Differences of a role from the top level; an absent field has the value of the top level.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RoleConfig {
-    /// Of the reference alone: the folder of a published model that reads tokens as the policy does, of any size, a teacher. A
-    /// relative path starts at the current folder. Default: the policy as it is after the warm-up.
+    /// Folder of a published model with the policy's tokenizer, of any size, as a teacher; for the reference alone. A
+    /// relative path starts at the current folder. Default: the policy after the warm-up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Instead of the top-level `backend`.
+    /// Backend of the role. Default: the top-level `backend`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
-    /// Instead of the top-level `devices`; as many, since every rank holds its part of every role. These may be others.
+    /// Devices of the role, which may differ from the top-level `devices`. The number of devices must be equal, since
+    /// every rank holds its shard of every role. Default: the top-level `devices`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<Devices>,
-    /// Instead of fields of the top-level `strategy`.
+    /// Fields that override those of the top-level `strategy`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub strategy: StrategyOverride,
 }
 
 impl RolesConfig {
-    /// Reports what cannot be, of the roles of `config`.
+    /// Reports invalid fields of the roles of `config`.
     pub(super) fn validate(&self, config: &Config, at: &Section) {
         let policy = at.below("policy.strategy");
         self.policy.strategy.validate(&policy);
@@ -80,7 +82,7 @@ impl RolesConfig {
             "a model of images is compared with itself as it was before training",
             "leave it out",
         );
-        // With adapters nothing can be said of how the reference is held, unless it is another model.
+        // With adapters the reference has no strategy, unless it is another model.
         at.when(at.root().is_sound("model.lora")).ensure(
             !config.model.has_adapters() || self.reference == RoleConfig::default() || self.reference.path.is_some(),
             "reference",
@@ -89,7 +91,7 @@ impl RolesConfig {
         );
     }
 
-    /// Warns of a role that the run has none of: the same file may be run with and without a KL term.
+    /// Warns of a role that the run does not have: the same file may be run with and without a KL term.
     pub fn warn_of_idle(&self, pipeline: &PipelineConfig) {
         for (field, is_said, exists) in [
             ("roles.reference", self.reference != RoleConfig::default(), pipeline.has_reference()),

@@ -1,40 +1,40 @@
-//! The `sampler` of `pipeline.diffusion`: how noise becomes an image.
+//! The `sampler` of `pipeline.diffusion`, which denoises images.
 
 use anyroll_models::diffusion::{sigmas, sigmas_of_diffusers};
 use serde::{Deserialize, Serialize};
 
 use crate::document::Section;
 
-/// How noise becomes an image.
+/// Sampler that denoises images.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct SamplerConfig {
-    /// Denoising steps.
+    /// Number of denoising steps; 2 or above.
     pub steps: usize,
-    /// How the sigmas are spaced before they are shifted. Default even.
+    /// Spacing of the sigmas before the shift. Default even.
     #[serde(default)]
     pub spacing: Spacing,
-    /// Moves the sigmas towards noise, `s sigma / (1 + (s - 1) sigma)`; above 0. Default: what the scheduler in the
-    /// model's folder says; without a folder 1, evenly spaced.
+    /// Shift of the sigmas towards noise, `s sigma / (1 + (s - 1) sigma)`; above 0. Default: the value of the scheduler
+    /// in the model's folder; without a folder 1, evenly spaced.
     #[serde(default)]
     pub shift: Option<f64>,
-    /// Classifier-free guidance, in sampling and in training; 1 is none. Default 1.
+    /// Scale of classifier-free guidance, in sampling and in training; 0 or above, and 1 is none. Default 1.
     #[serde(default = "one_f64")]
     pub guidance: f64,
-    /// The same where the second of a pair of transformers paints, as Wan 2.2's 14B is one. Default: `guidance`.
+    /// Scale of guidance for the second transformer of a pair, as in Wan 2.2's 14B; 0 or above. Default: `guidance`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guidance_2: Option<f64>,
-    /// Images that a rank samples at a time.
+    /// Number of images that a rank samples at a time; 1 or above.
     pub batch_size: usize,
-    /// Images that a rank decodes from latents at a time, where the model has any. Default: one.
+    /// Number of images that a rank decodes from latents at a time, if the model has latents; 1 or above. Default 1.
     #[serde(default = "one")]
     pub decode_batch_size: usize,
-    /// Of videos the first so many frames are decoded, for rewards, evaluations and pictures: one more than a multiple of
-    /// what the autoencoder needs. Default: all.
+    /// Number of first frames of a video that are decoded, for rewards, evaluations and pictures: one more than a
+    /// multiple of the autoencoder's temporal factor. Default: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode_frames: Option<usize>,
-    /// Decode what is larger than a tile in tiles that overlap, as diffusers' `enable_tiling` does: less memory, and slightly
-    /// other pixels. Default: whole.
+    /// Tiles that overlap, for decoding images larger than a tile, as in diffusers' `enable_tiling`. Tiles need less
+    /// memory, and change pixels slightly. Default: no tiles.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode_tiles: Option<TilesConfig>,
 }
@@ -43,25 +43,26 @@ pub struct SamplerConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TilesConfig {
-    /// Pixels of a tile's side; a multiple of what a latent stands for.
+    /// Side of a tile in pixels; a multiple of a latent's side in pixels.
     pub size: usize,
-    /// Pixels from one tile to the next, from half of `size` to all of it. Default: three quarters of `size`, in whole latents.
+    /// Pixels from one tile to the next, from half of `size` to all of it. Default: three quarters of `size`, in whole
+    /// latents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stride: Option<usize>,
 }
 
 impl TilesConfig {
-    /// Pixels from one tile to the next, where a latent stands for `zoom` of a side.
+    /// Returns the pixels from one tile to the next. `zoom` is the number of pixels of a latent's side.
     pub fn stride(&self, zoom: usize) -> usize {
         self.stride.unwrap_or(self.size / zoom * 3 / 4 * zoom)
     }
 }
 
 impl SamplerConfig {
-    /// Every sigma on the way, from 1 to 0.
+    /// Returns the sigmas of the denoising steps, from 1 to 0.
     ///
     /// # Errors
-    /// For steps or a shift that make none.
+    /// Fails for a number of steps or a shift that has no sigmas.
     pub fn sigmas(&self, shift: f64) -> anyroll_models::Result<Vec<f64>> {
         match self.spacing {
             Spacing::Even => sigmas(self.steps, shift),
@@ -69,37 +70,38 @@ impl SamplerConfig {
         }
     }
 
-    /// The guidance at `sigma`, of a pair of transformers with this `boundary`.
+    /// Returns the guidance at `sigma`, for a pair of transformers with this `boundary`.
     pub fn guidance_at(&self, sigma: f64, boundary: Option<f64>) -> f64 {
         let of_second = boundary.is_some_and(|boundary| is_of_second(sigma, boundary));
         self.guidance_2.filter(|_| of_second).unwrap_or(self.guidance)
     }
 
-    /// Whether any step has guidance.
+    /// Returns true if any step has guidance.
     pub fn is_guided(&self) -> bool {
         self.guided_by().is_some()
     }
 
-    /// The first field by which any step has guidance.
+    /// Returns the first field by which any step has guidance.
     pub fn guided_by(&self) -> Option<&'static str> {
         let fields = [("guidance", Some(self.guidance)), ("guidance_2", self.guidance_2)];
         fields.into_iter().find(|(_, value)| value.is_some_and(|value| value != 1.0)).map(|(name, _)| name)
     }
 }
 
-/// Whether the second of a pair of transformers paints at `sigma`; as the model compares them, in fp32.
+/// Returns true if the second transformer of a pair denoises at `sigma`; the comparison is in fp32, as in the model.
 pub fn is_of_second(sigma: f64, boundary: f64) -> bool {
     (sigma as f32) < boundary as f32
 }
 
-/// How a sampler's sigmas are spaced.
+/// Spacing of a sampler's sigmas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spacing {
-    /// From 1 to 0 in equal steps, as ROLL has it.
+    /// From 1 to 0 in equal steps, as in ROLL.
     #[default]
     Even,
-    /// As diffusers' `FlowMatchEulerDiscreteScheduler`: in equal steps to the first timestep's, and one step to 0.
+    /// The spacing of diffusers' `FlowMatchEulerDiscreteScheduler`: equal steps to the sigma of the first timestep, and
+    /// one step to 0.
     Diffusers,
 }
 

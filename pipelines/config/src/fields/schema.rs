@@ -1,4 +1,4 @@
-//! The top level of a YAML file, each field with its unit, its default and what its edge values mean.
+//! The top level of a YAML file, each field with its unit, its default and the meaning of its edge values.
 //!
 //! Enums are externally tagged (`data: {sort: {digits: 6}}`), because serde buffers the other forms and an error inside would
 //! lose its line.
@@ -20,45 +20,47 @@ use super::roles::RolesConfig;
 use super::strategy::StrategyConfig;
 use crate::document::Section;
 
-/// A whole run, as the user wrote it, with the defaults of absent fields filled in.
+/// The config of a run, as the user wrote it, with the defaults of absent fields filled in.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The run's name, the start of its folder's: letters, digits, `-`, `_` and `.`.
+    /// Name of the run, with which the run folder's name starts: letters, digits, `-`, `_` and `.`, first a letter or
+    /// digit.
     pub name: String,
-    /// Everything random follows from it: weights, prompts, samples. Default 0.
+    /// Seed of all random numbers: weights, prompts, samples. Default 0.
     #[serde(default)]
     pub seed: u64,
-    /// The backend that runs the math, or `auto`: the first usable one of the machine.
+    /// Backend that runs the math, or `auto`: the first usable one of the machine.
     pub backend: String,
-    /// The devices of this host, one rank each. Default 1.
+    /// Devices of this host, one for each rank. Default 1.
     #[serde(default)]
     pub devices: Devices,
-    /// CPU threads of a rank's math. Default: the machine's cores divided by its ranks, at least 1.
+    /// Number of CPU threads of a rank's math; 1 to 4096. Default: the machine's cores divided by its ranks, at
+    /// least 1.
     #[serde(default)]
     pub threads: Option<usize>,
     /// The policy's architecture.
     pub model: ModelConfig,
-    /// How every role is held and computed, unless `roles` says otherwise.
+    /// Strategy of every role, unless `roles` overrides it.
     pub strategy: StrategyConfig,
-    /// What differs for one role. Default: nothing.
+    /// Differences of single roles from the top level. Default: none.
     #[serde(default, skip_serializing_if = "is_default")]
     pub roles: RolesConfig,
-    /// Who may read the metrics while the run goes on. Default: nobody.
+    /// Publication of the metrics while the run continues. Default: none.
     #[serde(default, skip_serializing_if = "is_default")]
     pub metrics: MetricsConfig,
-    /// What is run.
+    /// The pipeline of the run.
     pub pipeline: PipelineConfig,
 }
 
-/// The devices of a host: a count, `all`, or a list of ordinals.
+/// Devices of a host: a count, `all`, or a list of ordinals.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Devices {
-    /// The first so many; on the cpu, the number of ranks.
+    /// A number of devices, the first ones; on the cpu, the number of ranks.
     Count(usize),
-    /// Every device that the backend has here. Not on the cpu, which has no count of its own.
+    /// Every device of the backend on this host. Not on the cpu, which has no count of its own.
     All,
-    /// These ordinals, in the order of the ranks. Not on the cpu.
+    /// Ordinals, in the order of the ranks. Not on the cpu.
     List(Vec<usize>),
 }
 
@@ -68,28 +70,28 @@ impl Default for Devices {
     }
 }
 
-/// A model's architecture and where its weights come from: `{decoder: {...}}`, `{path: DIR}`, `{dit: {...}}` or
+/// A model's architecture and the source of its weights: `{decoder: {...}}`, `{path: DIR}`, `{dit: {...}}` or
 /// `{diffusers: DIR}`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(try_from = "ModelFields", into = "ModelFields")]
 pub enum ModelConfig {
-    /// A decoder language model made from scratch, its weights drawn from the run's seed.
+    /// A decoder language model with new weights, drawn from the run's seed.
     Decoder(DecoderConfig),
     /// A published model.
     Folder(FolderConfig),
-    /// A diffusion transformer for images of a class, made from scratch as well.
+    /// A class-conditional diffusion transformer for images, with new weights.
     Dit(DitConfig),
-    /// A published model of images.
+    /// A published image model.
     Diffusers(DiffusersConfig),
 }
 
 impl ModelConfig {
-    /// Whether adapters drop values in training.
+    /// Returns true if adapters have dropout in training.
     pub fn drops(&self) -> bool {
         matches!(self, Self::Folder(folder) if folder.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0))
     }
 
-    /// Whether adapters are what is trained.
+    /// Returns true if adapters are trained instead of the weights.
     pub fn has_adapters(&self) -> bool {
         match self {
             Self::Folder(folder) => folder.lora.is_some(),
@@ -99,27 +101,27 @@ impl ModelConfig {
     }
 }
 
-/// What is run.
+/// The pipeline of a run.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PipelineConfig {
     /// Reinforcement learning with a verifiable reward.
     Rlvr(Box<RlvrConfig>),
-    /// Training on texts that are there beforehand: supervised, or on pairs.
+    /// Training on texts that exist before the run: supervised, or on pairs.
     Offline(Box<OfflineConfig>),
-    /// Reward training of a model of images.
+    /// Reward training of an image model.
     Diffusion(Box<DiffusionConfig>),
 }
 
 impl Config {
-    /// Whether what is trained gives texts a number, and writes none.
+    /// Returns true if the trained model scores texts, and generates none.
     pub fn trains_a_reward_model(&self) -> bool {
         matches!(&self.pipeline, PipelineConfig::Offline(offline) if offline.objective.is_of_numbers())
     }
 }
 
 impl PipelineConfig {
-    /// Its name in YAML.
+    /// Returns the pipeline's name in YAML.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Rlvr(_) => "rlvr",
@@ -128,7 +130,7 @@ impl PipelineConfig {
         }
     }
 
-    /// Whether something is compared with what the policy was.
+    /// Returns true if the pipeline has a reference.
     pub fn has_reference(&self) -> bool {
         match self {
             Self::Rlvr(rlvr) => rlvr.algorithm.kl_coef > 0.0,
@@ -137,7 +139,7 @@ impl PipelineConfig {
         }
     }
 
-    /// Whether a model learns what tokens earn.
+    /// Returns true if the pipeline has a critic.
     pub fn has_critic(&self) -> bool {
         matches!(self, Self::Rlvr(rlvr) if rlvr.critic.is_some())
     }
@@ -147,26 +149,26 @@ impl PipelineConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct WarmupConfig {
-    /// Optimizer steps; 0 is no warm-up.
+    /// Number of optimizer steps; 0 is no warm-up.
     pub steps: u64,
-    /// Records of a step, over all ranks; a multiple of the number of ranks.
+    /// Number of records of a step, over all ranks; a multiple of the number of ranks.
     pub batch_size: usize,
-    /// Instead of `strategy.micro_batch_size`.
+    /// Number of sequences of a micro-batch; 1 or above. Default: `strategy.micro_batch_size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch_size: Option<usize>,
-    /// An optimizer of its own, with its own states; its schedule counts warm-up steps.
+    /// A separate optimizer with its own states; its schedule counts warm-up steps.
     pub optimizer: OptimizerConfig,
 }
 
-/// When the run is saved; after the last step always.
+/// Interval and number of checkpoints. A checkpoint is always written after the last step.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
-    /// RL steps from one checkpoint to the next. Default 50.
+    /// Number of RL steps between checkpoints; 1 or above. Default 50.
     pub every: u64,
-    /// The newest so many are kept; at least 1. Default 2.
+    /// Number of newest checkpoints that are kept; at least 1. Default 2.
     pub keep_last: usize,
-    /// Keeps the policy with the best `eval/greedy` as well, in the run folder's `best`. Default false.
+    /// True if the policy with the best `eval/greedy` is kept as well, in the run folder's `best`. Default false.
     pub keep_best: bool,
 }
 
@@ -177,7 +179,7 @@ impl Default for CheckpointConfig {
 }
 
 impl Config {
-    /// Reports what cannot be, whatever the machine has and the files hold that are named.
+    /// Reports invalid fields, without querying the machine or reading the files that are named.
     pub fn validate(&self, at: &Section) {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         let (name, first) = (&self.name, |c: char| c.is_ascii_alphanumeric());
@@ -203,7 +205,7 @@ impl Config {
         }
     }
 
-    /// Reports logits that are to be kept and not made: only a loss of tokens has some.
+    /// Reports `keep_logits` for a loss without logits: only a loss of tokens has logits.
     fn validate_logits(&self, at: &Section) {
         let has_none = matches!(self.pipeline, PipelineConfig::Diffusion(_)) || self.trains_a_reward_model();
         let is_read = at.is_read("pipeline") && at.is_sound("pipeline.offline.objective");
@@ -215,7 +217,7 @@ impl Config {
         );
     }
 
-    /// Whether the pipeline trains a model of this kind; reported if it does not.
+    /// Reports a model of a kind that the pipeline does not train.
     fn validate_kinds(&self, at: &Section) {
         let at = at.when(at.is_read("pipeline"));
         match (&self.pipeline, self.model.is_of_images()) {
@@ -233,7 +235,7 @@ impl Config {
 }
 
 impl ModelConfig {
-    /// Whether it paints.
+    /// Returns true if the model generates images.
     pub fn is_of_images(&self) -> bool {
         matches!(self, Self::Dit(_) | Self::Diffusers(_))
     }

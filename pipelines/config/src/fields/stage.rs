@@ -7,12 +7,12 @@ use serde::{
     de::{self, Visitor},
 };
 
-/// What is sharded over the ranks.
+/// Stage of sharding over the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ZeroStage {
-    /// As the stage of this number, 0 to 3.
+    /// The stage of this number, 0 to 3.
     Stage(u8),
-    /// As the fastest stage that fits the devices; resolved before anything starts.
+    /// The fastest stage that fits the devices; resolved before the run starts.
     Auto,
 }
 
@@ -34,7 +34,7 @@ impl<'de> Deserialize<'de> for ZeroStage {
             }
 
             fn visit_u64<E: de::Error>(self, number: u64) -> Result<ZeroStage, E> {
-                // What no stage has is refused with the field's name.
+                // A number without a stage is refused later, with the field's name.
                 Ok(ZeroStage::Stage(u8::try_from(number).unwrap_or(u8::MAX)))
             }
 

@@ -1,4 +1,4 @@
-//! The fields that count steps, by a number or by what it follows from.
+//! The fields that count steps, by a number or by a measure that the number follows from.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,29 +9,29 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::schema::PipelineConfig;
 
-/// A number of steps, or what it follows from.
+/// A number of steps, or a measure that the number follows from.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Steps<T> {
-    /// So many.
+    /// The number of steps.
     Count(u64),
-    /// As many as this comes to.
+    /// A measure that the number of steps follows from.
     By(T),
 }
 
-/// What steps may be counted by, in a mapping of its own.
+/// A measure of steps, in its own mapping.
 pub trait Measure {
-    /// How it may look in YAML.
+    /// Example of the measure in YAML.
     const EXAMPLE: &'static str;
 }
 
-/// The steps of a run by passes over the records that are trained on, which are neither held out nor left out; resolved
-/// before anything starts.
+/// Number of a run's steps, by passes over the records that are trained on, which are neither held out nor left out.
+/// The number is resolved before the run starts.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataEpochs {
-    /// So many, above 0; a part of one as well. A step may end one pass and begin the next, and the last one is filled up
-    /// with records of a further pass: `ceil(data_epochs x records / records of a step)` steps.
+    /// Number of passes, above 0; fractions are allowed. A step may end one pass and begin the next, and records of a
+    /// further pass fill the last step: `ceil(data_epochs x records / records of a step)` steps.
     pub data_epochs: f64,
 }
 
@@ -64,7 +64,7 @@ impl<'de, T: Measure + Deserialize<'de>> Deserialize<'de> for Steps<T> {
 }
 
 impl PipelineConfig {
-    /// How long it is, and the prompts or records of a step over all ranks.
+    /// Returns the number of steps, and the prompts or records of a step over all ranks.
     pub fn steps_and_their_size(&self) -> (Steps<DataEpochs>, usize) {
         match self {
             Self::Rlvr(rlvr) => (rlvr.steps, rlvr.prompts_per_step),
@@ -74,7 +74,7 @@ impl PipelineConfig {
     }
 }
 
-/// `steps` rounded up. 1.1 x 10 is a little more than 11, and no step more.
+/// Returns `steps` rounded up. In floating point, 1.1 x 10 is a little more than 11; that excess adds no step.
 pub fn whole_steps(steps: f64) -> u64 {
     (steps * (1.0 - 1e-12)).ceil() as u64
 }

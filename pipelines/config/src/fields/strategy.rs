@@ -1,4 +1,4 @@
-//! The `strategy` section: how a role's weights and states are held over the ranks, and in which precision it computes.
+//! The `strategy` section: sharding of a role's weights and states over the ranks, and the role's precision.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,58 +6,61 @@ use super::schema::is_default;
 use super::stage::ZeroStage;
 use crate::document::Section;
 
-/// The largest first loss scale: a loss of 1 overflows fp16 long before.
+/// Largest initial loss scale: a loss of 1 overflows fp16 long before.
 const MOST_LOSS_SCALE: f64 = 16_777_216.0;
 
-/// How a role's weights and states are held over the ranks, and in which precision it computes.
+/// Sharding of a role's weights and states over the ranks, and the role's precision.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StrategyConfig {
-    /// What is sharded over the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too; `auto` is the
+    /// Stage of sharding over the ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too; `auto` is the
     /// fastest that fits the devices. Default 0.
     #[serde(default)]
     pub zero_stage: ZeroStage,
-    /// The dtype of weights and activations. Default fp32.
+    /// Dtype of weights and activations. Default fp32.
     #[serde(default)]
     pub precision: Precision,
-    /// What backward runs again instead of keeping it; the result does not depend on it. Default none.
+    /// Activations that backward recomputes instead of keeping. The result does not depend on recomputation.
+    /// Default none.
     #[serde(default)]
     pub recompute: Recompute,
-    /// Whether gradients repeat to the bit from run to run. `false` allows a device's faster kernels that do not, where
-    /// it has any: attention in 16 bits on GPUs. Default true.
+    /// True if gradients are bitwise equal from run to run. `false` allows faster kernels that are not deterministic,
+    /// if a device has them: attention in 16 bits on GPUs. Default true.
     #[serde(default = "yes")]
     pub deterministic: bool,
-    /// Whether a language model keeps the logits of a micro-batch's targets from forward to backward, in place of making them
-    /// twice. The result does not depend on it. Default: where `zero_stage: auto` finds room for them; else false.
+    /// True if a language model keeps the logits of a micro-batch's targets from forward to backward, instead of
+    /// computing them twice. The result does not depend on this field. Default: true if `zero_stage: auto` finds memory
+    /// for the logits; else false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_logits: Option<bool>,
-    /// What leaves the device while it is not needed; the result does not depend on it.
+    /// Offload of unused states and weights. The result does not depend on offload.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offload: OffloadConfig,
-    /// Sequences that a rank puts through forward and backward at a time. Memory grows with it; the
-    /// result does not depend on it but for rounding.
+    /// Number of sequences of a micro-batch, a rank's forward and backward; 1 or above. Memory grows with the number;
+    /// results are equal up to rounding.
     pub micro_batch_size: usize,
-    /// Who adds up what the ranks send to one another. Default ordered. The ranks of all roles do it alike.
+    /// Order in which collectives sum. All roles share one order. Default ordered.
     #[serde(default)]
     pub reduction: Reduction,
-    /// Seconds after which a collective that has not finished is aborted. Default 60.
+    /// Timeout of a collective in seconds; above 0, at most 86400. An unfinished collective is then aborted.
+    /// Default 60.
     #[serde(default = "one_minute")]
     pub collective_timeout_s: f64,
 }
 
-/// Who adds up what the ranks send to one another.
+/// Order in which collectives sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduction {
-    /// The receiver, in rank order: the same bits at every stage and on every machine.
+    /// The receiver sums in rank order: bitwise equal at every stage and on every machine.
     #[default]
     Ordered,
-    /// The communication library, in an order of its own: faster on some GPUs, equal within rounding. A backend
-    /// without such a library does it in order.
+    /// The communication library sums in its own order: faster on some GPUs, equal up to rounding. A backend without
+    /// such a library sums in rank order.
     Library,
 }
 
-/// A dtype of weights and activations; master weights and optimizer states are fp32 in any case.
+/// Dtype of weights and activations; master weights and optimizer states are always fp32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
@@ -70,14 +73,14 @@ pub enum Precision {
     Fp16(Fp16Config),
 }
 
-/// Loss scaling: a gradient that overflows is skipped and halves the scale, and it doubles after
-/// `growth_interval` steps without one.
+/// Dynamic loss scaling. An overflow skips the update and halves the scale; the scale doubles after `growth_interval`
+/// steps without an overflow.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Fp16Config {
-    /// What the loss is multiplied by at first; a power of two, 1 or above. Default 65536.
+    /// Initial scale of the loss; a power of two, from 1 to 2^24. Default 65536.
     pub initial_scale: f64,
-    /// Optimizer steps without an overflow until it doubles, 1 or above. Default 2000.
+    /// Number of optimizer steps without an overflow until the scale doubles; 1 or above. Default 2000.
     pub growth_interval: u32,
 }
 
@@ -87,28 +90,27 @@ impl Default for Fp16Config {
     }
 }
 
-/// What backward runs again.
+/// Activations that backward recomputes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// Nothing: forward keeps the activations of every block.
     #[default]
     None,
-    /// In each block what is large and cheap to make again: of a decoder the MLP's inner activations.
+    /// Activations of each block that are large and cheap to recompute: in a decoder, the MLP's inner activations.
     Selective,
-    /// Every block but the last, from its input: the activations of one exist at a time.
+    /// Every block but the last, from its input: the activations of one block exist at a time.
     Full,
 }
 
-/// What leaves the device while it is not needed.
+/// Offload of unused states and weights.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OffloadConfig {
-    /// The optimizer's states, and with them the accumulated gradients, which are only let go. Default
-    /// between_steps.
+    /// Offload of the optimizer's states; accumulated gradients are freed with them. Default between_steps.
     pub optimizer: OptimizerOffload,
-    /// The weights; `between_steps` only of the reference and the critic, since the policy needs its own at all times.
-    /// Default none.
+    /// Offload of the weights; `between_steps` only for the reference and the critic, since the policy needs its
+    /// weights at all times. Default none.
     pub params: Offload,
 }
 
@@ -118,70 +120,70 @@ impl Default for OffloadConfig {
     }
 }
 
-/// When the optimizer's states leave the device.
+/// Offload of the optimizer's states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OptimizerOffload {
-    /// Never.
+    /// No offload.
     None,
-    /// For pinned host memory after each step, and back for the next one.
+    /// Offload to pinned host memory after each step, and load for the next step.
     BetweenSteps,
-    /// They are never there: the host keeps and steps them, on the rank's `threads`. For models beyond the devices'
-    /// memory.
+    /// The states stay on the host, which also runs the optimizer step, on the rank's `threads`. For models beyond the
+    /// devices' memory.
     CpuStep,
 }
 
-/// When weights leave the device.
+/// Offload of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Offload {
-    /// Never.
+    /// No offload.
     None,
-    /// For pinned host memory after each use, and back for the next one.
+    /// Offload to pinned host memory after each use, and load for the next use.
     BetweenSteps,
-    /// They are in pinned host memory, and a block's are on the device just while it runs. For models beyond the
-    /// devices' memory.
+    /// The weights stay in pinned host memory, and a block's weights are on the device only while the block runs. For
+    /// models beyond the devices' memory.
     Cpu,
 }
 
-/// The fields of [`StrategyConfig`] that a role says otherwise.
+/// The fields of [`StrategyConfig`] that a role overrides.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StrategyOverride {
-    /// Instead of `strategy.zero_stage`.
+    /// Override of `strategy.zero_stage`. Default: no override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero_stage: Option<ZeroStage>,
-    /// Instead of `strategy.precision`.
+    /// Override of `strategy.precision`. Default: no override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
-    /// Instead of `strategy.recompute`.
+    /// Override of `strategy.recompute`. Default: no override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Recompute>,
-    /// Instead of `strategy.offload`.
+    /// Override of `strategy.offload`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offload: OffloadOverride,
-    /// Instead of `strategy.micro_batch_size`.
+    /// Override of `strategy.micro_batch_size`. Default: no override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch_size: Option<usize>,
-    /// Instead of `strategy.collective_timeout_s`.
+    /// Override of `strategy.collective_timeout_s`. Default: no override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collective_timeout_s: Option<f64>,
 }
 
-/// The fields of [`OffloadConfig`] that a role says otherwise.
+/// The fields of [`OffloadConfig`] that a role overrides.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct OffloadOverride {
-    /// Instead of `strategy.offload.optimizer`.
+    /// Override of `strategy.offload.optimizer`. Default: no override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<OptimizerOffload>,
-    /// Instead of `strategy.offload.params`.
+    /// Override of `strategy.offload.params`. Default: no override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub params: Option<Offload>,
 }
 
 impl StrategyConfig {
-    /// Reports what cannot be, of the strategy of all roles.
+    /// Reports invalid fields of the strategy of all roles.
     pub(super) fn validate(&self, at: &Section) {
         let OffloadConfig { optimizer, params } = self.offload;
         let said = StrategyOverride {
@@ -198,7 +200,7 @@ impl StrategyConfig {
 }
 
 impl StrategyOverride {
-    /// Reports what cannot be, of the fields that a role has.
+    /// Reports invalid fields of a role's strategy.
     pub(super) fn validate(&self, at: &Section) {
         if let Some(ZeroStage::Stage(stage)) = self.zero_stage {
             let message = format!("there is no stage {stage}");
@@ -226,7 +228,7 @@ impl Fp16Config {
 }
 
 impl OffloadOverride {
-    /// Reports weights that the policy would lack: it generates between its steps.
+    /// Reports offload of weights for the policy, which generates between its steps.
     pub(super) fn validate_of_policy(&self, at: &Section) {
         at.ensure(
             self.params != Some(Offload::BetweenSteps),
@@ -237,7 +239,7 @@ impl OffloadOverride {
     }
 }
 
-/// Wants a timeout of a collective in seconds.
+/// Requires a timeout of a collective in seconds.
 pub(super) fn validate_collective_timeout(at: &Section, timeout_s: f64) {
     const DAY_S: f64 = 86_400.0;
     let holds = timeout_s > 0.0 && timeout_s <= DAY_S;
@@ -245,7 +247,7 @@ pub(super) fn validate_collective_timeout(at: &Section, timeout_s: f64) {
 }
 
 impl Precision {
-    /// Its name in YAML.
+    /// Returns the precision's name in YAML.
     pub fn name(self) -> &'static str {
         match self {
             Self::Fp32 => "fp32",
