@@ -45,7 +45,7 @@ pub struct Settled {
 /// Reason why `auto` found no stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsettled {
-    /// The memory of a device is unknown.
+    /// The device's memory is unknown.
     NoMemory,
     /// Even the stage with the smallest memory does not fit.
     TooLarge {
