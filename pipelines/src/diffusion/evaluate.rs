@@ -169,7 +169,7 @@ impl ImageTask {
         Ok(Some(grid(&pictures, columns)))
     }
 
-    /// This rank's share of the images of an evaluation, by number.
+    /// This rank's part of the images of an evaluation, by index.
     fn own_evaluation(&self, exchange: &Exchange) -> Range<usize> {
         let images = self.config.evaluation.images;
         let per_rank = images.div_ceil(exchange.world_size());
