@@ -83,7 +83,7 @@ impl Stages {
     }
 
     /// Possible stages of `run`, fastest first. Stages of the policy and the critic cost time in every
-    /// micro-batch, those of the reference and reward models in one pass. So the latter are raised first. The
+    /// micro-batch, those of the reference and reward models in one pass. The latter are therefore raised first. The
     /// policy, which also samples, comes last.
     fn candidates(run: &Run) -> Vec<Self> {
         let stages = |role: &Role| match role.has_open_stage {

@@ -28,7 +28,7 @@ fn parts_of_a_schedule_are_steps_or_shares() {
         schedule("{cosine: {warmup_steps: {share: 0.25}}}").unwrap(),
         ScheduleConfig::Cosine(DecayConfig { warmup_steps: by(0.25), final_ratio: 0.0 })
     );
-    // Of 20 steps.
+    // Shares of 20 steps.
     schedule("{wsd: {warmup_steps: {share: 0.2}, decay_steps: {share: 0.8}}}").unwrap();
     let message = "17 do not fit in 20 steps, 4 of which";
     let too_many = "{wsd: {warmup_steps: {share: 0.2}, decay_steps: {share: 0.81}}}";

@@ -69,8 +69,9 @@ impl ValueStats {
 
 /// Returns the gradient of the value loss with respect to `values`. The loss is a sum over tokens of token weight
 /// times max((v - R)², (clip(v, o ± `clip`) - R)²) / 2, divided by `count`. Here v is the value, o the old value and
-/// R the return, as in Schulman et al.'s implementation of PPO, verl and OpenRLHF. Without a `clip` it is (v - R)² /
-/// 2. `count` is [`count`](super::count) of the whole mini-batch, over all ranks and micro-batches.
+/// R the return, as in Schulman et al.'s implementation of PPO, verl and OpenRLHF. Without a `clip`
+/// the loss of a token is (v - R)² / 2. `count` is [`count`](super::count) of the whole mini-batch, over all ranks and
+/// micro-batches.
 pub fn value_loss(
     clip: Option<f64>,
     values: &Tensor,

@@ -1,9 +1,9 @@
 //! Rollout on separate devices, which continue during training.
 //!
-//! Steps take whole batches in the order of their prompts. While step k trains, the devices sample the batches from k
-//! + 1 to k + `ahead`, the oldest first. They continue until batch k + 1 is whole and its longest completion's part
-//! of a step is sampled. Then they wait for the weights of step k + 1. Without the wait, timing would decide which
-//! weights sample a token.
+//! Steps take whole batches in the order of their prompts. While step k trains, the devices sample the batches
+//! from k + 1 to k + `ahead`, the oldest first. The devices continue until batch k + 1 is whole and its longest
+//! completion's part of a step is sampled. Then they wait for the weights of step k + 1. Without the wait, timing
+//! would decide which weights sample a token.
 //!
 //! The step that trains on a completion is known when the completion begins. A batch therefore has a [`Scoring`] from
 //! its beginning, to which the devices' threads hand over each completion when it ends. Completions keep their

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::inference::Sample;
 
-/// Groups of a rank, in the order of their prompts. That is also the order of their age, since the engine starts
-/// earlier requests first. Checkpoints contain the queue as JSON.
+/// Groups of a rank, in the order of their prompts. The order is also that of the groups' age, since the
+/// engine starts earlier requests first. Checkpoints contain the queue as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GroupQueue {
     /// Whole and unfinished groups.

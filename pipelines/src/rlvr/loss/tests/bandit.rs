@@ -1,6 +1,6 @@
-//! A policy with one logit that takes action 1 with probability p. The exact gradient of its expected reward is p (1
-//! - p) (reward of 1 - reward of 0). Unbiased estimators have it as their mean; for the others the tests state the
-//! mean.
+//! A policy with one logit that takes action 1 with probability p. The exact gradient of its expected reward is
+//! p (1 - p) (reward of 1 - reward of 0). Unbiased estimators have this gradient as their mean. For the others the
+//! tests state the mean.
 
 use anyroll_algorithm::{Earned, Moments, gae};
 use anyroll_config::{
