@@ -50,7 +50,7 @@ pub(super) fn open(lora: &LoraConfig, folder: &ModelFolder, at: &Section) -> Opt
     Some(Adapters { shape, folder: Some(adapter) })
 }
 
-/// Reports adapters of a model with experts.
+/// Reports adapters on the matrices of experts.
 fn check_experts(shape: &anyroll_models::LoraConfig, folder: &ModelFolder, at: &Section) {
     if let Some(module) = shape.targets.first_of_experts(folder.decoder_config()) {
         let message = format!("{module} is many experts', which have no adapters");

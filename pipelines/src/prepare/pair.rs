@@ -1,4 +1,4 @@
-//! Check that both transformers of a pair are trained; each paints at some of the sigmas.
+//! Checks that both transformers of a pair are trained; each paints at some of the sigmas.
 
 use anyroll_config::{DiffusionConfig, MethodConfig, Section, is_of_second};
 use anyroll_models::diffusion::{EXPERTS, Lora};

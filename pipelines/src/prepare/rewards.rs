@@ -142,8 +142,7 @@ pub(super) fn start(config: &Config, dataset: Option<&Dataset>, at: &Section) {
     }
 }
 
-/// Reports a sandbox that does not start, or else the first record of the term whose tests cannot be
-/// used.
+/// Reports a sandbox that does not start, or else the first record of the term whose tests cannot be used.
 fn start_code(code: &CodeConfig, term: &RewardTerm, dataset: Option<&Dataset>, at: &Section) {
     let help = "run it where user namespaces are allowed, or name a service in `http`";
     let Some(code) = at.take(Code::new(code), "code", |failure| failure.to_string(), help) else { return };

@@ -59,9 +59,9 @@ pub struct ValuedToken {
 
 impl Valued {
     /// Metrics over all ranks: values, returns and advantages, and the fraction of the returns' variance that the
-    /// values explain. The fraction is 0 if they are no better than a constant.
+    /// values explain. The fraction is 0 for values that are no better than a constant.
     pub fn metrics(&self, exchange: &Exchange) -> Result<Metrics> {
-        /// Least variance of returns; below it nothing is explained. From verl.
+        /// Added to the variance of returns, as in verl, so that returns that hardly differ leave nothing to explain.
         const EPS: f64 = 1e-5;
         let column = |of: fn(&ValuedToken) -> f64| self.seen.iter().map(of).collect::<Vec<f64>>();
         let [values, returns, advantages, missed] = [

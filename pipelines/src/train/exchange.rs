@@ -17,7 +17,6 @@ const FIRST_CAPACITY: usize = 1024;
 /// every rank. A message therefore has a capacity and begins with its length. If a rank's value is longer, a second
 /// message follows, and all ranks raise the capacity of that type alike. From its second value on, a type takes one
 /// collective unless it grows.
-/// collective, unless it grows.
 #[derive(Debug)]
 pub struct Exchange {
     group: CollectiveGroup,

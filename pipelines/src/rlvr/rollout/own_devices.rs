@@ -86,8 +86,8 @@ impl OwnDevicesRollout {
         Ok(())
     }
 
-    /// Begins to score the batches of `prompts` that are not being scored yet. Some of their completions have ended
-    /// only after a resume.
+    /// Begins to score the batches of `prompts` that are not being scored yet. Their completions are all
+    /// unfinished, except after a resume.
     fn begin_scoring(&mut self, rewards: &Rewards, prompts: &[Prompt]) {
         let numbered: Vec<(&Prompt, &Group)> = prompts.iter().zip(&self.queue.groups).collect();
         let mut begun = Vec::new();

@@ -15,7 +15,7 @@ use crate::train::{Place, ranks};
 const SEQUENCES: usize = 12;
 const PROMPT_LEN: usize = 2;
 
-/// AdamW with steps proportional to the gradient, so that different gradients give different weights.
+/// AdamW with steps nearly proportional to the gradient, so that different gradients give different weights.
 pub(super) const NEARLY_SGD: AdamW = AdamW {
     betas: (0.0, 0.0),
     eps: 1.0,
