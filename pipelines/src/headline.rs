@@ -44,11 +44,10 @@ pub struct Comparison<'a> {
 }
 
 impl<'a> Headline<'a> {
-    /// Reads the numbers from the log of a run.
     /// Computes the results from the log of a run.
     ///
-    /// An evaluation has its first and its last value. The reward or loss of a single step depends on its
-    /// prompts, so the first and the last ten steps are averaged. With fewer than twenty steps, each half is.
+    /// An evaluation has its first and its last value. The reward or loss of a single step depends on its prompts, so
+    /// the first and the last ten steps are averaged. With fewer than twenty steps, each half is averaged.
     pub fn new(records: &'a [Record]) -> Headline<'a> {
         let evaluation = |name, metric| {
             let values = values(records, metric);

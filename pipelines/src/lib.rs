@@ -1,9 +1,9 @@
 //! The training loops over a config's parts: from a YAML file to a run folder.
 //!
-//! Read from the bottom up, each module uses only earlier ones: [`launch`] starts ranks, and [`run`] has the types of a run
-//! on a machine; [`inference`] and [`environment`] are parts of a step, and [`journal`] writes its results; [`train`] is the
-//! loop, and [`rlvr`], [`offline`] and [`diffusion`] are pipelines; [`opened`] has the files that a config names, and [`plan`]
-//! counts memory; [`prepare`] turns a YAML file into a run. `tests/tidy.rs` refuses a ring.
+//! In reading order, each module uses only earlier ones. [`launch`] starts ranks, and [`run`] has the types of a run
+//! on a machine. [`inference`] and [`environment`] are parts of a step, and [`journal`] writes its results. [`train`]
+//! is the loop, and [`rlvr`], [`offline`] and [`diffusion`] are pipelines. [`opened`] has the files that a config
+//! names, and [`plan`] computes memory. [`prepare`] turns a YAML file into a run. `tests/tidy.rs` refuses cycles.
 
 #![forbid(unsafe_code)]
 

@@ -3,13 +3,13 @@
 //! One line is one step: `{"step":12,"reward/mean":0.5,...}`. Step 0 is the state before the first update;
 //! an evaluation's numbers stand in the line of the step after which it ran.
 //!
-//! Names are `group/quantity`, and the unit comes last where there is one (`time/step_s`). Two runs that
-//! are bitwise equal (same config, seed, world size and machine, resumed or not) write the same bits for
-//! every metric but those named `time/*` and `perf/*`, which depend on the clock. So whatever does has to
-//! bear such a name: memory too, which streams release when they get to it.
+//! Names are `group/quantity`, and the unit comes last if there is one (`time/step_s`). Two runs with the same
+//! config, seed, world size and machine are bitwise equal, resumed or not. Such runs write the same bits for every
+//! metric except `time/*` and `perf/*`, which depend on the clock. Every metric that depends on the clock must have
+//! such a name. Memory does too, since streams release memory at varying times.
 //!
-//! `time/step_s` is a whole training step without its evaluation, which is `time/eval_s`: their sum is
-//! what a run took.
+//! `time/step_s` is the duration of a training step without its evaluation, and `time/eval_s` is that of the
+//! evaluation. The sum of both is the run's duration.
 
 mod declared;
 
@@ -39,7 +39,7 @@ impl Metrics {
         Metrics::default()
     }
 
-    /// Sets `name` to `value`; a name that is there keeps its place.
+    /// Sets `name` to `value`; an existing name keeps its position.
     ///
     /// # Panics
     /// If `name` is `step`, which is the key of the record.
@@ -54,7 +54,7 @@ impl Metrics {
         self.values.get(name).copied()
     }
 
-    /// Takes all of `other` behind what is here; where a name is in both, `other`'s value counts.
+    /// Appends all of `other`; for a name that is in both, the value of `other` is kept.
     pub fn merge(&mut self, other: Metrics) {
         self.values.extend(other.values);
     }
@@ -68,9 +68,9 @@ impl Metrics {
 /// One line of `metrics.jsonl`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
-    /// How many updates were done; 0 is before the first.
+    /// Number of updates before this record; 0 is before the first.
     pub step: u64,
-    /// What was measured. A number that was not finite when it was written reads back as NaN.
+    /// Measured values. A value that was not finite when written is read as NaN.
     pub metrics: Metrics,
 }
 
@@ -84,25 +84,25 @@ impl MetricsLog {
     /// Starts the log of a new run.
     ///
     /// # Errors
-    /// If the file exists or cannot be made.
+    /// If the file exists or cannot be created.
     pub fn create(path: &Path) -> Result<MetricsLog> {
         Ok(MetricsLog { lines: JsonLines::create(path)? })
     }
 
-    /// Continues the log of a run that goes on with `next_step`: the lines of it and of later steps are
-    /// dropped, and so is a last line that a killed process left unfinished. So a step's line must be appended
-    /// before its checkpoint is made.
+    /// Continues the log of a run that resumes at `next_step`. Lines of that step and later ones are dropped, and so
+    /// is an incomplete last line of a killed process. For this, a step's line must be appended before its checkpoint
+    /// starts.
     ///
     /// # Errors
-    /// If the file cannot be read or written, or holds a line that is no record.
+    /// If the file cannot be read or written, or holds an invalid line.
     pub fn resume(path: &Path, next_step: u64) -> Result<MetricsLog> {
         Ok(MetricsLog { lines: JsonLines::resume(path, next_step)? })
     }
 
     /// Appends the line of a step and hands it to the operating system, so that it outlives a kill.
     ///
-    /// JSON has no infinities and no NaN: such a value is written as `null`, and a warning names it. In tests a name that
-    /// is not [declared](DECLARED) is an error.
+    /// JSON has no infinities and no NaN: such a value is written as `null`, and a warning names the metric. In tests
+    /// a name that is not [declared](DECLARED) is an error.
     pub fn append(&mut self, step: u64, metrics: &Metrics) -> Result<()> {
         for (name, _) in metrics.iter().filter(|_| cfg!(test)) {
             assert!(declared(name).is_some(), "`{name}` is not in metrics/declared.rs");
@@ -113,22 +113,22 @@ impl MetricsLog {
         self.lines.append(&Line { step, metrics })
     }
 
-    /// Waits until all lines are on the disk: to be called before a checkpoint is declared complete, so that
-    /// no power failure leaves a checkpoint that is ahead of its metrics.
+    /// Waits until all lines are on disk. Must be called before a checkpoint is declared complete, so that no power
+    /// failure leaves a checkpoint ahead of its metrics.
     pub fn sync(&self) -> Result<()> {
         self.lines.sync()
     }
 }
 
-/// The lines of a `metrics.jsonl`, in order; the run may still be writing it.
+/// Reads the lines of a `metrics.jsonl`, in order, even during the run.
 ///
 /// # Errors
-/// If the file cannot be read, or holds a line that is no record.
+/// If the file cannot be read, or holds an invalid line.
 pub fn read_metrics(path: &Path) -> Result<Vec<Record>> {
     json_lines::read(path)
 }
 
-/// A record to write, without a copy of its metrics.
+/// A record for writing that borrows its metrics.
 struct Line<'a> {
     step: u64,
     metrics: &'a Metrics,
@@ -281,7 +281,7 @@ mod tests {
         assert!(read_metrics(&path).unwrap_err().to_string().contains("line 2"));
     }
 
-    /// What is logged through tracing while `f` runs.
+    /// Returns the output of tracing while `f` runs.
     fn captured(f: impl FnOnce()) -> String {
         #[derive(Clone, Default)]
         struct Sink(Arc<Mutex<Vec<u8>>>);

@@ -1,4 +1,4 @@
-//! What a config names, opened once: the planner and a rank's set-up take folders, tokenizers and data from here.
+//! Folders, tokenizers and data that a config names, each opened once for the planner and a rank's set-up.
 
 use anyroll_config::DitConfig;
 use anyroll_data::{self, Dataset};
@@ -8,30 +8,30 @@ use anyroll_reward::OpenModel;
 use crate::base_model::BaseModel;
 use crate::diffusion;
 
-/// What a config names.
+/// Everything that a config names, opened.
 pub enum Opened {
     /// A run of a language model.
     Texts(Box<Texts>),
-    /// A run of a model of this shape, of images that are made in code.
+    /// A run of an image model of this shape, on images that are made in code.
     Shapes(DitConfig),
-    /// A run of a published model of images.
+    /// A run of a published image model.
     Images(Box<diffusion::Opened>),
 }
 
-/// What the config of a language model names.
+/// Everything that the config of a language model names, opened.
 pub struct Texts {
     /// Prompts and answers.
     pub dataset: Dataset,
     /// The model that is trained.
     pub base: BaseModel,
-    /// The model that it is compared with, if that is another one.
+    /// The published reference; `None` if the policy's frozen copy is the reference, or without a KL term.
     pub reference: Option<ModelFolder>,
     /// The reward models in the order of the reward's terms.
     pub reward_models: Vec<OpenModel>,
 }
 
 impl Opened {
-    /// What the config of a language model names.
+    /// Returns everything that the config of a language model names; `None` for an image run.
     pub fn texts(&self) -> Option<&Texts> {
         match self {
             Self::Texts(texts) => Some(texts),
@@ -39,7 +39,7 @@ impl Opened {
         }
     }
 
-    /// The same, of all that was opened.
+    /// Returns the same by value.
     pub fn into_texts(self) -> Option<Texts> {
         match self {
             Self::Texts(texts) => Some(*texts),
@@ -47,12 +47,12 @@ impl Opened {
         }
     }
 
-    /// Prompts and answers, of a run that has some.
+    /// Prompts and answers; `None` for a run without records.
     pub fn dataset(&self) -> Option<&Dataset> {
         self.texts().map(|texts| &texts.dataset)
     }
 
-    /// Tells the records of a run from all others; `None` where it has none.
+    /// Digest of the records; `None` for a run without records.
     pub fn digest(&self) -> Option<u32> {
         match self {
             Self::Texts(texts) => Some(texts.dataset.digest()),

@@ -17,7 +17,7 @@ use crate::run_dir::RunDir;
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Standard error, shared by all writers while a progress bar may be at its bottom. Clones are the same
-/// screen. As an [`io::Write`] it is the target of a tracing subscriber.
+/// screen. It is an [`io::Write`] for a tracing subscriber.
 #[derive(Debug, Clone, Default)]
 pub struct Screen {
     bars: MultiProgress,

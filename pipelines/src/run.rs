@@ -1,4 +1,4 @@
-//! A run: a config on a machine, its ranks, their devices and threads, and the share of each in a step.
+//! A run: a config on a machine, its ranks, their devices and threads, and each rank's part of a step.
 
 use std::collections::BTreeMap;
 
@@ -6,76 +6,76 @@ use anyroll_config::{Config, OffloadConfig, Precision, Recompute, Reduction, Str
 
 use crate::launch::Rank;
 
-/// What a config is resolved against. Asked of the backends by the caller, since this module knows none.
+/// The machine that a config is resolved on. The caller asks the backends, since this module knows none.
 #[derive(Clone, Debug)]
 pub struct Machine {
     /// CPU cores that the process may use.
     pub cores: usize,
-    /// Every backend there is, in the order in which `auto` tries them.
+    /// All backends, in the order in which `auto` tries them.
     pub backends: Vec<BackendFacts>,
-    /// This process's place among the ranks, if a launcher gave it one.
+    /// This process's rank, if a launcher set one.
     pub rank: Option<Rank>,
 }
 
-/// What is known of a backend before a device of it is opened.
+/// Facts about a backend, known before a device is opened.
 #[derive(Clone, Debug)]
 pub struct BackendFacts {
     /// Its name in YAML.
     pub name: String,
-    /// Whether it has the math that models need; one without has only memory, order and collectives.
+    /// True if the backend has the math that models need; otherwise it has only memory, order and collectives.
     pub runs_models: bool,
-    /// Whether models on it can compute each token by itself, to the bit.
+    /// True if models on the backend can compute each token by itself, bitwise equal in any batch.
     pub adds_by_rows: bool,
-    /// Its devices here; `None` for the cpu, which holds as many ranks as one asks for.
+    /// Number of devices on this machine; `None` for the cpu, which holds any number of ranks.
     pub devices: Option<usize>,
-    /// The memory of one device, the least of them, where it is known; of the host all that it has.
+    /// Memory of one device in bytes, the minimum over devices, if known; for the host, all of its memory.
     pub memory_bytes: Option<usize>,
-    /// Why it cannot be used here; `None` if it can.
+    /// Reason why the backend cannot be used on this machine; `None` if it can.
     pub unavailable: Option<String>,
 }
 
-/// What a config comes to on a machine.
+/// A config resolved on a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Run {
-    /// The config with nothing left to resolve: what `resolved.yaml` holds. Reading that file on the same
-    /// machine gives the same run.
+    /// The resolved config, written to `resolved.yaml`. Reading that file on the same machine gives the same run.
     pub config: Config,
-    /// All ranks, on all hosts.
+    /// Number of ranks on all hosts.
     pub world_size: usize,
     /// CPU threads of each rank's math.
     pub threads: usize,
-    /// Where the model that is trained lives.
+    /// Placement of the policy.
     pub policy: Role,
-    /// Where what it is compared with lives, its frozen copy or another model; `None` without a KL term.
+    /// Placement of the reference, a frozen copy of the policy or another model; `None` without a KL term.
     pub reference: Option<Role>,
-    /// Where the critic lives; `None` without one.
+    /// Placement of the critic; `None` without one.
     pub critic: Option<Role>,
-    /// How the ranks hold each reward model, in the order of the reward's terms; `None` for one that each has on the host.
+    /// Placement of each reward model, in the order of the reward's terms; `None` for a model that each rank keeps on
+    /// the host.
     pub reward_models: Vec<Option<Role>>,
-    /// Where completions are sampled, if not on the policy's devices.
+    /// Devices of the rollout; `None` if the policy's devices sample.
     pub rollout: Option<RolloutRole>,
-    /// How a step's completions are shared.
+    /// Division of a step's completions.
     pub batches: Batches,
     /// Steps.
     pub steps: u64,
-    /// Held-out records of an evaluation of texts; 0 if there is none.
+    /// Held-out records of an evaluation of texts; 0 without an evaluation.
     pub evaluated: usize,
-    /// Prompts of them that an offline run completes.
+    /// Held-out prompts that an offline run completes.
     pub completed: usize,
-    /// Whether a prompt that neighbouring sequences share goes through the model once.
+    /// True if a prefix that adjacent sequences have in common is computed once.
     pub shares_prompts: bool,
-    /// The shift of the sigmas of a run of images.
+    /// The shift of the sigmas of an image run.
     pub shift: f64,
-    /// The memory of a rank's device by its backend, where it is known; on a host an equal part of it.
+    /// Memory of a rank's device in bytes, by backend, if known; on a host an equal part of the host's memory.
     pub memory_bytes: BTreeMap<String, usize>,
-    /// Why `zero_stage: auto` is what it is; `None` where a stage was written.
+    /// Reason for the stage that `zero_stage: auto` chose; `None` if the config sets a stage.
     pub stage_reason: Option<String>,
-    /// The passes over the data that its steps cover; `None` where steps were written.
+    /// Passes over the data that the steps cover; `None` if the config sets the number of steps.
     pub steps_reason: Option<String>,
 }
 
 impl Run {
-    /// The config with nothing left to resolve as YAML, and in comments why it is so.
+    /// The resolved config as YAML, with the reasons as comments.
     pub fn to_yaml(&self) -> String {
         let pipeline = self.config.pipeline.name();
         let stage = self.stage_reason.iter().map(|reason| format!("# strategy.zero_stage: {reason}\n"));
@@ -83,25 +83,25 @@ impl Run {
         stage.chain(steps).chain([self.config.to_yaml()]).collect()
     }
 
-    /// The reference, if it has weights of its own: it has none where it is the policy with its adapters off.
+    /// The reference if it has its own weights. It has none if it is the policy with its adapters disabled.
     pub fn held_reference(&self) -> Option<&Role> {
         let is_held = self.config.roles.reference.path.is_some() || !self.config.model.has_adapters();
         self.reference.as_ref().filter(|_| is_held)
     }
 
-    /// The roles that are held by a strategy whose stage may be open.
+    /// Roles with a strategy whose stage may be unresolved.
     pub fn roles(&self) -> impl Iterator<Item = &Role> {
         let models = self.reward_models.iter().map(Option::as_ref);
         let roles = [Some(&self.policy), self.reference.as_ref(), self.critic.as_ref()].into_iter();
         roles.chain(models).flatten()
     }
 
-    /// The memory of a device of the policy's, where it is known; on a host a rank's part of it.
+    /// Memory of one of the policy's devices in bytes, if known; on a host a rank's part of the memory.
     pub fn policy_memory_bytes(&self) -> Option<usize> {
         self.memory_bytes.get(&self.policy.backend).copied()
     }
 
-    /// The roles that are not on the policy's devices, in words.
+    /// Descriptions of the roles that are not on the policy's devices.
     pub fn elsewhere(&self) -> Vec<String> {
         let reward_models = self.reward_models.iter().map(|role| ("a reward model", role));
         let held = [("the reference", &self.reference), ("the critic", &self.critic)];
@@ -123,50 +123,50 @@ pub struct RolloutRole {
 }
 
 impl RolloutRole {
-    /// In words.
+    /// Description for the terminal.
     pub fn describe(&self) -> String {
         format!("rollout on {} {:?}", self.backend, self.ordinals.concat())
     }
 }
 
-/// Where and how a model is held.
+/// Placement of a model: its devices and strategy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Role {
     /// The backend's name.
     pub backend: String,
     /// The device of each rank of this host, by local rank.
     pub ordinals: Vec<usize>,
-    /// Its strategy, the role's own fields over the top level's.
+    /// The strategy: the role's own fields override those of the top level.
     pub strategy: Strategy,
-    /// Whether `zero_stage: auto` has still to choose its stage; in a run that starts it has.
+    /// True if `zero_stage: auto` is unresolved; false in a run that starts.
     pub has_open_stage: bool,
 }
 
-/// How a role's weights and states are held over the ranks, and in which precision it computes, with nothing left to choose.
+/// Resolved strategy of a role: sharding, precision and micro-batches.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Strategy {
-    /// The ZeRO stage, 0 to 3; 0 as long as it is open.
+    /// The ZeRO stage, 0 to 3; 0 while it is unresolved.
     pub zero_stage: u8,
     /// The dtype of weights and activations.
     pub precision: Precision,
-    /// What backward runs again.
+    /// Activations that backward recomputes.
     pub recompute: Recompute,
-    /// Whether gradients repeat to the bit.
+    /// True if repeated runs have bitwise equal gradients.
     pub deterministic: bool,
-    /// Whether a language model keeps the logits of a micro-batch from forward to backward.
+    /// True if a language model keeps the logits of a micro-batch from forward to backward.
     pub keep_logits: bool,
-    /// What leaves the device while it is not needed.
+    /// States that are offloaded between uses.
     pub offload: OffloadConfig,
-    /// Sequences that a rank puts through forward and backward at a time.
+    /// Sequences of a rank in one forward and backward pass.
     pub micro_batch_size: usize,
-    /// Who adds up what the ranks send to one another.
+    /// Method of the sum in reduce collectives.
     pub reduction: Reduction,
-    /// Seconds after which a collective that has not finished is aborted.
+    /// Timeout of a collective in seconds; after it the collective is aborted.
     pub collective_timeout_s: f64,
 }
 
 impl Role {
-    /// A role on these devices, held as `config` says.
+    /// Creates a role on these devices with the strategy of `config`.
     pub fn new(backend: String, ordinals: Vec<usize>, config: StrategyConfig) -> Self {
         let StrategyConfig {
             zero_stage,
@@ -197,7 +197,7 @@ impl Role {
         Self { backend, ordinals, strategy, has_open_stage }
     }
 
-    /// Takes `stage` for the one that was open.
+    /// Sets the unresolved stage to `stage`.
     pub fn choose(&mut self, stage: u8) {
         self.strategy.zero_stage = stage;
         self.has_open_stage = false;
@@ -205,7 +205,7 @@ impl Role {
 }
 
 impl Role {
-    /// Whether its ranks are those of `other` on the same devices, with one communicator.
+    /// Returns true if the role has the devices and the timeout of `other`, so that one communicator serves both.
     pub fn is_with(&self, other: &Self) -> bool {
         let place = |role: &Self| (role.backend.clone(), role.ordinals.clone());
         place(self) == place(other)
@@ -213,15 +213,15 @@ impl Role {
     }
 }
 
-/// How a step's completions are shared by ranks, mini-batches and micro-batches.
+/// Division of a step's completions into ranks, mini-batches and micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batches {
-    /// Prompts that a rank samples for; groups are never split over ranks.
+    /// Prompts of a rank; a group is never split over ranks.
     pub prompts_per_rank: usize,
     /// Completions of a step, over all ranks.
     pub sequences_per_step: usize,
     /// A rank's completions in one optimizer update.
     pub sequences_per_update: usize,
-    /// Forward and backward passes of a rank in one optimizer update; the last may be a smaller one.
+    /// Forward and backward passes of a rank in one optimizer update; the last one may be smaller.
     pub micro_batches_per_update: usize,
 }

@@ -18,7 +18,7 @@ pub struct AestheticScorer {
 }
 
 impl AestheticScorer {
-    /// Loads both on `device`.
+    /// Loads the tower and the head on `device`.
     pub fn new(config: &AestheticConfig, device: Device) -> Result<Self> {
         let folder = ClipFolder::open(&config.clip).map_err(anyroll_models::Error::from)?;
         let head = HeadFile::open(&config.head, folder.config().projection_dim)

@@ -31,7 +31,7 @@ struct Recorded {
 }
 
 impl ImageTask {
-    /// DRaFT-K in the words of `refl`.
+    /// Options of DRaFT-K as fields of `refl`.
     pub fn as_refl(&self, draft: &DraftKConfig) -> ReflConfig {
         ReflConfig {
             mid_step: self.sampler.steps() - draft.k,
@@ -53,7 +53,7 @@ impl ImageTask {
         refl: &ReflConfig,
     ) -> Result<StepOutcome> {
         let started = Instant::now();
-        let clock = Clock::new(started, started); // sampling and training are one
+        let clock = Clock::new(started, started); // sampling and training are one phase
         models.learner.load()?;
         let (numbers, labels) = self.own_prompts(exchange.rank(), step)?;
         let noise_step = match refl.noise {

@@ -298,7 +298,6 @@ impl Loaded {
     ///
     /// # Errors
     /// Those of libtorch.
-    /// libtorch's.
     pub fn encode(
         &self,
         tokens: &Tokens,

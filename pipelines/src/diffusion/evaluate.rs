@@ -22,9 +22,9 @@ use crate::{
 reduced! {
     /// A quantity that is measured of images.
     struct Measured {
-        /// The sum over images.
+        /// Sum over images.
         sum total: f64,
-        /// Images in it: those where it is finite.
+        /// Number of images in the sum: those with a finite value.
         sum images: f64,
     }
 }
@@ -32,13 +32,13 @@ reduced! {
 reduced! {
     /// Sums over an evaluation's images.
     struct Evaluated {
-        /// Squared distances of pixels from those of before training.
+        /// Squared distances between pixels and those of before training.
         sum apart: f64,
-        /// Values of pixels.
+        /// Number of pixel values.
         sum values: f64,
-        /// Quantities in the order of the scorer's names; the first is the reward.
+        /// Quantities in the order of the scorer's names; the first one is the reward.
         nested measured: Vec<Measured>,
-        /// Images that each term of the reward failed on.
+        /// Number of images on which each term of the reward failed.
         nested failed: Vec<f64>,
     }
 }
@@ -49,8 +49,8 @@ const COLUMNS: usize = 8;
 const ROWS: usize = 4;
 
 impl ImageTask {
-    /// What the policy makes of this rank's part of the fixed noise by Euler's method, with its adapters or without. All
-    /// of it is on the host.
+    /// Denoises this rank's part of the fixed noise with the policy by Euler's method, with its adapters or without
+    /// them. All results are on the host.
     pub fn evaluation_images(
         &self,
         policy: &mut Zero<Transformer>,
@@ -169,7 +169,7 @@ impl ImageTask {
         Ok(Some(grid(&pictures, columns)))
     }
 
-    /// This rank's share of the images of an evaluation, by number.
+    /// This rank's part of the images of an evaluation, by index.
     fn own_evaluation(&self, exchange: &Exchange) -> Range<usize> {
         let images = self.config.evaluation.images;
         let per_rank = images.div_ceil(exchange.world_size());

@@ -28,7 +28,7 @@ struct ScoredSamples<'a> {
 }
 
 impl ImageTask {
-    /// Samples with the old policy, scores the images, takes them back towards noise, and trains the velocities there.
+    /// Samples with the old policy, scores the images, adds noise to them, and trains the velocities at these points.
     pub fn step_by_forward_process(
         &self,
         models: &mut ImageModels,

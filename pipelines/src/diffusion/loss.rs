@@ -39,8 +39,9 @@ pub struct StepTerms {
     pub log_ratio: Tensor,
 }
 
+/// Returns the loss of a stochastic step, and its terms. The loss is
 /// `sum_i max(-A_i r_i, -A_i clip(r_i, 1 - clip, 1 + clip)) + kl_coef KL_i`, with the ratio `r_i` of the sample's
-/// probabilities at this step (Flow-GRPO, equation 5), and its terms.
+/// probabilities at this step (Flow-GRPO, equation 5).
 pub fn step_loss(targets: &StepTargets, velocity: &Tensor) -> Result<(Tensor, StepTerms)> {
     let StepTargets { step, x, next, old_logprobs, advantages, clip, kl } = targets;
     let mean = step.mean(x, velocity)?;
@@ -94,10 +95,11 @@ pub struct NftTerms {
     pub kl: Option<Tensor>,
 }
 
-/// `sum_i scale / beta (g_i |x0(v+) - x0|^2 / w+ + (1 - g_i) |x0(v-) - x0|^2 / w-) + kl_coef |v - v_ref|^2`, with the
-/// implicit positive policy `v+ = beta v + (1 - beta) v_old`, the negative one `v- = (1 + beta) v_old - beta v`,
-/// `x0(v) = x - sigma v` and `w` the mean `|x0(v) - x0|`, through which no gradient flows; squares are means over an
-/// image's values (DiffusionNFT, equation 5).
+/// Returns the loss of DiffusionNFT, and its terms (DiffusionNFT, equation 5). The loss is
+/// `sum_i scale / beta (g_i |x0(v+) - x0|^2 / w+ + (1 - g_i) |x0(v-) - x0|^2 / w-) + kl_coef |v - v_ref|^2`.
+/// The implicit positive policy is `v+ = beta v + (1 - beta) v_old`.
+/// The implicit negative policy is `v- = (1 + beta) v_old - beta v`. The predicted image is `x0(v) = x - sigma v`.
+/// The divisor `w` is the mean `|x0(v) - x0|`, without a gradient. Squares are means over an image's values.
 pub fn nft_loss(targets: &NftTargets, velocity: &Tensor) -> Result<(Tensor, NftTerms)> {
     let NftTargets { goodness, old_velocity: old, beta, .. } = targets;
     let positive = old.f_lerp(velocity, *beta)?;

@@ -1,11 +1,11 @@
-//! Reward training of flow-matching models: an image model is the loop's policy, a denoising step its action.
+//! Reward training of flow-matching models: the policy is an image model, and its action is a denoising step.
 //!
-//! [`Diffusion`] is what the [loop](crate::train) trains. `step` is one turn of it by any method, with what methods
-//! have in common; `backpropagation`, `policy_gradient` and `forward_process` are the methods, `loss` has their
-//! formulas. `subject` is what is painted and what with, `task` says who takes part and samples, `decoder` makes pixels
-//! of what was sampled, `scorer` says what an image earns (`quadrants`, `function`, `clip` and `aesthetic` are rewards),
-//! `evaluate` how the policy is measured and `warmup` what comes before. `embed` makes of prompts what is trained on, and
-//! `prompts` a file of that.
+//! [`Diffusion`] is the pipeline of the [loop](crate::train). `step` is one step of any method, with the methods'
+//! common code. `backpropagation`, `policy_gradient` and `forward_process` are the methods, and `loss` has their
+//! formulas. `subject` is the image model with its prompts, and `task` has the options, divides samples among ranks
+//! and draws them. `decoder` converts latents to pixels. `scorer` computes rewards, of which `quadrants`, `function`,
+//! `clip` and `aesthetic` are kinds. `evaluate` measures the policy, and `warmup` is the supervised warm-up. `embed`
+//! encodes prompts, and `prompts` writes the embeddings to a file.
 
 mod aesthetic;
 mod backpropagation;

@@ -37,7 +37,7 @@ pub enum Purpose {
     Evaluation = 0x6576_616c,
 }
 
-/// Fewer numbers than this are drawn by one thread.
+/// Fewer numbers than this are drawn by a single thread.
 const LEAST_SHARED: usize = 1 << 15;
 
 /// Standard normal numbers: fp32 `[numbers, shape..]`, each row a function of its number.
@@ -57,7 +57,8 @@ pub fn gaussian(
             row.copy_from_slice(&normals(row_seed(purpose, seed, step, number), len));
         }
     };
-    // A device waits for them: at 25 ns each, those of 16 latents of 64 x 64 x 16 take one thread 26 ms.
+    // A device waits for these numbers. At 25 ns each, those of 16 latents of 64 x 64 x 16 take a single thread 26
+    // ms.
     let threads = if values.len() < LEAST_SHARED { 1 } else { tch::get_num_threads().max(1) as usize };
     let per_thread = numbers.len().div_ceil(threads).max(1);
     thread::scope(|scope| {

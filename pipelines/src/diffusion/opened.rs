@@ -1,4 +1,4 @@
-//! What the config of a published model of images names, opened and found to fit.
+//! Checked files that the config of a published image model names.
 
 use anyroll_config::EncodeConfig;
 use anyroll_data::Record;
@@ -16,45 +16,45 @@ pub struct Opened {
     pub texts: PaintedTexts,
 }
 
-/// A published model of images.
+/// A published image model.
 pub struct PublishedModel {
-    /// Its folder.
+    /// Folder of the model.
     pub folder: DiffusersFolder,
-    /// The shape of its adapters, if it has some.
+    /// Shape of the adapters; `None` without adapters.
     pub lora: Option<Lora>,
-    /// Their first values, if they are not new.
+    /// Files of the adapters' initial values; `None` for new adapters.
     pub adapter: Option<ImageAdapterFiles>,
-    /// Frames of what is painted; 1 of images.
+    /// Frames of a painted video; 1 for images.
     pub frames: usize,
-    /// Frames, height and width of what is denoised.
+    /// Frames, height and width of the denoised latents.
     pub sides: [i64; 3],
 }
 
 /// Texts to paint.
 pub enum PaintedTexts {
-    /// Encoded beforehand.
+    /// Texts that were encoded before the run.
     Encoded(EncodedTexts),
-    /// To be encoded when the run begins.
+    /// Texts that are encoded when the run begins.
     ToEncode {
         /// The model's own encoders.
         encoders: Box<PromptEncoders>,
-        /// How they read.
+        /// Options of the encoders.
         encode: EncodeConfig,
-        /// What they read, with what rewards read.
+        /// Records of the texts, with the columns that rewards read.
         records: Vec<Record>,
     },
 }
 
-/// Texts as encoders have read them.
+/// Encoded texts.
 pub struct EncodedTexts {
     /// The file of the embeddings.
     pub embeddings: TextEmbeddings,
-    /// What is known of each text, where the config names that.
+    /// Records of the texts, if the config names them.
     pub records: Option<Vec<Record>>,
 }
 
 impl Opened {
-    /// What is known of each text, where the config names that.
+    /// Records of the texts, if the config names them.
     pub fn records(&self) -> Option<&[Record]> {
         match &self.texts {
             PaintedTexts::Encoded(texts) => texts.records.as_deref(),
@@ -64,7 +64,7 @@ impl Opened {
 }
 
 impl PublishedModel {
-    /// The model's folder and the first values of its adapters: those of a file, or of `seed`.
+    /// Returns the model's folder and the initial values of its adapters, from their files or drawn with `seed`.
     pub fn into_weights(self, seed: u64) -> (DiffusersFolder, Box<dyn WeightSource>) {
         let adapter: Box<dyn WeightSource> = match self.adapter {
             Some(adapter) => Box::new(adapter),

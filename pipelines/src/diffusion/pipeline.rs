@@ -29,7 +29,7 @@ pub struct Diffusion {
     exchange: Exchange,
     task: ImageTask,
     models: ImageModels,
-    /// What the policy made of the evaluation's noise before its first RL step: this rank's part.
+    /// The policy's images of the evaluation's noise before the first RL step: this rank's part.
     base: Option<Tensor>,
 }
 
@@ -75,7 +75,8 @@ impl Diffusion {
         matches!(self.task.config.method, MethodConfig::DiffusionNft(_))
     }
 
-    /// The reference is the policy without adapters; only DiffusionNFT's old policy is a copy.
+    /// Freezes a policy with adapters. The reference is the policy without adapters; only DiffusionNFT's old policy
+    /// is a copy.
     fn freeze_adapters(&mut self) -> Result<()> {
         let painted = self.task.evaluation_images(&mut self.models.learner.model, &self.exchange, false)?;
         self.base = Some(painted.images);
@@ -88,7 +89,7 @@ impl Diffusion {
         Ok(())
     }
 
-    /// A frozen model under the config's strategy of the reference.
+    /// Creates a frozen model under the reference's strategy in the config.
     fn frozen(&self) -> Result<Zero<Transformer>> {
         let role = self.run.reference.as_ref().unwrap_or(&self.run.policy);
         hold(self.task.model.clone(), &role.strategy, &self.place, None, &*self.task.weights)
@@ -126,7 +127,7 @@ impl Pipeline for Diffusion {
         self.models.learner.end_warm_up()
     }
 
-    /// Makes the policy's first images, its reference if there is a KL term, and DiffusionNFT's old policy.
+    /// Creates the policy's first images, the reference if there is a KL term, and DiffusionNFT's old policy.
     fn freeze(&mut self, kept: Kept) -> Result<()> {
         if self.task.has_adapters {
             return self.freeze_adapters();
@@ -159,13 +160,13 @@ impl Pipeline for Diffusion {
         self.task.evaluate(&mut self.models.learner, base, exchange)
     }
 
-    /// The old policy is saved first, since the checkpoint's folder marks that everything is complete.
+    /// Saves the old policy first, since the checkpoint's folder marks that everything is complete.
     fn save(&mut self, saver: &mut Saver, path: &Path, position: Value) -> Result<()> {
         if let Some(old) = &mut self.models.old {
             let path = old_policy(path);
             checkpoint::save(old, &path, saver.stamp(), Value::Null)?;
             if self.exchange.rank() == 0 {
-                // One more than checkpoints, since the checkpoint of this one is not written yet.
+                // One more than the number of checkpoints, since this step's checkpoint is not written yet.
                 let keep = self.plan().keep_last + 1;
                 checkpoint::prune(path.parent().expect("it has just been joined"), keep)?;
             }

@@ -16,15 +16,15 @@ use crate::{
     train::{Exchange, StepOutcome},
 };
 
-/// DanceGRPO's fields by Flow-GRPO's names; its noise is told by [`ImageTask::sde_noise`].
+/// Options of DanceGRPO as Flow-GRPO's; [`ImageTask::sde_noise`] has its noise.
 pub fn as_flow_grpo(dance: &DanceGrpoConfig) -> FlowGrpoConfig {
     let DanceGrpoConfig { timestep_fraction, clip, advantage_clip, .. } = *dance;
     FlowGrpoConfig { timestep_fraction, clip, advantage_clip, ..FlowGrpoConfig::default() }
 }
 
 impl ImageTask {
-    /// Samples by stochastic steps, scores the images, and trains some of the denoising steps towards those that led
-    /// to better images than the others of their group.
+    /// Samples by stochastic steps, scores the images, and trains some of the denoising steps towards the better
+    /// images of each group.
     pub fn step_by_policy_gradient(
         &self,
         models: &mut ImageModels,

@@ -80,7 +80,7 @@ fn draw(random: &mut ChaCha8Rng, label: usize, pixels: &mut Vec<f32>) {
 }
 
 fn below(random: &mut ChaCha8Rng, limit: usize) -> usize {
-    (random.next_u64() % limit as u64) as usize // limits are tiny: no bias to speak of
+    (random.next_u64() % limit as u64) as usize // limits are tiny, so the bias is negligible
 }
 
 fn uniform(random: &mut ChaCha8Rng) -> f32 {

@@ -1,4 +1,4 @@
-//! One step of any method: how samples are scored, and what is told of the step.
+//! One step of any method: scores, advantages and metrics of samples.
 
 use std::{mem, ops::Range, time::Instant};
 
@@ -36,25 +36,25 @@ reduced! {
     pub struct TermSums {
         /// Sum of its finite scores.
         sum score: f64,
-        /// Samples that have one.
+        /// Number of samples with a finite score.
         sum finite: f64,
-        /// Samples that it failed on.
+        /// Number of samples on which the term failed.
         sum failed: f64,
     }
 }
 
-/// A rank's scores, for the others.
+/// Scores that a rank sends to the others.
 #[derive(Serialize, Deserialize)]
 struct RankScores {
-    /// One for each sample, in the rank's order; not finite where a term refuses the image.
+    /// Score of each sample, in the rank's order; not finite if a term excludes the image.
     total: Vec<f64>,
-    /// One for each term.
+    /// Statistics of each term.
     terms: Vec<TermSums>,
-    /// True if the rank was asked to stop.
+    /// True if this rank was asked to stop.
     stop: bool,
 }
 
-/// When the parts of a step began.
+/// Times at which the parts of a step began.
 pub struct Clock {
     started: Instant,
     generated: Instant,
@@ -62,14 +62,15 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts from a step that began at `started`.
+    /// Creates the clock of a step that began at `started`, with samples complete at `generated`.
     pub fn new(started: Instant, generated: Instant) -> Self {
         Self { started, generated, rewarded: Instant::now() }
     }
 }
 
 impl ImageTask {
-    /// Step `step`, from 0. Every rank calls; `stop` is this rank's wish to end the run after the step.
+    /// Runs step `step`, from 0. `stop` is this rank's request to end the run after the step. Every rank must call
+    /// this.
     pub fn step(
         &self,
         models: &mut ImageModels,
@@ -92,7 +93,7 @@ impl ImageTask {
         }
     }
 
-    /// Scores the images of this rank's latents, and learns the others' scores.
+    /// Scores the images of this rank's latents, and exchanges scores with the other ranks.
     pub fn score(
         &self,
         exchange: &Exchange,
@@ -105,8 +106,8 @@ impl ImageTask {
         self.exchange_scores(exchange, scores, step, stop)
     }
 
-    /// All ranks' scores from this rank's. One that is not finite is left out: its sample gets the mean of its group's
-    /// others, which teaches nothing.
+    /// Returns all ranks' scores, given this rank's. A sample with a non-finite score gets the mean of the rest of
+    /// its group, so that the sample teaches nothing.
     pub fn exchange_scores(
         &self,
         exchange: &Exchange,
@@ -155,12 +156,12 @@ impl ImageTask {
         Ok(Tensor::f_from_slice(&own)?.f_to_device(self.device)?)
     }
 
-    /// Samples of a mini-batch, over all ranks.
+    /// Number of samples in a mini-batch, over all ranks.
     pub fn mini_batch_len(&self) -> f64 {
         self.share.range(0).len() as f64
     }
 
-    /// Waits for a step's optimizer steps and returns its metrics, its `losses` among them.
+    /// Waits for a step's optimizer steps, and returns the metrics of the step, including `losses`.
     pub fn finish(
         &self,
         models: &mut ImageModels,
@@ -190,12 +191,12 @@ impl ImageTask {
     }
 }
 
-/// Metrics of the samples, and of each term by its name.
+/// Metrics of the rewards, and of each term by name.
 fn reward_metrics<'a>(scored: &Scored, names: impl Iterator<Item = &'a str>) -> Metrics {
     let rewards = &scored.rewards;
     let count = rewards.len() as f64;
     let mut metrics = Metrics::new();
-    // Rewards of which none counts are no numbers.
+    // If no reward counts, there is no mean.
     if scored.dropped < rewards.len() {
         let mean = rewards.iter().sum::<f64>() / count;
         let squares: f64 = rewards.iter().map(|reward| (reward - mean).powi(2)).sum();

@@ -23,7 +23,7 @@ use crate::{
     train::{Learner, Place, Share},
 };
 
-/// The options of a run, and what samples and scores.
+/// Options of an image run, with its sampler and rewards.
 pub struct ImageTask {
     /// The pipeline's part of the config.
     pub config: DiffusionConfig,
@@ -33,33 +33,33 @@ pub struct ImageTask {
     pub sampler: Sampler,
     /// The reward of an image.
     pub scorer: Scorer,
-    /// Which rank samples what.
+    /// Division of samples among ranks.
     pub share: Share,
     /// Device of the batches.
     pub device: tch::Device,
     /// The policy's model.
     pub model: Arc<Transformer>,
-    /// The policy's first weights.
+    /// Initial weights of the policy.
     pub weights: Box<dyn WeightSource>,
-    /// Whether adapters are what is trained; the reference is then the policy with its adapters off.
+    /// True if adapters are trained; the reference is then the policy without adapters.
     pub has_adapters: bool,
-    /// The sizes of what is denoised: channels, of a video frames, height and width.
+    /// Shape of latents: channels, frames (videos only), height and width.
     pub latent_shape: Vec<i64>,
-    /// The classes or texts that are trained on.
+    /// Number of classes or texts to train on.
     pub trained: usize,
-    /// Prompts of the evaluation.
+    /// Classes or texts of the evaluation.
     pub evaluated: std::ops::Range<usize>,
-    /// From what is denoised to pixels; `None` where these are, and where videos cannot be decoded.
+    /// Decoder of latents; `None` if pixels are denoised, or videos cannot be decoded.
     pub decoder: Option<ImageDecoder>,
 }
 
 /// The models of a run.
 pub struct ImageModels {
-    /// The policy, which is trained; its states are away while it samples.
+    /// The policy, which is trained; its states are offloaded during sampling.
     pub learner: Learner<Transformer>,
-    /// The policy after the warm-up; `None` without a KL term.
+    /// The reference; `None` without a KL term.
     pub reference: Option<Reference>,
-    /// The one that DiffusionNFT samples with: it follows the policy.
+    /// The old policy, which samples for DiffusionNFT and follows the policy.
     pub old: Option<Zero<Transformer>>,
 }
 
@@ -67,12 +67,12 @@ pub struct ImageModels {
 pub enum Reference {
     /// A frozen copy.
     Copy(Box<Zero<Transformer>>),
-    /// The policy itself with its adapters off.
+    /// The policy itself without adapters.
     AdaptersOff,
 }
 
 impl ImageModels {
-    /// The reference's velocities for a batch, if there is one.
+    /// Velocities of the reference for a batch; `None` without a reference.
     pub fn reference_velocity(&mut self, batch: &DenoiseBatch) -> Result<Option<Tensor>> {
         Ok(match &mut self.reference {
             None => None,
@@ -84,16 +84,16 @@ impl ImageModels {
 
 /// This rank's samples of a step.
 pub struct Samples {
-    /// Their numbers among the step's, in this rank's order.
+    /// Indices of the samples in the whole step, in this rank's order.
     pub numbers: Vec<usize>,
-    /// Their classes or the numbers of their texts: int64 `[N]`.
+    /// Classes or text indices of the samples: int64 `[N]`.
     pub labels: Tensor,
-    /// Their way from noise to what a decoder reads.
+    /// Trajectories of the samples from noise to latents.
     pub walk: Walk,
 }
 
 impl Samples {
-    /// Images made from the noise: fp32 `[N, channels, height, width]`.
+    /// Denoised latents: fp32 `[N, channels, height, width]`.
     pub fn latents(&self) -> &Tensor {
         self.walk.points.last().expect("a walk has a beginning")
     }
@@ -132,7 +132,7 @@ impl ImageTask {
         })
     }
 
-    /// The numbers of this rank's samples of a step, and their classes or texts.
+    /// Indices of this rank's samples in the whole step, and their classes or texts.
     pub fn own_prompts(&self, rank: usize, step: u64) -> Result<(Vec<usize>, Tensor)> {
         let prompts = shapes::prompts(self.seed, step, self.share.prompts, self.trained);
         let numbers: Vec<usize> = self.share.samples_of(rank).collect();
@@ -140,23 +140,23 @@ impl ImageTask {
         Ok((numbers, self.labels(&labels)?))
     }
 
-    /// The images of some latents, with what they show; the latents instead, if these are what the reward reads.
+    /// Images of the latents, with their labels. If the reward reads only latents, they are not decoded.
     pub fn paint_for_reward(&self, latents: &Tensor, labels: &Tensor) -> Result<Painted> {
         painted_by(self.reward_decoder(), latents, labels)
     }
 
-    /// The images of some latents, with what they show.
+    /// Images of the latents, with their labels.
     pub fn paint(&self, latents: &Tensor, labels: &Tensor) -> Result<Painted> {
         painted_by(self.decoder.as_ref(), latents, labels)
     }
 
-    /// The decoder, if the reward reads what it makes.
+    /// The decoder, if the reward reads pixels.
     fn reward_decoder(&self) -> Option<&ImageDecoder> {
         self.decoder.as_ref().filter(|_| self.scorer.reads_images())
     }
 
-    /// The scores of the images of some latents, and the gradients of the scores with respect to the latents, 0 for an
-    /// image that is refused.
+    /// Scores of the latents' images, and the gradients of the scores with respect to the latents. The gradient is 0
+    /// for an excluded image.
     pub fn score_with_gradient(&self, latents: &Tensor, labels: &Tensor) -> Result<(Scores, Tensor)> {
         let decoder = self.reward_decoder();
         let decoded = decoder.map(|decoder| decoder.decode(latents, true)).transpose()?;
@@ -174,12 +174,12 @@ impl ImageTask {
         Ok((scores, without(&gradient, &refused)?))
     }
 
-    /// On the device.
+    /// Labels as a tensor on the device: int64 `[N]`.
     pub fn labels(&self, labels: &[i64]) -> Result<Tensor> {
         Ok(Tensor::f_from_slice(labels)?.f_to_device(self.device)?)
     }
 
-    /// Where the samples `numbers` of a step begin. `DanceGRPO` lets a group begin at one point.
+    /// Initial noise of the samples `numbers` of a step. With `DanceGRPO` all samples of a group have the same noise.
     pub fn start_noise(&self, step: u64, numbers: &[usize]) -> Result<Tensor> {
         let group_size = match self.config.method {
             MethodConfig::DanceGrpo(_) => self.share.group_size,
@@ -188,7 +188,7 @@ impl ImageTask {
         self.noise(Purpose::Start, step, numbers.iter().map(|number| number / group_size))
     }
 
-    /// Normal noise of the shape of what is denoised.
+    /// Standard normal noise of the latents' shape.
     pub fn noise(
         &self,
         purpose: Purpose,
@@ -198,7 +198,7 @@ impl ImageTask {
         gaussian(purpose, self.seed, step, numbers, &self.latent_shape, self.device)
     }
 
-    /// Samples this rank's part of a step, with the noise of the method's denoising steps.
+    /// Samples this rank's part of a step, with noise at the method's denoising steps.
     pub fn sample(&self, weights: &Weights, rank: usize, step: u64) -> Result<Samples> {
         let (numbers, labels) = self.own_prompts(rank, step)?;
         let mut walks = Vec::new();
@@ -222,7 +222,7 @@ impl ImageTask {
         Ok(Samples { numbers, labels, walk: join(walks)? })
     }
 
-    /// One walk with whole weights, which no rank waits for.
+    /// Runs the sampler once with whole weights, without collectives.
     fn walk(
         &self,
         weights: &Weights,
@@ -234,7 +234,7 @@ impl ImageTask {
         Ok(self.sampler.walk(&*self.model, &units, noise, labels, sde)?)
     }
 
-    /// Where Euler's method leads from some noise, with the model's adapters or without.
+    /// Denoises noise by Euler's method, with the model's adapters or without them.
     pub fn denoise(
         &self,
         weights: &Weights,
@@ -249,7 +249,7 @@ impl ImageTask {
         Ok(walk.points.pop().expect("a walk has an end"))
     }
 
-    /// The noise of the method's denoising steps, if they have any.
+    /// Noise of the method's denoising steps; `None` for deterministic ones.
     pub fn sde_noise(&self) -> Option<SdeNoise> {
         match self.config.method {
             MethodConfig::FlowGrpo(FlowGrpoConfig { noise_level, .. }) => Some(SdeNoise::Level(noise_level)),
@@ -258,7 +258,7 @@ impl ImageTask {
         }
     }
 
-    /// The denoising steps of step `step` that are trained on: the so-manieth part of all, drawn anew for each.
+    /// Denoising steps to train in step `step`: the given fraction of all, drawn anew for each step.
     pub fn trained_timesteps(&self, step: u64, fraction: f64) -> Vec<usize> {
         let steps = self.sampler.steps();
         let count = ((steps as f64 * fraction).round() as usize).clamp(1, steps);
@@ -268,7 +268,7 @@ impl ImageTask {
     }
 }
 
-/// The images that `decoder` makes of some latents, or without one the latents, with what they show.
+/// Images from `decoder`, or the latents themselves without one, with their labels.
 fn painted_by(decoder: Option<&ImageDecoder>, latents: &Tensor, labels: &Tensor) -> Result<Painted> {
     let images = match decoder {
         Some(decoder) => decoder.decode(latents, false)?.images,
@@ -277,19 +277,19 @@ fn painted_by(decoder: Option<&ImageDecoder>, latents: &Tensor, labels: &Tensor)
     Ok(Painted { images, latents: latents.shallow_clone(), labels: labels.shallow_clone() })
 }
 
-/// `values` `[B, ..]` with 0 where `refused` `[B]`.
+/// `values` `[B, ..]` with 0 for samples that are `refused` `[B]`.
 pub fn without(values: &Tensor, refused: &Tensor) -> Result<Tensor> {
     Ok(values.f_masked_fill(&beside(refused, values)?, 0.0)?)
 }
 
-/// One number for each sample, `[B]`, as something to multiply `values` `[B, ..]` with.
+/// Reshapes one number per sample, `[B]`, so that it broadcasts over `values` `[B, ..]`.
 pub fn beside(numbers: &Tensor, values: &Tensor) -> Result<Tensor> {
     let mut wide = vec![1; values.dim()];
     wide[0] = -1;
     Ok(numbers.f_view(&wide[..])?)
 }
 
-/// Walks beside each other.
+/// Concatenates walks along the batch.
 fn join(mut walks: Vec<Walk>) -> Result<Walk> {
     if walks.len() == 1 {
         return Ok(walks.remove(0));

@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl ImageTask {
-    /// One step: the mean squared error of the velocities, which is returned, at sigmas that are the logistic of normal
-    /// numbers (Esser et al. 2024).
+    /// Runs one step, and returns its loss, the mean squared error of the velocities. Sigmas are the logistic of
+    /// normal numbers (Esser et al. 2024).
     pub fn warmup_step(
         &self,
         models: &mut ImageModels,

@@ -167,7 +167,7 @@ impl AnswersTurns for Episodes<'_> {
 }
 
 impl Episodes<'_> {
-    /// Starts as many episodes as may be open.
+    /// Starts episodes up to the limit of open ones.
     fn begin(&mut self, samples: &mut [Sample]) {
         let Environment { config, most_open, .. } = self.environment;
         while self.open.len() < *most_open

@@ -136,11 +136,11 @@ fn turns_and_what_is_said_between_them_follow_one_another() {
             // Done at once, with a column of its record.
             ("d".to_owned(), vec![Some(11.0)], true),
             ("ccad".to_owned(), vec![Some(0.5), Some(12.0)], true),
-            // Not done after three turns, the most.
+            // Not done after three turns, the maximum.
             ("ccaddabae".to_owned(), vec![Some(0.5); 3], false),
-            // A turn that is cut: nobody is told.
+            // A truncated turn, which is not sent.
             ("ccaaa".to_owned(), vec![Some(0.5)], false),
-            // No room for what it says.
+            // The observation does not fit.
             ("ed".to_owned(), vec![None], false),
         ];
         assert_eq!(found, expected, "{workers} processes");
@@ -182,7 +182,7 @@ fn what_goes_wrong_costs_its_sample_and_no_other() {
     for (number, reward) in [(1, 11.0), (8, 12.5)] {
         assert_eq!(samples[number].episode.as_ref().unwrap().reward(), Ok(reward), "{number}");
     }
-    // Of the two turns of the one that crashed the first was played.
+    // The crashed episode had two turns, of which the first was complete.
     assert_eq!((text(&samples[2]), samples[2].turns().len()), ("ccaa".to_owned(), 2));
 }
 

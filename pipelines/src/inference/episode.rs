@@ -34,14 +34,14 @@ impl Episode {
 
 /// Answers the turns of samples, each known by its index.
 pub trait AnswersTurns {
-    /// Whether all samples have ended.
+    /// Returns true if all samples have ended.
     fn is_idle(&self) -> bool;
 
-    /// Takes the last turn of a sample, which was sampled to its end. A turn that was cut ends the sample.
+    /// Sends the last, complete turn of a sample to its episode. A truncated turn ends the sample.
     fn tell(&mut self, number: usize, sample: &mut Sample);
 
-    /// Returns the answers so far, in the order of the indices. With `wait` it returns once there is one; `limits` are the
-    /// most tokens of each sample.
+    /// Returns the answers so far, in the order of the indices. With `wait`, returns when there is at least one.
+    /// `limits` are the maximum tokens of each sample.
     fn listen(&mut self, samples: &mut [Sample], limits: &[usize], wait: bool) -> Replies;
 }
 

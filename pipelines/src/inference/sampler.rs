@@ -29,20 +29,20 @@ pub struct Sampled {
 /// Sampling parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 always takes the likeliest token.
+    /// Divisor of the logits; 0 always takes the most likely token.
     pub temperature: f64,
-    /// Keeps this many likeliest tokens; 0 keeps all.
+    /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: usize,
-    /// Keeps the likeliest tokens that together reach this probability.
+    /// Probability that the kept, most likely tokens together must reach.
     pub top_p: f64,
-    /// Keeps tokens with at least this fraction of the likeliest one's probability; 0 keeps all.
+    /// Smallest probability of a kept token, as a fraction of the most likely one's; 0 keeps all.
     pub min_p: f64,
-    /// Makes tokens that occurred before less likely; 1 turns it off.
+    /// Factor that makes tokens that occurred before less likely; 1 turns it off.
     pub repetition_penalty: f64,
 }
 
 impl Sampling {
-    /// Always the likeliest token.
+    /// Always takes the most likely token.
     pub const GREEDY: Self = Self { temperature: 0.0, ..Self::FREE };
     /// The model's own distribution.
     pub const FREE: Self =
@@ -78,7 +78,7 @@ pub struct Asked {
 /// A sampler on a device.
 #[derive(Debug)]
 pub struct Sampler {
-    /// A model on the device.
+    /// The model on the device.
     pub model: Arc<Decoder>,
     /// The device's compute stream of libtorch.
     pub compute: Stream,
@@ -136,9 +136,9 @@ impl Drop for Threads {
 }
 
 impl Sampler {
-    /// Samples the requested completions, `batch_size` at a time; equal prompts must be adjacent. `version`
-    /// is that of the weights. After each pass `look` gets the samples, and the numbers of those that ended
-    /// in it; if it breaks, unfinished samples are left as they are.
+    /// Samples the requested completions, `batch_size` at a time; equal prompts must be adjacent. `version` is that
+    /// of the weights. After each pass `look` gets the samples, and the indices of those that ended in the pass. If
+    /// `look` breaks, unfinished samples are left as they are.
     ///
     /// With `episodes` a completion has several turns, each a request to the engine with everything before it
     /// as the prompt. While an environment computes, its sample has no slot in the batch. Its keys and values

@@ -160,9 +160,9 @@ fn failure_file(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank}.json"))
 }
 
-/// A free port. Another process could take it before rank 0 listens on it, which then fails. So ports below
-/// 32768 are tried first, which Linux assigns only on request; if all that are tried are taken, an
-/// assigned port is used.
+/// A free port. Rank 0 fails if another process takes the port before rank 0 listens on it. Ports below 32768 are
+/// therefore tried first, since Linux assigns them only on request. If all tried ports are taken, an assigned port is
+/// used.
 pub fn free_port() -> io::Result<u16> {
     const FIRST: u16 = 16_384;
     const TRIES: u64 = 100;

@@ -45,15 +45,15 @@ impl Declared {
         Self { name, unit, reduction, sentence }
     }
 
-    /// True if runs of one config, seed and world size write the same bits, resumed or not. Only what depends on the
-    /// clock or on memory differs.
+    /// Returns true if runs of one config, seed and world size write the same bits, resumed or not. Only metrics that
+    /// depend on the clock or on memory differ.
     pub fn is_bitwise(&self) -> bool {
         !["time/", "perf/"].iter().any(|prefix| self.name.starts_with(prefix))
     }
 }
 
-/// True if `found` is `own` with a text for each `{...}`. A domain's name may have slashes; only the last part of a
-/// metric's name has none.
+/// Returns true if `found` is `own` with a text for each `{...}`. A domain's name may have slashes; only the last
+/// part of a metric's name has none.
 fn matches(own: &str, found: &str) -> bool {
     let Some((before, (_, after))) =
         own.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?)))

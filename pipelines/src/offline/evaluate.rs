@@ -28,7 +28,7 @@ const SHOWN: usize = 16;
 reduced! {
     /// Sums over held-out records.
     struct HeldOutSums {
-        /// The objective's.
+        /// Sums of the objective.
         nested objective: Sums,
         /// Statistics of the answers.
         nested counts: Counts,
@@ -36,9 +36,9 @@ reduced! {
 }
 
 impl TextTask {
-    /// The objective on the held-out records, over all ranks: `eval/loss`, `eval/nll` and `eval/perplexity` of the answers,
-    /// `eval/accuracy` of pairs, `eval/margin` of these and of judged answers, and `eval/kl`; and greedy completions, of which
-    /// `eval/exact` equal the answer.
+    /// Evaluates the objective on the held-out records, over all ranks: `eval/loss`, `eval/nll` and `eval/perplexity`
+    /// of the answers, and `eval/kl`. Pairs have `eval/accuracy`, and pairs and labelled answers have `eval/margin`.
+    /// Also samples greedy completions; `eval/exact` is the fraction of them that equal the answer.
     pub fn evaluate<M: Answering>(
         &self,
         models: &mut TextModels<M>,
@@ -88,7 +88,7 @@ impl TextTask {
         let lengths = lengths(own, Device::Cpu)?.f_to_kind(Kind::Double)?;
         let desirable = desirable(own, Device::Cpu)?;
         let answers = Answers { logprobs, lengths, desirable, reference, divergence };
-        // Only sums are read. The loss is not: it would need the totals of the whole step.
+        // Only the sums are read, not the loss, which would need the totals of the whole step.
         let alone = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl };
         let sums = Sums::read(&terms(&self.config.objective, &answers, alone)?.sums.stack()?)?;
         let all = exchange.reduce(&HeldOutSums { objective: sums, counts: Counts::of(own) })?;
@@ -113,7 +113,8 @@ impl TextTask {
         Ok(metrics)
     }
 
-    /// What the policy says of this rank's held-out answers; of a teacher's rows no more are there than in a step.
+    /// The policy's outputs for this rank's held-out answers. With a teacher, at most a step's answers are scored at
+    /// a time, since the teacher's rows need memory.
     fn held_out_said<M: Answering>(&self, models: &mut TextModels<M>) -> Result<Said> {
         let of_a_step = self.config.batch_size / models.learner.model.group().world_size();
         let at_a_time = if models.teacher.is_some() { of_a_step } else { self.held_out_own.len().max(1) };
@@ -125,7 +126,7 @@ impl TextTask {
         Ok(Said::join(&parts.collect::<Result<Vec<_>>>()?)?)
     }
 
-    /// This rank's share of the greedy completions. The reward is 1 for one that equals its record's answer,
+    /// This rank's part of the greedy completions. The reward is 1 for a completion that equals its record's answer,
     /// else 0.
     fn complete(
         &self,

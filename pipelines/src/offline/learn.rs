@@ -175,7 +175,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// The sums over all ranks; waits for the device. Every rank calls.
+    /// Returns the sums over all ranks; waits for the device. Every rank must call this.
     pub fn read(&self, exchange: &Exchange) -> Result<SeenSums> {
         let objective = self.sums.as_ref().map_or(Ok(Sums::default()), Sums::read)?;
         let entropy = self.entropy.as_ref().map_or(Ok(0.0), |sum| sum.f_double_value(&[]))?;
@@ -186,7 +186,7 @@ impl Seen {
 reduced! {
     /// [`Seen`] on the host.
     pub struct SeenSums {
-        /// The objective's.
+        /// Sums of the objective.
         nested objective: Sums,
         /// Entropies of the answers' tokens.
         sum entropy: f64,
@@ -229,7 +229,7 @@ pub fn learn<M: Answering>(
     Ok(seen)
 }
 
-/// The sum of what there is and the `next` one.
+/// Adds `next` to the sum so far.
 fn added(sum: Option<Tensor>, next: Tensor) -> TchResult<Tensor> {
     match sum {
         Some(sum) => sum.f_add(&next),
@@ -237,7 +237,8 @@ fn added(sum: Option<Tensor>, next: Tensor) -> TchResult<Tensor> {
     }
 }
 
-/// What `model` says of the answers, beside a teacher if they are `taught`. Every rank calls with as many sequences.
+/// Returns the outputs of `model` for the answers, with the teacher's if the answers are `taught`. Every rank must
+/// call this with the same number of sequences.
 pub fn score<M: Answering>(
     model: &mut Zero<M>,
     sequences: &[Written],

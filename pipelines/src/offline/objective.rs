@@ -51,9 +51,9 @@ device_sums! {
     pub struct Sums {
         /// Negative log-probs of the better answers' tokens.
         nll,
-        /// The objective's term of pairs, or of judged answers.
+        /// The objective's term of pairs, or of labelled answers.
         preference,
-        /// Rewards of the better answers, as the objective takes them.
+        /// Rewards of the better answers, as defined by the objective.
         chosen,
         /// Rewards of the worse answers.
         rejected,
@@ -67,9 +67,9 @@ device_sums! {
 /// Loss and sums of some answers.
 #[derive(Debug)]
 pub struct Terms {
-    /// Their part of the loss, with its gradient.
+    /// Part of the loss, with its gradient.
     pub loss: Tensor,
-    /// Their sums, without a gradient.
+    /// Sums without a gradient.
     pub sums: Sums<Tensor>,
 }
 
@@ -240,7 +240,7 @@ mod tests {
 
     #[derive(Deserialize)]
     struct JudgedCase {
-        /// Number of answers that it is computed from, the first ones.
+        /// Number of answers; these are the first ones.
         answers: usize,
         /// TRL's divergence, computed from the log-probs of mismatched answers.
         kl: f64,

@@ -53,24 +53,24 @@ pub struct TextTask {
     pub seed: u64,
     /// Prompts and answers.
     pub dataset: Dataset,
-    /// Records of the warm-up, if these are not all.
+    /// Records of the warm-up; `None` for all records.
     pub to_warm_up: Option<Dataset>,
     /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// Records of every evaluation.
     pub held_out: Vec<Record>,
-    /// This rank's share of them, in the form that the objective reads. Every rank has the same number: short
-    /// shares repeat their last record.
+    /// This rank's part of the held-out records, in the form that the objective reads. Every rank has the same
+    /// number: short parts repeat their last record.
     pub held_out_own: Vec<Written>,
     /// The same number of prompts with answers of other records, if the objective uses these.
     pub held_out_strangers: Vec<Written>,
-    /// Number of its records that are not repetitions.
+    /// Number of this rank's held-out records without repetitions.
     pub held_out_count: usize,
     /// Held-out records whose prompts the policy completes.
     pub completed: Vec<Record>,
     /// Length limit of a prompt with another record's answer.
     pub room: usize,
-    /// What completes prompts, if anything does.
+    /// Sampler of greedy completions; `None` if no prompts are completed.
     pub sampler: Option<Sampler>,
 }
 
@@ -78,7 +78,7 @@ pub struct TextTask {
 pub struct TextModels<M: Model> {
     /// The policy, which is trained.
     pub learner: Learner<M>,
-    /// Its frozen copy from after the warm-up, if the objective compares with it and it has no adapters.
+    /// The frozen copy from after the warm-up, if the objective needs a reference and the policy has no adapters.
     pub reference: Option<Reference>,
     /// The teacher of distillation.
     pub teacher: Option<Teacher>,
@@ -87,7 +87,7 @@ pub struct TextModels<M: Model> {
 }
 
 impl<M: Answering> TextModels<M> {
-    /// What the teacher says of the answers' tokens, if there is one.
+    /// The teacher's outputs for the answers' tokens; `None` without a teacher.
     pub fn taught(&mut self, sequences: &[Written]) -> Result<Option<Taught>> {
         let device = self.learner.device();
         self.teacher.as_mut().map(|teacher| teacher.read(sequences, device)).transpose()
@@ -155,7 +155,7 @@ impl<M: Answering> Offline<M> {
     }
 }
 
-/// The policy, ready for its first step. Only evaluations need the room of its states.
+/// Creates the policy, ready for its first step. Its states stay on the device, except during evaluations.
 fn learner<M: Model>(
     run: &Run,
     task: &TextTask,
@@ -176,8 +176,8 @@ fn learner<M: Model>(
 /// Prompts completed in a batch.
 pub const MOST_AT_A_TIME: usize = 256;
 
-/// A rank's share of the records, equally many on every rank, and how many of them are not repetitions of the
-/// last.
+/// A rank's part of the records, and the number of its records without repetitions. Every rank has the same number of
+/// records: short parts repeat the last record.
 fn part(records: &[Record], rank: usize, world_size: usize) -> (Vec<Record>, usize) {
     let per_rank = records.len().div_ceil(world_size);
     let last = records.len().saturating_sub(1);

@@ -1,4 +1,4 @@
-//! One step: read, compare with the reference, learn.
+//! One step: read records, score them with the reference, train.
 
 use std::{ops::Range, time::Instant};
 
@@ -21,12 +21,12 @@ use crate::{
     train::{Exchange, Purpose, StepOutcome, learning_rate, reduced},
 };
 
-/// What records are drawn from, and by what they are read.
+/// Source of records, and their tokenizer.
 #[derive(Clone, Copy)]
 pub struct Lesson<'a> {
     /// The records.
     pub dataset: &'a Dataset,
-    /// Text to tokens.
+    /// Tokenizer.
     pub tokenizer: &'a Tokenizer,
     /// The run's seed.
     pub seed: u64,
@@ -35,7 +35,7 @@ pub struct Lesson<'a> {
 }
 
 impl Lesson<'_> {
-    /// The `count` records of a step, over all ranks, and which are this rank's equal part of them.
+    /// The `count` records of a step, over all ranks, and the range of this rank's equal part.
     fn records(
         &self,
         exchange: &Exchange,
@@ -48,13 +48,13 @@ impl Lesson<'_> {
         (self.dataset.train_batch(draw, self.seed, step, count), first..first + per_rank)
     }
 
-    /// The records as `objective` reads them.
+    /// Tokenizes the records in the form that `objective` reads.
     fn read(&self, objective: &Objective, records: &[Record]) -> Result<Vec<Written>> {
         Ok(read(self.tokenizer, objective, self.turns, records)?)
     }
 
-    /// One supervised step of `policy` on the answers, as warm-ups have them: the mean negative log-likelihood of the
-    /// answers' tokens, which is returned. `micro_batch_size` is for a warm-up that has none of its own.
+    /// Runs one supervised warm-up step of `policy` on the answers. Returns the loss, the mean negative
+    /// log-likelihood of the answers' tokens. `micro_batch_size` applies if the warm-up sets none of its own.
     pub fn warmup_step(
         &self,
         policy: &mut Zero<Decoder>,
@@ -83,19 +83,19 @@ impl Lesson<'_> {
     }
 }
 
-/// Tokens of the answers.
+/// Number of tokens of the answers.
 fn answer_tokens(sequences: &[Written]) -> f64 {
     sequences.iter().map(|sequence| sequence.answer_len() as f64).sum()
 }
 
 reduced! {
-    /// Numbers of answers.
+    /// Counts of answers.
     pub struct Counts {
-        /// The better answers, or the desirable ones.
+        /// Number of better or desirable answers.
         sum better: f64,
-        /// The others.
+        /// Number of other answers.
         sum worse: f64,
-        /// Tokens of the better ones.
+        /// Tokens of the better answers.
         sum tokens: f64,
     }
 }
@@ -111,7 +111,7 @@ impl Counts {
 }
 
 reduced! {
-    /// Numbers of a step's sequences.
+    /// Counts of a step's sequences.
     struct Drawn {
         /// Tokens of all answers.
         sum answered: f64,
@@ -125,7 +125,8 @@ reduced! {
 }
 
 impl TextTask {
-    /// Step `step`, from 0. Every rank calls; `stop` is this rank's wish to end the run after the step.
+    /// Runs step `step`, from 0. `stop` is this rank's request to end the run after the step. Every rank must call
+    /// this.
     pub fn step<M: Answering>(
         &self,
         models: &mut TextModels<M>,
@@ -135,7 +136,7 @@ impl TextTask {
     ) -> Result<StepOutcome> {
         let started = Instant::now();
         let (config, objective) = (&self.config, &self.config.objective);
-        models.learner.load()?; // away since an evaluation, or a checkpoint that was loaded
+        models.learner.load()?; // offloaded by an evaluation, or by loading a checkpoint
         let lesson = self.lesson();
         let (drawn, own) = lesson.records(exchange, Draw::Rollout, step, config.batch_size);
         let sequences = lesson.read(objective, &drawn[own.clone()])?;
@@ -182,7 +183,7 @@ impl TextTask {
         Ok(StepOutcome { metrics, stop: drawn.stop })
     }
 
-    /// Results of a step, over all ranks.
+    /// Metrics of a step, over all ranks.
     fn learnt(&self, exchange: &Exchange, seen: &Seen, whole: Whole, answered: f64) -> Result<Metrics> {
         let sums = seen.read(exchange)?;
         let mut metrics = self.objective_metrics(&sums.objective, whole);
@@ -192,13 +193,13 @@ impl TextTask {
         Ok(metrics)
     }
 
-    /// The means that sums over all ranks come to.
+    /// Metrics of sums over all ranks, as means.
     pub fn objective_metrics(&self, sums: &Sums, whole: Whole) -> Metrics {
         let objective = &self.config.objective;
         let (nll, preference) = (sums.nll / whole.tokens, sums.preference / whole.records);
         let likelihood_weight = likelihood_weight(objective);
         let mut metrics = Metrics::new();
-        // Of judged answers none need be desirable, and the likelihood is that of these.
+        // Labelled answers may all be undesirable, and the likelihood is that of desirable ones.
         let likelihood = if likelihood_weight > 0.0 { likelihood_weight * nll } else { 0.0 };
         let divergence = objective.distills().map(|_| sums.divergence / whole.tokens);
         metrics.insert("loss", preference + likelihood + divergence.unwrap_or(0.0));
@@ -221,7 +222,8 @@ impl TextTask {
         metrics
     }
 
-    /// A step may have no desirable answer, or no other: then there is no mean of these.
+    /// Adds the metrics of labelled answers. A step without desirable answers has no mean of these, and likewise for
+    /// undesirable ones.
     fn judged_metrics(&self, metrics: &mut Metrics, sums: &Sums, whole: Whole) {
         metrics.insert("loss/preference", sums.preference / whole.records);
         let of = |sum: f64, count: f64| (count > 0.0).then(|| sum / count);

@@ -91,9 +91,9 @@ pub fn read(
     Ok(read)
 }
 
-/// Mismatched records: those in `range`, each with the answer of the record before it, the first with that of
-/// the last. Answers are truncated to `most` tokens. The shift is over the records of all ranks, so their
-/// division among ranks does not matter.
+/// Mismatched records: those in `range`, each with the answer of the record before it. The first of all records gets
+/// the answer of the last. Answers are truncated to `most` tokens. The shift is over the records of all ranks, so
+/// their division among ranks does not matter.
 pub fn mismatched(records: &[Record], range: Range<usize>, most: usize) -> Vec<Record> {
     let of = |index: usize| {
         let before = &records[(index + records.len() - 1) % records.len()];

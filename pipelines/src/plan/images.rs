@@ -59,17 +59,17 @@ struct Texts {
     encoders: Option<usize>,
 }
 
-/// What is painted by a model, and how it is decoded.
+/// Sizes of the images that a model paints, and their decoder.
 struct Painted {
     model: Transformer,
-    /// Frames, height and width of what is denoised.
+    /// Frames, height and width of the denoised latents.
     sides: [usize; 3],
     texts: Texts,
     decoder: Option<Decoder>,
 }
 
 impl Images {
-    /// Plans a run of images that are made in code.
+    /// Plans a run on images that are made in code.
     pub(super) fn of_shapes(run: &Run, config: &DiffusionConfig, dit: &DitConfig) -> Result<Self> {
         let side = diffusion::SIZE;
         let model = Transformer::Dit(Box::new(diffusion::dit_of(dit)?));
@@ -77,7 +77,7 @@ impl Images {
         Self::new(run, config, Painted { model, sides: [1, side, side], texts, decoder: None })
     }
 
-    /// Plans a run of a published model, of what the config names.
+    /// Plans a run of a published model with its opened files.
     pub(super) fn of_texts(run: &Run, config: &DiffusionConfig, opened: &diffusion::Opened) -> Result<Self> {
         let precision = run.policy.strategy.precision;
         let diffusion::PublishedModel { folder, lora, sides, frames, .. } = &opened.model;

@@ -45,7 +45,7 @@ pub struct Settled {
 /// Reason why `auto` found no stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsettled {
-    /// The memory of a device is unknown.
+    /// The device's memory is unknown.
     NoMemory,
     /// Even the stage with the smallest memory does not fit.
     TooLarge {
@@ -83,7 +83,7 @@ impl Stages {
     }
 
     /// Possible stages of `run`, fastest first. Stages of the policy and the critic cost time in every
-    /// micro-batch, those of the reference and reward models in one pass. So the latter are raised first. The
+    /// micro-batch, those of the reference and reward models in one pass. The latter are therefore raised first. The
     /// policy, which also samples, comes last.
     fn candidates(run: &Run) -> Vec<Self> {
         let stages = |role: &Role| match role.has_open_stage {

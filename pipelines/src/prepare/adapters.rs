@@ -10,11 +10,12 @@ use anyroll_models::{LoraTarget, ModulePattern};
 /// Adapters that fit a model.
 pub(super) struct Adapters {
     pub(super) shape: anyroll_models::LoraConfig,
-    /// Where their first values lie, if they are not new.
+    /// Folder of the initial values; `None` for new adapters.
     pub(super) folder: Option<AdapterFolder>,
 }
 
-/// The adapters of the model in `folder`; `None` and a problem if they do not fit. `at` is their section.
+/// Opens the adapters of the model in `folder`; `None` and a problem if they do not fit. `at` is the adapters'
+/// section.
 pub(super) fn open(lora: &LoraConfig, folder: &ModelFolder, at: &Section) -> Option<Adapters> {
     let model = folder.decoder_config();
     let names: Vec<&str> = LoraTarget::all_of(model).iter().map(|target| target.name()).collect();
@@ -38,7 +39,7 @@ pub(super) fn open(lora: &LoraConfig, folder: &ModelFolder, at: &Section) -> Opt
     let help = "give the folder of an adapter for this model, as PEFT saves it";
     let opened = AdapterFolder::open(path, model);
     let adapter = at.take(opened, "path", |error| one_line(error), help)?;
-    // What is dropped is a matter of training, and the file's is the training's that it came from.
+    // Dropout belongs to training, and the file has the value of the training that wrote it.
     let found = anyroll_models::LoraConfig { dropout: shape.dropout, ..adapter.lora_config().clone() };
     at.ensure(
         found == shape,
@@ -49,7 +50,7 @@ pub(super) fn open(lora: &LoraConfig, folder: &ModelFolder, at: &Section) -> Opt
     Some(Adapters { shape, folder: Some(adapter) })
 }
 
-/// Reports adapters beside experts.
+/// Reports adapters on the matrices of experts.
 fn check_experts(shape: &anyroll_models::LoraConfig, folder: &ModelFolder, at: &Section) {
     if let Some(module) = shape.targets.first_of_experts(folder.decoder_config()) {
         let message = format!("{module} is many experts', which have no adapters");
@@ -58,7 +59,7 @@ fn check_experts(shape: &anyroll_models::LoraConfig, folder: &ModelFolder, at: &
     }
 }
 
-/// Reports layers with adapters that the model has not.
+/// Reports layers with adapters that the model does not have.
 fn check_layers(lora: &LoraConfig, layers: usize, at: &Section) {
     let Some(chosen) = &lora.layers else { return };
     let unknown = chosen.iter().find(|&&layer| layer >= layers);
@@ -70,7 +71,7 @@ fn check_layers(lora: &LoraConfig, layers: usize, at: &Section) {
     at.ensure(!chosen.is_empty() && unknown.is_none(), "layers", message, help);
 }
 
-/// Reports a pattern of a matrix that has no adapter.
+/// Reports a pattern that matches no matrix with an adapter.
 fn check_patterns(shape: &anyroll_models::LoraConfig, layers: usize, at: &Section) {
     let modules = shape.modules(layers);
     let ranks = shape.rank_pattern.iter().map(|(pattern, _)| ("rank_pattern", pattern));
@@ -85,7 +86,7 @@ fn check_patterns(shape: &anyroll_models::LoraConfig, layers: usize, at: &Sectio
     }
 }
 
-/// The shape of an adapter as YAML has it.
+/// The shape of an adapter as YAML fields.
 fn fields_of(lora: &anyroll_models::LoraConfig) -> String {
     let anyroll_models::LoraConfig { rank, alpha, rank_pattern, alpha_pattern, .. } = lora;
     let (targets, layers) = lora.targets.names();
@@ -101,7 +102,7 @@ fn fields_of(lora: &anyroll_models::LoraConfig) -> String {
     fields + &entries("rank_pattern", rank_pattern) + &entries("alpha_pattern", alpha_pattern)
 }
 
-/// Patterns as YAML has them, behind other fields.
+/// Patterns as a YAML field that follows other fields.
 fn entries<T: Debug>(field: &str, patterns: &[(ModulePattern, T)]) -> String {
     if patterns.is_empty() {
         return String::new();

@@ -1,4 +1,4 @@
-//! Whether every record has what an offline objective reads, and the model room for it.
+//! Checks of the records and their lengths for an offline objective.
 
 use anyroll_config::{OfflineConfig, PipelineConfig, Section};
 use anyroll_data::{Dataset, Record};
@@ -8,21 +8,21 @@ use super::texts::{Policy, Room, refuse_unread, without_messages};
 use crate::offline::read;
 use crate::opened::Opened;
 
-/// Held-out records of an evaluation whose prompts the policy could complete.
+/// Number of held-out records whose prompts the policy could complete in an evaluation.
 fn to_complete(offline: &OfflineConfig, dataset: &Dataset) -> usize {
     let records = dataset.held_out(evaluated(offline.evaluation.prompts, dataset)).unwrap_or_default();
     records.iter().filter(|record| record.is_to_complete()).count()
 }
 
-/// Writes how many prompts an evaluation completes into the `pipeline` of a config that is sound, and returns it.
+/// Writes the number of prompts that an evaluation completes into the `pipeline` of a valid config, and returns it.
 pub(super) fn fill(pipeline: &mut PipelineConfig, opened: &Opened) -> usize {
     let (PipelineConfig::Offline(offline), Some(dataset)) = (pipeline, opened.dataset()) else { return 0 };
     let completions = offline.completions_of(to_complete(offline, dataset));
     *offline.evaluation.completions.insert(completions)
 }
 
-/// Whether every record has what the objective compares, and the model has room for the answers: the tokens of the longest, or
-/// `None` and a problem.
+/// Checks that every record has the fields of the objective and fits into the model. Returns the tokens of the
+/// longest sequence, or `None` and a problem.
 pub(super) fn check(
     offline: &OfflineConfig,
     policy: &Policy,
@@ -84,8 +84,8 @@ pub(super) fn check(
     fits.then_some(longest)
 }
 
-/// Reports answers that are judged where the objective does not ask for it, or the other way around, and warns of weights that
-/// do not balance them.
+/// Reports labels that the objective does not read, and missing ones that it does. Warns of weights that do not
+/// balance the labels.
 fn check_labels(offline: &OfflineConfig, examples: &[Record], at: &Section) {
     let judged = offline.objective.judged();
     if let Some(record) = examples.iter().find(|record| record.desirable.is_some() != judged.is_some()) {
@@ -109,7 +109,7 @@ fn check_labels(offline: &OfflineConfig, examples: &[Record], at: &Section) {
     if desirable == 0 || undesirable == 0 {
         tracing::warn!(desirable, undesirable, "all answers are of one kind: nothing is held against them");
     } else if desirable != undesirable {
-        // As TRL's KTOTrainer recommends.
+        // Recommended by TRL's KTOTrainer.
         let balance =
             weights.desirable_weight * desirable as f64 / (weights.undesirable_weight * undesirable as f64);
         if !(1.0..=4.0 / 3.0).contains(&balance) {
@@ -123,7 +123,7 @@ fn check_labels(offline: &OfflineConfig, examples: &[Record], at: &Section) {
     }
 }
 
-/// Warns of records that teach nothing, or to say nothing; reports data of such alone.
+/// Warns of empty answers, and of pairs with equal answers; reports data in which all pairs are equal.
 fn check_answers(offline: &OfflineConfig, examples: &[Record], at: &Section) {
     let empty: Vec<&Record> = examples.iter().filter(|record| record.answer.is_empty()).collect();
     if let Some(first) = empty.first().filter(|_| at.is_config_sound()) {

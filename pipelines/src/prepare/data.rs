@@ -1,4 +1,4 @@
-//! The data of a language model: whether they can be read, and whether the model has room for them.
+//! Data of a language model: reading them, and checks of their lengths.
 
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{DataConfig, PipelineConfig, RewardConfig, RewardTerm, RlvrConfig, Section, Turns};
@@ -7,36 +7,36 @@ use anyroll_data::{self, Counted, Dataset, Reading, Record, Tokenizer, Tokenizer
 use super::texts::{Policy, Room, refuse_unread, without_messages};
 use crate::opened::Opened;
 
-/// Prompts of an evaluation; their count is found by hashing candidates one by one.
+/// Maximum number of prompts of an evaluation, since each is found by hashing candidates one by one.
 const MOST_EVALUATED: usize = 1_000_000;
 
-/// Prompts of an evaluation where the config does not say how many, if there are as many.
+/// Default number of prompts of an evaluation; fewer if the data have fewer.
 const USUALLY_EVALUATED: usize = 500;
 
-/// What to do about files that are not there.
+/// Help for missing files.
 const GIVE_FILES: &str =
     "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the current folder";
 
-/// What to do about a table that is none.
+/// Help for an invalid table.
 const MEND_TABLE: &str =
     "write it anew: Parquet with Snappy, zstd or gzip, or Arrow with zstd, or either plain";
 
-/// What a pipeline does with its data.
+/// A pipeline's use of its data.
 pub(super) struct Use {
-    /// Held-out records that are evaluated, where the config says how many; 0 if there is no evaluation.
+    /// Held-out records of an evaluation, if the config sets their number; 0 without an evaluation.
     pub(super) evaluated: Option<usize>,
-    /// What is learnt of conversations.
+    /// Turns of conversations that are learnt.
     pub(super) turns: Turns,
-    /// Whether a pair's answers are read each by itself.
+    /// True if the answers of a pair are read separately.
     pub(super) unpaired: bool,
 }
 
-/// How many held-out records are evaluated if the config asks for so many, or does not say.
+/// Number of held-out records to evaluate, if the config asks for `asked` of them; `None` is the default.
 pub(super) fn evaluated(asked: Option<usize>, dataset: &Dataset) -> usize {
     asked.unwrap_or_else(|| dataset.most_held_out(USUALLY_EVALUATED))
 }
 
-/// Writes how many held-out records are evaluated into the `pipeline` of a config that is sound, and returns it.
+/// Writes the number of held-out records into the `pipeline` of a valid config, and returns it.
 pub(super) fn fill(pipeline: &mut PipelineConfig, opened: &Opened) -> usize {
     let Some(dataset) = opened.dataset() else { return 0 };
     let prompts = match pipeline {
@@ -47,7 +47,7 @@ pub(super) fn fill(pipeline: &mut PipelineConfig, opened: &Opened) -> usize {
     *prompts.insert(evaluated(*prompts, dataset))
 }
 
-/// How many tokens of a record are `counted`. Without a published model's tokenizer a token is a character.
+/// Number of `counted` tokens in a record. Without a published model's tokenizer a token is a character.
 fn count(
     tokenizer: Option<&Tokenizer>,
     turns: Turns,
@@ -65,7 +65,7 @@ fn count(
             let of_worse = record.rejected().as_ref().map(of_answer).transpose()?;
             Ok(of_answer(record)?.max(of_worse.unwrap_or(0)))
         }
-        // A text's first token follows from nothing.
+        // The first token of a text has no context to be predicted from.
         (Counted::Unlearnt, _) if record.is_text() => Ok(1),
         (Counted::Unlearnt, Some(tokenizer)) if turns == Turns::All => {
             tokenizer.encode_turns(record).map(|(_, turns)| turns[0].start)
@@ -74,7 +74,7 @@ fn count(
     }
 }
 
-/// Reads the data of the pipeline `at`, which does this with them. Without a `policy` records are of any length.
+/// Reads the data of the pipeline `at` for this use. Without a `policy` the length of records is not limited.
 pub(super) fn open(
     data: &DataConfig,
     &Use { evaluated: asked, turns, unpaired }: &Use,
@@ -119,7 +119,7 @@ fn refuse(error: &anyroll_data::Error, at: &Section) {
     at.refuse(&format!("data.file.{name}"), one_line(error), help);
 }
 
-/// Whether there are as many held-out records as are asked for, or any at all if the config does not say; else reported.
+/// Returns true if there are enough held-out records; by default one is enough. Otherwise reports a problem.
 fn check_evaluated(asked: Option<usize>, dataset: &Dataset, at: &Section) -> bool {
     let field = "evaluation.prompts";
     let Some(asked) = asked else {
@@ -140,7 +140,8 @@ fn check_evaluated(asked: Option<usize>, dataset: &Dataset, at: &Section) -> boo
     )
 }
 
-/// Whether the model has room for the data and can read them: the most tokens of a sequence, or `None` and a problem.
+/// Checks that the model can read the data, and that they fit. Returns the tokens of the longest sequence, or `None`
+/// and a problem.
 pub(super) fn check_lengths(
     rlvr: &RlvrConfig,
     policy: &Policy,
@@ -210,7 +211,8 @@ pub(super) fn check_domains(rlvr: &RlvrConfig, dataset: &Dataset, at: &Section) 
     }
 }
 
-/// Whether completions are to be about as long as answers: the warm-up learns these, or the reward wants them.
+/// Returns true if completions should be about as long as answers. The warm-up learns the answers, or the reward
+/// compares with them.
 fn writes_answers(rlvr: &RlvrConfig) -> bool {
     rlvr.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0) || rlvr.reward.wants_answers()
 }

@@ -1,4 +1,4 @@
-//! Whether an environment can be used: its file is there, the model can read it, and it starts.
+//! Checks of an environment: its file exists, the model can read its messages, and it starts.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::environment::Environment;
 
 const PATH: &str = "pipeline.rlvr.rollout.environment";
 
-/// Reports a file that is not there, and what the model cannot read. Without a `policy` nothing is known of that.
+/// Reports a missing file, and messages that the model cannot read. Without a `policy` messages are not checked.
 pub(super) fn check(rlvr: &RlvrConfig, policy: Option<&Policy>, at: &Section) {
     let Some(environment) = &rlvr.rollout.environment else { return };
     let at = at.below(PATH);
@@ -22,7 +22,7 @@ pub(super) fn check(rlvr: &RlvrConfig, policy: Option<&Policy>, at: &Section) {
     }
 }
 
-/// Reports that the model cannot read what the environment says; `tokenizer` is a published model's.
+/// Reports a role of the environment that the model cannot read; `tokenizer` is a published model's.
 fn check_role(environment: &EnvironmentConfig, tokenizer: Option<&Tokenizer>, at: &Section) {
     let help = "write `none`: what it says then stands as it is";
     let speaker = tokenizer
@@ -35,12 +35,12 @@ fn check_role(environment: &EnvironmentConfig, tokenizer: Option<&Tokenizer>, at
     at.take(read, "role", |error| one_line(error), help);
 }
 
-/// Reports a file that has not the class, by starting it.
+/// Starts the environment, and reports a file without the class.
 pub(super) fn start(rollout: &RolloutConfig, at: &Section) {
     if !at.is_sound(PATH) {
         return;
     }
-    // Nothing is read here.
+    // The environment's messages are not read here.
     let tokenizer = Arc::new(Tokenizer::Characters(CharTokenizer::new(&[].into())));
     let help = "mend the file, or name in `python` an interpreter that has what it imports";
     let started = Environment::new(rollout, tokenizer);

@@ -1,4 +1,4 @@
-//! Whether what rewards of images name can be used.
+//! Checks of the files and models that image rewards name.
 
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{
@@ -10,7 +10,7 @@ use anyroll_models::hf::{ClipFolder, DiffusersFolder, HeadFile};
 use super::rewards::check_file;
 use crate::diffusion::{load_script, open_clip};
 
-/// Reports files of rewards of the shapes that cannot be used. `at` is the rewards.
+/// Reports unusable files of rewards for shapes. `at` is the rewards' section.
 pub(super) fn check_of_shapes(reward: &ImageRewardConfig, at: &Section) {
     if !at.has_all_items() {
         return;
@@ -26,7 +26,7 @@ pub(super) fn check_of_shapes(reward: &ImageRewardConfig, at: &Section) {
     }
 }
 
-/// Reports rewards of texts that cannot be had. `at` is the rewards.
+/// Reports unusable rewards for texts. `at` is the rewards' section.
 pub(super) fn check_of_texts(
     reward: &ImageRewardConfig,
     prompts: &PromptsConfig,

@@ -1,4 +1,4 @@
-//! What the config of a model of images names, and whether a published one can paint what it is asked for.
+//! Files that the config of an image model names, and checks that a published model can paint the requested images.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ use crate::diffusion::{
 };
 use crate::opened::Opened;
 
-/// Opens what a run of images names; `None` if something cannot be used.
+/// Opens the files of an image run; `None` if one cannot be used.
 pub(super) fn open(model: &ModelConfig, diffusion: &DiffusionConfig, at: &Section) -> Option<Opened> {
     match model {
         ModelConfig::Diffusers(model) => {
@@ -29,11 +29,11 @@ pub(super) fn open(model: &ModelConfig, diffusion: &DiffusionConfig, at: &Sectio
             image_rewards::check_of_shapes(&diffusion.reward, &at.below("pipeline.diffusion.reward"));
             Some(Opened::Shapes(dit.clone()))
         }
-        ModelConfig::Decoder(_) | ModelConfig::Folder(_) => None, // which is reported
+        ModelConfig::Decoder(_) | ModelConfig::Folder(_) => None, // reported elsewhere
     }
 }
 
-/// Opens the model's folder and the texts, and sees whether they fit.
+/// Opens the model's folder and the texts, and checks that they fit.
 fn open_published(
     model: &DiffusersConfig,
     config: &DiffusionConfig,
@@ -95,7 +95,7 @@ fn open_folder(model: &DiffusersConfig, at: &Section) -> Option<DiffusersFolder>
         .ok()
 }
 
-/// What holds of the model itself, whatever the texts are.
+/// Checks of the model that do not depend on the texts.
 fn check_model(
     lora: Option<&Lora>,
     config: &DiffusionConfig,
@@ -126,7 +126,7 @@ fn check_decoded(field: &str, folder: &DiffusersFolder, at: &Section) -> bool {
     at.ensure(false, field, message, "leave it out")
 }
 
-/// How many frames of videos are decoded; `None` for images.
+/// Number of frames of a video to decode; `None` for images.
 fn decoded_frames(
     asked: Option<usize>,
     frames: usize,
@@ -154,7 +154,7 @@ fn decoded_frames(
     Some(decoded)
 }
 
-/// The shape of adapters that fit the model, and where their first values lie, if they are not new.
+/// Returns the shape of the adapters, and the files of their initial values if they are not new.
 fn open_adapters(
     lora: &LoraConfig,
     folder: &DiffusersFolder,
@@ -193,7 +193,7 @@ fn open_adapters(
     (Some(shape), adapter)
 }
 
-/// Reports the variant that is asked for, and whether it is what an error is about.
+/// Reports an error about the requested variant; returns true if the error is about it.
 fn refuse_variant(error: &hf::Error, at: &Section) -> bool {
     let help = "write what stands between the name of the files and its end, such as `fp16`; or leave it out for files \
                 without";
@@ -204,7 +204,7 @@ fn refuse_variant(error: &hf::Error, at: &Section) -> bool {
     is_of_variant
 }
 
-/// Reports tiles that are no whole latents, or overlap by more than half. `at` is the sampler.
+/// Reports tiles that are not whole latents, or that overlap by more than half. `at` is the sampler's section.
 fn check_tiles(tiles: Option<TilesConfig>, folder: &DiffusersFolder, at: &Section) {
     let Some(tiles) = tiles else { return };
     if !check_decoded("decode_tiles", folder, at) {
@@ -229,7 +229,7 @@ fn check_tiles(tiles: Option<TilesConfig>, folder: &DiffusersFolder, at: &Sectio
     );
 }
 
-/// Reports sizes of images or videos that the model does not paint. `at` is the prompts.
+/// Reports sizes of images or videos that the model does not paint. `at` is the prompts' section.
 fn check_sizes(prompts: &PromptsConfig, folder: &DiffusersFolder, at: &Section) {
     let sizes = folder.transformer_config().latents();
     let (in_time, of_sides) = folder.zoom();
@@ -258,13 +258,13 @@ fn check_sizes(prompts: &PromptsConfig, folder: &DiffusersFolder, at: &Section) 
     );
 }
 
-/// Texts as encoders made them beforehand, or the encoders that make them when the run begins.
+/// Texts that were encoded before the run, or the encoders for the start of the run.
 enum Texts<'a> {
     Encoded(TextEmbeddings),
     ToEncode(PromptEncoders, &'a EncodeConfig),
 }
 
-/// Opens the texts. `records` are those that the config names, if they could be read. `at` is the pipeline.
+/// Opens the texts. `records` are the config's, if they could be read. `at` is the pipeline's section.
 fn open_texts<'a>(
     model: &DiffusersConfig,
     config: &DiffusionConfig,
@@ -310,7 +310,7 @@ fn open_texts<'a>(
     }
 }
 
-/// Reports texts of which none is left to train on.
+/// Reports prompts that are all held out, so that none is left for training.
 fn check_held_out(prompts: &PromptsConfig, count: usize, at: &Section) {
     at.ensure(
         prompts.held_out < count,
@@ -320,7 +320,7 @@ fn check_held_out(prompts: &PromptsConfig, count: usize, at: &Section) {
     );
 }
 
-/// Opens the model's own text encoders. `at` is the pipeline.
+/// Opens the model's own text encoders. `at` is the pipeline's section.
 fn open_own_encoders(
     prompts: &PromptsConfig,
     encode: &EncodeConfig,
@@ -338,12 +338,12 @@ fn open_own_encoders(
         "fp16 overflows in T5",
         "write fp32 or bf16",
     );
-    // A folder that is none has no encoders.
+    // An unusable folder has no encoders.
     folder?;
     open_encoders(model, encode).inspect_err(|error| refuse_encoders(error, &at)).ok()
 }
 
-/// Reports what keeps text encoders from being opened.
+/// Reports an error of opening text encoders.
 fn refuse_encoders(error: &Error, at: &Section) {
     let help = "a model's folder has its text encoders and tokenizers as diffusers publishes them; or write `embeddings`, \
                 which `anyroll embed` makes elsewhere";
@@ -357,7 +357,7 @@ fn refuse_encoders(error: &Error, at: &Section) {
     }
 }
 
-/// Reads the records of the texts. `at` is the prompts.
+/// Reads the records of the texts. `at` is the prompts' section.
 fn open_records(path: &Path, at: &Section) -> Option<Vec<Record>> {
     if !at.is_read("records") {
         return None;
@@ -366,7 +366,7 @@ fn open_records(path: &Path, at: &Section) -> Option<Vec<Record>> {
     at.take(read_records(path), "records", |error| one_line(error), help)
 }
 
-/// Opens the texts that were encoded beforehand. `at` is the pipeline.
+/// Opens the embeddings that were encoded before the run. `at` is the pipeline's section.
 fn open_embeddings(
     path: &Path,
     config: &DiffusionConfig,
@@ -388,7 +388,7 @@ fn open_embeddings(
     Some(texts)
 }
 
-/// The ends of the names of layers, behind the number of the block.
+/// Ends of the names of layers, after the index of the block.
 fn ends(modules: &[String]) -> Vec<&str> {
     let behind_blocks = modules.iter().filter_map(|name| name.split_once("blocks."));
     let mut ends: Vec<&str> =
@@ -398,13 +398,13 @@ fn ends(modules: &[String]) -> Vec<&str> {
     ends
 }
 
-/// Those of `modules` that are `chosen`.
+/// The `chosen` ones of `modules`, in the order of `modules`.
 fn in_order(modules: &[String], chosen: &[String]) -> Vec<String> {
     modules.iter().filter(|module| chosen.contains(module)).cloned().collect()
 }
 
-/// The shape of an adapter as YAML has it, beside the `rslora` that is there: with ends of names, if these are the same in
-/// all blocks.
+/// The shape of an adapter as YAML fields, except for `rslora`, which is given. Modules are named by their ends if
+/// these are the same in all blocks.
 fn fields_of(lora: &Lora, rslora: bool, modules: &[String]) -> String {
     let short = ends(&lora.modules);
     let chosen = |name: &&String| short.iter().any(|end| name.ends_with(&format!(".{end}")));

@@ -1,12 +1,13 @@
-//! Turns a YAML file into a [`Run`]: reads it, opens what it names, checks all of it, and resolves it on a machine.
+//! Turns a YAML file into a [`Run`]: reads it, opens the files that it names, checks everything, and resolves the
+//! config on a machine.
 //!
 //! ```text
 //! file -> tree with positions -> Config -> validated, opened, resolved -> Run, Opened
 //!         and `--set`s
 //! ```
 //!
-//! All of it happens before a device is opened. Each part reports to one list of problems and goes on, so that a user sees all
-//! of them at once.
+//! Everything happens before a device is opened. Each part reports to one list of problems and continues, so that a
+//! user sees all problems at once.
 
 mod adapters;
 mod answers;
@@ -34,7 +35,7 @@ use anyroll_config::{
 use crate::opened::Opened;
 use crate::run::{Machine, Run};
 
-/// A config file as it was read, whatever is wrong with it.
+/// A config file as it was read, valid or not.
 #[derive(Debug)]
 pub struct Draft {
     source: Source,
@@ -44,39 +45,39 @@ pub struct Draft {
     stand_ins: Vec<String>,
 }
 
-/// What a config is prepared for.
+/// Purpose of preparing a config.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To run it here.
+    /// Run on this machine.
     Run,
-    /// To see whether it would run here: also starts what the rewards start, the user's functions and the sandbox of programs,
-    /// and ends it again.
+    /// Check on this machine. Also starts and stops the processes of rewards: the user's functions and the sandbox of
+    /// programs.
     Check,
-    /// To plan its memory, with `zero_stage: auto` left as it is, for a machine that need not be this one.
+    /// Plan the memory, for any machine; `zero_stage: auto` stays unresolved.
     Plan,
 }
 
-/// A run that can start, and what its config names.
+/// A run that can start, with the opened files of its config.
 pub struct Prepared {
-    /// The config on a machine.
+    /// The resolved run.
     pub run: Run,
     /// Data, folders and tokenizers, each opened once.
     pub opened: Opened,
 }
 
 impl Draft {
-    /// Reads the file at `path` and applies `sets` (`pipeline.rlvr.steps=10`, the value in YAML) in their order.
+    /// Reads the file at `path` and applies `sets` in order, such as `pipeline.rlvr.steps=10`, with values in YAML.
     ///
     /// # Errors
-    /// For a file that cannot be read or is no YAML. What else is wrong is an error of what is made of the draft.
+    /// A file that cannot be read or is not YAML. Methods of the draft return all other errors.
     pub fn read(path: &Path, sets: &[String]) -> Result<Self, Error> {
         Self::parse(path, text_of(path)?, sets)
     }
 
-    /// As [`Self::read`], of the `text` that was read at `path` already.
+    /// Same as [`Self::read`], for the `text` that was already read from `path`.
     ///
     /// # Errors
-    /// For a text that is no YAML.
+    /// A text that is not YAML.
     pub fn parse(path: &Path, text: String, sets: &[String]) -> Result<Self, Error> {
         let source = Source { path: path.to_owned(), text, sets: sets.to_vec() };
         let invalid = |problem| Error::Invalid(vec![source.render(problem)]);
@@ -91,21 +92,21 @@ impl Draft {
         Ok(Self { source, tree, config, problems, stand_ins })
     }
 
-    /// What the file says, `--set`s applied and defaults filled in, with stand-ins where it cannot be read; `None` if there are
-    /// none for what is wrong.
+    /// The config with `--set`s and defaults applied, and with placeholders for invalid values; `None` if a value has
+    /// no placeholder.
     pub fn config(&self) -> Option<&Config> {
         self.config.as_ref()
     }
 
-    /// The file's text, as the user wrote it.
+    /// Text of the file.
     pub fn as_written(&self) -> &str {
         &self.source.text
     }
 
-    /// The config and what it names, checked as far as that does not depend on a machine.
+    /// The config and its opened files, checked as far as possible without a machine.
     ///
     /// # Errors
-    /// All that is wrong.
+    /// All problems.
     pub fn open(&self) -> Result<(Config, Opened), Error> {
         self.checked(|config, at| {
             self.validate(config, at);
@@ -114,10 +115,10 @@ impl Draft {
         })
     }
 
-    /// The config on `machine`.
+    /// Resolves the config on `machine`.
     ///
     /// # Errors
-    /// All that is wrong.
+    /// All problems.
     pub fn prepare(&self, machine: &Machine, purpose: Purpose) -> Result<Prepared, Error> {
         self.checked(|config, at| {
             self.validate(config, at);
@@ -147,7 +148,7 @@ impl Draft {
         }
     }
 
-    /// What `make` makes of the config, or all that is wrong, what it reports included.
+    /// Returns the result of `make` on the config, or all problems, including those that `make` reports.
     fn checked<T>(&self, make: impl FnOnce(&Config, &Section) -> Option<T>) -> Result<T, Error> {
         let problems = Problems::new(&self.tree, self.problems.clone(), self.stand_ins.clone());
         let made = self.config.as_ref().and_then(|config| make(config, &problems.root()));
@@ -158,18 +159,18 @@ impl Draft {
     }
 }
 
-/// The text of the config at `path`.
+/// Reads the text of the config at `path`.
 ///
 /// # Errors
-/// For a file that cannot be read, or is not UTF-8.
+/// A file that cannot be read, or is not UTF-8.
 pub fn text_of(path: &Path) -> Result<String, Error> {
     std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
 
-/// The reward `name` with the fields that `sets` give it, such as `tolerance=1e-3`, checked.
+/// Reads and checks the reward `name` with the fields in `sets`, such as `tolerance=1e-3`.
 ///
 /// # Errors
-/// All that is wrong.
+/// All problems.
 pub fn read_reward(name: &str, sets: &[String]) -> Result<RewardKind, Error> {
     let source = Source { path: "reward".into(), text: format!("{name}: {{}}"), sets: sets.to_vec() };
     let mut tree =

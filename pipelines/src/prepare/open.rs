@@ -1,14 +1,14 @@
-//! Opens what a config names.
+//! Opens the files that a config names.
 
 use anyroll_config::{Config, PipelineConfig, Section};
 
 use super::{images, texts};
 use crate::opened::Opened;
 
-/// Opens all that `config` names and reports what does not fit; `None` if something could not be opened.
+/// Opens the files of `config` and reports those that do not fit; `None` if one could not be opened.
 pub(super) fn open(config: &Config, at: &Section) -> Option<Opened> {
     if config.model.is_of_images() != matches!(config.pipeline, PipelineConfig::Diffusion(_)) {
-        return None; // which is reported
+        return None; // reported elsewhere
     }
     match &config.pipeline {
         PipelineConfig::Rlvr(rlvr) => texts::of_rlvr(config, rlvr, at),

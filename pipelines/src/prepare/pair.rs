@@ -1,10 +1,10 @@
-//! Whether both of a pair of transformers, each of which paints at some of the sigmas, learn something.
+//! Checks that both transformers of a pair are trained; each paints at some of the sigmas.
 
 use anyroll_config::{DiffusionConfig, MethodConfig, Section, is_of_second};
 use anyroll_models::diffusion::{EXPERTS, Lora};
 
-/// Refuses to train one of a pair whose `boundary` lets no denoising step with a gradient meet it: its adapters would stay as
-/// they are, and whole weights would decay. `shift` is the sampler's.
+/// Refuses to train a transformer of a pair if its side of `boundary` has no denoising step with a gradient. Without
+/// one, its adapters would not change, and its full weights would decay. `shift` is the sampler's.
 pub(super) fn check_both_learn(
     lora: Option<&Lora>,
     diffusion: &DiffusionConfig,
@@ -19,7 +19,7 @@ pub(super) fn check_both_learn(
         MethodConfig::DraftK(draft) => sampler.steps.saturating_sub(draft.k),
         MethodConfig::FlowGrpo(_) | MethodConfig::DanceGrpo(_) | MethodConfig::DiffusionNft(_) => 0,
     };
-    // Numbers that make no sigmas are refused by the sampler.
+    // The sampler refuses numbers that give no sigmas.
     let sigmas = sampler.sigmas(shift).unwrap_or_default();
     let trained = sigmas.get(first..sampler.steps).unwrap_or_default();
     let is_met = |second: bool| trained.iter().any(|&sigma| is_of_second(sigma, boundary) == second);

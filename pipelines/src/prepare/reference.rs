@@ -1,4 +1,4 @@
-//! `roles.reference`: the frozen model that a policy is compared with, a copy of itself or a published one, a teacher say.
+//! `roles.reference`: the frozen model of the KL term, a copy of the policy or a published model such as a teacher.
 
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{Advantage, AlgorithmConfig, Config, PipelineConfig, Section};
@@ -9,9 +9,9 @@ use super::texts::Policy;
 
 const FIELD: &str = "roles.reference.path";
 
-/// The published reference, if there is one: `Some(None)` if there is none, and `None` with a problem if it cannot be used. It
-/// has to score what the policy, `own` with its data, reads and writes, up to `longest` tokens; what is not known of these is
-/// not compared.
+/// Opens the published reference: `Some(None)` if there is none, and `None` with a problem if it cannot be used. The
+/// reference must score the tokens that the policy `own` reads and writes, at most `longest` of them. Unknown
+/// properties of the policy are not compared.
 pub(super) fn open(
     config: &Config,
     own: Option<(&Policy, &Dataset)>,
@@ -56,7 +56,8 @@ pub(super) fn open(
     fits.then_some(Some(folder))
 }
 
-/// Reports a policy without advantages and without a teacher: it is not far from itself, and would stay where it is.
+/// Reports a policy that learns only from a reference equal to itself: without advantages or a teacher it would not
+/// change.
 fn check_taught(config: &Config, at: &Section) {
     let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { return };
     let AlgorithmConfig { advantage, entropy_coef, .. } = rlvr.algorithm;

@@ -1,4 +1,4 @@
-//! What a config comes to on a machine: its ranks, their devices and threads, and how batches are shared.
+//! Resolves a config on a machine: ranks, their devices and threads, and the division of batches.
 
 use std::{
     collections::BTreeMap,
@@ -18,11 +18,11 @@ use super::{answers, data, steps};
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 
-/// Ranks of one host on the cpu: beyond, somebody has mistyped.
+/// Maximum number of ranks of one host on the cpu; a larger number is a typing mistake.
 const MOST_HOST_RANKS: usize = 1024;
 
-/// Resolves `config`, or reports what cannot be on `machine`. If something that it names could not be `opened`, that has been
-/// reported, and there is no run.
+/// Resolves `config`, or reports the parts that are impossible on `machine`. If `opened` is `None`, that was reported
+/// before, and there is no run.
 pub(super) fn resolve(
     config: &Config,
     at: &Section,
@@ -87,7 +87,7 @@ pub(super) fn resolve(
     })
 }
 
-/// What there may be, and could not be had: `None` if so.
+/// Converts an optional part: `None` if it was requested and failed.
 fn unless_failed<T>(part: Option<Option<T>>) -> Option<Option<T>> {
     match part {
         None => Some(None),
@@ -95,21 +95,21 @@ fn unless_failed<T>(part: Option<Option<T>>) -> Option<Option<T>> {
     }
 }
 
-/// A path that holds from any folder: a run that resumes may be started from another one.
+/// An absolute path, since a run may resume from another working directory.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Where the adapters lie that a run goes on from, if there are any.
+/// Makes the path of the initial adapters absolute, if there is one.
 fn absolute_adapter(lora: &mut Option<LoraConfig>) {
     if let Some(path) = lora.as_mut().and_then(|lora| lora.path.as_mut()) {
         *path = absolute(path);
     }
 }
 
-/// What the ranks share of a step.
+/// Quantities of a step that are divided among the ranks.
 struct Step {
-    /// The field that says how many prompts there are.
+    /// The field that sets the number of prompts.
     field: &'static str,
     warmup_batch_size: Option<usize>,
     prompts: usize,
@@ -174,7 +174,7 @@ impl Resolver<'_> {
         Some(Role::new(facts.name.clone(), ordinals, strategy))
     }
 
-    /// The backend and the devices that a role has by its own fields, or by the top level's.
+    /// The backend and devices of a role, from its own fields or the top level's.
     fn place(
         &self,
         path: &str,
@@ -193,7 +193,8 @@ impl Resolver<'_> {
         Some((facts, self.ordinals(&devices_field, devices, facts)?))
     }
 
-    /// Whether every rank has its part of a role, on the policy's devices or on as many others; reported if not.
+    /// Returns true if every rank has a device for the role: the policy's, or the same number of other devices.
+    /// Otherwise reports a problem.
     pub(super) fn is_beside(&self, policy: &Role, path: &str, role: &Role) -> bool {
         let (own, ranks) = (role.ordinals.len(), policy.ordinals.len());
         let is_shared = self.at.ensure(
@@ -213,7 +214,7 @@ impl Resolver<'_> {
         )
     }
 
-    /// Devices that sample, and that the policy has not.
+    /// Devices for rollout that are not the policy's.
     fn rollout(&self, policy: &Role, config: &RolloutRoleConfig) -> Option<RolloutRole> {
         let path = "roles.rollout";
         let is_for_rlvr = self.at.when(self.at.is_read("pipeline")).ensure(
@@ -245,7 +246,7 @@ impl Resolver<'_> {
         is_own.then(|| RolloutRole { backend: facts.name.clone(), ordinals: of_ranks() })
     }
 
-    /// The backend of this name, or the one that `auto` takes.
+    /// The backend of this name, or the one that `auto` chooses.
     pub(super) fn backend(&self, field: &str, name: &str) -> Option<&BackendFacts> {
         if !self.at.is_read(field) {
             return None;
@@ -261,7 +262,7 @@ impl Resolver<'_> {
         let Some(facts) = backends.iter().find(|facts| facts.name == name) else {
             let names: Vec<&str> = backends.iter().map(|facts| facts.name.as_str()).chain(["auto"]).collect();
             let help = match name {
-                // A letter from `cpu`, which is the last that is meant.
+                // The suggestion would be `cpu`, one letter away, which is surely not meant.
                 "gpu" => format!("choose from {}", list(&names)),
                 _ => suggestion(name, &names),
             };
@@ -283,7 +284,7 @@ impl Resolver<'_> {
         Some(facts)
     }
 
-    /// Reports sampling that is to have training's bits and cannot.
+    /// Reports `rollout.strict` on devices without it.
     fn check_strict(&self, policy: &Role, rollout: Option<&RolloutRole>) {
         if !matches!(&self.config.pipeline, PipelineConfig::Rlvr(rlvr) if rlvr.rollout.strict) {
             return;
@@ -299,7 +300,8 @@ impl Resolver<'_> {
         );
     }
 
-    /// Sampling is training's to the bit only where a token is computed by itself; devices do so in fp32 and bf16.
+    /// Reports a combination of devices and dtypes without strict sampling. Sampling and training are bitwise equal
+    /// only if each token is computed by itself; devices do that in fp32 and bf16.
     fn strict(&self, field: &str, backend: &str) {
         let able = self.machine.backends.iter().filter(|facts| facts.adds_by_rows);
         let Some(facts) = able.clone().find(|facts| facts.name == backend) else {
@@ -329,7 +331,7 @@ impl Resolver<'_> {
         self.machine.backends.iter().filter_map(of).collect()
     }
 
-    /// The devices of a backend that `devices` names.
+    /// Ordinals of the devices of a backend that `devices` names.
     pub(super) fn ordinals(
         &self,
         field: &str,
@@ -341,7 +343,7 @@ impl Resolver<'_> {
         }
         let Some(available) = facts.devices else { return self.host_ranks(field, devices, facts) };
         let ordinals: Vec<usize> = match devices {
-            // One too many is refused below; a count beyond all reason is not listed first.
+            // The check below refuses one too many; a huge count is not expanded first.
             Devices::Count(count) => (0..(*count).min(available + 1)).collect(),
             Devices::All => (0..available).collect(),
             Devices::List(list) => list.clone(),
@@ -363,7 +365,7 @@ impl Resolver<'_> {
         holds.then_some(ordinals)
     }
 
-    /// The host is one device, 0, for as many ranks as are asked for.
+    /// Ordinals for ranks on the host, which is one device, 0, for any number of ranks.
     fn host_ranks(&self, field: &str, devices: &Devices, facts: &BackendFacts) -> Option<Vec<usize>> {
         match devices {
             Devices::Count(count @ 1..=MOST_HOST_RANKS) => return Some(vec![0; *count]),
@@ -381,7 +383,7 @@ impl Resolver<'_> {
         None
     }
 
-    /// A launcher's word counts for the number of hosts; the config's for the ranks of each.
+    /// The world size. The launcher sets the number of hosts, and the config sets the ranks of each host.
     fn world_size(&self, local_ranks: usize) -> Option<usize> {
         let Some(rank) = &self.machine.rank else { return Some(local_ranks) };
         let holds = self.at.ensure(
@@ -396,7 +398,7 @@ impl Resolver<'_> {
         holds.then_some(rank.world_size)
     }
 
-    /// The shares of ranks, mini-batches and micro-batches in a step.
+    /// Division of a step into ranks, mini-batches and micro-batches.
     fn batches(&self, world_size: usize, micro_batch_size: usize) -> Option<Batches> {
         let at = self.at.below("pipeline").below(self.config.pipeline.name());
         let step = Step::of(&self.config.pipeline);
@@ -436,7 +438,7 @@ impl Resolver<'_> {
         })
     }
 
-    /// Absolute paths, and the shift of the model's own scheduler.
+    /// Sets absolute paths, and the shift of the model's own scheduler.
     fn fill_diffusion(&self, diffusion: &mut DiffusionConfig) {
         diffusion.sampler.shift.get_or_insert(self.own_shift);
         if let ImageDataConfig::Prompts(prompts) = &mut diffusion.data {
@@ -448,8 +450,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// Every file by its absolute path: a run that resumes may be started from another folder, and reads what it read
-    /// even if further files are then called as a pattern says.
+    /// Sets the absolute path of every file. A run that resumes in another folder then reads the same files, even if
+    /// a pattern matches new ones.
     fn fill_data(&self, data: &mut DataConfig) -> Option<()> {
         match data {
             DataConfig::File(file) => {
@@ -469,7 +471,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// The config with everything said that the machine decided.
+    /// The config with every value that the machine decides.
     fn filled(&self, threads: usize) -> Option<Config> {
         let mut config = self.config.clone();
         let facts = self.backend("backend", &config.backend)?;

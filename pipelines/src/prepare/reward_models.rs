@@ -1,4 +1,4 @@
-//! How the ranks hold reward models that are not on the host.
+//! Placement of reward models that are not on the host.
 
 use anyroll_config::{
     Devices, OffloadConfig, OptimizerOffload, Recompute, RewardConfig, RewardModelConfig,
@@ -9,7 +9,7 @@ use super::resolve::Resolver;
 use crate::run::Role;
 
 impl Resolver<'_> {
-    /// How the ranks hold each reward model, in the order of the reward's terms; `None` for one that is on the host.
+    /// Placement of each reward model, in the order of the reward's terms; `None` for a model on the host.
     pub(super) fn reward_models(&self, policy: &Role) -> Option<Vec<Option<Role>>> {
         if !self.at.below("pipeline.rlvr.reward").has_all_items() {
             return None;
@@ -18,7 +18,7 @@ impl Resolver<'_> {
         let held = models.map(|(index, model)| {
             self.reward_model(&format!("pipeline.rlvr.reward[{index}].model"), model, policy)
         });
-        // All of them, so that each is reported.
+        // Collected first, so that every problem is reported.
         held.collect::<Vec<_>>().into_iter().collect()
     }
 

@@ -1,4 +1,5 @@
-//! Whether what rewards name can be used: patterns, templates, models, files, keys, and what they start.
+//! Checks of everything that rewards name: patterns, templates, models, files, keys, and the processes that they
+//! start.
 
 use std::path::Path;
 
@@ -12,7 +13,8 @@ use anyroll_reward::{Code, Judge, Model, OpenModel, Pattern, Python, key};
 
 use super::environment;
 
-/// Opens the reward models, in the order of the terms, and reports what of the terms cannot be used. `at` is the reward.
+/// Opens the reward models, in the order of the terms, and reports terms that cannot be used. `at` is the reward's
+/// section.
 pub(super) fn open(reward: &RewardConfig, at: &Section) -> Option<Vec<OpenModel>> {
     if !at.has_all_items() {
         return None;
@@ -26,7 +28,7 @@ pub(super) fn open(reward: &RewardConfig, at: &Section) -> Option<Vec<OpenModel>
     opened.into_iter().collect()
 }
 
-/// Checks a reward that stands alone. `at` has its name.
+/// Checks a single reward. `at` contains its name.
 pub(super) fn check_alone(kind: &RewardKind, at: &Section) {
     match kind {
         RewardKind::Model(model) => {
@@ -46,7 +48,8 @@ pub(super) fn check_alone(kind: &RewardKind, at: &Section) {
     open_kind(kind, at);
 }
 
-/// A term's model, `Some(None)` with a problem if it cannot be used; `None` for a term without one. `at` is the term.
+/// Opens a term's model. Returns `Some(None)` with a problem if it cannot be used, and `None` for a term without a
+/// model. `at` is the term's section.
 fn open_kind(kind: &RewardKind, at: &Section) -> Option<Option<OpenModel>> {
     match kind {
         RewardKind::Model(model) => {
@@ -88,7 +91,7 @@ fn check_judge(judge: &JudgeConfig, at: &Section) {
     }
 }
 
-/// Reports keys of endpoints that the environment, here and now, has not.
+/// Reports keys of endpoints that are missing from this process's environment.
 pub(super) fn have_keys(config: &Config, at: &Section) {
     let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { return };
     if !at.below("pipeline.rlvr.reward").has_all_items() {
@@ -108,8 +111,8 @@ pub(super) fn have_keys(config: &Config, at: &Section) {
     }
 }
 
-/// Reports what rewards start on this machine and that does not start.
-/// Tests of the `code` reward's records are read as well, from the `dataset` if it was opened.
+/// Starts the processes of rewards on this machine, and reports those that fail. Also reads the tests of the `code`
+/// reward's records, if the `dataset` was opened.
 pub(super) fn start(config: &Config, dataset: Option<&Dataset>, at: &Section) {
     let reward = at.below("pipeline").below(config.pipeline.name()).below("reward");
     if !reward.has_all_items() {
@@ -139,7 +142,7 @@ pub(super) fn start(config: &Config, dataset: Option<&Dataset>, at: &Section) {
     }
 }
 
-/// Reports a sandbox that does not start, or else the first record of the term whose tests judge no program.
+/// Reports a sandbox that does not start, or else the first record of the term whose tests cannot be used.
 fn start_code(code: &CodeConfig, term: &RewardTerm, dataset: Option<&Dataset>, at: &Section) {
     let help = "run it where user namespaces are allowed, or name a service in `http`";
     let Some(code) = at.take(Code::new(code), "code", |failure| failure.to_string(), help) else { return };
@@ -156,7 +159,7 @@ fn load_function(python: &PythonConfig, at: &Section) {
     }
 }
 
-/// Reports a file that is not there.
+/// Reports a missing file.
 pub(super) fn check_file(name: &str, path: &Path, at: &Section) {
     let message = format!("there is no file {}", path.display());
     at.ensure(path.is_file(), name, message, "give its path; a relative one starts at the current folder");

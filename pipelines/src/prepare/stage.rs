@@ -1,4 +1,4 @@
-//! The stages that `zero_stage: auto` stands for.
+//! Resolution of `zero_stage: auto`.
 
 use anyroll_config::{Recompute, RewardConfig, RolesConfig, Section, ZeroStage, error_chain::one_line};
 
@@ -9,7 +9,7 @@ use crate::{
     run::Run,
 };
 
-/// Writes the stages that `auto` stands for into `run`, wherever it stands, or reports why there are none.
+/// Writes the stages that `auto` chooses into `run`, or reports why there are none.
 pub(super) fn settle(run: &mut Run, opened: &Opened, at: &Section) {
     if run.roles().any(|role| role.has_open_stage) && !choose(run, opened, at) {
         return;
@@ -17,7 +17,7 @@ pub(super) fn settle(run: &mut Run, opened: &Opened, at: &Section) {
     write_down(run);
 }
 
-/// Whether there are stages for what is open, which are then the roles'; reported if not.
+/// Chooses the unresolved stages and sets them in the roles. Returns false, with a problem, if there are none.
 fn choose(run: &mut Run, opened: &Opened, at: &Section) -> bool {
     let field = &open_field(run);
     let planner = Planner::new(run, opened);
@@ -50,7 +50,7 @@ fn choose(run: &mut Run, opened: &Opened, at: &Section) -> bool {
     true
 }
 
-/// The field that says `auto`.
+/// The field that is `auto`.
 fn open_field(run: &Run) -> String {
     let RolesConfig { policy, reference, critic, rollout: _ } = &run.config.roles;
     let of_roles =
@@ -92,7 +92,7 @@ fn refuse(unsettled: Unsettled, field: &str, at: &Section) {
     }
 }
 
-/// Puts the stages into the config that the run leaves behind.
+/// Writes the stages into the resolved config.
 fn write_down(run: &mut Run) {
     let (config, policy) = (&mut run.config, ZeroStage::Stage(run.policy.strategy.zero_stage));
     let is_open = |stage: Option<ZeroStage>| stage == Some(ZeroStage::Auto);
@@ -135,7 +135,7 @@ mod tests {
 
     /// Two ranks, and a model that is deep enough for stage 3 to be smaller.
     const SETS: [&str; 3] = ["model.decoder.layers=12", "devices=2", "strategy.micro_batch_size=1"];
-    /// So wide that what training holds is most of it.
+    /// A width at which training memory dominates.
     const WIDE: &str =
         "model.decoder={hidden_size: 64, layers: 12, heads: 2, intermediate_size: 128, max_length: 16}";
     const REFERENCE: &str = "pipeline.rlvr.algorithm.kl_coef=0.1";
@@ -155,11 +155,11 @@ mod tests {
         Stages { policy, reference: None, critic: None, reward_models: None }
     }
 
-    /// What a rank needs at these stages.
+    /// Bytes that a rank needs at these stages.
     fn needs(sets: &[&str], stages: Stages) -> usize {
         let loaded = loaded(sets);
         let run = loaded.resolve_but_stage(&with_memory(None)).unwrap();
-        // Without memory to plan for, the cache is as large as it may be; here it is as small.
+        // Without a memory limit the plan has the largest cache; this takes the smallest one.
         let plan = Planner::new(&run, &loaded.opened).unwrap().plan_at(&run, stages);
         let phases = plan
             .phases()
@@ -167,7 +167,7 @@ mod tests {
         phases.max().unwrap()
     }
 
-    /// The stages of policy and reference on two ranks with so many bytes each.
+    /// Stages of policy and reference on two ranks with `memory_bytes` each.
     fn settled(sets: &[&str], memory_bytes: usize) -> Result<(u8, u8, Run), Error> {
         let run = loaded(&[&[REFERENCE], sets].concat()).resolve(&with_memory(Some(2 * memory_bytes)))?;
         let reference = run.reference.as_ref().unwrap().strategy.zero_stage;
@@ -191,19 +191,19 @@ mod tests {
                 yaml.starts_with("# strategy.zero_stage: auto is ") && !yaml.contains(": auto\n"),
                 "{yaml}"
             );
-            // What it leaves behind says the same without `auto`.
+            // The resolved config has the same stages without `auto`.
             let again = read(&yaml, &[]).unwrap().resolve(&with_memory(None)).unwrap();
             assert_eq!((&again.policy, &again.reference), (&run.policy, &run.reference));
         }
         let reason = settled(&[AUTO], needs[3]).unwrap().2.stage_reason.unwrap();
         assert!(reason.starts_with("auto is 3: ") && reason.contains("the fastest stage needs"), "{reason}");
 
-        // One that is said stays.
+        // A stage in the config is kept.
         let sets = [AUTO, "roles.reference.strategy.zero_stage=2"];
         assert_eq!(settled(&sets, 1 << 30).map(|(own, its, _)| (own, its)).unwrap(), (1, 2));
         let sets = ["roles.reference.strategy.zero_stage=auto"];
         assert_eq!(settled(&sets, 1 << 30).map(|(own, its, _)| (own, its)).unwrap(), (0, 1));
-        // One rank has nothing to share.
+        // A single rank has nothing to shard.
         assert_eq!(settled(&[AUTO, "devices=1"], 1 << 30).map(|(own, its, _)| (own, its)).unwrap(), (0, 0));
     }
 
@@ -251,7 +251,7 @@ mod tests {
             (Stages::of(&run), run.stage_reason)
         };
         let at = |policy, critic| Stages { critic: Some(critic), ..only(policy) };
-        // As long as one of them has its turn the other's states are away, and its weights are not.
+        // While one role computes, the other's states are offloaded, and its weights are not.
         let (both, one, none) = (needs(&sets, at(1, 1)), needs(&sets, at(1, 3)), needs(&sets, at(3, 3)));
         assert!(both > one && one > none, "{both}, {one}, {none}");
         assert_eq!(settled(&auto, both).0, at(1, 1));
@@ -260,7 +260,7 @@ mod tests {
         let reason = reason.unwrap();
         assert!(reason.starts_with("auto is 1 for the policy, 3 for the critic: "), "{reason}");
         assert_eq!(settled(&auto, none).0, at(3, 3));
-        // One that is said stays, and its memory counts.
+        // A stage in the config is kept, and its memory counts.
         let said = [&auto[..], &["roles.critic.strategy.zero_stage=0"]].concat();
         assert_eq!(settled(&said, 1 << 30).0, at(1, 0));
         let open = [&sets[..], &["roles.critic.strategy.zero_stage=auto"]].concat();
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(stage_in(&[&reward], without), 3);
     }
 
-    /// The reward model of the tests in `folder`, so deep that stage 3 is smaller: its second layer 16 times.
+    /// Writes the reward model of the tests to `folder`, with its second layer 16 times, so that stage 3 is smaller.
     fn deep_reward_model(folder: &Path) {
         let golden = Path::new("../tests/golden/reward_model");
         for name in ["tokenizer.json", "tokenizer_config.json"] {
@@ -335,7 +335,7 @@ mod tests {
             let stage = run.reward_models[0].as_ref().unwrap().strategy.zero_stage;
             (run.policy.strategy.zero_stage, stage, run.stage_reason.unwrap())
         };
-        // Training is where most is needed, with the model there: sharded, it leaves more room.
+        // Training needs the most memory, and the reward model is resident then: sharding it leaves more room.
         let own = "strategy.zero_stage=1";
         let at = |reward_models| {
             needs(&[WIDE, own, &auto], Stages { reward_models: Some(reward_models), ..only(1) })
@@ -350,14 +350,14 @@ mod tests {
             reason.contains("3 for reward models: ") && reason.contains("fastest stage needs"),
             "{reason}"
         );
-        // One rank has nothing to share.
+        // A single rank has nothing to shard.
         assert_eq!(settled(&["devices=1", &auto], 1 << 30).1, 0);
         let refused = only_problem(loaded(&[&auto]).resolve(&with_memory(Some(1000))).unwrap_err());
         assert_eq!(refused.field, field);
         assert!(refused.message.contains("no stage fits"), "{refused}");
     }
 
-    /// What other devices have decides about the roles that they hold, and about no other.
+    /// Memory of other devices decides the stage of the roles on them, and of no other role.
     #[test]
     fn auto_knows_devices_of_other_roles() {
         let sets = [

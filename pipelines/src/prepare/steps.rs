@@ -1,21 +1,21 @@
-//! The number of steps that passes over the data stand for.
+//! Number of steps for a number of passes over the data.
 
 use anyroll_config::{DataConfig, DataEpochs, PipelineConfig, Section, Steps, whole_steps};
 use anyroll_data::Dataset;
 
 use crate::opened::Opened;
 
-/// Passes over the data: beyond, somebody has mistyped.
+/// Maximum passes over the data; a larger number is a typing mistake.
 const MOST_EPOCHS: f64 = 1e6;
 
-/// What the steps of a run come to.
+/// Length of a run.
 pub(super) struct Length {
     pub(super) steps: u64,
-    /// What is covered, where that is what the config says.
+    /// Passes that the steps cover, if the config sets passes.
     pub(super) reason: Option<String>,
 }
 
-/// Writes the number of steps that passes over the data stand for into the `pipeline` of a config that is sound.
+/// Writes the number of steps for the config's passes over the data into the `pipeline` of a valid config.
 pub(super) fn fill(pipeline: &mut PipelineConfig, opened: &Opened) -> Length {
     let (steps, size) = pipeline.steps_and_their_size();
     let length = match steps {
@@ -33,7 +33,7 @@ pub(super) fn fill(pipeline: &mut PipelineConfig, opened: &Opened) -> Length {
     length
 }
 
-/// How many steps a pipeline has with this data; `None` if there are none to be known, with a problem where that is the config's.
+/// Number of steps of a pipeline with this data; `None` if it is unknown, with a problem if the config is the cause.
 pub(super) fn length(pipeline: &PipelineConfig, dataset: Option<&Dataset>, at: &Section) -> Option<Length> {
     let at = at.below("pipeline").below(pipeline.name());
     let (steps, size) = pipeline.steps_and_their_size();
@@ -55,7 +55,7 @@ fn of_epochs(epochs: f64, records: usize, size: usize) -> Length {
     Length { steps: steps_of(epochs, records, size), reason }
 }
 
-/// The records of a pass over the data, if there are passes and each step has as many records as the next one.
+/// Records of one pass over the data, if the config sets passes and every step has the same number of records.
 fn records_of_a_pass(pipeline: &PipelineConfig, dataset: &Dataset, at: &Section) -> Option<usize> {
     let field = "steps.data_epochs";
     let help = "write the number of steps, such as `steps: 200`";
@@ -75,7 +75,7 @@ fn records_of_a_pass(pipeline: &PipelineConfig, dataset: &Dataset, at: &Section)
     records
 }
 
-/// As few steps of `size` records as cover so many passes over `records`.
+/// The smallest number of steps of `size` records that covers `epochs` passes over `records`.
 fn steps_of(epochs: f64, records: usize, size: usize) -> u64 {
     whole_steps(epochs * records as f64 / size as f64).max(1)
 }
@@ -92,12 +92,12 @@ mod tests {
     use anyroll_config::{Error, Invalid};
     use anyroll_data::Draw;
 
-    /// What one epoch after the other is, batch by batch, in `transformers` (`Trainer.set_initial_training_values`).
+    /// Steps of consecutive epochs in `transformers` (`Trainer.set_initial_training_values`).
     fn of_transformers(epochs: f64, records: usize, size: usize) -> u64 {
         (epochs * records.div_ceil(size) as f64).ceil() as u64
     }
 
-    /// What it is in verl, whose loader drops the last batch of an epoch if it is not full.
+    /// Steps in verl, whose loader drops the last batch of an epoch if it is not full.
     fn of_verl(epochs: u64, records: usize, size: usize) -> u64 {
         (records / size) as u64 * epochs
     }
@@ -112,18 +112,18 @@ mod tests {
         for (epochs, records, size) in [(0.5, 64, 8), (0.3, 80, 8), (2.25, 64, 16), (0.01, 64, 8)] {
             assert_eq!(steps_of(epochs, records, size), of_transformers(epochs, records, size), "{epochs}");
         }
-        // Between the two where they are not.
+        // Between the two if they differ.
         for (epochs, records, size) in [(3, 100, 8), (4, 7, 5), (2, 7473, 1024)] {
             let steps = steps_of(epochs as f64, records, size);
             assert!(of_verl(epochs, records, size) <= steps);
             assert!(steps <= of_transformers(epochs as f64, records, size));
         }
-        // In decimals 11 and 7, in binary a little more.
+        // 11 and 7 in decimal, slightly more in binary.
         assert_eq!((steps_of(1.1, 10, 1), steps_of(0.07, 100, 1)), (11, 7));
         assert_eq!(steps_of(1.0, 3, 8), 1);
     }
 
-    /// 40 sums, some of them held out.
+    /// Loads a config with a file of 40 sums, some of them held out.
     fn with_file(folder: &Path, sets: &[&str]) -> Result<Loaded, Error> {
         let line = |number: u32| format!("{{\"prompt\": \"{number}+1=\", \"answer\": \"{}\"}}\n", number + 1);
         let path = folder.join("sums.jsonl");
@@ -173,10 +173,10 @@ mod tests {
         assert!(yaml.contains(&format!("\n    steps: {}\n", run.steps)), "{yaml}");
         let again = read(&yaml, &[]).unwrap().resolve(&machine()).unwrap();
         assert_eq!((&again.config, again.steps_reason), (&run.config, None));
-        // They are of a step over all ranks.
+        // Records of a step over all ranks.
         let two = resolved(folder.path(), &[sets[0], "devices=2"], &machine());
         assert_eq!(two.steps, run.steps);
-        // A later number counts more.
+        // A later `--set` overrides an earlier one.
         let ten = resolved(folder.path(), &[sets[0], "pipeline.rlvr.steps=10"], &machine());
         assert_eq!((ten.steps, ten.steps_reason), (10, None));
     }

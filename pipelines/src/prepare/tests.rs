@@ -66,7 +66,7 @@ impl Loaded {
         Ok(self.draft.prepare(machine, Purpose::Run)?.run)
     }
 
-    /// The same, with `zero_stage: auto` left as it is.
+    /// Resolves on `machine` and keeps `zero_stage: auto` unresolved.
     pub fn resolve_but_stage(&self, machine: &Machine) -> Result<Run, Error> {
         Ok(self.draft.prepare(machine, Purpose::Plan)?.run)
     }
@@ -111,7 +111,7 @@ fn facts(name: &str, runs_models: bool, devices: Option<usize>) -> BackendFacts 
     }
 }
 
-/// Backends by made-up names: this module knows no vendor.
+/// A machine with backends of made-up names, since this module knows no vendor.
 pub fn machine() -> Machine {
     let broken =
         BackendFacts { unavailable: Some("libgone.so is not there".to_owned()), ..facts("gone", true, None) };
@@ -124,8 +124,8 @@ fn resolve(sets: &[&str], machine: &Machine) -> Result<Run, Error> {
     read(SMALL, sets).unwrap().resolve(machine)
 }
 
-/// What is wrong with `SMALL` after one edit: `from` is replaced by `to`. The error is about `field`, at
-/// `position` (`line:column`), and says `message` and `help`.
+/// Expected problem of `SMALL` with `from` replaced by `to`. The error names `field`, has `position` (`line:column`),
+/// and contains `message` and `help`.
 struct Malformed {
     from: &'static str,
     to: &'static str,
@@ -331,7 +331,7 @@ fn malformed_configs_name_the_field_the_place_and_the_fix() {
         assert_eq!(error.field, case.field, "{message}");
         assert!(error.message.contains(case.message), "{}: {message}", case.message);
         assert!(error.help.contains(case.help), "{}: {message}", case.help);
-        // The caret stands in the line that the position names, and the whole is what a user sees.
+        // The caret is in the line of the position, and the user sees the full message.
         let line = case.position.split(':').next().unwrap();
         assert!(error.snippet.contains(&format!(" {line} | ")) && error.snippet.ends_with('^'), "{message}");
         assert!(message.contains(case.field) && message.contains(case.help), "{message}");
@@ -555,7 +555,7 @@ fn ready_strategies_are_included_under_what_stands_beside_them() {
     let offload = OffloadConfig { optimizer: OptimizerOffload::CpuStep, ..plain.offload.clone() };
     assert_eq!(*zero3_cpu_offload, Strategy { recompute: Recompute::Full, offload, ..bf16(3) });
 
-    // What stands beside it counts more, also below, and a role may have another.
+    // Fields next to an include override it, also in nested sections, and a role may have another one.
     let sets = [
         "strategy={include: zero3_cpu_offload, micro_batch_size: 8, recompute: none, offload: {params: none}}",
         "roles.reference.strategy={include: zero1, precision: bf16}",
@@ -734,7 +734,7 @@ fn every_config_of_the_repository_is_valid() {
         sets.extend(text.contains("path: runs/teacher").then(|| references::path_of(&teacher)));
         let loaded = Loaded::read(&path, &sets).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(Some(loaded.config.name.as_str()), path.file_stem().unwrap().to_str());
-        // A machine that has what the file asks for, whatever its vendor.
+        // A machine with everything that the file requests, of any vendor.
         let mut machine = machine();
         if machine.backends.iter().all(|facts| facts.name != loaded.config.backend) {
             machine.backends.push(facts(&loaded.config.backend, true, Some(4)));
@@ -749,8 +749,7 @@ fn every_config_of_the_repository_is_valid() {
     assert!(count >= 4, "{count} configs");
 }
 
-/// What a user brings to a config that trains a published model: its folder and a file of problems or texts, here tiny
-/// ones.
+/// Files of a config that trains a published model: a tiny folder, and a file of problems or texts.
 fn brought(text: &str) -> (tempfile::NamedTempFile, Vec<String>) {
     let data = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
     let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
@@ -768,13 +767,13 @@ fn brought(text: &str) -> (tempfile::NamedTempFile, Vec<String>) {
         let sets = vec![
             format!("model.diffusers={golden}/tiny_sd3/model"),
             format!("pipeline.diffusion.data.prompts={{{prompts}}}"),
-            // Nothing is run: any file is a function's.
+            // The function is not called, so any file will do.
             format!("pipeline.diffusion.reward.python.path={}", data.path().display()),
         ];
         return (data, sets);
     }
     if text.contains("path: configs/environments/") {
-        // Its paths begin at the repository's root.
+        // Paths in configs are relative to the repository's root.
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/environments");
         let sets = vec![
             format!("pipeline.rlvr.data.file.path={folder}/guess.jsonl"),
@@ -785,7 +784,7 @@ fn brought(text: &str) -> (tempfile::NamedTempFile, Vec<String>) {
     if !text.contains("path: models/") {
         return (data, Vec::new());
     }
-    // By either name of the configs.
+    // Either name that the configs use.
     let problem =
         |n: u32| format!("{{\"prompt\": \"2 x {n}?\", \"question\": \"2 x {n}?\", \"answer\": {}}}\n", 2 * n);
     std::fs::write(data.path(), (0..3000).map(problem).collect::<String>()).unwrap();

@@ -1,4 +1,4 @@
-//! What the config of a language model names: its folder, its data, its reference and its reward models.
+//! Files that the config of a language model names: folder, data, reference and reward models.
 
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{
@@ -13,19 +13,19 @@ use super::{answers, data, environment, reference, rewards, steps};
 use crate::base_model::BaseModel;
 use crate::opened::{Opened, Texts};
 
-/// What to do about a model's folder that cannot be used.
+/// Help for an unusable model folder.
 const MEND_FOLDER: &str =
     "mend the folder; `model.chat: false` gives prompts as they are, without a chat template";
 
-/// What to do about prompts that are messages.
+/// Help for prompts that are messages.
 const TEXTS_OR_CHAT: &str =
     "give a model's folder with `chat: true`, or name a column of texts: `columns: {prompt: ...}`";
 
-/// The model that is trained, as far as it is known before its data.
+/// The policy, as far as it is known before its data.
 pub(super) enum Policy<'a> {
-    /// One that is made from scratch: it has a token for each character of its data.
+    /// A model made from scratch, with one token per character of its data.
     Made(&'a DecoderConfig),
-    /// A published one.
+    /// A published model.
     Published(Box<Published>),
 }
 
@@ -36,12 +36,12 @@ pub(super) struct Published {
     adapters: Option<Adapters>,
 }
 
-/// The most tokens that the policy reads at a time.
+/// Maximum tokens of a sequence of the policy.
 pub(super) struct Room<'a> {
-    /// The field that says so.
+    /// The field that sets the maximum.
     pub(super) field: &'static str,
     pub(super) max_length: usize,
-    /// Why it is no more.
+    /// Reason for the maximum.
     pub(super) why: &'a str,
 }
 
@@ -68,7 +68,7 @@ impl<'a> Policy<'a> {
         Some(Self::Published(Box::new(Published { folder, tokenizer, adapters })))
     }
 
-    /// A published model's tokenizer.
+    /// Tokenizer of a published model.
     pub(super) fn tokenizer(&self) -> Option<&Tokenizer> {
         match self {
             Self::Made(_) => None,
@@ -89,7 +89,7 @@ impl<'a> Policy<'a> {
         }
     }
 
-    /// The model, whose new weights are of `seed`.
+    /// Converts to the model of the run; new weights are drawn with `seed`.
     fn into_base(self, dataset: &Dataset, seed: u64) -> BaseModel {
         match self {
             Self::Made(decoder) => BaseModel::made(decoder, dataset, seed),
@@ -110,7 +110,7 @@ pub(super) fn refuse_unread(error: &TokenizerError, at: &Section) {
     }
 }
 
-/// `None` and a problem if there are messages, which a model of characters does not read.
+/// Returns the dataset, or `None` and a problem if it has messages, which a model of characters cannot read.
 pub(super) fn without_messages<'a>(dataset: &'a Dataset, at: &Section) -> Option<&'a Dataset> {
     let examples = dataset.examples();
     let Some(record) = examples.iter().find(|record| !record.messages.is_empty()) else {
@@ -121,7 +121,7 @@ pub(super) fn without_messages<'a>(dataset: &'a Dataset, at: &Section) -> Option
     None
 }
 
-/// Opens what an RLVR run names.
+/// Opens the files of an RLVR run.
 pub(super) fn of_rlvr(config: &Config, rlvr: &RlvrConfig, at: &Section) -> Option<Opened> {
     let pipeline = at.below("pipeline.rlvr");
     let policy = Policy::open(config, at);
@@ -145,7 +145,7 @@ pub(super) fn of_rlvr(config: &Config, rlvr: &RlvrConfig, at: &Section) -> Optio
     finish(config, at, policy, dataset, longest, reward_models)
 }
 
-/// Opens what a run of texts that are there beforehand names.
+/// Opens the files of an offline run.
 pub(super) fn of_offline(config: &Config, offline: &OfflineConfig, at: &Section) -> Option<Opened> {
     let pipeline = at.below("pipeline.offline");
     let policy = Policy::open(config, at);
@@ -174,7 +174,7 @@ fn open_data(
     data::open(data, wanted, policy, pipeline)
 }
 
-/// Opens the reference and puts all together.
+/// Opens the reference and combines all parts.
 fn finish(
     config: &Config,
     at: &Section,

@@ -36,7 +36,7 @@ impl Axis {
         if tick.abs() < self.tick_step / 2.0 {
             "0".to_owned()
         } else if largest < 2e-3 {
-            // As many digits as distinguish the ticks.
+            // Enough digits to distinguish the ticks.
             let digits = (tick.abs().log10().floor() - self.tick_step.log10().floor()).max(0.0) as usize;
             format!("{tick:.digits$e}")
         } else if largest >= 1e4 && self.tick_step >= 1e3 {

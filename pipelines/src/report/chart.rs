@@ -1,7 +1,7 @@
 //! A chart as inline SVG, without a script.
 //!
-//! Hand-written, since `plotters` has fixed colours in the file. Here they are classes, so that the page's
-//! style sheet supports light and dark mode, and shows the values of the step under the pointer
+//! Hand-written, since `plotters` has fixed colours in the file. Here colours are classes, so that the page's style
+//! sheet supports light and dark mode. The style sheet also shows the values of the step under the pointer
 //! (`.hit:hover`).
 
 use std::fmt::Write;

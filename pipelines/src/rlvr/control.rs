@@ -4,7 +4,7 @@ use anyroll_data::{shuffle, stream};
 
 use super::{advantages::fitted, rows::Row};
 
-/// Gives each sample the rewards of a random one. One that could not be scored stays so.
+/// Gives each sample the rewards of a random sample. A sample without a score keeps none.
 pub fn deal(rows: &mut [Row], seed: u64, batch: u64) {
     const PURPOSE: u64 = u64::from_le_bytes(*b"control!");
     let mut order: Vec<usize> = (0..rows.len()).collect();
@@ -38,7 +38,7 @@ mod tests {
         let mut sorted = first.clone();
         sorted.sort_by(f64::total_cmp);
         assert_eq!(sorted, rewards);
-        // On average one of any number stays where it was.
+        // In a random permutation of any size, one element stays in place on average.
         assert!(first.iter().zip(&rewards).filter(|(a, b)| a == b).count() < 10);
         assert_eq!(first, dealt(3, 11));
         assert_ne!(first, dealt(3, 12));

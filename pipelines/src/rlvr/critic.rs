@@ -1,7 +1,7 @@
-//! The critic: what a policy's tokens are expected to earn, from which advantages are made (PPO).
+//! The critic: predicts the returns of the policy's tokens, from which PPO computes advantages.
 //!
-//! It is the policy's model under a value head, held by a strategy of its own on the same ranks. In a step it has its
-//! turn before the policy is trained: it values the samples, is trained towards what followed, and leaves the device.
+//! The critic is the policy's model with a value head, under its own strategy on the same ranks. In a step it comes
+//! before the policy: it values the samples, is trained on their returns, and is offloaded.
 
 use std::{path::Path, sync::Arc};
 
@@ -32,7 +32,7 @@ use crate::{
 /// The critic's folder in a checkpoint.
 const FOLDER: &str = "critic";
 
-/// The model that values tokens.
+/// The model that predicts values of tokens.
 #[derive(Debug)]
 pub struct Critic {
     config: CriticConfig,
@@ -41,9 +41,9 @@ pub struct Critic {
 
 /// Targets of the critic.
 pub struct Valued {
-    /// Targets of all of the rank's tokens.
+    /// Targets of all tokens of this rank.
     pub targets: ValueTargets,
-    /// The rank's tokens that are trained on.
+    /// Trained tokens of this rank.
     pub seen: Vec<ValuedToken>,
 }
 
@@ -51,17 +51,17 @@ pub struct Valued {
 pub struct ValuedToken {
     /// The critic's value.
     pub value: f64,
-    /// The return, which the value should have been.
+    /// The return, which is the target of the value.
     pub follows: f64,
-    /// The advantage that came of it.
+    /// The advantage of the token.
     pub advantage: f64,
 }
 
 impl Valued {
-    /// Over all ranks: values, returns and advantages, and how much of the returns' variance the values explain, which
-    /// is 0 if they are no better than a constant.
+    /// Metrics over all ranks: values, returns and advantages, and the fraction of the returns' variance that the
+    /// values explain. The fraction is 0 for values that are no better than a constant.
     pub fn metrics(&self, exchange: &Exchange) -> Result<Metrics> {
-        /// Returns that hardly differ leave nothing to explain; verl's.
+        /// Added to the variance of returns, as in verl, so that returns that hardly differ leave nothing to explain.
         const EPS: f64 = 1e-5;
         let column = |of: fn(&ValuedToken) -> f64| self.seen.iter().map(of).collect::<Vec<f64>>();
         let [values, returns, advantages, missed] = [
@@ -74,7 +74,7 @@ impl Valued {
         let [values, returns, advantages, missed] = found[..] else { unreachable!("a spread for each list") };
         let mut metrics = Metrics::new();
         if missed.moments.count == 0.0 {
-            return Ok(metrics); // all of the step is left out
+            return Ok(metrics); // no sample of the step is trained on
         }
         for (name, spread) in [("values", values), ("returns", returns), ("advantages", advantages)] {
             let quantities = [("mean", spread.moments.mean), ("min", spread.least), ("max", spread.most)];
@@ -91,8 +91,8 @@ impl Valued {
 }
 
 impl Critic {
-    /// The critic that `run` asks for, if it does, on `place`, with the policy's first `weights` under a head of 0; away
-    /// from the device.
+    /// Creates the critic of `run` on `place`, with the policy's initial `weights` and a zero head, offloaded; `None`
+    /// if the run has no critic.
     pub fn new(
         run: &Run,
         config: &RlvrConfig,
@@ -110,25 +110,25 @@ impl Critic {
         Ok(Some(Self { config: critic.clone(), learner }))
     }
 
-    /// True if the policy waits in step `step` for the critic to have learnt something.
+    /// Returns true if only the critic is trained in step `step`.
     pub fn learns_alone(&self, step: u64) -> bool {
         step < self.config.warmup_steps
     }
 
-    /// An error if its steps so far have led to weights that are no numbers.
+    /// Returns an error if the critic's optimizer steps so far have led to weights that are not finite.
     pub fn check_divergence(&mut self) -> Result<()> {
         self.learner.check_divergence()?;
         Ok(self.learner.offload()?)
     }
 
-    /// Takes over the policy's weights below the head.
+    /// Copies the policy's weights below the head.
     pub fn begin_as(&mut self, policy: &mut Zero<Decoder>) -> Result<()> {
         self.learner.load()?;
         self.learner.model.copy_shared_weights_from(policy)?;
         Ok(self.learner.offload()?)
     }
 
-    /// Writes it into the new checkpoint `folder`, with the checkpoint's `stamp`.
+    /// Writes the critic into the new checkpoint `folder`, with the checkpoint's `stamp`.
     pub fn save(&mut self, folder: &Path, stamp: Stamp) -> anyroll_strategy::Result<()> {
         self.learner.load()?;
         let path = folder.join(FOLDER);
@@ -136,7 +136,7 @@ impl Critic {
         self.learner.offload()
     }
 
-    /// Loads what [`Self::save`] wrote.
+    /// Loads a checkpoint of [`Self::save`].
     pub fn restore(&mut self, folder: &Path) -> Result<()> {
         let path = folder.join(FOLDER);
         if !path.exists() {
@@ -148,7 +148,7 @@ impl Critic {
         Ok(self.learner.offload()?)
     }
 
-    /// The value of each token of this rank's samples, fp32 `[M]` on `device`; the critic stays on its own.
+    /// Values of the tokens of this rank's samples, fp32 `[M]` on `device`; the critic stays on its own device.
     pub fn values(&mut self, packing: &Packing, samples: &[Sample], device: tch::Device) -> Result<Tensor> {
         self.learner.load()?;
         let own = self.learner.device();
@@ -159,7 +159,7 @@ impl Critic {
         Ok(Tensor::f_cat(&parts, 0)?.f_to_device(device)?)
     }
 
-    /// Trains the critic on the samples, in the policy's epochs and mini-batches; it leaves the device.
+    /// Trains the critic on the samples, in the policy's epochs and mini-batches, and offloads it.
     pub fn update(
         &mut self,
         exchange: &Exchange,

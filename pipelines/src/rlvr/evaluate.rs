@@ -1,4 +1,4 @@
-//! Measuring the policy on prompts that it is never trained on.
+//! Evaluation of the policy on held-out prompts.
 
 use std::{
     collections::BTreeMap,
@@ -20,10 +20,10 @@ use crate::{
     train::{Evaluation, Exchange, Purpose, Reduce, reduced, sample_seed},
 };
 
-/// Completions that go into `samples.jsonl` at each evaluation.
+/// Number of completions written to `samples.jsonl` at each evaluation.
 const SHOWN: usize = 16;
 
-/// Completions, and what each was measured at: `None` where its reward failed.
+/// Completions with the measure of each: `None` if its reward failed.
 struct Measured {
     samples: Vec<Sample>,
     values: Vec<Option<f64>>,
@@ -31,34 +31,34 @@ struct Measured {
 }
 
 reduced! {
-    /// Sums over the prompts of a domain of which all completions were scored.
+    /// Sums over the prompts of a domain whose completions were all scored.
     struct DomainSums {
-        /// Prompts.
+        /// Number of prompts.
         sum prompts: f64,
-        /// The greedy completion's measure.
+        /// Measure of the greedy completion.
         sum greedy: f64,
-        /// The chance that a sample is right.
+        /// Probability that one sample is right.
         sum pass_1: f64,
-        /// The chance that one of all samples is.
+        /// Probability that at least one of all samples is right.
         sum pass_k: f64,
-        /// The chance that the most frequent answer is.
+        /// Probability that the most frequent answer is right.
         sum maj_k: f64,
     }
 }
 
 reduced! {
-    /// Completions of an evaluation.
+    /// Failures of an evaluation.
     struct Failures {
-        /// All.
+        /// Number of all completions.
         sum completions: u64,
         /// Number of completions on which each term of the reward failed.
         nested failed: Vec<f64>,
     }
 }
 
-/// Greedy completions, and `evaluation.samples` sampled ones at temperature 1, of the held-out prompts:
-/// `eval/greedy`, `eval/pass@1`, `eval/pass@k` and `eval/maj@k` over all ranks, in a mix also of each domain, and
-/// this rank's first greedy completions. A prompt of which a completion cannot be scored counts in none of them.
+/// Samples a greedy completion and `evaluation.samples` completions at temperature 1 of each held-out prompt. Returns
+/// `eval/greedy`, `eval/pass@1`, `eval/pass@k` and `eval/maj@k` over all ranks, for several domains also for each.
+/// Also returns this rank's first greedy completions. A prompt with a completion that cannot be scored is excluded.
 pub fn evaluate(rlvr: &mut Rlvr, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation> {
     let Rlvr { task, held_out, engine, rewards, models, .. } = rlvr;
     models.learner.offload()?;
@@ -75,7 +75,7 @@ pub fn evaluate(rlvr: &mut Rlvr, exchange: &Exchange, step: u64, phase: Phase) -
 
     let mut asked = Vec::with_capacity(records.len() * samples);
     for (index, (record, greedy)) in greedy.iter().enumerate() {
-        // The same random numbers at every evaluation, so that a change is the policy's.
+        // Every evaluation has the same random numbers, so that only the policy changes the result.
         let seed =
             |sample| sample_seed(Purpose::Evaluation, task.seed, 0, (first + index) * samples + sample);
         for sample in 0..samples {
@@ -101,12 +101,12 @@ struct Measuring<'a> {
     weights: &'a Weights,
     rewards: &'a mut Rewards,
     exchange: &'a Exchange,
-    /// The version of the weights.
+    /// Version of the weights.
     step: u64,
 }
 
 impl Measuring<'_> {
-    /// Samples, and measures while it samples. Every rank calls.
+    /// Samples, and scores completions in the meantime. Every rank must call this.
     fn measure(&mut self, asked: Vec<(&Arc<Record>, Asked)>) -> Result<Measured> {
         let Self { engine, weights, rewards, exchange, step } = self;
         let (records, asked): (Vec<&Arc<Record>>, Vec<Asked>) = asked.into_iter().unzip();
@@ -132,7 +132,7 @@ impl Measuring<'_> {
     }
 }
 
-/// The lines of `samples.jsonl`.
+/// Lines of `samples.jsonl`.
 fn lines(
     tokenizer: &Tokenizer,
     records: &[Arc<Record>],
@@ -150,7 +150,7 @@ fn lines(
     shown.map(line).collect()
 }
 
-/// The turns of a completion as `samples.jsonl` has them; none without an environment.
+/// Turns of a completion in `samples.jsonl`; none without an environment.
 fn turns(tokenizer: &Tokenizer, sample: &Sample) -> Vec<Turn> {
     let Some(episode) = &sample.episode else { return Vec::new() };
     let text = |range: Range<usize>| tokenizer.decode(&sample.tokens[range]);
@@ -162,7 +162,7 @@ fn turns(tokenizer: &Tokenizer, sample: &Sample) -> Vec<Turn> {
     sample.turns().into_iter().enumerate().map(turn).collect()
 }
 
-/// Sums over this rank's prompts of each domain. All ranks list the same domains, whichever prompts they have.
+/// Sums over this rank's prompts of each domain. All ranks list the same domains, even those without prompts here.
 fn of_domains<'a>(
     samples: usize,
     held_out: &'a [Arc<Record>],
@@ -193,7 +193,7 @@ fn of_domains<'a>(
     sums
 }
 
-/// The means over all ranks' prompts, and over those of each domain if there are several.
+/// Means over all ranks' prompts, and over those of each domain if there are several.
 fn summary(samples: usize, own: BTreeMap<&str, DomainSums>, exchange: &Exchange) -> Result<Metrics> {
     let (domains, own): (Vec<&str>, Vec<DomainSums>) = own.into_iter().unzip();
     let all = exchange.reduce(&own)?;
@@ -218,7 +218,7 @@ fn summary(samples: usize, own: BTreeMap<&str, DomainSums>, exchange: &Exchange)
     Ok(metrics)
 }
 
-/// This rank's part of the held-out prompts, and the number of the first among all.
+/// This rank's part of the held-out prompts, and the index of its first prompt.
 fn own_part<'a>(held_out: &'a [Arc<Record>], exchange: &Exchange) -> (&'a [Arc<Record>], usize) {
     let per_rank = held_out.len().div_ceil(exchange.world_size());
     let start = (exchange.rank() * per_rank).min(held_out.len());

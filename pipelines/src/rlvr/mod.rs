@@ -1,24 +1,24 @@
 //! Reinforcement learning with verifiable rewards: a language model as the loop's policy.
 //!
-//! [`Rlvr`] is what the [loop](crate::train) trains. From prompt to gradient, in the order in which a newcomer reads:
+//! [`Rlvr`] is the pipeline of the [loop](crate::train). The modules in reading order, from prompt to gradient:
 //!
 //! 1. `step`: one step, prompts -> groups -> scored rows -> advantages -> update;
-//! 2. `rollout/mod`: the trait `Rollout`, which `step` samples by;
-//! 3. `rollout/prompts`: which prompts a step has;
-//! 4. `rollout/sync`: groups of completions, sampled in the step (`rollout/in_flight` and `rollout/own_devices` are the
-//!    other two implementations);
-//! 5. `rewards`: what each completion earned;
-//! 6. `rows`: that, as rows that all ranks have;
-//! 7. `prepare`: what the loss reads of a rank's tokens;
-//! 8. `advantages/mod`: from rows to advantages of tokens;
-//! 9. `algorithm/advantages`: the estimators, such as GRPO's;
-//! 10. `update`: epochs, mini-batches and micro-batches, by `train/learner`;
-//! 11. `loss/mod`: the gradient of a micro-batch;
-//! 12. `algorithm/losses/clipped`: the loss of a token, one file of several.
+//! 2. `rollout/mod`: the trait `Rollout`, by which `step` samples;
+//! 3. `rollout/prompts`: the prompts of a step;
+//! 4. `rollout/sync`: groups of completions, sampled in the step;
+//! 5. `rollout/in_flight` and `rollout/own_devices`: the other two implementations;
+//! 6. `rewards`: the reward of each completion;
+//! 7. `rows`: rewards as rows that all ranks have;
+//! 8. `prepare`: inputs of the loss for a rank's tokens;
+//! 9. `advantages/mod`: advantages of tokens from rows;
+//! 10. `algorithm/advantages`: the estimators, such as GRPO's;
+//! 11. `update`: epochs, mini-batches and micro-batches, by `train/learner`;
+//! 12. `loss/mod`: the gradient of a micro-batch;
+//! 13. `algorithm/losses/clipped`: the loss of a token, one file of several.
 //!
-//! Besides: `select` is dynamic sampling, `critic` values tokens, `models` and `setup` say who takes part, `pack` makes
-//! batches, `step_metrics` what a step shows, `control` deals rewards at random, and `evaluate` how the policy is measured.
-//! The warm-up is that of [`crate::offline`].
+//! Other modules: `select` is dynamic sampling, and `critic` predicts values. `models` and `setup` create the parts
+//! of a run, and `pack` creates batches. `step_metrics` has the metrics of a step, `control` permutes rewards at
+//! random, and `evaluate` measures the policy. The warm-up is that of [`crate::offline`].
 
 mod advantages;
 mod control;

@@ -1,5 +1,5 @@
-//! The models of a run: the policy that is trained, and what it is compared with. Each may be held on devices of its own;
-//! what one computes for another goes by way of the policy's.
+//! Models of a run: the policy, the reference and the critic. Each may be on devices of its own; results for another
+//! model pass through the policy's devices.
 
 use tch::Tensor;
 
@@ -10,33 +10,32 @@ use crate::{
     train::{Learner, Reference},
 };
 
-/// The policy and what surrounds it.
+/// The policy and the models around it.
 #[derive(Debug)]
 pub struct Models {
     /// The policy, which is trained.
     pub learner: Learner<Decoder>,
-    /// Its frozen copy from after the warm-up; `None` without a KL term, and with adapters, where it is the policy with
-    /// these off.
+    /// The frozen reference; `None` without a KL term, or if the reference is the policy without adapters.
     pub reference: Option<Reference>,
-    /// The critic; `None` unless advantages are made from values.
+    /// The critic; `None` unless advantages are computed from values.
     pub critic: Option<Critic>,
 }
 
 impl Models {
-    /// Lets leave the device what rollout needs no more; what is still there is so in the first step.
+    /// Starts to offload the states that rollout does not need; in the first step some are still on the device.
     pub fn make_room(&mut self) -> Result<()> {
         self.learner.start_leaving()?;
         self.reference.as_mut().map_or(Ok(()), Reference::offload)
     }
 
-    /// The policy's log-probs and entropies of these samples' tokens.
+    /// The policy's log-probs and entropies at these samples' tokens.
     pub fn policy_scores(&mut self, task: &Task, samples: &[Sample]) -> Result<[Tensor; 2]> {
         let device = self.learner.device();
         let pack = |samples: &[Sample]| task.packing.pack(device, samples);
         scores(&mut self.learner.model, self.learner.micro_batch_size, samples, pack)
     }
 
-    /// Log-probs of the frozen copy, or of the policy with its adapters off; `None` where nothing compares with them.
+    /// The reference's log-probs, or those of the policy without adapters; `None` without a KL term.
     pub fn reference_logprobs(&mut self, task: &Task, samples: &[Sample]) -> Result<Option<Tensor>> {
         let device = self.learner.device();
         let [logprobs, _] = match &mut self.reference {
@@ -53,14 +52,14 @@ impl Models {
         Ok(Some(logprobs.f_to_device(device)?))
     }
 
-    /// The critic's values of these samples' tokens, if there is one: fp32 `[M]` on the policy's device.
+    /// The critic's values of these samples' tokens, fp32 `[M]` on the policy's device; `None` without a critic.
     pub fn values(&mut self, task: &Task, samples: &[Sample]) -> Result<Option<Tensor>> {
         let device = self.learner.device();
         let critic = self.critic.as_mut();
         critic.map(|critic| critic.values(&task.packing, samples, device)).transpose()
     }
 
-    /// Values on the policy's device.
+    /// Copies values to the policy's device.
     pub fn to_device(&self, values: &[f32]) -> Result<Tensor> {
         Ok(Tensor::f_from_slice(values)?.f_to_device(self.learner.device())?)
     }

@@ -1,4 +1,4 @@
-//! Completions as batches of a model.
+//! Packing of completions into batches.
 
 use anyroll_config::RlvrConfig;
 use anyroll_models::{PackedBatch, Sequence, targets_in};
@@ -13,20 +13,20 @@ use crate::{
 /// Packing of samples into batches.
 #[derive(Clone, Copy, Debug)]
 pub struct Packing {
-    /// Run a prompt that neighbouring samples share through the model only once.
+    /// True if a prompt that adjacent samples share is computed once.
     pub share_prompts: bool,
     /// Divides the logits.
     pub temperature: f64,
-    /// Samples have turns, between which an environment speaks.
+    /// True if samples have several turns, with an environment's observations between them.
     pub has_turns: bool,
-    /// Adapters of the policy drop values in training.
+    /// True if the policy's adapters have dropout in training.
     pub drops: bool,
     /// The run's seed.
     pub seed: u64,
 }
 
 impl Packing {
-    /// Reads the options from `config`, a section of `run`.
+    /// Creates the packing from `config`, a section of `run`.
     pub fn new(run: &Run, config: &RlvrConfig, drops: bool) -> Self {
         Self {
             share_prompts: run.shares_prompts,
@@ -37,7 +37,7 @@ impl Packing {
         }
     }
 
-    /// Samples for a forward pass of a model on `device`.
+    /// Packs samples for a forward pass of a model on `device`.
     pub fn pack(&self, device: tch::Device, samples: &[Sample]) -> Result<PackedBatch> {
         let sequences: Vec<Sequence> = samples.iter().map(Sample::sequence).collect();
         let pack = if self.share_prompts { PackedBatch::sharing } else { PackedBatch::new };
@@ -45,14 +45,14 @@ impl Packing {
         if !self.has_turns {
             return Ok(packed);
         }
-        // An environment's text is read and not learnt: it is no target.
+        // Observations of an environment are read and not learnt, so they are not targets.
         let turns: Vec<_> = samples.iter().map(Sample::turns).collect();
         let turns = sequences.into_iter().zip(turns.iter().map(Vec::as_slice));
         Ok(packed.keeping(&targets_in(turns))?)
     }
 
-    /// The same to train on for the `pass`-th time. Values that adapters drop of a sample follow from its number in that
-    /// pass, over all ranks.
+    /// Packs samples for the `pass`-th training pass. Dropout of a sample depends on its index in that pass, over all
+    /// ranks.
     pub fn pack_to_train(
         &self,
         device: tch::Device,

@@ -1,4 +1,4 @@
-//! [`Rlvr`]: what the loop trains here.
+//! [`Rlvr`]: the pipeline of reinforcement learning with verifiable rewards.
 
 use std::{path::Path, sync::Arc};
 
@@ -39,13 +39,13 @@ pub struct Rlvr {
     place: Place,
     /// Placement of the reference, which is made after the warm-up.
     reference_place: Option<Place>,
-    /// The published model that is the reference, if it is one.
+    /// The published model of the reference, if it is one.
     published: Option<ModelFolder>,
-    /// The policy's first weights.
+    /// Initial weights of the policy.
     weights: Box<dyn WeightSource>,
     /// The run's options.
     pub task: Arc<Task>,
-    /// Prompts and answers.
+    /// Prompts and answers of the run.
     pub dataset: Arc<Dataset>,
     /// The prompts of every evaluation.
     pub held_out: Vec<Arc<Record>>,
@@ -55,25 +55,25 @@ pub struct Rlvr {
     pub rewards: Rewards,
     /// The rollout, which samples the groups of a step.
     pub rollout: Box<dyn Rollout>,
-    /// The policy and what surrounds it.
+    /// The policy and the models around it.
     pub models: Models,
 }
 
 /// State that one step leaves for the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Carried {
-    /// Batches of prompts that the steps before drew: as many as there were steps, but with `mixed_groups`.
+    /// Number of batches of prompts that previous steps drew: one per step, unless `mixed_groups` draws more.
     pub batches: u64,
-    /// The weight of the KL divergence off the reward, once a controller has moved it.
+    /// Weight of the KL divergence in the reward, after a controller has changed it.
     #[serde(default)]
     pub kl_coef: Option<f64>,
-    /// The moments of all rewards so far, if rewards are normalized by them.
+    /// Moments of all rewards so far, if they normalize rewards.
     #[serde(default)]
     pub rewards: Option<Moments>,
 }
 
 impl Rlvr {
-    /// Prepares a run, its policy on `place`, with its first weights. Opens the other roles' devices.
+    /// Prepares a run with its policy on `place` and initial weights. Opens the devices of the other roles.
     pub fn new(run: Run, config: &RlvrConfig, opened: Texts, place: Place, rank: &Rank) -> Result<Self> {
         let Texts { dataset, base, reference: published, reward_models } = opened;
         let (held, on_host) = reward_model::divide(reward_models, &run.reward_models);
@@ -90,7 +90,7 @@ impl Rlvr {
             warmup: warmup.map(|warmup| warmup.optimizer.clone()),
         };
         let learner = Learner::new(model.clone(), &run.policy, &place, &*base.weights, schedule)?;
-        // Nothing but evaluation samples there, and no critic takes turns with it.
+        // Only evaluations sample on the policy's device, and no critic alternates with the policy.
         let stays = run.rollout.is_some() && run.critic.is_none();
         let learner = if stays { learner.staying() } else { learner };
         let beside =
@@ -122,7 +122,7 @@ impl Rlvr {
         })
     }
 
-    /// True if completions are in flight between steps.
+    /// Returns true if completions are in flight between steps.
     fn is_asynchronous(&self) -> bool {
         self.task.config.rollout.asynchronous.ahead > 0
     }
@@ -168,7 +168,7 @@ impl Pipeline for Rlvr {
         self.models.learner.end_warm_up()
     }
 
-    /// The reference; and the critic begins as the policy is, but for adapters, which it has none of.
+    /// Creates the reference. The critic starts with the policy's weights, except adapters, which it does not have.
     fn freeze(&mut self, kept: Kept) -> Result<()> {
         let policy = &mut self.models.learner.model;
         let begins = !kept.is_saved && !self.task.has_adapters;
@@ -222,7 +222,7 @@ impl Pipeline for Rlvr {
     }
 }
 
-/// The algorithm as papers call it.
+/// Name of the algorithm in papers.
 fn title(algorithm: &AlgorithmConfig) -> String {
     let advantage = algorithm.advantage.formula().title(algorithm.whiten_advantages);
     match algorithm.loss.formula().title() {

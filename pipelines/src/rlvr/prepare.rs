@@ -1,4 +1,4 @@
-//! From scored rows to what the loss reads: log-probs to compare with, advantages, and weights of tokens.
+//! Inputs of the loss, from scored rows: log-probs, advantages, and weights of tokens.
 
 use anyroll_algorithm::Moments;
 use anyroll_config::{KlTerm, OldLogprobs};
@@ -16,21 +16,21 @@ use super::{
 };
 use crate::{Result, inference::Sample, train::Exchange};
 
-/// A rank's samples of a step, ready to be trained on.
+/// A rank's samples of a step, ready for training.
 pub struct Batch {
     /// Targets of all of the rank's tokens.
     pub targets: Targets,
     /// Targets of the critic, for the same tokens.
     pub values: Option<Valued>,
-    /// Moments of all rewards so far, if rewards are normalized by them.
+    /// Moments of all rewards so far, if they normalize rewards.
     pub reward_moments: Option<Moments>,
-    /// The weights of tokens, on the device, if there are any.
+    /// Sums over the correction weights of tokens, on the device; `None` without a correction.
     pub correction: Option<CorrectionSums<Tensor>>,
-    /// KL divergences that go off rewards or advantages.
+    /// KL divergences that are subtracted from rewards or advantages.
     pub kl: Option<SampleKl>,
 }
 
-/// Prepares this rank's samples, with what the steps before have `carried` over. Every rank calls.
+/// Prepares this rank's samples, with the state `carried` from previous steps. Every rank must call this.
 pub fn prepare(
     task: &Task,
     models: &mut Models,
@@ -110,7 +110,7 @@ pub fn prepare(
     Ok(Batch { targets, values, reward_moments, correction, kl })
 }
 
-/// The tokens that are trained on, with the critic's `values`.
+/// The trained tokens, with the critic's `values`.
 fn seen(advantages: &TokenAdvantages, values: &[f64], trained: &[bool]) -> Vec<ValuedToken> {
     let token = |index: usize| ValuedToken {
         value: values[index],
@@ -120,8 +120,8 @@ fn seen(advantages: &TokenAdvantages, values: &[f64], trained: &[bool]) -> Vec<V
     (0..values.len()).filter(|&index| trained[index]).map(token).collect()
 }
 
-/// Log-probs of the samples' completions, fp32, all tokens in a row, and the entropies of the distributions that they are
-/// of.
+/// Log-probs of the samples' completions, fp32, all tokens concatenated, and entropies of the predicted
+/// distributions.
 pub(super) fn scores(
     model: &mut Zero<Decoder>,
     micro_batch_size: usize,
@@ -137,7 +137,7 @@ pub(super) fn scores(
     Ok([Tensor::f_cat(&logprobs, 0)?, Tensor::f_cat(&entropies, 0)?])
 }
 
-/// Values of tokens on the host; waits for the device.
+/// Copies values of tokens to the host; waits for the device.
 fn to_host(tensor: &Tensor) -> Result<Vec<f64>> {
     let values: Vec<f32> = tensor.f_to_device(tch::Device::Cpu)?.try_into()?;
     Ok(values.into_iter().map(f64::from).collect())

@@ -1,4 +1,4 @@
-//! From sampled completions to rows: [`Rewards`] scores them, and tells all ranks what each earned.
+//! Rewards of sampled completions: [`Rewards`] scores them, and returns rows of all ranks.
 
 use std::sync::Arc;
 
@@ -25,41 +25,41 @@ use crate::{
     train::{Exchange, Reduce, Share},
 };
 
-/// Scores completions, on threads of its own and by models that the ranks hold together.
+/// Scores completions, on its own threads and with the models that the ranks hold together.
 pub struct Rewards {
-    /// The reward of a completion.
+    /// The sum of reward terms of a completion.
     pub sum: Arc<RewardSum>,
     /// The threads.
     pub scorer: Scorer,
     /// The models that the ranks hold together, in the order of the reward's terms.
     pub models: Vec<HeldModel>,
-    /// Tokens to text.
+    /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// The run's options.
     pub task: Arc<Task>,
 }
 
-/// A sample of a rank, as it reports it to the others.
+/// A sample in a rank's report to the others.
 #[derive(Debug, Serialize, Deserialize)]
 struct Report {
-    /// The reward; `None` if it could not be scored, or is no number.
+    /// The reward; `None` if it could not be scored, or is not finite.
     reward: Option<f64>,
-    /// The measure that an evaluation would report.
+    /// The measure of evaluations.
     measured: Option<f64>,
-    /// The score of each term; empty unless advantages are made of these.
+    /// Score of each term; empty unless advantages are computed from terms.
     terms: Vec<Option<f64>>,
-    /// The reward of each turn, NaN without a score; empty where the episode's sum counts.
+    /// Reward of each turn, NaN without a score; empty if rewards are per episode.
     turn_rewards: Vec<f64>,
     tokens: usize,
     turns: usize,
     finished: bool,
 }
 
-/// A rank's report of a batch.
+/// A rank's report on a batch.
 #[derive(Serialize, Deserialize)]
 struct RankReport {
     samples: Vec<Report>,
-    /// The rewards of its prompts' greedy completions, if there are any.
+    /// Rewards of the greedy completions of the rank's prompts, if there are any.
     greedy: Vec<Option<f64>>,
     terms: Vec<TermSums>,
     staleness: Option<Staleness>,
@@ -67,28 +67,28 @@ struct RankReport {
 }
 
 impl Rewards {
-    /// Completions that are to be scored together, none yet.
+    /// Creates a set of completions to score together, initially empty.
     pub fn begin(&self) -> Scoring {
         self.scorer.begin()
     }
 
-    /// True if the ranks hold models that score.
+    /// Returns true if the ranks hold models that score.
     pub fn has_models(&self) -> bool {
         !self.models.is_empty()
     }
 
-    /// A completion as rewards see it.
+    /// A completion as input of rewards.
     pub fn case(&self, record: &Arc<Record>, sample: &Sample) -> Case {
         case(&self.tokenizer, record, sample)
     }
 
-    /// Waits for the outcomes of all that was handed over. Every rank calls.
+    /// Waits for the outcomes of all completions handed over. Every rank must call this.
     pub fn finish(&mut self, scoring: Scoring) -> Result<Vec<Outcome>> {
         scoring.finish(&mut self.models)
     }
 
-    /// All ranks' samples, scored, from the `outcomes` of this rank's. Those of its `samples` come first, then those of its
-    /// prompts' greedy completions, if there are any. `batch` numbers the draw of prompts.
+    /// Returns the scored samples of all ranks, from the `outcomes` of this rank's. Outcomes of its `samples` precede
+    /// those of its prompts' greedy completions, if there are any. `batch` is the index of the batch of prompts.
     pub fn score(
         &self,
         exchange: &Exchange,
@@ -183,8 +183,8 @@ impl Rewards {
         reports.into_iter().zip(turn_rewards).enumerate().map(row).collect()
     }
 
-    /// Sums of terms that are normalized each by itself, if advantages are made of that. A term without a score of a sample
-    /// counts as the mean of its group.
+    /// Sums of separately normalized terms, if advantages are computed from these. A missing score of a term counts
+    /// as the mean of the sample's group.
     fn decoupled(&self, reports: &[Report]) -> Vec<f64> {
         let Advantage::Gdpo(GdpoConfig { eps }) = self.task.config.algorithm.advantage else {
             return Vec::new();
@@ -198,7 +198,8 @@ impl Rewards {
         decoupled(&terms, group_size, eps)
     }
 
-    /// An error if a term failed on more of `completions` than it may, by the numbers `failed` of all ranks.
+    /// Returns an error if a term failed on more of `completions` than allowed; `failed` has the counts over all
+    /// ranks.
     pub fn check_error_rates(
         &self,
         failed: &[f64],
@@ -215,7 +216,7 @@ impl Rewards {
     }
 }
 
-/// A completion as rewards see it: of several turns the last one.
+/// A completion as input of rewards; with several turns the last one.
 pub fn case(tokenizer: &Tokenizer, record: &Arc<Record>, sample: &Sample) -> Case {
     Case {
         record: record.clone(),
@@ -226,7 +227,7 @@ pub fn case(tokenizer: &Tokenizer, record: &Arc<Record>, sample: &Sample) -> Cas
     }
 }
 
-/// A number of a score; `None` without a score, or if it is not finite.
+/// A finite number of a score; `None` without one.
 fn value(outcome: &Outcome, of: impl Fn(&Score) -> f64) -> Option<f64> {
     match outcome {
         Outcome::Scored(score) => Some(of(score)).filter(|value| value.is_finite()),
@@ -234,7 +235,7 @@ fn value(outcome: &Outcome, of: impl Fn(&Score) -> f64) -> Option<f64> {
     }
 }
 
-/// Values where the missing ones are filled as [`fill_missing`] does, or 0 if there are none.
+/// Replaces missing values as [`fill_missing`] does, or by 0 if there are none.
 pub fn fill(values: &[Option<f64>], group_size: usize) -> Vec<f64> {
     fill_missing(values, group_size).unwrap_or_else(|| vec![0.0; values.len()])
 }

@@ -1,47 +1,47 @@
-//! A step's samples from scoring to the loss: a row for each of all ranks, and this rank's samples.
+//! Samples of a step from scoring to the loss: rows of all ranks, and this rank's samples.
 
 use std::ops::Range;
 
 use super::{rollout::Staleness, terms::TermSums};
 use crate::{inference::Sample, metrics::Metrics, train::Share};
 
-/// A sample, as all ranks know it.
+/// A sample in the form that all ranks have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
-    /// The reward; of a sample that could not be scored the mean of its group's others.
+    /// The reward; a sample without a score has the mean of the rest of its group.
     pub reward: f64,
-    /// The measure that an evaluation would report, filled likewise.
+    /// The measure of evaluations; missing ones are filled in the same way.
     pub measured: f64,
-    /// The sum of terms that are normalized each by itself; `None` unless advantages are made of that.
+    /// Sum of separately normalized terms; `None` unless advantages are computed from it.
     pub decoupled: Option<f64>,
-    /// The reward of each turn; empty where the episode's sum counts.
+    /// Reward of each turn; empty if rewards are per episode.
     pub turn_rewards: Vec<f64>,
     /// Tokens of the completion.
     pub tokens: usize,
     /// Turns of the completion.
     pub turns: usize,
-    /// True if it ended by itself.
+    /// True if the completion ended by itself.
     pub finished: bool,
-    /// True if it is trained on.
+    /// True if the sample is trained on.
     pub trained: bool,
 }
 
-/// The samples that a step trains on, scored.
+/// Scored samples that a step trains on.
 #[derive(Debug, Default)]
 pub struct Scored {
     /// Rows of all ranks, group by group in the step's order.
     pub rows: Vec<Row>,
-    /// The reward of each group's greedy completion; empty unless advantages are relative to that.
+    /// Reward of each group's greedy completion; empty unless advantages are relative to it.
     pub greedy: Vec<f64>,
     /// This rank's samples, in its own order: see [`Share::samples_of`].
     pub own: Vec<Sample>,
     /// Statistics of each term of the reward, over all ranks.
     pub terms: Vec<TermSums>,
-    /// Over all ranks; `None` where a step samples what it trains on.
+    /// Staleness over all ranks; `None` for rollout in the step.
     pub staleness: Option<Staleness>,
-    /// Batches of prompts that were drawn for them.
+    /// Number of batches of prompts drawn for the samples.
     pub batches: u64,
-    /// Metrics of their selection; empty unless there is dynamic sampling.
+    /// Metrics of the selection; empty without dynamic sampling.
     pub selection: Metrics,
     /// True if some rank was asked to stop.
     pub stop: bool,
@@ -63,12 +63,12 @@ impl Scored {
         self.lengths().iter().sum()
     }
 
-    /// Tokens of those of a range of rows that are trained on.
+    /// Tokens of each trained completion in a range of rows.
     pub fn trained_lengths(&self, rows: Range<usize>) -> Vec<f64> {
         self.rows[rows].iter().filter(|row| row.trained).map(|row| row.tokens as f64).collect()
     }
 
-    /// This rank's samples, each with its index among the rows.
+    /// This rank's samples, each with the index of its row.
     pub fn of_rank(&self, share: &Share, rank: usize) -> impl Iterator<Item = (usize, &Sample)> {
         share.samples_of(rank).zip(&self.own)
     }

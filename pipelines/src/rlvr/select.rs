@@ -1,4 +1,4 @@
-//! Which groups of the batches that were drawn a step trains on.
+//! Selection of the groups to train on from the batches that were drawn.
 
 use std::mem;
 
@@ -16,21 +16,21 @@ use crate::{
     train::{Exchange, Reduce},
 };
 
-/// A group by its batch and its number there.
+/// A group: index of its batch, and index in the batch.
 type Place = (usize, usize);
 
-/// The groups to train on, of several batches.
+/// Selected groups of several batches.
 struct Selection {
-    /// In the order of the batches.
+    /// Places of the groups, in the order of the batches.
     places: Vec<Place>,
-    /// Groups that teach something, of all that were drawn.
+    /// Number of groups that teach something, of all that were drawn.
     teaching: usize,
-    /// Batches that were drawn.
+    /// Number of batches that were drawn.
     batches: usize,
 }
 
-/// Dynamic sampling: `drawn` and further batches, until there are enough groups that teach something, or `max_batches`.
-/// `draw` draws one, given how many were before. Every rank calls.
+/// Dynamic sampling: draws batches after `drawn` until there are enough groups that teach something, or `max_batches`.
+/// `draw` draws a batch, given the number of previous ones. Every rank must call this.
 pub fn until_mixed(
     task: &Task,
     MixedGroupsConfig { max_batches }: MixedGroupsConfig,
@@ -46,7 +46,7 @@ pub fn until_mixed(
     select(task, &batches).pick(task, round.exchange, &batches)
 }
 
-/// Picks groups that teach something; if there are too few, others fill up.
+/// Selects groups that teach something: their measures differ, and the mean is in range. Others fill up the step.
 fn select(task: &Task, batches: &[Scored]) -> Selection {
     let prompts = task.share.prompts;
     let mut places = places(task, batches, true);
@@ -57,7 +57,7 @@ fn select(task: &Task, batches: &[Scored]) -> Selection {
     Selection { places, teaching, batches: batches.len() }
 }
 
-/// The groups that teach something, or those that do not.
+/// Groups that teach something, or all others if `teaching` is false.
 fn places(task: &Task, batches: &[Scored], teaching: bool) -> Vec<Place> {
     let group_size = task.share.group_size;
     let all = batches.iter().enumerate().flat_map(|(index, scored)| {
@@ -70,13 +70,13 @@ fn places(task: &Task, batches: &[Scored], teaching: bool) -> Vec<Place> {
     wanted.map(|(batch, number, _)| (batch, number)).collect()
 }
 
-/// True if the mean of what a group measures is neither too hard nor too easy.
+/// Returns true if the mean measure of a group is neither too low nor too high.
 fn is_in_range(task: &Task, group: &[Row]) -> bool {
     let mean = group.iter().map(|row| row.measured).sum::<f64>() / group.len() as f64;
     task.config.selection.difficulty.is_none_or(|range| (range.min..=range.max).contains(&mean))
 }
 
-/// Without dynamic sampling: groups that are too hard or too easy are not trained on.
+/// Excludes groups that are too hard or too easy from training, without dynamic sampling.
 pub fn leave_out_difficulties(task: &Task, mut scored: Scored) -> Scored {
     for group in scored.rows.chunks_mut(task.share.group_size) {
         if !is_in_range(task, group) {
@@ -87,8 +87,8 @@ pub fn leave_out_difficulties(task: &Task, mut scored: Scored) -> Scored {
 }
 
 impl Selection {
-    /// The samples of these groups, from all `batches`. The groups are dealt to the ranks anew, so that each has equally
-    /// many, and that which they are does not depend on the number of ranks. Every rank calls.
+    /// Returns the samples of the selected groups from all `batches`. Every rank gets the same number of groups, and
+    /// the selection does not depend on the number of ranks. Every rank must call this.
     fn pick(&self, task: &Task, exchange: &Exchange, batches: &[Scored]) -> Result<Scored> {
         let group_size = task.share.group_size;
         let mut picked = Scored {
@@ -109,7 +109,7 @@ impl Selection {
         Ok(picked)
     }
 
-    /// Metrics of the search for them.
+    /// Metrics of the selection.
     fn metrics(&self, task: &Task) -> Metrics {
         let prompts = task.share.prompts;
         let mut metrics = Metrics::new();
@@ -120,8 +120,8 @@ impl Selection {
         metrics
     }
 
-    /// This rank's samples of these groups, in its own order. Every rank sends all that it has of them, as JSON, since a
-    /// sample leaves out in its checkpoint's form what it does not have.
+    /// This rank's samples of the selected groups, in its own order. Every rank sends all of its selected samples as
+    /// JSON, since the format of checkpoints omits empty fields.
     fn deal(&self, task: &Task, exchange: &Exchange, batches: &[Scored]) -> Result<Vec<Sample>> {
         let (rank, group_size) = (exchange.rank(), task.share.group_size);
         let mut own: Vec<(usize, &[Sample])> = Vec::new();

@@ -35,16 +35,16 @@ pub struct Task {
     pub seed: u64,
     /// The run's steps.
     pub steps: u64,
-    /// Which rank has which samples.
+    /// Division of samples among ranks.
     pub share: Share,
     /// Packing of samples into batches.
     pub packing: Packing,
-    /// True if adapters are what is trained; the reference is then the policy with its adapters off.
+    /// True if adapters are trained; the reference is then the policy without adapters.
     pub has_adapters: bool,
 }
 
 impl Task {
-    /// Makes the task of `run` with `config`, whose policy is `model`.
+    /// Creates the task of `run` with `config`, for the policy `model`.
     pub fn new(run: &Run, config: &RlvrConfig, base: &BaseModel, model: &Decoder) -> Self {
         Self {
             config: config.clone(),
@@ -62,7 +62,7 @@ impl Task {
     }
 }
 
-/// The policy's model on `place`; with `rollout.strict` one whose log-probs are those of sampling to the bit.
+/// Creates the policy's model on `place`. With `rollout.strict` its log-probs are bitwise equal to those of sampling.
 pub fn policy(run: &Run, config: &RlvrConfig, base: &BaseModel, place: &Place) -> Result<Arc<Decoder>> {
     let device = place.torch_device()?;
     let model = base.policy(device, &run.policy.strategy)?.strict(config.rollout.strict);
@@ -75,7 +75,7 @@ pub fn policy(run: &Run, config: &RlvrConfig, base: &BaseModel, place: &Place) -
     Ok(Arc::new(model))
 }
 
-/// Makes the engine that samples `model` on the policy's device.
+/// Creates the engine that samples `model` on the policy's device.
 pub fn engine(
     run: &Run,
     config: &RlvrConfig,
@@ -94,7 +94,7 @@ pub fn engine(
     })
 }
 
-/// Makes the rewards of `sum`; the models that the ranks hold are open already.
+/// Creates the rewards of `sum`, with the opened models that the ranks hold.
 pub fn rewards(
     run: &Run,
     (sum, held): (RewardSum, Vec<OpenModel>),
@@ -113,7 +113,7 @@ pub fn rewards(
     })
 }
 
-/// The rollout that the config asks for.
+/// Creates the rollout of the config.
 pub fn rollout(run: &Run, prompts: Prompts, engine: &Arc<Engine>, rank: &Rank) -> Result<Box<dyn Rollout>> {
     let config = &prompts.task.config.rollout;
     let engine = engine.clone();
@@ -129,9 +129,10 @@ pub fn rollout(run: &Run, prompts: Prompts, engine: &Arc<Engine>, rank: &Rank) -
     })
 }
 
-/// The math's threads while a host samples, if nothing else computes on it then: how many threads share a product of
-/// matrices may decide how it is rounded. Threads meet after each product of a decoding step, and where they sleep in
-/// between, that takes as long as one thread takes for some ten million multiplications.
+/// Number of math threads while a host samples; `None` if something else computes on the host then. Other work would
+/// be affected, since the number of threads may change the rounding of a matrix product. Threads synchronize after
+/// each product of a decoding step. If they sleep in between, that takes as long as some ten million multiplications
+/// of one thread.
 fn threads(run: &Run, config: &RlvrConfig, model: &Decoder) -> Option<usize> {
     const LEAST: usize = 1 << 24;
     let is_host = run.policy.backend.parse::<BackendKind>().is_ok_and(BackendKind::is_host);

@@ -16,7 +16,7 @@ use crate::{
     train::{Exchange, StepOutcome, allocated_bytes},
 };
 
-/// Step `step`, from 0. Every rank calls; `stop` is this rank's wish to end the run after the step.
+/// Runs step `step`, from 0. `stop` is this rank's request to end the run after the step. Every rank must call this.
 pub fn step(
     rlvr: &mut Rlvr,
     exchange: &Exchange,
@@ -29,7 +29,7 @@ pub fn step(
     models.make_room()?;
     let waited = clock.lap();
     let weights = rollout.weights(&mut models.learner)?;
-    models.learner.model.group().stream().synchronize()?; // only to measure how long ranks wait for each other's parts
+    models.learner.model.group().stream().synchronize()?; // only to measure how long ranks wait for each other's shards
     clock.gather = clock.lap();
 
     let (learner, spent) = (&mut models.learner, Spent { waited, ..Spent::default() });
@@ -37,14 +37,14 @@ pub fn step(
     let scored = collect(task, &mut **rollout, &mut round, carried.batches)?;
     clock.spent = round.spent;
     clock.lap();
-    models.learner.finish_leaving()?; // after a rollout that was shorter than the copies
+    models.learner.finish_leaving()?; // waits only after a rollout that was shorter than the copies
     clock.generate_bytes = allocated_bytes(&models.learner.model)?;
     drop(weights);
     let copied = clock.lap();
     clock.spent.waited += copied;
 
     if models.critic.is_none() {
-        models.learner.load()?; // behind all that comes before the first step
+        models.learner.load()?; // overlaps all work before the first optimizer step
     }
     let batch = prepare(task, models, exchange, &scored, carried)?;
     let updated = update(task, models, exchange, &scored, (&batch, step))?;
@@ -61,9 +61,9 @@ pub fn step(
     Ok(StepOutcome { metrics, stop: scored.stop })
 }
 
-/// The samples that step `round.step` trains on, from batch `first` on. Every rank calls.
+/// Returns the samples that step `round.step` trains on, from batch `first` on. Every rank must call this.
 ///
-/// With dynamic sampling further batches are drawn until there are enough groups that teach something.
+/// With dynamic sampling, further batches are drawn until there are enough groups that teach something.
 fn collect(task: &Task, rollout: &mut dyn Rollout, round: &mut Round, first: u64) -> Result<Scored> {
     let drawn = batch(task, rollout, round, first)?;
     match task.config.selection.mixed_groups {
@@ -74,7 +74,7 @@ fn collect(task: &Task, rollout: &mut dyn Rollout, round: &mut Round, first: u64
     }
 }
 
-/// Samples and scores the groups of batch `number`. The batches before it have been taken.
+/// Samples and scores the groups of batch `number`. Previous batches must have been taken.
 fn batch(task: &Task, rollout: &mut dyn Rollout, round: &mut Round, number: u64) -> Result<Scored> {
     let (started, waited) = (Instant::now(), round.spent.waited);
     let Groups { taken, scoring, effort, staleness } = rollout.groups(round, number)?;
@@ -84,7 +84,7 @@ fn batch(task: &Task, rollout: &mut dyn Rollout, round: &mut Round, number: u64)
     round.spent.rewarding += sampled.elapsed();
     round.spent.generating += sampled - started - (round.spent.waited - waited);
     round.spent.effort = round.spent.effort.joined(effort);
-    // A greedy completion is scored, and that is all.
+    // Greedy completions are scored, but not trained on.
     let own = taken.into_iter().flat_map(|group| group.samples.into_iter().take(task.share.group_size));
     round.rewards.score(round.exchange, own.collect(), outcomes, staleness, (number, round.stop))
 }

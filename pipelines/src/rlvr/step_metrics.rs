@@ -39,13 +39,13 @@ pub fn step_metrics(task: &Task, rewards: &Rewards, scored: &Scored, updated: &U
 pub struct Clock {
     started: Instant,
     last: Instant,
-    /// Gathering the weights.
+    /// Time of gathering the weights.
     pub gather: Duration,
-    /// Sampling and scoring.
+    /// Time and work of sampling and scoring.
     pub spent: Spent,
-    /// Bytes that were allocated on the device at its end.
+    /// Bytes allocated on the device at the end of sampling and scoring.
     pub generate_bytes: f64,
-    /// Preparing and updating.
+    /// Time of preparing and updating.
     pub train: Duration,
 }
 
@@ -63,7 +63,7 @@ impl Clock {
         now - mem::replace(&mut self.last, now)
     }
 
-    /// Metrics of the step, which ends with the last lap and had `tokens` tokens.
+    /// Metrics of the step, which ends with the last lap and has `tokens` tokens.
     pub fn metrics(&self, task: &Task, tokens: f64) -> Metrics {
         let Spent { effort, waited, generating, rewarding } = self.spent;
         let step_s = (self.last - self.started).as_secs_f64();
@@ -88,7 +88,7 @@ impl Clock {
     }
 }
 
-/// The rows of a step's samples.
+/// Metrics of the rows of a step's samples.
 fn of_rows(task: &Task, scored: &Scored) -> Metrics {
     let (rewards, lengths) = (scored.column(|row| row.reward), scored.lengths());
     let measured = scored.column(|row| row.measured);
@@ -124,7 +124,7 @@ fn of_rows(task: &Task, scored: &Scored) -> Metrics {
     metrics
 }
 
-/// KL divergences off the reward, values and importance weights, over all ranks. Every rank calls.
+/// Metrics of KL divergences in the reward, values and importance weights, over all ranks. Every rank must call this.
 pub fn batch_metrics(batch: &Batch, exchange: &Exchange, scored: &Scored) -> Result<Metrics> {
     let mut metrics = batch.kl.as_ref().map_or_else(Metrics::new, |kl| kl.metrics(scored));
     if let Some(values) = &batch.values {
@@ -136,14 +136,14 @@ pub fn batch_metrics(batch: &Batch, exchange: &Exchange, scored: &Scored) -> Res
         let CorrectionSums { weights, squares, changed } = exchange.reduce(&own)?;
         metrics.insert("rollout/weight_mean", weights / tokens);
         metrics.insert("rollout/weight_changed", changed / tokens);
-        // Kish's effective share of the tokens: 1 if all weigh the same. Nothing is left if all are masked.
+        // Kish's effective fraction of the tokens: 1 if all weights are equal. It is 0 if all tokens are masked.
         let effective = if squares > 0.0 { weights.powi(2) / (squares * tokens) } else { 0.0 };
         metrics.insert("rollout/effective_share", effective);
     }
     Ok(metrics)
 }
 
-/// The update of the policy.
+/// Metrics of the policy's update.
 fn of_update(task: &Task, scored: &Scored, update: &PolicyUpdate) -> Metrics {
     let mut metrics = of_losses(task, scored, &update.totals);
     metrics.insert("perf/allocated_bytes", update.stepped.allocated_bytes);
@@ -153,7 +153,7 @@ fn of_update(task: &Task, scored: &Scored, update: &PolicyUpdate) -> Metrics {
     metrics
 }
 
-/// The losses, means over the tokens that were trained on, and how far the engines are apart.
+/// Metrics of the losses, means over trained tokens, and of the difference between sampling and training.
 fn of_losses(task: &Task, scored: &Scored, totals: &LossTotals) -> Metrics {
     let (algorithm, epochs) = (&task.config.algorithm, task.config.epochs as f64);
     let losses = count(algorithm.aggregation, &scored.trained_lengths(0..scored.rows.len())) * epochs;
@@ -192,7 +192,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// The unbiased standard deviation; 0 of a single value.
+/// Unbiased standard deviation; 0 for a single value.
 fn std(values: &[f64]) -> f64 {
     let mean = mean(values);
     let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();

@@ -1,19 +1,19 @@
-//! Statistics of the reward's terms over samples.
+//! Statistics of the reward's terms.
 
 use anyroll_reward::{Outcome, Score};
 
 use crate::{metrics::Metrics, train::reduced};
 
 reduced! {
-    /// Sums over samples of a term of the reward.
+    /// Sums over samples for a term of the reward.
     pub struct TermSums {
-        /// Scores.
+        /// Sum of scores.
         sum score: f64,
-        /// Samples that have one.
+        /// Number of samples with a score.
         sum scored: f64,
-        /// Samples that it failed on.
+        /// Number of samples on which the term failed.
         sum failed: f64,
-        /// Samples that took too long.
+        /// Number of samples with a timeout.
         sum timed_out: f64,
     }
 }
@@ -39,7 +39,7 @@ impl TermSums {
         sums
     }
 
-    /// The mean of each term that scored a sample, and how many samples failed.
+    /// Metrics: the mean score, errors and timeouts of each term, and errors and error rate of all.
     pub fn metrics<'a>(terms: &[Self], names: impl Iterator<Item = &'a str>) -> Metrics {
         let mut metrics = Metrics::new();
         for (sums, name) in terms.iter().zip(names) {
@@ -52,7 +52,7 @@ impl TermSums {
             }
         }
         let failed: f64 = terms.iter().map(|sums| sums.failed).sum();
-        // One that failed has scores of the terms before, which count nowhere.
+        // A failed sample has scores of earlier terms, which are not counted.
         let samples = failed + terms.iter().map(|sums| sums.scored).fold(0.0, f64::max);
         metrics.insert("reward/errors", failed);
         metrics.insert("reward/error_rate", if samples > 0.0 { failed / samples } else { 0.0 });

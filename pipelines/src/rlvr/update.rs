@@ -1,5 +1,5 @@
-//! The update of a step: the critic, if there is one, then the policy, so that the states of one of them are on the
-//! device at a time.
+//! Update of a step: first the critic, if there is one, then the policy. Only one model's states are on the device at
+//! a time.
 
 use std::time::Duration;
 
@@ -19,11 +19,11 @@ use crate::{
 pub struct PolicyUpdate {
     /// Sums over tokens of all mini-batches.
     pub totals: LossTotals,
-    /// The optimizer's.
+    /// Results of the optimizer steps.
     pub stepped: Stepped,
-    /// The share of the sequences' tokens that a common prompt saved.
+    /// Fraction of the sequences' tokens that shared prompts saved.
     pub shared_rows: f64,
-    /// Time that compute stood still for states on their way back.
+    /// Time that compute waited for states to load.
     pub load_wait: Duration,
 }
 
@@ -31,11 +31,11 @@ pub struct PolicyUpdate {
 pub struct Updated {
     /// Metrics of the critic, over all ranks; empty without one.
     pub critic: Metrics,
-    /// Results of the policy; `None` where it waits for the critic.
+    /// Results of the policy; `None` while only the critic is trained.
     pub policy: Option<PolicyUpdate>,
 }
 
-/// Trains on the samples of step `step`. Every rank calls.
+/// Trains on the samples of step `step`. Every rank must call this.
 pub fn update(
     task: &Task,
     models: &mut Models,
@@ -55,7 +55,7 @@ pub fn update(
     Ok(Updated { critic: critic_metrics, policy: Some(policy) })
 }
 
-/// Trains the policy: `epochs` times over all mini-batches, an optimizer step each.
+/// Trains the policy: `epochs` passes over all mini-batches, with an optimizer step each.
 fn update_policy(
     task: &Task,
     learner: &mut Learner<Decoder>,
@@ -78,8 +78,8 @@ fn update_policy(
             (rows, inputs) = (rows + packed.tokens(), inputs + packed.inputs());
             policy.accumulate(&packed, |scores| {
                 if mini_batch.is_first() {
-                    // The weights are still those of the step: what differs is the engine, or the weights
-                    // that began completions which this step continued.
+                    // The weights are still those of the step. Differences come from the engine, or from older
+                    // weights that began a completion which this step continued.
                     stats.add_drift(&scores.logprobs, &targets.rollout_logprobs)?;
                 }
                 Ok(policy_loss(&config.algorithm, scores, &targets, count, &mut stats)?)

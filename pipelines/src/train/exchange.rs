@@ -1,4 +1,4 @@
-//! Values that every rank needs from every other: rows of samples, sums of losses.
+//! Exchange of host values between ranks: rows of samples, sums of losses.
 
 use std::{any::type_name, collections::HashMap, sync::Mutex};
 
@@ -13,26 +13,26 @@ const FIRST_CAPACITY: usize = 1024;
 
 /// Gathers values of the host over a group.
 ///
-/// Values travel in postcard's binary format, which keeps every bit of a float. A collective needs the same length
-/// on every rank, so a message has a capacity, begins with its length, and is followed by a second one where a rank's
-/// value is longer. All ranks then raise the capacity of that type alike: from its second value on a type takes one
-/// collective, unless it grows.
+/// Values travel in postcard's binary format, which keeps every bit of a float. A collective needs the same length on
+/// every rank. A message therefore has a capacity and begins with its length. If a rank's value is longer, a second
+/// message follows, and all ranks raise the capacity of that type alike. From its second value on, a type takes one
+/// collective unless it grows.
 #[derive(Debug)]
 pub struct Exchange {
     group: CollectiveGroup,
     stream: Stream,
-    /// By the name of the type; the same on every rank.
+    /// Capacities by name of the type; equal on every rank.
     capacities: Mutex<HashMap<&'static str, usize>>,
 }
 
 impl Exchange {
-    /// Over the ranks of `group`.
+    /// Creates the exchange over the ranks of `group`.
     pub fn new(group: &CollectiveGroup) -> Result<Self> {
         let stream = Stream::new(group.stream().device())?;
         Ok(Self { group: group.clone(), stream, capacities: Mutex::default() })
     }
 
-    /// The ranks.
+    /// The group of the ranks.
     pub fn group(&self) -> &CollectiveGroup {
         &self.group
     }
@@ -47,17 +47,17 @@ impl Exchange {
         self.group.world_size()
     }
 
-    /// Every rank's value, in rank order.
+    /// Returns every rank's value, in rank order.
     pub fn gather<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>> {
         self.gather_as(own)
     }
 
-    /// Every rank's rows, one list a rank, in rank order; ranks may differ in how many they have.
+    /// Returns every rank's rows, one list per rank, in rank order; the lists may have different lengths.
     pub fn gather_rows<T: Serialize + DeserializeOwned>(&self, own: &[T]) -> Result<Vec<Vec<T>>> {
         self.gather_as(own)
     }
 
-    /// All ranks' values as one, reduced in rank order, so that every rank has the same bits.
+    /// Returns the reduction of all ranks' values in rank order, bitwise equal on every rank.
     pub fn reduce<T: Reduce>(&self, own: &T) -> Result<T> {
         let mut of_ranks = self.gather(own)?.into_iter();
         let mut all = of_ranks.next().expect("a group has a rank");
@@ -65,7 +65,7 @@ impl Exchange {
         Ok(all)
     }
 
-    /// True if some rank's wish is.
+    /// Returns true if `wish` is true on some rank.
     pub fn any(&self, wish: bool) -> Result<bool> {
         Ok(self.gather(&wish)?.contains(&true))
     }
@@ -100,7 +100,7 @@ impl Exchange {
         Ok(parts.map(|((first, rest), len)| [&first[HEADER..], rest].concat()[..len].to_vec()).collect())
     }
 
-    /// Every rank's bytes, filled up with zeros to `len`, which is the same on every rank and above 0.
+    /// Gathers every rank's bytes, padded with zeros to `len`, which is equal on every rank and above 0.
     fn all_gather(&self, mut own: Vec<u8>, len: usize) -> Result<Vec<Vec<u8>>> {
         own.resize(len, 0);
         let all = Buffer::zeros(&self.stream, len * self.world_size(), DType::U8)?;
@@ -139,7 +139,7 @@ mod tests {
         (0..count).map(row).collect()
     }
 
-    /// A NaN's payload and the sign of 0 among them, shorter and longer than the first capacity.
+    /// Rows include a NaN's payload and the sign of 0, and are shorter and longer than the first capacity.
     #[test]
     fn rows_arrive_to_the_bit_however_many_each_rank_has() {
         let counts = [[0, 3, 1], [500, 0, 20], [2, 2, 2], [500, 900, 0]];
@@ -164,7 +164,7 @@ mod tests {
     }
 
     reduced! {
-        /// One operation each.
+        /// One field per operation.
         struct Numbers {
             /// Added.
             sum total: f64,

@@ -1,4 +1,4 @@
-//! A model that is trained: what RLVR, offline training, diffusion and critics share of a step.
+//! A trained model: the common part of a step in RLVR, offline training, diffusion and critics.
 
 use std::{path::Path, sync::Arc};
 
@@ -12,44 +12,44 @@ use anyroll_strategy::{
 use super::{Place, adamw, allocated_bytes, hold, learning_rate, offloaded};
 use crate::{Result, metrics::Metrics, run::Role};
 
-/// A model with its optimizer, held as a role says.
+/// A model with its optimizer, held under a role's strategy.
 ///
-/// States that the role offloads are on the device from [`Self::load`] to [`Self::finish`], or to [`Self::offload`].
+/// States that the role offloads are on the device from [`Self::load`] to [`Self::finish`] or [`Self::offload`].
 #[derive(Debug)]
 pub struct Learner<M: Model> {
-    /// The weights, gradients and moments of the ranks.
+    /// Weights, gradients and moments, sharded over the ranks.
     pub model: Zero<M>,
-    /// Sequences or images that a rank puts through forward and backward at a time.
+    /// Sequences or images of a rank in one forward and backward pass.
     pub micro_batch_size: usize,
-    /// States that leave the device between steps, or while something else needs the room.
+    /// States that are offloaded between steps, or while another model needs the memory.
     offloaded: Vec<State>,
-    /// The part of `offloaded` that leaves after every step.
+    /// The part of `offloaded` that is offloaded after every step.
     leaving: Vec<State>,
     schedule: Schedule,
 }
 
-/// The optimizer of a learner, and over which steps its learning rate runs.
+/// Optimizer options of a learner, and the steps of its learning-rate schedule.
 #[derive(Clone, Debug)]
 pub struct Schedule {
-    /// Its constants.
+    /// Options of the optimizer.
     pub optimizer: OptimizerConfig,
     /// Steps after the warm-up.
     pub steps: u64,
-    /// Optimizer of the warm-up, which comes first, if there is one.
+    /// Optimizer options of the warm-up, which comes first; `None` without a warm-up.
     pub warmup: Option<OptimizerConfig>,
 }
 
-/// One of the mini-batches that [`Learner::update`] takes an optimizer step for.
+/// A mini-batch of [`Learner::update`], for one optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MiniBatch {
     /// Pass over the step's samples, from 0.
     pub epoch: usize,
-    /// Its index in the pass.
+    /// Index of the mini-batch in the pass.
     pub index: usize,
 }
 
 impl MiniBatch {
-    /// True where no optimizer step came since the step began.
+    /// Returns true if no optimizer step of this step precedes the mini-batch.
     pub fn is_first(self) -> bool {
         self.epoch == 0 && self.index == 0
     }
@@ -65,15 +65,16 @@ pub struct Update {
 /// Results of the optimizer steps of a step.
 #[derive(Debug)]
 pub struct Stepped {
-    /// The mean norm of the gradients that were not skipped, in fp16 the last loss scale and the number of steps that were
-    /// skipped, and the learning rate.
+    /// Metrics of the optimizer steps: the mean norm of the gradients, without skipped ones, and the learning rate.
+    /// In fp16 also the last loss scale and the number of skipped steps.
     pub metrics: Metrics,
-    /// Bytes that this process had allocated on the device behind the last one; libtorch's own memory is not in it.
+    /// Bytes that this process had allocated on the device after the last optimizer step, without libtorch's own
+    /// memory.
     pub allocated_bytes: f64,
 }
 
 impl<M: Model> Learner<M> {
-    /// Holds `model` on `place` as `role` says, with its first `weights`. Every rank calls.
+    /// Holds `model` on `place` under the strategy of `role`, with initial `weights`. Every rank must call this.
     pub fn new(
         model: Arc<M>,
         role: &Role,
@@ -89,12 +90,12 @@ impl<M: Model> Learner<M> {
         Ok(Self { model, micro_batch_size, leaving: offloaded.clone(), offloaded, schedule })
     }
 
-    /// The same, whose states stay on the device after a step: nothing else needs the room.
+    /// Keeps the states on the device after a step, since nothing else needs the memory.
     pub fn staying(self) -> Self {
         Self { leaving: Vec::new(), ..self }
     }
 
-    /// The device on which it computes.
+    /// The device of the computation.
     pub fn device(&self) -> tch::Device {
         self.model.torch_device()
     }
@@ -104,36 +105,36 @@ impl<M: Model> Learner<M> {
         Ok(self.model.reset_optimizer(adamw(&self.schedule.optimizer))?)
     }
 
-    /// An error if the optimizer's steps so far have led to weights that are no numbers.
+    /// Returns an error if the optimizer steps so far have led to weights that are not finite.
     pub fn check_divergence(&mut self) -> Result<()> {
         self.load()?;
         Ok(self.model.check_divergence()?)
     }
 
-    /// Brings all states back to the device; compute waits for each where it first uses it.
+    /// Loads all states to the device; compute waits for each state at its first use.
     pub fn load(&mut self) -> anyroll_strategy::Result<()> {
         self.model.load_states(&self.offloaded)
     }
 
-    /// Takes all states off the device that the role offloads, and waits for them.
+    /// Offloads all states that the role offloads, and waits for the copies.
     pub fn offload(&mut self) -> anyroll_strategy::Result<()> {
         self.model.offload_states(&self.offloaded)?;
         Ok(())
     }
 
-    /// Starts to take those off the device that leave after every step.
+    /// Starts to offload the states that are offloaded after every step.
     pub fn start_leaving(&mut self) -> Result<()> {
         Ok(self.model.start_offload(&self.leaving)?)
     }
 
-    /// Waits until those have left.
+    /// Waits for the copies of [`Self::start_leaving`].
     pub fn finish_leaving(&mut self) -> Result<()> {
         self.model.offload_states(&self.leaving)?;
         Ok(())
     }
 
-    /// Step `step`, from 0: `epochs` passes over `mini_batches` mini-batches, an optimizer step each. `accumulate` adds
-    /// the gradient of one. The states stay on the device until [`Self::finish`].
+    /// Runs step `step`, from 0: `epochs` passes over `mini_batches` mini-batches, with an optimizer step each.
+    /// `accumulate` adds the gradient of one mini-batch. The states stay on the device until [`Self::finish`].
     pub fn update(
         &mut self,
         step: u64,
@@ -151,19 +152,20 @@ impl<M: Model> Learner<M> {
         Ok(update)
     }
 
-    /// Begins step `step` for who accumulates by several models: [`Self::update`] is the rule.
+    /// Begins step `step` for callers that accumulate gradients through several models; all others use
+    /// [`Self::update`].
     pub fn begin(&self, step: u64) -> Update {
         let Schedule { optimizer, steps, .. } = &self.schedule;
         Update { steps: Vec::new(), learning_rate: learning_rate(optimizer, step, *steps) }
     }
 
-    /// Takes an optimizer step with the gradients that were accumulated.
+    /// Takes an optimizer step with the accumulated gradients.
     pub fn step(&mut self, update: &mut Update) -> Result<()> {
         update.steps.push(self.model.step(update.learning_rate)?);
         Ok(())
     }
 
-    /// Lets states leave, and waits for the optimizer steps of `update`.
+    /// Starts to offload states, and waits for the optimizer steps of `update`.
     pub fn finish(&mut self, update: Update) -> Result<Stepped> {
         let allocated_bytes = allocated_bytes(&self.model)?;
         self.start_leaving()?;
@@ -185,8 +187,8 @@ impl<M: Model> Learner<M> {
         Ok(Stepped { metrics, allocated_bytes })
     }
 
-    /// Starts a checkpoint in the new folder `path`, with the run's `position`, what this rank has of its `own`, and what
-    /// `others` save into the folder that they are given.
+    /// Starts a checkpoint in the new folder `path`. The checkpoint has the run's `position`, this rank's `own`
+    /// bytes, and the files that `others` saves into the folder that it is given.
     pub fn save(
         &mut self,
         saver: &mut Saver,

@@ -1,8 +1,8 @@
-//! The loop, for every pipeline: warm-up, evaluation, then steps, with an evaluation and a checkpoint every so often.
+//! The training loop of every pipeline: warm-up, evaluation, then steps, with periodic evaluations and checkpoints.
 //!
-//! A [`Pipeline`] says what a step is, how it is measured and what a checkpoint holds; the loop says when, keeps the
-//! run's place, writes its folder and ends when it is asked to. [`Exchange`] and [`Share`] are what pipelines have in
-//! common, [`Place`] where they run, `role` how a model is held there and [`Reference`] one that stays as it was.
+//! A [`Pipeline`] defines the step, its evaluation and the content of a checkpoint. The loop schedules these, keeps
+//! the run's position, writes the run folder and ends on request. [`Exchange`] and [`Share`] are common to all
+//! pipelines. [`Place`] is a role's device, `role` holds a model there, and [`Reference`] is a frozen model.
 
 mod exchange;
 mod learner;
@@ -48,59 +48,59 @@ use crate::{
     samples::Phase,
 };
 
-/// How a run ended that did not fail.
+/// Ending of a run that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// All steps are done.
     Finished,
-    /// Somebody asked for the end; a checkpoint has what was done.
+    /// The run was interrupted; a checkpoint has its state.
     Interrupted,
 }
 
-/// What a rank is asked to do with a pipeline.
+/// Task of a rank with a pipeline.
 pub struct Job<'a> {
     /// The run's name.
     pub name: &'a str,
-    /// Tells its data from others, if it reads any: [`anyroll_data::Dataset::digest`].
+    /// Digest of the run's data, if it reads any: [`anyroll_data::Dataset::digest`].
     pub data: Option<String>,
-    /// Number of a new run, which its checkpoints contain; the same on all ranks.
+    /// Number of a new run, contained in its checkpoints; equal on all ranks.
     pub number: u32,
-    /// The run folder, on rank 0, which alone writes into it but for checkpoints.
+    /// The run folder, on rank 0, which alone writes into it, except for checkpoints.
     pub dir: Option<RunDir>,
-    /// Its path, as this rank calls it.
+    /// Path of the run folder on this rank.
     pub folder: PathBuf,
-    /// Whether to go on from the folder's last checkpoint.
+    /// True to resume from the folder's last checkpoint.
     pub resume: bool,
-    /// Where rank 0 shows the metrics to Prometheus, if anywhere.
+    /// Address at which rank 0 serves the metrics to Prometheus; `None` for none.
     pub prometheus: Option<SocketAddr>,
 }
 
-/// Where a run stands, as a checkpoint keeps it. Data, seeds and schedules are functions of the step.
+/// Position of a run in its checkpoints. Data, seeds and schedules are functions of the step.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Position<S> {
-    /// Steps of the warm-up that are done.
+    /// Finished steps of the warm-up.
     warmup_steps: u64,
-    /// RL steps that are done.
+    /// Finished RL steps.
     steps: u64,
-    /// The best evaluation so far, if its policy is kept.
+    /// Score of the best evaluation so far, if its policy is kept.
     #[serde(default)]
     best: Option<f64>,
-    /// Tells the data from others: which records a step has follows from all of them.
+    /// Digest of the data, since all of them determine the records of a step.
     #[serde(default)]
     data: Option<String>,
-    /// What the pipeline carries from one step to the next.
+    /// State that the pipeline carries from one step to the next.
     #[serde(flatten)]
     carried: S,
 }
 
 impl<S> Position<S> {
-    /// The first step whose record is still to be written: in the warm-up not even that of step 0 is.
+    /// The first step without a record; during the warm-up that is step 0.
     fn next_record(&self) -> u64 {
         if self.steps == 0 { 0 } else { self.steps + 1 }
     }
 }
 
-/// Trains on this rank. `stop` may be set at any time: the run then ends after its current step, with a checkpoint.
+/// Trains on this rank. `stop` may be set at any time: the run then ends after the current step, with a checkpoint.
 pub fn train<P: Pipeline>(
     pipeline: P,
     exchange: Exchange,
@@ -130,11 +130,11 @@ struct Training<P: Pipeline> {
     exchange: Exchange,
     position: Position<P::Carried>,
     folder: PathBuf,
-    /// On rank 0.
+    /// The journal, on rank 0.
     journal: Option<Journal>,
-    /// Writes checkpoints beside the steps.
+    /// Writes checkpoints during the steps.
     saver: Saver,
-    /// Of the last warm-up step of this process.
+    /// Loss of the last warm-up step of this process.
     warmup_loss: Option<f64>,
 }
 
@@ -171,7 +171,7 @@ impl<P: Pipeline> Training<P> {
         Ok(training)
     }
 
-    /// The rest of the supervised warm-up, then a new optimizer.
+    /// Runs the rest of the supervised warm-up, then starts a new optimizer.
     fn warm_up(&mut self, stop: &AtomicBool) -> Result<Ended> {
         let steps = self.plan.warmup_steps;
         if self.position.warmup_steps >= steps {
@@ -182,7 +182,7 @@ impl<P: Pipeline> Training<P> {
             let step = self.position.warmup_steps;
             self.warmup_loss = Some(self.pipeline.warmup_step(&self.exchange, step)?);
             self.position.warmup_steps += 1;
-            // Every tenth step, since asking all ranks takes about as long as a step.
+            // Only every tenth step asks, since asking all ranks takes about as long as a step.
             let asks = self.position.warmup_steps.is_multiple_of(10) && self.position.warmup_steps < steps;
             if asks && self.anyone_stops(stop)? {
                 self.save()?;
@@ -194,7 +194,7 @@ impl<P: Pipeline> Training<P> {
         Ok(Ended::Finished)
     }
 
-    /// What comes once, between warm-up and RL.
+    /// Freezes the models and evaluates, once between warm-up and RL.
     fn begin(&mut self) -> Result<()> {
         self.freeze(false)?;
         let mut metrics = Metrics::new();
@@ -267,7 +267,7 @@ impl<P: Pipeline> Training<P> {
     fn save(&mut self) -> Result<()> {
         if let Some(journal) = &self.journal {
             journal.sync()?;
-            // Otherwise evaluations write it.
+            // Otherwise evaluations write the report.
             if self.plan.evaluate_every.is_none() && self.position.steps > 0 {
                 journal.report()?;
             }
@@ -277,7 +277,7 @@ impl<P: Pipeline> Training<P> {
         self.pipeline.save(self.saver.at(self.position.steps), &path, position)
     }
 
-    /// Waits for a checkpoint that is under way.
+    /// Waits for the checkpoint in flight, if there is one.
     fn finish_save(&mut self) -> Result<()> {
         self.saver.finish(self.exchange.group())?;
         self.prune()
@@ -290,7 +290,7 @@ impl<P: Pipeline> Training<P> {
         Ok(())
     }
 
-    /// Writes a checkpoint beside the others if the policy is better than ever.
+    /// Writes a checkpoint to the folder of the best policy if the score is the best so far.
     fn keep_best(&mut self, metrics: &Metrics) -> Result<()> {
         let score = self.pipeline.best_by(metrics);
         let Some(score) = score.filter(|score| is_best(*score, self.position.best)) else { return Ok(()) };
@@ -299,7 +299,7 @@ impl<P: Pipeline> Training<P> {
         self.pipeline.save(self.saver.at(self.position.steps), &self.folder.join(BEST), position)
     }
 
-    /// The report, the table, and how to go on if there is more to do.
+    /// Writes the report and prints the table; after an interruption, also prints the command to resume.
     fn tell(&self, ended: Ended) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
         if self.position.steps > 0 {
@@ -328,7 +328,8 @@ impl<P: Pipeline> Training<P> {
     }
 }
 
-/// Whether a score is better than the best one so far. One that is not a number is none, and of equal ones the first is kept.
+/// Returns true if a score is better than the best so far. Non-finite scores are ignored, and the first of equal
+/// scores is kept.
 fn is_best(score: f64, best: Option<f64>) -> bool {
     score.is_finite() && best.is_none_or(|best| score > best)
 }
@@ -336,11 +337,11 @@ fn is_best(score: f64, best: Option<f64>) -> bool {
 const CHECKPOINTS: &str = "checkpoints";
 const BEST: &str = "best";
 
-/// A run that has ended before its first checkpoint begins anew. Its steps are made once more, and their records written
-/// again; one with more of them than can be without a checkpoint has lost some.
+/// Restarts a run that ended before its first checkpoint: its steps are repeated, and their records rewritten.
+/// Reports a run with more records than are possible without a checkpoint, since it has lost one.
 fn begins_anew(dir: &RunDir, save_every: u64) -> Result<()> {
     let records = if dir.metrics().exists() { read_metrics(&dir.metrics())? } else { Vec::new() };
-    // The first is written beside the steps that follow it.
+    // The first checkpoint is in flight during the steps after it.
     match records.last().is_some_and(|record| record.step >= 2 * save_every) {
         false => Ok(()),
         true => Err(Error::Resume {
@@ -361,7 +362,7 @@ fn load<P: Pipeline>(
     let refused = |problem: String| Error::Resume { run: path.to_owned(), problem };
     let position: Position<P::Carried> =
         serde_json::from_value(checkpoint::extra(path)?).map_err(|error| refused(error.to_string()))?;
-    // One that was written before digests were has none.
+    // Checkpoints from before digests have none.
     if position.data.is_some() && position.data.as_deref() != data {
         let problem = "its data have changed since, so that its steps would have other prompts: bring the files back as \
                        they were, or `anyroll export` the model and start a new run from it";
@@ -373,7 +374,7 @@ fn load<P: Pipeline>(
             format!("{steps} steps are done, and `steps` is {}: write {steps} or above", plan.steps);
         return Err(refused(problem));
     }
-    // It would come between the steps that are done and those that follow.
+    // The warm-up would come between the finished steps and the next ones.
     if steps > 0 && warmup_steps < plan.warmup_steps {
         let now = plan.warmup_steps;
         let problem = format!(
@@ -388,8 +389,8 @@ fn load<P: Pipeline>(
     Ok((position, checkpoint::stamp(path)?))
 }
 
-/// Adds the newest complete checkpoint of `saved` to `error`, if a file of the last one is missing, damaged or of
-/// another save.
+/// Adds the newest complete checkpoint of `saved` to `error` if a file of the last checkpoint is missing, damaged or
+/// from another save.
 pub fn or_older(error: Error, saved: &[PathBuf]) -> Error {
     let is_whole = |path: &PathBuf| checkpoint::verify(path).is_ok();
     match error {

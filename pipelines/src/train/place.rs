@@ -1,4 +1,4 @@
-//! Where a rank holds a role: its device, and the ranks that it has met.
+//! Placement of a role on a rank: its device, and the group of ranks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,23 +13,23 @@ use crate::{
     run::{Role, Run},
 };
 
-/// A device and the ranks that it trains with.
+/// A device and its group of ranks.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The device.
     pub device: Arc<dyn Device>,
-    /// All ranks.
+    /// The group of all ranks.
     pub group: CollectiveGroup,
 }
 
 impl Place {
-    /// Opens the policy's device and meets the other ranks.
+    /// Opens the policy's device and connects to the other ranks.
     pub fn open(run: &Run, rank: &Rank) -> Result<Self> {
         Self::of("policy", &run.policy, rank)
     }
 
-    /// Where another role is held, called `name`: here, where the policy is, or on devices of its own, on which the ranks
-    /// meet anew. Every rank calls, in the same order.
+    /// The place of another role, called `name`: this place if the role is on the policy's devices, else its own
+    /// devices, on which the ranks connect anew. Every rank must call this, in the same order.
     pub fn beside(&self, name: &'static str, role: &Role, run: &Run, rank: &Rank) -> Result<Self> {
         if role.is_with(&run.policy) { Ok(self.clone()) } else { Self::of(name, role, rank) }
     }
@@ -47,7 +47,7 @@ impl Place {
         Ok(Self { device, group })
     }
 
-    /// Where libtorch computes.
+    /// The device of libtorch's computations.
     ///
     /// # Errors
     /// `Unsupported` for a backend that libtorch does not run on.
@@ -56,10 +56,10 @@ impl Place {
     }
 }
 
-/// A device of the backend of this name.
+/// Opens a device of the backend of this name.
 ///
 /// # Errors
-/// For a name that no backend has, or those of the device.
+/// A name of no backend, or the errors of the device.
 pub fn open_device(backend: &str, ordinal: usize) -> Result<Arc<dyn Device>> {
     let what = "backend";
     let backend = backend.parse::<BackendKind>();
@@ -67,7 +67,7 @@ pub fn open_device(backend: &str, ordinal: usize) -> Result<Arc<dyn Device>> {
     Ok(open(DeviceId { backend, ordinal })?)
 }
 
-/// A device, as libtorch calls it.
+/// libtorch's name of a device.
 ///
 /// # Errors
 /// `Unsupported` for a backend that libtorch does not run on.
@@ -85,7 +85,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Runs `rank` on as many threads, each at a place of its own on the host; returns what each returned.
+    /// Runs `rank` on `world_size` threads, each at a place of its own on the host; returns their results.
     pub fn ranks<R: Send>(world_size: usize, rank: impl Fn(Place) -> R + Sync) -> Vec<R> {
         let host = |ordinal| open(DeviceId { backend: BackendKind::CPU, ordinal }).unwrap();
         on_threads(world_size, host, |device, group| rank(Place { device: device.clone(), group }))

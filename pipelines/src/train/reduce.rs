@@ -1,17 +1,18 @@
-//! Values of each rank that become one of all ranks.
+//! Reduction of each rank's value to one value of all ranks.
 
 use std::ops::AddAssign;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A value that all ranks reduce to one, by [`Exchange::reduce`](super::Exchange::reduce).
+/// A value that [`Exchange::reduce`](super::Exchange::reduce) reduces over ranks.
 pub trait Reduce: Serialize + DeserializeOwned {
-    /// Takes in the next rank's value.
+    /// Merges the next rank's value into this one.
     fn reduce(&mut self, next: Self);
 }
 
-/// Declares a struct whose fields are reduced over ranks, each by the operation before its name: `sum`, `max`, `min`,
-/// `any` of flags, or `nested` of a value that is [`Reduce`] itself, such as a struct of this kind or a list of them.
+/// Declares a struct whose fields are reduced over ranks, each by the operation before its name. `sum`, `max` and
+/// `min` are for numbers, and `any` is for flags. `nested` is for a value that is [`Reduce`] itself, such as a struct
+/// of this kind or a list of them.
 macro_rules! reduced {
     (
         $(#[$meta:meta])*
@@ -34,8 +35,8 @@ macro_rules! reduced {
 }
 pub(crate) use reduced;
 
-/// Declares sums that stay on the device until they are read: `struct Sums<T = f64>`, with a field of each name, which
-/// is one fp64 tensor there, and is summed over ranks on the host.
+/// Declares sums that stay on the device until they are read: `struct Sums<T = f64>` with the named fields. A field
+/// is an fp64 tensor on the device, and a number that is summed over ranks on the host.
 macro_rules! device_sums {
     (
         $(#[$meta:meta])*
@@ -57,7 +58,7 @@ macro_rules! device_sums {
         }
 
         impl $name {
-            /// The sums that [`Self::stack`] made, or that such tensors add up to; waits for the device.
+            /// Reads the sums of [`Self::stack`], or a sum of such tensors; waits for the device.
             pub fn read(stacked: &tch::Tensor) -> std::result::Result<Self, tch::TchError> {
                 let values = Vec::<f64>::try_from(stacked.f_to_device(tch::Device::Cpu)?)?;
                 let mut values = values.into_iter();
@@ -84,28 +85,28 @@ pub mod operations {
         *own += next;
     }
 
-    /// Keeps the larger.
+    /// Keeps the larger value.
     pub fn max(own: &mut f64, next: f64) {
         *own = own.max(next);
     }
 
-    /// Keeps the smaller.
+    /// Keeps the smaller value.
     pub fn min(own: &mut f64, next: f64) {
         *own = own.min(next);
     }
 
-    /// True if one of the two is.
+    /// True if one of the two is true.
     pub fn any(own: &mut bool, next: bool) {
         *own |= next;
     }
 
-    /// Reduces as the field's type does.
+    /// Reduces with the field's type.
     pub fn nested<T: Reduce>(own: &mut T, next: T) {
         own.reduce(next);
     }
 }
 
-/// Row by row; ranks have equally many, and an empty list is none yet.
+/// Reduces row by row; ranks have equal numbers of rows, and an empty list has no rows yet.
 impl<T: Reduce> Reduce for Vec<T> {
     fn reduce(&mut self, next: Self) {
         if self.is_empty() {
@@ -128,7 +129,7 @@ impl<T: Reduce> Reduce for Option<T> {
     }
 }
 
-/// The sum.
+/// Sums.
 impl Reduce for f64 {
     fn reduce(&mut self, next: Self) {
         *self += next;

@@ -1,4 +1,4 @@
-//! The model that a policy is compared with: its frozen copy from after the warm-up, or a published one.
+//! The reference: a frozen copy of the policy after the warm-up, or a published model.
 
 use std::sync::Arc;
 
@@ -10,20 +10,21 @@ use tch::Device;
 use super::{Kept, Place, hold, offloaded};
 use crate::{Error, Result, run::Role};
 
-/// A frozen copy, or another model, which may say something else than a policy does.
+/// A frozen copy of the policy, or another model, whose output may differ from a policy's.
 #[derive(Debug)]
 pub struct Reference<M: Model = Decoder> {
-    /// Its weights.
+    /// Weights of the reference.
     model: Zero<M>,
     /// Sequences that a rank scores at a time.
     micro_batch_size: usize,
-    /// What of it is on the device only while it scores.
+    /// States that are on the device only during scoring.
     offloaded: Vec<State>,
 }
 
 impl Reference {
-    /// The reference on `place`, held as `role` says: the `published` model, or else a copy of `policy`, which is saved where
-    /// `kept` says, or comes from there. `weights` are the first ones of such a model. Every rank calls.
+    /// Creates the reference on `place` under the strategy of `role`: the `published` model, or else a copy of
+    /// `policy`. A copy is saved to the folder of `kept`, or loaded if it was saved before. `weights` are the
+    /// initial ones of a copy, which its own then replace. Every rank must call this.
     pub fn new(
         policy: &mut Zero<Decoder>,
         published: Option<&ModelFolder>,
@@ -65,7 +66,8 @@ impl Reference {
 }
 
 impl<M: Model> Reference<M> {
-    /// The published model in `folder` on `place`, held as `role` says, of what `lay_out` makes of its shape. Every rank calls.
+    /// Loads the published model in `folder` on `place` under the strategy of `role`. `lay_out` builds the model from
+    /// its shape. Every rank must call this.
     pub fn published(
         folder: &ModelFolder,
         role: &Role,
@@ -81,13 +83,13 @@ impl<M: Model> Reference<M> {
         Self { model, micro_batch_size, offloaded: offloaded(&role.strategy) }
     }
 
-    /// Takes it off the device, as far as it may leave.
+    /// Offloads the states that may be offloaded.
     pub fn offload(&mut self) -> Result<()> {
         self.model.offload_states(&self.offloaded)?;
         Ok(())
     }
 
-    /// What `score` makes of the model, so many sequences at a time; all of it is on the device for as long.
+    /// Calls `score` with the model and its micro-batch size; all states are on the device during the call.
     pub fn score<S>(&mut self, score: impl FnOnce(&mut Zero<M>, usize) -> Result<S>) -> Result<S> {
         self.model.load_states(&self.offloaded)?;
         let scores = score(&mut self.model, self.micro_batch_size)?;

@@ -1,4 +1,4 @@
-//! How a model is held and stepped: from a config's words to the strategy's values.
+//! Conversion of a role's config to the values of its strategy and optimizer.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
     run::{Run, Strategy},
 };
 
-/// Holds `model` on the ranks of `place`, its weights read from `weights`; with `adamw`, ready to be trained.
+/// Holds `model` on the ranks of `place`, with weights read from `weights`; with `adamw`, ready for training.
 pub fn hold<M: Model>(
     model: Arc<M>,
     strategy: &Strategy,
@@ -31,7 +31,7 @@ pub fn hold<M: Model>(
     Ok(zero)
 }
 
-/// The strategy as ranks hold it.
+/// The config of ZeRO for a strategy.
 pub fn zero_config(strategy: &Strategy) -> ZeroConfig {
     ZeroConfig {
         stage: match strategy.zero_stage {
@@ -63,7 +63,7 @@ pub fn zero_config(strategy: &Strategy) -> ZeroConfig {
     }
 }
 
-/// What leaves the device between uses. Gradients are only let go, so they go with the optimizer's states.
+/// States that are offloaded between uses. Gradients are only freed, so they belong to the optimizer's states.
 pub fn offloaded(strategy: &Strategy) -> Vec<State> {
     let OffloadConfig { optimizer, params } = strategy.offload;
     let mut states = Vec::new();
@@ -78,7 +78,7 @@ pub fn offloaded(strategy: &Strategy) -> Vec<State> {
     states
 }
 
-/// The optimizer's numbers.
+/// Options of AdamW.
 pub fn adamw(optimizer: &OptimizerConfig) -> AdamW {
     let [beta1, beta2] = optimizer.adamw.betas;
     AdamW {
@@ -96,17 +96,17 @@ pub fn adamw(optimizer: &OptimizerConfig) -> AdamW {
     }
 }
 
-/// The learning rate of step `step`, from 0, of so many.
+/// The learning rate of step `step`, from 0, out of `steps`.
 pub fn learning_rate(optimizer: &OptimizerConfig, step: u64, steps: u64) -> f64 {
     optimizer.adamw.learning_rate * schedule(&optimizer.schedule, steps).factor(step, steps)
 }
 
-/// What this process has allocated on the model's device; libtorch's own memory is not in it.
+/// Bytes that this process has allocated on the model's device, without libtorch's own memory.
 pub fn allocated_bytes<M: Model>(model: &Zero<M>) -> Result<f64> {
     Ok(model.group().stream().device().memory_info()?.allocated_bytes as f64)
 }
 
-/// The learning rate's way over `steps`.
+/// The learning-rate schedule over `steps`.
 fn schedule(config: &ScheduleConfig, steps: u64) -> Schedule {
     match config {
         ScheduleConfig::Constant(c) => Schedule::Constant { warmup_steps: c.warmup_steps.of(steps) },
@@ -124,7 +124,7 @@ fn schedule(config: &ScheduleConfig, steps: u64) -> Schedule {
     }
 }
 
-/// A run in a line: its algorithm's `title`, its model's size and where it is held.
+/// Description of a run in one line: its algorithm's `title`, its model's size and its placement.
 pub fn describe(title: &str, model: &impl Model, run: &Run) -> String {
     let parameters: usize = model.units().iter().flat_map(|unit| &unit.params).map(|p| p.elements()).sum();
     let reason = run.stage_reason.as_ref().map_or(String::new(), |reason| format!(" ({reason})"));

@@ -1,23 +1,23 @@
-//! Which rank samples for which prompt.
+//! Division of a step's prompts among ranks.
 
 use std::ops::Range;
 
-/// How the prompts of a step are shared. A mini-batch is a range of prompts, and each rank has an equal, contiguous
-/// part of every mini-batch: so a mini-batch holds the same samples at every world size.
+/// Division of a step's prompts. A mini-batch is a range of prompts, and each rank has an equal, contiguous part of
+/// every mini-batch. A mini-batch therefore has the same samples at every world size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
     /// Prompts of a step, over all ranks: a multiple of `mini_batches * world_size`.
     pub prompts: usize,
-    /// Samples for each.
+    /// Samples per prompt.
     pub group_size: usize,
-    /// Optimizer steps.
+    /// Mini-batches of a step, with one optimizer step each per epoch.
     pub mini_batches: usize,
-    /// Ranks.
+    /// Number of ranks.
     pub world_size: usize,
 }
 
 impl Share {
-    /// The prompts of `rank`, mini-batch by mini-batch.
+    /// Prompts of `rank`, mini-batch by mini-batch.
     pub fn prompts_of(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let per_batch = self.prompts / self.mini_batches;
         let per_rank = per_batch / self.world_size;
@@ -27,7 +27,7 @@ impl Share {
         })
     }
 
-    /// The samples of `rank` in its own order, numbered over the whole step: group by group.
+    /// Samples of `rank` in its own order, group by group, with their numbers in the whole step.
     pub fn samples_of(&self, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let group_size = self.group_size;
         self.prompts_of(rank).flat_map(move |prompt| prompt * group_size..(prompt + 1) * group_size)
@@ -38,13 +38,13 @@ impl Share {
         self.prompts * self.group_size
     }
 
-    /// Range of a mini-batch's samples among a rank's own.
+    /// Range of a mini-batch's samples among a rank's own samples.
     pub fn own_range(&self, mini_batch: usize) -> Range<usize> {
         let len = self.samples() / self.mini_batches / self.world_size;
         mini_batch * len..(mini_batch + 1) * len
     }
 
-    /// The micro-batches of a mini-batch, of at most `size` samples, as ranges of a rank's own.
+    /// Micro-batches of a mini-batch, each of at most `size` samples, as ranges of a rank's own samples.
     pub fn micro_batches(
         &self,
         mini_batch: usize,
@@ -54,10 +54,10 @@ impl Share {
         own.clone().step_by(size).map(move |start| start..(start + size).min(own.end))
     }
 
-    /// Puts what ranks hold in their own order into the step's order.
+    /// Reorders values from the ranks' own orders to the step's order.
     ///
     /// # Panics
-    /// If a rank holds something else than a value for each of its samples.
+    /// If a rank does not have one value per sample.
     pub fn ordered<T>(&self, of_ranks: Vec<Vec<T>>) -> Vec<T> {
         let mut ordered: Vec<Option<T>> = (0..self.samples()).map(|_| None).collect();
         for (rank, values) in of_ranks.into_iter().enumerate() {
@@ -68,7 +68,7 @@ impl Share {
         ordered.into_iter().map(|value| value.expect("a value for each sample")).collect()
     }
 
-    /// The samples of a mini-batch in the step's order.
+    /// Range of a mini-batch's samples in the step's order.
     pub fn range(&self, mini_batch: usize) -> Range<usize> {
         let len = self.samples() / self.mini_batches;
         mini_batch * len..(mini_batch + 1) * len

@@ -1,4 +1,4 @@
-//! What a policy is trained towards: `pipeline.rlvr.algorithm`.
+//! Algorithms of the policy: `pipeline.rlvr.algorithm`.
 
 use super::*;
 

@@ -1,8 +1,8 @@
-//! How many held-out prompts an evaluation has.
+//! Number of held-out prompts of an evaluation.
 
 use super::*;
 
-/// A file of so many records, with distinct prompts.
+/// A file of `count` records with distinct prompts.
 fn records(count: usize) -> tempfile::NamedTempFile {
     let file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
     let record = |number: usize| format!("{{\"prompt\": \"{number}\", \"answer\": \"{number}\"}}\n");
@@ -10,7 +10,8 @@ fn records(count: usize) -> tempfile::NamedTempFile {
     file
 }
 
-/// How many are evaluated with `data`, and how many the dataset gives; the resolved config says so when it is read again.
+/// Number of records that are evaluated with `data`. The dataset has that many, and the resolved config keeps the
+/// number.
 fn evaluated(pipeline: &str, data: &str, more: &[&str]) -> Result<usize, String> {
     let text = SMALL.replace("      sort: {digits: 6}\n", &format!("      {data}\n"));
     let offline = "pipeline={offline: {data: DATA, steps: 2, batch_size: 4, optimizer: {adamw: {learning_rate: 1.0e-3}}}}"
@@ -56,7 +57,7 @@ fn of_mixed_data_as_many_as_the_shortest_source_allows() {
     let file = format!("file: {{path: {}, held_out: {}}}", file.path().display(), own.path().display());
     let mix =
         |other: &str| format!("mix: [{{domain: a, data: {{{file}}}}}, {{domain: b, data: {{{other}}}}}]");
-    // The sources take turns: after 37 of each, the next prompt is again of the first or the second.
+    // The sources alternate: after 37 of each, the next prompt is from the first or the second.
     let long = records(1000);
     let long = format!("file: {{path: {}, held_out_percent: 50}}", long.path().display());
     for other in ["sort: {digits: 6}", &long] {

@@ -1,10 +1,10 @@
-//! Strategies of a file, of a name and of `--set`.
+//! Strategies from a file, from a name and from `--set`.
 
 use anyroll_config::{Fp16Config, OptimizerOffload, Precision, Recompute, StrategyConfig, ZeroStage};
 
 use super::{SMALL, read};
 
-/// The strategy of a file that says `said`, with `sets`.
+/// The strategy of a file with `said` and `sets`.
 fn strategy(said: &str, sets: &[&str]) -> StrategyConfig {
     let beside = "{micro_batch_size: 8}";
     assert!(SMALL.contains(beside));
@@ -15,12 +15,12 @@ fn strategy(said: &str, sets: &[&str]) -> StrategyConfig {
 #[test]
 fn what_comes_later_counts_more() {
     let file = "zero_stage: 0, precision: fp32, recompute: selective";
-    // Of the file, what stands beside the name.
+    // Fields of the file next to the name.
     let found = strategy(&format!("include: zero3_cpu_offload, {file}"), &[]);
     assert_eq!((found.zero_stage, found.precision), (ZeroStage::Stage(0), Precision::Fp32));
     assert_eq!(found.offload.optimizer, OptimizerOffload::CpuStep);
 
-    // A name that is set, over the file, which keeps what a ready strategy says nothing of.
+    // A name in `--set` overrides the file; fields that the named strategy does not set are kept.
     let found = strategy(file, &["strategy.include=zero3"]);
     assert_eq!((found.zero_stage, found.precision), (ZeroStage::Stage(3), Precision::Bf16));
     assert_eq!((found.recompute, found.micro_batch_size), (Recompute::Selective, 8));
@@ -28,7 +28,7 @@ fn what_comes_later_counts_more() {
     let fp16 = Precision::Fp16(Fp16Config { initial_scale: 65536.0, growth_interval: 2000 });
     assert_eq!((found.zero_stage, found.precision), (ZeroStage::Stage(2), fp16));
 
-    // Of several that are set, the later ones.
+    // The later of several `--set`s.
     let named = "strategy.include=zero3";
     let stage = |sets: &[&str]| strategy(file, sets).zero_stage;
     assert_eq!(stage(&[named, "strategy.zero_stage=1"]), ZeroStage::Stage(1));

@@ -1,4 +1,4 @@
-//! What a judge is asked, and where its number is.
+//! Templates of a judge's question, and patterns of its number.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn a_judges_pattern_and_template_are_checked() {
     check("template: '{{ response }}'", "template", "unknown variable `response`", "`{{ completion }}`");
 }
 
-/// They are looked for where the run is to be, and not where one is planned.
+/// Keys are checked on the machine of the run, and not for a plan.
 #[test]
 fn keys_are_looked_for_before_a_run() {
     const NAME: &str = "ANYROLL_TEST_HAS_NO_SUCH_KEY";

@@ -1,4 +1,4 @@
-//! How long records may be.
+//! Maximum length of records.
 
 use anyroll_data::Tokenizer;
 use anyroll_models::hf::ModelFolder;
@@ -25,7 +25,7 @@ fn prompts_are_bounded_in_tokens_with_their_template() {
     };
     let all = lengths(&all);
     let longest = *all.iter().max().unwrap();
-    // Longer than the prompts themselves: the template counts.
+    // Longer than the prompts alone: the template counts.
     assert!(all.iter().all(|&length| length > "2 x 1000?".len()));
     let bound = format!("pipeline.rlvr.data.file.max_prompt_tokens={}", longest - 1);
     let kept = lengths(&read(&[&bound]).unwrap());

@@ -1,4 +1,4 @@
-//! Which runs have logits to keep.
+//! Runs with `keep_logits`.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Adapters that are merged to sample.
+//! Adapters that are merged for sampling.
 
 use super::*;
 

@@ -6,7 +6,7 @@ use anyroll_models::{Decoder, Model, init::Seed};
 use super::*;
 use crate::plan::{Planner, Stages};
 
-/// The config's own model as `anyroll export` would write it, with `sets`: a folder with the same tokens.
+/// Writes the config's own model as `anyroll export` does, with `sets`: a folder with the same tokens.
 pub(super) fn published(text: &str, sets: &[&str]) -> tempfile::TempDir {
     let loaded = read(text, sets).unwrap();
     let base = loaded.opened.into_texts().unwrap().base;
@@ -36,7 +36,7 @@ const DISTILLS: [&str; 3] = [
     "pipeline.rlvr.prompts_per_step=16",
 ];
 
-/// What learns from the reference that `path` names.
+/// `--set`s of a run that learns from the reference at `path`.
 fn with(path: &str) -> Vec<&str> {
     [&[path][..], &DISTILLS].concat()
 }
@@ -52,7 +52,7 @@ fn a_published_reference_is_held_and_planned() {
     assert!(run.held_reference().is_some());
     let again = read(&run.to_yaml(), &[]).unwrap().resolve(&machine()).unwrap();
     assert_eq!(again, run);
-    // Beside a policy of 16 a reference of 64 is larger than a copy.
+    // With a policy of width 16, a reference of width 64 is larger than a copy.
     let score = |sets: &[&str]| {
         let loaded = read(SMALL, sets).unwrap();
         let run = loaded.resolve(&machine()).unwrap();

@@ -1,8 +1,8 @@
-//! Where a reward model computes, and how the ranks hold it.
+//! Devices of a reward model, and its placement over the ranks.
 
 use super::*;
 
-/// A reward model with these fields beside its folder.
+/// A reward model with these fields after its folder.
 fn reward(fields: &str) -> String {
     let path = std::path::absolute("../tests/golden/reward_model").unwrap();
     format!("pipeline.rlvr.reward=[{{exact: {{}}}}, {{model: {{path: {}{fields}}}}}]", path.display())
@@ -21,7 +21,7 @@ fn a_reward_model_is_on_the_host_or_held_by_the_ranks() {
     let gpus = ["backend=gpu", "devices=[1, 2]"];
     assert_eq!(held("", &gpus), None);
     assert_eq!(held(", backend: cpu, dtype: bf16", &gpus), None);
-    // `auto` is whatever it finds here; none of these is the host's.
+    // `auto` chooses any backend of this machine; none of these is the host.
     let place = |fields: &str, sets: &[&str]| {
         let role = held(fields, sets).unwrap();
         (role.backend, role.ordinals)

@@ -1,4 +1,4 @@
-//! Schedules of learning rates whose parts are steps or shares.
+//! Learning-rate schedules whose parts are steps or shares.
 
 use anyroll_config::{DecayConfig, Error, PipelineConfig, ScheduleConfig, Share, Steps};
 
@@ -7,7 +7,7 @@ use super::{SMALL, machine, only_problem, read};
 fn schedule(of: &str) -> Result<ScheduleConfig, Error> {
     let set = format!("pipeline.rlvr.optimizer.schedule={of}");
     let run = read(SMALL, &[&set])?.resolve(&machine())?;
-    // What is left behind says the same.
+    // The resolved config has the same schedule.
     let again = read(&run.to_yaml(), &[]).unwrap();
     assert_eq!(again.config.pipeline, run.config.pipeline);
     let PipelineConfig::Rlvr(rlvr) = run.config.pipeline else { unreachable!("it is one") };
@@ -28,7 +28,7 @@ fn parts_of_a_schedule_are_steps_or_shares() {
         schedule("{cosine: {warmup_steps: {share: 0.25}}}").unwrap(),
         ScheduleConfig::Cosine(DecayConfig { warmup_steps: by(0.25), final_ratio: 0.0 })
     );
-    // Of 20 steps.
+    // Shares of 20 steps.
     schedule("{wsd: {warmup_steps: {share: 0.2}, decay_steps: {share: 0.8}}}").unwrap();
     let message = "17 do not fit in 20 steps, 4 of which";
     let too_many = "{wsd: {warmup_steps: {share: 0.2}, decay_steps: {share: 0.81}}}";

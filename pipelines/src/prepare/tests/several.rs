@@ -1,4 +1,4 @@
-//! Configs with more than one mistake: all are reported at once, and what only follows from another is not.
+//! Configs with several mistakes: all are reported at once, except those that only follow from another.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn fields(error: Error) -> Vec<String> {
     all.into_iter().map(|problem| problem.field).collect()
 }
 
-/// Those of `SMALL` with `edits`, each a text and what stands there instead, and `sets`.
+/// Fields of the problems of `SMALL` with `edits` (a text and its replacement each) and `sets`.
 #[track_caller]
 fn edited(edits: &[(&str, &str)], sets: &[&str]) -> Vec<String> {
     let text = edits.iter().fold(SMALL.to_owned(), |text, (from, to)| {
@@ -51,7 +51,7 @@ fn five_mistakes_are_reported_at_once() {
         ("--set pipeline.rlvr.rollout.top_p=2", "pipeline.rlvr.rollout.top_p"),
     ];
     assert_eq!(found, expected);
-    // Each as it would be alone.
+    // Each as if it were alone.
     let alone = only_problem(read(&SMALL.replace("digits: 6", "digits: 1"), &[]).unwrap_err());
     assert_eq!((&all[3].message, &all[3].help), (&alone.message, &alone.help));
     let told = Error::Invalid(all).to_string();
@@ -65,14 +65,14 @@ fn five_mistakes_are_reported_at_once() {
 #[test]
 fn what_follows_from_a_mistake_is_not_reported() {
     let of_rlvr = |field: &str| format!("pipeline.rlvr.{field}");
-    // A misspelt key stands for the field that is missing beside it, and no other.
+    // A misspelt key is reported instead of the missing field of its section, and of no other.
     assert_eq!(edited(&[("group_size", "group_sise")], &[]), [of_rlvr("group_sise")]);
     assert_eq!(
         edited(&[("group_size", "group_sise"), ("    steps: 20\n", "")], &[]),
         [of_rlvr("steps"), of_rlvr("group_sise")]
     );
     assert_eq!(edited(&[("decoder:", "encoder:")], &[]), ["model.encoder"]);
-    // Values that are of no use are compared with nothing.
+    // Invalid values are not compared with others.
     assert_eq!(
         edited(&[("prompts_per_step: 4", "prompts_per_step: 0")], &["pipeline.rlvr.mini_batches=3"]),
         [of_rlvr("prompts_per_step")]
@@ -88,7 +88,7 @@ fn what_follows_from_a_mistake_is_not_reported() {
     );
     let schedule = "pipeline.rlvr.optimizer.schedule={wsd: {warmup_steps: 30, decay_steps: 5}}";
     assert_eq!(edited(&[], &[schedule]), [of_rlvr("optimizer.schedule.wsd.warmup_steps")]);
-    // Of a pipeline that there is not, nothing is known.
+    // Nothing is known of a missing pipeline.
     assert_eq!(
         edited(&[("rlvr:", "rlhf:")], &["strategy.micro_batch_size=0"]),
         ["pipeline", "strategy.micro_batch_size"]
@@ -98,8 +98,8 @@ fn what_follows_from_a_mistake_is_not_reported() {
 #[test]
 fn values_that_cannot_be_read_hide_nothing_else() {
     let of_rlvr = |field: &str| format!("pipeline.rlvr.{field}");
-    // One that is missing, one of a wrong type, one of a wrong kind, and a term that is none: what stands behind it in the list
-    // is read, but not checked further.
+    // A missing term, one of a wrong type, one of a wrong kind, and an empty one: later terms of the list are read,
+    // but not checked further.
     assert_eq!(
         edited(
             &[
@@ -119,12 +119,12 @@ fn values_that_cannot_be_read_hide_nothing_else() {
             "seed".to_owned(),
         ]
     );
-    // What is wrong with a `--set` itself, and an include that is none.
+    // An invalid `--set`, and an invalid include.
     assert_eq!(
         edited(&[("{micro_batch_size: 8}", "{micro_batch_size: 8, include: zero9}")], &["seed", "name.x=1"]),
         ["strategy.include", "seed", "name.x"]
     );
-    // A whole section.
+    // A missing section.
     assert_eq!(
         edited(
             &[(

@@ -1,4 +1,4 @@
-//! Whether prompts are computed once for a group.
+//! Prompts that are computed once per group.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Where `rollout.strict` is to be had.
+//! Configs with `rollout.strict`.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The KL divergence from the reference, where it goes off rewards or advantages, and the controller of its weight.
+//! KL divergence from the reference, subtracted from rewards or advantages, and the controller of its weight.
 
 use anyroll_config::{AdaptiveKlConfig, KlTerm};
 use serde::{Deserialize, Serialize};
@@ -13,25 +13,26 @@ use crate::{
 
 /// KL divergences of a step's samples.
 pub struct SampleKl {
-    /// Old log-prob less the reference's, of each of this rank's tokens.
+    /// Old log-prob minus the reference's log-prob, for each of this rank's tokens.
     pub of_tokens: Vec<f64>,
-    /// One value per sample of the step, in its order.
+    /// One row per sample of the step, in the step's order.
     pub rows: Vec<KlRow>,
-    /// Their weight in this step.
+    /// Weight of the divergences in this step.
     pub coef: f64,
 }
 
 /// Sums over a sample's tokens.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct KlRow {
-    /// Over all.
+    /// Sum over all tokens.
     pub of_sample: f64,
-    /// Over each turn; empty where the episode's sum counts.
+    /// Sum over each turn; empty if rewards are per episode.
     pub of_turns: Vec<f64>,
 }
 
 impl SampleKl {
-    /// From the divergences `of_tokens` of this rank's samples. Every rank calls.
+    /// Gathers the rows of all ranks from the divergences `of_tokens` of this rank's samples. Every rank must call
+    /// this.
     pub fn gather(
         exchange: &Exchange,
         share: &Share,
@@ -51,15 +52,15 @@ impl SampleKl {
         Ok(Self { of_tokens, rows, coef })
     }
 
-    /// The mean over samples of the mean over each one's tokens.
+    /// Mean over samples of the mean over a sample's tokens.
     fn mean(&self, scored: &Scored) -> f64 {
-        // A sample whose episode never began has no tokens.
+        // A sample whose episode failed to start has no tokens.
         let of_samples = self.rows.iter().zip(&scored.rows);
         let means = of_samples.map(|(kl, row)| kl.of_sample / (row.tokens as f64).max(1.0));
         means.sum::<f64>() / scored.rows.len() as f64
     }
 
-    /// Their mean and weight.
+    /// Metrics: mean divergence and weight.
     pub fn metrics(&self, scored: &Scored) -> Metrics {
         let mut metrics = Metrics::new();
         metrics.insert("kl/reference", self.mean(scored));
@@ -67,14 +68,15 @@ impl SampleKl {
         metrics
     }
 
-    /// The next step's weight of the KL divergence off the reward; `None` if no controller moves it.
+    /// The next step's weight of the KL divergence in the reward; `None` without a controller.
     pub fn next_coef(&self, term: KlTerm, scored: &Scored) -> Option<f64> {
         let KlTerm::Reward(config) = term else { return None };
         config.adaptive.map(|config| next_coef(config, self.coef, self.mean(scored), scored.rows.len()))
     }
 }
 
-/// Ziegler et al. (2019), section 2.2: in proportion to how far `kl` is off, by at most a fifth in `horizon` samples.
+/// Controller of Ziegler et al. (2019), section 2.2. The change is proportional to the error of `kl`, at most a fifth
+/// per `horizon` samples.
 fn next_coef(config: AdaptiveKlConfig, coef: f64, kl: f64, samples: usize) -> f64 {
     let off = (kl / config.target - 1.0).clamp(-0.2, 0.2);
     coef * (1.0 + off * samples as f64 / config.horizon)

@@ -1,7 +1,7 @@
-//! From scored rows to the advantages of this rank's tokens.
+//! Advantages of this rank's tokens, from scored rows.
 //!
-//! [`Advantages::of_tokens`] is the order: rewards less KL, the estimator of `algorithm.advantage` over samples, turns or
-//! tokens, KL again where it goes off advantages, whitening, clipping. The estimators themselves are pure functions in
+//! [`Advantages::of_tokens`] has the order: rewards minus KL, the estimator of `algorithm.advantage` over samples,
+//! turns or tokens, KL in advantages, whitening, clipping. The estimators are pure functions in
 //! [`anyroll_algorithm`].
 
 mod kl;
@@ -26,9 +26,9 @@ use crate::{
 
 /// Options of the advantages.
 pub struct Advantages<'a> {
-    /// The formulas.
+    /// Config of the formulas.
     pub algorithm: &'a AlgorithmConfig,
-    /// Which rank has which samples.
+    /// Division of samples among ranks.
     pub share: &'a Share,
     /// The ranks.
     pub exchange: &'a Exchange,
@@ -36,25 +36,26 @@ pub struct Advantages<'a> {
 
 /// Inputs of the advantages.
 pub struct Evidence<'a> {
-    /// All ranks' samples.
+    /// Samples of all ranks.
     pub scored: &'a Scored,
-    /// Their rewards, shaped: see [`shaped_rewards`].
+    /// Shaped rewards of the samples: see [`shaped_rewards`].
     pub rewards: Vec<f64>,
     /// KL divergences from the reference, unless they go into the loss.
     pub kl: Option<&'a SampleKl>,
-    /// A critic's values of this rank's tokens.
+    /// The critic's values of this rank's tokens.
     pub values: Option<&'a [f64]>,
 }
 
-/// Advantages of a rank's tokens, all in a row.
+/// Advantages of a rank's tokens, sample after sample.
 pub struct TokenAdvantages {
     /// Advantages.
     pub of_tokens: Vec<f64>,
-    /// Returns, towards which values are trained; empty without values.
+    /// Returns, the targets of values; empty without values.
     pub returns: Vec<f64>,
 }
 
-/// The rewards of all samples, normalized and clamped, and the moments of all steps' rewards, if these normalize.
+/// Returns the rewards of all samples, normalized and clamped. Also returns the moments of all steps' rewards, if
+/// these normalize.
 pub fn shaped_rewards(
     algorithm: &AlgorithmConfig,
     group_size: usize,
@@ -70,7 +71,7 @@ pub fn shaped_rewards(
 }
 
 impl Advantages<'_> {
-    /// The advantages of this rank's tokens. Every rank calls.
+    /// Returns the advantages of this rank's tokens. Every rank must call this.
     pub fn of_tokens(&self, evidence: &Evidence) -> Result<TokenAdvantages> {
         let algorithm = self.algorithm;
         let Evidence { scored, kl, values, .. } = *evidence;
@@ -80,7 +81,7 @@ impl Advantages<'_> {
             KlTerm::Reward(_) | KlTerm::Loss(_) => (kl, None),
         };
         let mut of_tokens: Vec<f64> = match (algorithm.advantage, values) {
-            // Here, and only here, tokens of a turn differ.
+            // Only here do tokens of a turn differ.
             (Advantage::Gae(config), Some(values)) => {
                 let (rewards, lengths) = (self.token_rewards(evidence, off_reward), lengths(&scored.own));
                 let of_samples = sequences(&rewards, &lengths).zip(sequences(values, &lengths));
@@ -105,7 +106,7 @@ impl Advantages<'_> {
         };
         let add = |values: &[f64]| of_tokens.iter().zip(values).map(|(own, value)| own + value).collect();
         let returns = values.map_or(Vec::new(), add);
-        // Each token's own divergence, and not that of those after it: nothing of it is a value's to predict.
+        // Only a token's own divergence is subtracted, not that of later tokens, since values do not predict it.
         if let Some(kl) = off_advantage {
             of_tokens.iter_mut().zip(&kl.of_tokens).for_each(|(token, of)| *token -= kl.coef * of);
         }
@@ -118,14 +119,14 @@ impl Advantages<'_> {
         Ok(TokenAdvantages { of_tokens, returns })
     }
 
-    /// True for each of this rank's tokens that is trained on.
+    /// True for each of this rank's trained tokens.
     pub fn trained_tokens(&self, scored: &Scored) -> Vec<bool> {
         let of_sample =
             |(row, sample): (usize, &Sample)| repeat_n(scored.rows[row].trained, sample.completion_len());
         scored.of_rank(self.share, self.exchange.rank()).flat_map(of_sample).collect()
     }
 
-    /// One advantage a sample.
+    /// One advantage per sample.
     fn over_samples(&self, evidence: &Evidence, kl: Option<&SampleKl>) -> Vec<f64> {
         let scored = evidence.scored;
         let mut rewards = evidence.rewards.clone();
@@ -141,8 +142,8 @@ impl Advantages<'_> {
         scored.of_rank(self.share, self.exchange.rank()).flat_map(of_sample).collect()
     }
 
-    /// The reward of each of this rank's tokens: that of a sample at its last token, or that of a turn at the turn's last
-    /// one, less the KL divergence of each.
+    /// The reward of each of this rank's tokens, minus its KL divergence. A sample's reward is at its last token, and
+    /// a turn's reward is at the turn's last token.
     fn token_rewards(&self, evidence: &Evidence, kl: Option<&SampleKl>) -> Vec<f64> {
         let scored = evidence.scored;
         let tokens = scored.own.iter().map(Sample::completion_len).sum();
@@ -166,8 +167,8 @@ impl Advantages<'_> {
         of_tokens
     }
 
-    /// The weight of what is earned a token later, for each sampled token of a sample: `gamma`, and from a turn to the next
-    /// that of `credit` as well.
+    /// Discount of later rewards at each sampled token of a sample: `gamma`, times that of `credit` at the end of a
+    /// turn.
     fn gammas(&self, sample: &Sample, gamma: f64) -> Vec<f64> {
         turns::gammas(turns::lengths(sample), gamma, self.algorithm.credit.gamma().unwrap_or(1.0))
     }
@@ -178,7 +179,7 @@ pub fn lengths(samples: &[Sample]) -> Vec<i64> {
     samples.iter().map(|sample| sample.completion_len() as i64).collect()
 }
 
-/// The parts of `values` that belong to sequences of these lengths.
+/// Splits `values` into sequences of these lengths.
 fn sequences<'a>(values: &'a [f64], lengths: &'a [i64]) -> impl Iterator<Item = &'a [f64]> {
     let mut start = 0;
     lengths.iter().map(move |&length| {

@@ -1,4 +1,4 @@
-//! Moments of values that are spread over ranks, in two passes, since one would cancel.
+//! Moments of values on several ranks, in two passes, since a single pass would lose precision.
 
 use anyroll_algorithm::Moments;
 
@@ -14,30 +14,31 @@ pub struct Spread {
     pub moments: Moments,
     /// The smallest value.
     pub least: f64,
-    /// The largest one.
+    /// The largest value.
     pub most: f64,
 }
 
 reduced! {
-    /// The first pass over some values.
+    /// First pass over some values.
     struct FirstPass {
         /// Number of values.
         sum count: f64,
-        /// Their sum.
+        /// Sum of the values.
         sum total: f64,
         /// The smallest value.
         min least: f64,
-        /// The largest one.
+        /// The largest value.
         max most: f64,
     }
 }
 
-/// The moments of all ranks' values, from this rank's. Every rank calls.
+/// Returns the moments of all ranks' values, from this rank's. Every rank must call this.
 pub fn moments(exchange: &Exchange, own: &[f64]) -> Result<Moments> {
     Ok(spreads(exchange, &[own])?[0].moments)
 }
 
-/// The spread of several lists of values, from this rank's part of each. Every rank calls, with as many lists.
+/// Returns the spread of several lists of values, from this rank's part of each. Every rank must call this with the
+/// same number of lists.
 pub fn spreads(exchange: &Exchange, lists: &[&[f64]]) -> Result<Vec<Spread>> {
     let first = |own: &&[f64]| FirstPass {
         count: own.len() as f64,

@@ -1,4 +1,4 @@
-//! Which turns of an episode earn what: each its own rewards, or the last one the rest.
+//! Rewards of an episode's turns: each turn has its own, and the last one also has the rest of the total.
 
 use std::iter::repeat_n;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::{
     rlvr::{rewards::fill, rows::Scored},
 };
 
-/// One advantage a turn, for each token of this rank's samples; the reward of the next turn weighs `gamma`.
+/// One advantage per turn, for each token of this rank's samples; the next turn's reward is discounted by `gamma`.
 pub fn over_turns(by: &Advantages, scored: &Scored, gamma: f64, kl: Option<&SampleKl>) -> Vec<f64> {
     let mut rewards = scored.column(|row| row.turn_rewards.clone());
     if let Some(kl) = kl {
@@ -29,13 +29,12 @@ pub fn over_turns(by: &Advantages, scored: &Scored, gamma: f64, kl: Option<&Samp
     scored.of_rank(by.share, by.exchange.rank()).flat_map(of_sample).collect()
 }
 
-/// The sampled tokens of each turn.
+/// Number of sampled tokens in each turn.
 pub fn lengths(sample: &Sample) -> impl Iterator<Item = usize> + use<> {
     sample.turns().into_iter().map(|turn: Range<usize>| turn.len())
 }
 
-/// The weight of what is earned a token later, for each token of turns of these lengths: `gamma`, times that of `turns`
-/// where one ends.
+/// Discount of later rewards at each token of turns of these lengths: `gamma`, times `turns` at the end of a turn.
 pub fn gammas(lengths: impl Iterator<Item = usize>, gamma: f64, turns: f64) -> Vec<f64> {
     let mut gammas = Vec::new();
     for length in lengths {
@@ -45,8 +44,8 @@ pub fn gammas(lengths: impl Iterator<Item = usize>, gamma: f64, turns: f64) -> V
     gammas
 }
 
-/// The reward of each turn of a sample: its environment's for it, times `weight`, and in the last one the rest of the
-/// `total`. NaN throughout without a total.
+/// Reward of each turn of a sample: the environment's, times `weight`; the last turn also gets the rest of the
+/// `total`. All are NaN without a total.
 pub fn of_turns(sample: &Sample, total: Option<f64>, weight: f64) -> Vec<f64> {
     let turns = sample.turns().len();
     let Some(total) = total else { return vec![f64::NAN; turns] };
@@ -58,7 +57,7 @@ pub fn of_turns(sample: &Sample, total: Option<f64>, weight: f64) -> Vec<f64> {
     rewards
 }
 
-/// Fills rows of NaN with what [`fill`] makes of each turn, where an episode that has ended earns 0.
+/// Replaces rows of NaN by the result of [`fill`] for each turn; an episode that has ended counts as 0.
 pub fn fill_turns(rewards: &mut [Vec<f64>], group_size: usize) {
     let missing: Vec<bool> = rewards.iter().map(|turns| turns[0].is_nan()).collect();
     let most = rewards.iter().map(Vec::len).max().unwrap_or(0);
@@ -76,7 +75,7 @@ pub fn fill_turns(rewards: &mut [Vec<f64>], group_size: usize) {
     }
 }
 
-/// Rewards of turns for a sample of so many: those beyond its last one are earned there.
+/// Fits rewards to `turns` turns: the last turn gets the sum of the remaining ones.
 pub fn fitted(rewards: &[f64], turns: usize) -> Vec<f64> {
     let mut fitted = vec![0.0; turns];
     for (turn, reward) in rewards.iter().enumerate() {
@@ -104,9 +103,9 @@ mod tests {
     fn a_turn_earns_what_it_was_given_and_the_last_one_the_rest() {
         let earned = [Some(0.5), None, Some(2.0)];
         assert_eq!(of_turns(&sample(&earned, 2), Some(5.0), 2.0), [1.0, 0.0, 4.0]);
-        // Another term has given 0.25.
+        // Another term gave 0.25.
         assert_eq!(of_turns(&sample(&earned, 2), Some(5.25), 2.0), [1.0, 0.0, 4.25]);
-        // The last turn was cut, and nobody was told.
+        // The last turn was truncated and not sent to the environment.
         assert_eq!(of_turns(&sample(&earned[..1], 1), Some(0.75), 1.0), [0.5, 0.25]);
         assert!(of_turns(&sample(&earned, 2), None, 1.0).iter().all(|it| it.is_nan()));
     }
@@ -122,7 +121,7 @@ mod tests {
         );
     }
 
-    /// Against sums over all that comes later, and ROLL's returns: see tests/python/make_turns_golden.py.
+    /// Compared with sums over all later rewards, and with ROLL's returns: see tests/python/make_turns_golden.py.
     #[test]
     fn what_comes_turns_later_weighs_less() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/turns.json");

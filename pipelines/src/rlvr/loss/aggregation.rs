@@ -1,11 +1,11 @@
-//! Aggregation of tokens' losses: the sum of each times its weight, over a count.
+//! Aggregation of tokens' losses: the weighted sum over tokens, divided by a count.
 //!
-//! A weight depends on a token's own sequence only and the count on the whole mini-batch, so that ranks and
-//! micro-batches add up to the same gradient however a mini-batch is split.
+//! A weight depends only on a token's own sequence, and the count on the whole mini-batch. Any split of a mini-batch
+//! into ranks and micro-batches therefore gives the same gradient.
 
 use anyroll_config::Aggregation;
 
-/// The weight of each token of sequences of these lengths, one sequence after another.
+/// Weight of each token of sequences of these lengths, one sequence after another.
 pub fn token_weights(aggregation: Aggregation, lengths: &[i64]) -> Vec<f32> {
     let weight = |length: i64| match aggregation {
         Aggregation::TokenMean | Aggregation::SeqMeanTokenSum => 1.0,
@@ -16,8 +16,9 @@ pub fn token_weights(aggregation: Aggregation, lengths: &[i64]) -> Vec<f32> {
     lengths.iter().flat_map(tokens).collect()
 }
 
-/// Divisor of the weighted sum: the tokens, or the sequences, of a mini-batch whose sequences over all
-/// ranks have these lengths. At least 1, so that a mini-batch of which all is left out has a gradient of 0.
+/// Divisor of the weighted sum: the number of tokens or sequences in a mini-batch. `lengths` are those of its
+/// sequences over all ranks. The divisor is at least 1, so that a mini-batch without trained tokens has a gradient of
+/// 0.
 pub fn count(aggregation: Aggregation, lengths: &[f64]) -> f64 {
     let count = match aggregation {
         Aggregation::TokenMean => lengths.iter().sum(),

@@ -1,4 +1,4 @@
-//! Importance weights of what sampling drew, under the policy that is trained: exp(old - rollout).
+//! Importance weights of sampled tokens under the trained policy: exp(old - rollout).
 
 use anyroll_algorithm::losses::{sequence_means, sequence_sums};
 use anyroll_config::{Level, MaskConfig, RolloutCorrection, TruncateConfig};
@@ -7,15 +7,15 @@ use tch::{Kind, Tensor};
 use super::Result;
 use crate::train::device_sums;
 
-/// Log-weights are clamped to minus and plus this, since exp overflows.
+/// Log-weights are clamped to this range around 0, since exp overflows.
 const MOST_LOG_WEIGHT: f64 = 20.0;
 
 /// The weights of a rank's tokens in a step.
 #[derive(Debug)]
 pub struct Correction {
-    /// `[M]`, without a gradient.
+    /// Weights, `[M]`, without a gradient.
     pub weights: Tensor,
-    /// Sums over these tokens, on the device.
+    /// Sums over the tokens, on the device.
     pub sums: CorrectionSums<Tensor>,
 }
 
@@ -32,10 +32,10 @@ device_sums! {
 }
 
 impl Correction {
-    /// The weights of tokens whose sequences have these lengths; `None` if none are asked for.
+    /// Weights of tokens whose sequences have these lengths; `None` without a correction.
     ///
-    /// Truncated importance sampling (Yao et al., 2025) keeps a weight from rising above `max`; masked importance
-    /// sampling makes it 0 outside of `min` to `max`. Neither changes what a loss is divided by.
+    /// Truncated importance sampling (Yao et al., 2025) limits a weight to `max`. Masked importance sampling sets it
+    /// to 0 outside of `min` to `max`. Neither changes the divisor of the loss.
     pub fn new(
         config: &RolloutCorrection,
         old_logprobs: &Tensor,

@@ -1,11 +1,11 @@
 //! The loss of a mini-batch as a gradient on per-token log-probs.
 //!
-//! Tokens of several sequences lie in a row, `[M]`, without padding, so that nothing needs a mask. [`anyroll_algorithm::losses`]
-//! has the losses of a token, [`aggregation`] makes one number of them, [`correction`] weighs what sampling and
-//! training see differently, [`uncertain`] chooses tokens, [`stats`] says what happened; [`value`] is the critic's. Nothing here waits
-//! for the device but the `read`s.
+//! Tokens of several sequences are concatenated, `[M]`, without padding, so that no mask is needed.
+//! [`anyroll_algorithm::losses`] has the losses of a token, and [`aggregation`] combines them. [`correction`] has
+//! weights for the difference between sampling and training, and [`uncertain`] selects tokens. [`stats`] has
+//! statistics, and [`value`] is the critic's loss. Only the `read` functions wait for the device.
 //!
-//! `docs/reference/algorithms.md` has the sources, and where systems disagree.
+//! `docs/reference/algorithms.md` has the sources, and the differences between systems.
 
 mod aggregation;
 mod correction;
@@ -30,27 +30,27 @@ use tch::{TchError, Tensor};
 
 type Result<T> = std::result::Result<T, TchError>;
 
-/// Targets of the tokens of some sequences: each tensor fp32 `[M]`, in the order of the scores.
+/// Targets of the tokens of some sequences: each tensor is fp32 `[M]`, in the order of the scores.
 #[derive(Debug)]
 pub struct Targets {
     /// Tokens of each sequence.
     pub lengths: Vec<i64>,
-    /// Log-probs as they were when the tokens were sampled.
+    /// Log-probs at sampling time.
     pub rollout_logprobs: Tensor,
-    /// Log-probs under the policy before the first update of the step: those above, or training's own.
+    /// Log-probs under the policy before the first update of the step: those of sampling, or training's own.
     pub old_logprobs: Tensor,
-    /// Advantages of the tokens.
+    /// Advantage of each token.
     pub advantages: Tensor,
-    /// Log-probs under the frozen reference; `None` without a KL term in the loss.
+    /// Log-probs under the reference; `None` without a KL term in the loss.
     pub ref_logprobs: Option<Tensor>,
     /// Weights of the policy loss; `None` for 1.
     pub policy_weights: Option<Tensor>,
-    /// [`token_weights`].
+    /// Weights from [`token_weights`].
     pub token_weights: Tensor,
 }
 
 impl Targets {
-    /// The targets of a range of the sequences; views.
+    /// Targets of a range of the sequences, as views.
     pub fn part(&self, sequences: Range<usize>) -> Result<Targets> {
         let start: i64 = self.lengths[..sequences.start].iter().sum();
         let lengths = self.lengths[sequences].to_vec();
@@ -68,9 +68,10 @@ impl Targets {
     }
 }
 
-/// The gradient of the loss with respect to log-probs and entropies: the sum over tokens of their weights times
-/// (policy weight times policy loss, 0 where `off_policy_mask` says so, plus `kl_coef` times KL if it is in the loss, minus
-/// `entropy_coef` times entropy), over `count`, which is [`count`] of the whole mini-batch, over all ranks and micro-batches.
+/// Returns the gradient of the loss with respect to log-probs and entropies. The loss is a sum over tokens, weighted
+/// by their token weights and divided by `count`. A token's part is policy weight times policy loss, plus `kl_coef`
+/// times KL if KL is in the loss, minus `entropy_coef` times entropy. The policy loss is 0 where `off_policy_mask`
+/// applies. `count` is [`count`] of the whole mini-batch, over all ranks and micro-batches.
 pub fn policy_loss(
     algorithm: &AlgorithmConfig,
     scores: &Scores,
@@ -110,15 +111,16 @@ pub fn policy_loss(
     Ok(ScoresGrad { logprobs: gradient, entropy, divergence: None })
 }
 
-/// Whether tokens have a negative advantage in a sequence that the policy has moved away from: the mean over it of the rollout's
-/// log-prob less the new one is above `most` (DeepSeek-AI, 2025, 2512.02556, section 3.1).
+/// Returns true for tokens with a negative advantage in a sequence that has become unlikely under the policy. The
+/// sequence's mean of the rollout's log-prob minus the new one must be above `most` (DeepSeek-AI, 2025, 2512.02556,
+/// section 3.1).
 fn off_policy(most: f64, logprobs: &Tensor, targets: &Targets) -> Result<Tensor> {
     let moved = sequence_means(&targets.rollout_logprobs.f_sub(logprobs)?, &targets.lengths)?;
     moved.f_gt(most)?.f_logical_and(&targets.advantages.f_lt(0.0)?)
 }
 
-/// Schulman's estimators of the KL divergence of the policy from the reference, a token each: k1 = d, k2 = d² / 2,
-/// k3 = exp(-d) + d - 1, with d = `logprobs` - `reference`.
+/// Schulman's estimators of the KL divergence of the policy from the reference, one value per token. With d =
+/// `logprobs` - `reference`, they are k1 = d, k2 = d² / 2 and k3 = exp(-d) + d - 1.
 fn kl_divergence(estimator: KlEstimator, logprobs: &Tensor, reference: &Tensor) -> Result<Tensor> {
     match estimator {
         KlEstimator::K1 => logprobs.f_sub(reference),

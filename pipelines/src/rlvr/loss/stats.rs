@@ -1,4 +1,4 @@
-//! Statistics of a step's updates, kept on the device until they are read.
+//! Statistics of a step's updates, kept on the device until read.
 
 use anyroll_algorithm::losses::Terms;
 use anyroll_models::model::Scores;
@@ -10,21 +10,21 @@ use crate::train::{device_sums, reduced};
 device_sums! {
     /// Sums over tokens of all mini-batches.
     pub struct LossSums {
-        /// The policy loss, weighted as the loss is.
+        /// Policy loss, weighted as in the loss.
         policy,
-        /// The KL divergence in the loss, weighted likewise.
+        /// KL divergence in the loss, weighted as in the loss.
         kl,
-        /// k1 of the old policy against the new one, under the old one's samples.
+        /// k1 of the old policy against the new one, on the old one's samples.
         kl_old,
-        /// Entropies.
+        /// Sum of entropies.
         entropy,
-        /// Tokens whose ratio is kept from below.
+        /// Tokens whose ratio is clipped from below.
         clipped_low,
-        /// Tokens whose ratio is kept from above.
+        /// Tokens whose ratio is clipped from above.
         clipped_high,
-        /// Ratios.
+        /// Sum of ratios.
         ratio,
-        /// Tokens that are left out as off-policy.
+        /// Tokens that are excluded as off-policy.
         off_policy,
     }
 }
@@ -32,18 +32,18 @@ device_sums! {
 reduced! {
     /// Statistics of a step's updates, over all ranks.
     pub struct LossTotals {
-        /// Over tokens of all mini-batches.
+        /// Sums over tokens of all mini-batches.
         nested sums: LossSums,
-        /// The largest ratio.
+        /// Largest ratio.
         max ratio: f64,
-        /// Difference of log-probs between sampling and training, of the first mini-batch's tokens.
+        /// Differences of log-probs between sampling and training, over tokens of the first mini-batch.
         sum drift: f64,
-        /// The largest such difference.
+        /// Largest such difference.
         max largest_drift: f64,
     }
 }
 
-/// Adds up a step's micro-batches on the device.
+/// Sums over a step's micro-batches, on the device.
 #[derive(Debug, Default)]
 pub struct LossStats {
     sums: Option<Tensor>,
@@ -51,13 +51,13 @@ pub struct LossStats {
     drift: Drift,
 }
 
-/// A micro-batch.
+/// Data of a micro-batch.
 pub(super) struct Seen<'a> {
-    /// The policy loss of each token, its correction included.
+    /// Policy loss of each token, including its correction.
     pub policy: Tensor,
-    /// The KL divergence in the loss.
+    /// KL divergence in the loss.
     pub kl: Option<Tensor>,
-    /// True where a token is left out as off-policy.
+    /// True for tokens that are excluded as off-policy.
     pub masked: Option<Tensor>,
     pub terms: Terms,
     pub scores: &'a Scores,
@@ -70,7 +70,7 @@ impl LossStats {
         let _guard = tch::no_grad_guard();
         let Seen { policy, kl, masked, terms, scores, targets } = seen;
         if scores.logprobs.numel() == 0 {
-            return Ok(()); // no token is the largest
+            return Ok(()); // no token, so no maximum
         }
         let sum = |tensor: &Tensor| tensor.f_detach()?.f_sum(Kind::Double);
         let weighted = |tensor: &Tensor| sum(&tensor.f_mul(&targets.token_weights)?);
@@ -102,12 +102,12 @@ impl LossStats {
         Ok(())
     }
 
-    /// Adds the tokens of a micro-batch whose weights are still those that sampled.
+    /// Adds the tokens of a micro-batch that is computed with the weights of sampling.
     pub fn add_drift(&mut self, logprobs: &Tensor, sampled: &Tensor) -> Result<()> {
         self.drift.add(logprobs, sampled)
     }
 
-    /// Reads this rank's sums, 0 if it added nothing; waits for the device.
+    /// Reads this rank's sums, which are 0 if nothing was added; waits for the device.
     pub fn read(&self) -> Result<LossTotals> {
         let (drift, largest_drift) = self.drift.read()?;
         Ok(LossTotals {
@@ -119,7 +119,7 @@ impl LossStats {
     }
 }
 
-/// Differences of log-probs between sampling and training on the same weights: their sum and the largest.
+/// Differences of log-probs between sampling and training with the same weights: their sum and maximum.
 #[derive(Debug, Default)]
 struct Drift(Option<[Tensor; 2]>);
 

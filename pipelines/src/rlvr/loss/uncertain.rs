@@ -1,14 +1,15 @@
-//! The tokens where the policy is least certain of the next one, to which the loss may be restricted: the "forking" tokens of
-//! Wang et al., 2025 (2506.01939).
+//! Selection of the tokens at which the policy is least certain, the "forking" tokens of Wang et al., 2025
+//! (2506.01939).
 
-/// 1 for each of `own` entropies of which at most about `share` of `all` are larger, else 0. The bound is the quantile 1 - `share`
-/// of `all`, between two values in proportion, as `torch.quantile` has it; equal ones are all in.
+/// Returns 1 for each of `own` entropies that is among the largest `share` of `all`, else 0. The bound is the
+/// quantile 1 - `share` of `all`, interpolated linearly as in `torch.quantile`. Entropies equal to the bound are
+/// included.
 pub fn most_uncertain(share: f64, own: &[f64], all: Vec<f64>) -> Vec<f32> {
     let bound = quantile(all, 1.0 - share);
     own.iter().map(|entropy| f32::from(u8::from(*entropy >= bound))).collect()
 }
 
-/// The value below which `share` of the values lie; 0 without values.
+/// The value below which `share` of the values are; 0 without values.
 fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let place = share * values.len().saturating_sub(1) as f64;

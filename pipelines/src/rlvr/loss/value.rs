@@ -7,7 +7,7 @@ use tch::{Kind, Tensor};
 use super::Result;
 use crate::train::device_sums;
 
-/// Targets of the values of some sequences: each tensor fp32 `[M]`, all tokens in a row.
+/// Targets of the values of some sequences: each tensor is fp32 `[M]`, all tokens concatenated.
 #[derive(Debug)]
 pub struct ValueTargets {
     /// Tokens of each sequence.
@@ -16,12 +16,12 @@ pub struct ValueTargets {
     pub old_values: Tensor,
     /// Returns: advantages plus old values.
     pub returns: Tensor,
-    /// [`token_weights`](super::token_weights).
+    /// Weights from [`token_weights`](super::token_weights).
     pub token_weights: Tensor,
 }
 
 impl ValueTargets {
-    /// The same on `device`.
+    /// Copies the targets to `device`.
     pub fn on(&self, device: tch::Device) -> Result<Self> {
         Ok(Self {
             lengths: self.lengths.clone(),
@@ -31,7 +31,7 @@ impl ValueTargets {
         })
     }
 
-    /// The targets of a range of the sequences; views.
+    /// Targets of a range of the sequences, as views.
     pub fn part(&self, sequences: Range<usize>) -> Result<Self> {
         let start: i64 = self.lengths[..sequences.start].iter().sum();
         let lengths = self.lengths[sequences].to_vec();
@@ -47,30 +47,31 @@ impl ValueTargets {
 }
 
 device_sums! {
-    /// Sums over tokens of the critic's updates.
+    /// Sums over tokens in the critic's updates.
     pub struct ValueSums {
-        /// Losses, weighted.
+        /// Weighted losses.
         loss,
-        /// Tokens whose value is kept from moving on.
+        /// Tokens whose value is clipped.
         clipped,
     }
 }
 
-/// Adds up a step's micro-batches of the critic on the device.
+/// Sums over a step's micro-batches of the critic, on the device.
 #[derive(Debug, Default)]
 pub struct ValueStats(Option<Tensor>);
 
 impl ValueStats {
-    /// Reads this rank's sums, 0 if it added nothing; waits for the device.
+    /// Reads this rank's sums, which are 0 if nothing was added; waits for the device.
     pub fn read(&self) -> Result<ValueSums> {
         self.0.as_ref().map_or(Ok(ValueSums::default()), ValueSums::read)
     }
 }
 
-/// The gradient of the value loss with respect to `values`: the sum over tokens of their weights times
-/// max((v - R)², (clip(v, o ± `clip`) - R)²) / 2, with v the value, o the old one and R the return (Schulman et
-/// al.'s implementation of PPO, and verl's and OpenRLHF's), over `count`, which is [`count`](super::count) of the whole
-/// mini-batch, over all ranks and micro-batches. Without a `clip` it is (v - R)² / 2.
+/// Returns the gradient of the value loss with respect to `values`. The loss is a sum over tokens of token weight
+/// times max((v - R)², (clip(v, o ± `clip`) - R)²) / 2, divided by `count`. Here v is the value, o the old value and
+/// R the return, as in Schulman et al.'s implementation of PPO, verl and OpenRLHF. Without a `clip`
+/// the loss of a token is (v - R)² / 2. `count` is [`count`](super::count) of the whole mini-batch, over all ranks and
+/// micro-batches.
 pub fn value_loss(
     clip: Option<f64>,
     values: &Tensor,
@@ -84,7 +85,7 @@ pub fn value_loss(
     let (squares, clipped) = match clip {
         None => (free.shallow_clone(), None),
         Some(clip) => {
-            // Exactly v within the bounds, so that no rounding counts as clipped.
+            // The clamped value is exactly v within the bounds, so that rounding does not count as clipping.
             let (least, most) = (old_values.f_sub_scalar(clip)?, old_values.f_add_scalar(clip)?);
             let bound = values.f_maximum(&least)?.f_minimum(&most)?.f_sub(returns)?.f_square()?;
             (free.f_maximum(&bound)?, Some(bound.f_gt_tensor(&free)?))

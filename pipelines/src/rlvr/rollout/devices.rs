@@ -1,5 +1,5 @@
-//! Devices that only sample, each with a copy of the policy's weights and a thread that runs an engine there, so that
-//! the policy may be trained meanwhile.
+//! Devices only for rollout. Each has a copy of the policy's weights, and a thread that runs an engine during
+//! training.
 
 use std::{
     mem,
@@ -27,25 +27,26 @@ use crate::{
     train::{open_device, torch_device},
 };
 
-/// When a device has sampled enough with the weights that it has.
+/// Condition for a device to stop sampling with its weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Goal {
-    /// Samples, the first of all that are asked for, that have to end.
+    /// Number of samples that must end, the first of all requests.
     pub due: usize,
-    /// Tokens of the longest completion that those have, as far as is known.
+    /// Tokens of the longest completion among the due samples, as far as known.
     pub longest: usize,
-    /// One of its samples has to grow by this part of that, if there are any left: 1 is all, 2 a half. Otherwise long ones that
-    /// are due would leave time for all of the next batch, the next step's sampling would end at once, and that of the one
-    /// after it would be long again.
+    /// Divisor of `longest` that gives the tokens by which one of the device's samples must grow: 1 is all of
+    /// `longest`, 2 is half. The condition does not apply if no samples are left. Without the condition, long due
+    /// completions would leave enough time for all of the next batch. Sampling of the next step would then end at
+    /// once, and that of the step after it would be long again.
     pub part: usize,
 }
 
 /// Progress of a device.
 struct Progress {
     goal: Goal,
-    /// Samples of the device that are due.
+    /// Due samples of the device that have not ended.
     left: usize,
-    /// Tokens that one of its samples has grown by.
+    /// Largest number of tokens by which a sample has grown.
     grown: usize,
 }
 
@@ -54,7 +55,7 @@ impl Progress {
         Self { goal, left: numbers.iter().filter(|number| **number < goal.due).count(), grown: 0 }
     }
 
-    /// A sample has ended, which was `begun`.
+    /// Adds a sample that has ended and was `begun`.
     fn add(&mut self, number: usize, begun: &Sample, ended: &Sample) {
         self.grown = self.grown.max(ended.completion_len() - begun.completion_len());
         if number < self.goal.due {
@@ -68,7 +69,7 @@ impl Progress {
     }
 }
 
-/// This rank's devices that only sample.
+/// Rollout devices of this rank.
 #[derive(Debug)]
 pub struct Devices {
     devices: Vec<SamplingDevice>,
@@ -79,35 +80,35 @@ pub struct Devices {
 struct SamplingDevice {
     sampler: Arc<Sampler>,
     torch: tch::Device,
-    /// Weights as last sent, or their merged form; empty before.
+    /// The last weights that were sent, or their merged form; empty before the first ones.
     weights: Weights,
-    /// The policy's model, if its adapters are merged for the sampler's.
+    /// The policy's model, if its adapters are merged for sampling.
     merged: Option<Arc<Decoder>>,
 }
 
-/// Completions on their way.
+/// Completions in flight.
 #[derive(Debug)]
 struct Running {
-    /// Samples as they were when the devices began.
+    /// Samples as they were at the start of the devices.
     samples: Vec<Sample>,
-    /// One a device.
+    /// One thread per device.
     threads: Vec<JoinHandle<Result<Part>>>,
-    /// Ends the threads after their pass.
+    /// Stops the threads after their current pass.
     given_up: Arc<AtomicBool>,
 }
 
-/// Work that a device has done.
+/// Finished work of a device.
 #[derive(Debug)]
 struct Part {
-    /// Which of the samples it had.
+    /// Indices of the device's samples.
     numbers: Vec<usize>,
     sampled: Sampled,
     took: Duration,
 }
 
 impl Devices {
-    /// Opens the devices of the rank `local_rank` of this host.
-    /// They sample as `engine` does, by `rollout`.
+    /// Opens the devices of the rank `local_rank` of this host. They sample like `engine`, with the options of
+    /// `rollout`.
     pub fn open(
         engine: &Engine,
         rollout: &RolloutConfig,
@@ -125,9 +126,9 @@ impl Devices {
         Ok(Self { devices: devices.collect::<Result<_>>()?, running: None })
     }
 
-    /// Sends `weights`, which are of step `version`, and begins to sample with them. Prompts are dealt to the devices; those
-    /// of equal ones stay together. Each device goes on until it has reached `goal`, and leaves the rest as far as it is then.
-    /// Its thread tells `ended` of each sample, by its number, as soon as it has ended.
+    /// Sends `weights` of step `version`, and starts sampling with them. Prompts are dealt to the devices; equal
+    /// prompts stay together. Each device samples until it has reached `goal`, and leaves the other samples
+    /// unfinished. Its thread calls `ended` with each sample and its index when the sample ends.
     pub fn start(
         &mut self,
         weights: &Weights,
@@ -169,7 +170,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Waits until all devices are through, and says how long the slowest device took; `None` if nothing was.
+    /// Waits until all devices are done, and returns the time of the slowest device; `None` if nothing was in flight.
     pub fn wait(&mut self) -> Result<Option<(Sampled, Duration)>> {
         let Some(mut running) = self.running.take() else { return Ok(None) };
         let mut all = Sampled { samples: mem::take(&mut running.samples), passes: 0, kept_tokens: 0 };
@@ -186,7 +187,7 @@ impl Devices {
     }
 }
 
-/// Samples for each of `devices`, with their numbers.
+/// Samples for each of `devices` devices, with their indices.
 fn deal(asked: Vec<Asked>, devices: usize) -> Vec<(Vec<usize>, Vec<Asked>)> {
     let mut dealt: Vec<(Vec<usize>, Vec<Asked>)> = vec![Default::default(); devices];
     let numbered: Vec<(usize, Asked)> = asked.into_iter().enumerate().collect();
@@ -200,8 +201,8 @@ fn deal(asked: Vec<Asked>, devices: usize) -> Vec<(Vec<usize>, Vec<Asked>)> {
 }
 
 impl SamplingDevice {
-    /// Takes over weights, in the order of the streams on which libtorch computes; returns them for its thread, with
-    /// adapters merged into them if that is asked for. All are sent every time, so that merging needs no memory here.
+    /// Copies weights, in the order of the streams of libtorch. Returns them for the device's thread, with merged
+    /// adapters if requested. All weights are sent every time, so that merging needs no second copy here.
     fn receive(&mut self, from: &Weights) -> Result<Weights> {
         if self.weights.is_empty() {
             let like = |tensor: &Tensor| Tensor::f_empty(tensor.size(), (tensor.kind(), self.torch));
@@ -223,7 +224,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         self.given_up.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // What it found is of no more use, nor is why it failed: something else has.
+            // Results and errors of the thread no longer matter, since something else has failed.
             let _ = thread.join();
         }
     }
@@ -239,10 +240,10 @@ mod tests {
         Sample { tokens: vec![7; 1 + tokens], ending: Some(Ending::Stop), ..Sample::begin(vec![1]) }
     }
 
-    /// The samples 0, 2, 4 and 6 are a device's, and have so many tokens of before.
+    /// Samples 0, 2, 4 and 6 belong to a device, and begin with these numbers of tokens.
     const BEGUN: [usize; 4] = [6, 0, 0, 0];
 
-    /// At which of these ends, each of a sample with so many tokens, it is enough.
+    /// Index of the end, given as a sample with its tokens, at which the goal is reached.
     fn enough_at(goal: Goal, ends: &[(usize, usize)]) -> Option<usize> {
         let mut progress = Progress::new(goal, &[0, 2, 4, 6]);
         ends.iter().position(|&(index, tokens)| {
@@ -254,14 +255,14 @@ mod tests {
     #[test]
     fn a_device_samples_what_is_due_and_no_less_than_its_part() {
         let goal = |due, longest, part| Goal { due, longest, part };
-        // What is due has ended, and one of it has grown by all of the longest.
+        // The due samples have ended, and one sample has grown by all of the longest.
         assert_eq!(enough_at(goal(4, 0, 1), &[(2, 2), (1, 3), (0, 9)]), None);
         assert_eq!(enough_at(goal(3, 0, 1), &[(2, 2), (0, 7), (1, 9)]), Some(2));
-        // It has grown by 3 of 9 tokens only: half of them would be enough.
+        // One sample has grown by 3 of 9 tokens: half of them would be enough.
         let ends = [(0, 9), (2, 4), (3, 5), (1, 6)];
         assert_eq!(enough_at(goal(1, 0, 2), &ends), Some(2));
         assert_eq!(enough_at(goal(1, 0, 3), &ends), Some(0));
-        // Nothing is due any more, or was the longest before.
+        // No sample is due, or the longest completion is from before.
         assert_eq!(enough_at(goal(0, 10, 2), &ends), Some(2));
         assert_eq!(enough_at(goal(1, 12, 2), &ends), Some(3));
     }

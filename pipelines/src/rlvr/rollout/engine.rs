@@ -1,4 +1,4 @@
-//! The engine on the policy's device: for rollout there, and for evaluation.
+//! The engine on the policy's device, for rollout and evaluation.
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -14,27 +14,27 @@ use crate::{
     inference::{AnswersTurns, Asked, Sample, Sampled, Sampler},
 };
 
-/// A sampler with the environment that answers the policy's turns, if there is one.
+/// A sampler, with the environment that answers the policy's turns, if there is one.
 pub struct Engine {
     /// The sampler.
     pub sampler: Sampler,
     /// The environment, if there is one.
     pub environment: Option<Environment>,
-    /// The policy's model, if its adapters are merged into the weights that sample.
+    /// The policy's model, if its adapters are merged for sampling.
     pub merged: Option<Arc<Decoder>>,
 }
 
 impl Engine {
-    /// The policy's weights as the sampler reads them. With merged adapters they are one copy more of the matrices that
-    /// have some, as long as these live.
+    /// The policy's weights for the sampler. With merged adapters they include a copy of the matrices with adapters,
+    /// which lives as long as the weights.
     pub fn weights(&self, policy: &mut Zero<Decoder>) -> Result<Weights> {
         let Some(model) = &self.merged else { return Ok(policy.weights()?) };
         let weights = policy.weights_with_own(|unit, param| model.merges_into(unit, param))?;
         Ok(model.merge(weights)?)
     }
 
-    /// Samples with `weights`, which are of step `version`; `records` are what is asked. `look` sees the samples, and the
-    /// indices of those that have just ended.
+    /// Samples with `weights` of step `version`; `records` are those of the requests. `look` gets the samples, and
+    /// the indices of those that have just ended.
     pub fn sample<'a>(
         &self,
         weights: &Weights,
@@ -50,7 +50,7 @@ impl Engine {
     }
 }
 
-/// Makes the sampler of `model` with the options of `rollout`.
+/// Creates the sampler of `model` with the options of `rollout`.
 pub fn sampler(
     rollout: &RolloutConfig,
     model: Arc<Decoder>,

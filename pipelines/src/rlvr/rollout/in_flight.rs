@@ -1,7 +1,7 @@
-//! Rollout that leaves unfinished completions in flight: later steps continue them, with their weights.
+//! Rollout that leaves unfinished completions in flight; later steps continue them with newer weights.
 //!
-//! A step samples until as many groups as it takes are whole, and trains on the oldest of these. The others keep their
-//! tokens, each with its log-prob and the version of the weights that sampled it.
+//! A step samples until enough groups are whole, and trains on the oldest of these. The others keep their tokens,
+//! each with its log-prob and the version of the weights that sampled it.
 
 use std::{mem, ops::ControlFlow, sync::Arc};
 
@@ -25,29 +25,29 @@ use crate::{
 pub struct InFlightRollout {
     /// The engine.
     pub engine: Arc<Engine>,
-    /// The prompts.
+    /// The prompts of this rank.
     pub prompts: Prompts,
-    /// Groups that are begun and not yet trained on.
+    /// Groups that have begun and are not yet trained on.
     pub queue: GroupQueue,
 }
 
-/// Hands completions over once, as soon as it is certain that the step trains on them.
+/// Hands each completion over once, as soon as the step is certain to train on it.
 struct HandOver<'a> {
     prompts: &'a Prompts,
     of_groups: &'a [Prompt],
     rewards: &'a Rewards,
     scoring: &'a Scoring,
-    /// By the number under which a completion is scored.
+    /// True for completions that were handed over, by the index under which they are scored.
     done: Vec<bool>,
     step: u64,
-    /// Groups that the step takes.
+    /// Number of groups that the step takes.
     wanted: usize,
-    /// Steps that a token may be old.
+    /// Maximum staleness of a token in steps.
     bound: u64,
 }
 
 impl HandOver<'_> {
-    /// True if no other group can come before this one.
+    /// Returns true if the step is certain to take this group.
     fn is_certain(&self, index: usize, group: &Group) -> bool {
         group.age(self.step) >= self.bound || (index < self.wanted && group.is_whole())
     }

@@ -1,6 +1,6 @@
-//! From prompts to groups of completions. [`Rollout`] has three implementations: [`SyncRollout`] samples in the step what the
-//! step trains on, [`InFlightRollout`] leaves unfinished completions to later steps, and [`OwnDevicesRollout`] samples on devices of
-//! its own while the step trains.
+//! Groups of completions from prompts. [`Rollout`] has three implementations. [`SyncRollout`] samples in the step,
+//! [`InFlightRollout`] leaves unfinished completions to later steps, and [`OwnDevicesRollout`] samples on separate
+//! devices during training.
 
 mod devices;
 mod engine;
@@ -33,21 +33,21 @@ use crate::{
     train::{Exchange, Learner},
 };
 
-/// Samples the groups that a step trains on. Every rank has one, and calls it in the same order.
+/// Samples the groups that a step trains on. Every rank has one, and must call it in the same order.
 pub trait Rollout {
-    /// The policy's weights as this samples with them.
+    /// The policy's weights in the form that this rollout samples with.
     fn weights(&self, learner: &mut Learner<Decoder>) -> Result<Weights>;
 
-    /// This rank's groups of batch `batch`, which step `round.step` trains on; batches before it are taken. Completions are
-    /// handed over to be scored as soon as it is certain that the step trains on them.
+    /// Returns this rank's groups of batch `batch`, on which step `round.step` trains; previous batches must have
+    /// been taken. Completions are handed over for scoring as soon as the step is certain to train on them.
     fn groups(&mut self, round: &mut Round, batch: u64) -> Result<Groups>;
 
-    /// Waits for what is sampled beside the steps, so that [`Self::in_flight`] is all of it.
+    /// Waits for sampling that runs during steps, so that [`Self::in_flight`] is complete.
     fn settle(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Groups that later steps will train on, for a checkpoint; `None` where a step leaves none.
+    /// Groups for later steps, for a checkpoint; `None` if a step leaves none.
     fn in_flight(&self) -> Option<&GroupQueue> {
         None
     }
@@ -60,13 +60,13 @@ pub trait Rollout {
 pub struct Round<'a> {
     /// The step, from 0.
     pub step: u64,
-    /// This rank's wish to end the run after the step.
+    /// This rank's request to end the run after the step.
     pub stop: bool,
     /// The ranks.
     pub exchange: &'a Exchange,
     /// The policy's weights, as [`Rollout::weights`] returns them.
     pub weights: &'a Weights,
-    /// The policy, whose states may still be leaving the device.
+    /// The policy, whose states may still be copied to the host.
     pub learner: &'a mut Learner<Decoder>,
     /// The rewards.
     pub rewards: &'a mut Rewards,
@@ -77,19 +77,19 @@ pub struct Round<'a> {
 /// Time and work of sampling and scoring on a rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spent {
-    /// Work of its engine.
+    /// Work of the rank's engine.
     pub effort: Effort,
-    /// Time spent waiting for states to leave the device.
+    /// Time spent waiting for states to be offloaded.
     pub waited: Duration,
     /// Time spent sampling.
     pub generating: Duration,
-    /// Time spent scoring beyond that.
+    /// Additional time spent scoring.
     pub rewarding: Duration,
 }
 
 impl Round<'_> {
-    /// Waits for states that are leaving until keys and values have room, and what is to stay free beside them. So the
-    /// cache is as large as if it had waited for all.
+    /// Waits for offloads in flight until there is memory for the KV cache, and for the reserved rest. The cache then
+    /// has the same size as after all offloads.
     fn make_room(&mut self, model: &Decoder, room: Room) -> Result<()> {
         let started = Instant::now();
         let policy = &mut self.learner.model;
@@ -102,7 +102,7 @@ impl Round<'_> {
         Ok(())
     }
 
-    /// Waits until the policy's states have left, if reward models need the room.
+    /// Waits until the policy's states are offloaded, if reward models need the memory.
     pub fn make_room_to_score(&mut self) -> Result<()> {
         let started = Instant::now();
         if self.rewards.has_models() {
@@ -115,13 +115,13 @@ impl Round<'_> {
 
 /// This rank's groups of a step.
 pub struct Groups {
-    /// All of them whole, in the order of their prompts.
+    /// Whole groups, in the order of their prompts.
     pub taken: Vec<Group>,
-    /// Scoring of their completions: those of the groups in order, then greedy ones.
+    /// Scoring of the groups' completions: those of the groups in order, then greedy ones.
     pub scoring: Scoring,
     /// Work of the engine.
     pub effort: Effort,
-    /// Staleness of the groups; `None` where a step samples what it trains on.
+    /// Staleness of the groups; `None` for rollout in the step.
     pub staleness: Option<Staleness>,
 }
 
@@ -130,14 +130,14 @@ pub struct Groups {
 pub struct Effort {
     /// Passes through the model.
     pub passes: usize,
-    /// Tokens that were not read again from one turn to the next.
+    /// Tokens that were not recomputed between turns.
     pub kept_tokens: u64,
-    /// Time that rollout's own devices sampled; `None` without such.
+    /// Sampling time of separate rollout devices; `None` without such devices.
     pub own_devices: Option<Duration>,
 }
 
 impl Effort {
-    /// This and the `other` one.
+    /// Sums this work and the `other` one.
     pub fn joined(self, other: Self) -> Self {
         Self {
             passes: self.passes + other.passes,

@@ -1,13 +1,13 @@
-//! Rollout on devices of its own, which continue while the step trains.
+//! Rollout on separate devices, which continue during training.
 //!
-//! Steps take whole batches in the order of their prompts. While step k trains, the devices sample the batches from k + 1 to
-//! k + `ahead`, the oldest first, until k + 1 is whole and its longest completion's part of a step is sampled; then they wait
-//! for the weights of step k + 1, with which they continue. If they did not wait, a clock would decide which weights sample a
-//! token.
+//! Steps take whole batches in the order of their prompts. While step k trains, the devices sample the batches
+//! from k + 1 to k + `ahead`, the oldest first. The devices continue until batch k + 1 is whole and its longest
+//! completion's part of a step is sampled. Then they wait for the weights of step k + 1. Without the wait, timing
+//! would decide which weights sample a token.
 //!
-//! It is known of a completion from the beginning which step trains on it. So a batch has a [`Scoring`] from its beginning,
-//! to which the devices' threads hand over each completion as it ends. Completions keep their numbers there across a
-//! resume, so that the same ones are scored together.
+//! The step that trains on a completion is known when the completion begins. A batch therefore has a [`Scoring`] from
+//! its beginning, to which the devices' threads hand over each completion when it ends. Completions keep their
+//! indices in it across a resume, so that the same ones are scored together.
 
 use std::{collections::BTreeMap, mem, sync::Arc, time::Duration};
 
@@ -29,29 +29,30 @@ use crate::{
     train::Learner,
 };
 
-/// Samples on devices that do nothing else.
+/// Samples on devices that are only for rollout.
 pub struct OwnDevicesRollout {
     prompts: Prompts,
-    /// Groups that are begun and not yet trained on; of those that the devices sample just now, what they began with.
+    /// Groups that have begun and are not yet trained on. For groups in flight on the devices, this is their state at
+    /// the start.
     queue: GroupQueue,
     devices: Devices,
-    /// Samples in the devices' hands: the number of the group and the index in it, in the order in which they were asked.
+    /// Samples in flight on the devices: number of the group and index in the group, in the order of the requests.
     asked: Vec<(u64, usize)>,
     /// Scorings of the batches in the queue.
     scorings: BTreeMap<u64, Scoring>,
-    /// Work of the devices since a step last asked.
+    /// Work of the devices since a step last took groups.
     done: Effort,
 }
 
 impl OwnDevicesRollout {
-    /// Nothing begun yet.
+    /// Creates the rollout without any groups.
     pub fn new(prompts: Prompts, devices: Devices) -> Self {
         let (queue, asked) = (GroupQueue::default(), Vec::new());
         Self { prompts, queue, devices, asked, scorings: BTreeMap::new(), done: Effort::default() }
     }
 
-    /// Lets the devices continue what is unfinished of the first groups in the queue, those of `prompts`, of which the
-    /// first step's are due.
+    /// Starts the devices on the unfinished completions of the first groups in the queue, those of `prompts`. The
+    /// first step's groups are due.
     fn ask(&mut self, round: &Round, prompts: &[Prompt]) -> Result<()> {
         self.begin_scoring(round.rewards, prompts);
         let groups = &self.queue.groups;
@@ -85,8 +86,8 @@ impl OwnDevicesRollout {
         Ok(())
     }
 
-    /// Begins to score the batches of `prompts` that are not being scored yet. Only after a resume has any of their
-    /// completions ended.
+    /// Begins to score the batches of `prompts` that are not being scored yet. Their completions are all
+    /// unfinished, except after a resume.
     fn begin_scoring(&mut self, rewards: &Rewards, prompts: &[Prompt]) {
         let numbered: Vec<(&Prompt, &Group)> = prompts.iter().zip(&self.queue.groups).collect();
         let mut begun = Vec::new();
@@ -108,7 +109,7 @@ impl OwnDevicesRollout {
         self.scorings.extend(begun);
     }
 
-    /// The number of a completion among those of this rank's part of its batch.
+    /// Index of a completion among those of this rank's part of its batch.
     fn place_in_batch(&self, group: &Group, at: usize) -> usize {
         let per_batch = self.prompts.per_batch();
         self.prompts.place((group.number % per_batch as u64) as usize, at, per_batch)
@@ -116,7 +117,7 @@ impl OwnDevicesRollout {
 }
 
 impl Rollout for OwnDevicesRollout {
-    /// Not merged: the devices merge adapters themselves.
+    /// Weights without merged adapters, since the devices merge them.
     fn weights(&self, learner: &mut Learner<Decoder>) -> Result<Weights> {
         Ok(learner.model.weights()?)
     }
@@ -126,7 +127,7 @@ impl Rollout for OwnDevicesRollout {
         let prompts = self.prompts.begin(&mut self.queue, batch, ahead)?;
         let wanted = self.prompts.per_batch();
         self.settle()?;
-        // What the step before has not asked for: all of it in the first step, and where nothing is ahead.
+        // Completions that the previous step did not request: all in the first step, or without rollout ahead.
         self.ask(round, &prompts[..wanted])?;
         self.settle()?;
         let own_devices = self.done.own_devices.or(Some(Duration::ZERO));

@@ -1,4 +1,4 @@
-//! Which prompts a rank completes in which step, and how.
+//! Prompts of a rank, and the requests for their completions.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::{
     train::{Purpose, sample_seed},
 };
 
-/// Draws a rank's prompts. Its prompts are numbered from the run's first on, over the parts that it has of each batch.
+/// Draws a rank's prompts. They are numbered from the start of the run, over the rank's part of each batch.
 #[derive(Clone)]
 pub struct Prompts {
     /// Source of the records.
     pub dataset: Arc<Dataset>,
-    /// Text to tokens.
+    /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// The run's options.
     pub task: Arc<Task>,
@@ -28,32 +28,32 @@ pub struct Prompts {
 
 /// A prompt of this rank.
 pub struct Prompt {
-    /// The batch that it is of.
+    /// Index of the prompt's batch.
     pub batch: u64,
-    /// Its number there.
+    /// Index of the prompt in the batch.
     pub number: usize,
     /// The record.
     pub record: Arc<Record>,
 }
 
 impl Prompts {
-    /// This rank's prompts of a batch.
+    /// Number of this rank's prompts in a batch.
     pub fn per_batch(&self) -> usize {
         self.task.share.prompts / self.task.share.world_size
     }
 
-    /// Completions of each prompt that the policy is trained on.
+    /// Number of trained completions of each prompt.
     pub fn group_size(&self) -> usize {
         self.task.config.group_size
     }
 
-    /// Steps whose prompts are begun beside those of step `step`, as far as there are any.
+    /// Number of future steps whose prompts begin during step `step`; less than `ahead` at the end of the run.
     pub fn ahead(&self, step: u64) -> u64 {
         self.task.config.rollout.asynchronous.ahead.min(self.task.steps - 1 - step)
     }
 
-    /// Fills up `queue` with the groups of batch `batch` and of the `ahead` ones behind it, and returns the prompts of
-    /// all groups in it.
+    /// Fills `queue` with the groups of batch `batch` and of the next `ahead` batches. Returns the prompts of all
+    /// groups in the queue.
     pub fn begin(&self, queue: &mut GroupQueue, batch: u64, ahead: u64) -> Result<Vec<Prompt>> {
         let per_batch = self.per_batch() as u64;
         let begun = queue.groups.len();
@@ -61,7 +61,7 @@ impl Prompts {
         let fresh = taken + begun as u64..taken + per_batch * (1 + ahead);
         let numbers: Vec<u64> = queue.groups.iter().map(|group| group.number).chain(fresh).collect();
         let prompts = self.numbered(&numbers);
-        // Beside the others, since sampling takes as long as its longest completion.
+        // Sampled together with the others, since sampling takes as long as the longest completion.
         let greedy = usize::from(self.task.config.algorithm.advantage == Advantage::Remax);
         for (&number, prompt) in numbers.iter().zip(&prompts).skip(begun) {
             let sample = Sample::begin(self.tokenizer.encode_prompt(&prompt.record)?);
@@ -70,7 +70,7 @@ impl Prompts {
         Ok(prompts)
     }
 
-    /// The prompts of these numbers.
+    /// Prompts with these numbers.
     fn numbered(&self, numbers: &[u64]) -> Vec<Prompt> {
         let own: Vec<usize> = self.task.share.prompts_of(self.rank).collect();
         let per_batch = own.len() as u64;
@@ -88,7 +88,7 @@ impl Prompts {
         of_batches.flat_map(of_batch).collect()
     }
 
-    /// The request to continue `sample`, which has the index `at` in its group; the one behind the group is greedy.
+    /// Request to continue `sample` with index `at` in its group; the sample after the group is greedy.
     pub fn asked(&self, prompt: &Prompt, at: usize, sample: Sample) -> Asked {
         let (rollout, group_size) = (&self.task.config.rollout, self.group_size());
         if at == group_size {
@@ -105,8 +105,8 @@ impl Prompts {
         Asked { sample, seed: sample_seed(Purpose::Rollout, self.task.seed, prompt.batch, number), how }
     }
 
-    /// The number under which the sample `at` of the group `index` is scored among `groups` that are scored together:
-    /// first those of the groups, in order, then greedy ones.
+    /// Index under which sample `at` of group `index` is scored, among `groups` groups that are scored together.
+    /// Samples of the groups come first, in order, then greedy ones.
     pub fn place(&self, index: usize, at: usize, groups: usize) -> usize {
         let group_size = self.group_size();
         if at < group_size { index * group_size + at } else { groups * group_size + index }

@@ -1,36 +1,36 @@
-//! Groups that are begun and not yet trained on.
+//! Groups that have begun and are not yet trained on.
 //!
-//! A rank has as many groups in its queue as its part of the step and of the steps that it is `ahead` by. The oldest
-//! whole groups are trained on; the others stay, unfinished completions with the tokens that they have.
+//! A rank's queue has the groups of its part of the step, and of the steps that it is `ahead`. The oldest whole
+//! groups are trained on. The others stay, with their unfinished completions and tokens.
 
 use serde::{Deserialize, Serialize};
 
 use crate::inference::Sample;
 
-/// The groups of a rank, in the order of their prompts. It is also that of their age, since the engine begins what was
-/// asked for first. Checkpoints hold it as JSON.
+/// Groups of a rank, in the order of their prompts. The order is also that of the groups' age, since the
+/// engine starts earlier requests first. Checkpoints contain the queue as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GroupQueue {
-    /// Whole ones and others.
+    /// Whole and unfinished groups.
     pub groups: Vec<Group>,
 }
 
 /// The completions of a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Group {
-    /// Which of the rank's prompts, from the run's first on.
+    /// Number of the prompt among the rank's, from the start of the run.
     pub number: u64,
-    /// The group's completions; with `remax` the greedy one is behind them.
+    /// Completions of the group; with `remax` followed by the greedy one.
     pub samples: Vec<Sample>,
 }
 
 impl Group {
-    /// True if all of it has ended.
+    /// Returns true if all completions have ended.
     pub fn is_whole(&self) -> bool {
         self.samples.iter().all(|sample| sample.ending.is_some())
     }
 
-    /// Steps from the weights of its oldest token to those of step `step`.
+    /// Steps from the weights of the oldest token to those of step `step`.
     pub fn age(&self, step: u64) -> u64 {
         let oldest = self.samples.iter().filter_map(|sample| Some(sample.policies.first()?.version)).min();
         step - oldest.unwrap_or(step)
@@ -38,14 +38,14 @@ impl Group {
 }
 
 impl GroupQueue {
-    /// True if step `step` has the `wanted` groups that it takes, and can leave the others to later steps without any of
-    /// them being older than `bound` when it is taken.
+    /// Returns true if `wanted` groups are whole, and step `step` can leave the others to later steps. No group may
+    /// then be older than `bound` when a step takes it.
     pub fn is_enough(&self, step: u64, wanted: usize, bound: u64) -> bool {
         let whole = |group: &&Group| group.is_whole();
         if self.groups.iter().filter(whole).count() < wanted {
             return false;
         }
-        // Those that can wait for `rest` steps at most have to have room in so many.
+        // Groups that can wait for at most `rest` steps must fit into that many steps.
         (0..=bound.min(self.groups.len() as u64)).all(|rest| {
             let due = || self.groups.iter().filter(|group| group.age(step) + rest >= bound);
             let taken = due().filter(whole).count().min(wanted);
@@ -53,7 +53,7 @@ impl GroupQueue {
         })
     }
 
-    /// Takes the first `wanted` whole groups.
+    /// Removes and returns the first `wanted` whole groups.
     pub fn take(&mut self, wanted: usize) -> Vec<Group> {
         let mut left = wanted;
         let takes = |group: &mut Group| {
@@ -65,7 +65,7 @@ impl GroupQueue {
     }
 }
 
-/// The samples that have not ended: the index of the group, and that of the sample there.
+/// Unfinished samples: index of the group, and index in the group.
 pub fn unfinished(groups: &[Group]) -> Vec<(usize, usize)> {
     let of_group = |(index, group): (usize, &Group)| {
         let open = group.samples.iter().enumerate().filter(|(_, sample)| sample.ending.is_none());
@@ -74,7 +74,7 @@ pub fn unfinished(groups: &[Group]) -> Vec<(usize, usize)> {
     groups.iter().enumerate().flat_map(of_group).collect()
 }
 
-/// Puts `samples` back to where [`unfinished`] found them.
+/// Writes `samples` back to the places from [`unfinished`].
 pub fn write_back(groups: &mut [Group], places: Vec<(usize, usize)>, samples: Vec<Sample>) {
     for ((index, at), sample) in places.into_iter().zip(samples) {
         groups[index].samples[at] = sample;
@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// A group of two that began with the weights of step `version`, if it has.
+    /// A group of two that began with the weights of step `version`, if it has begun.
     fn group(number: u64, version: Option<u64>, whole: bool) -> Group {
         let span = |version| PolicySpan { version, tokens: 2 };
         let ended = Sample {
@@ -126,10 +126,10 @@ mod tests {
     fn a_step_is_complete_when_all_others_can_wait() {
         let (open, whole) = (false, true);
         let enough = |groups: &[(Option<u64>, bool)], bound| queue(groups).is_enough(2, 2, bound);
-        // On-policy: all of them, and there are no more.
+        // On-policy: all groups must be whole, and there are no others.
         assert!(!enough(&[(None, open), (Some(2), whole)], 0));
         assert!(enough(&[(Some(2), whole), (Some(2), whole)], 0));
-        // One step ahead: what is of the step before has to be whole, whatever else is.
+        // One step ahead: groups of the previous step must be whole.
         let late = [(Some(1), open), (Some(1), whole), (Some(2), whole), (Some(2), whole)];
         assert!(!enough(&late, 1));
         assert!(enough(&late, 2), "it may be a step later");
@@ -137,7 +137,7 @@ mod tests {
             !enough(&[(Some(1), open), (Some(1), open), (Some(2), whole), (None, open)], 2),
             "one is too few"
         );
-        // Two steps take two groups each: of six that all have to be in those, two have to be old ones.
+        // Two steps take two groups each: of six groups of which all must fit, the first step must take two old ones.
         let old = [(Some(1), open), (Some(1), open), (Some(1), whole), (Some(1), whole)];
         let young = [(Some(2), whole), (Some(2), whole)];
         assert!(enough(&[&old[..], &young[..]].concat(), 2));
@@ -147,7 +147,7 @@ mod tests {
         );
     }
 
-    /// A prompt's completions that end after so many tokens.
+    /// Completions of a prompt that end after `left` more tokens.
     #[derive(Clone)]
     struct Simulated {
         number: u64,
@@ -155,7 +155,7 @@ mod tests {
         left: u64,
     }
 
-    /// Whatever the lengths: the bound is kept, and each prompt is taken once.
+    /// For any lengths, the bound holds, and each prompt is taken once.
     #[test]
     fn no_order_of_ends_breaks_the_bound() {
         const LIVE: usize = 5;
@@ -170,7 +170,7 @@ mod tests {
             for step in 0..steps {
                 let begun = step * wanted as u64 + simulated.len() as u64;
                 for number in begun..(step + 1 + ahead) * wanted as u64 {
-                    // One in ten is ten times as long.
+                    // One completion in ten may be ten times as long.
                     let most = if below(10) == 0 { 100 } else { 10 };
                     simulated.push(Simulated { number, version: None, left: 1 + below(most) });
                 }

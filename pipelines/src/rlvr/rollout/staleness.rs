@@ -1,35 +1,35 @@
-//! Staleness of a step's groups, and of what stays in flight.
+//! Staleness of a step's groups, and of the groups that stay in flight.
 
 use super::{Group, GroupQueue};
 use crate::{inference::Sample, metrics::Metrics, train::reduced};
 
 reduced! {
-    /// Numbers of a step's groups, and of those that it leaves in flight.
+    /// Statistics of a step's groups, and of those that the step leaves in flight.
     pub struct Staleness {
-        /// Tokens that are trained on.
+        /// Number of trained tokens.
         sum tokens: u64,
-        /// Steps from the weights that sampled a token to those of the step, over tokens.
+        /// Staleness in steps, summed over tokens.
         sum steps: u64,
-        /// The most such steps.
+        /// Maximum staleness in steps.
         max oldest: f64,
-        /// Completions that are trained on.
+        /// Number of trained completions.
         sum samples: u64,
-        /// Completions that several steps' weights sampled.
+        /// Number of completions that weights of several steps sampled.
         sum continued: u64,
-        /// Groups that the step had to take, since they would be too old in the next.
+        /// Number of groups that the step had to take, since they would be too old in the next step.
         sum due: u64,
-        /// Unfinished completions in flight.
+        /// Number of unfinished completions in flight.
         sum open: u64,
-        /// Tokens that they have.
+        /// Number of their tokens so far.
         sum open_tokens: u64,
-        /// Whole groups in flight.
+        /// Number of whole groups in flight.
         sum whole: u64,
     }
 }
 
 impl Staleness {
-    /// Those of the groups that step `step` has `taken`, no token of which may be older than `bound` steps, and of what
-    /// is `left` in flight.
+    /// Statistics of the groups that step `step` has `taken`, and of those `left` in flight. No token may be older
+    /// than `bound` steps.
     pub fn of(taken: &[Group], left: &GroupQueue, step: u64, bound: u64) -> Self {
         let samples: Vec<&Sample> = taken.iter().flat_map(|group| &group.samples).collect();
         let spans = || samples.iter().flat_map(|sample| &sample.policies);
@@ -50,7 +50,7 @@ impl Staleness {
         }
     }
 
-    /// As metrics, if they are of all ranks, of which a step takes `groups`.
+    /// Metrics of these statistics over all ranks, for a step of `groups` groups.
     pub fn metrics(&self, groups: usize) -> Metrics {
         let share = |part: u64, of: u64| part as f64 / of as f64;
         let mut metrics = Metrics::new();

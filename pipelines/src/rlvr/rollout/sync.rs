@@ -1,4 +1,4 @@
-//! Rollout in the step: it samples what the step trains on, all of it with the step's weights.
+//! Rollout in the step: samples the groups that the step trains on, all with the step's weights.
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{Result, inference::Asked, train::Learner};
 pub struct SyncRollout {
     /// The engine.
     pub engine: Arc<Engine>,
-    /// The prompts.
+    /// The prompts of this rank.
     pub prompts: Prompts,
 }
 

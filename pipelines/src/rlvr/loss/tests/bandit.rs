@@ -1,6 +1,6 @@
-//! A policy with one logit: it takes action 1 with probability p, and the exact gradient of its expected reward,
-//! p (1 - p) (reward of 1 - reward of 0), is known. Estimators that are unbiased have it as their mean; of the
-//! others the tests say what their mean is instead.
+//! A policy with one logit that takes action 1 with probability p. The exact gradient of its expected reward is
+//! p (1 - p) (reward of 1 - reward of 0). Unbiased estimators have this gradient as their mean. For the others the
+//! tests state the mean.
 
 use anyroll_algorithm::{Earned, Moments, gae};
 use anyroll_config::{
@@ -19,13 +19,13 @@ const GROUP_SIZE: usize = 4;
 const SAMPLES: usize = 100_000;
 /// The probability of action 1 under the policy whose gradient is estimated.
 const P: f64 = 0.3;
-/// The same under another policy, for samples that are off-policy.
+/// Probability of action 1 under another policy, for off-policy samples.
 const OTHER: f64 = 0.5;
 
-/// What a critic says of the only state; no expected reward, since an estimate may be wrong.
+/// The critic's value of the only state; not the expected reward, since a critic may be wrong.
 const VALUE: f64 = 0.7;
 
-/// A mean of independent groups, and its standard error.
+/// Mean over independent groups, and its standard error.
 #[derive(Clone, Copy, Debug)]
 struct Estimate {
     mean: f64,
@@ -33,13 +33,13 @@ struct Estimate {
 }
 
 impl Estimate {
-    /// Within 4 standard errors, which by chance misses one time in 16000; the seed is fixed.
+    /// Returns true within 4 standard errors. By chance one test in 16000 fails; the seed is fixed.
     fn is(self, expected: f64) -> bool {
         (self.mean - expected).abs() < 4.0 * self.error
     }
 }
 
-/// Who samples, whose log-probs the ratio compares with, and what is made of it. The gradient is at `P`.
+/// The sampling policy, the policy of the ratio's denominator, and the estimator. The gradient is at `P`.
 #[derive(Clone, Copy)]
 struct Setting {
     sampled_by: f64,
@@ -69,12 +69,12 @@ fn estimate(setting: Setting) -> Estimate {
     let actions: Vec<usize> = (0..SAMPLES).map(|_| usize::from(uniform() < setting.sampled_by)).collect();
     let rewards: Vec<f64> = actions.iter().map(|&action| REWARDS[action]).collect();
     let mut advantages = match setting.advantage {
-        // A sequence of one token, in one state, whose value is `VALUE` whatever the action will be.
+        // A sequence of one token in one state, with the value `VALUE` for every action.
         Advantage::Gae(GaeConfig { gamma, lambda }) => {
             rewards.iter().flat_map(|reward| gae(lambda, &[gamma], &[*reward], &[VALUE])).collect()
         }
         advantage => {
-            // The likelier action is the greedy one.
+            // The more likely action is the greedy one.
             let greedy = vec![REWARDS[usize::from(setting.sampled_by > 0.5)]; SAMPLES / GROUP_SIZE];
             let (lengths, group_size) = (vec![1.0; SAMPLES], GROUP_SIZE);
             let earned = Earned { rewards: &rewards, lengths: &lengths, greedy: &greedy, group_size };
@@ -99,7 +99,7 @@ fn estimate(setting: Setting) -> Estimate {
         lengths,
     };
     let algorithm = AlgorithmConfig { loss: setting.loss, ..AlgorithmConfig::default() };
-    // A count of 1 leaves each token its own gradient, and the loss falls where the reward rises.
+    // With a count of 1 each token keeps its own gradient, and the loss falls as the reward rises.
     let (gradient, _) = gradient(&algorithm, &logprobs(P), &targets, 1.0);
     let of_logit: Vec<f64> =
         gradient.iter().zip(&actions).map(|(gradient, &action)| -gradient * (action as f64 - P)).collect();
@@ -119,7 +119,7 @@ fn exact() -> f64 {
     P * (1.0 - P) * (REWARDS[1] - REWARDS[0])
 }
 
-/// The mean over both actions of a weighted policy gradient with the plain reward.
+/// Mean over both actions of a weighted policy gradient with the plain reward.
 fn enumerated(sampled_by: f64, weight: impl Fn(f64) -> f64) -> f64 {
     let of_action = |action: usize| {
         let (drawn, policy) = ([1.0 - sampled_by, sampled_by][action], [1.0 - P, P][action]);
@@ -139,8 +139,8 @@ fn on_policy_the_unbiased_estimators_have_the_exact_mean() {
     }
 }
 
-/// On-policy distillation, by enumeration of both actions: a token's own log ratio as its advantage, or k2 as a loss, has the
-/// gradient of KL(policy || teacher) as its mean.
+/// On-policy distillation, by enumeration of both actions. With a token's own log ratio as its advantage, or k2 as a
+/// loss, the mean is the gradient of KL(policy || teacher).
 #[test]
 fn a_teacher_has_the_gradient_of_the_reverse_kl() {
     const TEACHER: f64 = 0.8;
@@ -170,13 +170,14 @@ fn a_teacher_has_the_gradient_of_the_reverse_kl() {
 
 #[test]
 fn the_groups_own_mean_shrinks_the_gradient() {
-    // A sample's own reward is in its baseline: 1 - 1 / n of the gradient is left. With equal lengths OPO's too.
+    // A sample's own reward is in its baseline, so 1 - 1 / n of the gradient remains. The same holds for OPO with
+    // equal lengths.
     let left = exact() * (1.0 - 1.0 / GROUP_SIZE as f64);
     for advantage in [DR_GRPO, Advantage::Opo] {
         let found = estimate(Setting { advantage, ..ON_POLICY });
         assert!(found.is(left) && !found.is(exact()), "{advantage:?}: {found:?} is not {left}");
     }
-    // GPG makes up for groups without a gradient, which is something else, though nearly as much here.
+    // GPG rescales for groups without a gradient, which is a different factor, though nearly the same here.
     let mixed = 1.0 - P.powi(GROUP_SIZE as i32) - (1.0 - P).powi(GROUP_SIZE as i32);
     let found = estimate(Setting { advantage: Advantage::Gpg, ..ON_POLICY });
     assert!(found.is(left / mixed) && !found.is(left), "{found:?} is not {}", left / mixed);
@@ -184,11 +185,11 @@ fn the_groups_own_mean_shrinks_the_gradient() {
 
 #[test]
 fn deviations_rescale_the_gradient() {
-    // Whitening divides by the deviation of all rewards, a constant in the limit.
+    // Whitening divides by the standard deviation of all rewards, a constant in the limit.
     let deviation = (P * (1.0 - P)).sqrt() * (REWARDS[1] - REWARDS[0]);
     let found = estimate(Setting { whiten: true, ..ON_POLICY });
     assert!(found.is(exact() / deviation) && !found.is(exact()), "{found:?}");
-    // A group's deviation weighs groups by how rare their mix is: by enumeration over the number of 1s.
+    // A group's standard deviation weighs groups by the rarity of their mix: by enumeration over the number of 1s.
     let n = GROUP_SIZE as f64;
     let of_group = |ones: f64| {
         let ways = [0.0, 4.0, 6.0, 4.0, 0.0][ones as usize];
@@ -216,7 +217,7 @@ fn off_policy_whole_ratios_are_unbiased_and_bounded_ones_are_not() {
     let biased: [(PolicyLoss, Weight); 3] = [
         (cispo(1.0), |ratio| ratio.min(1.0)),
         (PolicyLoss::Reinforce, |_| 1.0),
-        // All rewards are positive: TOPR leaves their ratio out.
+        // All rewards are positive, for which TOPR omits the ratio.
         (PolicyLoss::Topr(ToprConfig::default()), |_| 1.0),
     ];
     for (loss, weight) in biased {

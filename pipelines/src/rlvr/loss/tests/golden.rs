@@ -49,7 +49,7 @@ impl Golden {
         count(aggregation, &lengths)
     }
 
-    /// The loss and its gradient at `logprobs`, KL included.
+    /// The loss and its gradient at `logprobs`, including KL.
     fn loss(&self, algorithm: &AlgorithmConfig, logprobs: &[f64]) -> (f64, Vec<f64>) {
         let aggregation = algorithm.aggregation;
         let count = self.count(aggregation);
@@ -114,7 +114,7 @@ fn papers() -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Losses whose weights no gradient flows through, and SAPO's, as `make_papers_golden.py` has them.
+/// Losses with weights that have no gradient, and SAPO's, with values of `make_papers_golden.py`.
 #[test]
 fn losses_and_gradients_are_those_of_the_papers() {
     let (golden, papers) = (Golden::read(), papers());
@@ -230,7 +230,7 @@ fn value_losses_equal_the_reference() {
     assert!((found - expected).abs() < 1e-12, "{found} is not {expected}");
     assert_eq!(clipped, 2.0);
 
-    // Without a bound it is half the mean square, and a bound that is never reached changes nothing.
+    // Without a bound the loss is half the mean square, and a bound that is never reached changes nothing.
     let squares = values.iter().zip(&returns).map(|(value, follows)| (value - follows).powi(2));
     let expected = squares.sum::<f64>() / 2.0 / values.len() as f64;
     for clip in [None, Some(1e3)] {
@@ -312,7 +312,7 @@ fn weights_of_the_rollout_equal_the_reference() {
     check_near(&weights(mask(Level::Sequence, 0.0, 3.0)).0, &of_tokens("mis_seq_C3"), 1e-12);
     check_near(&weights(mask(Level::Geometric, 0.5, 2.0)).0, &of_tokens("geo_ratio"), 1e-12);
 
-    // Bounds that bind: only the third sequence's weight is above 1.3, only the fourth's below 0.6.
+    // Bounds that apply: only the third sequence's weight is above 1.3, and only the fourth's is below 0.6.
     let bound = |of: fn(f64) -> f64| of_tokens("tis_seq_C2").into_iter().map(of).collect::<Vec<f64>>();
     let (found, CorrectionSums { changed, .. }) = weights(truncate(Level::Sequence, 1.3));
     check_near(&found, &bound(|weight| weight.min(1.3)), 1e-12);
@@ -370,7 +370,7 @@ fn gradients_are_those_of_finite_differences() {
     }
 }
 
-/// A finite difference would see the weights move.
+/// Finite differences would include the change of the weights.
 #[test]
 fn no_gradient_flows_through_weights() {
     let golden = Golden::read();

@@ -1,5 +1,5 @@
-//! Losses against an independent implementation, their gradients against finite differences, any split against the
-//! whole, their means against enumeration, and what is kept of several turns against a mask.
+//! Losses against an independent implementation, gradients against finite differences, and splits against the whole.
+//! Also means against enumeration, and the selected tokens of several turns against a mask.
 
 mod bandit;
 mod golden;
@@ -20,14 +20,14 @@ const AGGREGATIONS: [Aggregation; 4] = [
     Aggregation::SeqMeanTokenSumNorm(NormConfig { length: 5 }),
 ];
 
-/// One of each kind, `clipped` with all its bounds.
+/// One loss of each kind, with all bounds of `clipped`.
 fn losses() -> Vec<PolicyLoss> {
     let mut losses = PolicyLoss::all();
     losses[0] = PolicyLoss::Clipped(ClippedConfig { dual_clip: Some(3.0), ..ClippedConfig::default() });
     losses
 }
 
-/// The gradient of the loss in fp64, and what [`LossStats`] read.
+/// The gradient of the loss in fp64, and the statistics of [`LossStats`].
 fn gradient(
     algorithm: &AlgorithmConfig,
     logprobs: &[f64],

@@ -1,4 +1,4 @@
-//! However a mini-batch is cut into micro-batches and ranks, its gradient is the same.
+//! Every split of a mini-batch into micro-batches and ranks has the same gradient.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::train::{Place, ranks};
 const SEQUENCES: usize = 12;
 const PROMPT_LEN: usize = 2;
 
-/// AdamW that moves weights about as far as their gradient is long, so that weights tell gradients apart.
+/// AdamW with steps nearly proportional to the gradient, so that different gradients give different weights.
 pub(super) const NEARLY_SGD: AdamW = AdamW {
     betas: (0.0, 0.0),
     eps: 1.0,
@@ -36,7 +36,7 @@ fn any_split_gives_the_same_gradient() {
     }
 }
 
-/// The critic's, whose bound binds for some tokens.
+/// The critic's loss, with a bound that applies to some tokens.
 #[test]
 fn any_split_gives_the_critic_the_same_gradient() {
     for aggregation in AGGREGATIONS {
@@ -52,7 +52,7 @@ fn any_split_gives_the_critic_the_same_gradient() {
     }
 }
 
-/// The gradient's norm, which is not 0, and the weights.
+/// Compares the weights and the gradient's norm, which must not be 0.
 pub(super) fn assert_near(what: &str, split: &(f64, Vec<f32>), whole: &(f64, Vec<f32>)) {
     assert!(whole.0 > 1e-3, "{what}: no gradient");
     assert!((split.0 - whole.0).abs() < 1e-5 * whole.0, "{what}: norm {} is not {}", split.0, whole.0);
@@ -81,7 +81,7 @@ fn value_update(
     let own = own(&group);
     let mut zero = Zero::new(model, ZeroStage::Zero1, Some(NEARLY_SGD), &device, group, 0).unwrap();
     let mut clipped = 0.0;
-    // The second update reaches the blocks, since the head begins at 0.
+    // The second update changes the blocks, since the head starts at 0.
     let mut norm = 0.0;
     for _ in 0..2 {
         let mut stats = ValueStats::default();
@@ -157,7 +157,7 @@ fn pack(sequences: &[Vec<i64>]) -> PackedBatch {
     PackedBatch::new(&packed, 1.0, tch::Device::Cpu).unwrap()
 }
 
-/// All weights in a row.
+/// All weights, concatenated.
 pub(super) fn flat<M: Model>(zero: &mut Zero<M>) -> Vec<f32> {
     let weights = zero.weights().unwrap();
     let flat: Vec<Tensor> = weights.iter().flatten().map(|weight| weight.flatten(0, -1)).collect();
@@ -213,7 +213,7 @@ fn sequence(index: usize) -> Vec<i64> {
     (0..length).map(|place| ((index * 7 + place * 3 + place * place) % 11) as i64).collect()
 }
 
-/// Different advantages and log-probs in each sequence, some of whose ratios are beyond every bound.
+/// Different advantages and log-probs for each sequence, with some ratios beyond every bound.
 fn targets(aggregation: Aggregation, lengths: Vec<i64>) -> Targets {
     let tokens: i64 = lengths.iter().sum();
     let wave = |speed, size, middle| wave(tokens, speed, size, middle);

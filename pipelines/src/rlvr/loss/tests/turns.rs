@@ -1,4 +1,4 @@
-//! Samples of several turns: what is kept of them against a mask over all that is behind the prompt.
+//! Samples of several turns: the selected tokens against a mask over all tokens after the prompt.
 
 use anyroll_algorithm::gae;
 use anyroll_config::KlLossConfig;
@@ -22,7 +22,7 @@ fn rows(value: &Value) -> Vec<Vec<f64>> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-/// A sample whose tokens behind a prompt of two are sampled where the mask is 1.
+/// A sample with a prompt of two tokens; the tokens after it are sampled where the mask is 1.
 fn sample(index: usize, mask: &[f64]) -> Sample {
     let token = |place: usize| ((index * 7 + place * 3 + place * place) % 11) as i64;
     let mut sample = Sample { tokens: (0..2 + mask.len()).map(token).collect(), ..Sample::begin(vec![0; 2]) };
@@ -43,7 +43,7 @@ fn samples(mask: &[Vec<f64>]) -> Vec<Sample> {
     mask.iter().enumerate().map(|(index, mask)| sample(index, mask)).collect()
 }
 
-/// The numbers of what is kept, among all tokens behind prompts.
+/// Indices of the selected tokens among all tokens after prompts.
 fn kept(samples: &[Sample]) -> Vec<i64> {
     let turns: Vec<_> = samples.iter().map(Sample::turns).collect();
     targets_in(samples.iter().map(Sample::sequence).zip(turns.iter().map(Vec::as_slice)))
@@ -109,7 +109,7 @@ fn what_an_environment_says_weighs_nothing() {
     }
 }
 
-/// From one turn to the next, as if nothing was said between them.
+/// Advantages continue from one turn to the next, as if there was no observation between them.
 #[test]
 fn advantages_of_values_pass_over_what_an_environment_says() {
     let golden = golden();
@@ -131,7 +131,7 @@ fn advantages_of_values_pass_over_what_an_environment_says() {
 const MASKS: [&str; 4] = ["110011", "101", "1110000111", "1"];
 const SAMPLES: usize = 12;
 
-/// Through a model: what is kept of each micro-batch of each rank, against all tokens of all with weights of 0.
+/// Through a model: the selected tokens of each micro-batch of each rank, against all tokens with weights of 0.
 #[test]
 fn any_split_gives_the_gradient_of_the_mask() {
     let masked = update(1, SAMPLES, true);
@@ -156,7 +156,7 @@ fn update_rank(Place { device, group }: Place, micro_batch_size: usize, is_maske
     let all: Vec<i64> = mask.iter().map(|mask| mask.len() as i64).collect();
     let kept = Tensor::from_slice(&kept(&samples));
     let tokens: i64 = all.iter().sum();
-    // Of all tokens, those that weigh nothing included.
+    // Weights of all tokens, including those of weight 0.
     let of_all: Vec<f32> = mask
         .iter()
         .zip(&sampled)
