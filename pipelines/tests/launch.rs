@@ -11,7 +11,7 @@ use anyroll_pipelines::launch::{FailureKind, LaunchPlan, launch, report_failure,
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// What the processes that this test starts are to be.
+/// Role of a process that this test starts.
 const ROLE: &str = "ANYROLL_TEST_ROLE";
 const SCRIPT: &str = "ANYROLL_TEST_SCRIPT";
 const WORLD_SIZE: &str = "ANYROLL_TEST_WORLD_SIZE";
@@ -115,7 +115,7 @@ fn wait_for_pids(path: &Path, lines: usize) -> Vec<Pid> {
     }
 }
 
-/// Whether the process is there and no zombie.
+/// Returns true if the process exists and is no zombie.
 fn is_alive(pid: Pid) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['Z', 'X']))
