@@ -9,11 +9,14 @@ use num_rational::BigRational;
 use num_traits::{Signed, ToPrimitive, Zero};
 
 use super::ball_arithmetic::{BallArithmetic, Domain};
-use super::evaluate::{Field, Fuel, PRIMES, constant_value, evaluate};
-use super::expr::{Brackets, Expr, Number, Relation, Scale};
+use super::evaluate::{Fuel, constant_value, evaluate};
+use super::expr::{Brackets, Expr, Function, Number, Relation, Scale};
+use super::field::{Field, PRIMES};
 use super::parse::{Answer, literal};
+use super::named::{assigned, in_order, is_sum_of_names, names_differ, without_tuple_names};
 use super::region::region;
-use super::unit::changes_meaning;
+use super::unit::{changes_meaning, is_half_of_day};
+use super::Options;
 
 /// Limit of work on a pair of answers: about 20 ms.
 const FUEL: u64 = 300_000;
@@ -21,25 +24,37 @@ const FUEL: u64 = 300_000;
 /// Number of points at which two formulas are compared.
 const POINTS: u64 = 12;
 
+/// Number of integer points; at many of them a binomial has no value.
+const SMALL_POINTS: u64 = 40;
+
 /// Number of real points; it is larger, since a root or a logarithm may be defined at few of them.
 const REAL_POINTS: u64 = 30;
 
 /// Number of these points at which both must be defined.
 const ENOUGH_POINTS: usize = 4;
 
-/// Returns true if `predicted` is right. A decimal gold number is matched within relative `tolerance`, and
+/// Returns true if `predicted` is right. A decimal gold number is matched within the relative tolerance, and
 /// within half of its last digit.
 ///
 /// If the gold number has no percent sign, a prediction in percent is right by value, and with `asks_percent`
 /// also by number.
-pub(super) fn is_right(gold: &Answer, predicted: &Answer, tolerance: f64, asks_percent: bool) -> bool {
+pub(super) fn is_right(gold: &Answer, predicted: &Answer, options: Options) -> bool {
     match (&gold.unit, &predicted.unit) {
         (Some(gold), Some(predicted)) if gold != predicted => return false,
         (None, Some(predicted)) if changes_meaning(predicted) => return false,
+        (Some(gold), None) if is_half_of_day(gold) => return false,
         _ => {}
     }
+    let Options { tolerance, asks_percent, .. } = options;
     let comparison = Comparison { tolerance, asks_percent, fuel: Fuel::new(FUEL), depth: Cell::new(0) };
-    comparison.equal(&gold.expr, &predicted.expr)
+    let (expr, other) = (without_tuple_names(&gold.expr), without_tuple_names(&predicted.expr));
+    match (&gold.modulus, &predicted.modulus) {
+        (_, None) => comparison.equal(&expr, &other),
+        (Some(modulus), Some(its)) => {
+            comparison.equal(modulus, its) && comparison.equal_residues(&expr, &other, modulus)
+        }
+        (None, Some(_)) => false,
+    }
 }
 
 struct Comparison {
@@ -84,7 +99,10 @@ impl Comparison {
             }
             (Union(gold), Union(predicted)) => self.equal_unordered(gold, predicted),
             (Relation(..), Relation(..)) => self.equal_relations(gold, predicted),
-            (gold, Relation(..)) => self.values(predicted).into_iter().any(|value| self.equal(gold, value)),
+            (gold, Relation(sides, _)) => {
+                let value = || is_sum_of_names(predicted) && self.equal_values(gold, &sides[1]);
+                self.values(predicted).into_iter().any(|value| self.equal(gold, value)) || value()
+            }
             (Relation(..), predicted) => {
                 self.values(gold).into_iter().any(|value| self.equal(value, predicted))
             }
@@ -93,6 +111,22 @@ impl Comparison {
             (scalar, Sequence(Brackets::Braces, items)) if items.len() == 1 => self.equal(scalar, &items[0]),
             (Sequence(..) | Union(_) | Matrix(_), _) | (_, Sequence(..) | Union(_) | Matrix(_)) => false,
             _ => self.equal_scalars(gold, predicted),
+        }
+    }
+
+    /// Compares congruences with the same modulus.
+    fn equal_residues(&self, gold: &Expr, predicted: &Expr, modulus: &Expr) -> bool {
+        if matches!((assigned(gold), assigned(predicted)), (Some(name), Some(other)) if name != other) {
+            return false;
+        }
+        let residue = |expr: &Expr| match self.values(expr).first() {
+            Some(value) => constant_value(value, &self.fuel),
+            None => constant_value(expr, &self.fuel),
+        };
+        let modulus = constant_value(modulus, &self.fuel).filter(|modulus| !modulus.is_zero());
+        match (residue(gold), residue(predicted), modulus) {
+            (Some(gold), Some(predicted), Some(modulus)) => ((gold - predicted) / modulus).is_integer(),
+            _ => self.equal(gold, predicted),
         }
     }
 
@@ -163,7 +197,8 @@ impl Comparison {
         if let ([name, set], [Relation::In]) = (sides.as_slice(), relations.as_slice()) {
             // Other sets are compared by `region`.
             let Expr::Sequence(Brackets::Braces, items) = set else { return Vec::new() };
-            return if items.len() == 1 && matches!(name, Expr::Symbol(_)) { vec![set] } else { Vec::new() };
+            let is_name = matches!(name, Expr::Symbol(_));
+            return if items.len() == 1 && is_name { vec![set] } else { Vec::new() };
         }
         if !relations.iter().all(|relation| relation.gives_a_value()) {
             return Vec::new();
@@ -327,17 +362,22 @@ impl Comparison {
         if gold.symbols() != predicted.symbols() && !is_rational(gold, predicted) {
             return false;
         }
-        match self.is_rational_identity(gold, predicted) {
+        let counts = |expr: &Expr| {
+            expr.any(&|part| matches!(part, Expr::Call(Function::Factorial | Function::Binomial, _)))
+        };
+        let is_small = !gold.symbols().is_empty() && (counts(gold) || counts(predicted));
+        match self.is_rational_identity(gold, predicted, is_small) {
             Some(equal) => equal,
             None => self.is_numeric_identity(gold, predicted),
         }
     }
 
-    /// `None` unless both are rational functions.
-    fn is_rational_identity(&self, gold: &Expr, predicted: &Expr) -> Option<bool> {
+    /// `None` unless both are rational functions, or, with `small` integers for the variables, have factorials.
+    fn is_rational_identity(&self, gold: &Expr, predicted: &Expr, small: bool) -> Option<bool> {
         let mut compared = PRIMES.map(|_| 0);
-        for (point, which) in (0..POINTS).zip((0..PRIMES.len()).cycle()) {
-            let field = Field { point, prime: PRIMES[which] };
+        let points = if small { SMALL_POINTS } else { POINTS };
+        for (point, which) in (0..points).zip((0..PRIMES.len()).cycle()) {
+            let field = Field { point, prime: PRIMES[which], small };
             let values = (evaluate(gold, &field, &self.fuel), evaluate(predicted, &field, &self.fuel));
             match values {
                 (Some(value), Some(other)) if value != other => return Some(false),
@@ -402,35 +442,6 @@ impl Comparison {
             _ => Some(false),
         }
     }
-}
-
-/// The name in `x = 5` or `f(x) = x^2` (`x` or `f`), if the other sides do not contain it.
-fn assigned(relation: &Expr) -> Option<&str> {
-    const FUNCTIONS: [&str; 6] = ["f", "g", "h", "p", "P", "Q"];
-    let Expr::Relation(sides, relations) = relation else { return None };
-    let name = match &sides[0] {
-        Expr::Symbol(name) => name,
-        Expr::Mul(parts) => match parts.as_slice() {
-            [Expr::Symbol(name), Expr::Symbol(_)] if FUNCTIONS.contains(&name.as_str()) => name,
-            _ => return None,
-        },
-        _ => return None,
-    };
-    let equal = relations.iter().all(|relation| relation.gives_a_value());
-    (equal && sides[1..].iter().all(|side| !side.symbols().contains(name.as_str()))).then_some(name)
-}
-
-/// Returns true if the items assign values to different names.
-fn names_differ(items: &[Expr]) -> bool {
-    let names: Vec<&str> = items.iter().filter_map(assigned).collect();
-    names.windows(2).any(|pair| pair[0] != pair[1])
-}
-
-/// Returns true if `x = 1, y = 2` lists its names in order, like a tuple. `x = 1, x = 2` assigns one name
-/// twice and does not.
-fn in_order(items: &[Expr]) -> bool {
-    let names: Vec<&str> = items.iter().filter_map(assigned).collect();
-    names.is_empty() || (names.len() == items.len() && names.windows(2).all(|pair| pair[0] < pair[1]))
 }
 
 /// Returns true if values are listed, which an interval never does.

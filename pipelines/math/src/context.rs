@@ -7,6 +7,8 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
+use super::foreign::{is_foreign_letter, is_mark, scale_of};
+use super::foreign::{negates_after, negates_before};
 use super::unit::changes_number;
 
 /// Returns true if neither `before` nor `after` changes the answer between them. An answer that `is_rounded`
@@ -16,7 +18,30 @@ pub(super) fn is_neutral(before: &str, after: &str, is_rounded: bool) -> bool {
     let is_about = !is_rounded && ABOUT.is_match(last);
     let is_item = is_dash(before.trim());
     let is_one_of_several = is_part_of_formula(last) || is_compared(last) || is_another_value(last);
-    !(is_about || is_item || is_one_of_several || is_negated(before) || is_continued(after))
+    let is_foreign = negates_before(before) || negates_after(after);
+    !(is_about || is_item || is_one_of_several || is_foreign || is_negated(before) || is_continued(after))
+}
+
+/// Returns true if `before` ends with a mark that strikes the text behind it out.
+pub(super) fn is_struck(before: &str) -> bool {
+    static STRUCK: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r"(?:~~|<(?:s|del|strike)>|\\(?:[bx]?cancel|sout|st)\s*\{)[\s$*]*$"));
+    STRUCK.is_match(last_chars(before))
+}
+
+/// `after` without the modulus of a congruence at its start: ` \pmod 7`.
+pub(super) fn without_modulus(after: &str) -> &str {
+    static MODULUS: LazyLock<Regex> = LazyLock::new(|| {
+        let number = r"(?:\{[^{}]{1,20}\}|[0-9]+|[a-z])";
+        let name = r"(?:\\bmod|\\mathrm\{mod\}|\\text\{\s*mod\s*\}|mod)";
+        pattern(&format!(r"^(?:\s|\$|\\[,;:! ]|\\q?quad)*(?:\\[pb]?mod\s*{number}|\({name}\s*{number}\))"))
+    });
+    MODULUS.find(after).map_or(after, |found| &after[found.end()..])
+}
+
+/// Returns true for a letter or digit that a number behind it would be a part of: not in scripts without spaces.
+pub(super) fn is_joining_letter(c: char) -> bool {
+    c.is_alphanumeric() && !(is_foreign_letter(c) || is_mark(c))
 }
 
 /// Returns true if words before a formula say that it is not the answer, or not all of it: `not`, `at least`,
@@ -75,9 +100,12 @@ pub(super) fn words_of_number(text: &str) -> usize {
         let word = word.strip_prefix("text{").unwrap_or(word).trim_start();
         let length = match word.starts_with('%') {
             true => 1,
-            false => word.bytes().take_while(u8::is_ascii_alphabetic).count(),
+            false => scale_of(word).map_or_else(
+                || word.chars().take_while(|c| c.is_alphabetic() || is_mark(*c)).map(char::len_utf8).sum(),
+                |(length, _)| length,
+            ),
         };
-        let name = word[..length].to_ascii_lowercase();
+        let name = word[..length].to_lowercase();
         if !changes_number(&name) && !["%", "percent"].contains(&&*name) {
             return text.len() - rest.len();
         }
@@ -102,8 +130,8 @@ fn is_part_of_formula(before: &str) -> bool {
         let listed = r"[\p{N})][$*]*[^\S\n]*[,;.]?[^\S\n]+\(?|[\p{N}][,;]|[\p{N}]\$\s*\$?";
         let opened = r"[\p{L}\p{N})]\s*[(\[|]";
         let compared = r"(?:[<>≤≥≠]=?|!=|\\(?:n?eq?|[lg]eq?|[lg]t|neq))\s*\$?";
-        let command = r"\\(?:sqrt|[dt]?frac)\s*(?:\[[^\]]*\])?(?:\{[^{}]*\})?\s*\{";
-        let adjacent = r"[\p{N}_^√/#½⅓¼¾][${]?";
+        let command = r"\\(?:sqrt|[dt]?frac|[bp]?mod)\s*(?:\[[^\]]*\])?(?:\{[^{}]*\})?\s*\{";
+        let adjacent = r"[\p{N}_^√/#][${]?|[0-9]\}[$]?";
         pattern(&format!("(?:{adjacent}|{power}|{sign}|{operator}|{listed}|{opened}|{compared}|{command})$"))
     });
     let word = before.trim_end_matches([' ', '$', '*', '-']);
@@ -153,7 +181,7 @@ fn is_continued(after: &str) -> bool {
         let adjacent =
             r"[eE]?[0-9]|\(|\s*per\s+cent|[.,][0-9]|[\^√π²³₀-₉!+_?]|(?:/?[a-zA-Z]|st|nd|rd|th)\b|/[0-9]";
         let command = r"\s*\\(?:cdot|times|div|pm|mp|sqrt|[dt]?frac|pi|[bp]?mod|binom)\b";
-        let letter = r"\s*[(]?(?:[cdeijknpqrxyzKMBT]\b|mod\b)|\s*[½⅓¼¾±]";
+        let letter = r"\s*[(]?(?:[cdeijknpqrxyzKMBT]\b|mod\b)|\s*±";
         let part = r"\s+(?:and|&)\s+(?:an?|one|two|three)\s+(?:half|third|quarter|fourth|fifth)";
         let is = r"(?:am|are|can|could|has|have|is|seems|was|would)(?:\s+be)?";
         let wrong = r"(?:clearly\s+|also\s+)?(?:false|impossible|incorrect|no\b|not|too|wrong)";

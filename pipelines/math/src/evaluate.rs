@@ -1,7 +1,7 @@
 //! Evaluation of expressions in different arithmetics.
 //!
-//! [`Exact`] has rationals, [`Field`] residues of a large prime, and `ball_arithmetic.rs` complex numbers
-//! with error bounds. Every operation takes [`Fuel`], so that evaluation terminates.
+//! [`Exact`] has rationals, `field.rs` residues of a large prime, and `ball_arithmetic.rs` complex numbers with
+//! error bounds. Every operation takes [`Fuel`], so that evaluation terminates.
 
 use std::cell::Cell;
 
@@ -46,6 +46,12 @@ pub(super) trait Arithmetic {
     fn cost(&self, value: &Self::Value) -> u64;
 }
 
+/// Limit of a root's degree.
+const MOST_DEGREE: u32 = 64;
+
+/// Fuel for a factorial that is not an exact number.
+const FACTORIAL_FUEL: u64 = 500;
+
 /// Value of `expr`. `None` if it is undefined, `arithmetic` cannot represent it, or the fuel is spent.
 pub(super) fn evaluate<A: Arithmetic>(expr: &Expr, arithmetic: &A, fuel: &Fuel) -> Option<A::Value> {
     fuel.burn(1)?;
@@ -59,12 +65,17 @@ pub(super) fn evaluate<A: Arithmetic>(expr: &Expr, arithmetic: &A, fuel: &Fuel) 
         Expr::Mul(factors) => fold(factors, value, |a, b| arithmetic.mul(a, b)),
         Expr::Div(a, b) => arithmetic.div(&value(a)?, &value(b)?),
         Expr::Pow(base, exponent) => {
-            let integer = constant_value(exponent, fuel)
-                .filter(BigRational::is_integer)
-                .and_then(|exponent| exponent.numer().to_i64());
-            match integer {
-                Some(exponent) => arithmetic.powi(&value(base)?, exponent),
-                None => arithmetic.pow(&value(base)?, &value(exponent)?),
+            let known = constant_value(exponent, fuel);
+            let integer = |value: &BigInt| value.to_i64();
+            match known.as_ref().map(|known| (integer(known.numer()), known.denom().to_u32())) {
+                Some((Some(exponent), Some(1))) => arithmetic.powi(&value(base)?, exponent),
+                // Among reals, `x^{2/3}` is the square of the cube root, for negative numbers too.
+                Some((Some(exponent), Some(degree))) if degree % 2 == 1 && degree <= MOST_DEGREE => {
+                    let degree = arithmetic.number(&BigRational::from(BigInt::from(degree)))?;
+                    let root = arithmetic.call(Function::Root, &[degree, value(base)?])?;
+                    arithmetic.powi(&root, exponent)
+                }
+                _ => arithmetic.pow(&value(base)?, &value(exponent)?),
             }
         }
         Expr::Scaled(Scale::Percent, a) => arithmetic.div(&value(a)?, &arithmetic.number(&integer(100))?),
@@ -76,6 +87,9 @@ pub(super) fn evaluate<A: Arithmetic>(expr: &Expr, arithmetic: &A, fuel: &Fuel) 
         Expr::Call(function, arguments) => match exact_call(*function, arguments, fuel) {
             Some(number) => arithmetic.number(&number),
             None => {
+                if matches!(function, Function::Factorial | Function::Binomial) {
+                    fuel.burn(FACTORIAL_FUEL)?;
+                }
                 let arguments: Option<Vec<_>> = arguments.iter().map(value).collect();
                 arithmetic.call(*function, &arguments?)
             }
@@ -124,7 +138,7 @@ fn exact_call(function: Function, arguments: &[Expr], fuel: &Fuel) -> Option<Big
             let (n, k) = (small(n, 170)?, small(k, 170)?);
             if k > n { Some(integer(0)) } else { Some(factorial(n) / (factorial(k) * factorial(n - k))) }
         }
-        (Root, [degree, a]) => exact_root(a, small(degree, 64)?),
+        (Root, [degree, a]) => exact_root(a, small(degree, MOST_DEGREE)?),
         (Log, [base, a]) => exact_log(base, a),
         _ => None,
     }
@@ -216,111 +230,21 @@ impl Arithmetic for Exact {
         if base.is_negative() {
             return None;
         }
-        let root = exact_root(base, exponent.denom().to_u32().filter(|degree| *degree <= 64)?)?;
+        let root = exact_root(base, exponent.denom().to_u32().filter(|degree| *degree <= MOST_DEGREE)?)?;
         self.powi(&root, exponent.numer().to_i64()?)
     }
 
-    fn call(&self, _function: Function, _arguments: &[BigRational]) -> Option<BigRational> {
-        None
+    fn call(&self, function: Function, arguments: &[BigRational]) -> Option<BigRational> {
+        match (function, arguments) {
+            (Function::Root, [degree, a]) => exact_root(a, small(degree, MOST_DEGREE)?),
+            _ => None,
+        }
     }
 
     fn cost(&self, value: &BigRational) -> u64 {
         // A greatest common divisor takes as many steps as bits, over as many words.
         let bits = bits(value);
         4 + bits * bits / 2048
-    }
-}
-
-/// The integers modulo a prime, with a random one for each variable. Two different rational functions agree
-/// at such a point with a probability of about their degree in 2^61, unless the prime divides their
-/// difference.
-pub(super) struct Field {
-    /// Seed of the variables.
-    pub(super) point: u64,
-    /// One of [`PRIMES`].
-    pub(super) prime: u64,
-}
-
-/// Two primes, since a formula may contain one of them as a number, which is then zero.
-pub(super) const PRIMES: [u64; 2] = [(1 << 61) - 1, (1 << 61) - 31];
-
-impl Field {
-    fn residue(&self, value: &BigInt) -> u64 {
-        let prime = BigInt::from(self.prime);
-        let residue = value % &prime;
-        let residue = if residue.is_negative() { residue + prime } else { residue };
-        residue.to_u64().expect("a residue of a 61-bit prime")
-    }
-
-    fn times(&self, a: u64, b: u64) -> u64 {
-        (u128::from(a) * u128::from(b) % u128::from(self.prime)) as u64
-    }
-
-    fn power(&self, base: u64, mut exponent: u64) -> u64 {
-        let (mut result, mut square) = (1, base);
-        while exponent > 0 {
-            if exponent % 2 == 1 {
-                result = self.times(result, square);
-            }
-            square = self.times(square, square);
-            exponent /= 2;
-        }
-        result
-    }
-
-    fn inverse(&self, value: u64) -> Option<u64> {
-        // Fermat's little theorem.
-        (value != 0).then(|| self.power(value, self.prime - 2))
-    }
-}
-
-impl Arithmetic for Field {
-    type Value = u64;
-
-    fn number(&self, number: &BigRational) -> Option<u64> {
-        Some(self.times(self.residue(number.numer()), self.inverse(self.residue(number.denom()))?))
-    }
-
-    fn constant(&self, _constant: Constant) -> Option<u64> {
-        None
-    }
-
-    fn symbol(&self, name: &str) -> Option<u64> {
-        Some(draw(self.point, name) % self.prime)
-    }
-
-    fn add(&self, a: &u64, b: &u64) -> Option<u64> {
-        Some((a + b) % self.prime)
-    }
-
-    fn mul(&self, a: &u64, b: &u64) -> Option<u64> {
-        Some(self.times(*a, *b))
-    }
-
-    fn div(&self, a: &u64, b: &u64) -> Option<u64> {
-        Some(self.times(*a, self.inverse(*b)?))
-    }
-
-    fn powi(&self, base: &u64, exponent: i64) -> Option<u64> {
-        /// A polynomial of higher degree is zero by chance too often.
-        const MOST_DEGREE: u64 = 1 << 20;
-        if exponent.unsigned_abs() > MOST_DEGREE || (*base == 0 && exponent <= 0) {
-            return None;
-        }
-        let base = if exponent < 0 { self.inverse(*base)? } else { *base };
-        Some(self.power(base, exponent.unsigned_abs()))
-    }
-
-    fn pow(&self, _base: &u64, _exponent: &u64) -> Option<u64> {
-        None
-    }
-
-    fn call(&self, _function: Function, _arguments: &[u64]) -> Option<u64> {
-        None
-    }
-
-    fn cost(&self, _value: &u64) -> u64 {
-        4
     }
 }
 

@@ -123,12 +123,14 @@ pub(super) enum Relation {
     Greater,
     GreaterEqual,
     In,
+    /// `\equiv`.
+    Congruent,
 }
 
 impl Relation {
     /// Returns true if its right side is the value of its left side.
     pub(super) fn gives_a_value(&self) -> bool {
-        matches!(self, Self::Equal | Self::About)
+        matches!(self, Self::Equal | Self::About | Self::Congruent)
     }
 
     /// The relation with its sides exchanged.

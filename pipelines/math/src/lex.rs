@@ -4,6 +4,8 @@ use num_bigint::BigInt;
 use num_rational::BigRational;
 
 use super::expr::{Constant, Function, Number, Relation};
+use super::foreign::{is_foreign_letter, is_mark};
+use super::symbols::{SHORT_WORDS, TWO_SIGNS, command, function, letter, named, phrase, symbol};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
@@ -16,6 +18,9 @@ pub(super) enum Token {
     Fraction,
     /// `\binom`, which takes two arguments.
     Choose,
+    /// `\over` and `\choose`, between two arguments in a group.
+    Over,
+    ChooseInfix,
     /// `\sqrt`, with an optional degree in square brackets.
     SquareRoot,
     Plus,
@@ -27,6 +32,7 @@ pub(super) enum Token {
     Power,
     Subscript,
     Factorial,
+    Prime,
     Percent,
     Degree,
     Comma,
@@ -41,6 +47,8 @@ pub(super) enum Token {
     /// `|`, which may open or close.
     Bar,
     Relation(Relation),
+    /// `\int`, `\gcd` and similar commands, which only a name contains.
+    Operator(String),
     Union,
     EmptySet,
     BeginMatrix,
@@ -49,22 +57,20 @@ pub(super) enum Token {
     NextRow,
 }
 
-/// Limit of digits in a literal, and of the power of ten in its exponent.
-const MOST_DIGITS: usize = 300;
-
-/// Tokens of `text`; `None` if some part of it is unknown.
-pub(super) fn lex(text: &str) -> Option<Vec<Token>> {
-    let mut lexer = Lexer { rest: text, depth: 0, tokens: Vec::new() };
+/// Tokens of `text`; `None` if some part of it is unknown. With `decimal_comma`, `3,5` is a decimal.
+pub(super) fn lex(text: &str, decimal_comma: bool) -> Option<Vec<Token>> {
+    let mut lexer = Lexer { rest: text, depth: 0, decimal_comma, tokens: Vec::new() };
     while !lexer.rest.is_empty() {
         lexer.next()?;
     }
     Some(lexer.tokens)
 }
 
-struct Lexer<'a> {
-    rest: &'a str,
+pub(super) struct Lexer<'a> {
+    pub(super) rest: &'a str,
     /// Number of open brackets, inside which a comma never groups digits.
-    depth: usize,
+    pub(super) depth: usize,
+    pub(super) decimal_comma: bool,
     tokens: Vec<Token>,
 }
 
@@ -76,7 +82,7 @@ impl Lexer<'_> {
         } else if first.is_ascii_digit() || (first == '.' && self.digits_at(1) > 0) {
             let number = self.number()?;
             self.tokens.push(Token::Number(number));
-        } else if first.is_ascii_alphabetic() {
+        } else if starts_word(first) {
             self.letters();
         } else if first == '\\' {
             self.command()?;
@@ -95,7 +101,7 @@ impl Lexer<'_> {
         self.tokens.push(token);
     }
 
-    fn take(&mut self, prefix: &str) -> bool {
+    pub(super) fn take(&mut self, prefix: &str) -> bool {
         let taken = self.rest.strip_prefix(prefix);
         self.rest = taken.unwrap_or(self.rest);
         taken.is_some()
@@ -105,119 +111,47 @@ impl Lexer<'_> {
         self.rest = self.rest.trim_start();
     }
 
-    fn digits_at(&self, start: usize) -> usize {
+    pub(super) fn digits_at(&self, start: usize) -> usize {
         self.rest.bytes().skip(start).take_while(u8::is_ascii_digit).count()
     }
 
-    fn take_digits(&mut self, digits: &mut String) -> usize {
+    pub(super) fn take_digits(&mut self, digits: &mut String) -> usize {
         let count = self.digits_at(0);
         digits.push_str(&self.rest[..count]);
         self.rest = &self.rest[count..];
         count
     }
 
-    /// `12`, `1,234`, `0.5`, `1.5e-3`, `0.\overline{3}`.
-    fn number(&mut self) -> Option<Number> {
-        let mut digits = String::new();
-        let first = self.take_digits(&mut digits);
-        if (1..=3).contains(&first) && !digits.starts_with('0') {
-            self.take_groups(&mut digits);
-        }
-        let mut places = None;
-        if self.rest.starts_with('.') && !self.rest.starts_with("..") {
-            self.rest = &self.rest[1..];
-            let count = self.take_digits(&mut digits);
-            // `5.` is an integer at the end of a sentence.
-            places = (count > 0).then_some(count as i32);
-            if self.rest.starts_with(r"\overline{") {
-                return self.repeating(&digits, count as u32);
-            }
-        }
-        if digits.len() > MOST_DIGITS {
-            return None;
-        }
-        let mut exponent = -places.unwrap_or(0);
-        if let Some(power) = self.take_exponent()? {
-            exponent += power;
-            places = places.map(|places| places - power);
-        }
-        let value = BigRational::from(digits.parse::<BigInt>().ok()?) * power_of_ten(exponent);
-        Some(Number { value, places })
-    }
-
-    /// Takes groups of thousands: `,234` outside of brackets, `{,}234` and `\,234` anywhere.
-    fn take_groups(&mut self, digits: &mut String) {
-        let separators = if self.depth == 0 { &[",", r",\!", "{,}", r"\,"][..] } else { &["{,}", r"\,"][..] };
-        for separator in separators {
-            let groups = |rest: &str| {
-                let mut length = 0;
-                while let Some(group) = rest[length..].strip_prefix(separator) {
-                    if group.bytes().take_while(u8::is_ascii_digit).count() != 3 {
-                        break;
-                    }
-                    length += separator.len() + 3;
-                }
-                length
-            };
-            let length = groups(self.rest);
-            // `1,234,5` does not group digits.
-            let follows = self.rest[length..].strip_prefix(separator).unwrap_or_default();
-            if length > 0 && !follows.starts_with(|c: char| c.is_ascii_digit()) {
-                digits.extend(self.rest[..length].chars().filter(char::is_ascii_digit));
-                self.rest = &self.rest[length..];
-                return;
-            }
-        }
-    }
-
-    /// The power in `e5` or `E-5`, if digits follow; otherwise `e` is Euler's number.
-    fn take_exponent(&mut self) -> Option<Option<i32>> {
-        let Some(after) = self.rest.strip_prefix(['e', 'E']) else { return Some(None) };
-        let unsigned = after.strip_prefix(['+', '-']).unwrap_or(after);
-        let count = unsigned.bytes().take_while(u8::is_ascii_digit).count();
-        if count == 0 {
-            return Some(None);
-        }
-        let length = after.len() - unsigned.len() + count;
-        let power: i32 = after[..length].parse().ok()?;
-        self.rest = &after[length..];
-        (power.unsigned_abs() as usize <= MOST_DIGITS).then_some(Some(power))
-    }
-
-    /// A number from its digits, with `places` decimals, and a repeating period.
-    fn repeating(&mut self, digits: &str, places: u32) -> Option<Number> {
-        self.take(r"\overline{");
-        let mut period = String::new();
-        let count = self.take_digits(&mut period);
-        if count == 0 || digits.len() + count > MOST_DIGITS || !self.take("}") {
-            return None;
-        }
-        let before = BigRational::from(format!("0{digits}").parse::<BigInt>().ok()?);
-        let nines = power_of_ten(count as i32) - BigRational::from(BigInt::from(1));
-        let period = BigRational::from(period.parse::<BigInt>().ok()?) / nines;
-        Some(Number { value: (before + period) * power_of_ten(-(places as i32)), places: None })
-    }
-
     /// A run of letters: a function, a word, or a product of variables.
     fn letters(&mut self) {
-        let length = self.rest.bytes().take_while(u8::is_ascii_alphabetic).count();
-        let (run, rest) = self.rest.split_at(length);
+        if let Some(half) = half_of_day(self.rest) {
+            self.rest = &self.rest[half.len()..];
+            self.tokens.push(Token::Word(half.replace('.', "").to_ascii_lowercase()));
+            return;
+        }
+        let (run, rest) = self.rest.split_at(word_length(self.rest));
         self.rest = rest;
-        let lower = run.to_ascii_lowercase();
+        let lower = run.to_lowercase();
         if run == "oo" || ["infinity", "inf"].contains(&&*lower) {
             self.tokens.push(Token::Constant(Constant::Infinity));
         } else if run == "sqrt" {
             self.tokens.push(Token::SquareRoot);
+        } else if run == "frac" && rest.starts_with('{') {
+            self.tokens.push(Token::Fraction);
         } else if let Some(function) = function(run) {
             self.tokens.push(Token::Function(function));
         } else if let Some(token) = named(run) {
             self.tokens.push(token);
         } else if let Some(token) = phrase(&lower) {
             self.tokens.push(token);
+        } else if ["am", "pm"].contains(&&*lower) && matches!(self.tokens.last(), Some(Token::Number(_))) {
+            self.tokens.push(Token::Word(lower));
         } else if run.bytes().all(|byte| byte.is_ascii_uppercase()) {
             // `AB` is a line segment, not a product.
             self.tokens.push(Token::Symbol(run.to_owned()));
-        } else if length == 1 || (length == 2 && !SHORT_WORDS.contains(&&*lower)) {
+        } else if !run.is_ascii() {
+            self.tokens.push(Token::Word(lower));
+        } else if run.len() == 1 || (run.len() == 2 && !SHORT_WORDS.contains(&&*lower)) {
             self.tokens.extend(run.chars().map(letter));
         } else {
             self.tokens.push(Token::Word(lower));
@@ -235,10 +169,14 @@ impl Lexer<'_> {
             "left" | "right" | "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr" => {
                 return self.sized(name);
             }
-            "bf" | "boldsymbol" | "bm" | "displaystyle" | "textstyle" | "limits" | "quad" | "qquad"
-            | "space" => {}
-            "text" | "textbf" | "textit" | "textrm" | "mathrm" | "mathbf" | "mbox" | "operatorname"
-            | "mathit" | "mathbb" | "mathcal" => self.text()?,
+            "bf" | "rm" | "it" | "boldsymbol" | "bm" | "displaystyle" | "textstyle" | "limits" | "quad" | "qquad"
+            | "space" | "thinspace" | "enspace" => {}
+            "text" | "textbf" | "textit" | "textrm" | "textnormal" | "textsf" | "texttt" | "textup" | "mathrm"
+            | "mathbf" | "mathsf" | "mbox" | "hbox" | "operatorname" | "mathit" | "mathbb" | "mathcal" => {
+                self.text(name)?
+            }
+            "angle" | "measuredangle" | "triangle" => self.figure(name)?,
+            "overline" | "vec" | "hat" | "bar" | "widehat" | "tilde" | "overrightarrow" => self.accent(name)?,
             "frac" | "dfrac" | "tfrac" | "cfrac" => self.two_digits(Token::Fraction),
             "binom" | "dbinom" | "tbinom" => self.two_digits(Token::Choose),
             "sqrt" => {
@@ -288,22 +226,68 @@ impl Lexer<'_> {
     }
 
     /// `\text{...}`: words, or a formula in upright letters.
-    fn text(&mut self) -> Option<()> {
-        self.skip_spaces();
-        let inner = self.rest.strip_prefix('{')?;
-        let end = inner.find(['{', '}']).filter(|&end| inner.as_bytes()[end] == b'}')?;
-        self.rest = &inner[end + 1..];
-        let content = inner[..end].trim();
-        if content.bytes().all(|byte| byte.is_ascii_alphabetic() || byte == b' ') {
-            for word in content.split_ascii_whitespace() {
-                let lower = word.to_ascii_lowercase();
+    fn text(&mut self, command: &str) -> Option<()> {
+        let content = self.group()?.trim();
+        let content = content.strip_suffix('.').filter(|_| half_of_day(content).is_none()).unwrap_or(content);
+        let content = content.replace(r"\ ", " ").replace(['$', '~'], "");
+        let is_math = command.starts_with("math") || command == "operatorname";
+        if is_math && ["e", "i"].contains(&&*content) {
+            self.tokens.extend(content.chars().map(letter));
+        } else if content.chars().all(|c| c.is_alphabetic() || is_mark(c) || c == ' ') {
+            for word in content.split_whitespace() {
+                let lower = word.to_lowercase();
                 // A single letter keeps its case, since it may be a variable.
                 let plain = if word.len() == 1 { word.to_owned() } else { lower.clone() };
                 self.tokens.push(phrase(&lower).unwrap_or(Token::Word(plain)));
             }
         } else {
-            self.tokens.extend(lex_upright(content)?);
+            self.tokens.extend(lex_upright(&content)?);
         }
+        Some(())
+    }
+
+    /// The content of the braces that follow.
+    fn group(&mut self) -> Option<&str> {
+        self.skip_spaces();
+        let inner = self.rest.strip_prefix('{')?;
+        let mut depth = 1;
+        let end = inner.bytes().position(|byte| {
+            depth += i32::from(byte == b'{') - i32::from(byte == b'}');
+            depth == 0
+        })?;
+        self.rest = &inner[end + 1..];
+        Some(&inner[..end])
+    }
+
+    /// `\angle ABC` and `\triangle ABC` are names.
+    fn figure(&mut self, command: &str) -> Option<()> {
+        self.skip_spaces();
+        let content = match self.rest.starts_with('{') {
+            true => self.group()?,
+            false => {
+                let (name, rest) = self.rest.split_at(word_length(self.rest));
+                self.rest = rest;
+                name
+            }
+        };
+        let is_name = !content.is_empty() && content.bytes().all(|byte| byte.is_ascii_alphabetic());
+        let kind = if command == "triangle" { "triangle" } else { "angle" };
+        let name = is_name.then(|| Token::Symbol(format!("{kind} {content}")))?;
+        self.tokens.push(name);
+        Some(())
+    }
+
+    /// A letter with an accent is another variable, and a bar or an arrow over two points is their segment.
+    fn accent(&mut self, command: &str) -> Option<()> {
+        let content = self.group()?.trim();
+        let is_segment = content.len() == 2 && content.bytes().all(|byte| byte.is_ascii_uppercase());
+        let name = match content.len() {
+            2 if is_segment && ["overline", "bar"].contains(&command) => content.to_owned(),
+            2 if is_segment => format!("{command} {content}"),
+            1 if content.as_bytes()[0].is_ascii_alphabetic() => format!("{command} {content}"),
+            _ => return None,
+        };
+        self.tokens.push(Token::Symbol(name));
         Some(())
     }
 
@@ -344,6 +328,12 @@ impl Lexer<'_> {
                 return Some(());
             }
         }
+        for prime in [r"^\prime", r"^{\prime}"] {
+            if self.take(prime) {
+                self.push(Token::Prime);
+                return Some(());
+            }
+        }
         for (text, token) in TWO_SIGNS {
             if self.take(text) {
                 self.push(token.clone());
@@ -359,7 +349,7 @@ impl Lexer<'_> {
 
 /// Tokens of a `\text{...}` that is more than words; it cannot contain another `\text`.
 fn lex_upright(text: &str) -> Option<Vec<Token>> {
-    if text.contains('\\') {
+    if text.contains(r"\text") {
         return None;
     }
     // `km/h`: an upright letter is a unit if a number precedes it.
@@ -367,172 +357,28 @@ fn lex_upright(text: &str) -> Option<Vec<Token>> {
         Token::Symbol(name) => Token::Word(name),
         other => other,
     };
-    Some(lex(text)?.into_iter().map(upright).collect())
+    Some(lex(text, false)?.into_iter().map(upright).collect())
 }
 
-fn power_of_ten(power: i32) -> BigRational {
-    num_traits::Pow::pow(BigRational::from(BigInt::from(10)), power)
+/// Returns true for the first letter of a word or of a product, Greek excluded.
+fn starts_word(c: char) -> bool {
+    is_latin(c) || is_foreign_letter(c)
 }
 
-/// Runs of two letters that are words or units, not products.
-const SHORT_WORDS: [&str; 37] = [
-    "no", "on", "is", "if", "to", "of", "in", "at", "as", "by", "we", "so", "it", "an", "am", "pm", "do",
-    "up", "go", "cm", "mm", "km", "kg", "mg", "ml", "ft", "mi", "hr", "oz", "lb", "st", "nd", "rd", "th",
-    "us", "he", "me",
-];
-
-const TWO_SIGNS: [(&str, Token); 9] = [
-    ("**", Token::Power),
-    ("<=", Token::Relation(Relation::LessEqual)),
-    (">=", Token::Relation(Relation::GreaterEqual)),
-    ("!=", Token::Relation(Relation::NotEqual)),
-    ("==", Token::Relation(Relation::Equal)),
-    ("=<", Token::Relation(Relation::LessEqual)),
-    ("+/-", Token::PlusMinus),
-    ("+-", Token::PlusMinus),
-    ("·", Token::Times),
-];
-
-fn symbol(first: char) -> Option<Token> {
-    Some(match first {
-        '+' => Token::Plus,
-        '-' | '−' | '–' => Token::Minus,
-        '±' => Token::PlusMinus,
-        '∓' => Token::MinusPlus,
-        '*' | '×' | '⋅' => Token::Times,
-        '/' | '÷' => Token::Divide,
-        '^' => Token::Power,
-        '_' => Token::Subscript,
-        '!' => Token::Factorial,
-        '%' => Token::Percent,
-        '°' => Token::Degree,
-        ',' | ';' => Token::Comma,
-        ':' => Token::Colon,
-        '(' => Token::Open('('),
-        ')' => Token::Close('('),
-        '[' => Token::Open('['),
-        ']' => Token::Close('['),
-        '{' => Token::Open('<'),
-        '}' => Token::Close('<'),
-        '|' => Token::Bar,
-        '&' => Token::NextCell,
-        '=' => Token::Relation(Relation::Equal),
-        '≈' => Token::Relation(Relation::About),
-        '≠' => Token::Relation(Relation::NotEqual),
-        '<' => Token::Relation(Relation::Less),
-        '≤' => Token::Relation(Relation::LessEqual),
-        '>' => Token::Relation(Relation::Greater),
-        '≥' => Token::Relation(Relation::GreaterEqual),
-        '∈' => Token::Relation(Relation::In),
-        '∪' => Token::Union,
-        '∅' => Token::EmptySet,
-        '√' => Token::SquareRoot,
-        '∞' => Token::Constant(Constant::Infinity),
-        'π' => Token::Constant(Constant::Pi),
-        'α' => Token::Symbol("alpha".into()),
-        'β' => Token::Symbol("beta".into()),
-        'θ' => Token::Symbol("theta".into()),
-        'λ' => Token::Symbol("lambda".into()),
-        '$' | '€' | '£' => Token::Word(first.to_string()),
-        _ => return None,
-    })
+fn is_latin(c: char) -> bool {
+    let code = c as u32;
+    c.is_ascii_alphabetic() || (c.is_alphabetic() && ((0xc0..0x250).contains(&code) || (0x1e00..0x1f00).contains(&code)))
 }
 
-fn letter(letter: char) -> Token {
-    match letter {
-        'e' => Token::Constant(Constant::E),
-        'i' => Token::Constant(Constant::I),
-        other => Token::Symbol(other.to_string()),
-    }
+/// Bytes of the letters of one script at the start of `text`.
+fn word_length(text: &str) -> usize {
+    let is_foreign = text.starts_with(is_foreign_letter);
+    let belongs = |c: &char| if is_foreign { is_foreign_letter(*c) || is_mark(*c) } else { is_latin(*c) || is_mark(*c) };
+    text.chars().take_while(belongs).map(char::len_utf8).sum()
 }
 
-/// Words with a meaning in mathematics, or units.
-fn phrase(word: &str) -> Option<Token> {
-    match word {
-        "and" => Some(Token::And),
-        "or" => Some(Token::Or),
-        "percent" => Some(Token::Percent),
-        "degree" | "degrees" => Some(Token::Degree),
-        _ => None,
-    }
-}
-
-/// Numbers and variables with names of several letters, spelled the same in LaTeX and plain notation.
-fn named(name: &str) -> Option<Token> {
-    const SYMBOLS: [&str; 14] = [
-        "alpha", "beta", "gamma", "delta", "epsilon", "theta", "lambda", "sigma", "omega", "Omega", "Delta",
-        "Gamma", "phi", "rho",
-    ];
-    match name {
-        "pi" => Some(Token::Constant(Constant::Pi)),
-        _ if SYMBOLS.contains(&name) => Some(Token::Symbol(name.to_owned())),
-        _ => None,
-    }
-}
-
-fn function(name: &str) -> Option<Function> {
-    use Function::*;
-    Some(match name {
-        "sin" => Sin,
-        "cos" => Cos,
-        "tan" => Tan,
-        "cot" => Cot,
-        "sec" => Sec,
-        "csc" => Csc,
-        "arcsin" | "asin" => Arcsin,
-        "arccos" | "acos" => Arccos,
-        "arctan" | "atan" => Arctan,
-        "sinh" => Sinh,
-        "cosh" => Cosh,
-        "tanh" => Tanh,
-        "exp" => Exp,
-        "ln" => Ln,
-        "log" | "lg" => Log,
-        "abs" => Abs,
-        "floor" => Floor,
-        "ceil" => Ceiling,
-        _ => return None,
-    })
-}
-
-/// A LaTeX command that is a single token.
-fn command(name: &str) -> Option<Token> {
-    if let Some(function) = function(name) {
-        return Some(Token::Function(function));
-    }
-    Some(match name {
-        "cdot" | "times" | "ast" => Token::Times,
-        "div" => Token::Divide,
-        "pm" => Token::PlusMinus,
-        "mp" => Token::MinusPlus,
-        "infty" => Token::Constant(Constant::Infinity),
-        "leq" | "le" | "leqslant" => Token::Relation(Relation::LessEqual),
-        "geq" | "ge" | "geqslant" => Token::Relation(Relation::GreaterEqual),
-        "lt" => Token::Relation(Relation::Less),
-        "gt" => Token::Relation(Relation::Greater),
-        "neq" | "ne" => Token::Relation(Relation::NotEqual),
-        "approx" => Token::Relation(Relation::About),
-        "in" => Token::Relation(Relation::In),
-        "cup" => Token::Union,
-        "emptyset" | "varnothing" => Token::EmptySet,
-        "degree" => Token::Degree,
-        "lbrace" => Token::Open('{'),
-        "rbrace" => Token::Close('{'),
-        "lbrack" => Token::Open('['),
-        "rbrack" => Token::Close('['),
-        "langle" => Token::Open('('),
-        "rangle" => Token::Close('('),
-        "lfloor" => Token::Open('f'),
-        "rfloor" => Token::Close('f'),
-        "lceil" => Token::Open('c'),
-        "rceil" => Token::Close('c'),
-        "lvert" => Token::Open('|'),
-        "rvert" => Token::Close('|'),
-        "vert" | "mid" => Token::Bar,
-        "varphi" => Token::Symbol("phi".into()),
-        "mu" | "nu" | "xi" | "tau" | "psi" | "chi" | "eta" | "zeta" | "kappa" | "ell" => {
-            Token::Symbol(name.to_owned())
-        }
-        _ => return named(name),
-    })
+/// `a.m.` or `p.m.` at the start of `text`.
+fn half_of_day(text: &str) -> Option<&str> {
+    let found = text.get(..4)?;
+    ["a.m.", "p.m."].iter().any(|half| found.eq_ignore_ascii_case(half)).then_some(found)
 }

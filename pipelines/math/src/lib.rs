@@ -1,23 +1,40 @@
 //! Equality of mathematical answers, whatever their form: the verifier of the `math` reward.
 //!
-//! `extract` finds the answer in a completion and `context` rejects one that the surrounding text changes.
-//! `lex` and `parse` convert it to an `expr`, and `compare` tests whether two are equal: inequalities as sets
-//! (`region`), other algebra by values at random points (`evaluate`, `ball_arithmetic`). Length, depth, size
-//! and work are bounded, so that hostile text is wrong, never slow.
+//! `normalize` gives characters one spelling. `extract` finds the answer in a completion: in `boxes`, which a `chain`
+//! joins, or in `prose`. `withdrawal` and `context` reject one that the surrounding text takes back or changes, in
+//! English and in `foreign` languages. `lex` and `parse` convert it to an `expr` without its `name`, `unit` and
+//! modulus (`congruence`). `compare` tests whether two are equal: inequalities as sets (`region`), other algebra by
+//! values at random points (`evaluate`, `field`, `ball_arithmetic`). Length, depth, size and work are bounded, so that
+//! hostile text is wrong, never slow.
 
 #![forbid(unsafe_code)]
 
 mod ball_arithmetic;
+mod boxes;
+mod chain;
 mod compare;
+mod congruence;
 mod context;
 mod evaluate;
 mod expr;
 mod extract;
+mod field;
+mod foreign;
 mod lex;
+mod literal;
+mod name;
+mod named;
+mod normalize;
 mod parse;
+mod primary;
+mod prose;
 mod region;
+mod symbols;
 mod unit;
+mod withdrawal;
 
+#[cfg(test)]
+mod kinds;
 #[cfg(test)]
 mod tests;
 
@@ -31,29 +48,44 @@ pub struct Options {
     pub tolerance: f64,
     /// True if the question asks for percent: `5\%` then equals `5`.
     pub asks_percent: bool,
+    /// True if a comma between digits is the decimal mark: `3,5` is then 3.5, and `1.234,5` is 1234.5.
+    pub decimal_comma: bool,
 }
 
-/// Finds the answer in a completion: the last one in a box, or else the one that its last words announce.
-/// `only_boxed` excludes the latter, for completions that were cut, whose last words are arbitrary.
+/// Finds the answer in a completion: the last one in a box, or else the one that its last words announce. Several
+/// that are joined are one list. `only_boxed` excludes the latter, for completions that were cut, whose last words
+/// are arbitrary.
 pub fn answer(completion: &str, only_boxed: bool) -> Option<Cow<'_, str>> {
-    extract::extract(completion, only_boxed)
+    match normalize::normalize(completion) {
+        Cow::Borrowed(text) => extract::extract(text, only_boxed),
+        Cow::Owned(text) => extract::extract(&text, only_boxed).map(|found| found.into_owned().into()),
+    }
 }
 
 /// Returns the answer in a record's gold text, which may be a whole solution; empty if there is none.
-pub fn gold_answer(text: &str) -> &str {
-    extract::gold(text)
+pub fn gold_answer(text: &str) -> Cow<'_, str> {
+    match normalize::normalize(text) {
+        Cow::Borrowed(text) => extract::gold(text),
+        Cow::Owned(text) => extract::gold(&text).into_owned().into(),
+    }
 }
 
 /// Returns true if `predicted` equals `gold` mathematically. Both are bare answers, as [`answer`] and [`gold_answer`]
 /// return them. Text that is not mathematics must be equal as text.
 pub fn is_equal(gold: &str, predicted: &str, options: Options) -> bool {
-    match (parse::parse(gold), parse::parse(predicted)) {
-        (Some(gold), Some(predicted)) => {
-            compare::is_right(&gold, &predicted, options.tolerance, options.asks_percent)
-        }
-        (None, None) => same_text(gold, predicted),
-        _ => false,
+    let (gold, predicted) = (normalize::normalize(gold), normalize::normalize(predicted));
+    let (golds, answers) = (readings(&gold, options), readings(&predicted, options));
+    if golds.is_empty() && answers.is_empty() {
+        return same_text(&gold, &predicted);
     }
+    golds.iter().any(|gold| answers.iter().any(|answer| compare::is_right(gold, answer, options)))
+}
+
+/// The answers that `text` may be: `24 m^2` is a formula, or a number with a unit.
+fn readings(text: &str, options: Options) -> Vec<parse::Answer> {
+    let with_unit = unit::with_upright_unit(text);
+    let texts = std::iter::once(text).chain(with_unit.as_deref());
+    texts.filter_map(|text| parse::parse_with(text, options.decimal_comma)).collect()
 }
 
 /// Returns true if two texts are equal except for spaces and typesetting commands.

@@ -12,12 +12,12 @@
 //! postfix  = primary { "!" | "%" | "°" | "_" name }
 //! ```
 
-use num_bigint::BigInt;
-use num_rational::BigRational;
-use num_traits::{One, Signed};
+use num_traits::Signed;
 
-use super::expr::{Brackets, Constant, Expr, Function, Number, Relation, Scale};
+use super::congruence::split_modulus;
+use super::expr::{Brackets, Expr, Function, Number, Relation, Scale};
 use super::lex::{Token, lex};
+use super::name::take_names;
 use super::unit::take_unit;
 
 /// Limit of a text's bytes; a longer text is not parsed.
@@ -35,19 +35,36 @@ pub(super) struct Answer {
     pub(super) expr: Expr,
     /// Canonical spelling of the unit.
     pub(super) unit: Option<String>,
+    /// Modulus of a congruence.
+    pub(super) modulus: Option<Expr>,
 }
 
 /// Parses `text`; `None` if it is not known mathematics.
 pub(super) fn parse(text: &str) -> Option<Answer> {
+    parse_with(text, false)
+}
+
+/// Parses `text`, with `decimal_comma` in numbers.
+pub(super) fn parse_with(text: &str, decimal_comma: bool) -> Option<Answer> {
     if text.len() > MOST_BYTES {
         return None;
     }
-    let mut tokens = lex(text)?;
+    let (text, modulus) = split_modulus(text);
+    let modulus = match modulus {
+        Some(modulus) => Some(expression(&lex(modulus, decimal_comma)?)?),
+        None => None,
+    };
+    let mut tokens = lex(text, decimal_comma)?;
+    take_names(&mut tokens);
     let unit = take_unit(&mut tokens)?;
-    let mut parser =
-        Parser { tokens: &tokens, position: 0, depth: 0, nodes: 0, sign: Sign::Upper, forked: false };
+    Some(Answer { expr: expression(&tokens)?, unit, modulus })
+}
+
+/// Parses all `tokens`.
+fn expression(tokens: &[Token]) -> Option<Expr> {
+    let mut parser = Parser { tokens, position: 0, depth: 0, nodes: 0, sign: Sign::Upper, forked: false };
     let expr = parser.list()?;
-    (parser.position == tokens.len()).then_some(Answer { expr, unit })
+    (parser.position == tokens.len()).then_some(expr)
 }
 
 /// The sign that `±` stands for; the upper one is plus.
@@ -57,9 +74,9 @@ enum Sign {
     Lower,
 }
 
-struct Parser<'a> {
-    tokens: &'a [Token],
-    position: usize,
+pub(super) struct Parser<'a> {
+    pub(super) tokens: &'a [Token],
+    pub(super) position: usize,
     depth: usize,
     nodes: usize,
     sign: Sign,
@@ -68,28 +85,28 @@ struct Parser<'a> {
 }
 
 impl Parser<'_> {
-    fn peek(&self) -> Option<&Token> {
+    pub(super) fn peek(&self) -> Option<&Token> {
         self.tokens.get(self.position)
     }
 
-    fn take(&mut self, token: &Token) -> bool {
+    pub(super) fn take(&mut self, token: &Token) -> bool {
         let found = self.peek() == Some(token);
         self.position += usize::from(found);
         found
     }
 
-    fn expect(&mut self, token: &Token) -> Option<()> {
+    pub(super) fn expect(&mut self, token: &Token) -> Option<()> {
         self.take(token).then_some(())
     }
 
     /// Counts a new node.
-    fn node(&mut self, expr: Expr) -> Option<Expr> {
+    pub(super) fn node(&mut self, expr: Expr) -> Option<Expr> {
         self.nodes += 1;
         (self.nodes <= MOST_NODES).then_some(expr)
     }
 
     /// Runs `inner` one level deeper.
-    fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
+    pub(super) fn deeper<T>(&mut self, inner: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
         if self.depth == MOST_DEPTH {
             return None;
         }
@@ -100,7 +117,7 @@ impl Parser<'_> {
     }
 
     /// A single item is itself, several are a bare list.
-    fn list(&mut self) -> Option<Expr> {
+    pub(super) fn list(&mut self) -> Option<Expr> {
         let mut items = self.items(true)?;
         if items.len() == 1 {
             return items.pop();
@@ -117,7 +134,7 @@ impl Parser<'_> {
     }
 
     /// Items between commas. With `forks`, an item with `±` becomes two.
-    fn items(&mut self, forks: bool) -> Option<Vec<Expr>> {
+    pub(super) fn items(&mut self, forks: bool) -> Option<Vec<Expr>> {
         let forks = forks && self.sign == Sign::Upper;
         let mut items = Vec::new();
         loop {
@@ -145,7 +162,7 @@ impl Parser<'_> {
         [Token::Comma, Token::And, Token::Or].iter().any(|token| self.take(token))
     }
 
-    fn relation(&mut self) -> Option<Expr> {
+    pub(super) fn relation(&mut self) -> Option<Expr> {
         let mut sides = vec![self.union()?];
         let mut relations: Vec<Relation> = Vec::new();
         while let Some(&Token::Relation(relation)) = self.peek() {
@@ -177,7 +194,7 @@ impl Parser<'_> {
         self.node(Expr::Sequence(Brackets::Square, parts))
     }
 
-    fn sum(&mut self) -> Option<Expr> {
+    pub(super) fn sum(&mut self) -> Option<Expr> {
         let mut terms = vec![self.product()?];
         loop {
             let minus = match self.peek() {
@@ -191,7 +208,8 @@ impl Parser<'_> {
             let term = self.product()?;
             terms.push(if minus { self.node(Expr::Neg(Box::new(term)))? } else { term });
         }
-        if terms.len() == 1 { terms.pop() } else { self.node(Expr::Add(terms)) }
+        let sum = if terms.len() == 1 { terms.pop()? } else { self.node(Expr::Add(terms))? };
+        self.infix(sum)
     }
 
     /// Returns true if a `±`, or a `∓` if `swapped`, is a minus here.
@@ -210,7 +228,8 @@ impl Parser<'_> {
                 let divisor = self.sign()?;
                 product = self.node(Expr::Div(Box::new(product), Box::new(divisor)))?;
             } else if let Some(mixed) = self.mixed_number(&product) {
-                product = self.node(mixed)?;
+                let mixed = self.node(mixed)?;
+                product = self.scaled(mixed)?;
             } else if self.starts_factor() {
                 let factor = self.power()?;
                 product = self.times(product, factor)?;
@@ -220,7 +239,7 @@ impl Parser<'_> {
         }
     }
 
-    fn times(&mut self, left: Expr, right: Expr) -> Option<Expr> {
+    pub(super) fn times(&mut self, left: Expr, right: Expr) -> Option<Expr> {
         let factors = match left {
             Expr::Mul(mut factors) => {
                 factors.push(right);
@@ -257,7 +276,7 @@ impl Parser<'_> {
     }
 
     /// Returns true if an implicit product continues. A number does not continue one: `2 3` may be anything.
-    fn starts_factor(&self) -> bool {
+    pub(super) fn starts_factor(&self) -> bool {
         match self.peek() {
             Some(
                 Token::Constant(_)
@@ -269,6 +288,8 @@ impl Parser<'_> {
                 | Token::BeginMatrix
                 | Token::Open(_),
             ) => true,
+            // `5!7!`
+            Some(Token::Number(_)) => self.tokens[self.position - 1] == Token::Factorial,
             // A bar after a factor closes an open absolute value; otherwise it opens one, as in `2|x|`.
             Some(Token::Bar) => !self.bar_is_open(),
             _ => false,
@@ -280,7 +301,7 @@ impl Parser<'_> {
         self.tokens[..self.position].iter().filter(|token| **token == Token::Bar).count() % 2 == 1
     }
 
-    fn sign(&mut self) -> Option<Expr> {
+    pub(super) fn sign(&mut self) -> Option<Expr> {
         let minus = match self.peek() {
             Some(Token::Plus) => false,
             Some(Token::Minus) => true,
@@ -293,13 +314,32 @@ impl Parser<'_> {
         if minus { self.node(Expr::Neg(Box::new(operand))) } else { Some(operand) }
     }
 
-    fn power(&mut self) -> Option<Expr> {
+    pub(super) fn power(&mut self) -> Option<Expr> {
         let base = self.postfix()?;
         if !self.take(&Token::Power) {
             return Some(base);
         }
         let exponent = self.deeper(Self::sign)?;
+        // `x^{2}_{1}` is `x_{1}^{2}`.
+        let base = if self.take(&Token::Subscript) { self.indexed(base)? } else { base };
         self.node(Expr::Pow(Box::new(base), Box::new(exponent)))
+    }
+
+    /// `operand` with the percent or degree sign that follows.
+    fn scaled(&mut self, operand: Expr) -> Option<Expr> {
+        if self.take(&Token::Percent) {
+            self.node(Expr::Scaled(Scale::Percent, Box::new(operand)))
+        } else if self.take(&Token::Degree) {
+            self.node(Expr::Scaled(Scale::Degree, Box::new(operand)))
+        } else {
+            Some(operand)
+        }
+    }
+
+    /// A variable with the index that follows.
+    fn indexed(&mut self, variable: Expr) -> Option<Expr> {
+        let Expr::Symbol(name) = variable else { return None };
+        Some(Expr::Symbol(format!("{name}_{}", self.index()?)))
     }
 
     fn postfix(&mut self) -> Option<Expr> {
@@ -307,215 +347,18 @@ impl Parser<'_> {
         loop {
             operand = if self.take(&Token::Factorial) {
                 self.node(Expr::Call(Function::Factorial, vec![operand]))?
-            } else if self.take(&Token::Percent) {
-                self.node(Expr::Scaled(Scale::Percent, Box::new(operand)))?
-            } else if self.take(&Token::Degree) {
-                self.node(Expr::Scaled(Scale::Degree, Box::new(operand)))?
+            } else if matches!(self.peek(), Some(Token::Percent | Token::Degree)) {
+                self.scaled(operand)?
             } else if self.take(&Token::Subscript) {
+                self.indexed(operand)?
+            } else if self.take(&Token::Prime) {
                 let Expr::Symbol(name) = operand else { return None };
-                Expr::Symbol(format!("{name}_{}", self.index()?))
+                Expr::Symbol(format!("{name}'"))
             } else {
                 return Some(operand);
             };
         }
     }
-
-    /// The index of a variable: names and numbers.
-    fn index(&mut self) -> Option<String> {
-        let braced = self.take(&Token::Open('<'));
-        let mut index = String::new();
-        loop {
-            match self.peek()? {
-                Token::Number(number) => index.push_str(&number.value.to_string()),
-                Token::Symbol(name) | Token::Word(name) => index.push_str(name),
-                Token::Constant(Constant::I) => index.push('i'),
-                Token::Constant(Constant::E) => index.push('e'),
-                _ => return None,
-            }
-            self.position += 1;
-            if !braced || self.take(&Token::Close('<')) {
-                return Some(index);
-            }
-        }
-    }
-
-    fn primary(&mut self) -> Option<Expr> {
-        self.deeper(Self::primary_within)
-    }
-
-    fn primary_within(&mut self) -> Option<Expr> {
-        let token = self.peek()?.clone();
-        self.position += 1;
-        let expr = match token {
-            Token::Number(number) => Expr::Number(number),
-            Token::Constant(constant) => Expr::Constant(constant),
-            Token::Symbol(name) => Expr::Symbol(name),
-            Token::Word(word) => self.words(word),
-            Token::EmptySet => Expr::Sequence(Brackets::Braces, Vec::new()),
-            Token::Function(function) => self.function(function)?,
-            Token::Fraction => {
-                let (top, bottom) = (self.argument()?, self.argument()?);
-                // `dy/dx` is not a quotient in which the d cancels.
-                if is_differential(&top) && is_differential(&bottom) {
-                    return None;
-                }
-                Expr::Div(Box::new(top), Box::new(bottom))
-            }
-            Token::Choose => Expr::Call(Function::Binomial, vec![self.argument()?, self.argument()?]),
-            Token::SquareRoot => self.root()?,
-            Token::BeginMatrix => self.matrix()?,
-            Token::Open(bracket) => return self.bracketed(bracket),
-            Token::Bar => {
-                let inner = self.sum()?;
-                self.expect(&Token::Bar)?;
-                Expr::Call(Function::Abs, vec![inner])
-            }
-            _ => return None,
-        };
-        self.node(expr)
-    }
-
-    fn words(&mut self, first: String) -> Expr {
-        let mut words = first;
-        while let Some(Token::Word(word)) = self.tokens.get(self.position) {
-            words = format!("{words} {word}");
-            self.position += 1;
-        }
-        let mut letters = words.chars();
-        match (letters.next(), letters.next()) {
-            (Some(letter), None) if letter.is_ascii_alphabetic() => Expr::Symbol(words),
-            _ => Expr::Words(words),
-        }
-    }
-
-    /// The content of brackets whose opening one was read: a group, a tuple, a set, an interval.
-    fn bracketed(&mut self, open: char) -> Option<Expr> {
-        let function = match open {
-            'f' => Some(Function::Floor),
-            'c' => Some(Function::Ceiling),
-            '|' => Some(Function::Abs),
-            _ => None,
-        };
-        if let Some(function) = function {
-            let inner = self.sum()?;
-            self.expect(&Token::Close(open))?;
-            return self.node(Expr::Call(function, vec![inner]));
-        }
-        if open == '{' && self.take(&Token::Close('{')) {
-            return self.node(Expr::Sequence(Brackets::Braces, Vec::new()));
-        }
-        let mut items = self.items(open == '{')?;
-        let &Token::Close(close) = self.peek()? else { return None };
-        self.position += 1;
-        let brackets = match (open, close, items.len()) {
-            ('(', '(', 1) | ('[', '[', 1) | ('<', '<', 1) => return items.pop(),
-            // Braces without a backslash are a set if they hold several items.
-            ('{', '{', _) | ('<', '<', _) => Brackets::Braces,
-            ('(', '(', _) => Brackets::Round,
-            ('[', '[', _) => Brackets::Square,
-            ('(', '[', 2) => Brackets::OpenClosed,
-            ('[', '(', 2) => Brackets::ClosedOpen,
-            _ => return None,
-        };
-        self.node(Expr::Sequence(brackets, items))
-    }
-
-    /// The argument of a LaTeX command: a group, or the next token.
-    fn argument(&mut self) -> Option<Expr> {
-        self.primary()
-    }
-
-    fn root(&mut self) -> Option<Expr> {
-        let mut degree = Expr::Number(Number { value: BigRational::from(BigInt::from(2)), places: None });
-        if self.take(&Token::Open('[')) {
-            degree = self.sum()?;
-            self.expect(&Token::Close('['))?;
-        }
-        Some(Expr::Call(Function::Root, vec![degree, self.argument()?]))
-    }
-
-    /// A function with its power, base and argument: `\sin^2 x`, `\log_2 8`, `\sin 2x`.
-    fn function(&mut self, function: Function) -> Option<Expr> {
-        let mut base = None;
-        let mut power = None;
-        loop {
-            if base.is_none() && function == Function::Log && self.take(&Token::Subscript) {
-                base = Some(self.argument()?);
-            } else if power.is_none() && self.take(&Token::Power) {
-                power = Some(self.deeper(Self::sign)?);
-            } else {
-                break;
-            }
-        }
-        let argument = self.deeper(Self::function_argument)?;
-        let inverse = power.as_ref().is_some_and(|power| {
-            matches!(power, Expr::Neg(one) if matches!(&**one, Expr::Number(one) if one.value.is_one()))
-        });
-        if inverse {
-            let inverse = match function {
-                Function::Sin => Function::Arcsin,
-                Function::Cos => Function::Arccos,
-                Function::Tan => Function::Arctan,
-                _ => return None,
-            };
-            return Some(Expr::Call(inverse, vec![argument]));
-        }
-        let arguments = if function == Function::Log {
-            let ten = Expr::Number(Number { value: BigRational::from(BigInt::from(10)), places: None });
-            vec![base.unwrap_or(ten), argument]
-        } else {
-            vec![argument]
-        };
-        let call = self.node(Expr::Call(function, arguments))?;
-        Some(match power {
-            Some(power) => Expr::Pow(Box::new(call), Box::new(power)),
-            None => call,
-        })
-    }
-
-    /// The content of parentheses, or all factors up to the next function: `\sin 2x \cos x` is a product of
-    /// two.
-    fn function_argument(&mut self) -> Option<Expr> {
-        if let Some(Token::Open(_)) = self.peek() {
-            return self.primary();
-        }
-        let mut argument = self.sign()?;
-        while self.starts_factor() && !matches!(self.peek(), Some(Token::Function(_) | Token::Open('('))) {
-            let factor = self.power()?;
-            argument = self.times(argument, factor)?;
-        }
-        if self.take(&Token::Divide) {
-            // `\sin x/2` is ambiguous.
-            return None;
-        }
-        Some(argument)
-    }
-
-    fn matrix(&mut self) -> Option<Expr> {
-        let mut rows = vec![Vec::new()];
-        while !self.take(&Token::EndMatrix) {
-            let cell = self.sum()?;
-            rows.last_mut()?.push(cell);
-            if self.take(&Token::NextRow) {
-                if self.peek() != Some(&Token::EndMatrix) {
-                    rows.push(Vec::new());
-                }
-            } else if !self.take(&Token::NextCell) && self.peek() != Some(&Token::EndMatrix) {
-                return None;
-            }
-        }
-        let width = rows[0].len();
-        (width > 0 && rows.iter().all(|row| row.len() == width)).then_some(Expr::Matrix(rows))
-    }
-}
-
-/// Returns true if it starts with the `d` of a derivative, alone or as part of a variable's name.
-fn is_differential(expr: &Expr) -> bool {
-    let first = match expr {
-        Expr::Mul(factors) => &factors[0],
-        other => other,
-    };
-    matches!(first, Expr::Symbol(name) if name == "d")
 }
 
 /// A literal or its negation.

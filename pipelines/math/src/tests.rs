@@ -7,14 +7,14 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use super::*;
 
 /// Tolerance of the reward's default.
-const OPTIONS: Options = Options { tolerance: 1e-4, asks_percent: false };
+const OPTIONS: Options = Options { tolerance: 1e-4, asks_percent: false, decimal_comma: false };
 
 fn is_right(gold: &str, text: &str, finished: bool) -> bool {
     let gold = gold_answer(gold);
-    !gold.is_empty() && answer(text, !finished).is_some_and(|predicted| is_equal(gold, &predicted, OPTIONS))
+    !gold.is_empty() && answer(text, !finished).is_some_and(|predicted| is_equal(&gold, &predicted, OPTIONS))
 }
 
-fn score(gold: &str, text: &str, finished: bool) -> f64 {
+pub(super) fn score(gold: &str, text: &str, finished: bool) -> f64 {
     f64::from(u8::from(is_right(gold, text, finished)))
 }
 

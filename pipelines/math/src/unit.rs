@@ -1,9 +1,14 @@
 //! Units after a number, and currencies before it.
 
+use std::sync::LazyLock;
+
 use num_bigint::BigInt;
 use num_rational::BigRational;
+use num_traits::ToPrimitive;
+use regex::Regex;
 
 use super::expr::Number;
+use super::foreign::{self, count_of, scale_of};
 use super::lex::Token;
 
 /// Words after a number that multiply it.
@@ -54,6 +59,8 @@ const SCALES: [&str; 4] = ["k", "K", "M", "B"];
 /// becomes a factor. `None` if a word is unknown, since the number might be another one without it.
 pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<Option<String>> {
     let currency = take_currency(tokens);
+    flatten_fraction(tokens);
+    split_scales(tokens);
     let Some(start) = start_of_words(tokens) else { return Some(currency) };
     let mut words = tokens.split_off(start);
     words.drain(..take_factors(tokens, &words));
@@ -69,13 +76,68 @@ pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<Option<String>> {
     Some((!words.is_empty()).then(|| spell(&words)))
 }
 
+/// `text` with the letters of a unit at its end in `\text{}`, if a space separates them from the number: `5 m`, `24 m^2`.
+pub(super) fn with_upright_unit(text: &str) -> Option<String> {
+    static UNIT: LazyLock<Regex> = LazyLock::new(|| {
+        let power = r"(?:\^(?:[23]|\{[23]\}))?";
+        Regex::new(&format!(
+            r"^.*[0-9}}](?:\s|~|\\[,; ])+((?:[mshgLNJWV]|[kcm]m|kg){power}(?:/(?:[mshgL]|[kcm]m){power})?)$"
+        ))
+        .expect("a pattern of this file")
+    });
+    if text.len() > super::parse::MOST_BYTES {
+        return None;
+    }
+    let unit = UNIT.captures(text)?.get(1)?;
+    Some(format!(r"{}\text{{{}}}", &text[..unit.start()], unit.as_str()))
+}
+
+/// Writes a fraction of units at the end in one line: `\frac{km}{h}` as `km/h`.
+fn flatten_fraction(tokens: &mut Vec<Token>) {
+    use Token::{Close, Divide, Fraction, Number, Open, Power, Times, Word};
+    let Some(start) = tokens.iter().rposition(|token| *token == Fraction) else { return };
+    let is_unit = |part: &[Token]| {
+        let starts = matches!(part.first(), Some(Word(_)));
+        starts && part.iter().all(|token| matches!(token, Word(_) | Power | Number(_) | Times))
+    };
+    let mut groups = tokens[start + 1..].split(|token| matches!(token, Open('<') | Close('<')));
+    let parts = (groups.next(), groups.next(), groups.next(), groups.next(), groups.next(), groups.next());
+    if let (Some([]), Some(top), Some([]), Some(below), Some([]), None) = parts && is_unit(top) && is_unit(below) {
+        let unit = [top, &[Divide], below].concat();
+        tokens.truncate(start);
+        tokens.extend(unit);
+    }
+}
+
+/// Separates a power of ten from the word after it: `万元` is `万` and `元`.
+fn split_scales(tokens: &mut Vec<Token>) {
+    let mut at = 1;
+    while at < tokens.len() {
+        let follows = matches!(&tokens[at - 1], Token::Number(_)) || matches!(&tokens[at - 1], Token::Word(word) if scale_of(word).is_some());
+        if follows
+            && let Token::Word(word) = &tokens[at]
+            && let Some((length, _)) = scale_of(word).filter(|(length, _)| *length < word.len())
+        {
+            let (scale, rest) = word.split_at(length);
+            let parts = [Token::Word(scale.to_owned()), Token::Word(rest.to_owned())];
+            tokens.splice(at..=at, parts);
+        }
+        at += 1;
+    }
+}
+
 /// Returns true if `unit` may change a number for which no unit is expected.
 pub(super) fn changes_meaning(unit: &str) -> bool {
     SCALES.contains(&unit) || unit.split(|c: char| !c.is_alphabetic()).any(doubts)
 }
 
 fn doubts(word: &str) -> bool {
-    DOUBTS.split_whitespace().any(|doubt| doubt == word)
+    DOUBTS.split_whitespace().any(|doubt| doubt == word) || foreign::doubts(word)
+}
+
+/// Returns true for a half of the day, which is a part of a time.
+pub(super) fn is_half_of_day(unit: &str) -> bool {
+    ["am", "pm"].contains(&unit)
 }
 
 /// Returns true if `word` changes the number before it.
@@ -92,7 +154,8 @@ fn is_number_word(word: &str) -> bool {
 
 fn count(word: &str) -> Option<i64> {
     let found = COUNTS.iter().find(|(name, _)| word == *name || word.strip_suffix('s') == Some(name));
-    found.map(|(_, count)| *count)
+    let scale = scale_of(word).filter(|(length, _)| *length == word.len()).map(|(_, factor)| factor);
+    found.map(|(_, count)| *count).or_else(|| count_of(word)).or(scale)
 }
 
 /// Multiplies `tokens` by the leading factors in `words`, and returns the number of words used.
@@ -151,40 +214,61 @@ fn start_of_words(tokens: &[Token]) -> Option<usize> {
 fn part_of_unit(tokens: &[Token]) -> usize {
     use Token::*;
     match tokens {
+        [.., Power, Open('<'), Minus, Number(_), Close('<')] => 5,
         [.., Power, Open('<'), Number(_), Close('<')] => 4,
         [.., Power, Number(_)] => 2,
         [.., Word(_)] => 1,
-        [.., Word(_), Divide] => 1,
+        [.., Word(_) | Number(_) | Close(_), Divide | Times] => 1,
         _ => 0,
     }
 }
 
+/// Canonical spelling: the parts in alphabetical order with their powers. Powers that are no small integers are
+/// spelled as they are.
 fn spell(tokens: &[Token]) -> String {
-    let mut unit = String::new();
-    let mut power = "";
-    for token in tokens {
+    let mut parts: Vec<(&str, i32)> = Vec::new();
+    let (mut power, mut divides) = (1, false);
+    let mut at = 0;
+    while let Some(token) = tokens.get(at) {
+        at += 1;
         match token {
             Token::Word(word) => match word.as_str() {
-                "square" | "sq" => power = "^2",
-                "cubic" => power = "^3",
-                "squared" => unit.push_str("^2"),
-                "cubed" => unit.push_str("^3"),
-                "per" => unit.push('/'),
+                "square" | "sq" => power = 2,
+                "cubic" => power = 3,
+                "squared" => raise(&mut parts, 2),
+                "cubed" => raise(&mut parts, 3),
+                "per" => divides = true,
                 word => {
-                    if unit.ends_with(char::is_alphanumeric) {
-                        unit.push(' ');
-                    }
-                    unit.push_str(singular(word));
-                    unit.push_str(std::mem::take(&mut power));
+                    parts.push((singular(word), if divides { -power } else { power }));
+                    (power, divides) = (1, false);
                 }
             },
-            Token::Divide => unit.push('/'),
-            Token::Power => unit.push('^'),
-            Token::Number(number) => unit.push_str(&number.value.to_string()),
+            Token::Divide => divides = true,
+            Token::Power => {
+                let group = &tokens[at..];
+                let is_negative = group.iter().take(2).any(|token| *token == Token::Minus);
+                let exponent = group.iter().find_map(|token| match token {
+                    Token::Number(number) => number.value.to_i32(),
+                    _ => None,
+                });
+                raise(&mut parts, exponent.unwrap_or(0) * if is_negative { -1 } else { 1 });
+            }
             _ => {}
         }
     }
-    unit
+    parts.sort_unstable();
+    let spelled = parts.iter().map(|(name, power)| match power {
+        1 => (*name).to_owned(),
+        power => format!("{name}^{power}"),
+    });
+    spelled.collect::<Vec<_>>().join(" ")
+}
+
+/// Raises the last part of a unit to a power.
+fn raise(parts: &mut [(&str, i32)], exponent: i32) {
+    if let Some((_, power)) = parts.last_mut() {
+        *power = power.saturating_mul(exponent);
+    }
 }
 
 fn singular(word: &str) -> &str {

@@ -1,0 +1,190 @@
+//! Several boxes or formulas that are one answer: `\boxed{2}, \boxed{6}` is a list of two.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::boxes::Marked;
+
+/// Text between two answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Joint {
+    Comma,
+    And,
+    Or,
+    Union,
+}
+
+/// The last answers of a text that belong together.
+pub(super) struct Chain<'a> {
+    /// Start of the first one, with its name and a bracket, and end of the last one, with a bracket.
+    pub(super) start: usize,
+    pub(super) end: usize,
+    items: Vec<Marked<'a>>,
+    joints: Vec<Joint>,
+    names: Vec<&'a str>,
+    brackets: Option<(&'static str, &'static str)>,
+}
+
+/// Limit of the items of a chain.
+const MOST_ITEMS: usize = 100;
+
+/// Limit of the bytes between two items.
+const MOST_BETWEEN: usize = 160;
+
+impl<'a> Chain<'a> {
+    /// The last of `all` and those before it that are joined to it.
+    pub(super) fn last(text: &'a str, all: &[Marked<'a>]) -> Option<Self> {
+        let (last, before) = all.split_last()?;
+        Some(Self::ending(text, last, before))
+    }
+
+    fn ending(text: &'a str, last: &Marked<'a>, before: &[Marked<'a>]) -> Self {
+        let mut items = vec![*last];
+        let (mut joints, mut names) = (Vec::new(), Vec::new());
+        for item in before.iter().rev().take(MOST_ITEMS) {
+            let Some((joint, name)) = joint(&text[item.end..items[items.len() - 1].start]) else { break };
+            items.push(*item);
+            joints.push(joint);
+            names.push(name);
+        }
+        items.reverse();
+        joints.reverse();
+        let mut start = items[0].start;
+        if items.len() > 1 {
+            let name = name_before(&text[..start]);
+            start -= name.len();
+            names.push(name.trim_start_matches(['$', ' ']));
+        }
+        names.reverse();
+        let mut chain = Self { start, end: last.end, items, joints, names, brackets: None };
+        chain.take_brackets(text);
+        chain
+    }
+
+    /// Takes the brackets around a tuple or a set of boxes.
+    fn take_brackets(&mut self, text: &str) {
+        const BRACKETS: [(&str, &str); 6] =
+            [(r"\left(", r"\right)"), (r"\left\{", r"\right\}"), (r"\{", r"\}"), ("(", ")"), ("{", "}"), ("[", "]")];
+        if self.items.len() < 2 {
+            return;
+        }
+        let (before, after) = (text[..self.start].trim_end(), text[self.end..].trim_start());
+        let around = |(open, close): &(&str, &str)| before.ends_with(open) && after.starts_with(close);
+        if let Some((open, close)) = BRACKETS.into_iter().find(around) {
+            self.start = before.len() - open.len();
+            self.end = text.len() - after.len() + close.len();
+            self.brackets = Some((open, close));
+        }
+    }
+
+    /// Returns true if there are several different items.
+    pub(super) fn is_several(&self) -> bool {
+        self.items.iter().any(|item| item.content.trim() != self.items[0].content.trim())
+    }
+
+    /// The last item.
+    pub(super) fn content(&self) -> &'a str {
+        self.items[self.items.len() - 1].content
+    }
+
+    /// All items as one text, each cleaned by `clean`.
+    pub(super) fn joined(&self, clean: impl Fn(&'a str) -> &'a str) -> String {
+        let mut joined = String::new();
+        for (at, item) in self.items.iter().enumerate() {
+            if at > 0 {
+                joined.push_str(match self.joints[at - 1] {
+                    Joint::Comma => ", ",
+                    Joint::And => r" \text{ and } ",
+                    Joint::Or => r" \text{ or } ",
+                    Joint::Union => r" \cup ",
+                });
+            }
+            joined.push_str(self.names[at]);
+            joined.push_str(clean(item.content));
+        }
+        match self.brackets {
+            Some((open, close)) => format!("{open}{joined}{close}"),
+            None => joined,
+        }
+    }
+}
+
+/// A name with its equals sign: `x =`, `x_{1} =`, `f(2) =`.
+const NAME: &str = r"(?:\\?[A-Za-z]+'*(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?(?:\([A-Za-z0-9,]+\))?\s*(?:=|\\in\b)\s*)";
+
+/// The name that ends `before`, with spaces and dollars before it.
+fn name_before(before: &str) -> &str {
+    static ENDS: LazyLock<Regex> = LazyLock::new(|| pattern(&format!(r"(?:^|[\s$(\[,;:]){NAME}$")));
+    let tail = before.char_indices().rev().take(40).last().map_or(0, |(start, _)| start);
+    let found = ENDS.find(&before[tail..]).map_or("", |found| found.as_str());
+    found.strip_prefix(['(', '[', ',', ';', ':', '\n']).unwrap_or(found)
+}
+
+/// The joint that a text between two items is, and the name of the item behind it; `None` if it joins nothing.
+fn joint(between: &str) -> Option<(Joint, &str)> {
+    static NAMED: LazyLock<Regex> = LazyLock::new(|| pattern(&format!(r"{NAME}[\s$]*$")));
+    static MARKS: LazyLock<Regex> = LazyLock::new(|| {
+        let text = r"\\(?:text|textrm|textnormal|textit|textbf|mathrm|mbox|hbox)\s*\{([^{}]*)\}";
+        pattern(&format!(r"{text}|\$|\\[()\[\],;:! ]|\*\*|\\q?quad\b|\\(?:text|math)?rm\b|\\hspace\{{[^{{}}]*\}}|\\\\|[~&`{{}}]"))
+    });
+    if between.len() > MOST_BETWEEN {
+        return None;
+    }
+    let (words, name) = match NAMED.find(between) {
+        Some(found) => (&between[..found.start()], found.as_str().trim_end_matches(['$', ' ', '\n'])),
+        None => (between, ""),
+    };
+    let is_amp = words.contains(r"\&");
+    let words = MARKS.replace_all(words, " $1 ").replace('\\', r" \");
+    if is_amp && words.trim().trim_matches('\\').trim().is_empty() {
+        return Some((Joint::And, name));
+    }
+    let joint = if LISTED.is_match(&words) {
+        if OR.is_match(&words) {
+            Joint::Or
+        } else if AND.is_match(&words) {
+            Joint::And
+        } else {
+            Joint::Comma
+        }
+    } else if words.trim() == r"\cup" || words.trim() == "∪" {
+        Joint::Union
+    } else if name.is_empty() || !words.trim().is_empty() {
+        let one_clause = !words.contains(['.', '?', '!', ':', '=', '\n']) && !DERIVES.is_match(&words);
+        match (one_clause && AND.is_match(&words), one_clause && OR.is_match(&words)) {
+            (_, true) => Joint::Or,
+            (true, _) => Joint::And,
+            _ => return None,
+        }
+    } else {
+        return None;
+    };
+    Some((joint, name))
+}
+
+/// Only words and signs of a list, or the marks of its items.
+static LISTED: LazyLock<Regex> = LazyLock::new(|| {
+    let words = r"\b(?:and|or|also|as\s+well\s+as|along\s+with|together\s+with|either|the|other|y|et|und|oder|ou|e|o|и|или)\b";
+    let signs = r"[,;]|\\(?:lor|vee|land|wedge)\b|和|与|與|或者|或|及|以及|と|または|및|또는|와|과";
+    let item = r"\.?\s*(?:\n|^)\s*(?:[-*•]|\(?[0-9]{1,2}[.)]|\(?[a-z]\))\s";
+    let several = r"\.?\s*\n\s*\n\s*|\n|\.";
+    pattern(&format!(r"^(?:{item}|{several}|\s|{words}|{signs})*$"))
+});
+
+static AND: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:and|also|as\s+well\s+as|along\s+with|y|et|und|e|и)\b|\\(?:land|wedge)\b|和|与|與|及|と|및|와|과")
+});
+
+static OR: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)\b(?:or|oder|ou|o|или)\b|\\(?:lor|vee)\b|或|または|또는"));
+
+/// Words that make the later answer replace the earlier one, or follow from it.
+static DERIVES: LazyLock<Regex> = LazyLock::new(|| {
+    let words = "actually|adding|because|becomes|but|follows|gets?|giv(?:es|ing)|hence|implies|instead|means|no|not|obtain|rather|since|so|then|therefore|thus|wait|yield(?:s|ing)?|wrong|incorrect";
+    pattern(&format!(r"(?i)\b(?:{words})\b|\\(?:Right|right|to|implies|iff|Longright)|[<>+*/^-]"))
+});
+
+fn pattern(pattern: &str) -> Regex {
+    Regex::new(pattern).expect("a pattern of this file")
+}

@@ -1,0 +1,179 @@
+//! Answers in prose: after a phrase, in the last formula, or the last number.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::boxes::{Marked, formulas};
+use super::chain::Chain;
+use super::context::{hedges, is_joining_letter, is_negated, is_neutral, words_of_number};
+use super::extract::clean;
+use super::parse::parse;
+
+/// Words that announce an answer, in the languages of the multilingual sets.
+pub(super) static PHRASE: LazyLock<Regex> = LazyLock::new(|| {
+    let english = r"answers?(?:\s+(?:for|of|to)\s+[^.:=?!\n]{1,60}?)?\s*(?:(?:is|are)\b|:|=)";
+    let latin = r"(?:respuesta|réponse|antwort|lösung|resposta|risposta|antwoord|svaret?|odpowiedź|odpověď|cevap|đáp\s+án|jawaban(?:nya)?)(?:\s+(?:final|finale|correcta|correcte|correta|corretta|akhir|cuối\s+cùng))?\s*(?:(?:es|est|ist|lautet|é|è|is|är|er|to|je|là|adalah)\s|:)";
+    let other = r"ответ\s*[:—]|答案\s*(?:是|为|為|:)|答え\s*(?:は|:)|(?:정답|답)\s*(?:은|:)|(?:الجواب|الإجابة)\s*(?:هو|هي|:)|(?:उत्तर|উত্তর|คำตอบ(?:คือ)?)\s*:";
+    pattern(&format!(r"(?i)(?:{english}|{latin}|{other})(?:\s|:|\*)*"))
+});
+
+/// Text that is said to be the answer, up to the end of the sentence or an explanation.
+pub(super) fn after_phrase(text: &str) -> Option<&str> {
+    static REASON: LazyLock<Regex> = LazyLock::new(|| {
+        pattern(r",\s+(?:as|hence|so|which)\b|,?\s+(?:because|since)\b|[\s*]+—\s")
+    });
+    static THEREFORE: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r"^(?i:therefore|thus|hence|then|simply|just|exactly|also|equal\s+to)\s+\**"));
+    let phrase = PHRASE.find_iter(text).last()?;
+    if is_negated(&text[..phrase.start()]) || is_negated(phrase.as_str()) {
+        return None;
+    }
+    let line = text[phrase.end()..].lines().next()?;
+    let line = bold(phrase.as_str(), line).unwrap_or(line);
+    let line = REASON.split(line).next().unwrap_or(line);
+    let line = THEREFORE.find(line).map_or(line, |found| &line[found.end()..]);
+    let neutral = formulas(line).next().filter(|formula| {
+        let before = &line[..formula.start];
+        !hedges(before) && is_neutral(before, &line[formula.end..], is_rounded(formula.content))
+    });
+    neutral.map(|formula| formula.content).or_else(|| line.split(". ").next())
+}
+
+/// Returns true for a decimal, which "about" may precede.
+fn is_rounded(answer: &str) -> bool {
+    answer.contains('.')
+}
+
+/// Bold text in `line`, if `phrase` before it ends with the opening stars.
+fn bold<'a>(phrase: &str, line: &'a str) -> Option<&'a str> {
+    let (inner, after) = line.split_once("**").filter(|_| phrase.ends_with("**"))?;
+    // `2**10` is a power, and `**3** million` another number.
+    let is_power = after.starts_with(|c: char| c.is_alphanumeric() || c == '(');
+    (!is_power && is_neutral("", after, true)).then_some(inner)
+}
+
+/// The value behind the last formula in `the value of $n$ is 34`, and the list in `the roots are 3 and 4`.
+pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
+    static SAID: LazyLock<Regex> = LazyLock::new(|| {
+        let copula = r"(?:\b(?:is|are|was|were|be|equals?|es|est|ist|son|sont|sind)\b|=|:|是|为|為)";
+        let adverbs = r"(?:\s+(?:therefore|thus|then|hence|simply|just|exactly|equal\s+to|indeed))*";
+        pattern(&format!(r"(?i){copula}{adverbs}[\s*]+([^\n]+)$"))
+    });
+    let text = text.trim_end();
+    let last = formulas(text).last();
+    let rest = &text[last.map_or(0, |last| last.end)..];
+    // The last sentence.
+    let line = rest.lines().last()?;
+    let start = line.trim_end_matches(['.', '*']).rfind(". ").map_or(0, |at| at + 2);
+    let sentence = &line[start..];
+    if last.is_some() && (rest.lines().count() > 1 || start > 0 || sentence.contains([',', ';'])) {
+        return None;
+    }
+    let before = &text[..text.len() - sentence.len()];
+    let found = SAID.captures(sentence)?.get(1)?;
+    let value = clean(found.as_str());
+    let before = format!("{}{}", tail(before), &sentence[..found.start()]);
+    let is_value = value.contains(|c: char| c.is_ascii_digit()) && !value.contains(['$', '?']) && !hedges(value);
+    let is_list = LIST.is_match(value);
+    let is_number = last.is_some() && NUMBER.find(value).is_some_and(|number| number.start() == 0);
+    if !is_value || !(is_list || is_number) || parse(value).is_none() || !is_neutral(&before, "", is_rounded(value)) {
+        return None;
+    }
+    Some(unmarked(value))
+}
+
+/// Several numbers, each with or without a name.
+static LIST: LazyLock<Regex> = LazyLock::new(|| {
+    let item = r"(?:[a-zA-Z](?:_\{?[0-9]\}?)?\s*=\s*)?[-−]?[0-9]+(?:\.[0-9]+|/[0-9]+)?";
+    let joint = r"\s*(?:,\s*(?:and|or)\s|,\s|\sand\s|\sor\s|和|或)\s*";
+    pattern(&format!(r"^{item}(?:{joint}{item})+$"))
+});
+
+/// The last bytes of a text, enough for the patterns of the context.
+fn tail(text: &str) -> &str {
+    let start = text.char_indices().rev().take(120).last().map_or(0, |(start, _)| start);
+    &text[start..]
+}
+
+/// The last formula, or the last ones that are joined.
+pub(super) fn last_formula(text: &str) -> Option<Cow<'_, str>> {
+    let all: Vec<Marked> = formulas(text).collect();
+    let chain = Chain::last(text, &all)?;
+    let is_neutral = is_neutral(&text[..chain.start], &text[chain.end..], is_rounded(chain.content()));
+    if !is_neutral {
+        return None;
+    }
+    Some(if chain.is_several() { chain.joined(clean).into() } else { unmarked(clean(chain.content())) })
+}
+
+/// `1, 2` from `$1$, $2$`; `None` unless the text is several formulas that are joined.
+pub(super) fn joined_formulas(text: &str) -> Option<String> {
+    let all: Vec<Marked> = formulas(text).collect();
+    let chain = Chain::last(text, &all).filter(Chain::is_several)?;
+    let is_all = text[..chain.start].trim().is_empty() && ["", "."].contains(&text[chain.end..].trim());
+    is_all.then(|| chain.joined(clean))
+}
+
+/// A term of LaTeX at the end of a sentence without marks, such as `2\sqrt{3}`.
+pub(super) fn last_latex(text: &str) -> Option<&str> {
+    static TERM: LazyLock<Regex> = LazyLock::new(|| {
+        let group = r"\{[^{}\n]*(?:\{[^{}\n]*\}[^{}\n]*)*\}";
+        let fraction = format!(r"\\[dt]?frac\s*(?:[0-9]{{2}}|{group}\s*{group})");
+        let root = format!(r"\\sqrt\s*(?:\[[0-9]+\])?(?:[0-9]|{group})");
+        let part = format!(r"(?:{fraction}|{root}|\\pi\b|\\binom\s*{group}\s*{group}|[0-9]+(?:\.[0-9]+)?|\^(?:[0-9]|{group})|[-+/()]|\\cdot\b)");
+        pattern(&format!(r"(?:^|[\s:=*])(-?{part}(?: ?{part})*)"))
+    });
+    let terms = TERM.captures_iter(text).filter_map(|found| found.get(1));
+    let term = terms.filter(|term| term.as_str().contains('\\')).last()?;
+    let (start, term) = (term.start(), term.as_str().trim_end());
+    let end = start + term.len();
+    let is_last = last_number(&text[end..]).is_none();
+    let is_whole = is_neutral(&text[..start], &text[end..], is_rounded(term)) && !text[end..].trim_start().starts_with(['\\', '{', '_', '}']);
+    (is_last && is_whole && parse(term).is_some()).then_some(term)
+}
+
+static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
+    let grouped = r"[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?";
+    let whole = format!(r"[0-9]+ [0-9]+/[0-9]+|{grouped}|(?:[0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?|\.[0-9]+)");
+    pattern(&format!(r"[-−–]?(?:\\?[$€£])?(?:{whole})(?:[eE][-+]?[0-9]+|/[0-9]+)?%?"))
+});
+
+/// The last number in prose with its sign, and words after it that change it. `None` if it is part of
+/// something larger, as the 42 in `2^42` and `\sqrt{42}`.
+pub(super) fn last_number(text: &str) -> Option<&str> {
+    const MINUS: [char; 3] = ['-', '−', '–'];
+    let number = NUMBER.find_iter(text).last()?;
+    let (before, after) = (&text[..number.start()], &text[number.end()..]);
+    let words = words_of_number(after);
+    let unsigned = number.as_str().trim_start_matches(MINUS);
+    // `US$5` is not a product.
+    let is_money = unsigned.starts_with(['$', '€', '£', '\\']);
+    let before = if is_money { before.trim_end_matches(char::is_alphabetic) } else { before };
+    // In `x-5` the minus is an operator, in `2024-05` a hyphen, and `x5` is a name.
+    let is_joined = before.ends_with(|c: char| is_joining_letter(c) || c == ')');
+    let is_whole = !is_joined && is_neutral(before, &after[words..], is_rounded(unsigned));
+    is_whole.then(|| &text[number.start()..number.end() + words])
+}
+
+/// Removes marks: `3 million` from `$3$ million` and `**3** million`, `-5` from `-$5$`, and `1, 2` from `$1$, $2$`.
+pub(super) fn unmarked(text: &str) -> Cow<'_, str> {
+    static MARKED: LazyLock<Regex> = LazyLock::new(|| {
+        let (open, close) = (r"(?:\*\*|\$|\\\()?", r"(?:\*\*|\$|\\\))");
+        pattern(&format!(
+            r"^(?:([-−–])\s*{open}([0-9.,/]+){close}|{open}([^$*\\]+|\\[^$*()]+){close})\s*(\\?%|[A-Za-z ]*)$"
+        ))
+    });
+    match MARKED.captures(text) {
+        Some(parts) => {
+            let part = |at| parts.get(at).map_or("", |part| part.as_str());
+            format!("{}{}{} {}", part(1), part(2), part(3), part(4)).trim().to_owned().into()
+        }
+        None => joined_formulas(text).map_or(text.into(), Cow::Owned),
+    }
+}
+
+fn pattern(pattern: &str) -> Regex {
+    Regex::new(pattern).expect("a pattern of this file")
+}
