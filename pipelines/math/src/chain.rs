@@ -57,6 +57,9 @@ impl<'a> Chain<'a> {
             names.push(name.trim_start_matches(['$', ' ']));
         }
         names.reverse();
+        if items.len() > 1 {
+            start = item_start(&text[..start]);
+        }
         let mut chain = Self { start, end: last.end, items, joints, names, brackets: None };
         chain.take_brackets(text);
         chain
@@ -88,6 +91,26 @@ impl<'a> Chain<'a> {
         self.items[self.items.len() - 1].content
     }
 
+    /// Returns true if a value that is no item of the chain follows: `\boxed{5} \text{ or } 6`.
+    pub(super) fn is_continued(&self, text: &str) -> bool {
+        static MORE: LazyLock<Regex> = LazyLock::new(|| {
+            let and = r"[,;&]|\b(?:and|also|as\s+well\s+as)\b|\\(?:land|wedge|cup)\b|和|与|と|및";
+            let or = r"\b(?:or|else)\b|\\(?:lor|vee)\b|或者?|または|또는";
+            pattern(&format!(
+                r"^(?:\s*(?P<or>(?:[,;]\s*)?(?:{or}))|(?:[^\S\n]*(?:{and})\s*)+|[^\S\n]+)\s*(?P<name>{NAME})?[-−(\[{{\\\s]*(?:[0-9]|[dt]?frac\b|sqrt\b|pi\b)"
+            ))
+        });
+        let after = &text[self.end..];
+        let end = after.char_indices().nth(80).map_or(after.len(), |(end, _)| end);
+        let after = plain_words(&after[..end]);
+        let Some(found) = MORE.captures(&after) else { return false };
+        // `x = \boxed{5} and y = 6` has another value of another name.
+        let name = found.name("name").map(|name| name.as_str().trim_end_matches([' ', '=']));
+        let own = name_before(&text[..self.items[0].start]).trim_matches([' ', '=', '$', '\n']);
+        let same = name.is_none_or(|name| own.is_empty() || name == own);
+        same || found.name("or").is_some()
+    }
+
     /// All items as one text, each cleaned by `clean`.
     pub(super) fn joined(&self, clean: impl Fn(&'a str) -> &'a str) -> String {
         let mut joined = String::new();
@@ -110,6 +133,16 @@ impl<'a> Chain<'a> {
     }
 }
 
+/// Start of the mark of a list's item at the end of `before`: `1. ` or `- `.
+fn item_start(before: &str) -> usize {
+    static MARK: LazyLock<Regex> = LazyLock::new(|| pattern(&format!(r"(?:^|\n)\s*{ITEM}[$*]*$")));
+    let tail = before.char_indices().rev().take(40).last().map_or(0, |(start, _)| start);
+    MARK.find(&before[tail..]).map_or(before.len(), |found| tail + found.start())
+}
+
+/// The mark of a list's item.
+const ITEM: &str = r"(?:[-*•]|\(?[0-9]{1,2}[.)]|\(?[a-z]\))\s";
+
 /// A name with its equals sign: `x =`, `x_{1} =`, `f(2) =`.
 const NAME: &str = r"(?:\\?[A-Za-z]+'*(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?(?:\([A-Za-z0-9,]+\))?\s*(?:=|\\in\b)\s*)";
 
@@ -124,10 +157,6 @@ fn name_before(before: &str) -> &str {
 /// The joint that a text between two items is, and the name of the item behind it; `None` if it joins nothing.
 fn joint(between: &str) -> Option<(Joint, &str)> {
     static NAMED: LazyLock<Regex> = LazyLock::new(|| pattern(&format!(r"{NAME}[\s$]*$")));
-    static MARKS: LazyLock<Regex> = LazyLock::new(|| {
-        let text = r"\\(?:text|textrm|textnormal|textit|textbf|mathrm|mbox|hbox)\s*\{([^{}]*)\}";
-        pattern(&format!(r"{text}|\$|\\[()\[\],;:! ]|\*\*|\\q?quad\b|\\(?:text|math)?rm\b|\\hspace\{{[^{{}}]*\}}|\\\\|[~&`{{}}]"))
-    });
     if between.len() > MOST_BETWEEN {
         return None;
     }
@@ -136,7 +165,7 @@ fn joint(between: &str) -> Option<(Joint, &str)> {
         None => (between, ""),
     };
     let is_amp = words.contains(r"\&");
-    let words = MARKS.replace_all(words, " $1 ").replace('\\', r" \");
+    let words = plain_words(words);
     if is_amp && words.trim().trim_matches('\\').trim().is_empty() {
         return Some((Joint::And, name));
     }
@@ -150,6 +179,8 @@ fn joint(between: &str) -> Option<(Joint, &str)> {
         }
     } else if words.trim() == r"\cup" || words.trim() == "∪" {
         Joint::Union
+    } else if NUMBERED.is_match(&words) && !CONCLUDES.is_match(&words) {
+        Joint::Comma
     } else if name.is_empty() || !words.trim().is_empty() {
         let one_clause = !words.contains(['.', '?', '!', ':', '=', '\n']) && !DERIVES.is_match(&words);
         match (one_clause && AND.is_match(&words), one_clause && OR.is_match(&words)) {
@@ -163,13 +194,34 @@ fn joint(between: &str) -> Option<(Joint, &str)> {
     Some((joint, name))
 }
 
+/// `text` without marks of formulas and of bold text, spacing commands, and the braces of words.
+fn plain_words(text: &str) -> String {
+    static MARKS: LazyLock<Regex> = LazyLock::new(|| {
+        let text = r"\\(?:text|textrm|textnormal|textit|textbf|mathrm|mbox|hbox)\s*\{([^{}]*)\}";
+        let spaces = r"\\[()\[\],;:! ]|\\q?quad\b|\\(?:text|math)?rm\b|\\hspace\{[^{}]*\}|\\\\|[~&`]";
+        pattern(&format!(r"{text}|\$|\*\*|{spaces}"))
+    });
+    MARKS.replace_all(text, " $1 ").into_owned()
+}
+
 /// Only words and signs of a list, or the marks of its items.
 static LISTED: LazyLock<Regex> = LazyLock::new(|| {
     let words = r"\b(?:and|or|also|as\s+well\s+as|along\s+with|together\s+with|either|the|other|y|et|und|oder|ou|e|o|и|или)\b";
-    let signs = r"[,;]|\\(?:lor|vee|land|wedge)\b|和|与|與|或者|或|及|以及|と|または|및|또는|와|과";
-    let item = r"\.?\s*(?:\n|^)\s*(?:[-*•]|\(?[0-9]{1,2}[.)]|\(?[a-z]\))\s";
+    let signs = r"[,;|]|\\mid\b|\\(?:lor|vee|land|wedge)\b|和|与|與|或者|或|及|以及|と|または|및|또는|와|과";
+    let item = format!(r"\.?\s*(?:\n|^)\s*{ITEM}");
     let several = r"\.?\s*\n\s*\n\s*|\n|\.";
     pattern(&format!(r"^(?:{item}|{several}|\s|{words}|{signs})*$"))
+});
+
+/// Words that number the later answer as another one.
+static NUMBERED: LazyLock<Regex> = LazyLock::new(|| {
+    let parts = r"(?:part|case|question|problem|root|solution|value|blank)\s*(?:\(?[0-9]{1,2}\b|\(?[a-hA-H]\b|I{2,3}\b)";
+    pattern(&format!(r"(?i)\b(?:{parts}|(?:the|a)\s+(?:second|third|fourth|fifth|other)\b|another\b|the\s+remaining)"))
+});
+
+/// Words that make the later answer the only one.
+static CONCLUDES: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:therefore|thus|hence|so|total|sum|product|difference|final|finally|combined|combining|altogether|wrong|incorrect|instead|rather|no|not|but)\b")
 });
 
 static AND: LazyLock<Regex> = LazyLock::new(|| {

@@ -127,9 +127,9 @@ fn is_part_of_formula(before: &str) -> bool {
         let power = r"(?:[\p{N})]|\b\p{L})(?:\*\*| \*\* )";
         let sign = r"(?:±|\\(?:pm|mp)\b|\+/-)[\s$*(]*|[-−–—‐‑⁻﹣－][$*(|\[]*|−\s+|(?:=|\bis|:)[^\S\n]*[-–—][^\S\n]+[$*]*";
         let operator = r"[\p{N})\]}$%x]\s*(?:[-+*×·⋅÷/–−^&]|\\(?:cdot|times|div|pm)\b)\s*[$*(]*|[\p{N}](?:\s*x\s+|\s+:\s*|:)";
-        let listed = r"[\p{N})][$*]*[^\S\n]*[,;.]?[^\S\n]+\(?|[\p{N}][,;]|[\p{N}]\$\s*\$?";
+        let listed = r"(?:^|\n)[^\S\n]*[0-9]+[.)][^\S\n]+[$*(]*|[\p{N})][$*]*[^\S\n]*[,;]?[^\S\n]+[$*(]*|[\p{N}][,;]|[\p{N}]\$\s*\$?";
         let opened = r"[\p{L}\p{N})]\s*[(\[|]";
-        let compared = r"(?:[<>≤≥≠]=?|!=|\\(?:n?eq?|[lg]eq?|[lg]t|neq))\s*\$?";
+        let compared = r"(?:\}\s*\\(?:to|mapsto)\b|[<>≤≥≠]=?|!=|\\(?:n?eq?|[lg]eq?|[lg]t|neq))\s*\$?";
         let command = r"\\(?:sqrt|[dt]?frac|[bp]?mod)\s*(?:\[[^\]]*\])?(?:\{[^{}]*\})?\s*\{";
         let adjacent = r"[\p{N}_^√/#][${]?|[0-9]\}[$]?";
         pattern(&format!("(?:{adjacent}|{power}|{sign}|{operator}|{listed}|{opened}|{compared}|{command})$"))
@@ -144,7 +144,7 @@ fn is_part_of_formula(before: &str) -> bool {
 fn is_compared(before: &str) -> bool {
     static COMPARED: LazyLock<Regex> = LazyLock::new(|| {
         let compared = r"above|and|below|between|beyond|bigger|fewer|greater|larger|least|less|lower|more|most|nor|not|or|over|smaller|than|under|up\s+to|versus|vs\.?|(?:all|anything|everything|nothing)\s+but";
-        let operators = r"base|choose|cos|(?:divided|multiplied)\s+by|double|ln|log|minus|mod(?:ulo)?|negative|plus|point|sin|sqrt|tan|times|triple|twice|\p{N}\s+by|(?:from\s+\S+|\p{N}|power|raised)\s+to(?:\s+the)?|to\s+the";
+        let operators = r"base|choose|cos|(?:divided|multiplied)\s+by|double|ln|log|minus|mod(?:ulo)?|negative|plus|point|sin|sqrt|tan|times|triple|twice|\p{N}\s+by|(?:from\s+\S+|[\p{N}}$]|power|raised)\s+to(?:\s+the)?|to\s+the";
         let of = r"(?:%|percent|any|cubes?|sqrt|each|factors?|half|one|out|powers?|quarters?|roots?|some|squares?|thirds?|two|\p{N}+)\s+of";
         let related = r"(?:complement|conjugate|cosine|divisors?|inverse|logarithm|multiples?|negation|negative|opposite|reciprocal|sine|tangent)\s+of|(?:away|differs?|different|far)\s+from";
         let labels =

@@ -3,12 +3,14 @@
 use std::borrow::Cow;
 
 use super::boxes::{Marked, boxes, formulas, tagged};
+use super::Options;
 use super::chain::Chain;
+use super::compare::is_right;
 use super::context::{is_negated, is_neutral, is_struck, without_modulus};
 use super::expr::Expr;
 use super::parse::parse;
-use super::prose::{PHRASE, after_phrase, joined_formulas, last_formula, last_latex, last_number, said_after, unmarked};
-use super::withdrawal::last_withdrawal;
+use super::prose::{PHRASE, after_phrase, joined_formulas, last_formula, said_formula, last_latex, last_number, said_after, unmarked};
+use super::withdrawal::{denies, last_withdrawal};
 
 /// The answer in a completion. In a truncated completion, or with `only_boxed`, only a box counts.
 ///
@@ -38,7 +40,8 @@ fn announced(text: &str, only_boxed: bool) -> Option<Option<Cow<'_, str>>> {
         return Some(None);
     }
     if let Some(chain) = Chain::last(text, &boxes.closed) {
-        return Some(boxed(text, &chain));
+        let later = &text[chain.end..];
+        return Some(boxed(text, &chain).filter(|found| !is_replaced(found, later)));
     }
     if only_boxed {
         return None;
@@ -71,8 +74,20 @@ fn boxed<'a>(text: &'a str, chain: &Chain<'a>) -> Option<Cow<'a, str>> {
     // Text outside a tag is not part of a formula inside it.
     let before = text[..chain.start].rsplit("<answer>").next().unwrap_or_default();
     let after = text[chain.end..].split("</answer>").next().unwrap_or_default();
-    let is_whole = is_neutral(before, without_modulus(after), true) && !is_struck(before);
+    let is_whole = is_neutral(before, without_modulus(after), true) && !is_struck(before) && !chain.is_continued(text);
     is_whole.then(|| items_of(chain))
+}
+
+/// Returns true if the text behind a box denies its answer, or announces another one.
+fn is_replaced(found: &str, later: &str) -> bool {
+    let differs = |other: &str| {
+        let other = answer_of(clean(other)).filter(|other| other.contains(|c: char| c.is_ascii_digit()));
+        other.is_some_and(|other| {
+            let parsed = parse(found).zip(parse(&other));
+            parsed.is_some_and(|(found, other)| !is_right(&found, &other, Options::default()))
+        })
+    };
+    denies(later, found) || after_phrase(later).is_some_and(differs)
 }
 
 fn items_of<'a>(chain: &Chain<'a>) -> Cow<'a, str> {
@@ -85,10 +100,10 @@ fn in_tag<'a>(text: &'a str, chain: &Chain<'a>) -> Option<Cow<'a, str>> {
         return None;
     }
     if chain.is_several() {
-        return Some(chain.joined(clean).into());
+        return Some(chain.joined(clean).into()).filter(|joined: &Cow<str>| !PHRASE.is_match(joined));
     }
     let whole = without_marks(clean(chain.content()));
-    if parse(&whole).is_some() {
+    if parse(&whole).is_some() && !PHRASE.is_match(&whole) {
         return Some(whole);
     }
     announced(chain.content(), false).unwrap_or_else(|| unannounced(chain.content(), false))
@@ -98,7 +113,10 @@ fn in_tag<'a>(text: &'a str, chain: &Chain<'a>) -> Option<Cow<'a, str>> {
 pub(super) fn gold(text: &str) -> Cow<'_, str> {
     match Chain::last(text, &boxes(text).closed) {
         Some(chain) => items_of(&chain),
-        None => without_marks(clean(after_hashes(text).unwrap_or(text))),
+        None => {
+            let whole = without_marks(clean(after_hashes(text).unwrap_or(text)));
+            if parse(&whole).is_some() { whole } else { said_formula(text).unwrap_or(whole) }
+        }
     }
 }
 

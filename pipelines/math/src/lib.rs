@@ -52,6 +52,12 @@ pub struct Options {
     pub decimal_comma: bool,
 }
 
+impl Default for Options {
+    fn default() -> Self {
+        Self { tolerance: 1e-4, asks_percent: false, decimal_comma: false }
+    }
+}
+
 /// Finds the answer in a completion: the last one in a box, or else the one that its last words announce. Several
 /// that are joined are one list. `only_boxed` excludes the latter, for completions that were cut, whose last words
 /// are arbitrary.

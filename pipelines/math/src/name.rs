@@ -54,7 +54,7 @@ fn item(tokens: &[Token]) -> Vec<Token> {
 /// The value behind words that only introduce it: `the area is 5`, `Area = 5`, `Domain: [2,3]`.
 fn without_sentence(tokens: &[Token]) -> Option<&[Token]> {
     const COPULAS: &str = "is are equals be was es est ist son sind é è";
-    let is_word = |token: &Token| matches!(token, Token::Word(word) if word.chars().count() > 1);
+    let is_word = |token: &Token| matches!(token, Token::Word(word) if word.len() > 1);
     let count = tokens.iter().take_while(|token| matches!(token, Token::Word(_))).count();
     if count == 0 || count == tokens.len() || !tokens[..count].iter().any(is_word) {
         return None;
@@ -70,7 +70,8 @@ fn without_sentence(tokens: &[Token]) -> Option<&[Token]> {
     let text: String = words.iter().map(spell).collect::<Vec<_>>().join(" ") + " ";
     let changes = |word: &str| changes_number(word) || ["twice", "double", "triple", "squared"].contains(&word);
     let is_neutral = !hedges(&text) && is_neutral(&text, "", false) && !text.split(' ').any(changes);
-    (is_neutral && !value.is_empty()).then_some(value)
+    let is_value = |token: &Token| matches!(token, Token::Number(_) | Token::Constant(_) | Token::EmptySet);
+    (is_neutral && value.iter().any(is_value)).then_some(value)
 }
 
 /// Returns true for the tokens of `Area of ABC` and `Area(ABC)`.

@@ -159,21 +159,30 @@ fn plain(c: char) -> Option<char> {
 ///
 /// If all are, each pair becomes one. Otherwise only a pair before a command's name does, since it also ends a row.
 fn unescaped(text: &str) -> Option<String> {
+    /// Escaped signs that are doubled, in pairs.
+    const SIGNS: [(&str, &str); 5] =
+        [(r"\\{", r"\\}"), (r"\\(", r"\\)"), (r"\\[", r"\\]"), (r"\\%", r"\\%"), (r"\\$", r"\\$")];
+    if !text.contains(r"\\") {
+        return None;
+    }
     let doubled = |at: usize| {
         let name = &text[at + 2..];
         let length = name.bytes().take_while(u8::is_ascii_alphabetic).count();
         length > 1 && is_command(&name[..length])
     };
     let bytes = text.as_bytes();
-    let (mut all, mut any, mut at) = (true, false, 0);
-    let mut starts = Vec::new();
+    let (mut all, mut any, mut at) = (true, SIGNS.iter().any(|(open, close)| text.contains(open) && text.contains(close)), 0);
+    let mut dropped = Vec::new();
     while let Some(found) = text[at..].find('\\') {
         at += found;
         let count = bytes[at..].iter().take_while(|byte| **byte == b'\\').count();
         all &= count % 2 == 0;
         if count % 2 == 0 && doubled(at + count - 2) {
             any = true;
-            starts.push(at + count - 2);
+            dropped.push(at + count - 2);
+        } else if count == 4 {
+            // The end of a row.
+            dropped.extend([at, at + 1]);
         }
         at += count;
     }
@@ -183,11 +192,14 @@ fn unescaped(text: &str) -> Option<String> {
     if all {
         return Some(text.replace(r"\\", r"\"));
     }
+    if dropped.iter().all(|at| !doubled(*at)) {
+        return None;
+    }
     let mut kept = String::with_capacity(text.len());
     let mut from = 0;
-    for start in starts {
-        kept.push_str(&text[from..start]);
-        from = start + 1;
+    for at in dropped {
+        kept.push_str(&text[from..at]);
+        from = at + 1;
     }
     kept.push_str(&text[from..]);
     Some(kept)

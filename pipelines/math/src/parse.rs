@@ -315,14 +315,22 @@ impl Parser<'_> {
     }
 
     pub(super) fn power(&mut self) -> Option<Expr> {
-        let base = self.postfix()?;
+        let base = self.primary()?;
+        let base = self.postfix(base)?;
         if !self.take(&Token::Power) {
             return Some(base);
         }
-        let exponent = self.deeper(Self::sign)?;
+        let rest = &self.tokens[self.position..];
+        let is_group = matches!(rest, [Token::Open('<'), ..] | [Token::Number(_), Token::Subscript, ..]);
+        if !is_group {
+            let exponent = self.deeper(Self::sign)?;
+            return self.node(Expr::Pow(Box::new(base), Box::new(exponent)));
+        }
+        let exponent = self.primary()?;
         // `x^{2}_{1}` is `x_{1}^{2}`.
         let base = if self.take(&Token::Subscript) { self.indexed(base)? } else { base };
-        self.node(Expr::Pow(Box::new(base), Box::new(exponent)))
+        let power = self.node(Expr::Pow(Box::new(base), Box::new(exponent)))?;
+        self.postfix(power)
     }
 
     /// `operand` with the percent or degree sign that follows.
@@ -342,8 +350,8 @@ impl Parser<'_> {
         Some(Expr::Symbol(format!("{name}_{}", self.index()?)))
     }
 
-    fn postfix(&mut self) -> Option<Expr> {
-        let mut operand = self.primary()?;
+    /// `operand` with the signs that follow.
+    fn postfix(&mut self, mut operand: Expr) -> Option<Expr> {
         loop {
             operand = if self.take(&Token::Factorial) {
                 self.node(Expr::Call(Function::Factorial, vec![operand]))?

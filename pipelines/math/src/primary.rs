@@ -33,6 +33,10 @@ impl Parser<'_> {
     }
 
     fn primary_within(&mut self) -> Option<Expr> {
+        if let Some((call, length)) = combination(&self.tokens[self.position..]) {
+            self.position += length;
+            return self.node(call);
+        }
         let token = self.peek()?.clone();
         self.position += 1;
         let expr = match token {
@@ -241,4 +245,34 @@ fn is_differential(expr: &Expr) -> bool {
         other => other,
     };
     matches!(first, Expr::Symbol(name) if name == "d")
+}
+
+/// The binomial in `C(5,2)`, `C_5^2`, `{}_5C_2` or `5C2`, and its number of tokens.
+fn combination(tokens: &[Token]) -> Option<(Expr, usize)> {
+    use Token::{Close, Comma, Number as N, Open, Power, Subscript, Symbol};
+    let braced = |at: usize| match tokens.get(at..)? {
+        [N(number), ..] => Some((number, at + 1)),
+        [Open('<'), N(number), Close('<'), ..] => Some((number, at + 3)),
+        _ => None,
+    };
+    let is_c = |token: &Token| matches!(token, Symbol(name) if name == "C");
+    let (top, below, length) = match tokens {
+        [c, Open('('), N(top), Comma, N(below), Close('('), ..] if is_c(c) => (top, below, 6),
+        [c, Subscript, ..] if is_c(c) => {
+            let (top, at) = braced(2)?;
+            let (below, end) = braced(at + 1).filter(|_| tokens[at] == Power)?;
+            (top, below, end)
+        }
+        [Open('<'), Close('<'), Subscript | Power, ..] => {
+            let (top, at) = braced(3)?;
+            let (below, end) = braced(at + 2).filter(|_| is_c(&tokens[at]) && tokens[at + 1] == Subscript)?;
+            (top, below, end)
+        }
+        [N(top), c, N(below), ..] if is_c(c) => (top, below, 3),
+        _ => return None,
+    };
+    let counts = |number: &Number| number.value.is_integer() && number.places.is_none();
+    let is_known = counts(top) && counts(below) && top.value >= below.value;
+    let parts = vec![Expr::Number(top.clone()), Expr::Number(below.clone())];
+    is_known.then_some((Expr::Call(Function::Binomial, parts), length))
 }

@@ -13,7 +13,7 @@ use super::parse::parse;
 
 /// Words that announce an answer, in the languages of the multilingual sets.
 pub(super) static PHRASE: LazyLock<Regex> = LazyLock::new(|| {
-    let english = r"answers?(?:\s+(?:for|of|to)\s+[^.:=?!\n]{1,60}?)?\s*(?:(?:is|are)\b|:|=)";
+    let english = r"answers?(?:\s+(?:for|of|to)\s+[^.:=?!\n]{1,60}?)?\s*(?:(?:is|are|should\s+be|must\s+be)\b|:|=)";
     let latin = r"(?:respuesta|réponse|antwort|lösung|resposta|risposta|antwoord|svaret?|odpowiedź|odpověď|cevap|đáp\s+án|jawaban(?:nya)?)(?:\s+(?:final|finale|correcta|correcte|correta|corretta|akhir|cuối\s+cùng))?\s*(?:(?:es|est|ist|lautet|é|è|is|är|er|to|je|là|adalah)\s|:)";
     let other = r"ответ\s*[:—]|答案\s*(?:是|为|為|:)|答え\s*(?:は|:)|(?:정답|답)\s*(?:은|:)|(?:الجواب|الإجابة)\s*(?:هو|هي|:)|(?:उत्तर|উত্তর|คำตอบ(?:คือ)?)\s*:";
     pattern(&format!(r"(?i)(?:{english}|{latin}|{other})(?:\s|:|\*)*"))
@@ -22,7 +22,7 @@ pub(super) static PHRASE: LazyLock<Regex> = LazyLock::new(|| {
 /// Text that is said to be the answer, up to the end of the sentence or an explanation.
 pub(super) fn after_phrase(text: &str) -> Option<&str> {
     static REASON: LazyLock<Regex> = LazyLock::new(|| {
-        pattern(r",\s+(?:as|hence|so|which)\b|,?\s+(?:because|since)\b|[\s*]+—\s")
+        pattern(r",\s+(?:as|hence|so|which|(?:and\s+)?not|rather\s+than)\b|,?\s+(?:because|since)\b|[\s*]+—\s")
     });
     static THEREFORE: LazyLock<Regex> =
         LazyLock::new(|| pattern(r"^(?i:therefore|thus|hence|then|simply|just|exactly|also|equal\s+to)\s+\**"));
@@ -59,7 +59,7 @@ pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
     static SAID: LazyLock<Regex> = LazyLock::new(|| {
         let copula = r"(?:\b(?:is|are|was|were|be|equals?|es|est|ist|son|sont|sind)\b|=|:|是|为|為)";
         let adverbs = r"(?:\s+(?:therefore|thus|then|hence|simply|just|exactly|equal\s+to|indeed))*";
-        pattern(&format!(r"(?i){copula}{adverbs}[\s*]+([^\n]+)$"))
+        pattern(&format!(r"(?i){copula}{adverbs}[\s*]+"))
     });
     let text = text.trim_end();
     let last = formulas(text).last();
@@ -68,21 +68,22 @@ pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
     let line = rest.lines().last()?;
     let start = line.trim_end_matches(['.', '*']).rfind(". ").map_or(0, |at| at + 2);
     let sentence = &line[start..];
-    if last.is_some() && (rest.lines().count() > 1 || start > 0 || sentence.contains([',', ';'])) {
+    if last.is_some() && (rest.lines().count() > 1 || start > 0) {
         return None;
     }
-    let before = &text[..text.len() - sentence.len()];
-    let found = SAID.captures(sentence)?.get(1)?;
-    let value = clean(found.as_str());
-    let before = format!("{}{}", tail(before), &sentence[..found.start()]);
-    let is_value = value.contains(|c: char| c.is_ascii_digit()) && !value.contains(['$', '?']) && !hedges(value);
-    let is_list = LIST.is_match(value);
-    let is_number = last.is_some() && NUMBER.find(value).is_some_and(|number| number.start() == 0);
-    if !is_value || !(is_list || is_number) || parse(value).is_none() || !is_neutral(&before, "", is_rounded(value)) {
-        return None;
-    }
-    Some(unmarked(value))
+    let ends: Vec<usize> = SAID.find_iter(sentence).take(MOST_COPULAS).map(|found| found.end()).collect();
+    let value_at = |at: usize| (at, clean(&sentence[at..]));
+    let list = ends.iter().map(|at| value_at(*at)).find(|(_, value)| LIST.is_match(value));
+    let starts_number = |value: &str| NUMBER.find(value).is_some_and(|number| number.start() == 0);
+    let number = ends.last().map(|at| value_at(*at)).filter(|(_, value)| last.is_some() && starts_number(value));
+    let (at, value) = list.or(number)?;
+    let before = format!("{}{}", tail(&text[..text.len() - sentence.len()]), &sentence[..at]);
+    let is_value = !value.contains(['$', '?']) && !hedges(value) && parse(value).is_some();
+    (is_value && is_neutral(&before, "", is_rounded(value))).then(|| unmarked(value))
 }
+
+/// Limit of the copulas of a sentence that are tried.
+const MOST_COPULAS: usize = 20;
 
 /// Several numbers, each with or without a name.
 static LIST: LazyLock<Regex> = LazyLock::new(|| {
@@ -106,6 +107,15 @@ pub(super) fn last_formula(text: &str) -> Option<Cow<'_, str>> {
         return None;
     }
     Some(if chain.is_several() { chain.joined(clean).into() } else { unmarked(clean(chain.content())) })
+}
+
+/// The formulas that end a sentence as its predicate: `the roots are $1$ and $2$.`
+pub(super) fn said_formula(text: &str) -> Option<Cow<'_, str>> {
+    static COPULA: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)(?:\b(?:is|are|equals?)|[=:])\s*$"));
+    let all: Vec<Marked> = formulas(text).collect();
+    let chain = Chain::last(text, &all)?;
+    let ends = ["", "."].contains(&text[chain.end..].trim()) && COPULA.is_match(tail(&text[..chain.start]));
+    if ends { last_formula(text) } else { None }
 }
 
 /// `1, 2` from `$1$, $2$`; `None` unless the text is several formulas that are joined.

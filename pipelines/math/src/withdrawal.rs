@@ -13,40 +13,68 @@ pub(super) fn last_withdrawal(text: &str) -> Option<usize> {
     while !text.is_char_boundary(from) {
         from += 1;
     }
-    let found = WITHDRAWN.find_iter(&text[from..]).last()?;
+    let found = WITHDRAWN.find_iter(&text[from..]).filter(|found| is_said(&text[..from + found.start()])).last()?;
     let (start, end) = (from + found.start(), from + found.end());
-    // `if that is wrong` and `to see that it is wrong` take nothing back.
-    let is_said = !SUPPOSED.is_match(&text[from..start]);
-    let is_taken_back = is_said && !CONFIRMED.is_match(&text[end..]);
     // `actually, the answer is` begins the next answer.
-    is_taken_back.then_some(if found.as_str().ends_with("is") { start } else { end })
+    let end = if NEXT.is_match(found.as_str()) { start } else { end };
+    (!CONFIRMED.is_match(&text[end..])).then_some(end)
+}
+
+/// Returns true if `later`, the text behind an answer, says that it is not `content`.
+pub(super) fn denies(later: &str, content: &str) -> bool {
+    static NOT: LazyLock<Regex> = LazyLock::new(|| {
+        pattern(r"(?i)(?:\bnot|n['’]t(?:\s+be)?|\bcannot\s+be|不是)\s*(?:\\boxed\{|[$\\(*\s])*(-?[\p{L}\p{N}]+(?:[./][\p{N}]+)?)")
+    });
+    let content = content.trim_matches(['$', ' ', '*']);
+    NOT.captures_iter(later).any(|found| found.get(1).is_some_and(|denied| denied.as_str() == content))
+}
+
+/// Returns true unless the sentence that `before` ends with is a supposition, or a question that the next words answer.
+fn is_said(before: &str) -> bool {
+    static SUPPOSED: LazyLock<Regex> = LazyLock::new(|| {
+        let words = "if|whether|one|you|someone|students?|might|may|would|could|suppose|assume|with|for|why|unless|prove|trying|hope|claims?|were|was";
+        pattern(&format!(r"(?i)\b(?:{words}|verify\s+that|check\s+that|see\s+that|not\s+that|then)\b"))
+    });
+    static JUDGES: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r"(?i)\b(?:right|correct)\s*\?[\s\p{L},]*$|\bI\s+(?:think|believe)\b"));
+    static CALLS: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r"(?i)^(?:\s|[,.!—…-]|\b(?:wait|no|oops|hmm+|oh|hold\s+on|actually|sorry|but|so|edit)\b)*$"));
+    const MOST_CHARS: usize = 160;
+    let start = before.char_indices().rev().take(MOST_CHARS).last().map_or(0, |(start, _)| start);
+    let last = &before[start..];
+    let at = last.rfind(['.', '!', '\n', '?', '}']).map_or(0, |at| at + 1);
+    let sentence = &last[at..];
+    let answers = last[..at].ends_with('?') && CALLS.is_match(sentence);
+    JUDGES.is_match(last) || !(answers || SUPPOSED.is_match(sentence))
 }
 
 static WITHDRAWN: LazyLock<Regex> = LazyLock::new(|| {
-    let it = r"(?:that|this|it|which|(?:the|my|our)\s+(?:(?:above|previous|first|earlier|last)\s+)?(?:answer|result|solution|calculation|value)(?:\s+above)?)";
-    let is = r"(?:['’]s|\s+is|\s+was|\s+seems|\s+looks)";
-    let wrong = r"(?:\s+(?:actually|also|clearly|just|still|completely|obviously))?\s+(?:wrong|incorrect|false|mistaken|not\s+(?:right|correct|true|the\s+(?:right\s+|correct\s+)?answer)|a\s+mistake|an\s+error)\b";
-    let cannot = r"\s+(?:cannot|can['’]t|could\s*n['’]t|is\s*n['’]t|was\s*n['’]t)\s+(?:be\s+)?(?:right|correct|true|the\s+answer)\b";
-    let erred = r"\bI\s+(?:(?:have\s+)?made|see\s+(?:a|my))\s+(?:a|an|the|some)?\s*(?:\w+\s+)?(?:mistake|error)|\bI\s+was\s+(?:wrong|mistaken)\b|\bI\s+(?:take|took)\s+(?:that|it)\s+back|\bI\s+(?:retract|withdraw)\b|\bmy\s+(?:mistake|bad)\b";
-    let dropped = r"\b(?:scratch|strike|forget|ignore|disregard)\s+(?:that|this|it|the\s+(?:above|previous|last|first)|my\s+(?:previous|last|first))\b";
-    let again = r"\b(?:wait|no|oops|hmm|hold\s+on|actually|sorry|let\s+me|I(?:['’]ll|\s+will|\s+need\s+to|\s+must|\s+have\s+to))\b[,.!—…-]*\s+(?:let\s+me\s+|I\s+(?:need|have)\s+to\s+|let['’]s\s+)?(?:redo|re-do|recompute|recalculate|start\s+(?:over|again)|try\s+again|fix\s+(?:this|that|it)|correct\s+(?:this|that|it|myself))\b";
-    let instead = r"\b(?:wait|no|oops|hmm|hold\s+on|actually|sorry|rather)\b[,.!—…-]*\s+(?:no[,.]?\s+|wait[,.]?\s+)?(?:(?:it|that|the\s+answer)\s+(?:should|must)\s+(?:be|have\s+been)\b|it\s+is\s+[$\\(*-]*[0-9]|(?:the|my)\s+(?:(?:correct|right|final|real|true)\s+)?answer\s+(?:is|should\s+be|must\s+be)\b)";
-    let again_later = r"\bon\s+second\s+thoughts?\b|(?:^|[\n.!]\s*)correction\b";
+    let noun = r"(?:answer|result|solution|calculation|computation|value|number)(?:\s+above|\s+of\s+\S+|\s+\$?[0-9]+\$?)?";
+    let it = format!(r"(?:that|this|it|which|the\s+above|(?:the|my|our|that|this)\s+(?:(?:above|previous|first|earlier|last|boxed)\s+)?{noun})");
+    let adverb = r"(?:\s+(?:actually|also|clearly|just|still|completely|obviously))?";
+    let wrong = r"\s+(?:wrong|incorrect|false|mistaken|not\s+(?:right|correct|true|the\s+(?:right\s+|correct\s+)?answer)|a\s+mistake|an\s+error)\b";
+    let is = format!(r"(?:['’]s|\s+is|\s+was|\s+seems|\s+looks|\s+must\s+be){adverb}{wrong}");
+    let cannot = r"\s+(?:cannot|can['’]t|could\s*n['’]t|is\s*n['’]t|was\s*n['’]t|does\s*n['’]t|does\s+not|do\s*n['’]t)\s+(?:be\s+|look\s+|seem\s+|sound\s+)?(?:right|correct|true|the\s+answer)\b|\s+contradicts\b";
+    let erred = r"\bI(?:['’]ve)?\s+(?:(?:have\s+)?made|see\s+(?:a|my))\s+(?:a|an|the|some)?\s*(?:\w+\s+)?(?:mistake|error)|\bI\s+was\s+(?:wrong|mistaken)\b|\bI\s+(?:mis\w+(?:ed|t)|misread)\b|\bI\s+(?:take|took)\s+(?:that|it)\s+back|\bI\s+(?:retract|withdraw)\b|\bmy\s+(?:mistake|bad)\b";
+    let dropped = r"\b(?:scratch|strike|forget|ignore|disregard)\s+(?:that|this|it|the\s+(?:above|previous|last|first)|my\s+(?:previous|last|first))\b|\bnever\s*mind\b|\boops\b|\((?:wrong|incorrect|false|not\s+correct)\b";
+    let call = r"\b(?:wait|no|oops|hmm+|hold\s+on|actually|sorry)\b[,.!—…-]*\s+";
+    let begin = r"(?:let\s+me|I['’]ll|I\s+will|I\s+(?:need|have)\s+to|I\s+must|let['’]s)\s+";
+    let again = format!(r"(?:{call}|\b{begin})(?:{begin})?(?:redo|re-do|recompute|recalculate|reconsider|rethink|start\s+(?:over|again)|try\s+again|fix\s+(?:this|that|it|my)|correct\s+(?:this|that|it|myself|my))\b");
+    let number = r"\s+[$\\(*]*-?[0-9]";
+    let answer = r"(?:the|my)\s+(?:(?:correct|right|final|real|true|actual)\s+)?answer";
+    let instead = format!(r"(?:{call})+(?:(?:it|that)\s+(?:should|must)\s+(?:be|have\s+been)\b|(?:it\s+is|it['’]s|that['’]s|I\s+meant){number}|{answer}\s+(?:is|should\s+be|must\s+be)\b)");
+    let later = format!(r"\bon\s+second\s+thoughts?\b|(?:^|[\n.!]\s*)correction\b|\bthe\s+answer\s+is\s+(?:actually|instead|rather){number}");
     let chinese = r"不对[，,。. ]|(?:这|那|上面|答案|我)(?:是|个|里|的|算|做|写)*错(?:了|的|误)|算错了|更正|重新(?:算|计算|来)";
-    pattern(&format!(
-        r"(?i)\b{it}(?:{is}{wrong}|{cannot})|{erred}|{dropped}|{again}|{instead}|{again_later}|{chinese}"
-    ))
+    pattern(&format!(r"(?i)\b{it}(?:{is}|{cannot})|{erred}|{dropped}|{again}|{instead}|{later}|{chinese}"))
 });
 
-/// Words before a withdrawal that make it a supposition, a question or a denial.
-static SUPPOSED: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)\b(?:if|whether|verify\s+that|check\s+that|think|believe|why|unless|suppose|assume|hope|prove|see\s+(?:if|that)|not\s+that|claim(?:s|ed)?(?:\s+that)?)\s+(?:that\s+)?$")
-});
+/// A withdrawal that begins the next answer.
+static NEXT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\banswer\s+(?:is|should\s+be|must\s+be)\b|\bcorrection$"));
 
 static CONFIRMED: LazyLock<Regex> = LazyLock::new(|| {
     let it = r"(?:(?:the|my|our)\s+(?:(?:original|first|previous|above|final)\s+)?(?:answer|result|solution)|it|this|that)";
     let right = r"(?:indeed|still|actually|in\s+fact)?\s*(?:correct|right)\b[^?]{0,20}(?:[.!\n]|$)";
-    let to = r"^\s+(?:to\s+(?:think|say|assume|believe|conclude)|that\b)";
+    let to = r"^\s+(?:to\s+(?:think|say|assume|believe|conclude|add|use|take)|that\b)";
     pattern(&format!(
         r"(?i){to}|\b{it}\s+(?:is|was)\s+{right}|\b(?:indeed|still)\s+(?:correct|right|holds?)\b|\b{it}\s+(?:stands|holds|checks\s+out)\b|\bno\s+mistake\b|^\s*\?"
     ))
