@@ -13,8 +13,8 @@ use super::evaluate::{Fuel, constant_value, evaluate};
 use super::expr::{Brackets, Expr, Function, Number, Relation, Scale};
 use super::field::{Field, PRIMES};
 use super::parse::{Answer, literal};
-use super::named::{assigned, in_order, is_sum_of_names, names_differ, without_tuple_names};
-use super::region::region;
+use super::named::{assigned, in_order, is_same_function, is_sum_of_names, names_differ, without_tuple_names};
+use super::region::{all_reals, is_reals, region};
 use super::unit::{changes_meaning, is_half_of_day};
 use super::Options;
 
@@ -203,7 +203,10 @@ impl Comparison {
         if !relations.iter().all(|relation| relation.gives_a_value()) {
             return Vec::new();
         }
-        let named = usize::from(assigned(relation).is_some());
+        // All names at the front, as in `x = y = 5`.
+        let is_name = |side: &&Expr| matches!(side, Expr::Symbol(_));
+        let names = sides[..sides.len() - 1].iter().take_while(is_name).count();
+        let named = if assigned(relation).is_some() { names } else { 0 };
         let (values, links) = (&sides[named..], &relations[named..]);
         // A name has no rounded value: `x ≈ 5` may be anything near it.
         let is_rounded = relations.last() == Some(&Relation::About);
@@ -229,7 +232,7 @@ impl Comparison {
             return false;
         };
         if let (Some(name), Some(other)) = (assigned(gold), assigned(predicted))
-            && name == other
+            && (name == other || is_same_function(name, other))
         {
             let others = self.values(predicted);
             return self.values(gold).into_iter().any(|value| others.iter().any(|it| self.equal(value, it)));
@@ -284,7 +287,14 @@ impl Comparison {
 
     /// Compares conditions on a variable as the sets of its values.
     fn equal_regions(&self, gold: &Expr, predicted: &Expr) -> bool {
-        let is_set = |expr: &Expr| matches!(expr, Expr::Sequence(..) | Expr::Union(_));
+        let is_set = |expr: &Expr| matches!(expr, Expr::Sequence(..) | Expr::Union(_)) || is_reals(expr);
+        if is_reals(gold) != is_reals(predicted) && is_set(gold) && is_set(predicted) {
+            let set = |expr: &Expr| if is_reals(expr) { all_reals() } else { expr.clone() };
+            return set(gold) == set(predicted);
+        }
+        if is_reals(gold) && is_reals(predicted) {
+            return true;
+        }
         let order = |low: &Expr, high: &Expr| self.order(low, high);
         let (gold, predicted) = match (region(gold, &order), region(predicted, &order)) {
             (Some((variable, gold)), Some((other, predicted))) if variable == other => (gold, predicted),

@@ -126,7 +126,7 @@ fn is_part_of_formula(before: &str) -> bool {
         // Two stars after a number or variable are a power, otherwise they open bold text.
         let power = r"(?:[\p{N})]|\b\p{L})(?:\*\*| \*\* )";
         let sign = r"(?:±|\\(?:pm|mp)\b|\+/-)[\s$*(]*|[-−–—‐‑⁻﹣－][$*(|\[]*|−\s+|(?:=|\bis|:)[^\S\n]*[-–—][^\S\n]+[$*]*";
-        let operator = r"[\p{N})\]}$%x]\s*(?:[-+*×·⋅÷/–−^&]|\\(?:cdot|times|div|pm)\b)\s*[$*(]*|[\p{N}](?:\s*x\s+|\s+:\s*|:)";
+        let operator = r"[\p{N})\]}$%x]\s*(?:[-+*×·⋅÷/–−^&]|\\(?:cdot|times|div|pm)\b)\s*[$*(]*|[\p{N})\]}$]\s+to\s+[$*(]*|[\p{N}](?:\s*x\s+|\s+:\s*|:)";
         let listed = r"(?:^|\n)[^\S\n]*[0-9]+[.)][^\S\n]+[$*(]*|[\p{N})][$*]*[^\S\n]*[,;]?[^\S\n]+[$*(]*|[\p{N}][,;]|[\p{N}]\$\s*\$?";
         let opened = r"[\p{L}\p{N})]\s*[(\[|]";
         let compared = r"(?:\}\s*\\(?:to|mapsto)\b|[<>≤≥≠]=?|!=|\\(?:n?eq?|[lg]eq?|[lg]t|neq))\s*\$?";

@@ -50,6 +50,8 @@ pub(super) enum Token {
     /// `\int`, `\gcd` and similar commands, which only a name contains.
     Operator(String),
     Union,
+    /// `\setminus`.
+    SetMinus,
     EmptySet,
     BeginMatrix,
     EndMatrix,

@@ -40,15 +40,31 @@ fn position(tokens: &[Token], holds: impl Fn(&Token) -> bool) -> Option<usize> {
 
 /// One item of a list without its name.
 fn item(tokens: &[Token]) -> Vec<Token> {
-    if let Some(value) = without_sentence(tokens) {
+    if let Some(value) = without_sentence(tokens).or_else(|| point(tokens)) {
         return value.to_vec();
     }
-    let Some(at) = position(tokens, |token| matches!(token, Token::Relation(_))) else { return tokens.to_vec() };
+    let is_relation = |token: &Token| matches!(token, Token::Relation(_));
+    let Some(at) = position(tokens, is_relation) else { return tokens.to_vec() };
     let (name, value) = tokens.split_at(at);
-    match symbol_of(name, value) {
-        Some(symbol) => [&[Token::Symbol(symbol)], value].concat(),
+    if let Some(symbol) = symbol_of(name, value) {
+        return [&[Token::Symbol(symbol)], value].concat();
+    }
+    // `0 < f(x) < 1`
+    let middle = &value[1..];
+    let Some(end) = position(middle, is_relation) else { return tokens.to_vec() };
+    match symbol_of(&middle[..end], &middle[end..]) {
+        Some(symbol) => [name, &value[..1], &[Token::Symbol(symbol)], &middle[end..]].concat(),
         None => tokens.to_vec(),
     }
+}
+
+/// The coordinates of a point with its name: `P(1,2)`. `C(5,2)` is a binomial.
+fn point(tokens: &[Token]) -> Option<&[Token]> {
+    let [Token::Symbol(name), rest @ ..] = tokens else { return None };
+    let [Token::Open('('), inner @ .., Token::Close('(')] = rest else { return None };
+    let is_point = name.len() == 1 && name.contains(|c: char| c.is_ascii_uppercase()) && name != "C";
+    let is_tuple = position(inner, |token| *token == Token::Comma).is_some() && !inner.contains(&Token::Close('('));
+    (is_point && is_tuple).then_some(rest)
 }
 
 /// The value behind words that only introduce it: `the area is 5`, `Area = 5`, `Domain: [2,3]`.
@@ -67,8 +83,10 @@ fn without_sentence(tokens: &[Token]) -> Option<&[Token]> {
         _ if ends_sentence && !matches!(tokens[count], Token::Relation(_)) => tokens.split_at(count),
         _ => return None,
     };
-    let text: String = words.iter().map(spell).collect::<Vec<_>>().join(" ") + " ";
-    let changes = |word: &str| changes_number(word) || ["twice", "double", "triple", "squared"].contains(&word);
+    const CHANGES: &str = "twice double triple squared error mistake guess unknown";
+    let is_name = |token: &&Token| matches!(token, Token::Word(_) | Token::Symbol(_));
+    let text: String = words.iter().filter(is_name).map(spell).collect::<Vec<_>>().join(" ") + " ";
+    let changes = |word: &str| changes_number(word) || CHANGES.split(' ').any(|change| change == word);
     let is_neutral = !hedges(&text) && is_neutral(&text, "", false) && !text.split(' ').any(changes);
     let is_value = |token: &Token| matches!(token, Token::Number(_) | Token::Constant(_) | Token::EmptySet);
     (is_neutral && value.iter().any(is_value)).then_some(value)
@@ -89,7 +107,9 @@ fn spell(token: &Token) -> String {
 
 /// The symbol for a name whose `value` follows; `None` if it is no name, or needs none.
 fn symbol_of(name: &[Token], value: &[Token]) -> Option<String> {
-    if let [Token::Operator(_), ..] = name {
+    use Token::{Colon, Divide, Open, Operator, SetMinus, Union};
+    let is_derivative = matches!(name, [Token::Fraction, Open(_), Token::Symbol(d), ..] if d == "d");
+    if matches!(name, [Operator(_), ..]) || is_derivative || is_composed(name) {
         return Some(spelled(name));
     }
     if let Some(figure) = figure(name) {
@@ -100,18 +120,33 @@ fn symbol_of(name: &[Token], value: &[Token]) -> Option<String> {
     };
     let length = atom(name)?;
     let mut rest = &name[length..];
-    while let [Token::Colon | Token::Divide, after @ ..] = rest {
+    if matches!(rest, [Token::Power, ..]) && value.contains(&Token::BeginMatrix) {
+        return Some(spelled(name));
+    }
+    let is_intersection = |token: &Token| matches!(token, Operator(name) if name == "cap");
+    while let [joint, after @ ..] = rest
+        && (matches!(joint, Colon | Divide | Union | SetMinus) || is_intersection(joint))
+    {
         rest = &after[atom(after)?..];
     }
     let is_call = length == name.len() && matches!(name[0], Token::Symbol(_));
-    let needs_none = is_call && !name.contains(&Token::Open('(')) && !name.contains(&Token::Open('['));
+    let is_plain = |token: &Token| {
+        let is_index = matches!(token, Token::Subscript | Open('<') | Token::Close('<') | Token::Prime | Token::Constant(_));
+        is_index || matches!(token, Token::Symbol(_) | Token::Number(_) | Token::Word(_))
+    };
+    let needs_none = is_call && name.iter().all(is_plain);
     if needs_none || !rest.is_empty() {
         return None;
     }
-    let is_derivative = matches!(name, [Token::Fraction, Token::Open(_), Token::Symbol(d), ..] if d == "d");
     // Only the letter of a function must not be in its value.
-    let is_named = is_derivative || is_free(if is_call { &name[..1] } else { name });
-    is_named.then(|| spelled(name))
+    is_free(if is_call { &name[..1] } else { name }).then(|| spelled(name))
+}
+
+/// Returns true for `(f \circ g)(2)`.
+fn is_composed(tokens: &[Token]) -> bool {
+    use Token::{Close, Open, Operator, Symbol};
+    let [Open('('), Symbol(_), Operator(circle), Symbol(_), Close('('), rest @ ..] = tokens else { return false };
+    circle == "circ" && matches!(rest, [Open('('), .., Close('(')])
 }
 
 fn spelled(tokens: &[Token]) -> String {
@@ -125,9 +160,15 @@ fn figure(tokens: &[Token]) -> Option<String> {
     match tokens {
         [Bar, Symbol(name), Bar] | [Open('|'), Symbol(name), Close('|')] if points(name, 2) => Some(name.clone()),
         [Open('['), Symbol(name), Close('[')] if points(name, 3) => Some(spelled(tokens)),
+        [Bar, Symbol(name), Bar] | [Open('|'), Symbol(name), Close('|')] if is_complex(name) => Some(spelled(tokens)),
         [Symbol(measure), Symbol(name)] if measure == "m" && name.starts_with("angle") => Some(name.clone()),
         _ => None,
     }
+}
+
+/// Returns true for names that are complex numbers or vectors, whose absolute value is a number asked for.
+fn is_complex(name: &str) -> bool {
+    ["z", "w"].contains(&name) || name.contains(' ')
 }
 
 /// Number of tokens of the name at the start: a variable with its index, a function with its arguments, a sine of an
@@ -162,7 +203,12 @@ fn atom(tokens: &[Token]) -> Option<usize> {
     let is_function = letter.len() == 1 && letter.contains(|c: char| c.is_ascii_uppercase() || "fghpq".contains(c));
     let is_simple = |token: &Token| matches!(token, Symbol(_) | Number(_) | Token::Comma | Minus);
     let has_no_sum = end > 0 && arguments[..end].iter().all(is_simple) && !arguments[1..end].contains(&Minus);
-    (is_function || has_no_sum).then_some(at + 1 + end + 1)
+    let end = at + 1 + end + 1;
+    let index = match &tokens[end..] {
+        [Subscript, Open('<'), rest @ ..] => 2 + rest.iter().position(|token| *token == Close('<'))? + 1,
+        _ => 0,
+    };
+    (is_function || has_no_sum).then_some(end + index)
 }
 
 fn is_angle(name: &str) -> bool {

@@ -36,6 +36,12 @@ fn are_ordered(names: &[&str]) -> bool {
     names.windows(2).all(|pair| if is_greek { pair[0] != pair[1] } else { pair[0] < pair[1] })
 }
 
+/// Returns true for `y` and `f(x)`, which name the same value.
+pub(super) fn is_same_function(name: &str, other: &str) -> bool {
+    let is_function = |name: &str| name == "y" || (name.starts_with('f') && name.contains("Open('(') x Close"));
+    is_function(name) && is_function(other) && (name == "y" || other == "y")
+}
+
 /// Returns true if a sum or product of several variables has a constant value, as in `m + n = 17`.
 pub(super) fn is_sum_of_names(relation: &Expr) -> bool {
     let Expr::Relation(sides, relations) = relation else { return false };

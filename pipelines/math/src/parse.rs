@@ -18,6 +18,7 @@ use super::congruence::split_modulus;
 use super::expr::{Brackets, Expr, Function, Number, Relation, Scale};
 use super::lex::{Token, lex};
 use super::name::take_names;
+use super::region::without_points;
 use super::unit::take_unit;
 
 /// Limit of a text's bytes; a longer text is not parsed.
@@ -175,10 +176,29 @@ impl Parser<'_> {
 
     fn union(&mut self) -> Option<Expr> {
         let mut parts = vec![self.ratio()?];
+        if self.take(&Token::SetMinus) {
+            let removed = self.ratio()?;
+            return self.node(without_points(&parts[0], removed)?);
+        }
         while self.take(&Token::Union) {
             parts.push(self.ratio()?);
         }
-        if parts.len() == 1 { parts.pop() } else { self.node(Expr::Union(parts)) }
+        if parts.len() == 1 {
+            return parts.pop();
+        }
+        let mut all = Vec::new();
+        for part in &parts {
+            let Expr::Sequence(Brackets::Braces, items) = part else { return self.node(Expr::Union(parts)) };
+            all.extend(items.iter().cloned());
+        }
+        // A union of finite sets is a set, in which an element counts once.
+        let mut items: Vec<Expr> = Vec::new();
+        for item in all {
+            if !items.contains(&item) {
+                items.push(item);
+            }
+        }
+        self.node(Expr::Sequence(Brackets::Braces, items))
     }
 
     /// `3:4` is a pair, not a quotient, since it may be a time or a score.

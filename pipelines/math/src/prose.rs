@@ -26,7 +26,15 @@ pub(super) fn after_phrase(text: &str) -> Option<&str> {
     });
     static THEREFORE: LazyLock<Regex> =
         LazyLock::new(|| pattern(r"^(?i:therefore|thus|hence|then|simply|just|exactly|also|equal\s+to)\s+\**"));
+    static THOUGHT: LazyLock<Regex> = LazyLock::new(|| {
+        pattern(r"(?i)\b(?:might|may|would|could)\s+(?:also\s+)?(?:think|say|guess|expect|believe|assume|conclude)\b|\bmistake\b")
+    });
     let phrase = PHRASE.find_iter(text).last()?;
+    let before = tail(&text[..phrase.start()]);
+    let sentence = before.rfind(['.', '!', '?', '\n']).map_or(before, |at| &before[at..]);
+    if THOUGHT.is_match(sentence) {
+        return None;
+    }
     if is_negated(&text[..phrase.start()]) || is_negated(phrase.as_str()) {
         return None;
     }

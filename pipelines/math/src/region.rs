@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use super::evaluate::{Fuel, constant_value};
 use super::expr::{Brackets, Constant, Expr, Relation};
 
 /// An interval, with flags for closed ends.
@@ -66,6 +67,44 @@ fn both(items: &[Expr]) -> Option<(&str, Interval)> {
     let ((variable, one), (its, other)) = (interval(one)?, interval(other)?);
     let both = one.and(other).filter(|_| variable == its)?;
     Some((variable, both))
+}
+
+/// The real numbers, which are written as a letter or in words.
+pub(super) fn is_reals(expr: &Expr) -> bool {
+    match expr {
+        Expr::Symbol(name) => name == "R",
+        Expr::Words(words) => ["all real numbers", "all reals", "all real", "real numbers", "reals"].contains(&words.as_str()),
+        _ => false,
+    }
+}
+
+/// The interval of all real numbers.
+pub(super) fn all_reals() -> Expr {
+    Expr::Sequence(Brackets::Round, vec![Expr::Neg(Box::new(infinity())), infinity()])
+}
+
+/// The real numbers except a few points, as a union of intervals.
+pub(super) fn without_points(set: &Expr, points: Expr) -> Option<Expr> {
+    let all = Expr::Neg(Box::new(infinity()));
+    let is_all = is_reals(set) || *set == all_reals();
+    let Expr::Sequence(Brackets::Braces, points) = points else { return None };
+    let fuel = Fuel::new(10_000);
+    let mut sorted = Vec::with_capacity(points.len());
+    for point in points {
+        sorted.push((constant_value(&point, &fuel)?, point));
+    }
+    if !is_all || sorted.is_empty() {
+        return None;
+    }
+    sorted.sort_by(|one, other| one.0.cmp(&other.0));
+    let mut low = all;
+    let mut parts = Vec::new();
+    for (_, point) in sorted {
+        parts.push(Expr::Sequence(Brackets::Round, vec![low, point.clone()]));
+        low = point;
+    }
+    parts.push(Expr::Sequence(Brackets::Round, vec![low, infinity()]));
+    Some(Expr::Union(parts))
 }
 
 fn infinity() -> Expr {

@@ -167,6 +167,7 @@ pub(super) fn command(name: &str) -> Option<Token> {
     Some(match name {
         "cdot" | "times" | "ast" => Token::Times,
         "div" => Token::Divide,
+        "setminus" | "backslash" | "smallsetminus" => Token::SetMinus,
         "over" => Token::Over,
         "choose" => Token::ChooseInfix,
         "prime" => Token::Prime,
@@ -174,7 +175,7 @@ pub(super) fn command(name: &str) -> Option<Token> {
         "land" | "wedge" => Token::And,
         "equiv" => Token::Relation(Relation::Congruent),
         "int" | "iint" | "oint" | "sum" | "prod" | "lim" | "gcd" | "max" | "min" | "det" | "dim" | "deg" | "Pr"
-        | "cap" | "setminus" | "notin" | "to" | "rightarrow" | "partial" | "nabla" | "circ" | "sup" | "inf" => {
+        | "cap" | "notin" | "to" | "rightarrow" | "partial" | "nabla" | "circ" | "sup" | "inf" => {
             Token::Operator(name.to_owned())
         }
         "pm" => Token::PlusMinus,

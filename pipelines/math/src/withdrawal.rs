@@ -32,7 +32,7 @@ pub(super) fn denies(later: &str, content: &str) -> bool {
 /// Returns true unless the sentence that `before` ends with is a supposition, or a question that the next words answer.
 fn is_said(before: &str) -> bool {
     static SUPPOSED: LazyLock<Regex> = LazyLock::new(|| {
-        let words = "if|whether|one|you|someone|students?|might|may|would|could|suppose|assume|with|for|why|unless|prove|trying|hope|claims?|were|was";
+        let words = "if|whether|one|you|someone|students?|might|may|would|could|suppose|assume|with|for|why|unless|prove|trying|hope|claims?";
         pattern(&format!(r"(?i)\b(?:{words}|verify\s+that|check\s+that|see\s+that|not\s+that|then)\b"))
     });
     static JUDGES: LazyLock<Regex> =
