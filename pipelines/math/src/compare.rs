@@ -42,11 +42,13 @@ pub(super) fn is_right(gold: &Answer, predicted: &Answer, options: Options) -> b
     match (&gold.unit, &predicted.unit) {
         (Some(gold), Some(predicted)) if gold != predicted => return false,
         (None, Some(predicted)) if changes_meaning(predicted) => return false,
-        (Some(gold), None) if is_half_of_day(gold) => return false,
         _ => {}
     }
     let Options { tolerance, asks_percent, .. } = options;
     let comparison = Comparison { tolerance, asks_percent, fuel: Fuel::new(FUEL), depth: Cell::new(0) };
+    if let Some(half) = gold.unit.as_deref().filter(|unit| is_half_of_day(unit)) {
+        return predicted.unit.as_deref() == Some(half) && comparison.equal(&time(&gold.expr), &time(&predicted.expr));
+    }
     let (expr, other) = (without_tuple_names(&gold.expr), without_tuple_names(&predicted.expr));
     match (&gold.modulus, &predicted.modulus) {
         (_, None) => comparison.equal(&expr, &other),
@@ -55,6 +57,13 @@ pub(super) fn is_right(gold: &Answer, predicted: &Answer, options: Options) -> b
         }
         (None, Some(_)) => false,
     }
+}
+
+/// A time with its minutes: `8` is `8:00`.
+fn time(expr: &Expr) -> Expr {
+    let Expr::Number(_) = expr else { return expr.clone() };
+    let zero = Expr::Number(Number { value: BigRational::zero(), places: None });
+    Expr::Sequence(Brackets::Square, vec![Expr::Words(":".to_owned()), expr.clone(), zero])
 }
 
 struct Comparison {

@@ -49,6 +49,7 @@ fn announced(text: &str, only_boxed: bool) -> Option<Option<Cow<'_, str>>> {
     if let Some(chain) = Chain::last(text, &tagged(text)) {
         return Some(in_tag(text, &chain));
     }
+    let text = last_bytes(text);
     let found = after_hashes(text).or_else(|| after_phrase(text));
     found.map(|found| answer_of(clean(found)))
 }
@@ -58,11 +59,22 @@ fn unannounced(text: &str, only_boxed: bool) -> Option<Cow<'_, str>> {
     if only_boxed {
         return None;
     }
+    let text = last_bytes(text);
     if let Some(found) = said_after(text).or_else(|| last_formula(text)) {
         return Some(found).filter(|found| !found.is_empty());
     }
     let found = if formulas(text).next().is_none() { last_latex(text) } else { None };
     answer_of(clean(found.or_else(|| last_number(text))?))
+}
+
+/// The end of a text, in which an answer in prose must be.
+pub(super) fn last_bytes(text: &str) -> &str {
+    const MOST_BYTES: usize = 16_000;
+    let mut from = text.len().saturating_sub(MOST_BYTES);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    &text[from..]
 }
 
 fn answer_of(text: &str) -> Option<Cow<'_, str>> {
@@ -87,6 +99,7 @@ fn is_replaced(found: &str, later: &str) -> bool {
             parsed.is_some_and(|(found, other)| !is_right(&found, &other, Options::default()))
         })
     };
+    let later = last_bytes(later);
     denies(later, found) || after_phrase(later).is_some_and(differs)
 }
 

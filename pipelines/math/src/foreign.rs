@@ -62,7 +62,7 @@ pub(super) fn is_percent(word: &str) -> bool {
 
 /// Returns true if `word`, after a number, takes it back or changes it.
 pub(super) fn doubts(word: &str) -> bool {
-    const WORDS: &str = "por pour ciento cento cent medio media demi demie halb halbe meio mezzo mil половиной не нет नहीं \
+    const WORDS: &str = "por pour ciento cento medio media demi demie halb halbe meio mezzo mil половиной не нет नहीं \
         değil nicht pas kein более менее больше меньше oder ou или mehr weniger más menos plus moins";
     const PARTS: &str = "以上 以下 以内 以外 左右 分之 次方 多 余 几 半 折 成 割 不 非 没 错 吗 或 至 到 和 与 より まで ではな ではあり 이상 이하 \
         미만 초과 정도 아니 아닙 또는 十 百 万 亿 零 一 二 三 四 五 六 七 八 九 第 负 約 约";

@@ -133,6 +133,11 @@ impl Lexer<'_> {
         }
         let (run, rest) = self.rest.split_at(word_length(self.rest));
         self.rest = rest;
+        if run == "Rs" {
+            self.rest = self.rest.strip_prefix('.').unwrap_or(self.rest);
+            self.tokens.push(Token::Word("₹".to_owned()));
+            return;
+        }
         let lower = run.to_lowercase();
         if run == "oo" || ["infinity", "inf"].contains(&&*lower) {
             self.tokens.push(Token::Constant(Constant::Infinity));
@@ -179,7 +184,7 @@ impl Lexer<'_> {
             }
             "angle" | "measuredangle" | "triangle" => self.figure(name)?,
             "overline" | "vec" | "hat" | "bar" | "widehat" | "tilde" | "overrightarrow" => self.accent(name)?,
-            "frac" | "dfrac" | "tfrac" | "cfrac" => self.two_digits(Token::Fraction),
+            "frac" | "dfrac" | "tfrac" | "cfrac" | "nicefrac" | "sfrac" => self.two_digits(Token::Fraction),
             "binom" | "dbinom" | "tbinom" => self.two_digits(Token::Choose),
             "sqrt" => {
                 self.skip_spaces();
@@ -230,8 +235,12 @@ impl Lexer<'_> {
     /// `\text{...}`: words, or a formula in upright letters.
     fn text(&mut self, command: &str) -> Option<()> {
         let content = self.group()?.trim();
-        let content = content.strip_suffix('.').filter(|_| half_of_day(content).is_none()).unwrap_or(content);
-        let content = content.replace(r"\ ", " ").replace(['$', '~'], "");
+        let content = content.strip_suffix('.').unwrap_or(content);
+        // Dollars end and begin a formula in words, unless they are escaped.
+        let content = content.replace(r"\ ", " ").replace('~', " ").replace(r"\$", "\u{1}");
+        let content = content.replace('$', "").replace('\u{1}', "$").trim().to_owned();
+        let is_abbreviated = content.chars().all(|c| c.is_alphabetic() || " .".contains(c)) && half_of_day(&content).is_none();
+        let content = if is_abbreviated { content.replace('.', "") } else { content };
         let is_math = command.starts_with("math") || command == "operatorname";
         if is_math && ["e", "i"].contains(&&*content) {
             self.tokens.extend(content.chars().map(letter));
@@ -381,6 +390,8 @@ fn word_length(text: &str) -> usize {
 
 /// `a.m.` or `p.m.` at the start of `text`.
 fn half_of_day(text: &str) -> Option<&str> {
-    let found = text.get(..4)?;
-    ["a.m.", "p.m."].iter().any(|half| found.eq_ignore_ascii_case(half)).then_some(found)
+    let found = text.get(..3).filter(|found| ["a.m", "p.m"].iter().any(|half| found.eq_ignore_ascii_case(half)))?;
+    let follows = text[found.len()..].starts_with(is_latin);
+    let length = if text[found.len()..].starts_with('.') { 4 } else { 3 };
+    (!follows).then_some(&text[..length])
 }

@@ -12,6 +12,7 @@
 mod ball_arithmetic;
 mod boxes;
 mod chain;
+mod choice;
 mod compare;
 mod congruence;
 mod context;
@@ -80,9 +81,19 @@ pub fn gold_answer(text: &str) -> Cow<'_, str> {
 /// return them. Text that is not mathematics must be equal as text.
 pub fn is_equal(gold: &str, predicted: &str, options: Options) -> bool {
     let (gold, predicted) = (normalize::normalize(gold), normalize::normalize(predicted));
-    let (golds, answers) = (readings(&gold, options), readings(&predicted, options));
+    let is_equal = |gold: &str, predicted: &str| is_same(gold, predicted, options);
+    match (choice::option_of(&gold), choice::option_of(&predicted)) {
+        (Some((letter, value)), Some((other, its))) => letter == other && is_equal(value, its),
+        (Some((letter, value)), None) => is_equal(letter, &predicted) || is_equal(value, &predicted),
+        (None, Some((letter, value))) => is_equal(&gold, letter) || is_equal(&gold, value),
+        (None, None) => is_equal(&gold, &predicted),
+    }
+}
+
+fn is_same(gold: &str, predicted: &str, options: Options) -> bool {
+    let (golds, answers) = (readings(gold, options), readings(predicted, options));
     if golds.is_empty() && answers.is_empty() {
-        return same_text(&gold, &predicted);
+        return same_text(gold, predicted);
     }
     golds.iter().any(|gold| answers.iter().any(|answer| compare::is_right(gold, answer, options)))
 }

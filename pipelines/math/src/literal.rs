@@ -9,6 +9,9 @@ use super::lex::Lexer;
 /// Limit of digits in a literal, and of the power of ten in its exponent.
 const MOST_DIGITS: usize = 300;
 
+/// Marks of a decimal that goes on.
+const DOTS: [&str; 5] = ["...", "…", r"\ldots", r"\dots", r"\cdots"];
+
 impl Lexer<'_> {
     /// A number at the start of the text. With a decimal comma, a point between groups of three digits groups them.
     pub(super) fn number(&mut self) -> Option<Number> {
@@ -19,7 +22,8 @@ impl Lexer<'_> {
         }
         let mut places = None;
         let comma = self.decimal_comma && self.rest.starts_with(',') && self.digits_at(1) > 0;
-        let braced = self.decimal_comma && self.rest.starts_with("{,}") && self.digits_at(3) > 0;
+        let mark = if self.decimal_comma && self.rest.starts_with("{,}") { "{,}" } else { "{.}" };
+        let braced = self.rest.starts_with(mark) && self.digits_at(3) > 0;
         if comma || braced || (self.rest.starts_with('.') && !self.rest.starts_with("..")) {
             self.rest = &self.rest[if braced { 3 } else { 1 }..];
             let count = self.take_digits(&mut digits);
@@ -27,6 +31,11 @@ impl Lexer<'_> {
             places = (count > 0).then_some(count as i32);
             if let Some(period) = self.take_period(count) {
                 return repeating(&digits, count, &period);
+            }
+            if let Some(dots) = DOTS.iter().find(|dots| self.rest.starts_with(**dots)) {
+                let period = last_period(&digits[digits.len() - count..])?.to_owned();
+                self.rest = &self.rest[dots.len()..];
+                return repeating(&digits[..digits.len() - period.len()], count - period.len(), &period);
             }
         }
         if digits.len() > MOST_DIGITS {
@@ -44,7 +53,8 @@ impl Lexer<'_> {
     /// Takes groups of thousands: `,234` outside of brackets, and with spaces anywhere.
     fn take_groups(&mut self, digits: &mut String) {
         const COMMAS: [&str; 3] = [",\\! ", ",\\!", ","];
-        const SPACES: [&str; 9] = ["{,}\\!", "{,}", "\\,", "\\ ", "\\;", "\\:", "~", "\u{2009}", " "];
+        const SPACES: [&str; 12] =
+            ["{,}\\!", "{,}", "\\,", "\\ ", "\\;", "\\:", "~", "{\\,}", "{\\ }", "\\text{ }", "'", " "];
         let points: &[&str] = if self.decimal_comma { &["."] } else { &[] };
         let commas: &[&str] = if self.depth > 0 || self.decimal_comma { &[] } else { &COMMAS };
         let length = indian_groups(self.rest).filter(|_| !commas.is_empty() && digits.len() < 3);
@@ -136,6 +146,15 @@ fn indian_groups(rest: &str) -> Option<usize> {
 fn dotted(text: &str) -> Option<(&str, &str)> {
     let (digit, rest) = text.strip_prefix(r"\dot{")?.split_once('}')?;
     (digit.len() == 1).then_some((digit, rest))
+}
+
+/// The period that the decimals show: one digit three times, or several twice.
+fn last_period(decimals: &str) -> Option<&str> {
+    (1..=decimals.len() / 2).find_map(|length| {
+        let (before, period) = decimals.split_at(decimals.len() - length);
+        let is_repeated = if length == 1 { before.ends_with(&period.repeat(2)) } else { before.ends_with(period) };
+        is_repeated.then_some(period)
+    })
 }
 
 /// A number from its digits, with `places` decimals, and a repeating period.

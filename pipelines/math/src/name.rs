@@ -10,10 +10,6 @@ use super::unit::changes_number;
 
 /// Replaces names in `tokens`, of each item of a list.
 pub(super) fn take_names(tokens: &mut Vec<Token>) {
-    let is_plain = |token: &Token| !matches!(token, Token::Relation(_) | Token::Colon | Token::Word(_));
-    if tokens.iter().all(is_plain) {
-        return;
-    }
     let mut named = Vec::with_capacity(tokens.len());
     let mut rest = &tokens[..];
     while !rest.is_empty() {
@@ -101,6 +97,8 @@ fn spell(token: &Token) -> String {
     match token {
         Token::Word(word) => word.clone(),
         Token::Symbol(name) => name.clone(),
+        Token::Open('(') => "(".to_owned(),
+        Token::Close('(') => ")".to_owned(),
         other => format!("{other:?}"),
     }
 }
@@ -150,7 +148,7 @@ fn is_composed(tokens: &[Token]) -> bool {
 }
 
 fn spelled(tokens: &[Token]) -> String {
-    tokens.iter().map(spell).collect::<Vec<_>>().join(" ")
+    tokens.iter().map(spell).collect()
 }
 
 /// The name of a segment `|AB|`, an area `[ABC]` or an angle `m\angle A`.

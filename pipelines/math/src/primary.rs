@@ -74,6 +74,9 @@ impl Parser<'_> {
             words = format!("{words} {word}");
             self.position += 1;
         }
+        for article in ["a ", "an ", "the "] {
+            words = words.strip_prefix(article).map_or(words.clone(), str::to_owned);
+        }
         let mut letters = words.chars();
         match (letters.next(), letters.next()) {
             (Some(letter), None) if letter.is_ascii_alphabetic() => Expr::Symbol(words),
@@ -255,7 +258,7 @@ fn combination(tokens: &[Token]) -> Option<(Expr, usize)> {
         [Open('<'), N(number), Close('<'), ..] => Some((number, at + 3)),
         _ => None,
     };
-    let is_c = |token: &Token| matches!(token, Symbol(name) if name == "C");
+    let is_c = |token: &Token| matches!(token, Symbol(name) | Token::Word(name) if name == "C");
     let (top, below, length) = match tokens {
         [c, Open('('), N(top), Comma, N(below), Close('('), ..] if is_c(c) => (top, below, 6),
         [c, Subscript, ..] if is_c(c) => {
@@ -265,6 +268,11 @@ fn combination(tokens: &[Token]) -> Option<(Expr, usize)> {
         }
         [Open('<'), Close('<'), Subscript | Power, ..] => {
             let (top, at) = braced(3)?;
+            let (below, end) = braced(at + 2).filter(|_| is_c(&tokens[at]) && tokens[at + 1] == Subscript)?;
+            (top, below, end)
+        }
+        [Subscript | Power, ..] => {
+            let (top, at) = braced(1)?;
             let (below, end) = braced(at + 2).filter(|_| is_c(&tokens[at]) && tokens[at + 1] == Subscript)?;
             (top, below, end)
         }

@@ -62,7 +62,7 @@ pub(super) fn symbol(first: char) -> Option<Token> {
         '∞' => Token::Constant(Constant::Infinity),
         'π' => Token::Constant(Constant::Pi),
         'α'..='ω' | 'Α'..='Ω' | 'µ' | 'ϕ' => Token::Symbol(greek(first)?.into()),
-        '$' | '€' | '£' => Token::Word(first.to_string()),
+        '$' | '€' | '£' | '¥' | '₹' | '₽' | '₩' | '¢' => Token::Word(first.to_string()),
         _ => return None,
     })
 }

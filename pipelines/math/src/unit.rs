@@ -59,6 +59,7 @@ const SCALES: [&str; 4] = ["k", "K", "M", "B"];
 /// becomes a factor. `None` if a word is unknown, since the number might be another one without it.
 pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<Option<String>> {
     let currency = take_currency(tokens);
+    name_temperature(tokens);
     flatten_fraction(tokens);
     split_scales(tokens);
     let Some(start) = start_of_words(tokens) else { return Some(currency) };
@@ -90,6 +91,20 @@ pub(super) fn with_upright_unit(text: &str) -> Option<String> {
     }
     let unit = UNIT.captures(text)?.get(1)?;
     Some(format!(r"{}\text{{{}}}", &text[..unit.start()], unit.as_str()))
+}
+
+/// `°C` is a unit, not an angle.
+fn name_temperature(tokens: &mut Vec<Token>) {
+    let unit = match tokens.as_slice() {
+        [.., Token::Degree, Token::Symbol(name) | Token::Word(name)] => match name.as_str() {
+            "C" | "celsius" => "celsius",
+            "F" | "fahrenheit" => "fahrenheit",
+            _ => return,
+        },
+        _ => return,
+    };
+    tokens.truncate(tokens.len() - 2);
+    tokens.push(Token::Word(unit.to_owned()));
 }
 
 /// Writes a fraction of units at the end in one line: `\frac{km}{h}` as `km/h`.
@@ -184,7 +199,7 @@ fn factor(words: &[Token]) -> Option<BigRational> {
 
 fn take_currency(tokens: &mut Vec<Token>) -> Option<String> {
     let is_sign =
-        |token: &Token| matches!(token, Token::Word(word) if ["$", "€", "£"].contains(&word.as_str()));
+        |token: &Token| matches!(token, Token::Word(word) if ["$", "€", "£", "¥", "₹", "₽", "₩"].contains(&word.as_str()));
     let at = tokens.iter().position(is_sign)?;
     let Token::Word(sign) = tokens.remove(at) else { return None };
     Some(singular(&sign).to_owned())
@@ -276,6 +291,11 @@ fn singular(word: &str) -> &str {
         "$" | "dollars" | "usd" => "dollar",
         "€" | "euros" | "eur" => "euro",
         "£" | "pounds" => "pound",
+        "¥" | "円" | "元" | "yuan" => "yen",
+        "₹" | "rupees" => "rupee",
+        "₽" | "рублей" | "рубля" | "рубль" => "rouble",
+        "¢" | "cents" => "cent",
+        "₩" | "원" => "won",
         "cm" | "centimeters" | "centimetre" | "centimetres" => "centimeter",
         "mm" | "millimeters" | "millimetre" | "millimetres" => "millimeter",
         "km" | "kilometers" | "kilometre" | "kilometres" => "kilometer",

@@ -4,15 +4,11 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// Limit of the bytes searched, at the end of a text.
-const MOST_BYTES: usize = 20_000;
+use super::extract::last_bytes;
 
 /// End of the last statement that takes back what precedes it, unless later words confirm that.
 pub(super) fn last_withdrawal(text: &str) -> Option<usize> {
-    let mut from = text.len().saturating_sub(MOST_BYTES);
-    while !text.is_char_boundary(from) {
-        from += 1;
-    }
+    let from = text.len() - last_bytes(text).len();
     let found = WITHDRAWN.find_iter(&text[from..]).filter(|found| is_said(&text[..from + found.start()])).last()?;
     let (start, end) = (from + found.start(), from + found.end());
     // `actually, the answer is` begins the next answer.

@@ -1,0 +1,21 @@
+//! The letter before an option: `\textbf{(A)}\ 5`.
+
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+/// The letter and the value of an option; `None` if `text` is none.
+pub(super) fn option_of(text: &str) -> Option<(&str, &str)> {
+    static OPTION: LazyLock<Regex> = LazyLock::new(|| {
+        let text = r"\\(?:text|textbf|textrm|mathrm|mathbf|bf)\s*\{\s*";
+        let space = r"(?:\\[,;: ]|~|\\q?quad\b|\s)";
+        let label = r"(?:\(([A-E])\)|([A-E])[.)])";
+        Regex::new(&format!(r"^(?:{text})?{label}[.:]?\s*(\}})?{space}+(\S.*)$")).expect("a pattern of this file")
+    });
+    let found = OPTION.captures(text)?;
+    let letter = found.get(1).or(found.get(2))?.as_str();
+    let value = found.get(4)?.as_str();
+    // `\textbf{(A) 5}`
+    let is_open = text.starts_with('\\') && found.get(3).is_none();
+    Some((letter, if is_open { value.strip_suffix('}')? } else { value }))
+}
