@@ -69,7 +69,8 @@ fn add<'a>(closed: &mut Vec<Marked<'a>>, found: Marked<'a>) {
 /// Length of the number or the letter that a box without braces has.
 fn bare_content(text: &str) -> Option<usize> {
     static BARE: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r"^(?:-?[0-9]+(?:[.,/][0-9]+)*[A-Za-z]?|[A-Z])(?:[^\p{L}\p{N}{\\]|$)").expect("a pattern of this file")
+        Regex::new(r"^(?:-?[0-9]+(?:[.,/][0-9]+)*[A-Za-z]?|[A-Z])(?:[^\p{L}\p{N}{\\]|$)")
+            .expect("a pattern of this file")
     });
     let found = BARE.find(text)?.as_str();
     Some(found.trim_end_matches(|c: char| !c.is_ascii_alphanumeric()).len())

@@ -67,8 +67,14 @@ impl<'a> Chain<'a> {
 
     /// Takes the brackets around a tuple or a set of boxes.
     fn take_brackets(&mut self, text: &str) {
-        const BRACKETS: [(&str, &str); 6] =
-            [(r"\left(", r"\right)"), (r"\left\{", r"\right\}"), (r"\{", r"\}"), ("(", ")"), ("{", "}"), ("[", "]")];
+        const BRACKETS: [(&str, &str); 6] = [
+            (r"\left(", r"\right)"),
+            (r"\left\{", r"\right\}"),
+            (r"\{", r"\}"),
+            ("(", ")"),
+            ("{", "}"),
+            ("[", "]"),
+        ];
         if self.items.len() < 2 {
             return;
         }
@@ -144,7 +150,8 @@ fn item_start(before: &str) -> usize {
 const ITEM: &str = r"(?:[-*•]|\(?[0-9]{1,2}[.)]|\(?[a-z]\))\s";
 
 /// A name with its equals sign: `x =`, `x_{1} =`, `f(2) =`.
-const NAME: &str = r"(?:\\?[A-Za-z]+'*(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?(?:\([A-Za-z0-9,]+\))?\s*(?:=|\\in\b)\s*)";
+const NAME: &str =
+    r"(?:\\?[A-Za-z]+'*(?:_(?:[A-Za-z0-9]|\{[A-Za-z0-9]+\}))?(?:\([A-Za-z0-9,]+\))?\s*(?:=|\\in\b)\s*)";
 
 /// The name that ends `before`, with spaces and dollars before it.
 fn name_before(before: &str) -> &str {
@@ -216,16 +223,22 @@ static LISTED: LazyLock<Regex> = LazyLock::new(|| {
 /// Words that number the later answer as another one.
 static NUMBERED: LazyLock<Regex> = LazyLock::new(|| {
     let parts = r"(?:part|case|question|problem|root|solution|value|blank)\s*(?:\(?[0-9]{1,2}\b|\(?[a-hA-H]\b|I{2,3}\b)";
-    pattern(&format!(r"(?i)\b(?:{parts}|(?:the|a)\s+(?:second|third|fourth|fifth|other)\b|another\b|the\s+remaining)"))
+    pattern(&format!(
+        r"(?i)\b(?:{parts}|(?:the|a)\s+(?:second|third|fourth|fifth|other)\b|another\b|the\s+remaining)"
+    ))
 });
 
 /// Words that make the later answer the only one.
 static CONCLUDES: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)\b(?:therefore|thus|hence|so|total|sum|product|difference|final|finally|combined|combining|altogether|wrong|incorrect|instead|rather|no|not|but)\b")
+    pattern(
+        r"(?i)\b(?:therefore|thus|hence|so|total|sum|product|difference|final|finally|combined|combining|altogether|wrong|incorrect|instead|rather|no|not|but)\b",
+    )
 });
 
 static AND: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)\b(?:and|also|as\s+well\s+as|along\s+with|y|et|und|e|и)\b|\\(?:land|wedge)\b|和|与|與|及|と|및|와|과")
+    pattern(
+        r"(?i)\b(?:and|also|as\s+well\s+as|along\s+with|y|et|und|e|и)\b|\\(?:land|wedge)\b|和|与|與|及|と|및|와|과",
+    )
 });
 
 static OR: LazyLock<Regex> =

@@ -8,15 +8,17 @@ use std::cmp::Ordering;
 use num_rational::BigRational;
 use num_traits::{Signed, ToPrimitive, Zero};
 
+use super::Options;
 use super::ball_arithmetic::{BallArithmetic, Domain};
 use super::evaluate::{Fuel, constant_value, evaluate};
 use super::expr::{Brackets, Expr, Function, Number, Relation, Scale};
 use super::field::{Field, PRIMES};
+use super::named::{
+    assigned, in_order, is_same_function, is_sum_of_names, names_differ, without_tuple_names,
+};
 use super::parse::{Answer, literal};
-use super::named::{assigned, in_order, is_same_function, is_sum_of_names, names_differ, without_tuple_names};
 use super::region::{all_reals, is_reals, region};
 use super::unit::{changes_meaning, is_half_of_day};
-use super::Options;
 
 /// Limit of work on a pair of answers: about 20 ms.
 const FUEL: u64 = 300_000;
@@ -47,7 +49,8 @@ pub(super) fn is_right(gold: &Answer, predicted: &Answer, options: Options) -> b
     let Options { tolerance, asks_percent, .. } = options;
     let comparison = Comparison { tolerance, asks_percent, fuel: Fuel::new(FUEL), depth: Cell::new(0) };
     if let Some(half) = gold.unit.as_deref().filter(|unit| is_half_of_day(unit)) {
-        return predicted.unit.as_deref() == Some(half) && comparison.equal(&time(&gold.expr), &time(&predicted.expr));
+        return predicted.unit.as_deref() == Some(half)
+            && comparison.equal(&time(&gold.expr), &time(&predicted.expr));
     }
     let (expr, other) = (without_tuple_names(&gold.expr), without_tuple_names(&predicted.expr));
     match (&gold.modulus, &predicted.modulus) {

@@ -7,8 +7,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::foreign::{is_foreign_letter, is_mark, scale_of};
-use super::foreign::{negates_after, negates_before};
+use super::foreign::{is_foreign_letter, is_mark, is_percent, negates_after, negates_before, scale_of};
 use super::unit::changes_number;
 
 /// Returns true if neither `before` nor `after` changes the answer between them. An answer that `is_rounded`
@@ -106,7 +105,7 @@ pub(super) fn words_of_number(text: &str) -> usize {
             ),
         };
         let name = word[..length].to_lowercase();
-        if !changes_number(&name) && !["%", "percent"].contains(&&*name) {
+        if !changes_number(&name) && !["%", "percent"].contains(&&*name) && !is_percent(&name) {
             return text.len() - rest.len();
         }
         rest = &word[length..];
@@ -208,7 +207,7 @@ fn last_chars(text: &str) -> &str {
     last_of(text, MOST_CHARS)
 }
 
-fn last_of(text: &str, most_chars: usize) -> &str {
+pub(super) fn last_of(text: &str, most_chars: usize) -> &str {
     let start = text.char_indices().rev().take(most_chars).last().map_or(0, |(start, _)| start);
     &text[start..]
 }

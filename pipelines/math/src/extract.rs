@@ -2,14 +2,17 @@
 
 use std::borrow::Cow;
 
-use super::boxes::{Marked, boxes, formulas, tagged};
 use super::Options;
+use super::boxes::{Marked, boxes, formulas, tagged};
 use super::chain::Chain;
 use super::compare::is_right;
 use super::context::{is_negated, is_neutral, is_struck, without_modulus};
 use super::expr::Expr;
 use super::parse::parse;
-use super::prose::{PHRASE, after_phrase, joined_formulas, last_formula, said_formula, last_latex, last_number, said_after, unmarked};
+use super::prose::{
+    PHRASE, after_phrase, joined_formulas, last_formula, last_latex, last_number, said_after, said_formula,
+    unmarked,
+};
 use super::withdrawal::{denies, last_withdrawal};
 
 /// The answer in a completion. In a truncated completion, or with `only_boxed`, only a box counts.
@@ -26,7 +29,11 @@ pub(super) fn extract(completion: &str, only_boxed: bool) -> Option<Cow<'_, str>
         Some(end) => {
             let is_announced = announced(&text[..end], only_boxed).is_some();
             let later = announced(&text[end..], only_boxed);
-            if is_announced || later.is_some() { later.flatten() } else { unannounced(&text[end..], only_boxed) }
+            if is_announced || later.is_some() {
+                later.flatten()
+            } else {
+                unannounced(&text[end..], only_boxed)
+            }
         }
         None => announced(text, only_boxed).unwrap_or_else(|| unannounced(text, only_boxed)),
     }
@@ -69,7 +76,7 @@ fn unannounced(text: &str, only_boxed: bool) -> Option<Cow<'_, str>> {
 
 /// The end of a text, in which an answer in prose must be.
 pub(super) fn last_bytes(text: &str) -> &str {
-    const MOST_BYTES: usize = 16_000;
+    const MOST_BYTES: usize = 8_000;
     let mut from = text.len().saturating_sub(MOST_BYTES);
     while !text.is_char_boundary(from) {
         from += 1;
@@ -86,7 +93,8 @@ fn boxed<'a>(text: &'a str, chain: &Chain<'a>) -> Option<Cow<'a, str>> {
     // Text outside a tag is not part of a formula inside it.
     let before = text[..chain.start].rsplit("<answer>").next().unwrap_or_default();
     let after = text[chain.end..].split("</answer>").next().unwrap_or_default();
-    let is_whole = is_neutral(before, without_modulus(after), true) && !is_struck(before) && !chain.is_continued(text);
+    let is_whole =
+        is_neutral(before, without_modulus(after), true) && !is_struck(before) && !chain.is_continued(text);
     is_whole.then(|| items_of(chain))
 }
 

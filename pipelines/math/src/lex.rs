@@ -176,14 +176,15 @@ impl Lexer<'_> {
             "left" | "right" | "big" | "Big" | "bigg" | "Bigg" | "bigl" | "bigr" | "Bigl" | "Bigr" => {
                 return self.sized(name);
             }
-            "bf" | "rm" | "it" | "boldsymbol" | "bm" | "displaystyle" | "textstyle" | "limits" | "quad" | "qquad"
-            | "space" | "thinspace" | "enspace" => {}
-            "text" | "textbf" | "textit" | "textrm" | "textnormal" | "textsf" | "texttt" | "textup" | "mathrm"
-            | "mathbf" | "mathsf" | "mbox" | "hbox" | "operatorname" | "mathit" | "mathbb" | "mathcal" => {
-                self.text(name)?
-            }
+            "bf" | "rm" | "it" | "boldsymbol" | "bm" | "displaystyle" | "textstyle" | "limits" | "quad"
+            | "qquad" | "space" | "thinspace" | "enspace" => {}
+            "text" | "textbf" | "textit" | "textrm" | "textnormal" | "textsf" | "texttt" | "textup"
+            | "mathrm" | "mathbf" | "mathsf" | "mbox" | "hbox" | "operatorname" | "mathit" | "mathbb"
+            | "mathcal" => self.text(name)?,
             "angle" | "measuredangle" | "triangle" => self.figure(name)?,
-            "overline" | "vec" | "hat" | "bar" | "widehat" | "tilde" | "overrightarrow" => self.accent(name)?,
+            "overline" | "vec" | "hat" | "bar" | "widehat" | "tilde" | "overrightarrow" => {
+                self.accent(name)?
+            }
             "frac" | "dfrac" | "tfrac" | "cfrac" | "nicefrac" | "sfrac" => self.two_digits(Token::Fraction),
             "binom" | "dbinom" | "tbinom" => self.two_digits(Token::Choose),
             "sqrt" => {
@@ -239,7 +240,8 @@ impl Lexer<'_> {
         // Dollars end and begin a formula in words, unless they are escaped.
         let content = content.replace(r"\ ", " ").replace('~', " ").replace(r"\$", "\u{1}");
         let content = content.replace('$', "").replace('\u{1}', "$").trim().to_owned();
-        let is_abbreviated = content.chars().all(|c| c.is_alphabetic() || " .".contains(c)) && half_of_day(&content).is_none();
+        let is_abbreviated =
+            content.chars().all(|c| c.is_alphabetic() || " .".contains(c)) && half_of_day(&content).is_none();
         let content = if is_abbreviated { content.replace('.', "") } else { content };
         let is_math = command.starts_with("math") || command == "operatorname";
         if is_math && ["e", "i"].contains(&&*content) {
@@ -378,19 +380,23 @@ fn starts_word(c: char) -> bool {
 
 fn is_latin(c: char) -> bool {
     let code = c as u32;
-    c.is_ascii_alphabetic() || (c.is_alphabetic() && ((0xc0..0x250).contains(&code) || (0x1e00..0x1f00).contains(&code)))
+    c.is_ascii_alphabetic()
+        || (c.is_alphabetic() && ((0xc0..0x250).contains(&code) || (0x1e00..0x1f00).contains(&code)))
 }
 
 /// Bytes of the letters of one script at the start of `text`.
 fn word_length(text: &str) -> usize {
     let is_foreign = text.starts_with(is_foreign_letter);
-    let belongs = |c: &char| if is_foreign { is_foreign_letter(*c) || is_mark(*c) } else { is_latin(*c) || is_mark(*c) };
+    let belongs = |c: &char| {
+        if is_foreign { is_foreign_letter(*c) || is_mark(*c) } else { is_latin(*c) || is_mark(*c) }
+    };
     text.chars().take_while(belongs).map(char::len_utf8).sum()
 }
 
 /// `a.m.` or `p.m.` at the start of `text`.
 fn half_of_day(text: &str) -> Option<&str> {
-    let found = text.get(..3).filter(|found| ["a.m", "p.m"].iter().any(|half| found.eq_ignore_ascii_case(half)))?;
+    let found =
+        text.get(..3).filter(|found| ["a.m", "p.m"].iter().any(|half| found.eq_ignore_ascii_case(half)))?;
     let follows = text[found.len()..].starts_with(is_latin);
     let length = if text[found.len()..].starts_with('.') { 4 } else { 3 };
     (!follows).then_some(&text[..length])

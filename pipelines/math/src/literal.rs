@@ -61,7 +61,8 @@ impl Lexer<'_> {
         let mut separators = points.iter().chain(commas).chain(&SPACES);
         let length = length.or_else(|| separators.find_map(|separator| groups(self.rest, separator)));
         // A lone point is a decimal point, even with a decimal comma.
-        let is_decimal = |length: usize| self.rest.starts_with('.') && !self.rest[length..].starts_with(',') && length < 8;
+        let is_decimal =
+            |length: usize| self.rest.starts_with('.') && !self.rest[length..].starts_with(',') && length < 8;
         if let Some(length) = length.filter(|length| !is_decimal(*length)) {
             digits.extend(self.rest[..length].chars().filter(char::is_ascii_digit));
             self.rest = &self.rest[length..];
@@ -78,7 +79,9 @@ impl Lexer<'_> {
             };
             return self.taken(inner, rest);
         }
-        if places == 0 && let Some((inner, rest)) = self.rest.strip_prefix('(').and_then(|rest| rest.split_once(')')) {
+        if places == 0
+            && let Some((inner, rest)) = self.rest.strip_prefix('(').and_then(|rest| rest.split_once(')'))
+        {
             return self.taken(inner, rest);
         }
         let (first, rest) = dotted(self.rest)?;
@@ -131,7 +134,9 @@ fn groups(rest: &str, separator: &str) -> Option<usize> {
 /// Bytes of groups of two digits and a last one of three: `1,00,000`. A zero at the start of one shows that it is no
 /// list.
 fn indian_groups(rest: &str) -> Option<usize> {
-    let pair = |at: usize| rest[at..].starts_with(',') && rest[at + 1..].bytes().take_while(u8::is_ascii_digit).count() == 2;
+    let pair = |at: usize| {
+        rest[at..].starts_with(',') && rest[at + 1..].bytes().take_while(u8::is_ascii_digit).count() == 2
+    };
     let mut length = 0;
     let mut has_zero = false;
     while pair(length) {
@@ -152,7 +157,8 @@ fn dotted(text: &str) -> Option<(&str, &str)> {
 fn last_period(decimals: &str) -> Option<&str> {
     (1..=decimals.len() / 2).find_map(|length| {
         let (before, period) = decimals.split_at(decimals.len() - length);
-        let is_repeated = if length == 1 { before.ends_with(&period.repeat(2)) } else { before.ends_with(period) };
+        let is_repeated =
+            if length == 1 { before.ends_with(&period.repeat(2)) } else { before.ends_with(period) };
         is_repeated.then_some(period)
     })
 }

@@ -13,7 +13,8 @@ pub(super) fn take_names(tokens: &mut Vec<Token>) {
     let mut named = Vec::with_capacity(tokens.len());
     let mut rest = &tokens[..];
     while !rest.is_empty() {
-        let end = position(rest, |token| matches!(token, Token::Comma | Token::And | Token::Or)).unwrap_or(rest.len());
+        let end = position(rest, |token| matches!(token, Token::Comma | Token::And | Token::Or))
+            .unwrap_or(rest.len());
         named.extend(item(&rest[..end]));
         named.extend(rest.get(end).cloned());
         rest = rest.get(end + 1..).unwrap_or_default();
@@ -59,7 +60,8 @@ fn point(tokens: &[Token]) -> Option<&[Token]> {
     let [Token::Symbol(name), rest @ ..] = tokens else { return None };
     let [Token::Open('('), inner @ .., Token::Close('(')] = rest else { return None };
     let is_point = name.len() == 1 && name.contains(|c: char| c.is_ascii_uppercase()) && name != "C";
-    let is_tuple = position(inner, |token| *token == Token::Comma).is_some() && !inner.contains(&Token::Close('('));
+    let is_tuple =
+        position(inner, |token| *token == Token::Comma).is_some() && !inner.contains(&Token::Close('('));
     (is_point && is_tuple).then_some(rest)
 }
 
@@ -67,19 +69,23 @@ fn point(tokens: &[Token]) -> Option<&[Token]> {
 fn without_sentence(tokens: &[Token]) -> Option<&[Token]> {
     const COPULAS: &str = "is are equals be was es est ist son sind é è";
     let is_word = |token: &Token| matches!(token, Token::Word(word) if word.len() > 1);
-    let count = tokens.iter().take_while(|token| matches!(token, Token::Word(_))).count();
+    let is_letters =
+        |token: &&Token| matches!(token, Token::Word(word) if word.starts_with(char::is_alphabetic));
+    let count = tokens.iter().take_while(is_letters).count();
     if count == 0 || count == tokens.len() || !tokens[..count].iter().any(is_word) {
         return None;
     }
     let Token::Word(last) = &tokens[count - 1] else { return None };
     let ends_sentence = COPULAS.split(' ').any(|copula| copula == last) || !last.is_ascii();
-    let at = position(&tokens[count..], |token| !is_part_of_words(token)).map_or(tokens.len(), |at| count + at);
+    let at =
+        position(&tokens[count..], |token| !is_part_of_words(token)).map_or(tokens.len(), |at| count + at);
     let (words, value) = match tokens.get(at) {
         Some(Token::Relation(Relation::Equal) | Token::Colon) => (&tokens[..at], &tokens[at + 1..]),
         _ if ends_sentence && !matches!(tokens[count], Token::Relation(_)) => tokens.split_at(count),
         _ => return None,
     };
-    const CHANGES: &str = "twice double triple squared error mistake guess unknown";
+    const CHANGES: &str = "twice double triple square squared cube cubed root minus plus times negative reciprocal inverse opposite error \
+        mistake guess unknown what";
     let is_name = |token: &&Token| matches!(token, Token::Word(_) | Token::Symbol(_));
     let text: String = words.iter().filter(is_name).map(spell).collect::<Vec<_>>().join(" ") + " ";
     let changes = |word: &str| changes_number(word) || CHANGES.split(' ').any(|change| change == word);
@@ -129,7 +135,10 @@ fn symbol_of(name: &[Token], value: &[Token]) -> Option<String> {
     }
     let is_call = length == name.len() && matches!(name[0], Token::Symbol(_));
     let is_plain = |token: &Token| {
-        let is_index = matches!(token, Token::Subscript | Open('<') | Token::Close('<') | Token::Prime | Token::Constant(_));
+        let is_index = matches!(
+            token,
+            Token::Subscript | Open('<') | Token::Close('<') | Token::Prime | Token::Constant(_)
+        );
         is_index || matches!(token, Token::Symbol(_) | Token::Number(_) | Token::Word(_))
     };
     let needs_none = is_call && name.iter().all(is_plain);
@@ -143,7 +152,9 @@ fn symbol_of(name: &[Token], value: &[Token]) -> Option<String> {
 /// Returns true for `(f \circ g)(2)`.
 fn is_composed(tokens: &[Token]) -> bool {
     use Token::{Close, Open, Operator, Symbol};
-    let [Open('('), Symbol(_), Operator(circle), Symbol(_), Close('('), rest @ ..] = tokens else { return false };
+    let [Open('('), Symbol(_), Operator(circle), Symbol(_), Close('('), rest @ ..] = tokens else {
+        return false;
+    };
     circle == "circ" && matches!(rest, [Open('('), .., Close('(')])
 }
 
@@ -154,11 +165,16 @@ fn spelled(tokens: &[Token]) -> String {
 /// The name of a segment `|AB|`, an area `[ABC]` or an angle `m\angle A`.
 fn figure(tokens: &[Token]) -> Option<String> {
     use Token::{Bar, Close, Open, Symbol};
-    let points = |name: &str, least: usize| name.len() >= least && name.bytes().all(|byte| byte.is_ascii_uppercase());
+    let points =
+        |name: &str, least: usize| name.len() >= least && name.bytes().all(|byte| byte.is_ascii_uppercase());
     match tokens {
-        [Bar, Symbol(name), Bar] | [Open('|'), Symbol(name), Close('|')] if points(name, 2) => Some(name.clone()),
+        [Bar, Symbol(name), Bar] | [Open('|'), Symbol(name), Close('|')] if points(name, 2) => {
+            Some(name.clone())
+        }
         [Open('['), Symbol(name), Close('[')] if points(name, 3) => Some(spelled(tokens)),
-        [Bar, Symbol(name), Bar] | [Open('|'), Symbol(name), Close('|')] if is_complex(name) => Some(spelled(tokens)),
+        [Bar, Symbol(name), Bar] | [Open('|'), Symbol(name), Close('|')] if is_complex(name) => {
+            Some(spelled(tokens))
+        }
         [Symbol(measure), Symbol(name)] if measure == "m" && name.starts_with("angle") => Some(name.clone()),
         _ => None,
     }
@@ -175,7 +191,11 @@ fn atom(tokens: &[Token]) -> Option<usize> {
     use Token::{Close, Fraction, Minus, Number, Open, Power, Prime, Subscript, Symbol};
     let mut at = match tokens {
         [Symbol(_), ..] => 1,
-        [Token::Function(Function::Sin | Function::Cos | Function::Tan), Symbol(angle), ..] if is_angle(angle) => return Some(2),
+        [Token::Function(Function::Sin | Function::Cos | Function::Tan), Symbol(angle), ..]
+            if is_angle(angle) =>
+        {
+            return Some(2);
+        }
         [Fraction, Open('<'), rest @ ..] => {
             let top = group_of_symbols(rest)?;
             let [Open('<'), below @ ..] = &rest[top..] else { return None };
@@ -186,7 +206,9 @@ fn atom(tokens: &[Token]) -> Option<usize> {
     let Symbol(letter) = &tokens[0] else { return None };
     at += tokens[at..].iter().take_while(|token| **token == Prime).count();
     match &tokens[at..] {
-        [Subscript, Open('<'), rest @ ..] => at += 2 + rest.iter().position(|token| *token == Close('<'))? + 1,
+        [Subscript, Open('<'), rest @ ..] => {
+            at += 2 + rest.iter().position(|token| *token == Close('<'))? + 1
+        }
         [Subscript, _, ..] => at += 2,
         [Power, Open('<'), Minus, Number(_), Close('<'), Open('('), ..] => at += 5,
         _ => {}
@@ -198,7 +220,8 @@ fn atom(tokens: &[Token]) -> Option<usize> {
         depth += i32::from(matches!(token, Open(_))) - i32::from(matches!(token, Close(_)));
         depth == 0
     })?;
-    let is_function = letter.len() == 1 && letter.contains(|c: char| c.is_ascii_uppercase() || "fghpq".contains(c));
+    let is_function =
+        letter.len() == 1 && letter.contains(|c: char| c.is_ascii_uppercase() || "fghpq".contains(c));
     let is_simple = |token: &Token| matches!(token, Symbol(_) | Number(_) | Token::Comma | Minus);
     let has_no_sum = end > 0 && arguments[..end].iter().all(is_simple) && !arguments[1..end].contains(&Minus);
     let end = at + 1 + end + 1;
@@ -210,7 +233,9 @@ fn atom(tokens: &[Token]) -> Option<usize> {
 }
 
 fn is_angle(name: &str) -> bool {
-    name.starts_with("angle") || name.bytes().all(|byte| byte.is_ascii_uppercase()) || ["alpha", "beta", "gamma", "theta", "phi"].contains(&name)
+    name.starts_with("angle")
+        || name.bytes().all(|byte| byte.is_ascii_uppercase())
+        || ["alpha", "beta", "gamma", "theta", "phi"].contains(&name)
 }
 
 /// Number of tokens of a group that has only variables and their indices, with its closing brace.
@@ -218,6 +243,8 @@ fn group_of_symbols(tokens: &[Token]) -> Option<usize> {
     let end = tokens.iter().position(|token| *token == Token::Close('<'))?;
     let is_name = |token: &Token| matches!(token, Token::Symbol(_) | Token::Subscript | Token::Number(_));
     let starts = matches!(tokens.first(), Some(Token::Symbol(_)));
-    let numbers = tokens[..end].windows(2).all(|pair| !matches!(pair[1], Token::Number(_)) || pair[0] == Token::Subscript);
+    let numbers = tokens[..end]
+        .windows(2)
+        .all(|pair| !matches!(pair[1], Token::Number(_)) || pair[0] == Token::Subscript);
     (starts && numbers && tokens[..end].iter().all(is_name)).then_some(end + 1)
 }

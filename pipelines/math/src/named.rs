@@ -58,7 +58,10 @@ pub(super) fn is_sum_of_names(relation: &Expr) -> bool {
 fn tuple(relation: &Expr) -> Option<(Vec<&str>, &[Expr])> {
     let Expr::Relation(sides, relations) = relation else { return None };
     match (sides.as_slice(), relations.as_slice()) {
-        ([Expr::Sequence(Brackets::Round, names), Expr::Sequence(Brackets::Round, values)], [Relation::Equal]) => {
+        (
+            [Expr::Sequence(Brackets::Round, names), Expr::Sequence(Brackets::Round, values)],
+            [Relation::Equal],
+        ) => {
             let names = symbols(names)?;
             (names.len() == values.len()).then_some((names, values.as_slice()))
         }
@@ -85,7 +88,8 @@ pub(super) fn without_tuple_names(expr: &Expr) -> Cow<'_, Expr> {
         return Cow::Owned(Expr::Sequence(Brackets::Bare, names.iter().zip(values).map(named).collect()));
     }
     if let Expr::Relation(sides, relations) = expr
-        && let ([Expr::Sequence(Brackets::Round, names), set], [Relation::In]) = (sides.as_slice(), relations.as_slice())
+        && let ([Expr::Sequence(Brackets::Round, names), set], [Relation::In]) =
+            (sides.as_slice(), relations.as_slice())
         && symbols(names).is_some_and(|names| are_ordered(&names))
     {
         return Cow::Borrowed(set);
@@ -95,8 +99,12 @@ pub(super) fn without_tuple_names(expr: &Expr) -> Cow<'_, Expr> {
         && are_ordered(&names)
     {
         let bare = |item: &Expr| match (item, tuple(item)) {
-            (_, Some((its, values))) if its == names => Some(Expr::Sequence(Brackets::Round, values.to_vec())),
-            (Expr::Sequence(Brackets::Round, values), None) if values.len() == names.len() => Some(item.clone()),
+            (_, Some((its, values))) if its == names => {
+                Some(Expr::Sequence(Brackets::Round, values.to_vec()))
+            }
+            (Expr::Sequence(Brackets::Round, values), None) if values.len() == names.len() => {
+                Some(item.clone())
+            }
             _ => None,
         };
         if let Some(items) = items.iter().map(bare).collect::<Option<Vec<_>>>() {

@@ -26,7 +26,8 @@ fn characters(text: &str) -> String {
         } else if let Some((open, first)) = raised(c) {
             kept.push_str(open);
             kept.push(first);
-            while let Some(next) = chars.peek().and_then(|(_, next)| raised(*next)).filter(|it| it.0 == open) {
+            while let Some(next) = chars.peek().and_then(|(_, next)| raised(*next)).filter(|it| it.0 == open)
+            {
                 kept.push(next.1);
                 chars.next();
             }
@@ -132,9 +133,9 @@ fn spelling(c: char) -> Option<&'static str> {
 fn plain(c: char) -> Option<char> {
     /// Zeros of the decimal digits in Unicode.
     const ZEROS: [u32; 30] = [
-        0x660, 0x6f0, 0x7c0, 0x966, 0x9e6, 0xa66, 0xae6, 0xb66, 0xbe6, 0xc66, 0xce6, 0xd66, 0xde6, 0xe50, 0xed0,
-        0xf20, 0x1040, 0x1090, 0x17e0, 0x1810, 0x1946, 0x19d0, 0x1a80, 0x1a90, 0x1b50, 0x1bb0, 0x1c40, 0x1c50,
-        0xa620, 0xff10,
+        0x660, 0x6f0, 0x7c0, 0x966, 0x9e6, 0xa66, 0xae6, 0xb66, 0xbe6, 0xc66, 0xce6, 0xd66, 0xde6, 0xe50,
+        0xed0, 0xf20, 0x1040, 0x1090, 0x17e0, 0x1810, 0x1946, 0x19d0, 0x1a80, 0x1a90, 0x1b50, 0x1bb0, 0x1c40,
+        0x1c50, 0xa620, 0xff10,
     ];
     /// Thirteen alphabets of 52 letters each.
     const LETTERS: std::ops::Range<u32> = 0x1d400..0x1d6a4;
@@ -171,7 +172,8 @@ fn unescaped(text: &str) -> Option<String> {
         length > 1 && is_command(&name[..length])
     };
     let bytes = text.as_bytes();
-    let (mut all, mut any, mut at) = (true, SIGNS.iter().any(|(open, close)| text.contains(open) && text.contains(close)), 0);
+    let (mut all, mut any, mut at) =
+        (true, SIGNS.iter().any(|(open, close)| text.contains(open) && text.contains(close)), 0);
     let mut dropped = Vec::new();
     while let Some(found) = text[at..].find('\\') {
         at += found;

@@ -114,7 +114,11 @@ impl Parser<'_> {
         self.position += length;
         let condition = self.list()?;
         self.expect(&Close('{'))?;
-        matches!(condition, Expr::Relation(..) | Expr::Sequence(Brackets::Both | Brackets::Either | Brackets::Bare, _)).then_some(condition)
+        matches!(
+            condition,
+            Expr::Relation(..) | Expr::Sequence(Brackets::Both | Brackets::Either | Brackets::Bare, _)
+        )
+        .then_some(condition)
     }
 
     /// The content of brackets whose opening one was read: a group, a tuple, a set, an interval.
@@ -133,7 +137,9 @@ impl Parser<'_> {
         if open == '{' && self.take(&Token::Close('{')) {
             return self.node(Expr::Sequence(Brackets::Braces, Vec::new()));
         }
-        if open == '{' && let Some(condition) = self.condition() {
+        if open == '{'
+            && let Some(condition) = self.condition()
+        {
             return Some(condition);
         }
         let mut items = self.items(open == '{')?;

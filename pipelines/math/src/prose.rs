@@ -7,13 +7,13 @@ use regex::Regex;
 
 use super::boxes::{Marked, formulas};
 use super::chain::Chain;
-use super::context::{hedges, is_joining_letter, is_negated, is_neutral, words_of_number};
+use super::context::{hedges, is_joining_letter, is_negated, is_neutral, last_of, words_of_number};
 use super::extract::clean;
-use super::parse::parse;
+use super::parse::{MOST_BYTES, parse};
 
 /// Words that announce an answer, in the languages of the multilingual sets.
 pub(super) static PHRASE: LazyLock<Regex> = LazyLock::new(|| {
-    let english = r"answers?(?:\s+(?:for|of|to)\s+[^.:=?!\n]{1,60}?)?\s*(?:(?:is|are|should\s+be|must\s+be)\b|:|=)";
+    let english = r"answers?(?:\s+(?:for|of|to)\s+[^.:=?!\n]{1,60}?)?\s*(?:(?:is|are|should\s+be|must\s+be)(?-u:\b)|:|=)";
     let latin = r"(?:respuesta|réponse|antwort|lösung|resposta|risposta|antwoord|svaret?|odpowiedź|odpověď|cevap|đáp\s+án|jawaban(?:nya)?)(?:\s+(?:final|finale|correcta|correcte|correta|corretta|akhir|cuối\s+cùng))?\s*(?:(?:es|est|ist|lautet|é|è|is|är|er|to|je|là|adalah)\s|:)";
     let other = r"ответ\s*[:—]|答案\s*(?:是|为|為|:)|答え\s*(?:は|:)|(?:정답|답)\s*(?:은|:)|(?:الجواب|الإجابة)\s*(?:هو|هي|:)|(?:उत्तर|উত্তর|คำตอบ(?:คือ)?)\s*:";
     pattern(&format!(r"(?i)(?:{english}|{latin}|{other})(?:\s|:|\*)*"))
@@ -22,12 +22,17 @@ pub(super) static PHRASE: LazyLock<Regex> = LazyLock::new(|| {
 /// Text that is said to be the answer, up to the end of the sentence or an explanation.
 pub(super) fn after_phrase(text: &str) -> Option<&str> {
     static REASON: LazyLock<Regex> = LazyLock::new(|| {
-        pattern(r",\s+(?:as|hence|so|which|(?:and\s+)?not|rather\s+than)\b|,?\s+(?:because|since)\b|[\s*]+—\s")
+        pattern(
+            r",\s+(?:as|hence|so|which|(?:and\s+)?not|rather\s+than)(?-u:\b)|,?\s+(?:because|since)(?-u:\b)|[\s*]+—\s",
+        )
     });
-    static THEREFORE: LazyLock<Regex> =
-        LazyLock::new(|| pattern(r"^(?i:therefore|thus|hence|then|simply|just|exactly|also|equal\s+to)\s+\**"));
+    static THEREFORE: LazyLock<Regex> = LazyLock::new(|| {
+        pattern(r"^(?i:therefore|thus|hence|then|simply|just|exactly|also|equal\s+to)\s+\**")
+    });
     static THOUGHT: LazyLock<Regex> = LazyLock::new(|| {
-        pattern(r"(?i)\b(?:might|may|would|could)\s+(?:also\s+)?(?:think|say|guess|expect|believe|assume|conclude)\b|\bmistake\b")
+        pattern(
+            r"(?i)(?-u:\b)(?:might|may|would|could)\s+(?:also\s+)?(?:think|say|guess|expect|believe|assume|conclude)(?-u:\b)|(?-u:\b)mistake(?-u:\b)",
+        )
     });
     let phrase = PHRASE.find_iter(text).last()?;
     let before = tail(&text[..phrase.start()]);
@@ -65,8 +70,9 @@ fn bold<'a>(phrase: &str, line: &'a str) -> Option<&'a str> {
 /// The value behind the last formula in `the value of $n$ is 34`, and the list in `the roots are 3 and 4`.
 pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
     static SAID: LazyLock<Regex> = LazyLock::new(|| {
-        let copula = r"(?:\b(?:is|are|was|were|be|equals?|es|est|ist|son|sont|sind)\b|=|:|是|为|為)";
-        let adverbs = r"(?:\s+(?:therefore|thus|then|hence|simply|just|exactly|equal\s+to|indeed))*";
+        let copula =
+            r"(?:(?-u:\b)(?:is|are|was|were|be|equals?|es|est|ist|son|sont|sind)(?-u:\b)|=|:|是|为|為)";
+        let adverbs = r"(?:\s+(?:therefore|thus|then|hence|simply|just|exactly|equal\s+to|indeed|about|approximately|roughly))*";
         pattern(&format!(r"(?i){copula}{adverbs}[\s*]+"))
     });
     let text = text.trim_end();
@@ -82,8 +88,12 @@ pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
     let ends: Vec<usize> = SAID.find_iter(sentence).take(MOST_COPULAS).map(|found| found.end()).collect();
     let value_at = |at: usize| (at, clean(&sentence[at..]));
     let list = ends.iter().map(|at| value_at(*at)).find(|(_, value)| LIST.is_match(value));
-    let starts_number = |value: &str| NUMBER.find(value).is_some_and(|number| number.start() == 0);
-    let number = ends.last().map(|at| value_at(*at)).filter(|(_, value)| last.is_some() && starts_number(value));
+    let is_tuple =
+        |value: &str| value.starts_with(['(', '[']) && value.contains(|c: char| c.is_ascii_digit());
+    let starts_number =
+        |value: &str| is_tuple(value) || NUMBER.find(value).is_some_and(|number| number.start() == 0);
+    let number =
+        ends.last().map(|at| value_at(*at)).filter(|(_, value)| last.is_some() && starts_number(value));
     let (at, value) = list.or(number)?;
     let before = format!("{}{}", tail(&text[..text.len() - sentence.len()]), &sentence[..at]);
     let is_value = !value.contains(['$', '?']) && !hedges(value) && parse(value).is_some();
@@ -100,10 +110,13 @@ static LIST: LazyLock<Regex> = LazyLock::new(|| {
     pattern(&format!(r"^{item}(?:{joint}{item})+$"))
 });
 
-/// The last bytes of a text, enough for the patterns of the context.
+/// Limit of the characters in which a term of LaTeX is searched.
+const MOST_TERM: usize = 300;
+
+/// The end of a text, long enough for the patterns of the context.
 fn tail(text: &str) -> &str {
-    let start = text.char_indices().rev().take(120).last().map_or(0, |(start, _)| start);
-    &text[start..]
+    const MOST_CHARS: usize = 120;
+    last_of(text, MOST_CHARS)
 }
 
 /// The last formula, or the last ones that are joined.
@@ -119,7 +132,8 @@ pub(super) fn last_formula(text: &str) -> Option<Cow<'_, str>> {
 
 /// The formulas that end a sentence as its predicate: `the roots are $1$ and $2$.`
 pub(super) fn said_formula(text: &str) -> Option<Cow<'_, str>> {
-    static COPULA: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)(?:\b(?:is|are|equals?)|[=:])\s*$"));
+    static COPULA: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r"(?i)(?:(?-u:\b)(?:is|are|equals?)|[=:])\s*$"));
     let all: Vec<Marked> = formulas(text).collect();
     let chain = Chain::last(text, &all)?;
     let ends = ["", "."].contains(&text[chain.end..].trim()) && COPULA.is_match(tail(&text[..chain.start]));
@@ -140,21 +154,29 @@ pub(super) fn last_latex(text: &str) -> Option<&str> {
         let group = r"\{[^{}\n]*(?:\{[^{}\n]*\}[^{}\n]*)*\}";
         let fraction = format!(r"\\[dt]?frac\s*(?:[0-9]{{2}}|{group}\s*{group})");
         let root = format!(r"\\sqrt\s*(?:\[[0-9]+\])?(?:[0-9]|{group})");
-        let part = format!(r"(?:{fraction}|{root}|\\pi\b|\\binom\s*{group}\s*{group}|[0-9]+(?:\.[0-9]+)?|\^(?:[0-9]|{group})|[-+/()]|\\cdot\b)");
+        let part = format!(
+            r"(?:{fraction}|{root}|\\pi(?-u:\b)|\\binom\s*{group}\s*{group}|[0-9]+(?:\.[0-9]+)?|\^(?:[0-9]|{group})|[-+/()]|\\cdot(?-u:\b))"
+        );
         pattern(&format!(r"(?:^|[\s:=*])(-?{part}(?: ?{part})*)"))
     });
+    let line = text.lines().last()?;
+    let text = last_of(line, MOST_TERM);
     let terms = TERM.captures_iter(text).filter_map(|found| found.get(1));
     let term = terms.filter(|term| term.as_str().contains('\\')).last()?;
     let (start, term) = (term.start(), term.as_str().trim_end());
     let end = start + term.len();
     let is_last = last_number(&text[end..]).is_none();
-    let is_whole = is_neutral(&text[..start], &text[end..], is_rounded(term)) && !text[end..].trim_start().starts_with(['\\', '{', '_', '}']);
+    let is_whole = is_neutral(&text[..start], &text[end..], is_rounded(term))
+        && !text[end..].trim_start().starts_with(['\\', '{', '_', '}']);
     (is_last && is_whole && parse(term).is_some()).then_some(term)
 }
 
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
     let grouped = r"[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?";
-    let whole = format!(r"[0-9]+ [0-9]+/[0-9]+|{grouped}|(?:[0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?|\.[0-9]+)");
+    // A decimal with a comma, or a pair.
+    let comma = r"(?:[0-9]{1,3}(?:[. ][0-9]{3})+|[0-9]+),[0-9]{1,2}(?-u:\b)";
+    let whole =
+        format!(r"[0-9]+ [0-9]+/[0-9]+|{comma}|{grouped}|(?:[0-9]+(?:,[0-9]{{3}})*(?:\.[0-9]+)?|\.[0-9]+)");
     pattern(&format!(r"[-−–]?(?:\\?[$€£])?(?:{whole})(?:[eE][-+]?[0-9]+|/[0-9]+)?%?"))
 });
 
@@ -183,6 +205,9 @@ pub(super) fn unmarked(text: &str) -> Cow<'_, str> {
             r"^(?:([-−–])\s*{open}([0-9.,/]+){close}|{open}([^$*\\]+|\\[^$*()]+){close})\s*(\\?%|[A-Za-z ]*)$"
         ))
     });
+    if text.len() > MOST_BYTES {
+        return text.into();
+    }
     match MARKED.captures(text) {
         Some(parts) => {
             let part = |at| parts.get(at).map_or("", |part| part.as_str());

@@ -73,7 +73,9 @@ fn both(items: &[Expr]) -> Option<(&str, Interval)> {
 pub(super) fn is_reals(expr: &Expr) -> bool {
     match expr {
         Expr::Symbol(name) => name == "R",
-        Expr::Words(words) => ["all real numbers", "all reals", "all real", "real numbers", "reals"].contains(&words.as_str()),
+        Expr::Words(words) => {
+            ["all real numbers", "all reals", "all real", "real numbers", "reals"].contains(&words.as_str())
+        }
         _ => false,
     }
 }

@@ -174,8 +174,8 @@ pub(super) fn command(name: &str) -> Option<Token> {
         "lor" | "vee" => Token::Or,
         "land" | "wedge" => Token::And,
         "equiv" => Token::Relation(Relation::Congruent),
-        "int" | "iint" | "oint" | "sum" | "prod" | "lim" | "gcd" | "max" | "min" | "det" | "dim" | "deg" | "Pr"
-        | "cap" | "notin" | "to" | "rightarrow" | "partial" | "nabla" | "circ" | "sup" | "inf" => {
+        "int" | "iint" | "oint" | "sum" | "prod" | "lim" | "gcd" | "max" | "min" | "det" | "dim" | "deg"
+        | "Pr" | "cap" | "notin" | "to" | "rightarrow" | "partial" | "nabla" | "circ" | "sup" | "inf" => {
             Token::Operator(name.to_owned())
         }
         "pm" => Token::PlusMinus,

@@ -117,7 +117,10 @@ fn flatten_fraction(tokens: &mut Vec<Token>) {
     };
     let mut groups = tokens[start + 1..].split(|token| matches!(token, Open('<') | Close('<')));
     let parts = (groups.next(), groups.next(), groups.next(), groups.next(), groups.next(), groups.next());
-    if let (Some([]), Some(top), Some([]), Some(below), Some([]), None) = parts && is_unit(top) && is_unit(below) {
+    if let (Some([]), Some(top), Some([]), Some(below), Some([]), None) = parts
+        && is_unit(top)
+        && is_unit(below)
+    {
         let unit = [top, &[Divide], below].concat();
         tokens.truncate(start);
         tokens.extend(unit);
@@ -128,7 +131,8 @@ fn flatten_fraction(tokens: &mut Vec<Token>) {
 fn split_scales(tokens: &mut Vec<Token>) {
     let mut at = 1;
     while at < tokens.len() {
-        let follows = matches!(&tokens[at - 1], Token::Number(_)) || matches!(&tokens[at - 1], Token::Word(word) if scale_of(word).is_some());
+        let follows = matches!(&tokens[at - 1], Token::Number(_))
+            || matches!(&tokens[at - 1], Token::Word(word) if scale_of(word).is_some());
         if follows
             && let Token::Word(word) = &tokens[at]
             && let Some((length, _)) = scale_of(word).filter(|(length, _)| *length < word.len())
@@ -198,8 +202,7 @@ fn factor(words: &[Token]) -> Option<BigRational> {
 }
 
 fn take_currency(tokens: &mut Vec<Token>) -> Option<String> {
-    let is_sign =
-        |token: &Token| matches!(token, Token::Word(word) if ["$", "€", "£", "¥", "₹", "₽", "₩"].contains(&word.as_str()));
+    let is_sign = |token: &Token| matches!(token, Token::Word(word) if ["$", "€", "£", "¥", "₹", "₽", "₩"].contains(&word.as_str()));
     let at = tokens.iter().position(is_sign)?;
     let Token::Word(sign) = tokens.remove(at) else { return None };
     Some(singular(&sign).to_owned())
