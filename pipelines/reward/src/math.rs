@@ -38,9 +38,10 @@ impl Reward for Math {
             return Err(Error::new(self.name(), record, "its answer is empty"));
         }
         let asks_percent = ["%", "percent"].iter().any(|word| record.prompt.contains(word));
-        let options = Options { tolerance: self.config.tolerance, asks_percent };
+        let MathConfig { tolerance, decimal_comma, .. } = self.config;
+        let options = Options { tolerance, asks_percent, decimal_comma };
         let found = self.find(completion);
-        let right = found.is_some_and(|predicted| anyroll_math::is_equal(gold, &predicted, options));
+        let right = found.is_some_and(|predicted| anyroll_math::is_equal(&gold, &predicted, options));
         Ok(f64::from(u8::from(right)))
     }
 

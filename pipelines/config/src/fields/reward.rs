@@ -174,11 +174,14 @@ pub struct MathConfig {
     /// True if only an answer in `\boxed{}` or `\fbox{}` counts. Default false.
     #[serde(default)]
     pub only_boxed: bool,
+    /// True if a comma between digits is the decimal mark: `3,5` is then 3.5, and `1.234,5` is 1234.5. Default false.
+    #[serde(default)]
+    pub decimal_comma: bool,
 }
 
 impl Default for MathConfig {
     fn default() -> Self {
-        Self { tolerance: tolerance(), only_boxed: false }
+        Self { tolerance: tolerance(), only_boxed: false, decimal_comma: false }
     }
 }
 
