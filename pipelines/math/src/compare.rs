@@ -118,6 +118,12 @@ impl Comparison {
             (Relation(..), predicted) => {
                 self.values(gold).into_iter().any(|value| self.equal(value, predicted))
             }
+            (Sequence(Brackets::Braces, items), Expr::Words(words))
+            | (Expr::Words(words), Sequence(Brackets::Braces, items))
+                if items.is_empty() =>
+            {
+                ["no solution", "no real solution", "empty set", "no value"].contains(&words.as_str())
+            }
             // A set of one element equals the element.
             (Sequence(Brackets::Braces, items), scalar) if items.len() == 1 => self.equal(&items[0], scalar),
             (scalar, Sequence(Brackets::Braces, items)) if items.len() == 1 => self.equal(scalar, &items[0]),

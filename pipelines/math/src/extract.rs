@@ -182,7 +182,9 @@ pub(super) fn clean(text: &str) -> &str {
         }
         text = text.strip_suffix("**").unwrap_or(text);
         // An ellipsis is not the end of a sentence.
-        text = text.strip_suffix('.').filter(|text| !text.ends_with('.')).unwrap_or(text).trim();
+        let ends_sentence = |text: &&str| !text.ends_with('.') && !text.ends_with(r"\right");
+        text = text.strip_suffix('.').filter(ends_sentence).unwrap_or(text).trim();
+        text = text.strip_suffix(r"\\").unwrap_or(text);
         if let Some(Marked { content, .. }) = boxes(text).closed.last() {
             text = content;
         }

@@ -1,9 +1,9 @@
 //! Tables of cases by kind. A line has `right` or `wrong`, the gold answer and a completion, or `equal` or `differ`, the
 //! gold answer and an answer, which is tried in a box.
 
-use super::tests::score;
+use super::{Options, answer, gold_answer, is_equal};
 
-const TABLES: [(&str, &str); 7] = [
+const TABLES: [(&str, &str); 9] = [
     ("sets", include_str!("kinds/sets.tsv")),
     ("withdrawn", include_str!("kinds/withdrawn.tsv")),
     ("names", include_str!("kinds/names.tsv")),
@@ -11,31 +11,65 @@ const TABLES: [(&str, &str); 7] = [
     ("numbers", include_str!("kinds/numbers.tsv")),
     ("notation", include_str!("kinds/notation.tsv")),
     ("languages", include_str!("kinds/languages.tsv")),
+    ("forms", include_str!("kinds/forms.tsv")),
+    ("near_misses", include_str!("kinds/near_misses.tsv")),
 ];
 
-/// Lines of a table: the kind of case, the gold answer and the completion.
-pub(super) fn lines() -> impl Iterator<Item = (&'static str, [&'static str; 3])> {
-    TABLES.into_iter().flat_map(|(table, text)| {
-        text.lines().filter(|line| !line.starts_with('#')).map(move |line| {
-            let mut fields = line.split('\t');
-            let mut field = || fields.next().unwrap_or_else(|| panic!("three fields: {line}"));
-            (table, [field(), field(), field()])
-        })
-    })
+/// A line of a table.
+struct Case {
+    kind: &'static str,
+    gold: &'static str,
+    text: &'static str,
+}
+
+impl Case {
+    fn of(line: &'static str) -> Self {
+        let mut fields = line.split('\t');
+        let mut field = || fields.next().unwrap_or_else(|| panic!("three fields: {line}"));
+        Self { kind: field(), gold: field(), text: field() }
+    }
+
+    /// Returns true if it is scored as its table says. `-cut` marks a truncated completion.
+    fn holds(&self, options: Options) -> bool {
+        let completion = match self.kind {
+            "equal" | "differ" => format!(r"So it is \boxed{{{}}}.", self.text),
+            _ => self.text.replace('⏎', "\n"),
+        };
+        let gold = gold_answer(self.gold);
+        let found = answer(&completion, self.kind.ends_with("-cut"));
+        let is_right = found.is_some_and(|predicted| is_equal(&gold, &predicted, options));
+        is_right == matches!(self.kind, "equal" | "right" | "right-cut")
+    }
+}
+
+fn cases(table: &'static str) -> impl Iterator<Item = Case> {
+    table.lines().filter(|line| !line.starts_with('#')).map(Case::of)
+}
+
+fn check(tables: &[(&str, &'static str)], options: Options) {
+    let mut failures = Vec::new();
+    for (name, table) in tables {
+        let failed = cases(table).filter(|case| !case.holds(options));
+        failures.extend(failed.map(|case| format!("{name}: {}: {}  |  {}", case.kind, case.gold, case.text)));
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 
 #[test]
 fn every_kind() {
-    let mut failures = Vec::new();
-    for (table, [kind, gold, text]) in lines() {
-        let completion = match kind {
-            "equal" | "differ" => format!(r"So it is \boxed{{{text}}}."),
-            _ => text.replace('⏎', "\n"),
-        };
-        let is_right = score(gold, &completion, true) == 1.0;
-        if is_right != matches!(kind, "equal" | "right") {
-            failures.push(format!("{table}: {kind}: {gold}  |  {text}"));
-        }
+    check(&TABLES, Options::default());
+}
+
+#[test]
+fn a_decimal_comma_is_a_policy() {
+    let table = [("decimal_comma", include_str!("kinds/decimal_comma.tsv"))];
+    check(&table, Options { decimal_comma: true, ..Options::default() });
+}
+
+#[test]
+fn every_gold_answer_of_a_kind_equals_itself() {
+    for case in TABLES.iter().flat_map(|(_, table)| cases(table)) {
+        let gold = gold_answer(case.gold);
+        assert!(is_equal(&gold, &gold, Options::default()), "{}", case.gold);
     }
-    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }

@@ -61,7 +61,8 @@ pub(super) enum Token {
 
 /// Tokens of `text`; `None` if some part of it is unknown. With `decimal_comma`, `3,5` is a decimal.
 pub(super) fn lex(text: &str, decimal_comma: bool) -> Option<Vec<Token>> {
-    let mut lexer = Lexer { rest: text, depth: 0, decimal_comma, tokens: Vec::new() };
+    let mut lexer =
+        Lexer { rest: text, depth: 0, decimal_comma, in_brace: false, system: None, tokens: Vec::new() };
     while !lexer.rest.is_empty() {
         lexer.next()?;
     }
@@ -73,6 +74,10 @@ pub(super) struct Lexer<'a> {
     /// Number of open brackets, inside which a comma never groups digits.
     pub(super) depth: usize,
     pub(super) decimal_comma: bool,
+    /// True in a brace that opens a system of equations.
+    in_brace: bool,
+    /// In a system of equations; true for `cases`, where columns are values and their conditions.
+    system: Option<bool>,
     tokens: Vec<Token>,
 }
 
@@ -181,6 +186,10 @@ impl Lexer<'_> {
             "text" | "textbf" | "textit" | "textrm" | "textnormal" | "textsf" | "texttt" | "textup"
             | "mathrm" | "mathbf" | "mathsf" | "mbox" | "hbox" | "operatorname" | "mathit" | "mathbb"
             | "mathcal" => self.text(name)?,
+            "large" | "Large" | "LARGE" | "huge" | "Huge" | "small" | "checkmark" | "underline" => {}
+            "color" | "textcolor" | "phantom" | "hphantom" => {
+                self.group()?;
+            }
             "angle" | "measuredangle" | "triangle" => self.figure(name)?,
             "overline" | "vec" | "hat" | "bar" | "widehat" | "tilde" | "overrightarrow" => {
                 self.accent(name)?
@@ -212,7 +221,7 @@ impl Lexer<'_> {
             '{' => self.push(Token::Open('{')),
             '}' => self.push(Token::Close('{')),
             '%' => self.push(Token::Percent),
-            '\\' => self.push(Token::NextRow),
+            '\\' => self.push(if self.system.is_some() { Token::Comma } else { Token::NextRow }),
             '|' => self.push(Token::Bar),
             '$' => self.push(Token::Word("$".to_owned())),
             ',' | ';' | ':' | '!' | ' ' | '(' | ')' | '[' | ']' => {}
@@ -228,7 +237,14 @@ impl Lexer<'_> {
             let token = if name.starts_with("left") { Token::Open('|') } else { Token::Close('|') };
             self.push(token);
         } else if self.take(".") {
-            return None;
+            // `\right.` ends a system.
+            return (name == "right" && self.tokens.len() > 1 && !self.in_brace).then_some(());
+        } else if name == "left"
+            && self.rest.starts_with(r"\{")
+            && self.rest[2..].trim_start().starts_with(r"\begin")
+        {
+            self.rest = &self.rest[2..];
+            self.in_brace = true;
         }
         Some(())
     }
@@ -244,7 +260,8 @@ impl Lexer<'_> {
             content.chars().all(|c| c.is_alphabetic() || " .".contains(c)) && half_of_day(&content).is_none();
         let content = if is_abbreviated { content.replace('.', "") } else { content };
         let is_math = command.starts_with("math") || command == "operatorname";
-        if is_math && ["e", "i"].contains(&&*content) {
+        let is_variable = command == "mathbf" && content.len() == 1 && content.starts_with(is_latin);
+        if is_variable || (is_math && ["e", "i"].contains(&&*content)) {
             self.tokens.extend(content.chars().map(letter));
         } else if content.chars().all(|c| c.is_alphabetic() || is_mark(c) || c == ' ') {
             for word in content.split_whitespace() {
@@ -319,19 +336,28 @@ impl Lexer<'_> {
         }
     }
 
+    /// A matrix, or a system, whose rows are a list.
     fn environment(&mut self, begins: bool) -> Option<()> {
+        const MATRICES: [&str; 5] = ["matrix", "pmatrix", "bmatrix", "smallmatrix", "array"];
+        const SYSTEMS: [&str; 7] = ["cases", "aligned", "align", "align*", "gathered", "split", "array"];
         let inner = self.rest.strip_prefix('{')?;
         let (name, rest) = inner.split_once('}')?;
-        if !["matrix", "pmatrix", "bmatrix", "smallmatrix", "array"].contains(&name) {
-            return None;
-        }
         self.rest = rest;
         if begins && name == "array" {
             self.skip_spaces();
             self.rest = self.rest.strip_prefix('{')?.split_once('}')?.1;
         }
-        self.push(if begins { Token::BeginMatrix } else { Token::EndMatrix });
-        Some(())
+        let is_system = name != "array" || self.in_brace;
+        if SYSTEMS.contains(&name) && is_system {
+            self.system = begins.then(|| name == "cases");
+            self.in_brace &= begins;
+            if self.tokens.last() == Some(&Token::Comma) {
+                self.tokens.pop();
+            }
+            return Some(());
+        }
+        let is_matrix = MATRICES.contains(&name) && self.system.is_none();
+        is_matrix.then(|| self.push(if begins { Token::BeginMatrix } else { Token::EndMatrix }))
     }
 
     fn sign(&mut self, first: char) -> Option<()> {
@@ -354,6 +380,10 @@ impl Lexer<'_> {
             }
         }
         self.rest = &self.rest[first.len_utf8()..];
+        // The columns of aligned equations are parts of one.
+        if first == '&' && self.system == Some(false) {
+            return Some(());
+        }
         let token = symbol(first)?;
         self.push(token);
         Some(())

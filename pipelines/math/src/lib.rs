@@ -30,6 +30,7 @@ mod parse;
 mod primary;
 mod prose;
 mod region;
+mod rewrite;
 mod symbols;
 mod unit;
 mod withdrawal;
@@ -82,14 +83,15 @@ pub fn gold_answer(text: &str) -> Cow<'_, str> {
 pub fn is_equal(gold: &str, predicted: &str, options: Options) -> bool {
     let (gold, predicted) = (normalize::normalize(gold), normalize::normalize(predicted));
     let is_equal = |gold: &str, predicted: &str| is_same(gold, predicted, options);
+    let is_letter = matches!(&*gold, "A" | "B" | "C" | "D" | "E");
     match (choice::option_of(&gold), choice::option_of(&predicted)) {
         (Some((letter, value)), Some((other, its))) => letter == other && is_equal(value, its),
         (Some((letter, value)), None) => is_equal(letter, &predicted) || is_equal(value, &predicted),
-        (None, Some((letter, value))) => {
-            let is_letter = matches!(&*gold, "A" | "B" | "C" | "D" | "E");
-            is_equal(&gold, if is_letter { letter } else { value })
+        (None, Some((letter, value))) => is_equal(&gold, if is_letter { letter } else { value }),
+        (None, None) => {
+            let named = choice::letter_of(&predicted).filter(|_| is_letter);
+            is_equal(&gold, named.unwrap_or(&predicted))
         }
-        (None, None) => is_equal(&gold, &predicted),
     }
 }
 
@@ -128,6 +130,10 @@ fn normal(text: &str) -> String {
     ] {
         text = text.replace(from, to);
     }
+    // `1011_{2}` equals `1011_2`.
+    for sign in ('0'..='9').chain('a'..='z') {
+        text = text.replace(&format!("{{{sign}}}"), &sign.to_string());
+    }
     let chars: Vec<char> = text.chars().collect();
     let mut kept = String::with_capacity(text.len());
     for (at, &c) in chars.iter().enumerate() {
@@ -141,10 +147,6 @@ fn normal(text: &str) -> String {
         if joins {
             kept.push(' ');
         }
-    }
-    // `1011_{2}` equals `1011_2`.
-    for digit in '0'..='9' {
-        kept = kept.replace(&format!("{{{digit}}}"), &digit.to_string());
     }
     kept
 }

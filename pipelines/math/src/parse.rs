@@ -19,6 +19,7 @@ use super::expr::{Brackets, Expr, Function, Number, Relation, Scale};
 use super::lex::{Token, lex};
 use super::name::take_names;
 use super::region::without_points;
+use super::rewrite::rewrite;
 use super::unit::take_unit;
 
 /// Limit of a text's bytes; a longer text is not parsed.
@@ -56,6 +57,7 @@ pub(super) fn parse_with(text: &str, decimal_comma: bool) -> Option<Answer> {
         None => None,
     };
     let mut tokens = lex(text, decimal_comma)?;
+    rewrite(&mut tokens);
     take_names(&mut tokens);
     let unit = take_unit(&mut tokens)?;
     Some(Answer { expr: expression(&tokens)?, unit, modulus })

@@ -74,9 +74,7 @@ impl Parser<'_> {
             words = format!("{words} {word}");
             self.position += 1;
         }
-        for article in ["a ", "an ", "the "] {
-            words = words.strip_prefix(article).map_or(words.clone(), str::to_owned);
-        }
+        let words = canonical(&words);
         let mut letters = words.chars();
         match (letters.next(), letters.next()) {
             (Some(letter), None) if letter.is_ascii_alphabetic() => Expr::Symbol(words),
@@ -254,6 +252,16 @@ fn is_differential(expr: &Expr) -> bool {
         other => other,
     };
     matches!(first, Expr::Symbol(name) if name == "d")
+}
+
+/// Words without their article, and without the ends of plurals.
+fn canonical(words: &str) -> String {
+    let bare = ["a ", "an ", "the "].iter().find_map(|article| words.strip_prefix(article)).unwrap_or(words);
+    let singular = |word: &str| {
+        let is_plural = word.len() > 4 && word.is_ascii() && word.ends_with('s') && !word.ends_with("ss");
+        word[..word.len() - usize::from(is_plural)].to_owned()
+    };
+    bare.split(' ').map(singular).collect::<Vec<_>>().join(" ")
 }
 
 /// The binomial in `C(5,2)`, `C_5^2`, `{}_5C_2` or `5C2`, and its number of tokens.

@@ -74,7 +74,7 @@ pub(super) fn is_reals(expr: &Expr) -> bool {
     match expr {
         Expr::Symbol(name) => name == "R",
         Expr::Words(words) => {
-            ["all real numbers", "all reals", "all real", "real numbers", "reals"].contains(&words.as_str())
+            ["all real number", "all real", "real number", "real"].contains(&words.as_str())
         }
         _ => false,
     }

@@ -14,7 +14,7 @@ fn is_right(gold: &str, text: &str, finished: bool) -> bool {
     !gold.is_empty() && answer(text, !finished).is_some_and(|predicted| is_equal(&gold, &predicted, OPTIONS))
 }
 
-pub(super) fn score(gold: &str, text: &str, finished: bool) -> f64 {
+fn score(gold: &str, text: &str, finished: bool) -> f64 {
     f64::from(u8::from(is_right(gold, text, finished)))
 }
 
