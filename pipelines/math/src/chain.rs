@@ -13,6 +13,8 @@ enum Joint {
     And,
     Or,
     Union,
+    /// A sign between operands of a formula.
+    Operator,
 }
 
 /// The last answers of a text that belong together.
@@ -97,6 +99,11 @@ impl<'a> Chain<'a> {
         self.items[self.items.len() - 1].content
     }
 
+    /// Returns true if the items are operands of a formula.
+    pub(super) fn is_formula(&self) -> bool {
+        self.joints.contains(&Joint::Operator)
+    }
+
     /// Returns true if a value that is no item of the chain follows: `\boxed{5} \text{ or } 6`.
     pub(super) fn is_continued(&self, text: &str) -> bool {
         static MORE: LazyLock<Regex> = LazyLock::new(|| {
@@ -127,6 +134,7 @@ impl<'a> Chain<'a> {
                     Joint::And => r" \text{ and } ",
                     Joint::Or => r" \text{ or } ",
                     Joint::Union => r" \cup ",
+                    Joint::Operator => " ",
                 });
             }
             joined.push_str(self.names[at]);
@@ -176,7 +184,9 @@ fn joint(between: &str) -> Option<(Joint, &str)> {
     if is_amp && words.trim().trim_matches('\\').trim().is_empty() {
         return Some((Joint::And, name));
     }
-    let joint = if LISTED.is_match(&words) {
+    let joint = if OPERATOR.is_match(&words) {
+        Joint::Operator
+    } else if LISTED.is_match(&words) {
         if OR.is_match(&words) {
             Joint::Or
         } else if AND.is_match(&words) {
@@ -216,8 +226,15 @@ static LISTED: LazyLock<Regex> = LazyLock::new(|| {
     let words = r"\b(?:and|or|also|as\s+well\s+as|along\s+with|together\s+with|either|the|other|y|et|und|oder|ou|e|o|и|или)\b";
     let signs = r"[,;|]|\\mid\b|\\(?:lor|vee|land|wedge)\b|和|与|與|或者|或|及|以及|と|または|및|또는|와|과";
     let item = format!(r"\.?\s*(?:\n|^)\s*{ITEM}");
-    let several = r"\.?\s*\n\s*\n\s*|\n|\.";
-    pattern(&format!(r"^(?:{item}|{several}|\s|{words}|{signs})*$"))
+    let several = r"\.?\s*\n\s*\n\s*|\n|\.|-{3,}";
+    let other = r"\(?(?:alternatively|equivalently|maybe|perhaps|possibly)\b";
+    pattern(&format!(r"^(?:{item}|{several}|\s|{words}|{signs}|{other})*$"))
+});
+
+/// Signs of a formula and the variable before them. A lone minus may be a dash.
+static OPERATOR: LazyLock<Regex> = LazyLock::new(|| {
+    let sign = r"[+*/^:{}<>~_]|[-−]\s*$|\\(?:cdot|times|div|to|leq?|geq?|lt|gt|pm|mapsto)\b";
+    pattern(&format!(r"^[^\S\n]*(?:[a-z][^\S\n]*)?(?:{sign})[^\p{{L}}\p{{N}}\n.,;]{{0,8}}[a-z]?\s*$"))
 });
 
 /// Words that number the later answer as another one.
@@ -246,7 +263,7 @@ static OR: LazyLock<Regex> =
 
 /// Words that make the later answer replace the earlier one, or follow from it.
 static DERIVES: LazyLock<Regex> = LazyLock::new(|| {
-    let words = "actually|adding|because|becomes|but|follows|gets?|giv(?:es|ing)|hence|implies|instead|means|no|not|obtain|rather|since|so|then|therefore|thus|wait|yield(?:s|ing)?|wrong|incorrect";
+    let words = r"actually|the\s+(?:final\s+|correct\s+)?answer|too|adding|because|becomes|but|follows|gets?|giv(?:es|ing)|hence|implies|instead|means|no|not|obtain|rather|since|so|then|therefore|thus|wait|yield(?:s|ing)?|wrong|incorrect";
     pattern(&format!(r"(?i)\b(?:{words})\b|\\(?:Right|right|to|implies|iff|Longright)|[<>+*/^-]"))
 });
 

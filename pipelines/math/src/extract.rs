@@ -93,8 +93,10 @@ fn boxed<'a>(text: &'a str, chain: &Chain<'a>) -> Option<Cow<'a, str>> {
     // Text outside a tag is not part of a formula inside it.
     let before = text[..chain.start].rsplit("<answer>").next().unwrap_or_default();
     let after = text[chain.end..].split("</answer>").next().unwrap_or_default();
-    let is_whole =
-        is_neutral(before, without_modulus(after), true) && !is_struck(before) && !chain.is_continued(text);
+    let is_whole = !chain.is_formula()
+        && is_neutral(before, without_modulus(after), true)
+        && !is_struck(before)
+        && !chain.is_continued(text);
     is_whole.then(|| items_of(chain))
 }
 

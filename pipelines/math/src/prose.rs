@@ -75,6 +75,11 @@ pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
         let adverbs = r"(?:\s+(?:therefore|thus|then|hence|simply|just|exactly|equal\s+to|indeed|about|approximately|roughly))*";
         pattern(&format!(r"(?i){copula}{adverbs}[\s*]+"))
     });
+    static CONCLUDES: LazyLock<Regex> = LazyLock::new(|| {
+        pattern(
+            r"(?i)^\s*(?:therefore|thus|hence|so|finally|consequently|then|in\s+(?:total|conclusion|summary))\b",
+        )
+    });
     let text = text.trim_end();
     let last = formulas(text).last();
     let rest = &text[last.map_or(0, |last| last.end)..];
@@ -82,7 +87,8 @@ pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
     let line = rest.lines().last()?;
     let start = line.trim_end_matches(['.', '*']).rfind(". ").map_or(0, |at| at + 2);
     let sentence = &line[start..];
-    if last.is_some() && (rest.lines().count() > 1 || start > 0) {
+    let is_later = rest.lines().count() > 1 || start > 0;
+    if last.is_some() && is_later && !CONCLUDES.is_match(sentence) {
         return None;
     }
     let ends: Vec<usize> = SAID.find_iter(sentence).take(MOST_COPULAS).map(|found| found.end()).collect();
@@ -124,7 +130,7 @@ pub(super) fn last_formula(text: &str) -> Option<Cow<'_, str>> {
     let all: Vec<Marked> = formulas(text).collect();
     let chain = Chain::last(text, &all)?;
     let is_neutral = is_neutral(&text[..chain.start], &text[chain.end..], is_rounded(chain.content()));
-    if !is_neutral {
+    if !is_neutral || chain.is_formula() {
         return None;
     }
     Some(if chain.is_several() { chain.joined(clean).into() } else { unmarked(clean(chain.content())) })
