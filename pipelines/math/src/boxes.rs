@@ -36,6 +36,8 @@ pub(super) fn boxes(text: &str) -> Boxes<'_> {
                 if bytes.get(inner) == Some(&b'{') {
                     at = inner + 1;
                     open.push(Some((start, at)));
+                } else if inner == bytes.len() {
+                    open.push(Some((start, inner)));
                 } else if let Some(length) = bare_content(&text[inner..]) {
                     at = inner + length;
                     add(&mut closed, Marked { content: &text[inner..at], start, end: at });

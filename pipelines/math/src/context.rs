@@ -28,6 +28,20 @@ pub(super) fn is_struck(before: &str) -> bool {
     STRUCK.is_match(last_chars(before))
 }
 
+/// Returns true if `after` starts with words of LaTeX that change the answer: `\text{ or more}`.
+pub(super) fn is_followed_by_words(after: &str) -> bool {
+    static WORDS: LazyLock<Regex> = LazyLock::new(|| {
+        pattern(
+            r"^(?:\s|\\[,;:! ]|\\q?quad|~)*\\(?:text|textrm|textnormal|textbf|textit|mathrm|mbox|hbox)\s*\{([^{}]*)\}",
+        )
+    });
+    let found = WORDS.captures(after).and_then(|found| found.get(1));
+    found.is_some_and(|words| {
+        let text = format!(" {}", words.as_str().trim());
+        is_continued(&text) || negates_after(&text) || hedges(&text)
+    })
+}
+
 /// `after` without the modulus of a congruence at its start: ` \pmod 7`.
 pub(super) fn without_modulus(after: &str) -> &str {
     static MODULUS: LazyLock<Regex> = LazyLock::new(|| {

@@ -6,7 +6,7 @@ use super::Options;
 use super::boxes::{Marked, boxes, formulas, tagged};
 use super::chain::Chain;
 use super::compare::is_right;
-use super::context::{is_negated, is_neutral, is_struck, without_modulus};
+use super::context::{is_followed_by_words, is_negated, is_neutral, is_struck, without_modulus};
 use super::expr::Expr;
 use super::parse::parse;
 use super::prose::{
@@ -47,8 +47,14 @@ fn announced(text: &str, only_boxed: bool) -> Option<Option<Cow<'_, str>>> {
         return Some(None);
     }
     if let Some(chain) = Chain::last(text, &boxes.closed) {
-        let later = &text[chain.end..];
-        return Some(boxed(text, &chain).filter(|found| !is_replaced(found, later)));
+        let later = last_bytes(&text[chain.end..]);
+        let Some(found) = boxed(text, &chain).filter(|found| !denies(later, found)) else {
+            return Some(None);
+        };
+        return Some(match later_answer(&found, later) {
+            Some(other) => Some(other).filter(|_| !only_boxed),
+            None => Some(found),
+        });
     }
     if only_boxed {
         return None;
@@ -95,22 +101,20 @@ fn boxed<'a>(text: &'a str, chain: &Chain<'a>) -> Option<Cow<'a, str>> {
     let after = text[chain.end..].split("</answer>").next().unwrap_or_default();
     let is_whole = !chain.is_formula()
         && is_neutral(before, without_modulus(after), true)
+        && !is_followed_by_words(after)
         && !is_struck(before)
         && !chain.is_continued(text);
     is_whole.then(|| items_of(chain))
 }
 
-/// Returns true if the text behind a box denies its answer, or announces another one.
-fn is_replaced(found: &str, later: &str) -> bool {
-    let differs = |other: &str| {
-        let other = answer_of(clean(other)).filter(|other| other.contains(|c: char| c.is_ascii_digit()));
-        other.is_some_and(|other| {
-            let parsed = parse(found).zip(parse(&other));
-            parsed.is_some_and(|(found, other)| !is_right(&found, &other, Options::default()))
-        })
-    };
-    let later = last_bytes(later);
-    denies(later, found) || after_phrase(later).is_some_and(differs)
+/// Another answer than the box's that the text behind it announces.
+fn later_answer<'a>(found: &str, later: &'a str) -> Option<Cow<'a, str>> {
+    /// Longer answers are not compared here.
+    const MOST_BYTES: usize = 60;
+    let other = answer_of(clean(after_phrase(later)?))?;
+    let is_short = found.len().max(other.len()) <= MOST_BYTES && other.contains(|c: char| c.is_ascii_digit());
+    let (box_answer, other_answer) = parse(found).zip(parse(&other)).filter(|_| is_short)?;
+    (!is_right(&box_answer, &other_answer, Options::default())).then_some(other)
 }
 
 fn items_of<'a>(chain: &Chain<'a>) -> Cow<'a, str> {

@@ -63,7 +63,7 @@ static WITHDRAWN: LazyLock<Regex> = LazyLock::new(|| {
     let is = format!(r"(?:['’]s|\s+is|\s+was|\s+seems|\s+looks|\s+must\s+be){adverb}{wrong}");
     let cannot = r"\s+(?:cannot|can['’]t|could\s*n['’]t|is\s*n['’]t|was\s*n['’]t|does\s*n['’]t|does\s+not|do\s*n['’]t)\s+(?:be\s+|look\s+|seem\s+|sound\s+)?(?:right|correct|true|the\s+answer)(?-u:\b)|\s+contradicts(?-u:\b)";
     let erred = r"(?-u:\b)I(?:['’]ve)?\s+(?:(?:have\s+)?made|see\s+(?:a|my))\s+(?:a|an|the|some)?\s*(?:\w+\s+)?(?:mistake|error)|(?-u:\b)I\s+was\s+(?:wrong|mistaken)(?-u:\b)|(?-u:\b)I\s+(?:mis\w+(?:ed|t)|misread)(?-u:\b)|(?-u:\b)I\s+(?:take|took)\s+(?:that|it)\s+back|(?-u:\b)I\s+(?:retract|withdraw)(?-u:\b)|(?-u:\b)my\s+(?:mistake|bad)(?-u:\b)";
-    let dropped = r"(?-u:\b)(?:scratch|strike|forget|ignore|disregard)\s+(?:that|this|it|the\s+(?:above|previous|last|first)|my\s+(?:previous|last|first))(?-u:\b)|(?-u:\b)never\s*mind(?-u:\b)|(?-u:\b)oops(?-u:\b)|\((?:wrong|incorrect|false|not\s+correct)(?-u:\b)";
+    let dropped = r"(?-u:\b)(?:scratch|strike|forget|ignore|disregard)\s+(?:that|this|it|the\s+(?:above|previous|last|first)|my\s+(?:previous|last|first))(?-u:\b)|(?-u:\b)never\s*mind(?-u:\b)|(?-u:\b)oops(?-u:\b)|(?-u:\b)or\s+is\s+(?:it|that|the\s+answer)(?-u:\b)|\((?:wrong|incorrect|false|not\s+correct)(?-u:\b)";
     let call = r"(?-u:\b)(?:wait|no|oops|hmm+|hold\s+on|actually|sorry)(?-u:\b)[,.!—…-]*\s+";
     let begin = r"(?:let\s+me|I['’]ll|I\s+will|I\s+(?:need|have)\s+to|I\s+must|let['’]s)\s+";
     let again = format!(
@@ -75,7 +75,7 @@ static WITHDRAWN: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:{call})+(?:(?:it|that)\s+(?:should|must)\s+(?:be|have\s+been)(?-u:\b)|(?:it\s+is|it['’]s|that['’]s|I\s+meant){number}|{answer}\s+(?:is|should\s+be|must\s+be)(?-u:\b))"
     );
     let later = format!(
-        r"(?-u:\b)on\s+second\s+thoughts?(?-u:\b)|(?:^|[\n.!]\s*)correction(?-u:\b)|(?-u:\b)the\s+answer\s+is\s+(?:actually|instead|rather){number}"
+        r"(?-u:\b)on\s+second\s+thoughts?(?-u:\b)|(?:^|[\n.!]\s*)\**correction(?-u:\b)|(?-u:\b)the\s+answer\s+is\s+(?:actually|instead|rather){number}"
     );
     let chinese = r"不对[，,。. ]|(?:这|那|上面|答案|我)(?:是|个|里|的|算|做|写)*错(?:了|的|误)|算错了|更正|重新(?:算|计算|来)";
     pattern(&format!(r"(?i)\b{it}(?:{is}|{cannot})|{erred}|{dropped}|{again}|{instead}|{later}|{chinese}"))
