@@ -15,7 +15,7 @@ use super::parse::{MOST_BYTES, parse};
 pub(super) static PHRASE: LazyLock<Regex> = LazyLock::new(|| {
     let english = r"answers?(?:\s+(?:for|of|to)\s+[^.:=?!\n]{1,60}?)?\s*(?:(?:is|are|should\s+be|must\s+be)(?-u:\b)|:|=)";
     let latin = r"(?:respuesta|réponse|antwort|lösung|resposta|risposta|antwoord|svaret?|odpowiedź|odpověď|cevap|đáp\s+án|jawaban(?:nya)?)(?:\s+(?:final|finale|correcta|correcte|correta|corretta|akhir|cuối\s+cùng))?\s*(?:(?:es|est|ist|lautet|é|è|is|är|er|to|je|là|adalah)\s|:)";
-    let other = r"ответ\s*[:—]|答案\s*(?:是|为|為|:)|答え\s*(?:は|:)|(?:정답|답)\s*(?:은|:)|(?:الجواب|الإجابة)\s*(?:هو|هي|:)|(?:उत्तर|উত্তর|คำตอบ(?:คือ)?)\s*:";
+    let other = r"ответ\s*[:—]|答案\s*(?:是|为|為|:)|故[选選]\s*:?|答え\s*(?:は|:)|(?:정답|답)\s*(?:은|:)|(?:الجواب|الإجابة)\s*(?:هو|هي|:)|(?:उत्तर|উত্তর|คำตอบ(?:คือ)?)\s*:";
     pattern(&format!(r"(?i)(?:{english}|{latin}|{other})(?:\s|:|\*)*"))
 });
 
@@ -102,8 +102,9 @@ pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
         ends.last().map(|at| value_at(*at)).filter(|(_, value)| last.is_some() && starts_number(value));
     let (at, value) = list.or(number)?;
     let before = format!("{}{}", tail(&text[..text.len() - sentence.len()]), &sentence[..at]);
-    let is_value = !value.contains(['$', '?']) && !hedges(value) && parse(value).is_some();
-    (is_value && is_neutral(&before, "", is_rounded(value))).then(|| unmarked(value))
+    let value = if LIST.is_match(value) { with_commas(value) } else { unmarked(value) };
+    let is_value = !value.contains(['$', '?']) && !hedges(&value) && parse(&value).is_some();
+    (is_value && is_neutral(&before, "", is_rounded(&value))).then_some(value)
 }
 
 /// Limit of the copulas of a sentence that are tried.
@@ -112,9 +113,18 @@ const MOST_COPULAS: usize = 20;
 /// Several numbers, each with or without a name.
 static LIST: LazyLock<Regex> = LazyLock::new(|| {
     let item = r"(?:[a-zA-Z](?:_\{?[0-9]\}?)?\s*=\s*)?[-−]?[0-9]+(?:\.[0-9]+|/[0-9]+)?";
-    let joint = r"\s*(?:,\s*(?:and|or)\s|,\s|\sand\s|\sor\s|和|或)\s*";
-    pattern(&format!(r"^{item}(?:{joint}{item})+$"))
+    pattern(&format!(r"^{item}(?:{JOINT}{item})+$"))
 });
+
+/// A comma or a word between the items of a list.
+const JOINT: &str =
+    r"(?:\s*,\s*(?:and|or)\s+|\s*,\s+|\s+(?:and|or|et|ou|und|oder|y|e|и|или)\s+|\s*(?:和|或)\s*)";
+
+/// A list with commas between its items.
+fn with_commas(list: &str) -> Cow<'_, str> {
+    static JOINTS: LazyLock<Regex> = LazyLock::new(|| pattern(JOINT));
+    JOINTS.replace_all(list, ", ")
+}
 
 /// Limit of the characters in which a term of LaTeX is searched.
 const MOST_TERM: usize = 300;
