@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use super::boxes::Marked;
+use super::foreign::any_of;
 
 /// Text between two answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,7 +264,11 @@ static OR: LazyLock<Regex> =
 
 /// Words that make the later answer replace the earlier one, or follow from it.
 static DERIVES: LazyLock<Regex> = LazyLock::new(|| {
-    let words = r"actually|the\s+(?:final\s+|correct\s+)?answer|too|adding|because|becomes|but|follows|gets?|giv(?:es|ing)|hence|implies|instead|means|no|not|obtain|rather|since|so|then|therefore|thus|wait|yield(?:s|ing)?|wrong|incorrect";
+    let words = any_of(
+        r"actually the\s+(?:final\s+|correct\s+)?answer too adding because becomes but follows gets?
+          giv(?:es|ing) hence implies instead means no not obtain rather since so then therefore thus
+          wait yield(?:s|ing)? wrong incorrect",
+    );
     pattern(&format!(r"(?i)\b(?:{words})\b|\\(?:Right|right|to|implies|iff|Longright)|[<>+*/^-]"))
 });
 

@@ -100,17 +100,36 @@ pub(super) fn is_mark(c: char) -> bool {
 pub(super) fn negates_before(before: &str) -> bool {
     static DIRECT: LazyLock<Regex> = LazyLock::new(|| {
         let denied = "不是|不等[于於]|[并並]非|不[为為]|不[会會]是|不可能|没有|除了|假[设設]|若|如果";
-        let compared = "比|大[于於]|小[于於]|[至最][少多]|超[过過]|少[于於]|多[于於]|低[于於]|高[于於]|不足|[约約]|近似|接近|可能|也[许許]|或[许許]|最小|最大|약|최소|최대";
+        let compared = any_of(
+            r"比 大[于於] 小[于於] [至最][少多] 超[过過] 少[于於] 多[于於] 低[于於] 高[于於] 不足 [约約] 近似 接近 可能 也[许許] 或[许許] 最小 最大 약 최소 최대",
+        );
         let listed = "或者?|以及|到|至|[从從]|から|より|または|또는|이나";
         let operators = "第|[负負]|[减減]|乘以?|除以?|加上?|百分之|根[号號]|分之|マイナス|마이너스|[零〇一二三四五六七八九十百千万萬亿億两]";
         let is = "(?:是|[为為]|等[于於]|有|はい)?";
         // `和是 5` is a sum, `3 和 5` is a list.
-        let and = r"(?:[和与與及跟とや와과]|[0-9$]\s*(?:y|et|und|e|и|och|en|dan|và|ve)|\b(?:ou|oder|или|hoặc|atau|veya|lub|eller|або|أو|या)|[0-9$]\s*(?:o|a|à|bis|до))\s*";
-        pattern(&format!(r"(?i)(?:(?:{denied}|{compared}|{listed}|{operators}){is}|{and})[\s$*(（]*$"))
+        let and = any_of(
+            r"[和与與及跟とや와과] [0-9$]\s*(?:y|et|und|e|и|och|en|dan|và|ve)
+              \b(?:ou|oder|или|hoặc|atau|veya|lub|eller|або|أو|या) [0-9$]\s*(?:o|a|à|bis|до)",
+        );
+        pattern(&format!(r"(?i)(?:(?:{denied}|{compared}|{listed}|{operators}){is}|(?:{and})\s*)[\s$*(（]*$"))
     });
     static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
-        let negated = "nicht|keine?[mnrs]?|niemals|nie|nunca|ni|pas|jamais|não|nem|non|né|не|ни|нет|ليس|ليست|لا|không|bukan|tidak|niet|geen|inte|ikke|nej|değil|ei|ไม่(?:ใช่)?|नहीं|ne";
-        let compared = "mindestens|höchstens|(?:weniger|mehr|größer|kleiner|höher|niedriger)\\s+als|ungefähr|etwa|vielleicht|wahrscheinlich|(?:menos|más|mayor|menor|mais|maior|plus|moins|supérieure?|inférieure?|più|meno|maggiore|minore)\\s+(?:de|del|do|que|di|che|à|a|o)|aproximadamente|alrededor|quizás?|tal\\s+vez|au\\s+(?:moins|plus)|environ|peut-être|talvez|cerca|almeno|circa|forse|больше|меньше|более|менее|около|примерно|возможно|أكثر|أقل|ربما|(?:ít|nhiều|lớn|nhỏ)\\s+hơn|khoảng|(?:lebih|kurang)(?:\\s+dari)?|mungkin|kira-kira|(?:meer|minder|groter|kleiner)\\s+dan|ongeveer|misschien|(?:mer|större|mindre)\\s+än|cirka|kanske|belki|yaklaşık|około|może|casi|unos|unas|presque|fast|knapp|quase|quasi|почти|लगभग|करीब|حوالي|تقريبا|hơn|gần|sekitar|hampir|ประมาณ|เกือบ|ponad|prawie|bijna|nästan|neredeyse|kira|menos|moins|meno|минус|минимум|максимум";
+        let negated = any_of(
+            r"nicht keine?[mnrs]? niemals nie nunca ni pas jamais não nem non né не ни нет ليس ليست لا không
+              bukan tidak niet geen inte ikke nej değil ei ไม่(?:ใช่)? नहीं ne",
+        );
+        let compared = any_of(
+            r"mindestens höchstens (?:weniger|mehr|größer|kleiner|höher|niedriger)\s+als ungefähr etwa
+              vielleicht wahrscheinlich
+              (?:menos|más|mayor|menor|mais|maior|plus|moins|supérieure?|inférieure?|più|meno|maggiore|minore)\s+(?:de|del|do|que|di|che|à|a|o)
+              aproximadamente alrededor quizás? tal\s+vez au\s+(?:moins|plus) environ peut-être talvez cerca
+              almeno circa forse больше меньше более менее около примерно возможно أكثر أقل ربما
+              (?:ít|nhiều|lớn|nhỏ)\s+hơn khoảng (?:lebih|kurang)(?:\s+dari)? mungkin kira-kira
+              (?:meer|minder|groter|kleiner)\s+dan ongeveer misschien (?:mer|större|mindre)\s+än cirka kanske
+              belki yaklaşık około może casi unos unas presque fast knapp quase quasi почти लगभग करीब حوالي
+              تقريبا hơn gần sekitar hampir ประมาณ เกือบ ponad prawie bijna nästan neredeyse kira menos moins
+              meno минус минимум максимум",
+        );
         let supposed = "wenn|falls|angenommen|supongamos|si|supposons|suponha|если|пусть|допустим|jika|nếu";
         pattern(&format!(r"(?i)(?:^|[\s'’({{])(?:{negated}|{compared}|{supposed})(?:\s|$)"))
     });
@@ -126,22 +145,32 @@ pub(super) fn negates_after(after: &str) -> bool {
     static DIRECT: LazyLock<Regex> = LazyLock::new(|| {
         let counter = r"[\s$*)\]}个個種种元米人次岁歳円개명원]{0,4}";
         let bounds = "以上|以下|以[内內]|以外|左右|多|[余餘]|[几幾]|分之|次方|半|折|成|割|より|から|まで|ほど|くらい|이상|이하|미만|초과|정도|가량|쯤";
-        let joins = r"(?:或|和|与|與|、|到|至|または|または|と|와|과|또는)\s*[$*(-]*(?:[0-9]|\$)|\s(?:ou|oder|или|hoặc|atau|veya|lub|eller|o|y|et|und|e|и|أو|या)\s+[$*(-]*[0-9]";
+        let joins = any_of(
+            r"(?:或|和|与|與|、|到|至|または|または|と|와|과|또는)\s*[$*(-]*(?:[0-9]|\$)
+              \s(?:ou|oder|или|hoặc|atau|veya|lub|eller|o|y|et|und|e|и|أو|या)\s+[$*(-]*[0-9]",
+        );
         let more = r"\s*(?:से\s+(?:अधिक|कम|ज़्यादा)|['’]?\p{L}{0,3}\s+(?:fazla|az)\b|[大小高低])";
         let percent =
             r"\s*(?:prozent|процент|por\s*cien|por\s*cento|pour\s*cent|per\s*cento|प्रतिशत|퍼센트|パーセント)";
         pattern(&format!("(?i)^(?:{counter}(?:{bounds}|{joins})|{joins}|{percent}|{more})"))
     });
     static DENIED: LazyLock<Regex> = LazyLock::new(|| {
-        pattern(
-            r"(?i)아니|아닙|ではな|ではあり|じゃな|でない|नहीं|नही|不(?:对|對|是|正确)|[吗嗎]|ですか|인가요|입니까|\b(?:değil|ist\s+falsch|es\s+falso|est\s+faux|неверно|неправильно)\b",
-        )
+        let words = any_of(
+            r"아니 아닙 ではな ではあり じゃな でない नहीं नही 不(?:对|對|是|正确) [吗嗎] ですか 인가요 입니까
+              \b(?:değil|ist\s+falsch|es\s+falso|est\s+faux|неверно|неправильно)\b",
+        );
+        pattern(&format!("(?i){words}"))
     });
     const MOST_CHARS: usize = 30;
     let end = after.char_indices().nth(MOST_CHARS).map_or(after.len(), |(end, _)| end);
     let next = &after[..end];
     let sentence = next.find(['.', ',', '!', '\n', ';']).map_or(next, |end| &next[..end]);
     DIRECT.is_match(next) || DENIED.is_match(sentence)
+}
+
+/// Alternatives of a pattern, from a list with spaces between them.
+pub(super) fn any_of(alternatives: &str) -> String {
+    alternatives.split_whitespace().collect::<Vec<_>>().join("|")
 }
 
 fn pattern(pattern: &str) -> Regex {

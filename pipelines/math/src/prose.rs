@@ -9,13 +9,23 @@ use super::boxes::{Marked, formulas};
 use super::chain::Chain;
 use super::context::{hedges, is_joining_letter, is_negated, is_neutral, last_of, words_of_number};
 use super::extract::clean;
+use super::foreign::any_of;
 use super::parse::{MOST_BYTES, parse};
 
 /// Words that announce an answer, in the languages of the multilingual sets.
 pub(super) static PHRASE: LazyLock<Regex> = LazyLock::new(|| {
     let english = r"answers?(?:\s+(?:for|of|to)\s+[^.:=?!\n]{1,60}?)?\s*(?:(?:is|are|should\s+be|must\s+be)(?-u:\b)|:|=)";
-    let latin = r"(?:respuesta|réponse|antwort|lösung|resposta|risposta|antwoord|svaret?|odpowiedź|odpověď|cevap|đáp\s+án|jawaban(?:nya)?)(?:\s+(?:final|finale|correcta|correcte|correta|corretta|akhir|cuối\s+cùng))?\s*(?:(?:es|est|ist|lautet|é|è|is|är|er|to|je|là|adalah)\s|:)";
-    let other = r"ответ\s*[:—]|答案\s*(?:是|为|為|:)|故[选選]\s*:?|答え\s*(?:は|:)|(?:정답|답)\s*(?:은|:)|(?:الجواب|الإجابة)\s*(?:هو|هي|:)|(?:उत्तर|উত্তর|คำตอบ(?:คือ)?)\s*:";
+    let noun = any_of(
+        r"respuesta réponse antwort lösung resposta risposta antwoord svaret? odpowiedź odpověď cevap đáp\s+án
+          jawaban(?:nya)?",
+    );
+    let adjective = r"final|finale|correcta|correcte|correta|corretta|akhir|cuối\s+cùng";
+    let is = r"(?:es|est|ist|lautet|é|è|is|är|er|to|je|là|adalah)\s|:";
+    let latin = format!(r"(?:{noun})(?:\s+(?:{adjective}))?\s*(?:{is})");
+    let other = any_of(
+        r"ответ\s*[:—] 答案\s*(?:是|为|為|:) 故[选選]\s*:? 答え\s*(?:は|:) (?:정답|답)\s*(?:은|:)
+          (?:الجواب|الإجابة)\s*(?:هو|هي|:) (?:उत्तर|উত্তর|คำตอบ(?:คือ)?)\s*:",
+    );
     pattern(&format!(r"(?i)(?:{english}|{latin}|{other})(?:\s|:|\*)*"))
 });
 

@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use super::extract::last_bytes;
+use super::foreign::any_of;
 
 /// End of the last statement that takes back what precedes it, unless later words confirm that.
 pub(super) fn last_withdrawal(text: &str) -> Option<usize> {
@@ -61,9 +62,22 @@ static WITHDRAWN: LazyLock<Regex> = LazyLock::new(|| {
     let adverb = r"(?:\s+(?:actually|also|clearly|just|still|completely|obviously))?";
     let wrong = r"\s+(?:wrong|incorrect|false|mistaken|not\s+(?:right|correct|true|the\s+(?:right\s+|correct\s+)?answer)|a\s+mistake|an\s+error)(?-u:\b)";
     let is = format!(r"(?:['’]s|\s+is|\s+was|\s+seems|\s+looks|\s+must\s+be){adverb}{wrong}");
-    let cannot = r"\s+(?:cannot|can['’]t|could\s*n['’]t|is\s*n['’]t|was\s*n['’]t|does\s*n['’]t|does\s+not|do\s*n['’]t)\s+(?:be\s+|look\s+|seem\s+|sound\s+)?(?:right|correct|true|the\s+answer)(?-u:\b)|\s+contradicts(?-u:\b)";
-    let erred = r"(?-u:\b)I(?:['’]ve)?\s+(?:(?:have\s+)?made|see\s+(?:a|my))\s+(?:a|an|the|some)?\s*(?:\w+\s+)?(?:mistake|error)|(?-u:\b)I\s+was\s+(?:wrong|mistaken)(?-u:\b)|(?-u:\b)I\s+(?:mis\w+(?:ed|t)|misread)(?-u:\b)|(?-u:\b)I\s+(?:take|took)\s+(?:that|it)\s+back|(?-u:\b)I\s+(?:retract|withdraw)(?-u:\b)|(?-u:\b)my\s+(?:mistake|bad)(?-u:\b)";
-    let dropped = r"(?-u:\b)(?:scratch|strike|forget|ignore|disregard)\s+(?:that|this|it|the\s+(?:above|previous|last|first)|my\s+(?:previous|last|first))(?-u:\b)|(?-u:\b)never\s*mind(?-u:\b)|(?-u:\b)oops(?-u:\b)|(?-u:\b)or\s+is\s+(?:it|that|the\s+answer)(?-u:\b)|\((?:wrong|incorrect|false|not\s+correct)(?-u:\b)";
+    let cannot = any_of(
+        r"\s+(?:cannot|can['’]t|could\s*n['’]t|is\s*n['’]t|was\s*n['’]t|does\s*n['’]t|does\s+not|do\s*n['’]t)\s+(?:be\s+|look\s+|seem\s+|sound\s+)?(?:right|correct|true|the\s+answer)(?-u:\b)
+          \s+contradicts(?-u:\b)",
+    );
+    let erred = any_of(
+        r"(?-u:\b)I(?:['’]ve)?\s+(?:(?:have\s+)?made|see\s+(?:a|my))\s+(?:a|an|the|some)?\s*(?:\w+\s+)?(?:mistake|error)
+          (?-u:\b)I\s+was\s+(?:wrong|mistaken)(?-u:\b) (?-u:\b)I\s+(?:mis\w+(?:ed|t)|misread)(?-u:\b)
+          (?-u:\b)I\s+(?:take|took)\s+(?:that|it)\s+back (?-u:\b)I\s+(?:retract|withdraw)(?-u:\b)
+          (?-u:\b)my\s+(?:mistake|bad)(?-u:\b)",
+    );
+    let dropped = any_of(
+        r"(?-u:\b)(?:scratch|strike|forget|ignore|disregard)\s+(?:that|this|it|the\s+(?:above|previous|last|first)|my\s+(?:previous|last|first))(?-u:\b)
+          (?-u:\b)never\s*mind(?-u:\b) (?-u:\b)oops(?-u:\b)
+          (?-u:\b)or\s+is\s+(?:it|that|the\s+answer)(?-u:\b)
+          \((?:wrong|incorrect|false|not\s+correct)(?-u:\b)",
+    );
     let call = r"(?-u:\b)(?:wait|no|oops|hmm+|hold\s+on|actually|sorry)(?-u:\b)[,.!—…-]*\s+";
     let begin = r"(?:let\s+me|I['’]ll|I\s+will|I\s+(?:need|have)\s+to|I\s+must|let['’]s)\s+";
     let again = format!(
