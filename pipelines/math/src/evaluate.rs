@@ -50,7 +50,7 @@ pub(super) trait Arithmetic {
 const MOST_DEGREE: u32 = 64;
 
 /// Fuel for a factorial that is not an exact number.
-const FACTORIAL_FUEL: u64 = 500;
+const FACTORIAL_FUEL: u64 = 1000;
 
 /// Value of `expr`. `None` if it is undefined, `arithmetic` cannot represent it, or the fuel is spent.
 pub(super) fn evaluate<A: Arithmetic>(expr: &Expr, arithmetic: &A, fuel: &Fuel) -> Option<A::Value> {

@@ -112,7 +112,9 @@ fn later_answer<'a>(found: &str, later: &'a str) -> Option<Cow<'a, str>> {
     /// Longer answers are not compared here.
     const MOST_BYTES: usize = 60;
     let other = answer_of(clean(after_phrase(later)?))?;
-    let is_short = found.len().max(other.len()) <= MOST_BYTES && other.contains(|c: char| c.is_ascii_digit());
+    // A letter of a choice has a value too.
+    let has_digit = |text: &str| text.contains(|c: char| c.is_ascii_digit());
+    let is_short = found.len().max(other.len()) <= MOST_BYTES && has_digit(found) && has_digit(&other);
     let (box_answer, other_answer) = parse(found).zip(parse(&other)).filter(|_| is_short)?;
     (!is_right(&box_answer, &other_answer, Options::default())).then_some(other)
 }

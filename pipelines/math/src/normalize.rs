@@ -18,7 +18,9 @@ fn characters(text: &str) -> String {
     let mut kept = String::with_capacity(text.len());
     let mut chars = text.char_indices().peekable();
     while let Some((at, c)) = chars.next() {
-        if c.is_ascii() && !c.is_ascii_control() {
+        // Most letters of Chinese, Japanese and Korean need no table.
+        let is_letter = matches!(c, '\u{3040}'..='\u{9fff}' | '\u{ac00}'..='\u{d7a3}');
+        if is_letter || (c.is_ascii() && !c.is_ascii_control()) {
             kept.push(c);
         } else if let Some(letter) = lost_letter(c, &text[at + c.len_utf8()..]) {
             kept.push('\\');

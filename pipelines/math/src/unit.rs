@@ -79,6 +79,8 @@ pub(super) fn take_unit(tokens: &mut Vec<Token>) -> Option<Option<String>> {
 
 /// `text` with the letters of a unit at its end in `\text{}`, if a space separates them from the number: `5 m`, `24 m^2`.
 pub(super) fn with_upright_unit(text: &str) -> Option<String> {
+    /// Limit of a text with two readings.
+    const MOST_BYTES: usize = 100;
     static UNIT: LazyLock<Regex> = LazyLock::new(|| {
         let power = r"(?:\^(?:[23]|\{[23]\}))?";
         Regex::new(&format!(
@@ -86,7 +88,7 @@ pub(super) fn with_upright_unit(text: &str) -> Option<String> {
         ))
         .expect("a pattern of this file")
     });
-    if text.len() > super::parse::MOST_BYTES {
+    if text.len() > MOST_BYTES {
         return None;
     }
     let unit = UNIT.captures(text)?.get(1)?;
