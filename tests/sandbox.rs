@@ -204,7 +204,7 @@ fn programs_have_what_judges_give_them() {
     let shared = "from multiprocessing.shared_memory import SharedMemory\nit = SharedMemory(create=True, size=100)\n\
                   it.buf[0] = 7\nprint(it.buf[0])\nit.close()\nit.unlink()";
     check(shared, "", "7\n");
-    for name in ["/dev/stdin", "0"] {
+    for name in ["/dev/stdin", "/dev/fd/0", "0"] {
         let name = if name == "0" { name.to_owned() } else { format!("{name:?}") };
         check(&format!("print(sum(map(int, open({name}).read().split())))"), "3\n4\n", "7\n");
     }
@@ -215,6 +215,34 @@ fn programs_have_what_judges_give_them() {
     let files = [File { name: "main.py".into(), text: program.into() }];
     let finished = sandbox.run_on_secret(&command, &files, "secret\n").unwrap();
     assert_eq!(text(&finished.stdout), "secret False ['main.py']\n");
+}
+
+/// Number of this process's children that ended and that nobody has waited for.
+fn zombies() -> usize {
+    let own = std::process::id().to_string();
+    let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let stats = entries.filter_map(|it| fs::read_to_string(it.path().join("stat")).ok());
+    let is_zombie = |stat: &String| {
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        fields.first() == Some(&"Z") && fields.get(1) == Some(&own.as_str())
+    };
+    stats.filter(is_zombie).count()
+}
+
+/// As process 1 of a container, or a subreaper, this process would have to wait for orphans.
+#[test]
+fn a_program_that_is_ended_leaves_no_orphan() {
+    let Some(sandbox) = sandbox(1.0) else { return };
+    nix::sys::prctl::set_child_subreaper(true).unwrap();
+    let program = "import os, time\nif os.fork(): os.fork()\ntime.sleep(60)";
+    let finished = run(&sandbox, program, "orphan", "");
+    assert_eq!(finished.exit, Exit::TimedOut);
+    // Other tests' children may just have ended.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while zombies() > 0 {
+        assert!(Instant::now() < deadline, "a program has left an orphan");
+        thread::sleep(Duration::from_millis(3));
+    }
 }
 
 #[test]

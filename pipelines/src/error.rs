@@ -84,6 +84,9 @@ pub enum Error {
         /// The missing requirement.
         reason: String,
     },
+    /// The run was to stop, and completions were not scored in time. The loop then ends it without the step.
+    #[error("the run was to stop before all completions were scored")]
+    Unscored,
     /// Not a single held-out prompt could be measured.
     #[error("no held-out prompt could be measured, since a reward failed on each")]
     NothingMeasured,

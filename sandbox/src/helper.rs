@@ -5,12 +5,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::thread;
 use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_pdeathsig;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::wait::{WaitStatus, wait};
 
 use crate::filter;
@@ -77,19 +79,46 @@ fn outside() -> Result<u8> {
     if job.input.is_some() {
         command.stdin(File::open(namespaces::INPUT)?);
     }
-    let status = command
-        .arg(limits.wall_s.to_string())
-        .args(&job.command)
-        .env_clear()
-        .status()
-        .map_err(|error| format!("cannot start process 1: {error}"))?;
+    command.arg(limits.wall_s.to_string()).args(&job.command).env_clear();
+    let status = follow(command).map_err(|error| format!("cannot start process 1: {error}"))?;
     Ok(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}
+
+/// Starts process 1 and waits for its end, so that nobody else has to. It is ended by SIGTERM, and when the caller is
+/// gone: nobody reads the output then.
+fn follow(mut command: Command) -> io::Result<ExitStatus> {
+    let signals: SigSet = [Signal::SIGTERM, Signal::SIGCHLD].into_iter().collect();
+    // Process 1 unblocks them.
+    signals.thread_block()?;
+    let signals = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
+    let mut child = command.spawn()?;
+    loop {
+        let output = io::stdout();
+        let mut ready = [
+            PollFd::new(signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(output.as_fd(), PollFlags::empty()),
+        ];
+        poll(&mut ready, PollTimeout::NONE)?;
+        let is_alone = ready[1].any() == Some(true);
+        let signal = match ready[0].any() {
+            Some(true) => signals.read_signal()?,
+            _ => None,
+        };
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if is_alone || signal.is_some_and(|signal| signal.ssi_signo == Signal::SIGTERM as u32) {
+            child.kill()?;
+            return child.wait();
+        }
+    }
 }
 
 /// Acts as process 1: starts the program, waits for it and for orphaned processes, and ends all of them when
 /// it exits.
 fn inside(wall_s: &OsString, command: &[OsString]) -> Result<u8> {
     set_pdeathsig(Signal::SIGKILL)?;
+    SigSet::empty().thread_set_mask()?;
     let wall_s: f64 = wall_s.to_str().unwrap_or_default().parse()?;
     // The caller's timeout is stricter; this one applies if the caller is gone.
     thread::spawn(move || {

@@ -2,10 +2,13 @@
 
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::helper::REFUSED;
 use crate::job::{File, Job, Limits, Protection};
@@ -118,9 +121,7 @@ impl Sandbox {
             .spawn()
             .map_err(|source| self.unusable(source))?;
         let finished = self.follow(&mut child, &job, stdin, deadline);
-        // Process 1 inside ends with the helper, and all others with it.
-        let _ = child.kill();
-        let status = child.wait().map_err(|source| self.unusable(source))?;
+        let status = end(&mut child).map_err(|source| self.unusable(source))?;
         let finished = finished?;
         if status.code() == Some(i32::from(REFUSED)) {
             let said = String::from_utf8_lossy(&finished.stderr);
@@ -164,7 +165,7 @@ impl Sandbox {
                 }
                 if finished.exit != Exit::Success {
                     // Lets the threads of this scope end: their pipes are then closed.
-                    let _ = child.kill();
+                    end(child).map_err(|source| self.unusable(source))?;
                     break;
                 }
             }
@@ -196,6 +197,22 @@ fn read_to(pipe: impl Read, most: u64, part: fn(Vec<u8>) -> Part, to: &Sender<Pa
     let _ = pipe.take(most + 1).read_to_end(&mut bytes);
     // If the other pipe ended the run, the receiver is gone.
     let _ = to.send(part(bytes));
+}
+
+/// Ends the helper, and all that it has started: it ends process 1, with which all others end, and waits for it. So no
+/// process is left to whoever waits for orphans, which in a container may be this program.
+fn end(child: &mut Child) -> io::Result<ExitStatus> {
+    const TIMEOUT: Duration = Duration::from_secs(2);
+    if let Some(status) = child.try_wait()? {
+        return Ok(status);
+    }
+    // What it does not hear ends with SIGKILL.
+    let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
+    if !ends_before(child, Instant::now() + TIMEOUT)? {
+        // Process 1 ends with it.
+        child.kill()?;
+    }
+    child.wait()
 }
 
 fn ends_before(child: &mut Child, deadline: Instant) -> io::Result<bool> {

@@ -7,7 +7,7 @@
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{OFlag, open, openat};
@@ -30,6 +30,9 @@ pub const SHARED: &str = "/dev/shm";
 /// Path of standard input, if it has one.
 pub const INPUT: &str = "/dev/stdin";
 
+/// Its other name.
+const INPUT_AS_NUMBER: &str = "/dev/fd/0";
+
 /// Maximum numbers of connections and of datagrams that wait at a socket. Each takes about 200 KiB, even after its
 /// sender has closed.
 const WAITING: [(&str, &[u8]); 2] = [("sys/net/core/somaxconn", b"4"), ("sys/net/unix/max_dgram_qlen", b"2")];
@@ -37,6 +40,9 @@ const WAITING: [(&str, &[u8]); 2] = [("sys/net/core/somaxconn", b"4"), ("sys/net
 /// Maximum number of processors that a program sees, so that pools with a process per processor stay below
 /// `processes`.
 const PROCESSORS: usize = 4;
+
+/// Maximum size of a page of memory.
+const PAGE_BYTES: u64 = 64 << 10;
 
 /// Path of the helper inside the sandbox.
 pub const HELPER: &str = "/helper";
@@ -161,9 +167,15 @@ fn build(job: &Job) -> Result<(), Error> {
         place(source, root, path)?;
     }
     if job.input.is_some() {
+        let other = root.join(&INPUT_AS_NUMBER[1..]);
         fs::write(root.join(&INPUT[1..]), input).during(|| format!("write {INPUT}"))?;
+        fs::create_dir_all(other.parent().unwrap_or(root))
+            .and_then(|()| symlink(INPUT, other))
+            .during(|| format!("make {INPUT_AS_NUMBER}"))?;
     }
-    let folder = mount_disk(root, job.limits.disk_bytes)?;
+    // A program of any length has a place, beside what it may write.
+    let own: u64 = job.files.iter().map(|file| (file.text.len() as u64).next_multiple_of(PAGE_BYTES)).sum();
+    let folder = mount_disk(root, job.limits.disk_bytes + own)?;
     for File { name, text } in &job.files {
         fs::write(folder.join(name), text).during(|| format!("write {name}"))?;
     }

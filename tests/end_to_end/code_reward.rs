@@ -64,6 +64,29 @@ fn no_cheat_passes_a_single_test() {
     assert!(passed.is_empty(), "{passed:#?}");
 }
 
+#[test]
+fn a_prelude_stands_before_programs() {
+    let cases = [
+        ("print(gcd(4, 6))".to_owned(), json!({"inputs": [""], "outputs": ["2\n"]})),
+        (
+            "from __future__ import annotations\ndef f(xs: List[int]) -> int: return gcd(*xs)".to_owned(),
+            json!({"asserts": ["assert f([4, 6]) == 2"]}),
+        ),
+    ];
+    let Some(without) = scores(&cases, &[]) else { return };
+    let prelude = "prelude=\"from math import *\\nfrom typing import *\"";
+    assert_eq!((without, scores(&cases, &[prelude]).unwrap()), (vec![0.0, 0.0], vec![1.0, 1.0]));
+}
+
+/// A program of any length is scored, whatever the size of its disk.
+#[test]
+fn a_long_program_is_no_failure() {
+    let long = format!("# {}\nprint(2)", "x".repeat(3 << 20));
+    let cases = [(long, json!({"inputs": [""], "outputs": ["2\n"]}))];
+    let Some(scores) = scores(&cases, &["disk_mib=1"]) else { return };
+    assert_eq!(scores, [1.0]);
+}
+
 /// Texts of tests in their usual forms: a right program passes each, and a wrong one none.
 const FORMS: &[&str] = &[
     "class TestAdd:\n    def test_a(self):\n        assert add(1, 2) == 3\n",

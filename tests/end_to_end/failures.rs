@@ -8,8 +8,8 @@ use nix::sys::signal::{Signal, kill};
 use tempfile::TempDir;
 
 use super::{
-    Ended, ONE_RANK, Process, TWO_RANKS, assert_nothing_left, fail, finish, rank_of, resume, run_tiny, tiny,
-    wait_for_steps,
+    Ended, ONE_RANK, Process, TWO_RANKS, assert_nothing_left, assert_same, checkpoints, fail, finish,
+    rank_of, resume, run_tiny, succeed, tiny, wait_for_steps, wait_until,
 };
 
 /// Maximum time from the failure to the end of the job.
@@ -116,4 +116,90 @@ fn a_folder_that_cannot_be_made_is_told_before_any_rank_starts() {
     };
     check(&file);
     check(&file.join("run"));
+}
+
+/// A reward that hangs, with processes of its own, as long as the file HANG exists.
+const HANGING: &str = r#"
+import os, subprocess, time
+
+def exact(completions, answer, finished):
+    while os.path.exists("HANG"):
+        for new in (False, True):
+            started = subprocess.Popen(["sleep", "97"], start_new_session=new).pid
+            with open("PIDS", "a") as file:
+                print(os.getpid(), started, file=file)
+        time.sleep(97)
+    return [float(a == b and end) for a, b, end in zip(completions, answer, finished)]
+"#;
+
+/// A job of two ranks, whose reward hangs after some steps.
+struct Hanging {
+    folder: TempDir,
+    process: Process,
+    run: PathBuf,
+}
+
+impl Hanging {
+    fn sets(folder: &TempDir) -> Vec<String> {
+        let [rewards, hang, pids] = ["rewards.py", "hang", "pids"].map(|name| folder.path().join(name));
+        let text = HANGING.replace("HANG", hang.to_str().unwrap()).replace("PIDS", pids.to_str().unwrap());
+        fs::write(&rewards, text).unwrap();
+        let fields = format!("path: \"{}\", function: exact, timeout_s: 90", rewards.display());
+        let reward = format!("pipeline.rlvr.reward=[{{python: {{{fields}}}}}]");
+        vec![reward, "pipeline.rlvr.steps=30".into(), "pipeline.rlvr.evaluation.every=100".into()]
+    }
+
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("run");
+        let sets = Self::sets(&folder);
+        let process =
+            Process::start(tiny(TWO_RANKS, &run, &sets.iter().map(String::as_str).collect::<Vec<_>>()));
+        wait_for_steps(&run, 3);
+        fs::write(folder.path().join("hang"), "").unwrap();
+        let hanging = Self { folder, process, run };
+        wait_until("the reward hangs", || hanging.started().len() >= 4);
+        hanging
+    }
+
+    /// Returns the workers, and what they have started.
+    fn started(&self) -> Vec<String> {
+        let pids = fs::read_to_string(self.folder.path().join("pids")).unwrap_or_default();
+        pids.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Waits for the end, after which nothing of the reward is left.
+    fn finish(self, sent: Instant) -> (Ended, TempDir, PathBuf) {
+        let started = self.started();
+        let ended = self.process.finish();
+        assert!(sent.elapsed() < MOST, "the job took {:?} to end: {ended:#?}", sent.elapsed());
+        wait_until("all has ended", || started.iter().all(|pid| !Path::new("/proc").join(pid).exists()));
+        assert_nothing_left(&self.run);
+        (ended, self.folder, self.run)
+    }
+}
+
+#[test]
+fn a_signal_ends_a_run_whose_reward_hangs_and_it_goes_on() {
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let hanging = Hanging::start();
+        hanging.process.send(signal);
+        let (ended, folder, run) = hanging.finish(Instant::now());
+        assert_eq!(ended.code, Some(130), "{ended:#?}");
+        assert_eq!(checkpoints(&run).len(), 1, "{ended:#?}");
+        fs::remove_file(folder.path().join("hang")).unwrap();
+        succeed(resume(&run));
+        let sets = Hanging::sets(&folder);
+        let whole =
+            run_tiny(&folder, "whole", TWO_RANKS, &sets.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_same(&whole, &run);
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_takes_its_hanging_reward_along() {
+    let hanging = Hanging::start();
+    kill(rank_of(&hanging.run, 1), Signal::SIGKILL).unwrap();
+    let (ended, ..) = hanging.finish(Instant::now());
+    assert_eq!(ended.error(), "error: rank 1 was killed by signal 9 (SIGKILL)");
 }

@@ -100,6 +100,45 @@ fn what_a_reward_needs_is_missed_by_check() {
     assert!(warned.contains("no record is of this domain") && warned.contains("algebra"), "{warned}");
 }
 
+/// A record on which a reward can only fail is named before the run.
+#[test]
+fn check_names_a_record_that_cannot_be_scored() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("golds.jsonl");
+    for (reward, good, bad, words) in [
+        ("math", r#""4""#, r#"" ""#, "its answer is empty"),
+        ("choice", r#""B""#, r#""b""#, "is not a letter from A to Z"),
+        ("countdown", r#""4""#, r#""4""#, "its prompt is not a problem"),
+        (
+            "ifeval",
+            r#"{"instruction_id_list": ["punctuation:no_comma"]}"#,
+            r#"{"instruction_id_list": []}"#,
+            "an empty list of instructions",
+        ),
+        ("code", r#"{"inputs": [""], "outputs": [""]}"#, r#"{"asserts": []}"#, "its answer has no tests"),
+    ] {
+        let line = |number: usize| {
+            let answer = if number == 29 { bad } else { good };
+            let prompt = if number == 29 { "1=".to_owned() } else { format!("2,3,4={number}>") };
+            format!("{{\"prompt\": \"{prompt}\", \"answer\": {answer}}}\n")
+        };
+        fs::write(&file, (0..30).map(line).collect::<String>()).unwrap();
+        let sets = [
+            format!("pipeline.rlvr.data={{file: {{path: {}}}}}", file.display()),
+            format!("pipeline.rlvr.reward={reward}"),
+        ];
+        let mut command = anyroll(["check", ONE_RANK]);
+        sets.iter().for_each(|set| drop(command.args(["--set", set])));
+        let ended = finish(command);
+        if ended.stderr.contains("the sandbox refuses") {
+            eprintln!("SKIPPED: this machine cannot create the sandbox: {}", ended.stderr);
+            continue;
+        }
+        assert!(ended.stderr.contains(words) && ended.code == Some(1), "{reward}: {ended:#?}");
+        assert!(ended.stderr.contains("golds.jsonl:30: "), "{reward}: {ended:#?}");
+    }
+}
+
 #[test]
 fn groups_that_teach_nothing_are_replaced_on_any_number_of_ranks() {
     let folder = tempfile::tempdir().unwrap();

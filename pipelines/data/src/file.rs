@@ -294,7 +294,10 @@ fn as_messages(text: &str) -> Option<Vec<Value>> {
 
 /// A prompt's text, and its messages if it has any. The text of one message is its content; with several,
 /// each starts with its role.
-fn prompt(value: &Value) -> Result<(String, Vec<Value>), String> {
+///
+/// # Errors
+/// If it is neither a text nor messages, or is empty, as the end of a sentence on it.
+pub fn prompt(value: &Value) -> Result<(String, Vec<Value>), String> {
     let text = match value {
         Value::Array(messages) => return of_messages(messages),
         Value::String(text) => text,

@@ -30,7 +30,7 @@ use serde_json::json;
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
 pub use chat_template::{ChatTemplate, Conversation};
 pub use error::Error;
-pub use file::files;
+pub use file::{files, prompt};
 pub use hf_tokenizer::{HfTokenizer, TokenizerError};
 pub use record::{Cut, Record};
 pub use table::without_mark;

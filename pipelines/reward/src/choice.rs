@@ -17,6 +17,18 @@ use super::{Completion, Error, Reward};
 pub struct Choice;
 
 impl Choice {
+    fn gold(&self, record: &Record) -> Result<char, Error> {
+        let gold = record.answer.trim().trim_matches(['(', ')']);
+        let mut letters = gold.chars();
+        match (letters.next(), letters.next()) {
+            (Some(letter), None) if letter.is_ascii_uppercase() => Ok(letter),
+            _ => {
+                let why = format!("its answer `{gold}` is not a letter from A to Z");
+                Err(Error::new(self.name(), record, why))
+            }
+        }
+    }
+
     fn find(completion: &Completion) -> Option<char> {
         let text = completion.text.rsplit("</think>").next().unwrap_or(completion.text);
         // A box without a letter is a wrong answer.
@@ -82,18 +94,12 @@ impl Reward for Choice {
     }
 
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
-        let gold = record.answer.trim().trim_matches(['(', ')']);
-        let mut letters = gold.chars();
-        match (letters.next(), letters.next()) {
-            (Some(letter), None) if letter.is_ascii_uppercase() => {
-                Ok(if Self::find(completion) == Some(letter) { 1.0 } else { 0.0 })
-            }
-            _ => Err(Error::new(
-                self.name(),
-                record,
-                format!("its answer `{gold}` is not a letter from A to Z"),
-            )),
-        }
+        let gold = self.gold(record)?;
+        Ok(f64::from(u8::from(Self::find(completion) == Some(gold))))
+    }
+
+    fn check(&self, record: &Record) -> Result<(), Error> {
+        self.gold(record).map(drop)
     }
 
     fn extracted(&self, completion: &Completion) -> Option<String> {

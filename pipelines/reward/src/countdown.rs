@@ -15,14 +15,24 @@ impl Reward for Countdown {
     }
 
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
-        let problem = countdown::problem(&record.prompt).ok_or_else(|| {
-            Error::new(self.name(), record, "its prompt is not a problem such as `2,7,9=23>`")
-        })?;
+        let problem = self.problem(record)?;
         let solves = countdown::read(completion.text).is_some_and(|(mut digits, value)| {
             digits.sort_unstable();
             (digits, value) == problem
         });
         Ok(f64::from(u8::from(completion.finished && solves)))
+    }
+
+    fn check(&self, record: &Record) -> Result<(), Error> {
+        self.problem(record).map(drop)
+    }
+}
+
+impl Countdown {
+    /// The digits, in order, and the target.
+    fn problem(&self, record: &Record) -> Result<(Vec<u32>, i64), Error> {
+        let why = "its prompt is not a problem such as `2,7,9=23>`";
+        countdown::problem(&record.prompt).ok_or_else(|| Error::new(self.name(), record, why))
     }
 }
 
@@ -48,5 +58,6 @@ mod tests {
         let other = Record { prompt: "27+58=".into(), ..Record::default() };
         let completion = Completion { text: "85", tokens: None, finished: true };
         assert!(Countdown.score(&other, &completion).is_err());
+        assert!(Countdown.check(&other).is_err() && Countdown.check(&record).is_ok());
     }
 }

@@ -98,6 +98,22 @@ pub trait Reward: Send + Sync {
     /// invalid completion gets a low score.
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error>;
 
+    /// Refuses a record on which [`Self::score`] fails for every completion, as far as the record alone decides it.
+    ///
+    /// # Errors
+    /// The error that `score` would return.
+    fn check(&self, _record: &Record) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Checks several records.
+    ///
+    /// # Errors
+    /// The error of the first record that is refused.
+    fn check_all(&self, records: &[Record]) -> Result<(), Error> {
+        records.iter().try_for_each(|record| self.check(record))
+    }
+
     /// Batching that the reward wants.
     fn takes(&self) -> Takes {
         Takes::Each

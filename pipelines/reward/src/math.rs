@@ -22,6 +22,13 @@ impl Math {
         Self { config }
     }
 
+    fn gold<'a>(&self, record: &'a Record) -> Result<&'a str, Error> {
+        match anyroll_math::gold_answer(&record.answer) {
+            "" => Err(Error::new(self.name(), record, "its answer is empty")),
+            gold => Ok(gold),
+        }
+    }
+
     fn find<'a>(&self, completion: &Completion<'a>) -> Option<Cow<'a, str>> {
         anyroll_math::answer(completion.text, self.config.only_boxed || !completion.finished)
     }
@@ -33,16 +40,17 @@ impl Reward for Math {
     }
 
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
-        let gold = anyroll_math::gold_answer(&record.answer);
-        if gold.is_empty() {
-            return Err(Error::new(self.name(), record, "its answer is empty"));
-        }
+        let gold = self.gold(record)?;
         let asks_percent = ["%", "percent"].iter().any(|word| record.prompt.contains(word));
         let MathConfig { tolerance, decimal_comma, .. } = self.config;
         let options = Options { tolerance, asks_percent, decimal_comma };
         let found = self.find(completion);
         let right = found.is_some_and(|predicted| anyroll_math::is_equal(&gold, &predicted, options));
         Ok(f64::from(u8::from(right)))
+    }
+
+    fn check(&self, record: &Record) -> Result<(), Error> {
+        self.gold(record).map(drop)
     }
 
     fn extracted(&self, completion: &Completion) -> Option<String> {
@@ -87,5 +95,6 @@ mod tests {
     fn an_empty_gold_answer_is_a_failure() {
         let error = Math::default().score(&record(" "), &completion("5", true));
         assert_eq!(error.unwrap_err().record, "1");
+        assert!(Math::default().check(&record(" ")).is_err() && Math::default().check(&record("5")).is_ok());
     }
 }

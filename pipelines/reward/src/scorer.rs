@@ -6,8 +6,12 @@ use std::{
     io, mem,
     num::NonZeroUsize,
     panic::{self, AssertUnwindSafe},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use super::{
@@ -15,7 +19,11 @@ use super::{
     sum::{Board, lock},
 };
 
-/// A pool of scoring threads, which ends when this is dropped. Jobs still in the queue are dropped too.
+/// Time that threads have to end when their pool is dropped.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A pool of scoring threads, which ends when this is dropped. Jobs still in the queue are dropped too. A thread
+/// whose reward hangs is left behind.
 pub struct Scorer {
     pool: Arc<Pool>,
     threads: Vec<JoinHandle<()>>,
@@ -87,7 +95,11 @@ impl Drop for Scorer {
     fn drop(&mut self) {
         lock(&self.pool.queue).is_closed = true;
         self.pool.changed.notify_all();
-        for thread in self.threads.drain(..) {
+        let deadline = Instant::now() + END_TIMEOUT;
+        while self.threads.iter().any(|thread| !thread.is_finished()) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+        for thread in self.threads.drain(..).filter(JoinHandle::is_finished) {
             // A worker catches the panics of rewards and has no others.
             let _ = thread.join();
         }
@@ -101,6 +113,24 @@ impl Scoring {
         lock(&self.sheet.progress).left += 1;
         lock(&self.pool.queue).jobs.push_back(Job { sheet: self.sheet.clone(), number, case });
         self.pool.changed.notify_one();
+    }
+
+    /// Waits until all queued cases are scored, or `stop` has been set for `patience`. Returns true in the first case.
+    pub fn wait(&self, stop: &AtomicBool, patience: Duration) -> bool {
+        const LOOK_AGAIN: Duration = Duration::from_millis(50);
+        let mut deadline = None;
+        let mut progress = lock(&self.sheet.progress);
+        while progress.left > 0 {
+            if stop.load(Ordering::Relaxed) {
+                let deadline = *deadline.get_or_insert_with(|| Instant::now() + patience);
+                if Instant::now() >= deadline {
+                    return false;
+                }
+            }
+            let waited = self.sheet.settled.wait_timeout(progress, LOOK_AGAIN);
+            progress = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
     }
 
     /// Waits for the outcomes of all queued cases and returns them ordered by number. Terms whose models the
@@ -255,6 +285,23 @@ pub(super) mod tests {
         tell.send(Some(1.0)).unwrap();
         dropped.join().unwrap();
         assert_eq!(begins.try_recv().ok(), None, "it went on");
+    }
+
+    #[test]
+    fn a_reward_that_hangs_is_not_waited_for_once_the_run_is_to_stop() {
+        let (slow, begins, tell) = slow();
+        let scorer = scorer(slow, 1);
+        let scoring = scorer.begin();
+        scoring.hand_over(0, case(&record(""), ""));
+        begins.recv().unwrap();
+        let stop = AtomicBool::new(true);
+        let started = Instant::now();
+        assert!(!scoring.wait(&stop, Duration::from_millis(200)));
+        assert!(started.elapsed() >= Duration::from_millis(200));
+        drop(scorer);
+        assert!(started.elapsed() < 2 * END_TIMEOUT, "{:?}", started.elapsed());
+        tell.send(Some(1.0)).unwrap();
+        assert!(scoring.wait(&stop, Duration::from_secs(60)));
     }
 
     #[test]

@@ -41,11 +41,12 @@ def answer(said):
 
 
 def main():
-    say = speaker()
+    path, name = sys.argv[1:3]
+    requests, say = messages()
     try:
-        episode_class = load_class(*sys.argv[1:3])
+        episode_class = load_class(path, name)
     except BaseException as error:
-        say(error=one_line(error))
+        say(error=described(error, path))
         return
     say(ready=True)
     loop = asyncio.new_event_loop()
@@ -54,17 +55,16 @@ def main():
         return loop.run_until_complete(value) if inspect.isawaitable(value) else value
 
     episode = None
-    for line in sys.stdin:
+    for said in requests:
         try:
-            said = json.loads(line)
             if "reset" in said:
                 episode, record = episode_class(), said["reset"]
                 arguments = {**record.pop("columns"), **record}
                 say(observation=text(result(episode.reset(**accepted(episode.reset, arguments)))))
             else:
                 say(**answer(result(episode.step(said["step"]))))
-        except Exception as error:
-            say(error=one_line(error))
+        except BaseException as error:
+            say(error=described(error, path))
 
 
 main()

@@ -201,7 +201,7 @@ impl Job {
         }
     }
 
-    /// Signals the ranks and all their child processes.
+    /// Signals the ranks and the child processes in their groups. Others end with their rank.
     fn send_groups(&self, signal: Signal) {
         for pid in self.running() {
             let _ = killpg(pid, signal);

@@ -3,13 +3,12 @@
 
 use std::path::Path;
 
-use anyroll_config::error_chain::one_line;
 use anyroll_config::{
-    CodeConfig, Config, ImageReward, JudgeConfig, PipelineConfig, PythonConfig, RewardConfig, RewardKind,
-    RewardTerm, Section, host,
+    CodeConfig, Config, DataConfig, ImageReward, JudgeConfig, PipelineConfig, PythonConfig, RewardConfig,
+    RewardKind, RewardTerm, Section, host,
 };
-use anyroll_data::Dataset;
-use anyroll_reward::{Code, Judge, Model, OpenModel, Pattern, Python, key};
+use anyroll_data::{Dataset, files};
+use anyroll_reward::{Failure, Judge, Model, OpenModel, Pattern, Python, Reward, build, key};
 
 use super::environment;
 
@@ -111,8 +110,8 @@ pub(super) fn have_keys(config: &Config, at: &Section) {
     }
 }
 
-/// Starts the processes of rewards on this machine, and reports those that fail. Also reads the tests of the `code`
-/// reward's records, if the `dataset` was opened.
+/// Starts the processes of rewards on this machine, and reports those that fail, and the first record on which a reward
+/// can only fail, from the `dataset` if it was opened.
 pub(super) fn start(config: &Config, dataset: Option<&Dataset>, at: &Section) {
     let reward = at.below("pipeline").below(config.pipeline.name()).below("reward");
     if !reward.has_all_items() {
@@ -125,7 +124,19 @@ pub(super) fn start(config: &Config, dataset: Option<&Dataset>, at: &Section) {
                 let at = reward.item(index);
                 match &term.kind {
                     RewardKind::Python(python) => load_function(python, &at.below("python")),
-                    RewardKind::Code(code) if at.is_sound("code") => start_code(code, term, dataset, &at),
+                    kind @ (RewardKind::Math(_)
+                    | RewardKind::Choice(_)
+                    | RewardKind::Countdown(_)
+                    | RewardKind::Ifeval(_)
+                    | RewardKind::Code(_))
+                        if at.is_sound(kind.name()) =>
+                    {
+                        let help = "run it where user namespaces are allowed, or name a service in `http`";
+                        let started = at.take(build(kind), kind.name(), Failure::to_string, help);
+                        if let (Some(reward), Some(dataset)) = (started, dataset) {
+                            check_records(&*reward, term, (&rlvr.data, dataset), &at);
+                        }
+                    }
                     _ => {}
                 }
             }
@@ -142,14 +153,43 @@ pub(super) fn start(config: &Config, dataset: Option<&Dataset>, at: &Section) {
     }
 }
 
-/// Reports a sandbox that does not start, or else the first record of the term whose tests cannot be used.
-fn start_code(code: &CodeConfig, term: &RewardTerm, dataset: Option<&Dataset>, at: &Section) {
-    let help = "run it where user namespaces are allowed, or name a service in `http`";
-    let Some(code) = at.take(Code::new(code), "code", |failure| failure.to_string(), help) else { return };
-    let mut records = dataset.map(Dataset::examples).unwrap_or_default();
+/// Reports the first record of the term on which its reward can only fail.
+fn check_records(reward: &dyn Reward, term: &RewardTerm, data: (&DataConfig, &Dataset), at: &Section) {
+    let (config, dataset) = data;
+    let mut records = dataset.examples();
     records.retain(|record| term.domains.is_empty() || term.domains.contains(&record.domain));
+    let Err(error) = reward.check_all(&records) else { return };
+    let domain = records.iter().find(|record| record.id == error.record).map(|record| &*record.domain);
+    let place = place(config, domain.unwrap_or_default(), &error.record);
     let help = "correct the record or take it out: no completion can be scored by it";
-    at.take(code.check(&records), "code", |error| one_line(error), help);
+    at.refuse(term.kind.name(), format!("{place}: {}", error.failure), help);
+}
+
+/// File and line of the record `id` of a domain, as far as `data` and the id tell them.
+fn place(data: &DataConfig, domain: &str, id: &str) -> String {
+    let file = match data {
+        DataConfig::File(file) => file,
+        DataConfig::Mix(sources) => match sources.iter().find(|source| source.domain == domain) {
+            Some(source) => return place(&source.data, "", id),
+            None => return id.to_owned(),
+        },
+        _ => return id.to_owned(),
+    };
+    // With several files the id begins with the file's name.
+    let (is_named, row) = match id.strip_prefix("line ") {
+        Some(line) => (false, format!(":{line}")),
+        None => (!id.starts_with("row "), format!(", {id}")),
+    };
+    let groups = [Some(&file.path), file.held_out.as_ref()];
+    let files = groups.into_iter().flatten().filter_map(|paths| files(paths).ok());
+    let names: Vec<String> = match is_named {
+        true => Vec::new(),
+        false => files
+            .filter(|files| files.len() == 1)
+            .map(|files| format!("{}{row}", files[0].display()))
+            .collect(),
+    };
+    if names.is_empty() { id.to_owned() } else { names.join(" or ") }
 }
 
 fn load_function(python: &PythonConfig, at: &Section) {

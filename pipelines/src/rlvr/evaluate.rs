@@ -117,7 +117,7 @@ impl Measuring<'_> {
             }
             ControlFlow::Continue(())
         })?;
-        let outcomes = rewards.finish(scoring)?;
+        let outcomes = rewards.finish(exchange, scoring)?;
         let values = outcomes.iter().map(|outcome| match outcome {
             Outcome::Scored(score) => Some(score.measured),
             Outcome::Failed { .. } => None,

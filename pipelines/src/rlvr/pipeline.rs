@@ -1,6 +1,9 @@
 //! [`Rlvr`]: the pipeline of reinforcement learning with verifiable rewards.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use anyroll_algorithm::Moments;
 use anyroll_config::{AlgorithmConfig, RlvrConfig, Turns};
@@ -189,7 +192,20 @@ impl Pipeline for Rlvr {
         carried: &mut Carried,
         stop: bool,
     ) -> Result<StepOutcome> {
-        step(self, exchange, number, carried, stop)
+        let stepped = step(self, exchange, number, carried, stop);
+        if let Err(Error::Unscored) = stepped {
+            self.models.learner.finish_leaving()?;
+        }
+        stepped
+    }
+
+    fn stop_by(&mut self, stop: &Arc<AtomicBool>) {
+        self.rewards.stop = stop.clone();
+    }
+
+    /// Completions in flight are taken from their queue before they are scored.
+    fn is_unchanged_if_unscored(&self) -> bool {
+        self.run.rollout.is_none() && !self.is_asynchronous()
     }
 
     fn evaluate(&mut self, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation> {

@@ -1,6 +1,9 @@
 //! Rewards of sampled completions: [`Rewards`] scores them, and returns rows of all ranks.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use anyroll_algorithm::{decoupled, fill_missing};
 use anyroll_config::{Advantage, GdpoConfig};
@@ -18,12 +21,15 @@ use super::{
     terms::TermSums,
 };
 use crate::{
-    Result,
+    Error, Result,
     error_rates::check_error_rates,
     inference::{Episode, Sample},
     metrics::Metrics,
     train::{Exchange, Reduce, Share},
 };
+
+/// Time that completions have to be scored once the run is to stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Scores completions, on its own threads and with the models that the ranks hold together.
 pub struct Rewards {
@@ -37,6 +43,8 @@ pub struct Rewards {
     pub tokenizer: Arc<Tokenizer>,
     /// The run's options.
     pub task: Arc<Task>,
+    /// Set once the run is to stop.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// A sample in a rank's report to the others.
@@ -83,7 +91,14 @@ impl Rewards {
     }
 
     /// Waits for the outcomes of all completions handed over. Every rank must call this.
-    pub fn finish(&mut self, scoring: Scoring) -> Result<Vec<Outcome>> {
+    ///
+    /// # Errors
+    /// [`Error::Unscored`] on all ranks if the run is to stop and a rank's completions are not scored in time.
+    pub fn finish(&mut self, exchange: &Exchange, scoring: Scoring) -> Result<Vec<Outcome>> {
+        let is_scored = scoring.wait(&self.stop, STOP_TIMEOUT);
+        if exchange.any(!is_scored)? {
+            return Err(Error::Unscored);
+        }
         scoring.finish(&mut self.models)
     }
 

@@ -110,6 +110,7 @@ pub fn rewards(
         models: HeldModel::all(held, run, place, rank)?,
         tokenizer: base.tokenizer.clone(),
         task: task.clone(),
+        stop: Arc::default(),
     })
 }
 

@@ -17,7 +17,10 @@ mod share;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -100,21 +103,25 @@ impl<S> Position<S> {
     }
 }
 
-/// Trains on this rank. `stop` may be set at any time: the run then ends after the current step, with a checkpoint.
+/// Trains on this rank. `stop` may be set at any time: the run then ends after the current step, with a checkpoint. A
+/// step whose completions are not scored soon is left out.
 pub fn train<P: Pipeline>(
-    pipeline: P,
+    mut pipeline: P,
     exchange: Exchange,
     job: Job,
     screen: &Screen,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
 ) -> Result<Ended> {
+    pipeline.stop_by(stop);
     let mut training = Training::start(pipeline, exchange, job, screen)?;
     let mut ended = training.warm_up(stop)?;
     if ended == Ended::Finished {
         if training.position.steps == 0 {
-            training.begin()?;
+            ended = training.begin()?;
         }
-        ended = training.steps(stop)?;
+        if ended == Ended::Finished {
+            ended = training.steps(stop)?;
+        }
     }
     training.finish_save()?;
     if ended == Ended::Finished {
@@ -136,6 +143,8 @@ struct Training<P: Pipeline> {
     saver: Saver,
     /// Loss of the last warm-up step of this process.
     warmup_loss: Option<f64>,
+    /// Steps that were done when this process began.
+    first_step: u64,
 }
 
 impl<P: Pipeline> Training<P> {
@@ -162,8 +171,9 @@ impl<P: Pipeline> Training<P> {
             journal.publish(address)?;
         }
         let saver = Saver::of_run(stamp.map_or(number, |stamp| stamp.run));
+        let (warmup_loss, first_step) = (None, position.steps);
         let mut training =
-            Self { pipeline, plan, exchange, position, folder, journal, saver, warmup_loss: None };
+            Self { pipeline, plan, exchange, position, folder, journal, saver, warmup_loss, first_step };
         training.say(&format!("{description}; everything lands in {}", training.folder.display()));
         if training.position.steps > 0 {
             training.freeze(true)?;
@@ -195,7 +205,7 @@ impl<P: Pipeline> Training<P> {
     }
 
     /// Freezes the models and evaluates, once between warm-up and RL.
-    fn begin(&mut self) -> Result<()> {
+    fn begin(&mut self) -> Result<Ended> {
         self.freeze(false)?;
         let mut metrics = Metrics::new();
         if let Some(loss) = self.warmup_loss {
@@ -203,8 +213,8 @@ impl<P: Pipeline> Training<P> {
         }
         match (self.plan.evaluate_every, self.warmup_loss) {
             (Some(_), _) => self.evaluate_and_record(0, metrics, Phase::Before),
-            (None, Some(_)) => self.record(0, &metrics),
-            (None, None) => Ok(()),
+            (None, Some(_)) => self.record(0, &metrics).map(|()| Ended::Finished),
+            (None, None) => Ok(Ended::Finished),
         }
     }
 
@@ -212,7 +222,10 @@ impl<P: Pipeline> Training<P> {
         while self.position.steps < self.plan.steps {
             let wish = stop.load(Ordering::Relaxed);
             let Position { steps, carried, .. } = &mut self.position;
-            let outcome = self.pipeline.step(&self.exchange, *steps, carried, wish)?;
+            let outcome = match self.pipeline.step(&self.exchange, *steps, carried, wish) {
+                Err(Error::Unscored) => return self.leave_out_step(),
+                outcome => outcome?,
+            };
             *steps += 1;
             let (step, metrics) = (*steps, outcome.metrics);
             if self.saver.poll(self.exchange.group())? {
@@ -220,13 +233,14 @@ impl<P: Pipeline> Training<P> {
             }
             let is_last = step == self.plan.steps;
             let every = self.plan.evaluate_every;
+            let mut evaluated = Ended::Finished;
             if every.is_some_and(|every| is_last || step.is_multiple_of(every)) {
                 let phase = if is_last { Phase::After } else { Phase::Eval };
-                self.evaluate_and_record(step, metrics, phase)?;
+                evaluated = self.evaluate_and_record(step, metrics, phase)?;
             } else {
                 self.record(step, &metrics)?;
             }
-            let stops = outcome.stop && !is_last;
+            let stops = outcome.stop && !is_last || evaluated == Ended::Interrupted;
             if is_last || stops || step.is_multiple_of(self.plan.save_every) {
                 self.save()?;
             }
@@ -237,14 +251,33 @@ impl<P: Pipeline> Training<P> {
         Ok(Ended::Finished)
     }
 
+    /// Ends the run as it was before the current step, with a checkpoint if there is none of it.
+    fn leave_out_step(&mut self) -> Result<Ended> {
+        let steps = self.position.steps;
+        self.say(&format!("step {}: left out, its completions are not scored yet", steps + 1));
+        let is_saved = steps == self.first_step || steps.is_multiple_of(self.plan.save_every);
+        if !is_saved && self.pipeline.is_unchanged_if_unscored() {
+            self.save()?;
+        }
+        Ok(Ended::Interrupted)
+    }
+
     fn freeze(&mut self, is_saved: bool) -> Result<()> {
         let run = self.saver.stamp().run;
         self.pipeline.freeze(Kept { folder: &self.folder, run, is_saved })
     }
 
-    fn evaluate_and_record(&mut self, step: u64, mut metrics: Metrics, phase: Phase) -> Result<()> {
+    /// Without the evaluation where completions are not scored before the run has to stop.
+    fn evaluate_and_record(&mut self, step: u64, mut metrics: Metrics, phase: Phase) -> Result<Ended> {
         let started = Instant::now();
-        let evaluation = self.pipeline.evaluate(&self.exchange, step, phase)?;
+        let evaluation = match self.pipeline.evaluate(&self.exchange, step, phase) {
+            Err(Error::Unscored) => {
+                self.say(&format!("step {step}: not evaluated, its completions are not scored yet"));
+                self.record(step, &metrics)?;
+                return Ok(Ended::Interrupted);
+            }
+            evaluation => evaluation?,
+        };
         metrics.insert("time/eval_s", started.elapsed().as_secs_f64());
         self.keep_best(&evaluation.metrics)?;
         metrics.merge(evaluation.metrics);
@@ -256,7 +289,7 @@ impl<P: Pipeline> Training<P> {
             journal.say(&format!("step {step}: {}", evaluation.summary));
             journal.report()?;
         }
-        Ok(())
+        Ok(Ended::Finished)
     }
 
     fn record(&mut self, step: u64, metrics: &Metrics) -> Result<()> {

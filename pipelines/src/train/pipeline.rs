@@ -1,6 +1,9 @@
 //! [`Pipeline`]: the part of the loop that differs between kinds of runs.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use anyroll_strategy::checkpoint::{Saver, Stamp};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -51,6 +54,15 @@ pub trait Pipeline {
         carried: &mut Self::Carried,
         stop: bool,
     ) -> Result<StepOutcome>;
+
+    /// Receives the flag that is set once the run is to stop. A step or an evaluation that would then last may end
+    /// with [`Error::Unscored`](crate::Error::Unscored), on all ranks.
+    fn stop_by(&mut self, _stop: &Arc<AtomicBool>) {}
+
+    /// Returns true if a step that ended so has left all state unchanged.
+    fn is_unchanged_if_unscored(&self) -> bool {
+        false
+    }
 
     /// Evaluates the policy on data that it is never trained on.
     fn evaluate(&mut self, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation>;

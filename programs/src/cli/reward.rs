@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyroll_config::error_chain::one_line;
-use anyroll_data::Record;
+use anyroll_data::{Record, prompt};
 use anyroll_pipelines::{Result, prepare::read_reward};
 use anyroll_reward::{Completion, Reward, StartError, build};
 use clap::Args;
@@ -32,8 +32,9 @@ pub(super) struct RewardArgs {
 #[derive(Debug, Deserialize)]
 struct Case {
     completion: String,
+    /// A text or messages.
     #[serde(default)]
-    prompt: String,
+    prompt: Value,
     #[serde(default)]
     answer: Value,
     #[serde(default = "yes")]
@@ -91,8 +92,13 @@ fn score(reward: &dyn Reward, line: usize, text: &str) -> Result<Scored, String>
         // Numbers, and the tests of a program.
         other => other.to_string(),
     };
-    let (id, prompt, columns) = (format!("line {line}"), case.prompt, case.columns);
-    let record = Record { id, prompt, answer, columns, ..Record::default() };
+    let (prompt, messages) = match &case.prompt {
+        Value::Null => Default::default(),
+        Value::String(text) if text.is_empty() => Default::default(),
+        value => prompt(value).map_err(|problem| format!("`prompt` {problem}"))?,
+    };
+    let (id, columns) = (format!("line {line}"), case.columns);
+    let record = Record { id, prompt, messages, answer, columns, ..Record::default() };
     let completion = Completion { text: &case.completion, tokens: case.tokens, finished: case.finished };
     let score = reward.score(&record, &completion).map_err(|error| one_line(&error))?;
     Ok(Scored { line, score, extracted: reward.extracted(&completion) })
@@ -108,6 +114,10 @@ mod tests {
         let scored = score(&*math, 3, r#"{"completion": "so \\boxed{1/2}", "answer": "0.5"}"#).unwrap();
         let json = serde_json::to_string(&scored).unwrap();
         assert_eq!(json, r#"{"line":3,"score":1.0,"extracted":"1/2"}"#);
+        let prompt = r#"{"completion": "1", "prompt": [{"role": "user", "content": "?"}], "answer": "1"}"#;
+        assert_eq!(score(&*math, 1, prompt).unwrap().score, 1.0);
+        let wrong = r#"{"completion": "1", "prompt": [1], "answer": "1"}"#;
+        assert!(score(&*math, 1, wrong).unwrap_err().contains("`prompt` is a list, but not of messages"));
         for wrong in ["{", "{}", r#"{"completion": 1}"#] {
             assert!(score(&*math, 1, wrong).unwrap_err().contains("not a completion"), "{wrong}");
         }

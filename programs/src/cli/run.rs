@@ -134,9 +134,6 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     };
     let lock = dir.as_ref().map(RunDir::lock).transpose()?;
     let place = Place::open(&run, &rank)?;
-    // Caught only from here on: a rank that still waits for the others has nothing to save, and the signal
-    // ends it.
-    let stop = stop_flag()?;
     let exchange = Exchange::new(&place.group)?;
     let data = opened.digest().map(|digest| format!("{digest:08x}"));
     same_config(&run, data.as_deref(), &exchange)?;
@@ -145,23 +142,29 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
     let number = run_number(&run, data.as_deref());
     let job = Job { name: &name, data, number, dir, folder, resume: args.resume.is_some(), prometheus };
+    // Signals are caught only once the pipeline is made: a rank that still waits for the others, or for a reward to
+    // start, has nothing to save, and the signal ends it.
     let ended = match (run.config.pipeline.clone(), opened) {
         (PipelineConfig::Rlvr(rlvr), Opened::Texts(texts)) => {
-            train(Rlvr::new(run, &rlvr, *texts, place, &rank)?, exchange, job, screen, &stop)?
+            train(Rlvr::new(run, &rlvr, *texts, place, &rank)?, exchange, job, screen, &stop_flag()?)?
         }
         (PipelineConfig::Offline(offline), Opened::Texts(texts)) if offline.objective.is_of_numbers() => {
-            train(Offline::of_numbers(run, &offline, *texts, place)?, exchange, job, screen, &stop)?
+            train(Offline::of_numbers(run, &offline, *texts, place)?, exchange, job, screen, &stop_flag()?)?
         }
-        (PipelineConfig::Offline(offline), Opened::Texts(texts)) => {
-            train(Offline::of_language(run, &offline, *texts, place, &rank)?, exchange, job, screen, &stop)?
-        }
+        (PipelineConfig::Offline(offline), Opened::Texts(texts)) => train(
+            Offline::of_language(run, &offline, *texts, place, &rank)?,
+            exchange,
+            job,
+            screen,
+            &stop_flag()?,
+        )?,
         (PipelineConfig::Diffusion(config), Opened::Shapes(dit)) => {
-            train(Diffusion::of_shapes(run, &config, &dit, place)?, exchange, job, screen, &stop)?
+            train(Diffusion::of_shapes(run, &config, &dit, place)?, exchange, job, screen, &stop_flag()?)?
         }
         (PipelineConfig::Diffusion(config), Opened::Images(images)) => {
             let diffusion::Opened { model, texts } = *images;
             let widths = model.folder.transformer_config().text_widths();
-            let at = (&place, &exchange);
+            let (at, stop) = ((&place, &exchange), stop_flag()?);
             let encoded = diffusion::encode(texts, widths, at, &job.folder, screen, &stop)?;
             let ControlFlow::Continue(texts) = encoded else {
                 return Ok(Outcome::Interrupted.exit_code());

@@ -38,6 +38,9 @@ pub struct CodeConfig {
     /// Largest error of a number in the output if the expected number has a fraction, relative above 1; from 0 to
     /// below 1. With 0, outputs must match exactly. Default 1e-6.
     pub tolerance: f64,
+    /// Text that stands before each program, such as the imports of a judge. Default: none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub prelude: String,
 }
 
 impl Default for CodeConfig {
@@ -54,6 +57,7 @@ impl Default for CodeConfig {
             disk_mib: 16,
             output_kib: 256,
             tolerance: 1e-6,
+            prelude: String::new(),
         }
     }
 }

@@ -132,23 +132,32 @@ pub enum RewardKind {
 }
 
 impl RewardKind {
+    /// Returns the name in YAML.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Exact(_) => "exact",
+            Self::Math(_) => "math",
+            Self::Choice(_) => "choice",
+            Self::Countdown(_) => "countdown",
+            Self::Regex(_) => "regex",
+            Self::Ifeval(_) => "ifeval",
+            Self::Code(_) => "code",
+            Self::Judge(_) => "judge",
+            Self::Model(_) => "model",
+            Self::Python(_) => "python",
+            Self::Environment(_) => "environment",
+            Self::Length(_) => "length",
+            Self::Repetition(_) => "repetition",
+        }
+    }
+
     /// Returns the reward's name in YAML if the reward compares with a record's answer; otherwise `None`.
     pub fn compares(&self) -> Option<&'static str> {
-        match self {
-            Self::Exact(_) => Some("exact"),
-            Self::Math(_) => Some("math"),
-            Self::Choice(_) => Some("choice"),
-            Self::Countdown(_) => Some("countdown"),
-            Self::Code(_) => Some("code"),
-            Self::Regex(_)
-            | Self::Ifeval(_)
-            | Self::Judge(_)
-            | Self::Model(_)
-            | Self::Python(_)
-            | Self::Environment(_)
-            | Self::Length(_)
-            | Self::Repetition(_) => None,
-        }
+        let compares = matches!(
+            self,
+            Self::Exact(_) | Self::Math(_) | Self::Choice(_) | Self::Countdown(_) | Self::Code(_)
+        );
+        compares.then(|| self.name())
     }
 
     /// Returns true if a right completion has about the length of the record's answer. For other rewards an answer may
@@ -229,6 +238,8 @@ pub enum Credit {
 pub struct IfevalConfig {
     /// Credit for instructions that are followed. Default `all`.
     pub credit: Credit,
+    /// True for the published checker's verdict where it is wrong. Default false.
+    pub like_published: bool,
 }
 
 /// A function in a Python file of the user's.

@@ -25,6 +25,7 @@ use tests_of::{Expected, Tests};
 pub struct Code {
     credit: Credit,
     tolerance: f64,
+    prelude: String,
     sandbox: Sandbox,
     asserts: Asserts,
 }
@@ -46,38 +47,8 @@ impl Code {
             None => Sandbox::Local(Local::new(config)?),
             Some(http) => Sandbox::Http(Http::new(config, http)?),
         };
-        let (credit, tolerance) = (config.credit, config.tolerance);
-        Ok(Self { credit, tolerance, sandbox, asserts: Asserts::default() })
-    }
-
-    /// Refuses records whose tests cannot judge any program. With an endpoint, asserts are not read.
-    ///
-    /// # Errors
-    /// The error that [`Reward::score`] returns for every completion of the first such record.
-    pub fn check(&self, records: &[Record]) -> Result<(), Error> {
-        /// Number of texts read at a time.
-        const TEXTS: usize = 100;
-        let failed = |record: &Record, failure: Failure| Error::new(self.name(), record, failure);
-        let run = |program: String, input: &str| self.run(program, Input::Secret(input));
-        let mut texts: Vec<(&Record, String)> = Vec::new();
-        for record in records {
-            let tests = Tests::of(record).map_err(|why| failed(record, why.into()))?;
-            texts.extend(tests.0.into_iter().filter_map(|test| match test {
-                Expected::Asserts(asserts) => Some((record, asserts)),
-                Expected::Output { .. } => None,
-            }));
-        }
-        if let Sandbox::Http(_) = self.sandbox {
-            return Ok(());
-        }
-        for part in texts.chunks(TEXTS) {
-            let asserts: Vec<&str> = part.iter().map(|(_, asserts)| asserts.as_str()).collect();
-            let bad = asserts::first_bad(&asserts, &run).map_err(|failure| failed(part[0].0, failure))?;
-            if let Some((index, why)) = bad {
-                return Err(failed(part[index].0, why.into()));
-            }
-        }
-        Ok(())
+        let (credit, tolerance, prelude) = (config.credit, config.tolerance, config.prelude.clone());
+        Ok(Self { credit, tolerance, prelude, sandbox, asserts: Asserts::default() })
     }
 
     /// Name of the programs' language.
@@ -150,7 +121,7 @@ impl Reward for Code {
         if !completion.finished {
             return Ok(0.0);
         }
-        let program = extract::program(completion.text, self.language());
+        let program = after_prelude(&self.prelude, &extract::program(completion.text, self.language()));
         let passes = self.passes(&program, &tests.0).map_err(failed)?;
         let passed = passes.iter().filter(|&&passed| passed).count();
         if self.credit == Credit::All {
@@ -159,9 +130,53 @@ impl Reward for Code {
         Ok(passed as f64 / tests.0.len() as f64)
     }
 
+    fn check(&self, record: &Record) -> Result<(), Error> {
+        self.check_all(std::slice::from_ref(record))
+    }
+
+    /// Reads the asserts of many records at a time; with an endpoint they are not read.
+    fn check_all(&self, records: &[Record]) -> Result<(), Error> {
+        /// Number of texts read at a time.
+        const TEXTS: usize = 100;
+        let failed = |record: &Record, failure: Failure| Error::new(self.name(), record, failure);
+        let run = |program: String, input: &str| self.run(program, Input::Secret(input));
+        let mut texts: Vec<(&Record, String)> = Vec::new();
+        for record in records {
+            let tests = Tests::of(record).map_err(|why| failed(record, why.into()))?;
+            for test in tests.0 {
+                if let Expected::Asserts(asserts) = test {
+                    self.reads_asserts().map_err(|failure| failed(record, failure))?;
+                    texts.push((record, asserts));
+                }
+            }
+        }
+        if let Sandbox::Http(_) = self.sandbox {
+            return Ok(());
+        }
+        for part in texts.chunks(TEXTS) {
+            let asserts: Vec<&str> = part.iter().map(|(_, asserts)| asserts.as_str()).collect();
+            let bad = asserts::first_bad(&asserts, &run).map_err(|failure| failed(part[0].0, failure))?;
+            if let Some((index, why)) = bad {
+                return Err(failed(part[index].0, why.into()));
+            }
+        }
+        Ok(())
+    }
+
     fn extracted(&self, completion: &Completion) -> Option<String> {
         Some(extract::program(completion.text, self.language()))
     }
+}
+
+/// Returns `program` with `prelude` before it, which Python's imports from `__future__` have to precede.
+fn after_prelude(prelude: &str, program: &str) -> String {
+    if prelude.is_empty() {
+        return program.to_owned();
+    }
+    let is_future = |line: &&str| line.starts_with("from __future__ import") && !line.contains(['(', '\\']);
+    let (future, rest): (Vec<&str>, Vec<&str>) = program.split_inclusive('\n').partition(is_future);
+    let future: String = future.iter().map(|line| format!("{}\n", line.trim_end())).collect();
+    format!("{future}{}\n{}", prelude.trim_end(), rest.concat())
 }
 
 /// Returns true if two outputs are equal apart from spaces at the ends of lines, empty lines at the end, and the form
@@ -197,6 +212,21 @@ fn same_word(found: &str, expected: &str, tolerance: f64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_prelude_stands_before_the_program() {
+        for (prelude, program, expected) in [
+            ("", "a\n", "a\n"),
+            ("import math\n", "a\n", "import math\na\n"),
+            (
+                "import math",
+                "# x\nfrom __future__ import annotations\na",
+                "from __future__ import annotations\nimport math\n# x\na",
+            ),
+        ] {
+            assert_eq!(after_prelude(prelude, program), expected);
+        }
+    }
 
     #[test]
     fn numbers_may_be_written_otherwise() {

@@ -1,11 +1,12 @@
-//! Instructions and their checks. Each check follows the published checker; differences from the libraries
-//! that it uses are documented in `words`.
+//! Instructions and their checks. Each check follows the published checker, except for its errors, which [`Rules`] may
+//! keep. Differences from the libraries that it uses are documented in `words`.
 
 use std::sync::LazyLock;
 
 use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 
+use super::edges::{begins_with, has_word};
 use super::words::{
     capital_words, is_english, is_language, is_lower, is_upper, known_language, sentences, words,
 };
@@ -38,6 +39,15 @@ pub(super) enum Instruction {
     AllLowercase,
     NoComma,
     Quotation,
+}
+
+/// Treatment of texts that the published checker judges wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rules {
+    /// The right verdict.
+    Corrected,
+    /// The published checker's verdict.
+    Published,
 }
 
 /// Bound of a count.
@@ -74,7 +84,12 @@ impl Kwargs<'_> {
     fn texts(&self, name: &str) -> Result<Vec<String>, String> {
         let list = self.0.get(name).and_then(Value::as_array);
         let texts = list.map(|list| list.iter().map(|it| it.as_str().map(str::to_owned)).collect());
-        texts.flatten().ok_or_else(|| format!("it needs the list of texts `{name}`"))
+        let texts: Option<Vec<String>> = texts.flatten();
+        let texts = texts.ok_or_else(|| format!("it needs the list of texts `{name}`"))?;
+        match texts.iter().any(|text| text.trim().is_empty()) {
+            true => Err(format!("`{name}` has an empty text")),
+            false => Ok(texts),
+        }
     }
 
     fn bound(&self, relation: &str, number: &str) -> Result<Bound, String> {
@@ -144,7 +159,15 @@ impl Instruction {
     ///
     /// # Errors
     /// If a text of the instruction is too large for a pattern.
-    pub(super) fn is_followed(&self, text: &str) -> Result<bool, String> {
+    pub(super) fn is_followed(&self, text: &str, rules: Rules) -> Result<bool, String> {
+        let published = match rules {
+            Rules::Published => self.as_published(text)?,
+            Rules::Corrected => None,
+        };
+        published.map_or_else(|| self.is_followed_rightly(text), Ok)
+    }
+
+    fn is_followed_rightly(&self, text: &str) -> Result<bool, String> {
         Ok(match self {
             Self::Keywords(keywords) => {
                 let text = text.to_lowercase();
@@ -155,7 +178,7 @@ impl Instruction {
             }
             Self::ForbiddenWords(words) => {
                 for word in words {
-                    if pattern(&format!(r"\b{}\b", regex::escape(word)))?.is_match(text) {
+                    if has_word(text, word)? {
                         return Ok(false);
                     }
                 }
@@ -199,13 +222,46 @@ impl Instruction {
             Self::CapitalWords(bound) => bound.holds(capital_words(text)),
             Self::AllCapital => is_upper(text) && is_english(text),
             Self::AllLowercase => is_lower(text) && is_english(text),
-            Self::NoComma => !text.contains(','),
+            Self::NoComma => !text.contains([',', '，', '、', '،', '﹐', '﹑']),
             Self::Quotation => {
                 let text = text.trim();
                 text.len() > 1 && text.starts_with('"') && text.ends_with('"')
             }
         })
     }
+}
+
+impl Instruction {
+    /// The published checker's verdict, if the instruction is of a kind that it judges wrongly. It reads words as
+    /// patterns, bounds them by `\b`, counts only one kind of comma, and counts blank paragraphs in the place of others.
+    fn as_published(&self, text: &str) -> Result<Option<bool>, String> {
+        Ok(Some(match self {
+            Self::Keywords(keywords) => {
+                let found: Result<Vec<bool>, String> =
+                    keywords.iter().map(|it| Ok(published(it, "")?.is_match(text))).collect();
+                found?.into_iter().all(|it| it)
+            }
+            Self::KeywordFrequency { keyword, bound } => {
+                bound.holds(published(keyword, "")?.find_iter(text).count())
+            }
+            Self::ForbiddenWords(words) => {
+                let found: Result<Vec<bool>, String> =
+                    words.iter().map(|it| Ok(published(it, r"\b")?.is_match(text))).collect();
+                !found?.into_iter().any(|it| it)
+            }
+            Self::FirstWord { paragraphs, nth, first_word } => {
+                published_first_word_is(text, *paragraphs, *nth, first_word)
+            }
+            Self::NoComma => !text.contains(','),
+            _ => return Ok(None),
+        }))
+    }
+}
+
+/// The pattern as which the published checker reads `word`; the word itself where it is no pattern.
+fn published(word: &str, edge: &str) -> Result<Regex, String> {
+    pattern(&format!("{edge}{word}{edge}"))
+        .or_else(|_| pattern(&format!("{edge}{}{edge}", regex::escape(word))))
 }
 
 static PLACEHOLDER: LazyLock<Regex> = LazyLock::new(|| fixed(r"\[.*?\]"));
@@ -240,8 +296,17 @@ fn parts_between(text: &str, separator: &str) -> Option<usize> {
 }
 
 /// Returns true if there are `paragraphs` paragraphs and the `nth`, from 1, starts with the given lower-case
-/// word.
+/// word. Blank lines stand between paragraphs.
 fn first_word_is(text: &str, paragraphs: usize, nth: usize, first_word: &str) -> bool {
+    static BLANK: LazyLock<Regex> = LazyLock::new(|| fixed(r"\r?\n[^\S\n]*\n"));
+    let parts: Vec<&str> = BLANK.split(text).filter(|part| !part.trim().is_empty()).collect();
+    let found = nth.checked_sub(1).and_then(|index| parts.get(index));
+    parts.len() == paragraphs && found.is_some_and(|part| begins_with(part, first_word))
+}
+
+/// Returns true if there are `paragraphs` paragraphs and the `nth`, from 1, starts with the given lower-case
+/// word. Blank paragraphs count for `nth` only.
+fn published_first_word_is(text: &str, paragraphs: usize, nth: usize, first_word: &str) -> bool {
     let parts: Vec<&str> = text.split("\n\n").collect();
     let count = parts.iter().filter(|part| !part.trim().is_empty()).count();
     if nth == 0 || nth > count || count != paragraphs {

@@ -1,6 +1,7 @@
 //! The `ifeval` reward: verifiable instructions of the 25 kinds of IFEval (Zhou et al., 2023,
 //! "Instruction-Following Evaluation for Large Language Models").
 
+mod edges;
 mod instruction;
 mod words;
 
@@ -13,7 +14,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{Completion, Error, Failure, Reward};
-use instruction::Instruction;
+use instruction::{Instruction, Rules};
 
 /// The fraction of a record's instructions that the completion follows, or 1 only if it follows all of them.
 ///
@@ -47,16 +48,24 @@ impl Reward for Ifeval {
         let failed = |failure: Failure| Error::new(self.name(), record, failure);
         let instructions = instructions(record).map_err(|why| failed(why.into()))?;
         let text = completion.text.rsplit("</think>").next().unwrap_or(completion.text);
+        let rules = match self.config.like_published {
+            true => Rules::Published,
+            false => Rules::Corrected,
+        };
         let mut followed = 0;
         for instruction in &instructions {
-            let follows =
-                !text.trim().is_empty() && instruction.is_followed(text).map_err(|why| failed(why.into()))?;
+            let follows = !text.trim().is_empty()
+                && instruction.is_followed(text, rules).map_err(|why| failed(why.into()))?;
             followed += usize::from(follows);
         }
         Ok(match self.config.credit {
             Credit::All => f64::from(u8::from(followed == instructions.len())),
             Credit::Share => followed as f64 / instructions.len() as f64,
         })
+    }
+
+    fn check(&self, record: &Record) -> Result<(), Error> {
+        instructions(record).map(drop).map_err(|why| Error::new(self.name(), record, why))
     }
 }
 

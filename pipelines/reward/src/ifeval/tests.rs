@@ -183,7 +183,8 @@ fn record(id: &str, kwargs: &Value) -> Record {
 }
 
 fn score(record: &Record, text: &str, credit: Credit) -> Result<f64, Error> {
-    Ifeval::new(IfevalConfig { credit }).score(record, &Completion { text, tokens: None, finished: true })
+    Ifeval::new(IfevalConfig { credit, like_published: false })
+        .score(record, &Completion { text, tokens: None, finished: true })
 }
 
 #[test]
@@ -194,11 +195,48 @@ fn each_kind_tells_who_follows() {
     assert_eq!(kinds.len(), 25);
     for (id, kwargs, follow, others) in &cases {
         let record = record(id, kwargs);
+        Ifeval::new(IfevalConfig::default()).check(&record).unwrap();
         for text in *follow {
             assert_eq!(score(&record, text, Credit::All).unwrap(), 1.0, "{id} {kwargs}: {text:?}");
         }
         for text in others.iter().chain(&["", " \n"]) {
             assert_eq!(score(&record, text, Credit::All).unwrap(), 0.0, "{id} {kwargs}: {text:?}");
+        }
+    }
+}
+
+/// Texts that the published checker judges wrongly, with the right verdict; the published one is the other.
+#[test]
+fn the_published_checkers_errors_are_kept_on_demand() {
+    let first = |nth: usize| json!({"num_paragraphs": 2, "nth_paragraph": nth, "first_word": "weather"});
+    for (id, kwargs, text, right) in [
+        ("keywords:forbidden_words", json!({"forbidden_words": ["天气"]}), "今天天气很好", false),
+        ("keywords:forbidden_words", json!({"forbidden_words": [".NET"]}), "We use .NET.", false),
+        ("keywords:forbidden_words", json!({"forbidden_words": ["node.js"]}), "a nodexjs b", true),
+        ("keywords:forbidden_words", json!({"forbidden_words": ["C++"]}), "the letter C", true),
+        ("keywords:existence", json!({"keywords": ["C++"]}), "the letter C", false),
+        (
+            "keywords:frequency",
+            json!({"keyword": "C++", "frequency": 2, "relation": "less than"}),
+            "Cc C C++",
+            true,
+        ),
+        (
+            "length_constraints:nth_paragraph_first_word",
+            first(1),
+            "\n\n\nWeather is fine today.\n\nWe go out.",
+            true,
+        ),
+        ("length_constraints:nth_paragraph_first_word", first(2), "It is.\n\n\n\nWeather is fine.", true),
+        ("length_constraints:nth_paragraph_first_word", first(2), "It is.\n \nWeather is fine.", true),
+        ("length_constraints:nth_paragraph_first_word", first(2), "It is.\r\n\r\nWeather is fine.", true),
+        ("punctuation:no_comma", json!({}), "今天，天气很好", false),
+    ] {
+        let record = record(id, &kwargs);
+        for (like_published, expected) in [(false, right), (true, !right)] {
+            let reward = Ifeval::new(IfevalConfig { credit: Credit::All, like_published });
+            let score = reward.score(&record, &Completion { text, tokens: None, finished: true }).unwrap();
+            assert_eq!(score, f64::from(u8::from(expected)), "{id} {kwargs} {text:?} {like_published}");
         }
     }
 }
@@ -226,9 +264,12 @@ fn what_cannot_be_checked_is_an_error() {
             &score(&record(id, &kwargs), "text", Credit::All).unwrap_err(),
         );
         assert!(told.contains(id) && told.contains(words), "{told}");
+        let reward = Ifeval::new(IfevalConfig::default());
+        assert!(reward.check(&record(id, &kwargs)).is_err(), "{id}");
     };
     fails("keywords:exist", json!({}), "unknown instruction");
     fails("keywords:existence", json!({}), "`keywords`");
+    fails("keywords:forbidden_words", json!({"forbidden_words": ["a", " "]}), "has an empty text");
     fails(
         "length_constraints:number_words",
         json!({"num_words": 2.5, "relation": "at least"}),

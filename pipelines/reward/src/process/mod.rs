@@ -2,17 +2,28 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 
 use crate::Failure;
 
-/// Script that every process starts with.
+/// Script that every process starts with: its supervisor, which ends it and all that it has started.
+const SUPERVISOR: &str = include_str!("supervisor.py");
+
+/// Script that follows: the user's file and messages.
 const USER: &str = include_str!("user.py");
 
-/// A process, killed when this is dropped.
+/// Time that the supervisor has to end the user's code.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A process, ended with all that it has started when this is dropped, or when this program ends for any reason.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -32,8 +43,10 @@ impl Process {
         mut hear: impl FnMut(Option<String>) + Send + 'static,
     ) -> Result<Self, Failure> {
         let mut child = Command::new(python)
-            .args(["-c", &format!("{USER}\n{program}")])
+            .args(["-c", &format!("{SUPERVISOR}\n{USER}\n{program}")])
             .args(args)
+            // Signals of a terminal or launcher are for anyroll alone.
+            .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -56,21 +69,52 @@ impl Process {
         let _ = self.input.send(line + "\n");
     }
 
-    /// Kills the process and reports how it ended. It has ended already, or has closed its output.
+    /// Ends the process and reports how it ended. It has ended already, or has closed its output.
     pub fn how_it_ended(&mut self) -> Failure {
-        let _ = self.child.kill();
-        match self.child.wait() {
-            Ok(status) => format!("the Python process ended with {status}").into(),
-            Err(error) => error.to_string().into(),
+        let ended = match self.ends_within(END_TIMEOUT) {
+            None => self.end(),
+            ended => ended,
+        };
+        match ended {
+            Some(status) => format!("the Python process ended with {status}").into(),
+            None => "the Python process does not end".into(),
+        }
+    }
+
+    /// Ends the process, and all that it has started.
+    fn end(&mut self) -> Option<ExitStatus> {
+        let group = Pid::from_raw(self.child.id().cast_signed());
+        for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+            // The group is its own as long as nobody has waited for the process.
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            let _ = killpg(group, signal);
+            if let Some(status) = self.ends_within(END_TIMEOUT) {
+                return Some(status);
+            }
+        }
+        None
+    }
+
+    fn ends_within(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        const LOOK_AGAIN: Duration = Duration::from_millis(2);
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Some(status);
+            }
+            if Instant::now() >= deadline {
+                return None;
+            }
+            thread::sleep(LOOK_AGAIN);
         }
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail if it has ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.end();
     }
 }
 

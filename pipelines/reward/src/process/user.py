@@ -10,6 +10,8 @@ import os
 import sys
 import traceback
 
+LONGEST_MESSAGE, MOST_FRAMES = 2000, 8
+
 
 def load(path, kind, name):
     """Loads the function or class `name` of the file `path`, whose folder comes first in the import path."""
@@ -33,18 +35,32 @@ def accepted(function, arguments):
     return {name: value for name, value in arguments.items() if name in names}
 
 
-def speaker():
-    """Returns the function that writes a line. The user's prints go to standard error, so that they do not mix with lines."""
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+def messages():
+    """Returns the messages that come in, and the function that writes one.
+
+    The user's code has an empty standard input, and its prints go to standard error, so that neither mixes with messages."""
+    lines = os.fdopen(os.dup(0), encoding="utf-8")
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
 
     def say(**message):
         out.write(json.dumps(message) + "\n")
         out.flush()
 
-    return say
+    return map(json.loads, lines), say
 
 
-def one_line(error):
-    """The error in the form of the last line of its traceback."""
-    return "".join(traceback.format_exception_only(error)).strip()
+def described(error, path):
+    """The error, as the last line of its traceback has it, with the frames from the user's file `path` on."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    if isinstance(error, SystemExit):
+        text = f"it called sys.exit({error.code!r})"
+    if len(text) > LONGEST_MESSAGE:
+        text = text[: LONGEST_MESSAGE // 2] + " ... " + text[-LONGEST_MESSAGE // 2 :]
+    frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
+    first = next((index for index, frame in enumerate(frames) if frame[0] == path), len(frames))
+    told = [f'File "{file}", line {line}, in {name}' for file, line, name in frames[first:][-MOST_FRAMES:]]
+    return "; ".join([text, *told])

@@ -28,6 +28,8 @@ pub struct Python {
 #[derive(Serialize)]
 struct Case<'a> {
     prompt: &'a str,
+    /// The prompt as messages, empty if it is a text.
+    messages: &'a [Value],
     completion: &'a str,
     finished: bool,
     answer: &'a str,
@@ -69,7 +71,9 @@ impl Python {
     /// If the function raises, returns no number, or times out.
     pub fn score_images(&self, record: &Record, images: &Images) -> Result<Option<f64>, Error> {
         let Record { prompt, answer, columns, .. } = record;
-        let case = Case { prompt, completion: "", finished: true, answer, columns, image: Some(images) };
+        let (messages, completion) = (&[][..], "");
+        let case =
+            Case { prompt, messages, completion, finished: true, answer, columns, image: Some(images) };
         self.ask(&case).map_err(|failure| Error::new(self.name(), record, failure))
     }
 
@@ -97,9 +101,9 @@ impl Reward for Python {
     }
 
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
-        let Record { prompt, answer, columns, .. } = record;
+        let Record { prompt, messages, answer, columns, .. } = record;
         let Completion { text, finished, .. } = *completion;
-        let case = Case { prompt, completion: text, finished, answer, columns, image: None };
+        let case = Case { prompt, messages, completion: text, finished, answer, columns, image: None };
         let score =
             self.ask(&case).and_then(|score| score.ok_or_else(|| "it returned None for a text".into()));
         score.map_err(|failure| Error::new(self.name(), record, failure))
@@ -117,7 +121,7 @@ mod tests {
     use anyroll_config::{ImageForm, Signature};
 
     const FUNCTIONS: &str = r#"
-import os, time, sys
+import os, subprocess, sys, time
 print("printed while loading")
 
 def lengths(completions, answer, **columns):
@@ -167,8 +171,31 @@ def moody(completions):
     if text == "two":
         return [1.0, 2.0]
     if text == "exit":
-        sys.exit()
+        sys.exit("over")
+    if text == "killed":
+        os.kill(os.getpid(), 9)
     return [float(os.getpid())]
+
+def of_messages(prompts, completions):
+    (prompt,), (completion,) = prompts, completions
+    assert [it["role"] for it in prompt + completion] == ["system", "user", "assistant"], (prompt, completion)
+    return [float(completion[0]["content"] == prompt[-1]["content"])]
+
+def reads():
+    try:
+        input()
+    except EOFError:
+        return subprocess.run(["cat"], capture_output=True).stdout
+
+def of_input(completions):
+    return [0.5 if reads() == b"" and sys.stdin.read() == "" else 0.0]
+
+def starts(completions):
+    for new in (False, True):
+        pid = subprocess.Popen(["sleep", "97"], start_new_session=new).pid
+        with open(completions[0], "a") as file:
+            print(pid, file=file)
+    time.sleep(97)
 "#;
 
     fn python(function: &str, signature: Signature) -> (tempfile::TempDir, Result<Python, Failure>) {
@@ -226,6 +253,37 @@ def moody(completions):
         let (_folder, python) = python("reward_list", Signature::Openrlhf);
         let error = anyroll_config::error_chain::one_line(&score(&python.unwrap(), "many").unwrap_err());
         assert!(error.contains("2 rewards"), "{error}");
+    }
+
+    #[test]
+    fn conversations_come_as_messages() {
+        let (_folder, python) = python("of_messages", Signature::Trl);
+        let python = python.unwrap();
+        let message = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+        let messages = vec![message("system", "Reason."), message("user", "4")];
+        let record = Record { messages, ..record() };
+        for (text, expected) in [("4", 1.0), ("5", 0.0)] {
+            let completion = Completion { text, tokens: None, finished: true };
+            assert_eq!(python.score(&record, &completion).unwrap(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_function_has_an_empty_input() {
+        let (_folder, python) = python("of_input", Signature::Trl);
+        assert_eq!(score(&python.unwrap(), "x").unwrap(), 0.5);
+    }
+
+    #[test]
+    fn a_function_that_is_given_up_leaves_nothing_behind() {
+        let (folder, python) = python("starts", Signature::Trl);
+        let started = folder.path().join("started");
+        assert!(score(&python.unwrap(), started.to_str().unwrap()).unwrap_err().failure.is_timeout());
+        let started = std::fs::read_to_string(started).unwrap();
+        assert_eq!(started.lines().count(), 2);
+        for pid in started.lines() {
+            assert!(!std::path::Path::new("/proc").join(pid).exists(), "{pid} is left");
+        }
     }
 
     #[test]
@@ -290,12 +348,14 @@ def moody(completions):
             assert_eq!(before == first, same_worker, "{text}");
             error
         };
-        fails("raise", "KeyError", true);
+        fails("raise", "KeyError: 'wrong'; File \"", true);
+        fails("raise", "rewards.py\", line 44, in moody", true);
+        fails("exit", "it called sys.exit('over'); File \"", true);
         fails("none", "it returned None", true);
         fails("nan", "it returned nan", true);
         fails("two", "it returned 2 scores", true);
         fails("crash", "ended with exit status: 3", false);
-        fails("exit", "ended", false);
+        fails("killed", "ended with signal: 9", false);
         let started = Instant::now();
         assert!(fails("hang", "no answer in 1 s", false).failure.is_timeout());
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());

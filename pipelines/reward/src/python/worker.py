@@ -1,8 +1,8 @@
 """Worker of the `python` reward: runs the user's function in a separate process, with one JSON object per line in and out.
 
 Started as `python -c <this file> FILE FUNCTION SIGNATURE IMAGES`. It writes {"ready": true} once, then answers each
-{"prompt", "completion", "finished", "answer", "columns"} with {"score": number} or {"error": text}. A case with an
-"image" scores the image instead of the completion, and may also be answered with {"refused": true}. An image is {"frames",
+{"prompt", "messages", "completion", "finished", "answer", "columns"} with {"score": number} or {"error": text}. "messages" is
+the prompt as messages, empty if it is a text. A case with an "image" scores the image instead of the completion, and may also be answered with {"refused": true}. An image is {"frames",
 "shape", "is_video"}: the single frame of an image or the frames of a video, in base64, and height, width and channels.
 IMAGES is the format of a frame: PNG files, or the dtype of arrays.
 """
@@ -48,14 +48,19 @@ def image_reader(form):
 
 
 def call_trl(function, case, read_image):
-    """TRL's signature: lists of prompts, of completions or images and of each column; returns a list of scores."""
+    """TRL's signature: lists of prompts, of completions or images and of each column; returns a list of scores.
+
+    Of a conversation the prompt is a list of messages, and so is the completion."""
     columns = {"answer": case["answer"], "finished": case["finished"], **case["columns"]}
     lists = {name: [value] for name, value in columns.items()}
-    lists.update(prompts=[case["prompt"]])
+    prompt, completion = case["prompt"], case["completion"]
+    if case["messages"]:
+        prompt, completion = case["messages"], [{"role": "assistant", "content": completion}]
+    lists.update(prompts=[prompt])
     if "image" in case:
         lists.update(images=[read_image(case["image"])])
     else:
-        lists.update(completions=[case["completion"]])
+        lists.update(completions=[completion])
     scores = function(**accepted(function, lists))
     if not hasattr(scores, "__len__"):
         raise ValueError(f"it returned {scores!r}: return a list with a score for each completion")
@@ -108,24 +113,24 @@ def number(score):
 
 def main():
     path, name, signature, images = sys.argv[1:5]
-    say = speaker()
+    cases, say = messages()
     try:
         function, read_image = load_function(path, name), image_reader(images)
     except BaseException as error:
-        say(error=one_line(error))
+        say(error=described(error, path))
         return
     say(ready=True)
     call = {"trl": call_trl, "verl": call_verl, "openrlhf": call_openrlhf}[signature]
-    for line in sys.stdin:
+    for case in cases:
+        # `sys.exit` is a failure like any other.
         try:
-            case = json.loads(line)
             score = call(function, case, read_image)
             if score is None and "image" in case:
                 say(refused=True)
             else:
                 say(score=number(score))
-        except Exception as error:
-            say(error=one_line(error))
+        except BaseException as error:
+            say(error=described(error, path))
 
 
 main()
