@@ -197,7 +197,8 @@ fn parts(kind: &str) -> impl Iterator<Item = &str> {
 fn page() -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut all = BTreeMap::new();
-    for folder in ["src/fields", "../algorithm/src", "../algorithm/src/advantages", "../algorithm/src/losses"] {
+    for folder in ["src/fields", "../algorithm/src", "../algorithm/src/advantages", "../algorithm/src/losses"]
+    {
         let mut paths: Vec<_> =
             fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path()).collect();
         paths.sort();
@@ -208,8 +209,7 @@ fn page() -> String {
     let (mut page, mut seen, mut next) = (HEAD.to_owned(), BTreeSet::new(), VecDeque::from(["Config"]));
     while let Some(name) = next.pop_front() {
         let Some(section) = all.get(name).filter(|_| seen.insert(name)) else { continue };
-        let (first, kind) =
-            if section.is_choice { ("choice", "value") } else { ("field", "value") };
+        let (first, kind) = if section.is_choice { ("choice", "value") } else { ("field", "value") };
         page += &format!("\n## {name}\n\n{}\n\n| {first} | {kind} | meaning |\n|---|---|---|\n", section.doc);
         for Row { name, kind, doc } in &section.rows {
             page += &format!("| `{name}` | {} | {doc} |\n", in_words_or_none(kind, &all));
