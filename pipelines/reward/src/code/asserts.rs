@@ -23,7 +23,7 @@ const KEPT: usize = 1024;
 /// Runs a Python program on an input, and returns what it writes; `None` if it does not end well.
 pub(super) type Run<'a> = dyn Fn(String, &str) -> Result<Option<String>, Failure> + 'a;
 
-/// What asserts have a program tell, by their texts.
+/// Divided asserts, by their texts.
 #[derive(Debug, Default)]
 pub(super) struct Asserts {
     divided: Mutex<HashMap<String, Divided>>,
@@ -31,7 +31,7 @@ pub(super) struct Asserts {
     started: Mutex<u64>,
 }
 
-/// What a program has told for a text of asserts: a line an assert.
+/// A program's values for a text of asserts, one line per assert.
 pub(super) struct Told<'a> {
     asserts: &'a str,
     lines: Vec<String>,
@@ -56,7 +56,7 @@ struct Divided {
 }
 
 impl Asserts {
-    /// What `program` tells of its values for `asserts`; `None` if it does not come to their end.
+    /// Returns the values of `program` for `asserts`; `None` if it does not reach their end.
     ///
     /// # Errors
     /// If the asserts are not valid Python, assert nothing or need a missing module, and errors of `run`.
@@ -86,7 +86,7 @@ impl Asserts {
         }
     }
 
-    /// What the program's interpreter is to run for `asserts`.
+    /// Returns the part of `asserts` that runs in the program's interpreter.
     fn divided(&self, asserts: &str, run: &Run) -> Result<Divided, Failure> {
         let locked = || self.divided.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(told) = locked().get(asserts) {
@@ -149,11 +149,11 @@ pub(super) fn first_bad(asserts: &[&str], run: &Run) -> Result<Option<(usize, St
     Ok(why.enumerate().find_map(|(index, why)| Some((index, why?))))
 }
 
-/// Whether the asserts of each text hold, by what a program has told. Values with which their comparison does not end well
-/// are wrong, all of them.
+/// Returns true for each text whose asserts hold for the values of a program. If the comparison does not end well, all
+/// texts are false.
 ///
 /// # Errors
-/// Of `run`.
+/// Errors of `run`.
 pub(super) fn decide(told: &[Told], run: &Run) -> Result<Vec<bool>, Failure> {
     if told.is_empty() {
         return Ok(Vec::new());

@@ -52,12 +52,12 @@ impl Http {
         })
     }
 
-    /// What programs are written in.
+    /// Language of the programs.
     pub(super) fn language(&self) -> &str {
         &self.language
     }
 
-    /// What `program` writes; `None` if it does not end well.
+    /// Returns the output of `program`; `None` if it does not end well.
     pub(super) fn run(&self, program: &str, input: &str) -> Result<Option<String>, Failure> {
         let body = json!({
             "code": program,
@@ -72,7 +72,8 @@ impl Http {
         Ok(written.filter(|written| written.len() as u64 <= self.output_bytes))
     }
 
-    /// What the program wrote, by a reply. What does not say that a program ran is trouble, never a wrong program.
+    /// Returns the program's output in a reply. A reply without a sign that the program ran is a failure of the service,
+    /// never a wrong program.
     fn written(&self, text: &str) -> Result<Option<String>, Trouble> {
         let url = self.endpoint.url();
         let cut = |text: &str| text.chars().take(200).collect::<String>();

@@ -49,7 +49,7 @@ impl Local {
         Ok(Self { python: config.python.clone(), sandbox })
     }
 
-    /// What `program` writes; `None` if it does not end well.
+    /// Returns the output of `program`; `None` if it does not end well.
     pub(super) fn run(&self, program: String, input: Input) -> Result<Option<String>, Failure> {
         let command = [self.python.as_str(), "-I", "main.py"].map(str::to_owned);
         let files = [File { name: "main.py".into(), text: program }];

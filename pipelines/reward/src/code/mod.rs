@@ -30,7 +30,7 @@ pub struct Code {
     asserts: Asserts,
 }
 
-/// Where programs run.
+/// The place where programs run.
 #[derive(Debug)]
 enum Sandbox {
     Local(Local),
@@ -59,7 +59,7 @@ impl Code {
         }
     }
 
-    /// Whether `program` passes each of `tests`, up to the first one that it surely fails if all count.
+    /// Returns true for each of `tests` that `program` passes. If all count, the first certain failure is the last result.
     fn passes(&self, program: &str, tests: &[Expected]) -> Result<Vec<bool>, Failure> {
         let run = |program: String, input: &str| self.run(program, Input::Secret(input));
         let mut passes = Vec::new();
@@ -99,7 +99,7 @@ impl Code {
         }
     }
 
-    /// What `program` writes; `None` if it does not end well.
+    /// Returns the output of `program`; `None` if it does not end well.
     fn run(&self, program: String, input: Input) -> Result<Option<String>, Failure> {
         match &self.sandbox {
             Sandbox::Local(local) => local.run(program, input),

@@ -11,7 +11,7 @@ pub(super) struct Tests(pub(super) Vec<Expected>);
 /// A test.
 #[derive(Debug, PartialEq)]
 pub(super) enum Expected {
-    /// What is to be written for an input.
+    /// Expected output for an input.
     Output { input: String, output: String },
     /// Lines of Python that must not raise.
     Asserts(String),
