@@ -229,7 +229,7 @@ fn zombies() -> usize {
     stats.filter(is_zombie).count()
 }
 
-/// Skipped in process 1 of a container and in a subreaper, which would have to wait for orphans.
+/// Makes this process a subreaper, which must wait for orphans like process 1 of a container.
 #[test]
 fn a_program_that_is_ended_leaves_no_orphan() {
     let Some(sandbox) = sandbox(1.0) else { return };
