@@ -1,5 +1,7 @@
 //! Keys from a training command in a shell script: OpenRLHF's flags, verl's overrides.
 
+use std::mem;
+
 use serde_json::{Map, Value};
 
 use super::{
@@ -15,131 +17,190 @@ type Keys = Map<String, Value>;
 pub(super) struct Program {
     /// System that the program belongs to.
     pub(super) origin: Origin,
-    /// Prefixes of the system's program names.
-    packages: &'static [&'static str],
-    /// Programs whose commands are imported. Others of the system have different trainers with the same
-    /// arguments.
+    /// Names of the program. Others of the system have different trainers with the same arguments.
     names: &'static [&'static str],
     keys: fn(Vec<String>) -> Result<Keys, String>,
 }
 
-const OPENRLHF: &[&str] = &["openrlhf.cli."];
+/// Prefixes of the programs' names.
+const PACKAGES: [&str; 3] = ["openrlhf.cli.", "verl.trainer.", "recipe."];
 
 const PROGRAMS: [Program; 6] = [
-    Program {
-        origin: Origin::Openrlhf,
-        packages: OPENRLHF,
-        names: &["openrlhf.cli.train_ppo_ray"],
-        keys: flags,
-    },
-    Program {
-        origin: Origin::OpenrlhfSft,
-        packages: OPENRLHF,
-        names: &["openrlhf.cli.train_sft"],
-        keys: flags,
-    },
-    Program {
-        origin: Origin::OpenrlhfDpo,
-        packages: OPENRLHF,
-        names: &["openrlhf.cli.train_dpo"],
-        keys: flags,
-    },
-    Program {
-        origin: Origin::OpenrlhfRm,
-        packages: OPENRLHF,
-        names: &["openrlhf.cli.train_rm"],
-        keys: flags,
-    },
-    Program {
-        origin: Origin::OpenrlhfKto,
-        packages: OPENRLHF,
-        names: &["openrlhf.cli.train_kto"],
-        keys: flags,
-    },
+    Program { origin: Origin::Openrlhf, names: &["openrlhf.cli.train_ppo_ray"], keys: flags },
+    Program { origin: Origin::OpenrlhfSft, names: &["openrlhf.cli.train_sft"], keys: flags },
+    Program { origin: Origin::OpenrlhfDpo, names: &["openrlhf.cli.train_dpo"], keys: flags },
+    Program { origin: Origin::OpenrlhfRm, names: &["openrlhf.cli.train_rm"], keys: flags },
+    Program { origin: Origin::OpenrlhfKto, names: &["openrlhf.cli.train_kto"], keys: flags },
     Program {
         origin: Origin::Verl,
-        packages: &["verl.trainer.", "recipe.dapo."],
         names: &["verl.trainer.main_ppo", "recipe.dapo.main_dapo"],
         keys: overrides,
     },
 ];
 
-impl Program {
-    /// The first program that `text` calls, or whose system it names. OpenRLHF is always configured by a
-    /// command, verl possibly by a YAML.
-    pub(super) fn of(text: &str, origin: Option<Origin>) -> Option<&'static Self> {
+/// A command that calls a training program.
+pub(super) struct Command {
+    pub(super) program: &'static Program,
+    /// Its arguments as keys.
+    pub(super) keys: Keys,
+    /// Overrides in the line behind the command, which the shell does not pass to it.
+    pub(super) lost: Keys,
+}
+
+/// A call of a program of the known systems.
+struct Call {
+    name: String,
+    arguments: Vec<String>,
+    /// Words of the next command, if these look like overrides.
+    behind: Vec<String>,
+}
+
+impl Command {
+    /// The only command in `text` that calls a known program, or that of `origin`. `None` if `text` is a YAML
+    /// or JSON. Only a `is_script` must have a command.
+    pub(super) fn of(text: &str, origin: Option<Origin>, is_script: bool) -> Result<Option<Self>, String> {
         // verl's YAML names its classes.
         if text.lines().any(|line| line.starts_with("actor_rollout_ref:")) {
-            return None;
+            return Ok(None);
         }
-        let fits = |program: &&Self| origin.is_none_or(|origin| origin == program.origin);
-        let is_called = |program: &&Self| {
-            let calls = program.calls(text, &mut Variables::of_shell()).unwrap_or_default();
-            calls.iter().any(|(name, _)| program.names.contains(&name.as_str()))
+        let wanted: Vec<&'static Program> =
+            PROGRAMS.iter().filter(|program| origin.is_none_or(|origin| origin == program.origin)).collect();
+        // OpenRLHF has no other configs than commands.
+        let must_call = is_script
+            || is_named_in(text)
+            || origin.is_some_and(|origin| origin != Origin::Verl && !wanted.is_empty());
+        if wanted.is_empty() && !is_script {
+            return Ok(None);
+        }
+        let mut calls = match calls(text, &mut Variables::of_shell(), 0) {
+            Ok(calls) => calls,
+            Err(problem) if must_call => return Err(problem),
+            Err(_) => return Ok(None),
         };
-        let is_meant =
-            |program: &&Self| program.is_named_in(text) || (origin.is_some() && program.packages == OPENRLHF);
-        let mut programs = PROGRAMS.iter().filter(fits);
-        programs.clone().find(is_called).or_else(|| programs.find(is_meant))
-    }
-
-    fn is_named_in(&self, text: &str) -> bool {
-        self.packages.iter().any(|package| text.contains(package))
-    }
-
-    /// Keys of the only command in `script` that calls the program.
-    pub(super) fn keys(&self, script: &str) -> Result<Keys, String> {
-        let mut calls = self.calls(script, &mut Variables::of_shell())?;
-        let other = calls.first().map(|(name, _)| name.clone());
-        calls.retain(|(name, _)| self.names.contains(&name.as_str()));
-        let name = self.names[0];
-        match (calls.len(), calls.pop(), other) {
-            (1, Some((_, arguments)), _) => (self.keys)(arguments),
-            (0, _, Some(other)) => {
-                let of_system = PROGRAMS.iter().filter(|program| program.packages == self.packages);
-                let names: Vec<&str> = of_system.flat_map(|program| program.names).copied().collect();
-                match names.contains(&other.as_str()) {
-                    true => Err(format!("it calls `{other}`, not `{name}`: leave out --from")),
-                    false => {
-                        let names = names.join("`, `");
-                        Err(format!("it calls `{other}`, but only commands of `{names}` are imported"))
-                    }
-                }
+        let others: Vec<String> = calls.iter().map(|call| call.name.clone()).collect();
+        let known = |call: &Call| wanted.iter().any(|program| program.names.contains(&call.name.as_str()));
+        let Some(first) = calls.iter().find(|call| known(call)).map(|call| call.name.clone()) else {
+            return if must_call { Err(no_call(text, &wanted, others.first())) } else { Ok(None) };
+        };
+        let program = wanted.into_iter().find(|program| program.names.contains(&&*first)).expect("just found");
+        calls.retain(|call| program.names.contains(&call.name.as_str()));
+        match (calls.pop(), calls.len()) {
+            (Some(call), 0) => {
+                let lost = overrides(call.behind)?;
+                Ok(Some(Self { program, keys: (program.keys)(call.arguments)?, lost }))
             }
-            (0, ..) => Err(format!("it has no command that calls `{name}`")),
-            (count, ..) => Err(format!("it calls `{name}` {count} times: keep one of the commands")),
+            (_, more) => Err(format!("it calls `{first}` {} times: keep one of the commands", more + 1)),
         }
     }
+}
 
-    /// Calls of the system's programs in a script, each with its arguments.
-    fn calls(&self, script: &str, variables: &mut Variables) -> Result<Vec<(String, Vec<String>)>, String> {
-        let mut found = Vec::new();
-        for mut words in shell::commands(script, variables)? {
-            // The shell would end the command before this line and train without these flags.
-            if words[0].starts_with("--") {
-                return Err(format!(
-                    "a line starts with `{}`: end the line before it with a backslash",
-                    words[0]
-                ));
-            }
-            if let Some(place) = words.iter().position(|word| self.called_by(word).is_some()) {
-                let arguments = words.split_off(place + 1);
-                found.extend(self.called_by(&words[place]).map(|name| (name, arguments)));
-                continue;
-            }
-            // A command may be an argument of another: `bash -c "python -m ..."`.
-            for word in words.iter().filter(|word| self.is_named_in(word) && *word != script) {
-                found.extend(self.calls(word, variables)?);
-            }
+/// The reason why no command is imported.
+fn no_call(text: &str, wanted: &[&Program], other: Option<&String>) -> String {
+    let all: Vec<&str> = PROGRAMS.iter().flat_map(|program| program.names).copied().collect();
+    let wanted: Vec<&str> = wanted.iter().flat_map(|program| program.names).copied().collect();
+    let names = if wanted.is_empty() { all.join("`, `") } else { wanted.join("`, `") };
+    if let Some(other) = other {
+        return match all.contains(&other.as_str()) {
+            true => format!("it calls `{other}`, not `{names}`: leave out --from"),
+            false => format!("it calls `{other}`, but only commands of `{}` are imported", all.join("`, `")),
+        };
+    }
+    let Some(path) = called_file(text) else {
+        return format!("it has no command that calls `{names}`");
+    };
+    let stem = path.rsplit('/').next().unwrap_or(&path).trim_end_matches(".py");
+    match all.iter().find(|name| name.rsplit('.').next() == Some(stem)) {
+        Some(name) => format!("it calls `{path}`, not `-m {name}`: write that if the arguments are the same"),
+        None => format!("it is a script that calls `{path}`, but only commands of `{}` are imported", all.join("`, `")),
+    }
+}
+
+/// File that the last call of Python in a script runs.
+fn called_file(script: &str) -> Option<String> {
+    let commands = shell::commands(script, &mut Variables::of_shell()).ok()?;
+    let file = |words: &Vec<String>| {
+        let python = words.iter().position(|word| {
+            let program = word.rsplit('/').next().unwrap_or(word);
+            ["python", "torchrun", "deepspeed", "accelerate"].iter().any(|name| program.starts_with(name))
+        })?;
+        words[python..].iter().find(|word| word.ends_with(".py")).cloned()
+    };
+    commands.iter().filter_map(file).next_back()
+}
+
+/// Limit of commands within arguments of commands; a script has one or two.
+const MOST_NESTED: usize = 16;
+
+/// Calls of the systems' programs in a script, each with its arguments.
+fn calls(script: &str, variables: &mut Variables, depth: usize) -> Result<Vec<Call>, String> {
+    if depth == MOST_NESTED {
+        return Err("its commands in commands are nested too deeply".to_owned());
+    }
+    let (mut found, mut read): (Vec<Call>, Vec<String>) = (Vec::new(), Vec::new());
+    let mut is_behind = false;
+    for mut words in shell::commands(script, variables)? {
+        if mem::take(&mut is_behind) {
+            behind(&words, found.last_mut())?;
         }
-        Ok(found)
+        if let Some((place, name)) = called_in(&words) {
+            let arguments = words.split_off(place + 1);
+            found.push(Call { name, arguments, behind: Vec::new() });
+            is_behind = true;
+            continue;
+        }
+        // A variable that `read` fills is usually called later.
+        let first = words.iter().find(|word| !shell::is_keyword(word)).map(String::as_str);
+        if first == Some("read") {
+            read.extend(words.pop().map(|text| text.replace('\n', " ")));
+            continue;
+        }
+        // A command may be an argument of another: `bash -c "python -m ..."`.
+        for word in words.iter().filter(|word| is_named_in(word) && *word != script) {
+            found.extend(calls(word, variables, depth + 1)?);
+        }
     }
+    if found.is_empty() {
+        for text in read.iter().filter(|text| is_named_in(text)) {
+            found.extend(calls(text, variables, depth + 1)?);
+        }
+    }
+    Ok(found)
+}
 
-    fn called_by(&self, word: &str) -> Option<String> {
-        let is_name = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
-        let named = |package: &&str| word.split_once(*package).filter(|(_, name)| is_name(name));
-        self.packages.iter().find_map(|package| named(package).map(|(_, name)| format!("{package}{name}")))
+/// Takes the words of the command after a call, if they were meant for the call.
+fn behind(words: &[String], call: Option<&mut Call>) -> Result<(), String> {
+    // The shell would end the command before this line and train without these flags.
+    if words[0].starts_with("--") {
+        return Err(format!("a line starts with `{}`: end the line before it with a backslash", words[0]));
     }
+    let is_override = |word: &String| word.contains('=') && !shell::is_assignment(word);
+    if let Some(call) = call.filter(|_| is_override(&words[0])) {
+        call.behind = words.to_vec();
+    }
+    Ok(())
+}
+
+fn is_named_in(text: &str) -> bool {
+    ["openrlhf.cli.", "verl.trainer.", "-m recipe."].iter().any(|package| text.contains(package))
+}
+
+/// Place and name of the first word that names a program.
+fn called_in(words: &[String]) -> Option<(usize, String)> {
+    words.iter().enumerate().find_map(|(place, word)| Some((place, called_by(word)?)))
+}
+
+/// Program of `openrlhf.cli.train_sft`, or of a path to `openrlhf/cli/train_sft.py`.
+fn called_by(word: &str) -> Option<String> {
+    let name = match word.strip_suffix(".py") {
+        Some(path) => path.replace('/', "."),
+        None => word.to_owned(),
+    };
+    let is_name = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
+    PACKAGES.iter().find_map(|package| {
+        let (before, rest) = name.split_once(package)?;
+        let is_called = (before.is_empty() || before.ends_with('.')) && !rest.is_empty() && is_name(rest);
+        (is_called && !word.contains('=')).then(|| format!("{package}{rest}"))
+    })
 }
 
 /// Converts `--a.b 1 2 --c` to `a.b: [1, 2], c: true`.
@@ -161,11 +222,11 @@ fn flags(arguments: Vec<String>) -> Result<Keys, String> {
             current.as_ref().ok_or_else(|| format!("`{word}` does not follow a flag of the program"))?;
         let slot = &mut found[flag.as_str()];
         let word = Value::String(word);
-        *slot = match slot.take() {
-            Value::Array(items) => items.into_iter().chain([word]).collect(),
-            Value::Bool(_) => word,
-            first => Value::Array(vec![first, word]),
-        };
+        match slot {
+            Value::Array(items) => items.push(word),
+            Value::Bool(_) => *slot = word,
+            _ => *slot = Value::Array(vec![slot.take(), word]),
+        }
     }
     Ok(found)
 }

@@ -1,16 +1,23 @@
 //! A foreign file as flat keys: mappings of YAML or JSON, or the arguments of a command.
 
-use std::{borrow::Cow, fs, path::Path};
+use std::{borrow::Cow, fs, mem, path::Path};
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
 
-use super::{Error, Origin, command::Program};
+use super::{
+    Error, Origin,
+    command::{Command, Program},
+};
 
 /// A parsed file.
 pub(super) struct Document {
     root: Map<String, Value>,
     program: Option<&'static Program>,
+    /// Keys in the line behind the command, which are not passed to it.
+    lost: Map<String, Value>,
+    /// Advice for a file whose system its keys do not tell.
+    pub(super) hint: String,
     /// True if values may contain `$name` or `${a.b}` that are set outside the file.
     pub(super) is_partial: bool,
 }
@@ -19,22 +26,28 @@ impl Document {
     pub(super) fn read(path: &Path, origin: Option<Origin>) -> Result<Self, Error> {
         let text =
             fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
-        let program = Program::of(&text, origin);
-        let mut root = match program {
-            Some(program) => {
-                program.keys(&text).map_err(|problem| Error::Syntax { path: path.to_owned(), problem })?
-            }
-            None => mapping(path, &text)?,
+        let problem = |problem| Error::Syntax { path: path.to_owned(), problem };
+        let is_script = text.starts_with("#!") || path.extension().is_some_and(|end| end == "sh");
+        let command = Command::of(&text, origin, is_script).map_err(problem)?;
+        let (program, mut root, lost) = match command {
+            Some(Command { program, keys, lost }) => (Some(program), keys, lost),
+            None => (None, mapping(path, &text)?, Map::new()),
         };
+        if let Some(other) = foreign(&root) {
+            return Err(problem(other.to_owned()));
+        }
         if root.contains_key("defaults") {
             include_defaults(&mut root, path)?;
         }
         // Some values are set by a command or the environment.
         let is_partial =
             program.is_some() || root.contains_key("actor_rollout_ref") || text.contains("${oc.env:");
-        interpolate(&mut root, is_partial)
-            .map_err(|problem| Error::Syntax { path: path.to_owned(), problem })?;
-        Ok(Self { root, program, is_partial })
+        interpolate(&mut root, is_partial).map_err(problem)?;
+        in_home(&mut root);
+        let hint = hint(&root, &text);
+        let document = Self { root, program, lost, hint, is_partial };
+        document.check_length().map_err(problem)?;
+        Ok(document)
     }
 
     /// Recognizes the system by keys that only its configs have.
@@ -45,7 +58,7 @@ impl Document {
             Some(program.origin)
         } else if has("actor_rollout_ref") {
             Some(Origin::Verl)
-        } else if any(&["actor_train", "rollout_batch_size", "num_return_sequences_in_group"]) {
+        } else if any(&ROLL) {
             Some(Origin::Roll)
         } else if has("method") && has("train") {
             Some(Origin::Trlx)
@@ -53,10 +66,28 @@ impl Document {
             Some(Origin::Accelerate)
         } else if any(&["zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"]) {
             Some(Origin::Deepspeed)
-        } else if any(&["num_generations", "max_completion_length", "per_device_train_batch_size"]) {
+        } else if any(&TRL_RL) {
             Some(Origin::Trl)
         } else {
             None
+        }
+    }
+
+    /// Takes the keys, flat, that a command's next line has in vain.
+    pub(super) fn take_lost(&mut self) -> IndexMap<String, Value> {
+        let mut keys = IndexMap::new();
+        flatten(mem::take(&mut self.lost), "", &mut keys);
+        keys
+    }
+
+    /// Checks that the number of keys is that of a config.
+    fn check_length(&self) -> Result<(), String> {
+        fn count(map: &Map<String, Value>) -> usize {
+            map.values().map(|value| value.as_object().map_or(1, |below| count(below).max(1))).sum()
+        }
+        match count(&self.root) {
+            keys if keys > MOST_KEYS => Err(format!("it has {keys} keys: a config has at most {MOST_KEYS}")),
+            _ => Ok(()),
         }
     }
 
@@ -65,6 +96,91 @@ impl Document {
         let mut keys = IndexMap::new();
         flatten(self.root, "", &mut keys);
         keys
+    }
+}
+
+/// Keys that only ROLL's configs have; those of its other pipelines are refused with a reason.
+const ROLL: [&str; 8] = [
+    "actor_train",
+    "rollout_batch_size",
+    "num_return_sequences_in_group",
+    "sft_train",
+    "student_train",
+    "student",
+    "train_env_manager",
+    "custom_envs",
+];
+
+/// Keys that only TRL's GRPO and RLOO have.
+const TRL_RL: [&str; 8] = [
+    "num_generations",
+    "max_completion_length",
+    "reward_funcs",
+    "num_iterations",
+    "scale_rewards",
+    "steps_per_generation",
+    "generation_batch_size",
+    "mask_truncated_completions",
+];
+
+/// Keys that only one of TRL's other trainers has, with its name for `--from`.
+const TRL_OFFLINE: [(&str, &str); 18] = [
+    ("dataset_text_field", "trl-sft"),
+    ("packing", "trl-sft"),
+    ("assistant_only_loss", "trl-sft"),
+    ("completion_only_loss", "trl-sft"),
+    ("max_seq_length", "trl-sft"),
+    ("rpo_alpha", "trl-dpo"),
+    ("label_smoothing", "trl-dpo"),
+    ("truncation_mode", "trl-dpo"),
+    ("f_divergence_type", "trl-dpo"),
+    ("ld_alpha", "trl-dpo"),
+    ("use_weighting", "trl-dpo"),
+    ("center_rewards_coefficient", "trl-reward"),
+    ("desirable_weight", "trl-kto"),
+    ("undesirable_weight", "trl-kto"),
+    ("lmbda", "trl-gkd"),
+    ("seq_kd", "trl-gkd"),
+    ("teacher_model_name_or_path", "trl-gkd"),
+    ("teacher_model_init_kwargs", "trl-gkd"),
+];
+
+/// Keys that all of TRL's trainers share.
+const TRL: [&str; 5] = [
+    "model_name_or_path",
+    "dataset_name",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "lr_scheduler_type",
+];
+
+/// Advice for a file whose system its keys do not tell; empty if there is none.
+fn hint(root: &Map<String, Value>, text: &str) -> String {
+    if !TRL.iter().any(|key| root.contains_key(*key)) {
+        return String::new();
+    }
+    let commands = ["sft", "dpo", "reward", "kto", "gkd"];
+    let named = commands.iter().find(|name| text.contains(&format!("trl {name}")));
+    let only = TRL_OFFLINE.iter().find(|(key, _)| root.contains_key(*key));
+    match (only, named) {
+        (Some((key, from)), _) => format!(" (`{key}` is a key of TRL: pass --from {from})"),
+        (None, Some(name)) => format!(" (its comment names `trl {name}`: pass --from trl-{name})"),
+        (None, None) => {
+            " (its keys are those of all of TRL's trainers: pass --from trl-sft, trl-dpo, trl-reward, trl-kto or trl-gkd, or trl for GRPO)"
+                .to_owned()
+        }
+    }
+}
+
+/// The reason why a file of a known form has no importer.
+fn foreign(root: &Map<String, Value>) -> Option<&'static str> {
+    let has = |key: &str| root.contains_key(key);
+    if has("exp_manager") && has("trainer") {
+        Some("it is a config of NeMo, which is not imported")
+    } else if has("tune_config") {
+        Some("it is a sweep of trlx, not a run: import the config that it varies")
+    } else {
+        None
     }
 }
 
@@ -91,6 +207,9 @@ fn include_defaults(root: &mut Map<String, Value>, path: &Path) -> Result<(), Er
         let file = path.parent().unwrap_or(Path::new("")).join(format!("{name}.yaml"));
         let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let included = match (fs::read_to_string(&file), known_default(&stem)) {
+            (Ok(text), _) if text.lines().all(|line| line.trim().is_empty() || line.trim().starts_with('#')) => {
+                Map::new()
+            }
             (Ok(text), _) => mapping(&file, &text)?,
             (Err(_), Some(known)) => known,
             (Err(source), None) => return Err(Error::Read { path: file, source }),
@@ -120,17 +239,26 @@ fn known_default(stem: &str) -> Option<Map<String, Value>> {
     Some(Map::from_iter([(stem.to_owned(), known)]))
 }
 
+/// Limit of the keys of a config; a long one has some hundreds.
+const MOST_KEYS: usize = 10_000;
+
+/// Limit of all values that `${...}` stands for together; a config needs some kilobytes.
+const MOST_EXPANDED: usize = 1 << 22;
+
 /// Expands `${a.b}`. ROLL's DeepSpeed dictionaries at the root are removed once expanded, since they are no
 /// settings of their own. If a file `is_partial`, unknown names stay.
 fn interpolate(root: &mut Map<String, Value>, is_partial: bool) -> Result<(), String> {
     /// More passes than any sensible config needs; a cycle ends here.
     const PASSES: usize = 10;
+    let mut expanded = 0;
     for _ in 0..PASSES {
         let whole = Value::Object(root.clone());
+        let mut pass = Pass { whole: &whole, is_partial, expanded };
         let mut changed = false;
         for value in root.values_mut() {
-            changed |= substitute(value, &whole, is_partial)?;
+            changed |= pass.substitute(value)?;
         }
+        expanded = pass.expanded;
         if !changed {
             root.retain(|key, _| !key.starts_with("deepspeed_zero"));
             return Ok(());
@@ -139,48 +267,113 @@ fn interpolate(root: &mut Map<String, Value>, is_partial: bool) -> Result<(), St
     Err("its ${...} form a cycle".to_owned())
 }
 
-fn substitute(value: &mut Value, whole: &Value, is_partial: bool) -> Result<bool, String> {
-    let below = |changed, value| Ok(changed | substitute(value, whole, is_partial)?);
-    match value {
-        Value::Object(fields) => fields.values_mut().try_fold(false, below),
-        Value::Array(items) => items.iter_mut().try_fold(false, below),
-        Value::String(text) => {
-            let Some((start, end)) = placeholder(text) else { return Ok(false) };
-            let name = &text[start + 2..end];
-            let Some(found) = named(name, whole) else {
-                let missing = || format!("`${{{name}}}` is not defined in the file");
-                return if is_partial { Ok(false) } else { Err(missing()) };
-            };
-            *value = match (start, end + 1 == text.len()) {
-                (0, true) => found,
-                _ => Value::String(format!(
-                    "{}{}{}",
-                    &text[..start],
-                    super::values::text(&found),
-                    &text[end + 1..]
-                )),
-            };
-            Ok(true)
+struct Pass<'a> {
+    whole: &'a Value,
+    is_partial: bool,
+    /// Size of all values that were inserted.
+    expanded: usize,
+}
+
+impl Pass<'_> {
+    fn substitute(&mut self, value: &mut Value) -> Result<bool, String> {
+        let mut changed = false;
+        match value {
+            Value::Object(fields) => {
+                for field in fields.values_mut() {
+                    changed |= self.substitute(field)?;
+                }
+            }
+            Value::Array(items) => {
+                for item in items {
+                    changed |= self.substitute(item)?;
+                }
+            }
+            Value::String(text) => {
+                if let Some(full) = self.in_text(text)? {
+                    *value = full;
+                    changed = true;
+                }
+            }
+            _ => {}
         }
-        _ => Ok(false),
+        Ok(changed)
+    }
+
+    /// The value of `text` with its first known `${...}` expanded.
+    fn in_text(&mut self, text: &str) -> Result<Option<Value>, String> {
+        let mut from = 0;
+        while let Some((start, end)) = placeholder(text, from) {
+            let name = &text[start + 2..end];
+            let found = match named(name, self.whole) {
+                Some(found) => found,
+                None if self.is_partial => {
+                    from = end;
+                    continue;
+                }
+                None => return Err(format!("`${{{name}}}` is not defined in the file")),
+            };
+            self.expanded = self.expanded.saturating_add(size(&found)).saturating_add(text.len());
+            if self.expanded > MOST_EXPANDED {
+                return Err(format!("`${{{name}}}` grows too long: write its value out"));
+            }
+            return Ok(Some(match (start, end + 1 == text.len()) {
+                (0, true) => found.into_owned(),
+                _ => {
+                    let inserted = super::values::text(&found);
+                    Value::String(format!("{}{inserted}{}", &text[..start], &text[end + 1..]))
+                }
+            }));
+        }
+        Ok(None)
+    }
+}
+
+/// Approximate size of a value in bytes.
+fn size(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len() + 1,
+        Value::Array(items) => items.iter().map(size).sum::<usize>() + 1,
+        Value::Object(fields) => fields.iter().map(|(key, value)| key.len() + size(value)).sum::<usize>() + 1,
+        _ => 8,
+    }
+}
+
+/// Replaces the `~` of paths, which other systems expand, by the user's folder.
+fn in_home(root: &mut Map<String, Value>) {
+    fn expand(value: &mut Value, home: &str) {
+        match value {
+            Value::Object(fields) => fields.values_mut().for_each(|field| expand(field, home)),
+            Value::Array(items) => items.iter_mut().for_each(|item| expand(item, home)),
+            Value::String(text) => {
+                if let Some(rest) = text.strip_prefix("~/") {
+                    *text = format!("{}/{rest}", home.trim_end_matches('/'));
+                }
+            }
+            _ => {}
+        }
+    }
+    if let Ok(home) = std::env::var("HOME") {
+        root.values_mut().for_each(|value| expand(value, &home));
     }
 }
 
 /// Value of `a.b`, or of OmegaConf's `oc.select:a.b,default` for an optional name.
-fn named(name: &str, whole: &Value) -> Option<Value> {
-    let find = |path: &str| path.split('.').try_fold(whole, |value, key| value.get(key)).cloned();
+fn named<'a>(name: &str, whole: &'a Value) -> Option<Cow<'a, Value>> {
+    let find = |path: &str| path.split('.').try_fold(whole, |value, key| value.get(key)).map(Cow::Borrowed);
     // Start time, which is used in folder names only.
     if name.starts_with("now:") {
-        return Some(Value::String("now".to_owned()));
+        return Some(Cow::Owned(Value::String("now".to_owned())));
     }
     match name.strip_prefix("oc.select:").map(|select| select.split_once(',').unwrap_or((select, "null"))) {
         None => find(name),
-        Some((path, default)) => find(path).or_else(|| serde_saphyr::from_str(default).ok()),
+        Some((path, default)) => {
+            find(path).or_else(|| serde_saphyr::from_str(default).ok().map(Cow::Owned))
+        }
     }
 }
 
-fn placeholder(text: &str) -> Option<(usize, usize)> {
-    let start = text.find("${")?;
+fn placeholder(text: &str, from: usize) -> Option<(usize, usize)> {
+    let start = from + text[from..].find("${")?;
     Some((start, start + text[start..].find('}')?))
 }
 

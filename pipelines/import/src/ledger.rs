@@ -1,6 +1,6 @@
 //! Record of every foreign key and its outcome.
 
-use std::fmt;
+use std::{collections::HashMap, fmt};
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
@@ -117,11 +117,20 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    pub(super) fn new(document: Document) -> Self {
-        let is_partial = document.is_partial;
+    pub(super) fn new(mut document: Document) -> Self {
+        let (is_partial, lost) = (document.is_partial, document.take_lost());
         let keys = document.flat();
-        let order = keys.keys().cloned().collect();
-        Self { keys, order, assumed: Vec::new(), draft: Draft::default(), rows: Vec::new(), is_partial }
+        let order = keys.keys().chain(lost.keys()).cloned().collect();
+        let why = "the command ends before this line, at a comment or for lack of a backslash: the shell does \
+                   not pass it on";
+        let row = |(key, value)| Row {
+            key,
+            value: values::text(&value),
+            is_default: false,
+            outcome: Outcome::Refused { why: why.to_owned() },
+        };
+        let rows = lost.into_iter().map(row).collect();
+        Self { keys, order, assumed: Vec::new(), draft: Draft::default(), rows, is_partial }
     }
 
     /// Adds the foreign system's defaults for keys that its file omits, where defaults here may differ.
@@ -389,8 +398,11 @@ impl Ledger {
         for key in self.keys.keys().cloned().collect::<Vec<_>>() {
             self.refuse(&key, "the importer does not know this key");
         }
-        let place = |row: &Row| self.order.iter().position(|key| *key == row.key);
-        self.rows.sort_by_key(place);
+        let mut places = HashMap::new();
+        for (place, key) in self.order.iter().enumerate() {
+            places.entry(key.as_str()).or_insert(place);
+        }
+        self.rows.sort_by_key(|row| places.get(row.key.as_str()).copied());
         (self.draft, self.rows)
     }
 }

@@ -99,7 +99,7 @@ pub enum Error {
     },
     /// The keys match no known system.
     #[error(
-        "{}: unrecognized config format; pass --from roll, accelerate, deepspeed, trl, trl-sft, \
+        "{}: unrecognized config format{hint}; pass --from roll, accelerate, deepspeed, trl, trl-sft, \
          trl-dpo, trl-reward, trl-kto, trl-gkd, openrlhf, openrlhf-sft, openrlhf-dpo, openrlhf-rm, \
          openrlhf-kto, verl or trlx",
         path.display()
@@ -107,6 +107,8 @@ pub enum Error {
     Unknown {
         /// The file.
         path: PathBuf,
+        /// Advice in brackets, or empty.
+        hint: String,
     },
     /// `--accelerate-config` and `--deepspeed-config` must not contain unsupported settings.
     #[error("{}: {count} of its settings have no counterpart here; the first is {first}", path.display())]
@@ -168,7 +170,9 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
     let document = Document::read(path, origin)?;
     let origin = match origin {
         Some(origin) => origin,
-        None => document.origin().ok_or_else(|| Error::Unknown { path: path.to_owned() })?,
+        None => document
+            .origin()
+            .ok_or_else(|| Error::Unknown { path: path.to_owned(), hint: document.hint.clone() })?,
     };
     let mut ledger = Ledger::new(document);
     match origin {

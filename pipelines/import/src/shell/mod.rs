@@ -1,29 +1,42 @@
-//! Commands of a shell script as words. Handles quotes, comments, escaped line ends, redirections, command
-//! separators, and variables assigned in the script. Nothing is executed.
+//! Commands of a shell script as words. Handles quotes, comments, escaped line ends, redirections, here
+//! documents, command separators, `case` arms, and variables assigned in the script. Nothing is executed.
 
 mod arithmetic;
+mod heredoc;
 #[cfg(test)]
 mod tests;
 mod variables;
 
 use std::{iter::Peekable, mem, str::Chars};
 
+use heredoc::Heredoc;
 pub(super) use variables::Variables;
 use variables::{Value, assignment};
 
-/// The commands of `script` in order, each as words without redirections. Known variables are expanded;
-/// others stay as written, which [`is_expanded`] detects.
+/// The commands of `script` in order, each as words without redirections. A here document is the last word.
+/// Known variables are expanded; others stay as written, which [`is_expanded`] detects.
 ///
 /// # Errors
-/// An unclosed quote, `$(` or list, after which the rest cannot be parsed.
+/// An unclosed quote, `$(` or list, after which the rest cannot be parsed, or variables that grow too long.
 pub(super) fn commands(script: &str, variables: &mut Variables) -> Result<Vec<Vec<String>>, String> {
     let script = script.replace("\r\n", "\n");
     let mut reader = Reader::new(&script, variables);
     while let Some(next) = reader.next() {
         reader.take(next)?;
     }
-    reader.end_command();
+    reader.end_command()?;
+    reader.heredocs()?;
     Ok(reader.commands)
+}
+
+/// Returns true for a word such as `name=value`, which assigns a variable.
+pub(super) fn is_assignment(word: &str) -> bool {
+    assignment(word).is_some()
+}
+
+/// Returns true for a word that the shell reads before a command, such as `then`.
+pub(super) fn is_keyword(word: &str) -> bool {
+    KEYWORDS.contains(&word)
 }
 
 /// Returns true if a word contains no variable or command substitution.
@@ -48,6 +61,14 @@ struct Reader<'a> {
     variables: &'a mut Variables,
     /// Number of open `if`, loops and functions.
     depth: usize,
+    /// Number of open lists.
+    lists: i32,
+    /// Number of open `case`.
+    cases: usize,
+    /// True in the pattern of a `case` arm, which is no command.
+    is_pattern: bool,
+    /// Here documents of the current line.
+    pending: Vec<Heredoc>,
     /// True if the command runs only after success or failure of the one before.
     follows: bool,
 }
@@ -63,6 +84,10 @@ impl<'a> Reader<'a> {
             commands: Vec::new(),
             variables,
             depth: 0,
+            lists: 0,
+            cases: 0,
+            is_pattern: false,
+            pending: Vec::new(),
             follows: false,
         }
     }
@@ -86,15 +111,33 @@ impl<'a> Reader<'a> {
                 let value = self.dollar()?;
                 self.place(value);
             }
+            '`' => {
+                let value = self.backquoted()?;
+                self.place(value);
+            }
             '#' if self.word.is_none() => while self.rest.next_if(|next| *next != '\n').is_some() {},
+            ')' if self.is_pattern => {
+                self.command.clear();
+                self.word = None;
+                self.is_pattern = false;
+            }
+            ';' if self.cases > 0 && matches!(self.rest.peek(), Some(';' | '&')) => {
+                self.end_command()?;
+                while self.rest.next_if(|next| matches!(next, ';' | '&')).is_some() {}
+                self.is_pattern = true;
+            }
             '&' if self.rest.peek() == Some(&'>') => self.end_word(),
-            '<' | '>' => self.redirection(),
+            '<' | '>' => self.redirection(next)?,
             '(' if self.word.as_deref().is_some_and(|word| assignment(word).is_some()) => self.list()?,
             '&' | '|' if self.rest.next_if_eq(&next).is_some() => {
-                self.end_command();
+                self.end_command()?;
                 self.follows = true;
             }
-            '\n' | ';' | '&' | '|' | '(' | ')' => self.end_command(),
+            '\n' => {
+                self.end_command()?;
+                self.heredocs()?;
+            }
+            ';' | '&' | '|' | '(' | ')' => self.end_command()?,
             space if space.is_whitespace() => self.end_word(),
             plain => self.push(plain),
         }
@@ -138,7 +181,7 @@ impl<'a> Reader<'a> {
                         self.push(escaped);
                     }
                 },
-                '$' => match self.dollar()? {
+                '$' | '`' => match self.expansion(next)? {
                     Value::List(items) => {
                         for (index, item) in items.into_iter().enumerate() {
                             if index > 0 {
@@ -165,17 +208,8 @@ impl<'a> Reader<'a> {
         let is_assigned = self.word.as_deref().is_some_and(|word| assignment(word).is_some())
             && self.command.iter().all(|word| may_precede(word));
         match value {
-            Value::Text(text) if is_assigned || !is_expanded(&text) => {
-                self.word.get_or_insert_default().push_str(&text);
-            }
-            Value::Text(text) => {
-                for plain in text.chars() {
-                    match plain.is_whitespace() {
-                        true => self.end_word(),
-                        false => self.push(plain),
-                    }
-                }
-            }
+            Value::Text(text) if is_assigned => self.word.get_or_insert_default().push_str(&text),
+            Value::Text(text) => self.split(&text),
             Value::List(items) => {
                 for (index, item) in items.into_iter().enumerate() {
                     if index > 0 {
@@ -185,6 +219,39 @@ impl<'a> Reader<'a> {
                 }
             }
         }
+    }
+
+    /// Appends `text` as words, which end at spaces outside of its `$(...)` and `${...}`.
+    fn split(&mut self, text: &str) {
+        let (mut depth, mut before) = (0_usize, ' ');
+        for plain in text.chars() {
+            match plain {
+                '(' | '{' if depth > 0 || before == '$' => depth += 1,
+                ')' | '}' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            match plain.is_whitespace() && depth == 0 {
+                true => self.end_word(),
+                false => self.push(plain),
+            }
+            before = plain;
+        }
+    }
+
+    fn expansion(&mut self, mark: char) -> Result<Value, String> {
+        if mark == '`' { self.backquoted() } else { self.dollar() }
+    }
+
+    /// A command in backquotes, as the `$(...)` that it equals.
+    fn backquoted(&mut self) -> Result<Value, String> {
+        let (line, mut text) = (self.line, String::from("$("));
+        while let Some(next) = self.next() {
+            match next {
+                '`' => return self.variables.bracketed(&(text + ")")),
+                plain => text.push(plain),
+            }
+        }
+        Err(format!("the backquote in line {line} is never closed"))
     }
 
     /// Expands `$name`, `${...}`, `$((...))` or `$(...)`, or keeps it. Its content ends neither a word nor a
@@ -203,7 +270,7 @@ impl<'a> Reader<'a> {
                 {
                     text.push(next);
                 }
-                return Ok(self.variables.plain(&text));
+                return self.variables.plain(&text);
             }
         };
         let (line, mut depth) = (self.line, 0);
@@ -225,6 +292,10 @@ impl<'a> Reader<'a> {
         let line = self.line;
         let name = self.word.take().unwrap_or_default();
         let command = mem::take(&mut self.command);
+        self.lists += 1;
+        if self.lists == MOST_NESTED {
+            return Err(format!("the list in line {line} is nested too deeply"));
+        }
         loop {
             match self.next() {
                 Some(')') => break,
@@ -234,19 +305,28 @@ impl<'a> Reader<'a> {
             }
         }
         self.end_word();
+        self.lists -= 1;
         let items = mem::replace(&mut self.command, command);
         if let Some((name, appends, _)) = assignment(&name) {
-            self.variables.assign(name, appends, Value::List(items), self.is_conditional());
+            self.variables.assign(name, appends, Value::List(items), self.is_conditional())?;
         }
         Ok(())
     }
 
     /// Parses `> log`, `2>&1` or `<<END`, with the number before it and the word after it.
-    fn redirection(&mut self) {
+    fn redirection(&mut self, first: char) -> Result<(), String> {
         self.word.take_if(|word| word.chars().all(|digit| digit.is_ascii_digit()));
         self.end_word();
+        if first == '<' && self.rest.next_if_eq(&'<').is_some() {
+            match self.rest.next_if_eq(&'<').is_some() {
+                true => self.is_target = true,
+                false => self.begin_heredoc()?,
+            }
+            return Ok(());
+        }
         while self.rest.next_if(|next| matches!(next, '<' | '>' | '&' | '|')).is_some() {}
         self.is_target = true;
+        Ok(())
     }
 
     fn end_word(&mut self) {
@@ -254,18 +334,43 @@ impl<'a> Reader<'a> {
             && !mem::take(&mut self.is_target)
         {
             self.command.push(word);
+            self.begin_case();
         }
     }
 
-    fn end_command(&mut self) {
+    /// Begins the arms of `case WORD in`.
+    fn begin_case(&mut self) {
+        let [before @ .., case, _, word] = &self.command[..] else { return };
+        if case == "case" && word == "in" && before.iter().all(|word| is_keyword(word)) {
+            self.depth += 1;
+            self.cases += 1;
+            self.is_pattern = true;
+            self.command.clear();
+        }
+    }
+
+    /// Ends a `case` at its `esac`, before which a pattern could be.
+    fn end_case(&mut self) {
+        if self.cases > 0 && self.command.first().is_some_and(|word| word == "esac") {
+            self.cases -= 1;
+            self.is_pattern = false;
+        }
+        if self.is_pattern {
+            self.command.clear();
+        }
+    }
+
+    fn end_command(&mut self) -> Result<(), String> {
         self.end_word();
         self.is_target = false;
+        self.end_case();
         if !self.command.is_empty() {
             let command = mem::take(&mut self.command);
-            self.assign(&command);
+            self.assign(&command)?;
             self.commands.push(command);
             self.follows = false;
         }
+        Ok(())
     }
 
     /// Returns true if the current command may not run.
@@ -274,11 +379,11 @@ impl<'a> Reader<'a> {
     }
 
     /// Takes the assignments of a command without other words.
-    fn assign(&mut self, command: &[String]) {
+    fn assign(&mut self, command: &[String]) -> Result<(), String> {
         let mut words = command.iter().map(String::as_str).peekable();
         while let Some(word) = words.next_if(|word| KEYWORDS.contains(word)) {
             match word {
-                "if" | "for" | "while" | "until" | "case" | "select" | "function" | "{" => self.depth += 1,
+                "if" | "for" | "while" | "until" | "select" | "function" | "{" => self.depth += 1,
                 "fi" | "done" | "esac" | "}" => self.depth = self.depth.saturating_sub(1),
                 _ => {}
             }
@@ -286,17 +391,18 @@ impl<'a> Reader<'a> {
         let exports = words.next_if(|word| EXPORTS.contains(word)).is_some();
         let assigned: Vec<_> = words.map(|word| assignment(word).ok_or(word)).collect();
         if !exports && assigned.iter().any(Result::is_err) {
-            return;
+            return Ok(());
         }
         let is_conditional = self.is_conditional();
         for (name, appends, value) in assigned.into_iter().flatten() {
-            self.variables.assign(name, appends, Value::Text(value.to_owned()), is_conditional);
+            self.variables.assign(name, appends, Value::Text(value.to_owned()), is_conditional)?;
         }
+        Ok(())
     }
 }
 
 /// Commands whose arguments are assignments or names.
-const EXPORTS: [&str; 4] = ["export", "readonly", "declare", "local"];
+const EXPORTS: [&str; 5] = ["export", "readonly", "declare", "local", "typeset"];
 
 /// Words before a command.
 const KEYWORDS: [&str; 16] = [

@@ -1,6 +1,6 @@
 //! Variables of a script.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::{Reader, arithmetic};
 
@@ -13,21 +13,55 @@ pub(super) enum Value {
     List(Vec<String>),
 }
 
+impl Value {
+    fn length(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::List(items) => items.iter().map(|item| item.len() + 1).sum(),
+        }
+    }
+}
+
+/// Limit of all expansions of a script together; one needs some kilobytes. Variables of variables double.
+const MOST_EXPANDED: usize = 1 << 22;
+
 /// Variables assigned so far. A variable assigned in a branch is unknown. In a list of `key=value`, only the
 /// keys changed there are unknown.
 #[derive(Clone, Debug, Default)]
 pub struct Variables {
     assigned: HashMap<String, Option<Value>>,
+    /// Bytes of all expansions so far.
+    expanded: usize,
 }
 
 impl Variables {
-    /// Creates the variables of a new shell, with `HOME`.
+    /// Creates the variables of a new shell, with `HOME` and `PWD`.
     pub fn of_shell() -> Self {
         let home = std::env::var("HOME").ok().map(Value::Text);
-        Self { assigned: HashMap::from([("HOME".to_owned(), home)]) }
+        let here = std::env::current_dir().ok().map(|folder| Value::Text(folder.display().to_string()));
+        Self { assigned: HashMap::from([("HOME".to_owned(), home), ("PWD".to_owned(), here)]), expanded: 0 }
     }
 
-    pub(super) fn assign(&mut self, name: &str, appends: bool, value: Value, is_conditional: bool) {
+    /// Counts an expansion of `name`.
+    fn spend(&mut self, name: &str, bytes: usize) -> Result<(), String> {
+        self.expanded = self.expanded.saturating_add(bytes);
+        match self.expanded > MOST_EXPANDED {
+            true => Err(format!("the variable `{name}` grows too long: write out the values that the command needs")),
+            false => Ok(()),
+        }
+    }
+
+    pub(super) fn assign(
+        &mut self,
+        name: &str,
+        appends: bool,
+        value: Value,
+        is_conditional: bool,
+    ) -> Result<(), String> {
+        if appends || is_conditional {
+            let before = self.assigned.get(name).and_then(Option::as_ref).map_or(0, Value::length);
+            self.spend(name, before.saturating_add(value.length()))?;
+        }
         let value = match (appends, self.assigned.get(name)) {
             (false, _) | (true, None) => Some(value),
             (true, Some(None)) => None,
@@ -42,20 +76,28 @@ impl Variables {
             (false, _) => value,
         };
         self.assigned.insert(name.to_owned(), value);
+        Ok(())
     }
 
     /// Expands `$name`, or returns it unchanged.
-    pub(super) fn plain(&self, text: &str) -> Value {
-        match self.assigned.get(&text[1..]) {
+    pub(super) fn plain(&mut self, text: &str) -> Result<Value, String> {
+        let name = &text[1..];
+        let length = self.assigned.get(name).and_then(Option::as_ref).map_or(0, Value::length);
+        self.spend(name, length)?;
+        Ok(match self.assigned.get(name) {
             Some(Some(Value::List(items))) => Value::Text(items.first().cloned().unwrap_or_default()),
             Some(Some(value)) => value.clone(),
             _ => Value::Text(text.to_owned()),
-        }
+        })
     }
 
-    /// Expands `${name}`, `${name:-default}`, `${name[@]}` or `$((1 + 2))`, or returns it unchanged.
+    /// Expands `${name}`, `${name:-default}`, `${name[@]}`, `${name[0]}`, `$((1 + 2))` or `$(pwd)`, or returns
+    /// it unchanged.
     pub(super) fn bracketed(&mut self, text: &str) -> Result<Value, String> {
         let itself = || Value::Text(text.to_owned());
+        if text.strip_prefix("$(").is_some_and(|inner| inner.trim_end_matches(')').trim() == "pwd") {
+            return self.plain("$PWD");
+        }
         if let Some(sum) = text.strip_prefix("$((").and_then(|sum| sum.strip_suffix("))")) {
             let sum = self.text_of(sum)?;
             let value = arithmetic::value(&sum, &|name| self.number(name));
@@ -69,11 +111,17 @@ impl Variables {
         }
         let end = inner.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(inner.len());
         let (name, rest) = inner.split_at(end);
+        let length = self.assigned.get(name).and_then(Option::as_ref).map_or(0, Value::length);
+        self.spend(name, length)?;
         let found = self.assigned.get(name);
         match (rest, found) {
             ("[@]" | "[*]", Some(Some(Value::Text(text)))) => Ok(Value::List(vec![text.clone()])),
             ("[@]" | "[*]", Some(Some(list))) => Ok(list.clone()),
-            ("", Some(Some(_))) => Ok(self.plain(&format!("${name}"))),
+            ("", Some(Some(_))) => self.plain(&format!("${name}")),
+            (index, Some(Some(value))) if index.starts_with('[') => {
+                let item = item(value, index).map(str::to_owned);
+                Ok(item.map_or_else(itself, Value::Text))
+            }
             _ => match (default(rest), found) {
                 (Some(_), Some(Some(value))) if *value != Value::Text(String::new()) => Ok(value.clone()),
                 (Some(default), None | Some(Some(_))) => self.text_of(default).map(Value::Text),
@@ -97,6 +145,27 @@ impl Variables {
         Ok(words.join(" "))
     }
 
+    /// A here document with its variables expanded.
+    pub(super) fn heredoc(&mut self, raw: &str) -> Result<String, String> {
+        let mut reader = Reader::new(raw, self);
+        let mut text = String::new();
+        while let Some(next) = reader.next() {
+            match next {
+                '\\' => match reader.next() {
+                    Some('\n') | None => {}
+                    Some(escaped @ ('$' | '`' | '\\')) => text.push(escaped),
+                    Some(other) => text.extend(['\\', other]),
+                },
+                '$' | '`' => match reader.expansion(next)? {
+                    Value::Text(value) => text.push_str(&value),
+                    Value::List(items) => text.push_str(&items.join(" ")),
+                },
+                plain => text.push(plain),
+            }
+        }
+        Ok(text)
+    }
+
     fn number(&self, name: &str) -> Option<i64> {
         match self.assigned.get(name)?.as_ref()? {
             Value::Text(text) => text.parse().ok(),
@@ -108,17 +177,27 @@ impl Variables {
 /// A list that is one of two. Items in both are kept. Other items become `key=${name[@]}`, with an unknown
 /// value.
 fn either(name: &str, before: &[String], after: &[String]) -> Option<Vec<String>> {
-    let mut items: Vec<String> = Vec::new();
+    let [all_before, all_after] = [before, after].map(|items| items.iter().collect::<HashSet<_>>());
+    let (mut items, mut seen) = (Vec::new(), HashSet::new());
     for item in before.iter().chain(after) {
-        let item = match before.contains(item) && after.contains(item) {
+        let item = match all_before.contains(item) && all_after.contains(item) {
             true => item.clone(),
             false => format!("{}=${{{name}[@]}}", item.split_once('=')?.0),
         };
-        if !items.contains(&item) {
+        if seen.insert(item.clone()) {
             items.push(item);
         }
     }
     Some(items)
+}
+
+/// Item of a list at an index such as `[0]`.
+fn item<'a>(value: &'a Value, index: &str) -> Option<&'a str> {
+    let index: usize = index.strip_prefix('[')?.strip_suffix(']')?.parse().ok()?;
+    match value {
+        Value::Text(text) => (index == 0).then_some(text),
+        Value::List(items) => items.get(index).map(String::as_str),
+    }
 }
 
 fn joined(before: Value, more: Value) -> Option<Value> {
@@ -135,7 +214,7 @@ fn default(rest: &str) -> Option<&str> {
 }
 
 /// Splits `name=value` or `name+=value` into the name, whether it appends, and the value.
-pub(super) fn assignment(word: &str) -> Option<(&str, bool, &str)> {
+pub(in crate::shell) fn assignment(word: &str) -> Option<(&str, bool, &str)> {
     let (name, value) = word.split_once('=')?;
     let (name, appends) = name.strip_suffix('+').map_or((name, false), |name| (name, true));
     let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
