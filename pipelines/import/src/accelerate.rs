@@ -4,21 +4,23 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{Error, Origin, deepspeed, document::Document, ledger::Ledger, values};
+use super::{Error, Origin, deepspeed, document::Document, ledger::Ledger, rules, values};
 
 const LAUNCHER: &str =
     "`anyroll run` starts the ranks of a host; torchrun, Slurm or Kubernetes those of several";
 const SHARDED: &str = "weights are created and kept as shards; `anyroll export` gathers them";
 const BLOCKS: &str = "a model is a list of blocks, each gathered separately";
 
-const IDLE: [(&str, &str); 38] = [
+const IDLE: [(&str, &str); 40] = [
+    ("command_file", LAUNCHER),
+    ("mpirun_*", LAUNCHER),
+    ("deepspeed_config.seq_parallel_communication_data_type", deepspeed::UNSPLIT),
     ("compute_environment", LAUNCHER),
     ("debug", "every collective is always checked and has a deadline"),
     ("machine_rank", LAUNCHER),
     ("main_process_ip", LAUNCHER),
     ("main_process_port", LAUNCHER),
     ("main_training_function", LAUNCHER),
-    ("num_machines", LAUNCHER),
     ("rdzv_backend", LAUNCHER),
     ("same_network", LAUNCHER),
     ("enable_cpu_affinity", LAUNCHER),
@@ -52,11 +54,12 @@ const IDLE: [(&str, &str); 38] = [
     ("mixed_precision_config.*", "precision is set by `strategy.precision`"),
 ];
 
-const REFUSED: [(&str, &str); 8] = [
+const REFUSED: [(&str, &str); 9] = [
+    ("fsdp_config.fsdp_ignored_modules", "all weights are sharded"),
+    ("megatron_lm_config", "layers are not split over ranks; zero_stage 3 shards their weights"),
     ("fp8_config.*", "precisions are fp32, bf16 and fp16"),
     ("megatron_lm_config.*", "layers are not split over ranks; zero_stage 3 shards their weights"),
     ("deepspeed_config.deepspeed_moe_layer_cls_names", "experts are sharded like other weights"),
-    ("deepspeed_config.seq_parallel_communication_data_type", "sequences are not split over ranks"),
     ("parallelism_config.*", "sequences and layers are not split over ranks"),
     ("use_xpu", "no backend supports it"),
     ("deepspeed_config.offload_optimizer_nvme_path", "nothing is offloaded to disks; use cpu"),
@@ -78,7 +81,7 @@ pub(super) fn apply(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result<
     Ok(())
 }
 
-/// Includes `deepspeed_config_file`, relative to the file that names it or to the current folder.
+/// Includes `deepspeed_config_file`, relative to a folder above the file that names it, or to the current one.
 fn include_deepspeed(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result<(), Error> {
     let key = "deepspeed_config.deepspeed_config_file";
     let Some(name) = ledger.text(key).filter(|_| !ledger.peek(key).is_some_and(values::is_off)) else {
@@ -87,8 +90,8 @@ fn include_deepspeed(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result
         }
         return Ok(());
     };
-    let beside = path.parent().unwrap_or(Path::new("")).join(&name);
-    let file = if beside.exists() { beside } else { name.into() };
+    let beside = path.ancestors().skip(1).map(|folder| folder.join(&name)).find(|file| file.exists());
+    let file = beside.unwrap_or_else(|| name.into());
     let section = "deepspeed_config_file.";
     let document = Document::read(&file, Some(Origin::Deepspeed))?;
     ledger.fold(key, "its settings follow");
@@ -124,7 +127,14 @@ fn unsplit(ledger: &mut Ledger) {
 
 fn processes(ledger: &mut Ledger) {
     let hosts = ledger.whole("num_machines").unwrap_or(1).max(1);
-    let mut processes = ledger.whole("num_processes");
+    match hosts {
+        1 => ledger.idle_all(&[("num_machines", LAUNCHER)]),
+        _ => ledger.fold("num_machines", "each host has its part of the processes; a launcher starts them"),
+    }
+    let mut processes = ledger.whole("num_processes").filter(|all| *all > 0);
+    if processes.is_none() && ledger.peek("num_processes").is_some_and(|value| !values::is_unset(value)) {
+        ledger.refuse("num_processes", "must be a number above 0: one process per device");
+    }
     if processes.is_some_and(|all| !all.is_multiple_of(hosts)) {
         ledger.refuse("num_processes", format!("not a multiple of the {hosts} hosts; set `devices`"));
         processes = None;
@@ -140,7 +150,8 @@ fn processes(ledger: &mut Ledger) {
 /// Devices of a host: the first `count`, of all or of those in `gpu_ids`.
 fn devices(ledger: &mut Ledger, count: Option<u64>, hosts: u64) {
     let (key, field) = ("gpu_ids", "devices");
-    let named = ledger.text(key).filter(|text| !text.eq_ignore_ascii_case("all"));
+    let is_set = ledger.peek(key).is_some_and(|ids| !values::is_unset(ids) && !values::is_empty(ids));
+    let named = ledger.text(key).filter(|text| is_set && !text.eq_ignore_ascii_case("all"));
     let named = named.filter(|_| ledger.truth("use_cpu") != Some(true));
     let listed = named.map(|text| ordinals(&text));
     let devices = match (listed, count) {
@@ -165,6 +176,7 @@ fn devices(ledger: &mut Ledger, count: Option<u64>, hosts: u64) {
             _ => ledger.change("num_processes", field, devices, format!("on each of {hosts} hosts")),
         }
     }
+    rules::leave_unset(ledger, &["num_processes", key]);
     ledger.idle_all(&[(key, "`devices` counts from the first device")]);
 }
 
@@ -248,7 +260,7 @@ fn fsdp_section(ledger: &mut Ledger) {
         None => {}
     }
     ledger.either(&key("activation_checkpointing"), "strategy.recompute", "full", "none");
-    for section in ["fsdp_config", "dynamo_config"] {
+    for section in ["fsdp_config", "dynamo_config", "parallelism_config", "ipex_config"] {
         ledger.idle_all(&[(section, "empty")]);
     }
 }

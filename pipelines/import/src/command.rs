@@ -1,6 +1,6 @@
 //! Keys from a training command in a shell script: OpenRLHF's flags, verl's overrides.
 
-use std::mem;
+use std::{mem, path::Path};
 
 use serde_json::{Map, Value};
 
@@ -56,9 +56,10 @@ struct Call {
 }
 
 impl Command {
-    /// The only command in `text` that calls a known program, or that of `origin`. `None` if `text` is a YAML
-    /// or JSON. Only a `is_script` must have a command.
-    pub(super) fn of(text: &str, origin: Option<Origin>, is_script: bool) -> Result<Option<Self>, String> {
+    /// The only command in the file that calls a known program, or that of `origin`. `None` if the file, with
+    /// `text`, is a YAML or JSON.
+    pub(super) fn of(path: &Path, text: &str, origin: Option<Origin>) -> Result<Option<Self>, String> {
+        let is_script = text.starts_with("#!") || path.extension().is_some_and(|end| end == "sh");
         // verl's YAML names its classes.
         if text.lines().any(|line| line.starts_with("actor_rollout_ref:")) {
             return Ok(None);
@@ -72,7 +73,7 @@ impl Command {
         if wanted.is_empty() && !is_script {
             return Ok(None);
         }
-        let mut calls = match calls(text, &mut Variables::of_shell(), 0) {
+        let mut calls = match calls(text, &mut Variables::of_shell(path), 0) {
             Ok(calls) => calls,
             Err(problem) if must_call => return Err(problem),
             Err(_) => return Ok(None),
@@ -82,7 +83,8 @@ impl Command {
         let Some(first) = calls.iter().find(|call| known(call)).map(|call| call.name.clone()) else {
             return if must_call { Err(no_call(text, &wanted, others.first())) } else { Ok(None) };
         };
-        let program = wanted.into_iter().find(|program| program.names.contains(&&*first)).expect("just found");
+        let program =
+            wanted.into_iter().find(|program| program.names.contains(&&*first)).expect("just found");
         calls.retain(|call| program.names.contains(&call.name.as_str()));
         match (calls.pop(), calls.len()) {
             (Some(call), 0) => {
@@ -111,13 +113,16 @@ fn no_call(text: &str, wanted: &[&Program], other: Option<&String>) -> String {
     let stem = path.rsplit('/').next().unwrap_or(&path).trim_end_matches(".py");
     match all.iter().find(|name| name.rsplit('.').next() == Some(stem)) {
         Some(name) => format!("it calls `{path}`, not `-m {name}`: write that if the arguments are the same"),
-        None => format!("it is a script that calls `{path}`, but only commands of `{}` are imported", all.join("`, `")),
+        None => format!(
+            "it is a script that calls `{path}`, but only commands of `{}` are imported",
+            all.join("`, `")
+        ),
     }
 }
 
 /// File that the last call of Python in a script runs.
 fn called_file(script: &str) -> Option<String> {
-    let commands = shell::commands(script, &mut Variables::of_shell()).ok()?;
+    let commands = shell::commands(script, &mut Variables::default()).ok()?;
     let file = |words: &Vec<String>| {
         let python = words.iter().position(|word| {
             let program = word.rsplit('/').next().unwrap_or(word);

@@ -2,14 +2,16 @@
 
 use serde_json::json;
 
-use super::ledger::Ledger;
-use super::values;
+use super::{ledger::Ledger, rules, values};
 
 const OWN_LAYOUT: &str = "one flat layout serves every stage; its buckets and overlap need no tuning";
+pub(super) const UNSPLIT: &str = "sequences are not split over ranks, so they need no communication";
 const BY_LAUNCHER: &str = "set by the launcher of the ranks";
 const SHOWN_ANYWAY: &str = "metrics and times are always written to the run folder";
 
-const IDLE: [(&str, &str); 43] = [
+const IDLE: [(&str, &str); 45] = [
+    ("zero_optimization.gather_16bit_weights_on_model_save", "`anyroll export` gathers at any stage"),
+    ("zero_optimization.gather_fp16_weights_on_model_save", "`anyroll export` gathers at any stage"),
     ("zero_optimization.overlap_comm", OWN_LAYOUT),
     ("zero_optimization.contiguous_gradients", OWN_LAYOUT),
     ("zero_optimization.reduce_scatter", OWN_LAYOUT),
@@ -128,7 +130,7 @@ fn off(ledger: &mut Ledger, prefix: &str) {
         }
     }
     let unsplit = format!("{prefix}seq_parallel_communication_data_type");
-    ledger.idle_all(&[(&unsplit, "sequences are not split over ranks")]);
+    ledger.idle_all(&[(&unsplit, UNSPLIT)]);
 }
 
 fn stage(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
@@ -188,15 +190,20 @@ fn precision(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
             (None, false) => {}
         }
     }
-    let fixed = key("fp16.loss_scale");
-    match ledger.number(&fixed) {
-        Some(0.0) => ledger.idle(&fixed, "0 means dynamic scaling, the default here"),
-        Some(_) => ledger.refuse(&fixed, "the scale is dynamic"),
-        None => {}
-    }
+    loss_scale(ledger, key);
     ledger.idle_all(&[
-        (&key("fp16.*"), "the dynamic loss scale has a fixed start and window"),
-        (&key("bf16.*"), "the master weights are fp32"),
+        (&key("fp16.auto_cast"), "inputs are tokens"),
+        (&key("fp16.hysteresis"), "every overflow halves the scale"),
+        (&key("fp16.min_loss_scale"), "the scale falls no lower than 1"),
+        (&key("bf16.immediate_grad_update"), "gradients accumulate in fp32"),
+        (&key("bf16.check_grad_overflow"), "bf16 does not overflow where fp32 does not"),
+    ]);
+    ledger.fold_all(&[
+        (&key("fp16.consecutive_hysteresis"), "every overflow halves the scale"),
+        (&key("fp16.fp16_master_weights_and_grads"), "the master weights are fp32"),
+        (&key("fp16.fp16_master_weights_and_gradients"), "the master weights are fp32"),
+        (&key("bf16.bf16_master_weights_and_grads"), "the master weights are fp32"),
+        (&key("bf16.bf16_optimizer_states"), "optimizer states are fp32"),
     ]);
     let accumulation = key("data_types.grad_accum_dtype");
     match ledger.text(&accumulation).as_deref() {
@@ -207,6 +214,41 @@ fn precision(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
     let wire = key("communication_data_type");
     if ledger.peek(&wire).is_some() {
         ledger.fold(&wire, "gradients are summed in fp32, in the order of the ranks");
+    }
+}
+
+/// DeepSpeed's dynamic loss scale: the power of two that it starts with, and the steps until it doubles.
+fn loss_scale(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
+    let is_on = ledger.draft("strategy.precision").is_some_and(|precision| precision == "fp16");
+    let [fixed, power, window] =
+        ["loss_scale", "initial_scale_power", "loss_scale_window"].map(|name| key(&format!("fp16.{name}")));
+    match ledger.number(&fixed) {
+        Some(0.0) => ledger.idle(&fixed, "0 means dynamic scaling, the default here"),
+        Some(_) if !is_on => ledger.idle(&fixed, "fp16 is off"),
+        Some(_) => ledger.refuse(&fixed, "the scale is dynamic"),
+        None => {}
+    }
+    if !is_on {
+        return ledger.idle_all(&[(&power, "fp16 is off"), (&window, "fp16 is off")]);
+    }
+    let start = ledger.whole(&power).filter(|power| *power <= 24);
+    let steps = ledger.whole(&window).filter(|steps| *steps > 0);
+    for (given, key) in [(start, &power), (steps, &window)] {
+        match (ledger.peek(key), given) {
+            (Some(value), None) if values::is_unset(value) => ledger.idle(key, "left to its default"),
+            (Some(_), None) => ledger.refuse(key, "the scale is 1 to 2^24, its window 1 step or more"),
+            _ => {}
+        }
+    }
+    if start.is_none() && steps.is_none() {
+        return;
+    }
+    let (scale, interval) = (1_u64 << start.unwrap_or(16), steps.unwrap_or(1000));
+    let precision = json!({"fp16": {"initial_scale": scale, "growth_interval": interval}});
+    for (given, key) in [(start, &power), (steps, &window)] {
+        if given.is_some() {
+            ledger.replace(key, "strategy.precision", precision.clone());
+        }
     }
 }
 
@@ -242,15 +284,16 @@ fn optimizer(ledger: &mut Ledger, key: &dyn Fn(&str) -> String, field: &dyn Fn(&
         ledger.copy_number(&params(name), &field(&format!("adamw.{name}")));
     }
     let betas = params("betas");
-    match ledger.peek(&betas).cloned() {
-        Some(value) if values::is_unset(&value) => ledger.idle(&betas, "left to its default"),
-        Some(value) => ledger.map(&betas, &field("adamw.betas"), value),
-        None => {}
-    }
+    rules::betas(ledger, &betas, &field("adamw.betas"));
     ledger.idle_all(&[
         (&params("torch_adam"), "AdamW is the optimizer"),
         (&params("adam_w_mode"), "AdamW is the optimizer"),
     ]);
+    let correction = params("bias_correction");
+    match ledger.truth(&correction) {
+        Some(true) => ledger.idle(&correction, "AdamW corrects the bias of its averages"),
+        _ => ledger.refuse_all(&[(&correction, "AdamW corrects the bias of its averages")]),
+    }
 }
 
 /// The optimizer's rate, unless the scheduler has a peak, which then sets the rate of every step.

@@ -1,6 +1,6 @@
 //! A foreign file as flat keys: mappings of YAML or JSON, or the arguments of a command.
 
-use std::{borrow::Cow, fs, mem, path::Path};
+use std::{borrow::Cow, collections::HashSet, fs, mem, path::Path};
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
@@ -16,6 +16,8 @@ pub(super) struct Document {
     program: Option<&'static Program>,
     /// Keys in the line behind the command, which are not passed to it.
     lost: Map<String, Value>,
+    /// Top-level keys that `${...}` names.
+    pub(super) referenced: HashSet<String>,
     /// Advice for a file whose system its keys do not tell.
     pub(super) hint: String,
     /// True if values may contain `$name` or `${a.b}` that are set outside the file.
@@ -27,8 +29,7 @@ impl Document {
         let text =
             fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
         let problem = |problem| Error::Syntax { path: path.to_owned(), problem };
-        let is_script = text.starts_with("#!") || path.extension().is_some_and(|end| end == "sh");
-        let command = Command::of(&text, origin, is_script).map_err(problem)?;
+        let command = Command::of(path, &text, origin).map_err(problem)?;
         let (program, mut root, lost) = match command {
             Some(Command { program, keys, lost }) => (Some(program), keys, lost),
             None => (None, mapping(path, &text)?, Map::new()),
@@ -42,10 +43,10 @@ impl Document {
         // Some values are set by a command or the environment.
         let is_partial =
             program.is_some() || root.contains_key("actor_rollout_ref") || text.contains("${oc.env:");
-        interpolate(&mut root, is_partial).map_err(problem)?;
+        let referenced = interpolate(&mut root, is_partial).map_err(problem)?;
         in_home(&mut root);
         let hint = hint(&root, &text);
-        let document = Self { root, program, lost, hint, is_partial };
+        let document = Self { root, program, lost, hint, referenced, is_partial };
         document.check_length().map_err(problem)?;
         Ok(document)
     }
@@ -207,7 +208,9 @@ fn include_defaults(root: &mut Map<String, Value>, path: &Path) -> Result<(), Er
         let file = path.parent().unwrap_or(Path::new("")).join(format!("{name}.yaml"));
         let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let included = match (fs::read_to_string(&file), known_default(&stem)) {
-            (Ok(text), _) if text.lines().all(|line| line.trim().is_empty() || line.trim().starts_with('#')) => {
+            (Ok(text), _)
+                if text.lines().all(|line| line.trim().is_empty() || line.trim().starts_with('#')) =>
+            {
                 Map::new()
             }
             (Ok(text), _) => mapping(&file, &text)?,
@@ -246,14 +249,14 @@ const MOST_KEYS: usize = 10_000;
 const MOST_EXPANDED: usize = 1 << 22;
 
 /// Expands `${a.b}`. ROLL's DeepSpeed dictionaries at the root are removed once expanded, since they are no
-/// settings of their own. If a file `is_partial`, unknown names stay.
-fn interpolate(root: &mut Map<String, Value>, is_partial: bool) -> Result<(), String> {
+/// settings of their own. If a file `is_partial`, unknown names stay. Returns the top-level keys that are named.
+fn interpolate(root: &mut Map<String, Value>, is_partial: bool) -> Result<HashSet<String>, String> {
     /// More passes than any sensible config needs; a cycle ends here.
     const PASSES: usize = 10;
-    let mut expanded = 0;
+    let (mut expanded, mut referenced) = (0, HashSet::new());
     for _ in 0..PASSES {
         let whole = Value::Object(root.clone());
-        let mut pass = Pass { whole: &whole, is_partial, expanded };
+        let mut pass = Pass { whole: &whole, is_partial, expanded, referenced: &mut referenced };
         let mut changed = false;
         for value in root.values_mut() {
             changed |= pass.substitute(value)?;
@@ -261,7 +264,7 @@ fn interpolate(root: &mut Map<String, Value>, is_partial: bool) -> Result<(), St
         expanded = pass.expanded;
         if !changed {
             root.retain(|key, _| !key.starts_with("deepspeed_zero"));
-            return Ok(());
+            return Ok(referenced);
         }
     }
     Err("its ${...} form a cycle".to_owned())
@@ -272,6 +275,7 @@ struct Pass<'a> {
     is_partial: bool,
     /// Size of all values that were inserted.
     expanded: usize,
+    referenced: &'a mut HashSet<String>,
 }
 
 impl Pass<'_> {
@@ -312,6 +316,7 @@ impl Pass<'_> {
                 }
                 None => return Err(format!("`${{{name}}}` is not defined in the file")),
             };
+            self.referenced.insert(name.split('.').next().unwrap_or(name).to_owned());
             self.expanded = self.expanded.saturating_add(size(&found)).saturating_add(text.len());
             if self.expanded > MOST_EXPANDED {
                 return Err(format!("`${{{name}}}` grows too long: write its value out"));
@@ -366,9 +371,7 @@ fn named<'a>(name: &str, whole: &'a Value) -> Option<Cow<'a, Value>> {
     }
     match name.strip_prefix("oc.select:").map(|select| select.split_once(',').unwrap_or((select, "null"))) {
         None => find(name),
-        Some((path, default)) => {
-            find(path).or_else(|| serde_saphyr::from_str(default).ok().map(Cow::Owned))
-        }
+        Some((path, default)) => find(path).or_else(|| serde_saphyr::from_str(default).ok().map(Cow::Owned)),
     }
 }
 

@@ -1,6 +1,9 @@
 //! Record of every foreign key and its outcome.
 
-use std::{collections::HashMap, fmt};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt, mem,
+};
 
 use indexmap::IndexMap;
 use serde_json::{Map, Value};
@@ -112,6 +115,8 @@ pub(super) struct Ledger {
     assumed: Vec<String>,
     draft: Draft,
     rows: Vec<Row>,
+    /// Top-level keys whose values other keys take by `${...}`.
+    referenced: HashSet<String>,
     /// True if values may contain variables set outside the file.
     is_partial: bool,
 }
@@ -119,6 +124,7 @@ pub(super) struct Ledger {
 impl Ledger {
     pub(super) fn new(mut document: Document) -> Self {
         let (is_partial, lost) = (document.is_partial, document.take_lost());
+        let referenced = mem::take(&mut document.referenced);
         let keys = document.flat();
         let order = keys.keys().chain(lost.keys()).cloned().collect();
         let why = "the command ends before this line, at a comment or for lack of a backslash: the shell does \
@@ -130,7 +136,7 @@ impl Ledger {
             outcome: Outcome::Refused { why: why.to_owned() },
         };
         let rows = lost.into_iter().map(row).collect();
-        Self { keys, order, assumed: Vec::new(), draft: Draft::default(), rows, is_partial }
+        Self { keys, order, assumed: Vec::new(), draft: Draft::default(), rows, referenced, is_partial }
     }
 
     /// Adds the foreign system's defaults for keys that its file omits, where defaults here may differ.
@@ -141,6 +147,18 @@ impl Ledger {
                 self.order.push((*key).to_owned());
                 self.assumed.push((*key).to_owned());
             }
+        }
+    }
+
+    /// Gives a key whose value means unset the foreign system's default.
+    pub(super) fn assume_if_unset(&mut self, key: &str, usual: Value) {
+        match self.keys.get_mut(key) {
+            Some(value) if values::is_unset(value) => {
+                *value = usual;
+                self.assumed.push(key.to_owned());
+            }
+            Some(_) => {}
+            None => self.assume(&[(key, usual)]),
         }
     }
 
@@ -206,9 +224,16 @@ impl Ledger {
         self.settle(key, field, value, Outcome::Changed { to, why: why.into() });
     }
 
-    /// [`Self::map`], which overwrites a field that an earlier rule set.
+    /// [`Self::map`], which overwrites a field that earlier rules set, also in their rows.
     pub(super) fn replace(&mut self, key: &str, field: &str, value: Value) {
         self.draft.fields.insert(field.to_owned(), value.clone());
+        for row in &mut self.rows {
+            if let Outcome::Mapped { to } | Outcome::Changed { to, .. } = &mut row.outcome
+                && to.strip_prefix(field).is_some_and(|rest| rest.starts_with(": "))
+            {
+                *to = written(field, &value);
+            }
+        }
         self.map(key, field, value);
     }
 
@@ -225,6 +250,19 @@ impl Ledger {
     /// Closes a key that is not supported here.
     pub(super) fn refuse(&mut self, key: &str, why: impl Into<String>) {
         self.close(key, Outcome::Refused { why: why.into() });
+    }
+
+    /// Closes keys with another meaning here: `(key, why)`, with `*` as in [`Self::idle_all`]. What is off or
+    /// not set has no effect.
+    pub(super) fn fold_all(&mut self, table: &[(&str, &str)]) {
+        for (pattern, why) in table {
+            for key in self.matching(pattern) {
+                match values::is_off(&self.keys[&key]) {
+                    true => self.idle(&key, "off"),
+                    false => self.fold(&key, *why),
+                }
+            }
+        }
     }
 
     /// [`Self::map`] for an unchanged number; `auto` and similar values leave our default.
@@ -396,7 +434,12 @@ impl Ledger {
     /// Refuses keys that no rule consumed; rows are in the order of the file.
     pub(super) fn finish(mut self) -> (Draft, Vec<Row>) {
         for key in self.keys.keys().cloned().collect::<Vec<_>>() {
-            self.refuse(&key, "the importer does not know this key");
+            let is_referenced = self.referenced.contains(key.split('.').next().unwrap_or(&key));
+            match values::is_empty(&self.keys[&key]) {
+                true => self.idle(&key, "not set"),
+                false if is_referenced => self.idle(&key, "only other keys use it, by `${...}`"),
+                false => self.refuse(&key, "the importer does not know this key"),
+            }
         }
         let mut places = HashMap::new();
         for (place, key) in self.order.iter().enumerate() {

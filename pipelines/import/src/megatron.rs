@@ -9,7 +9,26 @@ const FUSED: &str = "fused kernels are always used";
 const OVERLAPS: &str = "reduction always overlaps with compute";
 const PIPELINE: &str = "layers are not staged over ranks";
 
-const IDLE: [(&str, &str); 22] = [
+const EXPERTS: &str = "experts are computed by grouped products";
+
+const IDLE: [(&str, &str); 39] = [
+    ("moe_grouped_gemm", EXPERTS),
+    ("moe_permute_fusion", EXPERTS),
+    ("additional_configs.moe_permute_fusion", EXPERTS),
+    ("moe_token_dispatcher_type", EXPERTS),
+    ("moe_enable_deepep", EXPERTS),
+    ("moe_shared_expert_overlap", EXPERTS),
+    ("moe_layer_recompute", "blocks are recomputed as a whole"),
+    ("moe_router_dtype", "routers compute in fp32"),
+    ("apply_expert_patch", EXPERTS),
+    ("apply_tiled_mlp", "blocks are hand-written"),
+    ("masked_softmax_fusion", FUSED),
+    ("persist_layer_norm", FUSED),
+    ("deallocate_pipeline_outputs", PIPELINE),
+    ("seed", "`seed` seeds everything"),
+    ("use_mbridge", "weights are read in Hugging Face's layout"),
+    ("vanilla_mbridge", "weights are read in Hugging Face's layout"),
+    ("use_dist_checkpointing", "checkpoints load at any number of ranks"),
     ("sequence_parallel", "only for split layers"),
     ("expert_tensor_parallel_size", "experts are sharded like other weights"),
     ("virtual_pipeline_model_parallel_size", PIPELINE),

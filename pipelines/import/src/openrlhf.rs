@@ -8,7 +8,13 @@ use super::{ledger::Ledger, rules, schedule::Schedule, values};
 const PACKED: &str = "sequences are always packed";
 
 /// Flat flags with their dotted replacements; all other rules use the dotted ones.
-pub(super) const FLAT_TO_DOTTED: [(&str, &str); 78] = [
+pub(super) const FLAT_TO_DOTTED: [(&str, &str); 84] = [
+    ("eval_dataset", "eval.dataset"),
+    ("eval_split", "eval.split"),
+    ("eval_temperature", "eval.temperature"),
+    ("eval_n_samples_per_prompt", "eval.n_samples_per_prompt"),
+    ("ref_reward_offload", "ref.offload"),
+    ("critic_learning_rate", "critic.adam.lr"),
     ("pretrain", "actor.model_name_or_path"),
     ("reward_pretrain", "reward.model_name_or_path"),
     ("remote_rm_url", "reward.remote_url"),
@@ -149,7 +155,8 @@ pub(super) const IDLE: [(&str, &str); 36] = [
     ("actor.gradient_checkpointing_reentrant", "blocks are recomputed as a whole"),
 ];
 
-pub(super) const REFUSED: [(&str, &str); 19] = [
+pub(super) const REFUSED: [(&str, &str); 20] = [
+    ("data.image_key", "prompts are texts: for records without images leave it out"),
     ("ds.zpg", "ZeRO++ is not supported"),
     ("ds.load_in_4bit", "weights are not quantised"),
     ("ds.ring_attn_*", "sequences are not split over ranks"),
@@ -230,9 +237,7 @@ pub(super) fn strategy(ledger: &mut Ledger, section: &str) {
     let recompute = format!("{section}gradient_checkpointing_enable");
     ledger.switch(&recompute, "strategy.recompute", "full");
     let reference = "roles.reference.strategy.offload.params";
-    for key in ["ref.offload", "ref_reward_offload"] {
-        ledger.switch(key, reference, "between_steps");
-    }
+    ledger.switch("ref.offload", reference, "between_steps");
 }
 
 /// OpenRLHF counts the rollout batch in prompts, the training batch in completions.
@@ -313,10 +318,7 @@ pub(super) fn optimizer(ledger: &mut Ledger, pipeline: &str, section: &str) {
     ledger.copy_number(&key("adam.eps"), &format!("{adamw}.eps"));
     ledger.copy_number(&key("adam.weight_decay"), &format!("{adamw}.weight_decay"));
     rules::max_grad_norm(ledger, &key("max_norm"), &format!("{pipeline}.optimizer.max_grad_norm"));
-    if let Some(Value::Array(betas)) = ledger.peek(&key("adam.betas")).cloned() {
-        let betas: Vec<f64> = betas.iter().filter_map(values::number).collect();
-        ledger.map(&key("adam.betas"), &format!("{adamw}.betas"), betas);
-    }
+    rules::betas(ledger, &key("adam.betas"), &format!("{adamw}.betas"));
     let [name, steps, ratio, least] =
         ["lr_scheduler", "lr_warmup_steps", "lr_warmup_ratio", "min_lr_ratio"].map(key);
     let schedule = Schedule {
@@ -358,7 +360,10 @@ fn divergence(ledger: &mut Ledger, a: &str) {
             let estimator = ledger.text("algo.kl.estimator").unwrap_or_else(|| "k1".to_owned());
             ledger.map("algo.kl.use_loss", &format!("{a}.kl_in"), json!({"loss": {"estimator": estimator}}));
         }
-        (true, false) => ledger.map("algo.kl.use_loss", &format!("{a}.kl_in"), json!({"reward": {}})),
+        (true, false) => {
+            ledger.fill(&format!("{a}.kl_in"), json!({"reward": {}}));
+            ledger.idle("algo.kl.use_loss", "off");
+        }
         (false, _) => ledger.fill(&format!("{a}.kl_in"), json!({"reward": {}})),
     }
     match (ledger.text("algo.kl.estimator").as_deref(), in_loss) {
@@ -372,7 +377,13 @@ fn divergence(ledger: &mut Ledger, a: &str) {
     if let Some(target) = ledger.number("algo.kl.target") {
         let horizon = ledger.number("algo.kl.horizon").unwrap_or(10_000.0);
         let adaptive = json!({"reward": {"adaptive": {"target": target, "horizon": horizon}}});
-        ledger.replace("algo.kl.target", &format!("{a}.kl_in"), adaptive);
+        match in_loss {
+            true => ledger.refuse("algo.kl.target", "only the coefficient of a KL penalty in rewards adapts"),
+            false => {
+                rules::fold_number(ledger, "algo.kl.horizon", "in `kl_in`");
+                ledger.replace("algo.kl.target", &format!("{a}.kl_in"), adaptive);
+            }
+        }
     }
     ledger.idle_all(&[("algo.kl.horizon", "used with the target only")]);
 }
@@ -402,8 +413,9 @@ fn correction(ledger: &mut Ledger, a: &str) {
     }
     if ledger.draft(&field).is_some() {
         ledger.fill(&format!("{a}.old_logprobs"), "recompute");
+        ledger.fold_all(&[(&kind, "in `rollout_correction`"), (&bounds, "in `rollout_correction`")]);
     }
-    let why = "in `rollout_correction`, if it is on";
+    let why = "the correction is off";
     ledger.idle_all(&[(&on, "off"), (&kind, why), (&bounds, why)]);
 }
 
@@ -447,6 +459,7 @@ fn estimator(ledger: &mut Ledger, a: &str) {
         Some("reinforce") => {
             ledger.fill(&whiten, true);
             ledger.map(key, &advantage, json!({"reinforce": {"gamma": gamma}}));
+            rules::fold_number(ledger, "algo.advantage.gamma", "part of the advantage");
         }
         Some("reinforce_baseline") => {
             ledger.fill(&whiten, true);
@@ -456,21 +469,35 @@ fn estimator(ledger: &mut Ledger, a: &str) {
             let lambda = ledger.number("algo.advantage.lambd").unwrap_or(1.0);
             ledger.fill(&whiten, true);
             ledger.map(key, &advantage, json!({"gae": {"gamma": gamma, "lambda": lambda}}));
+            rules::fold_number(ledger, "algo.advantage.gamma", "part of the advantage");
+            rules::fold_number(ledger, "algo.advantage.lambd", "part of the advantage");
             critic(ledger);
         }
         Some(_) => ledger.refuse(key, "advantages here are gae, grpo, rloo and reinforce"),
         None => {}
     }
     let unused = "the advantage needs no critic";
-    for key in
-        ["critic_learning_rate", "critic.adam.*", "critic.lr_*", "critic.max_norm", "critic.value_clip"]
-    {
+    let std = "algo.advantage.no_std_norm";
+    match (ledger.peek(std).is_some(), ledger.truth(std)) {
+        (false, _) => {}
+        (true, Some(false)) => ledger.idle(std, "off"),
+        (true, _) if ledger.draft(&whiten).is_none() => ledger.idle(std, "the advantage is not whitened"),
+        (true, _) => ledger.refuse(std, "`whiten_advantages` centers and scales; use another advantage"),
+    }
+    for key in [
+        "critic.adam.lr",
+        "critic.adam.betas",
+        "critic.adam.eps",
+        "critic.adam.weight_decay",
+        "critic.lr_*",
+        "critic.max_norm",
+        "critic.value_clip",
+    ] {
         ledger.idle_all(&[(key, unused)]);
     }
     ledger.idle_all(&[
-        ("algo.advantage.gamma", "part of the advantage"),
-        ("algo.advantage.lambd", "part of the advantage if that is `gae`"),
-        ("algo.advantage.no_std_norm", "set by the advantage"),
+        ("algo.advantage.gamma", "the advantage does not read it"),
+        ("algo.advantage.lambd", "only `gae` reads it"),
     ]);
 }
 
@@ -478,9 +505,14 @@ fn estimator(ledger: &mut Ledger, a: &str) {
 fn critic(ledger: &mut Ledger) {
     let critic = format!("{R}.critic");
     let learning_rate = format!("{critic}.optimizer.adamw.learning_rate");
-    for key in ["critic.adam.lr", "critic_learning_rate"] {
-        ledger.copy_number(key, &learning_rate);
+    ledger.copy_number("critic.adam.lr", &learning_rate);
+    let own = format!("{critic}.optimizer");
+    for name in ["eps", "weight_decay"] {
+        ledger.copy_number(&format!("critic.adam.{name}"), &format!("{own}.adamw.{name}"));
     }
+    rules::betas(ledger, "critic.adam.betas", &format!("{own}.adamw.betas"));
+    rules::max_grad_norm(ledger, "critic.max_norm", &format!("{own}.max_grad_norm"));
+    ledger.refuse_all(&[("critic.lr_*", "set `pipeline.rlvr.critic.optimizer.schedule`")]);
     ledger.copy_number("critic.value_clip", &format!("{critic}.value_clip"));
     let freezing = "critic.freezing_steps";
     if ledger.whole(freezing).is_some() {
@@ -489,7 +521,24 @@ fn critic(ledger: &mut Ledger) {
     ledger.fill(&learning_rate, 9e-6);
     ledger.fill_as(&format!("{critic}.optimizer"), &format!("{R}.optimizer"));
     ledger.fill(&format!("{critic}.value_clip"), 0.5);
-    ledger.idle_all(&[("critic.model_name_or_path", "the critic starts from the policy's weights")]);
+    critic_model(ledger);
+}
+
+/// The model that the critic starts from; OpenRLHF's default is the reward model.
+fn critic_model(ledger: &mut Ledger) {
+    let (key, why) = ("critic.model_name_or_path", "the critic starts from the policy's weights");
+    let policy = ledger.draft("model.path").cloned();
+    match (ledger.peek(key).cloned(), ledger.peek(REWARD_MODEL).cloned()) {
+        (Some(own), _) if Some(&own) == policy.as_ref() => ledger.idle(key, why),
+        (Some(_), _) => ledger.refuse(key, format!("{why}: leave it out, or name the same model")),
+        (None, Some(scorer))
+            if ledger.peek("reward.remote_url").is_none() && Some(&scorer) != policy.as_ref() =>
+        {
+            ledger.assume(&[(key, scorer)]);
+            ledger.fold(key, why);
+        }
+        (None, _) => {}
+    }
 }
 
 fn loss(ledger: &mut Ledger, field: &str) {
@@ -533,7 +582,6 @@ fn data(ledger: &mut Ledger) {
         ("data.prompt_split", "datasets are files"),
         ("data.dataloader_num_workers", "every rank reads the data itself, without workers"),
         ("data.disable_fast_tokenizer", "the model's folder has its tokenizer"),
-        ("data.image_key", "prompts are texts"),
     ]);
 }
 
@@ -589,7 +637,8 @@ fn rewards(ledger: &mut Ledger) {
     let field = format!("{R}.reward");
     let (buffer, factor) = ("reward.overlong_buffer_len", "reward.overlong_penalty_factor");
     let scorer = scorer(ledger);
-    normalize_reward(ledger, scorer.as_ref().is_some_and(|(key, ..)| *key == REWARD_MODEL));
+    let is_model = scorer.as_ref().is_some_and(|(key, ..)| *key == REWARD_MODEL);
+    normalize_reward(ledger, is_model);
     let penalty = overlong(ledger, buffer, factor);
     match (ledger.peek(factor).is_some(), &penalty) {
         (false, _) => {}
@@ -607,7 +656,13 @@ fn rewards(ledger: &mut Ledger) {
     }
     let template = "data.apply_chat_template";
     if ledger.peek(template).is_some() {
-        ledger.idle(template, "the model's chat template is used if there is one");
+        match is_model {
+            true => ledger.fold(
+                template,
+                "the reward model's `chat`; prompts have the model's template if there is one",
+            ),
+            false => ledger.idle(template, "the model's chat template is used if there is one"),
+        }
     }
 }
 

@@ -25,6 +25,16 @@ pub(super) fn map_count(ledger: &mut Ledger, key: &str, field: &str, default: u6
     count
 }
 
+/// Closes a number that is part of a field that an earlier row reports.
+pub(super) fn fold_number(ledger: &mut Ledger, key: &str, why: &str) {
+    match (ledger.peek(key), ledger.number(key)) {
+        (None, _) => {}
+        (Some(_), Some(_)) => ledger.fold(key, why),
+        (Some(value), None) if values::is_unset(value) => ledger.idle(key, "left to its default"),
+        (Some(_), None) => ledger.refuse(key, "not a number"),
+    }
+}
+
 /// Closes keys whose value means unset, such as `null`.
 pub(super) fn leave_unset(ledger: &mut Ledger, keys: &[&str]) {
     for key in keys {
@@ -60,6 +70,39 @@ pub(super) fn data_epochs(ledger: &mut Ledger, key: &str, field: &str, steps: &s
             ledger.change(key, field, json!({"data_epochs": values::json(epochs)}), why);
         }
         (None, _) => ledger.refuse(key, "not a number above 0"),
+    }
+}
+
+/// AdamW's two decay rates.
+pub(super) fn betas(ledger: &mut Ledger, key: &str, field: &str) {
+    let Some(value) = ledger.peek(key).cloned() else { return };
+    if values::is_unset(&value) {
+        return ledger.idle(key, "left to its default");
+    }
+    let rates = value.as_array().map(|rates| rates.iter().map(values::number).collect::<Option<Vec<f64>>>());
+    match rates.flatten().filter(|rates| rates.len() == 2) {
+        Some(rates) => ledger.map(key, field, rates),
+        None => ledger.refuse(key, "not a list of two numbers"),
+    }
+}
+
+/// AdamW's two decay rates, in a key each; a missing one has the usual value.
+pub(super) fn beta_keys(ledger: &mut Ledger, keys: [&str; 2], field: &str) {
+    let mut rates = Vec::new();
+    for (key, usual) in keys.into_iter().zip([0.9, 0.999]) {
+        leave_unset(ledger, &[key]);
+        match (ledger.peek(key).is_some(), ledger.number(key)) {
+            (true, None) => {
+                ledger.refuse(key, "not a number");
+                rates.push(usual);
+            }
+            (_, rate) => rates.push(rate.unwrap_or(usual)),
+        }
+    }
+    for key in keys {
+        if ledger.peek(key).is_some() {
+            ledger.map(key, field, rates.clone());
+        }
     }
 }
 

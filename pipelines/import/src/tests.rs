@@ -527,8 +527,8 @@ python3 -m openrlhf.cli.train_ppo_ray \\
     check_refused(&ppo, &[]);
     check_loads(&ppo);
     let rows = [
-        ("algo.advantage.lambd", "no effect algo.advantage.lambd: 0.9 (part of the advantage"),
-        ("critic_learning_rate", "mapped    critic_learning_rate: "),
+        ("algo.advantage.lambd", "changed   algo.advantage.lambd: 0.9 (part of the advantage"),
+        ("critic.adam.lr", "mapped    critic.adam.lr: "),
     ];
     check_rows(&ppo, &rows);
     for line in [
@@ -642,7 +642,10 @@ fn what_is_no_config_is_said() {
 
 mod defaults;
 mod epochs;
+mod losses;
+mod mutations;
 mod openrlhf_offline;
 mod openrlhf_trl;
 mod roll;
+mod scripts;
 mod verl;

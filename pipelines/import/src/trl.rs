@@ -29,7 +29,7 @@ fn defaults() -> [(&'static str, Value); 18] {
     ]
 }
 
-pub(super) const IDLE: [(&str, &str); 36] = [
+pub(super) const IDLE: [(&str, &str); 32] = [
     ("use_vllm", ONE_ENGINE),
     ("vllm_*", ONE_ENGINE),
     ("ds3_gather_for_generation", ONE_ENGINE),
@@ -50,16 +50,12 @@ pub(super) const IDLE: [(&str, &str); 36] = [
     ("remove_unused_columns", "only named columns are read"),
     ("dataloader_*", "every rank reads the data itself, without workers"),
     ("dataset_num_proc", "every rank reads the data itself, without workers"),
-    ("shuffle_dataset", "prompts are always shuffled, by the seed"),
     ("gradient_checkpointing_kwargs.*", "blocks are recomputed as a whole"),
     ("eval_strategy", "set by `evaluation.every`"),
     ("save_strategy", "set by `checkpoint.every`"),
     ("do_*", "a run trains and evaluates"),
     ("ddp_*", "one layout serves every stage"),
     ("trust_remote_code", "no code is run from a model's folder"),
-    ("model_revision", "models are folders"),
-    ("dataset_config", "datasets are files"),
-    ("dataset_train_split", "datasets are files"),
     ("dataset_test_split", "prompts are held out by hash"),
     ("bf16_full_eval", "evaluation uses the policy's precision"),
     ("main_process_port", "`anyroll run` starts the ranks"),
@@ -108,6 +104,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     rewards(ledger);
     data(ledger);
     run(ledger, R, updates_per_step);
+    sources(ledger);
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
 }
@@ -129,8 +126,7 @@ fn precision(ledger: &mut Ledger) {
     let field = "strategy.precision";
     let [bf16, fp16] = ["bf16", "fp16"].map(|key| ledger.truth(key));
     if bf16.is_none() && fp16 != Some(true) {
-        rules::leave_unset(ledger, &["bf16"]);
-        ledger.assume(&[("bf16", json!(true))]);
+        ledger.assume_if_unset("bf16", json!(true));
     }
     for key in ["bf16", "fp16"] {
         ledger.switch(key, field, key);
@@ -157,7 +153,7 @@ fn lora(ledger: &mut Ledger) {
     match (ledger.peek(key).is_some(), ledger.truth(key)) {
         (false, _) => {}
         (true, Some(true)) => {
-            ledger.idle(key, "by `model.lora`");
+            ledger.fold(key, "by `model.lora`");
             return adapters(ledger);
         }
         (true, Some(false)) => ledger.idle(key, "off"),
@@ -268,9 +264,7 @@ pub(super) fn optimizer(ledger: &mut Ledger, pipeline: &str, updates_per_step: u
         Some(_) => ledger.refuse("optim", "the optimizer is AdamW, with states in fp32"),
     }
     rules::max_grad_norm(ledger, "max_grad_norm", &format!("{pipeline}.optimizer.max_grad_norm"));
-    let betas: Vec<f64> = ["adam_beta1", "adam_beta2"].iter().filter_map(|key| ledger.number(key)).collect();
-    ledger.map("adam_beta1", &format!("{adamw}.betas"), betas.clone());
-    ledger.map("adam_beta2", &format!("{adamw}.betas"), betas);
+    rules::beta_keys(ledger, ["adam_beta1", "adam_beta2"], &format!("{adamw}.betas"));
     let schedule = Schedule {
         pipeline,
         name: "lr_scheduler_type",
@@ -343,7 +337,12 @@ fn grpo_scale(ledger: &mut Ledger, scale: &str) {
 }
 
 fn loss(ledger: &mut Ledger, a: &str) {
-    let by_sequence = ledger.text("importance_sampling_level").as_deref() == Some("sequence");
+    let level = "importance_sampling_level";
+    rules::leave_unset(ledger, &[level]);
+    let by_sequence = ledger.text(level).as_deref() == Some("sequence");
+    if ledger.text(level).is_some_and(|level| !["token", "sequence"].contains(&level.as_str())) {
+        ledger.refuse(level, "levels are token and sequence");
+    }
     let kind = ledger.text("loss_type").unwrap_or_default();
     let (aggregation, loss) = match kind.as_str() {
         "grpo" => (json!("seq_mean_token_mean"), "clipped"),
@@ -493,6 +492,24 @@ fn data(ledger: &mut Ledger) {
     rules::longest_prompt(ledger, "max_prompt_length", &format!("{file}.max_prompt_tokens"));
     // Arguments that scripts with TRL's config add.
     ledger.copy_text("system_prompt", "model.system_prompt");
+}
+
+/// Parts of a model's and a dataset's address, and the order of records.
+pub(super) fn sources(ledger: &mut Ledger) {
+    let shuffled = "shuffle_dataset";
+    match ledger.truth(shuffled) {
+        Some(true) => ledger.idle(shuffled, "records are always shuffled, by the seed"),
+        _ => {
+            if ledger.peek(shuffled).is_some() {
+                ledger.fold(shuffled, "records are always shuffled, by the seed");
+            }
+        }
+    }
+    ledger.fold_all(&[
+        ("model_revision", "download this revision of the model"),
+        ("dataset_config", "write this part of the dataset to the file"),
+        ("dataset_train_split", "write this part of the dataset to the file"),
+    ]);
 }
 
 /// Intervals of checkpoints and evaluations.

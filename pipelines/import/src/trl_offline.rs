@@ -105,6 +105,7 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
     data(ledger, trainer);
     evaluation(ledger);
     trl::run(ledger, P, 1);
+    trl::sources(ledger);
     ledger.idle_all(&IDLE);
     ledger.idle_all(&trl::IDLE);
     ledger.refuse_all(&REFUSED);
@@ -257,10 +258,17 @@ fn reward(ledger: &mut Ledger) {
 /// key, and labelled answers in `completion` with a `label`.
 fn data(ledger: &mut Ledger, trainer: Trainer) {
     let file = format!("{P}.data.file");
-    let why = "a JSONL, Parquet or Arrow file: write the dataset to it first, and name its columns";
+    let is_text = trainer == Trainer::Sft && ledger.peek("dataset_text_field").is_some();
+    let why = match trainer {
+        Trainer::Sft if is_text => "a JSONL, Parquet or Arrow file: write the dataset to it first",
+        Trainer::Sft => {
+            "a JSONL, Parquet or Arrow file with conversations in `messages`: write the dataset to it \
+                         first; for plain texts set `columns: {text: text}`"
+        }
+        _ => "a JSONL, Parquet or Arrow file: write the dataset to it first, and name its columns",
+    };
     rules::data_file(ledger, "dataset_name", &format!("{file}.path"), why);
     rules::longest_prompt(ledger, "max_prompt_length", &format!("{file}.max_prompt_tokens"));
-    let is_text = trainer == Trainer::Sft && ledger.peek("dataset_text_field").is_some();
     if is_text {
         ledger.copy_text("dataset_text_field", &format!("{file}.columns.text"));
     }

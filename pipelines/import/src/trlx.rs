@@ -80,6 +80,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
 fn is_ppo(ledger: &mut Ledger) -> bool {
     let mut is_ppo = true;
     for (key, name) in [("method.name", "ppoconfig"), ("train.trainer", "accelerateppotrainer")] {
+        rules::leave_unset(ledger, &[key]);
         match ledger.text(key).map(|text| text.to_ascii_lowercase()) {
             None => {}
             Some(text) if text == name => ledger.idle(key, "it is PPO, as `algorithm` is"),
@@ -98,7 +99,7 @@ fn adapters(ledger: &mut Ledger) {
     if ledger.text(&key("peft_type")).is_none_or(|kind| !kind.eq_ignore_ascii_case("lora")) {
         return;
     }
-    ledger.idle(&key("peft_type"), "by `model.lora`");
+    ledger.fold(&key("peft_type"), "by `model.lora`");
     ledger.idle_all(&[(&key("task_type"), "adapters are always for a decoder")]);
     ledger.assume(&[(&key("r"), json!(8)), (&key("lora_alpha"), json!(8))]);
     for (name, field) in [("r", "rank"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout")] {
@@ -180,9 +181,7 @@ fn optimizer(ledger: &mut Ledger) {
     for (key, field) in [("lr", "learning_rate"), ("eps", "eps"), ("weight_decay", "weight_decay")] {
         ledger.copy_number(&format!("optimizer.kwargs.{key}"), &format!("{adamw}.{field}"));
     }
-    if let Some(betas) = ledger.peek("optimizer.kwargs.betas").cloned() {
-        ledger.map("optimizer.kwargs.betas", &format!("{adamw}.betas"), betas);
-    }
+    rules::betas(ledger, "optimizer.kwargs.betas", &format!("{adamw}.betas"));
     ledger.fill(&format!("{R}.optimizer.max_grad_norm"), 0);
     schedule(ledger, &format!("{R}.optimizer.schedule"));
 }
@@ -239,6 +238,7 @@ fn method(ledger: &mut Ledger) {
             let adaptive =
                 serde_json::json!({"reward": {"adaptive": {"target": target, "horizon": horizon}}});
             ledger.map("method.target", &format!("{a}.kl_in"), adaptive);
+            rules::fold_number(ledger, "method.horizon", "in `kl_in`");
         }
         (None, _) => ledger.fill(&format!("{a}.kl_in"), serde_json::json!({"reward": {}})),
     }
@@ -246,6 +246,16 @@ fn method(ledger: &mut Ledger) {
         ("method.target", "the coefficient is fixed"),
         ("method.horizon", "used with the target only"),
     ]);
+    let (all, longest) = ("method.gen_kwargs.max_length", "method.gen_kwargs.max_new_tokens");
+    match (ledger.whole(all), ledger.peek(longest).is_some()) {
+        (Some(_), true) => ledger.idle(all, "`max_new_tokens` is set"),
+        (Some(tokens), false) => {
+            let why = "limits the completion only, where trlx counts its prompt too";
+            ledger.change(all, &format!("{R}.rollout.max_new_tokens"), tokens, why);
+        }
+        (None, _) => ledger.refuse_all(&[(all, "not an integer")]),
+    }
+    ledger.refuse_all(&[("method.gen_kwargs.min_length", "a completion ends with its end token")]);
     for (key, field) in [
         ("max_new_tokens", "max_new_tokens"),
         ("temperature", "temperature"),

@@ -56,14 +56,20 @@ pub(super) fn is_unset(value: &Value) -> bool {
     }
 }
 
-/// Returns true if a value turns a feature off, or leaves it off.
-pub(super) fn is_off(value: &Value) -> bool {
-    let empty = match value {
+/// Returns true for null, and for a text, list or mapping without content.
+pub(super) fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
         Value::Array(items) => items.is_empty(),
         Value::Object(fields) => fields.is_empty(),
         _ => false,
-    };
-    empty || is_unset(value) || truth(value) == Some(false)
+    }
+}
+
+/// Returns true if a value turns a feature off, or leaves it off.
+pub(super) fn is_off(value: &Value) -> bool {
+    is_empty(value) || is_unset(value) || truth(value) == Some(false)
 }
 
 /// A number in JSON, as an integer if possible.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyroll_import::{Origin, import};
+use anyroll_import::{Origin, Outcome, import};
 use anyroll_pipelines::{Error, Result, atomic_file::write_atomic};
 use clap::Args;
 
@@ -10,8 +10,8 @@ use super::stdout::print;
 
 #[derive(Debug, Args)]
 pub(super) struct ImportArgs {
-    /// The YAML of ROLL, accelerate, TRL or trlx, the JSON of DeepSpeed, or a script that calls OpenRLHF or
-    /// verl
+    /// The YAML of ROLL, verl, accelerate, TRL or trlx, the JSON of DeepSpeed, or a script that calls OpenRLHF
+    /// or verl
     file: PathBuf,
     /// The system that the file is for [default: recognized by its keys]
     #[arg(long, value_enum)]
@@ -33,9 +33,16 @@ pub(super) fn run(args: &ImportArgs) -> Result<u8> {
     }
     let refused = imported.refused();
     if refused > 0 {
+        let keys: Vec<&str> = imported
+            .rows
+            .iter()
+            .filter(|row| matches!(row.outcome, Outcome::Refused { .. }))
+            .map(|row| row.key.as_str())
+            .collect();
         eprintln!(
-            "{refused} of {} keys are refused: decide about them before you run this",
-            imported.rows.len()
+            "{refused} of {} keys are refused: decide about them before you run this: {}",
+            imported.rows.len(),
+            keys.join(", ")
         );
     }
     Ok(u8::from(refused > 0))

@@ -16,6 +16,7 @@ mod run;
 mod score;
 mod serve;
 mod stdout;
+mod strategy_files;
 
 use std::{
     env,
@@ -27,11 +28,12 @@ use anyroll_config::{self as config, error_chain::one_line};
 use anyroll_pipelines::{
     Error, Result,
     launch::{self, FailureKind, Rank},
-    prepare::{Draft, Prepared, Purpose},
+    prepare::{self, Draft, Prepared, Purpose},
     run::{BackendFacts, Machine},
 };
 use clap::{Args, Parser, Subcommand};
 use stdout::print;
+use strategy_files::StrategyFiles;
 use tracing_subscriber::EnvFilter;
 
 /// Reinforcement-learning post-training on any accelerator.
@@ -86,7 +88,7 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Score completions from a file with a reward, before training with it
     Reward(reward::RewardArgs),
-    /// Turn a config of ROLL, accelerate, DeepSpeed, TRL, OpenRLHF or trlx into ours
+    /// Turn a config of ROLL, verl, accelerate, DeepSpeed, TRL, OpenRLHF or trlx into ours
     Import(import::ImportArgs),
     /// Write a run's model as a folder that transformers loads
     Export(export::ExportArgs),
@@ -104,6 +106,8 @@ struct ConfigArgs {
     /// Change a field, as in `--set pipeline.rlvr.steps=50`; repeatable
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     sets: Vec<String>,
+    #[command(flatten)]
+    strategy: StrategyFiles,
 }
 
 #[derive(Debug, Args)]
@@ -114,17 +118,13 @@ struct RunArgs {
     /// Change a field, as in `--set pipeline.rlvr.steps=50`; repeatable
     #[arg(long = "set", value_name = "FIELD=VALUE")]
     sets: Vec<String>,
-    /// Take the strategy from a file of `accelerate config`; `--set` overrides it
-    #[arg(long, value_name = "FILE", conflicts_with = "resume")]
-    accelerate_config: Option<PathBuf>,
-    /// Take the strategy from a DeepSpeed JSON; `--set` overrides it
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["resume", "accelerate_config"])]
-    deepspeed_config: Option<PathBuf>,
+    #[command(flatten)]
+    strategy: StrategyFiles,
     /// The run folder itself [default: runs/NAME-TIME]
     #[arg(long, value_name = "DIR", conflicts_with = "resume")]
     output: Option<PathBuf>,
     /// Resume the run in this folder from its last checkpoint
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate_config", "deepspeed_config"])]
     resume: Option<PathBuf>,
 }
 
@@ -219,7 +219,9 @@ fn tell(error: &Error, is_run: bool) {
 }
 
 fn check(args: &ConfigArgs) -> Result<u8> {
-    let draft = Draft::read(&args.config, &args.sets)?;
+    let text = prepare::text_of(&args.config)?;
+    let sets = args.strategy.sets(&text, &args.sets)?;
+    let draft = Draft::parse(&args.config, text, &sets)?;
     let Prepared { run, .. } = draft.prepare(&machine(Rank::from_env()?), Purpose::Check)?;
     let batches = run.batches;
     print(format_args!(

@@ -9,7 +9,6 @@ use std::{
 };
 
 use anyroll_config::{Config, PipelineConfig};
-use anyroll_import::{self, Origin};
 use anyroll_pipelines::{
     Error, Result,
     diffusion::{self, Diffusion},
@@ -50,7 +49,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     let draft = match (&args.config, &args.resume) {
         (Some(path), _) => {
             let text = prepare::text_of(path)?;
-            let sets = sets(args, &text)?;
+            let sets = args.strategy.sets(&text, &args.sets)?;
             Draft::parse(path, text, &sets)?
         }
         (None, Some(dir)) => {
@@ -70,25 +69,6 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         None => supervise(args, &draft, &prepared.run),
         Some(rank) => work(args, &draft, prepared, rank, &screen),
     }
-}
-
-/// Overrides of the config: first those from another system's file, whose differences are logged, then the
-/// user's.
-fn sets(args: &RunArgs, config: &str) -> Result<Vec<String>> {
-    let files = [(&args.accelerate_config, Origin::Accelerate), (&args.deepspeed_config, Origin::Deepspeed)];
-    let mut sets = Vec::new();
-    for (file, origin) in files {
-        if let Some(file) = file {
-            let changes =
-                anyroll_import::changes(file, origin, config).map_err(|error| Error::Import(error.into()))?;
-            for row in changes.told {
-                tracing::warn!("{}: {row}", file.display());
-            }
-            sets.extend(changes.sets);
-        }
-    }
-    sets.extend_from_slice(&args.sets);
-    Ok(sets)
 }
 
 /// Starts the ranks of this host and waits until they have ended.

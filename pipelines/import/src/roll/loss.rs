@@ -96,10 +96,8 @@ fn clips(ledger: &mut Ledger, field: &str, kind: &str) {
             ledger.assume(&[("pg_clip_low", json!(0.2)), ("pg_clip_high", json!(0.2))]);
             ledger.copy_number("pg_clip_low", &format!("{field}.clip_low"));
             ledger.copy_number("pg_clip_high", &format!("{field}.clip_high"));
-            ledger.idle_all(&[
-                ("use_pg_clip_range", "the low and the high clip are set"),
-                ("pg_clip", "the low and the high clip are set"),
-            ]);
+            ledger.fold("use_pg_clip_range", "the low and the high clip are set");
+            ledger.idle_all(&[("pg_clip", "the low and the high clip are set")]);
         }
         _ => {
             ledger.fill(&format!("{field}.clip_high"), clip);
@@ -121,21 +119,31 @@ fn clips(ledger: &mut Ledger, field: &str, kind: &str) {
 /// Correction of sampling log-probs that differ from training's.
 fn correction(ledger: &mut Ledger, a: &str) {
     let key = |name: &str| format!("train_infer_correction.is_weight.{name}");
-    let [enabled, level, bound] = ["enabled", "weight_type", "upper_bound"].map(key);
+    let [enabled, level_key, bound] = ["enabled", "weight_type", "upper_bound"].map(key);
     if ledger.truth(&enabled) == Some(true) {
         let max = ledger.number(&bound).unwrap_or(1.2);
         let is_unbounded = ledger.peek(&bound).is_some_and(values::is_unset);
-        match ledger.text(&level).as_deref().unwrap_or("token") {
+        match ledger.text(&level_key).as_deref().unwrap_or("token") {
             _ if is_unbounded => ledger.refuse(&enabled, "weights have an upper bound"),
             level @ ("token" | "geometric" | "sequence") => {
                 ledger.fill(&format!("{a}.old_logprobs"), "recompute");
                 let truncate = json!({"truncate": {"level": level, "max": max}});
                 ledger.map(&enabled, &format!("{a}.rollout_correction"), truncate);
+                ledger.fold_all(&[
+                    (&level_key, "in `rollout_correction`"),
+                    (&bound, "in `rollout_correction`"),
+                ]);
             }
             _ => ledger.refuse(&enabled, "levels are token, geometric and sequence"),
         }
     }
-    ledger.idle_all(&[(&enabled, "off"), (&key("*"), "in `rollout_correction`, if it is on")]);
+    let off = "the correction is off";
+    ledger.idle_all(&[
+        (&enabled, "off"),
+        (&level_key, off),
+        (&bound, off),
+        (&key("lower_bound"), "weights have an upper bound only"),
+    ]);
     let filters = "train_infer_correction.filters";
     let is_on = |filter: &Value| filter.get("enabled").and_then(values::truth) == Some(true);
     match ledger.peek(filters) {

@@ -15,9 +15,10 @@ use self::{
     rewards::{rewards, workers},
     strategy::ROLLOUT_DEVICES,
 };
-use crate::shared::{DOWNLOAD, ONE_ENGINE, R, REPORTS, ROLLOUT_BATCH_SIZE};
-use crate::{ledger::Ledger, schedule::Schedule, values};
+use crate::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
+use crate::{ledger::Ledger, rules, schedule::Schedule, values};
 
+const REFERENCE: &str = "the reference uses the policy's strategy, or `roles.reference.strategy`";
 const DEAD: &str = "ROLL never reads it";
 
 fn defaults() -> [(&'static str, Value); 21] {
@@ -46,7 +47,7 @@ fn defaults() -> [(&'static str, Value); 21] {
     ]
 }
 
-const IDLE: [(&str, &str); 58] = [
+const IDLE: [(&str, &str); 90] = [
     ("hydra*", "a config is a single file"),
     ("logging_*", REPORTS),
     ("track_with", REPORTS),
@@ -72,7 +73,6 @@ const IDLE: [(&str, &str); 58] = [
     ("actor_train.model_args.flash_attn", "the attention kernel is chosen by device"),
     ("actor_train.model_args.attn_implementation", "the attention kernel is chosen by device"),
     ("actor_train.model_args.model_type", "the policy is a decoder"),
-    ("actor_train.data_args.template", "the model's folder has its chat template"),
     ("actor_train.data_args.dataset_dir", DEAD),
     ("actor_train.data_args.interleave_probs", DEAD),
     ("actor_train.data_args.preprocessing_num_workers", "every rank reads the data itself, without workers"),
@@ -83,7 +83,28 @@ const IDLE: [(&str, &str); 58] = [
     ("offload_nccl", ONE_ENGINE),
     ("actor_train.offload_nccl", ONE_ENGINE),
     ("actor_infer.offload_nccl", ONE_ENGINE),
-    ("reference.*", "the reference uses the policy's strategy, or `roles.reference.strategy`"),
+    ("reference.model_args.*", REFERENCE),
+    ("reference.strategy_args*", REFERENCE),
+    ("reference.data_args*", REFERENCE),
+    ("reference.training_args*", REFERENCE),
+    ("reference.device_mapping", ONE_PLACE),
+    ("reference.infer_batch_size", "scoring uses `strategy.micro_batch_size`"),
+    ("reference.world_size", ONE_PLACE),
+    ("reference.worker_cls", ONE_PLACE),
+    ("reference.offload_nccl", ONE_ENGINE),
+    ("actor_train.max_tokens_per_microbatch*", "sequences are always packed"),
+    ("actor_train.sequence_length_round*", "sequences are always packed"),
+    ("reference.max_tokens_per_microbatch*", "sequences are always packed"),
+    ("reference.use_*", "sequences are always packed"),
+    ("reference.sequence_*", "sequences are always packed"),
+    ("reference.system_envs*", "set environment variables in the shell"),
+    ("reference.logits_in_fp32", "log-probs are computed in fp32"),
+    ("actor_train.logits_in_fp32", "log-probs are computed in fp32"),
+    ("actor_train.world_size", "`devices` decides it"),
+    ("postive_loss_coef", DEAD),
+    ("positive_loss_coef", DEAD),
+    ("use_topr_loss", DEAD),
+    ("use_topr_neg_loss_coef", DEAD),
     ("model_download_type", "nothing is downloaded"),
     ("rollout_mock*", "samples are determined by the seed"),
     ("router_args*", ONE_ENGINE),
@@ -97,17 +118,29 @@ const IDLE: [(&str, &str); 58] = [
     ("local_rank", "`anyroll run` starts the ranks"),
     ("actor_train.use_remove_padding", "sequences are always packed"),
     ("actor_train.sequence_packing_args*", "sequences are always packed"),
-    ("actor_infer.*", ONE_ENGINE),
+    ("actor_infer.strategy_args*", ONE_ENGINE),
+    ("actor_infer.model_args.*", ONE_ENGINE),
+    ("actor_infer.data_args*", ONE_ENGINE),
+    ("actor_infer.training_args*", ONE_ENGINE),
+    ("actor_infer.device_mapping", ONE_PLACE),
+    ("actor_infer.infer_batch_size", "set by `rollout.batch_size`"),
+    ("actor_infer.num_gpus_per_worker", ONE_ENGINE),
+    ("actor_infer.world_size", ONE_PLACE),
+    ("actor_infer.worker_cls", ONE_ENGINE),
+    ("actor_infer.max_concurrency", ONE_ENGINE),
+    ("actor_infer.system_envs*", "set environment variables in the shell"),
+    ("actor_infer.backend_timeout", "`strategy.collective_timeout_s` bounds every wait"),
+    ("actor_infer.use_*", "sequences are always packed"),
+    ("actor_infer.logits_in_fp32", "log-probs are computed in fp32"),
     ("actor_train.system_envs*", "set environment variables in the shell"),
-    ("actor_train.model_args.model_name_or_path", "set by `pretrain`"),
     ("actor_train.max_concurrency", ONE_ENGINE),
     ("actor_train.backend_timeout", "`strategy.collective_timeout_s` bounds every wait"),
     ("validation.*", "evaluation is on held-out prompts, greedy and at temperature 1"),
     ("value_clip", "only for a critic"),
-    ("reward_pretrain", "rewards here are functions"),
+    ("reward_pretrain", "no reward model and no critic is loaded"),
 ];
 
-const REFUSED: [(&str, &str); 28] = [
+const REFUSED: [(&str, &str); 21] = [
     ("critic*", "set `pipeline.rlvr.critic` and the advantage `gae`"),
     ("async_generation_ratio", "set `rollout.async.ahead`"),
     ("use_additional_prompts", "the number of sampled prompts is fixed"),
@@ -119,22 +152,15 @@ const REFUSED: [(&str, &str); 28] = [
     ("length_loss_weight", "all samples have the same weight"),
     ("add_token_level_kl", "set `algorithm.kl_in`"),
     ("use_kl_loss", "set `algorithm.kl_in`"),
-    ("postive_loss_coef", "ROLL never reads it"),
-    ("use_topr_loss", "ROLL never reads it"),
-    ("global_template", "the model's folder has its chat template"),
-    ("tag_to_template*", "the model's folder has its chat template"),
     ("whiten_rewards", "advantages are whitened, by `whiten_advantages`"),
     ("reward_model*", "set a verifiable reward in `pipeline.rlvr.reward`"),
     ("actor_train.model_args.ulysses_size", "sequences are not split over ranks"),
     ("actor_train.model_args.freeze_module_prefix", "train all layers, or set `model.lora`"),
     ("use_reward_scaling", "set `algorithm.reward_norm`"),
     ("use_reward_norm", "set `algorithm.reward_norm`"),
-    ("reward_norm", "set `algorithm.reward_norm`"),
     ("reward_shift", "set `algorithm.reward_norm`"),
     ("reward_scale", "set `algorithm.reward_norm`"),
     ("add_len_reward", "shape lengths with the `length` reward"),
-    ("positive_loss_coef", "ROLL never reads it"),
-    ("use_topr_neg_loss_coef", "ROLL never reads it"),
     ("dataset_filter*", "remove records from the file"),
 ];
 
@@ -157,6 +183,12 @@ pub(super) fn apply(ledger: &mut Ledger) {
     rewards(ledger, &domains);
     data(ledger, &domains);
     single(ledger);
+    let template = "prompts are rendered by the template in the model's folder";
+    ledger.fold_all(&[
+        ("actor_train.data_args.template", template),
+        ("global_template", template),
+        ("tag_to_template*", template),
+    ]);
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
 }
@@ -178,6 +210,21 @@ fn single(ledger: &mut Ledger) {
 fn model(ledger: &mut Ledger) {
     if let Some(name) = ledger.text("pretrain") {
         ledger.change("pretrain", "model.path", name, DOWNLOAD);
+    }
+    // ROLL reads these names only if all of them are given.
+    let roles = ["actor_train", "actor_infer", "reference"];
+    let names = roles.map(|role| format!("{role}.model_args.model_name_or_path"));
+    let all_given = names.iter().all(|key| ledger.peek(key).is_some_and(|name| !values::is_unset(name)));
+    let [train, infer, reference] = &names;
+    for key in [train, infer] {
+        match all_given {
+            true => same_model(ledger, key, "the policy is the model of `pretrain`"),
+            false => ledger.idle_all(&[(key, "set by `pretrain`")]),
+        }
+    }
+    if all_given && is_other(ledger, reference) {
+        let name = ledger.text(reference).unwrap_or_default();
+        ledger.change(reference, "roles.reference.path", name, DOWNLOAD);
     }
     let dtype = "actor_train.model_args.dtype";
     match ledger.text(dtype).as_deref() {
@@ -267,13 +314,7 @@ fn adamw(ledger: &mut Ledger, section: &str, owner: &str) {
     ledger.copy_number(&args("learning_rate"), &format!("{adamw}.learning_rate"));
     ledger.copy_number(&args("weight_decay"), &format!("{adamw}.weight_decay"));
     let betas = [args("adam_beta1"), args("adam_beta2")];
-    if betas.iter().any(|key| ledger.peek(key).is_some()) {
-        let values: Vec<f64> =
-            betas.iter().zip([0.9, 0.999]).map(|(key, usual)| ledger.number(key).unwrap_or(usual)).collect();
-        for key in betas.iter().filter(|key| ledger.peek(key).is_some()).cloned().collect::<Vec<_>>() {
-            ledger.map(&key, &format!("{adamw}.betas"), values.clone());
-        }
-    }
+    rules::beta_keys(ledger, [&betas[0], &betas[1]], &format!("{adamw}.betas"));
     let schedule = Schedule {
         pipeline: owner,
         name: &args("lr_scheduler_type"),
@@ -336,18 +377,21 @@ fn algorithm(ledger: &mut Ledger, teacher_alone: bool) {
         Some("grpo" | "reinforce" | "agentic_reinforce") => {
             let gamma = ledger.number("gamma").unwrap_or(1.0);
             ledger.map("adv_estimator", &advantage, json!({"reinforce": {"gamma": gamma}}));
+            rules::fold_number(ledger, "gamma", "part of the advantage");
         }
         Some("gae") => {
             let [gamma, lambda] =
                 [("gamma", 1.0), ("lambd", 0.95)].map(|(key, usual)| ledger.number(key).unwrap_or(usual));
             ledger.map("adv_estimator", &advantage, json!({"gae": {"gamma": gamma, "lambda": lambda}}));
+            for key in ["gamma", "lambd"] {
+                rules::fold_number(ledger, key, "part of the advantage");
+            }
             critic(ledger);
         }
         Some(_) => ledger.refuse("adv_estimator", "advantages here are gae, grpo and reinforce"),
         None => {}
     }
-    ledger
-        .idle_all(&[("gamma", "part of the advantage"), ("lambd", "part of the advantage if that is `gae`")]);
+    ledger.idle_all(&[("gamma", "the advantage does not read it"), ("lambd", "only `gae` reads it")]);
     reward_norm(ledger, &a);
     for name in ["reward_clip", "advantage_clip"] {
         ledger.copy_number(name, &format!("{a}.{name}"));
@@ -364,7 +408,25 @@ fn algorithm(ledger: &mut Ledger, teacher_alone: bool) {
     selection(ledger);
 }
 
+/// Returns true if a key names a model other than `pretrain`.
+fn is_other(ledger: &Ledger, key: &str) -> bool {
+    let name = ledger.peek(key).filter(|name| !values::is_unset(name));
+    name.is_some_and(|name| ledger.draft("model.path") != Some(name))
+}
+
+/// Closes the name of a model that must be `pretrain`.
+fn same_model(ledger: &mut Ledger, key: &str, why: &str) {
+    match ledger.peek(key).is_some() && is_other(ledger, key) {
+        true => ledger.refuse(key, why),
+        false => ledger.idle_all(&[(key, "the model of `pretrain`")]),
+    }
+}
+
 fn critic(ledger: &mut Ledger) {
+    let begins = "the critic starts from the policy's weights: name the model of `pretrain`";
+    for key in ["critic.model_args.model_name_or_path", "reward_pretrain"] {
+        same_model(ledger, key, begins);
+    }
     let critic = format!("{R}.critic");
     ledger.assume(&[
         ("critic.training_args.learning_rate", json!(5e-5)),
@@ -377,10 +439,24 @@ fn critic(ledger: &mut Ledger) {
     }
     ledger.copy_number("value_clip", &format!("{critic}.value_clip"));
     ledger.copy_number("critic_warmup", &format!("{critic}.warmup_steps"));
-    ledger.idle_all(&[(
-        "critic.*",
-        "the critic uses the policy's model, mini-batches and strategy, or `roles.critic`",
-    )]);
+    let as_policy = "the critic uses the policy's model, mini-batches and strategy, or `roles.critic`";
+    ledger.fold_all(&[
+        ("critic.training_args.per_device_train_batch_size", as_policy),
+        ("critic.training_args.gradient_accumulation_steps", as_policy),
+        ("critic.model_args.*", as_policy),
+        ("critic.strategy_args*", as_policy),
+    ]);
+    ledger.idle_all(&[
+        ("critic.data_args*", "the critic reads what the policy wrote"),
+        ("critic.device_mapping", ONE_PLACE),
+        ("critic.infer_batch_size", "scoring uses `strategy.micro_batch_size`"),
+        ("critic.training_args.dataloader_num_workers", "the critic reads no data"),
+        ("critic.training_args.bf16", "set by `model_args.dtype`"),
+        ("critic.offload_nccl", ONE_ENGINE),
+        ("critic.worker_cls", "the loss is that of PPO"),
+        ("critic.use_*", "sequences are always packed"),
+        ("critic.system_envs*", "set environment variables in the shell"),
+    ]);
 }
 
 fn selection(ledger: &mut Ledger) {
@@ -402,12 +478,33 @@ fn selection(ledger: &mut Ledger) {
     ledger.idle_all(&thresholds.map(|(key, ..)| (key, "difficulty_mask is off")));
 }
 
+/// One key of older versions for both statistics.
+fn whole_norm(ledger: &mut Ledger, is_grpo: bool, field: &str) {
+    let key = "reward_norm";
+    rules::leave_unset(ledger, &[key]);
+    let has_newer = ["norm_mean_type", "norm_std_type"].iter().any(|key| ledger.peek(key).is_some());
+    match ledger.text(key).as_deref() {
+        None => {}
+        Some(_) if is_grpo => ledger.idle(key, "ROLL's grpo overwrites it"),
+        Some(_) if has_newer => ledger.idle(key, "`norm_mean_type` and `norm_std_type` decide"),
+        Some(over @ ("group" | "batch" | "running")) => {
+            let why = "since v0.2.1 ROLL reads `norm_mean_type` and `norm_std_type` instead";
+            for statistic in ["mean", "std"] {
+                ledger.fill(&format!("{field}.{statistic}"), over);
+            }
+            ledger.fold(key, format!("`{field}` by {over}: {why}"));
+        }
+        Some(_) => ledger.refuse(key, "must be group, batch or running"),
+    }
+}
+
 /// ROLL normalizes the rewards of each domain separately.
 fn reward_norm(ledger: &mut Ledger, a: &str) {
     let is_grpo =
         ledger.draft(&format!("{a}.advantage")).is_some_and(|advantage| advantage.get("grpo").is_some());
     let has_groups = ledger.draft(&format!("{R}.group_size")).and_then(Value::as_u64) > Some(1);
     let has_domains = workers(ledger).len() > 1;
+    whole_norm(ledger, is_grpo, &format!("{a}.reward_norm"));
     for (key, statistic) in [("norm_mean_type", "mean"), ("norm_std_type", "std")] {
         let field = format!("{a}.reward_norm.{statistic}");
         match ledger.text(key).as_deref() {

@@ -5,6 +5,29 @@ use serde_json::{Value, json};
 use super::data::{Domains, domain_of};
 use crate::{ledger::Ledger, shared::R, values};
 
+/// Settings of a reward's processes, which decide no score.
+const WORKERS: [&str; 19] = [
+    "judge_prompt",
+    "judge_model_type",
+    "judge_api_url",
+    "judge_model_name",
+    "judge_api_key",
+    "data_args",
+    "device_mapping",
+    "generating_args",
+    "infer_batch_size",
+    "model_args",
+    "strategy_args",
+    "training_args",
+    "world_size",
+    "tag_included",
+    "system_envs",
+    "max_concurrency",
+    "num_gpus_per_worker",
+    "code_url",
+    "use_local",
+];
+
 /// A worker that scores by one of three rules, with a penalty for short answers.
 const CROSS_THINK: &str = "CrossThinkQARuleRewardWorker";
 
@@ -55,7 +78,16 @@ pub(super) fn rewards(ledger: &mut Ledger, domains: &Domains) {
     if has_domains {
         ledger.fill(&format!("{R}.data.file.columns.domain"), "tag");
     }
-    ledger.idle_all(&[("rewards.*", "rewards here are functions in the ranks' processes")]);
+    let names: Vec<String> =
+        ledger.keys().filter_map(|key| key.strip_prefix("rewards.")).map(str::to_owned).collect();
+    for name in names {
+        let Some((_, field)) = name.split_once('.') else { continue };
+        if WORKERS.iter().any(|known| {
+            field.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        }) {
+            ledger.idle(&format!("rewards.{name}"), "rewards here are functions in the ranks' processes");
+        }
+    }
 }
 
 /// Keys of the rewards' workers, with their class names.

@@ -90,6 +90,9 @@ fn fsdp2(ledger: &mut Ledger, name: &str) {
         ("reduce_dtype", "gradients are summed in fp32"),
         ("wrap_policy*", BLOCKS),
         ("use_batched_model_update", "training and generation share one engine and its weights"),
+        ("apply_expert_patch", "experts are computed by grouped products"),
+        ("apply_tiled_mlp", "blocks are hand-written"),
+        ("tiled_num_shards", "blocks are hand-written"),
         ("async_save_ckpt", "checkpoints are written in the background"),
     ] {
         ledger.idle_all(&[(&config(key), why)]);
@@ -114,23 +117,53 @@ fn devices(ledger: &mut Ledger) {
             ledger.refuse(samples, "sampling needs as many devices as training, or a multiple");
         }
         None => {
-            ledger.change(trains, "devices", json!(training.len()), "the first devices, for all roles");
+            // Numbers count over all hosts, those of one host have a meaning here.
+            let on_host = ledger.whole("num_gpus_per_node").unwrap_or(8);
+            let is_first = training.iter().copied().eq(0..training.len() as u64);
+            match !is_first && training.iter().all(|device| *device < on_host) {
+                true => ledger.map(trains, "devices", training),
+                false => ledger.change(
+                    trains,
+                    "devices",
+                    json!(training.len()),
+                    "the first devices, for all roles",
+                ),
+            }
             ledger.idle_all(&[(samples, ONE_PLACE)]);
         }
     }
 }
 
-/// Parses `list(range(0,8))` or `[0, 1]`; at least one device.
+/// Parses `list(range(0,8))`, `list([1, 3])`, `[0, 1]` or sums of these; at least one device.
 fn listed(text: &str) -> Option<Vec<u64>> {
     let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
-    let found: Vec<u64> =
-        if let Some(bounds) = text.strip_prefix("list(range(").and_then(|rest| rest.strip_suffix("))")) {
-            let (start, end) = bounds.split_once(',').unwrap_or(("0", bounds));
-            let (start, end): (u64, u64) = (start.parse().ok()?, end.parse().ok()?);
-            (start..end.min(start.saturating_add(MOST_DEVICES + 1))).collect()
-        } else {
-            let items = text.strip_prefix('[')?.strip_suffix(']')?.split(',').filter(|item| !item.is_empty());
-            items.map(|item| item.parse().ok()).collect::<Option<_>>()?
-        };
-    Some(found).filter(|devices| (1..=MOST_DEVICES).contains(&(devices.len() as u64)))
+    let mut found = Vec::new();
+    for part in text.split('+') {
+        let list = part.strip_prefix("list(").and_then(|part| part.strip_suffix(')')).unwrap_or(part);
+        match list.strip_prefix("range(").and_then(|rest| rest.strip_suffix(')')) {
+            Some(bounds) => found.extend(range(bounds)?),
+            None => {
+                let items = list.strip_prefix('[')?.strip_suffix(']')?.split(',');
+                let items = items.filter(|item| !item.is_empty()).map(|item| item.parse().ok());
+                found.extend(items.collect::<Option<Vec<u64>>>()?);
+            }
+        }
+        if found.len() as u64 > MOST_DEVICES {
+            return None;
+        }
+    }
+    Some(found).filter(|devices| !devices.is_empty())
+}
+
+/// Parses the numbers of Python's `range`: an end, a start and an end, or these with a step.
+fn range(bounds: &str) -> Option<Vec<u64>> {
+    let numbers = bounds.split(',').map(|number| number.parse().ok()).collect::<Option<Vec<u64>>>()?;
+    let (start, end, step) = match numbers[..] {
+        [end] => (0, end, 1),
+        [start, end] => (start, end, 1),
+        [start, end, step] if step > 0 => (start, end, step),
+        _ => return None,
+    };
+    let step = usize::try_from(step).ok()?;
+    Some((start..end).step_by(step).take(MOST_DEVICES as usize + 1).collect())
 }

@@ -2,6 +2,7 @@
 //! documents, command separators, `case` arms, and variables assigned in the script. Nothing is executed.
 
 mod arithmetic;
+mod folders;
 mod heredoc;
 #[cfg(test)]
 mod tests;

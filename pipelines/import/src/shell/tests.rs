@@ -29,7 +29,7 @@ fn ends_of_commands() {
 #[test]
 fn redirections_are_no_words() {
     check("a 3 2>&1 | b", &[&["a", "3"], &["b"]]);
-    check("a >log 4 &>> 'l o g' 5 2>/dev/null <<END\nc\nEND", &[&["a", "4", "5"], &["c"], &["END"]]);
+    check("a >log 4 &>> 'l o g' 5 2>/dev/null <<END\nc\nEND", &[&["a", "4", "5", "c\n"]]);
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! Variables of a script.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    path::{Path, PathBuf},
+};
 
-use super::{Reader, arithmetic};
+use super::{Reader, arithmetic, folders};
 
 /// Result of an expansion.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,18 +38,36 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// Creates the variables of a new shell, with `HOME` and `PWD`.
-    pub fn of_shell() -> Self {
+    /// Creates the variables of a new shell that runs `script`: its path, `HOME` and `PWD`.
+    pub fn of_shell(script: &Path) -> Self {
+        let here = std::env::current_dir().ok();
+        let script = here.as_ref().map_or_else(|| script.to_owned(), |here| here.join(script));
+        let text = |path: PathBuf| Value::Text(path.display().to_string());
         let home = std::env::var("HOME").ok().map(Value::Text);
-        let here = std::env::current_dir().ok().map(|folder| Value::Text(folder.display().to_string()));
-        Self { assigned: HashMap::from([("HOME".to_owned(), home), ("PWD".to_owned(), here)]), expanded: 0 }
+        let values = [
+            ("HOME", home),
+            ("PWD", here.map(text)),
+            ("0", Some(text(script.clone()))),
+            ("BASH_SOURCE", Some(text(script))),
+        ];
+        Self { assigned: values.map(|(name, value)| (name.to_owned(), value)).into(), expanded: 0 }
+    }
+
+    /// The folder that the script runs in.
+    pub(super) fn folder(&self) -> Option<PathBuf> {
+        match self.assigned.get("PWD")?.as_ref()? {
+            Value::Text(folder) => Some(folder.into()),
+            Value::List(_) => None,
+        }
     }
 
     /// Counts an expansion of `name`.
     fn spend(&mut self, name: &str, bytes: usize) -> Result<(), String> {
         self.expanded = self.expanded.saturating_add(bytes);
         match self.expanded > MOST_EXPANDED {
-            true => Err(format!("the variable `{name}` grows too long: write out the values that the command needs")),
+            true => Err(format!(
+                "the variable `{name}` grows too long: write out the values that the command needs"
+            )),
             false => Ok(()),
         }
     }
@@ -91,17 +112,17 @@ impl Variables {
         })
     }
 
-    /// Expands `${name}`, `${name:-default}`, `${name[@]}`, `${name[0]}`, `$((1 + 2))` or `$(pwd)`, or returns
-    /// it unchanged.
+    /// Expands `${name}`, `${name:-default}`, `${name[@]}`, `${name[0]}`, `$((1 + 2))` or `$(pwd)`, or
+    /// returns it unchanged.
     pub(super) fn bracketed(&mut self, text: &str) -> Result<Value, String> {
         let itself = || Value::Text(text.to_owned());
-        if text.strip_prefix("$(").is_some_and(|inner| inner.trim_end_matches(')').trim() == "pwd") {
-            return self.plain("$PWD");
-        }
         if let Some(sum) = text.strip_prefix("$((").and_then(|sum| sum.strip_suffix("))")) {
             let sum = self.text_of(sum)?;
             let value = arithmetic::value(&sum, &|name| self.number(name));
             return Ok(value.map_or_else(itself, |value| Value::Text(value.to_string())));
+        }
+        if let Some(inner) = text.strip_prefix("$(").and_then(|inner| inner.strip_suffix(')')) {
+            return Ok(folders::named(inner, self).map_or_else(itself, Value::Text));
         }
         let Some(inner) = text.strip_prefix("${").and_then(|inner| inner.strip_suffix('}')) else {
             return Ok(itself());

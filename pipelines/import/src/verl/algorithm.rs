@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::{ACTOR, distillation, optimizer};
 use crate::{ledger::Ledger, rules, shared::R, values};
 
+const NO_CRITIC: &str = "the advantage needs no critic";
 const CRITIC: &str = "the critic uses the policy's model, mini-batches and strategy, or `roles.critic`";
 
 pub(super) fn apply(ledger: &mut Ledger) {
@@ -43,7 +44,11 @@ fn advantage(ledger: &mut Ledger, a: &str) {
                 _ => json!({"grpo": {"scale": "none"}}),
             };
             ledger.map(key, &field, advantage);
+            if kind != "reinforce_plus_plus_baseline" {
+                rules::fold_number(ledger, "algorithm.gamma", "part of the advantage");
+            }
             if kind == "gae" {
+                rules::fold_number(ledger, "algorithm.lam", "part of the advantage");
                 critic(ledger);
             }
         }
@@ -54,12 +59,23 @@ fn advantage(ledger: &mut Ledger, a: &str) {
         None => {}
     }
     ledger.idle_all(&[
-        ("algorithm.gamma", "part of the advantage"),
-        ("algorithm.lam", "part of the advantage if that is `gae`"),
+        ("algorithm.gamma", "the advantage does not read it"),
+        ("algorithm.lam", "the advantage does not read it"),
         (by_std, "only for grpo"),
-        ("critic.*", "the advantage needs no critic"),
-        ("trainer.critic_warmup", "the advantage needs no critic"),
+        ("trainer.critic_warmup", NO_CRITIC),
+        ("critic.cliprange_value", NO_CRITIC),
+        ("critic.grad_clip", NO_CRITIC),
+        ("critic.model.path", NO_CRITIC),
+        ("critic.model.lora_*", NO_CRITIC),
+        ("critic.model.target_modules", NO_CRITIC),
+        ("critic.model.external_lib", NO_CRITIC),
+        ("critic.rollout_n", NO_CRITIC),
     ]);
+    for table in [&CRITIC_CHANGED[..], &CRITIC_IDLE, &CRITIC_OPTIM] {
+        for name in table {
+            ledger.idle_all(&[(name, NO_CRITIC)]);
+        }
+    }
 }
 
 fn critic(ledger: &mut Ledger) {
@@ -73,11 +89,75 @@ fn critic(ledger: &mut Ledger) {
     optimizer(ledger, "critic.optim", &critic);
     ledger.copy_number("critic.cliprange_value", &format!("{critic}.value_clip"));
     ledger.copy_number("trainer.critic_warmup", &format!("{critic}.warmup_steps"));
-    ledger.idle_all(&[
-        ("critic.model.path", "the critic starts from the policy's weights"),
-        ("critic.*", CRITIC),
-    ]);
+    let path = "critic.model.path";
+    match (ledger.text(path), ledger.draft("model.path").and_then(Value::as_str)) {
+        (None, _) => {}
+        (Some(own), Some(policy)) if own == policy => {
+            ledger.idle(path, "the critic starts from the policy's weights");
+        }
+        _ => ledger.refuse(
+            path,
+            "the critic starts from the policy's weights: leave it out, or name the same model",
+        ),
+    }
+    ledger.fold_all(&CRITIC_CHANGED.map(|name| (name, CRITIC)));
+    ledger.idle_all(&CRITIC_IDLE.map(|name| (name, CRITIC)));
 }
+
+/// The critic's settings that may differ from the policy's in verl.
+const CRITIC_CHANGED: [&str; 11] = [
+    "critic.ppo_mini_batch_size",
+    "critic.ppo_epochs",
+    "critic.loss_agg_mode",
+    "critic.strategy",
+    "critic.shuffle",
+    "critic.fsdp*",
+    "critic.megatron.*",
+    "critic.model.enable_gradient_checkpointing",
+    "critic.model.fsdp_config.*",
+    "critic.model.override_config*",
+    "critic.optim.override_optimizer_config*",
+];
+
+/// The critic's optimizer, which [`optimizer`] maps if there is a critic.
+const CRITIC_OPTIM: [&str; 12] = [
+    "critic.optim.lr",
+    "critic.optim.lr_*",
+    "critic.optim.weight_decay",
+    "critic.optim.betas",
+    "critic.optim.min_lr_ratio",
+    "critic.optim.num_cycles",
+    "critic.optim.warmup_style",
+    "critic.optim.clip_grad",
+    "critic.optim.optimizer",
+    "critic.optim.optimizer_impl",
+    "critic.optim.min_lr",
+    "critic.optim.override_*",
+];
+
+/// The critic's settings that decide no result.
+const CRITIC_IDLE: [&str; 20] = [
+    "critic.enable",
+    "critic.ppo_micro_batch_size*",
+    "critic.ppo_max_token_len_per_gpu",
+    "critic.ppo_infer_max_token_len_per_gpu",
+    "critic.forward_*",
+    "critic.use_dynamic_bsz",
+    "critic.profiler.*",
+    "critic.checkpoint.*",
+    "critic.data_loader_seed",
+    "critic.load_weight",
+    "critic.nccl_timeout",
+    "critic.model_engine",
+    "critic.ulysses_sequence_parallel_size",
+    "critic.model.tokenizer_path",
+    "critic.model.use_remove_padding",
+    "critic.model.use_shm",
+    "critic.model.trust_remote_code",
+    "critic.model.enable_activation_offload",
+    "critic.optim.total_training_steps",
+    "critic.optim.zero_indexed_step",
+];
 
 fn loss(ledger: &mut Ledger, a: &str) {
     let key = format!("{ACTOR}.policy_loss.loss_mode");
@@ -99,10 +179,13 @@ fn loss(ledger: &mut Ledger, a: &str) {
     clips(ledger, &field, kind);
     match kind {
         "reinforce" => ledger.map(&key, &format!("{a}.loss"), "reinforce"),
-        _ => ledger.idle(&key, format!("its constants make it `{kind}`")),
+        _ => ledger.fold(&key, format!("its constants make it `{kind}`")),
     }
     ledger.idle_all(&[
-        (&format!("{ACTOR}.policy_loss.*"), "only for another loss"),
+        (&format!("{ACTOR}.policy_loss.clip_cov_*"), "only for another loss"),
+        (&format!("{ACTOR}.policy_loss.kl_cov_*"), "only for another loss"),
+        (&format!("{ACTOR}.policy_loss.ppo_kl_coef"), "only for another loss"),
+        (&format!("{ACTOR}.policy_loss.rollout_correction.*"), "set by `algorithm.rollout_correction`"),
         (&format!("{ACTOR}.tau_*"), "only for another loss"),
     ]);
 }
@@ -201,17 +284,31 @@ fn kl(ledger: &mut Ledger, a: &str) {
         kl_in_reward(ledger, in_reward, &field, &coefficient);
     }
     let why = "use_kl_in_reward is off";
-    ledger.idle_all(&[(in_reward, "off"), ("algorithm.kl_ctrl.*", why), ("algorithm.kl_penalty", why)]);
+    ledger.idle_all(&[(in_reward, "off"), ("algorithm.kl_penalty", why)]);
+    for name in ["type", "kl_coef", "target_kl", "horizon"] {
+        ledger.idle_all(&[(&format!("algorithm.kl_ctrl.{name}"), why)]);
+    }
 }
 
 fn kl_in_reward(ledger: &mut Ledger, key: &str, field: &str, coefficient: &str) {
     ledger.assume(&[("algorithm.kl_ctrl.kl_coef", json!(0.001)), ("algorithm.kl_penalty", json!("kl"))]);
     let [target, horizon] = [("target_kl", 0.1), ("horizon", 10_000.0)]
         .map(|(name, usual)| ledger.number(&format!("algorithm.kl_ctrl.{name}")).unwrap_or(usual));
-    let kl_in = match ledger.text("algorithm.kl_ctrl.type").as_deref() {
-        Some("adaptive") => json!({"reward": {"adaptive": {"target": target, "horizon": horizon}}}),
-        _ => json!({"reward": {}}),
+    let kind = "algorithm.kl_ctrl.type";
+    let is_adaptive = ledger.text(kind).as_deref() == Some("adaptive");
+    let kl_in = match is_adaptive {
+        true => json!({"reward": {"adaptive": {"target": target, "horizon": horizon}}}),
+        false => json!({"reward": {}}),
     };
+    match ledger.text(kind).as_deref() {
+        None | Some("adaptive" | "fixed") => ledger.fold_all(&[(kind, "in `kl_in`")]),
+        Some(_) => ledger.refuse(kind, "must be fixed or adaptive"),
+    }
+    if is_adaptive {
+        for name in ["target_kl", "horizon"] {
+            rules::fold_number(ledger, &format!("algorithm.kl_ctrl.{name}"), "in `kl_in`");
+        }
+    }
     ledger.map(key, field, kl_in);
     ledger.copy_number("algorithm.kl_ctrl.kl_coef", coefficient);
     match ledger.text("algorithm.kl_penalty").as_deref() {
@@ -219,7 +316,8 @@ fn kl_in_reward(ledger: &mut Ledger, key: &str, field: &str, coefficient: &str) 
         _ => ledger
             .refuse("algorithm.kl_penalty", "in rewards the KL penalty is k1; k2 and k3 go into the loss"),
     }
-    ledger.idle_all(&[("algorithm.kl_ctrl.*", "in `kl_in`")]);
+    let fixed = "the coefficient is fixed";
+    ledger.idle_all(&[("algorithm.kl_ctrl.target_kl", fixed), ("algorithm.kl_ctrl.horizon", fixed)]);
 }
 
 /// DAPO's dynamic sampling; 0 batches mean no limit.
@@ -231,12 +329,14 @@ fn filter_groups(ledger: &mut Ledger) {
         let why =
             "groups whose completions have equal scores are replaced, from up to this many batches per step";
         ledger.change(&enable, &format!("{R}.selection.mixed_groups"), json!({"max_batches": batches}), why);
-        ledger.idle_all(&[
-            (&most, "in `mixed_groups`"),
-            (&key("metric"), "completions are compared by the evaluation's score"),
-        ]);
+        rules::fold_number(ledger, &most, "in `mixed_groups`");
+        ledger.fold_all(&[(&key("metric"), "completions are compared by the evaluation's score")]);
     }
-    ledger.idle_all(&[(&key("*"), "off")]);
+    match ledger.truth(&enable) {
+        Some(false) => ledger.idle_all(&[(&key("*"), "off")]),
+        _ if ledger.peek(&enable).is_some() => ledger.refuse(&enable, "neither true nor false"),
+        _ => ledger.idle_all(&[(&key("*"), "not enabled")]),
+    }
 }
 
 fn correction(ledger: &mut Ledger, a: &str) {
@@ -249,7 +349,7 @@ fn correction(ledger: &mut Ledger, a: &str) {
             ledger.fill(&format!("{a}.old_logprobs"), "recompute");
             let truncate = json!({"truncate": {"level": level, "max": max}});
             ledger.map(&weights, &format!("{a}.rollout_correction"), truncate);
-            ledger.idle_all(&[(&cap, "in `rollout_correction`")]);
+            rules::fold_number(ledger, &cap, "in `rollout_correction`");
         }
         Some(_) => ledger.refuse(&weights, "levels are token and sequence"),
         None => ledger.idle_all(&[(&cap, "rollout_is is off")]),
@@ -257,9 +357,15 @@ fn correction(ledger: &mut Ledger, a: &str) {
     ledger.refuse_all(&[
         (&key("rollout_rs"), "see `algorithm.rollout_correction: mask`"),
         (&key("rollout_is_batch_normalize"), "weights are not normalized"),
+        (&key("rollout_token_veto_threshold"), "see `algorithm.rollout_correction: mask`"),
     ]);
-    ledger
-        .idle_all(&[(&key("*"), "the sampling log-probs are the old ones, since one engine computes both")]);
+    let one_engine = "one engine computes the log-probs of sampling and of training";
+    ledger.idle_all(&[
+        (&key("bypass_mode"), one_engine),
+        (&key("loss_type"), one_engine),
+        (&key("use_policy_gradient"), one_engine),
+        (&key("rollout_rs_threshold*"), "used with `rollout_rs` only"),
+    ]);
     let legacy = format!("{ACTOR}.tis_imp_ratio_cap");
     match ledger.number(&legacy) {
         Some(max) if max > 0.0 => {

@@ -15,6 +15,7 @@ const ROLLOUT: &str = "actor_rollout_ref.rollout";
 const REFERENCE: &str = "actor_rollout_ref.ref";
 const MODEL: &str = "actor_rollout_ref.model";
 
+const IMAGES: &str = "prompts are texts: for records without images leave it out";
 const PACKED: &str = "sequences are always packed";
 const SCORING: &str = "scoring uses `strategy.micro_batch_size`";
 const BLOCKS: &str = "a model is a list of blocks, each gathered separately";
@@ -46,7 +47,10 @@ fn defaults() -> [(&'static str, Value); 20] {
     ]
 }
 
-const IDLE: [(&str, &str); 84] = [
+const IDLE: [(&str, &str); 86] = [
+    ("trainer.use_legacy_worker_impl", ONE_ENGINE),
+    ("actor_rollout_ref.actor.use_prefix_grouper", PACKED),
+    ("actor_rollout_ref.model.torch_dtype", "the master weights are fp32"),
     ("hydra.*", "a config is a single file"),
     ("ray*", "`anyroll run` starts the ranks as processes"),
     ("transfer_queue.*", ONE_PLACE),
@@ -61,9 +65,11 @@ const IDLE: [(&str, &str); 84] = [
     ("data.dataloader_num_workers", ONE_READER),
     ("data.filter_overlong_prompts_workers", ONE_READER),
     ("data.validation_shuffle", "every evaluation uses the same held-out prompts"),
-    ("data.image_*", "prompts are texts"),
-    ("data.video_key", "prompts are texts"),
-    ("data.audio_key", "prompts are texts"),
+    ("data.image_patch_size", "prompts are texts"),
+    (
+        "actor_rollout_ref.ref.megatron.*",
+        "the reference uses the policy's strategy, or `roles.reference.strategy`",
+    ),
     ("data.trust_remote_code", "no code is run from a model's folder"),
     ("actor_rollout_ref.actor.use_dynamic_bsz", PACKED),
     ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", PACKED),
@@ -139,7 +145,13 @@ const IDLE: [(&str, &str); 84] = [
     ("trainer.v1.*", "set `rollout.async.ahead` for overlapping steps"),
 ];
 
-const REFUSED: [(&str, &str); 23] = [
+const REFUSED: [(&str, &str); 29] = [
+    ("data.image_key", IMAGES),
+    ("data.video_key", IMAGES),
+    ("data.audio_key", IMAGES),
+    ("actor_rollout_ref.rollout.quantization*", "weights are not quantised"),
+    ("actor_rollout_ref.rollout.enable_rollout_routing_replay", "one engine routes once"),
+    ("actor_rollout_ref.actor.router_replay*", "one engine routes once"),
     ("$*", "the variable's value is unknown: write it out"),
     ("config-name", "the config is not read with the command: import that YAML"),
     ("config-path", "the config is not read with the command: import that YAML"),
@@ -189,14 +201,69 @@ pub(super) fn apply(ledger: &mut Ledger) {
     if matches!(name.trim_end_matches(".yaml"), "ppo_trainer" | "ppo_megatron_trainer") {
         ledger.idle_all(&[("config-name", "its defaults are known"), ("config-path", "verl's own")]);
     }
-    if ledger.text("config-path").as_deref() == Some("config") {
+    if matches!(ledger.text("config-path").as_deref(), Some("config" | "./config")) {
         ledger.idle("config-path", "verl's own");
     }
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
-    // The remaining keys of this section configure its engines.
-    ledger.idle_all(&[(&format!("{ROLLOUT}.*"), ONE_ENGINE)]);
+    for name in ENGINE {
+        ledger.idle_all(&[(&format!("{ROLLOUT}.{name}"), ONE_ENGINE)]);
+    }
 }
+
+/// Keys of `rollout` that configure its engines or the weights' way to them.
+const ENGINE: [&str; 50] = [
+    "name",
+    "mode",
+    "dtype",
+    "gpu_memory_utilization",
+    "enforce_eager",
+    "cudagraph_capture_sizes",
+    "free_cache_engine",
+    "tensor_model_parallel_size",
+    "data_parallel_size",
+    "expert_parallel_size",
+    "pipeline_model_parallel_size",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "max_num_seqs",
+    "enable_chunked_prefill",
+    "chunked_prefill_size",
+    "enable_prefix_caching",
+    "logprobs_mode",
+    "scheduling_policy",
+    "load_format",
+    "layered_summon",
+    "layer_name_map.*",
+    "disable_log_stats",
+    "disable_log_requests",
+    "disable_logprobs",
+    "over_sample_rate",
+    "multi_stage_wake_up",
+    "multi_stage_resume",
+    "engine_kwargs*",
+    "calculate_log_probs",
+    "agent.*",
+    "checkpoint_engine.*",
+    "update_weights_bucket*",
+    "skip_*",
+    "nnodes",
+    "n_gpus_per_node",
+    "server.*",
+    "custom*",
+    "limit_images",
+    "swap_space",
+    "block_size",
+    "use_v2_block_manager",
+    "use_fire_pool",
+    "micro_batch_size",
+    "nccl_timeout",
+    "tokenizer_worker_num",
+    "enable_sleep_mode",
+    "enable_weight_sync*",
+    "stream_interval",
+    "mtp.*",
+];
 
 /// The experiment's name, reduced to characters allowed in a folder's name.
 fn name(ledger: &mut Ledger) {
@@ -228,6 +295,7 @@ fn model(ledger: &mut Ledger) {
         ledger.change(&key, "model.path", path, DOWNLOAD);
     }
     ledger.either(&format!("{MODEL}.enable_gradient_checkpointing"), "strategy.recompute", "full", "none");
+    megatron_adapters(ledger);
     let [rank, alpha, targets] =
         ["lora_rank", "lora_alpha", "target_modules"].map(|name| format!("{MODEL}.{name}"));
     match ledger.number(&rank).is_some_and(|rank| rank > 0.0) {
@@ -248,6 +316,24 @@ fn model(ledger: &mut Ledger) {
     }
     if ledger.number(&format!("{MODEL}.lora.rank")).is_none_or(|rank| rank == 0.0) {
         ledger.idle_all(&[(&format!("{MODEL}.lora.*"), "off")]);
+    }
+}
+
+/// Adapters of Megatron's models, by default of all matrices, have a section of their own.
+fn megatron_adapters(ledger: &mut Ledger) {
+    let key = |name: &str| format!("{MODEL}.lora.{name}");
+    if !ledger.number(&key("rank")).is_some_and(|rank| rank > 0.0) {
+        return;
+    }
+    if ledger.text(&key("lora_A_init_method")).as_deref() == Some("kaiming") {
+        ledger.idle(&key("lora_A_init_method"), "the same as here");
+    }
+    if ledger.text(&key("type")).as_deref() == Some("lora") {
+        ledger.idle(&key("type"), "the same as here");
+    }
+    ledger.copy_number(&key("dropout"), "model.lora.dropout");
+    for (old, new) in [("rank", "lora_rank"), ("alpha", "lora_alpha")] {
+        ledger.rename(&[(&*key(old), &*format!("{MODEL}.{new}"))]);
     }
 }
 
@@ -407,6 +493,7 @@ fn micro_batch(ledger: &mut Ledger, world: u64) {
             let why = format!("as many sequences of up to {longest} tokens as fit into {room}");
             ledger.change(&tokens, field, (room / longest).max(1), why);
         }
+        ledger.fold(&dynamic, "micro-batches have a fixed number of sequences, of the longest length");
         return ledger.idle_all(&[(&per_device, "use_dynamic_bsz is on"), (&all, "use_dynamic_bsz is on")]);
     }
     rules::map_count(ledger, &per_device, field, 1);
@@ -471,9 +558,7 @@ fn optimizer(ledger: &mut Ledger, section: &str, owner: &str) {
     // A critic decays the same weights as the policy.
     let decays = ledger.draft(&format!("{R}.optimizer.adamw.decays")).cloned().unwrap_or(json!("all"));
     ledger.fill(&format!("{adamw}.decays"), decays);
-    if let Some(betas) = ledger.peek(&key("betas")).cloned() {
-        ledger.map(&key("betas"), &format!("{adamw}.betas"), betas);
-    }
+    rules::betas(ledger, &key("betas"), &format!("{adamw}.betas"));
     let clip = format!("{owner}.optimizer.max_grad_norm");
     rules::max_grad_norm(ledger, &format!("{}.grad_clip", section.trim_end_matches(".optim")), &clip);
     ledger.idle_all(&[(&key("clip_grad"), "`grad_clip` sets it")]);
@@ -555,8 +640,13 @@ fn data(ledger: &mut Ledger) {
     let (shuffle, why) = ("data.shuffle", "prompts are always shuffled, by the seed");
     match ledger.truth(shuffle) {
         Some(true) => ledger.idle(shuffle, why),
-        _ if ledger.peek(shuffle).is_some() => ledger.refuse(shuffle, why),
-        _ => {}
+        Some(false) => ledger.fold(shuffle, why),
+        None => ledger.refuse_all(&[(shuffle, why)]),
+    }
+    // A dump of verl's defaults has both keys.
+    let usual = |(key, name): (&str, &str)| ledger.text(key).is_some_and(|text| text == name);
+    if [("data.image_key", "images"), ("data.video_key", "videos")].into_iter().all(usual) {
+        ledger.idle_all(&[("data.image_key", "verl's default"), ("data.video_key", "verl's default")]);
     }
 }
 

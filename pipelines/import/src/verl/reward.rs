@@ -11,7 +11,10 @@ use crate::{
 };
 
 /// Older names of keys that are now below `reward`.
-const OLD_TO_NEW: [(&str, &str); 5] = [
+const OLD_TO_NEW: [(&str, &str); 8] = [
+    ("reward_model.sandbox_fusion.url", "reward.sandbox_fusion.url"),
+    ("reward_model.sandbox_fusion.max_concurrent", "reward.sandbox_fusion.max_concurrent"),
+    ("reward_model.sandbox_fusion.memory_limit_mb", "reward.sandbox_fusion.memory_limit_mb"),
     ("custom_reward_function.path", FUNCTION),
     ("custom_reward_function.name", FUNCTION_NAME),
     ("reward_model.enable", "reward.reward_model.enable"),
@@ -31,6 +34,35 @@ const OVERLONG: [&str; 3] = [
 ];
 
 const HOST: &str = "a reward model runs on the host unless its `backend` is set";
+/// Settings of the server or the ranks that score with a reward model.
+const SERVED: [&str; 25] = [
+    "enable",
+    "enable_resource_pool",
+    "n_gpus_per_node",
+    "nnodes",
+    "strategy",
+    "model.input_tokenizer",
+    "model.path",
+    "model.use_shm",
+    "model.trust_remote_code",
+    "model.use_remove_padding",
+    "model.use_fused_kernels",
+    "model.fsdp_config.*",
+    "model.tokenizer_path",
+    "micro_batch_size*",
+    "use_dynamic_bsz",
+    "forward_max_token_len_per_gpu",
+    "forward_*",
+    "ulysses_sequence_parallel_size",
+    "megatron.*",
+    "profiler.*",
+    "launch_reward_fn_async",
+    "use_reward_loop",
+    "num_workers",
+    "rollout.*",
+    "nccl_timeout",
+];
+
 const SANDBOX: &str = "set the sandbox in the `code` reward: see docs/guides/rewards.md";
 const BY_NAME: &str =
     "verl scores by the data's name: this suits gsm8k and similar data, others are in docs/guides/rewards.md";
@@ -69,15 +101,26 @@ pub(super) fn apply(ledger: &mut Ledger) {
         ("custom_reward_function.reward_kwargs*", "set it in the reward's fields"),
         ("reward.custom_reward_function.reward_kwargs*", "set it in the reward's fields"),
     ]);
+    for section in ["reward.reward_model", "reward_model"] {
+        for name in SERVED {
+            ledger.idle_all(&[(&format!("{section}.{name}"), HOST)]);
+        }
+        for name in ["model.override_config*", "max_length", "model.external_lib"] {
+            let why = "a reward model scores whole texts, as its folder says";
+            ledger.fold_all(&[(&format!("{section}.{name}"), why)]);
+        }
+    }
     ledger.idle_all(&[
         (FUNCTION_NAME, "no file is set for it"),
         (MANAGER, "each completion is scored when it ends"),
         ("reward.reward_manager.*", "each completion is scored when it ends"),
-        ("reward.reward_model.*", HOST),
-        ("reward_model.*", HOST),
         ("reward.num_workers", "set `scoring.workers`"),
-        ("reward.sandbox_fusion.*", "no sandbox URL is set"),
-        ("sandbox_fusion.*", "no sandbox URL is set"),
+        ("reward.sandbox_fusion.url", "no sandbox URL is set"),
+        ("reward.sandbox_fusion.max_concurrent", "no sandbox URL is set"),
+        ("reward.sandbox_fusion.memory_limit_mb", "no sandbox URL is set"),
+        ("sandbox_fusion.url", "no sandbox URL is set"),
+        ("sandbox_fusion.max_concurrent", "no sandbox URL is set"),
+        ("sandbox_fusion.memory_limit_mb", "no sandbox URL is set"),
     ]);
 }
 
@@ -93,7 +136,10 @@ fn scorer(ledger: &mut Ledger) -> (&'static str, Value, &'static str) {
     }
     let is_model = ledger.truth("reward.reward_model.enable") == Some(true);
     match ledger.text(MODEL) {
-        Some(path) if is_model => (MODEL, json!({"model": {"path": path, "chat": true}}), DOWNLOAD),
+        Some(path) if is_model => {
+            ledger.fold("reward.reward_model.enable", "in the reward's terms");
+            (MODEL, json!({"model": {"path": path, "chat": true}}), DOWNLOAD)
+        }
         Some(_) => {
             ledger.idle(MODEL, "the reward model is off");
             (MANAGER, json!({"math": {}}), BY_NAME)
