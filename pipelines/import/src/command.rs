@@ -25,12 +25,13 @@ pub(super) struct Program {
 /// Prefixes of the programs' names.
 const PACKAGES: [&str; 3] = ["openrlhf.cli.", "verl.trainer.", "recipe."];
 
-const PROGRAMS: [Program; 6] = [
+const PROGRAMS: [Program; 7] = [
     Program { origin: Origin::Openrlhf, names: &["openrlhf.cli.train_ppo_ray"], keys: flags },
     Program { origin: Origin::OpenrlhfSft, names: &["openrlhf.cli.train_sft"], keys: flags },
     Program { origin: Origin::OpenrlhfDpo, names: &["openrlhf.cli.train_dpo"], keys: flags },
     Program { origin: Origin::OpenrlhfRm, names: &["openrlhf.cli.train_rm"], keys: flags },
     Program { origin: Origin::OpenrlhfKto, names: &["openrlhf.cli.train_kto"], keys: flags },
+    Program { origin: Origin::VerlSft, names: &["verl.trainer.fsdp_sft_trainer"], keys: overrides },
     Program {
         origin: Origin::Verl,
         names: &["verl.trainer.main_ppo", "recipe.dapo.main_dapo"],

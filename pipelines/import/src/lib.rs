@@ -17,6 +17,7 @@ mod ledger;
 mod megatron;
 mod openrlhf;
 mod openrlhf_offline;
+mod openrlhf_rewards;
 mod roll;
 mod rules;
 mod schedule;
@@ -73,6 +74,8 @@ pub enum Origin {
     OpenrlhfKto,
     /// A script or a line that calls `verl.trainer.main_ppo`, or its YAML.
     Verl,
+    /// A script or a line that calls `verl.trainer.fsdp_sft_trainer`.
+    VerlSft,
     /// trlx's TRLConfig YAML.
     Trlx,
 }
@@ -101,7 +104,7 @@ pub enum Error {
     #[error(
         "{}: unrecognized config format{hint}; pass --from roll, accelerate, deepspeed, trl, trl-sft, \
          trl-dpo, trl-reward, trl-kto, trl-gkd, openrlhf, openrlhf-sft, openrlhf-dpo, openrlhf-rm, \
-         openrlhf-kto, verl or trlx",
+         openrlhf-kto, verl, verl-sft or trlx",
         path.display()
     )]
     Unknown {
@@ -191,6 +194,7 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
         Origin::OpenrlhfRm => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Rm),
         Origin::OpenrlhfKto => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Kto),
         Origin::Verl => verl::apply(&mut ledger),
+        Origin::VerlSft => verl::sft::apply(&mut ledger),
         Origin::Trlx => trlx::apply(&mut ledger),
     }
     let (draft, rows) = ledger.finish();

@@ -389,6 +389,13 @@ fn verls_keys() {
         actor_rollout_ref.rollout.top_k=20 actor_rollout_ref.rollout.gpu_memory_utilization=0.5 actor_rollout_ref.rollout.name=vllm \
         trainer.n_gpus_per_node=4 trainer.nnodes=1 trainer.total_epochs=3 trainer.save_freq=10 trainer.test_freq=5 \
         trainer.experiment_name=run trainer.val_before_train=False trainer.max_actor_ckpt_to_keep=2";
+    let sft = "torchrun -m verl.trainer.fsdp_sft_trainer";
+    let text = "data.train_files=a.parquet data.val_files=b.parquet model.partial_pretrain=m optim.lr=1e-4 optim.betas=[0.9,0.99] \
+        optim.weight_decay=0.1 optim.lr_warmup_steps_ratio=0.2 optim.clip_grad=0.5 optim.lr_scheduler=cosine data.prompt_key=q \
+        data.response_key=a data.prompt_dict_keys=[b] data.train_batch_size=64 data.micro_batch_size_per_gpu=2 data.max_length=512 \
+        data.truncation=right model.lora_rank=8 model.lora_alpha=32 model.target_modules=[q_proj] trainer.total_epochs=2 \
+        trainer.save_freq=10 trainer.test_freq=5 trainer.seed=4 trainer.experiment_name=run model.enable_gradient_checkpointing=False";
+    check(&Example::new(Origin::VerlSft, Form::Overrides(sft), &format!("{sft} {text}")));
     for more in [
         "algorithm.adv_estimator=gae algorithm.gamma=0.99 algorithm.lam=0.9 critic.model.path=m critic.optim.lr=3e-5 \
          critic.ppo_mini_batch_size=32 critic.cliprange_value=0.3 critic.ppo_micro_batch_size_per_gpu=4 trainer.critic_warmup=2 \

@@ -410,3 +410,35 @@ algorithm: {adv_estimator: rloo}
         assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
     }
 }
+
+#[test]
+fn its_supervised_trainer() {
+    let program = "torchrun --nproc_per_node=4 -m verl.trainer.fsdp_sft_trainer";
+    let usual = "data.train_files=a.parquet data.val_files=b.parquet model.partial_pretrain=m optim.lr=1e-4";
+    let import = |more: &str| imported("sft.sh", &format!("{program} {usual} {more}"), Origin::VerlSft);
+    let parts = import(
+        "data.prompt_key=extra_info data.response_key=extra_info data.prompt_dict_keys=['question'] \
+         +data.response_dict_keys=['answer'] model.lora_rank=32 model.target_modules=all-linear trainer.total_epochs=2",
+    );
+    check_refused(&parts, &[]);
+    check_loads_as("offline", &parts);
+    for line in [
+        "        columns:\n          prompt: extra_info.question\n          answer: extra_info.answer\n",
+        "    batch_size: 256\n",
+        "        learning_rate: 0.0001\n",
+        "        held_out: b.parquet\n",
+        "        long_prompts: refuse\n",
+        "  lora:\n    rank: 32\n    alpha: 16\n",
+        "      data_epochs: 2\n",
+    ] {
+        assert!(parts.yaml().contains(line), "no\n{line}in\n{}", parts.yaml());
+    }
+    let turns = import("data.multiturn.enable=true data.multiturn.messages_key=talk data.truncation=left");
+    check_refused(&turns, &[]);
+    check_loads_as("offline", &turns);
+    for line in ["    turns: all\n", "          answer: talk\n", "          truncate: keep_end\n"] {
+        assert!(turns.yaml().contains(line), "no\n{line}in\n{}", turns.yaml());
+    }
+    check_refused(&import("ulysses_sequence_parallel_size=2"), &["ulysses_sequence_parallel_size"]);
+    check_refused(&import("data.my_own=2"), &["data.my_own"]);
+}

@@ -4,23 +4,20 @@
 mod algorithm;
 mod distillation;
 mod reward;
+pub(super) mod sft;
+mod tables;
 
 use serde_json::{Value, json};
 
-use super::shared::{DOWNLOAD, NO_EPOCHS, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
+use tables::{ENGINE, IDLE, REFUSED};
+
+use super::shared::{DOWNLOAD, NO_EPOCHS, ONE_ENGINE, R, ROLLOUT_BATCH_SIZE};
 use super::{ledger::Ledger, megatron, rules, schedule::Schedule};
 
 const ACTOR: &str = "actor_rollout_ref.actor";
 const ROLLOUT: &str = "actor_rollout_ref.rollout";
 const REFERENCE: &str = "actor_rollout_ref.ref";
 const MODEL: &str = "actor_rollout_ref.model";
-
-const IMAGES: &str = "prompts are texts: for records without images leave it out";
-const PACKED: &str = "sequences are always packed";
-const SCORING: &str = "scoring uses `strategy.micro_batch_size`";
-const BLOCKS: &str = "a model is a list of blocks, each gathered separately";
-const FUSED: &str = "blocks are hand-written; nothing is compiled";
-const ONE_READER: &str = "every rank reads the data itself, without workers";
 
 fn defaults() -> [(&'static str, Value); 20] {
     [
@@ -46,142 +43,6 @@ fn defaults() -> [(&'static str, Value); 20] {
         ("trainer.test_freq", json!(-1)),
     ]
 }
-
-const IDLE: [(&str, &str); 86] = [
-    ("trainer.use_legacy_worker_impl", ONE_ENGINE),
-    ("actor_rollout_ref.actor.use_prefix_grouper", PACKED),
-    ("actor_rollout_ref.model.torch_dtype", "the master weights are fp32"),
-    ("hydra.*", "a config is a single file"),
-    ("ray*", "`anyroll run` starts the ranks as processes"),
-    ("transfer_queue.*", ONE_PLACE),
-    ("global_profiler.*", REPORTS),
-    ("skip.*", ONE_ENGINE),
-    ("actor_rollout_ref.hybrid_engine", ONE_ENGINE),
-    ("data.tokenizer", "the model's folder has its tokenizer"),
-    ("data.use_shm", ONE_READER),
-    ("data.val_batch_size", "evaluation uses the batch sizes of training"),
-    ("data.gen_batch_size", "all prompts of a step are sampled together"),
-    ("data.return_*", "prompts are rendered by the model's chat template"),
-    ("data.dataloader_num_workers", ONE_READER),
-    ("data.filter_overlong_prompts_workers", ONE_READER),
-    ("data.validation_shuffle", "every evaluation uses the same held-out prompts"),
-    ("data.image_patch_size", "prompts are texts"),
-    (
-        "actor_rollout_ref.ref.megatron.*",
-        "the reference uses the policy's strategy, or `roles.reference.strategy`",
-    ),
-    ("data.trust_remote_code", "no code is run from a model's folder"),
-    ("actor_rollout_ref.actor.use_dynamic_bsz", PACKED),
-    ("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", PACKED),
-    ("actor_rollout_ref.actor.ppo_infer_max_token_len_per_gpu", PACKED),
-    ("actor_rollout_ref.actor.use_remove_padding", PACKED),
-    ("actor_rollout_ref.actor.pad_to_length*", PACKED),
-    ("actor_rollout_ref.actor.shuffle", "mini-batches are redrawn in each epoch"),
-    ("actor_rollout_ref.actor.data_loader_seed", "`seed` seeds everything"),
-    ("actor_rollout_ref.actor.rollout_n", "it is the group's size"),
-    ("actor_rollout_ref.actor.use_torch_compile", FUSED),
-    ("actor_rollout_ref.actor.use_fused_kernels", "fused kernels are always used"),
-    ("actor_rollout_ref.actor.entropy_*", "the head is computed in chunks"),
-    ("actor_rollout_ref.actor.calculate_*", REPORTS),
-    ("actor_rollout_ref.actor.profiler.*", REPORTS),
-    ("actor_rollout_ref.actor.checkpoint.*", "checkpoints contain everything"),
-    ("actor_rollout_ref.actor.fsdp_config.wrap_policy.*", BLOCKS),
-    ("actor_rollout_ref.actor.fsdp_config.forward_prefetch", "the next block is always fetched ahead"),
-    ("actor_rollout_ref.actor.fsdp_config.model_dtype", "the master weights are fp32"),
-    ("actor_rollout_ref.actor.fsdp_config.mixed_precision.*", "gradients are summed in fp32"),
-    ("actor_rollout_ref.actor.fsdp_config.use_*", BLOCKS),
-    ("actor_rollout_ref.actor.fsdp_config.seed", "`seed` seeds everything"),
-    ("actor_rollout_ref.actor.fsdp_config.entropy_*", "the head is computed in chunks"),
-    ("actor_rollout_ref.actor.fsdp_config.pad_to_length*", PACKED),
-    ("actor_rollout_ref.actor.fsdp_config.strategy", "one layout serves every stage"),
-    ("actor_rollout_ref.actor.fsdp_config.forward_only", "one layout serves every stage"),
-    ("actor_rollout_ref.actor.optim.total_training_steps", "the schedule ends with the run"),
-    ("actor_rollout_ref.actor.optim.zero_indexed_step", "a schedule starts with the first rate above 0"),
-    ("actor_rollout_ref.model.use_*", "fused kernels and packing are always used"),
-    ("actor_rollout_ref.model.fused_kernel_options.*", "fused kernels are always used"),
-    ("actor_rollout_ref.model.tokenizer_path", "the model's folder has its tokenizer"),
-    ("actor_rollout_ref.model.hf_config_path", "the model's folder has its config"),
-    ("actor_rollout_ref.model.trust_remote_code", "no code is run from a model's folder"),
-    ("actor_rollout_ref.ref.log_prob_*", SCORING),
-    ("actor_rollout_ref.ref.strategy", ONE_PLACE),
-    ("actor_rollout_ref.ref.rollout_n", "it is the group's size"),
-    ("actor_rollout_ref.ref.use_torch_compile", FUSED),
-    ("actor_rollout_ref.ref.profiler.*", REPORTS),
-    ("actor_rollout_ref.ref.entropy_*", "the reference has no entropy term"),
-    ("actor_rollout_ref.ref.pad_to_length", PACKED),
-    (
-        "actor_rollout_ref.ref.fsdp_config.*",
-        "the reference uses the policy's strategy, or `roles.reference.strategy`",
-    ),
-    ("actor_rollout_ref.rollout.log_prob_*", SCORING),
-    ("actor_rollout_ref.rollout.prompt_length", "set by `data.max_prompt_length`"),
-    ("actor_rollout_ref.rollout.do_sample", "completions are sampled"),
-    ("actor_rollout_ref.rollout.seed", "`seed` seeds everything"),
-    (
-        "actor_rollout_ref.rollout.val_kwargs.*",
-        "evaluation is on held-out prompts, greedy and at temperature 1",
-    ),
-    ("actor_rollout_ref.rollout.profiler.*", REPORTS),
-    ("actor_rollout_ref.rollout.prometheus.*", "set `metrics.prometheus`"),
-    ("actor_rollout_ref.rollout.trace.*", REPORTS),
-    ("critic.rollout_n", "it is the group's size"),
-    ("trainer.nnodes", "torchrun, Slurm or Kubernetes start the ranks of several hosts"),
-    ("trainer.device", "`backend: auto` takes the first usable one"),
-    ("trainer.balance_batch", "every rank has an equal share of each mini-batch"),
-    ("trainer.project_name", REPORTS),
-    ("trainer.logger", REPORTS),
-    ("trainer.log_val_generations", REPORTS),
-    ("trainer.rollout_data_dir", "samples are in samples.jsonl of the run folder"),
-    ("trainer.validation_data_dir", "samples are in samples.jsonl of the run folder"),
-    ("trainer.default_local_dir", "set by --output"),
-    ("trainer.default_hdfs_dir", "set by --output"),
-    ("trainer.resume_*", "`anyroll run --resume DIR`"),
-    ("trainer.del_local_ckpt_after_load", "set by `checkpoint.keep_last`"),
-    ("trainer.max_critic_ckpt_to_keep", "a checkpoint has all that is trained"),
-    ("trainer.esi_redundant_time", "Ctrl-C and SIGTERM save a checkpoint"),
-    ("trainer.ray_wait_register_center_timeout", "`anyroll run` starts the ranks as processes"),
-    ("trainer.val_before_train", "evaluation comes before the first step and after the last one"),
-    ("trainer.use_v1", ONE_ENGINE),
-    ("trainer.v1.*", "set `rollout.async.ahead` for overlapping steps"),
-];
-
-const REFUSED: [(&str, &str); 29] = [
-    ("data.image_key", IMAGES),
-    ("data.video_key", IMAGES),
-    ("data.audio_key", IMAGES),
-    ("actor_rollout_ref.rollout.quantization*", "weights are not quantised"),
-    ("actor_rollout_ref.rollout.enable_rollout_routing_replay", "one engine routes once"),
-    ("actor_rollout_ref.actor.router_replay*", "one engine routes once"),
-    ("$*", "the variable's value is unknown: write it out"),
-    ("config-name", "the config is not read with the command: import that YAML"),
-    ("config-path", "the config is not read with the command: import that YAML"),
-    ("data.custom_cls.*", "records are read by their columns"),
-    ("data.apply_chat_template_kwargs*", "prompts are rendered by the model's chat template without options"),
-    ("data.tool_config_path", "tool calls are not supported"),
-    (
-        "data.function_tool_path",
-        "write a class that reads calls from the text and set it in `rollout.environment`, docs/guides/environments.md",
-    ),
-    ("data.train_max_samples", "shorten the file"),
-    ("actor_rollout_ref.actor.fsdp_config.qat.*", "weights are not quantised"),
-    ("actor_rollout_ref.actor.fsdp_config.full_determinism", "set `strategy.deterministic`"),
-    ("actor_rollout_ref.actor.qat.*", "weights are not quantised"),
-    ("actor_rollout_ref.actor.megatron*", "set it in `strategy`"),
-    ("actor_rollout_ref.actor.freeze_vision_tower", "models are text models"),
-    ("actor_rollout_ref.model.override_config*", "the model's folder has its config"),
-    ("actor_rollout_ref.model.external_lib", "code from outside the model is not run"),
-    ("actor_rollout_ref.model.custom_chat_template", "the template is that of the model's folder"),
-    ("actor_rollout_ref.model.exclude_modules", "set the matrices with adapters in `model.lora.targets`"),
-    ("actor_rollout_ref.model.lora*", "set `model.lora`"),
-    ("actor_rollout_ref.model.enable_activation_offload", "set `strategy.recompute`"),
-    (
-        "actor_rollout_ref.rollout.multi_turn*",
-        "write the environment as a class and set it in `rollout.environment`, docs/guides/environments.md",
-    ),
-    ("actor_rollout_ref.rollout.ignore_eos", "a completion ends with its end token"),
-    ("trainer.val_only", "`anyroll generate` and `score` evaluate a model"),
-    ("algorithm.use_pf_ppo", "all samples have the same weight"),
-];
 
 pub(super) fn apply(ledger: &mut Ledger) {
     ledger.idle_ending("._target_", "configs do not name classes");
@@ -210,60 +71,6 @@ pub(super) fn apply(ledger: &mut Ledger) {
         ledger.idle_all(&[(&format!("{ROLLOUT}.{name}"), ONE_ENGINE)]);
     }
 }
-
-/// Keys of `rollout` that configure its engines or the weights' way to them.
-const ENGINE: [&str; 50] = [
-    "name",
-    "mode",
-    "dtype",
-    "gpu_memory_utilization",
-    "enforce_eager",
-    "cudagraph_capture_sizes",
-    "free_cache_engine",
-    "tensor_model_parallel_size",
-    "data_parallel_size",
-    "expert_parallel_size",
-    "pipeline_model_parallel_size",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "max_num_seqs",
-    "enable_chunked_prefill",
-    "chunked_prefill_size",
-    "enable_prefix_caching",
-    "logprobs_mode",
-    "scheduling_policy",
-    "load_format",
-    "layered_summon",
-    "layer_name_map.*",
-    "disable_log_stats",
-    "disable_log_requests",
-    "disable_logprobs",
-    "over_sample_rate",
-    "multi_stage_wake_up",
-    "multi_stage_resume",
-    "engine_kwargs*",
-    "calculate_log_probs",
-    "agent.*",
-    "checkpoint_engine.*",
-    "update_weights_bucket*",
-    "skip_*",
-    "nnodes",
-    "n_gpus_per_node",
-    "server.*",
-    "custom*",
-    "limit_images",
-    "swap_space",
-    "block_size",
-    "use_v2_block_manager",
-    "use_fire_pool",
-    "micro_batch_size",
-    "nccl_timeout",
-    "tokenizer_worker_num",
-    "enable_sleep_mode",
-    "enable_weight_sync*",
-    "stream_interval",
-    "mtp.*",
-];
 
 /// The experiment's name, reduced to characters allowed in a folder's name.
 fn name(ledger: &mut Ledger) {
