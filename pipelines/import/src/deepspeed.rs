@@ -193,6 +193,8 @@ fn precision(ledger: &mut Ledger, key: &dyn Fn(&str) -> String) {
     loss_scale(ledger, key);
     ledger.idle_all(&[
         (&key("fp16.auto_cast"), "inputs are tokens"),
+        (&key("fp16.opt_level"), "DeepSpeed does not read it"),
+        (&key("fp16.fp16_scale_tolerance"), "DeepSpeed does not read it"),
         (&key("fp16.hysteresis"), "every overflow halves the scale"),
         (&key("fp16.min_loss_scale"), "the scale falls no lower than 1"),
         (&key("bf16.immediate_grad_update"), "gradients accumulate in fp32"),

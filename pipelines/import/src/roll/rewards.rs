@@ -65,10 +65,12 @@ pub(super) fn rewards(ledger: &mut Ledger, domains: &Domains) {
             }
         }
     }
-    for (key, why, tags) in taken {
-        match why {
-            "" => ledger.map(&key, &format!("{R}.reward"), terms.clone()),
-            why => ledger.change(&key, &format!("{R}.reward"), terms.clone(), why),
+    for (index, (key, why, tags)) in taken.into_iter().enumerate() {
+        match (index, why) {
+            (0, "") => ledger.map(&key, &format!("{R}.reward"), terms.clone()),
+            (0, why) => ledger.change(&key, &format!("{R}.reward"), terms.clone(), why),
+            (_, "") => ledger.fold(&key, "a term of the reward"),
+            (_, why) => ledger.fold(&key, format!("a term of the reward; {why}")),
         }
         if let Some(tags) = tags {
             let place = if is_mix { "in the `domains` of its source" } else { "in the term's `domains`" };
