@@ -22,10 +22,11 @@ impl Math {
         Self { config }
     }
 
-    fn gold<'a>(&self, record: &'a Record) -> Result<&'a str, Error> {
-        match anyroll_math::gold_answer(&record.answer) {
-            "" => Err(Error::new(self.name(), record, "its answer is empty")),
-            gold => Ok(gold),
+    fn gold<'a>(&self, record: &'a Record) -> Result<Cow<'a, str>, Error> {
+        let gold = anyroll_math::gold_answer(&record.answer);
+        match gold.is_empty() {
+            true => Err(Error::new(self.name(), record, "its answer is empty")),
+            false => Ok(gold),
         }
     }
 
