@@ -1,4 +1,5 @@
-"""Writes tests/golden/chat/golden.json: conversations as `transformers` renders them by the templates beside it.
+"""Writes tests/golden/chat/golden.json: conversations as `transformers` renders them by the templates beside it,
+and snippets.json: what it renders for each template in that file, or null if it raises an exception.
 
     python tests/python/make_chat_golden.py
 
@@ -85,3 +86,21 @@ def cases(template):
 folder = pathlib.Path(__file__).parent.parent / "golden" / "chat"
 golden = {path.stem: list(cases(path.read_text())) for path in sorted(folder.glob("*.jinja"))}
 (folder / "golden.json").write_text(json.dumps(golden, ensure_ascii=False, indent=1) + "\n")
+
+MESSAGES = [
+    {"role": "user", "content": "hi a"},
+    {"role": "assistant", "content": "yo"},
+    {"role": "user", "content": "ok"},
+]
+
+
+def snippet(template):
+    try:
+        (rendered,), _ = render_jinja_template([MESSAGES], chat_template=template, bos_token="<s>", eos_token="</s>")
+    except Exception:
+        rendered = None
+    return dict(template=template, rendered=rendered)
+
+
+snippets = [snippet(case["template"]) for case in json.loads((folder / "snippets.json").read_text())]
+(folder / "snippets.json").write_text(json.dumps(snippets, ensure_ascii=False, indent=1) + "\n")

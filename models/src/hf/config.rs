@@ -106,6 +106,8 @@ pub(super) struct ConfigFile {
     #[serde(default = "default_range")]
     initializer_range: f64,
     pub eos_token_id: Option<TokenIds>,
+    /// Python code in the folder that computes the model in `transformers`.
+    pub auto_map: Option<Value>,
     #[serde(default = "default_activation")]
     hidden_act: String,
     #[serde(default)]

@@ -14,6 +14,23 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
+    /// A file is not fetched yet.
+    #[error("{} is a Git LFS pointer, not the file itself: fetch it with `git lfs pull`", path.display())]
+    Pointer {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The weights exist only in a format that can run code when it is read.
+    #[error(
+        "{} has its weights only as {found}, which is not read: save them as safetensors with \
+         `AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)` of transformers", path.display()
+    )]
+    Pickle {
+        /// The folder.
+        path: PathBuf,
+        /// The file.
+        found: String,
+    },
     /// A file cannot be written.
     #[error("cannot write {}", path.display())]
     Write {

@@ -79,6 +79,12 @@ impl ModelFolder {
         let config_path = path.join("config.json");
         let family = read_json::<Architectures>(&config_path)?.family(&config_path, task)?;
         let file: ConfigFile = read_json(&config_path)?;
+        if file.auto_map.is_some() {
+            let path = config_path.display();
+            tracing::warn!(
+                "{path} names code of its own (`auto_map`), which is not run: the model is a {family}"
+            );
+        }
         let config = file.decoder_config(&config_path, family)?;
         let generation_path = path.join("generation_config.json");
         let stop_tokens = match generation_path.exists() {
@@ -214,7 +220,15 @@ fn refuse_any(path: &Path, fields: &Map<String, Value>, names: &[&str], problem:
     }
 }
 
+/// Returns true if a file with this start is a Git LFS pointer, in place of the file itself.
+pub fn is_lfs_pointer(start: &[u8]) -> bool {
+    start.starts_with(b"version https://git-lfs.github.com/spec/")
+}
+
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    if is_lfs_pointer(&text) {
+        return Err(Error::Pointer { path: path.to_owned() });
+    }
     serde_json::from_slice(&text).map_err(|source| Error::Json { path: path.to_owned(), source })
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use safetensors::tensor::Metadata;
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
-use super::{Error, Result, read_json};
+use super::{Error, Result, is_lfs_pointer, read_json};
 use crate::model::{ParamSpec, Unit};
 
 /// Implements [`WeightSource`](crate::init::WeightSource) for a type with [`WeightFiles`] in its field
@@ -340,8 +341,16 @@ impl WeightFiles {
 
     fn add_file(&mut self, path: &Path) -> Result<()> {
         let unreadable = |source| Error::Read { path: path.to_owned(), source };
-        let file = File::open(path).map_err(unreadable)?;
+        let file = File::open(path).map_err(|source| missing(path, source))?;
         let len = file.metadata().map_err(unreadable)?.len();
+        let mut start = vec![0; 64.min(len as usize)];
+        file.read_exact_at(&mut start, 0).map_err(unreadable)?;
+        if is_lfs_pointer(&start) {
+            return Err(Error::Pointer { path: path.to_owned() });
+        }
+        if start.trim_ascii_start().starts_with(b"<") {
+            return Err(broken(path, "it is a page of HTML, not weights: download it again".to_owned()));
+        }
         let mut length = [0; 8];
         let short = || broken(path, format!("it has {len} bytes, too few for its header"));
         file.read_exact_at(&mut length, 0).map_err(|_| short())?;
@@ -378,6 +387,19 @@ impl WeightFiles {
     }
 }
 
+/// Returns the error of a file that cannot be opened; the same weights may exist as a pickle.
+fn missing(path: &Path, source: io::Error) -> Error {
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let usual = if stem == "model" { "pytorch_model" } else { &*stem };
+    let pickles = [format!("{usual}.bin"), format!("{usual}.bin.index.json"), format!("{usual}.pth")];
+    match pickles.into_iter().find(|name| path.with_file_name(name).exists()) {
+        Some(found) if source.kind() == io::ErrorKind::NotFound => {
+            Error::Pickle { path: path.parent().unwrap_or(path).to_owned(), found }
+        }
+        _ => Error::Read { path: path.to_owned(), source },
+    }
+}
+
 /// Returns the bytes of a value, if weights may have this dtype.
 fn bytes_of(dtype: Dtype) -> Option<usize> {
     match dtype {
@@ -405,4 +427,30 @@ fn decode_with<const WIDTH: usize>(bytes: &[u8], values: &mut [f32], decode: imp
 
 fn broken(path: &Path, problem: String) -> Error {
     Error::Broken { path: path.to_owned(), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_are_no_weights_are_told_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let check = |name: &str, content: &str, stem: &str, words: &[&str]| {
+            let path = folder.path().join(name);
+            fs::write(&path, content).unwrap();
+            let error = WeightFiles::open(folder.path(), stem).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error} has not {words:?}");
+            fs::remove_file(path).unwrap();
+        };
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n";
+        check("model.safetensors", pointer, "model", &["model.safetensors", "git lfs pull"]);
+        check("model.safetensors.index.json", pointer, "model", &["index.json", "git lfs pull"]);
+        check("model.safetensors", "<!DOCTYPE html>", "model", &["model.safetensors", "a page of HTML"]);
+        check("model.safetensors", "{}", "model", &["too few for its header"]);
+        check("pytorch_model.bin", "", "model", &["only as pytorch_model.bin", "save_pretrained"]);
+        check("pytorch_model.bin.index.json", "{}", "model", &["only as pytorch_model.bin.index.json"]);
+        check("adapter_model.bin", "", "adapter_model", &["only as adapter_model.bin"]);
+        check("other.bin", "", "model", &["cannot read", "model.safetensors"]);
+    }
 }

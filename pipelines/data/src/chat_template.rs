@@ -3,15 +3,25 @@
 //! Published models have a Jinja template with a few Python idioms. The result equals that of
 //! `apply_chat_template` in `transformers`, to the byte. `strftime_now` is omitted on purpose, since prompts
 //! would change from day to day. Templates that test whether it is defined use a fixed date.
+//!
+//! minijinja renders the template. [`dialect`] translates what it lacks or does otherwise than Jinja2, and
+//! [`bounds`] ends a render that takes too long or makes too much text.
 
-use std::io;
+mod bounds;
+mod dialect;
+mod expression;
+mod filters;
+mod json;
+mod methods;
+mod operators;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, escape_formatter};
+use minijinja::value::Serde;
+use minijinja::{Environment, Error, ErrorKind, Value};
 use serde::Serialize;
 use serde_json::Map;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+
+use super::panics::caught;
 
 /// A model's chat template.
 #[derive(Debug)]
@@ -35,6 +45,9 @@ pub struct Conversation<'a> {
 
 const NAME: &str = "chat_template";
 
+/// Longest source of a template; the longest of published ones has 60 KiB.
+const MAX_SOURCE: usize = 1 << 20;
+
 impl ChatTemplate {
     /// Parses the template; `special_tokens` are its variables in addition to the conversation.
     ///
@@ -44,22 +57,31 @@ impl ChatTemplate {
         source: String,
         special_tokens: Map<String, serde_json::Value>,
     ) -> Result<ChatTemplate, Error> {
+        if source.len() > MAX_SOURCE {
+            return Err(bounds::error(format!("it is longer than {} KiB", MAX_SOURCE >> 10)));
+        }
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
         environment.set_syntax(syntax);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_filter("tojson", to_json);
+        environment.set_fuel(Some(bounds::FUEL));
+        environment.set_unknown_method_callback(methods::call);
+        environment.set_formatter(|out, _, value| Ok(out.write_str(&bounds::text(value)?)?));
         environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
+            Err(bounds::error(message))
         });
-        // Python's spelling of these values.
-        environment.set_formatter(|out, state, value| match (value.kind(), value.is_true()) {
-            (ValueKind::Bool, true) => Ok(out.write_str("True")?),
-            (ValueKind::Bool, false) => Ok(out.write_str("False")?),
-            (ValueKind::None, _) => Ok(out.write_str("None")?),
-            _ => escape_formatter(out, state, value),
+        filters::add(&mut environment);
+        // Names that `dialect` writes.
+        environment.add_function("__joined", |left: Value, right: Value| operators::joined(&left, &right));
+        environment.add_function("__modulo", |left: Value, right: Value| operators::modulo(&left, &right));
+        environment.add_function("__slice", |value: Value, start: Value, stop: Value, step: Value| {
+            operators::slice(&value, start, stop, step)
         });
-        environment.add_template_owned(NAME, source)?;
+        environment.add_function("__checked", bounds::checked);
+        environment.add_function("__kept", bounds::kept);
+        environment.add_function("__round", bounds::spend);
+        let source = dialect::translated(&source).map_err(bounds::error)?;
+        let added = caught(|| environment.add_template_owned(NAME, source));
+        added.unwrap_or_else(|panic| Err(bounds::error(panic)))?;
         Ok(ChatTemplate { environment, special_tokens })
     }
 
@@ -67,8 +89,8 @@ impl ChatTemplate {
     /// of Qwen3.
     ///
     /// # Errors
-    /// An exception of the template, for example for roles that do not alternate, or a value of the wrong
-    /// type.
+    /// An exception of the template, for example for roles that do not alternate, a value of the wrong type,
+    /// or a bound on time or text that it exceeds.
     pub fn render(
         &self,
         conversation: Conversation,
@@ -79,48 +101,15 @@ impl ChatTemplate {
         let serde_json::Value::Object(conversation) = conversation else { unreachable!("a struct") };
         context.extend(conversation);
         context.extend(variables.clone());
-        self.environment.get_template(NAME)?.render(Serde(&context))
-    }
-}
-
-/// Python's `json.dumps`, with the options that templates use.
-fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    // Characters are never escaped, which is the default of the templates' environment.
-    let ascii: Option<bool> = options.get("ensure_ascii")?;
-    if ascii == Some(true) {
-        return Err(Error::new(ErrorKind::InvalidOperation, "tojson has no ensure_ascii"));
-    }
-    options.assert_all_used()?;
-    let mut bytes = Vec::new();
-    let written = match indent {
-        None => value.serialize(&mut Serializer::with_formatter(&mut bytes, PythonFormatter)),
-        Some(width) => {
-            let indent = vec![b' '; width];
-            value
-                .serialize(&mut Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(&indent)))
-        }
-    };
-    written.map_err(|error| {
-        Error::new(ErrorKind::BadSerialization, "a value cannot be written as JSON").with_source(error)
-    })?;
-    Ok(String::from_utf8(bytes).expect("JSON is UTF-8"))
-}
-
-/// JSON with a space after commas and colons: `{"a": 1, "b": [1, 2]}`.
-struct PythonFormatter;
-
-impl Formatter for PythonFormatter {
-    fn begin_array_value<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
+        bounds::start();
+        let rendered = caught(|| self.environment.get_template(NAME)?.render(Serde(&context)));
+        let rendered = rendered.unwrap_or_else(|panic| Err(bounds::error(panic)));
+        rendered.map_err(|error| match error.kind() {
+            ErrorKind::OutOfFuel => {
+                bounds::error(format!("it is not at its end after {} instructions", bounds::FUEL))
+            }
+            _ => error,
+        })
     }
 }
 
@@ -166,22 +155,71 @@ mod tests {
         assert!(rendered >= 50 && raised >= 3, "{rendered} cases, {raised} of them errors");
     }
 
+    fn rendered(template: &str) -> Result<String, String> {
+        let messages = [("user", "hi a"), ("assistant", "yo"), ("user", "ok")];
+        let messages = messages.map(|(role, content)| json!({"role": role, "content": content}));
+        let template =
+            ChatTemplate::new(template.to_owned(), Map::new()).map_err(|error| error.to_string())?;
+        let conversation = Conversation { messages: &messages, ..Conversation::default() };
+        template.render(conversation, &Map::new()).map_err(|error| error.to_string())
+    }
+
+    /// Expected values are from `transformers`: tests/python/make_chat_golden.py.
     #[test]
-    fn json_is_written_as_python_writes_it() {
-        let check = |value: Value, expected: &str| {
-            let template = ChatTemplate::new("{{ messages[0] | tojson }}".to_owned(), Map::new()).unwrap();
-            let conversation = Conversation { messages: &[value], ..Conversation::default() };
-            assert_eq!(template.render(conversation, &Map::new()).unwrap(), expected);
+    fn pythons_operators_methods_and_filters_read_as_in_transformers() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/chat/snippets.json");
+        let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        for case in &cases {
+            let template = case["template"].as_str().unwrap();
+            let found = rendered(template);
+            assert_eq!(found.as_deref().ok(), case["rendered"].as_str(), "{template}: {found:?}");
+        }
+        assert!(cases.len() > 400);
+    }
+
+    #[test]
+    fn a_render_ends_within_bounds() {
+        let doubled = |value: &str| {
+            let round = format!("{{% set ns.x = {value} %}}");
+            format!(
+                "{{% set ns = namespace(x='xxxxxxxx', y=[1]) %}}{{% for i in range(60) %}}{round}{{% endfor %}}{{{{ ns.x }}}}"
+            )
         };
-        check(json!({"b": [1, 2.5, null], "a": {"c": true}}), r#"{"b": [1, 2.5, null], "a": {"c": true}}"#);
-        check(json!({}), "{}");
-        check(json!([]), "[]");
-        check(json!("<ü> \"\n"), r#""<ü> \"\n""#);
+        let nested = |body: &str| {
+            let round = "{% for a in range(100000) %}";
+            format!("{round}{round}{round}{body}{{% endfor %}}{{% endfor %}}{{% endfor %}}")
+        };
+        for (template, words) in [
+            (nested(""), "not at its end after"),
+            (nested(&"y".repeat(5000)), "more than 1024 MiB of text"),
+            (doubled("ns.x ~ ns.x"), "a text of more than 16 MiB"),
+            (doubled("ns.x + ns.x"), "a text of more than 16 MiB"),
+            (doubled("ns.x.replace('x', ns.x)"), "a text of more than 16 MiB"),
+            (doubled("ns.x.join(ns.x)"), "a text of more than 16 MiB"),
+            (doubled("[ns.x, ns.x]"), "more than"),
+            (doubled("[[[[[[[[ns.x]]]]]]]]"), "deep"),
+            (doubled("ns"), "deep"),
+            (doubled("ns.y + [ns.x] * 1000000"), "more than"),
+            ("{{ 'a'.ljust(1000000000) }}".to_owned(), "a text of more than 16 MiB"),
+            ("{{ '%1000000000s' % 5 }}".to_owned(), "a text of more than 16 MiB"),
+            ("{{ '{:1000000000}'.format(5) }}".to_owned(), "a width of more than"),
+            ("{{ [1]|tojson(indent=1000000000) }}".to_owned(), "more than 1000"),
+            (format!("{{{{ {}1 }}}}", "1+".repeat(100_000)), "more than 500 operators"),
+            (format!("{{{{ {}1 }}}}", "not ".repeat(100_000)), "more than 500 operators"),
+            (format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000)), "recursion limit"),
+            ("y".repeat(2 << 20), "longer than 1024 KiB"),
+        ] {
+            let found = rendered(&template);
+            let start: String = template.chars().take(80).collect();
+            assert!(found.as_ref().is_err_and(|error| error.contains(words)), "{start}: {found:?}");
+        }
     }
 
     #[test]
     fn a_template_that_is_none_names_its_line() {
-        let error = ChatTemplate::new("a\n{% if %}".to_owned(), Map::new()).unwrap_err();
-        assert_eq!(error.line(), Some(2));
+        let line = |source: &str| ChatTemplate::new(source.to_owned(), Map::new()).unwrap_err().line();
+        assert_eq!(line("a\n{% if %}"), Some(2));
+        assert_eq!(line("{{ 'a\\\nb'\n ~ 1 }}\n{% for a in [1,\n2] %}\n{{ a[1:\n2] }}\n{% if %}"), Some(8));
+        assert_eq!(line("a\n{{ '\\N{DASH}' }}"), Some(2));
     }
 }

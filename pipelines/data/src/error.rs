@@ -37,6 +37,12 @@ pub enum Error {
         /// Cause.
         source: ArrowError,
     },
+    /// The file is not fetched yet.
+    #[error("{} is a Git LFS pointer, not the file itself: fetch it with `git lfs pull`", path.display())]
+    Pointer {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file's extension is unknown.
     #[error("{} is neither .jsonl, .parquet nor .arrow", path.display())]
     Format {

@@ -1,5 +1,6 @@
 //! Records from files: resolves file names and maps columns.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -17,13 +18,14 @@ pub(super) fn read(
     tokens: &RecordTokens,
 ) -> Result<Vec<Record>, Error> {
     let columns = config.columns.named();
+    let names = names(&columns);
     let paths = files(paths)?;
     let is_wanted = |record: &Record| config.domains.is_empty() || config.domains.contains(&record.domain);
     let mut records: Vec<Record> = Vec::new();
     let mut read = 0;
     for path in &paths {
         let (before, mut left_out, mut cut) = (read, 0, 0);
-        table::each_row(path, &mut |row, object| {
+        table::each_row(path, &names, &mut |row, object| {
             if Some(read) == most {
                 return Ok(());
             }
@@ -63,6 +65,13 @@ pub(super) fn read(
         }
     }
     Ok(records)
+}
+
+/// Columns of a file that the config names, by their names or the first parts of paths.
+fn names(columns: &NamedColumns) -> BTreeSet<&str> {
+    let others = [&columns.answer, &columns.rejected, &columns.label, &columns.domain, &columns.text];
+    let names = others.into_iter().flatten().chain([&columns.prompt]);
+    names.flat_map(|name| [&**name, name.split('.').next().unwrap_or_default()]).collect()
 }
 
 /// Resolves `paths` to files; files of a pattern are sorted by name.
@@ -256,7 +265,8 @@ fn answer(value: &Value) -> Result<Answer, &'static str> {
         Value::Array(messages) if messages.iter().any(is_message) => last_of(messages),
         // Data such as tests of a program, for the reward that reads them.
         Value::Array(_) | Value::Object(_) => Ok((value.to_string(), None)),
-        Value::Null | Value::Bool(_) => Err("is neither a text, a number, a list nor an object"),
+        Value::Null => Err("is null, not an answer: remove the record, or set `answer: null` in `columns`"),
+        Value::Bool(_) => Err("is true or false, not an answer: write it as a text, such as \"true\""),
     }
 }
 
@@ -301,11 +311,16 @@ pub fn prompt(value: &Value) -> Result<(String, Vec<Value>), String> {
     let text = match value {
         Value::Array(messages) => return of_messages(messages),
         Value::String(text) => text,
+        Value::Null => return Err("is null, neither a text nor messages".into()),
+        Value::Bool(_) => return Err("is true or false, neither a text nor messages".into()),
         _ => return Err("is neither a text nor messages".into()),
     };
     match as_messages(text) {
         Some(messages) => of_messages(&messages),
         None if text.is_empty() => Err("is empty".into()),
+        None if text.starts_with("[{'role'") || text.starts_with("[{'content'") => {
+            Err("is a list of messages as Python prints it: write it as JSON".into())
+        }
         None => Ok((text.clone(), Vec::new())),
     }
 }
@@ -314,6 +329,9 @@ fn of_messages(messages: &[Value]) -> Result<(String, Vec<Value>), String> {
     let parts: Option<Vec<(&str, &str)>> =
         messages.iter().map(|it| Some((it.get("role")?.as_str()?, it.get("content")?.as_str()?))).collect();
     let text = match parts.as_deref() {
+        None if messages.iter().any(|it| it.get("role").is_some() && it["content"].is_array()) => {
+            return Err("has a message whose `content` is a list of parts: write it as one text".into());
+        }
         None => return Err("is a list, but not of messages with `role` and `content`".into()),
         Some([]) => return Err("is empty".into()),
         Some([(_, content)]) => (*content).to_owned(),
@@ -672,6 +690,15 @@ pub(super) mod tests {
         check("\"\"", "`prompt` is empty");
         check("[]", "`prompt` is empty");
         check("[1, 2]", "not of messages");
+        check("null", "`prompt` is null");
+        check("true", "`prompt` is true or false");
+        check("\"[{'role': 'user', 'content': 'a'}]\"", "as Python prints it");
+        check(r#"[{"role": "user", "content": [{"type": "text", "text": "a"}]}]"#, "a list of parts");
+        for (answer, words) in [("null", "`answer` is null"), ("true", "`answer` is true or false")] {
+            let line = format!("{{\"prompt\": \"a\", \"answer\": {answer}}}");
+            let error = parse(&ColumnsConfig::default(), &line).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
         // A text that only looks like a list is a text.
         let line = r#"{"prompt": "[1, 2] sorted is", "answer": 1}"#;
         assert_eq!(parse(&ColumnsConfig::default(), line).unwrap().prompt, "[1, 2] sorted is");

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod arrow_lengths;
 mod char_tokenizer;
 mod chat_template;
 pub mod countdown;
@@ -13,6 +14,7 @@ mod error;
 mod file;
 mod hf_tokenizer;
 mod mix;
+mod panics;
 mod record;
 mod synthetic;
 mod table;

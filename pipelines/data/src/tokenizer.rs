@@ -38,6 +38,7 @@ impl Tokenizer {
         }
         let path = || folder.path().to_owned();
         let vocab_size = folder.decoder_config().vocab_size;
+        tokenizer.fits(vocab_size)?;
         let is_there = |token: &i64| (0..vocab_size).contains(token);
         let mut stop_tokens = folder.stop_tokens().to_vec();
         if let Some(&token) = stop_tokens.iter().find(|token| !is_there(token)) {

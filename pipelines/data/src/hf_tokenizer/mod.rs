@@ -6,10 +6,12 @@ mod clip;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyroll_models::hf::is_lfs_pointer;
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
 use super::chat_template::{ChatTemplate, Conversation};
+use super::panics::caught;
 use super::token_bytes::{Pieces, TokenBytes};
 use super::{Record, UnknownCharacter};
 
@@ -17,13 +19,19 @@ use super::{Record, UnknownCharacter};
 #[derive(Debug)]
 pub struct HfTokenizer {
     path: PathBuf,
+    /// The file with the tokens.
+    file: PathBuf,
     tokenizer: tokenizers::Tokenizer,
+    /// The file with the chat template.
+    template_file: PathBuf,
     template: Option<ChatTemplate>,
     /// Template for conversations with tools, if there is a separate one.
     tool_template: Option<ChatTemplate>,
     eos: Option<i64>,
     pad: Option<i64>,
     max_length: Option<usize>,
+    /// Tokens that stand for pictures and sound.
+    other_media: Vec<String>,
 }
 
 /// An error of a tokenizer, or of a text that it cannot encode.
@@ -117,10 +125,39 @@ pub enum TokenizerError {
     /// A record has a character outside the vocabulary.
     #[error(transparent)]
     Character(#[from] UnknownCharacter),
-    /// The chat template refuses the messages.
-    #[error("the chat template of {} refuses the messages", path.display())]
+    /// The chat template is not valid Jinja, or too large.
+    #[error("the chat template in {} cannot be read", path.display())]
+    TemplateSyntax {
+        /// The file with the template.
+        path: PathBuf,
+        /// The line and the problem.
+        source: minijinja::Error,
+    },
+    /// A token has no row in the model's embedding.
+    #[error(
+        "{} has token {token}, `{text}`, but the model's embedding has only {vocab_size} rows: resize the embedding, or \
+         remove the token", path.display()
+    )]
+    NoRow {
+        /// The file with the tokens.
+        path: PathBuf,
+        /// The token.
+        token: i64,
+        /// Its text.
+        text: String,
+        /// Rows of the embedding.
+        vocab_size: i64,
+    },
+    /// A file is not fetched yet.
+    #[error("{} is a Git LFS pointer, not the file itself: fetch it with `git lfs pull`", path.display())]
+    Pointer {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The chat template refuses the messages, or a render exceeds its bounds.
+    #[error("the chat template in {} refuses the messages", path.display())]
     Template {
-        /// The model's folder.
+        /// The file with the template.
         path: PathBuf,
         /// The exception that it raised.
         source: minijinja::Error,
@@ -128,12 +165,15 @@ pub enum TokenizerError {
     /// The tokenizer fails on a text or on tokens.
     #[error("the tokenizer of {} failed: {problem}", path.display())]
     Tokenize {
-        /// The model's folder.
+        /// The file with the tokens.
         path: PathBuf,
         /// Cause.
         problem: String,
     },
 }
+
+/// Names of tokens that stand for other media than text.
+const OTHER_MEDIA: [&str; 3] = ["image_token", "audio_token", "video_token"];
 
 /// Special tokens that chat templates use by these names.
 const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_token"];
@@ -181,20 +221,12 @@ impl HfTokenizer {
             let problem = error.to_string();
             TokenizerError::Broken { path: file.clone(), problem }
         };
-        let mut tokenizer = tokenizers::Tokenizer::from_bytes(tokenizer).map_err(broken)?;
-        // Files keep the settings of the tokenizer's last use, which `transformers` resets as well.
-        tokenizer.with_padding(None).with_truncation(None).map_err(broken)?;
-        for token in named_tokens(config) {
-            if tokenizer.token_to_id(&token.content).is_none() {
-                tokenizer.add_tokens([token]).map_err(broken)?;
-            }
-        }
+        let loaded = caught(|| loaded(tokenizer, config)).unwrap_or_else(|panic| Err(panic.into()));
+        let tokenizer = loaded.map_err(broken)?;
         let mut special_tokens = Map::new();
         for name in SPECIAL_TOKENS {
-            // Written as a string, or as an object with further fields.
-            let token = config.get(name).map(|token| token.get("content").unwrap_or(token));
-            if let Some(Value::String(token)) = token {
-                special_tokens.insert(name.to_owned(), token.clone().into());
+            if let Some(token) = config.get(name).and_then(token_text) {
+                special_tokens.insert(name.to_owned(), token.into());
             }
         }
         let id_of = |name: &str| {
@@ -205,17 +237,52 @@ impl HfTokenizer {
         // A number out of range means that there is no limit.
         let max_length = config.get("model_max_length").and_then(Value::as_u64).map(|most| most as usize);
         let template_file = path.join("chat_template.jinja");
-        let (source, tool_source) = match template_file.exists() {
-            true => (Some(String::from_utf8_lossy(&read(&template_file)?).into_owned()), None),
-            false => (template_of(config, "default"), template_of(config, "tool_use")),
+        let (template_file, source, tool_source) = match template_file.exists() {
+            true => {
+                let source = String::from_utf8_lossy(&read(&template_file)?).into_owned();
+                (template_file, Some(source), None)
+            }
+            false => {
+                let sources = (template_of(config, "default"), template_of(config, "tool_use"));
+                (path.join("tokenizer_config.json"), sources.0, sources.1)
+            }
         };
         let compiled = |source: Option<String>| {
             let template = source.map(|source| ChatTemplate::new(source, special_tokens.clone())).transpose();
-            template.map_err(|source| TokenizerError::Template { path: path.to_owned(), source })
+            template.map_err(|source| TokenizerError::TemplateSyntax { path: template_file.clone(), source })
         };
         let (template, tool_template) = (compiled(source)?, compiled(tool_source)?);
+        let others = OTHER_MEDIA.iter().filter_map(|name| token_text(config.get(*name)?));
+        let other_media = others.map(str::to_owned).collect();
         let path = path.to_owned();
-        Ok(HfTokenizer { path, tokenizer, template, tool_template, eos, pad, max_length })
+        Ok(HfTokenizer {
+            path,
+            file,
+            tokenizer,
+            template_file,
+            template,
+            tool_template,
+            eos,
+            pad,
+            max_length,
+            other_media,
+        })
+    }
+
+    /// Checks that each token has a row in an embedding of `vocab_size` rows. Tokens of pictures and sound have
+    /// none in models of text alone.
+    ///
+    /// # Errors
+    /// [`TokenizerError::NoRow`].
+    pub fn fits(&self, vocab_size: i64) -> Result<(), TokenizerError> {
+        let has_no_row =
+            |(text, token): &(String, i64)| *token >= vocab_size && !self.other_media.contains(text);
+        match self.vocabulary().into_iter().find(has_no_row) {
+            None => Ok(()),
+            Some((text, token)) => {
+                Err(TokenizerError::NoRow { path: self.file.clone(), token, text, vocab_size })
+            }
+        }
     }
 
     /// Returns true if there is a chat template, so that messages can be encoded.
@@ -289,7 +356,9 @@ impl HfTokenizer {
 
     /// Encodes a text; with `special`, adds the tokens that the tokenizer puts around every text.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<i64>, TokenizerError> {
-        let encoding = self.tokenizer.encode_fast(text, special).map_err(|error| self.failed(&*error))?;
+        let encoding = caught(|| self.tokenizer.encode_fast(text, special));
+        let encoding =
+            encoding.unwrap_or_else(|panic| Err(panic.into())).map_err(|error| self.failed(&*error))?;
         Ok(encoding.get_ids().iter().copied().map(i64::from).collect())
     }
 
@@ -354,19 +423,38 @@ impl HfTokenizer {
         };
         template
             .render(conversation, variables)
-            .map_err(|source| TokenizerError::Template { path: self.path.clone(), source })
+            .map_err(|source| TokenizerError::Template { path: self.template_file.clone(), source })
     }
 
     /// Decodes tokens, without special ones. Tokens unknown to the tokenizer have no text, since a model's
     /// vocabulary may be larger.
     pub fn decode(&self, tokens: &[i64]) -> Result<String, TokenizerError> {
         let ids: Vec<u32> = tokens.iter().filter_map(|&token| u32::try_from(token).ok()).collect();
-        self.tokenizer.decode(&ids, true).map_err(|error| self.failed(&*error))
+        let text = caught(|| self.tokenizer.decode(&ids, true));
+        text.unwrap_or_else(|panic| Err(panic.into())).map_err(|error| self.failed(&*error))
     }
 
     fn failed(&self, error: &dyn std::error::Error) -> TokenizerError {
-        TokenizerError::Tokenize { path: self.path.clone(), problem: error.to_string() }
+        TokenizerError::Tokenize { path: self.file.clone(), problem: error.to_string() }
     }
+}
+
+/// Reads the content of a `tokenizer.json`, with the tokens that only `config` names.
+fn loaded(content: &[u8], config: &Map<String, Value>) -> Result<tokenizers::Tokenizer, tokenizers::Error> {
+    let mut tokenizer = tokenizers::Tokenizer::from_bytes(content)?;
+    // Files keep the settings of the tokenizer's last use, which `transformers` resets as well.
+    tokenizer.with_padding(None).with_truncation(None)?;
+    for token in named_tokens(config) {
+        if tokenizer.token_to_id(&token.content).is_none() {
+            tokenizer.add_tokens([token])?;
+        }
+    }
+    Ok(tokenizer)
+}
+
+/// Text of a token written as a string, or as an object with further fields.
+fn token_text(token: &Value) -> Option<&str> {
+    token.get("content").unwrap_or(token).as_str()
 }
 
 /// Tokens named in a `tokenizer_config.json`. Those that `tokenizer.json` lacks are appended in the order of
@@ -415,7 +503,11 @@ fn optional_json(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
 }
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
-    fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })
+    let content = fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
+    if is_lfs_pointer(&content) {
+        return Err(TokenizerError::Pointer { path: path.to_owned() });
+    }
+    Ok(content)
 }
 
 #[cfg(test)]
@@ -517,11 +609,66 @@ mod tests {
         let config = "tokenizer_config.json";
         check(&|folder| fs::write(folder.join(config), "[").unwrap(), &[config, "is invalid"]);
         check(&|folder| fs::write(folder.join(config), "{}").unwrap(), &["has no chat template"]);
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n";
+        check(&|folder| fs::write(folder.join(tokenizer), pointer).unwrap(), &[tokenizer, "git lfs pull"]);
+        let panics = |folder: &Path| {
+            let text = fs::read_to_string(folder.join(tokenizer)).unwrap();
+            let mut value: Value = serde_json::from_str(&text).unwrap();
+            value["decoder"] = json!({"type": "?"});
+            fs::write(folder.join(tokenizer), value.to_string().replace("\"?\"", "\"\\ud800\"")).unwrap();
+        };
+        check(&panics, &[tokenizer, "is invalid", "its reader fails"]);
+        let template = "chat_template.jinja";
+        check(&|folder| fs::write(folder.join(template), "{% if %}").unwrap(), &[template, "cannot be read"]);
+        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
+        check(
+            &|folder| fs::write(folder.join(template), endless).unwrap(),
+            &[template, "refuses the messages"],
+        );
         let raises =
             json!({"chat_template": [{"name": "default", "template": "{{ raise_exception('no') }}"}]});
         check(
             &|folder| fs::write(folder.join(config), raises.to_string()).unwrap(),
             &["refuses the messages"],
         );
+    }
+
+    #[test]
+    fn tokens_without_a_row_in_the_embedding_are_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        fs::copy(folder().join("tokenizer.json"), scratch.path().join("tokenizer.json")).unwrap();
+        let tokenizer = HfTokenizer::open(scratch.path()).unwrap();
+        let last = tokenizer.vocabulary().pop().unwrap();
+        tokenizer.fits(last.1 + 1).unwrap();
+        let error = tokenizer.fits(last.1).unwrap_err().to_string();
+        let token = format!("tokenizer.json has token {}, `{}`", last.1, last.0);
+        assert!(error.contains(&token) && error.contains(&format!("only {} rows", last.1)), "{error}");
+        // A model of text alone may keep the token of a picture.
+        let config = json!({"image_token": last.0}).to_string();
+        fs::write(scratch.path().join("tokenizer_config.json"), config).unwrap();
+        HfTokenizer::open(scratch.path()).unwrap().fits(last.1).unwrap();
+    }
+
+    proptest::proptest! {
+        #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn a_damaged_tokenizer_never_panics(
+            damage in proptest::collection::vec((0_usize..1 << 20, proptest::prelude::any::<u8>()), 1..8),
+            cut in proptest::option::of(0_usize..1 << 16),
+        ) {
+            let scratch = tempfile::tempdir().unwrap();
+            let mut content = fs::read(folder().join("tokenizer.json")).unwrap();
+            for (at, byte) in damage {
+                let at = at % content.len();
+                content[at] = byte;
+            }
+            content.truncate(cut.unwrap_or(content.len()));
+            fs::write(scratch.path().join("tokenizer.json"), content).unwrap();
+            if let Ok(tokenizer) = HfTokenizer::open(scratch.path()) {
+                let tokens = tokenizer.encode("two and 2 <|im_end|>", true).unwrap_or_default();
+                let _ = (tokenizer.decode(&tokens), tokenizer.token_bytes());
+            }
+        }
     }
 }
