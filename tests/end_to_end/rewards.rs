@@ -128,7 +128,9 @@ fn check_names_a_record_that_cannot_be_scored() {
             format!("pipeline.rlvr.reward={reward}"),
         ];
         let mut command = anyroll(["check", ONE_RANK]);
-        sets.iter().for_each(|set| drop(command.args(["--set", set])));
+        for set in &sets {
+            command.args(["--set", set]);
+        }
         let ended = finish(command);
         if ended.stderr.contains("the sandbox refuses") {
             eprintln!("SKIPPED: this machine cannot create the sandbox: {}", ended.stderr);

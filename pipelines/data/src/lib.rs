@@ -15,6 +15,7 @@ mod file;
 mod hf_tokenizer;
 mod mix;
 mod panics;
+mod random;
 mod record;
 mod synthetic;
 mod table;
@@ -25,8 +26,6 @@ use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
 use anyroll_config::DataConfig;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::json;
 
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
@@ -34,6 +33,7 @@ pub use chat_template::{ChatTemplate, Conversation};
 pub use error::Error;
 pub use file::{files, prompt};
 pub use hf_tokenizer::{HfTokenizer, TokenizerError};
+pub use random::{shuffle, shuffled, stream};
 pub use record::{Cut, Record};
 pub use table::without_mark;
 pub use token_bytes::TokenBytes;
@@ -214,9 +214,13 @@ impl Dataset {
             Records::Synthetic { task, unpaired } => {
                 let mut rng = stream(draw as u64, seed, step);
                 let mut next = || loop {
-                    let record = task.record(below(&mut rng, task.size()));
+                    let record = task.record(random::below(&mut rng, task.size()));
                     if !is_held_out(&record.prompt, HELD_OUT_PERCENT) {
-                        return if *unpaired { record.judged(below(&mut rng, 2) == 0) } else { record };
+                        return if *unpaired {
+                            record.judged(random::below(&mut rng, 2) == 0)
+                        } else {
+                            record
+                        };
                     }
                 };
                 (0..count).map(|_| next()).collect()
@@ -283,7 +287,7 @@ impl Dataset {
                 let mut seen = HashSet::new();
                 let mut records = Vec::with_capacity(count);
                 while records.len() < count {
-                    let record = task.record(below(&mut rng, task.size()));
+                    let record = task.record(random::below(&mut rng, task.size()));
                     if is_held_out(&record.prompt, HELD_OUT_PERCENT) && seen.insert(record.prompt.clone()) {
                         let desirable = records.len().is_multiple_of(2);
                         records.push(if *unpaired { record.judged(desirable) } else { record });
@@ -462,34 +466,6 @@ fn distinct(mut records: Vec<Record>) -> Vec<Record> {
     let judged = |record: &Record| record.desirable.map(|_| record.answer.clone());
     records.retain(|record| seen.insert((record.key().to_owned(), judged(record))));
     records
-}
-
-/// The random stream of a (purpose, seed, step).
-pub fn stream(purpose: u64, seed: u64, step: u64) -> ChaCha8Rng {
-    let mut key = [0; 32];
-    for (bytes, value) in key.chunks_exact_mut(8).zip([purpose, seed, step]) {
-        bytes.copy_from_slice(&value.to_le_bytes());
-    }
-    ChaCha8Rng::from_seed(key)
-}
-
-/// Shuffles `values` (Fisher and Yates).
-pub fn shuffle<T>(values: &mut [T], rng: &mut ChaCha8Rng) {
-    for last in (1..values.len()).rev() {
-        values.swap(last, below(rng, last as u64 + 1) as usize);
-    }
-}
-
-/// A uniform number below `limit`, with a bias of at most `limit / 2^64`.
-fn below(rng: &mut ChaCha8Rng, limit: u64) -> u64 {
-    ((u128::from(rng.next_u64()) * u128::from(limit)) >> 64) as u64
-}
-
-/// The numbers below `length` in a random order.
-pub fn shuffled(length: usize, rng: &mut ChaCha8Rng) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..length).collect();
-    shuffle(&mut order, rng);
-    order
 }
 
 /// Checksum of records outside a dataset, computed as in [`Dataset::digest`].
