@@ -768,7 +768,7 @@ mod tests {
             ":2: there is no column `answer`",
         );
         check("{\"prompt\": 1, \"answer\": \"b\"}\n", ":1: `prompt` is neither a text nor messages");
-        check("{\"prompt\": \"a\", \"answer\": true}\n", ":1: `answer` is neither a text, a number");
+        check("{\"prompt\": \"a\", \"answer\": true}\n", ":1: `answer` is true or false");
         check("{\"prompt\": \"\", \"answer\": \"b\"}\n", ":1: `prompt` is empty");
         check("\n[1]\n", ":2: the line is not a JSON object");
         check("{\"prompt\": \n", ":1: the line is not a JSON object");
