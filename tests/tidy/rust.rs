@@ -138,6 +138,7 @@ fn check_environment(source: &Source, add: &mut dyn FnMut(usize, String)) {
             | "xtask/libtorch"
             | "tests"
     ) || source.path.ends_with("build.rs")
+        || source.path.contains("/tests/")
         || source.path.contains("/examples/")
         || source.path.contains("/benches/");
     if may_read {

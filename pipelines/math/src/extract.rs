@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::Options;
-use super::boxes::{Marked, boxes, formulas, tagged};
+use super::boxes::{boxes, formulas, tagged};
 use super::chain::Chain;
 use super::compare::is_right;
 use super::context::{is_followed_by_words, is_negated, is_neutral, is_struck, without_modulus};
@@ -13,6 +13,7 @@ use super::prose::{
     PHRASE, after_phrase, joined_formulas, last_formula, last_latex, last_number, said_after, said_formula,
     unmarked,
 };
+use super::trim::{clean, last_bytes};
 use super::withdrawal::{denies, last_withdrawal};
 
 /// The answer in a completion. In a truncated completion, or with `only_boxed`, only a box counts.
@@ -78,16 +79,6 @@ fn unannounced(text: &str, only_boxed: bool) -> Option<Cow<'_, str>> {
     }
     let found = if formulas(text).next().is_none() { last_latex(text) } else { None };
     answer_of(clean(found.or_else(|| last_number(text))?))
-}
-
-/// The end of a text, in which an answer in prose must be.
-pub(super) fn last_bytes(text: &str) -> &str {
-    const MOST_BYTES: usize = 8_000;
-    let mut from = text.len().saturating_sub(MOST_BYTES);
-    while !text.is_char_boundary(from) {
-        from += 1;
-    }
-    &text[from..]
 }
 
 fn answer_of(text: &str) -> Option<Cow<'_, str>> {
@@ -173,32 +164,4 @@ fn is_bare_value(text: &str) -> bool {
         let is_money = text.contains(['$', '€', '£']);
         (answer.unit.is_none() || is_money) && !answer.expr.any(&|part| matches!(part, Expr::Words(_)))
     })
-}
-
-/// `text` without the marks around an answer in prose: spaces, dollars, stars, the end of the sentence.
-pub(super) fn clean(text: &str) -> &str {
-    /// Deeper nesting is hostile.
-    const MOST_LAYERS: usize = 8;
-    let mut text = text.trim();
-    for _ in 0..MOST_LAYERS {
-        let before = text;
-        for (open, close) in
-            [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`")]
-        {
-            let inner = text.strip_prefix(open).and_then(|text| text.strip_suffix(close));
-            text = inner.filter(|inner| !inner.contains(open)).unwrap_or(text);
-        }
-        text = text.strip_suffix("**").unwrap_or(text);
-        // An ellipsis is not the end of a sentence.
-        let ends_sentence = |text: &&str| !text.ends_with('.') && !text.ends_with(r"\right");
-        text = text.strip_suffix('.').filter(ends_sentence).unwrap_or(text).trim();
-        text = text.strip_suffix(r"\\").unwrap_or(text);
-        if let Some(Marked { content, .. }) = boxes(text).closed.last() {
-            text = content;
-        }
-        if text == before {
-            break;
-        }
-    }
-    text
 }

@@ -3,61 +3,10 @@
 use num_bigint::BigInt;
 use num_rational::BigRational;
 
-use super::expr::{Constant, Function, Number, Relation};
+use super::expr::{Constant, Number};
 use super::foreign::{is_foreign_letter, is_mark};
 use super::symbols::{SHORT_WORDS, TWO_SIGNS, command, function, letter, named, phrase, symbol};
-
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Token {
-    Number(Number),
-    Constant(Constant),
-    Symbol(String),
-    Word(String),
-    Function(Function),
-    /// `\frac`, which takes two arguments.
-    Fraction,
-    /// `\binom`, which takes two arguments.
-    Choose,
-    /// `\over` and `\choose`, between two arguments in a group.
-    Over,
-    ChooseInfix,
-    /// `\sqrt`, with an optional degree in square brackets.
-    SquareRoot,
-    Plus,
-    Minus,
-    PlusMinus,
-    MinusPlus,
-    Times,
-    Divide,
-    Power,
-    Subscript,
-    Factorial,
-    Prime,
-    Percent,
-    Degree,
-    Comma,
-    And,
-    Or,
-    Colon,
-    /// `(`, `[`, `{` of a set, `<` for a group's brace, and `f`, `c`, `|` for floor, ceiling and absolute
-    /// value.
-    Open(char),
-    /// Closes the [`Token::Open`] with the same character.
-    Close(char),
-    /// `|`, which may open or close.
-    Bar,
-    Relation(Relation),
-    /// `\int`, `\gcd` and similar commands, which only a name contains.
-    Operator(String),
-    Union,
-    /// `\setminus`.
-    SetMinus,
-    EmptySet,
-    BeginMatrix,
-    EndMatrix,
-    NextCell,
-    NextRow,
-}
+use super::token::Token;
 
 /// Tokens of `text`; `None` if some part of it is unknown. With `decimal_comma`, `3,5` is a decimal.
 pub(super) fn lex(text: &str, decimal_comma: bool) -> Option<Vec<Token>> {

@@ -32,6 +32,8 @@ mod prose;
 mod region;
 mod rewrite;
 mod symbols;
+mod token;
+mod trim;
 mod unit;
 mod withdrawal;
 

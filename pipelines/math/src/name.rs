@@ -5,7 +5,7 @@
 
 use super::context::{hedges, is_neutral};
 use super::expr::{Function, Relation};
-use super::lex::Token;
+use super::token::Token;
 use super::unit::changes_number;
 
 /// Replaces names in `tokens`, of each item of a list.

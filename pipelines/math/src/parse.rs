@@ -16,10 +16,11 @@ use num_traits::Signed;
 
 use super::congruence::split_modulus;
 use super::expr::{Brackets, Expr, Function, Number, Relation, Scale};
-use super::lex::{Token, lex};
+use super::lex::lex;
 use super::name::take_names;
 use super::region::without_points;
 use super::rewrite::rewrite;
+use super::token::Token;
 use super::unit::take_unit;
 
 /// Limit of a text's bytes; a longer text is not parsed.

@@ -5,8 +5,8 @@ use num_rational::BigRational;
 use num_traits::One;
 
 use super::expr::{Brackets, Constant, Expr, Function, Number, Relation};
-use super::lex::Token;
 use super::parse::Parser;
+use super::token::Token;
 
 impl Parser<'_> {
     /// The index of a variable: names and numbers.

@@ -8,9 +8,9 @@ use regex::Regex;
 use super::boxes::{Marked, formulas};
 use super::chain::Chain;
 use super::context::{hedges, is_joining_letter, is_negated, is_neutral, last_of, words_of_number};
-use super::extract::clean;
 use super::foreign::any_of;
 use super::parse::{MOST_BYTES, parse};
+use super::trim::clean;
 
 /// Words that announce an answer, in the languages of the multilingual sets.
 pub(super) static PHRASE: LazyLock<Regex> = LazyLock::new(|| {

@@ -1,7 +1,7 @@
 //! Notations that other ones replace before the parser: `]1;2[`, `3 to 2`, and a condition in brackets.
 
 use super::expr::Relation;
-use super::lex::Token;
+use super::token::Token;
 
 /// Replaces notations in `tokens`.
 pub(super) fn rewrite(tokens: &mut Vec<Token>) {

@@ -2,7 +2,7 @@
 
 use super::expr::{Constant, Function, Relation};
 use super::foreign::is_percent;
-use super::lex::Token;
+use super::token::Token;
 
 /// Runs of two letters that are words or units, not products.
 pub(super) const SHORT_WORDS: [&str; 37] = [

@@ -9,7 +9,7 @@ use regex::Regex;
 
 use super::expr::Number;
 use super::foreign::{self, count_of, scale_of};
-use super::lex::Token;
+use super::token::Token;
 
 /// Words after a number that multiply it.
 const COUNTS: [(&str, i64); 9] = [

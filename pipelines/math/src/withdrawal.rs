@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::extract::last_bytes;
 use super::foreign::any_of;
+use super::trim::last_bytes;
 
 /// End of the last statement that takes back what precedes it, unless later words confirm that.
 pub(super) fn last_withdrawal(text: &str) -> Option<usize> {
