@@ -1,6 +1,6 @@
 //! Translation of a template in Jinja2's dialect to one that minijinja renders with the same text.
 //!
-//! Operators and slices with Python's semantics become calls of functions that [`super::python`] defines. Tags
+//! Operators and slices with Python's semantics become calls of functions that [`super::operators`] defines. Tags
 //! that Jinja2 gets from extensions become built-in ones, and each round of a loop is counted.
 
 use super::expression::{Expressions, Token, lexed};
