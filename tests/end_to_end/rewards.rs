@@ -126,6 +126,7 @@ fn check_names_a_record_that_cannot_be_scored() {
         let sets = [
             format!("pipeline.rlvr.data={{file: {{path: {}}}}}", file.display()),
             format!("pipeline.rlvr.reward={reward}"),
+            "pipeline.rlvr.evaluation.prompts=2".to_owned(),
         ];
         let mut command = anyroll(["check", ONE_RANK]);
         for set in &sets {
