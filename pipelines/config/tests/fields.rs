@@ -58,7 +58,7 @@ fn joined(lines: impl Iterator<Item = String>) -> String {
     });
     let text = kept.collect::<Vec<_>>().join(" ");
     // Links of rustdoc are plain code on the page.
-    let text = text.replace("[`", "`").replace("`]", "`").replace("](crate", "(crate");
+    let text = text.replace("[`", "`").replace("`]", "`");
     text.replace('|', "\\|")
 }
 
@@ -162,7 +162,7 @@ fn read_choices(text: &str, all: &mut BTreeMap<String, Section>) {
     all.insert(name, Section { doc, is_choice: true, rows });
 }
 
-/// Returns the type in words, with links to sections.
+/// Returns the type in words, with links to sections; nothing for a choice without a value.
 fn in_words(kind: &str, all: &BTreeMap<String, Section>) -> String {
     let inner = |prefix: &str| kind.strip_prefix(prefix).and_then(|rest| rest.strip_suffix('>'));
     if let Some(kind) = inner("Option<") {
@@ -178,6 +178,7 @@ fn in_words(kind: &str, all: &BTreeMap<String, Section>) -> String {
         return format!("map to {}", in_words(kinds.split(", ").last().unwrap_or_default(), all));
     }
     match kind {
+        "" => String::new(),
         "u8" | "u32" | "u64" | "usize" | "i64" => "whole number".into(),
         "f64" => "number".into(),
         "bool" => "true or false".into(),
@@ -209,18 +210,14 @@ fn page() -> String {
     let (mut page, mut seen, mut next) = (HEAD.to_owned(), BTreeSet::new(), VecDeque::from(["Config"]));
     while let Some(name) = next.pop_front() {
         let Some(section) = all.get(name).filter(|_| seen.insert(name)) else { continue };
-        let (first, kind) = if section.is_choice { ("choice", "value") } else { ("field", "value") };
-        page += &format!("\n## {name}\n\n{}\n\n| {first} | {kind} | meaning |\n|---|---|---|\n", section.doc);
+        let first = if section.is_choice { "choice" } else { "field" };
+        page += &format!("\n## {name}\n\n{}\n\n| {first} | value | meaning |\n|---|---|---|\n", section.doc);
         for Row { name, kind, doc } in &section.rows {
-            page += &format!("| `{name}` | {} | {doc} |\n", in_words_or_none(kind, &all));
+            page += &format!("| `{name}` | {} | {doc} |\n", in_words(kind, &all));
             next.extend(parts(kind));
         }
     }
     page
-}
-
-fn in_words_or_none(kind: &str, all: &BTreeMap<String, Section>) -> String {
-    if kind.is_empty() { String::new() } else { in_words(kind, all) }
 }
 
 #[test]

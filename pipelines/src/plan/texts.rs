@@ -51,7 +51,7 @@ impl Texts {
     /// Creates the planner of `run`, whose stages may be unresolved, from its `opened` files.
     ///
     /// # Errors
-    /// Those of a shape that no model has.
+    /// If no model has the shape.
     pub fn new(run: &Run, opened: &opened::Texts) -> Result<Self> {
         let opened::Texts { dataset, base, reference, reward_models } = opened;
         let model = |keep| {

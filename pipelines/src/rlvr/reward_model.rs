@@ -58,7 +58,7 @@ impl HeldModel {
     /// rank must call this.
     ///
     /// # Errors
-    /// Those of the device, or of weights that cannot be read.
+    /// If the device fails, or weights cannot be read.
     pub fn new(opened: OpenModel, role: &Role, place: &Place) -> Result<Self> {
         let OpenModel { folder, reader } = opened;
         let model = ValueModel::new(folder.decoder_config().clone(), place.torch_device()?)?;
