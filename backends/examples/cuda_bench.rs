@@ -25,14 +25,8 @@ fn main() {
     let start = Instant::now();
     let device = open(DeviceId { backend: BackendKind::CUDA, ordinal: rank }).unwrap();
     let opened_s = start.elapsed().as_secs_f64();
-    let rendezvous = Rendezvous {
-        rank,
-        world_size,
-        master_addr: "127.0.0.1".into(),
-        master_port: u16::try_from(port).expect("a port"),
-        timeout: TIMEOUT,
-        agent_store: None,
-    };
+    let port = u16::try_from(port).expect("a port");
+    let rendezvous = Rendezvous::on_this_host(rank, world_size, port, TIMEOUT);
     let start = Instant::now();
     let comm = connect(&*device, &rendezvous).unwrap();
     let connected_s = start.elapsed().as_secs_f64();

@@ -19,14 +19,8 @@ fn main() {
     let (rank, world_size) = (number(rank), number(world_size));
     let deadline = Duration::from_secs(number(deadline_s) as u64);
     let device = open(DeviceId { backend: backend.parse().expect("a backend"), ordinal: rank }).unwrap();
-    let rendezvous = Rendezvous {
-        rank,
-        world_size,
-        master_addr: "127.0.0.1".into(),
-        master_port: port.parse().expect("a port"),
-        timeout: Duration::from_secs(60),
-        agent_store: None,
-    };
+    let port = port.parse().expect("a port");
+    let rendezvous = Rendezvous::on_this_host(rank, world_size, port, Duration::from_secs(60));
     let group =
         CollectiveGroup::new("world", connect(&*device, &rendezvous).unwrap(), &device, deadline).unwrap();
     let stream = Stream::new(&device).unwrap();

@@ -24,8 +24,10 @@ static void* started(Start start) {
 
 extern "C" {
 // ---- TCPStore ----
-// The caller releases it with anyroll_store_free. Rank 0 passes server = 1 and holds the store for all.
-void* anyroll_store_tcp(const char* host, uint16_t port, int server, int world_size, int64_t timeout_ms) {
+// The caller releases it with anyroll_store_free. Rank 0 passes server = 1 and holds the store for all: at the socket
+// `listening`, which it then owns, or, if that is -1, at one that it binds.
+void* anyroll_store_tcp(const char* host, uint16_t port, int server, int listening, int world_size,
+                        int64_t timeout_ms) {
   return guarded<void*>(nullptr, [&]() -> void* {
     // Makes TORCH_CPP_LOG_LEVEL count; only libtorch's Python module does it by itself.
     static const bool logging = (c10::initLogging(), true);
@@ -33,6 +35,7 @@ void* anyroll_store_tcp(const char* host, uint16_t port, int server, int world_s
     c10d::TCPStoreOptions options;
     options.port = port;
     options.isServer = server;
+    if (listening >= 0) options.masterListenFd = listening;
     options.numWorkers = world_size;
     options.waitWorkers = true;
     options.timeout = milliseconds(timeout_ms);

@@ -38,7 +38,8 @@ use std::{str::FromStr, sync::Arc};
 
 pub use backend::Backend;
 pub use collective::{
-    Collective, CollectiveGroup, P2p, ReduceOp, Reduction, Rendezvous, Store, Work, connect_through_host,
+    Collective, CollectiveGroup, Listener, P2p, ReduceOp, Reduction, Rendezvous, Store, Work,
+    connect_through_host,
 };
 pub use device::{
     BackendKind, BackendTraits, DType, Device, DeviceId, DeviceInfo, Diagnosis, Error, Grid, HostFn, Limits,

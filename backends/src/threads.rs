@@ -1,6 +1,6 @@
 //! [`on_threads`]: ranks that are threads of this process, for tests.
 
-use std::{net::TcpListener, sync::Arc, thread, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
 use crate::{CollectiveGroup, Device, Rendezvous, connect};
 
@@ -17,13 +17,10 @@ pub fn on_threads<R: Send>(
     open: impl Fn(usize) -> Arc<dyn Device> + Sync,
     rank: impl Fn(&Arc<dyn Device>, CollectiveGroup) -> R + Sync,
 ) -> Vec<R> {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
-    let master_port = listener.local_addr().expect("it is bound").port();
-    drop(listener);
+    let places = Rendezvous::in_this_process(world_size, TIMEOUT).expect("there is a free port");
     let start = |number: usize| {
         let device = open(number);
-        let rendezvous = Rendezvous::on_this_host(number, world_size, master_port, TIMEOUT);
-        let comm = connect(&*device, &rendezvous).expect("the ranks meet");
+        let comm = connect(&*device, &places[number]).expect("the ranks meet");
         let group = CollectiveGroup::new("threads", comm, &device, TIMEOUT).expect("they have met");
         rank(&device, group)
     };

@@ -178,14 +178,7 @@ fn host_work_runs_in_order_and_its_failure_is_the_streams() {
 fn a_single_rank_takes_the_same_path() {
     let Some((device, _alone)) = device() else { return };
     let timeout = Duration::from_secs(60);
-    let rendezvous = Rendezvous {
-        rank: 0,
-        world_size: 1,
-        master_addr: "127.0.0.1".into(),
-        master_port: std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port(),
-        timeout,
-        agent_store: None,
-    };
+    let rendezvous = Rendezvous::in_this_process(1, timeout).unwrap().remove(0);
     let group =
         |name| CollectiveGroup::new(name, connect(&*device, &rendezvous).unwrap(), &device, timeout).unwrap();
     let (first, second) = (group("first"), group("second"));

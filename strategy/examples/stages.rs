@@ -6,7 +6,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::{net::TcpListener, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyroll_backends::{
     BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, TorchDevice, connect, faults::Delayed, open,
@@ -45,7 +45,8 @@ fn main() {
     let (rank, world_size) = (number(rank), number(world_size));
     let ordinal = rank;
     let device = open(DeviceId { backend: backend.parse().expect("a backend"), ordinal }).unwrap();
-    let group = group(&device, rank, world_size, port.parse().expect("a port"));
+    let port = port.parse().expect("a port");
+    let group = group(&device, &Rendezvous::on_this_host(rank, world_size, port, TIMEOUT));
     for (name, tied, hidden) in [("small", false, 32), ("tied", true, 32), ("wide", false, 512)] {
         let run = |stage, delayed: bool| {
             let device = if delayed {
@@ -68,8 +69,7 @@ fn main() {
             assert!(other == reference, "{stage:?} differs from stage 0");
         }
         let cpu = open(DeviceId { backend: BackendKind::CPU, ordinal }).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let alone = self::group(&cpu, 0, 1, port);
+        let alone = self::group(&cpu, &Rendezvous::in_this_process(1, TIMEOUT).unwrap()[0]);
         let cpu = trained(ZeroStage::Zero0, tied, hidden, &cpu, alone);
         let apart =
             |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f64::max);
@@ -82,9 +82,8 @@ fn main() {
     }
 }
 
-fn group(device: &Arc<dyn Device>, rank: usize, world_size: usize, master_port: u16) -> CollectiveGroup {
-    let rendezvous = Rendezvous::on_this_host(rank, world_size, master_port, TIMEOUT);
-    let comm = connect(&**device, &rendezvous).unwrap();
+fn group(device: &Arc<dyn Device>, rendezvous: &Rendezvous) -> CollectiveGroup {
+    let comm = connect(&**device, rendezvous).unwrap();
     CollectiveGroup::new("world", comm, device, TIMEOUT).unwrap()
 }
 

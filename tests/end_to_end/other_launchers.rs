@@ -1,14 +1,27 @@
 //! Ranks started by another launcher: torchrun, srun, a Kubernetes operator.
 
 use std::io::{self, Write};
-use std::net::TcpListener;
+use std::iter;
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
-use std::process::Command;
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
 use super::{Process, TWO_RANKS, assert_same, fail, run_tiny, tiny, wait_until};
+
+/// A port that no other call returns and the system does not assign, as the user of a launcher picks one.
+fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    const FIRST: u16 = 20_000;
+    // Apart from those of another process of these tests.
+    let mut ports = iter::repeat_with(|| {
+        FIRST + (process::id() as u16).wrapping_add(NEXT.fetch_add(1, Relaxed)) % 10_000
+    });
+    ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).expect("a port of many")
+}
 
 fn as_rank(mut command: Command, rank: usize, port: u16) -> Command {
     let rank = rank.to_string();
@@ -22,7 +35,7 @@ fn ranks_of_another_launcher_are_a_job() {
     let folder = tempfile::tempdir().unwrap();
     let ours = run_tiny(&folder, "ours", TWO_RANKS, &[]);
     let run = folder.path().join("theirs");
-    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let ranks = [0, 1].map(|rank| Process::start(as_rank(tiny(TWO_RANKS, &run, &[]), rank, port)));
     for ended in ranks.map(Process::finish) {
         assert_eq!(ended.code, Some(0), "{ended:#?}");
@@ -35,7 +48,7 @@ fn ranks_of_another_launcher_are_a_job() {
 fn ranks_with_different_configs_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
-    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let ranks = ["seed=0", "seed=1"].into_iter().enumerate();
     let ranks: Vec<Process> =
         ranks.map(|(rank, set)| Process::start(as_rank(tiny(TWO_RANKS, &run, &[set]), rank, port))).collect();
@@ -50,7 +63,7 @@ fn ranks_with_different_configs_are_refused() {
 #[test]
 fn hosts_that_do_not_share_the_run_folder_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let port = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let port = free_port();
     let run = folder.path().join("run");
     // Rank 1 has an empty file system, like another host that lacks the files.
     let hidden = |rank: &Command| {

@@ -434,7 +434,7 @@ pub(crate) fn reduce_in_rank_order(slices: &[Tensor], op: ReduceOp) -> Result<Te
 
 #[cfg(test)]
 mod tests {
-    use std::{net::TcpListener, thread, time::Duration};
+    use std::{thread, time::Duration};
 
     use super::*;
     use crate::{BackendKind, DType, DeviceId, Rendezvous, open};
@@ -442,9 +442,8 @@ mod tests {
     /// libtorch's own collectives crash here: see the module's description.
     #[test]
     fn groups_of_one_process_begin_side_by_side() {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let place = Rendezvous::on_this_host(0, 1, port, Duration::from_secs(60));
-        let store = Store::connect(&place).unwrap();
+        let places = Rendezvous::in_this_process(1, Duration::from_secs(60)).unwrap();
+        let store = Store::connect(&places[0]).unwrap();
         let begin = |thread: usize| {
             let device = open(DeviceId { backend: BackendKind::CPU, ordinal: thread }).unwrap();
             let stream = Stream::new(&device).unwrap();

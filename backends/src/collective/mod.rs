@@ -13,7 +13,7 @@ use std::{fmt, sync::Arc};
 use crate::{Buffer, DType, Error, Result, Stream};
 pub use gloo::connect_through_host;
 pub use group::{CollectiveGroup, Work};
-pub use rendezvous::{Rendezvous, Store};
+pub use rendezvous::{Listener, Rendezvous, Store};
 
 /// The operation that combines elements of several ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

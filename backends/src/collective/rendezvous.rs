@@ -2,7 +2,10 @@
 
 use std::{
     ffi::{CString, c_void},
-    sync::mpsc,
+    io,
+    net::{Ipv4Addr, TcpListener},
+    os::fd::IntoRawFd,
+    sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
     time::Duration,
 };
@@ -13,7 +16,7 @@ use crate::{Error, Result, ffi};
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Who this process is, and where the others meet. The values of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Rendezvous {
     /// This process's number.
     pub rank: usize,
@@ -26,6 +29,8 @@ pub struct Rendezvous {
     /// `None`: rank 0 serves the store. Otherwise the launcher does, and our keys in it start with this, which a
     /// restart changes: the store outlives the ranks.
     pub agent_store: Option<String>,
+    /// The socket on which rank 0 serves the store; empty: it binds `master_port` itself.
+    pub listener: Listener,
     /// Time that ranks wait for one another, here and in every collective.
     pub timeout: Duration,
 }
@@ -33,7 +38,20 @@ pub struct Rendezvous {
 impl Rendezvous {
     /// A rendezvous of ranks on this host alone.
     pub fn on_this_host(rank: usize, world_size: usize, master_port: u16, timeout: Duration) -> Self {
-        Self { rank, world_size, master_addr: "127.0.0.1".into(), master_port, agent_store: None, timeout }
+        let (master_addr, listener) = ("127.0.0.1".to_owned(), Listener::default());
+        Self { rank, world_size, master_addr, master_port, agent_store: None, listener, timeout }
+    }
+
+    /// Rendezvous of ranks that are threads of this process, by rank, at a port that the system assigns.
+    ///
+    /// # Errors
+    /// If no port is free.
+    pub fn in_this_process(world_size: usize, timeout: Duration) -> io::Result<Vec<Self>> {
+        let (listener, port) = Listener::bind()?;
+        let mut ranks: Vec<_> =
+            (0..world_size).map(|rank| Self::on_this_host(rank, world_size, port, timeout)).collect();
+        ranks[0].listener = listener;
+        Ok(ranks)
     }
 
     pub(crate) fn error(&self, message: String) -> Error {
@@ -43,6 +61,34 @@ impl Rendezvous {
             world_size: self.world_size,
             message,
         }
+    }
+}
+
+/// A socket that listens at the rendezvous's port before rank 0 serves there, so that no other program can take the port.
+/// The first connection of rank 0 takes it out of all clones.
+#[derive(Clone, Debug, Default)]
+pub struct Listener(Arc<Mutex<Option<TcpListener>>>);
+
+impl Listener {
+    /// Binds a port that the system assigns, for this host alone. Returns the port too.
+    ///
+    /// # Errors
+    /// If no port is free.
+    pub fn bind() -> io::Result<(Self, u16)> {
+        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let port = socket.local_addr()?.port();
+        Ok((socket.into(), port))
+    }
+
+    /// Takes the socket out; `None` if it was taken before.
+    pub fn take(&self) -> Option<TcpListener> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl From<TcpListener> for Listener {
+    fn from(socket: TcpListener) -> Self {
+        Self(Arc::new(Mutex::new(Some(socket))))
     }
 }
 
@@ -77,9 +123,18 @@ impl Store {
         let place = rendezvous.clone();
         let connect = move || {
             let (world_size, timeout_ms) = (place.world_size as i32, millis(place.timeout));
-            // SAFETY: `host` lives through the call, and the shim returns a store of our own or null.
+            let socket = if server == 1 { place.listener.take() } else { None };
+            let socket = socket.map_or(-1, IntoRawFd::into_raw_fd);
+            // SAFETY: `host` lives through the call, c10d owns the socket, and the shim returns a store of our own or null.
             let raw = unsafe {
-                ffi::anyroll_store_tcp(host.as_ptr(), place.master_port, server, world_size, timeout_ms)
+                ffi::anyroll_store_tcp(
+                    host.as_ptr(),
+                    place.master_port,
+                    server,
+                    socket,
+                    world_size,
+                    timeout_ms,
+                )
             };
             Self::owned(raw, place)
         };
@@ -251,12 +306,11 @@ mod tests {
     /// A process that meets the others more than once finds them each time.
     #[test]
     fn groups_do_not_read_each_others_keys() {
-        let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let place = |rank| Rendezvous::on_this_host(rank, 2, master_port, Duration::from_secs(20));
+        let places = Rendezvous::in_this_process(2, Duration::from_secs(20)).unwrap();
         thread::scope(|scope| {
             let ranks: Vec<_> = [0_u8, 1]
                 .map(|rank| {
-                    let place = place(usize::from(rank));
+                    let place = places[usize::from(rank)].clone();
                     scope.spawn(move || {
                         let store = Store::connect(&place).unwrap();
                         let groups = [(); 2].map(|()| store.next_part().unwrap());
@@ -280,10 +334,12 @@ mod tests {
     /// torchrun's case: the agent's process serves the store, with keys of its own in it.
     #[test]
     fn ranks_meet_in_a_store_that_the_launcher_serves() {
-        let master_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let served = Rendezvous::in_this_process(1, Duration::from_secs(20)).unwrap().remove(0);
         let place = |rank, world_size, agent_store: Option<&str>| Rendezvous {
+            rank,
+            world_size,
             agent_store: agent_store.map(Into::into),
-            ..Rendezvous::on_this_host(rank, world_size, master_port, Duration::from_secs(20))
+            ..served.clone()
         };
         let agent = Store::connect(&place(0, 1, None)).unwrap();
         agent.set("rank 0", b"the agent's").unwrap();

@@ -54,6 +54,7 @@ unsafe extern "C" {
         host: *const c_char,
         port: u16,
         server: c_int,
+        listening: c_int,
         world_size: c_int,
         timeout_ms: i64,
     ) -> *mut c_void;

@@ -2,15 +2,39 @@
 
 use std::fs;
 use std::io::{self, Read};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::thread;
 
+use anyroll_backends::Listener;
+use listenfd::ListenFd;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{Signal, killpg, raise};
 use nix::unistd::{getpgrp, getpid};
 use serde::{Deserialize, Serialize};
 
 /// Environment variable with the file for a rank's failure report; only [`launch`](super::launch) sets it.
 pub(super) const FAILURE_FILE: &str = "ANYROLL_FAILURE_FILE";
+
+/// Environment variable with the number of inherited sockets, which begin at [`FIRST_SOCKET`], as systemd has it.
+pub(super) const SOCKETS: &str = "LISTEN_FDS";
+/// Descriptor of the first inherited socket.
+pub(super) const FIRST_SOCKET: i32 = 3;
+
+/// The socket that the parent bound for rank 0; empty in other ranks and under other launchers.
+pub(super) fn listener() -> Listener {
+    static INHERITED: LazyLock<Listener> =
+        LazyLock::new(|| inherited().map(Listener::from).unwrap_or_default());
+    INHERITED.clone()
+}
+
+fn inherited() -> Option<TcpListener> {
+    let socket = ListenFd::from_env().take_tcp_listener(0).ok()??;
+    // Not for this rank's own child processes.
+    fcntl(&socket, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).ok()?;
+    Some(socket)
+}
 
 /// Origin of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -61,6 +85,8 @@ pub fn watch_parent() {
     if !is_launched() {
         return;
     }
+    // Taken while there is one thread, since it removes the variable from the environment.
+    listener();
     thread::spawn(|| {
         let mut byte = [0];
         while let Ok(1) = io::stdin().read(&mut byte) {}

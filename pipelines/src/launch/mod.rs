@@ -12,17 +12,16 @@ mod child;
 mod rank;
 mod supervise;
 
-use std::collections::hash_map::RandomState;
 use std::ffi::OsString;
-use std::hash::BuildHasher;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use command_fds::{CommandFdExt, FdMapping};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -123,7 +122,7 @@ pub enum Error {
 
 /// Starts the ranks of `plan` and waits until all have ended.
 ///
-/// Each has `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` (this host), `MASTER_PORT` (a free one),
+/// Each has `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` (this host), `MASTER_PORT` (already bound for rank 0),
 /// `OMP_NUM_THREADS` and, unless the user has set it, `OMP_WAIT_POLICY=passive`.
 ///
 /// If a rank fails, the others are ended within 6 seconds, and the error is that of the rank to blame.
@@ -134,12 +133,17 @@ pub fn launch(plan: &LaunchPlan) -> Result<Outcome, Error> {
     // Before the first rank starts, so that no signal is missed.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(prepare("catch signals"))?;
     let failures = tempfile::tempdir().map_err(prepare("make a temporary folder"))?;
-    let port = free_port().map_err(prepare("find a free port"))?;
+    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let (socket, address) = socket
+        .and_then(|socket| socket.local_addr().map(|address| (socket, address)))
+        .map_err(prepare("bind a port"))?;
+    // Rank 0 alone keeps it: peers that connect learn of its death.
+    let mut socket = Some(socket);
 
     let mut job = supervise::Job::new(failures.path());
     let mut output = Vec::new();
     for rank in 0..plan.world_size {
-        match start(plan, rank, port, failures.path()) {
+        match start(plan, rank, address, socket.take(), failures.path()) {
             Ok(mut child) => {
                 output.extend(print_output(rank, &mut child));
                 job.add(child);
@@ -160,20 +164,14 @@ fn failure_file(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank}.json"))
 }
 
-/// A free port. Rank 0 fails if another process takes the port before rank 0 listens on it. Ports below 32768 are
-/// therefore tried first, since Linux assigns them only on request. If all tried ports are taken, an assigned port is
-/// used.
-pub fn free_port() -> io::Result<u16> {
-    const FIRST: u16 = 16_384;
-    const TRIES: u64 = 100;
-    let random = RandomState::new();
-    let ports = (0..TRIES).map(|number| FIRST + (random.hash_one(number) % u64::from(FIRST)) as u16);
-    let free = |port| TcpListener::bind(("127.0.0.1", port)).and_then(|listener| listener.local_addr());
-    let found = ports.map(free).find_map(Result::ok);
-    Ok(found.map_or_else(|| free(0), Ok)?.port())
-}
-
-fn start(plan: &LaunchPlan, rank: usize, port: u16, failures: &Path) -> io::Result<Child> {
+/// Starts rank `rank`, which inherits `socket`, the one that listens at `address`.
+fn start(
+    plan: &LaunchPlan,
+    rank: usize,
+    address: SocketAddr,
+    socket: Option<TcpListener>,
+    failures: &Path,
+) -> io::Result<Child> {
     let mut command = Command::new(&plan.program);
     command
         .args(&plan.args)
@@ -182,8 +180,8 @@ fn start(plan: &LaunchPlan, rank: usize, port: u16, failures: &Path) -> io::Resu
         .env("RANK", rank.to_string())
         .env("LOCAL_RANK", rank.to_string())
         .env("WORLD_SIZE", plan.world_size.to_string())
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", port.to_string())
+        .env("MASTER_ADDR", address.ip().to_string())
+        .env("MASTER_PORT", address.port().to_string())
         .env("OMP_NUM_THREADS", plan.threads.to_string())
         .env(child::FAILURE_FILE, failure_file(failures, rank))
         // Closes when the parent ends; `watch_parent` reads it.
@@ -191,6 +189,10 @@ fn start(plan: &LaunchPlan, rank: usize, port: u16, failures: &Path) -> io::Resu
         // A separate process group: Ctrl-C on the terminal reaches the parent only, which forwards it once,
         // and a rank can be killed with its child processes.
         .process_group(0);
+    if let Some(socket) = socket {
+        let mapping = FdMapping { parent_fd: socket.into(), child_fd: child::FIRST_SOCKET };
+        command.env(child::SOCKETS, "1").fd_mappings(vec![mapping]).map_err(io::Error::other)?;
+    }
     if std::env::var_os(WAIT_POLICY).is_none() {
         command.env(WAIT_POLICY, "passive");
     }

@@ -90,6 +90,7 @@ impl Rank {
             master_addr: self.master_addr.clone(),
             master_port: self.master_port,
             agent_store: self.agent_store.clone(),
+            listener: super::child::listener(),
             timeout,
         }
     }

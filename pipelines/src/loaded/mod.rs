@@ -27,7 +27,6 @@ use crate::{
     base_model::BaseModel,
     export::{Trained, open_checkpoint},
     inference::Room,
-    launch::free_port,
     prepare::Draft,
     run::Strategy,
     run_dir::RunDir,
@@ -186,8 +185,8 @@ fn chatting(model: ModelConfig, options: &Options) -> Result<Tokenizer> {
 fn place(options: &Options) -> Result<Place> {
     const TIMEOUT: Duration = Duration::from_secs(60);
     let device = options.device.open()?;
-    let rendezvous = Rendezvous::on_this_host(0, 1, free_port().map_err(Error::Port)?, TIMEOUT);
-    let comm = connect(&*device, &rendezvous)?;
+    let rendezvous = Rendezvous::in_this_process(1, TIMEOUT).map_err(Error::Port)?;
+    let comm = connect(&*device, &rendezvous[0])?;
     let group = CollectiveGroup::new("inference", comm, &device, TIMEOUT)?;
     Ok(Place { device, group })
 }

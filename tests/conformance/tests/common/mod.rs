@@ -1,6 +1,6 @@
 //! The host as a backend, and ranks that are threads of this process.
 
-use std::{net::TcpListener, sync::Arc, thread, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
 use anyroll_backends::{Backend, BackendKind, Reduction, Rendezvous, Result, Store, backend};
 use anyroll_conformance::Peers;
@@ -14,20 +14,12 @@ pub fn cpu() -> &'static dyn Backend {
 /// Runs `rank` on every rank of a job and returns what rank 0 returned. Each has a device of the backend and a store of its
 /// own.
 pub fn on_ranks<T: Send>(backend: &dyn Backend, world_size: usize, rank: impl Fn(Peers) -> T + Sync) -> T {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    let address = listener.local_addr().expect("it is bound");
-    drop(listener);
+    // Four times an operation's deadline. TCP that loses a packet on a crowded machine stalls for seconds.
+    const TIMEOUT: Duration = Duration::from_secs(160);
+    let places = Rendezvous::in_this_process(world_size, TIMEOUT).expect("a free port");
     let connect = |number: usize| -> Result<Peers> {
         let device = backend.open(number)?;
-        let store = Store::connect(&Rendezvous {
-            rank: number,
-            world_size,
-            master_addr: address.ip().to_string(),
-            master_port: address.port(),
-            agent_store: None,
-            // Four times an operation's deadline. TCP that loses a packet on a crowded machine stalls for seconds.
-            timeout: Duration::from_secs(160),
-        })?;
+        let store = Store::connect(&places[number])?;
         let world = backend.connect(&*device, store.next_part()?, Reduction::Ordered)?;
         Ok(Peers { device, world, store: Arc::new(store) })
     };
