@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tempfile::TempDir;
 
 use super::{
@@ -63,6 +63,17 @@ class Paid(Guess):
         return {"reward": 0.1 if said["observation"] == ">" else -0.1, **said} if "observation" in said else said
 
 
+class Uneven:
+    def reset(self):
+        self.turns = 0
+
+    def step(self, text):
+        import os
+        self.turns += 1
+        last = 1 if os.environ["RANK"] == "0" else 100
+        return {"observation": ">", "done": self.turns == last, "reward": len(text) % 2}
+
+
 class Chat:
     def reset(self):
         self.turns = 0
@@ -95,6 +106,42 @@ fn game(folder: &TempDir, class: &str) -> [String; 2] {
     fs::write(&path, published + MORE_GAMES).unwrap();
     let environment = "pipeline.rlvr.rollout.environment";
     [format!("{environment}.path={}", path.display()), format!("{environment}.class={class}")]
+}
+
+/// Under ZeRO-3 each token needs the shards of all ranks, so the rank that is done keeps serving its own.
+#[test]
+fn a_rank_that_samples_a_hundred_times_longer_changes_nothing_under_zero_3() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, class] = game(&folder, "Uneven");
+    let run = |stage: usize| {
+        let stage = format!("strategy.zero_stage={stage}");
+        let sets = [
+            &path,
+            &class,
+            &stage,
+            "devices=2",
+            "model.decoder.max_length=816",
+            "pipeline.rlvr.steps=3",
+            "pipeline.rlvr.rollout.max_new_tokens=800",
+            // A turn without an end would end its episode.
+            "pipeline.rlvr.rollout.environment.max_turn_tokens=40",
+            "pipeline.rlvr.rollout.environment.max_turns=100",
+        ];
+        run(&folder, &stage, &sets)
+    };
+    let [replicated, sharded] = [0, 3].map(run);
+    for step in 0..3 {
+        assert_eq!(["min", "max"].map(|of| series(&sharded, &format!("turns/{of}"))[step]), [1.0, 100.0]);
+    }
+    let [a, b] = [&replicated, &sharded].map(|run| without_memory(run));
+    assert_same_steps(&a, &b);
+}
+
+/// Metrics that do not depend on the stage.
+fn without_memory(run: &Path) -> Vec<Map<String, Value>> {
+    let mut steps = lasting_metrics(run);
+    steps.iter_mut().for_each(|step| step.retain(|name, _| !name.starts_with("memory/")));
+    steps
 }
 
 fn samples(run: &Path) -> Vec<Value> {

@@ -182,6 +182,97 @@ fn begins_as_on_the_cpu(backend: &str, world_size: &str, sizes: &[&str]) {
     }
 }
 
+/// Changes to `offline_sft_sort_cpu` that make it short, with batches that 1, 2 and 4 ranks share.
+const SHORT: [&str; 5] = [
+    "pipeline.offline.batch_size=32",
+    "pipeline.offline.optimizer.schedule={constant: {}}",
+    "pipeline.offline.evaluation={every: 2, prompts: 8}",
+    "pipeline.offline.checkpoint.every=2",
+    "strategy.micro_batch_size=4",
+];
+
+/// Parts of two steps of one run: backend, ranks and ZeRO stage.
+const PARTS: [(&str, usize, usize); 6] =
+    [("cpu", 2, 1), ("rocm", 1, 0), ("cpu", 4, 3), ("ascend", 2, 3), ("rocm", 4, 2), ("cpu", 1, 0)];
+
+/// A checkpoint has no vendor, stage or number of ranks.
+#[test]
+fn a_run_moves_between_vendors_stages_and_numbers_of_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let [moved, stayed] = ["moved", "stayed"].map(|name| folder.path().join(name));
+    let start = |run: &Path, steps: usize, sets: &[&str]| {
+        let mut command = anyroll(["run", "configs/offline_sft_sort_cpu.yaml", "--output"]);
+        command.arg(run);
+        let steps = format!("pipeline.offline.steps={steps}");
+        for set in SHORT.iter().chain(sets).chain([&&*steps]) {
+            command.args(["--set", set]);
+        }
+        command
+    };
+    let resumed = |backend: &str| {
+        let command = anyroll(["run", "--resume", moved.to_str().unwrap()]);
+        if backend == "cpu" { Some(command) } else { on_shims(backend, command) }
+    };
+    if on_shims("rocm", anyroll::<&str>([])).is_none() {
+        return;
+    }
+    succeed(start(&stayed, 2 * PARTS.len(), &[]));
+    succeed(start(&moved, 2, &["devices=2", "strategy.zero_stage=1"]));
+    for (part, (backend, ranks, stage)) in PARTS.iter().enumerate().skip(1) {
+        edit(&moved.join("resolved.yaml"), |line| match line.split_once(':')?.0 {
+            "backend" => Some(format!("backend: {backend}")),
+            "devices" => Some(format!("devices: {ranks}")),
+            "  zero_stage" => Some(format!("  zero_stage: {stage}")),
+            "    steps" => Some(format!("    steps: {}", 2 * (part + 1))),
+            _ => None,
+        });
+        succeed(resumed(backend).expect("there are shims"));
+    }
+    for metric in ["loss", "grad_norm", "eval/loss"] {
+        let [found, expected] = [&moved, &stayed].map(|run| series(run, metric));
+        let near =
+            |(found, expected): (&f64, &f64)| (found - expected).abs() <= TOLERANCE * expected.abs().max(1.0);
+        assert!(found.len() == expected.len() && found.len() > PARTS.len(), "{metric}: {found:?}");
+        assert!(found.iter().zip(&expected).all(near), "{metric}: {found:?}, not {expected:?}");
+    }
+}
+
+/// Replaces the lines for which `line` returns another.
+fn edit(file: &Path, line: impl Fn(&str) -> Option<String>) {
+    let text = std::fs::read_to_string(file).unwrap();
+    let edited: Vec<String> = text.lines().map(|old| line(old).unwrap_or_else(|| old.to_owned())).collect();
+    std::fs::write(file, edited.join("\n") + "\n").unwrap();
+}
+
+/// The policy on a vendor's devices, and its frozen reference on the host.
+#[test]
+fn a_reference_on_the_host_serves_a_policy_of_another_backend() {
+    let folder = tempfile::tempdir().unwrap();
+    for backend in BACKENDS {
+        let run = |name: &str, sets: &[&str]| {
+            let run = folder.path().join(backend).join(name);
+            let mut command = anyroll(["run", &config(backend), "--set", "devices=2", "--output"]);
+            command.arg(&run);
+            // In the first step the policy is its reference.
+            let two_steps = ["pipeline.rlvr.steps=2", "pipeline.rlvr.algorithm.kl_coef=0.05"];
+            for set in FIRST_STEP.iter().chain(&two_steps).chain(sets) {
+                command.args(["--set", set]);
+            }
+            succeed(on_shims(backend, command)?);
+            Some(run)
+        };
+        let Some(together) = run("together", &[]) else { return };
+        let apart = run("apart", &["roles.reference.backend=cpu"]).expect("there are shims");
+        assert!(series(&together, "loss/kl")[1] > 1e-6, "the policy has not moved");
+        for name in COMPARED.iter().chain(&["loss/kl"]) {
+            let [value, expected] =
+                [&apart, &together].map(|run| series(run, name).pop().expect("it was measured"));
+            let difference = (value - expected).abs();
+            assert!(difference <= TOLERANCE, "{backend}: {name} is {value}, and {expected} on one backend");
+        }
+    }
+}
+
 #[test]
 fn strict_rollouts_have_the_log_probs_of_training() {
     let folder = tempfile::tempdir().unwrap();
