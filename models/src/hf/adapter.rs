@@ -135,7 +135,7 @@ impl AdapterFolder {
         });
         refuse(whole.is_none(), "modules_to_save", &problem.unwrap_or_default())?;
 
-        let weights = WeightFiles::open_file(&path.join("adapter_model.safetensors"))?;
+        let weights = WeightFiles::open_file(&path.join("adapter_model.safetensors"))?.renamed(saved_name)?;
         let holds = (0.0..1.0).contains(&file.lora_dropout);
         refuse(holds, "lora_dropout", "must be at least 0 and below 1")?;
         let lora = LoraConfig {
@@ -161,6 +161,20 @@ impl AdapterFolder {
 
 /// Returns the matrices with adapters in a model of this shape, from the tensors' names. Includes matrices of
 /// other models, so that they can be refused by name.
+/// Name under which PEFT saves a tensor, for one that a model's `state_dict` has: with the adapter's name in it, such as
+/// `default`.
+fn saved_name(name: &str) -> String {
+    for part in [".lora_A", ".lora_B", ".lora_magnitude_vector"] {
+        let Some((module, rest)) = name.split_once(&format!("{part}.")) else { continue };
+        return match rest.split_once('.') {
+            Some((_, "weight")) if part == ".lora_magnitude_vector" => format!("{module}{part}"),
+            Some((_, "weight")) => format!("{module}{part}.weight"),
+            _ => name.to_owned(),
+        };
+    }
+    name.to_owned()
+}
+
 fn targets(weights: &WeightFiles, config: &DecoderConfig) -> LoraTargets {
     let is_there = |layer: usize, target: &LoraTarget| {
         let [a, _] = lora::names(&format!("{}.weight", target.module(layer)));

@@ -289,7 +289,7 @@ fn transformers(path: &Path, variant: Option<&str>) -> Result<(TransformerConfig
 pub(super) fn transformer_config(folder: &Path) -> Result<TransformerConfig> {
     let path = folder.join("config.json");
     let file: Value = read_json(&path)?;
-    let understood = |source| Error::Json { path: path.clone(), source };
+    let understood = |source| Error::Json { path: path.clone(), hint: "", source };
     match class_of(&file) {
         "SD3Transformer2DModel" => {
             serde_json::from_value::<Sd3File>(file).map_err(understood)?.into_config(&path)
@@ -473,7 +473,7 @@ pub(super) fn read_config<T: DeserializeOwned>(folder: &Path, class: &str) -> Re
     if found != class {
         return Err(field(&path, "_class_name", format!("is {found}, must be {class}")));
     }
-    serde_json::from_value(file).map_err(|source| Error::Json { path, source })
+    serde_json::from_value(file).map_err(|source| Error::Json { path, hint: "", source })
 }
 
 fn class_of(file: &Value) -> &str {

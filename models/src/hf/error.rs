@@ -40,10 +40,12 @@ pub enum Error {
         source: io::Error,
     },
     /// A file is not the expected JSON.
-    #[error("cannot parse {}", path.display())]
+    #[error("cannot parse {}{hint}", path.display())]
     Json {
         /// The file.
         path: PathBuf,
+        /// A cause that the position does not tell, with its fix, in brackets; or nothing.
+        hint: &'static str,
         /// The position and the problem.
         source: serde_json::Error,
     },

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::diffusers::folders;
 use super::export::FolderKind;
 use super::weights::{WeightFiles, reads_files};
-use super::{Error, Result, field};
+use super::{Error, Result, field, parse_json};
 use crate::decoder::lora::{self, lora_scale};
 use crate::diffusion::{Lora, TransformerConfig};
 
@@ -115,8 +115,7 @@ fn add(weights: &mut WeightFiles, path: &Path, prefix: &str) -> Result<(Option<f
 }
 
 fn scale_of(path: &Path, text: &str) -> Result<(Option<f64>, bool)> {
-    let found: AdapterMetadata =
-        serde_json::from_str(text).map_err(|source| Error::Json { path: path.to_owned(), source })?;
+    let found: AdapterMetadata = parse_json(path, text.as_bytes())?;
     let refuse = |holds: bool, name: &str, problem: &str| {
         if holds { Ok(()) } else { Err(field(path, name, problem)) }
     };

@@ -230,5 +230,21 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     if is_lfs_pointer(&text) {
         return Err(Error::Pointer { path: path.to_owned() });
     }
-    serde_json::from_slice(&text).map_err(|source| Error::Json { path: path.to_owned(), source })
+    parse_json(path, &text)
+}
+
+/// Parses the JSON of the file `path`.
+fn parse_json<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T> {
+    serde_json::from_slice(text).map_err(|source| {
+        let line = text.split(|byte| *byte == b'\n').nth(source.line().saturating_sub(1)).unwrap_or_default();
+        let has = |word: &[u8]| line.windows(word.len()).any(|it| it == word);
+        let hint = match () {
+            () if text.starts_with("\u{feff}".as_bytes()) => {
+                " (it begins with a byte order mark: save it as UTF-8 without)"
+            }
+            () if has(b"NaN") || has(b"Infinity") => " (NaN and Infinity are values of Python, not of JSON)",
+            () => "",
+        };
+        Error::Json { path: path.to_owned(), hint, source }
+    })
 }

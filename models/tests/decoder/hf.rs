@@ -316,6 +316,16 @@ fn broken_folders_are_refused_by_name() {
         &|folder| fs::write(folder.join("config.json"), "{").unwrap(),
         &["cannot parse", "config.json"],
     );
+    check(
+        "qwen2",
+        &|folder| fs::write(folder.join("config.json"), "\u{feff}{}").unwrap(),
+        &["cannot parse", "config.json (it begins with a byte order mark"],
+    );
+    check(
+        "qwen2",
+        &|folder| fs::write(folder.join("config.json"), "{\n\"rms_norm_eps\": Infinity}").unwrap(),
+        &["cannot parse", "config.json (NaN and Infinity are values of Python"],
+    );
     check("qwen2", &|folder| fs::remove_file(folder.join(weights)).unwrap(), &["cannot read", weights]);
     check(
         "qwen2",

@@ -463,6 +463,26 @@ fn adapters_that_do_not_fit_are_refused_by_name() {
     check("r", json!(4), &["lora_A.weight", "has shape [3, ", "requires [4, "]);
 }
 
+/// From a report: tensors saved by `torch.save`'s like instead of PEFT's.
+#[test]
+fn tensors_with_the_adapters_name_in_theirs_are_read() {
+    let golden = golden();
+    for name in ["lora", "lora_dora"] {
+        let scratch = tempfile::tempdir().unwrap();
+        let (config, weights) = ("adapter_config.json", "adapter_model.safetensors");
+        fs::copy(folder(name).join(config), scratch.path().join(config)).unwrap();
+        let tensors = Tensor::read_safetensors(folder(name).join(weights)).unwrap();
+        let named: Vec<(String, Tensor)> = tensors
+            .into_iter()
+            .map(|(name, tensor)| (format!("{}.default.weight", name.trim_end_matches(".weight")), tensor))
+            .collect();
+        Tensor::write_safetensors(&named, scratch.path().join(weights)).unwrap();
+        let open = |path: &Path| AdapterFolder::open(path, golden.base.decoder_config()).unwrap();
+        let [found, saved] = [scratch.path(), &folder(name)].map(open);
+        assert_eq!(format!("{:?}", found.lora_config()), format!("{:?}", saved.lora_config()), "{name}");
+    }
+}
+
 /// A fused tensor has one adapter, and separate tensors have one each.
 #[test]
 fn adapters_of_matrices_that_another_family_has_are_refused_by_name() {
