@@ -68,6 +68,18 @@ pub enum Error {
     /// A prompt cannot be encoded.
     #[error(transparent)]
     Tokens(#[from] TokenizerError),
+    /// The files have no record.
+    #[error("there is no record in {names}")]
+    Empty {
+        /// The files.
+        names: String,
+    },
+    /// The held-out files have all prompts of the training files.
+    #[error("`held_out` has all {prompts} prompts of the training files, so nothing is left to train on")]
+    AllHeldOut {
+        /// Distinct prompts of the training files.
+        prompts: usize,
+    },
     /// All records are held out, or none although evaluations need some.
     #[error("{held_out} of {records} records are held out: both training and evaluation need some")]
     Split {

@@ -25,7 +25,7 @@ mod tokenizer;
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
-use anyroll_config::DataConfig;
+use anyroll_config::{DataConfig, Paths};
 use serde_json::json;
 
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
@@ -100,6 +100,15 @@ enum Records {
     },
 }
 
+/// The records, of which there must be one.
+fn some(records: Vec<Record>, paths: &Paths) -> Result<Vec<Record>, Error> {
+    if records.is_empty() {
+        let names: Vec<_> = files(paths)?.iter().map(|path| path.display().to_string()).collect();
+        return Err(Error::Empty { names: names.join(", ") });
+    }
+    Ok(records)
+}
+
 impl Dataset {
     /// Reads the files, if there are any. Checks that there are training records, and held-out ones if they
     /// are needed.
@@ -114,11 +123,14 @@ impl Dataset {
                 Self::listed(countdown::records(countdown.numbers), HELD_OUT_PERCENT)
             }
             DataConfig::File(file) => {
-                let records = file::read(file, &file.path, file.max_records, reading.tokens)?;
+                let records =
+                    some(file::read(file, &file.path, file.max_records, reading.tokens)?, &file.path)?;
                 let usual = if reading.holds_out { HELD_OUT_PERCENT } else { 0 };
                 match &file.held_out {
                     None => Self::listed(records, file.held_out_percent.unwrap_or(usual)),
-                    Some(paths) => Self::apart(records, file::read(file, paths, None, reading.tokens)?),
+                    Some(paths) => {
+                        Self::apart(records, some(file::read(file, paths, None, reading.tokens)?, paths)?)
+                    }
                 }
             }
             DataConfig::Mix(sources) => {
@@ -182,6 +194,9 @@ impl Dataset {
         let before = train.len();
         train.retain(|record| !prompts.contains(record.key()));
         let left_out = before - train.len();
+        if train.is_empty() {
+            return Err(Error::AllHeldOut { prompts: prompts.len().min(before) });
+        }
         if left_out > 0 {
             tracing::warn!(left_out, of = before, "held-out prompts are removed from the training data");
         }
@@ -496,7 +511,7 @@ mod tests {
 
     use super::file::tests::plain;
     use super::*;
-    use anyroll_config::{AdditionConfig, FileConfig, MixedConfig, Paths, SortConfig};
+    use anyroll_config::{AdditionConfig, FileConfig, MixedConfig, SortConfig};
 
     fn open(config: &DataConfig) -> Result<Dataset, Error> {
         let tokens = |record: &Record, _| Ok(record.prompt.chars().count());
@@ -675,8 +690,12 @@ mod tests {
         assert!(train.iter().all(|record| held_out.iter().all(|other| other.prompt != record.prompt)));
         // A file whose prompts are all held out leaves nothing to train on.
         let all = FileConfig { held_out: Some(config.path.clone()), ..config };
-        let error = open(&DataConfig::File(Box::new(all))).unwrap_err().to_string();
-        assert!(error.contains("20 of 20 records are held out"), "{error}");
+        let error = open(&DataConfig::File(Box::new(all.clone()))).unwrap_err().to_string();
+        assert!(error.contains("`held_out` has all 20 prompts of the training files"), "{error}");
+        let (nothing, _) = jsonl("");
+        let none = FileConfig { held_out: Some(Paths::from(nothing.path())), ..all };
+        let error = open(&DataConfig::File(Box::new(none))).unwrap_err().to_string();
+        assert!(error.contains("there is no record in ") && error.contains(".jsonl"), "{error}");
     }
 
     #[test]
@@ -772,7 +791,7 @@ mod tests {
         check("{\"prompt\": \"\", \"answer\": \"b\"}\n", ":1: `prompt` is empty");
         check("\n[1]\n", ":2: the line is not a JSON object");
         check("{\"prompt\": \n", ":1: the line is not a JSON object");
-        check("", "0 of 0 records are held out");
+        check("", "there is no record in ");
         check("{\"prompt\": \"a\", \"answer\": \"b\"}\n", "of 1 records");
     }
 }

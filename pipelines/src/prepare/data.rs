@@ -108,6 +108,10 @@ fn refuse(error: &anyroll_data::Error, at: &Section) {
         }
         anyroll_data::Error::Table { .. } => ("path", MEND_TABLE),
         anyroll_data::Error::Format { .. } => ("path", "give files whose names end so"),
+        anyroll_data::Error::Empty { .. } => ("path", "give files with records; a line of JSON is one"),
+        anyroll_data::Error::AllHeldOut { .. } => {
+            ("held_out", "name other files, or leave it out: a tenth is held out then, or `held_out_percent`")
+        }
         anyroll_data::Error::Split { .. } if at.field("") == "pipeline.offline" => (
             "path",
             "add records, change `held_out_percent`, or hold none out with `evaluation: {prompts: 0}`",

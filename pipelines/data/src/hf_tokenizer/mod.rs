@@ -56,12 +56,14 @@ pub enum TokenizerError {
     },
     /// The folder has the pieces in an unsupported format.
     #[error(
-        "{} has a spiece.model but no tokenizer.json, which is required: create it with \
+        "{} has a {pieces} but no tokenizer.json, which is required: create it with \
          `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)` of transformers", path.display()
     )]
     SentencePiece {
         /// The folder.
         path: PathBuf,
+        /// Name of the file with the pieces.
+        pieces: &'static str,
     },
     /// The model has no chat template.
     #[error(
@@ -186,8 +188,9 @@ impl HfTokenizer {
     /// The file that cannot be used, with the cause.
     pub fn open(path: &Path) -> Result<HfTokenizer, TokenizerError> {
         let file = path.join("tokenizer.json");
-        if !file.exists() && path.join("spiece.model").exists() {
-            return Err(TokenizerError::SentencePiece { path: path.to_owned() });
+        let pieces = ["spiece.model", "tokenizer.model"].into_iter().find(|name| path.join(name).exists());
+        if let Some(pieces) = pieces.filter(|_| !file.exists()) {
+            return Err(TokenizerError::SentencePiece { path: path.to_owned(), pieces });
         }
         let config = optional_json(&path.join("tokenizer_config.json"))?;
         Self::of(path, &config, &read(&file)?, file)
@@ -605,6 +608,9 @@ mod tests {
         check(&|folder| fs::remove_file(folder.join(tokenizer)).unwrap(), &["cannot read", tokenizer]);
         let pieces = |folder: &Path| fs::rename(folder.join(tokenizer), folder.join("spiece.model")).unwrap();
         check(&pieces, &["has a spiece.model but no tokenizer.json", "save_pretrained"]);
+        let pieces =
+            |folder: &Path| fs::rename(folder.join(tokenizer), folder.join("tokenizer.model")).unwrap();
+        check(&pieces, &["has a tokenizer.model but no tokenizer.json", "save_pretrained"]);
         check(&|folder| fs::write(folder.join(tokenizer), "{}").unwrap(), &[tokenizer, "is invalid"]);
         let config = "tokenizer_config.json";
         check(&|folder| fs::write(folder.join(config), "[").unwrap(), &[config, "is invalid"]);
