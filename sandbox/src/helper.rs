@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -138,7 +138,15 @@ fn inside(wall_s: &OsString, command: &[OsString]) -> Result<u8> {
             ("PYTHONDONTWRITEBYTECODE", "1"),
         ])
         .spawn()
-        .map_err(|error| format!("cannot start {}: {error}", command[0].display()))?;
+        .map_err(|error| {
+            // Also where the file is there, and its loader or the folder that a link leads to is not.
+            let hint = if error.kind() == ErrorKind::NotFound {
+                ": what it needs is not in the sandbox; name the folders in `readable`"
+            } else {
+                ""
+            };
+            format!("cannot start {}: {error}{hint}", command[0].display())
+        })?;
     loop {
         match wait()? {
             WaitStatus::Exited(pid, code) if pid.as_raw().cast_unsigned() == child.id() => {

@@ -191,7 +191,11 @@ impl<'a> Section<'a> {
         }
         let field = self.field(name);
         let origin = self.problems.tree.origin_of(&field);
-        self.problems.report(Problem { field, origin, message: message.into(), help: help.into() });
+        let (message, mut help) = (message.into(), help.into());
+        if message.contains(" ~/") {
+            help.push_str("; `~` stands for no folder here: write the whole path");
+        }
+        self.problems.report(Problem { field, origin, message, help });
     }
 
     /// Returns the value, or `None` after reporting a problem of the field `name`.
@@ -252,6 +256,19 @@ mod tests {
             at.refuse(name, "message", "help");
         }
         assert_eq!(fields(problems), ["a.b", "a", "ab", "c[0].x", "de"]);
+    }
+
+    #[test]
+    fn a_path_that_a_shell_would_expand_is_told() {
+        let tree = Node::parse("a: 1").unwrap();
+        let problems = Problems::new(&tree, Vec::new(), Vec::new());
+        problems.root().refuse("a", "there is no file ~/b.jsonl", "give its path");
+        problems.root().refuse("b", "there is no file b~/b.jsonl", "give its path");
+        let helps: Vec<String> = problems.found.into_inner().into_iter().map(|it| it.help).collect();
+        assert_eq!(
+            helps,
+            ["give its path; `~` stands for no folder here: write the whole path", "give its path"]
+        );
     }
 
     #[test]

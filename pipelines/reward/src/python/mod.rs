@@ -166,6 +166,8 @@ def moody(completions):
         raise KeyError("wrong")
     if text == "none":
         return [None]
+    if text == "word":
+        return "good"
     if text == "nan":
         return [float("nan")]
     if text == "two":
@@ -352,6 +354,7 @@ def starts(completions):
         fails("raise", "rewards.py\", line 44, in moody", true);
         fails("exit", "it called sys.exit('over'); File \"", true);
         fails("none", "it returned None", true);
+        fails("word", "it returned 'good': return a list with a score", true);
         fails("nan", "it returned nan", true);
         fails("two", "it returned 2 scores", true);
         fails("crash", "ended with exit status: 3", false);

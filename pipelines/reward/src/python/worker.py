@@ -62,7 +62,7 @@ def call_trl(function, case, read_image):
     else:
         lists.update(completions=[completion])
     scores = function(**accepted(function, lists))
-    if not hasattr(scores, "__len__"):
+    if not hasattr(scores, "__len__") or isinstance(scores, (str, bytes, dict)):
         raise ValueError(f"it returned {scores!r}: return a list with a score for each completion")
     if len(scores) != 1:
         raise ValueError(f"it returned {len(scores)} scores for one completion")
