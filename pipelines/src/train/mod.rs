@@ -287,7 +287,7 @@ impl<P: Pipeline> Training<P> {
                 journal.picture(step, picture)?;
             }
             journal.say(&format!("step {step}: {}", evaluation.summary));
-            journal.report()?;
+            journal.report_between_steps()?;
         }
         Ok(Ended::Finished)
     }
@@ -298,11 +298,11 @@ impl<P: Pipeline> Training<P> {
 
     /// Starts a checkpoint; [`Self::finish_save`], or a later step, completes it.
     fn save(&mut self) -> Result<()> {
-        if let Some(journal) = &self.journal {
+        if let Some(journal) = &mut self.journal {
             journal.sync()?;
             // Otherwise evaluations write the report.
             if self.plan.evaluate_every.is_none() && self.position.steps > 0 {
-                journal.report()?;
+                journal.report_between_steps()?;
             }
         }
         let path = self.folder.join(CHECKPOINTS).join(format!("step_{:06}", self.position.steps));
