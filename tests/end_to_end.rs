@@ -14,6 +14,7 @@ mod distillation;
 mod environments;
 mod epochs;
 mod failures;
+mod foreign_bytes;
 mod image_rewards;
 mod inference;
 mod learning;

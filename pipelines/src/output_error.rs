@@ -31,6 +31,12 @@ pub enum OutputError {
         /// The path asked for.
         path: PathBuf,
     },
+    /// Metrics, reports and Python cannot name it.
+    #[error("{} is not valid UTF-8: give another name as `--output`", path.display())]
+    NotUtf8 {
+        /// The path asked for.
+        path: PathBuf,
+    },
     /// There is no run to resume.
     #[error(
         "{} holds no run (there is no {missing} in it): give a run's `--output` folder",

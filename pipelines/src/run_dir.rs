@@ -68,8 +68,11 @@ impl RunDir {
     ///
     /// # Errors
     /// [`OutputError::AlreadyARun`], [`OutputError::NotEmpty`] and [`OutputError::NotAFolder`] unless `path`
-    /// is absent or an empty folder. If two processes create one path at once, one of them succeeds.
+    /// is absent or an empty folder; [`OutputError::NotUtf8`]. If two processes create one path at once, one of them succeeds.
     pub fn create(path: &Path, config_as_written: &str, resolved_yaml: &str) -> Result<RunDir> {
+        if path.to_str().is_none() {
+            return Err(OutputError::NotUtf8 { path: path.to_owned() });
+        }
         fs::create_dir_all(path).map_err(|source| match source.kind() {
             ErrorKind::AlreadyExists => OutputError::NotAFolder { path: path.to_owned() },
             _ => OutputError::io("create", path, source),

@@ -6,8 +6,39 @@
 mod cli;
 mod serve;
 
+use std::{any::Any, panic, process};
+
+use anyroll_pipelines::launch::{self, FailureKind};
+
 fn main() -> ! {
+    let code = panic::catch_unwind(cli::main).unwrap_or_else(|payload| {
+        // The panic's hook has printed it already. A rank's parent hears of it here; without a parent this does nothing.
+        let _ = launch::report_failure(&format!("it panicked: {}", message(&*payload)), FailureKind::Own);
+        PANICKED
+    });
     // Exits without returning: threads of a failed collective may never end, and must not keep the process
     // alive.
-    std::process::exit(cli::main().into())
+    process::exit(code.into())
+}
+
+/// Exit code of a panic, as Rust programs have it.
+const PANICKED: u8 = 101;
+
+/// Text of a panic.
+fn message(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_of_a_panic_is_its_text() {
+        let reason = |panics: fn()| message(&*panic::catch_unwind(panics).unwrap_err()).to_owned();
+        assert_eq!(reason(|| panic!("no memory for {}", 1)), "no memory for 1");
+        assert_eq!(reason(|| panic!("no thread")), "no thread");
+        assert_eq!(reason(|| panic::panic_any(3)), "without a message");
+    }
 }

@@ -140,3 +140,19 @@ fn a_text_that_tests_nothing_never_pays() {
         assert!(!ended.stdout.contains("\"score\""), "{text}: {ended:#?}");
     }
 }
+
+/// An interpreter of a virtual environment is a link from a folder that the sandbox does not have.
+#[test]
+fn an_interpreter_outside_of_the_sandbox_is_told() {
+    let Some(_) = scores(&[("def f(): return 1".to_owned(), json!({"asserts": ["assert f() == 1"]}))], &[])
+    else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let [python, file] = ["python", "cases.jsonl"].map(|name| folder.path().join(name));
+    std::os::unix::fs::symlink("/usr/bin/python3", &python).unwrap();
+    fs::write(&file, json!({"completion": "```python\ndef f(): return 1\n```", "answer": {"asserts": ["assert f() == 1"]}}).to_string()).unwrap();
+    let set = format!("python={}", python.display());
+    let ended = finish(anyroll(["reward", "code", "--set", &set, "--file", file.to_str().unwrap()]));
+    assert!(ended.code == Some(1) && ended.stderr.contains("name the folders in `readable`"), "{ended:#?}");
+}

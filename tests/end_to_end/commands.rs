@@ -1,6 +1,7 @@
 //! Output of the other commands, and runs on a user's own data.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, OpenOptions, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -27,6 +28,43 @@ fn help_teaches_by_examples() {
     assert!(run.contains("Usage: anyroll run "), "{run}");
     let mistaken = finish(anyroll(["run", "--nope"]));
     assert!(mistaken.code == Some(2) && mistaken.stderr.contains("Usage: anyroll run "), "{mistaken:#?}");
+}
+
+/// A reward's file, an environment's file and a program named as an interpreter: a config is code.
+#[test]
+fn check_without_code_runs_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let [trace, file, program] = ["trace", "mine.py", "program"].map(|name| folder.path().join(name));
+    let traced = format!("open({trace:?}, 'a').write('ran')\n");
+    let python = "def f(completion): return 1.0\nclass E:\n    def reset(self): pass\n    def step(self, text): pass\n";
+    fs::write(&file, traced + python).unwrap();
+    fs::write(&program, format!("#!/bin/sh\necho ran >> '{}'\nexec python3 \"$@\"\n", trace.display()))
+        .unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let (file, program) = (file.display(), program.display());
+    let configs = [
+        format!("pipeline.rlvr.reward=[{{python: {{path: {file}, function: f}}}}]"),
+        format!("pipeline.rlvr.reward=[{{python: {{path: {file}, function: f, python: {program}}}}}]"),
+        format!(
+            "pipeline.rlvr.rollout.environment={{path: {file}, class: E, max_turns: 2, max_turn_tokens: 2}}"
+        ),
+    ];
+    for set in configs {
+        let check = |more: &[&str]| finish(anyroll(["check", ONE_RANK, "--set", &set].iter().chain(more)));
+        let ended = check(&["--no-code"]);
+        assert!(!trace.exists(), "{set} ran: {ended:#?}");
+        check(&[]);
+        assert!(trace.exists(), "{set} does not run in a full check either");
+        fs::remove_file(&trace).unwrap();
+    }
+    let mistaken = fail(anyroll([
+        "check",
+        ONE_RANK,
+        "--no-code",
+        "--set",
+        "pipeline.rlvr.reward=[{regex: {pattern: '('}}]",
+    ]));
+    assert!(mistaken.contains("unclosed group"), "{mistaken}");
 }
 
 #[test]

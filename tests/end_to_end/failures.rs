@@ -1,15 +1,18 @@
 //! A rank that dies, stalls or fails ends the job within seconds, is named, and leaves no process behind.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use tempfile::TempDir;
 
 use super::{
-    Ended, ONE_RANK, Process, TWO_RANKS, assert_nothing_left, assert_same, checkpoints, fail, finish,
-    rank_of, resume, run_tiny, succeed, tiny, wait_for_steps, wait_until,
+    Ended, ONE_RANK, Process, TWO_RANKS, anyroll, assert_nothing_left, assert_same, checkpoints, fail,
+    finish, rank_of, resume, run_tiny, succeed, tiny, wait_for_steps, wait_until,
 };
 
 /// Maximum time from the failure to the end of the job.
@@ -103,6 +106,25 @@ fn training_that_leads_nowhere_is_an_error() {
     let short = ["strategy.precision=fp16", "pipeline.rlvr.warmup.steps=6", &warm_up];
     let run = check("warm-up", &short, &words);
     assert!(!run.join("report.html").exists(), "nothing follows it");
+}
+
+#[test]
+fn odd_folders_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = OsStr::from_bytes(b"caf\xe9");
+    let mut command = anyroll(["run", ONE_RANK, "--output"]);
+    command.arg(folder.path().join(name));
+    let error = fail(command);
+    assert!(error.contains("is not valid UTF-8: give another name as `--output`"), "{error}");
+    assert!(!folder.path().join(name).exists());
+
+    // Removed by the shell that stands in it.
+    let removed = folder.path().join("removed");
+    let script = format!("mkdir {0:?} && cd {0:?} && rmdir {0:?} && exec \"$@\"", removed.display());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script, "sh", super::ANYROLL, "doctor"]);
+    let error = fail(shell);
+    assert!(error.contains("the current folder cannot be used"), "{error}");
 }
 
 #[test]

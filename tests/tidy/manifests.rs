@@ -50,6 +50,7 @@ const MAY_DEPEND: [(&str, &[&str]); 17] = [
             "anyroll-pipelines",
             "anyroll-reward",
             "anyroll-sandbox",
+            "anyroll-strategy",
             "anyroll-libtorch",
         ],
     ),

@@ -53,6 +53,8 @@ pub enum Purpose {
     /// Check on this machine. Also starts and stops the processes of rewards: the user's functions and the sandbox of
     /// programs.
     Check,
+    /// Check on this machine, and run no code that the config or its data name.
+    CheckWithoutCode,
     /// Plan the memory, for any machine; `zero_stage: auto` stays unresolved.
     Plan,
 }
@@ -127,8 +129,11 @@ impl Draft {
             if purpose != Purpose::Plan {
                 rewards::have_keys(config, at);
             }
-            if purpose == Purpose::Check {
-                rewards::start(config, opened.as_ref().and_then(Opened::dataset), at);
+            let dataset = opened.as_ref().and_then(Opened::dataset);
+            match purpose {
+                Purpose::Check => rewards::start(config, dataset, true, at),
+                Purpose::CheckWithoutCode => rewards::start(config, dataset, false, at),
+                Purpose::Run | Purpose::Plan => {}
             }
             let (mut run, opened) = run.zip(opened).filter(|_| at.is_config_sound())?;
             if purpose != Purpose::Plan {

@@ -111,18 +111,22 @@ pub(super) fn have_keys(config: &Config, at: &Section) {
 }
 
 /// Starts the processes of rewards on this machine, and reports those that fail, and the first record on which a reward
-/// can only fail, from the `dataset` if it was opened.
-pub(super) fn start(config: &Config, dataset: Option<&Dataset>, at: &Section) {
+/// can only fail, from the `dataset` if it was opened. Without `runs_code` it starts no process: neither a user's file,
+/// nor the sandbox, in which the records' tests would run.
+pub(super) fn start(config: &Config, dataset: Option<&Dataset>, runs_code: bool, at: &Section) {
     let reward = at.below("pipeline").below(config.pipeline.name()).below("reward");
     if !reward.has_all_items() {
         return;
     }
     match &config.pipeline {
         PipelineConfig::Rlvr(rlvr) => {
-            environment::start(&rlvr.rollout, at);
+            if runs_code {
+                environment::start(&rlvr.rollout, at);
+            }
             for (index, term) in rlvr.reward.terms().iter().enumerate() {
                 let at = reward.item(index);
                 match &term.kind {
+                    RewardKind::Python(_) | RewardKind::Code(_) if !runs_code => {}
                     RewardKind::Python(python) => load_function(python, &at.below("python")),
                     kind @ (RewardKind::Math(_)
                     | RewardKind::Choice(_)
@@ -141,7 +145,7 @@ pub(super) fn start(config: &Config, dataset: Option<&Dataset>, at: &Section) {
                 }
             }
         }
-        PipelineConfig::Diffusion(diffusion) => {
+        PipelineConfig::Diffusion(diffusion) if runs_code => {
             for (index, kind) in diffusion.reward.fields() {
                 if let ImageReward::Python(python) = kind {
                     let at = reward.below(&index);
@@ -149,7 +153,7 @@ pub(super) fn start(config: &Config, dataset: Option<&Dataset>, at: &Section) {
                 }
             }
         }
-        PipelineConfig::Offline(_) => {}
+        PipelineConfig::Diffusion(_) | PipelineConfig::Offline(_) => {}
     }
 }
 

@@ -35,6 +35,10 @@ fn main() -> ExitCode {
 
 /// Becomes the engine; returns only on failure.
 fn start() -> Result<Infallible, String> {
+    // libtorch's math library looks for its kernels from there, and ends the process without them.
+    env::current_dir().map_err(|error| {
+        format!("the current folder cannot be used: {error}\n  change to a folder that exists")
+    })?;
     let this = env::current_exe().map_err(|error| format!("the path of this program is unknown: {error}"))?;
     let engine = this.with_file_name("anyroll-engine");
     if !engine.is_file() {

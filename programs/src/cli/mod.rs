@@ -73,7 +73,7 @@ enum Command {
     /// Train a model from a config
     Run(RunArgs),
     /// Validate a config and print its resolved form
-    Check(ConfigArgs),
+    Check(CheckArgs),
     /// Plan a run's memory for every stage and offload, and show which fit; needs no device
     Plan(plan::PlanArgs),
     /// Check on this machine that a backend fulfils its contract
@@ -108,6 +108,15 @@ struct ConfigArgs {
     sets: Vec<String>,
     #[command(flatten)]
     strategy: StrategyFiles,
+}
+
+#[derive(Debug, Args)]
+struct CheckArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Run no code that the config names: no reward, no environment, no test of a record. For configs of others
+    #[arg(long)]
+    no_code: bool,
 }
 
 #[derive(Debug, Args)]
@@ -218,11 +227,12 @@ fn tell(error: &Error, is_run: bool) {
     }
 }
 
-fn check(args: &ConfigArgs) -> Result<u8> {
+fn check(CheckArgs { config: args, no_code }: &CheckArgs) -> Result<u8> {
     let text = prepare::text_of(&args.config)?;
     let sets = args.strategy.sets(&text, &args.sets)?;
     let draft = Draft::parse(&args.config, text, &sets)?;
-    let Prepared { run, .. } = draft.prepare(&machine(Rank::from_env()?), Purpose::Check)?;
+    let purpose = if *no_code { Purpose::CheckWithoutCode } else { Purpose::Check };
+    let Prepared { run, .. } = draft.prepare(&machine(Rank::from_env()?), purpose)?;
     let batches = run.batches;
     print(format_args!(
         "{}# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \
