@@ -57,6 +57,16 @@ impl Layout {
         if stage >= ZeroStage::Zero1 { self.shard(rank) } else { 0..self.len }
     }
 
+    /// Returns the number of elements that [`crate::Zero::weights_with_own`] allocates for the unit. If the
+    /// unit is resident, only those that `is_own` accepts count.
+    pub(crate) fn whole_len(&self, gathers: bool, is_own: impl Fn(usize) -> bool) -> usize {
+        if gathers {
+            return self.len;
+        }
+        let own = self.params.iter().enumerate().filter(|(param, _)| is_own(*param));
+        own.map(|(_, range)| aligned(range.len())).sum()
+    }
+
     /// Splits `range` into runs with and without weight decay, relative to its start. Together they cover it;
     /// padding may belong to either.
     pub fn decay_runs(&self, range: &Range<usize>) -> Vec<(Range<usize>, bool)> {

@@ -5,11 +5,10 @@ use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, Ro
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Decoder, ExpertsConfig, NormPlaces, block::Block, experts::Experts, lora::Projection, math::Math,
-    multipliers::multiply_,
+    Decoder, ExpertsConfig, KvCache, NormPlaces, block::Block, experts::Experts, lora::Projection,
+    math::Math, multipliers::multiply_,
 };
 use crate::Result;
-use crate::generation::KvCache;
 use crate::model::{Model, Weights};
 
 /// Memory that a step reads and writes, for up to B rows, or views of the first of them. After

@@ -95,5 +95,5 @@ pub enum Error {
     },
 }
 
-/// Result of this module's functions.
+/// Result of [`hf`](crate::hf)'s functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
