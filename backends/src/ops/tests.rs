@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::sync::{Arc, LazyLock};
 
+use anyroll_close::assert_close;
 use tch::{Device, Kind, Tensor};
 
 use super::{Activation, Causal, Packing, Rotation, Store, composite};
@@ -50,17 +51,6 @@ pub(super) fn random(size: &[i64], options: (Kind, Device)) -> Tensor {
     let mix = |i: i64| (((i * i + 7 * i) % 10_007) as f64 * 0.618_033_988_749_894_9).fract() * 3.0 - 1.5;
     let values = Tensor::from_slice(&(0..count).map(mix).collect::<Vec<f64>>()).view(size);
     values.to_kind(options.0).to_device(options.1)
-}
-
-pub(super) fn assert_close(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
-    assert_eq!(found.size(), expected.size(), "{what}");
-    if found.numel() == 0 {
-        return;
-    }
-    let [found, expected] = [found, expected].map(|tensor| tensor.to_kind(Kind::Double));
-    let scale = expected.abs().max().double_value(&[]).max(1.0);
-    let error = (found - expected).abs().max().double_value(&[]) / scale;
-    assert!(error <= tolerance, "{what}: differs by {error:e}"); // false for NaN
 }
 
 /// Runs an operation by its kernel and by its composite form on copies of the same tensors and compares all

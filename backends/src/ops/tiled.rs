@@ -223,7 +223,9 @@ fn dense(args: Args, argument: &'static str, tensor: &Tensor, [rows, heads, dim]
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{PLACES, assert_close, random, tolerance};
+    use anyroll_close::assert_close;
+
+    use super::super::tests::{PLACES, random, tolerance};
     use super::*;
     use crate::ops::{attention_backward, attention_with_history, composite};
 
