@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyroll_close::{assert_close, largest_difference};
 use anyroll_models::diffusion::{
-    Guidance, LatentBatch, Lora, Sampler, Texts, Transformer, TransformerConfig, VaeDecoder, WanVaeDecoder,
-    sigmas_of_diffusers, velocity,
+    Guidance, LatentBatch, Lora, Sampler, TextWidths, Texts, Transformer, TransformerConfig, VaeDecoder,
+    WanVaeDecoder, sigmas_of_diffusers, velocity,
 };
 use anyroll_models::hf::{
     DiffusersFolder, ExportDtype, ImageAdapterFiles, LatentDecoderConfig, TextEmbeddings,
@@ -227,14 +227,15 @@ fn what_is_wrong_with_a_folder_is_named() {
     let few = ("\"num_train_timesteps\": 1000", "\"num_train_timesteps\": 500");
     check(scheduler, few, "`num_train_timesteps` must be 1000");
     check(transformer, ("\"num_layers\": 2", "\"num_layers\": 2000000000"), "`num_layers` is 2000000000");
-    let wide = TextEmbeddings::open(&golden("prompts.safetensors"), (13, Some(10))).unwrap_err().to_string();
+    let widths = |token: i64| TextWidths { token, pooled: Some(10) };
+    let wide = TextEmbeddings::open(&golden("prompts.safetensors"), widths(13)).unwrap_err().to_string();
     assert!(wide.contains("prompt_embeds") && wide.contains("13"), "{wide}");
     let scratch = tempfile::tempdir().unwrap();
     let path = scratch.path().join("prompts.safetensors");
     let mut texts = tensors(&golden("prompts.safetensors"));
     texts.iter_mut().for_each(|(_, tensor)| *tensor = &*tensor / 0.0);
     Tensor::write_safetensors(&texts, &path).unwrap();
-    let texts = TextEmbeddings::open(&path, (12, Some(10))).unwrap();
+    let texts = TextEmbeddings::open(&path, widths(12)).unwrap();
     let infinite = texts.load(tch::Device::Cpu).unwrap_err().to_string();
     assert!(infinite.contains("prompt_embeds") && infinite.contains("not finite"), "{infinite}");
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyroll_close::{assert_close, largest_difference};
 use anyroll_models::clip::TextEncoder;
+use anyroll_models::diffusion::TextWidths;
 use anyroll_models::hf::{
     ClipTextFolder, EmbeddingsShape, ExportDtype, T5Folder, TextEmbeddings, TextEmbeddingsWriter,
     TextEncoderFolders,
@@ -267,7 +268,8 @@ fn embeddings_are_written_a_part_at_a_time_as_they_are_read() {
         let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu)).to_kind(kind);
         let (tokens, wholes) = (random(&[6, 3, 4]), random(&[6, 5]));
         let whole = |first: i64, count: i64| pooled.then(|| wholes.narrow(0, first, count));
-        let shape = EmbeddingsShape { count: 5, tokens: 3, widths: (4, pooled.then_some(5)) };
+        let widths = TextWidths { token: 4, pooled: pooled.then_some(5) };
+        let shape = EmbeddingsShape { count: 5, tokens: 3, widths };
         let mut writer = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap();
         // In any order; the third row's text is also the fifth's.
         for (first, places) in [(2, vec![vec![2, 4], vec![3]]), (0, vec![vec![0], vec![1]])] {
@@ -277,7 +279,7 @@ fn embeddings_are_written_a_part_at_a_time_as_they_are_read() {
         assert!(!path.exists(), "the file has a temporary name until it is complete");
         writer.finish(&tokens.narrow(0, 5, 1), whole(5, 1).as_ref()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        let texts = TextEmbeddings::open(&path, (4, pooled.then_some(5))).unwrap();
+        let texts = TextEmbeddings::open(&path, widths).unwrap();
         assert!(texts.count() == 5 && texts.has_negative());
         let read: HashMap<String, Tensor> = Tensor::read_safetensors(&path).unwrap().into_iter().collect();
         assert_eq!(read.len(), if pooled { 4 } else { 2 });

@@ -7,9 +7,9 @@ use anyroll_models::{
     Model, Runs, Unit,
     clip::{Activation, Clip, ClipConfig, TextConfig, TowerConfig},
     diffusion::{
-        DenoiseBatch, DenoiseSize, Dit, DitConfig, LatentBatch, LatentSize, Lora, Sd3Config, Texts,
-        Transformer, TransformerConfig, VaeConfig, VaeDecoder, VideoLatentSize, WanConfig, WanVaeConfig,
-        WanVaeDecoder,
+        DenoiseBatch, DenoiseSize, Dit, DitConfig, LatentBatch, LatentSize, Lora, Sd3Config, TextWidths,
+        Texts, Transformer, TransformerConfig, VaeConfig, VaeDecoder, VideoLatentSize, WanConfig,
+        WanVaeConfig, WanVaeDecoder,
     },
     passes,
 };
@@ -76,7 +76,7 @@ fn wan() -> TransformerConfig {
 }
 
 fn build(config: &TransformerConfig, lora: Option<&[&str]>) -> Transformer {
-    let (width, pooled) = config.text_widths();
+    let TextWidths { token: width, pooled } = config.text_widths();
     let random = |size: &[i64]| Tensor::ones(size, (Kind::Float, Device::Cpu)) * 0.1;
     let texts = Texts::new(random(&[2, TEXT, width]), pooled.map(|pooled| random(&[2, pooled]))).unwrap();
     let lora = lora.map(|ends| {
