@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use anyroll_models::Unit;
+use num_integer::Integer;
 
 use crate::ZeroStage;
 
@@ -33,7 +34,7 @@ impl Layout {
             params.push(start..start + param.elements());
             end = aligned(start + param.elements());
         }
-        let len = end.next_multiple_of(lcm(world_size, PAD_ELEMENTS));
+        let len = end.next_multiple_of(world_size.lcm(&PAD_ELEMENTS));
         Self { params, len, world_size, decay: unit.params.iter().map(|param| param.decay).collect() }
     }
 
@@ -89,15 +90,6 @@ impl Layout {
 /// Returns the offset at which the next parameter may start after `elements` elements.
 pub(crate) fn aligned(elements: usize) -> usize {
     elements.next_multiple_of(ALIGN_ELEMENTS)
-}
-
-/// Returns the least common multiple.
-fn lcm(a: usize, b: usize) -> usize {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    a / x * b
 }
 
 #[cfg(test)]
