@@ -84,7 +84,7 @@ pub fn evaluate(rlvr: &mut Rlvr, exchange: &Exchange, step: u64, phase: Phase) -
     }
     let drawn = measuring.measure(asked)?;
     let failed: f64 = best.failed.iter().chain(&drawn.failed).sum();
-    let domains = of_domains(samples, held_out, records, (&best, &drawn), rewards);
+    let domains = of_domains(samples, held_out, records, &best, &drawn, rewards);
     let mut metrics = summary(samples, domains, exchange)?;
     if failed > 0.0 {
         metrics.insert("eval/errors", failed);
@@ -167,7 +167,8 @@ fn of_domains<'a>(
     samples: usize,
     held_out: &'a [Arc<Record>],
     records: &[Arc<Record>],
-    (best, drawn): (&Measured, &Measured),
+    best: &Measured,
+    drawn: &Measured,
     rewards: &Rewards,
 ) -> BTreeMap<&'a str, DomainSums> {
     let domains = held_out.iter().map(|record| (record.domain.as_str(), DomainSums::default()));

@@ -110,7 +110,8 @@ impl Rewards {
         samples: Vec<Sample>,
         outcomes: Vec<Outcome>,
         staleness: Option<Staleness>,
-        (batch, stop): (u64, bool),
+        batch: u64,
+        stop: bool,
     ) -> Result<Scored> {
         let (of_samples, of_greedy) = outcomes.split_at(samples.len());
         let greedy_failures = of_greedy.iter().filter(|outcome| matches!(outcome, Outcome::Failed { .. }));

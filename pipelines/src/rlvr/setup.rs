@@ -97,10 +97,12 @@ pub fn engine(
 /// Creates the rewards of `sum`, with the opened models that the ranks hold.
 pub fn rewards(
     run: &Run,
-    (sum, held): (RewardSum, Vec<OpenModel>),
+    sum: RewardSum,
+    held: Vec<OpenModel>,
     task: &Arc<Task>,
     base: &BaseModel,
-    (place, rank): (&Place, &Rank),
+    place: &Place,
+    rank: &Rank,
 ) -> Result<Rewards> {
     let (config, sum) = (&task.config, Arc::new(sum));
     let workers = NonZeroUsize::new(config.scoring.workers).expect("a config that was checked");
