@@ -10,7 +10,7 @@ use tch::Tensor;
 use super::{
     Decoder,
     pack::Packing,
-    reward_model::HeldModel,
+    reward_model::ShardedModel,
     rewards::Rewards,
     rollout::{
         Devices, Engine, GroupQueue, InFlightRollout, OwnDevicesRollout, Prompts, Rollout, SyncRollout,
@@ -109,7 +109,7 @@ pub fn rewards(
     Ok(Rewards {
         scorer: Scorer::start(sum.clone(), workers).map_err(Error::Thread)?,
         sum,
-        models: HeldModel::all(held, run, place, rank)?,
+        models: ShardedModel::all(held, run, place, rank)?,
         tokenizer: base.tokenizer.clone(),
         task: task.clone(),
         stop: Arc::default(),
