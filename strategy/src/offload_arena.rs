@@ -194,7 +194,7 @@ impl OffloadArena {
         Ok(())
     }
 
-    /// Returns how long compute waited for it, at its last use if it was loaded for that. Waits for the use.
+    /// Returns how long compute waited for its last load, and zero from then on. Waits for that compute.
     pub(crate) fn take_load_wait(&mut self) -> Result<Duration> {
         let Some((before, after)) = self.wait_events.take() else { return Ok(Duration::ZERO) };
         wait_for(&after, self.whole.home().device())?;
