@@ -3,6 +3,7 @@
 mod links;
 mod manifests;
 mod modules;
+mod params;
 mod prose;
 mod rust;
 mod source;
@@ -48,6 +49,7 @@ fn violations(tree: &[Source]) -> Vec<Violation> {
         if source.is_rust() {
             rust::check(source, &mut add);
             prose::check(source, &mut add);
+            params::check(source, &mut add);
         }
         text::check_configs(source, tree, &mut add);
         links::check(source, tree, &mut add);

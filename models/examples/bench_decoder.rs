@@ -15,7 +15,7 @@ use std::{sync::Arc, time::Instant};
 
 use anyroll_backends::{
     BackendKind, DType, DeviceId, Stream, open,
-    ops::{self, Packing, Rotation, Store},
+    ops::{self, AttentionOptions, AttentionOutput, Packing, Qkv, QkvGrads, Rotation, Store},
 };
 use anyroll_models::{
     Activation, Decoder, DecoderConfig, Engine, KvCache, Multipliers, NormPlaces, PackedBatch, Request,
@@ -147,9 +147,10 @@ fn operations(config: &DecoderConfig, passes: usize) {
     let (out, lse) = ops::attention(&q, &k, &v, &packing, causal).unwrap();
     time("attention", passes, || drop(ops::attention(&q, &k, &v, &packing, causal).unwrap()));
     time("attention_backward", passes, || {
-        let gradients = (&mut dq, &mut dk, &mut dv);
-        ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), (&packing, causal, true), gradients)
-            .unwrap();
+        let (qkv, output) = (Qkv { q: &q, k: &k, v: &v }, AttentionOutput { out: &out, lse: &lse });
+        let options = AttentionOptions { packing: &packing, causal, deterministic: true };
+        let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+        ops::attention_backward(&out, qkv, output, options, grads).unwrap();
     });
     let padded: Vec<Tensor> = [&q, &k, &v]
         .iter()

@@ -25,13 +25,13 @@ pub mod t5;
 
 pub use batch::{PackedBatch, Sequence, Teacher, targets_in};
 pub use decoder::{
-    Activation, AdapterShape, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, HiddenModel, LoraConfig,
-    LoraTarget, LoraTargets, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedSize, QkNorm,
-    RopeScaling, SlidingWindow, ValueModel, lora_scale,
+    Activation, AdapterShape, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, HiddenModel, KvCache,
+    LoraConfig, LoraTarget, LoraTargets, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedSize,
+    QkNorm, RopeScaling, SlidingWindow, ValueModel, lora_scale,
 };
 pub use error::{Error, Result};
 pub use footprint::{BlockBytes, Footprint, Runs};
-pub use generation::{Completion, Engine, KvCache, Request, Sample, SamplingParams};
+pub use generation::{Completion, Engine, Request, Sample, SamplingParams};
 pub use model::{
     Grads, Model, Output, OutputGrad, ParamSpec, Saved, Scores, ScoresGrad, Unit, UnitGrads, Weights,
 };

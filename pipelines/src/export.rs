@@ -80,7 +80,7 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
         let weights = trained(model.units())?;
         let file = config_json(&base, &config.model).map_err(anyroll_models::Error::from)?;
         let file = scorer_config_file(file);
-        write_model(to, &base, &config.model, (model.units(), file), &weights, options.dtype)?;
+        write_model(to, &base, &config.model, model.units(), file, &weights, options.dtype)?;
         return Ok(checkpoint);
     }
     let weights = trained(base.decoder(tch::Device::Cpu)?.units())?;
@@ -165,7 +165,7 @@ fn write_language_model(
 ) -> Result<()> {
     let decoder = Decoder::new(base.config.clone(), tch::Device::Cpu)?;
     let config = config_json(base, model).map_err(anyroll_models::Error::from)?;
-    write_model(to, base, model, (decoder.units(), config), weights, dtype)
+    write_model(to, base, model, decoder.units(), config, weights, dtype)
 }
 
 /// Writes a model of these units with this `config.json` and the tokenizer of the base model.
@@ -173,7 +173,8 @@ fn write_model(
     to: &Path,
     base: &BaseModel,
     model: &ModelConfig,
-    (units, config): (&[Unit], Map<String, Value>),
+    units: &[Unit],
+    config: Map<String, Value>,
     weights: &dyn WeightSource,
     dtype: ExportDtype,
 ) -> Result<()> {

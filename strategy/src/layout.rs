@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use anyroll_models::Unit;
+use num_integer::Integer;
 
 use crate::ZeroStage;
 
@@ -33,7 +34,7 @@ impl Layout {
             params.push(start..start + param.elements());
             end = aligned(start + param.elements());
         }
-        let len = end.next_multiple_of(lcm(world_size, PAD_ELEMENTS));
+        let len = end.next_multiple_of(world_size.lcm(&PAD_ELEMENTS));
         Self { params, len, world_size, decay: unit.params.iter().map(|param| param.decay).collect() }
     }
 
@@ -55,6 +56,16 @@ impl Layout {
     /// Returns the part that `rank` steps, and whose optimizer states and accumulated gradient it holds.
     pub fn stepped(&self, stage: ZeroStage, rank: usize) -> Range<usize> {
         if stage >= ZeroStage::Zero1 { self.shard(rank) } else { 0..self.len }
+    }
+
+    /// Returns the number of elements that [`crate::Zero::weights_with_own`] allocates for the unit. If the
+    /// unit is resident, only those that `is_own` accepts count.
+    pub(crate) fn whole_len(&self, gathers: bool, is_own: impl Fn(usize) -> bool) -> usize {
+        if gathers {
+            return self.len;
+        }
+        let own = self.params.iter().enumerate().filter(|(param, _)| is_own(*param));
+        own.map(|(_, range)| aligned(range.len())).sum()
     }
 
     /// Splits `range` into runs with and without weight decay, relative to its start. Together they cover it;
@@ -79,15 +90,6 @@ impl Layout {
 /// Returns the offset at which the next parameter may start after `elements` elements.
 pub(crate) fn aligned(elements: usize) -> usize {
     elements.next_multiple_of(ALIGN_ELEMENTS)
-}
-
-/// Returns the least common multiple.
-fn lcm(a: usize, b: usize) -> usize {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    a / x * b
 }
 
 #[cfg(test)]

@@ -6,8 +6,7 @@ use anyroll_backends::{Buffer, DType, PinnedBuffer, Stream, ops};
 use tch::{Device, Kind, Tensor};
 
 use crate::{
-    AdamW, Decays, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload::OffloadArena,
-    weights::Part,
+    AdamW, Decays, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload_arena::OffloadArena,
 };
 
 /// Statistics of a step, on the device. [`crate::Zero::finish_step`] waits for the step and reads them.
@@ -173,6 +172,24 @@ impl OptimizerState {
                 staging.copy_to(0, weights, to_device)?;
                 Ok(compute.wait_stream(to_device)?)
             }
+        }
+    }
+}
+
+/// A part of a unit's states, fp32.
+#[derive(Debug)]
+pub(crate) enum Part {
+    Device(Buffer),
+    /// A row on the host.
+    Host(Tensor),
+}
+
+impl Part {
+    /// Returns the number of elements.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::Device(buffer) => buffer.len(),
+            Self::Host(tensor) => tensor.numel(),
         }
     }
 }

@@ -10,7 +10,9 @@ use anyroll_backends::DType;
 use anyroll_models::{BlockBytes, Footprint, Model, Runs};
 
 use crate::{
-    ParamsOn, Recompute, StepsOn, ZeroConfig, layout::Layout, weights::whole_len, zero::first_reader,
+    ParamsOn, Recompute, StepsOn, ZeroConfig,
+    layout::Layout,
+    readers::{first_reader, first_trained_block},
 };
 
 /// The properties of a group of ranks that memory depends on.
@@ -104,7 +106,7 @@ pub fn whole_weights<M: Model>(
     is_own: impl Fn(usize, usize) -> bool,
 ) -> usize {
     let lens = model.units().iter().enumerate().map(|(index, unit)| {
-        whole_len(&Layout::new(unit, ranks.world_size), config.gathers(), |param| is_own(index, param))
+        Layout::new(unit, ranks.world_size).whole_len(config.gathers(), |param| is_own(index, param))
     });
     lens.sum::<usize>() * config.precision.dtype().size_bytes()
 }
@@ -177,13 +179,6 @@ fn passes<M: Footprint>(model: &M, size: &M::Size, config: ZeroConfig, runs: Run
 pub fn scoring_activations<M: Footprint>(model: &M, size: &M::Size, runs: Runs) -> usize {
     let of = (0..model.blocks()).map(|block| model.block_bytes(block, size, runs, true));
     of.map(|bytes| bytes.input + bytes.scoring).max().unwrap_or(0)
-}
-
-/// Returns the first block that reads a trained unit: no block before it needs a gradient.
-pub(crate) fn first_trained_block<M: Model>(model: &M) -> usize {
-    let reads_trained =
-        |&block: &usize| model.units_of(block).iter().any(|&unit| model.units()[unit].trainable);
-    (0..model.blocks()).find(reads_trained).unwrap_or(model.blocks())
 }
 
 /// Simulates the whole-unit buffers that a pass takes and returns.

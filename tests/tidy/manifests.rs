@@ -4,9 +4,10 @@ use super::source::Source;
 
 /// Each crate's folder, and the crates of ours that it may name: those above it in this list; `anyroll-libtorch` is for
 /// build scripts and the launcher, and tests of `import` read what it writes.
-const MAY_DEPEND: [(&str, &[&str]); 17] = [
-    ("backends", &["anyroll-libtorch"]),
-    ("models", &["anyroll-backends", "anyroll-libtorch"]),
+const MAY_DEPEND: [(&str, &[&str]); 18] = [
+    ("tests/close", &["anyroll-libtorch"]),
+    ("backends", &["anyroll-close", "anyroll-libtorch"]),
+    ("models", &["anyroll-backends", "anyroll-close", "anyroll-libtorch"]),
     ("sandbox", &[]),
     ("strategy", &["anyroll-backends", "anyroll-models", "anyroll-libtorch"]),
     ("pipelines/math", &[]),
@@ -29,6 +30,7 @@ const MAY_DEPEND: [(&str, &[&str]); 17] = [
         &[
             "anyroll-algorithm",
             "anyroll-backends",
+            "anyroll-close",
             "anyroll-config",
             "anyroll-data",
             "anyroll-models",
@@ -42,6 +44,7 @@ const MAY_DEPEND: [(&str, &[&str]); 17] = [
         "programs",
         &[
             "anyroll-backends",
+            "anyroll-close",
             "anyroll-config",
             "anyroll-conformance",
             "anyroll-data",

@@ -8,12 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Violation;
 use super::source::Source;
 
-/// Crates whose modules still form rings. Each is to be cut; a crate without a ring is to leave the list.
-const WITH_RINGS: [&str; 2] = [
-    "models",   // `decoder` and `generation`; the error of `hf` is a variant of the crate's
-    "strategy", // `zero`, `weights`, `optimizer` and `offload` are one state in four files
-];
-
 /// A module at the top of a crate and what it uses: each other module, with the places that do.
 type Graph<'a> = BTreeMap<&'a str, BTreeMap<&'a str, Vec<Place<'a>>>>;
 
@@ -39,16 +33,8 @@ fn check_crate(name: &str, sources: &[&Source]) -> Vec<Violation> {
     let code: Vec<(&str, String)> =
         sources.iter().map(|it| (it.path.as_str(), without_tests(&it.code))).collect();
     let graph = graph_of(name, &code);
-    let rings = rings(&graph);
-    if WITH_RINGS.contains(&name) {
-        let rule = format!("`{name}` has no ring of modules any more: take it off WITH_RINGS");
-        let path = format!("{name}/src/lib.rs");
-        let is_whole = sources.iter().any(|it| it.path == path);
-        let is_stale = is_whole && !graph.is_empty() && rings.is_empty();
-        return is_stale.then_some(Violation { path, line: 1, rule }).into_iter().collect();
-    }
     let mut found = Vec::new();
-    for ring in rings {
+    for ring in rings(&graph) {
         for from in &ring {
             for (to, places) in graph[from].iter().filter(|(to, _)| ring.contains(*to)) {
                 let members: Vec<&str> = ring.iter().copied().collect();
@@ -279,13 +265,5 @@ mod tests {
         expect_tree(&[LIB, a, b, inner], &rules);
         let tests = ("sandbox/src/b/tests/inner.rs", "use crate::a;\n");
         expect_tree(&[LIB, a, b, tests], &[]);
-    }
-
-    #[test]
-    fn an_exception_ends_with_its_ring() {
-        let root = ("models/src/lib.rs", "#![forbid(unsafe_code)]\n");
-        let (a, b) = (("models/src/a.rs", "use crate::b;\n"), "models/src/b.rs");
-        expect_tree(&[root, a, (b, "use crate::a;\n")], &[]);
-        expect_tree(&[root, a, (b, "")], &[(1, "take it off WITH_RINGS")]);
     }
 }

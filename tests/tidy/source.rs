@@ -19,13 +19,14 @@ impl Source {
 
     /// Returns the folder of the crate that contains the file.
     pub fn krate(&self) -> &str {
-        const NESTED: [&str; 8] = [
+        const NESTED: [&str; 9] = [
             "pipelines/algorithm",
             "pipelines/config",
             "pipelines/data",
             "pipelines/import",
             "pipelines/math",
             "pipelines/reward",
+            "tests/close",
             "tests/conformance",
             "xtask/libtorch",
         ];

@@ -31,6 +31,49 @@ impl Causal {
     }
 }
 
+/// Queries `[N, H, D]`, keys and values `[N, K, D]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Qkv<'a> {
+    /// Queries.
+    pub q: &'a Tensor,
+    /// Keys.
+    pub k: &'a Tensor,
+    /// Values.
+    pub v: &'a Tensor,
+}
+
+/// Gradients of a [`Qkv`], in the same shapes.
+#[derive(Debug)]
+pub struct QkvGrads<'a> {
+    /// Gradient of the queries.
+    pub dq: &'a mut Tensor,
+    /// Gradient of the keys.
+    pub dk: &'a mut Tensor,
+    /// Gradient of the values.
+    pub dv: &'a mut Tensor,
+}
+
+/// Results of [`attention`].
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionOutput<'a> {
+    /// `[N, H D]`.
+    pub out: &'a Tensor,
+    /// fp32 `[N, H]`.
+    pub lse: &'a Tensor,
+}
+
+/// Options of [`attention_backward`].
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionOptions<'a> {
+    /// The sequences.
+    pub packing: &'a Packing,
+    /// The forward's.
+    pub causal: Causal,
+    /// True if the result must repeat to the bit. Otherwise a device may sum in an order that differs from run to run, if
+    /// that is faster.
+    pub deterministic: bool,
+}
+
 /// Causal attention within each sequence of a packed batch. Sequences may share rows.
 ///
 /// `q` `[N, H, D]`, `k` and `v` `[N, K, D]` may be views whose rows lie apart; K divides H, and query head `h`
@@ -56,57 +99,61 @@ pub fn attention(
     }
     if let Some(Engine::Device(device)) = Engine::of(q)
         && (packing.copies().is_some() || !flash::has_plan(packing, causal))
-        && let Some(done) = tiled::attention(&*device, (q, k, v), packing, causal)?
+        && let Some(done) = tiled::attention(&*device, Qkv { q, k, v }, packing, causal)?
     {
         return Ok(done);
     }
     packing.over_tokens([q, k, v], |q, k, v| match Engine::of(q) {
         Some(Engine::Cpu) => {
             let spans = Spans { offsets: packing.offsets(), longest: packing.max_len(), history: 0 };
-            on_host(args, (q, k, v), Sizes { rows: packing.tokens(), ..sizes }, spans, causal)
+            on_host(args, Qkv { q, k, v }, Sizes { rows: packing.tokens(), ..sizes }, spans, causal)
         }
-        Some(Engine::Device(_)) if flash::takes(q, packing) => flash::attention((q, k, v), packing, causal),
+        Some(Engine::Device(_)) if flash::takes(q, packing) => {
+            flash::attention(Qkv { q, k, v }, packing, causal)
+        }
         _ => composite::attention(q, k, v, packing, causal),
     })
 }
 
-/// Backward of [`attention`]: writes the gradients `dq`, `dk`, `dv`, which may be views whose rows lie apart.
+/// Backward of [`attention`]: writes the gradients, which may be views whose rows lie apart.
 ///
-/// `dout` and `out` are `[N, H D]`, `lse` is the forward's. Probabilities are computed again from `lse`, as in
-/// FlashAttention-2 (Dao, 2023). `how` is the packing, the forward's `causal`, and whether the result must repeat to the bit.
-/// If it need not, a device may sum in an order that differs from run to run, if that is faster.
+/// `dout` is `[N, H D]`, `output` the forward's. Probabilities are computed again from its `lse`, as in FlashAttention-2
+/// (Dao, 2023).
 ///
 /// # Errors
 /// The same as [`attention`].
 pub fn attention_backward(
     dout: &Tensor,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    (out, lse): (&Tensor, &Tensor),
-    how: (&Packing, Causal, bool),
-    (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
+    qkv: Qkv,
+    output: AttentionOutput,
+    options: AttentionOptions,
+    grads: QkvGrads,
 ) -> Result<()> {
-    let (packing, causal, deterministic) = how;
+    let (Qkv { q, k, v }, AttentionOutput { out, lse }) = (qkv, output);
+    let AttentionOptions { packing, causal, deterministic } = options;
+    let QkvGrads { dq, dk, dv } = grads;
     let args = Args::new("attention_backward", q);
     let sizes = Sizes::of(args, q, k, packing)?;
     let causal = causal.within(packing.max_len());
-    let how = (packing, causal, deterministic);
+    let options = AttentionOptions { causal, ..options };
     if is_narrow_on_host(q) {
         let [dout, q, k, v, out] = wide([dout, q, k, v, out])?;
         let [mut of_q, mut of_k, mut of_v] = wide([&*dq, &*dk, &*dv])?;
-        let into = (&mut of_q, &mut of_k, &mut of_v);
-        attention_backward(&dout, (&q, &k, &v), (&out, lse), how, into)?;
+        let (qkv, output) = (Qkv { q: &q, k: &k, v: &v }, AttentionOutput { out: &out, lse });
+        let wide_grads = QkvGrads { dq: &mut of_q, dk: &mut of_k, dv: &mut of_v };
+        attention_backward(&dout, qkv, output, options, wide_grads)?;
         dq.f_copy_(&of_q)?;
         dk.f_copy_(&of_k)?;
         return Ok(dv.f_copy_(&of_v)?);
     }
     if let Some(Engine::Device(device)) = Engine::of(q)
         && (deterministic || packing.copies().is_some() || !flash::has_plan(packing, causal))
-        && tiled::attention_backward(&*device, dout, (q, k, v), (out, lse), (packing, causal), (dq, dk, dv))?
+        && tiled::attention_backward(&*device, dout, qkv, output, options, QkvGrads { dq, dk, dv })?
     {
         return Ok(());
     }
     let Some(copies) = packing.copies() else {
-        return backward_of_tokens(args, sizes, dout, (q, k, v), (out, lse), how, (dq, dk, dv));
+        return backward_of_tokens(args, sizes, dout, qkv, output, options, QkvGrads { dq, dk, dv });
     };
     let Sizes { heads, kv_heads, dim, .. } = sizes;
     let of_tokens = args.empty(&[packing.tokens(), heads + 2 * kv_heads, dim])?;
@@ -116,11 +163,12 @@ pub fn attention_backward(
     };
     {
         let [q, k, v, out, lse] = [q, k, v, out, lse].map(|rows| copies.spread(rows));
-        let (inputs, results, dout) = ((&q?, &k?, &v?), (&out?, &lse?), copies.to_first(dout)?);
+        let (qkv, output) = (Qkv { q: &q?, k: &k?, v: &v? }, AttentionOutput { out: &out?, lse: &lse? });
+        let dout = copies.to_first(dout)?;
         let [mut dq, mut dk, mut dv] = split(&of_tokens)?;
         let sizes = Sizes { rows: packing.tokens(), ..sizes };
-        let into = (&mut dq, &mut dk, &mut dv);
-        backward_of_tokens(args, sizes, &dout, inputs, results, how, into)?;
+        let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+        backward_of_tokens(args, sizes, &dout, qkv, output, options, grads)?;
     }
     let sums = copies.sum(&of_tokens.f_flatten(1, 2)?)?.f_view([-1, heads + 2 * kv_heads, dim])?;
     for (gradient, sum) in [dq, dk, dv].into_iter().zip(split(&sums)?) {
@@ -134,19 +182,21 @@ fn backward_of_tokens(
     args: Args,
     Sizes { rows, heads, kv_heads, dim }: Sizes,
     dout: &Tensor,
-    inputs: (&Tensor, &Tensor, &Tensor),
-    results: (&Tensor, &Tensor),
-    how: (&Packing, Causal, bool),
-    (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
+    qkv: Qkv,
+    output: AttentionOutput,
+    options: AttentionOptions,
+    grads: QkvGrads,
 ) -> Result<()> {
-    let ((q, k, v), (out, lse), (packing, causal, _)) = (inputs, results, how);
+    let (Qkv { q, k, v }, AttentionOutput { out, lse }) = (qkv, output);
+    let AttentionOptions { packing, causal, .. } = options;
     match Engine::of(q) {
         Some(Engine::Cpu) => {}
         Some(Engine::Device(device)) if flash::takes(q, packing) => {
-            return flash::attention_backward(&*device, dout, inputs, results, how, (dq, dk, dv));
+            return flash::attention_backward(&*device, dout, qkv, output, options, grads);
         }
-        _ => return composite::attention_backward(dout, inputs, results, how, (dq, dk, dv)),
+        _ => return composite::attention_backward(dout, qkv, output, options, grads),
     }
+    let QkvGrads { dq, dk, dv } = grads;
     // SAFETY: the sizes of all tensors were checked, a `Packing`'s offsets rise from 0 to `rows`, the
     // gradients are borrowed mutably, and all outlive the call.
     let code = unsafe {
@@ -256,7 +306,7 @@ pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, causal: Causal
     match Engine::of(q) {
         Some(Engine::Cpu) => {}
         Some(Engine::Device(device)) => {
-            return match tiled::attention_with_history(&*device, (q, k, v), causal)? {
+            return match tiled::attention_with_history(&*device, Qkv { q, k, v }, causal)? {
                 Some(out) => Ok(out),
                 None => composite::attention_with_history(q, k, v, causal),
             };
@@ -264,7 +314,7 @@ pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, causal: Causal
         None => return composite::attention_with_history(q, k, v, causal),
     }
     let spans = Spans { offsets: &[0, rows], longest: rows, history: tokens - rows };
-    Ok(on_host(args, (q, k, v), Sizes { rows, heads, kv_heads, dim }, spans, causal)?.0)
+    Ok(on_host(args, Qkv { q, k, v }, Sizes { rows, heads, kv_heads, dim }, spans, causal)?.0)
 }
 
 /// Sequences as the host's kernel takes them.
@@ -280,7 +330,7 @@ struct Spans<'a> {
 /// [`attention`] by the host's kernel.
 fn on_host(
     args: Args,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    Qkv { q, k, v }: Qkv,
     Sizes { rows, heads, kv_heads, dim }: Sizes,
     spans: Spans,
     causal: Causal,

@@ -7,7 +7,7 @@ use std::ptr;
 use tch::{Kind, Tensor};
 
 use super::check::{Args, Engine, is_narrow_on_host};
-use super::decode::{AttentionParts, PagedCache, attend};
+use super::decode::{AttendInto, AttentionParts, PagedCache, Queries, attend};
 use super::{
     Causal, Packing, Result, attention, attention_with_history, cpu_kernels, decode_attention,
     device_of_kernels,
@@ -186,9 +186,9 @@ fn attend_rows(
         let count = at_once.min(rows - start);
         let of_rows = |tensor: &Tensor| tensor.f_narrow(0, start, count);
         let cache = PagedCache { tables: &of_rows(cache.tables)?, ..cache };
-        let into = (&mut of_rows(&out)?, Some(&mut of_rows(&lse)?));
+        let into = AttendInto { out: &mut of_rows(&out)?, lse: Some(&mut of_rows(&lse)?) };
         let parts = parts.first(count)?;
-        let queries = (&of_rows(q)?, Rotation::NONE, &of_rows(positions)?);
+        let queries = Queries { q: &of_rows(q)?, rotation: Rotation::NONE, positions: &of_rows(positions)? };
         attend(args, queries, cache, causal, &parts, into)?;
     }
     Ok((out, lse))

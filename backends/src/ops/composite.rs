@@ -4,7 +4,10 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Activation, Causal, Dropout, GatedSum, LogProbs, Packing, Result, Rotation, Store, TokenKind};
+use super::{
+    Activation, AttentionOptions, AttentionOutput, Causal, Dropout, GatedSum, LogProbs, Packing, Qkv,
+    QkvGrads, Result, Rotation, Store, TokenKind,
+};
 
 /// The dtype that sums run in.
 pub(super) fn accumulator(tensor: &Tensor) -> Kind {
@@ -169,10 +172,10 @@ pub fn attention(
 /// See [`super::attention_backward`].
 pub fn attention_backward(
     dout: &Tensor,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    (out, lse): (&Tensor, &Tensor),
-    (packing, causal, _deterministic): (&Packing, Causal, bool),
-    (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
+    Qkv { q, k, v }: Qkv,
+    AttentionOutput { out, lse }: AttentionOutput,
+    AttentionOptions { packing, causal, .. }: AttentionOptions,
+    QkvGrads { dq, dk, dv }: QkvGrads,
 ) -> Result<()> {
     let padded = Padded::new(q, k, packing, causal)?;
     let lse = padded.pad(&lse.f_unsqueeze(-1)?)?;

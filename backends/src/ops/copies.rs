@@ -136,10 +136,11 @@ impl Copies {
 
 #[cfg(test)]
 mod tests {
+    use anyroll_close::assert_close;
     use tch::Kind;
 
     use super::*;
-    use crate::ops::tests::{PLACES, assert_close, random, tolerance};
+    use crate::ops::tests::{PLACES, random, tolerance};
 
     /// Against libtorch's own indexing, and its sums in fp64.
     #[test]

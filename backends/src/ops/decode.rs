@@ -211,18 +211,36 @@ pub fn attend_into(
         return Err(args.refuse("qkv", format!("has {all_heads} heads, {kv_heads} of them keys'")));
     }
     let queries = qkv.f_narrow(1, 0, all_heads - 2 * kv_heads)?;
-    attend(args, (&queries, rotation, positions), cache, causal, parts, (out, None))
+    let queries = Queries { q: &queries, rotation, positions };
+    attend(args, queries, cache, causal, parts, AttendInto { out, lse: None })
 }
 
-/// The same for queries `q` `[B, H, D]`, whose rows may lie apart, or with what lies behind them if there is a rotation. If it
-/// is wanted, log(sum(exp(scores))) goes into fp32 `[B, H]`.
+/// Queries of a decoding step.
+#[derive(Clone, Copy)]
+pub(super) struct Queries<'a> {
+    /// `[B, H, D]`, whose rows may lie apart; with a rotation, keys and values lie behind each row.
+    pub q: &'a Tensor,
+    pub rotation: Rotation,
+    /// int64 `[B]`.
+    pub positions: &'a Tensor,
+}
+
+/// Tensors that [`attend`] writes.
+pub(super) struct AttendInto<'a> {
+    /// `[B, H D]`.
+    pub out: &'a mut Tensor,
+    /// log(sum(exp(scores))), fp32 `[B, H]`, if it is wanted.
+    pub lse: Option<&'a mut Tensor>,
+}
+
+/// Like [`attend_into`], for queries that may be ready.
 pub(super) fn attend(
     args: Args,
-    (q, rotation, positions): (&Tensor, Rotation, &Tensor),
+    Queries { q, rotation, positions }: Queries,
     cache: PagedCache,
     causal: Causal,
     parts: &AttentionParts,
-    (out, lse): (&mut Tensor, Option<&mut Tensor>),
+    AttendInto { out, lse }: AttendInto,
 ) -> Result<()> {
     let device = device_of(args, q)?;
     let [rows, heads, dim] = args.dims("q", q)?;

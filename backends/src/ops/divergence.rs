@@ -112,9 +112,9 @@ fn argument(problem: String) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use anyroll_close::assert_close;
     use serde_json::Value;
 
-    use super::super::tests::assert_close;
     use super::*;
 
     fn numbers(value: &Value) -> Tensor {

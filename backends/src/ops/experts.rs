@@ -143,6 +143,8 @@ fn sum_of_row(rows: &Tensor) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
+    use anyroll_close::assert_close;
+
     use super::*;
     use crate::ops::{
         Store, grouped_input_backward, grouped_linear, grouped_linear_by_rows, grouped_weight_backward,

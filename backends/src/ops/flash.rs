@@ -14,7 +14,7 @@ use std::ffi::{c_int, c_void};
 
 use tch::{Kind, Tensor};
 
-use super::{Causal, Error, Packing, Result};
+use super::{AttentionOptions, AttentionOutput, Causal, Error, Packing, Qkv, QkvGrads, Result};
 use crate::{Device, ffi, kernels::rows::ceil_div};
 
 /// Multiple of tokens that sequences must have for a plan: lengths that come from data seldom repeat.
@@ -55,11 +55,7 @@ pub(super) fn takes(q: &Tensor, packing: &Packing) -> bool {
 }
 
 /// See [`super::attention()`].
-pub(super) fn attention(
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    packing: &Packing,
-    causal: Causal,
-) -> Result<(Tensor, Tensor)> {
+pub(super) fn attention(Qkv { q, k, v }: Qkv, packing: &Packing, causal: Causal) -> Result<(Tensor, Tensor)> {
     let mut results = [std::ptr::null_mut(); 2];
     // SAFETY: live tensors, and room for two.
     let code = unsafe {
@@ -82,10 +78,10 @@ pub(super) fn attention(
 pub(super) fn attention_backward(
     device: &dyn Device,
     dout: &Tensor,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    (out, lse): (&Tensor, &Tensor),
-    (packing, causal, deterministic): (&Packing, Causal, bool),
-    (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
+    Qkv { q, k, v }: Qkv,
+    AttentionOutput { out, lse }: AttentionOutput,
+    AttentionOptions { packing, causal, deterministic }: AttentionOptions,
+    QkvGrads { dq, dk, dv }: QkvGrads,
 ) -> Result<()> {
     let (heads, kv_heads) = (q.size()[1], k.size()[1]);
     let cut = match device.multiprocessors() {

@@ -175,9 +175,10 @@ impl Part {
 
 #[cfg(test)]
 mod tests {
+    use anyroll_close::assert_close;
     use tch::Kind;
 
-    use super::super::tests::{PLACES, assert_close, autograd_of, random, tolerance};
+    use super::super::tests::{PLACES, autograd_of, random, tolerance};
     use super::*;
 
     #[test]

@@ -51,7 +51,10 @@ mod tests;
 mod tiled;
 
 pub use crate::kernels::arguments::Activation;
-pub use attention::{Causal, attention, attention_backward, attention_with_history, decode_attention};
+pub use attention::{
+    AttentionOptions, AttentionOutput, Causal, Qkv, QkvGrads, attention, attention_backward,
+    attention_with_history, decode_attention,
+};
 pub use by_rows::{
     attention_by_rows, attention_with_history_by_rows, decode_attention_by_rows, exist_by_rows,
     linear_by_rows, linear_by_rows_into,

@@ -261,9 +261,10 @@ fn dense_rows(x: &Tensor) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
+    use anyroll_close::assert_close;
     use tch::Kind;
 
-    use super::super::tests::{PLACES, assert_close, autograd_of, random, tolerance};
+    use super::super::tests::{PLACES, autograd_of, random, tolerance};
     use super::*;
 
     /// Values and gradients of `function`, and those of `plain` in fp32, on inputs that are parts of wider tensors.

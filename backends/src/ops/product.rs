@@ -189,6 +189,8 @@ fn multiplied(args: Args, x: &Tensor, product: Product, stream: i32) -> Result<b
 
 #[cfg(test)]
 mod tests {
+    use anyroll_close::assert_close;
+
     use super::*;
     use crate::{
         kernels::device_of,

@@ -163,6 +163,8 @@ impl Routing {
 
 #[cfg(test)]
 mod tests {
+    use anyroll_close::assert_close;
+
     use super::*;
     use crate::ops::{Activation, Choice, Dispatch, glu, grouped_linear, tests::*};
 

@@ -3,9 +3,12 @@
 use std::io::Write;
 use std::sync::{Arc, LazyLock};
 
+use anyroll_close::assert_close;
 use tch::{Device, Kind, Tensor};
 
-use super::{Activation, Causal, Packing, Rotation, Store, composite};
+use super::{
+    Activation, AttentionOptions, AttentionOutput, Causal, Packing, Qkv, QkvGrads, Rotation, Store, composite,
+};
 use crate::{BackendKind, DeviceId, Error};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
@@ -50,17 +53,6 @@ pub(super) fn random(size: &[i64], options: (Kind, Device)) -> Tensor {
     let mix = |i: i64| (((i * i + 7 * i) % 10_007) as f64 * 0.618_033_988_749_894_9).fract() * 3.0 - 1.5;
     let values = Tensor::from_slice(&(0..count).map(mix).collect::<Vec<f64>>()).view(size);
     values.to_kind(options.0).to_device(options.1)
-}
-
-pub(super) fn assert_close(what: &str, found: &Tensor, expected: &Tensor, tolerance: f64) {
-    assert_eq!(found.size(), expected.size(), "{what}");
-    if found.numel() == 0 {
-        return;
-    }
-    let [found, expected] = [found, expected].map(|tensor| tensor.to_kind(Kind::Double));
-    let scale = expected.abs().max().double_value(&[]).max(1.0);
-    let error = (found - expected).abs().max().double_value(&[]) / scale;
-    assert!(error <= tolerance, "{what}: differs by {error:e}"); // false for NaN
 }
 
 /// Runs an operation by its kernel and by its composite form on copies of the same tensors and compares all
@@ -286,9 +278,10 @@ fn attention_kernels_equal_composites() {
                 let (out, lse) = forward(&q, &k, &v, &packing, causal).unwrap();
                 let [mut dq, mut dk, mut dv] = views(&tensors[0]);
                 let backward = if kernel { super::attention_backward } else { composite::attention_backward };
-                let gradients = (&mut dq, &mut dk, &mut dv);
-                let how = (&packing, causal, deterministic);
-                backward(&dout, (&q, &k, &v), (&out, &lse), how, gradients).unwrap();
+                let (qkv, output) = (Qkv { q: &q, k: &k, v: &v }, AttentionOutput { out: &out, lse: &lse });
+                let options = AttentionOptions { packing: &packing, causal, deterministic };
+                let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+                backward(&dout, qkv, output, options, grads).unwrap();
                 vec![out, lse]
             });
         }
@@ -322,8 +315,10 @@ fn attention_repeats_and_is_that_of_wide_values() {
                 let backward =
                     if is_wide { composite::attention_backward } else { super::attention_backward };
                 let (out, lse) = forward(&q, &k, &v, &packing, causal).unwrap();
-                let (how, into) = ((&packing, causal, true), (&mut dq, &mut dk, &mut dv));
-                backward(dout, (&q, &k, &v), (&out, &lse), how, into).unwrap();
+                let (qkv, output) = (Qkv { q: &q, k: &k, v: &v }, AttentionOutput { out: &out, lse: &lse });
+                let options = AttentionOptions { packing: &packing, causal, deterministic: true };
+                let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+                backward(dout, qkv, output, options, grads).unwrap();
                 (out, lse, gradients)
             };
             let what = format!("{heads} heads, {kv_heads} of {dim}, {lengths:?}, {window:?}");
@@ -601,9 +596,10 @@ fn composite_attention_equals_libtorch() {
         let causal = Causal { scale: 0.3, window };
         let (out, lse) = composite::attention(&q, &k, &v, &packing, causal).unwrap();
         let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|x| x.detach().zeros_like());
-        let into = (&mut dq, &mut dk, &mut dv);
-        let how = (&packing, causal, true);
-        composite::attention_backward(&dout, (&q, &k, &v), (&out, &lse), how, into).unwrap();
+        let (qkv, output) = (Qkv { q: &q, k: &k, v: &v }, AttentionOutput { out: &out, lse: &lse });
+        let options = AttentionOptions { packing: &packing, causal, deterministic: true };
+        let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+        composite::attention_backward(&dout, qkv, output, options, grads).unwrap();
         assert_close("out", &out, &expected, 1e-12);
         for (what, found, expected) in
             [("dq", dq, &gradients[0]), ("dk", dk, &gradients[1]), ("dv", dv, &gradients[2])]
@@ -671,8 +667,10 @@ fn kernels_do_not_depend_on_the_number_of_threads() {
         let (q, causal) = (y.view([rows, heads, dim]), Causal::whole(0.25));
         let (out, lse) = super::attention(&q, &q, &q, &packing, causal).unwrap();
         let [mut dq, mut dk, mut dv] = [0; 3].map(|_| q.zeros_like());
-        let into = (&mut dq, &mut dk, &mut dv);
-        super::attention_backward(&y, (&q, &q, &q), (&out, &lse), (&packing, causal, true), into).unwrap();
+        let (qkv, output) = (Qkv { q: &q, k: &q, v: &q }, AttentionOutput { out: &out, lse: &lse });
+        let options = AttentionOptions { packing: &packing, causal, deterministic: true };
+        let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+        super::attention_backward(&y, qkv, output, options, grads).unwrap();
         let mut sums = weight.zeros_like();
         super::sum_rows(&dq.view([rows, heads * dim]), &mut sums, Store::Write).unwrap();
         let mut dembedding = random(&[40, heads * dim], FLOAT);

@@ -7,7 +7,7 @@ use std::{cmp::Reverse, ptr};
 use tch::{Kind, Tensor};
 
 use super::check::Args;
-use super::{Causal, Packing, Result, upload};
+use super::{AttentionOptions, AttentionOutput, Causal, Packing, Qkv, QkvGrads, Result, upload};
 use crate::Device;
 use crate::kernels::{
     self, Heads,
@@ -68,21 +68,22 @@ fn tiles(places: &Tensor) -> Tiles {
 /// See [`super::attention()`]; `None` where the kernels do not take these tensors.
 pub(super) fn attention(
     device: &dyn Device,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    qkv: Qkv,
     packing: &Packing,
     causal: Causal,
 ) -> Result<Option<(Tensor, Tensor)>> {
-    let args = Args::new("attention", q);
-    if !takes(args, device, q, causal)? {
+    let args = Args::new("attention", qkv.q);
+    if !takes(args, device, qkv.q, causal)? {
         return Ok(None);
     }
-    attend(args, device, (q, k, v), (packing.layout()?, packing.rows(), 0), causal)
+    let keys = Keys { layout: packing.layout()?, rows: packing.rows(), history: 0 };
+    attend(args, device, qkv, keys, causal)
 }
 
 /// See [`super::attention_with_history`]; `None` where the kernels do not take these tensors.
 pub(super) fn attention_with_history(
     device: &dyn Device,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
+    qkv @ Qkv { q, k, .. }: Qkv,
     causal: Causal,
 ) -> Result<Option<Tensor>> {
     let args = Args::new("attention_with_history", q);
@@ -92,7 +93,8 @@ pub(super) fn attention_with_history(
     let ([rows, ..], [tokens, ..]) = (args.dims::<3>("q", q)?, args.dims::<3>("k", k)?);
     let history = tokens - rows;
     let layout = Layout::new(&[0, tokens], &[history], &[], q.device())?;
-    let done = attend(args, device, (q, k, v), (&layout, tokens, history), causal)?;
+    let keys = Keys { layout: &layout, rows: tokens, history };
+    let done = attend(args, device, qkv, keys, causal)?;
     Ok(done.map(|(out, _)| out))
 }
 
@@ -102,12 +104,21 @@ fn takes(args: Args, device: &dyn Device, q: &Tensor, causal: Causal) -> Result<
     Ok(args.kind() == Kind::BFloat16 && causal.scale > 0.0 && kernels::attention::exist_on(device, dim))
 }
 
-/// Attention of the queries of `rows` rows, of which `q` has none of the first `history`.
+/// Rows of keys and values.
+#[derive(Clone, Copy)]
+struct Keys<'a> {
+    layout: &'a Layout,
+    rows: i64,
+    /// First rows without a query.
+    history: i64,
+}
+
+/// Attention of all rows but the first ones without a query.
 fn attend(
     args: Args,
     device: &dyn Device,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    (layout, rows, history): (&Layout, i64, i64),
+    Qkv { q, k, v }: Qkv,
+    Keys { layout, rows, history }: Keys,
     causal: Causal,
 ) -> Result<Option<(Tensor, Tensor)>> {
     let [queries, heads, dim] = args.dims("q", q)?;
@@ -138,10 +149,10 @@ fn attend(
 pub(super) fn attention_backward(
     device: &dyn Device,
     dout: &Tensor,
-    (q, k, v): (&Tensor, &Tensor, &Tensor),
-    (out, lse): (&Tensor, &Tensor),
-    (packing, causal): (&Packing, Causal),
-    (dq, dk, dv): (&mut Tensor, &mut Tensor, &mut Tensor),
+    Qkv { q, k, v }: Qkv,
+    AttentionOutput { out, lse }: AttentionOutput,
+    AttentionOptions { packing, causal, .. }: AttentionOptions,
+    QkvGrads { dq, dk, dv }: QkvGrads,
 ) -> Result<bool> {
     let args = Args::new("attention_backward", q);
     if !takes(args, device, q, causal)? {
@@ -223,7 +234,9 @@ fn dense(args: Args, argument: &'static str, tensor: &Tensor, [rows, heads, dim]
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{PLACES, assert_close, random, tolerance};
+    use anyroll_close::assert_close;
+
+    use super::super::tests::{PLACES, random, tolerance};
     use super::*;
     use crate::ops::{attention_backward, attention_with_history, composite};
 
@@ -264,8 +277,10 @@ mod tests {
                 let run = || {
                     let (out, lse) = super::super::attention(q, k, v, &packing, causal).unwrap();
                     let [mut dq, mut dk, mut dv] = qkv.each_ref().map(|rows| rows.full_like(f64::NAN));
-                    let (how, into) = ((&packing, causal, true), (&mut dq, &mut dk, &mut dv));
-                    attention_backward(&dout, (q, k, v), (&out, &lse), how, into).unwrap();
+                    let (qkv, output) = (Qkv { q, k, v }, AttentionOutput { out: &out, lse: &lse });
+                    let options = AttentionOptions { packing: &packing, causal, deterministic: true };
+                    let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+                    attention_backward(&dout, qkv, output, options, grads).unwrap();
                     [out, lse, dq, dk, dv]
                 };
                 let found = run();
@@ -278,8 +293,11 @@ mod tests {
                     &dout.to_kind(Kind::Float),
                 );
                 let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(Tensor::zeros_like);
-                let (how, into) = ((&apart, causal, true), (&mut dq, &mut dk, &mut dv));
-                composite::attention_backward(&of_first, (&q, &k, &v), (&out, &lse), how, into).unwrap();
+                let qkv = Qkv { q: &q, k: &k, v: &v };
+                let output = AttentionOutput { out: &out, lse: &lse };
+                let options = AttentionOptions { packing: &apart, causal, deterministic: true };
+                let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+                composite::attention_backward(&of_first, qkv, output, options, grads).unwrap();
                 let sum = |copies: Tensor| copies.narrow(0, 0, 670).zeros_like().index_add(0, &of, &copies);
                 let [out, lse] = [out, lse].map(|copies| copies.index_select(0, first));
                 let expected = [out, lse, sum(dq), sum(dk), sum(dv)];

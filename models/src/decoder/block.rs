@@ -19,10 +19,12 @@
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway. So forward saves little more than the inputs of attention and of SwiGLU.
 
-use anyroll_backends::ops::{self, Activation, Causal, Choice, Packing, Rotation};
+use anyroll_backends::ops::{
+    self, Activation, AttentionOptions, AttentionOutput, Causal, Choice, Packing, Qkv, QkvGrads, Rotation,
+};
 use tch::{Kind, Tensor};
 
-use super::experts::{self, Experts, MixtureOutput};
+use super::experts::{self, Experts, MixtureOutput, MixtureTape};
 use super::lora::{AdapterDropout, InnerGrads, Lora, Projection};
 use super::multipliers::multiply_;
 use super::{DecoderConfig, NormPlaces, QkNorm, math::Math, matrix_spec, norm_spec, recorded::Scratch};
@@ -482,10 +484,13 @@ impl Block {
 
         match self.experts.zip(choice) {
             Some((experts, choice)) => {
-                let of_mixture = (&x2, &rstd2, gate_up, &choice);
-                self.mix_backward(experts, weights, grads, of_mixture, &mut dx)?;
+                let tape = MixtureTape { x: &x2, rstd: &rstd2, gate_up, choice: &choice };
+                self.mix_backward(experts, weights, grads, tape, &mut dx)?;
             }
-            None => self.mlp_backward(weights, grads, (&x2, &rstd2, gate_up, of_mlp), drops, &mut dx)?,
+            None => {
+                let tape = MlpTape { x: &x2, rstd: &rstd2, gate_up, of_branch: of_mlp };
+                self.mlp_backward(weights, grads, tape, drops, &mut dx)?;
+            }
         }
         let dproduct = self.branch_backward(weights, grads, self.attention_norm, of_attention, &dx)?;
         let (dattended, inner_grads) = self.input_backward(Projection::O, weights, &dproduct, drops)?;
@@ -494,18 +499,19 @@ impl Block {
         let attention = Attended { dout: dattended, out: attended, lse, qkv };
         let dqkv = self.attention_backward(weights, grads, attention, qk_normed, layer)?;
         let (mut h, inner_grads) = self.input_backward(Projection::Qkv, weights, &dqkv, drops)?;
-        self.stream_backward_(weights, grads, self.input_norm, (&mut h, &x, &rstd), &mut dx)?;
+        let of_norm = NormTape { dy: &mut h, x: &x, rstd: &rstd };
+        self.stream_backward_(weights, grads, self.input_norm, of_norm, &mut dx)?;
         self.weight_backward(Projection::Qkv, weights, grads, (&dqkv, &h), drops, inner_grads)?;
         Ok(dx)
     }
 
-    /// Runs the backward of the MLP and its norms: adds the gradient of `x2` to `dx`, the gradient of the
-    /// output.
+    /// Runs the backward of the MLP and its norms: adds the gradient of the stream before them to `dx`, the
+    /// gradient of the output.
     fn mlp_backward(
         &self,
         weights: &Weights,
         grads: &mut Grads,
-        (x2, rstd2, mut gate_up, of_branch): (&Tensor, &Tensor, Tensor, Option<[Tensor; 2]>),
+        MlpTape { x, rstd, mut gate_up, of_branch }: MlpTape,
         drops: Option<AdapterDropout>,
         dx: &mut Tensor,
     ) -> Result<()> {
@@ -517,7 +523,8 @@ impl Block {
         drop(dproduct);
         let dgate_up = gate_up;
         let (mut h2, inner_grads) = self.input_backward(Projection::GateUp, weights, &dgate_up, drops)?;
-        self.stream_backward_(weights, grads, self.mlp_input_norm, (&mut h2, x2, rstd2), dx)?;
+        let of_norm = NormTape { dy: &mut h2, x, rstd };
+        self.stream_backward_(weights, grads, self.mlp_input_norm, of_norm, dx)?;
         self.weight_backward(Projection::GateUp, weights, grads, (&dgate_up, &h2), drops, inner_grads)
     }
 
@@ -613,7 +620,8 @@ impl Block {
         let (mut dy, mut dproduct) = (dx.f_empty_like()?, product.f_zeros_like()?);
         dy.f_copy_(dx)?;
         multiply_(&mut dy, by)?;
-        self.norm_backward_(weights, grads, norm, (&mut dy, &product, &rstd), &mut dproduct)?;
+        let of_norm = NormTape { dy: &mut dy, x: &product, rstd: &rstd };
+        self.norm_backward_(weights, grads, norm, of_norm, &mut dproduct)?;
         Ok(dproduct)
     }
 
@@ -624,14 +632,14 @@ impl Block {
         weights: &Weights,
         grads: &mut Grads,
         norm: Option<usize>,
-        (dy, x, rstd): (&mut Tensor, &Tensor, &Tensor),
+        of_norm: NormTape,
         dx: &mut Tensor,
     ) -> Result<()> {
         if let Some(norm) = norm {
-            return self.norm_backward_(weights, grads, norm, (dy, x, rstd), dx);
+            return self.norm_backward_(weights, grads, norm, of_norm, dx);
         }
-        drop(dx.f_add_(dy)?);
-        *dy = x.shallow_clone();
+        drop(dx.f_add_(of_norm.dy)?);
+        *of_norm.dy = of_norm.x.shallow_clone();
         Ok(())
     }
 
@@ -641,7 +649,7 @@ impl Block {
         weights: &Weights,
         grads: &mut Grads,
         param: usize,
-        (dy, x, rstd): (&mut Tensor, &Tensor, &Tensor),
+        NormTape { dy, x, rstd }: NormTape,
         dx: &mut Tensor,
     ) -> Result<()> {
         let weight = weights.get(0, param);
@@ -666,7 +674,8 @@ impl Block {
         let [q, k, v] = self.split(qkv)?;
         let [mut dq, mut dk, mut dv] = self.split(&dqkv)?;
         let Some([q_normed, k_normed, q_rstd, k_rstd]) = qk_normed else {
-            self.attend_backward([&q, &k, &v], &attended, layer, [&mut dq, &mut dk, &mut dv])?;
+            let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+            self.attend_backward(Qkv { q: &q, k: &k, v: &v }, &attended, layer, grads)?;
             let mut dqk = dqkv.f_narrow(1, 0, self.heads + self.kv_heads)?;
             ops::rope_(&mut dqk, positions, rope_table, Rotation::Inverse)?;
             return Ok(dqkv.f_view(flat)?);
@@ -674,8 +683,8 @@ impl Block {
 
         let (mut dq_normed, mut dk_normed) = (q_normed.f_empty_like()?, k_normed.f_empty_like()?);
         drop(dqkv.f_zero_()?); // the norms add to it
-        let gradients = [&mut dq_normed, &mut dk_normed, &mut dv];
-        self.attend_backward([&q_normed, &k_normed, &v], &attended, layer, gradients)?;
+        let of_attention = QkvGrads { dq: &mut dq_normed, dk: &mut dk_normed, dv: &mut dv };
+        self.attend_backward(Qkv { q: &q_normed, k: &k_normed, v: &v }, &attended, layer, of_attention)?;
         ops::rope_(&mut dq_normed, positions, rope_table, Rotation::Inverse)?;
         ops::rope_(&mut dk_normed, positions, rope_table, Rotation::Inverse)?;
         let (q_norm, k_norm) = self.qk_norm.expect("only a block with qk-norm saves normed queries");
@@ -684,7 +693,8 @@ impl Block {
         {
             let [mut dnormed, heads, mut dheads] =
                 [self.normed_together(dnormed)?, self.normed_together(heads)?, self.normed_together(dheads)?];
-            self.norm_backward_(weights, grads, norm, (&mut dnormed, &heads, rstd), &mut dheads)?;
+            let of_norm = NormTape { dy: &mut dnormed, x: &heads, rstd };
+            self.norm_backward_(weights, grads, norm, of_norm, &mut dheads)?;
         }
         Ok(dqkv.f_view(flat)?)
     }
@@ -692,13 +702,15 @@ impl Block {
     /// Writes the gradients of queries, keys and values.
     fn attend_backward(
         &self,
-        [q, k, v]: [&Tensor; 3],
+        qkv: Qkv,
         Attended { dout, out, lse, .. }: &Attended,
         &Layer { packing, window, .. }: &Layer,
-        [dq, dk, dv]: [&mut Tensor; 3],
+        grads: QkvGrads,
     ) -> Result<()> {
-        let how = (packing, self.causal(window), self.deterministic);
-        Ok(ops::attention_backward(dout, (q, k, v), (out, lse), how, (dq, dk, dv))?)
+        let output = AttentionOutput { out, lse };
+        let options =
+            AttentionOptions { packing, causal: self.causal(window), deterministic: self.deterministic };
+        Ok(ops::attention_backward(dout, qkv, output, options, grads)?)
     }
 
     /// Unpacks the tensors that [`Self::forward`] saved.
@@ -725,6 +737,25 @@ impl Block {
 /// Saved tensors of every block, of qk-norm, of the norms of attention and MLP outputs, and of the choice of
 /// experts.
 type Unpacked = ([Tensor; 8], Option<[Tensor; 4]>, [Option<[Tensor; 2]>; 2], Option<Choice>);
+
+/// Inputs of the backward of a norm.
+pub(super) struct NormTape<'a> {
+    /// Gradient of its output, which the norm's output replaces.
+    pub dy: &'a mut Tensor,
+    /// Its input, and the reciprocal standard deviations.
+    pub x: &'a Tensor,
+    pub rstd: &'a Tensor,
+}
+
+/// State of an MLP's forward.
+struct MlpTape<'a> {
+    /// The stream before it, and the reciprocal standard deviations of the norm's input.
+    x: &'a Tensor,
+    rstd: &'a Tensor,
+    gate_up: Tensor,
+    /// The same two of the norm of its output.
+    of_branch: Option<[Tensor; 2]>,
+}
 
 /// Inputs of attention's backward: its output with the gradient, its log-sum-exp and the projection.
 struct Attended {

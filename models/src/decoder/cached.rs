@@ -3,8 +3,7 @@
 use anyroll_backends::ops::{Causal, Packing};
 use tch::Tensor;
 
-use super::{Decoder, block::Projected};
-use crate::generation::KvCache;
+use super::{Decoder, KvCache, block::Projected};
 use crate::model::{Model, Weights};
 use crate::{Error, Result};
 

@@ -7,7 +7,8 @@
 use anyroll_backends::ops::{self, Activation, Choice, Dispatch};
 use tch::Tensor;
 
-use super::{DecoderConfig, ExpertNames, ExpertsConfig, block::Block, math::Math, matrix_spec};
+use super::block::{Block, NormTape};
+use super::{DecoderConfig, ExpertNames, ExpertsConfig, math::Math, matrix_spec};
 use crate::Result;
 use crate::model::{Grads, ParamSpec, Part, Saved, Weights};
 
@@ -28,6 +29,15 @@ pub(super) struct MixtureOutput {
     /// `[R, 2 F]`, sorted by expert.
     pub gate_up: Tensor,
     pub choice: Choice,
+}
+
+/// State of a mixture's forward.
+pub(super) struct MixtureTape<'a> {
+    /// The stream before it, and the reciprocal standard deviations of the norm's input.
+    pub x: &'a Tensor,
+    pub rstd: &'a Tensor,
+    pub gate_up: Tensor,
+    pub choice: &'a Choice,
 }
 
 /// Returns the router, and all experts' gate-and-up and down matrices, in the layer `prefix`.
@@ -124,14 +134,14 @@ impl Block {
         self.expand(weights, h2, &experts.dispatch(chosen)?)
     }
 
-    /// Runs the backward of [`Self::mix`] and of the norm before it: adds the gradient of `x2` to `dx`, the
-    /// gradient of the output.
+    /// Runs the backward of [`Self::mix`] and of the norm before it: adds the gradient of the stream before
+    /// them to `dx`, the gradient of the output.
     pub(super) fn mix_backward(
         &self,
         experts: Experts,
         weights: &Weights,
         grads: &mut Grads,
-        (x2, rstd2, mut gate_up, choice): (&Tensor, &Tensor, Tensor, &Choice),
+        MixtureTape { x, rstd, mut gate_up, choice }: MixtureTape,
         dx: &mut Tensor,
     ) -> Result<()> {
         let dispatch = experts.dispatch(&choice.chosen)?;
@@ -156,7 +166,8 @@ impl Block {
             let drows = ops::grouped_input_backward(&dgate_up, weights.get(0, self.gate_up), groups)?;
             dispatch.add_up(&dlogits.f_mm(weights.get(0, experts.router))?, &drows, None)?
         };
-        self.stream_backward_(weights, grads, self.mlp_input_norm, (&mut h2, x2, rstd2), dx)?;
+        let of_norm = NormTape { dy: &mut h2, x, rstd };
+        self.stream_backward_(weights, grads, self.mlp_input_norm, of_norm, dx)?;
         grads.put_linear(0, experts.router, &dlogits, &h2)?;
         grads.put(0, self.gate_up, |buffer, how| {
             ops::grouped_weight_backward(&dgate_up, &dispatch.spread(&h2)?, groups, buffer, how)

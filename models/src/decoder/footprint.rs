@@ -1,6 +1,7 @@
 //! Memory of a decoder's passes, in the order in which its code creates and drops tensors.
 
 use anyroll_backends::ops::padded_rows;
+use num_integer::Integer;
 
 use super::{Decoder, ExpertsConfig, NormPlaces, QkNorm, head, lora::Lora};
 use crate::batch;
@@ -54,7 +55,7 @@ impl PackedSize {
     pub fn of_groups(sequences: usize, group: usize, prompt: usize, completion: usize) -> PackedSize {
         let apart = PackedSize::uniform(sequences, prompt, completion);
         // Largest possible offset of the first sequence in its group.
-        let into = group - gcd(sequences, group);
+        let into = group - sequences.gcd(&group);
         let prompts = (into + sequences).div_ceil(group).min(sequences);
         let common = prompt.min(apart.longest);
         let tokens = apart.tokens - (sequences - prompts) * common;
@@ -66,11 +67,6 @@ impl PackedSize {
 /// and order, and the library's copies of both.
 pub(super) fn sorting_bytes(indices: usize, runs: Runs) -> usize {
     if runs.on_host { 0 } else { 4 * indices * size_of::<i64>() }
-}
-
-/// Returns the greatest common divisor of numbers above 0.
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 impl Footprint for Decoder {

@@ -5,11 +5,10 @@ use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, Ro
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Decoder, ExpertsConfig, NormPlaces, block::Block, experts::Experts, lora::Projection, math::Math,
-    multipliers::multiply_,
+    Decoder, ExpertsConfig, KvCache, NormPlaces, block::Block, experts::Experts, lora::Projection,
+    math::Math, multipliers::multiply_,
 };
 use crate::Result;
-use crate::generation::KvCache;
 use crate::model::{Model, Weights};
 
 /// Memory that a step reads and writes, for up to B rows, or views of the first of them. After
@@ -112,6 +111,22 @@ impl Scratch {
 fn first_columns(tensor: &Tensor, columns: i64) -> Result<Tensor> {
     let rows = tensor.size()[0];
     Ok(tensor.f_flatten(0, 1)?.f_narrow(0, 0, rows * columns)?.f_view([rows, columns])?)
+}
+
+/// The residual stream of a step.
+struct Stream<'a> {
+    x: &'a mut Tensor,
+    /// Its norm.
+    h: &'a mut Normed,
+    scratch: &'a mut Scratch,
+}
+
+/// Weights of the norms at the end of a branch.
+struct BranchNorms<'a> {
+    /// Norm of the branch's output.
+    output: Option<&'a Tensor>,
+    /// Norm of the stream behind it.
+    next: Option<&'a Tensor>,
 }
 
 impl StepMemory {
@@ -243,10 +258,10 @@ impl Block {
         };
         let rotation = StepRotation { norms, table: rope_table };
         ops::attend_into(qkv, rotation, positions, cache, causal, parts, attended)?;
-        let norms = (self.attention_norm.map(of), self.mlp_input_norm.map(of));
-        self.end_branch_in_place(Projection::O, weights, attended, norms, (x, h, scratch))?;
+        let norms = BranchNorms { output: self.attention_norm.map(of), next: self.mlp_input_norm.map(of) };
+        self.end_branch_in_place(Projection::O, weights, attended, norms, Stream { x, h, scratch })?;
         if let (Some(experts), Some(mixture)) = (self.experts, mixture) {
-            return self.mix_in_place(experts, weights, next_norm, (x, h), mixture);
+            return self.mix_in_place(experts, weights, next_norm, Stream { x, h, scratch }, mixture);
         }
         let input = if self.mlp_input_norm.is_some() { &mut *h } else { &mut stream };
         let apart = self.gate_up_bias.is_some() || self.adapts(Projection::GateUp);
@@ -262,18 +277,17 @@ impl Block {
         } else {
             ops::swiglu_linear_into(input, of(self.gate_up), gate_up, activated)?;
         }
-        let norms = (self.mlp_norm.map(of), next_norm);
-        self.end_branch_in_place(Projection::Down, weights, activated, norms, (x, h, scratch))
+        let norms = BranchNorms { output: self.mlp_norm.map(of), next: next_norm };
+        self.end_branch_in_place(Projection::Down, weights, activated, norms, Stream { x, h, scratch })
     }
 
-    /// Adds the experts' output for the norm `h` to the residual stream `x`, and replaces `h` by the stream's
-    /// next norm.
+    /// Adds the experts' output for the stream's norm to the stream, and computes its next norm.
     fn mix_in_place(
         &self,
         experts: Experts,
         weights: &Weights,
         next_norm: Option<&Tensor>,
-        (x, h): (&mut Tensor, &mut Normed),
+        Stream { x, h, .. }: Stream,
         mixture: &mut MixtureMemory,
     ) -> Result<()> {
         let MixtureMemory { logits, routing, activated, made } = mixture;
@@ -286,38 +300,39 @@ impl Block {
         Ok(h.become_norm_of(x, norm, self.eps)?)
     }
 
-    /// Adds the product of `y` at `projection`, the end of a branch, to the residual stream `x`, after the
-    /// branch's norm and multiplier if there are any. Replaces `h` by the stream's next norm.
+    /// Adds the product of `y` at `projection`, the end of a branch, to the residual stream, after the
+    /// branch's norm and multiplier if there are any. Computes the stream's next norm.
     fn end_branch_in_place(
         &self,
         projection: Projection,
         weights: &Weights,
         y: &Tensor,
-        (branch_norm, next_norm): (Option<&Tensor>, Option<&Tensor>),
-        (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
+        norms: BranchNorms,
+        stream: Stream,
     ) -> Result<()> {
-        if branch_norm.is_none() && self.residual_multiplier == 1.0 {
-            let next_norm = next_norm.expect("branches have a norm on their input or output");
-            return self.add_and_norm_in_place(projection, weights, y, next_norm, (x, h, scratch));
+        if norms.output.is_none() && self.residual_multiplier == 1.0 {
+            let next = norms.next.expect("branches have a norm on their input or output");
+            return self.add_and_norm_in_place(projection, weights, y, next, stream);
         }
+        let Stream { x, h, scratch } = stream;
         // Uses the memory of the next norm, or of none.
         let mut product = h.values()?.shallow_clone();
         let (matrix, bias) =
             (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));
         self.math.linear_into(&mut Normed::unscaled(y), matrix, bias, &mut product)?;
         self.adapt_in_place(projection, weights, y, scratch, &mut product)?;
-        if let Some(norm) = branch_norm {
+        if let Some(norm) = norms.output {
             ops::rms_norm_(&mut product, norm, self.eps)?;
         }
         multiply_(&mut product, self.residual_multiplier)?;
         drop(x.f_add_(&product)?);
-        match next_norm {
+        match norms.next {
             Some(norm) => Ok(h.become_norm_of(x, norm, self.eps)?),
             None => Ok(()),
         }
     }
 
-    /// Adds the product of `y` at `projection`, the end of a branch, to the residual stream `x`, and computes
+    /// Adds the product of `y` at `projection`, the end of a branch, to the residual stream, and computes
     /// its norm. With adapters or experts the norm is computed at once, since they read its values.
     fn add_and_norm_in_place(
         &self,
@@ -325,7 +340,7 @@ impl Block {
         weights: &Weights,
         y: &Tensor,
         norm: &Tensor,
-        (x, h, scratch): (&mut Tensor, &mut Normed, &mut Scratch),
+        Stream { x, h, scratch }: Stream,
     ) -> Result<()> {
         let (matrix, bias) =
             (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));

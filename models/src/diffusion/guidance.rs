@@ -85,6 +85,7 @@ fn halves(both: &Tensor) -> Result<[Tensor; 2]> {
 
 #[cfg(test)]
 mod tests {
+    use anyroll_close::largest_difference;
     use tch::Device;
 
     use super::*;
@@ -101,7 +102,7 @@ mod tests {
             let answer = &batch.latents * 2.0 + batch.labels.view([-1, 1]).to_kind(Kind::Double);
             let guided = guidance.combine(&answer).unwrap();
             let expected = [(1.0, 0.0), (-2.0, 3.0)].map(|(kx, class)| kx + 7.0 + scale * (class - 7.0));
-            let error = (&guided.view([-1]) - Tensor::from_slice(&expected)).abs().max().double_value(&[]);
+            let error = largest_difference(&guided.view([-1]), &Tensor::from_slice(&expected));
             assert!(error < 1e-12, "{scale}: {error}");
             let grad = guidance.combine_grad(&Tensor::ones([2, 1], (Kind::Double, Device::Cpu))).unwrap();
             let grad = guidance.batch_grad(&(grad * 2.0)).unwrap();

@@ -36,7 +36,7 @@ pub use layers::Lora;
 pub use sampler::{Sampler, Walk, sigmas, sigmas_of_diffusers, velocity};
 pub use sd3::{Sd3, Sd3Config};
 pub use sde::{SdeNoise, SdeStep};
-pub use texts::Texts;
+pub use texts::{TextWidths, Texts};
 pub use tiles::Tiles;
 pub use transformer::{LatentSizes, Transformer, TransformerConfig};
 pub use vae::{LatentBatch, LatentSize, VaeConfig, VaeDecoder};

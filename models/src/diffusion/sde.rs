@@ -80,6 +80,7 @@ impl SdeStep {
 
 #[cfg(test)]
 mod tests {
+    use anyroll_close::assert_close;
     use serde_json::Value;
     use tch::Device;
 
@@ -96,11 +97,6 @@ mod tests {
         Tensor::from_slice2(&rows).to_device(Device::Cpu)
     }
 
-    fn assert_close(found: &Tensor, expected: &Tensor) {
-        let error = (found - expected).abs().max().double_value(&[]);
-        assert!(error < 1e-6, "differs by {error:e}"); // log-probs are fp32
-    }
-
     #[test]
     fn steps_are_those_of_the_reference() {
         let flow = golden("flow_grpo");
@@ -113,17 +109,22 @@ mod tests {
             let step = SdeStep::new(noise, &sigmas, expected["j"].as_u64().unwrap() as usize);
             assert!((step.std - expected["std"].as_f64().unwrap()).abs() < 1e-12, "{step:?}");
             let mean = step.mean(&x, &v).unwrap();
-            assert_close(&mean, &tensor(&expected["mean"]));
+            assert_close("mean", &mean, &tensor(&expected["mean"]), 1e-6);
             let next = &mean + &eps * step.std;
-            assert_close(&next, &tensor(&expected["prev"]));
+            assert_close("next", &next, &tensor(&expected["prev"]), 1e-6);
             let logprobs: Vec<f64> = serde_json::from_value(expected["logp"].clone()).unwrap();
-            assert_close(&step.logprobs(&mean, &next).unwrap(), &Tensor::from_slice(&logprobs));
+            assert_close(
+                "log-probs",
+                &step.logprobs(&mean, &next).unwrap(),
+                &Tensor::from_slice(&logprobs),
+                1e-6,
+            );
         }
         for expected in golden("dance_grpo_eta0.3").as_array().unwrap() {
             let step =
                 SdeStep::new(SdeNoise::Constant(0.3), &sigmas, expected["j"].as_u64().unwrap() as usize);
             assert!((step.std - expected["std"].as_f64().unwrap()).abs() < 1e-12, "{step:?}");
-            assert_close(&step.mean(&x, &v).unwrap(), &tensor(&expected["mean"]));
+            assert_close("mean", &step.mean(&x, &v).unwrap(), &tensor(&expected["mean"]), 1e-6);
         }
     }
 }

@@ -5,6 +5,15 @@ use tch::Tensor;
 use super::Shared;
 use crate::{Error, Result};
 
+/// Widths of a text's embeddings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextWidths {
+    /// Width D of a token.
+    pub token: i64,
+    /// Width E of the pooled text, for models that read it.
+    pub pooled: Option<i64>,
+}
+
 /// Embeddings of several texts, on a device. Labels are indices into them.
 #[derive(Debug)]
 pub struct Texts {
@@ -12,7 +21,7 @@ pub struct Texts {
     pooled: Option<Shared>,
     count: i64,
     tokens: i64,
-    widths: (i64, Option<i64>),
+    widths: TextWidths,
 }
 
 impl Texts {
@@ -29,7 +38,7 @@ impl Texts {
         if !fits {
             return Err(wrong());
         }
-        let widths = (width, whole.map(|it| it[1]));
+        let widths = TextWidths { token: width, pooled: whole.map(|it| it[1]) };
         let (context, pooled) = (Shared::new(context), pooled.map(Shared::new));
         Ok(Texts { context, pooled, count, tokens: length, widths })
     }
@@ -56,10 +65,12 @@ impl Texts {
     }
 
     /// Checks that the widths are those that a model reads.
-    pub(super) fn check(&self, width: i64, pooled: Option<i64>) -> Result<()> {
-        let (found, wanted) = (self.widths, (width, pooled));
-        let fits = found.0 == wanted.0 && wanted.1.is_none_or(|pooled| found.1 == Some(pooled));
-        let problem = format!("have widths {found:?} of tokens and pooled texts, must have {wanted:?}");
+    pub(super) fn check(&self, wanted: TextWidths) -> Result<()> {
+        let found = self.widths;
+        let fits =
+            found.token == wanted.token && wanted.pooled.is_none_or(|pooled| found.pooled == Some(pooled));
+        let [is, must_be] = [found, wanted].map(|it| (it.token, it.pooled));
+        let problem = format!("have widths {is:?} of tokens and pooled texts, must have {must_be:?}");
         if fits { Ok(()) } else { Err(Error::Input { what: "texts", problem }) }
     }
 

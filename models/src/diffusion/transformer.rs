@@ -2,7 +2,7 @@
 
 use tch::{Device, Tensor};
 
-use super::{DenoiseBatch, Dit, Lora, Sd3, Sd3Config, Texts, Wan, WanConfig};
+use super::{DenoiseBatch, Dit, Lora, Sd3, Sd3Config, TextWidths, Texts, Wan, WanConfig};
 use crate::Result;
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::{Model, Unit, Weights};
@@ -119,11 +119,11 @@ impl TransformerConfig {
         }
     }
 
-    /// Returns the width of a text's tokens and, if the model reads it, of the pooled text.
-    pub fn text_widths(&self) -> (i64, Option<i64>) {
+    /// Returns the widths of the texts that the model reads.
+    pub fn text_widths(&self) -> TextWidths {
         match self {
-            Self::Sd3(config) => (config.joint_attention_dim, Some(config.pooled_projection_dim)),
-            Self::Wan(config) => (config.text_dim, None),
+            Self::Sd3(config) => config.text_widths(),
+            Self::Wan(config) => config.text_widths(),
         }
     }
 }

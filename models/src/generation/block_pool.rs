@@ -1,6 +1,6 @@
 //! Allocation of cache blocks, with a reference count per block.
 
-use super::kv_cache::SCRATCH_BLOCK;
+use crate::decoder::kv_cache::SCRATCH_BLOCK;
 
 /// Tracks a cache's blocks. A block is free, or read by one or more sequences: those of a group share the
 /// blocks that their prompt fills.

@@ -11,16 +11,18 @@ use std::{collections::VecDeque, ops::Range, sync::Arc};
 use tch::Tensor;
 
 use super::{
-    Completion, Ending, KvCache, Request, Sample,
+    Completion, Ending, Request, Sample,
     block_pool::BlockPool,
     format::FormatState,
-    kv_cache::{BLOCK_TOKENS, blocks_of},
     model_runner::ModelRunner,
     prefix_cache::PrefixCache,
     sampling::Sampled,
     sequence::{Group, Sequence},
 };
-use crate::{Decoder, Error, Result};
+use crate::{
+    Decoder, Error, KvCache, Result,
+    decoder::kv_cache::{BLOCK_TOKENS, blocks_of},
+};
 
 /// A sample's index, in the order of submission.
 pub type SampleId = u64;

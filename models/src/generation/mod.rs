@@ -12,7 +12,6 @@
 mod block_pool;
 mod engine;
 mod format;
-mod kv_cache;
 mod model_runner;
 mod prefix_cache;
 mod recorder;
@@ -23,6 +22,5 @@ mod top_logprobs;
 
 pub use engine::{Engine, Limits, Load, SampleId};
 pub use format::{Format, FormatTracker};
-pub use kv_cache::KvCache;
 pub use request::{Completion, Ending, PolicySpan, Request, Sample, StopCondition};
 pub use sampling::SamplingParams;

@@ -6,16 +6,17 @@ use anyroll_backends::ops::{self, Packing, padded_rows, upload};
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    KvCache,
-    kv_cache::{SCRATCH_BLOCK, blocks_of},
     recorder::{Recorder, STEPS_AHEAD},
     sampling::Sampled,
     sequence::{Group, Sequence},
     top_logprobs::TopLogprobs,
 };
 use crate::{
-    Decoder, Result,
-    decoder::{Pieces, Prefill, Step},
+    Decoder, KvCache, Result,
+    decoder::{
+        Pieces, Prefill, Step,
+        kv_cache::{SCRATCH_BLOCK, blocks_of},
+    },
     model::{Model, Weights},
 };
 

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::{SampleId, block_pool::BlockPool, kv_cache::blocks_of, sequence::Sequence};
+use super::{SampleId, block_pool::BlockPool, sequence::Sequence};
+use crate::decoder::kv_cache::blocks_of;
 
 /// A sample that has ended.
 #[derive(Debug)]

@@ -13,14 +13,20 @@ use anyroll_backends::{
 use tch::{Kind, Tensor};
 
 use super::{
-    KvCache, SamplingParams,
+    SamplingParams,
     format::masked,
-    kv_cache::{BLOCK_TOKENS, SCRATCH_BLOCK, blocks_of},
     sampling::{Sampled, uniform},
     sequence::Sequence,
     top_logprobs::TopLogprobs,
 };
-use crate::{Decoder, Result, decoder::StepMemory, model::Weights};
+use crate::{
+    Decoder, KvCache, Result,
+    decoder::{
+        StepMemory,
+        kv_cache::{BLOCK_TOKENS, SCRATCH_BLOCK, blocks_of},
+    },
+    model::Weights,
+};
 
 /// Number of steps between two checks of the host. A sequence that has ended runs for fewer further steps
 /// than this; their results are discarded.

@@ -6,9 +6,9 @@ use super::{
     Completion, Ending, SampleId, SamplingParams, StopCondition,
     block_pool::BlockPool,
     format::FormatState,
-    kv_cache::{BLOCK_TOKENS, blocks_of},
     sampling::{Sampled, sample},
 };
+use crate::decoder::kv_cache::{BLOCK_TOKENS, blocks_of};
 
 /// A prompt with one completion so far.
 #[derive(Debug)]

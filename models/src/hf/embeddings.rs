@@ -13,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 use super::export::{ExportDtype, failed, header, sync_folder};
 use super::weights::WeightFiles;
 use super::{Error, Result};
-use crate::diffusion::Texts;
+use crate::diffusion::{TextWidths, Texts};
 
 const PROMPTS: [&str; 2] = ["prompt_embeds", "pooled_prompt_embeds"];
 const NEGATIVE: [&str; 2] = ["negative_prompt_embeds", "negative_pooled_prompt_embeds"];
@@ -29,27 +29,26 @@ pub struct TextEmbeddings {
 }
 
 impl TextEmbeddings {
-    /// Opens the file at `path`. Its texts must have `widths`: of tokens and, if the model reads it, of the
-    /// pooled text.
+    /// Opens the file at `path`. Its texts must have these `widths`.
     ///
     /// # Errors
     /// [`Error`], which names the tensor that is missing or of another shape.
-    pub fn open(path: &Path, widths: (i64, Option<i64>)) -> Result<TextEmbeddings> {
+    pub fn open(path: &Path, widths: TextWidths) -> Result<TextEmbeddings> {
         let files = WeightFiles::open_file(path)?;
         let missing = || files.problem(PROMPTS[0], "is missing, or not F32, BF16 or F16".into());
         let whole = files.shape(PROMPTS[0]).ok_or_else(missing)?.to_vec();
         let &[count, tokens, width] = &whole[..] else {
             return Err(files.problem(PROMPTS[0], format!("has shape {whole:?}, must have 3 dimensions")));
         };
-        if count == 0 || width != widths.0 {
-            let wanted = widths.0;
+        if count == 0 || width != widths.token {
+            let wanted = widths.token;
             return Err(files
                 .problem(PROMPTS[0], format!("has shape {whole:?}, must be [prompts, tokens, {wanted}]")));
         }
         let has_negative = files.contains(NEGATIVE[0]);
         let expect = |[embeds, pooled]: [&str; 2], rows: i64| {
             let shapes =
-                [(embeds, Some(vec![rows, tokens, width])), (pooled, widths.1.map(|it| vec![rows, it]))];
+                [(embeds, Some(vec![rows, tokens, width])), (pooled, widths.pooled.map(|it| vec![rows, it]))];
             for (name, shape) in shapes {
                 let (Some(wanted), found) = (shape, files.shape(name)) else { continue };
                 if found != Some(&wanted[..]) {
@@ -131,8 +130,8 @@ pub struct EmbeddingsShape {
     pub count: usize,
     /// Number of tokens S per text.
     pub tokens: i64,
-    /// Width D of a token and, if the model reads it, E of the pooled text.
-    pub widths: (i64, Option<i64>),
+    /// Widths of the texts.
+    pub widths: TextWidths,
 }
 
 /// Writes a file of [`TextEmbeddings`] in parts. The file has a temporary name until it is complete and on
@@ -245,16 +244,16 @@ impl Drop for TextEmbeddingsWriter {
 impl EmbeddingsShape {
     /// Returns the shape of a tensor with this many rows.
     fn of_rows(&self, name: &str, rows: i64) -> Vec<i64> {
-        let (width, whole) = self.widths;
+        let TextWidths { token, pooled } = self.widths;
         match name == PROMPTS[0] || name == NEGATIVE[0] {
-            true => vec![rows, self.tokens, width],
-            false => vec![rows, whole.expect("a model that reads pooled texts")],
+            true => vec![rows, self.tokens, token],
+            false => vec![rows, pooled.expect("a model that reads pooled texts")],
         }
     }
 
     /// Returns the tensors in the order in which they are written.
     fn tensors(&self, dtype: ExportDtype) -> Vec<(String, TensorInfo)> {
-        let kinds = if self.widths.1.is_some() { 2 } else { 1 };
+        let kinds = if self.widths.pooled.is_some() { 2 } else { 1 };
         let all = [(PROMPTS, self.count as i64), (NEGATIVE, 1)];
         let all =
             all.into_iter().flat_map(|(names, rows)| names.into_iter().take(kinds).map(move |it| (it, rows)));

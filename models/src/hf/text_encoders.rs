@@ -96,18 +96,18 @@ impl TextEncoderFolders {
         let widths = transformer.text_widths();
         match transformer {
             TransformerConfig::Sd3(config) => {
-                Self::sd3(path, variant, (config.joint_attention_dim, config.pooled_projection_dim))
+                Self::sd3(path, variant, config.joint_attention_dim, config.pooled_projection_dim)
             }
             TransformerConfig::Wan(_) => {
                 let folder = path.join("text_encoder");
                 let umt5 = T5Folder::open(&folder, variant)?;
-                expect_width(&folder, "d_model", umt5.config().d_model, widths.0)?;
+                expect_width(&folder, "d_model", umt5.config().d_model, widths.token)?;
                 Ok(Self::Wan { umt5 })
             }
         }
     }
 
-    fn sd3(path: &Path, variant: Option<&str>, (width, pooled): (i64, i64)) -> Result<TextEncoderFolders> {
+    fn sd3(path: &Path, variant: Option<&str>, width: i64, pooled: i64) -> Result<TextEncoderFolders> {
         let [one, two, three] =
             ["text_encoder", "text_encoder_2", "text_encoder_3"].map(|part| path.join(part));
         let clips = Box::new([ClipTextFolder::open(&one, variant)?, ClipTextFolder::open(&two, variant)?]);

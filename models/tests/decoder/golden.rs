@@ -3,13 +3,15 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use crate::holder::Holder;
+use anyroll_close::assert_close;
 use anyroll_models::{
     Activation, Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling,
     Sequence,
 };
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
+
+use crate::holder::Holder;
 
 /// Tolerance of each value, relative to the largest of its tensor if that is above 1.
 const TOLERANCE: f64 = 1e-5;
@@ -35,8 +37,8 @@ fn check(name: &str, config: DecoderConfig, temperature: f64) {
     }
     let batch = packed(&golden, temperature);
     let (scores, saved) = holder.forward(&batch, true);
-    assert_close(name, "logprobs", &scores.logprobs, &golden["logprobs"]);
-    assert_close(name, "entropy", &scores.entropy, &golden["entropy"]);
+    assert_close(&format!("{name}: logprobs"), &scores.logprobs, &golden["logprobs"], TOLERANCE);
+    assert_close(&format!("{name}: entropy"), &scores.entropy, &golden["entropy"], TOLERANCE);
 
     let coefficients = ["d_logprobs", "d_entropy"].map(|which| golden[which].shallow_clone());
     let [dlogprobs, dentropy] = coefficients;
@@ -46,7 +48,12 @@ fn check(name: &str, config: DecoderConfig, temperature: f64) {
             let mut row = 0;
             for part in &spec.parts {
                 let expected = &golden[&format!("grad.{}", part.name)];
-                assert_close(name, &part.name, &grad.narrow(0, row, part.rows), expected);
+                assert_close(
+                    &format!("{name}: {}", part.name),
+                    &grad.narrow(0, row, part.rows),
+                    expected,
+                    TOLERANCE,
+                );
                 row += part.rows;
             }
         }
@@ -67,13 +74,6 @@ fn packed(golden: &HashMap<String, Tensor>, temperature: f64) -> PackedBatch {
         })
         .collect();
     PackedBatch::new(&sequences, temperature, Device::Cpu).unwrap()
-}
-
-fn assert_close(name: &str, what: &str, found: &Tensor, expected: &Tensor) {
-    assert_eq!(found.size(), expected.size(), "{name}: {what}");
-    let scale = expected.abs().max().double_value(&[]).max(1.0);
-    let error = (found - expected).abs().max().double_value(&[]) / scale;
-    assert!(error <= TOLERANCE, "{name}: {what} differs by {error:e}"); // false for NaN
 }
 
 fn decoder_config(config: &Value) -> DecoderConfig {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyroll_close::assert_close;
 use anyroll_models::hf::{ExportDtype, FolderContents, FolderKind, ModelFolder, config_file, write_folder};
 use anyroll_models::init::WeightSource;
 use anyroll_models::{Decoder, Model, PackedBatch, SamplingParams, Sequence};
@@ -98,10 +99,7 @@ impl Family {
 
     #[track_caller]
     fn assert_close(&self, what: &str, found: &Tensor, expected: &Tensor) {
-        assert_eq!(found.size(), expected.size(), "{}: {what}", self.name);
-        let scale = expected.abs().max().double_value(&[]).max(1.0);
-        let error = (found - expected).abs().max().double_value(&[]) / scale;
-        assert!(error <= TOLERANCE, "{}: {what} differs by {error:e}", self.name); // false for NaN
+        assert_close(&format!("{}: {what}", self.name), found, expected, TOLERANCE);
     }
 }
 

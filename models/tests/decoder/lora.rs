@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyroll_close::{assert_close, largest_difference};
 use anyroll_models::hf::{
     AdapterFolder, Adapters, ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, NewAdapter,
     WithAdapter, adapter_config_file, write_folder,
@@ -80,14 +81,6 @@ impl Golden {
     }
 }
 
-#[track_caller]
-fn assert_close(what: &str, found: &Tensor, expected: &Tensor) {
-    assert_eq!(found.size(), expected.size(), "{what}");
-    let scale = expected.abs().max().double_value(&[]).max(1.0);
-    let error = (found - expected).abs().max().double_value(&[]) / scale;
-    assert!(error <= TOLERANCE, "{what} differs by {error:e}"); // false for NaN
-}
-
 #[test]
 fn scores_and_gradients_equal_peft() {
     let golden = golden();
@@ -143,7 +136,7 @@ fn scores_and_gradients_under_dropout_equal_peft() {
 fn check_scores_and_gradients(golden: &Golden, adapters: usize) {
     let (mut holder, batch) = (golden.holder(Kind::Float), golden.keyed(KEYS));
     let (scores, saved) = holder.forward(&batch, true);
-    assert_close("logprobs", &scores.logprobs, &golden.adapted["logprobs"]);
+    assert_close("logprobs", &scores.logprobs, &golden.adapted["logprobs"], TOLERANCE);
     // Thinned and refilled, like in selective recomputation: the refill includes the adapters.
     let saved = saved.into_iter().enumerate().map(|(block, saved)| {
         let thin = holder.decoder.thin(block, saved);
@@ -155,7 +148,7 @@ fn check_scores_and_gradients(golden: &Golden, adapters: usize) {
     for (unit, grads) in holder.decoder.units().iter().zip(&holder.grads) {
         assert_eq!(unit.trainable, unit.name.ends_with(".lora"), "{}", unit.name);
         for (spec, grad) in unit.params.iter().zip(grads.views()).filter(|_| unit.trainable) {
-            assert_close(&spec.name, grad, &golden.adapted[&format!("grad.{}", spec.name)]);
+            assert_close(&spec.name, grad, &golden.adapted[&format!("grad.{}", spec.name)], TOLERANCE);
             compared += 1;
         }
     }
@@ -232,7 +225,7 @@ fn adapters_that_have_just_been_made_change_nothing() {
         let fresh = Holder::from_source(golden.decoder(), &source, Kind::Float);
         let found = fresh.forward(&golden.batch(), false).0.logprobs;
         let off = fresh.forward(&golden.batch().without_adapters(), false).0.logprobs;
-        let error = (found - off).abs().max().double_value(&[]);
+        let error = largest_difference(&found, &off);
         assert!(error <= tolerance, "{name}: {error}");
     }
     // A range of magnitudes equals that part of all.
@@ -274,8 +267,8 @@ fn check_merged(golden: &Golden) {
             let part = |part: &Part| &golden.adapted[&format!("merged.{}", part.name)];
             let parts: Vec<&Tensor> = spec.parts.iter().map(part).collect();
             let expected = Tensor::cat(&parts, 0) + f64::from(spec.offset);
-            assert_close(&spec.name, weight, &expected);
-            assert_close(&spec.name, in_place, &expected);
+            assert_close(&spec.name, weight, &expected, TOLERANCE);
+            assert_close(&spec.name, in_place, &expected, TOLERANCE);
             // A range that begins and ends within rows.
             let (values, cut) =
                 (Vec::<f32>::try_from(&weight.flatten(0, -1)).unwrap(), 3..spec.elements() - 2);

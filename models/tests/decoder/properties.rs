@@ -1,5 +1,6 @@
 //! Properties of any decoder, tested without a reference.
 
+use anyroll_close::largest_difference;
 use anyroll_models::{
     Activation, Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling,
     Sequence, SlidingWindow, Weights,
@@ -54,10 +55,6 @@ fn pack(sequences: &[(Vec<i64>, usize)]) -> PackedBatch {
     let sequences: Vec<Sequence> =
         sequences.iter().map(|(tokens, prompt_len)| Sequence { tokens, prompt_len: *prompt_len }).collect();
     PackedBatch::new(&sequences, 0.8, Device::Cpu).unwrap()
-}
-
-fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
-    (a - b).abs().max().double_value(&[])
 }
 
 #[test]

@@ -7,6 +7,7 @@ use anyroll_backends::{
     BackendKind, DType, Device, DeviceId, Error, Stream, devices, open,
     ops::{self, AttentionParts, Causal, PagedCache, StepRotation},
 };
+use anyroll_close::largest_difference;
 use anyroll_models::{
     Activation, Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig,
     LoraTarget, LoraTargets, Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch,
@@ -551,7 +552,7 @@ fn a_step_of_attention_is_rotation_and_attention() {
                 let expected =
                     ops::composite::decode_attention(&queries, &keys, &values, &tables, &lengths, causal);
                 let expected = expected.unwrap();
-                let error = (found.to_kind(Kind::Float) - &expected).abs().max().double_value(&[]);
+                let error = largest_difference(&found, &expected);
                 let scale = expected.abs().max().double_value(&[]);
                 eprintln!("{what}: {error:e} of {scale}");
                 assert!(error <= tolerance * scale, "{what}: {error:e} of {scale}");

@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyroll_close::assert_close;
 use anyroll_models::clip::{Clip, ClipConfig};
 use anyroll_models::hf::{ClipFolder, HeadFile};
 use anyroll_models::init;
 use tch::{Device, Kind, Tensor};
 
-use crate::passes::assert_close;
+use crate::passes::TOLERANCE;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
@@ -46,14 +47,14 @@ fn vectors_and_gradients_equal_transformers() {
         for number in 0..3 {
             let what = |part: &str| format!("{name}: {part} {number}");
             let text = said.get(number as i64);
-            assert_close(&what("text"), &text, get("text", number));
+            assert_close(&what("text"), &text, get("text", number), TOLERANCE);
             let images = get("images", number).detach().set_requires_grad(true);
             let seen = clip.embed_images(&of_images, &images).unwrap();
-            assert_close(&what("images"), &seen, get("seen", number));
+            assert_close(&what("images"), &seen, get("seen", number), TOLERANCE);
             let cosines = seen.mv(&text);
-            assert_close(&what("cosines"), &cosines, get("cosines", number));
+            assert_close(&what("cosines"), &cosines, get("cosines", number), TOLERANCE);
             let gradient = Tensor::run_backward(&[cosines.sum(Kind::Float)], &[&images], false, false);
-            assert_close(&what("gradient"), &gradient[0], get("gradient", number));
+            assert_close(&what("gradient"), &gradient[0], get("gradient", number), TOLERANCE);
         }
     }
 }
@@ -68,10 +69,15 @@ fn scores_of_a_head_and_their_gradients_equal_pytorch() {
         let get = |what: &str| &tensors[&format!("{what}.{number}")];
         let images = get("images").detach().set_requires_grad(true);
         let scores = head.score(&clip.embed_images(&of_images, &images).unwrap()).unwrap();
-        assert_close(&format!("scores {number}"), &scores, get("scores"));
+        assert_close(&format!("scores {number}"), &scores, get("scores"), TOLERANCE);
         let gradient = Tensor::run_backward(&[scores.sum(Kind::Float)], &[&images], false, false);
         // The gradients are a hundredth at most; scaled to about 1 for the comparison.
-        assert_close(&format!("gradient {number}"), &(&gradient[0] * 100), &(get("gradient") * 100));
+        assert_close(
+            &format!("gradient {number}"),
+            &(&gradient[0] * 100),
+            &(get("gradient") * 100),
+            TOLERANCE,
+        );
     }
 }
 

@@ -1,10 +1,11 @@
 //! Gradients of the diffusion transformer, block by block, compared with libtorch's of the whole.
 
+use anyroll_close::assert_close;
 use anyroll_models::diffusion::{DenoiseBatch, Dit, DitConfig, velocity};
 use anyroll_models::{Model, UnitGrads, normals};
 use tch::{Device, Kind, Tensor};
 
-use crate::passes::{assert_close, pass};
+use crate::passes::{TOLERANCE, pass};
 
 fn dit() -> Dit {
     let config = DitConfig {
@@ -65,9 +66,9 @@ fn gradients_block_by_block_equal_those_of_the_whole() {
     let passed = pass(&dit, &detached, &batch(&latents.detach()), &[&wanted * 0.25, &wanted * 0.75]);
     let found = passed.grads.iter().flat_map(UnitGrads::views);
     for ((found, expected), spec) in found.zip(&expected).zip(dit.units().iter().flat_map(|u| &u.params)) {
-        assert_close(&spec.name, found, expected);
+        assert_close(&spec.name, found, expected, TOLERANCE);
     }
-    assert_close("latents", &passed.input_grad, &expected_latents);
+    assert_close("latents", &passed.input_grad, &expected_latents, TOLERANCE);
 }
 
 #[test]

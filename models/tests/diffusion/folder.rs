@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use anyroll_close::{assert_close, largest_difference};
 use anyroll_models::diffusion::{
-    Guidance, LatentBatch, Lora, Sampler, Texts, Transformer, TransformerConfig, VaeDecoder, WanVaeDecoder,
-    sigmas_of_diffusers, velocity,
+    Guidance, LatentBatch, Lora, Sampler, TextWidths, Texts, Transformer, TransformerConfig, VaeDecoder,
+    WanVaeDecoder, sigmas_of_diffusers, velocity,
 };
 use anyroll_models::hf::{
     DiffusersFolder, ExportDtype, ImageAdapterFiles, LatentDecoderConfig, TextEmbeddings,
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use crate::golden::goldens;
-use crate::passes::assert_close;
+use crate::passes::TOLERANCE;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/tiny_sd3").join(name)
@@ -55,7 +56,7 @@ fn images_are_those_of_diffusers_pipeline() {
     let labels = Tensor::arange(4, (Kind::Int64, Device::Cpu));
     let walk = sampler.walk(&model, &slices(&own), expected("noise"), &labels, None).unwrap();
     let latents = walk.points.last().unwrap().shallow_clone();
-    assert_close("latents", &latents, &expected("latents"));
+    assert_close("latents", &latents, &expected("latents"), TOLERANCE);
 
     let decoder = folder.decoder().unwrap();
     let LatentDecoderConfig::Images(config) = decoder.config() else { panic!("it decodes images") };
@@ -63,7 +64,7 @@ fn images_are_those_of_diffusers_pipeline() {
     let own = weights(vae.units(), decoder);
     let batch = LatentBatch { latents, latents_grad: false };
     let (images, _) = passes::forward(&vae, &slices(&own), &batch, false).unwrap();
-    assert_close("images", &(images * 0.5 + 0.5).clamp(0.0, 1.0), &expected("images"));
+    assert_close("images", &(images * 0.5 + 0.5).clamp(0.0, 1.0), &expected("images"), TOLERANCE);
 }
 
 #[test]
@@ -80,7 +81,7 @@ fn a_folder_written_again_is_the_same() {
         assert_eq!(ours.len(), theirs.len(), "{part}");
         for ((name, ours), (other, theirs)) in ours.iter().zip(&theirs) {
             assert_eq!(name, other);
-            let error = (ours - theirs).abs().max().double_value(&[]);
+            let error = largest_difference(ours, theirs);
             // diffusers' own table of positions is computed and not stored, up to the last bit.
             assert!(error <= if name == "pos_embed.pos_embed" { 1e-6 } else { 0.0 }, "{name}: {error}");
         }
@@ -120,7 +121,7 @@ fn videos_are_those_of_diffusers_decoder() {
     let own = weights(model.units(), decoder);
     let [(_, latents), (_, expected)] = &tensors(&videos("videos.safetensors"))[..] else { panic!() };
     let (found, _) = model.decode(&slices(&own), latents, 1, false).unwrap();
-    assert_close("videos", &found.clamp(-1.0, 1.0), expected);
+    assert_close("videos", &found.clamp(-1.0, 1.0), expected, TOLERANCE);
 }
 
 /// Uses the golden file of such a decoder, next to the tiny transformer.
@@ -226,14 +227,15 @@ fn what_is_wrong_with_a_folder_is_named() {
     let few = ("\"num_train_timesteps\": 1000", "\"num_train_timesteps\": 500");
     check(scheduler, few, "`num_train_timesteps` must be 1000");
     check(transformer, ("\"num_layers\": 2", "\"num_layers\": 2000000000"), "`num_layers` is 2000000000");
-    let wide = TextEmbeddings::open(&golden("prompts.safetensors"), (13, Some(10))).unwrap_err().to_string();
+    let widths = |token: i64| TextWidths { token, pooled: Some(10) };
+    let wide = TextEmbeddings::open(&golden("prompts.safetensors"), widths(13)).unwrap_err().to_string();
     assert!(wide.contains("prompt_embeds") && wide.contains("13"), "{wide}");
     let scratch = tempfile::tempdir().unwrap();
     let path = scratch.path().join("prompts.safetensors");
     let mut texts = tensors(&golden("prompts.safetensors"));
     texts.iter_mut().for_each(|(_, tensor)| *tensor = &*tensor / 0.0);
     Tensor::write_safetensors(&texts, &path).unwrap();
-    let texts = TextEmbeddings::open(&path, (12, Some(10))).unwrap();
+    let texts = TextEmbeddings::open(&path, widths(12)).unwrap();
     let infinite = texts.load(tch::Device::Cpu).unwrap_err().to_string();
     assert!(infinite.contains("prompt_embeds") && infinite.contains("not finite"), "{infinite}");
 }
@@ -315,7 +317,7 @@ fn a_pair_walks_with_one_transformer_and_then_with_the_other() {
         let batch = guidance[step].batch(&x, sigmas[step], &labels, false).unwrap();
         let v = guidance[step].combine(&velocity(&model, &slices(&own), &batch).unwrap()).unwrap();
         x = &x + v * (sigmas[step + 1] - sigmas[step]);
-        assert_close("point", &found.points[step + 1], &x);
+        assert_close("point", &found.points[step + 1], &x, TOLERANCE);
     }
 }
 

@@ -3,11 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use anyroll_close::assert_close;
 use anyroll_models::Model;
 use serde_json::Value;
 use tch::Tensor;
 
-use crate::passes::{assert_close, pass};
+use crate::passes::{TOLERANCE, pass};
 
 /// A file of `tests/golden`.
 pub struct Golden {
@@ -71,7 +72,7 @@ impl Golden {
     }
 
     pub fn assert_close(&self, what: &str, found: &Tensor) {
-        assert_close(&format!("{}: {what}", self.name), found, &self.tensors[what]);
+        assert_close(&format!("{}: {what}", self.name), found, &self.tensors[what], TOLERANCE);
     }
 }
 

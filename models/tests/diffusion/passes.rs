@@ -86,11 +86,5 @@ where
     Passed { output: output.unwrap(), grads, input_grad: input_grad.unwrap() }
 }
 
-/// Compares relative to the largest value of `expected` if that is above 1.
-#[track_caller]
-pub fn assert_close(what: &str, found: &Tensor, expected: &Tensor) {
-    assert_eq!(found.size(), expected.size(), "{what}");
-    let scale = expected.abs().max().double_value(&[]).max(1.0);
-    let error = (found - expected).abs().max().double_value(&[]) / scale;
-    assert!(error <= 1e-5, "{what} differs by {error:e}"); // false for NaN
-}
+/// Tolerance of single precision.
+pub const TOLERANCE: f64 = 1e-5;

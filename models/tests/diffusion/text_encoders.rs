@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use anyroll_close::{assert_close, largest_difference};
 use anyroll_models::clip::TextEncoder;
+use anyroll_models::diffusion::TextWidths;
 use anyroll_models::hf::{
     ClipTextFolder, EmbeddingsShape, ExportDtype, T5Folder, TextEmbeddings, TextEmbeddingsWriter,
     TextEncoderFolders,
@@ -14,7 +16,7 @@ use anyroll_models::model::Unit;
 use anyroll_models::t5::T5Encoder;
 use tch::{Device, Kind, Tensor};
 
-use crate::passes::assert_close;
+use crate::passes::TOLERANCE;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/text_encoders").join(name)
@@ -40,7 +42,7 @@ fn states_of_t5_and_umt5_equal_transformers() {
     let wanted = tensors("sd3/encoders.safetensors");
     let (encoder, weights) = t5("sd3/text_encoder_3", Kind::Float);
     let found = encoder.encode(&weights, &wanted["t5.tokens"], None).unwrap();
-    assert_close("t5", &found, &wanted["t5.hidden"]);
+    assert_close("t5", &found, &wanted["t5.hidden"], TOLERANCE);
 
     let wanted = tensors("wan/encoders.safetensors");
     let lengths: Vec<i64> = (&wanted["lengths"]).try_into().unwrap();
@@ -49,7 +51,12 @@ fn states_of_t5_and_umt5_equal_transformers() {
     let tokens = found.size()[1];
     let lengths = wanted["lengths"].view([-1, 1, 1]);
     let is_text = Tensor::arange(tokens, (Kind::Int64, Device::Cpu)).view([1, -1, 1]).lt_tensor(&lengths);
-    assert_close("umt5", &found.where_self(&is_text, &Tensor::zeros_like(&found)), &wanted["hidden"]);
+    assert_close(
+        "umt5",
+        &found.where_self(&is_text, &Tensor::zeros_like(&found)),
+        &wanted["hidden"],
+        TOLERANCE,
+    );
     // Each head's distance biases matter, near and far: with another head's, the states differ.
     let shuffled: Vec<Tensor> = weights
         .iter()
@@ -72,8 +79,8 @@ fn states_and_vectors_of_clips_equal_transformers() {
         let weights = weights(&folder, encoder.unit(), Kind::Float);
         let get = |what: &str| &wanted[&format!("clip.{number}.{what}")];
         let found = encoder.encode(&weights, get("tokens"), 0).unwrap();
-        assert_close(&format!("{name}: hidden"), &found.hidden, get("hidden"));
-        assert_close(&format!("{name}: pooled"), &found.pooled, get("pooled"));
+        assert_close(&format!("{name}: hidden"), &found.hidden, get("hidden"), TOLERANCE);
+        assert_close(&format!("{name}: pooled"), &found.pooled, get("pooled"), TOLERANCE);
     }
 }
 
@@ -234,7 +241,7 @@ fn weights_of_a_variant_are_read_where_it_is_asked_for() {
     Tensor::write_safetensors(&halves, clip.join("model.fp16.safetensors")).unwrap();
     let [of_plain, of_variant] =
         [None, Some("fp16")].map(|variant| first(&open(sd3.path(), variant).unwrap()));
-    assert!((of_variant - of_plain * 2).abs().max().double_value(&[]) < 0.01);
+    assert!(largest_difference(&of_variant, &(of_plain * 2)) < 0.01);
 
     // Several files with an index.
     let t5 = own(&sd3, "text_encoder_3");
@@ -261,7 +268,8 @@ fn embeddings_are_written_a_part_at_a_time_as_they_are_read() {
         let random = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu)).to_kind(kind);
         let (tokens, wholes) = (random(&[6, 3, 4]), random(&[6, 5]));
         let whole = |first: i64, count: i64| pooled.then(|| wholes.narrow(0, first, count));
-        let shape = EmbeddingsShape { count: 5, tokens: 3, widths: (4, pooled.then_some(5)) };
+        let widths = TextWidths { token: 4, pooled: pooled.then_some(5) };
+        let shape = EmbeddingsShape { count: 5, tokens: 3, widths };
         let mut writer = TextEmbeddingsWriter::create(&path, shape, dtype).unwrap();
         // In any order; the third row's text is also the fifth's.
         for (first, places) in [(2, vec![vec![2, 4], vec![3]]), (0, vec![vec![0], vec![1]])] {
@@ -271,7 +279,7 @@ fn embeddings_are_written_a_part_at_a_time_as_they_are_read() {
         assert!(!path.exists(), "the file has a temporary name until it is complete");
         writer.finish(&tokens.narrow(0, 5, 1), whole(5, 1).as_ref()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        let texts = TextEmbeddings::open(&path, (4, pooled.then_some(5))).unwrap();
+        let texts = TextEmbeddings::open(&path, widths).unwrap();
         assert!(texts.count() == 5 && texts.has_negative());
         let read: HashMap<String, Tensor> = Tensor::read_safetensors(&path).unwrap().into_iter().collect();
         assert_eq!(read.len(), if pooled { 4 } else { 2 });

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::Path;
 
-use syn::{Attribute, Expr, Fields, Item, Lit, Meta, Type};
+use syn::{Attribute, Expr, Fields, Item, ItemStruct, Lit, Meta, Type};
 
 const HEAD: &str = "\
 # Fields
@@ -27,6 +27,7 @@ struct Section {
     rows: Vec<Row>,
 }
 
+#[derive(Clone)]
 struct Row {
     name: String,
     /// Type as Rust writes it, without paths; empty for a choice without a value.
@@ -111,19 +112,33 @@ fn snake_case(name: &str) -> String {
     snake
 }
 
+fn rows_of(item: &ItemStruct) -> Vec<Row> {
+    let row = |field: &syn::Field| {
+        let own = field.ident.as_ref().map(ToString::to_string);
+        let name = renamed(&field.attrs).or(own).expect("a named field");
+        Row { name, kind: kind_of(&field.ty), doc: doc_of(&field.attrs) }
+    };
+    let Fields::Named(fields) = &item.fields else { return Vec::new() };
+    fields.named.iter().map(row).collect()
+}
+
 fn read_file(path: &Path, all: &mut BTreeMap<String, Section>) {
     let text = fs::read_to_string(path).unwrap();
     for item in syn::parse_file(&text).unwrap().items {
         match item {
-            Item::Struct(item) => {
-                let Fields::Named(fields) = &item.fields else { continue };
-                let row = |field: &syn::Field| {
-                    let own = field.ident.as_ref().expect("a named field").to_string();
-                    let name = renamed(&field.attrs).unwrap_or(own);
-                    Row { name, kind: kind_of(&field.ty), doc: doc_of(&field.attrs) }
-                };
-                let rows = fields.named.iter().map(row).collect();
+            Item::Struct(item) if matches!(item.fields, Fields::Named(_)) => {
+                let rows = rows_of(&item);
                 let doc = doc_of(&item.attrs);
+                all.insert(item.ident.to_string(), Section { doc, is_choice: false, rows });
+            }
+            // A section of a service, in front of which the fields that all services have are read.
+            Item::Macro(item) if item.mac.path.is_ident("service") => {
+                let item: ItemStruct = item.mac.parse_body().unwrap();
+                let of_all = &all["EndpointConfig"].rows;
+                let own = rows_of(&item);
+                let is_own = |row: &Row| own.iter().any(|it| it.name == row.name);
+                let others: Vec<Row> = of_all.iter().filter(|row| !is_own(row)).cloned().collect();
+                let (doc, rows) = (doc_of(&item.attrs), own.into_iter().chain(others).collect());
                 all.insert(item.ident.to_string(), Section { doc, is_choice: false, rows });
             }
             Item::Enum(item) => {

@@ -6,6 +6,7 @@ use anyroll_data::{HfTokenizer, TokenizerError};
 use anyroll_models::{
     ParamSpec, Unit,
     clip::{EncodedTexts, TextEncoder},
+    diffusion::TextWidths,
     hf::{ClipTextFolder, EmbeddingsShape, T5Folder, TextEncoderFolders},
     init::{WeightSource, whole},
     t5::T5Encoder,
@@ -86,9 +87,11 @@ impl PromptEncoders {
         let (tokens, widths) = match &self.folders {
             TextEncoderFolders::Sd3 { clips, width, .. } => {
                 let pooled = clips.iter().map(ClipTextFolder::projection_dim).sum();
-                (self.readers[0].most as i64 + length, (*width, Some(pooled)))
+                (self.readers[0].most as i64 + length, TextWidths { token: *width, pooled: Some(pooled) })
             }
-            TextEncoderFolders::Wan { umt5 } => (length, (umt5.config().d_model, None)),
+            TextEncoderFolders::Wan { umt5 } => {
+                (length, TextWidths { token: umt5.config().d_model, pooled: None })
+            }
         };
         EmbeddingsShape { count, tokens, widths }
     }

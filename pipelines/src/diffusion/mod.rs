@@ -2,7 +2,7 @@
 //!
 //! [`Diffusion`] is the pipeline of the [loop](crate::train). `step` is one step of any method, with the methods'
 //! common code. `backpropagation`, `policy_gradient` and `forward_process` are the methods, and `loss` has their
-//! formulas. `subject` is the image model with its prompts, and `task` has the options, divides samples among ranks
+//! formulas. `image_model` is the image model with its prompts, and `task` has the options, divides samples among ranks
 //! and draws them. `decoder` converts latents to pixels. `scorer` computes rewards, of which `quadrants`, `function`,
 //! `clip` and `aesthetic` are kinds. `evaluate` measures the policy, and `warmup` is the supervised warm-up. `embed`
 //! encodes prompts, and `prompts` writes the embeddings to a file.
@@ -16,6 +16,7 @@ mod evaluate;
 mod forward_process;
 mod frames;
 mod function;
+mod image_model;
 mod loss;
 mod noise;
 mod opened;
@@ -27,16 +28,15 @@ mod scorer;
 mod shapes;
 mod stats;
 mod step;
-mod subject;
 mod task;
 mod warmup;
 
 pub use clip::open as open_clip;
 pub use embed::{EncoderOptions, PromptEncoders};
+pub use image_model::{dit_of, read_records};
 pub use opened::{EncodedTexts, Opened, PaintedTexts, PublishedModel};
 pub use pipeline::Diffusion;
 pub use prompts::{PromptTexts, Prompts, encode, encoded_in, open_encoders};
 pub use scorer::load_script;
 pub use shapes::SIZE;
-pub use subject::{dit_of, read_records};
 pub use task::{ImageModels, ImageTask, Reference, Samples};

@@ -11,7 +11,7 @@ use anyroll_strategy::{
 use serde_json::Value;
 use tch::Tensor;
 
-use super::{EncodedTexts, ImageModels, ImageTask, PublishedModel, Reference, subject::Subject};
+use super::{EncodedTexts, ImageModels, ImageTask, PublishedModel, Reference, image_model::ImageModel};
 use crate::{
     Result,
     run::Run,
@@ -36,8 +36,8 @@ pub struct Diffusion {
 impl Diffusion {
     /// Prepares a run on `place` that trains a model of shape `dit` on synthetic images.
     pub fn of_shapes(run: Run, config: &DiffusionConfig, dit: &DitConfig, place: Place) -> Result<Self> {
-        let subject = Subject::shapes(dit, run.config.seed)?;
-        Self::new(run, config, subject, place)
+        let image_model = ImageModel::shapes(dit, run.config.seed)?;
+        Self::new(run, config, image_model, place)
     }
 
     /// Prepares a run on `place` that trains a published model on `texts`.
@@ -48,12 +48,12 @@ impl Diffusion {
         texts: EncodedTexts,
         place: Place,
     ) -> Result<Self> {
-        let subject = Subject::published(&run, config, model, texts, place.torch_device()?)?;
-        Self::new(run, config, subject, place)
+        let image_model = ImageModel::published(&run, config, model, texts, place.torch_device()?)?;
+        Self::new(run, config, image_model, place)
     }
 
-    fn new(run: Run, config: &DiffusionConfig, subject: Subject, place: Place) -> Result<Self> {
-        let task = ImageTask::new(&run, config, subject, &place)?;
+    fn new(run: Run, config: &DiffusionConfig, image_model: ImageModel, place: Place) -> Result<Self> {
+        let task = ImageTask::new(&run, config, image_model, &place)?;
         let warmup = config.warmup.as_ref().filter(|warmup| warmup.steps > 0);
         let schedule = Schedule {
             optimizer: config.optimizer.clone(),

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyroll_backends::release_cached;
 use anyroll_config::{DiffusersConfig, EncodeConfig, EncodeOn, Precision};
 use anyroll_data::{self, Record};
+use anyroll_models::diffusion::TextWidths;
 use anyroll_models::hf::{ExportDtype, TextEmbeddings, TextEmbeddingsWriter};
 use tch::{Device, Kind};
 
@@ -179,8 +180,9 @@ pub fn open_encoders(model: &DiffusersConfig, encode: &EncodeConfig) -> Result<P
 /// Those of [`Prompts::write`]; a rank that fails or stalls.
 pub fn encode(
     texts: PaintedTexts,
-    widths: (i64, Option<i64>),
-    (place, exchange): (&Place, &Exchange),
+    widths: TextWidths,
+    place: &Place,
+    exchange: &Exchange,
     folder: &Path,
     screen: &Screen,
     stop: &AtomicBool,
@@ -202,7 +204,7 @@ pub fn encode(
         // A closed screen must not stop training.
         let say = |line: &str| drop(writeln!(screen.clone(), "{line}"));
         let is_whole = match is_first {
-            true => encode_here((&encoders, &encode), &prompts, place, &out, &say, &mut goes_on)?,
+            true => encode_here(&encoders, &encode, &prompts, place, &out, &say, &mut goes_on)?,
             false => wait(prompts.batches(), &mut goes_on)?,
         };
         if !is_whole {
@@ -221,7 +223,8 @@ pub fn encode(
 
 /// Rank 0's part of [`encode`]; returns false if it was stopped.
 fn encode_here(
-    (encoders, encode): (&PromptEncoders, &EncodeConfig),
+    encoders: &PromptEncoders,
+    encode: &EncodeConfig,
     prompts: &Prompts,
     place: &Place,
     out: &Path,

@@ -12,10 +12,10 @@ use tch::Tensor;
 
 use super::{
     decoder::ImageDecoder,
+    image_model::ImageModel,
     noise::{Purpose, gaussian, order},
     scorer::{Painted, Scorer, Scores},
     shapes,
-    subject::Subject,
 };
 use crate::{
     Result,
@@ -100,20 +100,20 @@ impl Samples {
 }
 
 impl ImageTask {
-    /// Prepares a run of `subject` on `place`.
-    pub fn new(run: &Run, config: &DiffusionConfig, subject: Subject, place: &Place) -> Result<Self> {
+    /// Prepares a run of `image_model` on `place`.
+    pub fn new(run: &Run, config: &DiffusionConfig, image_model: ImageModel, place: &Place) -> Result<Self> {
         let device = place.torch_device()?;
         let sigmas = config.sampler.sigmas(run.shift)?;
         let guidance = sigmas[..sigmas.len() - 1].iter().map(|&sigma| Guidance {
-            scale: config.sampler.guidance_at(sigma, subject.boundary),
-            no_class: subject.no_class,
+            scale: config.sampler.guidance_at(sigma, image_model.boundary),
+            no_class: image_model.no_class,
             adapters: true,
         });
         let sampler = Sampler { guidance: guidance.collect(), sigmas };
         Ok(Self {
             seed: run.config.seed,
             sampler,
-            scorer: Scorer::new(&config.reward, &subject.records, device)?,
+            scorer: Scorer::new(&config.reward, &image_model.records, device)?,
             share: Share {
                 prompts: config.prompts_per_step,
                 group_size: config.group_size,
@@ -121,13 +121,13 @@ impl ImageTask {
                 world_size: run.world_size,
             },
             device,
-            model: Arc::new(subject.model),
-            weights: subject.weights,
-            has_adapters: subject.has_adapters,
-            latent_shape: subject.latent_shape,
-            trained: subject.trained,
-            evaluated: subject.evaluated,
-            decoder: subject.decoder,
+            model: Arc::new(image_model.model),
+            weights: image_model.weights,
+            has_adapters: image_model.has_adapters,
+            latent_shape: image_model.latent_shape,
+            trained: image_model.trained,
+            evaluated: image_model.evaluated,
+            decoder: image_model.decoder,
             config: config.clone(),
         })
     }

@@ -11,5 +11,5 @@ pub use episode::{AnswersTurns, Episode, Replies};
 pub use format::{Formats, Spec};
 pub use room::Room;
 pub use sample::Sample;
-pub use sampler::{Asked, Sampled, Sampler, Sampling};
+pub use sampler::{SampleRequest, Sampled, Sampler, Sampling};
 pub use stop::{Texts, cut, stop_condition};

@@ -66,7 +66,7 @@ impl Sampling {
 
 /// A requested completion.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct SampleRequest {
     /// Its prompt, and its tokens so far.
     pub sample: Sample,
     /// Seed of its random numbers.
@@ -104,7 +104,7 @@ const LEAST_KEPT: usize = 512;
 
 /// Requests, with the engine's samples that are their turns.
 struct Turns<'a> {
-    asked: &'a [Asked],
+    asked: &'a [SampleRequest],
     /// Most tokens of each sample, prompt included.
     limits: Vec<usize>,
     stop: Option<StopCondition>,
@@ -147,7 +147,7 @@ impl Sampler {
         &self,
         weights: &Weights,
         version: u64,
-        asked: &[Asked],
+        asked: &[SampleRequest],
         mut episodes: Option<Box<dyn AnswersTurns + '_>>,
         mut look: impl FnMut(&[Sample], &[usize]) -> ControlFlow<()>,
     ) -> Result<Sampled> {
@@ -240,12 +240,12 @@ impl Sampler {
     }
 
     /// Most tokens of each sample, prompt included.
-    fn limits(&self, asked: &[Asked]) -> Vec<usize> {
+    fn limits(&self, asked: &[SampleRequest]) -> Vec<usize> {
         asked.iter().map(|asked| asked.sample.prompt_len + self.max_new_tokens).collect()
     }
 
     /// Capacity needed to sample these.
-    pub fn room(&self, asked: &[Asked]) -> Room {
+    pub fn room(&self, asked: &[SampleRequest]) -> Room {
         Room {
             sequences: self.batch_size.min(asked.len()).max(1),
             longest: self.limits(asked).into_iter().max().unwrap_or(self.max_new_tokens),

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Result,
-    inference::{Asked, Sample, Sampler, Sampling},
+    inference::{Sample, SampleRequest, Sampler, Sampling},
     metrics::Metrics,
     samples::{Phase, Sample as SampleLine},
     train::{Evaluation, Exchange, Learner, reduced},
@@ -140,7 +140,7 @@ impl TextTask {
         let own = self.completed.chunks(per_rank).nth(exchange.rank()).unwrap_or_default();
         let asked = own.iter().map(|record| {
             let sample = Sample::begin(self.tokenizer.encode_prompt(record)?);
-            Ok(Asked { sample, seed: 0, how: Sampling::GREEDY })
+            Ok(SampleRequest { sample, seed: 0, how: Sampling::GREEDY })
         });
         let asked = asked.collect::<Result<Vec<_>>>()?;
         let sampled = sampler.sample(&weights, step, &asked, None, |_, _| ControlFlow::Continue(()))?;

@@ -323,7 +323,7 @@ impl Texts {
         let shape = encoders.shape(records.len() + 1);
         let there = encode.on == EncodeOn::Device;
         let element = diffusion::encoded_in(encode, on_host || !there);
-        let values = shape.tokens * shape.widths.0 + shape.widths.1.unwrap_or(0);
+        let values = shape.tokens * shape.widths.token + shape.widths.pooled.unwrap_or(0);
         Self {
             tokens: shape.tokens as usize,
             bytes: shape.count * values as usize * element,

@@ -138,7 +138,7 @@ pub(super) fn start(config: &Config, dataset: Option<&Dataset>, runs_code: bool,
                         let help = "run it where user namespaces are allowed, or name a service in `http`";
                         let started = at.take(build(kind), kind.name(), Failure::to_string, help);
                         if let (Some(reward), Some(dataset)) = (started, dataset) {
-                            check_records(&*reward, term, (&rlvr.data, dataset), &at);
+                            check_records(&*reward, term, &rlvr.data, dataset, &at);
                         }
                     }
                     _ => {}
@@ -158,8 +158,13 @@ pub(super) fn start(config: &Config, dataset: Option<&Dataset>, runs_code: bool,
 }
 
 /// Reports the first record of the term on which its reward can only fail.
-fn check_records(reward: &dyn Reward, term: &RewardTerm, data: (&DataConfig, &Dataset), at: &Section) {
-    let (config, dataset) = data;
+fn check_records(
+    reward: &dyn Reward,
+    term: &RewardTerm,
+    config: &DataConfig,
+    dataset: &Dataset,
+    at: &Section,
+) {
     let mut records = dataset.examples();
     records.retain(|record| term.domains.is_empty() || term.domains.contains(&record.domain));
     let Err(error) = reward.check_all(&records) else { return };

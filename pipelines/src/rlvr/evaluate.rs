@@ -14,7 +14,7 @@ use anyroll_strategy::Weights;
 use super::{Rlvr, rewards::Rewards, rollout::Engine, terms::TermSums};
 use crate::{
     Error, Result,
-    inference::{Asked, Sample, Sampling},
+    inference::{Sample, SampleRequest, Sampling},
     metrics::Metrics,
     samples::{Phase, Sample as SampleLine, Turn},
     train::{Evaluation, Exchange, Purpose, Reduce, reduced, sample_seed},
@@ -67,7 +67,7 @@ pub fn evaluate(rlvr: &mut Rlvr, exchange: &Exchange, step: u64, phase: Phase) -
     let (records, first) = own_part(held_out, exchange);
     let greedy = records.iter().map(|record| {
         let sample = Sample::begin(rewards.tokenizer.encode_prompt(record)?);
-        Ok((record, Asked { sample, seed: 0, how: Sampling::GREEDY }))
+        Ok((record, SampleRequest { sample, seed: 0, how: Sampling::GREEDY }))
     });
     let greedy = greedy.collect::<Result<Vec<_>>>()?;
     let mut measuring = Measuring { engine, weights: &weights, rewards, exchange, step };
@@ -79,12 +79,13 @@ pub fn evaluate(rlvr: &mut Rlvr, exchange: &Exchange, step: u64, phase: Phase) -
         let seed =
             |sample| sample_seed(Purpose::Evaluation, task.seed, 0, (first + index) * samples + sample);
         for sample in 0..samples {
-            asked.push((*record, Asked { seed: seed(sample), how: Sampling::FREE, ..greedy.clone() }));
+            asked
+                .push((*record, SampleRequest { seed: seed(sample), how: Sampling::FREE, ..greedy.clone() }));
         }
     }
     let drawn = measuring.measure(asked)?;
     let failed: f64 = best.failed.iter().chain(&drawn.failed).sum();
-    let domains = of_domains(samples, held_out, records, (&best, &drawn), rewards);
+    let domains = of_domains(samples, held_out, records, &best, &drawn, rewards);
     let mut metrics = summary(samples, domains, exchange)?;
     if failed > 0.0 {
         metrics.insert("eval/errors", failed);
@@ -107,9 +108,9 @@ struct Measuring<'a> {
 
 impl Measuring<'_> {
     /// Samples, and scores completions in the meantime. Every rank must call this.
-    fn measure(&mut self, asked: Vec<(&Arc<Record>, Asked)>) -> Result<Measured> {
+    fn measure(&mut self, asked: Vec<(&Arc<Record>, SampleRequest)>) -> Result<Measured> {
         let Self { engine, weights, rewards, exchange, step } = self;
-        let (records, asked): (Vec<&Arc<Record>>, Vec<Asked>) = asked.into_iter().unzip();
+        let (records, asked): (Vec<&Arc<Record>>, Vec<SampleRequest>) = asked.into_iter().unzip();
         let scoring = rewards.begin();
         let sampled = engine.sample(weights, *step, &asked, records.iter().copied(), |samples, ended| {
             for &index in ended {
@@ -167,7 +168,8 @@ fn of_domains<'a>(
     samples: usize,
     held_out: &'a [Arc<Record>],
     records: &[Arc<Record>],
-    (best, drawn): (&Measured, &Measured),
+    best: &Measured,
+    drawn: &Measured,
     rewards: &Rewards,
 ) -> BTreeMap<&'a str, DomainSums> {
     let domains = held_out.iter().map(|record| (record.domain.as_str(), DomainSums::default()));

@@ -106,7 +106,7 @@ impl Rlvr {
         let prompts =
             Prompts { dataset: dataset.clone(), tokenizer, task: task_of, rank: place.group.rank() };
         let rollout = setup::rollout(&run, prompts, &engine, rank)?;
-        let rewards = setup::rewards(&run, (sum, held), &task, &base, (&place, rank))?;
+        let rewards = setup::rewards(&run, sum, held, &task, &base, &place, rank)?;
         let models = Models { learner, reference: None, critic };
         let weights = base.weights;
         Ok(Self {

@@ -19,7 +19,7 @@ use crate::{
 /// A reward model on the devices of a [`Place`]. All ranks score with it together, and its weights are loaded
 /// for that time only if they are offloaded.
 #[derive(Debug)]
-pub struct HeldModel {
+pub struct ShardedModel {
     reader: Reader,
     model: Zero<ValueModel>,
     /// Texts that a rank scores in a batch.
@@ -45,7 +45,7 @@ pub fn divide(opened: Vec<OpenModel>, roles: &[Option<Role>]) -> (Vec<OpenModel>
     (held, on_host)
 }
 
-impl HeldModel {
+impl ShardedModel {
     /// The models that the ranks of `run` hold, in the order of the reward's terms; the policy is at `place`. Every rank
     /// must call this.
     pub fn all(held: Vec<OpenModel>, run: &Run, place: &Place, rank: &Rank) -> Result<Vec<Self>> {
@@ -75,7 +75,7 @@ impl HeldModel {
     }
 }
 
-impl JointModel for HeldModel {
+impl JointModel for ShardedModel {
     type Error = Error;
 
     fn score(&mut self, cases: &[(&Record, Completion)]) -> Result<Vec<Result<f64, RewardError>>> {
@@ -148,7 +148,7 @@ mod tests {
             let own = cases[place.group.rank()];
             let own: Vec<(&Record, Completion)> =
                 own.iter().map(|(record, text)| (record, ended(text))).collect();
-            let mut model = HeldModel::new(Model::open(config).unwrap(), role, &place).unwrap();
+            let mut model = ShardedModel::new(Model::open(config).unwrap(), role, &place).unwrap();
             let mut bits = || {
                 let scores = model.score(&own).unwrap().into_iter();
                 scores.map(|score| score.ok().map(f64::to_bits)).collect::<Vec<_>>()

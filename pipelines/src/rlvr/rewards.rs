@@ -15,7 +15,7 @@ use super::{
     Task,
     advantages::{fill_turns, of_turns},
     control::deal,
-    reward_model::HeldModel,
+    reward_model::ShardedModel,
     rollout::Staleness,
     rows::{Row, Scored},
     terms::TermSums,
@@ -38,7 +38,7 @@ pub struct Rewards {
     /// The threads.
     pub scorer: Scorer,
     /// The models that the ranks hold together, in the order of the reward's terms.
-    pub models: Vec<HeldModel>,
+    pub models: Vec<ShardedModel>,
     /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
     /// The run's options.
@@ -110,7 +110,8 @@ impl Rewards {
         samples: Vec<Sample>,
         outcomes: Vec<Outcome>,
         staleness: Option<Staleness>,
-        (batch, stop): (u64, bool),
+        batch: u64,
+        stop: bool,
     ) -> Result<Scored> {
         let (of_samples, of_greedy) = outcomes.split_at(samples.len());
         let greedy_failures = of_greedy.iter().filter(|outcome| matches!(outcome, Outcome::Failed { .. }));

@@ -10,7 +10,7 @@ use tch::Tensor;
 use super::{
     Decoder,
     pack::Packing,
-    reward_model::HeldModel,
+    reward_model::ShardedModel,
     rewards::Rewards,
     rollout::{
         Devices, Engine, GroupQueue, InFlightRollout, OwnDevicesRollout, Prompts, Rollout, SyncRollout,
@@ -97,17 +97,19 @@ pub fn engine(
 /// Creates the rewards of `sum`, with the opened models that the ranks hold.
 pub fn rewards(
     run: &Run,
-    (sum, held): (RewardSum, Vec<OpenModel>),
+    sum: RewardSum,
+    held: Vec<OpenModel>,
     task: &Arc<Task>,
     base: &BaseModel,
-    (place, rank): (&Place, &Rank),
+    place: &Place,
+    rank: &Rank,
 ) -> Result<Rewards> {
     let (config, sum) = (&task.config, Arc::new(sum));
     let workers = NonZeroUsize::new(config.scoring.workers).expect("a config that was checked");
     Ok(Rewards {
         scorer: Scorer::start(sum.clone(), workers).map_err(Error::Thread)?,
         sum,
-        models: HeldModel::all(held, run, place, rank)?,
+        models: ShardedModel::all(held, run, place, rank)?,
         tokenizer: base.tokenizer.clone(),
         task: task.clone(),
         stop: Arc::default(),

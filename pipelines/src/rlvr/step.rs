@@ -47,7 +47,7 @@ pub fn step(
         models.learner.load()?; // overlaps all work before the first optimizer step
     }
     let batch = prepare(task, models, exchange, &scored, carried)?;
-    let updated = update(task, models, exchange, &scored, (&batch, step))?;
+    let updated = update(task, models, exchange, &scored, &batch, step)?;
     clock.train = clock.lap();
 
     let mut metrics = step_metrics(task, rewards, &scored, &updated);
@@ -86,5 +86,5 @@ fn batch(task: &Task, rollout: &mut dyn Rollout, round: &mut Round, number: u64)
     round.spent.effort = round.spent.effort.joined(effort);
     // Greedy completions are scored, but not trained on.
     let own = taken.into_iter().flat_map(|group| group.samples.into_iter().take(task.share.group_size));
-    round.rewards.score(round.exchange, own.collect(), outcomes, staleness, (number, round.stop))
+    round.rewards.score(round.exchange, own.collect(), outcomes, staleness, number, round.stop)
 }

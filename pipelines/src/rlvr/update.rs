@@ -41,7 +41,8 @@ pub fn update(
     models: &mut Models,
     exchange: &Exchange,
     scored: &Scored,
-    (batch, step): (&Batch, u64),
+    batch: &Batch,
+    step: u64,
 ) -> Result<Updated> {
     let mut critic_metrics = Metrics::new();
     if let (Some(critic), Some(values)) = (&mut models.critic, &batch.values) {
@@ -51,7 +52,7 @@ pub fn update(
         }
         models.learner.load()?;
     }
-    let policy = update_policy(task, &mut models.learner, exchange, scored, (batch, step))?;
+    let policy = update_policy(task, &mut models.learner, exchange, scored, batch, step)?;
     Ok(Updated { critic: critic_metrics, policy: Some(policy) })
 }
 
@@ -61,7 +62,8 @@ fn update_policy(
     learner: &mut Learner<Decoder>,
     exchange: &Exchange,
     scored: &Scored,
-    (batch, step): (&Batch, u64),
+    batch: &Batch,
+    step: u64,
 ) -> Result<PolicyUpdate> {
     let Task { config, share, packing, .. } = task;
     let (device, size) = (learner.device(), learner.micro_batch_size);

@@ -144,8 +144,8 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
         (PipelineConfig::Diffusion(config), Opened::Images(images)) => {
             let diffusion::Opened { model, texts } = *images;
             let widths = model.folder.transformer_config().text_widths();
-            let (at, stop) = ((&place, &exchange), stop_flag()?);
-            let encoded = diffusion::encode(texts, widths, at, &job.folder, screen, &stop)?;
+            let stop = stop_flag()?;
+            let encoded = diffusion::encode(texts, widths, &place, &exchange, &job.folder, screen, &stop)?;
             let ControlFlow::Continue(texts) = encoded else {
                 return Ok(Outcome::Interrupted.exit_code());
             };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyroll_backends::{
     Device, Stream, TorchDevice,
-    ops::{self, Activation, Packing, Rotation, Store},
+    ops::{self, Activation, AttentionOptions, AttentionOutput, Packing, Qkv, QkvGrads, Rotation, Store},
 };
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
@@ -99,8 +99,10 @@ pub fn times(device: &Arc<dyn Device>, options: &Options) -> Value {
         let name = format!("attention backward, {name}");
         let calls = if deterministic == options.switch("deterministic", true) { layers } else { 0 };
         clock.time(&name, calls, 2.5 * flops, || {
-            let (how, gradients) = ((&packing, causal, deterministic), (&mut dq, &mut dk, &mut dv));
-            ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), how, gradients).unwrap();
+            let (qkv, output) = (Qkv { q: &q, k: &k, v: &v }, AttentionOutput { out: &out, lse: &lse });
+            let options = AttentionOptions { packing: &packing, causal, deterministic };
+            let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+            ops::attention_backward(&out, qkv, output, options, grads).unwrap();
         });
     }
     let unequal: Vec<i64> =
@@ -128,8 +130,10 @@ pub fn times(device: &Arc<dyn Device>, options: &Options) -> Value {
             drop(ops::attention(&q, &k, &v, packing, causal).unwrap());
         });
         clock.time(&format!("attention backward, {name}"), 0, 2.5 * flops, || {
-            let (how, gradients) = ((packing, causal, true), (&mut dq, &mut dk, &mut dv));
-            ops::attention_backward(&out, (&q, &k, &v), (&out, &lse), how, gradients).unwrap();
+            let (qkv, output) = (Qkv { q: &q, k: &k, v: &v }, AttentionOutput { out: &out, lse: &lse });
+            let options = AttentionOptions { packing, causal, deterministic: true };
+            let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+            ops::attention_backward(&out, qkv, output, options, grads).unwrap();
         });
     }
     let mut bias = random(&[(heads + 2 * kv_heads) * dim]);

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     Error, Result, State, Zero,
     disk::{Disk, RealDisk},
-    weights::Part,
+    optimizer::Part,
 };
 
 /// Writes checkpoints, one at a time. Every rank has its own saver and makes the same calls in the same

@@ -1,6 +1,10 @@
 //! A small decoder, its training, and ranks that are threads.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{
+    ops::{Range, RangeInclusive},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, faults, on_threads, open};
 use anyroll_models::{
@@ -179,4 +183,17 @@ pub fn trained(
     let first = results.swap_remove(0);
     assert!(results.iter().all(|other| *other == first), "ranks differ at {config:?}");
     first
+}
+
+/// Panics unless the planned bytes are within 5% of the measured ones.
+#[track_caller]
+pub fn assert_planned(planned: usize, measured: usize, what: &str) {
+    assert_planned_within(0.95..=1.05, planned, measured, what);
+}
+
+/// Panics unless the ratio of planned to measured bytes is in `range`.
+#[track_caller]
+pub fn assert_planned_within(range: RangeInclusive<f64>, planned: usize, measured: usize, what: &str) {
+    let ratio = planned as f64 / measured as f64;
+    assert!(range.contains(&ratio), "{what}: {planned} planned, {measured} measured");
 }

@@ -1,6 +1,7 @@
 //! The shape of Stable Diffusion 3's transformer.
 
 use crate::Result;
+use crate::diffusion::TextWidths;
 use crate::error::{check_config, check_layers};
 
 /// The shape of an [`Sd3`](super::Sd3), with the field names of diffusers' `config.json`.
@@ -33,6 +34,11 @@ pub struct Sd3Config {
 }
 
 impl Sd3Config {
+    /// Returns the widths of the texts that the model reads.
+    pub fn text_widths(&self) -> TextWidths {
+        TextWidths { token: self.joint_attention_dim, pooled: Some(self.pooled_projection_dim) }
+    }
+
     /// Checks that the sizes are valid.
     ///
     /// # Errors

@@ -72,7 +72,7 @@ impl Sd3 {
     /// # Errors
     /// [`Error::Input`] for texts of other widths than the config's.
     pub fn with_texts(self, texts: Texts) -> Result<Sd3> {
-        texts.check(self.config.joint_attention_dim, Some(self.config.pooled_projection_dim))?;
+        texts.check(self.config.text_widths())?;
         Ok(Sd3 { texts: Some(texts), ..self })
     }
 

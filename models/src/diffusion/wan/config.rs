@@ -1,6 +1,7 @@
 //! The shape of Wan's transformer.
 
 use crate::Result;
+use crate::diffusion::TextWidths;
 use crate::error::{check_config, check_layers};
 
 /// The shape of a [`Wan`](super::Wan), with the field names of diffusers' `config.json`.
@@ -37,6 +38,11 @@ pub struct WanConfig {
 pub const EXPERTS: [&str; 2] = ["transformer.", "transformer_2."];
 
 impl WanConfig {
+    /// Returns the widths of the texts that the model reads.
+    pub fn text_widths(&self) -> TextWidths {
+        TextWidths { token: self.text_dim, pooled: None }
+    }
+
     /// Checks that the sizes are valid.
     ///
     /// # Errors

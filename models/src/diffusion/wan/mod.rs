@@ -95,7 +95,7 @@ impl Wan {
     /// # Errors
     /// [`Error::Input`] for texts of another width than the config's.
     pub fn with_texts(self, texts: Texts) -> Result<Wan> {
-        texts.check(self.config.text_dim, None)?;
+        texts.check(self.config.text_widths())?;
         Ok(Wan { texts: Some(texts), ..self })
     }
 

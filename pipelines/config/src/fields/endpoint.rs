@@ -62,62 +62,74 @@ impl Default for CodeConfig {
     }
 }
 
-/// A sandbox at an endpoint that implements SandboxFusion's protocol.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct HttpSandboxConfig {
-    /// Complete URL that programs are sent to, such as `http://127.0.0.1:8080/run_code`.
-    pub url: String,
-    /// Language of the programs, by the service's name. Default `python`.
-    #[serde(default = "python")]
-    pub language: String,
-    /// Environment variable with the endpoint's key. Default: no key is sent.
-    #[serde(default)]
-    pub key_variable: Option<String>,
-    /// Number of requests in flight per rank, one for each test; 1 or above. `scoring.workers` is another bound.
-    /// Default 8.
-    #[serde(default = "eight")]
-    pub concurrency: usize,
-    /// Number of retries after a service is busy, fails, times out or is unreachable; 0 to 16. Default 3.
-    #[serde(default = "attempts")]
-    pub retries: u32,
-    /// Seconds before the first retry, doubled before each next retry; above 0, at most 3600. Default 1.
-    #[serde(default = "one")]
-    pub retry_s: f64,
-    /// Timeout of an attempt in seconds; above `code.timeout_s`, since programs wait in the service's queue; at
-    /// most 3600. Default 60.
-    #[serde(default = "minute")]
-    pub timeout_s: f64,
+/// Declares a section that names a service: the given fields, and those that every service has. The page of fields has
+/// their docs from [`EndpointConfig`].
+macro_rules! service {
+    ($(#[$of_section:meta])* pub struct $name:ident { $($fields:tt)* }) => {
+        $(#[$of_section])*
+        #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct $name {
+            $($fields)*
+            /// See [`EndpointConfig`].
+            #[serde(default = "eight")]
+            pub concurrency: usize,
+            /// See [`EndpointConfig`].
+            #[serde(default = "attempts")]
+            pub retries: u32,
+            /// See [`EndpointConfig`].
+            #[serde(default = "one")]
+            pub retry_s: f64,
+            /// See [`EndpointConfig`].
+            #[serde(default = "minute")]
+            pub timeout_s: f64,
+        }
+
+        impl $name {
+            /// Returns the options of requests to the service.
+            pub fn endpoint(&self) -> EndpointConfig<'_> {
+                EndpointConfig {
+                    url: &self.url,
+                    key_variable: self.key_variable.as_deref(),
+                    concurrency: self.concurrency,
+                    retries: self.retries,
+                    retry_s: self.retry_s,
+                    timeout_s: self.timeout_s,
+                }
+            }
+        }
+    };
 }
 
-/// Address, key, concurrency and retries of an endpoint, from the fields of a reward.
+/// Address and key of a service, and the fields that every service has.
 #[derive(Clone, Copy, Debug)]
 pub struct EndpointConfig<'a> {
     /// URL of the endpoint.
     pub url: &'a str,
     /// Environment variable with the endpoint's key.
     pub key_variable: Option<&'a str>,
-    /// Number of requests in flight per rank.
+    /// Number of requests in flight per rank; 1 or above. Default 8.
     pub concurrency: usize,
-    /// Number of retries.
+    /// Number of retries after a service is busy, fails, times out or is unreachable; 0 to 16. Default 3.
     pub retries: u32,
-    /// Seconds before the first retry.
+    /// Seconds before the first retry, doubled before each next retry; above 0, at most 3600. Default 1.
     pub retry_s: f64,
-    /// Timeout of an attempt in seconds.
+    /// Timeout of an attempt in seconds; above 0, at most 3600. Default 60.
     pub timeout_s: f64,
 }
 
-impl HttpSandboxConfig {
-    /// Returns the options of requests to the sandbox.
-    pub fn endpoint(&self) -> EndpointConfig<'_> {
-        EndpointConfig {
-            url: &self.url,
-            key_variable: self.key_variable.as_deref(),
-            concurrency: self.concurrency,
-            retries: self.retries,
-            retry_s: self.retry_s,
-            timeout_s: self.timeout_s,
-        }
+service! {
+    /// A sandbox at an endpoint that implements SandboxFusion's protocol. A test is a request; `scoring.workers` is another
+    /// bound on requests in flight. Programs wait in the service's queue, so `timeout_s` is above `code.timeout_s`.
+    pub struct HttpSandboxConfig {
+        /// Complete URL that programs are sent to, such as `http://127.0.0.1:8080/run_code`.
+        pub url: String,
+        /// Language of the programs, by the service's name. Default `python`.
+        #[serde(default = "python")]
+        pub language: String,
+        /// Environment variable with the endpoint's key. Default: no key is sent.
+        #[serde(default)]
+        pub key_variable: Option<String>,
     }
 }
 
@@ -132,57 +144,31 @@ pub enum Isolation {
     Namespaces,
 }
 
-/// A judge model at an endpoint, and its prompt.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct JudgeConfig {
-    /// Base URL of the endpoint, such as `http://127.0.0.1:8000/v1`.
-    pub url: String,
-    /// Name of the model at the endpoint.
-    pub model: String,
-    /// Template of the judge's prompt, with `{{ prompt }}`, `{{ completion }}` and `{{ answer }}`.
-    pub template: String,
-    /// A regular expression with one group, around the number or word in the judge's completion; the last match counts.
-    /// Default `Score:\s*([-+]?[0-9.]+)`.
-    #[serde(default = "score_pattern")]
-    pub pattern: String,
-    /// Scores of words, such as `{yes: 1, no: 0}`; upper and lower case are equal. Default: the group is a number.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub words: BTreeMap<String, f64>,
-    /// Factor on the number, such as 0.1 for scores up to 10; other than 0. Default 1.
-    #[serde(default = "one")]
-    pub scale: f64,
-    /// Environment variable with the key; the key is never written anywhere. Default: no key.
-    #[serde(default)]
-    pub key_variable: Option<String>,
-    /// Maximum length of the judge's completion in tokens; 1 or above. Default 512.
-    #[serde(default = "answer_tokens")]
-    pub max_tokens: u64,
-    /// Number of requests in flight per rank; 1 or above. Default 8.
-    #[serde(default = "eight")]
-    pub concurrency: usize,
-    /// Number of retries after an endpoint is busy, fails, times out or is unreachable; 0 to 16. Default 3.
-    #[serde(default = "attempts")]
-    pub retries: u32,
-    /// Seconds before the first retry, doubled before each next retry; above 0, at most 3600. Default 1.
-    #[serde(default = "one")]
-    pub retry_s: f64,
-    /// Timeout of an attempt in seconds; above 0, at most 3600. Default 60.
-    #[serde(default = "minute")]
-    pub timeout_s: f64,
-}
-
-impl JudgeConfig {
-    /// Returns the options of requests to the judge.
-    pub fn endpoint(&self) -> EndpointConfig<'_> {
-        EndpointConfig {
-            url: &self.url,
-            key_variable: self.key_variable.as_deref(),
-            concurrency: self.concurrency,
-            retries: self.retries,
-            retry_s: self.retry_s,
-            timeout_s: self.timeout_s,
-        }
+service! {
+    /// A judge model at an endpoint, and its prompt.
+    pub struct JudgeConfig {
+        /// Base URL of the endpoint, such as `http://127.0.0.1:8000/v1`.
+        pub url: String,
+        /// Name of the model at the endpoint.
+        pub model: String,
+        /// Template of the judge's prompt, with `{{ prompt }}`, `{{ completion }}` and `{{ answer }}`.
+        pub template: String,
+        /// A regular expression with one group, around the number or word in the judge's completion; the last match counts.
+        /// Default `Score:\s*([-+]?[0-9.]+)`.
+        #[serde(default = "score_pattern")]
+        pub pattern: String,
+        /// Scores of words, such as `{yes: 1, no: 0}`; upper and lower case are equal. Default: the group is a number.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        pub words: BTreeMap<String, f64>,
+        /// Factor on the number, such as 0.1 for scores up to 10; other than 0. Default 1.
+        #[serde(default = "one")]
+        pub scale: f64,
+        /// Environment variable with the key; the key is never written anywhere. Default: no key.
+        #[serde(default)]
+        pub key_variable: Option<String>,
+        /// Maximum length of the judge's completion in tokens; 1 or above. Default 512.
+        #[serde(default = "answer_tokens")]
+        pub max_tokens: u64,
     }
 }
 

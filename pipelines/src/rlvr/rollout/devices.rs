@@ -22,7 +22,7 @@ use tch::Tensor;
 use super::{Engine, engine::sampler};
 use crate::{
     Error, Result,
-    inference::{Asked, Sample, Sampled, Sampler},
+    inference::{Sample, SampleRequest, Sampled, Sampler},
     run::RolloutRole,
     train::{open_device, torch_device},
 };
@@ -133,7 +133,7 @@ impl Devices {
         &mut self,
         weights: &Weights,
         version: u64,
-        asked: Vec<Asked>,
+        asked: Vec<SampleRequest>,
         goal: Goal,
         ended: impl Fn(usize, &Sample) + Send + Sync + 'static,
     ) -> Result<()> {
@@ -188,9 +188,9 @@ impl Devices {
 }
 
 /// Samples for each of `devices` devices, with their indices.
-fn deal(asked: Vec<Asked>, devices: usize) -> Vec<(Vec<usize>, Vec<Asked>)> {
-    let mut dealt: Vec<(Vec<usize>, Vec<Asked>)> = vec![Default::default(); devices];
-    let numbered: Vec<(usize, Asked)> = asked.into_iter().enumerate().collect();
+fn deal(asked: Vec<SampleRequest>, devices: usize) -> Vec<(Vec<usize>, Vec<SampleRequest>)> {
+    let mut dealt: Vec<(Vec<usize>, Vec<SampleRequest>)> = vec![Default::default(); devices];
+    let numbered: Vec<(usize, SampleRequest)> = asked.into_iter().enumerate().collect();
     let of_prompts = numbered.chunk_by(|(_, a), (_, b)| a.sample.context() == b.sample.context());
     for (index, group) in of_prompts.enumerate() {
         let (numbers, asked) = &mut dealt[index % devices];

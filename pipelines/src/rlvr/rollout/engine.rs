@@ -11,7 +11,7 @@ use anyroll_strategy::{Weights, Zero};
 use crate::{
     Result,
     environment::Environment,
-    inference::{AnswersTurns, Asked, Sample, Sampled, Sampler},
+    inference::{AnswersTurns, Sample, SampleRequest, Sampled, Sampler},
 };
 
 /// A sampler, with the environment that answers the policy's turns, if there is one.
@@ -39,7 +39,7 @@ impl Engine {
         &self,
         weights: &Weights,
         version: u64,
-        asked: &[Asked],
+        asked: &[SampleRequest],
         records: impl IntoIterator<Item = &'a Arc<Record>>,
         look: impl FnMut(&[Sample], &[usize]) -> ControlFlow<()>,
     ) -> Result<Sampled> {

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Result,
-    inference::{Asked, Sample},
+    inference::{Sample, SampleRequest},
     rlvr::rewards::Rewards,
     train::Learner,
 };
@@ -83,7 +83,7 @@ impl Rollout for InFlightRollout {
         let asked = |&(index, at): &(usize, usize)| {
             prompts.asked(&of_groups[index], at, queue.groups[index].samples[at].clone())
         };
-        let asked: Vec<Asked> = open.iter().map(asked).collect();
+        let asked: Vec<SampleRequest> = open.iter().map(asked).collect();
         let must_sample = !queue.is_enough(step, wanted, bound);
         if must_sample {
             round.make_room(&engine.sampler.model, engine.sampler.room(&asked))?;

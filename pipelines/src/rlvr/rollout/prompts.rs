@@ -8,7 +8,7 @@ use anyroll_data::{Dataset, Draw, Record, Tokenizer};
 use super::{Group, GroupQueue};
 use crate::{
     Result,
-    inference::{Asked, Sample, Sampling},
+    inference::{Sample, SampleRequest, Sampling},
     rlvr::Task,
     train::{Purpose, sample_seed},
 };
@@ -89,10 +89,10 @@ impl Prompts {
     }
 
     /// Request to continue `sample` with index `at` in its group; the sample after the group is greedy.
-    pub fn asked(&self, prompt: &Prompt, at: usize, sample: Sample) -> Asked {
+    pub fn asked(&self, prompt: &Prompt, at: usize, sample: Sample) -> SampleRequest {
         let (rollout, group_size) = (&self.task.config.rollout, self.group_size());
         if at == group_size {
-            return Asked { sample, seed: 0, how: Sampling::GREEDY };
+            return SampleRequest { sample, seed: 0, how: Sampling::GREEDY };
         }
         let how = Sampling {
             temperature: rollout.temperature,
@@ -102,7 +102,11 @@ impl Prompts {
             repetition_penalty: rollout.repetition_penalty,
         };
         let number = prompt.number * group_size + at;
-        Asked { sample, seed: sample_seed(Purpose::Rollout, self.task.seed, prompt.batch, number), how }
+        SampleRequest {
+            sample,
+            seed: sample_seed(Purpose::Rollout, self.task.seed, prompt.batch, number),
+            how,
+        }
     }
 
     /// Index under which sample `at` of group `index` is scored, among `groups` groups that are scored together.

@@ -9,7 +9,7 @@ use super::{
     Effort, Engine, GroupQueue, Groups, Prompts, Rollout, Round,
     queue::{unfinished, write_back},
 };
-use crate::{Result, inference::Asked, train::Learner};
+use crate::{Result, inference::SampleRequest, train::Learner};
 
 /// Samples on the policy's device until every group is whole.
 pub struct SyncRollout {
@@ -31,7 +31,7 @@ impl Rollout for SyncRollout {
         let asked = |&(index, at): &(usize, usize)| {
             self.prompts.asked(&prompts[index], at, queue.groups[index].samples[at].clone())
         };
-        let asked: Vec<Asked> = open.iter().map(asked).collect();
+        let asked: Vec<SampleRequest> = open.iter().map(asked).collect();
         round.make_room(&self.engine.sampler.model, self.engine.sampler.room(&asked))?;
 
         let Round { step, weights, learner, rewards, .. } = round;

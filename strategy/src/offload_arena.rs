@@ -1,221 +1,23 @@
-//! Offloading of states that are not in use.
+//! Device memory that can be offloaded.
 //!
 //! Each unit's state lies in its own [`Arena`]. To leave the device, its bytes are copied to pinned host
 //! memory after the work that used them last, and the arena's memory is freed; the addresses and all views of
 //! them stay valid. Each direction has a [`CopyThread`], so that copies overlap with compute and one unit is
 //! copied while another is updated.
 
-use std::{fmt, mem, ops::Range, sync::Arc, sync::mpsc, thread, time::Duration};
-
-use anyroll_backends::{Arena, Buffer, DType, Device, Error as BackendError, Event, PinnedBuffer, Stream};
-use anyroll_models::Model;
-
-use crate::{
-    Error, Result, Zero,
-    copy_thread::{COPY_TIMEOUT, CopyDirection, CopyRequest, CopyThread, PendingCopy, wait_for},
-    optimizer::StateStorage,
+use std::{
+    mem,
+    ops::Range,
+    sync::{Arc, mpsc},
+    time::Duration,
 };
 
-/// A state that can leave the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// The optimizer's moments and, with 16-bit weights, its fp32 weights. Empty if the optimizer steps on
-    /// the host ([`crate::StepsOn`]), where they stay.
-    Optimizer,
-    /// The accumulated gradients. After a step their values are not needed, so nothing is copied.
-    Gradients,
-    /// The weights that the blocks run with. Empty if they are on the host ([`crate::ParamsOn`]).
-    Params,
-}
+use anyroll_backends::{Arena, Buffer, DType, Device, Error as BackendError, Event, PinnedBuffer, Stream};
 
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Optimizer => "optimizer states",
-            Self::Gradients => "gradients",
-            Self::Params => "weights",
-        })
-    }
-}
-
-const STATES: [State; 3] = [State::Optimizer, State::Gradients, State::Params];
-
-/// Calls that move states. Each may be made at any time between steps, and repeated: a state that is already
-/// in place stays there.
-impl<M: Model> Zero<M> {
-    /// Starts to pin host memory for `include` in the background. Pinning takes longer than a copy, and the
-    /// first offload would wait for it. Gradients are normally neither kept nor pinned.
-    pub fn prepare_offload(&mut self, include: &[State]) {
-        let device = self.compute.device().clone();
-        let mut requests = Vec::new();
-        for &state in include.iter().filter(|&&state| state != State::Gradients) {
-            requests.extend(self.arenas(&[state]).into_iter().filter_map(OffloadArena::request_pinned));
-        }
-        let pin = move || {
-            for (len_bytes, to) in requests {
-                if to.send(PinnedBuffer::new(&device, len_bytes)).is_err() {
-                    return; // the receiver is gone
-                }
-            }
-        };
-        // If the thread does not start, the requests are dropped and memory is pinned when it is needed.
-        drop(thread::Builder::new().name("pinned memory".into()).spawn(pin));
-    }
-
-    /// Offloads `include` and returns once its device memory is freed: the bytes that this call freed. Below
-    /// stage 3, drop tensors returned by [`Zero::weights`] before offloading `Params`.
-    ///
-    /// # Errors
-    /// The device's; states that had not left are still there.
-    pub fn offload_states(&mut self, include: &[State]) -> Result<usize> {
-        self.start_offload(include)?;
-        let mut freed_bytes = 0;
-        for arena in self.arenas(include) {
-            freed_bytes += arena.finish_offload()?;
-        }
-        self.transfers.offload_thread.synchronize()?; // returns the errors of copies
-        Ok(freed_bytes)
-    }
-
-    /// Starts [`Self::offload_states`] and returns at once. Call it right after a step, so that each unit
-    /// leaves as soon as its update is done. From here on the states count as offloaded.
-    pub fn start_offload(&mut self, include: &[State]) -> Result<()> {
-        let (thread, compute) = (self.transfers.offload_thread.clone(), self.compute.clone());
-        for &state in include {
-            self.settle_uses(state)?;
-            let keep = state != State::Gradients || self.has_accumulated();
-            for arena in self.arenas(&[state]) {
-                arena.start_offload(keep, &thread, &compute)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Frees the memory of states whose copies are done, without waiting, and returns the bytes freed.
-    ///
-    /// # Errors
-    /// The device's.
-    pub fn give_back_left(&mut self) -> Result<usize> {
-        let mut freed_bytes = 0;
-        for arena in self.arenas(&STATES) {
-            if arena.is_offload_done()? {
-                freed_bytes += arena.give_back()?;
-            }
-        }
-        Ok(freed_bytes)
-    }
-
-    /// Waits for states that are leaving until `bytes` of the device are free, or until all of them have
-    /// left.
-    ///
-    /// # Errors
-    /// The device's.
-    pub fn make_room(&mut self, bytes: usize) -> Result<()> {
-        self.give_back_left()?;
-        let device = self.compute.device().clone();
-        for arena in self.arenas(&STATES).into_iter().filter(|it| it.is_offloading()) {
-            if device.memory_info()?.free_bytes >= bytes {
-                break;
-            }
-            arena.finish_offload()?;
-        }
-        Ok(())
-    }
-
-    /// Returns the device memory of states that are still leaving, in bytes.
-    pub fn leaving_bytes(&mut self) -> usize {
-        let leaving = self.arenas(&STATES).into_iter().filter(|it| it.is_offloading());
-        leaving.map(|it| it.arena.len_bytes()).sum()
-    }
-
-    /// Starts to load `include` back and returns at once: compute waits for each unit at its first use.
-    ///
-    /// # Errors
-    /// The device's, such as too little free memory.
-    pub fn load_states(&mut self, include: &[State]) -> Result<()> {
-        let thread = self.transfers.load_thread.clone();
-        self.arenas(include).into_iter().try_for_each(|arena| arena.start_load(&thread))
-    }
-
-    /// Returns once everything that [`Self::load_states`] loads is on the device. Only measurements need this
-    /// wait, compute does not.
-    ///
-    /// # Errors
-    /// The device's.
-    pub fn finish_loading(&mut self) -> Result<()> {
-        self.arenas(&STATES).into_iter().try_for_each(OffloadArena::finish_copy)?;
-        Ok(self.transfers.load_thread.synchronize()?)
-    }
-
-    /// Returns how long compute waited for states being loaded, in the last step that used them. Waits for
-    /// that step.
-    pub fn load_wait(&mut self) -> Result<Duration> {
-        let mut total = Duration::ZERO;
-        for arena in self.arenas(&STATES) {
-            if let Some((before, after)) = arena.wait_events.take() {
-                wait_for(&after, arena.whole.home().device())?;
-                total += before.elapsed(&after)?;
-            }
-        }
-        Ok(total)
-    }
-
-    /// Returns an error for the call `op`, which needs `states`, if one of them is offloaded.
-    pub(crate) fn needs(&mut self, op: &'static str, states: &[State]) -> Result<()> {
-        for &state in states {
-            if self.arenas(&[state]).iter().any(|arena| arena.is_offloaded()) {
-                return Err(Error::Offloaded { op, state });
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes compute wait for other streams' use of a state, and drops the buffers that belong to it.
-    fn settle_uses(&mut self, state: State) -> Result<()> {
-        match state {
-            State::Optimizer => {}
-            State::Gradients => self.drop_gradient_buffers(),
-            State::Params => self.settle_weights()?,
-        }
-        Ok(())
-    }
-
-    /// Returns the memory of `include`, in the order of [`STATES`].
-    fn arenas(&mut self, include: &[State]) -> Vec<&mut OffloadArena> {
-        let (mut optimizer, mut gradients, mut params) = (Vec::new(), Vec::new(), Vec::new());
-        for state in self.training.iter_mut().flat_map(|training| training.states.iter_mut().flatten()) {
-            if let StateStorage::Device(memory) = &mut state.storage {
-                optimizer.push(memory);
-            }
-            gradients.push(&mut state.gradient_memory);
-        }
-        params.extend(self.units.iter_mut().filter_map(|unit| unit.storage.arena()));
-        let all = STATES.into_iter().zip([optimizer, gradients, params]);
-        all.filter(|(state, _)| include.contains(state)).flat_map(|(_, arenas)| arenas).collect()
-    }
-}
-
-/// Streams and threads for copies between host and device. Compute waits for the streams; the copy threads
-/// copy states.
-#[derive(Debug)]
-pub(crate) struct Transfers {
-    pub(crate) to_host: Stream,
-    pub(crate) to_device: Stream,
-    offload_thread: Arc<CopyThread>,
-    load_thread: Arc<CopyThread>,
-}
-
-impl Transfers {
-    pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self> {
-        Ok(Self {
-            to_host: Stream::new(device)?,
-            to_device: Stream::new(device)?,
-            offload_thread: Arc::new(CopyThread::new(device, "states leaving")?),
-            load_thread: Arc::new(CopyThread::new(device, "states arriving")?),
-        })
-    }
-}
-
+use crate::{
+    Result,
+    copy_thread::{COPY_TIMEOUT, CopyDirection, CopyRequest, CopyThread, PendingCopy, wait_for},
+};
 /// Device memory of one unit's state, which can be offloaded.
 #[derive(Debug)]
 pub(crate) struct OffloadArena {
@@ -257,7 +59,7 @@ impl HostMemory {
 }
 
 /// Bytes of pinned memory to allocate, and the channel to send it to.
-type PinRequest = (usize, mpsc::Sender<Result<PinnedBuffer, BackendError>>);
+pub(crate) type PinRequest = (usize, mpsc::Sender<Result<PinnedBuffer, BackendError>>);
 
 #[derive(Debug)]
 enum Residency {
@@ -335,22 +137,22 @@ impl OffloadArena {
     }
 
     /// Returns a request for pinned memory, unless it has some or has requested it.
-    fn request_pinned(&mut self) -> Option<PinRequest> {
+    pub(crate) fn request_pinned(&mut self) -> Option<PinRequest> {
         let HostMemory::Unallocated = self.host else { return None };
         let (to, memory) = mpsc::channel();
         self.host = HostMemory::Requested(memory);
         Some((self.arena.len_bytes(), to))
     }
 
-    fn is_offloaded(&self) -> bool {
+    pub(crate) fn is_offloaded(&self) -> bool {
         self.is_offloading() || matches!(self.residency, Residency::Offloaded { .. })
     }
 
-    fn is_offloading(&self) -> bool {
+    pub(crate) fn is_offloading(&self) -> bool {
         matches!(self.residency, Residency::Offloading { .. })
     }
 
-    fn start_offload(&mut self, keep: bool, thread: &CopyThread, compute: &Stream) -> Result<()> {
+    pub(crate) fn start_offload(&mut self, keep: bool, thread: &CopyThread, compute: &Stream) -> Result<()> {
         if self.is_offloaded() {
             return Ok(());
         }
@@ -372,7 +174,7 @@ impl OffloadArena {
         Ok(())
     }
 
-    fn start_load(&mut self, thread: &CopyThread) -> Result<()> {
+    pub(crate) fn start_load(&mut self, thread: &CopyThread) -> Result<()> {
         match &mut self.residency {
             Residency::OnDevice | Residency::Loading(_) => {}
             // The memory is still there; the next writer waits for the copy that reads it.
@@ -392,6 +194,18 @@ impl OffloadArena {
         Ok(())
     }
 
+    /// Returns how long compute waited for its last load, and zero from then on. Waits for that compute.
+    pub(crate) fn take_load_wait(&mut self) -> Result<Duration> {
+        let Some((before, after)) = self.wait_events.take() else { return Ok(Duration::ZERO) };
+        wait_for(&after, self.whole.home().device())?;
+        Ok(before.elapsed(&after)?)
+    }
+
+    /// Returns its length.
+    pub(crate) fn len_bytes(&self) -> usize {
+        self.arena.len_bytes()
+    }
+
     fn copy_request(&mut self, direction: CopyDirection, after: Vec<Event>) -> Result<CopyRequest> {
         let device = self.whole.clone();
         let host = self.host.lend(device.home().device(), self.arena.len_bytes())?;
@@ -399,7 +213,7 @@ impl OffloadArena {
     }
 
     /// Returns once its copy is done, if there is one.
-    fn finish_copy(&mut self) -> Result<()> {
+    pub(crate) fn finish_copy(&mut self) -> Result<()> {
         match self.copied()? {
             Some(end) => Ok(wait_for(&end, self.whole.home().device())?),
             None => Ok(()),
@@ -407,7 +221,7 @@ impl OffloadArena {
     }
 
     /// Returns true if it is leaving and its copy is done.
-    fn is_offload_done(&mut self) -> Result<bool> {
+    pub(crate) fn is_offload_done(&mut self) -> Result<bool> {
         let Residency::Offloading { copy, .. } = &self.residency else { return Ok(false) };
         let end = match copy {
             None => return Ok(true),
@@ -421,13 +235,13 @@ impl OffloadArena {
     }
 
     /// If it is leaving, waits for its copy and frees its memory. Returns the bytes freed.
-    fn finish_offload(&mut self) -> Result<usize> {
+    pub(crate) fn finish_offload(&mut self) -> Result<usize> {
         self.finish_copy()?;
         self.give_back()
     }
 
     /// Frees its memory if it has left. Returns the bytes freed.
-    fn give_back(&mut self) -> Result<usize> {
+    pub(crate) fn give_back(&mut self) -> Result<usize> {
         let Residency::Offloading { is_kept, .. } = self.residency else { return Ok(0) };
         self.arena.unmap()?;
         self.residency = Residency::Offloaded { is_kept };

@@ -16,6 +16,9 @@
 //!
 //! Shards, the order of summation and the norm are the same at every stage, so the results are bitwise equal.
 
+mod offload;
+mod weights;
+
 use std::{collections::VecDeque, sync::Arc};
 
 use anyroll_backends::{
@@ -33,11 +36,11 @@ use crate::{
     layout::Layout,
     loss_scale::{Counters, Scaler},
     memory::{Pool, flat, param_views},
-    offload::Transfers,
-    optimizer::{EXP_AVG, EXP_AVG_SQ, OptimizerState, StepHyper},
-    plan::first_trained_block,
-    weights::{Arriving, Part, UnitState, WeightsStorage},
+    optimizer::{EXP_AVG, EXP_AVG_SQ, OptimizerState, Part, StepHyper},
+    readers::{first_reader, first_trained_block},
+    weights::{Arriving, UnitState, WeightsStorage},
 };
+use offload::Transfers;
 
 /// A model's weights on this rank, and the states that training adds.
 #[derive(Debug)]
@@ -636,9 +639,4 @@ impl Training {
         }
         found
     }
-}
-
-/// Returns the first block that reads a unit, which is the last one to write its gradient.
-pub(crate) fn first_reader<M: Model>(model: &M, unit: usize) -> usize {
-    (0..model.blocks()).find(|&block| model.units_of(block).contains(&unit)).expect("every unit has a reader")
 }

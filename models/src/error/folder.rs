@@ -97,5 +97,5 @@ pub enum Error {
     },
 }
 
-/// Result of this module's functions.
+/// Result of [`hf`](crate::hf)'s functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,5 +1,7 @@
 //! Errors of building or running a model.
 
+pub(crate) mod folder;
+
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -22,7 +24,7 @@ pub enum Error {
     },
     /// A published model's folder cannot be used.
     #[error(transparent)]
-    Folder(#[from] crate::hf::Error),
+    Folder(#[from] folder::Error),
     /// A source of weights failed.
     #[error("cannot read the weights")]
     Weights(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -19,7 +19,7 @@ use super::{decoder::ImageDecoder, prompts::OF_OTHERS, shapes};
 use crate::{Result, run::Run};
 
 /// An image model with its classes or texts.
-pub struct Subject {
+pub struct ImageModel {
     /// The transformer.
     pub model: Transformer,
     /// Initial weights.
@@ -42,7 +42,7 @@ pub struct Subject {
     pub records: Vec<Record>,
 }
 
-impl Subject {
+impl ImageModel {
     /// Synthetic images and a model of shape `dit` with weights from `seed`.
     pub fn shapes(dit: &DitConfig, seed: u64) -> Result<Self> {
         let (size, classes) = (shapes::SIZE as i64, shapes::CLASSES);

@@ -1,0 +1,376 @@
+//! Calls about weights: reading, copying, gathering and freeing whole units.
+
+use std::ops::Range;
+
+use anyroll_backends::{Buffer, DType, TorchDevice, ops};
+use anyroll_models::{Model, init::WeightSource};
+use tch::{Kind, Tensor};
+
+use super::Zero;
+use crate::{
+    Result, State, Weights,
+    layout::aligned,
+    memory::{flat, param_views},
+    optimizer::{MASTER, Part},
+    weights::{Arriving, UnitState, WeightsStorage, Whole},
+};
+
+impl<M: Model> Zero<M> {
+    /// Returns every whole weight in its current state, in the strategy's precision. It serves generation, in
+    /// which no rank waits for another. Below stage 3 with weights on the device, these are the resident
+    /// weights, so a later step changes them. If they must be gathered, the call waits for states that are
+    /// leaving until there is room.
+    pub fn weights(&mut self) -> Result<Weights> {
+        self.weights_with_own(|_, _| false)
+    }
+
+    /// Like [`Self::weights`], but the caller may change the weights that `is_own` accepts by unit and index
+    /// in the unit. Resident weights among them are copied.
+    pub fn weights_with_own(&mut self, is_own: impl Fn(usize, usize) -> bool) -> Result<Weights> {
+        self.needs("weights", &[State::Params])?;
+        let gathers = self.config.gathers();
+        let lens = self.units.iter().enumerate().map(|(index, unit)| {
+            unit.layout.whole_len(gathers, |param| is_own(index, param)) * unit.dtype.size_bytes()
+        });
+        let bytes = lens.sum();
+        if bytes > 0 {
+            self.make_room(bytes)?;
+        }
+        (0..self.units.len()).map(|index| self.whole_unit(index, |param| is_own(index, param))).collect()
+    }
+
+    /// Returns the weights of one unit, like [`Self::weights`]. Every rank calls.
+    pub fn unit_weights(&mut self, index: usize) -> Result<Vec<Tensor>> {
+        self.needs("unit_weights", &[State::Params])?;
+        self.whole_unit(index, |_| false)
+    }
+
+    fn whole_unit(&mut self, index: usize, is_own: impl Fn(usize) -> bool) -> Result<Vec<Tensor>> {
+        if self.config.gathers() { self.gathered_unit(index) } else { self.resident_unit(index, is_own) }
+    }
+
+    /// Gathers a whole unit into memory outside the pool, which lives as long as the caller wants.
+    fn gathered_unit(&mut self, index: usize) -> Result<Vec<Tensor>> {
+        let unit = &self.units[index];
+        let buffer = Buffer::zeros(&self.compute, unit.layout.len, unit.dtype)?;
+        self.gather_into(index, &buffer)?.wait(&self.compute)?;
+        param_views(&self.model.units()[index], &self.units[index].layout, &buffer)
+    }
+
+    /// Returns a unit that is whole on this rank anyway, with copies of the weights that `is_own` accepts.
+    fn resident_unit(&mut self, index: usize, is_own: impl Fn(usize) -> bool) -> Result<Vec<Tensor>> {
+        self.fetch(index)?;
+        let unit = &self.units[index];
+        let views = &unit.whole.as_ref().expect("fetched").views;
+        let len = unit.layout.whole_len(false, &is_own);
+        if len == 0 {
+            return Ok(views.iter().map(Tensor::shallow_clone).collect());
+        }
+        let memory = Buffer::zeros(&self.compute, len, unit.dtype)?;
+        let mut start = 0;
+        let tensors = views.iter().enumerate().map(|(param, view)| {
+            if !is_own(param) {
+                return Ok(view.shallow_clone());
+            }
+            let mut own = memory.slice(start..start + view.numel()).tensor(&view.size())?;
+            start += aligned(view.numel());
+            own.f_copy_(view)?;
+            Ok(own)
+        });
+        tensors.collect()
+    }
+
+    /// Copies the weights of `other`, a strategy of the same model on the same ranks, at any stage, precision
+    /// and devices.
+    pub fn copy_weights_from(&mut self, other: &mut Self) -> Result<()> {
+        self.set_from(other, "copy_weights_from", |_, theirs| Ok(theirs))
+    }
+
+    /// Moves every weight by the fraction `share` towards that of `other`. An exponential moving average uses
+    /// 1 - decay as `share`; at 1 this is a copy. Otherwise like [`Self::copy_weights_from`]. Small moves
+    /// need fp32.
+    pub fn move_towards(&mut self, other: &mut Self, share: f64) -> Result<()> {
+        self.set_from(other, "move_towards", |own, theirs| {
+            Ok(own.f_to_kind(Kind::Float)?.f_lerp(&theirs.f_to_kind(Kind::Float)?, share)?)
+        })
+    }
+
+    /// Sets the weights to the result of `mix` on this rank's shards of its own and of `other`'s weights.
+    fn set_from(
+        &mut self,
+        other: &mut Self,
+        call: &'static str,
+        mix: impl Fn(Tensor, Tensor) -> Result<Tensor>,
+    ) -> Result<()> {
+        let states = [State::Params, State::Optimizer];
+        self.needs(call, &states)?;
+        other.needs(call, &states)?;
+        for index in 0..self.units.len() {
+            let own = self.own_weights(index)?;
+            let theirs = ops::moved(&other.own_weights(index)?, own.device())?;
+            let mixed = mix(own, theirs)?;
+            let whole = self.gather_shards(index, &mixed)?;
+            self.set_unit(index, &whole)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the weights of `other` that both models have, by name and shape, such as a decoder's blocks
+    /// under another head. The models must have the same units.
+    pub fn copy_shared_weights_from<N: Model>(&mut self, other: &mut Zero<N>) -> Result<()> {
+        let (call, states) = ("copy_shared_weights_from", [State::Params, State::Optimizer]);
+        self.needs(call, &states)?;
+        other.needs(call, &states)?;
+        let (model, theirs) = (self.model.clone(), other.model.clone());
+        for (index, (unit, from)) in model.units().iter().zip(theirs.units()).enumerate() {
+            let (own, given) = (self.own_weights(index)?, other.own_weights(index)?);
+            let whole = self.gather_shards(index, &own)?;
+            let given = ops::moved(&other.gather_shards(index, &given)?, whole.device())?;
+            for (spec, range) in unit.params.iter().zip(&self.units[index].layout.params) {
+                let same =
+                    from.params.iter().position(|it| (&it.name, &it.shape) == (&spec.name, &spec.shape));
+                if let Some(param) = same {
+                    let (to, start) =
+                        (range.start as i64, other.units[index].layout.params[param].start as i64);
+                    let len = range.len() as i64;
+                    whole.f_narrow(0, to, len)?.f_copy_(&given.f_narrow(0, start, len)?)?;
+                }
+            }
+            self.set_unit(index, &whole)?;
+        }
+        Ok(())
+    }
+
+    /// Gathers a whole unit in fp32 from the ranks' shards.
+    fn gather_shards(&self, index: usize, own: &Tensor) -> Result<Tensor> {
+        let layout = &self.units[index].layout;
+        let whole = Buffer::zeros(&self.compute, layout.len, DType::F32)?;
+        let mine = whole.slice(layout.shard(self.group.rank()));
+        flat(&mine)?.f_copy_(own)?;
+        self.group.all_gather(&whole, &mine, &self.compute)?.wait_stream(&self.compute)?;
+        flat(&whole)
+    }
+
+    /// Fills the weights from `source`; reads only the part that this rank keeps.
+    pub(crate) fn init_weights(&mut self, source: &dyn WeightSource) -> Result<()> {
+        let model = self.model.clone();
+        for (index, unit) in model.units().iter().enumerate() {
+            let (kept, _) = self.resident_ranges(index);
+            let mut values = vec![0.0; kept.len()];
+            for (spec, param) in unit.params.iter().zip(&self.units[index].layout.params) {
+                let (start, end) = (param.start.max(kept.start), param.end.min(kept.end));
+                if start < end {
+                    let values = &mut values[start - kept.start..end - kept.start];
+                    source.read(spec, start - param.start..end - param.start, values)?;
+                }
+            }
+            self.set_resident(index, &Tensor::f_from_slice(&values)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads and writes of checkpoints.
+impl<M: Model> Zero<M> {
+    /// Like [`Self::own_weights`], but without a copy if they are fp32.
+    pub(crate) fn saved_weights(&mut self, index: usize) -> Result<Part> {
+        let compute = self.compute.clone();
+        let shard = self.units[index].layout.shard(self.group.rank());
+        if let Some(state) = self.state_mut(index)
+            && state.master.is_some()
+        {
+            state.storage.ready(&compute)?;
+            return state.part(MASTER, &shard);
+        }
+        let weights = self.own_weights(index)?;
+        if let UnitState { dtype: DType::F32, storage: WeightsStorage::Device { resident, .. }, .. } =
+            &self.units[index]
+        {
+            let is_shard = resident.len() == shard.len();
+            return Ok(Part::Device(if is_shard { resident.clone() } else { resident.slice(shard) }));
+        }
+        let wide = Buffer::zeros(&self.compute, shard.len(), DType::F32)?;
+        flat(&wide)?.f_copy_(&weights)?;
+        Ok(Part::Device(wide))
+    }
+
+    /// Returns this rank's shard of a unit's weights, in the highest precision available.
+    pub(crate) fn own_weights(&mut self, index: usize) -> Result<Tensor> {
+        let shard = self.units[index].layout.shard(self.group.rank());
+        let compute = self.compute.clone();
+        if let Some(state) = self.state_mut(index)
+            && let Some(master) = &state.master
+        {
+            state.storage.ready(&compute)?;
+            let start = shard.start - state.range.start;
+            return Ok(master.f_narrow(0, start as i64, shard.len() as i64)?);
+        }
+        let kept = self.resident_ranges(index).0;
+        let own = shard.start - kept.start..shard.end - kept.start;
+        if !self.config.gathers() {
+            self.fetch(index)?; // a gather may still fill it
+        }
+        let unit = &mut self.units[index];
+        match &mut unit.storage {
+            WeightsStorage::Device { memory, resident } => {
+                memory.ready_to_read(&self.compute)?;
+                flat(&resident.slice(own))
+            }
+            WeightsStorage::Host(memory) => {
+                let size = unit.dtype.size_bytes();
+                let bytes = &memory.bytes()?[own.start * size..own.end * size];
+                let host = Tensor::f_from_data_size(bytes, &[own.len() as i64], unit.dtype.kind())?;
+                Ok(host.f_to_device(self.torch_device())?)
+            }
+        }
+    }
+
+    /// Returns the libtorch device of this strategy's tensors.
+    pub fn torch_device(&self) -> tch::Device {
+        let device = self.compute.device().torch_device().map(TorchDevice::tch);
+        device.expect("a strategy computes where libtorch does")
+    }
+
+    /// Returns the part of a unit that this rank keeps: of its weights and of its moments.
+    pub(crate) fn resident_ranges(&self, index: usize) -> (Range<usize>, Option<Range<usize>>) {
+        let layout = &self.units[index].layout;
+        let weights = layout.resident(self.config.stage, self.group.rank());
+        let state = self.training.as_ref().and_then(|training| training.states[index].as_ref());
+        (weights, state.map(|state| state.range.clone()))
+    }
+
+    /// Sets the part of a unit that this rank keeps, and the master weights, which lie within it.
+    pub(crate) fn set_resident(&mut self, index: usize, kept: &Tensor) -> Result<()> {
+        let (kept_range, _) = self.resident_ranges(index);
+        let unit = &mut self.units[index];
+        match &mut unit.storage {
+            WeightsStorage::Device { memory, resident } => {
+                memory.ready_to_write(&self.compute)?;
+                flat(resident)?.f_copy_(kept)?;
+            }
+            WeightsStorage::Host(memory) => {
+                let host = kept.f_to_kind(unit.dtype.kind())?.f_to_device(tch::Device::Cpu)?;
+                host.f_copy_data_u8(memory.bytes_mut()?, kept_range.len())?;
+            }
+        }
+        let compute = self.compute.clone();
+        if let Some(state) = self.state_mut(index)
+            && let Some(master) = &mut state.master
+        {
+            state.storage.ready(&compute)?;
+            let start = state.range.start - kept_range.start;
+            master.f_copy_(&kept.f_narrow(0, start as i64, state.range.len() as i64)?)?;
+        }
+        Ok(())
+    }
+
+    /// Sets a unit's weights from its whole flat buffer.
+    fn set_unit(&mut self, index: usize, whole: &Tensor) -> Result<()> {
+        let (kept, _) = self.resident_ranges(index);
+        self.set_resident(index, &whole.f_narrow(0, kept.start as i64, kept.len() as i64)?)
+    }
+}
+
+/// Gathering and freeing of weights.
+impl<M: Model> Zero<M> {
+    /// Makes a block's weights ready for the compute stream, and starts to gather those of `next`.
+    pub(crate) fn enter(&mut self, block: usize, next: Option<usize>) -> Result<()> {
+        let model = self.model.clone();
+        for &unit in model.units_of(block) {
+            self.fetch(unit)?;
+        }
+        for &unit in next.map_or(&[][..], |next| model.units_of(next)) {
+            self.start_gather(unit)?;
+        }
+        Ok(())
+    }
+
+    /// Frees a block's gathered weights, except those that one of the blocks `soon` also needs.
+    pub(crate) fn leave(&mut self, block: usize, soon: Range<usize>) -> Result<()> {
+        if !self.config.gathers() {
+            return Ok(());
+        }
+        let model = self.model.clone();
+        for &unit in model.units_of(block) {
+            let needed = soon.clone().any(|other| model.units_of(other).contains(&unit));
+            if !needed && let Some(whole) = self.units[unit].whole.take() {
+                self.gathered.put(&self.units[unit].layout, whole.buffer);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the views of a block's weights; the block was entered.
+    pub(crate) fn views(&self, block: usize) -> Vec<&[Tensor]> {
+        let whole = |&unit: &usize| &*self.units[unit].whole.as_ref().expect("the block was entered").views;
+        self.model.units_of(block).iter().map(whole).collect()
+    }
+
+    /// Makes compute wait for gathers in flight, and drops gathered weights.
+    pub(crate) fn settle_weights(&mut self) -> Result<()> {
+        for index in 0..self.units.len() {
+            if self.units[index].whole.as_ref().is_some_and(|whole| whole.arriving.is_some()) {
+                self.fetch(index)?;
+            }
+        }
+        self.gathered.clear();
+        Ok(())
+    }
+
+    fn fetch(&mut self, index: usize) -> Result<()> {
+        self.start_gather(index)?;
+        let whole = self.units[index].whole.as_mut().expect("started");
+        whole.arriving.take().map_or(Ok(()), |arriving| arriving.wait(&self.compute))
+    }
+
+    /// Starts to gather a unit that is not whole on this rank.
+    fn start_gather(&mut self, index: usize) -> Result<()> {
+        let unit = &mut self.units[index];
+        if let Some(memory) = unit.storage.arena() {
+            memory.ready_to_read(&self.compute)?;
+        }
+        if unit.whole.is_none() {
+            let buffer = self.gathered.take(&unit.layout, unit.dtype)?;
+            let views = param_views(&self.model.units()[index], &unit.layout, &buffer)?;
+            let arriving = Some(self.gather_into(index, &buffer)?);
+            self.units[index].whole = Some(Whole { buffer, views, arriving });
+        }
+        Ok(())
+    }
+
+    /// Starts to fill `whole` with a unit's weights, from the host and from the other ranks.
+    fn gather_into(&mut self, index: usize, whole: &Buffer) -> Result<Arriving> {
+        let kept = self.resident_ranges(index).0;
+        match &mut self.units[index].storage {
+            WeightsStorage::Device { memory, resident } => {
+                memory.ready_to_read(&self.compute)?;
+                Ok(Arriving::Gather(self.group.all_gather(whole, resident, &self.compute)?))
+            }
+            WeightsStorage::Host(memory) => {
+                let to_device = &self.transfers.to_device;
+                to_device.wait_stream(&self.compute)?; // earlier users of this memory
+                let mine = whole.slice(kept);
+                memory.copy_to(0, &mine, to_device)?;
+                if mine.len() == whole.len() {
+                    return Ok(Arriving::Copy(to_device.record()?));
+                }
+                Ok(Arriving::Gather(self.group.all_gather(whole, &mine, to_device)?))
+            }
+        }
+    }
+
+    /// Copies a unit's new weights to the host, and frees their device memory.
+    pub(crate) fn send_weights(&mut self, index: usize, whole: Buffer) -> Result<()> {
+        let kept = self.resident_ranges(index).0;
+        let unit = &mut self.units[index];
+        let WeightsStorage::Host(memory) = &mut unit.storage else {
+            unreachable!("the weights are on the host")
+        };
+        let to_host = &self.transfers.to_host;
+        to_host.wait_stream(&self.compute)?;
+        memory.copy_from(0, &whole.slice(kept), to_host)?;
+        self.compute.wait_stream(to_host)?; // before the next user writes this memory
+        self.gathered.put(&unit.layout, whole);
+        Ok(())
+    }
+}
