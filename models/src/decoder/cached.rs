@@ -94,7 +94,12 @@ impl Decoder {
 
     /// Returns the logits `[R, V]` of rows `[R, C]` of the last block's output.
     pub(crate) fn logits(&self, weights: &[Weights], x: &Tensor) -> Result<Tensor> {
-        self.head.logits(&weights[self.blocks() - 1], x)
+        let weights = &weights[self.blocks() - 1];
+        let logits = self.head.logits(weights, x)?;
+        match &self.guide {
+            Some(guide) => guide.added_to(&logits, weights, &self.head.normed(weights, x)?),
+            None => Ok(logits),
+        }
     }
 
     /// Runs all blocks but the head, with `attend` instead of attention. It receives the layer's index and

@@ -22,6 +22,9 @@ const CHUNK_ROWS: usize = 256;
 /// results take several times as much memory.
 const TAUGHT_PART: usize = 4;
 
+/// Index of the normed rows among the saved tensors.
+const NORMED: usize = 2;
+
 /// Indices of the head's parameters: `(unit, param)`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head {
@@ -89,13 +92,14 @@ impl Head {
         Ok((Scores { logprobs, entropy, divergence }, saved))
     }
 
-    /// Turns the gradients of scores `[M]` into the gradient of `x` `[N, C]`.
+    /// Turns the gradients of scores `[M]` into the gradient of `x` `[N, C]`. Other heads that read the normed rows
+    /// add their gradient of these, `others` `[M, C]`.
     pub fn backward(
         &self,
         weights: &Weights,
         grads: &mut Grads,
         saved: Saved,
-        grad: &ScoresGrad,
+        (grad, others): (&ScoresGrad, Option<&Tensor>),
         batch: &PackedBatch,
     ) -> Result<Tensor> {
         let ([x_rows, rstd, h, lse, entropy], kept) = saved.unpack_first();
@@ -130,6 +134,9 @@ impl Head {
             drop(dlogits.f_mm_out(&rows(&dh)?, lm_head)?);
             grads.put_linear(self.lm_head.0, self.lm_head.1, &dlogits, &rows(&h)?)?;
         }
+        if let Some(others) = others {
+            drop(dh.f_add_(others)?);
+        }
         let mut dx_rows = x_rows.f_zeros_like()?;
         let norm = self.norm(weights);
         grads.put_beside(self.norm.0, self.norm.1, norm, |dweight, how| {
@@ -142,6 +149,11 @@ impl Head {
         Ok(dx)
     }
 
+    /// Returns the normed rows `[M, C]` that a forward pass saved.
+    pub fn normed_rows(saved: &Saved) -> Tensor {
+        saved.0[NORMED].shallow_clone()
+    }
+
     /// Returns the position of the head's matrix: the index of its unit among those the block reads, and its
     /// parameter index.
     pub fn lm_head_place(&self) -> (usize, usize) {
@@ -150,8 +162,12 @@ impl Head {
 
     /// Returns the logits `[B, V]` of the rows of `x` `[B, C]`.
     pub fn logits(&self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
-        let (h, _) = ops::rms_norm(x, self.norm(weights), self.eps)?;
-        self.project(weights, &h, self.math)
+        self.project(weights, &self.normed(weights, x)?, self.math)
+    }
+
+    /// Returns the normed rows of `x`.
+    pub fn normed(&self, weights: &Weights, x: &Tensor) -> Result<Tensor> {
+        Ok(ops::rms_norm(x, self.norm(weights), self.eps)?.0)
     }
 
     /// Computes the logits of normed rows `h` into existing memory.
@@ -189,7 +205,7 @@ pub(super) fn taught_chunk_rows(vocab_size: usize, element_bytes: usize) -> usiz
 
 /// Splits a batch's targets into chunks for the logits of `lm_head`: `(start, length)` of each. There is
 /// always at least one, possibly empty chunk, so that a batch without targets still writes its gradients.
-fn chunks_of(batch: &PackedBatch, lm_head: &Tensor) -> impl Iterator<Item = (i64, i64)> + use<> {
+pub(super) fn chunks_of(batch: &PackedBatch, lm_head: &Tensor) -> impl Iterator<Item = (i64, i64)> + use<> {
     let (vocab_size, element_bytes) = (lm_head.size()[0] as usize, lm_head.kind().elt_size_in_bytes());
     let chunk = match batch.teacher {
         Some(_) => taught_chunk_rows(vocab_size, element_bytes) as i64,

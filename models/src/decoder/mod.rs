@@ -16,6 +16,7 @@ mod experts;
 mod footprint;
 mod head;
 mod hidden;
+mod ilql;
 pub(crate) mod kv_cache;
 pub(crate) mod lora;
 mod math;
@@ -31,6 +32,7 @@ pub(crate) use cached::{Pieces, Prefill, Step};
 pub use config::{DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, QkNorm, SlidingWindow};
 pub use footprint::PackedSize;
 pub use hidden::HiddenModel;
+pub use ilql::{IlqlGrad, IlqlModel, IlqlScores, OfAction, WithIlqlHeads};
 pub use kv_cache::KvCache;
 pub use lora::{AdapterShape, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora_scale};
 pub use multipliers::Multipliers;
@@ -46,6 +48,7 @@ use crate::{PackedBatch, Result};
 use block::{Block, Layer};
 use embedding::Embedding;
 use head::Head;
+use ilql::Guide;
 use lora::{AdapterDropout, Lora};
 use math::Math;
 use rope::RopeTables;
@@ -64,6 +67,8 @@ pub struct Decoder {
     inner_blocks: Vec<Block>,
     head: Head,
     rope_tables: RopeTables,
+    /// Heads of values that guide completions, if there are any.
+    guide: Option<Guide>,
 }
 
 impl Decoder {
@@ -103,7 +108,18 @@ impl Decoder {
         }
         let rope_tables = RopeTables::new(&config, device)?;
         let embedding = Embedding::new(&config);
-        Ok(Decoder { config, units, units_of, embedding, plain_blocks, inner_blocks, head, rope_tables })
+        let guide = None;
+        Ok(Decoder {
+            config,
+            units,
+            units_of,
+            embedding,
+            plain_blocks,
+            inner_blocks,
+            head,
+            rope_tables,
+            guide,
+        })
     }
 
     /// Makes gradients bitwise repeatable (the default), or lets them differ between runs if that is faster.
@@ -135,6 +151,7 @@ impl Decoder {
             inner_blocks: self.inner_blocks.clone(),
             head: self.head,
             rope_tables: self.rope_tables.on(device)?,
+            guide: self.guide.clone(),
         })
     }
 
@@ -169,6 +186,11 @@ impl Decoder {
         self
     }
 
+    /// Returns true if heads of values guide completions.
+    pub(crate) fn is_guided(&self) -> bool {
+        self.guide.is_some()
+    }
+
     /// Returns true if [`Self::strict`] is on.
     pub(crate) fn is_strict(&self) -> bool {
         self.head.math == Math::ByRows
@@ -201,6 +223,7 @@ impl Decoder {
             inner_blocks: self.plain_blocks.clone(),
             head: self.head,
             rope_tables: self.rope_tables.clone(),
+            guide: None,
         }
     }
 
@@ -331,7 +354,9 @@ impl Model for Decoder {
                 let layer = self.layer(block, batch);
                 Ok(Some(self.block_for(block, batch).backward(weights, grads, saved, dy, &layer)?))
             }
-            OutputGrad::Scores(grad) => Ok(Some(self.head.backward(weights, grads, saved, &grad, batch)?)),
+            OutputGrad::Scores(grad) => {
+                Ok(Some(self.head.backward(weights, grads, saved, (&grad, None), batch)?))
+            }
         }
     }
 }

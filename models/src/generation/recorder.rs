@@ -78,6 +78,9 @@ impl Recorder {
         cache: &KvCache,
         rows: usize,
     ) -> Result<Result<Recorder, String>> {
+        if decoder.is_guided() {
+            return Ok(Err("the decoder's completions are guided by other heads".to_owned()));
+        }
         let config = decoder.config();
         let device = ops::recording_device(like, config.head_dim, config.vocab_size);
         let device = match decoder.decodes_in_place(like).and(device) {

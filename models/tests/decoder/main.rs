@@ -5,6 +5,7 @@ mod generation;
 mod golden;
 mod hf;
 mod holder;
+mod ilql;
 mod lora;
 mod prefix_cache;
 mod properties;

@@ -95,6 +95,17 @@ impl<M: Model> Zero<M> {
         })
     }
 
+    /// Moves the weights of the unit `unit` by the fraction `share` towards those of the unit `source`, which has the
+    /// same layout: a target network towards the network that it follows. Small moves need fp32 or an optimizer's
+    /// master weights.
+    pub fn move_unit_towards(&mut self, unit: usize, source: usize, share: f64) -> Result<()> {
+        self.needs("move_unit_towards", &[State::Params, State::Optimizer])?;
+        let own = self.own_weights(unit)?.f_to_kind(Kind::Float)?;
+        let theirs = self.own_weights(source)?.f_to_kind(Kind::Float)?;
+        let whole = self.gather_shards(unit, &own.f_lerp(&theirs, share)?)?;
+        self.set_unit(unit, &whole)
+    }
+
     /// Sets the weights to the result of `mix` on this rank's shards of its own and of `other`'s weights.
     fn set_from(
         &mut self,

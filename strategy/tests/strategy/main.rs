@@ -14,3 +14,4 @@ mod seals;
 mod shared;
 mod stages;
 mod streamed;
+mod targets;
