@@ -15,6 +15,7 @@ mod environments;
 mod epochs;
 mod failures;
 mod foreign_bytes;
+mod ilql;
 mod image_rewards;
 mod inference;
 mod learning;

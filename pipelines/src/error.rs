@@ -168,8 +168,10 @@ pub enum Error {
         /// Config of the resumed run.
         resolved: std::path::PathBuf,
     },
-    /// Memory plans do not cover the training of a reward model.
-    #[error("`anyroll plan` supports runs of text and image models, not runs that train a reward model")]
+    /// Memory plans do not cover the training of a reward model, or of the heads of ILQL.
+    #[error(
+        "`anyroll plan` supports runs of text and image models, not runs that train a reward model or `ilql`"
+    )]
     NoPlan,
     /// Ranks have different configs or data. The choice of `zero_stage: auto` is part of a config.
     #[error(

@@ -4,10 +4,10 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyroll_config::ModelConfig;
+use anyroll_config::{Config, ModelConfig, PipelineConfig};
 use anyroll_data::Tokenizer;
 use anyroll_models::{
-    Decoder, LoraConfig, Model, ParamSpec, Unit, ValueModel,
+    Decoder, IlqlModel, LoraConfig, Model, ParamSpec, Unit, ValueModel,
     hf::{
         ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, Unscaled, WithAdapter,
         adapter_config_file, config_file, scorer_config_file, write_diffusers_folder, write_folder,
@@ -83,7 +83,7 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
         write_model(to, &base, &config.model, model.units(), file, &weights, options.dtype)?;
         return Ok(checkpoint);
     }
-    let weights = trained(base.decoder(tch::Device::Cpu)?.units())?;
+    let weights = trained(policy(&base, &config, tch::Device::Cpu)?.units())?;
     match (&base.lora, options.adapter) {
         (None, true) => return Err(refuse("it has no adapter: it was run without `model.lora`")),
         (Some(lora), true) => write_adapter(to, &base, lora, &config.model, &weights, options.dtype)?,
@@ -94,6 +94,17 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
         (None, false) => write_language_model(to, &base, &config.model, &weights, options.dtype)?,
     }
     Ok(checkpoint)
+}
+
+/// The policy of a run with this config, on `device`, with its adapters or with the heads of values that guide it.
+pub fn policy(base: &BaseModel, config: &Config, device: tch::Device) -> Result<Decoder> {
+    match &config.pipeline {
+        PipelineConfig::Offline(offline) => match offline.objective.ilql() {
+            Some(ilql) => Ok(IlqlModel::new(base.config.clone(), ilql.two_qs, device)?.guided(ilql.guidance)),
+            None => base.decoder(device),
+        },
+        _ => base.decoder(device),
+    }
 }
 
 /// Exports an image model, or its adapters, for diffusers.

@@ -69,7 +69,8 @@ pub(super) fn read(
 
 /// Columns of a file that the config names, by their names or the first parts of paths.
 fn names(columns: &NamedColumns) -> BTreeSet<&str> {
-    let others = [&columns.answer, &columns.rejected, &columns.label, &columns.domain, &columns.text];
+    let NamedColumns { answer, rejected, label, reward, domain, text, .. } = columns;
+    let others = [answer, rejected, label, reward, domain, text];
     let names = others.into_iter().flatten().chain([&columns.prompt]);
     names.flat_map(|name| [&**name, name.split('.').next().unwrap_or_default()]).collect()
 }
@@ -210,6 +211,10 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
         None => None,
         Some(name) => Some(label(column(name)?).ok_or(format!("`{name}` is neither true nor false"))?),
     };
+    let reward = match &columns.reward {
+        None => None,
+        Some(name) => Some(column(name)?.as_f64().ok_or(format!("`{name}` is not a number"))?),
+    };
     let (prompt, messages) = match before {
         Some(before) if !before.is_empty() => of_messages(&before),
         _ => prompt(column(&columns.prompt)?),
@@ -219,7 +224,7 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
     let mut columns_left = object;
     columns_left.shift_remove(&columns.prompt);
     let (columns, cut) = (columns_left, None);
-    Ok(Record { id: row, prompt, messages, answer, rejected, desirable, domain, columns, cut })
+    Ok(Record { id: row, prompt, messages, answer, rejected, desirable, reward, domain, columns, cut })
 }
 
 /// A label of an answer; some files write it as a number.
@@ -242,6 +247,7 @@ fn likely_columns(object: &Map<String, Value>) -> String {
         ("answer", first(&ANSWERS)),
         ("rejected", first(&["rejected"])),
         ("label", first(&["label"])),
+        ("reward", first(&["reward"])),
         ("text", first(&["text"])),
     ];
     let found = parts.iter().filter_map(|(part, name)| Some(format!("{part}: {}", (*name)?)));
@@ -661,6 +667,22 @@ pub(super) mod tests {
         }
         let none = parse(&columns, r#"{"prompt": "1+1?", "completion": "2"}"#).unwrap_err();
         assert!(none.contains("there is no column `label`"), "{none}");
+    }
+
+    #[test]
+    fn answers_may_have_rewards() {
+        let reward = Some("score".to_owned());
+        let columns = ColumnsConfig::Named(NamedColumns { reward, ..NamedColumns::default() });
+        let line = |score: &str| format!(r#"{{"prompt": "1+1?", "answer": "2", "score": {score}}}"#);
+        for (written, expected) in [("1", 1.0), ("-0.5", -0.5), ("2e3", 2000.0)] {
+            assert_eq!(parse(&columns, &line(written)).unwrap().reward, Some(expected), "{written}");
+        }
+        for wrong in ["null", "true", "\"1\"", "[1]"] {
+            let error = parse(&columns, &line(wrong)).unwrap_err();
+            assert_eq!(error, "`score` is not a number", "{wrong}");
+        }
+        let none = parse(&columns, r#"{"prompt": "1+1?", "answer": "2"}"#).unwrap_err();
+        assert!(none.contains("there is no column `score`"), "{none}");
     }
 
     #[test]

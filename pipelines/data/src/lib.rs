@@ -17,6 +17,7 @@ mod mix;
 mod panics;
 mod random;
 mod record;
+mod rewards;
 mod synthetic;
 mod table;
 mod token_bytes;
@@ -40,6 +41,7 @@ pub use token_bytes::TokenBytes;
 pub use tokenizer::{FolderTokenizer, Tokenizer};
 
 use mix::Mix;
+use rewards::Scale;
 use synthetic::Synthetic;
 
 /// Percentage of prompts held out: of generated ones, and by default of files.
@@ -88,6 +90,8 @@ enum Records {
     Synthetic {
         task: Synthetic,
         unpaired: bool,
+        /// Scale of the answers' rewards, if they have some.
+        rewards: Option<Scale>,
     },
     Listed {
         train: Vec<Record>,
@@ -145,14 +149,14 @@ impl Dataset {
     }
 
     fn synthetic(task: Synthetic) -> Self {
-        Self(Records::Synthetic { task, unpaired: false })
+        Self(Records::Synthetic { task, unpaired: false, rewards: None })
     }
 
     /// Splits each pair into two records with one labelled answer each.
     pub fn unpaired(self) -> Self {
         let unpaired = |records: Vec<Record>| records.into_iter().flat_map(Record::unpaired).collect();
         Self(match self.0 {
-            Records::Synthetic { task, .. } => Records::Synthetic { task, unpaired: true },
+            Records::Synthetic { task, rewards, .. } => Records::Synthetic { task, unpaired: true, rewards },
             Records::Listed { train, held_out } => {
                 Records::Listed { train: unpaired(train), held_out: unpaired(held_out) }
             }
@@ -163,10 +167,32 @@ impl Dataset {
         })
     }
 
+    /// Gives records of single answers scaled rewards; a label is a reward of 1 or 0. With `normalize` the training
+    /// records of each source have rewards with mean 0 and standard deviation 1. Without a label an answer is
+    /// desirable if its reward is above the mean.
+    pub fn rewarded(self, normalize: bool) -> Self {
+        Self(match self.0 {
+            Records::Synthetic { task, unpaired, .. } => {
+                Records::Synthetic { task, unpaired, rewards: Some(Scale::of_halves(normalize)) }
+            }
+            Records::Listed { train, held_out } => {
+                let scale = Scale::of(&train, normalize);
+                let scaled = |records: Vec<Record>| records.into_iter().map(|it| scale.applied(it)).collect();
+                Records::Listed { train: scaled(train), held_out: scaled(held_out) }
+            }
+            Records::Mixed { mix, sources } => {
+                let sources = sources.into_iter().map(|(domain, data)| (domain, data.rewarded(normalize)));
+                Records::Mixed { mix, sources: sources.collect() }
+            }
+        })
+    }
+
     /// The same dataset with desirable training answers only; `None` if a source has no others.
     pub fn desirable(&self) -> Option<Self> {
         Some(Self(match &self.0 {
-            Records::Synthetic { task, .. } => Records::Synthetic { task: *task, unpaired: false },
+            Records::Synthetic { task, .. } => {
+                Records::Synthetic { task: *task, unpaired: false, rewards: None }
+            }
             Records::Listed { train, held_out } => {
                 let train: Vec<_> = train.iter().filter(|it| it.desirable != Some(false)).cloned().collect();
                 if train.is_empty() {
@@ -226,16 +252,16 @@ impl Dataset {
     /// replacement. A file's records are drawn in epochs, each with every record once in a new order.
     pub fn train_batch(&self, draw: Draw, seed: u64, step: u64, count: usize) -> Vec<Record> {
         match &self.0 {
-            Records::Synthetic { task, unpaired } => {
+            Records::Synthetic { task, unpaired, rewards } => {
                 let mut rng = stream(draw as u64, seed, step);
                 let mut next = || loop {
                     let record = task.record(random::below(&mut rng, task.size()));
                     if !is_held_out(&record.prompt, HELD_OUT_PERCENT) {
-                        return if *unpaired {
-                            record.judged(random::below(&mut rng, 2) == 0)
-                        } else {
-                            record
+                        let record = match unpaired {
+                            true => record.judged(random::below(&mut rng, 2) == 0),
+                            false => record,
                         };
+                        return rewarded(*rewards, record);
                     }
                 };
                 (0..count).map(|_| next()).collect()
@@ -298,14 +324,15 @@ impl Dataset {
         }
         let mut rng = stream(u64::MAX, 0, 0);
         match &self.0 {
-            Records::Synthetic { task, unpaired } => {
+            Records::Synthetic { task, unpaired, rewards } => {
                 let mut seen = HashSet::new();
                 let mut records = Vec::with_capacity(count);
                 while records.len() < count {
                     let record = task.record(random::below(&mut rng, task.size()));
                     if is_held_out(&record.prompt, HELD_OUT_PERCENT) && seen.insert(record.prompt.clone()) {
                         let desirable = records.len().is_multiple_of(2);
-                        records.push(if *unpaired { record.judged(desirable) } else { record });
+                        let record = if *unpaired { record.judged(desirable) } else { record };
+                        records.push(rewarded(*rewards, record));
                     }
                 }
                 Ok(records)
@@ -406,9 +433,13 @@ impl Dataset {
     pub fn examples(&self) -> Vec<Record> {
         const SYNTHETIC: u64 = 100;
         match &self.0 {
-            Records::Synthetic { task, unpaired } => {
+            Records::Synthetic { task, unpaired, rewards } => {
                 let records = (0..task.size().min(SYNTHETIC)).map(|number| task.record(number));
-                if *unpaired { records.flat_map(Record::unpaired).collect() } else { records.collect() }
+                let records: Vec<Record> = match unpaired {
+                    true => records.flat_map(Record::unpaired).collect(),
+                    false => records.collect(),
+                };
+                records.into_iter().map(|record| rewarded(*rewards, record)).collect()
             }
             Records::Listed { train, held_out } => train.iter().chain(held_out).cloned().collect(),
             Records::Mixed { sources, .. } => sources.iter().flat_map(|(_, data)| data.examples()).collect(),
@@ -462,6 +493,13 @@ impl Dataset {
     }
 }
 
+fn rewarded(rewards: Option<Scale>, record: Record) -> Record {
+    match rewards {
+        Some(scale) => scale.applied(record),
+        None => record,
+    }
+}
+
 fn named(domain: &str, records: Vec<Record>) -> Vec<Record> {
     records.into_iter().map(|record| Record { domain: domain.to_owned(), ..record }).collect()
 }
@@ -478,7 +516,10 @@ fn is_held_out(prompt: &str, percent: u32) -> bool {
 
 fn distinct(mut records: Vec<Record>) -> Vec<Record> {
     let mut seen = HashSet::new();
-    let judged = |record: &Record| record.desirable.map(|_| record.answer.clone());
+    let judged = |record: &Record| {
+        let is_judged = record.desirable.is_some() || record.reward.is_some();
+        is_judged.then(|| record.answer.clone())
+    };
     records.retain(|record| seen.insert((record.key().to_owned(), judged(record))));
     records
 }
@@ -491,11 +532,13 @@ pub fn digest(records: &[Record]) -> u32 {
 }
 
 fn hash(hasher: &mut crc32fast::Hasher, records: &[Record]) {
-    for Record { prompt, answer, rejected, desirable, columns, .. } in records {
+    for Record { prompt, answer, rejected, desirable, reward, columns, .. } in records {
         let columns = (!columns.is_empty()).then(|| json!(columns).to_string());
         let label = desirable.map(|label| label.to_string());
-        let texts = [Some(prompt), Some(answer), rejected.as_ref(), label.as_ref(), columns.as_ref()];
-        for text in texts.into_iter().flatten() {
+        let reward = reward.map(|reward| reward.to_string());
+        let judged = [rejected, &label, &reward, &columns].map(Option::as_ref);
+        let texts = [Some(prompt), Some(answer)].into_iter().chain(judged);
+        for text in texts.flatten() {
             // The length comes first, so that adjacent texts cannot be confused.
             hasher.update(&(text.len() as u64).to_le_bytes());
             hasher.update(text.as_bytes());
@@ -611,6 +654,8 @@ mod tests {
             digest(&[with(2)], &[]),
             digest(&[Record { desirable: Some(true), ..a.clone() }], &[]),
             digest(&[Record { desirable: Some(false), ..a.clone() }], &[]),
+            digest(&[Record { reward: Some(0.5), ..a.clone() }], &[]),
+            digest(&[Record { reward: Some(0.25), ..a.clone() }], &[]),
         ];
         assert_eq!(BTreeSet::from(all).len(), all.len(), "{all:?}");
         // Pinned, since checkpoints contain it.

@@ -4,7 +4,7 @@ use anyroll_config::Keep;
 use serde_json::{Map, Value, json};
 
 /// A prompt and its right answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
     /// Name of the record in logs: the prompt's number for a generated one, `line 12` or `row 12` for one
     /// from a file. With several files, the file's name comes first.
@@ -20,6 +20,8 @@ pub struct Record {
     pub rejected: Option<String>,
     /// Label of the answer, for objectives on single answers.
     pub desirable: Option<bool>,
+    /// Reward of the answer, for objectives that learn values.
+    pub reward: Option<f64>,
     /// Source in a mix; empty without a mix.
     pub domain: String,
     /// Further columns of the file, for rewards that read them.

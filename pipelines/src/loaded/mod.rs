@@ -10,7 +10,8 @@ use std::{
 
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_config::{
-    FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
+    Config, FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute,
+    Reduction,
 };
 use anyroll_data::Tokenizer;
 use anyroll_models::{
@@ -25,7 +26,7 @@ use serde_json::Value;
 use crate::{
     Error, Result,
     base_model::BaseModel,
-    export::{Trained, open_checkpoint},
+    export::{Trained, open_checkpoint, policy},
     inference::Room,
     prepare::Draft,
     run::Strategy,
@@ -69,12 +70,15 @@ impl LoadedModel {
         let torch = place.torch_device()?;
         let strategy = strategy(options.device.precision(&*place.device));
         // Adapters are merged into the weights.
-        let model = Arc::new(Decoder::new(base.config.clone(), torch)?);
+        let model = Arc::new(match &saved {
+            Some((_, config)) if config.trains_values() => policy(&base, config, torch)?,
+            _ => Decoder::new(base.config.clone(), torch)?,
+        });
         let hold = |weights: &dyn WeightSource| hold(model.clone(), &strategy, &place, None, weights);
         let trained = match &saved {
-            Some(path) => {
+            Some((path, config)) => {
                 // Units are laid out without a device.
-                let units = base.decoder(tch::Device::Cpu)?;
+                let units = policy(&base, config, tch::Device::Cpu)?;
                 Some(Trained { checkpoint: open_checkpoint(path, units.units())?, base: &*base.weights })
             }
             None => None,
@@ -85,7 +89,7 @@ impl LoadedModel {
             None => hold(weights)?,
         };
         let version = match &saved {
-            Some(path) => checkpoint::extra(path)?.get("steps").and_then(Value::as_u64).unwrap_or(0),
+            Some((path, _)) => checkpoint::extra(path)?.get("steps").and_then(Value::as_u64).unwrap_or(0),
             None => 0,
         };
         let compute = Stream::torch(&place.device)?;
@@ -135,8 +139,8 @@ pub fn check_numbers(logprobs: &[f32]) -> Result<()> {
     if logprobs.iter().any(|logprob| logprob.is_nan()) { Err(Error::NoNumbers) } else { Ok(()) }
 }
 
-/// Base model of the folder, and the checkpoint to load over it.
-fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathBuf>)> {
+/// Base model of the folder, and the checkpoint to load over it, with the config of its run.
+fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<(PathBuf, Config)>)> {
     let Options { chat, system_prompt, .. } = options.clone();
     if path.join("config.json").is_file() {
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
@@ -164,9 +168,9 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathB
     };
     let mut base = texts.base;
     if options.chat {
-        base.tokenizer = Arc::new(chatting(config.model, options)?);
+        base.tokenizer = Arc::new(chatting(config.model.clone(), options)?);
     }
-    Ok((base, Some(saved)))
+    Ok((base, Some((saved, config))))
 }
 
 /// Tokenizer of a run's model with its chat template on request. Reads the model's folder again.

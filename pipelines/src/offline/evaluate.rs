@@ -3,14 +3,13 @@
 use std::ops::ControlFlow;
 
 use anyroll_data::Record;
-use anyroll_models::Decoder;
-use anyroll_strategy::Zero;
+use anyroll_strategy::Weights;
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Whole,
-    learn::{Answering, Said, desirable, lengths, score},
-    objective::{Answers, Sums, terms},
+    Whole, Written,
+    learn::{Answering, Said, desirable, lengths, rewards, score},
+    objective::{Sums, terms},
     pipeline::{TextModels, TextTask},
     step::Counts,
 };
@@ -38,6 +37,7 @@ reduced! {
 impl TextTask {
     /// Evaluates the objective on the held-out records, over all ranks: `eval/loss`, `eval/nll` and `eval/perplexity`
     /// of the answers, and `eval/kl`. Pairs have `eval/accuracy`, and pairs and labelled answers have `eval/margin`.
+    /// Answers with rewards have `eval/q_desirable`, `eval/q_other` and `eval/q_margin`.
     /// Also samples greedy completions; `eval/exact` is the fraction of them that equal the answer.
     pub fn evaluate<M: Answering>(
         &self,
@@ -52,14 +52,18 @@ impl TextTask {
         if self.config.objective.compares() {
             summary += &format!(", {:.3} of pairs right", value("eval/accuracy"));
         }
+        if let Some(margin) = metrics.get("eval/q_margin") {
+            summary += &format!(", Q of desirable answers {margin:+.3}");
+        }
         let completions = self.completed.len();
         let mut samples = Vec::new();
         let sampler = self.sampler.as_ref().filter(|_| completions > 0);
         if sampler.is_some() {
             models.learner.offload()?;
         }
-        if let (Some(policy), Some(sampler)) = (M::writer(&mut models.learner.model), sampler) {
-            samples = self.complete((policy, sampler), exchange, step, phase)?;
+        if let Some(sampler) = sampler {
+            let weights = M::weights_to_write(&mut models.learner.model)?;
+            samples = self.complete((&weights, sampler), exchange, step, phase)?;
             let right: f64 = samples.iter().map(|sample| sample.reward).sum();
             let exact = exchange.reduce(&right)? / completions as f64;
             metrics.insert("eval/exact", exact);
@@ -84,10 +88,12 @@ impl TextTask {
         let own = &self.held_out_own[..count];
         let first = |all: &Tensor| all.f_narrow(0, 0, count as i64)?.f_to_device(Device::Cpu);
         let reference = models.of_held_out.as_ref().map(|it| first(&it.sequences)).transpose()?;
-        let Said { logprobs, divergence } = said.first(count as i64, Device::Cpu)?;
+        let tokens: usize = own.iter().map(Written::answer_len).sum();
+        let outputs = if said.heads.is_some() { tokens } else { count };
+        let said = said.first(outputs as i64, Device::Cpu)?;
         let lengths = lengths(own, Device::Cpu)?.f_to_kind(Kind::Double)?;
-        let desirable = desirable(own, Device::Cpu)?;
-        let answers = Answers { logprobs, lengths, desirable, reference, divergence };
+        let (desirable, rewards) = (desirable(own, Device::Cpu)?, rewards(own, Device::Cpu)?);
+        let answers = said.answers(lengths, desirable, rewards, reference)?;
         // Only the sums are read, not the loss, which would need the totals of the whole step.
         let alone = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl };
         let sums = Sums::read(&terms(&self.config.objective, &answers, alone)?.sums.stack()?)?;
@@ -107,6 +113,9 @@ impl TextTask {
         rename("reward/accuracy", "eval/accuracy");
         rename("reward/margin", "eval/margin");
         rename("kl/reference", "eval/kl");
+        rename("values/q_desirable", "eval/q_desirable");
+        rename("values/q_other", "eval/q_other");
+        rename("values/q_margin", "eval/q_margin");
         if let Some(nll) = found.get("loss/nll") {
             metrics.insert("eval/perplexity", nll.exp());
         }
@@ -130,12 +139,11 @@ impl TextTask {
     /// else 0.
     fn complete(
         &self,
-        (policy, sampler): (&mut Zero<Decoder>, &Sampler),
+        (weights, sampler): (&Weights, &Sampler),
         exchange: &Exchange,
         step: u64,
         phase: Phase,
     ) -> Result<Vec<SampleLine>> {
-        let weights = policy.weights()?;
         let per_rank = self.completed.len().div_ceil(exchange.world_size());
         let own = self.completed.chunks(per_rank).nth(exchange.rank()).unwrap_or_default();
         let asked = own.iter().map(|record| {
@@ -143,7 +151,7 @@ impl TextTask {
             Ok(SampleRequest { sample, seed: 0, how: Sampling::GREEDY })
         });
         let asked = asked.collect::<Result<Vec<_>>>()?;
-        let sampled = sampler.sample(&weights, step, &asked, None, |_, _| ControlFlow::Continue(()))?;
+        let sampled = sampler.sample(weights, step, &asked, None, |_, _| ControlFlow::Continue(()))?;
         let line = |(record, sample): (&Record, &Sample)| {
             let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
             let completion = sample.text(&self.tokenizer);

@@ -1,13 +1,17 @@
-//! Gradient of an objective through a model: a language model, or one that gives texts a scalar.
+//! Gradient of an objective through a model: a language model, with heads of values or without, or one that gives texts
+//! a scalar.
 
 use anyroll_backends::ops::upload;
 use anyroll_config::Objective;
-use anyroll_models::{Decoder, Model, PackedBatch, Scores, ScoresGrad, ValueModel};
-use anyroll_strategy::Zero;
+use anyroll_models::{
+    Decoder, IlqlGrad, IlqlModel, IlqlScores, Model, OfAction, PackedBatch, Scores, ScoresGrad, ValueModel,
+};
+use anyroll_strategy::{Weights, Zero};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::{
     Written,
+    ilql::{HeadOutputs, Valued},
     objective::{Answers, Sums, Whole, terms},
     teacher::Taught,
     written::{pack, pack_to_train},
@@ -22,35 +26,67 @@ type TchResult<T> = std::result::Result<T, TchError>;
 /// A model's outputs for answers, or their gradient: each fp64 `[S]`.
 #[derive(Debug)]
 pub struct Said {
-    /// Sum of the log-probs of the answer's tokens, or the scalar.
+    /// Sum of the log-probs of the answer's tokens, or the scalar. A model with heads of values has one log-prob for
+    /// each token, `[M]`.
     pub logprobs: Tensor,
     /// Sum of the teacher's divergence over the answer's tokens; `None` without a teacher.
     pub divergence: Option<Tensor>,
+    /// Outputs of the heads for the answers' tokens; `None` without heads of values.
+    pub heads: Option<HeadOutputs>,
 }
 
 impl Said {
+    /// Outputs that have no heads.
+    fn new(logprobs: Tensor, divergence: Option<Tensor>) -> Said {
+        Said { logprobs, divergence, heads: None }
+    }
+
     /// Concatenates outputs.
     pub fn join(parts: &[Said]) -> TchResult<Said> {
         let cat = |parts: Vec<&Tensor>| Tensor::f_cat(&parts, 0);
         let divergences: Option<Vec<&Tensor>> = parts.iter().map(|part| part.divergence.as_ref()).collect();
         let logprobs = cat(parts.iter().map(|part| &part.logprobs).collect())?;
-        Ok(Said { logprobs, divergence: divergences.map(cat).transpose()? })
+        let heads: Vec<&HeadOutputs> = parts.iter().filter_map(|part| part.heads.as_ref()).collect();
+        let heads = if heads.is_empty() { None } else { Some(HeadOutputs::join(&heads)?) };
+        Ok(Said { logprobs, divergence: divergences.map(cat).transpose()?, heads })
     }
 
     /// The first `count` outputs, on `device`.
     pub fn first(&self, count: i64, device: Device) -> TchResult<Said> {
-        let first = |of: &Tensor| of.f_narrow(0, 0, count)?.f_to_device(device);
+        self.map(|of| of.f_narrow(0, 0, count)?.f_to_device(device))
+    }
+
+    fn map(&self, change: impl Fn(&Tensor) -> TchResult<Tensor>) -> TchResult<Said> {
         Ok(Said {
-            logprobs: first(&self.logprobs)?,
-            divergence: self.divergence.as_ref().map(first).transpose()?,
+            logprobs: change(&self.logprobs)?,
+            divergence: self.divergence.as_ref().map(&change).transpose()?,
+            heads: self.heads.as_ref().map(|heads| heads.map(&change)).transpose()?,
         })
     }
 
-    fn set_requires_grad(self) -> TchResult<Said> {
-        let requires = |of: Tensor| of.f_set_requires_grad(true);
+    /// Answers of these token counts, labels, rewards and `reference` outputs, each `[S]`, with these outputs.
+    pub fn answers(
+        &self,
+        lengths: Tensor,
+        desirable: Tensor,
+        rewards: Tensor,
+        reference: Option<Tensor>,
+    ) -> TchResult<Answers> {
+        let Said { logprobs, divergence, heads } = self.map(|of| Ok(of.shallow_clone()))?;
+        let valued = heads.map(|heads| Valued { heads, rewards });
+        Ok(Answers { logprobs, lengths, desirable, reference, divergence, valued })
+    }
+
+    /// The gradient of `loss` with respect to these outputs.
+    fn gradient(&self, loss: &Tensor) -> TchResult<Said> {
+        let of_heads = self.heads.iter().flat_map(HeadOutputs::trained);
+        let said: Vec<&Tensor> =
+            [&self.logprobs].into_iter().chain(&self.divergence).chain(of_heads).collect();
+        let mut gradients = Tensor::f_run_backward(&[loss], &said, false, false)?.into_iter();
         Ok(Said {
-            logprobs: requires(self.logprobs)?,
-            divergence: self.divergence.map(requires).transpose()?,
+            logprobs: gradients.next().expect("one of the log-probs"),
+            divergence: self.divergence.as_ref().and_then(|_| gradients.next()),
+            heads: self.heads.as_ref().map(|heads| heads.with(&mut gradients)),
         })
     }
 }
@@ -74,6 +110,20 @@ pub trait Answering: Model<Batch = PackedBatch> {
     fn writer(policy: &mut Zero<Self>) -> Option<&mut Zero<Decoder>>
     where
         Self: Sized;
+
+    /// Moves the parts of the policy that follow others instead of a gradient, before the optimizer's step `step`,
+    /// from 0. Every rank must call this.
+    fn follow(_policy: &mut Zero<Self>, _objective: &Objective, _step: u64) -> Result<()>
+    where
+        Self: Sized,
+    {
+        Ok(())
+    }
+
+    /// The whole weights of the policy, as a language model that completes prompts.
+    fn weights_to_write(policy: &mut Zero<Self>) -> Result<Weights>
+    where
+        Self: Sized;
 }
 
 /// The output is the sum of the log-probs of an answer's tokens.
@@ -90,7 +140,7 @@ impl Answering for Decoder {
             Tensor::f_segment_reduce(&of_tokens, "sum", Some(lengths), indices, offsets, 0, unchecked, 0.0)
         };
         let divergence = scores.divergence.as_ref().map(sums).transpose()?;
-        Ok(Said { logprobs: sums(&scores.logprobs)?, divergence })
+        Ok(Said::new(sums(&scores.logprobs)?, divergence))
     }
 
     fn entropy(scores: &Scores) -> TchResult<Tensor> {
@@ -108,6 +158,10 @@ impl Answering for Decoder {
     fn writer(policy: &mut Zero<Self>) -> Option<&mut Zero<Decoder>> {
         Some(policy)
     }
+
+    fn weights_to_write(policy: &mut Zero<Self>) -> Result<Weights> {
+        Ok(policy.weights()?)
+    }
 }
 
 /// The output is the scalar at the token after the text.
@@ -117,7 +171,7 @@ impl Answering for ValueModel {
     }
 
     fn of_answers(values: &Tensor, _: &Tensor) -> TchResult<Said> {
-        Ok(Said { logprobs: values.f_detach()?.f_to_kind(Kind::Double)?, divergence: None })
+        Ok(Said::new(values.f_detach()?.f_to_kind(Kind::Double)?, None))
     }
 
     fn entropy(values: &Tensor) -> TchResult<Tensor> {
@@ -130,6 +184,63 @@ impl Answering for ValueModel {
 
     fn writer(_: &mut Zero<Self>) -> Option<&mut Zero<Decoder>> {
         None
+    }
+
+    fn weights_to_write(_: &mut Zero<Self>) -> Result<Weights> {
+        unreachable!("a reward model completes nothing")
+    }
+}
+
+/// The outputs are those of single tokens, from the language model's head and from the heads of values.
+impl Answering for IlqlModel {
+    fn drops(&self) -> bool {
+        false
+    }
+
+    fn of_answers(scores: &IlqlScores, _: &Tensor) -> TchResult<Said> {
+        let fp64 = |of: &Tensor| of.f_detach()?.f_to_kind(Kind::Double);
+        let each =
+            |of: fn(&OfAction) -> &Tensor| scores.qs.iter().map(|q| fp64(of(q))).collect::<TchResult<_>>();
+        let heads = HeadOutputs {
+            qs: each(|of| &of.q)?,
+            q_logprobs: each(|of| &of.logprobs)?,
+            values: fp64(&scores.values)?,
+            target_q: fp64(&scores.target_q)?,
+        };
+        Ok(Said { logprobs: fp64(&scores.language.logprobs)?, divergence: None, heads: Some(heads) })
+    }
+
+    fn entropy(scores: &IlqlScores) -> TchResult<Tensor> {
+        Decoder::entropy(&scores.language)
+    }
+
+    fn gradient(of_answers: &Said, _: &Tensor, _: i64) -> TchResult<IlqlGrad> {
+        let fp32 = |of: &Tensor| of.f_to_kind(Kind::Float);
+        let heads = of_answers.heads.as_ref().expect("the model has heads of values");
+        let of_q =
+            |(q, logprobs): (&Tensor, &Tensor)| Ok(OfAction { q: fp32(q)?, logprobs: fp32(logprobs)? });
+        let qs = heads.qs.iter().zip(&heads.q_logprobs).map(of_q).collect::<TchResult<_>>()?;
+        let logprobs = fp32(&of_answers.logprobs)?;
+        let language = ScoresGrad { logprobs, entropy: None, divergence: None };
+        Ok(IlqlGrad { language, qs, values: fp32(&heads.values)? })
+    }
+
+    fn writer(_: &mut Zero<Self>) -> Option<&mut Zero<Decoder>> {
+        None
+    }
+
+    /// Moves the target heads in the steps 0, n, 2n, ..., towards the Q heads before the step, as trlx does.
+    fn follow(policy: &mut Zero<Self>, objective: &Objective, step: u64) -> Result<()> {
+        let ilql = objective.ilql().expect("only `ilql` trains heads of values");
+        if step.is_multiple_of(ilql.steps_for_target_q_sync) {
+            let (targets, sources) = policy.model().targets_and_sources();
+            policy.move_unit_towards(targets, sources, ilql.alpha)?;
+        }
+        Ok(())
+    }
+
+    fn weights_to_write(policy: &mut Zero<Self>) -> Result<Weights> {
+        Ok(policy.weights()?)
     }
 }
 
@@ -208,19 +319,17 @@ pub fn learn<M: Answering>(
         let pass = Pass { first: pass.first + done, ..pass };
         let packed = beside_teacher(pack_to_train(drops, part, pass, device)?, batch.taught, &mut tokens)?;
         let (lengths, desirable) = (lengths(part, device)?, desirable(part, device)?);
+        let rewards = rewards(part, device)?;
         let part_of = |all: &Tensor| all.f_narrow(0, done as i64, part.len() as i64);
         let reference = batch.reference.as_ref().map(part_of).transpose()?;
         done += part.len();
         (seen.rows, seen.inputs) = (seen.rows + packed.tokens(), seen.inputs + packed.inputs());
         policy.accumulate(&packed, |scores| {
-            let Said { logprobs, divergence } = M::of_answers(scores, &lengths)?.set_requires_grad()?;
+            let said = M::of_answers(scores, &lengths)?.map(|of| of.f_set_requires_grad(true))?;
             let lengths_fp64 = lengths.f_to_kind(Kind::Double)?;
-            let answers = Answers { logprobs, lengths: lengths_fp64, desirable, reference, divergence };
+            let answers = said.answers(lengths_fp64, desirable, rewards, reference)?;
             let terms = terms(objective, &answers, batch.whole)?;
-            let said: Vec<&Tensor> = [&answers.logprobs].into_iter().chain(&answers.divergence).collect();
-            let mut gradients = Tensor::f_run_backward(&[&terms.loss], &said, false, false)?.into_iter();
-            let logprobs = gradients.next().expect("one of the log-probs");
-            let of_answers = Said { logprobs, divergence: gradients.next() };
+            let of_answers = said.gradient(&terms.loss)?;
             seen.sums = Some(added(seen.sums.take(), terms.sums.stack()?)?);
             seen.entropy = Some(added(seen.entropy.take(), M::entropy(scores)?)?);
             Ok(M::gradient(&of_answers, &lengths, packed.targets())?)
@@ -274,6 +383,12 @@ pub fn whole_pairs(objective: &Objective, sequences: usize) -> usize {
 pub fn desirable(sequences: &[Written], device: Device) -> Result<Tensor> {
     let desirable: Vec<i64> = sequences.iter().map(|sequence| i64::from(sequence.desirable)).collect();
     Ok(upload(&desirable, device).map_err(anyroll_models::Error::from)?.f_to_kind(Kind::Double)?)
+}
+
+/// Reward of each answer, or 0: fp64 `[S]`.
+pub fn rewards(sequences: &[Written], device: Device) -> Result<Tensor> {
+    let rewards: Vec<f64> = sequences.iter().map(|sequence| sequence.reward.unwrap_or(0.0)).collect();
+    Ok(upload(&rewards, device).map_err(anyroll_models::Error::from)?)
 }
 
 /// Token count of each answer: int64 `[S]`.

@@ -1,11 +1,13 @@
 //! Offline training on given texts: answers, possibly labelled, or pairs of a better and a worse answer.
 //!
 //! `written` tokenizes records. `objective` has the losses as functions of an answer's log-prob or scalar,
-//! and `learn` differentiates them through a model; RLVR's warm-up uses both. `teacher` is the model that
+//! and `learn` differentiates them through a model; RLVR's warm-up uses both. `ilql` is the loss of one that learns
+//! values of tokens. `teacher` is the model that
 //! `distill` learns from. `pipeline` is the loop's pipeline, `step` one step of it, `evaluate` its
 //! evaluation.
 
 mod evaluate;
+mod ilql;
 mod learn;
 mod objective;
 mod pipeline;

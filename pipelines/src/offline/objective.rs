@@ -7,8 +7,9 @@ use anyroll_config::{
     DistillConfig, DpoConfig, HingeConfig, IpoConfig, JudgedConfig, Objective, OrpoConfig,
     RewardModelObjective, SimpoConfig,
 };
-use tch::{Kind, TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
+use super::ilql::{self, Valued};
 use crate::train::device_sums;
 
 type Result<T> = std::result::Result<T, TchError>;
@@ -44,6 +45,9 @@ pub struct Answers {
     pub reference: Option<Tensor>,
     /// Sum of the teacher's divergence over tokens, `[S]`; `None` without a teacher.
     pub divergence: Option<Tensor>,
+    /// Rewards, and outputs for single tokens, of an objective that learns values. `logprobs` are then those of tokens,
+    /// `[M]`.
+    pub valued: Option<Valued>,
 }
 
 device_sums! {
@@ -61,6 +65,40 @@ device_sums! {
         right,
         /// Divergences of the teacher from the policy, over tokens.
         divergence,
+        /// Squared errors of Q, over tokens and heads.
+        q_loss,
+        /// Weighted squared errors of V, over tokens.
+        v_loss,
+        /// Negative log-probs of tokens under softmax(Q), over heads.
+        cql,
+        /// Weighted negative log-probs of tokens.
+        awac,
+        /// Weights of tokens in `awac`.
+        awac_weights,
+        /// Values V of the states before tokens.
+        values,
+    }
+}
+
+impl Sums<Tensor> {
+    /// Sums of nothing, on `device`.
+    pub fn none(device: Device) -> Result<Self> {
+        let zero = Tensor::f_zeros([], (Kind::Double, device))?;
+        let zero = || zero.shallow_clone();
+        Ok(Self {
+            nll: zero(),
+            preference: zero(),
+            chosen: zero(),
+            rejected: zero(),
+            right: zero(),
+            divergence: zero(),
+            q_loss: zero(),
+            v_loss: zero(),
+            cql: zero(),
+            awac: zero(),
+            awac_weights: zero(),
+            values: zero(),
+        })
     }
 }
 
@@ -79,6 +117,7 @@ pub fn likelihood_weight(objective: &Objective) -> f64 {
         Objective::Sft | Objective::Orpo(_) => 1.0,
         Objective::Dpo(DpoConfig { sft_weight, .. })
         | Objective::Distill(DistillConfig { sft_weight, .. }) => *sft_weight,
+        Objective::Ilql(_) => 0.0,
         Objective::Ipo(_) | Objective::Hinge(_) | Objective::Simpo(_) | Objective::RewardModel(_) => 0.0,
         Objective::Kto(_) | Objective::ApoZeroUnpaired(_) => 0.0,
     }
@@ -89,6 +128,10 @@ pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
     if let Some(config) = objective.judged() {
         let reference = answers.reference.as_ref().expect("objectives on labelled answers have a reference");
         return judged(config, answers, reference, whole);
+    }
+    if let Some(config) = objective.ilql() {
+        let valued = answers.valued.as_ref().expect("the model has heads of values");
+        return ilql::terms(config, answers, valued, whole);
     }
     let Some(pairs) = pairs(objective, answers)? else { return of_tokens(objective, answers, whole) };
     let nll = side(&answers.logprobs, 0)?.f_sum(Kind::Double)?.f_neg()?;
@@ -104,7 +147,7 @@ pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
         chosen: sum(&better)?,
         rejected: sum(&worse)?,
         right: sum(&right)?,
-        divergence: none(&nll)?,
+        ..Sums::none(nll.device())?
     };
     Ok(Terms { loss, sums })
 }
@@ -118,17 +161,10 @@ fn of_tokens(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
             let apart = divergence.f_sum(Kind::Double)?;
             (apart.f_add(&likelihood)?, apart.f_detach()?)
         }
-        None => (likelihood, none(&nll)?),
+        None => (likelihood, Tensor::f_zeros([], (Kind::Double, nll.device()))?),
     };
-    let (preference, right) = (none(&nll)?, none(&nll)?);
-    let (chosen, rejected) = (none(&nll)?, none(&nll)?);
-    let sums = Sums { nll: nll.f_detach()?, preference, chosen, rejected, right, divergence };
+    let sums = Sums { nll: nll.f_detach()?, divergence, ..Sums::none(nll.device())? };
     Ok(Terms { loss: loss.f_div_scalar(whole.tokens)?, sums })
-}
-
-/// Zero, in the form of a sum like `like`.
-fn none(like: &Tensor) -> Result<Tensor> {
-    like.f_detach()?.f_zeros_like()
 }
 
 /// Terms of an objective on labelled answers.
@@ -148,8 +184,7 @@ fn judged(config: &JudgedConfig, answers: &Answers, reference: &Tensor, whole: W
         preference: preference.f_detach()?,
         chosen: sum(&rewards, desirable)?,
         rejected: sum(&rewards, &other)?,
-        right: none(&preference)?,
-        divergence: none(&preference)?,
+        ..Sums::none(preference.device())?
     };
     Ok(Terms { loss: preference.f_div_scalar(whole.records)?, sums })
 }
@@ -170,7 +205,7 @@ fn pairs(objective: &Objective, answers: &Answers) -> Result<Option<Pairs>> {
     };
     let mean = |sums: &Tensor| sums.f_div(&answers.lengths);
     let pairs = match *objective {
-        Objective::Sft | Objective::Distill(_) => return Ok(None),
+        Objective::Sft | Objective::Distill(_) | Objective::Ilql(_) => return Ok(None),
         Objective::Kto(_) | Objective::ApoZeroUnpaired(_) => return Ok(None),
         Objective::Dpo(DpoConfig { beta, label_smoothing, .. }) => {
             let rewards = gained(&answers.logprobs)?.f_mul_scalar(beta)?;
@@ -223,7 +258,6 @@ fn side(values: &Tensor, side: i64) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
-    use tch::Device;
 
     use super::*;
 
@@ -268,6 +302,7 @@ mod tests {
             desirable: Tensor::from_slice(&[1.0, 0.0]).repeat([golden.lengths.len() as i64 / 2]),
             reference: objective.has_reference().then(|| Tensor::from_slice(&golden.reference)),
             divergence: None,
+            valued: None,
         }
     }
 
@@ -319,6 +354,7 @@ mod tests {
                 desirable: first(&golden.desirable),
                 reference: Some(first(&golden.reference)),
                 divergence: None,
+                valued: None,
             };
             let better = golden.desirable[..*count].iter().sum::<f64>();
             let records = *count as f64;
@@ -380,7 +416,8 @@ mod tests {
     fn certain_answers_have_finite_odds() {
         let logprobs = Tensor::from_slice(&[0.0, -3.0]).set_requires_grad(true);
         let [lengths, desirable] = [[2.0, 2.0], [1.0, 0.0]].map(|values| Tensor::from_slice(&values));
-        let answers = Answers { logprobs, lengths, desirable, reference: None, divergence: None };
+        let answers =
+            Answers { logprobs, lengths, desirable, reference: None, divergence: None, valued: None };
         let whole = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 2.0, kl: 0.0 };
         let (loss, gradient, _) = found(&Objective::Orpo(OrpoConfig::default()), &answers, whole);
         assert!(loss.is_finite() && gradient.iter().all(|it| it.is_finite()), "{loss} {gradient:?}");
@@ -390,7 +427,8 @@ mod tests {
     fn a_rank_may_have_no_answers() {
         let none = || Tensor::zeros([0], (Kind::Double, Device::Cpu));
         let (reference, desirable) = (Some(none()), none());
-        let answers = Answers { logprobs: none(), lengths: none(), desirable, reference, divergence: None };
+        let (logprobs, lengths) = (none(), none());
+        let answers = Answers { logprobs, lengths, desirable, reference, divergence: None, valued: None };
         let whole = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl: 0.0 };
         for objective in [Objective::Dpo(DpoConfig::default()), Objective::Kto(JudgedConfig::default())] {
             let terms = terms(&objective, &answers, whole).unwrap();

@@ -5,7 +5,11 @@ use std::{path::Path, sync::Arc};
 use anyroll_backends::Stream;
 use anyroll_config::{KvCacheConfig, Objective, OfflineConfig};
 use anyroll_data::{Dataset, Record, Tokenizer};
-use anyroll_models::{Decoder, Model, ValueModel, hf::ModelFolder, init::WeightSource};
+use anyroll_models::{
+    Decoder, IlqlModel, Model, ValueModel, WithIlqlHeads,
+    hf::ModelFolder,
+    init::{Seed, WeightSource},
+};
 use anyroll_strategy::checkpoint::Saver;
 use tch::{Kind, Tensor};
 
@@ -116,17 +120,7 @@ impl Offline<Decoder> {
         let Texts { dataset, base, reference: published, .. } = opened;
         let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
         let mut task = TextTask::new(&run, config, dataset, &base, &place)?;
-        task.sampler = Some(Sampler {
-            max_turn_tokens: None,
-            max_new_tokens: room_for_answers(&base, &task.completed)?,
-            batch_size: task.completed.len().clamp(1, MOST_AT_A_TIME),
-            stop: Vec::new(),
-            cache_memory: KvCacheConfig::default().memory,
-            model: model.clone(),
-            compute: Stream::torch(&place.device)?,
-            tokenizer: base.tokenizer,
-            threads: None,
-        });
+        task.sampler = Some(sampler(&base, &task, model.clone(), &place)?);
         let reference_place =
             run.held_reference().map(|role| place.beside("reference", role, &run, rank)).transpose()?;
         let weights = base.weights;
@@ -145,6 +139,39 @@ impl Offline<ValueModel> {
         let learner = learner(&run, &task, model, &place, &UnderNewHead(&*base.weights))?;
         Ok(Self::new(run, task, learner, base.weights))
     }
+}
+
+impl Offline<IlqlModel> {
+    /// Prepares a run of a language model with heads of values on `place`. The heads are generated from the run's seed.
+    pub fn of_values(run: Run, config: &OfflineConfig, opened: Texts, place: Place) -> Result<Self> {
+        let Texts { dataset, base, .. } = opened;
+        let ilql = config.objective.ilql().expect("only `ilql` trains heads of values");
+        let strategy = &run.policy.strategy;
+        let device = place.torch_device()?;
+        let new = || IlqlModel::new(base.config.clone(), ilql.two_qs, device);
+        let model = new()?.deterministic(strategy.deterministic).keeping_logits(strategy.keep_logits);
+        let mut task = TextTask::new(&run, config, dataset, &base, &place)?;
+        let writer = new()?.guided(ilql.guidance);
+        task.sampler = Some(sampler(&base, &task, Arc::new(writer), &place)?);
+        let weights = WithIlqlHeads { base: &*base.weights, seed: Seed(run.config.seed) };
+        let learner = learner(&run, &task, Arc::new(model), &place, &weights)?;
+        Ok(Self::new(run, task, learner, base.weights))
+    }
+}
+
+/// The sampler of greedy completions by `model`.
+fn sampler(base: &BaseModel, task: &TextTask, model: Arc<Decoder>, place: &Place) -> Result<Sampler> {
+    Ok(Sampler {
+        max_turn_tokens: None,
+        max_new_tokens: room_for_answers(base, &task.completed)?,
+        batch_size: task.completed.len().clamp(1, MOST_AT_A_TIME),
+        stop: Vec::new(),
+        cache_memory: KvCacheConfig::default().memory,
+        model,
+        compute: Stream::torch(&place.device)?,
+        tokenizer: base.tokenizer.clone(),
+        threads: None,
+    })
 }
 
 impl<M: Answering> Offline<M> {
@@ -374,5 +401,6 @@ fn title(objective: &Objective) -> &'static str {
         Objective::Kto(_) => "KTO",
         Objective::ApoZeroUnpaired(_) => "APO-zero",
         Objective::RewardModel(_) => "reward model",
+        Objective::Ilql(_) => "ILQL",
     }
 }

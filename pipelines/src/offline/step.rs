@@ -2,7 +2,7 @@
 
 use std::{ops::Range, time::Instant};
 
-use anyroll_config::{Objective, Turns, WarmupConfig};
+use anyroll_config::{IlqlConfig, Objective, Turns, WarmupConfig};
 use anyroll_data::{Dataset, Draw, Record, Tokenizer};
 use anyroll_models::Decoder;
 use anyroll_strategy::Zero;
@@ -95,7 +95,7 @@ reduced! {
         sum better: f64,
         /// Number of other answers.
         sum worse: f64,
-        /// Tokens of the better answers.
+        /// Tokens of the better answers; of all answers if they have rewards.
         sum tokens: f64,
     }
 }
@@ -103,9 +103,9 @@ reduced! {
 impl Counts {
     /// Counts the answers of `sequences`.
     pub fn of(sequences: &[Written]) -> Self {
-        let better = || sequences.iter().filter(|sequence| sequence.desirable);
-        let count = better().count();
-        let tokens = better().map(|sequence| sequence.answer_len() as f64).sum();
+        let count = sequences.iter().filter(|sequence| sequence.desirable).count();
+        let learnt = sequences.iter().filter(|sequence| sequence.desirable || sequence.reward.is_some());
+        let tokens = learnt.map(|sequence| sequence.answer_len() as f64).sum();
         Self { better: count as f64, worse: (sequences.len() - count) as f64, tokens }
     }
 }
@@ -169,7 +169,7 @@ impl TextTask {
         let mut seen = Seen::default();
         let update = learner.update(step, 1, 1, |model, _| {
             seen = learn(model, objective, &batch, pass)?;
-            Ok(())
+            M::follow(model, objective, step)
         })?;
         let stepped = learner.finish(update)?;
 
@@ -202,7 +202,8 @@ impl TextTask {
         // Labelled answers may all be undesirable, and the likelihood is that of desirable ones.
         let likelihood = if likelihood_weight > 0.0 { likelihood_weight * nll } else { 0.0 };
         let divergence = objective.distills().map(|_| sums.divergence / whole.tokens);
-        metrics.insert("loss", preference + likelihood + divergence.unwrap_or(0.0));
+        let values = objective.ilql().map(|ilql| ilql_metrics(&mut metrics, ilql, sums, whole));
+        metrics.insert("loss", preference + likelihood + divergence.or(values).unwrap_or(0.0));
         if let Some(divergence) = divergence {
             metrics.insert("loss/divergence", divergence);
         }
@@ -226,9 +227,7 @@ impl TextTask {
     /// undesirable ones.
     fn judged_metrics(&self, metrics: &mut Metrics, sums: &Sums, whole: Whole) {
         metrics.insert("loss/preference", sums.preference / whole.records);
-        let of = |sum: f64, count: f64| (count > 0.0).then(|| sum / count);
-        let (chosen, rejected) = (of(sums.chosen, whole.better), of(sums.rejected, whole.worse));
-        let margin = chosen.zip(rejected).map(|(chosen, rejected)| chosen - rejected);
+        let [chosen, rejected, margin] = judged_means(sums, whole);
         let kl = self.config.objective.estimates_kl().then_some(whole.kl);
         for (name, value) in [
             ("reward/chosen", chosen),
@@ -241,4 +240,28 @@ impl TextTask {
             }
         }
     }
+}
+
+/// Means over desirable answers, over the others, and their difference; `None` without such answers.
+fn judged_means(sums: &Sums, whole: Whole) -> [Option<f64>; 3] {
+    let of = |sum: f64, count: f64| (count > 0.0).then(|| sum / count);
+    let (chosen, rejected) = (of(sums.chosen, whole.better), of(sums.rejected, whole.worse));
+    [chosen, rejected, chosen.zip(rejected).map(|(chosen, rejected)| chosen - rejected)]
+}
+
+/// Adds the metrics of ILQL, and returns the loss.
+fn ilql_metrics(metrics: &mut Metrics, ilql: &IlqlConfig, sums: &Sums, whole: Whole) -> f64 {
+    let [q, v, cql, awac] = [sums.q_loss, sums.v_loss, sums.cql, sums.awac].map(|sum| sum / whole.tokens);
+    for (name, value) in [("loss/q", q), ("loss/v", v), ("loss/cql", cql), ("loss/awac", awac)] {
+        metrics.insert(name, value);
+    }
+    metrics.insert("values/v", sums.values / whole.tokens);
+    metrics.insert("values/awac_weight", sums.awac_weights / whole.tokens);
+    let names = ["values/q_desirable", "values/q_other", "values/q_margin"];
+    for (name, value) in names.into_iter().zip(judged_means(sums, whole)) {
+        if let Some(value) = value {
+            metrics.insert(name, value);
+        }
+    }
+    q + v + ilql.cql_scale * cql + ilql.awac_scale * awac
 }

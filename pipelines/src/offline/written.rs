@@ -11,7 +11,7 @@ use super::Pass;
 use crate::{Result, train::sample_seed};
 
 /// A prompt with an answer; a conversation may have several answers, each after its messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Written {
     /// Prompt, then answer, with an end token.
     pub tokens: Vec<i64>,
@@ -19,13 +19,15 @@ pub struct Written {
     pub answers: Vec<Range<usize>>,
     /// False for the worse answer of a pair, and for one labelled undesirable.
     pub desirable: bool,
+    /// Reward of the answers, if the objective learns values.
+    pub reward: Option<f64>,
 }
 
 impl Written {
     /// In a text without a prompt the first token cannot be predicted.
     fn new(prompt: &[i64], answer: &[i64]) -> Self {
         let behind = prompt.len().max(1)..prompt.len() + answer.len();
-        Self { tokens: [prompt, answer].concat(), answers: vec![behind], desirable: true }
+        Self { tokens: [prompt, answer].concat(), answers: vec![behind], desirable: true, reward: None }
     }
 
     /// Truncates the tokens and the answers; the last answer ends the tokens. Part of an answer must remain.
@@ -66,7 +68,8 @@ pub fn read(
         let mut push = |written: Written| {
             // The second sequence is the worse answer to the same prompt.
             let is_worse = objective.compares() && read.len() % 2 == 1;
-            let written = Written { desirable: !is_worse && record.desirable != Some(false), ..written };
+            let desirable = !is_worse && record.desirable != Some(false);
+            let written = Written { desirable, reward: record.reward, ..written };
             read.push(match record.cut {
                 Some(cut) => written.cut(cut),
                 None => written,
@@ -80,7 +83,7 @@ pub fn read(
             }
         } else if turns == Turns::All && !record.is_text() {
             let (tokens, answers) = tokenizer.encode_turns(record)?;
-            push(Written { tokens, answers, desirable: true });
+            push(Written { tokens, answers, desirable: true, reward: None });
         } else {
             let prompt = tokenizer.encode_prompt(record)?;
             for record in records {
@@ -206,7 +209,7 @@ mod tests {
                 let tokens = if ends { [said(text), vec![stop]].concat() } else { said(text) };
                 let behind_the_first = 1..tokens.len();
                 let answers = vec![behind_the_first];
-                assert_eq!(read, [Written { tokens, answers, desirable: true }], "{text}");
+                assert_eq!(read, [Written { tokens, answers, desirable: true, reward: None }], "{text}");
             }
         }
     }
@@ -229,7 +232,8 @@ mod tests {
 
     #[test]
     fn what_is_cut_keeps_answers_where_they_were() {
-        let whole = Written { tokens: (0..12).collect(), answers: vec![2..5, 7..12], desirable: true };
+        let (tokens, answers) = ((0..12).collect(), vec![2..5, 7..12]);
+        let whole = Written { tokens, answers, desirable: true, reward: None };
         let cut = |tokens, keep| {
             let cut = whole.clone().cut(Cut { tokens, keep });
             (cut.tokens, cut.answers)

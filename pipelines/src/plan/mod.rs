@@ -179,7 +179,7 @@ impl Planner {
     /// Creates the planner of `run`, whose stages may be unresolved, from the files that its config names.
     ///
     /// # Errors
-    /// [`Error::NoPlan`] for a reward model that is trained.
+    /// [`Error::NoPlan`] for a reward model that is trained, or heads of values.
     pub fn new(run: &Run, opened: &Opened) -> Result<Self> {
         match (&run.config.pipeline, opened) {
             (PipelineConfig::Diffusion(config), Opened::Shapes(dit)) => {
@@ -188,7 +188,9 @@ impl Planner {
             (PipelineConfig::Diffusion(config), Opened::Images(opened)) => {
                 Ok(Self::Images(Box::new(Images::of_texts(run, config, opened)?)))
             }
-            (_, Opened::Texts(texts)) if !run.config.trains_a_reward_model() => {
+            (_, Opened::Texts(texts))
+                if !run.config.trains_a_reward_model() && !run.config.trains_values() =>
+            {
                 Ok(Self::Texts(Box::new(Texts::new(run, texts)?)))
             }
             _ => Err(Error::NoPlan),

@@ -41,6 +41,7 @@ pub(super) fn check(
         return None;
     }
     check_answers(offline, &examples, &at);
+    check_rewards(offline, &examples, &at)?;
     check_labels(offline, &examples, &at);
     let warms_up = offline.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0);
     at.given(&["data"]).ensure(
@@ -84,9 +85,37 @@ pub(super) fn check(
     fits.then_some(longest)
 }
 
+/// Reports rewards that the objective does not read, and missing ones that it does. Warns of rewards that are all the
+/// same. Returns `None` after a problem.
+fn check_rewards(offline: &OfflineConfig, examples: &[Record], at: &Section) -> Option<()> {
+    let reads = offline.objective.ilql().is_some();
+    if let Some(record) = examples.iter().find(|record| record.reward.is_some() != reads) {
+        let (message, help) = match reads {
+            true => (
+                "has no reward",
+                "name the column of its answer's reward, `columns: {reward: reward}`, that of a label, or that of a \
+                 worse answer",
+            ),
+            false => (
+                "has a reward, and the objective reads none",
+                "leave `columns.reward` out, or write `objective: {ilql: {}}`",
+            ),
+        };
+        at.refuse("data", format!("record {} {message}", record.id), help);
+        return None;
+    }
+    if reads && at.is_config_sound() && examples.iter().all(|record| record.reward == examples[0].reward) {
+        tracing::warn!("the rewards of all answers are the same: nothing is held against them");
+    }
+    Some(())
+}
+
 /// Reports labels that the objective does not read, and missing ones that it does. Warns of weights that do not
 /// balance the labels.
 fn check_labels(offline: &OfflineConfig, examples: &[Record], at: &Section) {
+    if offline.objective.ilql().is_some() {
+        return; // a label is a reward
+    }
     let judged = offline.objective.judged();
     if let Some(record) = examples.iter().find(|record| record.desirable.is_some() != judged.is_some()) {
         let (message, help) = match judged {

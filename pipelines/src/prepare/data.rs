@@ -1,7 +1,9 @@
 //! Data of a language model: reading them, and checks of their lengths.
 
 use anyroll_config::error_chain::one_line;
-use anyroll_config::{DataConfig, PipelineConfig, RewardConfig, RewardTerm, RlvrConfig, Section, Turns};
+use anyroll_config::{
+    DataConfig, IlqlConfig, PipelineConfig, RewardConfig, RewardTerm, RlvrConfig, Section, Turns,
+};
 use anyroll_data::{self, Counted, Dataset, Reading, Record, Tokenizer, TokenizerError};
 
 use super::texts::{Policy, Room, refuse_unread, without_messages};
@@ -22,13 +24,15 @@ const MEND_TABLE: &str =
     "write it anew: Parquet with Snappy, zstd or gzip, or Arrow with zstd, or either plain";
 
 /// A pipeline's use of its data.
-pub(super) struct Use {
+pub(super) struct Use<'a> {
     /// Held-out records of an evaluation, if the config sets their number; 0 without an evaluation.
     pub(super) evaluated: Option<usize>,
     /// Turns of conversations that are learnt.
     pub(super) turns: Turns,
     /// True if the answers of a pair are read separately.
     pub(super) unpaired: bool,
+    /// The objective that reads rewards; `None` for others.
+    pub(super) ilql: Option<&'a IlqlConfig>,
 }
 
 /// Number of held-out records to evaluate, if the config asks for `asked` of them; `None` is the default.
@@ -77,7 +81,7 @@ fn count(
 /// Reads the data of the pipeline `at` for this use. Without a `policy` the length of records is not limited.
 pub(super) fn open(
     data: &DataConfig,
-    &Use { evaluated: asked, turns, unpaired }: &Use,
+    &Use { evaluated: asked, turns, unpaired, ilql }: &Use,
     policy: Option<&Policy>,
     at: &Section,
 ) -> Option<Dataset> {
@@ -94,6 +98,10 @@ pub(super) fn open(
         }
     };
     let dataset = if unpaired { dataset.unpaired() } else { dataset };
+    let dataset = match ilql {
+        Some(ilql) => dataset.rewarded(ilql.normalize_rewards),
+        None => dataset,
+    };
     check_evaluated(asked, &dataset, at).then_some(dataset)
 }
 

@@ -131,6 +131,9 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
         (PipelineConfig::Offline(offline), Opened::Texts(texts)) if offline.objective.is_of_numbers() => {
             train(Offline::of_numbers(run, &offline, *texts, place)?, exchange, job, screen, &stop_flag()?)?
         }
+        (PipelineConfig::Offline(offline), Opened::Texts(texts)) if offline.objective.ilql().is_some() => {
+            train(Offline::of_values(run, &offline, *texts, place)?, exchange, job, screen, &stop_flag()?)?
+        }
         (PipelineConfig::Offline(offline), Opened::Texts(texts)) => train(
             Offline::of_language(run, &offline, *texts, place, &rank)?,
             exchange,

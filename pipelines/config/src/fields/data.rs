@@ -219,6 +219,9 @@ pub struct NamedColumns {
     /// have no rejected answer. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
+    /// Column of the answer's reward, a number, for `ilql`. Records then have no rejected answer. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward: Option<String>,
     /// Column of a text that `sft` trains on from its first token to its end. There is then neither a prompt nor an
     /// answer. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -237,7 +240,7 @@ impl Default for ColumnsConfig {
 impl Default for NamedColumns {
     fn default() -> Self {
         let (prompt, answer) = (prompt(), answer());
-        Self { prompt, answer, rejected: None, label: None, text: None, domain: None }
+        Self { prompt, answer, rejected: None, label: None, reward: None, text: None, domain: None }
     }
 }
 
@@ -306,6 +309,7 @@ impl DataConfig {
                 at.ensure(columns.text.is_none(), "columns.text", message, help);
                 let message = "what is completed is judged by its reward";
                 at.ensure(columns.label.is_none(), "columns.label", message, "leave it out");
+                at.ensure(columns.reward.is_none(), "columns.reward", message, "leave it out");
                 let cuts = matches!(file.long_prompts, LongPrompts::Truncate(_));
                 let help = "write `leave_out` or `refuse`";
                 at.ensure(!cuts, "long_prompts.truncate", "prompts are not cut", help);
@@ -380,9 +384,10 @@ impl FileConfig {
             "name the column that has it: `columns: {domain: ...}`",
         );
         at.ensure(
-            columns.text.is_none() || (columns.rejected.is_none() && columns.label.is_none()),
+            columns.text.is_none()
+                || [&columns.rejected, &columns.label, &columns.reward].iter().all(|it| it.is_none()),
             "columns.text",
-            "a text by itself has no worse answer and no label",
+            "a text by itself has no worse answer, no label and no reward",
             "leave these out, or name a `prompt` and an `answer` in place of `text`",
         );
         at.given(&["columns.text"]).ensure(
@@ -390,6 +395,12 @@ impl FileConfig {
             "columns.label",
             "of a better and a worse answer each is judged by that",
             "leave `label` or `rejected` out",
+        );
+        at.given(&["columns.label", "columns.rejected"]).ensure(
+            columns.reward.is_none() || (columns.label.is_none() && columns.rejected.is_none()),
+            "columns.reward",
+            "a label, or a worse answer, is the reward already",
+            "leave one of these out",
         );
         self.validate_bounds(at);
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::data::{DataConfig, LongPrompts};
-use super::optimizer::OptimizerConfig;
+use super::optimizer::{Decays, OptimizerConfig};
 use super::schema::{CheckpointConfig, Config, ModelConfig, WarmupConfig};
 use super::stage::ZeroStage;
 use super::steps::{DataEpochs, Steps};
@@ -18,7 +18,7 @@ pub struct OfflineConfig {
     /// Objective of the training. Default sft.
     #[serde(default)]
     pub objective: Objective,
-    /// Messages of a conversation that are trained on; all assistant messages only with `sft` and `distill`.
+    /// Messages of a conversation that are trained on; all assistant messages only with `sft`, `distill` and `ilql`.
     /// Default last.
     #[serde(default)]
     pub turns: Turns,
@@ -70,6 +70,9 @@ pub enum Objective {
     /// Training of a reward model: the score of the chosen answer is to be larger (Bradley and Terry, 1952). The result
     /// is a model for the reward `model`; c and r are the scores.
     RewardModel(RewardModelObjective),
+    /// Implicit language Q-learning (Snell et al., 2022): answers with rewards, from which heads of the policy learn the
+    /// values of tokens. The heads guide the policy's completions.
+    Ilql(IlqlConfig),
 }
 
 /// Messages of a conversation that are trained on.
@@ -86,7 +89,20 @@ pub enum Turns {
 impl Objective {
     /// Returns true if the objective compares a chosen answer with a rejected one.
     pub fn compares(&self) -> bool {
-        !matches!(self, Self::Sft | Self::Distill(_)) && self.judged().is_none()
+        !matches!(self, Self::Sft | Self::Distill(_) | Self::Ilql(_)) && self.judged().is_none()
+    }
+
+    /// Returns the section of `ilql`; `None` for other objectives.
+    pub fn ilql(&self) -> Option<&IlqlConfig> {
+        match self {
+            Self::Ilql(ilql) => Some(ilql),
+            _ => None,
+        }
+    }
+
+    /// Returns true if the objective reads the two answers of a pair as two records.
+    pub fn unpairs(&self) -> bool {
+        self.judged().is_some() || self.ilql().is_some()
     }
 
     /// Returns the section of `distill`; `None` for other objectives.
@@ -261,6 +277,55 @@ pub struct RewardModelObjective {
     pub center: f64,
 }
 
+/// Loss of a token a after the state s, with the values Q1, Q2 and V of the policy's heads: (r + gamma V(s') - Qi(s, a))²
+/// for each Q head, plus w (T(s, a) - V(s))², plus `cql_scale` times -log softmax(Qi)(a) for each Q head, plus
+/// `awac_scale` times -exp(beta (T(s, a) - V(s))) log p(a). T is the smaller value of the target heads. The weight w is
+/// `tau` if T is V or above, else 1 - `tau`. The reward r is 0 but at an answer's last token, after which V(s') is 0.
+/// The losses of all answers' tokens are averaged. Everything is that of trlx.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct IlqlConfig {
+    /// Expectile of the Q values that V predicts, above 0 and below 1. Default 0.7.
+    pub tau: f64,
+    /// Discount of the next state's value, 0 to 1. Default 0.99.
+    pub gamma: f64,
+    /// Weight of the conservative term, which lowers Q of tokens that the data lack; 0 or above. Default 0.1.
+    pub cql_scale: f64,
+    /// Weight of the likelihood of the answers, as in `sft`; 0 or above. Default 1.
+    pub awac_scale: f64,
+    /// Exponent of the advantage in a token's weight in the likelihood. With 0 all tokens have the weight 1. Default 0.
+    pub beta: f64,
+    /// Share by which the target heads move towards the Q heads, above 0 to 1. Default 0.001.
+    pub alpha: f64,
+    /// Number of steps between moves of the target heads; 1 or above. Default 5.
+    pub steps_for_target_q_sync: u64,
+    /// True for two Q heads, of which the smaller target counts; false for one. Default true.
+    pub two_qs: bool,
+    /// True if rewards are scaled to mean 0 and standard deviation 1 over the training records, as in trlx. Each source
+    /// of a mix is scaled by itself. Default true.
+    pub normalize_rewards: bool,
+    /// Weight of the values in completions, `beta` of trlx's `gen_kwargs`: a token's logit is that of the language model
+    /// plus `guidance` times T. With 0 the language model completes alone. Default 1.
+    pub guidance: f64,
+}
+
+impl Default for IlqlConfig {
+    fn default() -> Self {
+        Self {
+            tau: 0.7,
+            gamma: 0.99,
+            cql_scale: 0.1,
+            awac_scale: 1.0,
+            beta: 0.0,
+            alpha: 0.001,
+            steps_for_target_q_sync: 5,
+            two_qs: true,
+            normalize_rewards: true,
+            guidance: 1.0,
+        }
+    }
+}
+
 /// Interval and number of held-out records of evaluations. The policy is always evaluated before and after training.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -327,6 +392,9 @@ impl OfflineConfig {
             self.validate_numbers(config, at);
             self.data.validate_uncut(&at.below("data"));
         }
+        if self.objective.ilql().is_some() {
+            self.validate_ilql(config, at);
+        }
         at.given(&["objective"]).ensure(
             self.batch_size >= 2 || !self.objective.estimates_kl(),
             "batch_size",
@@ -351,9 +419,9 @@ impl OfflineConfig {
             return;
         }
         at.ensure(
-            self.objective == Objective::Sft || self.objective.distills().is_some(),
+            matches!(self.objective, Objective::Sft | Objective::Distill(_) | Objective::Ilql(_)),
             "turns",
-            "only `sft` and `distill` learn more than the last message of a conversation",
+            "only `sft`, `distill` and `ilql` learn more than the last message of a conversation",
             "leave it out",
         );
         at.when(at.root().is_read("model")).ensure(
@@ -374,17 +442,44 @@ impl OfflineConfig {
         let root = at.root();
         let adapts = matches!(&config.model, ModelConfig::Folder(folder) if folder.lora.is_some());
         root.ensure(!adapts, "model.lora", "a reward model has no adapters", "leave it out");
-        let roles = &config.roles;
-        for (path, stage) in [
-            ("strategy", Some(config.strategy.zero_stage)),
-            ("roles.policy.strategy", roles.policy.strategy.zero_stage),
-            ("roles.reference.strategy", roles.reference.strategy.zero_stage),
-            ("roles.critic.strategy", roles.critic.strategy.zero_stage),
-        ] {
-            let holds = stage != Some(ZeroStage::Auto);
-            let message = "`auto` does not plan the training of a reward model";
-            root.ensure(holds, &format!("{path}.zero_stage"), message, "write 0, 1, 2 or 3");
-        }
+        refuse_auto(config, &root, "`auto` does not plan the training of a reward model");
+    }
+
+    /// Reports fields that a model with the heads of ILQL does not support. It has no adapters, and no plan of its
+    /// memory.
+    fn validate_ilql(&self, config: &Config, at: &Section) {
+        let what = "`ilql` learns its answers by `awac_scale`, and has no warm-up";
+        at.ensure(self.warmup.is_none(), "warmup", what, "leave it out");
+        let root = at.root();
+        let adapts = matches!(&config.model, ModelConfig::Folder(folder) if folder.lora.is_some());
+        root.ensure(
+            !adapts,
+            "model.lora",
+            "a model with the heads of `ilql` has no adapters",
+            "leave it out",
+        );
+        let adamw = &self.optimizer.adamw;
+        at.ensure(
+            adamw.decays == Decays::Matrices || adamw.weight_decay == 0.0,
+            "optimizer.adamw.decays",
+            "`all` would decay the target heads of `ilql` too",
+            "write `matrices`, or `weight_decay: 0`",
+        );
+        refuse_auto(config, &root, "`auto` does not plan the heads of `ilql`");
+    }
+}
+
+/// Reports a role whose `zero_stage` is `auto`.
+fn refuse_auto(config: &Config, root: &Section, message: &str) {
+    let roles = &config.roles;
+    for (path, stage) in [
+        ("strategy", Some(config.strategy.zero_stage)),
+        ("roles.policy.strategy", roles.policy.strategy.zero_stage),
+        ("roles.reference.strategy", roles.reference.strategy.zero_stage),
+        ("roles.critic.strategy", roles.critic.strategy.zero_stage),
+    ] {
+        let holds = stage != Some(ZeroStage::Auto);
+        root.ensure(holds, &format!("{path}.zero_stage"), message, "write 0, 1, 2 or 3");
     }
 }
 
@@ -447,8 +542,23 @@ impl Objective {
                 not_negative("reward_model.center", center);
                 return;
             }
+            Self::Ilql(ilql) => return ilql.validate(&at.below("ilql")),
         };
         at.number(&format!("{name}.beta"), beta, beta > 0.0, "above 0");
+    }
+}
+
+impl IlqlConfig {
+    fn validate(&self, at: &Section) {
+        let Self { tau, gamma, cql_scale, awac_scale, beta, alpha, guidance, .. } = *self;
+        at.number("tau", tau, tau > 0.0 && tau < 1.0, "above 0 and below 1");
+        at.number("gamma", gamma, (0.0..=1.0).contains(&gamma), "from 0 to 1");
+        at.number("cql_scale", cql_scale, cql_scale >= 0.0, "0 or above");
+        at.number("awac_scale", awac_scale, awac_scale >= 0.0, "0 or above");
+        at.number("beta", beta, true, "that is finite");
+        at.number("guidance", guidance, true, "that is finite");
+        at.number("alpha", alpha, alpha > 0.0 && alpha <= 1.0, "above 0 to 1");
+        at.positive("steps_for_target_q_sync", self.steps_for_target_q_sync);
     }
 }
 

@@ -118,6 +118,11 @@ impl Config {
     pub fn trains_a_reward_model(&self) -> bool {
         matches!(&self.pipeline, PipelineConfig::Offline(offline) if offline.objective.is_of_numbers())
     }
+
+    /// Returns true if heads that learn values are trained with the model.
+    pub fn trains_values(&self) -> bool {
+        matches!(&self.pipeline, PipelineConfig::Offline(offline) if offline.objective.ilql().is_some())
+    }
 }
 
 impl PipelineConfig {
