@@ -28,6 +28,7 @@ mod tests;
 mod trl;
 mod trl_offline;
 mod trlx;
+mod trlx_ilql;
 mod values;
 mod verl;
 

@@ -3,11 +3,11 @@
 use serde_json::{Value, json};
 
 use super::shared::{DOWNLOAD, R, REPORTS};
-use super::{ledger::Ledger, rules, values};
+use super::{ledger::Ledger, rules, trlx_ilql, values};
 
 const FOLDER: &str = "set by the model's folder";
 
-const IDLE: [(&str, &str); 21] = [
+pub(super) const IDLE: [(&str, &str); 21] = [
     ("train.tracker", REPORTS),
     ("train.project_name", REPORTS),
     ("train.entity_name", REPORTS),
@@ -31,20 +31,13 @@ const IDLE: [(&str, &str); 21] = [
     ("method.gen_kwargs.pad_token_id", FOLDER),
 ];
 
-const REFUSED: [(&str, &str); 13] = [
+const REFUSED: [(&str, &str); 6] = [
     ("model.num_layers_unfrozen", "train all layers, or set `model.lora`"),
     ("model.peft_config*", "set `model.lora`"), // what of it is not a LoRA's
     ("model.delta_kwargs*", "set `model.lora`"),
     ("method.num_value_layers_unfrozen", "the critic is a separate model, and all its layers are trained"),
     ("method.ref_mean", "use an advantage that centers within the group"),
     ("method.ref_std", "use an advantage that centers within the group"),
-    ("method.two_qs", "ILQL is not supported"),
-    ("method.tau", "ILQL is not supported"),
-    ("method.awac_scale", "ILQL is not supported"),
-    ("method.cql_scale", "ILQL is not supported"),
-    ("method.beta", "ILQL is not supported"),
-    ("method.alpha", "ILQL is not supported"),
-    ("method.steps_for_target_q_sync", "ILQL is not supported"),
 ];
 
 pub(super) fn apply(ledger: &mut Ledger) {
@@ -62,18 +55,28 @@ pub(super) fn apply(ledger: &mut Ledger) {
             None => {}
         }
     }
+    if is_ilql(ledger) {
+        return trlx_ilql::apply(ledger);
+    }
     if !is_ppo(ledger) {
-        return ledger.idle_all(&[("*", "only PPO is imported")]);
+        return ledger.idle_all(&[("*", "only PPO and ILQL are imported")]);
     }
     adapters(ledger);
     train(ledger);
-    optimizer(ledger);
+    optimizer(ledger, R);
     method(ledger);
     if ledger.number("model.num_layers_unfrozen") == Some(-1.0) {
         ledger.idle("model.num_layers_unfrozen", "all layers are trained");
     }
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
+}
+
+/// Returns true if the method is ILQL, and the trainer is no other one.
+fn is_ilql(ledger: &Ledger) -> bool {
+    let is = |key: &str, name: &str| ledger.text(key).map(|text| text.eq_ignore_ascii_case(name));
+    let names = [is("method.name", "ilqlconfig"), is("train.trainer", "accelerateilqltrainer")];
+    names.contains(&Some(true)) && !names.contains(&Some(false))
 }
 
 /// Returns true if the method is PPO. Another method must not become a PPO run.
@@ -85,7 +88,7 @@ fn is_ppo(ledger: &mut Ledger) -> bool {
             None => {}
             Some(text) if text == name => ledger.idle(key, "it is PPO, as `algorithm` is"),
             Some(_) => {
-                ledger.refuse(key, "only PPO is imported");
+                ledger.refuse(key, "only PPO and ILQL are imported, each with its own trainer");
                 is_ppo = false;
             }
         }
@@ -164,37 +167,39 @@ fn updates_per_step(ledger: &mut Ledger) -> u64 {
     mini_batches.saturating_mul(ledger.whole("method.ppo_epochs").unwrap_or(1).max(1))
 }
 
-fn optimizer(ledger: &mut Ledger) {
+/// Maps the sections `optimizer` and `scheduler` to fields of `pipeline`.
+pub(super) fn optimizer(ledger: &mut Ledger, pipeline: &str) {
     let name = "optimizer.name";
     match ledger.text(name).map(|name| name.to_ascii_lowercase()).as_deref() {
         Some("adamw") => {
             let why = "AdamW is the optimizer; trlx clips no gradients";
-            ledger.change(name, &format!("{R}.optimizer.max_grad_norm"), 0, why);
+            ledger.change(name, &format!("{pipeline}.optimizer.max_grad_norm"), 0, why);
         }
         Some("adam") => {
-            ledger.change(name, &format!("{R}.optimizer.adamw.weight_decay"), 0, "AdamW without decay")
+            ledger.change(name, &format!("{pipeline}.optimizer.adamw.weight_decay"), 0, "AdamW without decay")
         }
         Some(_) => ledger.refuse(name, "the optimizer is AdamW"),
         None => {}
     }
-    let adamw = format!("{R}.optimizer.adamw");
+    let adamw = format!("{pipeline}.optimizer.adamw");
     for (key, field) in [("lr", "learning_rate"), ("eps", "eps"), ("weight_decay", "weight_decay")] {
         ledger.copy_number(&format!("optimizer.kwargs.{key}"), &format!("{adamw}.{field}"));
     }
     rules::betas(ledger, "optimizer.kwargs.betas", &format!("{adamw}.betas"));
-    ledger.fill(&format!("{R}.optimizer.max_grad_norm"), 0);
-    schedule(ledger, &format!("{R}.optimizer.schedule"));
+    ledger.fill(&format!("{pipeline}.optimizer.max_grad_norm"), 0);
+    schedule(ledger, pipeline);
 }
 
 /// torch's schedulers under trlx's names. They set the final rate, where ours is a share of the peak.
-fn schedule(ledger: &mut Ledger, field: &str) {
+fn schedule(ledger: &mut Ledger, pipeline: &str) {
+    let field = &format!("{pipeline}.optimizer.schedule");
     let kind = match ledger.text("scheduler.name").as_deref() {
         Some("cosine_annealing") => "cosine",
         Some("linear") => "linear",
         Some(_) => return ledger.refuse("scheduler.name", "must be constant, linear or cosine"),
         None => return,
     };
-    let peak = ledger.draft(&format!("{R}.optimizer.adamw.learning_rate")).and_then(Value::as_f64);
+    let peak = ledger.draft(&format!("{pipeline}.optimizer.adamw.learning_rate")).and_then(Value::as_f64);
     match (ledger.number("scheduler.kwargs.eta_min"), peak) {
         (Some(end), Some(peak)) if peak > 0.0 => {
             let ratio = values::json((end / peak).clamp(0.0, 1.0));

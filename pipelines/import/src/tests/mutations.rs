@@ -428,6 +428,21 @@ method: {name: ppoconfig, num_rollouts: 128, chunk_size: 32, ppo_epochs: 4, init
 }
 
 #[test]
+fn trlxs_keys_of_ilql() {
+    let text = "\
+train: {seq_length: 64, epochs: 100, total_steps: 1000, batch_size: 16, minibatch_size: 8, seed: 7, tracker: wandb,
+  checkpoint_interval: 100, eval_interval: 8, trainer: AccelerateILQLTrainer}
+model: {model_path: models/gpt, num_layers_unfrozen: -1}
+tokenizer: {tokenizer_path: models/gpt, padding_side: left}
+optimizer: {name: adamw, kwargs: {lr: 2.0e-4, betas: [0.9, 0.95], eps: 1.0e-8, weight_decay: 1.0e-6}}
+scheduler: {name: cosine_annealing, kwargs: {T_max: 1000, eta_min: 2.0e-5}}
+method: {name: ilqlconfig, tau: 0.7, gamma: 0.99, cql_scale: 0.1, awac_scale: 1, alpha: 0.001, beta: 0.5,
+  steps_for_target_q_sync: 5, two_qs: true, gen_kwargs: {max_new_tokens: 56, top_k: 20, beta: 4, temperature: 1.0}}
+";
+    check(&Example::new(Origin::Trlx, Form::Mapping, text));
+}
+
+#[test]
 fn rolls_keys() {
     let text = "\
 exp_name: run

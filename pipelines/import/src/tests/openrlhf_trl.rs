@@ -276,12 +276,47 @@ fn trlxs_adapters_are_pefts() {
     check_lines(&unset, &["    targets:\n    - q_proj\n    - v_proj\n"]);
 }
 
+const TRLX_ILQL: &str = "\
+train: {epochs: 100, total_steps: 1000, batch_size: 128, checkpoint_interval: 500, eval_interval: 50, seq_length: 64,
+  trainer: AccelerateILQLTrainer, pipeline: PromptPipeline, tracker: null}
+model: {model_path: models/gpt, num_layers_unfrozen: -1}
+optimizer: {name: adamw, kwargs: {lr: 5.0e-5, betas: [0.9, 0.95], eps: 1.0e-8, weight_decay: 1.0e-6}}
+scheduler: {name: cosine_annealing, kwargs: {T_max: 1000, eta_min: 5.0e-5}}
+method: {name: ilqlconfig, tau: 0.7, gamma: 0.99, cql_scale: 0.1, awac_scale: 1, alpha: 0.001, beta: 0,
+  steps_for_target_q_sync: 5, two_qs: true, gen_kwargs: {max_new_tokens: 56, top_k: 20, beta: 4, temperature: 1.0}}
+";
+
+#[test]
+fn trlxs_ilql_is_offline() {
+    let import = imported("ilql.yml", TRLX_ILQL, Origin::Trlx);
+    check_refused(&import, &[]);
+    check_loads_as("offline", &import);
+    check_lines(
+        &import,
+        &[
+            "  micro_batch_size: 128\n",
+            "    steps: 1000\n",
+            "    batch_size: 128\n",
+            "        tau: 0.7\n        gamma: 0.99\n        cql_scale: 0.1\n        awac_scale: 1\n        beta: 0\n        \
+             alpha: 0.001\n        steps_for_target_q_sync: 5\n        two_qs: true\n        guidance: 4\n",
+            "      max_grad_norm: 0\n",
+        ],
+    );
+    check_rows(&import, &[("train.epochs", "no effect"), ("method.gen_kwargs.top_k", "no effect")]);
+    let epochs = imported("ilql.yml", &TRLX_ILQL.replace("total_steps: 1000, ", ""), Origin::Trlx);
+    check_lines(&epochs, &["    steps:\n      data_epochs: 100\n"]);
+    let swept = imported("ilql.yml", &TRLX_ILQL.replace("beta: 4", "beta: [1, 4]"), Origin::Trlx);
+    check_refused(&swept, &["method.gen_kwargs.beta"]);
+}
+
 #[test]
 fn trlxs_other_methods_are_no_ppo() {
     let text = TRLX.replace("train: {", "train: {trainer: AccelerateILQLTrainer, ");
-    let import = imported("ilql.yml", &text.replace("PPOConfig", "ilqlconfig"), Origin::Trlx);
-    check_refused(&import, &["train.trainer", "method.name"]);
+    let import = imported("mixed.yml", &text, Origin::Trlx);
+    check_refused(&import, &["train.trainer"]);
     assert!(!import.yaml().contains("rlvr"), "{}", import.yaml());
+    let import = imported("rft.yml", &TRLX.replace("PPOConfig", "RFTConfig"), Origin::Trlx);
+    check_refused(&import, &["method.name"]);
 }
 
 const TRL: &str = "model_name_or_path: m\ndataset_name: a/b\nreward_funcs: [accuracy_reward]\n";
