@@ -196,6 +196,7 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
         Origin::OpenrlhfKto => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Kto),
         Origin::Verl => verl::apply(&mut ledger),
         Origin::VerlSft => verl::sft::apply(&mut ledger),
+        Origin::Trlx if trlx_ilql::is_ilql(&ledger) => trlx_ilql::apply(&mut ledger),
         Origin::Trlx => trlx::apply(&mut ledger),
     }
     let (draft, rows) = ledger.finish();

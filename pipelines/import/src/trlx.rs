@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::shared::{DOWNLOAD, R, REPORTS};
-use super::{ledger::Ledger, rules, trlx_ilql, values};
+use super::{ledger::Ledger, rules, values};
 
 const FOLDER: &str = "set by the model's folder";
 
@@ -41,23 +41,7 @@ const REFUSED: [(&str, &str); 6] = [
 ];
 
 pub(super) fn apply(ledger: &mut Ledger) {
-    match ledger.text("train.run_name") {
-        Some(_) => ledger.copy_text("train.run_name", "name"),
-        None => ledger.fill("name", "imported_from_trlx"),
-    }
-    ledger.fill("backend", "auto");
-    for key in ["model.model_path", "tokenizer.tokenizer_path"] {
-        match ledger.text(key) {
-            Some(path) if key.starts_with("model") => {
-                ledger.change(key, "model.path", path, DOWNLOAD);
-            }
-            Some(_) => ledger.idle(key, FOLDER),
-            None => {}
-        }
-    }
-    if is_ilql(ledger) {
-        return trlx_ilql::apply(ledger);
-    }
+    model(ledger);
     if !is_ppo(ledger) {
         return ledger.idle_all(&[("*", "only PPO and ILQL are imported")]);
     }
@@ -72,11 +56,22 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.refuse_all(&REFUSED);
 }
 
-/// Returns true if the method is ILQL, and the trainer is no other one.
-fn is_ilql(ledger: &Ledger) -> bool {
-    let is = |key: &str, name: &str| ledger.text(key).map(|text| text.eq_ignore_ascii_case(name));
-    let names = [is("method.name", "ilqlconfig"), is("train.trainer", "accelerateilqltrainer")];
-    names.contains(&Some(true)) && !names.contains(&Some(false))
+/// Name of the run, and folder of its model.
+pub(super) fn model(ledger: &mut Ledger) {
+    match ledger.text("train.run_name") {
+        Some(_) => ledger.copy_text("train.run_name", "name"),
+        None => ledger.fill("name", "imported_from_trlx"),
+    }
+    ledger.fill("backend", "auto");
+    for key in ["model.model_path", "tokenizer.tokenizer_path"] {
+        match ledger.text(key) {
+            Some(path) if key.starts_with("model") => {
+                ledger.change(key, "model.path", path, DOWNLOAD);
+            }
+            Some(_) => ledger.idle(key, FOLDER),
+            None => {}
+        }
+    }
 }
 
 /// Returns true if the method is PPO. Another method must not become a PPO run.

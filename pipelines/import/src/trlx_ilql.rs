@@ -25,7 +25,15 @@ const REFUSED: [(&str, &str); 5] = [
     ("train.rollout_logging_dir", REPORTS),
 ];
 
+/// Returns true if the method is ILQL, and the trainer is no other one.
+pub(super) fn is_ilql(ledger: &Ledger) -> bool {
+    let is = |key: &str, name: &str| ledger.text(key).map(|text| text.eq_ignore_ascii_case(name));
+    let names = [is("method.name", "ilqlconfig"), is("train.trainer", "accelerateilqltrainer")];
+    names.contains(&Some(true)) && !names.contains(&Some(false))
+}
+
 pub(super) fn apply(ledger: &mut Ledger) {
+    trlx::model(ledger);
     for key in ["method.name", "train.trainer"] {
         ledger.idle_all(&[(key, "the objective is `ilql`")]);
     }
