@@ -27,7 +27,10 @@ const REFUSED: [(&str, &str); 5] = [
 
 /// Returns true if the method is ILQL, and the trainer is no other one.
 pub(super) fn is_ilql(ledger: &Ledger) -> bool {
-    let is = |key: &str, name: &str| ledger.text(key).map(|text| text.eq_ignore_ascii_case(name));
+    let is = |key: &str, name: &str| {
+        let value = ledger.peek(key).filter(|value| !values::is_unset(value));
+        value.map(|value| values::text(value).eq_ignore_ascii_case(name))
+    };
     let names = [is("method.name", "ilqlconfig"), is("train.trainer", "accelerateilqltrainer")];
     names.contains(&Some(true)) && !names.contains(&Some(false))
 }
