@@ -197,6 +197,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "    steps: 20" => "    reward: [{repetition: {ngram_words: 0}}]\n    steps: 20", "10:41", "pipeline.rlvr.reward[0].repetition.ngram_words", "it is 0", "1 or above";
 
     // Types.
+    "group_size: 4" => "group_size: '4'", "12:17", "pipeline.rlvr.group_size", "found the text `4`", "write a whole number, 0 or above, without quotes";
     "group_size: 4" => "group_size: four", "12:17", "pipeline.rlvr.group_size", "expected a whole number, 0 or above, found the text `four`", "write a whole number";
     "group_size: 4" => "group_size: 4.5", "12:17", "pipeline.rlvr.group_size", "found the number 4.5", "write a whole number";
     "group_size: 4" => "group_size: -4", "12:17", "pipeline.rlvr.group_size", "found the number -4", "write a whole number";

@@ -81,7 +81,10 @@ impl At<'_> {
             Read::StandIn(_) => "a stand-in".to_owned(),
         };
         let message = format!("expected {expected}, found {found}");
-        self.locate(Error::new(message, format!("write {expected}")))
+        // A text that reads as a number was in quotes.
+        let is_quoted = matches!(self.read, Read::Node(Node { value: Value::Text(text), .. }) if text.parse::<f64>().is_ok());
+        let quotes = if is_quoted && expected.contains("number") { ", without quotes" } else { "" };
+        self.locate(Error::new(message, format!("write {expected}{quotes}")))
     }
 
     /// Returns the error of several variants. The last variant is to blame, since a `--set` follows the fields of the

@@ -181,8 +181,8 @@ const OTHER_MEDIA: [&str; 3] = ["image_token", "audio_token", "video_token"];
 const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_token"];
 
 impl HfTokenizer {
-    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` in the folder `path`; only
-    /// the first is required.
+    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` or `.json` in the folder `path`; only the
+    /// first is required.
     ///
     /// # Errors
     /// The file that cannot be used, with the cause.
@@ -246,8 +246,13 @@ impl HfTokenizer {
                 (template_file, Some(source), None)
             }
             false => {
-                let sources = (template_of(config, "default"), template_of(config, "tool_use"));
-                (path.join("tokenizer_config.json"), sources.0, sources.1)
+                // A processor's file, of models that read pictures too.
+                let processors = path.join("chat_template.json");
+                let file = optional_json(&processors)?;
+                let is_there = file.contains_key("chat_template");
+                let (config, name) =
+                    if is_there { (&file, processors) } else { (config, path.join("tokenizer_config.json")) };
+                (name, template_of(config, "default"), template_of(config, "tool_use"))
             }
         };
         let compiled = |source: Option<String>| {
@@ -585,6 +590,10 @@ mod tests {
             tokenizer.render_chat(conversation, &Map::new()).unwrap()
         };
         assert_eq!([render(None), render(Some(&[json!({})]))], ["plain", "tools"]);
+        let processors = json!({"chat_template": "processor's"}).to_string();
+        fs::write(scratch.path().join("chat_template.json"), processors).unwrap();
+        let rendered = HfTokenizer::open(scratch.path()).unwrap().render_chat(Conversation::default(), &Map::new());
+        assert_eq!(rendered.unwrap(), "processor's");
     }
 
     #[test]
