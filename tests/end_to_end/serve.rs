@@ -1,10 +1,13 @@
 //! Models served over HTTP: a trained one of single characters, and a tiny published one with a chat
 //! template.
 
+mod limits;
+
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -29,7 +32,12 @@ struct Server {
 
 impl Server {
     fn start(model: &str, args: &[&str]) -> Self {
-        let process = Process::start(anyroll(["serve", model, "--port", "0"].iter().chain(args)));
+        Self::of(anyroll(["serve", model, "--port", "0"].iter().chain(args)))
+    }
+
+    /// Starts the server of a command.
+    fn of(command: Command) -> Self {
+        let process = Process::start(command);
         let said = process.output.path().join("stderr");
         let mut address = String::new();
         wait_until("the server listens", || {

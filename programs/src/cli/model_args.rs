@@ -109,7 +109,7 @@ pub(super) struct RoomArgs {
 }
 
 /// Parses an integer of at least 1.
-fn at_least_one(text: &str) -> std::result::Result<usize, String> {
+pub(super) fn at_least_one(text: &str) -> std::result::Result<usize, String> {
     text.parse().ok().filter(|number| *number >= 1).ok_or_else(|| "write an integer of at least 1".into())
 }
 

@@ -6,9 +6,9 @@ use std::{
 };
 
 use anyroll_pipelines::{Result, inference::Room};
-use clap::Args;
+use clap::{Args, value_parser};
 
-use super::model_args::{ModelArgs, RoomArgs};
+use super::model_args::{ModelArgs, RoomArgs, at_least_one};
 use crate::serve;
 
 #[derive(Debug, Args)]
@@ -28,9 +28,22 @@ pub(super) struct ServeArgs {
     /// Seconds for running requests to finish after SIGTERM or Ctrl-C; a second signal ends them at once
     #[arg(long, value_name = "SECONDS", default_value_t = 25)]
     grace: u64,
+    /// Seconds for the header of a request, from the end of the one before on its connection; the connection is
+    /// then closed
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..=MOST_SECONDS))]
+    header_timeout: u64,
+    /// Seconds for the body of a request
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(1..=MOST_SECONDS))]
+    body_timeout: u64,
+    /// The most open connections, fewer if `ulimit -n` is lower; for one more the connection that has been idle
+    /// longest is closed
+    #[arg(long, default_value_t = 1024, value_parser = at_least_one)]
+    max_connections: usize,
     #[command(flatten)]
     room: RoomArgs,
 }
+
+const MOST_SECONDS: u64 = 86_400;
 
 pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
     const DEFAULT_MAX_LENGTH: usize = 8192;
@@ -46,7 +59,15 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
     let room = Room { sequences: args.room.sequences, longest, memory: args.room.memory };
     let ready =
         |address| eprintln!("listening on http://{address}; POST /v1/completions, /v1/chat/completions");
-    let (address, grace) = (SocketAddr::new(args.host, args.port), Duration::from_secs(args.grace));
-    serve::serve(model, room, address, grace, ready)?;
+    let options = serve::Options {
+        address: SocketAddr::new(args.host, args.port),
+        grace: Duration::from_secs(args.grace),
+        limits: serve::Limits {
+            header: Duration::from_secs(args.header_timeout),
+            body: Duration::from_secs(args.body_timeout),
+            connections: args.max_connections,
+        },
+    };
+    serve::serve(model, room, options, ready)?;
     Ok(0)
 }

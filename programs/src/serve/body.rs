@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    App,
+    completions::App,
     fields::{Fields, must_be},
     format::format,
     messages,

@@ -1,0 +1,43 @@
+//! Error responses in the format of OpenAI's API.
+
+use axum::{
+    Json,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+/// An error response.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    status: StatusCode,
+    message: String,
+    /// OpenAI's word for the error, if there is one.
+    code: Option<&'static str>,
+}
+
+impl Refusal {
+    pub fn new(status: StatusCode, message: String) -> Self {
+        Self { status, message, code: None }
+    }
+
+    pub fn bad_request(message: String) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// An error that the request is not to blame for.
+    pub fn failed(message: String) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    }
+
+    pub fn body(&self) -> Value {
+        let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
+        json!({"error": {"message": self.message, "type": kind, "param": null, "code": self.code}})
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.status, Json(self.body())).into_response()
+    }
+}
