@@ -381,7 +381,15 @@ mod tests {
             Request { prompt: vec![1], params, stop: None, format: None, samples: vec![Sample::default()] };
         let tools = Some(["f".to_owned()].into());
         let (requests, stops) = (vec![request], [].into());
-        let asked = ParsedRequest { requests, stops, stream: true, usage: false, logprobs: None, tools };
+        let asked = ParsedRequest {
+            requests,
+            format: None,
+            stops,
+            stream: true,
+            usage: false,
+            logprobs: None,
+            tools,
+        };
         let ids = tokenizer.encode_text(answer).unwrap();
         let last = ids.len() - 1;
         let tokens = ids.iter().enumerate().map(|(at, &id)| Tokens {

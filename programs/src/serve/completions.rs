@@ -9,11 +9,7 @@ use std::{
 };
 
 use anyroll_data::Tokenizer;
-use anyroll_pipelines::{
-    Error, Result,
-    inference::{Formats, Room},
-    loaded::LoadedModel,
-};
+use anyroll_pipelines::{Error, Result, inference::Room, loaded::LoadedModel};
 use axum::{
     Router,
     extract::State,
@@ -25,6 +21,7 @@ use tokio::task::spawn_blocking;
 use super::{
     answer::{Shape, answer},
     body::{self, ParsedRequest},
+    compiler::Compiler,
     counters::Counters,
     fields::Fields,
     received::Received,
@@ -36,7 +33,7 @@ use super::{
 pub(super) struct App {
     pub worker: Worker,
     pub tokenizer: Arc<Tokenizer>,
-    pub formats: Formats,
+    compiler: Arc<Compiler>,
     counters: Arc<Counters>,
     /// Maximum length of a sequence.
     pub max_length: usize,
@@ -72,7 +69,7 @@ pub(super) fn start(
     let app = Arc::new(App {
         worker,
         tokenizer: model.tokenizer.clone(),
-        formats: Formats::new(model.tokenizer),
+        compiler: Compiler::new(model.tokenizer),
         counters,
         max_length: room.longest,
         requests: AtomicU64::new(0),
@@ -103,9 +100,20 @@ async fn respond(app: Arc<App>, shape: Shape, received: Received, read: Read) ->
     let client = Arc::new(());
     let (reader, waits) = (app.clone(), Arc::downgrade(&client));
     let asked = spawn_blocking(move || waits.upgrade().map(|_| read(fields, &reader))).await;
-    match asked {
-        Ok(Some(Ok(asked))) => answer(&app, shape, asked, busy).await,
-        Ok(Some(Err(problem))) => Refusal::bad_request(problem).into_response(),
-        Ok(None) | Err(_) => Refusal::failed("the request could not be read".to_owned()).into_response(),
+    let mut asked = match asked {
+        Ok(Some(Ok(asked))) => asked,
+        Ok(Some(Err(problem))) => return Refusal::bad_request(problem).into_response(),
+        Ok(None) | Err(_) => {
+            return Refusal::failed("the request could not be read".to_owned()).into_response();
+        }
+    };
+    if let Some((field, spec)) = asked.format.take() {
+        match app.compiler.compile(field, spec).await {
+            Ok(format) => {
+                asked.requests.iter_mut().for_each(|request| request.format = Some(format.clone()));
+            }
+            Err(refusal) => return refusal.into_response(),
+        }
     }
+    answer(&app, shape, asked, busy).await
 }

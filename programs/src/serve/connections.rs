@@ -71,7 +71,7 @@ impl Connections {
     /// If no file is left for a connection.
     pub fn new(limits: Limits) -> io::Result<Arc<Self>> {
         /// Files that the process opens later for other purposes, and connections that are being closed.
-        const RESERVE: usize = 12;
+        const RESERVE: usize = 16;
         let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
         let held = fs::read_dir("/proc/self/fd")?.count();
         let free = usize::try_from(soft).unwrap_or(usize::MAX).saturating_sub(held + RESERVE);

@@ -6,6 +6,7 @@
 
 mod answer;
 mod body;
+mod compiler;
 mod completions;
 mod connections;
 mod counters;
@@ -42,12 +43,16 @@ use signal_hook::{
 use tokio::{net::TcpListener, sync::watch, time::timeout};
 
 use answer::now_s;
+pub(crate) use compiler::{TRY_FORMATS, answer_trials};
 use connections::Connections;
 pub(crate) use connections::Limits;
 use refusal::Refusal;
 
 /// Name of the only model.
 const MODEL: &str = "anyroll";
+
+/// Environment variable with the key that clients send.
+pub(crate) const KEY_VARIABLE: &str = "ANYROLL_API_KEY";
 
 /// Options of a server.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +87,8 @@ pub(crate) fn serve(
     stop_by_signal(stop)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(READERS)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_stack_size(THREAD_STACK_BYTES)
         .build()
         .map_err(Error::Serve)?;
     let served = runtime.block_on(async {
@@ -111,8 +117,10 @@ pub(crate) fn serve(
     failure.map_or(Ok(()), |error| Err(error.into()))
 }
 
-/// Threads that tokenize requests, so that a long prompt does not delay responses.
-const READERS: usize = 4;
+/// Threads that tokenize requests and compile formats, so that neither delays responses.
+const BLOCKING_THREADS: usize = 6;
+/// Twice the stack on which formats are tried.
+const THREAD_STACK_BYTES: usize = 4 << 20;
 
 /// The first signal sets `stop`; a second one has its default effect.
 fn stop_by_signal(stop: watch::Sender<bool>) -> Result<()> {

@@ -1,5 +1,7 @@
 //! Error responses in the format of OpenAI's API.
 
+use anyroll_config::error_chain::one_line;
+use anyroll_data::TokenizerError;
 use axum::{
     Json,
     http::StatusCode,
@@ -33,6 +35,19 @@ impl Refusal {
     pub fn body(&self) -> Value {
         let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
         json!({"error": {"message": self.message, "type": kind, "param": null, "code": self.code}})
+    }
+}
+
+/// Reason why a text or a conversation has no tokens, without the paths of this machine.
+pub(super) fn untokenized(error: &TokenizerError) -> String {
+    match error {
+        TokenizerError::NoTemplate { .. } => "the model has no chat template: use /v1/completions".to_owned(),
+        TokenizerError::Template { source, .. } => {
+            format!("the chat template refuses the messages: {}", one_line(source))
+        }
+        TokenizerError::Character(error) => one_line(error),
+        TokenizerError::Messages { .. } => "messages need a model with a chat template".to_owned(),
+        _ => "the model's tokenizer fails on it".to_owned(),
     }
 }
 
