@@ -9,13 +9,13 @@ use anyroll_pipelines::{Result, inference::Room};
 use clap::{Args, value_parser};
 
 use super::model_args::{ModelArgs, RoomArgs, at_least_one};
-use crate::serve;
+use crate::serve::{self, Access, Host, Key, Origin};
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// The address to listen on; there is no password, so listen beyond this machine only in trusted networks
+    /// The address to listen on; beyond this machine with a key, since anyone else can use the model
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
     /// The port to listen on; 0 takes a free one
@@ -39,6 +39,17 @@ pub(super) struct ServeArgs {
     /// longest is closed
     #[arg(long, default_value_t = 1024, value_parser = at_least_one)]
     max_connections: usize,
+    /// The key that clients send as `Authorization: Bearer KEY`. Other users see arguments, so prefer the
+    /// environment
+    #[arg(long, value_name = "KEY", env = serve::KEY_VARIABLE, hide_env_values = true)]
+    api_key: Option<Key>,
+    /// Names by which clients may ask, separated by commas, besides the loopback names and the address; `*` for
+    /// all
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    allowed_hosts: Vec<Host>,
+    /// Origins whose pages may ask from a browser, separated by commas, such as http://localhost:3000; `*` for all
+    #[arg(long, value_name = "ORIGINS", value_delimiter = ',')]
+    allowed_origins: Vec<Origin>,
     #[command(flatten)]
     room: RoomArgs,
 }
@@ -59,6 +70,9 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
     let room = Room { sequences: args.room.sequences, longest, memory: args.room.memory };
     let ready =
         |address| eprintln!("listening on http://{address}; POST /v1/completions, /v1/chat/completions");
+    if !args.host.is_loopback() && args.api_key.is_none() {
+        tracing::warn!(host = %args.host, "whoever reaches this address can use the model: set `--api-key`");
+    }
     let options = serve::Options {
         address: SocketAddr::new(args.host, args.port),
         grace: Duration::from_secs(args.grace),
@@ -66,6 +80,12 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
             header: Duration::from_secs(args.header_timeout),
             body: Duration::from_secs(args.body_timeout),
             connections: args.max_connections,
+        },
+        access: Access {
+            key: args.api_key.clone(),
+            hosts: args.allowed_hosts.clone(),
+            origins: args.allowed_origins.clone(),
+            bound: args.host,
         },
     };
     serve::serve(model, room, options, ready)?;

@@ -4,6 +4,7 @@
 //! and convert tokens to responses (`text`, `tool_calls`, `answer`), whole or as server-sent events. All requests
 //! share the engine's batch. `connections` bounds what a client may hold.
 
+mod access;
 mod answer;
 mod body;
 mod compiler;
@@ -42,6 +43,7 @@ use signal_hook::{
 };
 use tokio::{net::TcpListener, sync::watch, time::timeout};
 
+pub(crate) use access::{Access, Host, Key, Origin};
 use answer::now_s;
 pub(crate) use compiler::{TRY_FORMATS, answer_trials};
 use connections::Connections;
@@ -55,7 +57,7 @@ const MODEL: &str = "anyroll";
 pub(crate) const KEY_VARIABLE: &str = "ANYROLL_API_KEY";
 
 /// Options of a server.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// Address to listen on.
     pub address: SocketAddr,
@@ -63,6 +65,8 @@ pub(crate) struct Options {
     pub grace: Duration,
     /// Bounds on clients.
     pub limits: Limits,
+    /// Clients that are answered.
+    pub access: Access,
 }
 
 /// Serves until a signal, or until the engine fails. Running requests then have `grace` to finish; a second
@@ -84,6 +88,7 @@ pub(crate) fn serve(
         to_stop.send_replace(true);
     };
     let (routes, engine) = completions::start(model, room, failed)?;
+    let routes = options.access.guard(router(routes));
     stop_by_signal(stop)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -99,7 +104,7 @@ pub(crate) fn serve(
         let stop = async move {
             let _ = to_stop.wait_for(|stop| *stop).await;
         };
-        let server = tokio::spawn(connections.serve(listener, router(routes), stop));
+        let server = tokio::spawn(connections.serve(listener, routes, stop));
         let _ = stopped.wait_for(|stop| *stop).await;
         match timeout(options.grace, server).await {
             Ok(served) => served.map_err(std::io::Error::other),

@@ -32,6 +32,11 @@ impl Refusal {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
+    /// The error with OpenAI's word for it.
+    pub fn with_code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
     pub fn body(&self) -> Value {
         let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
         json!({"error": {"message": self.message, "type": kind, "param": null, "code": self.code}})
