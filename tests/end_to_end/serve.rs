@@ -4,6 +4,7 @@
 mod access;
 mod formats;
 mod limits;
+mod rewards;
 
 use std::{
     fs,

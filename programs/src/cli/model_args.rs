@@ -8,7 +8,7 @@ use anyroll_models::SamplingParams;
 use anyroll_pipelines::{
     Result,
     inference::Sampling,
-    loaded::{DeviceChoice, LoadedModel, Options},
+    loaded::{DeviceChoice, Loaded, LoadedModel, Options},
 };
 use clap::{Args, ValueEnum};
 
@@ -58,6 +58,14 @@ impl ModelArgs {
     pub fn load(&self, chat: bool, system_prompt: Option<String>) -> Result<LoadedModel> {
         let options = Options { device: self.device.choice(), chat, system_prompt };
         LoadedModel::open(&self.model, &options)
+    }
+}
+
+impl ModelArgs {
+    /// Loads a model of either kind.
+    pub fn load_any(&self) -> Result<Loaded> {
+        let options = Options { device: self.device.choice(), ..Options::default() };
+        Loaded::open(&self.model, &options)
     }
 }
 

@@ -5,11 +5,15 @@ use std::{
     time::Duration,
 };
 
-use anyroll_pipelines::{Result, inference::Room};
+use anyroll_pipelines::{
+    Result,
+    inference::Room,
+    loaded::{Loaded, LoadedModel},
+};
 use clap::{Args, value_parser};
 
 use super::model_args::{ModelArgs, RoomArgs, at_least_one};
-use crate::serve::{self, Access, Host, Key, Origin};
+use crate::serve::{self, Access, Host, Key, Origin, Served};
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
@@ -57,19 +61,19 @@ pub(super) struct ServeArgs {
 const MOST_SECONDS: u64 = 86_400;
 
 pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
-    const DEFAULT_MAX_LENGTH: usize = 8192;
-    let model = args.model.load(false, None)?;
-    let most = model.max_length();
-    let longest = args.max_length.unwrap_or(DEFAULT_MAX_LENGTH.min(most));
-    // One token for the prompt and one for the completion.
-    if !(2..=most).contains(&longest) {
-        let why = model.why_no_longer();
-        let problem = format!("is {longest}, must be from 2 to {most}, the most that the model takes{why}");
-        return Err(anyroll_models::Error::Input { what: "--max-length", problem }.into());
-    }
-    let room = Room { sequences: args.room.sequences, longest, memory: args.room.memory };
-    let ready =
-        |address| eprintln!("listening on http://{address}; POST /v1/completions, /v1/chat/completions");
+    let (model, paths) = match args.model.load_any()? {
+        Loaded::Text(model) => {
+            let room = room(args, &model)?;
+            (Served::Text(model, room), "/v1/completions, /v1/chat/completions")
+        }
+        Loaded::Scorer(_) if args.max_length.is_some() => {
+            let problem =
+                "is for models that generate text, and this is a reward model: leave it out".to_owned();
+            return Err(anyroll_models::Error::Input { what: "--max-length", problem }.into());
+        }
+        Loaded::Scorer(model) => (Served::Scorer(model), "/v1/rewards, /score"),
+    };
+    let ready = |address| eprintln!("listening on http://{address}; POST {paths}");
     if !args.host.is_loopback() && args.api_key.is_none() {
         tracing::warn!(host = %args.host, "whoever reaches this address can use the model: set `--api-key`");
     }
@@ -88,6 +92,20 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
             bound: args.host,
         },
     };
-    serve::serve(model, room, options, ready)?;
+    serve::serve(model, options, ready)?;
     Ok(0)
+}
+
+/// Capacity for requests to a model that generates text.
+fn room(args: &ServeArgs, model: &LoadedModel) -> Result<Room> {
+    const DEFAULT_MAX_LENGTH: usize = 8192;
+    let most = model.max_length();
+    let longest = args.max_length.unwrap_or(DEFAULT_MAX_LENGTH.min(most));
+    // One token for the prompt and one for the completion.
+    if !(2..=most).contains(&longest) {
+        let why = model.why_no_longer();
+        let problem = format!("is {longest}, must be from 2 to {most}, the most that the model takes{why}");
+        return Err(anyroll_models::Error::Input { what: "--max-length", problem }.into());
+    }
+    Ok(Room { sequences: args.room.sequences, longest, memory: args.room.memory })
 }

@@ -60,11 +60,12 @@ impl App {
 pub(super) fn start(
     mut model: LoadedModel,
     room: Room,
-    failed: impl FnOnce(anyroll_models::Error) + Send + 'static,
+    failed: impl FnOnce(Error) + Send + 'static,
 ) -> Result<(Router, JoinHandle<()>)> {
     let counters = Arc::new(Counters::default());
     let engine = model.engine(room)?;
     counters.set_load(engine.load());
+    let failed = |error: anyroll_models::Error| failed(error.into());
     let (worker, thread) = Worker::start(engine, counters.clone(), failed).map_err(Error::Serve)?;
     let app = Arc::new(App {
         worker,

@@ -1,8 +1,8 @@
-//! HTTP server with OpenAI's API for completions and chat.
+//! HTTP server with OpenAI's API for completions and chat, and with the rewards of a reward model.
 //!
 //! One thread owns the engine (`worker`). Handlers parse bodies into requests (`received`, `fields`, `body`, `format`)
 //! and convert tokens to responses (`text`, `tool_calls`, `answer`), whole or as server-sent events. All requests
-//! share the engine's batch. `connections` bounds what a client may hold.
+//! share the engine's batch. `rewards` has the routes of a reward model. `connections` bounds what a client may hold.
 
 mod access;
 mod answer;
@@ -16,6 +16,7 @@ mod format;
 mod messages;
 mod received;
 mod refusal;
+mod rewards;
 mod text;
 mod tool_calls;
 mod worker;
@@ -27,7 +28,11 @@ use std::{
     time::Duration,
 };
 
-use anyroll_pipelines::{Error, Result, inference::Room, loaded::LoadedModel};
+use anyroll_pipelines::{
+    Error, Result,
+    inference::Room,
+    loaded::{LoadedModel, LoadedScorer},
+};
 use axum::{
     Json, Router,
     extract::Path,
@@ -56,6 +61,14 @@ const MODEL: &str = "anyroll";
 /// Environment variable with the key that clients send.
 pub(crate) const KEY_VARIABLE: &str = "ANYROLL_API_KEY";
 
+/// A model to serve.
+pub(crate) enum Served {
+    /// One that generates text, with the capacity of its engine.
+    Text(LoadedModel, Room),
+    /// A reward model.
+    Scorer(LoadedScorer),
+}
+
 /// Options of a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
@@ -74,12 +87,7 @@ pub(crate) struct Options {
 ///
 /// # Errors
 /// An address that cannot be listened on, or the engine's error.
-pub(crate) fn serve(
-    model: LoadedModel,
-    room: Room,
-    options: Options,
-    ready: impl FnOnce(SocketAddr),
-) -> Result<()> {
+pub(crate) fn serve(model: Served, options: Options, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     let failure = Arc::new(Mutex::new(None));
     let (stop, mut stopped) = watch::channel(false);
     let (to_failure, to_stop) = (failure.clone(), stop.clone());
@@ -87,8 +95,12 @@ pub(crate) fn serve(
         *to_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         to_stop.send_replace(true);
     };
-    let (routes, engine) = completions::start(model, room, failed)?;
-    let routes = options.access.guard(router(routes));
+    let generates = matches!(model, Served::Text(..));
+    let (routes, engine) = match model {
+        Served::Text(model, room) => completions::start(model, room, failed)?,
+        Served::Scorer(model) => rewards::start(model, failed)?,
+    };
+    let routes = options.access.guard(router(routes, generates));
     stop_by_signal(stop)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -119,7 +131,7 @@ pub(crate) fn serve(
     let _ = engine.join();
     served.map_err(Error::Serve)?;
     let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-    failure.map_or(Ok(()), |error| Err(error.into()))
+    failure.map_or(Ok(()), Err)
 }
 
 /// Threads that tokenize requests and compile formats, so that neither delays responses.
@@ -140,26 +152,39 @@ fn stop_by_signal(stop: watch::Sender<bool>) -> Result<()> {
     Ok(())
 }
 
-/// The routes of every model, beside those of one kind.
-fn router(routes: Router) -> Router {
+/// Routes of a model that generates text.
+const TEXT_ROUTES: [&str; 2] = ["/v1/completions", "/v1/chat/completions"];
+/// Routes of a reward model.
+const REWARD_ROUTES: [&str; 3] = ["/v1/rewards", "/score", "/v1/score"];
+
+/// The routes of every model, beside those of one that `generates` text, or of a reward model.
+fn router(routes: Router, generates: bool) -> Router {
     let created_s = now_s();
     let about = move || json!({"id": MODEL, "object": "model", "created": created_s, "owned_by": MODEL});
     routes
         .route("/v1/models", get(move || async move { Json(json!({"object": "list", "data": [about()]})) }))
         .route("/v1/models/{name}", get(move |Path(name)| async move { model(name, about()) }))
         .route("/health", get(|| async { "ok" }))
-        .fallback(unknown)
+        .fallback(move |uri: Uri| async move { unknown(uri.path(), generates) })
         .method_not_allowed_fallback(|| async {
             let message = "this address does not take this method".to_owned();
             Refusal::new(StatusCode::METHOD_NOT_ALLOWED, message)
         })
 }
 
-async fn unknown(uri: Uri) -> Refusal {
-    let message = format!(
-        "unknown path {}: use /v1/completions, /v1/chat/completions, /v1/models, /health or /metrics",
-        uri.path()
-    );
+fn unknown(path: &str, generates: bool) -> Refusal {
+    let (own, others) = match generates {
+        true => (&TEXT_ROUTES[..], &REWARD_ROUTES[..]),
+        false => (&REWARD_ROUTES[..], &TEXT_ROUTES[..]),
+    };
+    let own = own.join(", ");
+    let message = match (others.contains(&path), generates) {
+        (true, true) => format!("the model generates text, and {path} is for a reward model: use {own}"),
+        (true, false) => {
+            format!("the model is a reward model, and {path} is for one that generates text: use {own}")
+        }
+        (false, _) => format!("unknown path {path}: use {own}, /v1/models, /health or /metrics"),
+    };
     Refusal::new(StatusCode::NOT_FOUND, message)
 }
 

@@ -1,4 +1,4 @@
-//! Rewards that run programs or query another model: the fields of `code` and `judge`.
+//! Rewards that run programs or query another model: the fields of `code`, `judge` and `remote`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -170,6 +170,51 @@ pub struct JudgeConfig {
     /// Timeout of an attempt in seconds; above 0, at most 3600. Default 60.
     #[serde(default = "minute")]
     pub timeout_s: f64,
+}
+
+/// A reward model behind an endpoint, in the form of OpenRLHF's remote reward models.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoteConfig {
+    /// Complete URL that completions are sent to, such as `http://127.0.0.1:8000/v1/rewards`.
+    pub url: String,
+    /// Number of completions in a request; 1 or above. Default 8.
+    #[serde(default = "eight")]
+    pub batch_size: usize,
+    /// Environment variable with the endpoint's key. Default: no key is sent.
+    #[serde(default)]
+    pub key_variable: Option<String>,
+    /// Number of requests in flight per rank; 1 or above. Default 8.
+    #[serde(default = "eight")]
+    pub concurrency: usize,
+    /// Number of retries after an endpoint is busy, fails, times out or is unreachable; 0 to 16. Default 3.
+    #[serde(default = "attempts")]
+    pub retries: u32,
+    /// Seconds before the first retry, doubled before each next retry; above 0, at most 3600. Default 1.
+    #[serde(default = "one")]
+    pub retry_s: f64,
+    /// Timeout of an attempt in seconds; above 0, at most 3600. Default 60.
+    #[serde(default = "minute")]
+    pub timeout_s: f64,
+}
+
+impl RemoteConfig {
+    /// Returns the options of requests to the reward model.
+    pub fn endpoint(&self) -> EndpointConfig<'_> {
+        EndpointConfig {
+            url: &self.url,
+            key_variable: self.key_variable.as_deref(),
+            concurrency: self.concurrency,
+            retries: self.retries,
+            retry_s: self.retry_s,
+            timeout_s: self.timeout_s,
+        }
+    }
+
+    pub(super) fn validate(&self, at: &Section) {
+        self.endpoint().validate(at);
+        at.positive("batch_size", self.batch_size);
+    }
 }
 
 impl JudgeConfig {
