@@ -6,6 +6,7 @@
 use std::{
     fs,
     io::{self, BufRead, Write},
+    num::NonZeroUsize,
     process::Stdio,
     sync::{Arc, Mutex, OnceLock, PoisonError},
     thread,
@@ -41,8 +42,6 @@ const MOST_TIME: Duration = Duration::from_secs(5);
 const START: Duration = Duration::from_secs(60);
 /// Memory of a trial beyond the vocabulary's.
 const MOST_MEMORY_MB: u64 = 128;
-/// Trials at a time.
-const AT_ONCE: usize = 2;
 /// Stack of the thread that compiles, in a trial. The server's threads have more.
 const TRIAL_STACK_BYTES: usize = 2 << 20;
 
@@ -64,9 +63,11 @@ struct Trial {
 }
 
 impl Compiler {
+    /// Tries formats on up to half of the cores.
     pub fn new(tokenizer: Arc<Tokenizer>) -> Arc<Self> {
-        let (formats, turns, idle) = (OnceLock::new(), Semaphore::new(AT_ONCE), Mutex::default());
-        Arc::new(Self { tokenizer, formats, turns, idle })
+        let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let turns = Semaphore::new((cores / 2).max(1));
+        Arc::new(Self { tokenizer, formats: OnceLock::new(), turns, idle: Mutex::default() })
     }
 
     /// Compiles the format of the request's `field`.
@@ -75,12 +76,14 @@ impl Compiler {
             let message = "other formats are being compiled: try again later".to_owned();
             return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, message));
         };
-        self.try_out(field, &spec).await?;
+        let failed = |_| Refusal::failed(format!("`{field}` cannot be compiled"));
+        let told = spawn_blocking(move || (line(&spec), spec)).await;
+        let (told, spec) = told.map_err(failed)?;
+        self.try_out(field, &told).await?;
         let compiler = self.clone();
         let compiled = spawn_blocking(move || compiler.formats()?.compile(&spec)).await;
         drop(turn);
-        let compiled = compiled.map_err(|_| Refusal::failed(format!("`{field}` cannot be compiled")))?;
-        compiled.map_err(|problem| unsupported(field, &problem))
+        compiled.map_err(failed)?.map_err(|problem| unsupported(field, &problem))
     }
 
     fn formats(&self) -> Result<&Formats, String> {
@@ -88,8 +91,8 @@ impl Compiler {
         self.formats.get_or_init(build).as_ref().map_err(Clone::clone)
     }
 
-    /// Compiles a format in a process. If the client leaves meanwhile, the process is killed.
-    async fn try_out(self: &Arc<Self>, field: &'static str, spec: &Spec) -> Result<(), Refusal> {
+    /// Compiles a format, told in a line, in a process. If the client leaves meanwhile, the process is killed.
+    async fn try_out(&self, field: &'static str, spec: &str) -> Result<(), Refusal> {
         let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut trial = match idle {
             Some(trial) => trial,
@@ -99,7 +102,7 @@ impl Compiler {
             let message = format!("`{field}` takes more than {what} to compile: make it smaller");
             Err(Refusal::bad_request(message))
         };
-        match timeout(MOST_TIME, trial.ask::<_, Result<(), String>>(spec)).await {
+        match timeout(MOST_TIME, trial.ask(spec)).await {
             Err(_) => too_much(format!("{} s", MOST_TIME.as_secs())),
             Ok(Err(_)) => too_much(format!("{MOST_MEMORY_MB} MB, or a deeper stack than there is,")),
             Ok(Ok(outcome)) => {
@@ -110,15 +113,18 @@ impl Compiler {
     }
 
     async fn start(&self, field: &'static str) -> Result<Trial, Refusal> {
-        let vocabulary = Vocabulary::of(&self.tokenizer).map_err(|problem| unsupported(field, &problem))?;
-        match timeout(START, Trial::start(&vocabulary)).await {
+        let failed = || Refusal::failed(format!("`{field}` cannot be compiled now"));
+        let tokenizer = self.tokenizer.clone();
+        let told = spawn_blocking(move || Ok(line(&Vocabulary::of(&tokenizer)?))).await;
+        let told = told.map_err(|_| failed())?.map_err(|problem: String| unsupported(field, &problem))?;
+        match timeout(START, Trial::start(&told)).await {
             Ok(Ok(Ok(trial))) => Ok(trial),
             Ok(Ok(Err(problem))) => Err(unsupported(field, &problem)),
             Ok(Err(error)) => {
                 tracing::warn!(%error, "the process that tries formats does not start");
-                Err(Refusal::failed(format!("`{field}` cannot be compiled now")))
+                Err(failed())
             }
-            Err(_) => Err(Refusal::failed(format!("`{field}` cannot be compiled now"))),
+            Err(_) => Err(failed()),
         }
     }
 }
@@ -128,7 +134,7 @@ fn unsupported(field: &str, problem: &str) -> Refusal {
 }
 
 impl Trial {
-    async fn start(vocabulary: &Vocabulary) -> io::Result<Result<Self, String>> {
+    async fn start(vocabulary: &str) -> io::Result<Result<Self, String>> {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg(TRY_FORMATS).env_remove(super::KEY_VARIABLE).kill_on_drop(true);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -136,18 +142,22 @@ impl Trial {
         let (input, output) = (process.stdin.take(), process.stdout.take());
         let (Some(input), Some(output)) = (input, output) else { unreachable!("both are piped") };
         let mut trial = Self { _process: process, input, output: BufReader::new(output) };
-        let ready: Result<(), String> = trial.ask(vocabulary).await?;
+        let ready = trial.ask(vocabulary).await?;
         Ok(ready.map(|()| trial))
     }
 
     /// Sends a line and reads the line that answers it.
-    async fn ask<Q: Serialize, A: serde::de::DeserializeOwned>(&mut self, question: &Q) -> io::Result<A> {
-        let line = serde_json::to_string(question)? + "\n";
+    async fn ask(&mut self, line: &str) -> io::Result<Result<(), String>> {
         self.input.write_all(line.as_bytes()).await?;
         let mut answer = String::new();
         self.output.read_line(&mut answer).await?;
         Ok(serde_json::from_str(&answer)?)
     }
+}
+
+/// A line of JSON.
+fn line(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("plain data") + "\n"
 }
 
 /// Reads a vocabulary and formats, a line each, from standard input, and writes for each if it can be used.
@@ -175,7 +185,7 @@ pub(crate) fn answer_trials() -> io::Result<()> {
 
 fn say(answer: &impl Serialize) -> io::Result<()> {
     let mut output = io::stdout().lock();
-    writeln!(output, "{}", serde_json::to_string(answer)?)?;
+    output.write_all(line(answer).as_bytes())?;
     output.flush()
 }
 

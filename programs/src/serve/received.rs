@@ -1,14 +1,12 @@
 //! Bodies of requests: a JSON object, complete within a time.
 
-use std::error::Error;
-
 use axum::{
-    Json,
-    extract::{FromRequest, Request, rejection::JsonRejection},
-    http::StatusCode,
+    body::Bytes,
+    extract::{FromRequest, Request},
+    http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
 };
 use serde_json::Value;
-use tokio::time::timeout;
+use tokio::{task::spawn_blocking, time::timeout};
 
 use super::{
     connections::{Busy, Connection},
@@ -30,31 +28,32 @@ impl<S: Send + Sync> FromRequest<S> for Received {
         let connection = request.extensions().get::<Connection>().cloned();
         let connection = connection.expect("each request has its connection");
         let most = connection.body_timeout();
-        let Ok(body) = timeout(most, Json::<Value>::from_request(request, state)).await else {
+        if !is_json(request.headers()) {
+            let message = "`Content-Type` must be application/json".to_owned();
+            return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
+        let Ok(body) = timeout(most, Bytes::from_request(request, state)).await else {
             let message = format!("the body was not complete after {} s", most.as_secs_f64());
             return Err(Refusal::new(StatusCode::REQUEST_TIMEOUT, message));
         };
-        match body {
-            Ok(Json(Value::Object(fields))) => Ok(Self { fields: Fields(fields), busy: connection.busy() }),
-            Ok(_) => Err(Refusal::bad_request("the body must be a JSON object".to_owned())),
-            Err(error) => Err(not_json(&error)),
+        let body = body.map_err(|error| match error.status() {
+            status @ StatusCode::PAYLOAD_TOO_LARGE => {
+                Refusal::new(status, "the body has more than 2 MB".to_owned())
+            }
+            status => Refusal::new(status, "the body cannot be read".to_owned()),
+        })?;
+        let busy = connection.busy();
+        // A large body would hold up the thread of all connections.
+        match spawn_blocking(move || serde_json::from_slice(&body)).await {
+            Ok(Ok(Value::Object(fields))) => Ok(Self { fields: Fields(fields), busy }),
+            Ok(Ok(_)) => Err(Refusal::bad_request("the body must be a JSON object".to_owned())),
+            Ok(Err(error)) => Err(Refusal::bad_request(format!("the body is not JSON: {error}"))),
+            Err(_) => Err(Refusal::failed("the body could not be read".to_owned())),
         }
     }
 }
 
-/// Error for a body that is not JSON.
-fn not_json(error: &JsonRejection) -> Refusal {
-    let message = match error {
-        JsonRejection::MissingJsonContentType(_) => "`Content-Type` must be application/json".to_owned(),
-        JsonRejection::JsonSyntaxError(error) => {
-            let mut innermost: &dyn Error = error;
-            while let Some(source) = innermost.source() {
-                innermost = source;
-            }
-            format!("the body is not JSON: {innermost}")
-        }
-        _ if error.status() == StatusCode::PAYLOAD_TOO_LARGE => "the body has more than 2 MB".to_owned(),
-        _ => "the body cannot be read".to_owned(),
-    };
-    Refusal::new(error.status(), message)
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{super::anyroll, ENDLESS, Server, published_model};
 
-/// What a client sends that never goes on.
+/// Beginnings of requests that never go on.
 const HALVES: [&str; 4] = [
     "",
     "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Le",
