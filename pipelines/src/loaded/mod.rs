@@ -1,6 +1,7 @@
 //! A model loaded from a folder on one device, for inference.
 
 mod device;
+mod scorer;
 
 use std::{
     path::{Path, PathBuf},
@@ -10,7 +11,8 @@ use std::{
 
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_config::{
-    FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
+    Config, FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute,
+    Reduction,
 };
 use anyroll_data::Tokenizer;
 use anyroll_models::{
@@ -20,6 +22,7 @@ use anyroll_models::{
 };
 use anyroll_strategy::{Zero, checkpoint};
 pub use device::DeviceChoice;
+pub use scorer::{LoadedScorer, ScoredTexts};
 use serde_json::Value;
 
 use crate::{
@@ -45,6 +48,42 @@ pub struct Options {
     pub system_prompt: Option<String>,
 }
 
+/// A model of either kind.
+#[derive(Debug)]
+pub enum Loaded {
+    /// A model that generates text.
+    Text(LoadedModel),
+    /// A reward model.
+    Scorer(LoadedScorer),
+}
+
+impl Loaded {
+    /// Loads the folder `path`: one of [`LoadedModel::open`], a run that trained a reward model, one of its
+    /// checkpoints, or a published sequence classifier.
+    ///
+    /// # Errors
+    /// Those of [`LoadedModel::open`].
+    pub fn open(path: &Path, options: &Options) -> Result<Self> {
+        if LoadedScorer::is_at(path) {
+            return LoadedScorer::of_folder(path, options).map(Self::Scorer);
+        }
+        match found(path, options)? {
+            Found::Text(base, saved) => LoadedModel::new(base, saved, options).map(Self::Text),
+            Found::Scorer { config, base, saved, .. } => {
+                LoadedScorer::of_run(&config, &base, &saved, options).map(Self::Scorer)
+            }
+        }
+    }
+}
+
+/// Base model of a folder.
+enum Found {
+    /// A model that generates text, and the checkpoint to load over it.
+    Text(BaseModel, Option<PathBuf>),
+    /// The reward model of a run.
+    Scorer { run: PathBuf, config: Box<Config>, base: BaseModel, saved: PathBuf },
+}
+
 /// A model for inference on one device.
 #[derive(Debug)]
 pub struct LoadedModel {
@@ -64,7 +103,17 @@ impl LoadedModel {
     /// # Errors
     /// [`Error::Model`] and similar errors, which name the file or field that cannot be used.
     pub fn open(path: &Path, options: &Options) -> Result<Self> {
-        let (base, saved) = base_model(path, options)?;
+        match found(path, options)? {
+            Found::Text(base, saved) => Self::new(base, saved, options),
+            Found::Scorer { run, .. } => {
+                let trained = "a reward model, which generates no text: `anyroll serve` answers with its rewards, and \
+                               `anyroll export` writes the folder that the reward `model` reads";
+                Err(Error::NoText { run, trained })
+            }
+        }
+    }
+
+    fn new(base: BaseModel, saved: Option<PathBuf>, options: &Options) -> Result<Self> {
         let place = place(options)?;
         let torch = place.torch_device()?;
         let strategy = strategy(options.device.precision(&*place.device));
@@ -135,15 +184,15 @@ pub fn check_numbers(logprobs: &[f32]) -> Result<()> {
     if logprobs.iter().any(|logprob| logprob.is_nan()) { Err(Error::NoNumbers) } else { Ok(()) }
 }
 
-/// Base model of the folder, and the checkpoint to load over it.
-fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathBuf>)> {
+/// Finds the model of a folder.
+fn found(path: &Path, options: &Options) -> Result<Found> {
     let Options { chat, system_prompt, .. } = options.clone();
     if path.join("config.json").is_file() {
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
-        return Ok((BaseModel::of_folder(&config)?, None));
+        return Ok(Found::Text(BaseModel::of_folder(&config)?, None));
     }
     if AdapterFolder::is_at(path) {
-        return Ok((BaseModel::of_adapter(path, chat, system_prompt)?, None));
+        return Ok(Found::Text(BaseModel::of_adapter(path, chat, system_prompt)?, None));
     }
     let (run, named) = RunDir::and_checkpoint(path);
     let dir = RunDir::open(&run).map_err(|_| Error::NoModel { path: path.to_owned() })?;
@@ -155,18 +204,18 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<PathB
         .ok_or_else(|| Error::Resume { run: run.clone(), problem: "it has no checkpoint yet".to_owned() })?;
     let draft = Draft::read(&dir.resolved(), &[])?;
     let (config, opened) = draft.open()?;
-    if config.trains_a_reward_model() {
-        let trained = "a reward model, which generates no text: `anyroll export` writes the folder that the reward `model` reads";
-        return Err(Error::NoText { run, trained });
-    }
+    let trains_a_reward_model = config.trains_a_reward_model();
     let Some(texts) = opened.into_texts() else {
         return Err(Error::NoText { run, trained: "an image model, which generates no text" });
     };
     let mut base = texts.base;
+    if trains_a_reward_model {
+        return Ok(Found::Scorer { run, config: Box::new(config), base, saved });
+    }
     if options.chat {
         base.tokenizer = Arc::new(chatting(config.model, options)?);
     }
-    Ok((base, Some(saved)))
+    Ok(Found::Text(base, Some(saved)))
 }
 
 /// Tokenizer of a run's model with its chat template on request. Reads the model's folder again.

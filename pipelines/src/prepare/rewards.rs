@@ -99,6 +99,7 @@ pub(super) fn have_keys(config: &Config, at: &Section) {
     for (index, term) in rlvr.reward.terms().iter().enumerate() {
         let (name, variable) = match &term.kind {
             RewardKind::Judge(judge) => ("judge", &judge.key_variable),
+            RewardKind::Remote(remote) => ("remote", &remote.key_variable),
             RewardKind::Code(CodeConfig { http: Some(http), .. }) => ("code.http", &http.key_variable),
             _ => continue,
         };

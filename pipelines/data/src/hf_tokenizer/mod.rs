@@ -362,6 +362,12 @@ impl HfTokenizer {
         self.tokenizer.token_to_id(text).filter(is_special).map(i64::from)
     }
 
+    /// Returns true if the text contains a special token, as one in a chat template does.
+    pub fn has_special_token(&self, text: &str) -> bool {
+        let added = self.tokenizer.get_added_tokens_decoder();
+        added.values().any(|token| token.special && text.contains(&token.content))
+    }
+
     /// Encodes a text; with `special`, adds the tokens that the tokenizer puts around every text.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<i64>, TokenizerError> {
         let encoding = caught(|| self.tokenizer.encode_fast(text, special));
