@@ -27,7 +27,7 @@ pub use batch::{PackedBatch, Sequence, Teacher, targets_in};
 pub use decoder::{
     Activation, AdapterShape, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, HiddenModel, KvCache,
     LoraConfig, LoraTarget, LoraTargets, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedSize,
-    QkNorm, RopeScaling, SlidingWindow, ValueModel, lora_scale,
+    QkNorm, RopeScaling, SlidingWindow, ValueHead, ValueModel, lora_scale,
 };
 pub use error::{Error, Result};
 pub use footprint::{BlockBytes, Footprint, Runs};

@@ -17,6 +17,7 @@ mod mix;
 mod panics;
 mod random;
 mod record;
+mod steps;
 mod synthetic;
 mod table;
 mod token_bytes;
@@ -34,7 +35,7 @@ pub use error::Error;
 pub use file::{files, prompt};
 pub use hf_tokenizer::{HfTokenizer, TokenizerError};
 pub use random::{shuffle, shuffled, stream};
-pub use record::{Cut, Record};
+pub use record::{Cut, Record, Step};
 pub use table::without_mark;
 pub use token_bytes::TokenBytes;
 pub use tokenizer::{FolderTokenizer, Tokenizer};
@@ -66,6 +67,8 @@ pub struct Reading<'a> {
     pub tokens: &'a RecordTokens<'a>,
     /// Holds out a default percentage of a file's records if the config sets none.
     pub holds_out: bool,
+    /// Text after each step of a solution; empty if steps are not read.
+    pub step_separator: &'a str,
 }
 
 /// Phase of a run that draws records; each has its own order.
@@ -123,13 +126,12 @@ impl Dataset {
                 Self::listed(countdown::records(countdown.numbers), HELD_OUT_PERCENT)
             }
             DataConfig::File(file) => {
-                let records =
-                    some(file::read(file, &file.path, file.max_records, reading.tokens)?, &file.path)?;
+                let records = some(file::read(file, &file.path, file.max_records, reading)?, &file.path)?;
                 let usual = if reading.holds_out { HELD_OUT_PERCENT } else { 0 };
                 match &file.held_out {
                     None => Self::listed(records, file.held_out_percent.unwrap_or(usual)),
                     Some(paths) => {
-                        Self::apart(records, some(file::read(file, paths, None, reading.tokens)?, paths)?)
+                        Self::apart(records, some(file::read(file, paths, None, reading)?, paths)?)
                     }
                 }
             }
@@ -289,7 +291,7 @@ impl Dataset {
     }
 
     /// The first `count` held-out records in a fixed order, with distinct prompts (distinct answers for
-    /// records with labels). The order does not depend on the seed, so that runs can be compared. A smaller
+    /// records with labels, distinct solutions in steps). The order does not depend on the seed, so that runs can be compared. A smaller
     /// `count` gives a prefix.
     pub fn held_out(&self, count: usize) -> Result<Vec<Record>, Error> {
         let available = self.held_out_available(count);
@@ -431,8 +433,9 @@ impl Dataset {
             let answers = [Some(&record.answer), record.rejected.as_ref()].into_iter().flatten();
             let answer = answers.map(|answer| answer.chars().count()).max().unwrap_or(0);
             let whole = record.prompt.chars().count() + answer;
-            // The end token is not a character.
-            record.cut.map_or(whole, |cut| whole.min(cut.tokens - 1))
+            // The end token is not a character; steps have none.
+            let end = usize::from(record.steps.is_empty());
+            record.cut.map_or(whole, |cut| whole.min(cut.tokens - end))
         })
     }
 
@@ -478,7 +481,10 @@ fn is_held_out(prompt: &str, percent: u32) -> bool {
 
 fn distinct(mut records: Vec<Record>) -> Vec<Record> {
     let mut seen = HashSet::new();
-    let judged = |record: &Record| record.desirable.map(|_| record.answer.clone());
+    let judged = |record: &Record| {
+        let is_judged = record.desirable.is_some() || !record.steps.is_empty();
+        is_judged.then(|| record.answer.clone())
+    };
     records.retain(|record| seen.insert((record.key().to_owned(), judged(record))));
     records
 }
@@ -491,9 +497,11 @@ pub fn digest(records: &[Record]) -> u32 {
 }
 
 fn hash(hasher: &mut crc32fast::Hasher, records: &[Record]) {
-    for Record { prompt, answer, rejected, desirable, columns, .. } in records {
+    for Record { prompt, answer, rejected, desirable, steps, columns, .. } in records {
         let columns = (!columns.is_empty()).then(|| json!(columns).to_string());
+        let of_steps = || steps.iter().map(|step| json!([step.text, step.label])).collect::<Vec<_>>();
         let label = desirable.map(|label| label.to_string());
+        let label = if steps.is_empty() { label } else { Some(json!(of_steps()).to_string()) };
         let texts = [Some(prompt), Some(answer), rejected.as_ref(), label.as_ref(), columns.as_ref()];
         for text in texts.into_iter().flatten() {
             // The length comes first, so that adjacent texts cannot be confused.
@@ -515,7 +523,7 @@ mod tests {
 
     fn open(config: &DataConfig) -> Result<Dataset, Error> {
         let tokens = |record: &Record, _| Ok(record.prompt.chars().count());
-        Dataset::open(config, Reading { tokens: &tokens, holds_out: true })
+        Dataset::open(config, Reading { tokens: &tokens, holds_out: true, step_separator: "" })
     }
 
     fn sort(digits: u32) -> DataConfig {
@@ -733,7 +741,7 @@ mod tests {
         let (_file, config) = jsonl(&questions(20));
         let tokens = |_: &Record, _| Ok(0);
         let read = |config: &DataConfig| {
-            Dataset::open(config, Reading { tokens: &tokens, holds_out: false }).unwrap()
+            Dataset::open(config, Reading { tokens: &tokens, holds_out: false, step_separator: "" }).unwrap()
         };
         let all = read(&config);
         assert_eq!((all.records_of_a_pass(), all.held_out_available(9)), (Some(20), 0));

@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     Whole,
-    learn::{Answering, Said, desirable, lengths, score},
+    learn::{Answering, Said, labels, lengths, score},
     objective::{Answers, Sums, terms},
     pipeline::{TextModels, TextTask},
     step::Counts,
@@ -37,8 +37,8 @@ reduced! {
 
 impl TextTask {
     /// Evaluates the objective on the held-out records, over all ranks: `eval/loss`, `eval/nll` and `eval/perplexity`
-    /// of the answers, and `eval/kl`. Pairs have `eval/accuracy`, and pairs and labelled answers have `eval/margin`.
-    /// Also samples greedy completions; `eval/exact` is the fraction of them that equal the answer.
+    /// of the answers, and `eval/kl`. Pairs have `eval/accuracy`, steps have `eval/step_accuracy`, and pairs and labelled
+    /// answers have `eval/margin`. Also samples greedy completions; `eval/exact` is the fraction of them that equal the answer.
     pub fn evaluate<M: Answering>(
         &self,
         models: &mut TextModels<M>,
@@ -51,6 +51,9 @@ impl TextTask {
         let mut summary = format!("held-out loss {:.4}", value("eval/loss"));
         if self.config.objective.compares() {
             summary += &format!(", {:.3} of pairs right", value("eval/accuracy"));
+        }
+        if self.config.objective.prm().is_some() {
+            summary += &format!(", {:.3} of steps right", value("eval/step_accuracy"));
         }
         let completions = self.completed.len();
         let mut samples = Vec::new();
@@ -82,12 +85,13 @@ impl TextTask {
         let stride = self.config.objective.answers();
         let count = stride * self.held_out_count;
         let own = &self.held_out_own[..count];
-        let first = |all: &Tensor| all.f_narrow(0, 0, count as i64)?.f_to_device(Device::Cpu);
+        let labels = labels(own, Device::Cpu)?;
+        let outputs = labels.numel() as i64;
+        let first = |all: &Tensor| all.f_narrow(0, 0, outputs)?.f_to_device(Device::Cpu);
         let reference = models.of_held_out.as_ref().map(|it| first(&it.sequences)).transpose()?;
-        let Said { logprobs, divergence } = said.first(count as i64, Device::Cpu)?;
+        let Said { logprobs, divergence } = said.first(outputs, Device::Cpu)?;
         let lengths = lengths(own, Device::Cpu)?.f_to_kind(Kind::Double)?;
-        let desirable = desirable(own, Device::Cpu)?;
-        let answers = Answers { logprobs, lengths, desirable, reference, divergence };
+        let answers = Answers { logprobs, lengths, labels, reference, divergence };
         // Only the sums are read, not the loss, which would need the totals of the whole step.
         let alone = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl };
         let sums = Sums::read(&terms(&self.config.objective, &answers, alone)?.sums.stack()?)?;
@@ -105,6 +109,7 @@ impl TextTask {
         rename("loss/nll", "eval/nll");
         rename("loss/divergence", "eval/divergence");
         rename("reward/accuracy", "eval/accuracy");
+        rename("steps/accuracy", "eval/step_accuracy");
         rename("reward/margin", "eval/margin");
         rename("kl/reference", "eval/kl");
         if let Some(nll) = found.get("loss/nll") {

@@ -110,7 +110,7 @@ impl Answering for Decoder {
     }
 }
 
-/// The output is the scalar at the token after the text.
+/// The output is the scalar at the token after the text, or one at the token after each labelled step.
 impl Answering for ValueModel {
     fn drops(&self) -> bool {
         false
@@ -207,7 +207,7 @@ pub fn learn<M: Answering>(
     for part in batch.sequences.chunks(whole_pairs(objective, batch.micro_batch_size)) {
         let pass = Pass { first: pass.first + done, ..pass };
         let packed = beside_teacher(pack_to_train(drops, part, pass, device)?, batch.taught, &mut tokens)?;
-        let (lengths, desirable) = (lengths(part, device)?, desirable(part, device)?);
+        let (lengths, labels) = (lengths(part, device)?, labels(part, device)?);
         let part_of = |all: &Tensor| all.f_narrow(0, done as i64, part.len() as i64);
         let reference = batch.reference.as_ref().map(part_of).transpose()?;
         done += part.len();
@@ -215,7 +215,7 @@ pub fn learn<M: Answering>(
         policy.accumulate(&packed, |scores| {
             let Said { logprobs, divergence } = M::of_answers(scores, &lengths)?.set_requires_grad()?;
             let lengths_fp64 = lengths.f_to_kind(Kind::Double)?;
-            let answers = Answers { logprobs, lengths: lengths_fp64, desirable, reference, divergence };
+            let answers = Answers { logprobs, lengths: lengths_fp64, labels, reference, divergence };
             let terms = terms(objective, &answers, batch.whole)?;
             let said: Vec<&Tensor> = [&answers.logprobs].into_iter().chain(&answers.divergence).collect();
             let mut gradients = Tensor::f_run_backward(&[&terms.loss], &said, false, false)?.into_iter();
@@ -270,10 +270,16 @@ pub fn whole_pairs(objective: &Objective, sequences: usize) -> usize {
     (sequences / answers).max(1) * answers
 }
 
-/// 1 for each answer that is better or desirable, else 0: fp64 `[S]`.
-pub fn desirable(sequences: &[Written], device: Device) -> Result<Tensor> {
-    let desirable: Vec<i64> = sequences.iter().map(|sequence| i64::from(sequence.desirable)).collect();
-    Ok(upload(&desirable, device).map_err(anyroll_models::Error::from)?.f_to_kind(Kind::Double)?)
+/// 1 for each answer that is better or desirable, else 0; for solutions the labels of their steps: fp64 `[S]`.
+pub fn labels(sequences: &[Written], device: Device) -> Result<Tensor> {
+    let mut labels: Vec<f64> = Vec::with_capacity(sequences.len());
+    for sequence in sequences {
+        match &sequence.step_labels[..] {
+            [] => labels.push(f64::from(u8::from(sequence.desirable))),
+            of_steps => labels.extend(of_steps),
+        }
+    }
+    Ok(upload(&labels, device).map_err(anyroll_models::Error::from)?)
 }
 
 /// Token count of each answer: int64 `[S]`.

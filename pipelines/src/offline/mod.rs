@@ -15,6 +15,6 @@ mod written;
 
 pub use learn::{Batch, Pass, learn};
 pub use objective::Whole;
-pub use pipeline::{MOST_AT_A_TIME, Offline};
+pub use pipeline::{MOST_AT_A_TIME, Offline, value_head};
 pub use step::Lesson;
 pub use written::{Written, read};

@@ -95,7 +95,7 @@ reduced! {
         sum better: f64,
         /// Number of other answers.
         sum worse: f64,
-        /// Tokens of the better answers.
+        /// Tokens of the better answers, or labelled steps.
         sum tokens: f64,
     }
 }
@@ -218,6 +218,10 @@ impl TextTask {
         }
         if objective.judged().is_some() {
             self.judged_metrics(&mut metrics, sums, whole);
+        }
+        if objective.prm().is_some() {
+            metrics.insert("steps/accuracy", sums.right / whole.tokens);
+            metrics.insert("steps/right", sums.labels / whole.tokens);
         }
         metrics
     }

@@ -55,7 +55,8 @@ fn open_kind(kind: &RewardKind, at: &Section) -> Option<Option<OpenModel>> {
             if !at.is_read("model.path") {
                 return Some(None);
             }
-            let help = "give the folder of a sequence classifier with one label; docs/guides/rewards.md has the kinds";
+            let help = "give the folder of a sequence classifier with one label, or with `per_step` of a token \
+                        classifier with two; docs/guides/rewards.md has the kinds";
             return Some(at.take(Model::open(model), "model.path", |why| why.to_string(), help));
         }
         RewardKind::Regex(regex) if at.is_read("regex.pattern") => {

@@ -127,7 +127,8 @@ pub(super) fn of_rlvr(config: &Config, rlvr: &RlvrConfig, at: &Section) -> Optio
     let policy = Policy::open(config, at);
     environment::check(rlvr, policy.as_ref(), at);
     let reward_models = rewards::open(&rlvr.reward, &pipeline.below("reward"));
-    let wanted = data::Use { evaluated: rlvr.evaluation.prompts, turns: Turns::Last, unpaired: false };
+    let evaluated = rlvr.evaluation.prompts;
+    let wanted = data::Use { evaluated, turns: Turns::Last, unpaired: false, prm: None };
     let dataset = open_data(&pipeline, &rlvr.data, &wanted, policy.as_ref());
     if let Some(steps) = steps::length(&config.pipeline, dataset.as_ref(), at) {
         rlvr.optimizer.validate_over(steps.steps, &pipeline.below("optimizer"));
@@ -150,7 +151,8 @@ pub(super) fn of_offline(config: &Config, offline: &OfflineConfig, at: &Section)
     let pipeline = at.below("pipeline.offline");
     let policy = Policy::open(config, at);
     let unpaired = offline.objective.judged().is_some();
-    let wanted = data::Use { evaluated: offline.evaluation.prompts, turns: offline.turns, unpaired };
+    let (evaluated, turns, prm) = (offline.evaluation.prompts, offline.turns, offline.objective.prm());
+    let wanted = data::Use { evaluated, turns, unpaired, prm };
     let dataset = open_data(&pipeline, &offline.data, &wanted, policy.as_ref());
     if let Some(steps) = steps::length(&config.pipeline, dataset.as_ref(), at) {
         offline.optimizer.validate_over(steps.steps, &pipeline.below("optimizer"));

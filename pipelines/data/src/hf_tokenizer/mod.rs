@@ -13,7 +13,7 @@ use tokenizers::AddedToken;
 use super::chat_template::{ChatTemplate, Conversation};
 use super::panics::caught;
 use super::token_bytes::{Pieces, TokenBytes};
-use super::{Record, UnknownCharacter};
+use super::{Record, UnknownCharacter, steps};
 
 /// A published model's tokenizer with its chat template.
 #[derive(Debug)]
@@ -163,6 +163,14 @@ pub enum TokenizerError {
         path: PathBuf,
         /// The exception that it raised.
         source: minijinja::Error,
+    },
+    /// The text between steps has no token, at which a step could be scored.
+    #[error("{} gives the step separator {separator:?} no token: choose another `step_separator`", path.display())]
+    NoSeparator {
+        /// The file with the tokens.
+        path: PathBuf,
+        /// The text.
+        separator: String,
     },
     /// The tokenizer fails on a text or on tokens.
     #[error("the tokenizer of {} failed: {problem}", path.display())]
@@ -415,6 +423,51 @@ impl HfTokenizer {
         Ok(tokens)
     }
 
+    /// Encodes a record's prompt and a `completion` for a process reward model: the prompt, with `chat` in the chat
+    /// template, then each step with `separator` after it. Returns the tokens, and for each step their number up to
+    /// the end of its separator. A blank part between separators is no step.
+    pub fn encode_in_steps(
+        &self,
+        record: &Record,
+        completion: &str,
+        separator: &str,
+        chat: bool,
+    ) -> Result<(Vec<i64>, Vec<usize>), TokenizerError> {
+        let parts = steps::parts(completion, separator);
+        let (tokens, ends) = self.encode_parts(record, &parts, separator, chat)?;
+        let of_steps = parts.iter().zip(ends).filter(|(part, _)| !steps::is_blank(part));
+        Ok((tokens, of_steps.map(|(_, end)| end).collect()))
+    }
+
+    /// [`Self::encode_in_steps`] for parts that are divided already. Every text is encoded by itself, as in TRL.
+    pub(super) fn encode_parts(
+        &self,
+        record: &Record,
+        parts: &[&str],
+        separator: &str,
+        chat: bool,
+    ) -> Result<(Vec<i64>, Vec<usize>), TokenizerError> {
+        let mut tokens = if chat {
+            let messages = record.conversation();
+            let conversation = Conversation { messages: &messages, tools: None, add_generation_prompt: true };
+            self.encode_chat(conversation, &Map::new())?
+        } else {
+            self.encode(&record.prompt, true)?
+        };
+        let after = self.encode(separator, false)?;
+        if after.is_empty() {
+            let separator = separator.to_owned();
+            return Err(TokenizerError::NoSeparator { path: self.file.clone(), separator });
+        }
+        let mut ends = Vec::with_capacity(parts.len());
+        for part in parts {
+            tokens.extend(self.encode(part, false)?);
+            tokens.extend(&after);
+            ends.push(tokens.len());
+        }
+        Ok((tokens, ends))
+    }
+
     /// Encodes a conversation.
     pub fn encode_chat(
         &self,
@@ -598,7 +651,8 @@ mod tests {
         assert_eq!([render(None), render(Some(&[json!({})]))], ["plain", "tools"]);
         let processors = json!({"chat_template": "processor's"}).to_string();
         fs::write(scratch.path().join("chat_template.json"), processors).unwrap();
-        let rendered = HfTokenizer::open(scratch.path()).unwrap().render_chat(Conversation::default(), &Map::new());
+        let rendered =
+            HfTokenizer::open(scratch.path()).unwrap().render_chat(Conversation::default(), &Map::new());
         assert_eq!(rendered.unwrap(), "processor's");
     }
 
