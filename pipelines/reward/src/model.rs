@@ -160,9 +160,15 @@ impl OpenModel {
 }
 
 impl Text {
+    /// A text that is scored at its end. It has a token.
+    pub fn whole(tokens: Vec<i64>) -> Self {
+        let ends = vec![tokens.len()];
+        Self { tokens, ends }
+    }
+
     /// A text that any model reads.
     pub fn any() -> Self {
-        Self { tokens: vec![0], ends: vec![1] }
+        Self::whole(vec![0])
     }
 }
 

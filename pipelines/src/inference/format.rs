@@ -336,7 +336,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_followed_is_refused() {
-        let formats = formats(&bytes());
+        let of_bytes = formats(&bytes());
         for (spec, word) in [
             (Spec::Json(json!({"type": "thing"})), "thing"),
             (Spec::Json(json!(3)), "schema"),
@@ -344,7 +344,7 @@ mod tests {
             (Spec::Json(json!({"type": "string", "enum": []})), ""),
             (Spec::Regex("a(".to_owned()), "unclosed group"),
         ] {
-            let problem = formats.compile(&spec).unwrap_err();
+            let problem = of_bytes.compile(&spec).unwrap_err();
             assert!(problem.contains(word) && !problem.is_empty(), "{spec:?}: {problem}");
         }
         let problem = formats(&characters("ab")).compile(&Spec::Choice(vec!["c".to_owned()])).unwrap_err();

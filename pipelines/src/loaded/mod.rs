@@ -11,8 +11,8 @@ use std::{
 
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_config::{
-    Config, FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute,
-    Reduction,
+    Config, FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, PipelineConfig, Precision,
+    Recompute, Reduction,
 };
 use anyroll_data::Tokenizer;
 use anyroll_models::{
@@ -209,6 +209,11 @@ fn found(path: &Path, options: &Options) -> Result<Found> {
         return Err(Error::NoText { run, trained: "an image model, which generates no text" });
     };
     let mut base = texts.base;
+    if matches!(&config.pipeline, PipelineConfig::Offline(offline) if offline.objective.prm().is_some()) {
+        let trained = "a process reward model, which scores steps: `anyroll export` writes the folder that the reward \
+                       `model` reads with `per_step`";
+        return Err(Error::NoText { run, trained });
+    }
     if trains_a_reward_model {
         return Ok(Found::Scorer { run, config: Box::new(config), base, saved });
     }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use anyroll_config::{Config, FolderConfig, ModelConfig};
 use anyroll_data::{HfTokenizer, Record, Tokenizer, TokenizerError};
 use anyroll_models::{Model as _, ValueModel, hf::ModelFolder};
-use anyroll_reward::{pack, scores_of};
+use anyroll_reward::{Text, pack};
 use anyroll_strategy::Zero;
+use tch::{Device, Kind};
 
 use super::{Options, place, strategy};
 use crate::{
@@ -88,8 +89,10 @@ impl LoadedScorer {
     pub fn scores(&mut self, texts: &[Vec<i64>]) -> Result<Vec<f64>> {
         let mut scores = Vec::with_capacity(texts.len());
         for batch in texts.chunks(Self::BATCH_SIZE) {
-            let batch = pack(batch, self.zero.torch_device())?;
-            scores.extend(scores_of(&self.zero.score(&batch)?)?);
+            let texts: Vec<Text> = batch.iter().cloned().map(Text::whole).collect();
+            let batch = pack(&texts, self.zero.torch_device())?;
+            let values = self.zero.score(&batch)?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
+            scores.extend(Vec::<f64>::try_from(values)?);
         }
         Ok(scores)
     }
