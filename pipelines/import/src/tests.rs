@@ -438,13 +438,13 @@ bf16: true
     let reward = import("center_rewards_coefficient: 0.01\n", Origin::TrlReward);
     check(&reward, &["      reward_model:\n        center: 0.01\n", "        learning_rate: 0.0001\n"]);
     assert!(!reward.yaml().contains("truncate"), "what is longer is left out: {}", reward.yaml());
-    let prm = import("step_separator: ' ## '\ntrain_on_last_step_only: true\n", Origin::TrlPrm);
+    let prm = import("step_separator: \" ## \"\ntrain_on_last_step_only: true\n", Origin::TrlPrm);
     check_refused(&prm, &[]);
     check(
         &prm,
         &[
             "  micro_batch_size: 4\n",
-            "      prm:\n        step_separator: ' ## '\n        train_on_last_step_only: true\n",
+            "      prm:\n        step_separator: \" ## \"\n        train_on_last_step_only: true\n",
             "          steps: completions\n          step_labels: labels\n",
             "        max_prompt_tokens: 512\n",
             "        learning_rate: 0.00001\n",
