@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::{Counted, Cut, Error, Reading, Record, RecordTokens, steps, table};
 
-/// Reads the records of the files that `paths` names, in order, at most `most`.
+/// Reads the records of the files that `paths` names, in order, at most `most` and at least one.
 pub(super) fn read(
     config: &FileConfig,
     paths: &Paths,
@@ -59,6 +59,13 @@ pub(super) fn read(
         if cut > 0 {
             tracing::warn!(cut, of, "{path}: records longer than allowed, which are truncated");
         }
+    }
+    if records.is_empty() {
+        let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        return Err(Error::Empty {
+            names: names.join(", "),
+            is_filtered: read > 0 || !config.domains.is_empty(),
+        });
     }
     for domain in &config.domains {
         if records.iter().all(|record| record.domain != *domain) {

@@ -26,7 +26,7 @@ mod tokenizer;
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
-use anyroll_config::{DataConfig, Paths};
+use anyroll_config::DataConfig;
 use serde_json::json;
 
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
@@ -103,15 +103,6 @@ enum Records {
     },
 }
 
-/// The records, of which there must be one.
-fn some(records: Vec<Record>, paths: &Paths) -> Result<Vec<Record>, Error> {
-    if records.is_empty() {
-        let names: Vec<_> = files(paths)?.iter().map(|path| path.display().to_string()).collect();
-        return Err(Error::Empty { names: names.join(", ") });
-    }
-    Ok(records)
-}
-
 impl Dataset {
     /// Reads the files, if there are any. Checks that there are training records, and held-out ones if they
     /// are needed.
@@ -126,13 +117,11 @@ impl Dataset {
                 Self::listed(countdown::records(countdown.numbers), HELD_OUT_PERCENT)
             }
             DataConfig::File(file) => {
-                let records = some(file::read(file, &file.path, file.max_records, reading)?, &file.path)?;
+                let records = file::read(file, &file.path, file.max_records, reading)?;
                 let usual = if reading.holds_out { HELD_OUT_PERCENT } else { 0 };
                 match &file.held_out {
                     None => Self::listed(records, file.held_out_percent.unwrap_or(usual)),
-                    Some(paths) => {
-                        Self::apart(records, some(file::read(file, paths, None, reading)?, paths)?)
-                    }
+                    Some(paths) => Self::apart(records, file::read(file, paths, None, reading)?),
                 }
             }
             DataConfig::Mix(sources) => {
@@ -519,7 +508,7 @@ mod tests {
 
     use super::file::tests::plain;
     use super::*;
-    use anyroll_config::{AdditionConfig, FileConfig, MixedConfig, SortConfig};
+    use anyroll_config::{AdditionConfig, FileConfig, MixedConfig, Paths, SortConfig};
 
     fn open(config: &DataConfig) -> Result<Dataset, Error> {
         let tokens = |record: &Record, _| Ok(record.prompt.chars().count());
