@@ -82,7 +82,7 @@ fn a_process_reward_model_finds_the_wrong_step() {
     let config = fs::read_to_string(exported.join("config.json")).unwrap();
     assert!(config.contains("Qwen2ForTokenClassification") && config.contains("LABEL_1"), "{config}");
     let refused = fail(anyroll(["generate", from, "--prompt", "314>"]));
-    assert!(refused.contains("trained a reward model, which generates no text"), "{refused}");
+    assert!(refused.contains("trained a process reward model, which scores steps"), "{refused}");
 
     // Each prompt has a 1, so that 9 is wrong as the first step.
     let solutions = folder.path().join("solutions.jsonl");

@@ -592,8 +592,18 @@ pub(super) mod tests {
             let domains = domains.iter().map(|domain| (*domain).to_owned()).collect();
             let path = Paths::from(file.path());
             let config = FileConfig { path, columns: columns.clone(), domains, ..plain() };
-            let records = read(&config, &config.path, None, counting(&|_, _| Ok(0))).unwrap();
-            assert_eq!(records.iter().map(|record| &*record.prompt).collect::<Vec<_>>(), expected);
+            let records = read(&config, &config.path, None, counting(&|_, _| Ok(0)));
+            let prompts = |records: Vec<Record>| records.into_iter().map(|it| it.prompt).collect::<Vec<_>>();
+            match records.map(prompts) {
+                Ok(found) => assert_eq!(found, expected),
+                Err(error) => {
+                    let told = error.to_string();
+                    assert!(
+                        expected.is_empty() && told.ends_with("that is of `domains` and as short as allowed"),
+                        "{told}"
+                    );
+                }
+            }
         };
         check(&[], &["1", "2", "3", "4"]);
         check(&["a"], &["1", "4"]);
