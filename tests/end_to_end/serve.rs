@@ -2,6 +2,7 @@
 //! template.
 
 mod access;
+mod bodies;
 mod formats;
 mod limits;
 mod rewards;
