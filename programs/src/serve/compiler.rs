@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use anyroll_backends::give_back_freed_memory;
 use anyroll_data::Tokenizer;
 use anyroll_models::generation::Format;
 use anyroll_pipelines::inference::{Formats, Spec, Vocabulary};
@@ -42,6 +43,8 @@ const MOST_TIME: Duration = Duration::from_secs(5);
 const START: Duration = Duration::from_secs(60);
 /// Memory of a trial beyond the vocabulary's.
 const MOST_MEMORY_MB: u64 = 128;
+/// Text of a format that takes many times as much memory as a value.
+const LARGE_BYTES: usize = 1 << 16;
 /// Stack of the thread that compiles, in a trial. The server's threads have more.
 const TRIAL_STACK_BYTES: usize = 2 << 20;
 
@@ -79,7 +82,14 @@ impl Compiler {
         let failed = |_| Refusal::failed(format!("`{field}` cannot be compiled"));
         let told = spawn_blocking(move || (line(&spec), spec)).await;
         let (told, spec) = told.map_err(failed)?;
-        self.try_out(field, &told).await?;
+        if let Err(refusal) = self.try_out(field, &told).await {
+            let is_large = told.len() > LARGE_BYTES;
+            drop((told, spec));
+            if is_large {
+                let _ = spawn_blocking(give_back_freed_memory).await;
+            }
+            return Err(refusal);
+        }
         let compiler = self.clone();
         let compiled = spawn_blocking(move || compiler.formats()?.compile(&spec)).await;
         drop(turn);
