@@ -182,12 +182,13 @@ impl Dataset {
     /// Combines records of separate training and held-out files. A prompt in both is held out.
     fn apart(mut train: Vec<Record>, held_out: Vec<Record>) -> Result<Self, Error> {
         let prompts: HashSet<&str> = held_out.iter().map(Record::key).collect();
+        if train.iter().all(|record| prompts.contains(record.key())) {
+            let trained: HashSet<&str> = train.iter().map(Record::key).collect();
+            return Err(Error::AllHeldOut { prompts: trained.len() });
+        }
         let before = train.len();
         train.retain(|record| !prompts.contains(record.key()));
         let left_out = before - train.len();
-        if train.is_empty() {
-            return Err(Error::AllHeldOut { prompts: prompts.len().min(before) });
-        }
         if left_out > 0 {
             tracing::warn!(left_out, of = before, "held-out prompts are removed from the training data");
         }

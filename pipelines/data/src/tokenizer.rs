@@ -199,7 +199,7 @@ impl Tokenizer {
     /// read. Returns the tokens, and for each step their number up to the end of its separator.
     ///
     /// # Errors
-    /// Those of [`Self::encode_prompt`], or a separator without a token.
+    /// The errors of [`Self::encode_prompt`], or a separator without a token.
     pub fn encode_steps(
         &self,
         record: &Record,

@@ -34,7 +34,7 @@ pub use ifeval::Ifeval;
 pub use judge::Judge;
 pub use length::Length;
 pub use math::Math;
-pub use model::{Model, OpenModel, Reader, Text, Texts, pack};
+pub use model::{Model, OpenModel, Reader, Text, Texts, pack, scores_of};
 pub use pattern::Pattern;
 pub use python::{Images, Python};
 pub use remote::Remote;

@@ -221,7 +221,7 @@ impl Reader {
     /// # Errors
     /// libtorch's error.
     pub fn scores(&self, texts: &[Text], values: &Tensor) -> anyroll_models::Result<Vec<f64>> {
-        let values: Vec<f64> = Vec::try_from(values.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?)?;
+        let values = scores_of(values)?;
         let Some(Steps { per_step, .. }) = &self.steps else { return Ok(values) };
         let probabilities: Vec<f64> = values.iter().map(|log_odds| 1.0 / (1.0 + (-log_odds).exp())).collect();
         let mut rest = &probabilities[..];
@@ -244,6 +244,14 @@ impl Texts<'_> {
         });
         each.collect()
     }
+}
+
+/// Values of a batch on the host.
+///
+/// # Errors
+/// libtorch's error.
+pub fn scores_of(values: &Tensor) -> anyroll_models::Result<Vec<f64>> {
+    Ok(Vec::try_from(values.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?)?)
 }
 
 /// Packs texts into a batch, whose targets are at the ends.

@@ -62,7 +62,7 @@ impl Loaded {
     /// checkpoints, or a published sequence classifier.
     ///
     /// # Errors
-    /// Those of [`LoadedModel::open`].
+    /// The errors of [`LoadedModel::open`].
     pub fn open(path: &Path, options: &Options) -> Result<Self> {
         if LoadedScorer::is_at(path) {
             return LoadedScorer::of_folder(path, options).map(Self::Scorer);

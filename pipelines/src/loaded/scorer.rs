@@ -5,17 +5,16 @@ use std::sync::Arc;
 
 use anyroll_config::{Config, FolderConfig, ModelConfig};
 use anyroll_data::{HfTokenizer, Record, Tokenizer, TokenizerError};
-use anyroll_models::{Model as _, ValueModel, hf::ModelFolder};
-use anyroll_reward::{Text, pack};
+use anyroll_models::{Model as _, ValueModel, hf::ModelFolder, init::WeightSource};
+use anyroll_reward::{Text, pack, scores_of};
 use anyroll_strategy::Zero;
-use tch::{Device, Kind};
 
 use super::{Options, place, strategy};
 use crate::{
     Result,
     base_model::BaseModel,
     export::{Trained, open_checkpoint},
-    train::hold,
+    train::{Place, hold},
 };
 
 /// A reward model for inference on one device.
@@ -63,9 +62,7 @@ impl LoadedScorer {
         let longest = folder.decoder_config().max_position_embeddings as usize;
         let place = place(options)?;
         let model = ValueModel::new(folder.decoder_config().clone(), place.torch_device()?)?;
-        let strategy = strategy(options.device.precision(&*place.device));
-        let zero = hold(Arc::new(model), &strategy, &place, None, &folder)?;
-        Ok(Self { reader: Arc::new(ScoredTexts { tokenizer, longest }), zero })
+        Self::new(ScoredTexts { tokenizer, longest }, model, &folder, &place, options)
     }
 
     /// Loads the reward model of a run from the checkpoint `saved`. It reads texts as the run did.
@@ -80,21 +77,29 @@ impl LoadedScorer {
         let place = place(options)?;
         let model = ValueModel::new(base.config.clone(), place.torch_device()?)?;
         let weights = Trained { checkpoint: open_checkpoint(saved, model.units())?, base: &*base.weights };
-        let strategy = strategy(options.device.precision(&*place.device));
-        let zero = hold(Arc::new(model), &strategy, &place, None, &weights)?;
-        Ok(Self { reader: Arc::new(ScoredTexts { tokenizer, longest }), zero })
+        Self::new(ScoredTexts { tokenizer, longest }, model, &weights, &place, options)
     }
 
-    /// Scores of texts by [`ScoredTexts::encode`].
+    fn new(
+        reader: ScoredTexts,
+        model: ValueModel,
+        weights: &dyn WeightSource,
+        place: &Place,
+        options: &Options,
+    ) -> Result<Self> {
+        let strategy = strategy(options.device.precision(&*place.device));
+        let zero = hold(Arc::new(model), &strategy, place, None, weights)?;
+        Ok(Self { reader: Arc::new(reader), zero })
+    }
+
+    /// Scores of up to [`Self::BATCH_SIZE`] texts by [`ScoredTexts::encode`], in one forward pass.
+    ///
+    /// # Errors
+    /// If the device fails.
     pub fn scores(&mut self, texts: &[Vec<i64>]) -> Result<Vec<f64>> {
-        let mut scores = Vec::with_capacity(texts.len());
-        for batch in texts.chunks(Self::BATCH_SIZE) {
-            let texts: Vec<Text> = batch.iter().cloned().map(Text::whole).collect();
-            let batch = pack(&texts, self.zero.torch_device())?;
-            let values = self.zero.score(&batch)?.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?;
-            scores.extend(Vec::<f64>::try_from(values)?);
-        }
-        Ok(scores)
+        let texts: Vec<Text> = texts.iter().cloned().map(Text::whole).collect();
+        let batch = pack(&texts, self.zero.torch_device())?;
+        Ok(scores_of(&self.zero.score(&batch)?)?)
     }
 }
 
