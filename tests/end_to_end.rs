@@ -25,6 +25,7 @@ mod other_launchers;
 mod other_tools;
 mod own_devices;
 mod plan;
+mod prm;
 mod prompts;
 mod published_model;
 mod reference;

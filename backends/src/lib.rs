@@ -46,6 +46,7 @@ pub use device::{
     MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Result, TorchDevice, without_backtrace,
 };
 pub use ffi::prefer_folder;
+pub use host::memory::give_back_freed_memory;
 pub use kernels::cache_kernels_in;
 pub use safe::{Arena, Buffer, Event, Graph, PinnedBuffer, Stream};
 pub use threads::on_threads;

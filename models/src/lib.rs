@@ -27,7 +27,7 @@ pub use batch::{PackedBatch, Sequence, Teacher, targets_in};
 pub use decoder::{
     Activation, AdapterShape, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, HiddenModel, IlqlGrad,
     IlqlModel, IlqlScores, KvCache, LoraConfig, LoraTarget, LoraTargets, ModulePattern, Multipliers,
-    NormPlaces, OfAction, OtherRope, PackedSize, QkNorm, RopeScaling, SlidingWindow, ValueModel,
+    NormPlaces, OfAction, OtherRope, PackedSize, QkNorm, RopeScaling, SlidingWindow, ValueHead, ValueModel,
     WithIlqlHeads, lora_scale,
 };
 pub use error::{Error, Result};

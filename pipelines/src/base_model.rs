@@ -89,12 +89,12 @@ impl BaseModel {
     }
 }
 
-/// Weights of a model with a new scalar head, which the model lacks and which starts at 0.
+/// Weights of a model with a new value head, which the model lacks and which starts at 0.
 pub struct UnderNewHead<'a>(pub &'a dyn WeightSource);
 
 impl WeightSource for UnderNewHead<'_> {
     fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> anyroll_models::Result<()> {
-        match spec.name == ValueModel::HEAD {
+        match [ValueModel::HEAD, ValueModel::HEAD_BIAS].contains(&&*spec.name) {
             true => values.fill(0.0),
             false => self.0.read(spec, range, values)?,
         }

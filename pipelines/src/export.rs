@@ -19,8 +19,8 @@ use anyroll_strategy::checkpoint::{self, CheckpointWeights};
 use serde_json::{Map, Value};
 
 use crate::{
-    Error, Result, base_model::BaseModel, diffusion::PublishedModel, opened::Opened, prepare::Draft,
-    run_dir::RunDir, train::or_older,
+    Error, Result, base_model::BaseModel, diffusion::PublishedModel, offline::value_head, opened::Opened,
+    prepare::Draft, run_dir::RunDir, train::or_older,
 };
 
 /// Files of a published model that are copied along with its weights.
@@ -72,14 +72,17 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
     let trained = |units: &[Unit]| {
         Ok::<_, Error>(Trained { checkpoint: open_checkpoint(&checkpoint, units)?, base: &*base.weights })
     };
-    if config.trains_a_reward_model() {
+    if let PipelineConfig::Offline(offline) = &config.pipeline
+        && offline.objective.is_of_numbers()
+    {
         if options.adapter {
             return Err(refuse("it trains a reward model, which has no adapters"));
         }
-        let model = ValueModel::new(base.config.clone(), tch::Device::Cpu)?;
+        let head = value_head(&offline.objective);
+        let model = ValueModel::with_head(base.config.clone(), head, tch::Device::Cpu)?;
         let weights = trained(model.units())?;
         let file = config_json(&base, &config.model).map_err(anyroll_models::Error::from)?;
-        let file = scorer_config_file(file);
+        let file = scorer_config_file(file, head);
         write_model(to, &base, &config.model, model.units(), file, &weights, options.dtype)?;
         return Ok(checkpoint);
     }
@@ -92,6 +95,11 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
             write_language_model(to, &base, &config.model, &merged, options.dtype)?;
         }
         (None, false) => write_language_model(to, &base, &config.model, &weights, options.dtype)?,
+    }
+    if config.trains_values() {
+        tracing::warn!(
+            "the heads of `ilql` are left out: the exported model completes without their guidance"
+        );
     }
     Ok(checkpoint)
 }

@@ -61,7 +61,12 @@ impl<'a> Headline<'a> {
         let comparisons = if has("eval/reward") {
             vec![evaluation("held-out", "eval/reward"), evaluation("drift", "eval/drift"), reward()]
         } else if has("eval/loss") {
-            let found = [(LOSS, "eval/loss"), ("pairs", "eval/accuracy"), ("exact", "eval/exact")];
+            let found = [
+                (LOSS, "eval/loss"),
+                ("pairs", "eval/accuracy"),
+                ("steps", "eval/step_accuracy"),
+                ("exact", "eval/exact"),
+            ];
             let found = found.into_iter().filter(|(_, metric)| has(metric));
             found.map(|(name, metric)| evaluation(name, metric)).collect()
         } else if has("loss") {

@@ -147,7 +147,7 @@ fn pause_after(took: Duration) -> Duration {
 mod tests {
     use super::*;
 
-    /// As measured on a run of 20,000 quick steps, whose reports took more than half of its time.
+    /// Takes its times from a run of 20,000 quick steps, whose reports took more than half of its time.
     #[test]
     fn reports_take_a_bounded_part_of_a_run() {
         let (mut now, mut reporting) = (Duration::ZERO, Duration::ZERO);

@@ -8,6 +8,7 @@ mod serve;
 
 use std::{any::Any, panic, process};
 
+use anyroll_config::error_chain::panic_text;
 use anyroll_pipelines::launch::{self, FailureKind};
 
 fn main() -> ! {
@@ -26,8 +27,7 @@ const PANICKED: u8 = 101;
 
 /// Text of a panic.
 fn message(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+    panic_text(payload).unwrap_or("without a message")
 }
 
 #[cfg(test)]

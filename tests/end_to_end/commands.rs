@@ -219,3 +219,21 @@ fn a_jsonl_file_is_data() {
     let error = fail(tiny(ONE_RANK, &folder.path().join("none"), &[&data]));
     assert!(error.contains("sort.jsonl") && error.contains("gold"), "{error}");
 }
+
+/// The last line names the refused keys, and what is left is a config that `check` takes.
+#[test]
+fn an_import_ends_with_what_it_refuses() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("accelerate.yaml");
+    let known = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\nmixed_precision: bf16\nnum_processes: 1\n";
+    fs::write(&file, format!("{known}foo_bar: 3\n")).unwrap();
+    let path = file.to_str().unwrap();
+    let refused = finish(anyroll(["import", path]));
+    let last = refused.stderr.lines().last().unwrap_or_default();
+    assert!(last.contains("1 of 5 keys are refused") && last.ends_with("foo_bar"), "{refused:#?}");
+    let error = fail(anyroll(["check", ONE_RANK, "--accelerate-config", path]));
+    assert!(error.contains("foo_bar"), "{error}");
+    fs::write(&file, known).unwrap();
+    let checked = succeed(anyroll(["check", ONE_RANK, "--accelerate-config", path])).stdout;
+    assert!(checked.contains("zero_stage: 2\n") && checked.contains("precision: bf16\n"), "{checked}");
+}

@@ -116,6 +116,12 @@ fn check_names_a_record_that_cannot_be_scored() {
             "an empty list of instructions",
         ),
         ("code", r#"{"inputs": [""], "outputs": [""]}"#, r#"{"asserts": []}"#, "its answer has no tests"),
+        (
+            "code",
+            r#"{"inputs": [""], "outputs": [""]}"#,
+            r#"{"asserts": ["x = 1"]}"#,
+            "nothing is asserted in it",
+        ),
     ] {
         let line = |number: usize| {
             let answer = if number == 29 { bad } else { good };

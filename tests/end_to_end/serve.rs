@@ -1,10 +1,17 @@
 //! Models served over HTTP: a trained one of single characters, and a tiny published one with a chat
 //! template.
 
+mod access;
+mod bodies;
+mod formats;
+mod limits;
+mod rewards;
+
 use std::{
     fs,
     io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
+    process::Command,
     time::{Duration, Instant},
 };
 
@@ -29,7 +36,12 @@ struct Server {
 
 impl Server {
     fn start(model: &str, args: &[&str]) -> Self {
-        let process = Process::start(anyroll(["serve", model, "--port", "0"].iter().chain(args)));
+        Self::of(anyroll(["serve", model, "--port", "0"].iter().chain(args)))
+    }
+
+    /// Starts the server of a command.
+    fn of(command: Command) -> Self {
+        let process = Process::start(command);
         let said = process.output.path().join("stderr");
         let mut address = String::new();
         wait_until("the server listens", || {
@@ -47,22 +59,37 @@ impl Server {
 
     /// Returns a connection on which a request was sent.
     fn send(&self, method: &str, path: &str, body: &str) -> TcpStream {
+        self.send_raw(&self.request(method, path, "", body))
+    }
+
+    fn send_raw(&self, request: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n\
-             Content-Length: {length}\r\n\r\n{body}"
-        )
-        .unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
         stream
+    }
+
+    /// Text of a request with more headers, each with its line end.
+    fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> String {
+        let (host, length) = (&self.address, body.len());
+        format!(
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             {headers}Content-Length: {length}\r\n\r\n{body}"
+        )
     }
 
     /// Returns the whole answer to a request: status line, headers and body.
     fn ask(&self, method: &str, path: &str, body: &str) -> String {
+        self.ask_with(method, path, "", body)
+    }
+
+    fn ask_with(&self, method: &str, path: &str, headers: &str, body: &str) -> String {
+        self.ask_raw(&self.request(method, path, headers, body))
+    }
+
+    fn ask_raw(&self, request: &str) -> String {
         let mut answer = String::new();
-        self.send(method, path, body).read_to_string(&mut answer).unwrap();
+        self.send_raw(request).read_to_string(&mut answer).unwrap();
         answer
     }
 

@@ -38,7 +38,7 @@ pub use lora::{AdapterShape, LoraConfig, LoraTarget, LoraTargets, ModulePattern,
 pub use multipliers::Multipliers;
 pub(crate) use recorded::StepMemory;
 pub use rope::{OtherRope, RopeScaling};
-pub use value::ValueModel;
+pub use value::{ValueHead, ValueModel};
 
 use crate::error::check_config;
 use crate::model::{

@@ -1,8 +1,9 @@
 //! A decoder whose last block returns a number per target token instead of a distribution: the critic of an
-//! actor-critic algorithm, or a reward model.
+//! actor-critic algorithm, a reward model, or a process reward model.
 //!
 //! A token's value is read where the token is predicted, before it is seen. It is the value V(s) of the state
-//! in which the token is the action. To score a whole text, append a token to it and read the value there.
+//! in which the token is the action. To score a whole text, append a token to it and read the value there. To
+//! score the steps of a text, read the values at the tokens after the steps.
 
 use anyroll_backends::ops::{self, Store};
 use tch::{Device, Kind, Tensor};
@@ -13,11 +14,30 @@ use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Weights};
 use crate::{PackedBatch, Result};
 
-/// The blocks of a [`Decoder`] with a value head, whose tensor is `score.weight` `[1, C]`, like in Hugging
-/// Face's sequence classifiers. It holds no weights.
+/// Head of a [`ValueModel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueHead {
+    /// One output, the value: `score.weight` `[1, C]`, as in Hugging Face's sequence classifiers with one label.
+    Number,
+    /// Two classes, wrong and right: `score.weight` `[2, C]` and `score.bias` `[2]`, as in Hugging Face's token
+    /// classifiers. The value is the log-odds of right: the second logit minus the first.
+    Classes,
+}
+
+impl ValueHead {
+    fn outputs(self) -> i64 {
+        match self {
+            ValueHead::Number => 1,
+            ValueHead::Classes => 2,
+        }
+    }
+}
+
+/// The blocks of a [`Decoder`] with a value head. It holds no weights.
 #[derive(Debug)]
 pub struct ValueModel {
     decoder: Decoder,
+    head: ValueHead,
     units: Vec<Unit>,
     head_unit: usize,
     units_of_head: [usize; 1],
@@ -26,28 +46,43 @@ pub struct ValueModel {
 /// Indices of the head's parameters in its unit.
 const NORM: usize = 0;
 const SCORE: usize = 1;
+const BIAS: usize = 2;
 
 impl ValueModel {
-    /// Name of the head's tensor.
+    /// Name of the head's matrix.
     pub const HEAD: &str = "score.weight";
+    /// Name of the head's bias, if it has one.
+    pub const HEAD_BIAS: &str = "score.bias";
 
-    /// Lays out a model whose weights and batches will be on `device`. The head is initialized to 0, so all
-    /// values are 0 at first.
+    /// Lays out a model with one output, whose weights and batches will be on `device`. The head is initialized
+    /// to 0, so all values are 0 at first.
     ///
     /// # Errors
     /// The errors of [`Decoder::new`].
     pub fn new(config: DecoderConfig, device: Device) -> Result<ValueModel> {
+        Self::with_head(config, ValueHead::Number, device)
+    }
+
+    /// Like [`Self::new`], with this head.
+    ///
+    /// # Errors
+    /// The errors of [`Decoder::new`].
+    pub fn with_head(config: DecoderConfig, head: ValueHead, device: Device) -> Result<ValueModel> {
         let decoder = Decoder::new(config, device)?;
-        let units = Self::units_of_config(decoder.config());
+        let units = Self::units_of_config(decoder.config(), head);
         let head_unit = units.len() - 1;
-        Ok(ValueModel { decoder, units, head_unit, units_of_head: [head_unit] })
+        Ok(ValueModel { decoder, head, units, head_unit, units_of_head: [head_unit] })
     }
 
     /// Returns the units of a model of this shape: those of the decoder except the last.
-    pub(crate) fn units_of_config(config: &DecoderConfig) -> Vec<Unit> {
-        let score = matrix_spec(Self::HEAD.to_owned(), 1, config.hidden_size, 0.0);
+    pub(crate) fn units_of_config(config: &DecoderConfig, head: ValueHead) -> Vec<Unit> {
+        let score = matrix_spec(Self::HEAD.to_owned(), head.outputs(), config.hidden_size, 0.0);
         let norm = norm_spec("model.norm.weight".to_owned(), config.hidden_size, config.norm_offset);
-        let params = vec![norm, ParamSpec { init: Init::Zeros, ..score }];
+        let mut params = vec![norm, ParamSpec { init: Init::Zeros, ..score }];
+        if head == ValueHead::Classes {
+            let bias = norm_spec(Self::HEAD_BIAS.to_owned(), head.outputs(), 0.0);
+            params.push(ParamSpec { init: Init::Zeros, ..bias });
+        }
         let mut units = super::units(config);
         units[config.num_hidden_layers + 1] = Unit { name: "score".to_owned(), params, trainable: true };
         units
@@ -75,10 +110,24 @@ impl ValueModel {
         let x_rows = x.f_index_select(0, &batch.target_rows)?;
         let eps = self.decoder.config().rms_norm_eps;
         let (h, rstd) = ops::rms_norm(&x_rows, weights.get(0, NORM), eps)?;
-        let values = h.f_linear(weights.get(0, SCORE), None::<&Tensor>)?;
+        let bias = (self.head == ValueHead::Classes).then(|| weights.get(0, BIAS));
+        let outputs = h.f_linear(weights.get(0, SCORE), bias)?;
         let saved = if save { Saved(vec![x_rows, rstd]) } else { Saved::default() };
-        let wide = if values.kind() == Kind::Double { Kind::Double } else { Kind::Float };
-        Ok((values.f_squeeze_dim(1)?.f_to_kind(wide)?, saved))
+        let wide = if outputs.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+        let outputs = outputs.f_to_kind(wide)?;
+        let values = match self.head {
+            ValueHead::Number => outputs.f_squeeze_dim(1)?,
+            ValueHead::Classes => outputs.f_select(1, 1)?.f_sub(&outputs.f_select(1, 0)?)?,
+        };
+        Ok((values, saved))
+    }
+
+    /// Gradient of the head's outputs `[M, outputs]`, from that of the values.
+    fn outputs_grad(&self, dvalues: &Tensor) -> Result<Tensor> {
+        Ok(match self.head {
+            ValueHead::Number => dvalues.f_unsqueeze(1)?,
+            ValueHead::Classes => Tensor::f_stack(&[dvalues.f_neg()?, dvalues.shallow_clone()], 1)?,
+        })
     }
 
     fn values_backward(
@@ -91,13 +140,16 @@ impl ValueModel {
     ) -> Result<Tensor> {
         let [x_rows, rstd] = saved.unpack();
         let (norm, score) = (weights.get(0, NORM), weights.get(0, SCORE));
-        let dvalues = dvalues.f_to_kind(x_rows.kind())?.f_unsqueeze(1)?;
-        let mut h = dvalues.f_mm(score)?; // the gradient of the norm's output, and then that output
+        let doutputs = self.outputs_grad(&dvalues.f_to_kind(x_rows.kind())?)?;
+        let mut h = doutputs.f_mm(score)?; // the gradient of the norm's output, and then that output
         let mut dx_rows = x_rows.f_zeros_like()?;
         grads.put_beside(0, NORM, norm, |dweight, how| {
             ops::rms_norm_backward_(&mut h, &x_rows, &rstd, norm, &mut dx_rows, dweight, how)
         })?;
-        grads.put_linear(0, SCORE, &dvalues, &h)?;
+        grads.put_linear(0, SCORE, &doutputs, &h)?;
+        if self.head == ValueHead::Classes {
+            grads.put(0, BIAS, |buffer, how| ops::sum_rows(&doutputs, buffer, how))?;
+        }
         let size = [batch.tokens(), norm.size()[0]];
         let mut dx = Tensor::f_empty(size, (dx_rows.kind(), dx_rows.device()))?;
         // If sequences share rows, several targets may follow one row.
@@ -116,8 +168,13 @@ impl Footprint for ValueModel {
         let hidden = self.decoder.config().hidden_size as usize;
         let (rows, all) = (size.targets * hidden * runs.size(), size.tokens * hidden * runs.size());
         let (per_target, values) = (size.targets * size_of::<f32>(), size.targets * runs.size());
-        // The rows of targets, their norm and deviations; the values, and their fp32 copy.
-        let forward = 2 * rows + per_target + values + per_target;
+        // The outputs with their fp32 copy, and the gradient's.
+        let (outputs, outputs_grad) = match self.head {
+            ValueHead::Number => (values + per_target, values),
+            ValueHead::Classes => (2 * (values + per_target) + per_target, 4 * values),
+        };
+        // The rows of targets, their norm and deviations.
+        let forward = 2 * rows + per_target + outputs;
         let saved = rows + per_target;
         BlockBytes {
             input: all,
@@ -127,7 +184,7 @@ impl Footprint for ValueModel {
             scoring: forward,
             // In addition to the values.
             output_grad: 2 * per_target,
-            backward: values + 2 * rows + all + sorting_bytes(size.targets, runs),
+            backward: outputs_grad + 2 * rows + all + sorting_bytes(size.targets, runs),
         }
     }
 }

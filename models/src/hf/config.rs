@@ -10,7 +10,7 @@ use super::rope::{RopeFields, TURNED_WHOLE};
 use super::{Error, Result, TokenIds, field, validated};
 use crate::{
     Activation, DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, OtherRope, QkNorm,
-    SlidingWindow,
+    SlidingWindow, ValueHead,
 };
 
 /// The families that [`super::ModelFolder`] opens: the names of their architectures, without the suffix of
@@ -33,8 +33,8 @@ fn of_texts(family: &str) -> &'static str {
 pub(super) enum Task {
     /// Predicts a distribution over the next token.
     Language,
-    /// Maps a text to a number.
-    Score,
+    /// Gives texts, or their steps, a number.
+    Value(ValueHead),
 }
 
 impl Task {
@@ -42,13 +42,14 @@ impl Task {
     pub(super) fn suffix(self) -> &'static str {
         match self {
             Task::Language => "ForCausalLM",
-            Task::Score => "ForSequenceClassification",
+            Task::Value(ValueHead::Number) => "ForSequenceClassification",
+            Task::Value(ValueHead::Classes) => "ForTokenClassification",
         }
     }
 
     /// Returns the name of a family's architecture.
     fn architecture(self, family: &str) -> String {
-        let of_texts = if self == Task::Score { of_texts(family) } else { "" };
+        let of_texts = if self == Task::Language { "" } else { of_texts(family) };
         format!("{family}{of_texts}{}", self.suffix())
     }
 
@@ -164,6 +165,13 @@ struct Mixture {
 }
 
 impl Architectures {
+    /// Returns the head of a classifier: that of tokens if an architecture is one, else that of a sequence.
+    pub fn value_head(&self) -> ValueHead {
+        let suffix = Task::Value(ValueHead::Classes).suffix();
+        let is_of_tokens = self.architectures.iter().flatten().any(|name| name.ends_with(suffix));
+        if is_of_tokens { ValueHead::Classes } else { ValueHead::Number }
+    }
+
     /// Returns the family of the file at `path`, whose model is for `task`.
     pub fn family(&self, path: &Path, task: Task) -> Result<&'static str> {
         let named = self.architectures.as_deref().unwrap_or_default().join(", ");

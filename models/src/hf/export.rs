@@ -19,7 +19,7 @@ use super::weights::index_name;
 use super::{Error, Result};
 use crate::decoder::{
     Activation, DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, OtherRope, QkNorm,
-    RopeScaling, SlidingWindow, lora,
+    RopeScaling, SlidingWindow, ValueHead, lora,
 };
 use crate::diffusion::EXPERTS;
 use crate::init::WeightSource;
@@ -122,14 +122,19 @@ pub(super) fn write_whole(to: &Path, fill: impl FnOnce(&Path) -> crate::Result<(
     Ok(sync_folder(parent.unwrap_or(Path::new(".")))?)
 }
 
-/// Returns the `config.json` of a sequence classifier with one label, from that of the language model below
-/// it. It has no padding token: a text ending with it would be scored before its end.
-pub fn scorer_config_file(mut config: Map<String, Value>) -> Map<String, Value> {
+/// Returns the `config.json` of a classifier with this head, from that of the language model below it. It has
+/// no padding token: a sequence classifier scores a text that ends with it before its end.
+pub fn scorer_config_file(mut config: Map<String, Value>, head: ValueHead) -> Map<String, Value> {
     let architectures = config.get("architectures").and_then(Value::as_array).cloned().unwrap_or_default();
-    let of_scorer = |name: &Value| Value::from(Task::Score.of_language(name.as_str().unwrap_or_default()));
+    let of_scorer =
+        |name: &Value| Value::from(Task::Value(head).of_language(name.as_str().unwrap_or_default()));
+    let (names, numbers) = match head {
+        ValueHead::Number => (json!({"0": "LABEL_0"}), json!({"LABEL_0": 0})),
+        ValueHead::Classes => (json!({"0": "LABEL_0", "1": "LABEL_1"}), json!({"LABEL_0": 0, "LABEL_1": 1})),
+    };
     config.insert("architectures".to_owned(), architectures.iter().map(of_scorer).collect());
-    config.insert("id2label".to_owned(), json!({"0": "LABEL_0"}));
-    config.insert("label2id".to_owned(), json!({"LABEL_0": 0}));
+    config.insert("id2label".to_owned(), names);
+    config.insert("label2id".to_owned(), numbers);
     config.insert("pad_token_id".to_owned(), Value::Null);
     config
 }

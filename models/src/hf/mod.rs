@@ -41,7 +41,7 @@ pub use latent_decoder::{LatentDecoderConfig, LatentDecoderFolder};
 pub use t5::T5Folder;
 pub use text_encoders::{ClipTextFolder, TextEncoderFolders};
 
-use crate::decoder::{self, DecoderConfig, ValueModel, lora};
+use crate::decoder::{self, DecoderConfig, ValueHead, ValueModel, lora};
 use config::{Architectures, ConfigFile, Task};
 use weights::{WeightFiles, reads_files};
 
@@ -51,6 +51,7 @@ pub struct ModelFolder {
     path: PathBuf,
     family: &'static str,
     config: DecoderConfig,
+    head: Option<ValueHead>,
     stop_tokens: Vec<i64>,
     weights: WeightFiles,
 }
@@ -65,13 +66,14 @@ impl ModelFolder {
         Self::open_for(Task::Language, path)
     }
 
-    /// Opens the folder of a sequence classifier with one label: a reward model, with the weights of a
-    /// [`ValueModel`].
+    /// Opens the folder of a sequence classifier with one label, a reward model, or of a token classifier with
+    /// two, a process reward model. The weights are those of a [`ValueModel`].
     ///
     /// # Errors
     /// The errors of [`Self::open`].
     pub fn open_scorer(path: &Path) -> Result<ModelFolder> {
-        Self::open_for(Task::Score, path)
+        let head = read_json::<Architectures>(&path.join("config.json"))?.value_head();
+        Self::open_for(Task::Value(head), path)
     }
 
     fn open_for(task: Task, path: &Path) -> Result<ModelFolder> {
@@ -94,7 +96,7 @@ impl ModelFolder {
         let weights = with_usual_names(WeightFiles::open(path, "model")?)?;
         let units = match task {
             Task::Language => decoder::units(&config),
-            Task::Score => ValueModel::units_of_config(&config),
+            Task::Value(head) => ValueModel::units_of_config(&config, head),
         };
         weights.check(&units, |name| is_derived(name, config.tie_word_embeddings))?;
         if config.tie_word_embeddings && !weights.begins_alike(HEAD, EMBEDDING)? {
@@ -105,7 +107,11 @@ impl ModelFolder {
             );
             return Err(weights.problem(HEAD, problem));
         }
-        Ok(ModelFolder { path: path.to_owned(), family, config, stop_tokens, weights })
+        let head = match task {
+            Task::Language => None,
+            Task::Value(head) => Some(head),
+        };
+        Ok(ModelFolder { path: path.to_owned(), family, config, head, stop_tokens, weights })
     }
 
     /// Returns the path of the folder.
@@ -129,6 +135,11 @@ impl ModelFolder {
     /// Returns the shape of the model.
     pub fn decoder_config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// Returns the head of a [`ValueModel`]; `None` for a language model.
+    pub fn value_head(&self) -> Option<ValueHead> {
+        self.head
     }
 
     /// Returns the tokens that end a completion, as named in `generation_config.json`, or else in

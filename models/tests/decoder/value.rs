@@ -2,7 +2,7 @@
 
 use anyroll_models::{
     Activation, DecoderConfig, Grads, Model, Multipliers, NormPlaces, Output, OutputGrad, PackedBatch,
-    ParamSpec, RopeScaling, Saved, Sequence, UnitGrads, ValueModel, Weights, init,
+    ParamSpec, RopeScaling, Saved, Sequence, UnitGrads, ValueHead, ValueModel, Weights, init,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -42,8 +42,15 @@ pub fn config() -> DecoderConfig {
 fn weights(model: &ValueModel) -> Vec<Vec<Tensor>> {
     let tensor = |spec: &ParamSpec| {
         let tensor = Tensor::from_slice(&init::fill(spec, 1)).view(spec.shape.as_slice());
-        let offset = if spec.name == "score.weight" { 0.7 } else { 0.0 };
-        tensor.to_kind(Kind::Double) + offset
+        match spec.name.as_str() {
+            // The rows of two classes differ.
+            "score.weight" => {
+                tensor.to_kind(Kind::Double)
+                    + Tensor::from_slice(&[0.7, -0.4]).narrow(0, 0, spec.shape[0]).unsqueeze(1)
+            }
+            "score.bias" => tensor.to_kind(Kind::Double) + Tensor::from_slice(&[0.2, 0.5]),
+            _ => tensor.to_kind(Kind::Double),
+        }
     };
     model.units().iter().map(|unit| unit.params.iter().map(tensor).collect()).collect()
 }
@@ -71,7 +78,12 @@ fn forward(model: &ValueModel, weights: &[Vec<Tensor>], batch: &PackedBatch) -> 
 
 #[test]
 fn values_begin_at_zero_and_do_not_see_what_they_value() {
-    let model = ValueModel::new(config(), Device::Cpu).unwrap();
+    for head in [ValueHead::Number, ValueHead::Classes] {
+        check_values(&ValueModel::with_head(config(), head, Device::Cpu).unwrap());
+    }
+}
+
+fn check_values(model: &ValueModel) {
     let fresh: Vec<Vec<Tensor>> = model
         .units()
         .iter()
@@ -81,13 +93,13 @@ fn values_begin_at_zero_and_do_not_see_what_they_value() {
             unit.params.iter().map(tensor).collect()
         })
         .collect();
-    let (values, _) = forward(&model, &fresh, &pack(&[(vec![1, 2, 3, 4], 2)]));
+    let (values, _) = forward(model, &fresh, &pack(&[(vec![1, 2, 3, 4], 2)]));
     assert_eq!(values.kind(), Kind::Float);
     assert_eq!(Vec::<f32>::try_from(values).unwrap(), [0.0, 0.0]);
 
-    let weights = weights(&model);
+    let weights = weights(model);
     let values = |tokens: &[i64]| {
-        Vec::<f64>::try_from(forward(&model, &weights, &pack(&[(tokens.to_vec(), 2)])).0).unwrap()
+        Vec::<f64>::try_from(forward(model, &weights, &pack(&[(tokens.to_vec(), 2)])).0).unwrap()
     };
     let (one, other) = (values(&[1, 2, 3, 4]), values(&[1, 2, 3, 9]));
     assert_eq!(one, other, "the last token's value is computed before it is seen");
@@ -97,8 +109,13 @@ fn values_begin_at_zero_and_do_not_see_what_they_value() {
 /// Compares with a directional derivative of every weight.
 #[test]
 fn gradients_equal_finite_differences() {
-    let model = ValueModel::new(config(), Device::Cpu).unwrap();
-    let mut weights = weights(&model);
+    for head in [ValueHead::Number, ValueHead::Classes] {
+        check_gradients(&ValueModel::with_head(config(), head, Device::Cpu).unwrap());
+    }
+}
+
+fn check_gradients(model: &ValueModel) {
+    let mut weights = weights(model);
     let tokens = |length: i64| (0..length).map(|i| (i * i + 3 * length) % 19).collect();
     // The last two share all rows, and have targets after the same ones.
     let batch = pack(&[(tokens(9), 4), (tokens(2), 1), (tokens(17), 1), (tokens(17), 9)]);
@@ -106,7 +123,7 @@ fn gradients_equal_finite_differences() {
     tch::manual_seed(0);
     let dvalues = Tensor::randn([batch.targets()], (Kind::Double, Device::Cpu));
     let loss = |values: &Tensor| (values * &dvalues).sum(None).double_value(&[]);
-    let (_, mut saved) = forward(&model, &weights, &batch);
+    let (_, mut saved) = forward(model, &weights, &batch);
 
     let nan = |tensor: &Tensor| tensor.full_like(f64::NAN);
     let mut grads: Vec<UnitGrads> =
@@ -126,7 +143,7 @@ fn gradients_equal_finite_differences() {
             let found = (&grads[unit].views()[param] * &direction).sum(None).double_value(&[]);
             let mut moved = |distance: f64| {
                 let _ = weights[unit][param].g_add_(&(&direction * distance));
-                let moved = loss(&forward(&model, &weights, &batch).0);
+                let moved = loss(&forward(model, &weights, &batch).0);
                 let _ = weights[unit][param].g_add_(&(&direction * -distance));
                 moved
             };

@@ -1,11 +1,19 @@
 //! Text of an error with all its causes, and advice on it.
 
+use std::any::Any;
+
 use anyroll_backends::without_backtrace;
 
 /// Returns an error and its causes in one line, such as `cannot read a.jsonl: No such file or directory`.
 pub fn one_line(error: &dyn std::error::Error) -> String {
     let chain = std::iter::successors(Some(error), |error| error.source());
     chain.map(|error| without_backtrace(&error.to_string()).to_owned()).collect::<Vec<_>>().join(": ")
+}
+
+/// Returns the text of a caught panic, if it has one.
+pub fn panic_text(payload: &(dyn Any + Send)) -> Option<&str> {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied())
 }
 
 /// Returns the message of a JSON error in a text of one line, without serde's `line 1`. If the text is not JSON, the

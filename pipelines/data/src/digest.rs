@@ -38,9 +38,11 @@ pub fn digest(records: &[Record]) -> u32 {
 }
 
 fn hash(hasher: &mut crc32fast::Hasher, records: &[Record]) {
-    for Record { prompt, answer, rejected, desirable, reward, columns, .. } in records {
+    for Record { prompt, answer, rejected, desirable, reward, steps, columns, .. } in records {
         let columns = (!columns.is_empty()).then(|| json!(columns).to_string());
+        let of_steps = || steps.iter().map(|step| json!([step.text, step.label])).collect::<Vec<_>>();
         let label = desirable.map(|label| label.to_string());
+        let label = if steps.is_empty() { label } else { Some(json!(of_steps()).to_string()) };
         let reward = reward.map(|reward| reward.to_string());
         let judged = [rejected, &label, &reward, &columns].map(Option::as_ref);
         let texts = [Some(prompt), Some(answer)].into_iter().chain(judged);

@@ -68,11 +68,16 @@ pub enum Error {
     /// A prompt cannot be encoded.
     #[error(transparent)]
     Tokens(#[from] TokenizerError),
-    /// The files have no record.
-    #[error("there is no record in {names}")]
+    /// The files have no record that is used.
+    #[error(
+        "there is no record in {names}{}",
+        if *is_filtered { " that is of `domains` and as short as allowed" } else { "" }
+    )]
     Empty {
         /// The files.
         names: String,
+        /// True if records may have been left out.
+        is_filtered: bool,
     },
     /// The held-out files have all prompts of the training files.
     #[error("`held_out` has all {prompts} prompts of the training files, so nothing is left to train on")]

@@ -8,14 +8,14 @@ use anyroll_config::{FileConfig, Keep, LongPrompts, NamedColumns, Paths};
 use regex::Regex;
 use serde_json::{Map, Value};
 
-use super::{Counted, Cut, Error, Record, RecordTokens, table};
+use super::{Counted, Cut, Error, Reading, Record, RecordTokens, steps, table};
 
-/// Reads the records of the files that `paths` names, in order, at most `most`.
+/// Reads the records of the files that `paths` names, in order, at most `most` and at least one.
 pub(super) fn read(
     config: &FileConfig,
     paths: &Paths,
     most: Option<usize>,
-    tokens: &RecordTokens,
+    reading: Reading,
 ) -> Result<Vec<Record>, Error> {
     let columns = config.columns.named();
     let names = names(&columns);
@@ -29,12 +29,13 @@ pub(super) fn read(
             if Some(read) == most {
                 return Ok(());
             }
-            let record = record(&columns, row.name(), object).map_err(|message| row.error(message))?;
+            let record = record(&columns, reading.step_separator, row.name(), object);
+            let record = record.map_err(|message| row.error(message))?;
             if !is_wanted(&record) {
                 return Ok(());
             }
             read += 1;
-            let kept = match (excess(config, tokens, &record)?, config.long_prompts) {
+            let kept = match (excess(config, reading.tokens, &record)?, config.long_prompts) {
                 (None, _) => record,
                 (Some(Excess { cut: Some(to), .. }), _) => {
                     cut += 1;
@@ -59,6 +60,13 @@ pub(super) fn read(
             tracing::warn!(cut, of, "{path}: records longer than allowed, which are truncated");
         }
     }
+    if records.is_empty() {
+        let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+        return Err(Error::Empty {
+            names: names.join(", "),
+            is_filtered: read > 0 || !config.domains.is_empty(),
+        });
+    }
     for domain in &config.domains {
         if records.iter().all(|record| record.domain != *domain) {
             tracing::warn!(domain, "no record of the data files is of this domain");
@@ -69,8 +77,8 @@ pub(super) fn read(
 
 /// Columns of a file that the config names, by their names or the first parts of paths.
 fn names(columns: &NamedColumns) -> BTreeSet<&str> {
-    let NamedColumns { answer, rejected, label, reward, domain, text, .. } = columns;
-    let others = [answer, rejected, label, reward, domain, text];
+    let NamedColumns { answer, rejected, label, reward, text, steps, step_labels, domain, .. } = columns;
+    let others = [answer, rejected, label, reward, text, steps, step_labels, domain];
     let names = others.into_iter().flatten().chain([&columns.prompt]);
     names.flat_map(|name| [&**name, name.split('.').next().unwrap_or_default()]).collect()
 }
@@ -166,7 +174,12 @@ fn within(path: &Path, paths: &[PathBuf], record: Record) -> Record {
 }
 
 /// Converts a row to a record with the id `row`, such as `line 12`.
-fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Result<Record, String> {
+fn record(
+    columns: &NamedColumns,
+    separator: &str,
+    row: String,
+    object: Map<String, Value>,
+) -> Result<Record, String> {
     let column = |name: &str| {
         find(&object, name).ok_or_else(|| {
             let names = object.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
@@ -191,6 +204,14 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
             _ => return Err(format!("`{name}` is not a string")),
         };
         return Ok(Record { id: row, answer, domain: domain()?, ..Record::default() });
+    }
+    if let (Some(steps), Some(labels)) = (&columns.steps, &columns.step_labels) {
+        let steps = steps::read((steps, column(steps)?), (labels, column(labels)?))?;
+        let prompt = prompt(column(&columns.prompt)?);
+        let (prompt, messages) = prompt.map_err(|problem| format!("`{}` {problem}", columns.prompt))?;
+        let answer = steps::joined(&steps, separator);
+        let domain = domain()?;
+        return Ok(Record { id: row, prompt, messages, answer, steps, domain, ..Record::default() });
     }
     let of = |name: &String, read: fn(&Value) -> Result<Answer, &'static str>| {
         read(column(name)?).map_err(|problem| format!("`{name}` {problem}"))
@@ -223,8 +244,8 @@ fn record(columns: &NamedColumns, row: String, object: Map<String, Value>) -> Re
     let domain = domain()?;
     let mut columns_left = object;
     columns_left.shift_remove(&columns.prompt);
-    let (columns, cut) = (columns_left, None);
-    Ok(Record { id: row, prompt, messages, answer, rejected, desirable, reward, domain, columns, cut })
+    let (columns, steps, cut) = (columns_left, Vec::new(), None);
+    Ok(Record { id: row, prompt, messages, answer, rejected, desirable, reward, steps, domain, columns, cut })
 }
 
 /// A label of an answer; some files write it as a number.
@@ -248,6 +269,8 @@ fn likely_columns(object: &Map<String, Value>) -> String {
         ("rejected", first(&["rejected"])),
         ("label", first(&["label"])),
         ("reward", first(&["reward"])),
+        ("steps", first(&["completions", "steps"])),
+        ("step_labels", first(&["labels"])),
         ("text", first(&["text"])),
     ];
     let found = parts.iter().filter_map(|(part, name)| Some(format!("{part}: {}", (*name)?)));
@@ -369,7 +392,11 @@ pub(super) mod tests {
     use anyroll_config::error_chain::one_line;
 
     fn parse(columns: &ColumnsConfig, line: &str) -> Result<Record, String> {
-        record(&columns.named(), "line 7".into(), serde_json::from_str(line).unwrap())
+        record(&columns.named(), "|", "line 7".into(), serde_json::from_str(line).unwrap())
+    }
+
+    fn counting<'a>(tokens: &'a RecordTokens<'a>) -> Reading<'a> {
+        Reading { tokens, holds_out: true, step_separator: "" }
     }
 
     #[test]
@@ -398,7 +425,7 @@ pub(super) mod tests {
         let mut file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
         file.write_all("\u{feff}{\"prompt\": \"1+1\", \"answer\": 2}\n".as_bytes()).unwrap();
         let config = FileConfig { path: Paths::from(file.path()), ..plain() };
-        assert_eq!(read(&config, &config.path, None, &|_, _| Ok(0)).unwrap()[0].prompt, "1+1");
+        assert_eq!(read(&config, &config.path, None, counting(&|_, _| Ok(0))).unwrap()[0].prompt, "1+1");
     }
 
     #[test]
@@ -551,7 +578,7 @@ pub(super) mod tests {
             fs::write(folder.path().join(name), line).unwrap();
         }
         let config = FileConfig { path: Paths::from(&*folder.path().join("*.jsonl")), ..plain() };
-        let records = read(&config, &config.path, None, &|_, _| Ok(0)).unwrap();
+        let records = read(&config, &config.path, None, counting(&|_, _| Ok(0))).unwrap();
         let ids: Vec<&str> = records.iter().map(|record| record.id.as_str()).collect();
         assert_eq!(ids, ["a.jsonl line 1", "b.jsonl line 1"]);
     }
@@ -570,8 +597,18 @@ pub(super) mod tests {
             let domains = domains.iter().map(|domain| (*domain).to_owned()).collect();
             let path = Paths::from(file.path());
             let config = FileConfig { path, columns: columns.clone(), domains, ..plain() };
-            let records = read(&config, &config.path, None, &|_, _| Ok(0)).unwrap();
-            assert_eq!(records.iter().map(|record| &*record.prompt).collect::<Vec<_>>(), expected);
+            let records = read(&config, &config.path, None, counting(&|_, _| Ok(0)));
+            let prompts = |records: Vec<Record>| records.into_iter().map(|it| it.prompt).collect::<Vec<_>>();
+            match records.map(prompts) {
+                Ok(found) => assert_eq!(found, expected),
+                Err(error) => {
+                    let told = error.to_string();
+                    assert!(
+                        expected.is_empty() && told.ends_with("that is of `domains` and as short as allowed"),
+                        "{told}"
+                    );
+                }
+            }
         };
         check(&[], &["1", "2", "3", "4"]);
         check(&["a"], &["1", "4"]);
@@ -606,7 +643,7 @@ pub(super) mod tests {
         };
         let config = FileConfig { path: Paths::from(file.path()), ..plain() };
         let read = |config: &FileConfig| {
-            let records = read(config, &config.path, config.max_records, &words)?;
+            let records = read(config, &config.path, config.max_records, counting(&words))?;
             Ok::<_, Error>(records.into_iter().map(|record| record.prompt).collect::<Vec<_>>())
         };
         let by_tokens = FileConfig { max_prompt_tokens: Some(2), ..config.clone() };
@@ -640,7 +677,7 @@ pub(super) mod tests {
         let cut = |keep, max_prompt_tokens| {
             let (path, long_prompts) = (Paths::from(file.path()), LongPrompts::Truncate(keep));
             let config = FileConfig { path, max_tokens: Some(3), max_prompt_tokens, long_prompts, ..plain() };
-            let records = read(&config, &config.path, None, &words).unwrap();
+            let records = read(&config, &config.path, None, counting(&words)).unwrap();
             records.into_iter().map(|it| (it.prompt, it.cut.map(|cut| cut.tokens))).collect::<Vec<_>>()
         };
         let [a, ab, abc, abcd] = ["a", "a b", "a b c", "a b c d"].map(str::to_owned);
@@ -683,6 +720,32 @@ pub(super) mod tests {
         }
         let none = parse(&columns, r#"{"prompt": "1+1?", "answer": "2"}"#).unwrap_err();
         assert!(none.contains("there is no column `score`"), "{none}");
+    }
+
+    #[test]
+    fn solutions_may_be_in_labelled_steps() {
+        let [steps, step_labels] = ["completions", "labels"].map(|name| Some(name.to_owned()));
+        let columns = ColumnsConfig::Named(NamedColumns { steps, step_labels, ..NamedColumns::default() });
+        let line = r#"{"prompt": "1+1?", "completions": ["one", "two"], "labels": [true, 0.5]}"#;
+        let record = parse(&columns, line).unwrap();
+        let found: Vec<(&str, f64)> = record.steps.iter().map(|it| (&*it.text, it.label)).collect();
+        assert_eq!(found, [("one", 1.0), ("two", 0.5)]);
+        assert_eq!((&*record.prompt, &*record.answer), ("1+1?", "one|two|"));
+        let chat =
+            r#"{"prompt": [{"role": "user", "content": "1+1?"}], "completions": ["2"], "labels": [1]}"#;
+        assert_eq!(parse(&columns, chat).unwrap().messages.len(), 1);
+        for (line, words) in [
+            (r#"{"prompt": "a", "completions": ["b"]}"#, "there is no column `labels`"),
+            (r#"{"prompt": "a", "labels": [1]}"#, "there is no column `completions`"),
+            (r#"{"completions": ["b"], "labels": [1]}"#, "there is no column `prompt`"),
+            (r#"{"prompt": "", "completions": ["b"], "labels": [1]}"#, "`prompt` is empty"),
+            (r#"{"prompt": "a", "completions": ["b"], "labels": [2]}"#, "`labels[0]` is 2"),
+        ] {
+            let error = parse(&columns, line).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        let error = parse(&ColumnsConfig::default(), line).unwrap_err();
+        assert!(error.contains("steps: completions, step_labels: labels"), "{error}");
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod panics;
 mod random;
 mod record;
 mod rewards;
+mod steps;
 mod synthetic;
 mod table;
 mod token_bytes;
@@ -27,7 +28,7 @@ mod tokenizer;
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
-use anyroll_config::{DataConfig, Paths};
+use anyroll_config::DataConfig;
 
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
 pub use chat_template::{ChatTemplate, Conversation};
@@ -36,7 +37,7 @@ pub use error::Error;
 pub use file::{files, prompt};
 pub use hf_tokenizer::{HfTokenizer, TokenizerError};
 pub use random::{shuffle, shuffled, stream};
-pub use record::{Cut, Record};
+pub use record::{Cut, Record, Step};
 pub use table::without_mark;
 pub use token_bytes::TokenBytes;
 pub use tokenizer::{FolderTokenizer, Tokenizer};
@@ -69,6 +70,8 @@ pub struct Reading<'a> {
     pub tokens: &'a RecordTokens<'a>,
     /// Holds out a default percentage of a file's records if the config sets none.
     pub holds_out: bool,
+    /// Text after each step of a solution; empty if steps are not read.
+    pub step_separator: &'a str,
 }
 
 /// Phase of a run that draws records; each has its own order.
@@ -105,15 +108,6 @@ enum Records {
     },
 }
 
-/// The records, of which there must be one.
-fn some(records: Vec<Record>, paths: &Paths) -> Result<Vec<Record>, Error> {
-    if records.is_empty() {
-        let names: Vec<_> = files(paths)?.iter().map(|path| path.display().to_string()).collect();
-        return Err(Error::Empty { names: names.join(", ") });
-    }
-    Ok(records)
-}
-
 impl Dataset {
     /// Reads the files, if there are any. Checks that there are training records, and held-out ones if they
     /// are needed.
@@ -128,14 +122,11 @@ impl Dataset {
                 Self::listed(countdown::records(countdown.numbers), HELD_OUT_PERCENT)
             }
             DataConfig::File(file) => {
-                let records =
-                    some(file::read(file, &file.path, file.max_records, reading.tokens)?, &file.path)?;
+                let records = file::read(file, &file.path, file.max_records, reading)?;
                 let usual = if reading.holds_out { HELD_OUT_PERCENT } else { 0 };
                 match &file.held_out {
                     None => Self::listed(records, file.held_out_percent.unwrap_or(usual)),
-                    Some(paths) => {
-                        Self::apart(records, some(file::read(file, paths, None, reading.tokens)?, paths)?)
-                    }
+                    Some(paths) => Self::apart(records, file::read(file, paths, None, reading)?),
                 }
             }
             DataConfig::Mix(sources) => {
@@ -218,12 +209,13 @@ impl Dataset {
     /// Combines records of separate training and held-out files. A prompt in both is held out.
     fn apart(mut train: Vec<Record>, held_out: Vec<Record>) -> Result<Self, Error> {
         let prompts: HashSet<&str> = held_out.iter().map(Record::key).collect();
+        if train.iter().all(|record| prompts.contains(record.key())) {
+            let trained: HashSet<&str> = train.iter().map(Record::key).collect();
+            return Err(Error::AllHeldOut { prompts: trained.len() });
+        }
         let before = train.len();
         train.retain(|record| !prompts.contains(record.key()));
         let left_out = before - train.len();
-        if train.is_empty() {
-            return Err(Error::AllHeldOut { prompts: prompts.len().min(before) });
-        }
         if left_out > 0 {
             tracing::warn!(left_out, of = before, "held-out prompts are removed from the training data");
         }
@@ -316,7 +308,7 @@ impl Dataset {
     }
 
     /// The first `count` held-out records in a fixed order, with distinct prompts (distinct answers for
-    /// records with labels). The order does not depend on the seed, so that runs can be compared. A smaller
+    /// records with labels, distinct solutions in steps). The order does not depend on the seed, so that runs can be compared. A smaller
     /// `count` gives a prefix.
     pub fn held_out(&self, count: usize) -> Result<Vec<Record>, Error> {
         let available = self.held_out_available(count);
@@ -439,8 +431,9 @@ impl Dataset {
             let answers = [Some(&record.answer), record.rejected.as_ref()].into_iter().flatten();
             let answer = answers.map(|answer| answer.chars().count()).max().unwrap_or(0);
             let whole = record.prompt.chars().count() + answer;
-            // The end token is not a character.
-            record.cut.map_or(whole, |cut| whole.min(cut.tokens - 1))
+            // The end token is not a character; steps have none.
+            let end = usize::from(record.steps.is_empty());
+            record.cut.map_or(whole, |cut| whole.min(cut.tokens - end))
         })
     }
 
@@ -494,7 +487,7 @@ fn is_held_out(prompt: &str, percent: u32) -> bool {
 fn distinct(mut records: Vec<Record>) -> Vec<Record> {
     let mut seen = HashSet::new();
     let judged = |record: &Record| {
-        let is_judged = record.desirable.is_some() || record.reward.is_some();
+        let is_judged = record.desirable.is_some() || record.reward.is_some() || !record.steps.is_empty();
         is_judged.then(|| record.answer.clone())
     };
     records.retain(|record| seen.insert((record.key().to_owned(), judged(record))));
@@ -507,11 +500,11 @@ mod tests {
 
     use super::file::tests::plain;
     use super::*;
-    use anyroll_config::{AdditionConfig, FileConfig, MixedConfig, SortConfig};
+    use anyroll_config::{AdditionConfig, FileConfig, MixedConfig, Paths, SortConfig};
 
     fn open(config: &DataConfig) -> Result<Dataset, Error> {
         let tokens = |record: &Record, _| Ok(record.prompt.chars().count());
-        Dataset::open(config, Reading { tokens: &tokens, holds_out: true })
+        Dataset::open(config, Reading { tokens: &tokens, holds_out: true, step_separator: "" })
     }
 
     fn sort(digits: u32) -> DataConfig {
@@ -693,7 +686,7 @@ mod tests {
         let (_file, config) = jsonl(&questions(20));
         let tokens = |_: &Record, _| Ok(0);
         let read = |config: &DataConfig| {
-            Dataset::open(config, Reading { tokens: &tokens, holds_out: false }).unwrap()
+            Dataset::open(config, Reading { tokens: &tokens, holds_out: false, step_separator: "" }).unwrap()
         };
         let all = read(&config);
         assert_eq!((all.records_of_a_pass(), all.held_out_available(9)), (Some(20), 0));

@@ -1,9 +1,10 @@
 //! Panics of other people's parsers as errors, without a backtrace on the terminal.
 
-use std::any::Any;
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
+
+use anyroll_config::error_chain::panic_text;
 
 thread_local! {
     /// Set while a panic of this thread is caught.
@@ -24,12 +25,8 @@ pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let outer = IS_CAUGHT.replace(true);
     let result = panic::catch_unwind(AssertUnwindSafe(work));
     IS_CAUGHT.set(outer);
-    result.map_err(|panic| format!("its reader fails: {}", message(&*panic)))
-}
-
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("for no told reason")
+    result
+        .map_err(|panic| format!("its reader fails: {}", panic_text(&*panic).unwrap_or("for no told reason")))
 }
 
 #[cfg(test)]

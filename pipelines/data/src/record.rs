@@ -14,7 +14,7 @@ pub struct Record {
     /// The prompt as messages with `role` and `content`, for a model's chat template; empty if it is plain
     /// text.
     pub messages: Vec<Value>,
-    /// The gold answer, without an end token.
+    /// The gold answer, without an end token; of a solution in steps all of them, each with its separator.
     pub answer: String,
     /// A worse answer for a preference pair.
     pub rejected: Option<String>,
@@ -22,12 +22,23 @@ pub struct Record {
     pub desirable: Option<bool>,
     /// Reward of the answer, for objectives that learn values.
     pub reward: Option<f64>,
+    /// Labelled steps of a solution, for process reward models.
+    pub steps: Vec<Step>,
     /// Source in a mix; empty without a mix.
     pub domain: String,
     /// Further columns of the file, for rewards that read them.
     pub columns: Map<String, Value>,
     /// Length to truncate the record to, if it is too long.
     pub cut: Option<Cut>,
+}
+
+/// A labelled step of a solution.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Text without the separator.
+    pub text: String,
+    /// Probability that it is right: 1 for a right step, 0 for a wrong one.
+    pub label: f64,
 }
 
 /// Truncation of a record.

@@ -195,6 +195,36 @@ impl Tokenizer {
         }
     }
 
+    /// Encodes a record's prompt and its steps, each with `separator` after it, in the form that process reward models
+    /// read. Returns the tokens, and for each step their number up to the end of its separator.
+    ///
+    /// # Errors
+    /// The errors of [`Self::encode_prompt`], or a separator without a token.
+    pub fn encode_steps(
+        &self,
+        record: &Record,
+        separator: &str,
+    ) -> Result<(Vec<i64>, Vec<usize>), TokenizerError> {
+        match self {
+            Tokenizer::Characters(_) => {
+                let mut tokens = self.encode_prompt(record)?;
+                let mut ends = Vec::with_capacity(record.steps.len());
+                for step in &record.steps {
+                    tokens.extend(self.encode_text(&format!("{}{separator}", step.text))?);
+                    ends.push(tokens.len());
+                }
+                Ok((tokens, ends))
+            }
+            Tokenizer::Folder(folder) if !record.messages.is_empty() && !folder.config.chat => {
+                Err(TokenizerError::Messages { record: record.id.clone() })
+            }
+            Tokenizer::Folder(folder) => {
+                let parts: Vec<&str> = record.steps.iter().map(|step| &*step.text).collect();
+                folder.tokenizer.encode_parts(record, &parts, separator, folder.config.chat)
+            }
+        }
+    }
+
     /// The special token with this text, which [`Self::decode`] omits.
     pub fn special_token(&self, text: &str) -> Option<i64> {
         match self {

@@ -25,11 +25,12 @@ pub(super) struct Program {
 /// Prefixes of the programs' names.
 const PACKAGES: [&str; 3] = ["openrlhf.cli.", "verl.trainer.", "recipe."];
 
-const PROGRAMS: [Program; 7] = [
+const PROGRAMS: [Program; 8] = [
     Program { origin: Origin::Openrlhf, names: &["openrlhf.cli.train_ppo_ray"], keys: flags },
     Program { origin: Origin::OpenrlhfSft, names: &["openrlhf.cli.train_sft"], keys: flags },
     Program { origin: Origin::OpenrlhfDpo, names: &["openrlhf.cli.train_dpo"], keys: flags },
     Program { origin: Origin::OpenrlhfRm, names: &["openrlhf.cli.train_rm"], keys: flags },
+    Program { origin: Origin::OpenrlhfPrm, names: &["openrlhf.cli.train_prm"], keys: flags },
     Program { origin: Origin::OpenrlhfKto, names: &["openrlhf.cli.train_kto"], keys: flags },
     Program { origin: Origin::VerlSft, names: &["verl.trainer.fsdp_sft_trainer"], keys: overrides },
     Program {

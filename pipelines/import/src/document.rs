@@ -67,6 +67,8 @@ impl Document {
             Some(Origin::Accelerate)
         } else if any(&["zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"]) {
             Some(Origin::Deepspeed)
+        } else if any(&TRL_PRM) {
+            Some(Origin::TrlPrm)
         } else if any(&TRL_RL) {
             Some(Origin::Trl)
         } else {
@@ -111,6 +113,9 @@ const ROLL: [&str; 8] = [
     "train_env_manager",
     "custom_envs",
 ];
+
+/// Keys that only TRL's PRM trainer has; it also has one of GRPO's.
+const TRL_PRM: [&str; 2] = ["step_separator", "train_on_last_step_only"];
 
 /// Keys that only TRL's GRPO and RLOO have.
 const TRL_RL: [&str; 8] = [
@@ -160,14 +165,14 @@ fn hint(root: &Map<String, Value>, text: &str) -> String {
     if !TRL.iter().any(|key| root.contains_key(*key)) {
         return String::new();
     }
-    let commands = ["sft", "dpo", "reward", "kto", "gkd"];
+    let commands = ["sft", "dpo", "reward", "prm", "kto", "gkd"];
     let named = commands.iter().find(|name| text.contains(&format!("trl {name}")));
     let only = TRL_OFFLINE.iter().find(|(key, _)| root.contains_key(*key));
     match (only, named) {
         (Some((key, from)), _) => format!(" (`{key}` is a key of TRL: pass --from {from})"),
         (None, Some(name)) => format!(" (its comment names `trl {name}`: pass --from trl-{name})"),
         (None, None) => {
-            " (its keys are those of all of TRL's trainers: pass --from trl-sft, trl-dpo, trl-reward, trl-kto or trl-gkd, or trl for GRPO)"
+            " (its keys are those of all of TRL's trainers: pass --from trl-sft, trl-dpo, trl-reward, trl-prm, trl-kto or trl-gkd, or trl for GRPO)"
                 .to_owned()
         }
     }

@@ -53,7 +53,14 @@ pub struct Row {
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, value, is_default, outcome } = self;
-        let value = format!("{value}{}", if *is_default { " by default" } else { "" });
+        // A row is one line, whatever its value is.
+        let in_line = |text: &str| text.replace('\n', "\\n");
+        let value = format!("{}{}", in_line(value), if *is_default { " by default" } else { "" });
+        let outcome = &match outcome {
+            Outcome::Mapped { to } => Outcome::Mapped { to: in_line(to) },
+            Outcome::Changed { to, why } => Outcome::Changed { to: in_line(to), why: why.clone() },
+            other => other.clone(),
+        };
         match outcome {
             Outcome::Mapped { to } => write!(f, "mapped    {key}: {value} -> {to}"),
             Outcome::Changed { to, why } if to.is_empty() => write!(f, "changed   {key}: {value} ({why})"),

@@ -59,6 +59,8 @@ pub enum Origin {
     TrlDpo,
     /// Config of `trl reward`.
     TrlReward,
+    /// Config of TRL's PRM script.
+    TrlPrm,
     /// Config of `trl kto`.
     TrlKto,
     /// Config of TRL's GKD script.
@@ -71,6 +73,8 @@ pub enum Origin {
     OpenrlhfDpo,
     /// One that calls `openrlhf.cli.train_rm`.
     OpenrlhfRm,
+    /// One that calls `openrlhf.cli.train_prm`.
+    OpenrlhfPrm,
     /// One that calls `openrlhf.cli.train_kto`.
     OpenrlhfKto,
     /// A script or a line that calls `verl.trainer.main_ppo`, or its YAML.
@@ -104,8 +108,8 @@ pub enum Error {
     /// The keys match no known system.
     #[error(
         "{}: unrecognized config format{hint}; pass --from roll, accelerate, deepspeed, trl, trl-sft, \
-         trl-dpo, trl-reward, trl-kto, trl-gkd, openrlhf, openrlhf-sft, openrlhf-dpo, openrlhf-rm, \
-         openrlhf-kto, verl, verl-sft or trlx",
+         trl-dpo, trl-reward, trl-prm, trl-kto, trl-gkd, openrlhf, openrlhf-sft, openrlhf-dpo, openrlhf-rm, \
+         openrlhf-prm, openrlhf-kto, verl, verl-sft or trlx",
         path.display()
     )]
     Unknown {
@@ -187,12 +191,14 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
         Origin::TrlSft => trl_offline::apply(&mut ledger, trl_offline::Trainer::Sft),
         Origin::TrlDpo => trl_offline::apply(&mut ledger, trl_offline::Trainer::Dpo),
         Origin::TrlReward => trl_offline::apply(&mut ledger, trl_offline::Trainer::Reward),
+        Origin::TrlPrm => trl_offline::apply(&mut ledger, trl_offline::Trainer::Prm),
         Origin::TrlKto => trl_offline::apply(&mut ledger, trl_offline::Trainer::Kto),
         Origin::TrlGkd => trl_offline::apply(&mut ledger, trl_offline::Trainer::Gkd),
         Origin::Openrlhf => openrlhf::apply(&mut ledger),
         Origin::OpenrlhfSft => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Sft),
         Origin::OpenrlhfDpo => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Dpo),
         Origin::OpenrlhfRm => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Rm),
+        Origin::OpenrlhfPrm => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Prm),
         Origin::OpenrlhfKto => openrlhf_offline::apply(&mut ledger, openrlhf_offline::Trainer::Kto),
         Origin::Verl => verl::apply(&mut ledger),
         Origin::VerlSft => verl::sft::apply(&mut ledger),

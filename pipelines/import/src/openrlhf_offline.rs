@@ -1,5 +1,5 @@
-//! Importer of OpenRLHF's `train_sft`, `train_dpo`, `train_rm` and former `train_kto` commands, with flat or
-//! dotted flags. Defaults are OpenRLHF's.
+//! Importer of OpenRLHF's `train_sft`, `train_dpo`, `train_rm` and former `train_prm` and `train_kto` commands, with
+//! flat or dotted flags. Defaults are OpenRLHF's.
 
 use serde_json::{Value, json};
 
@@ -17,6 +17,8 @@ pub(super) enum Trainer {
     Dpo,
     /// `train_rm`.
     Rm,
+    /// `train_prm`.
+    Prm,
     /// `train_kto`.
     Kto,
 }
@@ -87,6 +89,7 @@ fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
         Trainer::Sft => (5e-6, 8, 2048),
         Trainer::Dpo => (1e-5, 8, 512),
         Trainer::Rm => (9e-6, 1, 512),
+        Trainer::Prm => (1e-6, 1, 2048),
         Trainer::Kto => (1e-5, 8, 2048),
     };
     vec![
@@ -122,6 +125,7 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
         Trainer::Sft => ledger.fill(&format!("{P}.objective"), "sft"),
         Trainer::Dpo => dpo(ledger),
         Trainer::Rm => reward_model(ledger),
+        Trainer::Prm => prm(ledger),
         Trainer::Kto => kto(ledger),
     }
     reference(ledger);
@@ -138,7 +142,7 @@ fn batches(ledger: &mut Ledger, trainer: Trainer) {
     let size = rules::count(ledger, key, 1);
     match trainer {
         _ if ledger.peek(key).is_none() => {}
-        Trainer::Sft | Trainer::Kto => ledger.map(key, field, size),
+        Trainer::Sft | Trainer::Prm | Trainer::Kto => ledger.map(key, field, size),
         Trainer::Dpo | Trainer::Rm => {
             ledger.change(key, field, size.saturating_mul(2), "a pair is two sequences");
         }
@@ -210,6 +214,19 @@ fn reward_model(ledger: &mut Ledger) {
     }
 }
 
+/// OpenRLHF's process reward model is a language model, of which the reward tokens' logits are compared at each
+/// placeholder.
+fn prm(ledger: &mut Ledger) {
+    let field = format!("{P}.objective.prm.step_separator");
+    if let Some(token) = ledger.text("placeholder_token") {
+        let why = "the model has a head of two classes, in place of the logits of reward tokens";
+        ledger.change("placeholder_token", &field, token, why);
+    }
+    ledger.fill(&field, "\n");
+    let why = "labels are true and false, or probabilities: write the first of these tokens as true";
+    ledger.fold_all(&[("reward_tokens", why)]);
+}
+
 /// OpenRLHF's columns: pairs in `chosen` and `rejected`, answers in `output_key` or conversations, or texts,
 /// in `input_key`, and labels in `label_key`.
 fn data(ledger: &mut Ledger, trainer: Trainer) {
@@ -238,6 +255,13 @@ fn data(ledger: &mut Ledger, trainer: Trainer) {
                 ledger.fold(pretrain, "in `columns.text`");
             }
             ledger.switch("data.multiturn", &format!("{P}.turns"), "all");
+        }
+        Trainer::Prm => {
+            ledger.assume(&[("data.input_key", json!("input")), ("data.label_key", json!("label"))]);
+            let why = "a list: write the text up to the first step to `prompt`, and the rest to this list, \
+                       divided at the placeholders";
+            ledger.change("data.input_key", &column("steps"), "completions", why);
+            ledger.copy_text("data.label_key", &column("step_labels"));
         }
         Trainer::Dpo | Trainer::Rm => {
             ledger.assume(&[("data.chosen_key", json!("chosen")), ("data.rejected_key", json!("rejected"))]);

@@ -50,8 +50,19 @@ fn scorer(ledger: &mut Ledger) -> Option<(&'static str, Value, &'static str)> {
     let remote = "reward.remote_url";
     if let Some(path) = ledger.text(remote) {
         ledger.idle_all(&[(REWARD_MODEL, "`reward.remote_url` scores")]);
+        if path.contains(',') {
+            ledger.refuse(remote, "set each of the servers in a term of `pipeline.rlvr.reward`");
+            return None;
+        }
+        if path.starts_with("http://") || path.starts_with("https://") {
+            let why = "it gets the file's prompts, without a chat template";
+            return Some((remote, json!({"remote": {"url": path}}), why));
+        }
         if !path.ends_with(".py") {
-            ledger.refuse(remote, "a reward is a function, not a server: see docs/guides/rewards.md");
+            ledger.refuse(
+                remote,
+                "a reward is a function in a `.py` file, or a URL: see docs/guides/rewards.md",
+            );
             return None;
         }
         let term = json!({"python": {"path": path, "function": "reward_func", "signature": "openrlhf"}});

@@ -438,6 +438,33 @@ bf16: true
     let reward = import("center_rewards_coefficient: 0.01\n", Origin::TrlReward);
     check(&reward, &["      reward_model:\n        center: 0.01\n", "        learning_rate: 0.0001\n"]);
     assert!(!reward.yaml().contains("truncate"), "what is longer is left out: {}", reward.yaml());
+    let prm = import("step_separator: \" ## \"\ntrain_on_last_step_only: true\n", Origin::TrlPrm);
+    check_refused(&prm, &[]);
+    check(
+        &prm,
+        &[
+            "  micro_batch_size: 4\n",
+            "      prm:\n        step_separator: \" ## \"\n        train_on_last_step_only: true\n",
+            "          steps: completions\n          step_labels: labels\n",
+            "        max_prompt_tokens: 512\n",
+            "        learning_rate: 0.00001\n",
+            &cut("keep_start"),
+        ],
+    );
+    let prm = import(
+        "max_prompt_length: null\nmax_completion_length: 256\ndisable_dropout: true\n",
+        Origin::TrlPrm,
+    );
+    check_refused(&prm, &["max_completion_length"]);
+    check(&prm, &["        train_on_last_step_only: false\n"]);
+    assert!(!prm.yaml().contains("max_prompt_tokens"), "{}", prm.yaml());
+    check_refused(&import("train_on_last_step_only: some\n", Origin::TrlPrm), &["train_on_last_step_only"]);
+    // Recognized although GRPO has one of its keys.
+    let text = "model_name_or_path: m\nstep_separator: '#'\nmax_completion_length: null\n";
+    imported("prm.yaml", text, Origin::TrlPrm);
+    let told =
+        "mapped    step_separator: \\n by default -> pipeline.offline.objective.prm.step_separator: \\n";
+    check_rows(&prm, &[("step_separator", told)]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Importer of TRL's SFT, DPO, reward, KTO and GKD trainers: `SFTConfig`, `DPOConfig`, `RewardConfig`,
-//! `KTOConfig` or `GKDConfig` with the model's and the script's arguments in one YAML. Defaults are TRL's.
+//! Importer of TRL's SFT, DPO, reward, PRM, KTO and GKD trainers: `SFTConfig`, `DPOConfig`, `RewardConfig`,
+//! `PRMConfig`, `KTOConfig` or `GKDConfig` with the model's and the script's arguments in one YAML. Defaults are TRL's.
 //! Their keys are alike, so `--from` must name the trainer.
 
 use serde_json::{Value, json};
@@ -18,6 +18,8 @@ pub(super) enum Trainer {
     Dpo,
     /// `RewardTrainer`.
     Reward,
+    /// `PRMTrainer`.
+    Prm,
     /// `KTOTrainer`.
     Kto,
     /// `GKDTrainer`.
@@ -56,6 +58,7 @@ fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
         Trainer::Sft | Trainer::Gkd => 2e-5,
         Trainer::Dpo | Trainer::Kto => 1e-6,
         Trainer::Reward => 1e-4,
+        Trainer::Prm => 1e-5,
     };
     let mut defaults = vec![
         ("per_device_train_batch_size", json!(8)),
@@ -81,6 +84,11 @@ fn defaults(trainer: Trainer) -> Vec<(&'static str, Value)> {
         Trainer::Gkd => {
             defaults.extend([("beta", json!(0.5)), ("temperature", json!(0.9)), ("lmbda", json!(0.5))]);
         }
+        Trainer::Prm => defaults.extend([
+            ("max_prompt_length", json!(512)),
+            ("step_separator", json!("\n")),
+            ("train_on_last_step_only", json!(false)),
+        ]),
         Trainer::Sft | Trainer::Reward => {}
     }
     defaults
@@ -99,6 +107,7 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
         Trainer::Sft => sft(ledger),
         Trainer::Dpo => dpo(ledger),
         Trainer::Reward => reward(ledger),
+        Trainer::Prm => prm(ledger),
         Trainer::Kto => kto(ledger),
         Trainer::Gkd => gkd(ledger),
     }
@@ -121,7 +130,7 @@ fn batches(ledger: &mut Ledger, trainer: Trainer) {
     let per_device = rules::count(ledger, key, 8);
     match trainer {
         _ if ledger.peek(key).is_none() => {}
-        Trainer::Sft | Trainer::Kto | Trainer::Gkd => ledger.map(key, field, per_device),
+        Trainer::Sft | Trainer::Prm | Trainer::Kto | Trainer::Gkd => ledger.map(key, field, per_device),
         Trainer::Dpo | Trainer::Reward => {
             ledger.change(key, field, per_device.saturating_mul(2), "a pair is two sequences")
         }
@@ -254,8 +263,16 @@ fn reward(ledger: &mut Ledger) {
     ledger.fill(&field, 0.0);
 }
 
+fn prm(ledger: &mut Ledger) {
+    let field = format!("{P}.objective.prm");
+    ledger.copy_text("step_separator", &format!("{field}.step_separator"));
+    ledger.flag("train_on_last_step_only", &format!("{field}.train_on_last_step_only"));
+    let whole = "a solution is bounded together with its prompt, by `max_length`";
+    ledger.refuse_all(&[("max_completion_length", whole)]);
+}
+
 /// TRL's columns: pairs in `chosen` and `rejected`, conversations in `messages`, texts in the column of a
-/// key, and labelled answers in `completion` with a `label`.
+/// key, labelled answers in `completion` with a `label`, and labelled steps in `completions` with `labels`.
 fn data(ledger: &mut Ledger, trainer: Trainer) {
     let file = format!("{P}.data.file");
     let is_text = trainer == Trainer::Sft && ledger.peek("dataset_text_field").is_some();
@@ -277,6 +294,7 @@ fn data(ledger: &mut Ledger, trainer: Trainer) {
         Trainer::Sft | Trainer::Gkd => &[("answer", "messages")],
         Trainer::Dpo | Trainer::Reward => &[("answer", "chosen"), ("rejected", "rejected")],
         Trainer::Kto => &[("answer", "completion"), ("label", "label")],
+        Trainer::Prm => &[("steps", "completions"), ("step_labels", "labels")],
     };
     for (column, name) in columns {
         ledger.fill(&format!("{file}.columns.{column}"), *name);

@@ -20,6 +20,7 @@ mod model;
 mod pattern;
 pub mod process;
 mod python;
+mod remote;
 mod repetition;
 mod scorer;
 mod sum;
@@ -33,9 +34,10 @@ pub use ifeval::Ifeval;
 pub use judge::Judge;
 pub use length::Length;
 pub use math::Math;
-pub use model::{Model, OpenModel, Reader, Texts, pack, scores_of};
+pub use model::{Model, OpenModel, Reader, Text, Texts, pack, scores_of};
 pub use pattern::Pattern;
 pub use python::{Images, Python};
+pub use remote::Remote;
 pub use repetition::Repetition;
 pub use scorer::{Scorer, Scoring};
 pub use sum::{Case, Outcome, RewardSum, Score};
@@ -150,6 +152,7 @@ pub fn build(kind: &RewardKind) -> Result<Box<dyn Reward>, Failure> {
         RewardKind::Code(config) => Box::new(Code::new(config)?),
         RewardKind::Judge(config) => Box::new(Judge::new(config)?),
         RewardKind::Model(config) => Box::new(Model::new(config, Model::open(config)?)?),
+        RewardKind::Remote(config) => Box::new(Remote::new(config)?),
         RewardKind::Python(config) => Box::new(Python::new(config)?),
         RewardKind::Environment(_) => return Err("it scores an episode, not a single completion".into()),
         RewardKind::Length(config) => Box::new(Length::new(*config)),

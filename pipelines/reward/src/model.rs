@@ -1,22 +1,25 @@
-//! The `model` reward: a reward model from a folder, a sequence classifier with one label.
+//! The `model` reward: a reward model from a folder, a sequence classifier with one label, or a process reward model,
+//! a token classifier with two.
 
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use anyroll_models::{
-    Model as _, Output, PackedBatch, ParamSpec, Sequence, ValueModel, Weights, hf::ModelFolder, init::whole,
+    Model as _, Output, PackedBatch, ParamSpec, Sequence, ValueHead, ValueModel, Weights, hf::ModelFolder,
+    init::whole, targets_in,
 };
 use tch::{Device, Kind, Tensor};
 
 use super::{Completion, Error, Failure, Reward, Takes};
-use anyroll_config::RewardModelConfig;
 use anyroll_config::error_chain::one_line;
+use anyroll_config::{PerStep, RewardModelConfig};
 use anyroll_data::{HfTokenizer, Record};
 
 /// Name in metrics and errors.
 pub(super) const NAME: &str = "model";
 
-/// A reward model on the host: its score at the end of the text.
+/// A reward model on the host.
 #[derive(Debug)]
 pub struct Model {
     reader: Reader,
@@ -27,13 +30,22 @@ pub struct Model {
     weights: Mutex<Vec<Vec<Tensor>>>,
 }
 
-/// Tokenization of texts for a reward model.
+/// Tokenization of texts for a reward model, and their scores from the model's values.
 #[derive(Debug)]
 pub struct Reader {
     tokenizer: HfTokenizer,
     chat: bool,
     /// Maximum length of a text, in tokens.
     longest: usize,
+    /// Steps of a process reward model; without them a text is scored at its end.
+    steps: Option<Steps>,
+}
+
+/// Division of a completion into steps, and reduction of their probabilities.
+#[derive(Debug)]
+struct Steps {
+    separator: String,
+    per_step: PerStep,
 }
 
 /// A reward model whose folder was checked, except the weights' values.
@@ -45,13 +57,21 @@ pub struct OpenModel {
     pub reader: Reader,
 }
 
+/// A tokenized prompt with its completion.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text {
+    tokens: Vec<i64>,
+    /// Numbers of tokens at which a value is read: all of them, or those up to the end of each step.
+    ends: Vec<usize>,
+}
+
 /// Tokenized completions.
 pub struct Texts<'a> {
     records: Vec<&'a Record>,
-    /// Tokens of the texts that the model can read.
-    pub readable: Vec<Vec<i64>>,
-    /// For each text the reason why the model cannot read it, if any.
-    problems: Vec<Option<String>>,
+    /// The texts that the model reads.
+    pub readable: Vec<Text>,
+    /// For each text its score or problem, if the model does not read it.
+    unread: Vec<Option<Result<f64, String>>>,
 }
 
 impl Model {
@@ -60,9 +80,9 @@ impl Model {
     /// # Errors
     /// The part of the folder that cannot be used.
     pub fn new(config: &RewardModelConfig, opened: OpenModel) -> Result<Self, Failure> {
-        let OpenModel { folder, reader } = opened;
         let because = |error: anyroll_models::Error| one_line(&error);
-        let model = ValueModel::new(folder.decoder_config().clone(), Device::Cpu).map_err(because)?;
+        let model = opened.model(Device::Cpu).map_err(because)?;
+        let OpenModel { folder, reader } = opened;
         let kind = config.dtype.dtype().kind();
         let unit = |params: &[ParamSpec]| {
             params.iter().map(|spec| whole(&folder, spec, kind, Device::Cpu)).collect()
@@ -79,22 +99,36 @@ impl Model {
     /// The part of it that cannot be used.
     pub fn open(config: &RewardModelConfig) -> Result<OpenModel, Failure> {
         let folder = ModelFolder::open_scorer(&config.path).map_err(|error| one_line(&error))?;
+        let (path, is_of_steps) = (config.path.display(), folder.value_head() == Some(ValueHead::Classes));
+        match config.per_step {
+            None if is_of_steps => {
+                let fix = "add `per_step: min` (or `mean`, `last`, `product`)";
+                return Err(format!("{path} is a process reward model, which scores steps: {fix}").into());
+            }
+            Some(_) if !is_of_steps => {
+                let fix = "leave `per_step` out, or name a token classifier with two labels";
+                return Err(format!("{path} is a reward model of whole texts, not of steps: {fix}").into());
+            }
+            _ => {}
+        }
         let tokenizer = HfTokenizer::open(&config.path).map_err(|error| one_line(&error))?;
         if config.chat && !tokenizer.has_chat_template() {
-            let path = config.path.display();
             return Err(format!("{path} has no chat template: set `chat: false`").into());
         }
         let longest = folder.decoder_config().max_position_embeddings as usize;
-        let reader = Reader { tokenizer, chat: config.chat, longest };
+        let separator = config.separator().to_owned();
+        let steps = config.per_step.map(|per_step| Steps { separator, per_step });
+        let reader = Reader { tokenizer, chat: config.chat, longest, steps };
         Ok(OpenModel { folder, reader })
     }
 
     /// Scores each text.
-    fn evaluate(&self, texts: &[Vec<i64>]) -> anyroll_models::Result<Vec<f64>> {
+    fn evaluate(&self, texts: &[Text]) -> anyroll_models::Result<Vec<f64>> {
         let weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         let mut scores = Vec::with_capacity(texts.len());
         for texts in texts.chunks(self.batch_size.get()) {
-            scores.extend(scores_of(&self.forward(&weights, &pack(texts, Device::Cpu)?)?)?);
+            let values = self.forward(&weights, &pack(texts, Device::Cpu)?)?;
+            scores.extend(self.reader.scores(texts, &values)?);
         }
         Ok(scores)
     }
@@ -114,29 +148,89 @@ impl Model {
     }
 }
 
+impl OpenModel {
+    /// Lays out the model on `device`.
+    ///
+    /// # Errors
+    /// libtorch's error.
+    pub fn model(&self, device: Device) -> anyroll_models::Result<ValueModel> {
+        let head = self.folder.value_head().expect("a folder that was opened as a scorer");
+        ValueModel::with_head(self.folder.decoder_config().clone(), head, device)
+    }
+}
+
+impl Text {
+    /// A text that is scored at its end. It has a token.
+    pub fn whole(tokens: Vec<i64>) -> Self {
+        let ends = vec![tokens.len()];
+        Self { tokens, ends }
+    }
+
+    /// A text that any model reads.
+    pub fn any() -> Self {
+        Self::whole(vec![0])
+    }
+}
+
 impl Reader {
     /// Tokenizes cases for the model.
     pub fn read<'a>(&self, cases: &[(&'a Record, Completion)]) -> Texts<'a> {
-        let mut texts = Texts { records: Vec::new(), readable: Vec::new(), problems: Vec::new() };
+        let mut texts = Texts { records: Vec::new(), readable: Vec::new(), unread: Vec::new() };
         for (record, completion) in cases {
             texts.records.push(record);
-            let text = self.text(record, completion);
-            texts.problems.push(text.map(|text| texts.readable.push(text)).err());
+            texts.unread.push(match (self.text(record, completion), &self.steps) {
+                (Err(problem), _) => Some(Err(problem)),
+                (Ok(Text { ends, .. }), Some(steps)) if ends.is_empty() => {
+                    Some(Ok(steps.per_step.reduce(&[])))
+                }
+                (Ok(text), _) => {
+                    texts.readable.push(text);
+                    None
+                }
+            });
         }
         texts
     }
 
-    /// Tokens of a prompt with its completion, and the end token if the completion has one. An error means
-    /// that the text is empty or too long.
-    fn text(&self, record: &Record, completion: &Completion) -> Result<Vec<i64>, String> {
+    /// Tokens of a prompt with its completion, and the end token if the completion has one; steps have none. An
+    /// error means that the text is empty or too long.
+    fn text(&self, record: &Record, completion: &Completion) -> Result<Text, String> {
         let Completion { text, finished, .. } = *completion;
-        let tokens = self.tokenizer.encode_whole(record, text, self.chat, finished);
-        let tokens = tokens.map_err(|error| one_line(&error))?;
+        let read = match &self.steps {
+            Some(Steps { separator, .. }) => {
+                self.tokenizer.encode_in_steps(record, text, separator, self.chat)
+            }
+            None => {
+                let tokens = self.tokenizer.encode_whole(record, text, self.chat, finished);
+                tokens.map(|tokens| {
+                    let end = tokens.len();
+                    (tokens, vec![end])
+                })
+            }
+        };
+        let (tokens, ends) = read.map_err(|error| one_line(&error))?;
         let most = self.longest;
         match tokens.is_empty() || tokens.len() > most {
             true => Err(format!("the text has {} tokens, must have 1 to {most}", tokens.len())),
-            false => Ok(tokens),
+            false => Ok(Text { tokens, ends }),
         }
+    }
+
+    /// Scores of texts from the values of their batch: a value itself, or the reduced probabilities of steps.
+    ///
+    /// # Errors
+    /// libtorch's error.
+    pub fn scores(&self, texts: &[Text], values: &Tensor) -> anyroll_models::Result<Vec<f64>> {
+        let values = scores_of(values)?;
+        let Some(Steps { per_step, .. }) = &self.steps else { return Ok(values) };
+        let probabilities: Vec<f64> = values.iter().map(|log_odds| 1.0 / (1.0 + (-log_odds).exp())).collect();
+        let mut rest = &probabilities[..];
+        let score = |text: &Text| {
+            let (own, others) = rest.split_at(text.ends.len());
+            rest = others;
+            per_step.reduce(own)
+        };
+        Ok(texts.iter().map(score).collect())
     }
 }
 
@@ -144,30 +238,37 @@ impl Texts<'_> {
     /// Results of all cases, given those of the readable texts.
     pub fn scored(self, scores: Vec<Result<f64, String>>) -> Vec<Result<f64, Error>> {
         let mut scores = scores.into_iter();
-        let each = self.problems.into_iter().zip(self.records).map(|(problem, record)| {
-            let score = match problem {
-                Some(problem) => Err(problem),
-                None => scores.next().expect("one for each readable text"),
-            };
+        let each = self.unread.into_iter().zip(self.records).map(|(unread, record)| {
+            let score = unread.unwrap_or_else(|| scores.next().expect("one for each readable text"));
             score.and_then(finite).map_err(|why| Error::new(NAME, record, why))
         });
         each.collect()
     }
 }
 
-/// Packs texts into a batch.
-pub fn pack(texts: &[Vec<i64>], device: Device) -> anyroll_models::Result<PackedBatch> {
-    // The head's output at a position precedes its token, so the output at a token after the last one has
-    // seen the whole text.
-    let with_end: Vec<Vec<i64>> = texts.iter().map(|tokens| [&tokens[..], &[0]].concat()).collect();
-    let sequence = |tokens| Sequence { tokens, prompt_len: tokens.len() - 1 };
-    let sequences: Vec<Sequence> = with_end.iter().map(|tokens| sequence(tokens)).collect();
-    PackedBatch::new(&sequences, 1.0, device)
-}
-
-/// Scores of a batch.
+/// Values of a batch on the host.
+///
+/// # Errors
+/// libtorch's error.
 pub fn scores_of(values: &Tensor) -> anyroll_models::Result<Vec<f64>> {
     Ok(Vec::try_from(values.f_to_device(Device::Cpu)?.f_to_kind(Kind::Double)?)?)
+}
+
+/// Packs texts into a batch, whose targets are at the ends.
+///
+/// # Errors
+/// libtorch's error.
+pub fn pack(texts: &[Text], device: Device) -> anyroll_models::Result<PackedBatch> {
+    // The head's output at a position precedes its token, so the output at a token after the last one has
+    // seen the whole text.
+    let with_end: Vec<Vec<i64>> = texts.iter().map(|text| [&text.tokens[..], &[0]].concat()).collect();
+    let sequence = |(tokens, text): (_, &Text)| Sequence { tokens, prompt_len: text.ends[0] };
+    let tokens = with_end.iter().map(|tokens| &tokens[..]);
+    let sequences: Vec<Sequence> = tokens.zip(texts).map(sequence).collect();
+    let read: Vec<Vec<Range<usize>>> =
+        texts.iter().map(|text| text.ends.iter().map(|&end| end..end + 1).collect()).collect();
+    let kept = targets_in(sequences.iter().copied().zip(read.iter().map(|ends| &ends[..])));
+    PackedBatch::new(&sequences, 1.0, device)?.keeping(&kept)
 }
 
 impl Reward for Model {
@@ -214,6 +315,8 @@ pub(super) mod tests {
             strategy: None,
             dtype: RewardDtype::Fp32,
             batch_size: 3,
+            per_step: None,
+            step_separator: None,
         }
     }
 
@@ -247,6 +350,87 @@ pub(super) mod tests {
             }
         }
         assert!(cases.len() > 2);
+    }
+
+    fn steps(per_step: PerStep) -> RewardModelConfig {
+        RewardModelConfig { per_step: Some(per_step), chat: false, ..golden("prm") }
+    }
+
+    /// `tests/python/make_prm_golden.py` wrote the expected probabilities.
+    #[test]
+    fn steps_are_scored_as_by_transformers() {
+        let file = golden("prm").path.join("steps.json");
+        let file: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(file).unwrap()).unwrap();
+        let numbers =
+            |list: &serde_json::Value| -> Vec<f64> { serde_json::from_value(list.clone()).unwrap() };
+        let by_hand = |per_step, probabilities: &[f64]| match per_step {
+            PerStep::Min => probabilities.iter().fold(1.0, |least: f64, next| least.min(*next)),
+            PerStep::Mean => probabilities.iter().sum::<f64>() / probabilities.len() as f64,
+            PerStep::Last => probabilities[probabilities.len() - 1],
+            PerStep::Product => probabilities.iter().fold(1.0, |product, next| product * next),
+        };
+        for per_step in [PerStep::Min, PerStep::Mean, PerStep::Last, PerStep::Product] {
+            for (chat, name) in [(false, "probabilities"), (true, "chat")] {
+                let model = host(&RewardModelConfig { chat, ..steps(per_step) });
+                let (mut records, mut texts, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+                for case in file["records"].as_array().unwrap() {
+                    let prompt = case["prompt"].as_str().unwrap().to_owned();
+                    let parts = case["completions"].as_array().unwrap().iter().map(|it| it.as_str().unwrap());
+                    let text = parts.collect::<Vec<_>>().join("\n");
+                    // A separator at the end begins no step.
+                    for text in [text.clone(), text + "\n"] {
+                        records.push(Record { id: "1".into(), prompt: prompt.clone(), ..Record::default() });
+                        texts.push(text);
+                        expected.push(by_hand(per_step, &numbers(&case[name])));
+                    }
+                }
+                let completion = |text| Completion { text, tokens: None, finished: false };
+                let cases: Vec<_> = records.iter().zip(texts.iter().map(|text| completion(text))).collect();
+                let found = model.score_many(&cases);
+                for ((found, expected), text) in found.into_iter().zip(&expected).zip(&texts) {
+                    let found = found.unwrap();
+                    assert!(
+                        (found - expected).abs() < 1e-5,
+                        "{per_step:?} {text:?}: {found}, not {expected}"
+                    );
+                }
+                assert_eq!(texts.len(), 8);
+            }
+        }
+    }
+
+    #[test]
+    fn a_completion_without_steps_has_the_lowest_score() {
+        let min = host(&steps(PerStep::Min));
+        for (text, ends) in [("", 0), (" \n\n", 0), ("one", 1), ("one\n\ntwo", 2)] {
+            let record = Record { id: "1".into(), prompt: "sort".into(), ..Record::default() };
+            let completion = Completion { text, tokens: None, finished: true };
+            let found = min.score(&record, &completion).unwrap();
+            assert_eq!(found == 0.0, ends == 0, "{text:?}: {found}");
+            assert_eq!(min.reader.text(&record, &completion).unwrap().ends.len(), ends, "{text:?}");
+        }
+        let divided = RewardModelConfig { step_separator: Some("##".into()), ..steps(PerStep::Mean) };
+        let read = |config: &RewardModelConfig| {
+            let record = Record { id: "1".into(), prompt: "sort".into(), ..Record::default() };
+            let completion = Completion { text: "a##b\nc", tokens: None, finished: true };
+            host(config).reader.text(&record, &completion).unwrap().ends.len()
+        };
+        assert_eq!((read(&divided), read(&steps(PerStep::Mean))), (2, 2));
+        let error = score(&min, "sort", &"1\n".repeat(100), true).unwrap_err();
+        assert!(one_line(&error).contains("must have 1 to 128"), "{}", one_line(&error));
+    }
+
+    #[test]
+    fn steps_and_texts_need_models_of_their_own() {
+        let of_texts = Model::open(&golden("prm")).unwrap_err().to_string();
+        assert!(
+            of_texts.contains("prm is a process reward model") && of_texts.contains("add `per_step: min`")
+        );
+        let config = RewardModelConfig { per_step: Some(PerStep::Last), ..golden("reward_model") };
+        let of_steps = Model::open(&config).unwrap_err().to_string();
+        assert!(
+            of_steps.contains("reward model of whole texts") && of_steps.contains("leave `per_step` out")
+        );
     }
 
     /// Compares batch sizes and 16-bit dtypes.

@@ -2,7 +2,7 @@
 //!
 //! `llguidance` tracks the completion and computes the allowed next tokens.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyroll_data::{TokenBytes, Tokenizer};
 use anyroll_models::generation::{Format, FormatTracker};
@@ -11,10 +11,11 @@ use llguidance::{
     api::TopLevelGrammar,
     toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie},
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// Format of a completion.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub enum Spec {
     /// JSON that matches a schema.
     Json(Value),
@@ -35,8 +36,10 @@ impl Spec {
             Spec::Json(schema) => TopLevelGrammar::from_json_schema(with_bounded_space(schema.clone())),
             Spec::Regex(pattern) => TopLevelGrammar::from_regex(pattern),
             Spec::Choice(texts) => {
+                // One terminal, so that the texts become one automaton. As alternatives of a rule each would be a
+                // terminal of its own, of which the parser follows few.
                 let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
-                TopLevelGrammar::from_lark(format!("start: {}", texts.join(" | ")))
+                TopLevelGrammar::from_lark(format!("start: TEXT\nTEXT: {}", texts.join(" | ")))
             }
         }
     }
@@ -50,31 +53,72 @@ fn with_bounded_space(mut schema: Value) -> Value {
     schema
 }
 
-/// Compiler of formats for a model's tokens. Shared tables are built with the first format.
-pub struct Formats {
-    tokenizer: Arc<Tokenizer>,
-    parsers: OnceLock<Result<ParserFactory, String>>,
+/// Tokens of a model, as formats follow them.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct Vocabulary {
+    /// Bytes of each token.
+    words: Vec<Vec<u8>>,
+    /// Tokens that end a completion.
+    stop_tokens: Vec<u32>,
 }
 
+impl Vocabulary {
+    /// Tokens of a tokenizer.
+    ///
+    /// # Errors
+    /// A tokenizer whose tokens have unknown bytes.
+    pub fn of(tokenizer: &Tokenizer) -> Result<Self, String> {
+        let words: Vec<Vec<u8>> = tokenizer.token_bytes()?.into_iter().map(word).collect();
+        let stop_tokens: Vec<u32> = tokenizer.stop_tokens().into_iter().map(|token| token as u32).collect();
+        match stop_tokens.iter().find(|&&token| token as usize >= words.len()) {
+            Some(token) => {
+                Err(format!("the token {token}, which ends a completion, is not in the tokenizer"))
+            }
+            None => Ok(Self { words, stop_tokens }),
+        }
+    }
+}
+
+/// Compiler of formats for a model's tokens.
+pub struct Formats(ParserFactory);
+
 impl Formats {
-    /// Creates the compiler for this tokenizer.
-    pub fn new(tokenizer: Arc<Tokenizer>) -> Self {
-        Self { tokenizer, parsers: OnceLock::new() }
+    /// Builds the tables that formats share.
+    ///
+    /// # Errors
+    /// Tokens that cannot be followed.
+    pub fn new(vocabulary: &Vocabulary) -> Result<Self, String> {
+        let Vocabulary { words, stop_tokens } = vocabulary;
+        let info = TokRxInfo::new(words.len() as u32, stop_tokens[0]);
+        let trie = TokTrie::from(&info, words).with_eos_tokens(stop_tokens);
+        let tokens: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+        let mut parsers = ParserFactory::new_simple(&tokens).map_err(|error| problem(&error))?;
+        parsers.quiet();
+        let limits = parsers.limits_mut();
+        limits.verbose_errors = false;
+        // Objects with some thousand optional properties.
+        limits.max_items_in_row = 10_000;
+        // Some 100 MB, in which a format's texts are followed.
+        limits.max_lexer_states = 50_000;
+        // Symbols have 16 bits.
+        limits.max_grammar_size = 60_000;
+        Ok(Self(parsers))
     }
 
     /// Compiles `spec`.
     ///
     /// # Errors
-    /// An unsupported schema or pattern, or a tokenizer whose tokens have unknown bytes.
+    /// An unsupported schema or pattern.
     pub fn compile(&self, spec: &Spec) -> Result<Format, String> {
-        let parsers = self.parsers.get_or_init(|| parsers(&self.tokenizer));
-        let parsers = parsers.as_ref().map_err(Clone::clone)?;
-        let mut fresh = Matcher::new(parsers.create_parser(spec.grammar()));
-        // Errors show at the first token at the latest.
-        fresh.compute_mask_or_eos().map_err(|error| problem(&error))?;
+        let mut fresh = Matcher::new(self.0.create_parser(spec.grammar()));
+        // Errors show at the first token, or when the next computation begins.
+        for _ in 0..2 {
+            fresh.compute_mask_or_eos().map_err(|error| problem(&error))?;
+        }
         let fresh = Mutex::new(fresh);
         let begin = move || -> Box<dyn FormatTracker> {
-            Box::new(Followed(fresh.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()))
+            // Completions share what was computed of the format's texts.
+            Box::new(Followed(fresh.lock().unwrap_or_else(PoisonError::into_inner).clone()))
         };
         Ok(Format(Arc::new(begin)))
     }
@@ -84,22 +128,6 @@ impl std::fmt::Debug for Formats {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Formats")
     }
-}
-
-fn parsers(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
-    let words: Vec<Vec<u8>> = tokenizer.token_bytes()?.into_iter().map(word).collect();
-    let stop_tokens: Vec<u32> = tokenizer.stop_tokens().into_iter().map(|token| token as u32).collect();
-    let vocab_size = words.len() as u32;
-    if let Some(token) = stop_tokens.iter().find(|&&token| token >= vocab_size) {
-        return Err(format!("the token {token}, which ends a completion, is not in the tokenizer"));
-    }
-    let info = TokRxInfo::new(vocab_size, stop_tokens[0]);
-    let trie = TokTrie::from(&info, &words).with_eos_tokens(&stop_tokens);
-    let tokens: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-    let mut parsers = ParserFactory::new_simple(&tokens).map_err(|error| problem(&error))?;
-    parsers.quiet();
-    parsers.limits_mut().verbose_errors = false;
-    Ok(parsers)
 }
 
 /// Special tokens start with a byte that no text contains.
@@ -114,6 +142,10 @@ fn word(token: TokenBytes) -> Vec<u8> {
 fn problem(error: &dyn std::fmt::Display) -> String {
     // Placeholder for the parser's state, which is not requested.
     let text = error.to_string().replace("<non-verbose/>", "");
+    // A panic has a backtrace with paths.
+    if text.trim_start().starts_with("panic:") || text.contains("<backtrace>") {
+        return "its compiler fails on it".to_owned();
+    }
     let words: Vec<&str> = text.split_whitespace().collect();
     match &words[..] {
         ["NoExtensionBias"] => "no token of the model continues it".to_owned(),
@@ -160,6 +192,10 @@ mod tests {
         Arc::new(Tokenizer::Characters(CharTokenizer::new(&characters.chars().collect())))
     }
 
+    fn formats(tokenizer: &Tokenizer) -> Formats {
+        Formats::new(&Vocabulary::of(tokenizer).unwrap()).unwrap()
+    }
+
     /// Tokens whose bit is set.
     fn tokens(allowed: &[u32]) -> Vec<i64> {
         let bits = (0..)
@@ -197,7 +233,7 @@ mod tests {
     #[test]
     fn whatever_is_chosen_is_json_of_the_schema() {
         let tokenizer = bytes();
-        let formats = Formats::new(tokenizer.clone());
+        let formats = formats(&tokenizer);
         let is_text = |value: &Value| value.is_string();
         let is_list = |value: &Value| {
             let items = value.as_array().map_or(&[][..], Vec::as_slice);
@@ -250,7 +286,7 @@ mod tests {
     #[test]
     fn what_fits_may_be_said_and_nothing_else() {
         let tokenizer = bytes();
-        let formats = Formats::new(tokenizer.clone());
+        let formats = formats(&tokenizer);
         let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]});
         for (spec, right, wrong) in [
             (
@@ -280,8 +316,7 @@ mod tests {
     #[test]
     fn tokens_that_may_come_are_those_that_lead_somewhere() {
         let tokenizer = characters("abc");
-        let format =
-            Formats::new(tokenizer.clone()).compile(&Spec::Regex("(ab|b){1,2}c?".to_owned())).unwrap();
+        let format = formats(&tokenizer).compile(&Spec::Regex("(ab|b){1,2}c?".to_owned())).unwrap();
         let parts = ["ab", "b"];
         let words = parts.iter().flat_map(|one| {
             [String::new(), "ab".to_owned(), "b".to_owned()].map(|two| format!("{one}{two}"))
@@ -301,7 +336,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_followed_is_refused() {
-        let formats = Formats::new(bytes());
+        let of_bytes = formats(&bytes());
         for (spec, word) in [
             (Spec::Json(json!({"type": "thing"})), "thing"),
             (Spec::Json(json!(3)), "schema"),
@@ -309,11 +344,46 @@ mod tests {
             (Spec::Json(json!({"type": "string", "enum": []})), ""),
             (Spec::Regex("a(".to_owned()), "unclosed group"),
         ] {
-            let problem = formats.compile(&spec).unwrap_err();
+            let problem = of_bytes.compile(&spec).unwrap_err();
             assert!(problem.contains(word) && !problem.is_empty(), "{spec:?}: {problem}");
         }
-        let problem =
-            Formats::new(characters("ab")).compile(&Spec::Choice(vec!["c".to_owned()])).unwrap_err();
+        let problem = formats(&characters("ab")).compile(&Spec::Choice(vec!["c".to_owned()])).unwrap_err();
         assert_eq!(problem, "no token of the model continues it");
+    }
+
+    /// Walks of several completions, which share tables.
+    #[test]
+    fn many_texts_are_one_of_which_is_written() {
+        let tokenizer = bytes();
+        let texts: Vec<String> = (0..3000).map(|number| format!("word{} {number}", number % 7)).collect();
+        let format = formats(&tokenizer).compile(&Spec::Choice(texts.clone())).unwrap();
+        for seed in 0..20 {
+            let text = random(&format, &tokenizer, &mut ChaCha8Rng::seed_from_u64(seed)).unwrap();
+            assert!(texts.contains(&text), "{text}");
+        }
+        assert!(takes(&format, &tokenizer, "word0 2996") && !takes(&format, &tokenizer, "word1 2996"));
+    }
+
+    #[test]
+    fn objects_may_have_many_optional_properties() {
+        let tokenizer = bytes();
+        let properties: serde_json::Map<String, Value> =
+            (0..1500).map(|number| (format!("name{number}"), json!({"type": "boolean"}))).collect();
+        let schema = json!({"type": "object", "properties": properties, "additionalProperties": false});
+        let format = formats(&tokenizer).compile(&Spec::Json(schema)).unwrap();
+        assert!(takes(&format, &tokenizer, "{\"name3\": true, \"name1499\": false}"));
+        assert!(!takes(&format, &tokenizer, "{\"name1500\": true}"));
+    }
+
+    /// Formats that fail within the compiler, or while a text is followed: no panic, backtrace or path is told.
+    #[test]
+    fn failures_of_the_compiler_are_told_in_plain_words() {
+        let formats = formats(&bytes());
+        let panic = "panic: assertion failed\n<backtrace>\n/home/x.rs\n</backtrace>";
+        assert_eq!(problem(&panic), "its compiler fails on it");
+        let alternatives: Vec<Value> =
+            (0..70_000).map(|number| json!({"type": "array", "prefixItems": [{"const": number}]})).collect();
+        let told = formats.compile(&Spec::Json(json!({"anyOf": alternatives}))).unwrap_err();
+        assert!(!told.contains("panic") && !told.contains(".rs") && told.lines().count() == 1, "{told}");
     }
 }

@@ -8,7 +8,7 @@ mod sampler;
 mod stop;
 
 pub use episode::{AnswersTurns, Episode, Replies};
-pub use format::{Formats, Spec};
+pub use format::{Formats, Spec, Vocabulary};
 pub use room::Room;
 pub use sample::Sample;
 pub use sampler::{SampleRequest, Sampled, Sampler, Sampling};

@@ -30,6 +30,10 @@ pub(super) fn listener() -> Listener {
 }
 
 fn inherited() -> Option<TcpListener> {
+    // Another program's launcher may hand over sockets of its own.
+    if !is_launched() {
+        return None;
+    }
     let socket = ListenFd::from_env().take_tcp_listener(0).ok()??;
     // Not for this rank's own child processes.
     fcntl(&socket, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).ok()?;

@@ -14,13 +14,14 @@ mod supervise;
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use anyroll_backends::Listener;
 use command_fds::{CommandFdExt, FdMapping};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -133,17 +134,13 @@ pub fn launch(plan: &LaunchPlan) -> Result<Outcome, Error> {
     // Before the first rank starts, so that no signal is missed.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(prepare("catch signals"))?;
     let failures = tempfile::tempdir().map_err(prepare("make a temporary folder"))?;
-    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let (socket, address) = socket
-        .and_then(|socket| socket.local_addr().map(|address| (socket, address)))
-        .map_err(prepare("bind a port"))?;
-    // Rank 0 alone keeps it: peers that connect learn of its death.
-    let mut socket = Some(socket);
+    let (listener, port) = Listener::bind().map_err(prepare("bind a port"))?;
 
     let mut job = supervise::Job::new(failures.path());
     let mut output = Vec::new();
     for rank in 0..plan.world_size {
-        match start(plan, rank, address, socket.take(), failures.path()) {
+        // The first rank alone gets the socket: peers that connect learn of its death.
+        match start(plan, rank, port, listener.take(), failures.path()) {
             Ok(mut child) => {
                 output.extend(print_output(rank, &mut child));
                 job.add(child);
@@ -164,11 +161,11 @@ fn failure_file(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank}.json"))
 }
 
-/// Starts rank `rank`, which inherits `socket`, the one that listens at `address`.
+/// Starts rank `rank`, which inherits `socket`, the one that listens at `port`.
 fn start(
     plan: &LaunchPlan,
     rank: usize,
-    address: SocketAddr,
+    port: u16,
     socket: Option<TcpListener>,
     failures: &Path,
 ) -> io::Result<Child> {
@@ -180,8 +177,8 @@ fn start(
         .env("RANK", rank.to_string())
         .env("LOCAL_RANK", rank.to_string())
         .env("WORLD_SIZE", plan.world_size.to_string())
-        .env("MASTER_ADDR", address.ip().to_string())
-        .env("MASTER_PORT", address.port().to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string())
         .env("OMP_NUM_THREADS", plan.threads.to_string())
         .env(child::FAILURE_FILE, failure_file(failures, rank))
         // Closes when the parent ends; `watch_parent` reads it.

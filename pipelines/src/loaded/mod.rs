@@ -1,6 +1,7 @@
 //! A model loaded from a folder on one device, for inference.
 
 mod device;
+mod scorer;
 
 use std::{
     path::{Path, PathBuf},
@@ -10,8 +11,8 @@ use std::{
 
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_config::{
-    Config, FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute,
-    Reduction,
+    Config, FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, PipelineConfig,
+    Precision, Recompute, Reduction,
 };
 use anyroll_data::Tokenizer;
 use anyroll_models::{
@@ -21,6 +22,7 @@ use anyroll_models::{
 };
 use anyroll_strategy::{Zero, checkpoint};
 pub use device::DeviceChoice;
+pub use scorer::{LoadedScorer, ScoredTexts};
 use serde_json::Value;
 
 use crate::{
@@ -46,6 +48,49 @@ pub struct Options {
     pub system_prompt: Option<String>,
 }
 
+/// A model of either kind.
+#[derive(Debug)]
+pub enum Loaded {
+    /// A model that generates text.
+    Text(LoadedModel),
+    /// A reward model.
+    Scorer(LoadedScorer),
+}
+
+impl Loaded {
+    /// Loads the folder `path`: one of [`LoadedModel::open`], a run that trained a reward model, one of its
+    /// checkpoints, or a published sequence classifier.
+    ///
+    /// # Errors
+    /// The errors of [`LoadedModel::open`].
+    pub fn open(path: &Path, options: &Options) -> Result<Self> {
+        if LoadedScorer::is_at(path) {
+            return LoadedScorer::of_folder(path, options).map(Self::Scorer);
+        }
+        match found(path, options)? {
+            Found::Text(base, saved) => LoadedModel::new(base, saved, options).map(Self::Text),
+            Found::Scorer { config, base, saved, .. } => {
+                LoadedScorer::of_run(&config, &base, &saved, options).map(Self::Scorer)
+            }
+        }
+    }
+}
+
+/// Base model of a folder.
+enum Found {
+    /// A model that generates text, and the checkpoint to load over it.
+    Text(BaseModel, Option<Saved>),
+    /// The reward model of a run.
+    Scorer { run: PathBuf, config: Box<Config>, base: BaseModel, saved: PathBuf },
+}
+
+/// Checkpoint of a run.
+struct Saved {
+    path: PathBuf,
+    /// Config of the run.
+    config: Box<Config>,
+}
+
 /// A model for inference on one device.
 #[derive(Debug)]
 pub struct LoadedModel {
@@ -65,18 +110,28 @@ impl LoadedModel {
     /// # Errors
     /// [`Error::Model`] and similar errors, which name the file or field that cannot be used.
     pub fn open(path: &Path, options: &Options) -> Result<Self> {
-        let (base, saved) = base_model(path, options)?;
+        match found(path, options)? {
+            Found::Text(base, saved) => Self::new(base, saved, options),
+            Found::Scorer { run, .. } => {
+                let trained = "a reward model, which generates no text: `anyroll serve` answers with its rewards, and \
+                               `anyroll export` writes the folder that the reward `model` reads";
+                Err(Error::NoText { run, trained })
+            }
+        }
+    }
+
+    fn new(base: BaseModel, saved: Option<Saved>, options: &Options) -> Result<Self> {
         let place = place(options)?;
         let torch = place.torch_device()?;
         let strategy = strategy(options.device.precision(&*place.device));
         // Adapters are merged into the weights.
         let model = Arc::new(match &saved {
-            Some((_, config)) if config.trains_values() => policy(&base, config, torch)?,
+            Some(saved) if saved.config.trains_values() => policy(&base, &saved.config, torch)?,
             _ => Decoder::new(base.config.clone(), torch)?,
         });
         let hold = |weights: &dyn WeightSource| hold(model.clone(), &strategy, &place, None, weights);
         let trained = match &saved {
-            Some((path, config)) => {
+            Some(Saved { path, config }) => {
                 // Units are laid out without a device.
                 let units = policy(&base, config, tch::Device::Cpu)?;
                 Some(Trained { checkpoint: open_checkpoint(path, units.units())?, base: &*base.weights })
@@ -89,7 +144,9 @@ impl LoadedModel {
             None => hold(weights)?,
         };
         let version = match &saved {
-            Some((path, _)) => checkpoint::extra(path)?.get("steps").and_then(Value::as_u64).unwrap_or(0),
+            Some(Saved { path, .. }) => {
+                checkpoint::extra(path)?.get("steps").and_then(Value::as_u64).unwrap_or(0)
+            }
             None => 0,
         };
         let compute = Stream::torch(&place.device)?;
@@ -139,15 +196,15 @@ pub fn check_numbers(logprobs: &[f32]) -> Result<()> {
     if logprobs.iter().any(|logprob| logprob.is_nan()) { Err(Error::NoNumbers) } else { Ok(()) }
 }
 
-/// Base model of the folder, and the checkpoint to load over it, with the config of its run.
-fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<(PathBuf, Config)>)> {
+/// Finds the model of a folder.
+fn found(path: &Path, options: &Options) -> Result<Found> {
     let Options { chat, system_prompt, .. } = options.clone();
     if path.join("config.json").is_file() {
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
-        return Ok((BaseModel::of_folder(&config)?, None));
+        return Ok(Found::Text(BaseModel::of_folder(&config)?, None));
     }
     if AdapterFolder::is_at(path) {
-        return Ok((BaseModel::of_adapter(path, chat, system_prompt)?, None));
+        return Ok(Found::Text(BaseModel::of_adapter(path, chat, system_prompt)?, None));
     }
     let (run, named) = RunDir::and_checkpoint(path);
     let dir = RunDir::open(&run).map_err(|_| Error::NoModel { path: path.to_owned() })?;
@@ -159,18 +216,23 @@ fn base_model(path: &Path, options: &Options) -> Result<(BaseModel, Option<(Path
         .ok_or_else(|| Error::Resume { run: run.clone(), problem: "it has no checkpoint yet".to_owned() })?;
     let draft = Draft::read(&dir.resolved(), &[])?;
     let (config, opened) = draft.open()?;
-    if config.trains_a_reward_model() {
-        let trained = "a reward model, which generates no text: `anyroll export` writes the folder that the reward `model` reads";
-        return Err(Error::NoText { run, trained });
-    }
+    let trains_a_reward_model = config.trains_a_reward_model();
     let Some(texts) = opened.into_texts() else {
         return Err(Error::NoText { run, trained: "an image model, which generates no text" });
     };
     let mut base = texts.base;
+    if matches!(&config.pipeline, PipelineConfig::Offline(offline) if offline.objective.prm().is_some()) {
+        let trained = "a process reward model, which scores steps: `anyroll export` writes the folder that the reward \
+                       `model` reads with `per_step`";
+        return Err(Error::NoText { run, trained });
+    }
+    if trains_a_reward_model {
+        return Ok(Found::Scorer { run, config: Box::new(config), base, saved });
+    }
     if options.chat {
         base.tokenizer = Arc::new(chatting(config.model.clone(), options)?);
     }
-    Ok((base, Some((saved, config))))
+    Ok(Found::Text(base, Some(Saved { path: saved, config: Box::new(config) })))
 }
 
 /// Tokenizer of a run's model with its chat template on request. Reads the model's folder again.

@@ -112,6 +112,18 @@ pub const DECLARED: &[Declared] = &[
         "Share of pairs whose better answer has the larger implicit reward.",
     ),
     Declared::new(
+        "steps/accuracy",
+        "share",
+        Mean,
+        "Share of steps that the process reward model classifies as their label.",
+    ),
+    Declared::new(
+        "steps/right",
+        "share",
+        Mean,
+        "Mean label of the step's solution steps: the share of right ones.",
+    ),
+    Declared::new(
         "group/all_right",
         "share",
         Mean,
@@ -340,6 +352,12 @@ pub const DECLARED: &[Declared] = &[
         "share",
         Mean,
         "Share of held-out pairs whose better answer has the larger implicit reward.",
+    ),
+    Declared::new(
+        "eval/step_accuracy",
+        "share",
+        Mean,
+        "Share of steps of held-out solutions that are classified as their label.",
     ),
     Declared::new(
         "eval/margin",

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     Whole, Written,
-    learn::{Answering, Said, desirable, lengths, rewards, score},
+    learn::{Answering, Said, labels, lengths, rewards, score},
     objective::{Sums, terms},
     pipeline::{TextModels, TextTask},
     step::Counts,
@@ -36,8 +36,8 @@ reduced! {
 
 impl TextTask {
     /// Evaluates the objective on the held-out records, over all ranks: `eval/loss`, `eval/nll` and `eval/perplexity`
-    /// of the answers, and `eval/kl`. Pairs have `eval/accuracy`, and pairs and labelled answers have `eval/margin`.
-    /// Answers with rewards have `eval/q_desirable`, `eval/q_other` and `eval/q_margin`.
+    /// of the answers, and `eval/kl`. Pairs have `eval/accuracy`, steps have `eval/step_accuracy`, and pairs and labelled
+    /// answers have `eval/margin`. Answers with rewards have `eval/q_desirable`, `eval/q_other` and `eval/q_margin`.
     /// Also samples greedy completions; `eval/exact` is the fraction of them that equal the answer.
     pub fn evaluate<M: Answering>(
         &self,
@@ -51,6 +51,9 @@ impl TextTask {
         let mut summary = format!("held-out loss {:.4}", value("eval/loss"));
         if self.config.objective.compares() {
             summary += &format!(", {:.3} of pairs right", value("eval/accuracy"));
+        }
+        if self.config.objective.prm().is_some() {
+            summary += &format!(", {:.3} of steps right", value("eval/step_accuracy"));
         }
         if let Some(margin) = metrics.get("eval/q_margin") {
             summary += &format!(", Q of desirable answers {margin:+.3}");
@@ -86,14 +89,14 @@ impl TextTask {
         let stride = self.config.objective.answers();
         let count = stride * self.held_out_count;
         let own = &self.held_out_own[..count];
-        let first = |all: &Tensor| all.f_narrow(0, 0, count as i64)?.f_to_device(Device::Cpu);
-        let reference = models.of_held_out.as_ref().map(|it| first(&it.sequences)).transpose()?;
+        let labels = labels(own, Device::Cpu)?;
+        let outputs = labels.numel();
         let tokens: usize = own.iter().map(Written::answer_len).sum();
-        let outputs = if said.heads.is_some() { tokens } else { count };
-        let said = said.first(outputs as i64, Device::Cpu)?;
+        let first = |all: &Tensor| all.f_narrow(0, 0, outputs as i64)?.f_to_device(Device::Cpu);
+        let reference = models.of_held_out.as_ref().map(|it| first(&it.sequences)).transpose()?;
+        let said = said.first(if said.heads.is_some() { tokens } else { outputs } as i64, Device::Cpu)?;
         let lengths = lengths(own, Device::Cpu)?.f_to_kind(Kind::Double)?;
-        let (desirable, rewards) = (desirable(own, Device::Cpu)?, rewards(own, Device::Cpu)?);
-        let answers = said.answers(lengths, desirable, rewards, reference)?;
+        let answers = said.answers(lengths, labels, rewards(own, Device::Cpu)?, reference)?;
         // Only the sums are read, not the loss, which would need the totals of the whole step.
         let alone = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl };
         let sums = Sums::read(&terms(&self.config.objective, &answers, alone)?.sums.stack()?)?;
@@ -111,6 +114,7 @@ impl TextTask {
         rename("loss/nll", "eval/nll");
         rename("loss/divergence", "eval/divergence");
         rename("reward/accuracy", "eval/accuracy");
+        rename("steps/accuracy", "eval/step_accuracy");
         rename("reward/margin", "eval/margin");
         rename("kl/reference", "eval/kl");
         rename("values/q_desirable", "eval/q_desirable");

@@ -106,10 +106,10 @@ pub fn terms(config: &IlqlConfig, answers: &Answers, valued: &Valued, whole: Who
         .f_add(&cql.f_mul_scalar(config.cql_scale)?)?
         .f_add(&awac.f_mul_scalar(config.awac_scale)?)?;
     let of_answers = means(&least(qs)?, answers)?;
-    let other = answers.desirable.f_neg()?.f_add_scalar(1.0)?;
+    let other = answers.labels.f_neg()?.f_add_scalar(1.0)?;
     let sums = Sums {
         nll: sum(&answers.logprobs.f_detach()?)?.f_neg()?,
-        chosen: sum(&of_answers.f_mul(&answers.desirable)?)?,
+        chosen: sum(&of_answers.f_mul(&answers.labels)?)?,
         rejected: sum(&of_answers.f_mul(&other)?)?,
         q_loss: q_loss.f_detach()?,
         v_loss: v_loss.f_detach()?,
@@ -227,7 +227,7 @@ mod tests {
             let answers = Answers {
                 logprobs: logprobs(&logits),
                 lengths: Tensor::from_slice(&golden.lengths),
-                desirable: Tensor::from_slice(&[1.0, 0.0, 0.0, 1.0]),
+                labels: Tensor::from_slice(&[1.0, 0.0, 0.0, 1.0]),
                 reference: None,
                 divergence: None,
                 valued: None,
@@ -260,7 +260,7 @@ mod tests {
         let answers = Answers {
             logprobs: nothing(),
             lengths: nothing(),
-            desirable: nothing(),
+            labels: nothing(),
             reference: None,
             divergence: None,
             valued: None,

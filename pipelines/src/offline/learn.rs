@@ -68,13 +68,13 @@ impl Said {
     pub fn answers(
         &self,
         lengths: Tensor,
-        desirable: Tensor,
+        labels: Tensor,
         rewards: Tensor,
         reference: Option<Tensor>,
     ) -> TchResult<Answers> {
         let Said { logprobs, divergence, heads } = self.map(|of| Ok(of.shallow_clone()))?;
         let valued = heads.map(|heads| Valued { heads, rewards });
-        Ok(Answers { logprobs, lengths, desirable, reference, divergence, valued })
+        Ok(Answers { logprobs, lengths, labels, reference, divergence, valued })
     }
 
     /// The gradient of `loss` with respect to these outputs.
@@ -164,7 +164,7 @@ impl Answering for Decoder {
     }
 }
 
-/// The output is the scalar at the token after the text.
+/// The output is the scalar at the token after the text, or one at the token after each labelled step.
 impl Answering for ValueModel {
     fn drops(&self) -> bool {
         false
@@ -318,7 +318,7 @@ pub fn learn<M: Answering>(
     for part in batch.sequences.chunks(whole_pairs(objective, batch.micro_batch_size)) {
         let pass = Pass { first: pass.first + done, ..pass };
         let packed = beside_teacher(pack_to_train(drops, part, pass, device)?, batch.taught, &mut tokens)?;
-        let (lengths, desirable) = (lengths(part, device)?, desirable(part, device)?);
+        let (lengths, labels) = (lengths(part, device)?, labels(part, device)?);
         let rewards = rewards(part, device)?;
         let part_of = |all: &Tensor| all.f_narrow(0, done as i64, part.len() as i64);
         let reference = batch.reference.as_ref().map(part_of).transpose()?;
@@ -327,7 +327,7 @@ pub fn learn<M: Answering>(
         policy.accumulate(&packed, |scores| {
             let said = M::of_answers(scores, &lengths)?.map(|of| of.f_set_requires_grad(true))?;
             let lengths_fp64 = lengths.f_to_kind(Kind::Double)?;
-            let answers = said.answers(lengths_fp64, desirable, rewards, reference)?;
+            let answers = said.answers(lengths_fp64, labels, rewards, reference)?;
             let terms = terms(objective, &answers, batch.whole)?;
             let of_answers = said.gradient(&terms.loss)?;
             seen.sums = Some(added(seen.sums.take(), terms.sums.stack()?)?);
@@ -379,10 +379,16 @@ pub fn whole_pairs(objective: &Objective, sequences: usize) -> usize {
     (sequences / answers).max(1) * answers
 }
 
-/// 1 for each answer that is better or desirable, else 0: fp64 `[S]`.
-pub fn desirable(sequences: &[Written], device: Device) -> Result<Tensor> {
-    let desirable: Vec<i64> = sequences.iter().map(|sequence| i64::from(sequence.desirable)).collect();
-    Ok(upload(&desirable, device).map_err(anyroll_models::Error::from)?.f_to_kind(Kind::Double)?)
+/// 1 for each answer that is better or desirable, else 0; for solutions the labels of their steps: fp64 `[S]`.
+pub fn labels(sequences: &[Written], device: Device) -> Result<Tensor> {
+    let mut labels: Vec<f64> = Vec::with_capacity(sequences.len());
+    for sequence in sequences {
+        match &sequence.step_labels[..] {
+            [] => labels.push(f64::from(u8::from(sequence.desirable))),
+            of_steps => labels.extend(of_steps),
+        }
+    }
+    Ok(upload(&labels, device).map_err(anyroll_models::Error::from)?)
 }
 
 /// Reward of each answer, or 0: fp64 `[S]`.

@@ -26,21 +26,21 @@ pub struct Whole {
     pub better: f64,
     /// Worse or undesirable answers, if any.
     pub worse: f64,
-    /// Tokens of the better answers.
+    /// Tokens of the better answers; labelled steps for a process reward model.
     pub tokens: f64,
     /// KTO's divergence of the policy from the reference; 0 for other objectives.
     pub kl: f64,
 }
 
-/// Outputs of a model for some answers.
+/// Outputs of a model for some answers. A process reward model has one for each labelled step.
 #[derive(Debug)]
 pub struct Answers {
     /// Sum of log-probs over tokens, or the scalar: `[S]`.
     pub logprobs: Tensor,
     /// Token counts, `[S]`.
     pub lengths: Tensor,
-    /// 1 for better or desirable answers, else 0: `[S]`.
-    pub desirable: Tensor,
+    /// 1 for better or desirable answers, else 0, or a step's label: `[S]`.
+    pub labels: Tensor,
     /// `logprobs` under the frozen reference; `None` for objectives without one.
     pub reference: Option<Tensor>,
     /// Sum of the teacher's divergence over tokens, `[S]`; `None` without a teacher.
@@ -61,10 +61,12 @@ device_sums! {
         chosen,
         /// Rewards of the worse answers.
         rejected,
-        /// Pairs whose better answer has the larger reward.
+        /// Pairs whose better answer has the larger reward, or steps that are classified as their label.
         right,
         /// Divergences of the teacher from the policy, over tokens.
         divergence,
+        /// Labels of steps.
+        labels,
         /// Squared errors of Q, over tokens and heads.
         q_loss,
         /// Weighted squared errors of V, over tokens.
@@ -92,6 +94,7 @@ impl Sums<Tensor> {
             rejected: zero(),
             right: zero(),
             divergence: zero(),
+            labels: zero(),
             q_loss: zero(),
             v_loss: zero(),
             cql: zero(),
@@ -114,7 +117,7 @@ pub struct Terms {
 /// Weight of the better answers' negative log-likelihood in the loss.
 pub fn likelihood_weight(objective: &Objective) -> f64 {
     match objective {
-        Objective::Sft | Objective::Orpo(_) => 1.0,
+        Objective::Sft | Objective::Orpo(_) | Objective::Prm(_) => 1.0,
         Objective::Dpo(DpoConfig { sft_weight, .. })
         | Objective::Distill(DistillConfig { sft_weight, .. }) => *sft_weight,
         Objective::Ilql(_) => 0.0,
@@ -128,6 +131,9 @@ pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
     if let Some(config) = objective.judged() {
         let reference = answers.reference.as_ref().expect("objectives on labelled answers have a reference");
         return judged(config, answers, reference, whole);
+    }
+    if objective.prm().is_some() {
+        return of_steps(answers, whole);
     }
     if let Some(config) = objective.ilql() {
         let valued = answers.valued.as_ref().expect("the model has heads of values");
@@ -152,6 +158,29 @@ pub fn terms(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
     Ok(Terms { loss, sums })
 }
 
+/// Terms of labelled steps, from the log-odds of a right one. The loss of a step is -y log p - (1 - y) log(1 - p), the
+/// cross-entropy of two classes as in TRL's PRMTrainer (Lightman et al., 2023): p is sigmoid of the log-odds, the
+/// difference of the two logits.
+fn of_steps(answers: &Answers, whole: Whole) -> Result<Terms> {
+    let (log_odds, labels) = (&answers.logprobs, &answers.labels);
+    let right = log_odds.f_log_sigmoid()?.f_mul(labels)?;
+    let wrong = log_odds.f_neg()?.f_log_sigmoid()?.f_mul(&labels.f_neg()?.f_add_scalar(1.0)?)?;
+    let nll = right.f_add(&wrong)?.f_sum(Kind::Double)?.f_neg()?;
+    // At log-odds of 0, as under a new head, no step is classified.
+    let (says_right, says_wrong) = (log_odds.f_gt(0.0)?, log_odds.f_lt(0.0)?);
+    let is_right = labels.f_gt(0.5)?;
+    let agreed = is_right
+        .f_logical_and(&says_right)?
+        .f_logical_or(&is_right.f_logical_not()?.f_logical_and(&says_wrong)?)?;
+    let sums = Sums {
+        nll: nll.f_detach()?,
+        right: agreed.f_sum(Kind::Double)?,
+        labels: labels.f_sum(Kind::Double)?,
+        ..Sums::none(nll.device())?
+    };
+    Ok(Terms { loss: nll.f_div_scalar(whole.tokens)?, sums })
+}
+
 /// Terms of an objective on tokens.
 fn of_tokens(objective: &Objective, answers: &Answers, whole: Whole) -> Result<Terms> {
     let nll = answers.logprobs.f_sum(Kind::Double)?.f_neg()?;
@@ -170,7 +199,7 @@ fn of_tokens(objective: &Objective, answers: &Answers, whole: Whole) -> Result<T
 /// Terms of an objective on labelled answers.
 fn judged(config: &JudgedConfig, answers: &Answers, reference: &Tensor, whole: Whole) -> Result<Terms> {
     let JudgedConfig { beta, desirable_weight, undesirable_weight } = *config;
-    let desirable = &answers.desirable;
+    let desirable = &answers.labels;
     let other = desirable.f_neg()?.f_add_scalar(1.0)?;
     let rewards = answers.logprobs.f_sub(reference)?.f_mul_scalar(beta)?;
     // 1 - sigmoid(x) is sigmoid(-x), where x is reward - z for a desirable answer and z - reward otherwise.
@@ -205,7 +234,7 @@ fn pairs(objective: &Objective, answers: &Answers) -> Result<Option<Pairs>> {
     };
     let mean = |sums: &Tensor| sums.f_div(&answers.lengths);
     let pairs = match *objective {
-        Objective::Sft | Objective::Distill(_) | Objective::Ilql(_) => return Ok(None),
+        Objective::Sft | Objective::Distill(_) | Objective::Prm(_) | Objective::Ilql(_) => return Ok(None),
         Objective::Kto(_) | Objective::ApoZeroUnpaired(_) => return Ok(None),
         Objective::Dpo(DpoConfig { beta, label_smoothing, .. }) => {
             let rewards = gained(&answers.logprobs)?.f_mul_scalar(beta)?;
@@ -257,6 +286,7 @@ fn side(values: &Tensor, side: i64) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
+    use anyroll_config::PrmConfig;
     use serde::Deserialize;
 
     use super::*;
@@ -299,7 +329,7 @@ mod tests {
         Answers {
             logprobs: Tensor::from_slice(&golden.logprobs).set_requires_grad(true),
             lengths: Tensor::from_slice(&golden.lengths),
-            desirable: Tensor::from_slice(&[1.0, 0.0]).repeat([golden.lengths.len() as i64 / 2]),
+            labels: Tensor::from_slice(&[1.0, 0.0]).repeat([golden.lengths.len() as i64 / 2]),
             reference: objective.has_reference().then(|| Tensor::from_slice(&golden.reference)),
             divergence: None,
             valued: None,
@@ -351,7 +381,7 @@ mod tests {
             let answers = Answers {
                 logprobs: first(&golden.logprobs).set_requires_grad(true),
                 lengths: first(&golden.lengths),
-                desirable: first(&golden.desirable),
+                labels: first(&golden.desirable),
                 reference: Some(first(&golden.reference)),
                 divergence: None,
                 valued: None,
@@ -370,6 +400,47 @@ mod tests {
         assert_eq!(golden.judged.len(), 6);
     }
 
+    /// Output of tests/python/make_prm_golden.py: the cross-entropy of two classes by torch, of labels that are 0 or 1,
+    /// and of others between.
+    #[derive(Deserialize)]
+    struct StepsGolden {
+        log_odds: Vec<f64>,
+        losses: Vec<StepsCase>,
+    }
+
+    #[derive(Deserialize)]
+    struct StepsCase {
+        labels: Vec<f64>,
+        loss: f64,
+        right: f64,
+        gradient: Vec<f64>,
+    }
+
+    #[test]
+    fn losses_of_steps_are_those_of_two_classes() {
+        let golden: StepsGolden =
+            serde_json::from_str(include_str!("../../../tests/golden/prm/steps.json")).unwrap();
+        let steps = golden.log_odds.len() as f64;
+        for StepsCase { labels, loss, right, gradient } in &golden.losses {
+            let answers = Answers {
+                logprobs: Tensor::from_slice(&golden.log_odds).set_requires_grad(true),
+                lengths: Tensor::from_slice(&[2.0, 4.0, 1.0, 3.0]),
+                labels: Tensor::from_slice(labels),
+                reference: None,
+                divergence: None,
+            };
+            let whole = Whole { records: 4.0, better: 4.0, worse: 0.0, tokens: steps, kl: 0.0 };
+            let (found, found_gradient, sums) = found(&Objective::Prm(PrmConfig::default()), &answers, whole);
+            near(found, *loss);
+            near(sums.nll / steps, *loss);
+            near(sums.right, *right);
+            near(sums.labels, labels.iter().sum());
+            assert_eq!(found_gradient.len(), gradient.len());
+            found_gradient.iter().zip(gradient).for_each(|(found, expected)| near(*found, *expected));
+        }
+        assert_eq!(golden.losses.len(), 2);
+    }
+
     #[test]
     fn likelihood_is_a_mean_over_tokens() {
         let golden = golden();
@@ -378,7 +449,10 @@ mod tests {
         let nll: f64 = -golden.logprobs.iter().sum::<f64>();
         near(loss, nll / 8.0);
         near(sums.nll, nll);
-        assert_eq!([sums.preference, sums.chosen, sums.rejected, sums.right, sums.divergence], [0.0; 5]);
+        assert_eq!(
+            [sums.preference, sums.chosen, sums.rejected, sums.right, sums.divergence, sums.labels],
+            [0.0; 6]
+        );
         gradient.iter().for_each(|of_answer| near(*of_answer, -1.0 / 8.0));
         // The SFT term of pairs counts only the better answers.
         let dpo = |sft_weight| Objective::Dpo(DpoConfig { sft_weight, ..DpoConfig::default() });
@@ -415,9 +489,8 @@ mod tests {
     #[test]
     fn certain_answers_have_finite_odds() {
         let logprobs = Tensor::from_slice(&[0.0, -3.0]).set_requires_grad(true);
-        let [lengths, desirable] = [[2.0, 2.0], [1.0, 0.0]].map(|values| Tensor::from_slice(&values));
-        let answers =
-            Answers { logprobs, lengths, desirable, reference: None, divergence: None, valued: None };
+        let [lengths, labels] = [[2.0, 2.0], [1.0, 0.0]].map(|values| Tensor::from_slice(&values));
+        let answers = Answers { logprobs, lengths, labels, reference: None, divergence: None, valued: None };
         let whole = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 2.0, kl: 0.0 };
         let (loss, gradient, _) = found(&Objective::Orpo(OrpoConfig::default()), &answers, whole);
         assert!(loss.is_finite() && gradient.iter().all(|it| it.is_finite()), "{loss} {gradient:?}");
@@ -426,11 +499,16 @@ mod tests {
     #[test]
     fn a_rank_may_have_no_answers() {
         let none = || Tensor::zeros([0], (Kind::Double, Device::Cpu));
-        let (reference, desirable) = (Some(none()), none());
+        let (reference, labels) = (Some(none()), none());
         let (logprobs, lengths) = (none(), none());
-        let answers = Answers { logprobs, lengths, desirable, reference, divergence: None, valued: None };
+        let answers = Answers { logprobs, lengths, labels, reference, divergence: None, valued: None };
         let whole = Whole { records: 1.0, better: 1.0, worse: 1.0, tokens: 1.0, kl: 0.0 };
-        for objective in [Objective::Dpo(DpoConfig::default()), Objective::Kto(JudgedConfig::default())] {
+        let objectives = [
+            Objective::Dpo(DpoConfig::default()),
+            Objective::Kto(JudgedConfig::default()),
+            Objective::Prm(PrmConfig::default()),
+        ];
+        for objective in objectives {
             let terms = terms(&objective, &answers, whole).unwrap();
             let sums = Vec::<f64>::try_from(terms.sums.stack().unwrap()).unwrap();
             assert!(sums.iter().all(|sum| *sum == 0.0), "{sums:?}");

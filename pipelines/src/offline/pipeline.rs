@@ -6,7 +6,7 @@ use anyroll_backends::Stream;
 use anyroll_config::{KvCacheConfig, Objective, OfflineConfig};
 use anyroll_data::{Dataset, Record, Tokenizer};
 use anyroll_models::{
-    Decoder, IlqlModel, Model, ValueModel, WithIlqlHeads,
+    Decoder, IlqlModel, Model, ValueHead, ValueModel, WithIlqlHeads,
     hf::ModelFolder,
     init::{Seed, WeightSource},
 };
@@ -130,10 +130,12 @@ impl Offline<Decoder> {
 }
 
 impl Offline<ValueModel> {
-    /// Prepares a run of a reward model on `place`: the blocks of a language model with a zero head.
+    /// Prepares a run of a reward model, or a process reward model, on `place`: the blocks of a language model with a
+    /// zero head.
     pub fn of_numbers(run: Run, config: &OfflineConfig, opened: Texts, place: Place) -> Result<Self> {
         let Texts { dataset, base, .. } = opened;
-        let model = ValueModel::new(base.config.clone(), place.torch_device()?)?;
+        let head = value_head(&config.objective);
+        let model = ValueModel::with_head(base.config.clone(), head, place.torch_device()?)?;
         let model = Arc::new(model.deterministic(run.policy.strategy.deterministic));
         let task = TextTask::new(&run, config, dataset, &base, &place)?;
         let learner = learner(&run, &task, model, &place, &UnderNewHead(&*base.weights))?;
@@ -200,6 +202,11 @@ fn learner<M: Model>(
     Ok(Learner::new(model, &run.policy, place, weights, schedule)?.staying())
 }
 
+/// Head of the model that a scalar objective trains.
+pub fn value_head(objective: &Objective) -> ValueHead {
+    if objective.prm().is_some() { ValueHead::Classes } else { ValueHead::Number }
+}
+
 /// Prompts completed in a batch.
 pub const MOST_AT_A_TIME: usize = 256;
 
@@ -240,7 +247,8 @@ impl TextTask {
             true => part(&mismatched(&held_out, 0..held_out.len(), room), rank, world_size).0,
             false => Vec::new(),
         };
-        let read = |records: &[Record]| read(&base.tokenizer, &config.objective, config.turns, records);
+        let objective = config.objective.evaluated();
+        let read = |records: &[Record]| read(&base.tokenizer, &objective, config.turns, records);
         let warms_up = config.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0);
         let is_judged = config.objective.judged().is_some();
         let to_complete = held_out.iter().filter(|record| record.is_to_complete());
@@ -401,6 +409,7 @@ fn title(objective: &Objective) -> &'static str {
         Objective::Kto(_) => "KTO",
         Objective::ApoZeroUnpaired(_) => "APO-zero",
         Objective::RewardModel(_) => "reward model",
+        Objective::Prm(_) => "process reward model",
         Objective::Ilql(_) => "ILQL",
     }
 }

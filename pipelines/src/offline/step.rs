@@ -95,7 +95,7 @@ reduced! {
         sum better: f64,
         /// Number of other answers.
         sum worse: f64,
-        /// Tokens of the better answers; of all answers if they have rewards.
+        /// Tokens of the better answers, of all answers if they have rewards, or labelled steps.
         sum tokens: f64,
     }
 }
@@ -219,6 +219,10 @@ impl TextTask {
         }
         if objective.judged().is_some() {
             self.judged_metrics(&mut metrics, sums, whole);
+        }
+        if objective.prm().is_some() {
+            metrics.insert("steps/accuracy", sums.right / whole.tokens);
+            metrics.insert("steps/right", sums.labels / whole.tokens);
         }
         metrics
     }

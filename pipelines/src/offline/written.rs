@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use anyroll_config::{Keep, Objective, Turns};
+use anyroll_config::{Keep, Objective, PrmConfig, Turns};
 use anyroll_data::{Cut, Record, Tokenizer, TokenizerError};
 use anyroll_models::{PackedBatch, Sequence, targets_in};
 use tch::Device;
@@ -10,7 +10,8 @@ use tch::Device;
 use super::Pass;
 use crate::{Result, train::sample_seed};
 
-/// A prompt with an answer; a conversation may have several answers, each after its messages.
+/// A prompt with an answer; a conversation may have several answers, each after its messages. A solution in steps has
+/// one for each labelled step: the token after the step, before which the step's score is read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Written {
     /// Prompt, then answer, with an end token.
@@ -21,13 +22,34 @@ pub struct Written {
     pub desirable: bool,
     /// Reward of the answers, if the objective learns values.
     pub reward: Option<f64>,
+    /// Labels of the steps; empty for other answers.
+    pub step_labels: Vec<f64>,
 }
 
 impl Written {
     /// In a text without a prompt the first token cannot be predicted.
     fn new(prompt: &[i64], answer: &[i64]) -> Self {
         let behind = prompt.len().max(1)..prompt.len() + answer.len();
-        Self { tokens: [prompt, answer].concat(), answers: vec![behind], desirable: true, reward: None }
+        Self::of([prompt, answer].concat(), vec![behind])
+    }
+
+    /// Desirable answers without a reward or steps.
+    fn of(tokens: Vec<i64>, answers: Vec<Range<usize>>) -> Self {
+        Self { tokens, answers, desirable: true, reward: None, step_labels: Vec::new() }
+    }
+
+    /// A record's prompt with its labelled steps, or only the last one.
+    fn in_steps(tokenizer: &Tokenizer, prm: &PrmConfig, record: &Record) -> Result<Self, TokenizerError> {
+        let (mut tokens, ends) = tokenizer.encode_steps(record, &prm.step_separator)?;
+        let first = if prm.train_on_last_step_only { ends.len() - 1 } else { 0 };
+        // The last step that is left of a record that is cut.
+        let most = record.cut.map_or(tokens.len(), |cut| cut.tokens);
+        let learnt = ends.iter().zip(&record.steps).skip(first).filter(|(end, _)| **end <= most);
+        let (answers, step_labels): (Vec<_>, Vec<_>) =
+            learnt.map(|(&end, step)| (end..end + 1, step.label)).unzip();
+        tokens.truncate(answers.last().expect("a record of which nothing is left is left out").start);
+        tokens.push(ANY_TOKEN);
+        Ok(Self { step_labels, ..Self::of(tokens, answers) })
     }
 
     /// Truncates the tokens and the answers; the last answer ends the tokens. Part of an answer must remain.
@@ -55,8 +77,8 @@ impl Written {
 }
 
 /// Tokenizes records for `objective`: each prompt with its answer, followed by the worse answer with the same
-/// prompt if the objective compares. For a scalar objective all of that is the prompt, followed by the token
-/// that the scalar is read at.
+/// prompt if the objective compares. For a reward model all of that is the prompt, followed by the token that the
+/// scalar is read at.
 pub fn read(
     tokenizer: &Tokenizer,
     objective: &Objective,
@@ -77,13 +99,15 @@ pub fn read(
         };
         let worse = if objective.compares() { record.rejected() } else { None };
         let records = [Some(record), worse.as_ref()].into_iter().flatten();
-        if objective.is_of_numbers() {
+        if let Some(prm) = objective.prm() {
+            read.push(Written::in_steps(tokenizer, prm, record)?);
+        } else if objective.is_of_numbers() {
             for record in records {
                 push(Written::new(&tokenizer.encode_whole(record)?, &[ANY_TOKEN]));
             }
         } else if turns == Turns::All && !record.is_text() {
             let (tokens, answers) = tokenizer.encode_turns(record)?;
-            push(Written { tokens, answers, desirable: true, reward: None });
+            push(Written::of(tokens, answers));
         } else {
             let prompt = tokenizer.encode_prompt(record)?;
             for record in records {
@@ -149,6 +173,7 @@ mod tests {
 
     use super::*;
     use anyroll_config::FolderConfig;
+    use anyroll_data::Step;
 
     fn tiny_model() -> &'static Path {
         Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tiny_model"))
@@ -209,9 +234,64 @@ mod tests {
                 let tokens = if ends { [said(text), vec![stop]].concat() } else { said(text) };
                 let behind_the_first = 1..tokens.len();
                 let answers = vec![behind_the_first];
-                assert_eq!(read, [Written { tokens, answers, desirable: true, reward: None }], "{text}");
+                assert_eq!(read, [Written::of(tokens, answers)], "{text}");
             }
         }
+    }
+
+    /// Tokens and labels are those of TRL's PRMTrainer (tests/python/make_prm_golden.py), but for the token at the end.
+    #[test]
+    fn steps_are_labelled_at_their_separators() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden");
+        let golden = fs::read_to_string(folder.join("prm/steps.json")).unwrap();
+        let golden: Value = serde_json::from_str(&golden).unwrap();
+        let config =
+            FolderConfig { path: folder.join("tiny_model"), chat: false, system_prompt: None, lora: None };
+        let tokenizer = Tokenizer::of_folder(&ModelFolder::open(&config.path).unwrap(), &config).unwrap();
+        let check = |record: &Record, prm: PrmConfig, expected: &Value| {
+            let objective = Objective::Prm(prm);
+            let read = read(&tokenizer, &objective, Turns::Last, std::slice::from_ref(record)).unwrap();
+            let [Written { tokens, answers, desirable: true, reward: None, step_labels }] = &read[..] else {
+                panic!("{read:?}")
+            };
+            let ids: Vec<i64> = serde_json::from_value(expected["input_ids"].clone()).unwrap();
+            let labels: Vec<i64> = serde_json::from_value(expected["labels"].clone()).unwrap();
+            let labelled = labels.iter().enumerate().filter(|(_, label)| **label != -100);
+            let (ends, labels): (Vec<usize>, Vec<f64>) =
+                labelled.map(|(at, label)| (at + 1, *label as f64)).unzip();
+            let last = *ends.last().unwrap();
+            assert_eq!(tokens[..], [&ids[..last], &[0]].concat());
+            assert_eq!(answers.iter().map(|answer| answer.start).collect::<Vec<_>>(), ends);
+            assert!(answers.iter().all(|answer| answer.len() == 1));
+            assert_eq!(*step_labels, labels);
+            // Each step is a target of the batch.
+            let targets = pack(&read, Device::Cpu).unwrap().targets();
+            assert_eq!(targets as usize, labels.len());
+            ids.len()
+        };
+        let mut cut = 0;
+        for it in golden["records"].as_array().unwrap() {
+            let steps = it["completions"].as_array().unwrap().iter().zip(it["labels"].as_array().unwrap());
+            let steps = steps.map(|(text, label)| Step {
+                text: text.as_str().unwrap().to_owned(),
+                label: f64::from(u8::from(label == true)),
+            });
+            let (id, prompt) = ("line 1".to_owned(), it["prompt"].as_str().unwrap().to_owned());
+            let record = Record { id, prompt, steps: steps.collect(), ..Record::default() };
+            for (separator, expected) in it["read"].as_object().unwrap() {
+                let prm = PrmConfig { step_separator: separator.clone(), ..PrmConfig::default() };
+                check(&record, prm, expected);
+            }
+            let last_only = PrmConfig { train_on_last_step_only: true, ..PrmConfig::default() };
+            assert_eq!(Objective::Prm(last_only.clone()).evaluated(), Objective::Prm(PrmConfig::default()));
+            let length = check(&record, last_only, &it["last_only"]);
+            if record.steps.len() > 1 {
+                let shorter = Some(Cut { tokens: length - 1, keep: Keep::KeepStart });
+                check(&Record { cut: shorter, ..record }, PrmConfig::default(), &it["cut"]);
+                cut += 1;
+            }
+        }
+        assert_eq!(cut, 3);
     }
 
     #[test]
@@ -233,7 +313,7 @@ mod tests {
     #[test]
     fn what_is_cut_keeps_answers_where_they_were() {
         let (tokens, answers) = ((0..12).collect(), vec![2..5, 7..12]);
-        let whole = Written { tokens, answers, desirable: true, reward: None };
+        let whole = Written::of(tokens, answers);
         let cut = |tokens, keep| {
             let cut = whole.clone().cut(Cut { tokens, keep });
             (cut.tokens, cut.answers)

@@ -27,7 +27,7 @@ pub(super) struct RewardHeld {
 impl RewardModel {
     /// Creates the planner's part of the model of `config`, whose folder was `opened`.
     pub(super) fn new(config: &RewardModelConfig, opened: &OpenModel) -> Result<Self> {
-        let model = ValueModel::new(opened.folder.decoder_config().clone(), tch::Device::Cpu)?;
+        let model = opened.model(tch::Device::Cpu)?;
         Ok(Self { model, dtype: config.dtype.dtype(), batch_size: config.batch_size })
     }
 

@@ -1,6 +1,6 @@
 //! Checks of the records and their lengths for an offline objective.
 
-use anyroll_config::{OfflineConfig, PipelineConfig, Section};
+use anyroll_config::{OfflineConfig, PipelineConfig, PrmConfig, Section};
 use anyroll_data::{Dataset, Record};
 
 use super::data::evaluated;
@@ -40,6 +40,7 @@ pub(super) fn check(
         );
         return None;
     }
+    check_steps(offline, &examples, &at)?;
     check_answers(offline, &examples, &at);
     check_rewards(offline, &examples, &at)?;
     check_labels(offline, &examples, &at);
@@ -83,6 +84,44 @@ pub(super) fn check(
         ),
     );
     fits.then_some(longest)
+}
+
+/// Reports steps that the objective does not read, and missing ones that it does. Warns of steps that a reward would
+/// divide. Returns `None` after a problem.
+fn check_steps(offline: &OfflineConfig, examples: &[Record], at: &Section) -> Option<()> {
+    let prm = offline.objective.prm();
+    if let Some(record) = examples.iter().find(|record| record.steps.is_empty() == prm.is_some()) {
+        let (message, help) = match prm {
+            Some(_) => (
+                "has no labelled steps",
+                "name a file with them and their columns, `columns: {steps: completions, step_labels: labels}`",
+            ),
+            None => (
+                "has labelled steps, and the objective reads none",
+                "leave `columns.steps` and `columns.step_labels` out, or write `objective: {prm: {}}`",
+            ),
+        };
+        at.refuse("data", format!("record {} {message}", record.id), help);
+        return None;
+    }
+    let Some(PrmConfig { step_separator, .. }) = prm.filter(|_| at.is_config_sound()) else {
+        return Some(());
+    };
+    let is_divided = |record: &&Record| record.steps.iter().any(|step| step.text.contains(step_separator));
+    let divided: Vec<&Record> = examples.iter().filter(is_divided).collect();
+    if let Some(first) = divided.first() {
+        let (records, first) = (divided.len(), &first.id);
+        tracing::warn!(
+            records,
+            first,
+            "steps contain the `step_separator`: as a reward the model reads each of these as several steps"
+        );
+    }
+    let labels = || examples.iter().flat_map(|record| &record.steps).map(|step| step.label);
+    if labels().all(|label| label > 0.5) || labels().all(|label| label <= 0.5) {
+        tracing::warn!("the labels of all steps are of one kind: nothing is held against them");
+    }
+    Some(())
 }
 
 /// Reports rewards that the objective does not read, and missing ones that it does. Warns of rewards that are all the

@@ -2,7 +2,7 @@
 
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{
-    DataConfig, IlqlConfig, PipelineConfig, RewardConfig, RewardTerm, RlvrConfig, Section, Turns,
+    DataConfig, IlqlConfig, PipelineConfig, PrmConfig, RewardConfig, RewardTerm, RlvrConfig, Section, Turns,
 };
 use anyroll_data::{self, Counted, Dataset, Reading, Record, Tokenizer, TokenizerError};
 
@@ -31,6 +31,8 @@ pub(super) struct Use<'a> {
     pub(super) turns: Turns,
     /// True if the answers of a pair are read separately.
     pub(super) unpaired: bool,
+    /// The objective that reads solutions in steps; `None` for others.
+    pub(super) prm: Option<&'a PrmConfig>,
     /// The objective that reads rewards; `None` for others.
     pub(super) ilql: Option<&'a IlqlConfig>,
 }
@@ -78,18 +80,50 @@ fn count(
     }
 }
 
+/// [`count`] of a record with steps, whose answer ends at the last step's separator. A step is learnt at its
+/// separator's last token.
+fn count_steps(
+    tokenizer: Option<&Tokenizer>,
+    prm: &PrmConfig,
+    record: &Record,
+    counted: Counted,
+) -> Result<usize, TokenizerError> {
+    let prompt = count(tokenizer, Turns::Last, record, Counted::Prompt)?;
+    let ends = match tokenizer {
+        Some(tokenizer) => tokenizer.encode_steps(record, &prm.step_separator)?.1,
+        None => {
+            let after = prm.step_separator.chars().count();
+            let steps = record.steps.iter().scan(prompt, |end, step| {
+                *end += step.text.chars().count() + after;
+                Some(*end)
+            });
+            steps.collect()
+        }
+    };
+    let last = ends.len() - 1;
+    Ok(match counted {
+        Counted::Prompt => prompt,
+        Counted::Answer => ends[last] - prompt,
+        Counted::Unlearnt => ends[if prm.train_on_last_step_only { last } else { 0 }] - 1,
+    })
+}
+
 /// Reads the data of the pipeline `at` for this use. Without a `policy` the length of records is not limited.
 pub(super) fn open(
     data: &DataConfig,
-    &Use { evaluated: asked, turns, unpaired, ilql }: &Use,
+    &Use { evaluated: asked, turns, unpaired, prm, ilql }: &Use,
     policy: Option<&Policy>,
     at: &Section,
 ) -> Option<Dataset> {
     let tokens = |record: &Record, counted: Counted| match policy {
-        Some(policy) => count(policy.tokenizer(), turns, record, counted),
+        Some(policy) => match prm.filter(|_| !record.steps.is_empty()) {
+            Some(prm) => count_steps(policy.tokenizer(), prm, record, counted),
+            None => count(policy.tokenizer(), turns, record, counted),
+        },
         None => Ok(0),
     };
-    let reading = Reading { tokens: &tokens, holds_out: asked != Some(0) };
+    let step_separator = prm.map_or("", |prm| &prm.step_separator);
+    let reading = Reading { tokens: &tokens, holds_out: asked != Some(0), step_separator };
     let dataset = match Dataset::open(data, reading) {
         Ok(dataset) => dataset,
         Err(error) => {

@@ -55,7 +55,8 @@ fn open_kind(kind: &RewardKind, at: &Section) -> Option<Option<OpenModel>> {
             if !at.is_read("model.path") {
                 return Some(None);
             }
-            let help = "give the folder of a sequence classifier with one label; docs/guides/rewards.md has the kinds";
+            let help = "give the folder of a sequence classifier with one label, or with `per_step` of a token \
+                        classifier with two; docs/guides/rewards.md has the kinds";
             return Some(at.take(Model::open(model), "model.path", |why| why.to_string(), help));
         }
         RewardKind::Regex(regex) if at.is_read("regex.pattern") => {
@@ -99,6 +100,7 @@ pub(super) fn have_keys(config: &Config, at: &Section) {
     for (index, term) in rlvr.reward.terms().iter().enumerate() {
         let (name, variable) = match &term.kind {
             RewardKind::Judge(judge) => ("judge", &judge.key_variable),
+            RewardKind::Remote(remote) => ("remote", &remote.key_variable),
             RewardKind::Code(CodeConfig { http: Some(http), .. }) => ("code.http", &http.key_variable),
             _ => continue,
         };

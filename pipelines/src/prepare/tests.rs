@@ -8,10 +8,12 @@ mod lengths;
 mod logits;
 mod merging;
 mod references;
+mod repository;
 mod reward_models;
 mod schedules;
 mod several;
 mod sharing;
+mod steps;
 mod strict;
 
 use std::fmt;
@@ -23,6 +25,7 @@ use anyroll_data::Dataset;
 use super::*;
 use crate::launch::Rank;
 use crate::run::{BackendFacts, Batches, Role, Strategy};
+use repository::brought;
 
 /// The smallest config; every other field has a default.
 pub const SMALL: &str = "\
@@ -198,6 +201,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "    steps: 20" => "    reward: [{repetition: {ngram_words: 0}}]\n    steps: 20", "10:41", "pipeline.rlvr.reward[0].repetition.ngram_words", "it is 0", "1 or above";
 
     // Types.
+    "group_size: 4" => "group_size: '4'", "12:17", "pipeline.rlvr.group_size", "found the text `4`", "write a whole number, 0 or above, without quotes";
     "group_size: 4" => "group_size: four", "12:17", "pipeline.rlvr.group_size", "expected a whole number, 0 or above, found the text `four`", "write a whole number";
     "group_size: 4" => "group_size: 4.5", "12:17", "pipeline.rlvr.group_size", "found the number 4.5", "write a whole number";
     "group_size: 4" => "group_size: -4", "12:17", "pipeline.rlvr.group_size", "found the number -4", "write a whole number";
@@ -718,80 +722,4 @@ fn roles_may_have_devices_of_their_own() {
     check(&["roles.rollout.backend=gpu", strict], "roles.rollout.backend: `gpu` has no products", "leave it");
     let error = invalid(SMALL, &["roles.rollout={stage: 1}"]);
     assert_eq!(error.field, "roles.rollout.stage", "{error}");
-}
-
-#[test]
-fn every_config_of_the_repository_is_valid() {
-    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../configs"));
-    let teacher = references::published(SMALL, &["model.decoder.max_length=32"]);
-    let mut count = 0;
-    for entry in std::fs::read_dir(&folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "yaml") {
-            continue;
-        }
-        let text = std::fs::read_to_string(&path).unwrap();
-        let (_data, mut sets) = brought(&text);
-        sets.extend(text.contains("path: runs/teacher").then(|| references::path_of(&teacher)));
-        let loaded = Loaded::read(&path, &sets).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(Some(loaded.config.name.as_str()), path.file_stem().unwrap().to_str());
-        // A machine with everything that the file requests, of any vendor.
-        let mut machine = machine();
-        if machine.backends.iter().all(|facts| facts.name != loaded.config.backend) {
-            machine.backends.push(facts(&loaded.config.backend, true, Some(4)));
-        }
-        let run = loaded.resolve(&machine).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(read(&run.config.to_yaml(), &[]).unwrap().config, run.config);
-        let readme = std::fs::read_to_string(folder.join("README.md")).unwrap();
-        let name = path.file_name().unwrap().to_str().unwrap();
-        assert!(readme.contains(&format!("`{name}`")), "{name} is in configs/README.md");
-        count += 1;
-    }
-    assert!(count >= 4, "{count} configs");
-}
-
-/// Files of a config that trains a published model: a tiny folder, and a file of problems or texts.
-fn brought(text: &str) -> (tempfile::NamedTempFile, Vec<String>) {
-    let data = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
-    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden");
-    if text.contains("diffusers: models/Wan") {
-        let prompts = format!("embeddings: {golden}/tiny_wan/prompts.safetensors, height: 16, width: 16");
-        let sets = vec![
-            format!("model.diffusers={golden}/tiny_wan/model"),
-            format!("pipeline.diffusion.data.prompts={{{prompts}, frames: 5}}"),
-            format!("pipeline.diffusion.reward.torchscript.path={golden}/tiny_wan/scorer.pt"),
-        ];
-        return (data, sets);
-    }
-    if text.contains("diffusers: models/") {
-        let prompts = format!("embeddings: {golden}/tiny_sd3/prompts.safetensors, height: 16, width: 16");
-        let sets = vec![
-            format!("model.diffusers={golden}/tiny_sd3/model"),
-            format!("pipeline.diffusion.data.prompts={{{prompts}}}"),
-            // The function is not called, so any file will do.
-            format!("pipeline.diffusion.reward.python.path={}", data.path().display()),
-        ];
-        return (data, sets);
-    }
-    if text.contains("path: configs/environments/") {
-        // Paths in configs are relative to the repository's root.
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/environments");
-        let sets = vec![
-            format!("pipeline.rlvr.data.file.path={folder}/guess.jsonl"),
-            format!("pipeline.rlvr.rollout.environment.path={folder}/guess.py"),
-        ];
-        return (data, sets);
-    }
-    if !text.contains("path: models/") {
-        return (data, Vec::new());
-    }
-    // Either name that the configs use.
-    let problem =
-        |n: u32| format!("{{\"prompt\": \"2 x {n}?\", \"question\": \"2 x {n}?\", \"answer\": {}}}\n", 2 * n);
-    std::fs::write(data.path(), (0..3000).map(problem).collect::<String>()).unwrap();
-    let sets = vec![
-        format!("model.path={golden}/tiny_model"),
-        format!("pipeline.rlvr.data.file.path={}", data.path().display()),
-    ];
-    (data, sets)
 }

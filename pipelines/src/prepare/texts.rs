@@ -128,7 +128,7 @@ pub(super) fn of_rlvr(config: &Config, rlvr: &RlvrConfig, at: &Section) -> Optio
     environment::check(rlvr, policy.as_ref(), at);
     let reward_models = rewards::open(&rlvr.reward, &pipeline.below("reward"));
     let evaluated = rlvr.evaluation.prompts;
-    let wanted = data::Use { evaluated, turns: Turns::Last, unpaired: false, ilql: None };
+    let wanted = data::Use { evaluated, turns: Turns::Last, unpaired: false, prm: None, ilql: None };
     let dataset = open_data(&pipeline, &rlvr.data, &wanted, policy.as_ref());
     if let Some(steps) = steps::length(&config.pipeline, dataset.as_ref(), at) {
         rlvr.optimizer.validate_over(steps.steps, &pipeline.below("optimizer"));
@@ -151,7 +151,8 @@ pub(super) fn of_offline(config: &Config, offline: &OfflineConfig, at: &Section)
     let pipeline = at.below("pipeline.offline");
     let policy = Policy::open(config, at);
     let (evaluated, turns, objective) = (offline.evaluation.prompts, offline.turns, &offline.objective);
-    let wanted = data::Use { evaluated, turns, unpaired: objective.unpairs(), ilql: objective.ilql() };
+    let (prm, ilql) = (objective.prm(), objective.ilql());
+    let wanted = data::Use { evaluated, turns, unpaired: objective.unpairs(), prm, ilql };
     let dataset = open_data(&pipeline, &offline.data, &wanted, policy.as_ref());
     if let Some(steps) = steps::length(&config.pipeline, dataset.as_ref(), at) {
         offline.optimizer.validate_over(steps.steps, &pipeline.below("optimizer"));

@@ -62,7 +62,7 @@ const PLANS: [Plan; 24] = [
         kind: Kind::Marked,
         range: Range::Unit,
         unit: 1.0,
-        series: &[("eval/exact", "exact"), ("eval/accuracy", "pairs")],
+        series: &[("eval/exact", "exact"), ("eval/accuracy", "pairs"), ("eval/step_accuracy", "steps")],
     },
     Plan {
         title: "Training loss",

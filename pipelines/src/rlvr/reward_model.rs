@@ -7,7 +7,7 @@ use anyroll_strategy::{State, Zero};
 use tch::Tensor;
 
 use anyroll_data::Record;
-use anyroll_reward::{Completion, Error as RewardError, JointModel, OpenModel, Reader, pack, scores_of};
+use anyroll_reward::{Completion, Error as RewardError, JointModel, OpenModel, Reader, Text, pack};
 
 use crate::{
     Error, Result,
@@ -60,8 +60,8 @@ impl ShardedModel {
     /// # Errors
     /// If the device fails, or weights cannot be read.
     pub fn new(opened: OpenModel, role: &Role, place: &Place) -> Result<Self> {
+        let model = opened.model(place.torch_device()?)?;
         let OpenModel { folder, reader } = opened;
-        let model = ValueModel::new(folder.decoder_config().clone(), place.torch_device()?)?;
         let mut model = hold(Arc::new(model), &role.strategy, place, None, &folder)?;
         let offloaded = offloaded(&role.strategy);
         model.offload_states(&offloaded)?;
@@ -69,7 +69,7 @@ impl ShardedModel {
         Ok(Self { reader, model, batch_size: role.strategy.micro_batch_size, offloaded, exchange })
     }
 
-    fn forward(&mut self, texts: &[Vec<i64>]) -> Result<Tensor> {
+    fn forward(&mut self, texts: &[Text]) -> Result<Tensor> {
         let batch = pack(texts, self.model.torch_device())?;
         Ok(self.model.score(&batch)?)
     }
@@ -87,11 +87,12 @@ impl JointModel for ShardedModel {
         if most > 0 {
             self.model.load_states(&self.offloaded)?;
             for batch in texts.readable.chunks(self.batch_size) {
-                scores.extend(scores_of(&self.forward(batch)?)?.into_iter().map(Ok));
+                let values = self.forward(batch)?;
+                scores.extend(self.reader.scores(batch, &values)?.into_iter().map(Ok));
             }
             // A forward pass gathers sharded weights, so a rank that is done joins the passes of the others.
             for _ in passes..most {
-                drop(self.forward(&[vec![0]])?);
+                drop(self.forward(&[Text::any()])?);
             }
             self.model.offload_states(&self.offloaded)?;
         }
@@ -123,6 +124,8 @@ mod tests {
             strategy: None,
             dtype: RewardDtype::Fp32,
             batch_size: 3,
+            per_step: None,
+            step_separator: None,
         }
     }
 

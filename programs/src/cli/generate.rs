@@ -10,7 +10,7 @@ use anyroll_models::{
 };
 use anyroll_pipelines::{
     Error, Result,
-    inference::{Formats, Room, Spec, Texts, cut, stop_condition},
+    inference::{Formats, Room, Spec, Texts, Vocabulary, cut, stop_condition},
     loaded::check_numbers,
 };
 use clap::{Args, builder::NonEmptyStringValueParser};
@@ -166,8 +166,10 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     let spec = spec(args)?;
     let mut model = args.model.load(args.chat, args.system.clone())?;
     let tokenizer = model.tokenizer.clone();
-    let formats = Formats::new(tokenizer.clone());
-    let format = spec.map(|(what, spec)| formats.compile(&spec).map_err(|problem| refused(what, problem)));
+    let format = spec.map(|(what, spec)| {
+        let formats = Vocabulary::of(&tokenizer).and_then(|vocabulary| Formats::new(&vocabulary));
+        formats.and_then(|formats| formats.compile(&spec)).map_err(|problem| refused(what, problem))
+    });
     let format = format.transpose()?;
     let mut encoded = Vec::with_capacity(prompts.len());
     for PromptRequest { line, prompt, sampling, stops } in prompts {

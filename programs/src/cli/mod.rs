@@ -24,6 +24,7 @@ use std::{
     path::PathBuf,
 };
 
+use crate::serve::{TRY_FORMATS, answer_trials};
 use anyroll_config::{self as config, error_chain::one_line};
 use anyroll_pipelines::{
     Error, Result,
@@ -86,6 +87,9 @@ enum Command {
     Embed(embed::EmbedArgs),
     /// Answer completion and chat requests over HTTP
     Serve(serve::ServeArgs),
+    /// Try formats for `serve`, in a process that it ends
+    #[command(name = TRY_FORMATS, hide = true)]
+    TryFormats,
     /// Score completions from a file with a reward, before training with it
     Reward(reward::RewardArgs),
     /// Turn a config of ROLL, verl, accelerate, DeepSpeed, TRL, OpenRLHF or trlx into ours
@@ -177,6 +181,7 @@ pub fn main() -> u8 {
         Command::Score(args) => score::score(&args),
         Command::Embed(args) => embed::embed(&args),
         Command::Serve(args) => serve::serve(&args),
+        Command::TryFormats => answer_trials().map(|()| 0).map_err(Error::Serve),
         Command::Reward(args) => reward::reward(&args),
         Command::Doctor(args) if args.bench => bench::bench(args.backend, args.json),
         Command::Import(args) => import::run(&args),

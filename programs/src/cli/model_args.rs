@@ -8,7 +8,7 @@ use anyroll_models::SamplingParams;
 use anyroll_pipelines::{
     Result,
     inference::Sampling,
-    loaded::{DeviceChoice, LoadedModel, Options},
+    loaded::{DeviceChoice, Loaded, LoadedModel, Options},
 };
 use clap::{Args, ValueEnum};
 
@@ -61,6 +61,14 @@ impl ModelArgs {
     }
 }
 
+impl ModelArgs {
+    /// Loads a model of either kind.
+    pub fn load_any(&self) -> Result<Loaded> {
+        let options = Options { device: self.device.choice(), ..Options::default() };
+        Loaded::open(&self.model, &options)
+    }
+}
+
 /// Sampling of tokens.
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct SamplingArgs {
@@ -109,7 +117,7 @@ pub(super) struct RoomArgs {
 }
 
 /// Parses an integer of at least 1.
-fn at_least_one(text: &str) -> std::result::Result<usize, String> {
+pub(super) fn at_least_one(text: &str) -> std::result::Result<usize, String> {
     text.parse().ok().filter(|number| *number >= 1).ok_or_else(|| "write an integer of at least 1".into())
 }
 

@@ -17,7 +17,7 @@ use super::{
 
 #[derive(Debug, Args)]
 pub(super) struct RewardArgs {
-    /// The reward: exact, math, choice, countdown, regex, ifeval, code, judge, model, python, length or
+    /// The reward: exact, math, choice, countdown, regex, ifeval, code, judge, model, remote, python, length or
     /// repetition
     name: String,
     /// Lines of {"completion": ..., "answer": ...}, with "prompt", "finished" and "tokens" if the reward

@@ -5,17 +5,21 @@ use std::{
     time::Duration,
 };
 
-use anyroll_pipelines::{Result, inference::Room};
-use clap::Args;
+use anyroll_pipelines::{
+    Result,
+    inference::Room,
+    loaded::{Loaded, LoadedModel},
+};
+use clap::{Args, value_parser};
 
-use super::model_args::{ModelArgs, RoomArgs};
-use crate::serve;
+use super::model_args::{ModelArgs, RoomArgs, at_least_one};
+use crate::serve::{self, Access, Host, Key, Origin, Served};
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// The address to listen on; there is no password, so listen beyond this machine only in trusted networks
+    /// The address to listen on; beyond this machine with a key, since anyone else can use the model
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
     /// The port to listen on; 0 takes a free one
@@ -28,13 +32,73 @@ pub(super) struct ServeArgs {
     /// Seconds for running requests to finish after SIGTERM or Ctrl-C; a second signal ends them at once
     #[arg(long, value_name = "SECONDS", default_value_t = 25)]
     grace: u64,
+    /// Seconds for the header of a request, from the end of the one before on its connection; the connection is
+    /// then closed
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..=MOST_SECONDS))]
+    header_timeout: u64,
+    /// Seconds for the body of a request
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(1..=MOST_SECONDS))]
+    body_timeout: u64,
+    /// The most open connections, fewer if `ulimit -n` is lower; for one more the connection that has been idle
+    /// longest is closed
+    #[arg(long, default_value_t = 1024, value_parser = at_least_one)]
+    max_connections: usize,
+    /// The key that clients send as `Authorization: Bearer KEY`. Other users see arguments, so prefer the
+    /// environment
+    #[arg(long, value_name = "KEY", env = serve::KEY_VARIABLE, hide_env_values = true)]
+    api_key: Option<Key>,
+    /// Names by which clients may ask, separated by commas, besides the loopback names and the address; `*` for
+    /// all
+    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    allowed_hosts: Vec<Host>,
+    /// Origins whose pages may ask from a browser, separated by commas, such as http://localhost:3000; `*` for all
+    #[arg(long, value_name = "ORIGINS", value_delimiter = ',')]
+    allowed_origins: Vec<Origin>,
     #[command(flatten)]
     room: RoomArgs,
 }
 
+const MOST_SECONDS: u64 = 86_400;
+
 pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
+    let (model, paths) = match args.model.load_any()? {
+        Loaded::Text(model) => {
+            let room = room(args, &model)?;
+            (Served::Text(model, room), "/v1/completions, /v1/chat/completions")
+        }
+        Loaded::Scorer(_) if args.max_length.is_some() => {
+            let problem =
+                "is for models that generate text, and this is a reward model: leave it out".to_owned();
+            return Err(anyroll_models::Error::Input { what: "--max-length", problem }.into());
+        }
+        Loaded::Scorer(model) => (Served::Scorer(model), "/v1/rewards, /score"),
+    };
+    let ready = |address| eprintln!("listening on http://{address}; POST {paths}");
+    if !args.host.is_loopback() && args.api_key.is_none() {
+        tracing::warn!(host = %args.host, "whoever reaches this address can use the model: set `--api-key`");
+    }
+    let options = serve::Options {
+        address: SocketAddr::new(args.host, args.port),
+        grace: Duration::from_secs(args.grace),
+        limits: serve::Limits {
+            header: Duration::from_secs(args.header_timeout),
+            body: Duration::from_secs(args.body_timeout),
+            connections: args.max_connections,
+        },
+        access: Access {
+            key: args.api_key.clone(),
+            hosts: args.allowed_hosts.clone(),
+            origins: args.allowed_origins.clone(),
+            bound: args.host,
+        },
+    };
+    serve::serve(model, options, ready)?;
+    Ok(0)
+}
+
+/// Capacity for requests to a model that generates text.
+fn room(args: &ServeArgs, model: &LoadedModel) -> Result<Room> {
     const DEFAULT_MAX_LENGTH: usize = 8192;
-    let model = args.model.load(false, None)?;
     let most = model.max_length();
     let longest = args.max_length.unwrap_or(DEFAULT_MAX_LENGTH.min(most));
     // One token for the prompt and one for the completion.
@@ -43,10 +107,5 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
         let problem = format!("is {longest}, must be from 2 to {most}, the most that the model takes{why}");
         return Err(anyroll_models::Error::Input { what: "--max-length", problem }.into());
     }
-    let room = Room { sequences: args.room.sequences, longest, memory: args.room.memory };
-    let ready =
-        |address| eprintln!("listening on http://{address}; POST /v1/completions, /v1/chat/completions");
-    let (address, grace) = (SocketAddr::new(args.host, args.port), Duration::from_secs(args.grace));
-    serve::serve(model, room, address, grace, ready)?;
-    Ok(0)
+    Ok(Room { sequences: args.room.sequences, longest, memory: args.room.memory })
 }

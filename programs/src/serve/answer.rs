@@ -13,7 +13,6 @@ use anyroll_data::Tokenizer;
 use anyroll_models::generation::Ending;
 use axum::{
     Json,
-    http::StatusCode,
     response::{
         IntoResponse, Response,
         sse::{Event, Sse},
@@ -24,8 +23,10 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_stream::Stream;
 
 use super::{
-    App,
     body::ParsedRequest,
+    completions::App,
+    connections::Busy,
+    refusal::Refusal,
     text::TextStream,
     tool_calls::{Call, Calls},
     worker::{Message, Problem, Tokens},
@@ -38,15 +39,8 @@ pub(super) enum Shape {
     Chat,
 }
 
-/// An error response.
-#[derive(Debug)]
-pub(super) struct Refusal {
-    pub status: StatusCode,
-    pub message: String,
-}
-
-/// Runs a request and responds to it.
-pub(super) async fn answer(app: &App, shape: Shape, asked: ParsedRequest) -> Response {
+/// Runs a request and responds to it. The connection stays `busy` to the end of a stream.
+pub(super) async fn answer(app: &App, shape: Shape, asked: ParsedRequest, busy: Busy) -> Response {
     let mut response = PartialResponse::new(app.next_id(), &app.tokenizer, shape, &asked);
     let (stream, usage) = (asked.stream, asked.usage);
     let mut heard = app.worker.ask(asked.requests);
@@ -59,36 +53,19 @@ pub(super) async fn answer(app: &App, shape: Shape, asked: ParsedRequest) -> Res
         let body = response.whole(first, heard).await;
         return body.map_or_else(Refusal::into_response, |body| Json(body).into_response());
     }
-    let mut events = Events { heard, response, usage, ready: VecDeque::new() };
+    let mut events = Events { heard, response, usage, ready: VecDeque::new(), _busy: busy };
     events.tell(first);
     Sse::new(events).into_response()
 }
 
 /// Tokens of a message, or the reason why no more follow.
 fn understood(heard: Option<Message>) -> Result<Tokens, Refusal> {
-    let failed = |message| Refusal { status: StatusCode::INTERNAL_SERVER_ERROR, message };
-    heard.ok_or_else(|| failed("the engine has failed".to_owned()))?.map_err(|problem| match problem {
+    heard.ok_or_else(|| Refusal::failed("the engine has failed".to_owned()))?.map_err(|problem| match problem
+    {
         Problem::Request(message) => Refusal::bad_request(message),
-        Problem::Model(message) => failed(message),
-        Problem::Format => failed("generation was aborted: the format's grammar failed".to_owned()),
+        Problem::Model(message) => Refusal::failed(message),
+        Problem::Format => Refusal::failed("generation was aborted: the format's grammar failed".to_owned()),
     })
-}
-
-impl Refusal {
-    pub fn bad_request(message: String) -> Self {
-        Self { status: StatusCode::BAD_REQUEST, message }
-    }
-
-    fn body(&self) -> Value {
-        let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
-        json!({"error": {"message": self.message, "type": kind, "param": null, "code": null}})
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        (self.status, Json(self.body())).into_response()
-    }
 }
 
 /// A response in progress.
@@ -335,6 +312,7 @@ struct Events {
     usage: bool,
     /// Data of events to send.
     ready: VecDeque<String>,
+    _busy: Busy,
 }
 
 impl Events {
@@ -403,7 +381,15 @@ mod tests {
             Request { prompt: vec![1], params, stop: None, format: None, samples: vec![Sample::default()] };
         let tools = Some(["f".to_owned()].into());
         let (requests, stops) = (vec![request], [].into());
-        let asked = ParsedRequest { requests, stops, stream: true, usage: false, logprobs: None, tools };
+        let asked = ParsedRequest {
+            requests,
+            format: None,
+            stops,
+            stream: true,
+            usage: false,
+            logprobs: None,
+            tools,
+        };
         let ids = tokenizer.encode_text(answer).unwrap();
         let last = ids.len() - 1;
         let tokens = ids.iter().enumerate().map(|(at, &id)| Tokens {

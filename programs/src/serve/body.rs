@@ -2,22 +2,24 @@
 
 use std::sync::Arc;
 
-use anyroll_config::error_chain::one_line;
 use anyroll_models::{Request, SamplingParams, generation::Sample};
-use anyroll_pipelines::inference::{Texts, stop_condition};
+use anyroll_pipelines::inference::{Spec, Texts, stop_condition};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    App,
+    completions::App,
     fields::{Fields, must_be},
     format::format,
     messages,
+    refusal::untokenized,
 };
 
 /// Requests with one prompt each, and the format of the response.
 pub(super) struct ParsedRequest {
     pub requests: Vec<Request>,
+    /// Format of all completions that is yet to be compiled, with its field.
+    pub format: Option<(&'static str, Spec)>,
     pub stops: Arc<[String]>,
     pub stream: bool,
     /// Ends a stream with the usage.
@@ -75,7 +77,7 @@ pub(super) fn chat(mut fields: Fields, app: &App) -> Result<ParsedRequest, Strin
     let variables = fields.take("chat_template_kwargs", "an object with variables of the chat template")?;
     let variables = variables.unwrap_or_default();
     let encode = |tools: Option<&[Value]>| {
-        app.tokenizer.encode_messages(&messages, tools, &variables).map_err(|error| one_line(&error))
+        app.tokenizer.encode_messages(&messages, tools, &variables).map_err(|error| untokenized(&error))
     };
     let prompt = encode(tools.as_deref())?;
     if tools.is_some() && encode(None)? == prompt {
@@ -98,7 +100,7 @@ fn prompts(fields: &mut Fields, app: &App) -> Result<Vec<Vec<i64>>, String> {
         Prompt::Lists(lists) => return Ok(lists),
         Prompt::Texts(texts) => texts.into_vec(),
     };
-    let encode = |text: &String| app.tokenizer.encode_text(text).map_err(|error| one_line(&error));
+    let encode = |text: &String| app.tokenizer.encode_text(text).map_err(|error| untokenized(&error));
     texts.iter().map(encode).collect()
 }
 
@@ -113,7 +115,7 @@ fn asked(
     let params = SamplingParams { top_logprobs: logprobs.unwrap_or(0), ..params(&mut fields, app)? };
     let most = most_tokens(&mut fields)?;
     let stops = stops(&mut fields)?;
-    let format = format(&mut fields, &app.formats)?;
+    let format = format(&mut fields)?;
     if format.is_some() && tools.is_some() {
         return Err("`tools` and a format cannot be combined: leave one out".to_owned());
     }
@@ -131,11 +133,11 @@ fn asked(
         let max_new_tokens = max_new_tokens(most, app.max_length, prompt.len())?;
         let samples = (first..first + count).map(sample).collect();
         let params = Arc::new(SamplingParams { max_new_tokens, ..params.clone() });
-        let (stop, format) = (stop_condition(&app.tokenizer, &stops), format.clone());
-        Ok(Request { prompt, params, stop, format, samples })
+        let stop = stop_condition(&app.tokenizer, &stops);
+        Ok(Request { prompt, params, stop, format: None, samples })
     });
     let requests = requests.collect::<Result<_, String>>()?;
-    Ok(ParsedRequest { requests, stops, stream, usage, logprobs, tools })
+    Ok(ParsedRequest { requests, format, stops, stream, usage, logprobs, tools })
 }
 
 /// Parses the option that ends a stream with the usage.

@@ -1,13 +1,15 @@
 //! Output formats of requests: OpenAI's `response_format`, and parts of vLLM's `structured_outputs`.
 
-use anyroll_models::generation::Format;
-use anyroll_pipelines::inference::{Formats, Spec};
+use anyroll_pipelines::inference::Spec;
 use serde_json::{Map, Value};
 
 use super::fields::{Fields, must_be};
 
-/// Format of a request, if it has one.
-pub(super) fn format(fields: &mut Fields, formats: &Formats) -> Result<Option<Format>, String> {
+/// Limit of texts to choose from.
+const MOST_TEXTS: usize = 10_000;
+
+/// Format of a request with the field that has it, if one has.
+pub(super) fn format(fields: &mut Fields) -> Result<Option<(&'static str, Spec)>, String> {
     const OURS: &str = "structured_outputs";
     const OPENAIS: &str = "response_format";
     let mut asked = Vec::new();
@@ -20,8 +22,7 @@ pub(super) fn format(fields: &mut Fields, formats: &Formats) -> Result<Option<Fo
     if asked.len() > 1 {
         return Err(format!("`{OURS}` and `{OPENAIS}` are alternatives: leave one out"));
     }
-    let Some((field, spec)) = asked.pop() else { return Ok(None) };
-    formats.compile(&spec).map(Some).map_err(|problem| format!("`{field}` is not supported: {problem}"))
+    Ok(asked.pop())
 }
 
 type Read = fn(Fields) -> Result<Option<Spec>, String>;
@@ -57,7 +58,27 @@ fn structured_outputs(mut fields: Fields) -> Result<Option<Spec>, String> {
     match (json, regex, choice) {
         (Some(schema), None, None) => Ok(Some(Spec::Json(schema))),
         (None, Some(pattern), None) => Ok(Some(Spec::Regex(pattern))),
+        (None, None, Some(texts)) if texts.len() > MOST_TEXTS => {
+            Err(format!("`choice` has {} texts, must have at most {MOST_TEXTS}", texts.len()))
+        }
         (None, None, Some(texts)) if !texts.is_empty() => Ok(Some(Spec::Choice(texts))),
         _ => Err("give one of `json`, `regex` and `choice`".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{super::fields::tests::fields, *};
+
+    #[test]
+    fn texts_to_choose_from_are_counted() {
+        let choice =
+            |count: usize| format(&mut fields(json!({"structured_outputs": {"choice": vec!["a"; count]}})));
+        assert!(matches!(choice(MOST_TEXTS), Ok(Some(("structured_outputs", Spec::Choice(_))))));
+        let told = "`structured_outputs`: `choice` has 100000 texts, must have at most 10000";
+        assert_eq!(choice(100_000).unwrap_err(), told);
+        assert!(choice(0).unwrap_err().contains("one of"));
     }
 }

@@ -1,41 +1,44 @@
-//! HTTP server with OpenAI's API for completions and chat.
+//! HTTP server with OpenAI's API for completions and chat, and with the rewards of a reward model.
 //!
-//! One thread owns the engine (`worker`). Handlers parse bodies into requests (`fields`, `body`, `format`)
-//! and convert tokens to responses (`text`, `calls`, `answer`), whole or as server-sent events. All requests
-//! share the engine's batch.
+//! One thread owns the engine (`worker`). Handlers parse bodies into requests (`received`, `fields`, `body`, `format`)
+//! and convert tokens to responses (`text`, `tool_calls`, `answer`), whole or as server-sent events. All requests
+//! share the engine's batch. `rewards` has the routes of a reward model. `connections` bounds what a client may hold.
 
+mod access;
 mod answer;
 mod body;
+mod compiler;
+mod completions;
+mod connections;
 mod counters;
 mod fields;
 mod format;
 mod messages;
+mod received;
+mod refusal;
+mod rewards;
 mod text;
 mod tool_calls;
 mod worker;
 
 use std::{
     net::SocketAddr,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
 };
 
-use anyroll_data::Tokenizer;
 use anyroll_pipelines::{
     Error, Result,
-    inference::{Formats, Room},
-    loaded::LoadedModel,
+    inference::Room,
+    loaded::{LoadedModel, LoadedScorer},
 };
 use axum::{
     Json, Router,
-    extract::{Path, State, rejection::JsonRejection},
+    extract::Path,
     http::{StatusCode, Uri},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::get,
 };
 use serde_json::{Value, json};
 use signal_hook::{
@@ -45,39 +48,38 @@ use signal_hook::{
 };
 use tokio::{net::TcpListener, sync::watch, time::timeout};
 
-use answer::{Refusal, Shape, answer, now_s};
-use body::ParsedRequest;
-use counters::Counters;
-use fields::Fields;
-use worker::Worker;
+pub(crate) use access::{Access, Host, Key, Origin};
+use answer::now_s;
+pub(crate) use compiler::{TRY_FORMATS, answer_trials};
+use connections::Connections;
+pub(crate) use connections::Limits;
+use refusal::Refusal;
 
 /// Name of the only model.
 const MODEL: &str = "anyroll";
 
-/// State shared by handlers.
-struct App {
-    worker: Worker,
-    tokenizer: Arc<Tokenizer>,
-    formats: Formats,
-    counters: Arc<Counters>,
-    /// Maximum length of a sequence.
-    max_length: usize,
-    requests: AtomicU64,
-    /// Number of requests without a seed.
-    unseeded: AtomicU64,
-    /// Start time.
-    created_s: u64,
+/// Environment variable with the key that clients send.
+pub(crate) const KEY_VARIABLE: &str = "ANYROLL_API_KEY";
+
+/// A model to serve.
+pub(crate) enum Served {
+    /// One that generates text, with the capacity of its engine.
+    Text(LoadedModel, Room),
+    /// A reward model.
+    Scorer(LoadedScorer),
 }
 
-impl App {
-    fn next_id(&self) -> String {
-        format!("anyroll-{}", self.requests.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// A distinct seed for each request without one.
-    fn next_seed(&self) -> u64 {
-        self.unseeded.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    }
+/// Options of a server.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    /// Address to listen on.
+    pub address: SocketAddr,
+    /// Time for running requests after a signal.
+    pub grace: Duration,
+    /// Bounds on clients.
+    pub limits: Limits,
+    /// Clients that are answered.
+    pub access: Access,
 }
 
 /// Serves until a signal, or until the engine fails. Running requests then have `grace` to finish; a second
@@ -85,16 +87,7 @@ impl App {
 ///
 /// # Errors
 /// An address that cannot be listened on, or the engine's error.
-pub fn serve(
-    mut model: LoadedModel,
-    room: Room,
-    address: SocketAddr,
-    grace: Duration,
-    ready: impl FnOnce(SocketAddr),
-) -> Result<()> {
-    let counters = Arc::new(Counters::default());
-    let engine = model.engine(room)?;
-    counters.set_load(engine.load());
+pub(crate) fn serve(model: Served, options: Options, ready: impl FnOnce(SocketAddr)) -> Result<()> {
     let failure = Arc::new(Mutex::new(None));
     let (stop, mut stopped) = watch::channel(false);
     let (to_failure, to_stop) = (failure.clone(), stop.clone());
@@ -102,36 +95,33 @@ pub fn serve(
         *to_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
         to_stop.send_replace(true);
     };
-    let (worker, engine) = Worker::start(engine, counters.clone(), failed).map_err(Error::Serve)?;
-    let app = Arc::new(App {
-        worker,
-        tokenizer: model.tokenizer.clone(),
-        formats: Formats::new(model.tokenizer.clone()),
-        counters,
-        max_length: room.longest,
-        requests: AtomicU64::new(0),
-        unseeded: AtomicU64::new(0),
-        created_s: now_s(),
-    });
+    let generates = matches!(model, Served::Text(..));
+    let (routes, engine) = match model {
+        Served::Text(model, room) => completions::start(model, room, failed)?,
+        Served::Scorer(model) => rewards::start(model, failed)?,
+    };
+    let routes = options.access.guard(router(routes, generates));
     stop_by_signal(stop)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(READERS)
+        .max_blocking_threads(BLOCKING_THREADS)
+        .thread_stack_size(THREAD_STACK_BYTES)
         .build()
         .map_err(Error::Serve)?;
     let served = runtime.block_on(async {
-        let listener = TcpListener::bind(address).await?;
+        let listener = TcpListener::bind(options.address).await?;
+        let connections = Connections::new(options.limits)?;
         ready(listener.local_addr()?);
         let mut to_stop = stopped.clone();
-        let server = axum::serve(listener, router(app)).with_graceful_shutdown(async move {
+        let stop = async move {
             let _ = to_stop.wait_for(|stop| *stop).await;
-        });
-        let server = tokio::spawn(server.into_future());
+        };
+        let server = tokio::spawn(connections.serve(listener, routes, stop));
         let _ = stopped.wait_for(|stop| *stop).await;
-        match timeout(grace, server).await {
-            Ok(served) => served.map_err(std::io::Error::other)?,
+        match timeout(options.grace, server).await {
+            Ok(served) => served.map_err(std::io::Error::other),
             Err(_) => {
-                tracing::warn!(grace_s = grace.as_secs(), "unfinished requests are aborted");
+                tracing::warn!(grace_s = options.grace.as_secs(), "unfinished requests are aborted");
                 Ok(())
             }
         }
@@ -141,11 +131,13 @@ pub fn serve(
     let _ = engine.join();
     served.map_err(Error::Serve)?;
     let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-    failure.map_or(Ok(()), |error| Err(error.into()))
+    failure.map_or(Ok(()), Err)
 }
 
-/// Threads that tokenize requests, so that a long prompt does not delay responses.
-const READERS: usize = 4;
+/// Threads that tokenize requests and compile formats, so that neither delays responses.
+const BLOCKING_THREADS: usize = 6;
+/// Twice the stack on which formats are tried.
+const THREAD_STACK_BYTES: usize = 4 << 20;
 
 /// The first signal sets `stop`; a second one has its default effect.
 fn stop_by_signal(stop: watch::Sender<bool>) -> Result<()> {
@@ -160,87 +152,47 @@ fn stop_by_signal(stop: watch::Sender<bool>) -> Result<()> {
     Ok(())
 }
 
-fn router(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/v1/completions", post(completions))
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/models", get(models))
-        .route("/v1/models/{name}", get(model))
+/// Routes of a model that generates text.
+const TEXT_ROUTES: [&str; 2] = ["/v1/completions", "/v1/chat/completions"];
+/// Routes of a reward model.
+const REWARD_ROUTES: [&str; 3] = ["/v1/rewards", "/score", "/v1/score"];
+
+/// The routes of every model, beside those of one that `generates` text, or of a reward model.
+fn router(routes: Router, generates: bool) -> Router {
+    let created_s = now_s();
+    let about = move || json!({"id": MODEL, "object": "model", "created": created_s, "owned_by": MODEL});
+    routes
+        .route("/v1/models", get(move || async move { Json(json!({"object": "list", "data": [about()]})) }))
+        .route("/v1/models/{name}", get(move |Path(name)| async move { model(name, about()) }))
         .route("/health", get(|| async { "ok" }))
-        .route("/metrics", get(|State(app): State<Arc<App>>| async move { app.counters.text() }))
-        .fallback(unknown)
+        .fallback(move |uri: Uri| async move { unknown(uri.path(), generates) })
         .method_not_allowed_fallback(|| async {
             let message = "this address does not take this method".to_owned();
-            Refusal { status: StatusCode::METHOD_NOT_ALLOWED, message }
+            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, message)
         })
-        .with_state(app)
 }
 
-async fn unknown(uri: Uri) -> Refusal {
-    let message = format!(
-        "unknown path {}: use /v1/completions, /v1/chat/completions, /v1/models, /health or /metrics",
-        uri.path()
-    );
-    Refusal { status: StatusCode::NOT_FOUND, message }
-}
-
-/// A parsed body, or the reason why it is invalid.
-type Body = Result<Json<Value>, JsonRejection>;
-
-/// Parser of a request's fields.
-type Read = fn(Fields, &App) -> Result<ParsedRequest, String>;
-
-async fn completions(State(app): State<Arc<App>>, body: Body) -> Response {
-    respond(app, Shape::Text, body, body::completion).await
-}
-
-async fn chat(State(app): State<Arc<App>>, body: Body) -> Response {
-    respond(app, Shape::Chat, body, body::chat).await
-}
-
-async fn respond(app: Arc<App>, shape: Shape, body: Body, read: Read) -> Response {
-    let fields = match body {
-        Ok(Json(Value::Object(fields))) => Fields(fields),
-        Ok(_) => return Refusal::bad_request("the body must be a JSON object".to_owned()).into_response(),
-        Err(error) => return not_json(&error).into_response(),
+fn unknown(path: &str, generates: bool) -> Refusal {
+    let (own, others) = match generates {
+        true => (&TEXT_ROUTES[..], &REWARD_ROUTES[..]),
+        false => (&REWARD_ROUTES[..], &TEXT_ROUTES[..]),
     };
-    let reader = app.clone();
-    let asked = tokio::task::spawn_blocking(move || read(fields, &reader)).await;
-    match asked.expect("what refuses a request does not panic") {
-        Ok(asked) => answer(&app, shape, asked).await,
-        Err(problem) => Refusal::bad_request(problem).into_response(),
-    }
-}
-
-/// Error for a body that is not JSON.
-fn not_json(error: &JsonRejection) -> Refusal {
-    let message = match error {
-        JsonRejection::MissingJsonContentType(_) => "`Content-Type` must be application/json".to_owned(),
-        JsonRejection::JsonSyntaxError(error) => {
-            let mut innermost: &dyn std::error::Error = error;
-            while let Some(source) = innermost.source() {
-                innermost = source;
-            }
-            format!("the body is not JSON: {innermost}")
+    let own = own.join(", ");
+    let message = match (others.contains(&path), generates) {
+        (true, true) => format!("the model generates text, and {path} is for a reward model: use {own}"),
+        (true, false) => {
+            format!("the model is a reward model, and {path} is for one that generates text: use {own}")
         }
-        _ if error.status() == StatusCode::PAYLOAD_TOO_LARGE => "the body has more than 2 MB".to_owned(),
-        _ => error.body_text(),
+        (false, _) => format!("unknown path {path}: use {own}, /v1/models, /health or /metrics"),
     };
-    Refusal { status: error.status(), message }
+    Refusal::new(StatusCode::NOT_FOUND, message)
 }
 
-async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [about(&app)]}))
-}
-
-async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
+/// The model of this name, `about` which there is this.
+fn model(name: String, about: Value) -> Response {
     if name == MODEL {
-        return Json(about(&app)).into_response();
+        return Json(about).into_response();
     }
     let message = format!("unknown model {name:?}: only `{MODEL}` is served");
-    Refusal { status: StatusCode::NOT_FOUND, message }.into_response()
-}
-
-fn about(app: &App) -> Value {
-    json!({"id": MODEL, "object": "model", "created": app.created_s, "owned_by": MODEL})
+    Refusal::new(StatusCode::NOT_FOUND, message).into_response()
 }

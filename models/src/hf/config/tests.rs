@@ -353,8 +353,10 @@ fn gemma_is_read_as_it_is_published_and_as_newer_files_have_it() {
         assert!(error.contains(problem), "{error}");
     }
     assert!(gemma(json!({"architectures": ["Gemma3TextModel"]})).is_ok());
-    assert_eq!(Task::Score.of_language("Gemma3ForCausalLM"), "Gemma3TextForSequenceClassification");
-    assert_eq!(Task::Score.of_language("Qwen2ForCausalLM"), "Qwen2ForSequenceClassification");
+    let [of_texts, of_steps] = [ValueHead::Number, ValueHead::Classes].map(Task::Value);
+    assert_eq!(of_texts.of_language("Gemma3ForCausalLM"), "Gemma3TextForSequenceClassification");
+    assert_eq!(of_texts.of_language("Qwen2ForCausalLM"), "Qwen2ForSequenceClassification");
+    assert_eq!(of_steps.of_language("Qwen2ForCausalLM"), "Qwen2ForTokenClassification");
 }
 
 #[test]

@@ -170,6 +170,9 @@ impl de::Error for Error {
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn Expected) -> Self {
         let expected = plain(&expected.to_string());
+        // A text that reads as a number was in quotes.
+        let is_quoted = matches!(found, Unexpected::Str(text) if text.parse::<f64>().is_ok());
+        let quotes = if is_quoted && expected.contains("number") { ", without quotes" } else { "" };
         let found = match found {
             Unexpected::Bool(value) => format!("`{value}`"),
             Unexpected::Unsigned(value) => format!("the number {value}"),
@@ -181,7 +184,7 @@ impl de::Error for Error {
             Unexpected::Map => "a mapping".to_owned(),
             other => other.to_string(),
         };
-        Self::new(format!("expected {expected}, found {found}"), format!("write {expected}"))
+        Self::new(format!("expected {expected}, found {found}"), format!("write {expected}{quotes}"))
     }
 
     fn invalid_length(length: usize, expected: &dyn Expected) -> Self {

@@ -226,6 +226,13 @@ pub struct NamedColumns {
     /// answer. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
+    /// Column of a solution's steps, a list of texts, for `prm`. There is then no answer. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<String>,
+    /// Column of the steps' labels, a list with as many: true for a right step and false for a wrong one, or a
+    /// probability from 0 to 1. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_labels: Option<String>,
     /// Column of the record's domain, a text. Default: no domain.
     #[serde(default)]
     pub domain: Option<String>,
@@ -240,7 +247,8 @@ impl Default for ColumnsConfig {
 impl Default for NamedColumns {
     fn default() -> Self {
         let (prompt, answer) = (prompt(), answer());
-        Self { prompt, answer, rejected: None, label: None, reward: None, text: None, domain: None }
+        let (rejected, label, reward, text, domain) = (None, None, None, None, None);
+        Self { prompt, answer, rejected, label, reward, text, steps: None, step_labels: None, domain }
     }
 }
 
@@ -310,6 +318,7 @@ impl DataConfig {
                 let message = "what is completed is judged by its reward";
                 at.ensure(columns.label.is_none(), "columns.label", message, "leave it out");
                 at.ensure(columns.reward.is_none(), "columns.reward", message, "leave it out");
+                at.ensure(columns.steps.is_none(), "columns.steps", message, "leave it out");
                 let cuts = matches!(file.long_prompts, LongPrompts::Truncate(_));
                 let help = "write `leave_out` or `refuse`";
                 at.ensure(!cuts, "long_prompts.truncate", "prompts are not cut", help);
@@ -402,6 +411,7 @@ impl FileConfig {
             "a label, or a worse answer, is the reward already",
             "leave one of these out",
         );
+        columns.validate_steps(&at.below("columns"));
         self.validate_bounds(at);
     }
 
@@ -430,6 +440,24 @@ impl FileConfig {
             "no record is too long: there is no `max_prompt_tokens` or `max_tokens`",
             "add it, or leave this out",
         );
+    }
+}
+
+impl NamedColumns {
+    fn validate_steps(&self, at: &Section) {
+        let (steps, labels) = (self.steps.is_some(), self.step_labels.is_some());
+        let help = "name both: `{steps: completions, step_labels: labels}`";
+        at.ensure(steps || !labels, "step_labels", "these are labels of no `steps`", help);
+        at.ensure(labels || !steps, "steps", "these steps have no `step_labels`", help);
+        for (name, column) in [
+            ("text", &self.text),
+            ("rejected", &self.rejected),
+            ("label", &self.label),
+            ("reward", &self.reward),
+        ] {
+            let message = "a record of labelled steps has no other labels, texts and answers";
+            at.given(&["steps"]).ensure(!steps || column.is_none(), name, message, "leave it out");
+        }
     }
 }
 

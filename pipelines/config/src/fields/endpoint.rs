@@ -1,4 +1,4 @@
-//! Rewards that run programs or query another model: the fields of `code` and `judge`.
+//! Rewards that run programs or query another model: the fields of `code`, `judge` and `remote`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -169,6 +169,27 @@ service! {
         /// Maximum length of the judge's completion in tokens; 1 or above. Default 512.
         #[serde(default = "answer_tokens")]
         pub max_tokens: u64,
+    }
+}
+
+service! {
+    /// A reward model behind an endpoint, in the form of OpenRLHF's remote reward models.
+    pub struct RemoteConfig {
+        /// Complete URL that completions are sent to, such as `http://127.0.0.1:8000/v1/rewards`.
+        pub url: String,
+        /// Number of completions in a request; 1 or above. Default 8.
+        #[serde(default = "eight")]
+        pub batch_size: usize,
+        /// Environment variable with the endpoint's key. Default: no key is sent.
+        #[serde(default)]
+        pub key_variable: Option<String>,
+    }
+}
+
+impl RemoteConfig {
+    pub(super) fn validate(&self, at: &Section) {
+        self.endpoint().validate(at);
+        at.positive("batch_size", self.batch_size);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::data::{DataConfig, LongPrompts};
+use super::data::{DataConfig, Keep, LongPrompts};
 use super::optimizer::{Decays, OptimizerConfig};
 use super::schema::{CheckpointConfig, Config, ModelConfig, WarmupConfig};
 use super::stage::ZeroStage;
@@ -42,7 +42,7 @@ pub struct OfflineConfig {
 
 /// Objective of the training on a record. c and r are the log-probs of the chosen and the rejected answer, summed over
 /// the answer's tokens; c' and r' are the reference's log-probs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Objective {
     /// Supervised fine-tuning on the answers: the mean of -log-prob over their tokens.
@@ -70,6 +70,9 @@ pub enum Objective {
     /// Training of a reward model: the score of the chosen answer is to be larger (Bradley and Terry, 1952). The result
     /// is a model for the reward `model`; c and r are the scores.
     RewardModel(RewardModelObjective),
+    /// Training of a process reward model: the probability that a step of a solution is right (Lightman et al., 2023).
+    /// The result is a model for the reward `model` with `per_step`. Records have `columns.steps`.
+    Prm(PrmConfig),
     /// Implicit language Q-learning (Snell et al., 2022): answers with rewards, from which heads of the policy learn the
     /// values of tokens. The heads guide the policy's completions.
     Ilql(IlqlConfig),
@@ -89,7 +92,16 @@ pub enum Turns {
 impl Objective {
     /// Returns true if the objective compares a chosen answer with a rejected one.
     pub fn compares(&self) -> bool {
-        !matches!(self, Self::Sft | Self::Distill(_) | Self::Ilql(_)) && self.judged().is_none()
+        let pairs = !matches!(self, Self::Sft | Self::Distill(_) | Self::Prm(_) | Self::Ilql(_));
+        pairs && self.judged().is_none()
+    }
+
+    /// Returns the section of `prm`; `None` for other objectives.
+    pub fn prm(&self) -> Option<&PrmConfig> {
+        match self {
+            Self::Prm(prm) => Some(prm),
+            _ => None,
+        }
     }
 
     /// Returns the section of `ilql`; `None` for other objectives.
@@ -103,6 +115,14 @@ impl Objective {
     /// Returns true if the objective reads the two answers of a pair as two records.
     pub fn unpairs(&self) -> bool {
         self.judged().is_some() || self.ilql().is_some()
+    }
+
+    /// Returns the objective that an evaluation measures. It reads all steps, as in TRL.
+    pub fn evaluated(&self) -> Self {
+        match self {
+            Self::Prm(prm) => Self::Prm(PrmConfig { train_on_last_step_only: false, ..prm.clone() }),
+            other => other.clone(),
+        }
     }
 
     /// Returns the section of `distill`; `None` for other objectives.
@@ -133,7 +153,7 @@ impl Objective {
 
     /// Returns true if the trained model scores texts, instead of predicting tokens.
     pub fn is_of_numbers(&self) -> bool {
-        matches!(self, Self::RewardModel(_))
+        matches!(self, Self::RewardModel(_) | Self::Prm(_))
     }
 
     /// Returns true if the objective needs a reference's log-probs of the answers. The reference is the policy before
@@ -277,6 +297,24 @@ pub struct RewardModelObjective {
     pub center: f64,
 }
 
+/// Loss of a step: -y log p - (1 - y) log(1 - p). Here y is the step's label, and p is the probability of the class
+/// "right". The loss is the cross-entropy of two classes, as in TRL's PRMTrainer. The probability is read at the last
+/// token of the separator that follows the step. The losses of a batch's steps are averaged.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrmConfig {
+    /// Text after every step; not empty. Default a line break, `"\n"`.
+    pub step_separator: String,
+    /// True if only the last step of a record is trained on. Evaluations read all steps. Default false.
+    pub train_on_last_step_only: bool,
+}
+
+impl Default for PrmConfig {
+    fn default() -> Self {
+        Self { step_separator: "\n".to_owned(), train_on_last_step_only: false }
+    }
+}
+
 /// Loss of a token a after the state s, with the values Q1, Q2 and V of the policy's heads: (r + gamma V(s') - Qi(s, a))²
 /// for each Q head, plus w (T(s, a) - V(s))², plus `cql_scale` times -log softmax(Qi)(a) for each Q head, plus
 /// `awac_scale` times -exp(beta (T(s, a) - V(s))) log p(a). T is the smaller value of the target heads. The weight w is
@@ -390,7 +428,7 @@ impl OfflineConfig {
         }
         if self.objective.is_of_numbers() {
             self.validate_numbers(config, at);
-            self.data.validate_uncut(&at.below("data"));
+            self.data.validate_cuts(self.objective.prm().is_some(), &at.below("data"));
         }
         if self.objective.ilql().is_some() {
             self.validate_ilql(config, at);
@@ -410,7 +448,9 @@ impl OfflineConfig {
             "a better and a worse answer are two sequences, and go through the model together",
             "write 2 or above",
         );
-        self.data.validate_answers(&at.below("data"), "`objective` learns from answers", &[]);
+        if self.objective.prm().is_none() {
+            self.data.validate_answers(&at.below("data"), "`objective` learns from answers", &[]);
+        }
         self.data.validate(&at.below("data"));
     }
 
@@ -440,8 +480,20 @@ impl OfflineConfig {
         let completions = self.evaluation.completions.unwrap_or(0);
         at.ensure(completions == 0, "evaluation.completions", what, "write 0, or leave it out");
         let root = at.root();
-        let adapts = matches!(&config.model, ModelConfig::Folder(folder) if folder.lora.is_some());
-        root.ensure(!adapts, "model.lora", "a reward model has no adapters", "leave it out");
+        if let ModelConfig::Folder(folder) = &config.model {
+            root.ensure(
+                folder.lora.is_none(),
+                "model.lora",
+                "a reward model has no adapters",
+                "leave it out",
+            );
+            root.ensure(
+                folder.system_prompt.is_none(),
+                "model.system_prompt",
+                "a reward model reads a record's own messages only",
+                "leave it out, or write it into the prompts as a message of `system`",
+            );
+        }
         refuse_auto(config, &root, "`auto` does not plan the training of a reward model");
     }
 
@@ -484,20 +536,29 @@ fn refuse_auto(config: &Config, root: &Section, message: &str) {
 }
 
 impl DataConfig {
-    /// Reports a source that cuts texts: a reward model reads the score at the end of a text.
-    fn validate_uncut(&self, at: &Section) {
+    /// Reports a source that cuts texts where a score is read: a reward model reads it at the end of a text, and a
+    /// process reward model (`of_steps`) after each step.
+    fn validate_cuts(&self, of_steps: bool, at: &Section) {
         match self {
             Self::File(file) => {
-                at.ensure(
-                    !matches!(file.long_prompts, LongPrompts::Truncate(_)),
-                    "file.long_prompts.truncate",
-                    "a reward model reads a text's number at its end, which would be cut off",
-                    "write `leave_out` or `refuse`",
-                );
+                let (holds, message, help) = match (file.long_prompts, of_steps) {
+                    (LongPrompts::Truncate(Keep::KeepStart), true) => return,
+                    (LongPrompts::Truncate(Keep::KeepEnd), true) => (
+                        false,
+                        "a step is judged by the prompt and all steps before it",
+                        "write `keep_start`",
+                    ),
+                    (long, _) => (
+                        !matches!(long, LongPrompts::Truncate(_)),
+                        "a reward model reads a text's number at its end, which would be cut off",
+                        "write `leave_out` or `refuse`",
+                    ),
+                };
+                at.ensure(holds, "file.long_prompts.truncate", message, help);
             }
             Self::Mix(sources) => {
                 for (index, source) in sources.iter().enumerate() {
-                    source.data.validate_uncut(&at.below("mix").item(index).below("data"));
+                    source.data.validate_cuts(of_steps, &at.below("mix").item(index).below("data"));
                 }
             }
             Self::Sort(_) | Self::Addition(_) | Self::Countdown(_) => {}
@@ -510,6 +571,11 @@ impl Objective {
         let not_negative = |name: &str, value: f64| at.number(name, value, value >= 0.0, "0 or above");
         let (name, beta) = match *self {
             Self::Sft => return,
+            Self::Prm(PrmConfig { ref step_separator, .. }) => {
+                let help = "write the text between steps, such as \"\\n\"";
+                at.ensure(!step_separator.is_empty(), "prm.step_separator", "it is empty", help);
+                return;
+            }
             Self::Dpo(DpoConfig { beta, label_smoothing, sft_weight }) => {
                 let holds = (0.0..0.5).contains(&label_smoothing);
                 at.number("dpo.label_smoothing", label_smoothing, holds, "from 0 to below 0.5");

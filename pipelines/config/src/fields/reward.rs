@@ -8,7 +8,7 @@ use serde::de::{self, MapAccess, SeqAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::endpoint::{CodeConfig, JudgeConfig};
+use super::endpoint::{CodeConfig, JudgeConfig, RemoteConfig};
 use super::image_reward::ImageForm;
 use super::reward_model::RewardModelConfig;
 use super::schema::PipelineConfig;
@@ -121,6 +121,8 @@ pub enum RewardKind {
     Judge(JudgeConfig),
     /// The score of a reward model in a folder.
     Model(RewardModelConfig),
+    /// The score of a reward model behind an endpoint.
+    Remote(RemoteConfig),
     /// Score of a user's function.
     Python(PythonConfig),
     /// Sum of the rewards that the environment gave for the turns.
@@ -144,6 +146,7 @@ impl RewardKind {
             Self::Code(_) => "code",
             Self::Judge(_) => "judge",
             Self::Model(_) => "model",
+            Self::Remote(_) => "remote",
             Self::Python(_) => "python",
             Self::Environment(_) => "environment",
             Self::Length(_) => "length",
@@ -346,6 +349,7 @@ impl RewardKind {
             Self::Code(code) => code.validate(&at.below("code")),
             Self::Judge(judge) => judge.validate(&at.below("judge")),
             Self::Model(model) => model.validate(&at.below("model")),
+            Self::Remote(remote) => remote.validate(&at.below("remote")),
             Self::Python(python) => {
                 python.validate(&at.below("python"));
                 let message = "completions are no images";
@@ -461,6 +465,7 @@ enum Key {
     Code,
     Judge,
     Model,
+    Remote,
     Python,
     Environment,
     Length,
@@ -495,6 +500,7 @@ impl<'de> Deserialize<'de> for RewardTerm {
                         Key::Code => kinds.push(RewardKind::Code(entries.next_value()?)),
                         Key::Judge => kinds.push(RewardKind::Judge(entries.next_value()?)),
                         Key::Model => kinds.push(RewardKind::Model(entries.next_value()?)),
+                        Key::Remote => kinds.push(RewardKind::Remote(entries.next_value()?)),
                         Key::Python => kinds.push(RewardKind::Python(entries.next_value()?)),
                         Key::Environment => kinds.push(RewardKind::Environment(entries.next_value()?)),
                         Key::Length => kinds.push(RewardKind::Length(entries.next_value()?)),
@@ -534,6 +540,7 @@ impl Serialize for RewardTerm {
             RewardKind::Code(config) => map.serialize_entry("code", config)?,
             RewardKind::Judge(config) => map.serialize_entry("judge", config)?,
             RewardKind::Model(config) => map.serialize_entry("model", config)?,
+            RewardKind::Remote(config) => map.serialize_entry("remote", config)?,
             RewardKind::Python(config) => map.serialize_entry("python", config)?,
             RewardKind::Environment(config) => map.serialize_entry("environment", config)?,
             RewardKind::Length(config) => map.serialize_entry("length", config)?,

@@ -10,7 +10,8 @@ use super::stage::ZeroStage;
 use super::strategy::{Fp16Config, Offload, Precision, validate_collective_timeout};
 use crate::document::Section;
 
-/// A reward model: a published sequence classifier with one label.
+/// A reward model: a published sequence classifier with one label. With `per_step` it is a process reward model: a
+/// token classifier with two labels, wrong and right.
 ///
 /// With `backend: cpu` and neither `devices` nor a `strategy`, every rank has a complete copy on the host, and scores
 /// while completions are sampled. Otherwise the ranks share one model, and score after all completions are sampled.
@@ -20,9 +21,17 @@ pub struct RewardModelConfig {
     /// Folder of the model; a relative path starts at the current folder.
     pub path: PathBuf,
     /// True if prompt and completion are two messages in the model's chat template; false if they are one text.
-    /// Default true.
+    /// With `per_step` true is for a prompt in the template, with the steps after it. Default true.
     #[serde(default = "yes")]
     pub chat: bool,
+    /// Reduction of the probabilities that the steps of a completion are right, for a process reward model.
+    /// Default: none, and the score is that of the whole text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_step: Option<PerStep>,
+    /// Text between the steps of a completion, with `per_step`; not empty. It is that of the model's training.
+    /// Default a line break, `"\n"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step_separator: Option<String>,
     /// Backend that computes the model. Default `cpu`.
     #[serde(default = "host")]
     pub backend: String,
@@ -39,6 +48,38 @@ pub struct RewardModelConfig {
     /// rounding. Default 8.
     #[serde(default = "eight")]
     pub batch_size: usize,
+}
+
+/// Reduction of a completion's steps to its score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PerStep {
+    /// The smallest probability.
+    Min,
+    /// The mean of the probabilities.
+    Mean,
+    /// The probability of the last step.
+    Last,
+    /// The product of the probabilities.
+    Product,
+}
+
+impl PerStep {
+    /// Returns the score of a completion with these probabilities of its steps. A completion without a step has the
+    /// lowest score, 0.
+    pub fn reduce(self, probabilities: &[f64]) -> f64 {
+        let Some(last) = probabilities.last() else { return 0.0 };
+        match self {
+            // NaN is kept, so that it is reported.
+            Self::Min => probabilities
+                .iter()
+                .copied()
+                .fold(*last, |least, next| if next < least || next.is_nan() { next } else { least }),
+            Self::Mean => probabilities.iter().sum::<f64>() / probabilities.len() as f64,
+            Self::Last => *last,
+            Self::Product => probabilities.iter().product(),
+        }
+    }
 }
 
 /// Strategy of a model that only scores.
@@ -114,8 +155,22 @@ impl RewardDtype {
 }
 
 impl RewardModelConfig {
+    /// Returns the text between the steps of a completion.
+    pub fn separator(&self) -> &str {
+        self.step_separator.as_deref().unwrap_or("\n")
+    }
+
     pub(super) fn validate(&self, at: &Section) {
         at.positive("batch_size", self.batch_size);
+        let separator = self.step_separator.as_deref();
+        let help = "write the text between steps, such as \"\\n\"";
+        at.ensure(separator != Some(""), "step_separator", "it is empty", help);
+        at.given(&["per_step"]).ensure(
+            separator.is_none() || self.per_step.is_some(),
+            "step_separator",
+            "without `per_step` the score is that of the whole text",
+            "add `per_step: min`, or leave this out",
+        );
         let Some(RewardStrategyConfig { zero_stage, collective_timeout_s, .. }) = &self.strategy else {
             return;
         };

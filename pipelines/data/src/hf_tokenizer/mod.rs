@@ -13,7 +13,7 @@ use tokenizers::AddedToken;
 use super::chat_template::{ChatTemplate, Conversation};
 use super::panics::caught;
 use super::token_bytes::{Pieces, TokenBytes};
-use super::{Record, UnknownCharacter};
+use super::{Record, UnknownCharacter, steps};
 
 /// A published model's tokenizer with its chat template.
 #[derive(Debug)]
@@ -164,6 +164,14 @@ pub enum TokenizerError {
         /// The exception that it raised.
         source: minijinja::Error,
     },
+    /// The text between steps has no token, at which a step could be scored.
+    #[error("{} gives the step separator {separator:?} no token: choose another `step_separator`", path.display())]
+    NoSeparator {
+        /// The file with the tokens.
+        path: PathBuf,
+        /// The text.
+        separator: String,
+    },
     /// The tokenizer fails on a text or on tokens.
     #[error("the tokenizer of {} failed: {problem}", path.display())]
     Tokenize {
@@ -181,8 +189,8 @@ const OTHER_MEDIA: [&str; 3] = ["image_token", "audio_token", "video_token"];
 const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_token"];
 
 impl HfTokenizer {
-    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` in the folder `path`; only
-    /// the first is required.
+    /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` or `.json` in the folder `path`; only the
+    /// first is required.
     ///
     /// # Errors
     /// The file that cannot be used, with the cause.
@@ -246,8 +254,13 @@ impl HfTokenizer {
                 (template_file, Some(source), None)
             }
             false => {
-                let sources = (template_of(config, "default"), template_of(config, "tool_use"));
-                (path.join("tokenizer_config.json"), sources.0, sources.1)
+                // A processor's file, of models that read pictures too.
+                let processors = path.join("chat_template.json");
+                let file = optional_json(&processors)?;
+                let is_there = file.contains_key("chat_template");
+                let (config, name) =
+                    if is_there { (&file, processors) } else { (config, path.join("tokenizer_config.json")) };
+                (name, template_of(config, "default"), template_of(config, "tool_use"))
             }
         };
         let compiled = |source: Option<String>| {
@@ -357,6 +370,12 @@ impl HfTokenizer {
         self.tokenizer.token_to_id(text).filter(is_special).map(i64::from)
     }
 
+    /// Returns true if the text contains a special token, as one in a chat template does.
+    pub fn has_special_token(&self, text: &str) -> bool {
+        let added = self.tokenizer.get_added_tokens_decoder();
+        added.values().any(|token| token.special && text.contains(&token.content))
+    }
+
     /// Encodes a text; with `special`, adds the tokens that the tokenizer puts around every text.
     pub fn encode(&self, text: &str, special: bool) -> Result<Vec<i64>, TokenizerError> {
         let encoding = caught(|| self.tokenizer.encode_fast(text, special));
@@ -402,6 +421,51 @@ impl HfTokenizer {
         let mut tokens = self.encode(&format!("{}{completion}", record.prompt), true)?;
         tokens.extend(self.eos().filter(|_| finished));
         Ok(tokens)
+    }
+
+    /// Encodes a record's prompt and a `completion` for a process reward model: the prompt, with `chat` in the chat
+    /// template, then each step with `separator` after it. Returns the tokens, and for each step their number up to
+    /// the end of its separator. A blank part between separators is no step.
+    pub fn encode_in_steps(
+        &self,
+        record: &Record,
+        completion: &str,
+        separator: &str,
+        chat: bool,
+    ) -> Result<(Vec<i64>, Vec<usize>), TokenizerError> {
+        let parts = steps::parts(completion, separator);
+        let (tokens, ends) = self.encode_parts(record, &parts, separator, chat)?;
+        let of_steps = parts.iter().zip(ends).filter(|(part, _)| !steps::is_blank(part));
+        Ok((tokens, of_steps.map(|(_, end)| end).collect()))
+    }
+
+    /// [`Self::encode_in_steps`] for parts that are divided already. Every text is encoded by itself, as in TRL.
+    pub(super) fn encode_parts(
+        &self,
+        record: &Record,
+        parts: &[&str],
+        separator: &str,
+        chat: bool,
+    ) -> Result<(Vec<i64>, Vec<usize>), TokenizerError> {
+        let mut tokens = if chat {
+            let messages = record.conversation();
+            let conversation = Conversation { messages: &messages, tools: None, add_generation_prompt: true };
+            self.encode_chat(conversation, &Map::new())?
+        } else {
+            self.encode(&record.prompt, true)?
+        };
+        let after = self.encode(separator, false)?;
+        if after.is_empty() {
+            let separator = separator.to_owned();
+            return Err(TokenizerError::NoSeparator { path: self.file.clone(), separator });
+        }
+        let mut ends = Vec::with_capacity(parts.len());
+        for part in parts {
+            tokens.extend(self.encode(part, false)?);
+            tokens.extend(&after);
+            ends.push(tokens.len());
+        }
+        Ok((tokens, ends))
     }
 
     /// Encodes a conversation.
@@ -585,6 +649,11 @@ mod tests {
             tokenizer.render_chat(conversation, &Map::new()).unwrap()
         };
         assert_eq!([render(None), render(Some(&[json!({})]))], ["plain", "tools"]);
+        let processors = json!({"chat_template": "processor's"}).to_string();
+        fs::write(scratch.path().join("chat_template.json"), processors).unwrap();
+        let rendered =
+            HfTokenizer::open(scratch.path()).unwrap().render_chat(Conversation::default(), &Map::new());
+        assert_eq!(rendered.unwrap(), "processor's");
     }
 
     #[test]

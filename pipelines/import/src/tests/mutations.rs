@@ -315,6 +315,7 @@ eval_steps: 100
         Origin::TrlDpo,
     );
     offline("center_rewards_coefficient: 0.01\n", Origin::TrlReward);
+    offline("step_separator: '##'\ntrain_on_last_step_only: true\nmax_prompt_length: 64\n", Origin::TrlPrm);
     offline("beta: 0.2\ndesirable_weight: 1.5\nundesirable_weight: 0.5\nloss_type: kto\n", Origin::TrlKto);
     offline(
         "teacher_model_name_or_path: models/large\nlmbda: 0.0\nbeta: 0.4\ntemperature: 0.8\nseq_kd: false\n",
@@ -361,10 +362,16 @@ fn openrlhfs_keys() {
             Origin::OpenrlhfRm,
             "--model.loss_type sigmoid --data.prompt_key p --data.chosen_key c --data.rejected_key r",
         ),
+        (
+            "prm",
+            Origin::OpenrlhfPrm,
+            "--data.input_key q --data.label_key l --placeholder_token @@ --reward_tokens + -",
+        ),
     ] {
         let program = match name {
             "sft" => "deepspeed --module openrlhf.cli.train_sft",
             "dpo" => "deepspeed --module openrlhf.cli.train_dpo",
+            "prm" => "deepspeed --module openrlhf.cli.train_prm",
             _ => "deepspeed --module openrlhf.cli.train_rm",
         };
         check(&Example::new(origin, Form::Flags(program), &format!("{program} {offline} {more}")));

@@ -116,6 +116,33 @@ fn judged_answers() {
     check_rows(&import, &[("eval.steps", "no effect eval.steps: 10 (evaluation is off)")]);
 }
 
+/// Trainer that was removed with the flat flags.
+#[test]
+fn steps_are_judged() {
+    let prm = "deepspeed --module openrlhf.cli.train_prm --pretrain models/mistral --dataset data/math_shepherd.jsonl \
+        --input_key input --label_key value --placeholder_token ки --reward_tokens + - --max_len 4096 --bf16 \
+        --train_batch_size 256 --micro_train_batch_size 8 --learning_rate 1e-6 --zero_stage 3 --packing_samples";
+    let import = imported("prm.sh", prm, Origin::OpenrlhfPrm);
+    check(
+        &import,
+        &[
+            "      prm:\n        step_separator: ки\n",
+            "          steps: completions\n          step_labels: value\n",
+            "        max_tokens: 4096\n        long_prompts:\n          truncate: keep_start\n",
+            "  micro_batch_size: 8\n",
+            "    batch_size: 256\n",
+            "      data_epochs: 1\n",
+        ],
+    );
+    let told = "changed   placeholder_token: ки -> pipeline.offline.objective.prm.step_separator: ки (the model has a";
+    check_rows(&import, &[("placeholder_token", told)]);
+    let least = imported_from("openrlhf.cli.train_prm --dataset a.jsonl --pretrain m", Origin::OpenrlhfPrm);
+    check(
+        &least,
+        &["          step_labels: label\n", "        learning_rate: 1.0e-6\n", "        max_tokens: 2048\n"],
+    );
+}
+
 #[test]
 fn texts_to_go_on_pretraining_with() {
     let sft = "openrlhf.cli.train_sft --dataset a.jsonl --pretrain m --pretrain_mode --input_key body";

@@ -128,6 +128,12 @@ fn openrlhfs_reward_model() {
     check_refused(&remote, &["critic.freezing_steps"]);
     let lines = [("reward.normalize_enable", "no effect"), ("reward.clip_range", "changed")];
     check_rows(&remote, &lines);
+    let url = "http://127.0.0.1:8000/v1/rewards";
+    let served = format!("{PPO} {flags} --remote_rm_url {url} --advantage_estimator group_norm");
+    let served = imported_from(&served, Origin::Openrlhf);
+    check_refused(&served, &["critic.freezing_steps"]);
+    assert!(served.yaml().contains("- remote:") && served.yaml().contains(url), "{}", served.yaml());
+    check_rows(&served, &[("reward.remote_url", "changed")]);
 }
 
 #[test]
