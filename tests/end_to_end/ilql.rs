@@ -112,17 +112,24 @@ fn values_tell_good_answers_from_bad_ones() {
     let [guided_exact, alone_exact] = [&guided, &alone].map(|run| series(run, "eval/exact")[2]);
     assert!(guided_exact > 0.8 && alone_exact < 0.4, "{guided_exact} with guidance, {alone_exact} without");
 
-    let answer = |run: &Path| {
+    let asked = |run: &Path, more: &[&str]| {
         let run = run.to_str().unwrap();
         let args = ["generate", run, "--prompt", "412>", "--temperature", "0", "--max-new-tokens", "8"];
-        succeed(anyroll(args)).stdout
+        anyroll([&args[..], more].concat())
     };
-    assert_eq!(answer(&guided).trim(), "124");
+    let answer = |run: &Path, more: &[&str]| succeed(asked(run, more)).stdout;
+    let plain = answer(&alone, &[]);
+    assert_eq!(answer(&guided, &[]).trim(), "124");
+    assert_eq!(answer(&guided, &["--guidance", "0"]), plain);
+    assert_eq!(answer(&alone, &["--guidance", "4"]).trim(), "124");
     // An export is the language model alone.
     let exported = folder.path().join("exported");
     let [from, to] = [&guided, &exported].map(|path| path.to_str().unwrap());
-    succeed(anyroll(["export", from, "--to", to, "--dtype", "fp32"]));
-    assert_eq!(answer(&exported), answer(&alone));
+    let told = succeed(anyroll(["export", from, "--to", to, "--dtype", "fp32"])).stderr;
+    assert!(told.contains("the heads of `ilql` are left out"), "{told}");
+    assert_eq!(answer(&exported, &[]), plain);
+    let told = fail(asked(&exported, &["--guidance", "4"]));
+    assert!(told.contains("--guidance is for runs of `ilql`"), "{told}");
 }
 
 /// Rewards come from a column, and what an objective does not read is refused.

@@ -1,28 +1,29 @@
 //! Importer of trlx's ILQL: the sections of [`trlx`] with the method `ilqlconfig`, which become an offline run.
 
-use super::{ledger::Ledger, rules, shared::REPORTS, trlx, values};
+use super::{ledger::Ledger, rules, trlx, values};
 
 /// Pipeline of the imported configs.
 const P: &str = "pipeline.offline";
 
 const GREEDY: &str = "evaluations complete greedily; `anyroll generate` has options for sampling";
 
-const IDLE: [(&str, &str); 7] = [
+const IDLE: [(&str, &str); 9] = [
     ("train.seq_length", "records that do not fit the model are an error; `max_tokens` leaves them out"),
     ("method.gen_kwargs.max_new_tokens", "completions are as long as the longest answer at most"),
     ("method.gen_kwargs.max_length", "completions are as long as the longest answer at most"),
     ("method.gen_kwargs.top_k", GREEDY),
     ("method.gen_kwargs.top_p", GREEDY),
     ("method.gen_kwargs.temperature", GREEDY),
+    ("method.gen_kwargs.do_sample", GREEDY),
+    ("train.trainer_kwargs*", "the objective is `ilql`"),
     ("method.gen_experience_kwargs", "nothing is sampled for training"),
 ];
 
-const REFUSED: [(&str, &str); 5] = [
+const REFUSED: [(&str, &str); 4] = [
     ("model.num_layers_unfrozen", "all layers are trained"),
     ("model.peft_config*", "a model with the heads of `ilql` has no adapters"),
     ("model.delta_kwargs*", "a model with the heads of `ilql` has no adapters"),
     ("method.gen_kwargs.logit_mask", "all tokens may be sampled"),
-    ("train.rollout_logging_dir", REPORTS),
 ];
 
 /// Returns true if the method is ILQL, and the trainer is no other one.
@@ -79,7 +80,7 @@ fn method(ledger: &mut Ledger) {
         Some(value) if values::number(value).is_none() => {
             ledger.refuse(
                 key,
-                "not a number: of a list of values each is a run, or `anyroll generate`, of its own",
+                "not a number: write one, and pass each of a list to `anyroll generate RUN --guidance`",
             );
         }
         _ => ledger.copy_number(key, &format!("{ilql}.guidance")),

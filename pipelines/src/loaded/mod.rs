@@ -11,7 +11,7 @@ use std::{
 
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_config::{
-    Config, FolderConfig, ModelConfig, Offload, OffloadConfig, OptimizerOffload, PipelineConfig,
+    Config, FolderConfig, ModelConfig, Objective, Offload, OffloadConfig, OptimizerOffload, PipelineConfig,
     Precision, Recompute, Reduction,
 };
 use anyroll_data::Tokenizer;
@@ -46,6 +46,8 @@ pub struct Options {
     pub chat: bool,
     /// System message before it.
     pub system_prompt: Option<String>,
+    /// Weight of the values in completions, in place of `guidance` in the run's `ilql`.
+    pub guidance: Option<f64>,
 }
 
 /// A model of either kind.
@@ -65,6 +67,9 @@ impl Loaded {
     /// The errors of [`LoadedModel::open`].
     pub fn open(path: &Path, options: &Options) -> Result<Self> {
         if LoadedScorer::is_at(path) {
+            if options.guidance.is_some() {
+                return Err(no_values());
+            }
             return LoadedScorer::of_folder(path, options).map(Self::Scorer);
         }
         match found(path, options)? {
@@ -89,6 +94,22 @@ struct Saved {
     path: PathBuf,
     /// Config of the run.
     config: Box<Config>,
+}
+
+impl Saved {
+    /// Sets the weight of the values in completions. Returns false for a run that trained no values.
+    fn guide(&mut self, guidance: f64) -> bool {
+        let PipelineConfig::Offline(offline) = &mut self.config.pipeline else { return false };
+        let Objective::Ilql(ilql) = &mut offline.objective else { return false };
+        ilql.guidance = guidance;
+        true
+    }
+}
+
+/// Error of guidance without heads of values.
+fn no_values() -> Error {
+    let problem = "is for runs of `ilql`, whose checkpoints have heads of values: leave it out".to_owned();
+    anyroll_models::Error::Input { what: "--guidance", problem }.into()
 }
 
 /// A model for inference on one device.
@@ -196,8 +217,18 @@ pub fn check_numbers(logprobs: &[f32]) -> Result<()> {
     if logprobs.iter().any(|logprob| logprob.is_nan()) { Err(Error::NoNumbers) } else { Ok(()) }
 }
 
-/// Finds the model of a folder.
+/// Finds the model of a folder, with the guidance that the options ask for.
 fn found(path: &Path, options: &Options) -> Result<Found> {
+    let mut found = found_at(path, options)?;
+    let Some(guidance) = options.guidance else { return Ok(found) };
+    let is_guided = match &mut found {
+        Found::Text(_, Some(saved)) => saved.guide(guidance),
+        Found::Text(_, None) | Found::Scorer { .. } => false,
+    };
+    if is_guided { Ok(found) } else { Err(no_values()) }
+}
+
+fn found_at(path: &Path, options: &Options) -> Result<Found> {
     let Options { chat, system_prompt, .. } = options.clone();
     if path.join("config.json").is_file() {
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };

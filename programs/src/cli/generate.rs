@@ -11,7 +11,7 @@ use anyroll_models::{
 use anyroll_pipelines::{
     Error, Result,
     inference::{Formats, Room, Spec, Texts, Vocabulary, cut, stop_condition},
-    loaded::check_numbers,
+    loaded::{Options, check_numbers},
 };
 use clap::{Args, builder::NonEmptyStringValueParser};
 use rand_chacha::rand_core::Rng;
@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 use super::{
     lines::json_lines,
-    model_args::{ModelArgs, RoomArgs, SamplingArgs},
+    model_args::{GuidanceArgs, ModelArgs, RoomArgs, SamplingArgs},
     stdout::print,
 };
 
@@ -60,6 +60,8 @@ pub(super) struct GenerateArgs {
     regex: Option<String>,
     #[command(flatten)]
     sampling: SamplingArgs,
+    #[command(flatten)]
+    guidance: GuidanceArgs,
     #[command(flatten)]
     room: RoomArgs,
 }
@@ -164,7 +166,9 @@ fn refused(what: &'static str, problem: String) -> Error {
 pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     let prompts = asked(args)?;
     let spec = spec(args)?;
-    let mut model = args.model.load(args.chat, args.system.clone())?;
+    let (system_prompt, guidance) = (args.system.clone(), args.guidance.guidance);
+    let options = Options { chat: args.chat, system_prompt, guidance, ..Options::default() };
+    let mut model = args.model.load(options)?;
     let tokenizer = model.tokenizer.clone();
     let format = spec.map(|(what, spec)| {
         let formats = Vocabulary::of(&tokenizer).and_then(|vocabulary| Formats::new(&vocabulary));

@@ -54,19 +54,24 @@ impl DeviceArgs {
 }
 
 impl ModelArgs {
-    /// Loads the model. With `chat`, prompts are messages, preceded by this system message.
-    pub fn load(&self, chat: bool, system_prompt: Option<String>) -> Result<LoadedModel> {
-        let options = Options { device: self.device.choice(), chat, system_prompt };
-        LoadedModel::open(&self.model, &options)
+    /// Loads a model that generates text.
+    pub fn load(&self, options: Options) -> Result<LoadedModel> {
+        LoadedModel::open(&self.model, &Options { device: self.device.choice(), ..options })
+    }
+
+    /// Loads a model of either kind.
+    pub fn load_any(&self, options: Options) -> Result<Loaded> {
+        Loaded::open(&self.model, &Options { device: self.device.choice(), ..options })
     }
 }
 
-impl ModelArgs {
-    /// Loads a model of either kind.
-    pub fn load_any(&self) -> Result<Loaded> {
-        let options = Options { device: self.device.choice(), ..Options::default() };
-        Loaded::open(&self.model, &options)
-    }
+/// Guidance of completions.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct GuidanceArgs {
+    /// For a run of `ilql`: times the values of tokens that are added to the logits; 0 for none [default: the
+    /// run's `guidance`]
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = finite)]
+    pub guidance: Option<f64>,
 }
 
 /// Sampling of tokens.
@@ -119,6 +124,11 @@ pub(super) struct RoomArgs {
 /// Parses an integer of at least 1.
 pub(super) fn at_least_one(text: &str) -> std::result::Result<usize, String> {
     text.parse().ok().filter(|number| *number >= 1).ok_or_else(|| "write an integer of at least 1".into())
+}
+
+/// Parses a finite number.
+fn finite(text: &str) -> std::result::Result<f64, String> {
+    text.parse().ok().filter(|number: &f64| number.is_finite()).ok_or_else(|| "write a finite number".into())
 }
 
 /// Parses a number above 0 and at most 1.

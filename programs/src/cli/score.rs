@@ -7,7 +7,7 @@ use anyroll_data::Record;
 use anyroll_models::Sequence;
 use anyroll_pipelines::{
     Error, Result,
-    loaded::{LoadedModel, check_numbers},
+    loaded::{LoadedModel, Options, check_numbers},
 };
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -63,7 +63,7 @@ struct Scored<'a> {
 
 pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
     let inputs = json_lines::<Input>(&args.file)?;
-    let mut model = args.model.load(args.chat, None)?;
+    let mut model = args.model.load(Options { chat: args.chat, ..Options::default() })?;
     let mut texts = Vec::with_capacity(inputs.len());
     for (line, input) in inputs {
         texts.push(encode(args, &model, line, input)?);

@@ -8,11 +8,11 @@ use std::{
 use anyroll_pipelines::{
     Result,
     inference::Room,
-    loaded::{Loaded, LoadedModel},
+    loaded::{Loaded, LoadedModel, Options},
 };
 use clap::{Args, value_parser};
 
-use super::model_args::{ModelArgs, RoomArgs, at_least_one};
+use super::model_args::{GuidanceArgs, ModelArgs, RoomArgs, at_least_one};
 use crate::serve::{self, Access, Host, Key, Origin, Served};
 
 #[derive(Debug, Args)]
@@ -55,13 +55,16 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "ORIGINS", value_delimiter = ',')]
     allowed_origins: Vec<Origin>,
     #[command(flatten)]
+    guidance: GuidanceArgs,
+    #[command(flatten)]
     room: RoomArgs,
 }
 
 const MOST_SECONDS: u64 = 86_400;
 
 pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
-    let (model, paths) = match args.model.load_any()? {
+    let loading = Options { guidance: args.guidance.guidance, ..Options::default() };
+    let (model, paths) = match args.model.load_any(loading)? {
         Loaded::Text(model) => {
             let room = room(args, &model)?;
             (Served::Text(model, room), "/v1/completions, /v1/chat/completions")
