@@ -9,7 +9,7 @@ use crate::{
     Error, Result,
     atomic_file::write_atomic,
     headline::Headline,
-    metrics::{Metrics, MetricsLog, read_metrics},
+    metrics::{History, Metrics, MetricsLog},
     output_error::OutputError,
     picture::Picture,
     progress::{Progress, Screen, StepSummary, summary_table},
@@ -134,7 +134,7 @@ impl Journal {
 
     /// The table of results at the end.
     pub fn summary(&self) -> Result<String> {
-        Ok(summary_table(&Headline::new(&read_metrics(&self.dir.metrics())?), &self.dir))
+        Ok(summary_table(&Headline::new(&History::read(&self.dir.metrics())?), &self.dir))
     }
 }
 

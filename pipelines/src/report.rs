@@ -21,7 +21,7 @@ use serde::Serialize;
 use crate::atomic_file::write_atomic;
 use crate::format;
 use crate::headline::{Comparison, Headline, LOSS, TRAINING_LOSS};
-use crate::metrics::{Record, read_metrics};
+use crate::metrics::History;
 use crate::output_error::{OutputError, Result};
 use crate::run_dir::RunDir;
 use crate::samples::{Sample, read_samples};
@@ -49,13 +49,13 @@ pub struct ReportInfo<'a> {
 /// # Errors
 /// If one of the files cannot be read, or the page cannot be written.
 pub fn write_report(run: &RunDir, info: &ReportInfo) -> Result<()> {
-    let records = read_metrics(&run.metrics())?;
+    let history = History::read(&run.metrics())?;
     let samples = read_samples(&run.samples())?;
     let gallery = gallery::gallery(run)?;
     let resolved = run.resolved();
     let config =
         fs::read_to_string(&resolved).map_err(|source| OutputError::io("read", &resolved, source))?;
-    write_atomic(&run.report(), page(info, &records, gallery, &samples, &config).as_bytes())
+    write_atomic(&run.report(), page(info, &history, gallery, &samples, &config).as_bytes())
 }
 
 /// Values of the template.
@@ -85,12 +85,12 @@ struct Tile {
 
 fn page(
     info: &ReportInfo,
-    records: &[Record],
+    history: &History,
     gallery: Vec<Shot>,
     samples: &[Sample],
     config: &str,
 ) -> String {
-    let headline = Headline::new(records);
+    let headline = Headline::new(history);
     let finished = headline.step >= info.steps;
     let page = Page {
         style: Value::from_safe_string(STYLE.to_owned()),
@@ -103,7 +103,7 @@ fn page(
         },
         finished,
         tiles: tiles(&headline),
-        figures: figures::figures(records),
+        figures: figures::figures(history),
         gallery,
         samples: SampleTable::new(samples),
         config,

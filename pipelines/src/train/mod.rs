@@ -45,7 +45,7 @@ pub use share::Share;
 use crate::{
     Error, Result,
     journal::Journal,
-    metrics::{Metrics, read_metrics},
+    metrics::{History, Metrics},
     progress::Screen,
     run_dir::RunDir,
     samples::Phase,
@@ -373,9 +373,9 @@ const BEST: &str = "best";
 /// Restarts a run that ended before its first checkpoint: its steps are repeated, and their records rewritten.
 /// Reports a run with more records than are possible without a checkpoint, since it has lost one.
 fn begins_anew(dir: &RunDir, save_every: u64) -> Result<()> {
-    let records = if dir.metrics().exists() { read_metrics(&dir.metrics())? } else { Vec::new() };
+    let history = if dir.metrics().exists() { History::read(&dir.metrics())? } else { History::default() };
     // The first checkpoint is in flight during the steps after it.
-    match records.last().is_some_and(|record| record.step >= 2 * save_every) {
+    match history.steps().is_some_and(|(_, last)| last >= 2 * save_every) {
         false => Ok(()),
         true => Err(Error::Resume {
             run: dir.path().to_owned(),
