@@ -17,7 +17,7 @@ from pathlib import Path
 
 import summary
 
-RECIPES = Path(__file__).parents[1]
+RECIPES = Path(os.path.relpath(Path(__file__).parents[1]))
 
 
 def main():
