@@ -34,9 +34,10 @@ def ensure(gguf=None, folder=FOLDER):
     """Makes the folder unless it is there."""
     if folder.is_dir():
         return
-    import gguf as reader
+    # numpy is needed only here, and not where the folder was copied to.
+    import gguf_file
 
-    metadata, tensors = reader.read(gguf or of_package())
+    metadata, tensors = gguf_file.read(gguf or of_package())
     aside = folder.with_name(folder.name + ".new")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
