@@ -6,6 +6,7 @@ mod error;
 mod lines;
 mod process;
 mod python;
+mod recipe;
 mod setup;
 mod venv;
 mod view;
@@ -26,6 +27,9 @@ Sets up, builds, runs and tests anyroll. Only Rust, a C++ compiler and Python 3.
 Examples:
   cargo xtask run configs/rlvr_sort_cpu.yaml              set up, build, train
   cargo xtask run configs/rlvr_sort_cpu.yaml --set seed=1 the same; what follows the file goes to `anyroll run`
+  cargo xtask recipe smollm2_arithmetic                   a published model learns a task, on one GPU
+  cargo xtask recipe smollm2_arithmetic --config lora --seed 1
+  cargo xtask recipe                                      the list of recipes
   cargo xtask test                                        set up, run every test
   cargo xtask test --package anyroll-models rope          the tests of one crate whose name has `rope`
   cargo xtask check                                       what CI runs: format, lints, docs, tests, the cpu's cells
@@ -60,6 +64,7 @@ fn dispatch(args: &[OsString]) -> Result<()> {
     match command.to_str() {
         Some("setup") => Setup::parse(rest)?.run(&root()),
         Some("run") => run(rest),
+        Some("recipe") => recipe::run(&root(), rest),
         Some("test") => test(rest),
         Some("check") => check(rest),
         Some("matrix") => matrix(rest),

@@ -21,6 +21,7 @@ make_torch() {
 case "$1 $2" in
     "-c "*find_spec*torch*) echo "$TORCH" ;;
     "-c "*) printf '%s\n%s\n%s\n' "$VERSION" "$MISSING" "$0" ;;
+    "recipes/common/run.py "*) echo "$@"; exit 5 ;;
     "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     "-m pip")
         echo "$@" >> "$LOG"
@@ -342,6 +343,40 @@ fn run_builds_and_becomes_the_program() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "run a.yaml --set seed=1\n");
     assert_eq!(output.status.code(), Some(7));
     assert_eq!(fs::read_to_string(machine.at("cargo.log")).unwrap(), "build --release --workspace\n");
+}
+
+#[test]
+fn a_recipe_installs_its_packages_once_and_becomes_its_run() {
+    let machine = Machine::new();
+    let xtask = built(&machine, "");
+    let recipe = machine.at("checkout/recipes/demo");
+    for folder in [&recipe, &machine.at("checkout/recipes/common")] {
+        fs::create_dir_all(folder).unwrap();
+        fs::write(folder.join("requirements.txt"), "numpy\n").unwrap();
+    }
+    fs::write(recipe.join("data.py"), "").unwrap();
+    let run = |name: &str| machine.command(&xtask, &["recipe", name, "--seed", "1"]).output().unwrap();
+    let installations = || {
+        let log = fs::read_to_string(machine.at("pip.log")).unwrap();
+        log.lines().filter(|line| line.contains("--requirement")).count()
+    };
+
+    for _ in 0..2 {
+        let output = run("demo");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(printed.starts_with("recipes/common/run.py demo --anyroll "), "{printed}");
+        assert!(printed.ends_with("/anyroll --seed 1\n"), "{printed}");
+        assert_eq!(output.status.code(), Some(5));
+        // Of all recipes, and of this one.
+        assert_eq!(installations(), 2);
+    }
+    fs::write(recipe.join("requirements.txt"), "numpy\nreasoning-gym\n").unwrap();
+    run("demo");
+    assert_eq!(installations(), 3);
+
+    let output = run("common");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no recipe `common`; there are demo"));
 }
 
 #[test]
