@@ -9,6 +9,7 @@
 
 pub mod atomic_file;
 pub mod base_model;
+pub mod data_facts;
 pub mod diffusion;
 pub mod environment;
 mod error;

@@ -50,10 +50,11 @@ pub struct Draft {
 pub enum Purpose {
     /// Run on this machine.
     Run,
-    /// Check on this machine. Also starts and stops the processes of rewards: the user's functions and the sandbox of
-    /// programs.
+    /// Check on this machine, or for another one: a backend that is not here is assumed to have every device asked for,
+    /// and `zero_stage: auto` stays unresolved on it. Also starts and stops the processes of rewards: the user's
+    /// functions and the sandbox of programs.
     Check,
-    /// Check on this machine, and run no code that the config or its data name.
+    /// The same check, which runs no code that the config or its data name.
     CheckWithoutCode,
     /// Plan the memory, for any machine; `zero_stage: auto` stays unresolved.
     Plan,
@@ -125,7 +126,8 @@ impl Draft {
         self.checked(|config, at| {
             self.validate(config, at);
             let opened = open::open(config, at);
-            let run = resolve::resolve(config, at, machine, opened.as_ref());
+            let checks = matches!(purpose, Purpose::Check | Purpose::CheckWithoutCode);
+            let run = resolve::resolve(config, at, machine, opened.as_ref(), checks);
             if purpose != Purpose::Plan {
                 rewards::have_keys(config, at);
             }
@@ -136,7 +138,10 @@ impl Draft {
                 Purpose::Run | Purpose::Plan => {}
             }
             let (mut run, opened) = run.zip(opened).filter(|_| at.is_config_sound())?;
-            if purpose != Purpose::Plan {
+            // The memory of a device that is not here is unknown.
+            let has_memory =
+                machine.missing(&run).next().is_none() || run.roles().all(|role| !role.has_open_stage);
+            if purpose != Purpose::Plan && has_memory {
                 stage::settle(&mut run, &opened, at);
             }
             Some(Prepared { run, opened })

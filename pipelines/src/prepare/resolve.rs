@@ -22,8 +22,10 @@ use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 const MOST_HOST_RANKS: usize = 1024;
 
 /// Resolves `config`, or reports the parts that are impossible on `machine`. If `opened` is `None`, that was reported
-/// before, and there is no run.
+/// before, and there is no run. With `assumes_backends`, a backend that is not on this machine is no problem, and has
+/// every device asked for.
 pub(super) fn resolve(
+    assumes_backends: bool,
     config: &Config,
     at: &Section,
     machine: &Machine,
@@ -33,7 +35,7 @@ pub(super) fn resolve(
         Some(Opened::Images(images)) => images.model.folder.shift(),
         _ => 1.0,
     };
-    let resolver = Resolver { at, config, machine, own_shift };
+    let resolver = Resolver { at, config, machine, own_shift, assumes_backends };
     let policy = resolver.role("roles.policy", &config.roles.policy);
     let beside = |path: &str, role: &RoleConfig| {
         let role = resolver.role(path, role)?;
@@ -135,6 +137,8 @@ impl Step {
                 mini_batches: 1,
             },
             PipelineConfig::Diffusion(diffusion) => Self {
+    /// True if a backend that is not on this machine is no problem.
+    assumes_backends: bool,
                 field: "prompts_per_step",
                 warmup_batch_size: diffusion.warmup.as_ref().map(|warmup| warmup.batch_size),
                 prompts: diffusion.prompts_per_step,
@@ -276,7 +280,7 @@ impl Resolver<'_> {
             self.at.refuse(field, message, format!("train on one of {}", models.join(", ")));
             return None;
         }
-        if let Some(reason) = &facts.unavailable {
+        if let Some(reason) = facts.unavailable.as_ref().filter(|_| !self.assumes_backends) {
             let message = format!("`{name}` cannot be used on this machine: {reason}");
             self.at.refuse(field, message, "see `anyroll doctor`; `auto` takes what is usable");
             return None;
@@ -331,6 +335,8 @@ impl Resolver<'_> {
         self.machine.backends.iter().filter_map(of).collect()
     }
 
+            // The machine that runs the config has at least one.
+            Devices::All if facts.unavailable.is_some() => vec![0],
     /// Ordinals of the devices of a backend that `devices` names.
     pub(super) fn ordinals(
         &self,
@@ -341,7 +347,9 @@ impl Resolver<'_> {
         if !self.at.is_read(field) {
             return None;
         }
-        let Some(available) = facts.devices else { return self.host_ranks(field, devices, facts) };
+        let Some(available) = facts.available_devices() else {
+            return self.host_ranks(field, devices, facts);
+        };
         let ordinals: Vec<usize> = match devices {
             // The check below refuses one too many; a huge count is not expanded first.
             Devices::Count(count) => (0..(*count).min(available + 1)).collect(),
@@ -476,7 +484,7 @@ impl Resolver<'_> {
         let mut config = self.config.clone();
         let facts = self.backend("backend", &config.backend)?;
         config.backend = facts.name.clone();
-        if config.devices == Devices::All {
+        if config.devices == Devices::All && facts.unavailable.is_none() {
             config.devices = Devices::Count(facts.devices.unwrap_or(1));
         }
         config.threads = Some(threads);

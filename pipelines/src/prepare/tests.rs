@@ -1,6 +1,7 @@
 mod algorithms;
 mod evaluations;
 mod experts;
+mod facts;
 mod includes;
 mod judges;
 mod lengths;
