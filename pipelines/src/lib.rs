@@ -17,6 +17,7 @@ mod error_rates;
 pub mod export;
 pub mod format;
 pub mod headline;
+pub mod hub;
 pub mod inference;
 pub mod journal;
 pub mod json_lines;

@@ -85,7 +85,7 @@ fn an_exported_adapter_writes_what_its_run_does() {
     let elsewhere = fs::read_to_string(&file).unwrap().replace("tiny_model", "no_model");
     fs::write(&file, elsewhere).unwrap();
     let error = fail(anyroll(["generate", adapter, "--prompt", "2"]));
-    assert!(error.contains("`base_model_name_or_path` is not a local folder"), "{error}");
+    assert!(error.contains("`base_model_name_or_path` names no model here: there is no folder"), "{error}");
 }
 
 /// The plan includes the additional memory while adapters are merged; afterwards they are not held whole.

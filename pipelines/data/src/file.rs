@@ -98,6 +98,11 @@ pub fn files(paths: &Paths) -> Result<Vec<PathBuf>, Error> {
         }
     }
     Ok(files)
+/// Returns true if there is a file at `path`, or one that matches it.
+pub fn is_data(path: &Path) -> bool {
+    matching(path).is_ok_and(|files| files.iter().all(|file| file.exists()))
+}
+
 }
 
 /// The file at `path`, or the files in its folder whose names match its last part, in which `*` and `?` are

@@ -17,7 +17,7 @@ const USUALLY_EVALUATED: usize = 500;
 
 /// Help for missing files.
 const GIVE_FILES: &str =
-    "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the current folder";
+    "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the config's folder";
 
 /// Help for an invalid table.
 const MEND_TABLE: &str =

@@ -15,6 +15,7 @@ mod data;
 mod environment;
 mod image_rewards;
 mod images;
+mod locate;
 mod open;
 mod pair;
 mod reference;
@@ -32,6 +33,7 @@ use anyroll_config::{
     include_strategies,
 };
 
+use crate::hub::Hub;
 use crate::opened::Opened;
 use crate::run::{Machine, Run};
 
@@ -43,6 +45,7 @@ pub struct Draft {
     config: Option<Config>,
     problems: Vec<Problem>,
     stand_ins: Vec<String>,
+    hub: Hub,
 }
 
 /// Purpose of preparing a config.
@@ -92,7 +95,13 @@ impl Draft {
         problems.extend(include_strategies(&mut tree));
         let Reading { value: config, problems: found, stand_ins } = from_node(&tree);
         problems.extend(found);
-        Ok(Self { source, tree, config, problems, stand_ins })
+        let hub = Hub::of_environment(false);
+        Ok(Self { source, tree, config, problems, stand_ins, hub })
+    }
+
+    /// The same draft with models and data sets in the cache of `hub`.
+    pub fn with_hub(self, hub: Hub) -> Self {
+        Self { hub, ..self }
     }
 
     /// The config with `--set`s and defaults applied, and with placeholders for invalid values; `None` if a value has
@@ -112,8 +121,7 @@ impl Draft {
     /// All problems.
     pub fn open(&self) -> Result<(Config, Opened), Error> {
         self.checked(|config, at| {
-            self.validate(config, at);
-            let opened = open::open(config, at)?;
+            let opened = open::open(config, at, true)?;
             Some((config.clone(), opened))
         })
     }
@@ -124,8 +132,7 @@ impl Draft {
     /// All problems.
     pub fn prepare(&self, machine: &Machine, purpose: Purpose) -> Result<Prepared, Error> {
         self.checked(|config, at| {
-            self.validate(config, at);
-            let opened = open::open(config, at);
+            let opened = open::open(config, at, purpose != Purpose::Plan);
             let checks = matches!(purpose, Purpose::Check | Purpose::CheckWithoutCode);
             let run = resolve::resolve(config, at, machine, opened.as_ref(), checks);
             if purpose != Purpose::Plan {
@@ -158,10 +165,18 @@ impl Draft {
         }
     }
 
-    /// Returns the result of `make` on the config, or all problems, including those that `make` reports.
+    /// Returns the result of `make` on the validated config with whole paths, or all problems, including those that
+    /// `make` reports.
     fn checked<T>(&self, make: impl FnOnce(&Config, &Section) -> Option<T>) -> Result<T, Error> {
         let problems = Problems::new(&self.tree, self.problems.clone(), self.stand_ins.clone());
-        let made = self.config.as_ref().and_then(|config| make(config, &problems.root()));
+        let at = problems.root();
+        let located = self.config.clone().map(|mut config| {
+            self.validate(&config, &at);
+            let folder = self.source.path.parent().unwrap_or(Path::new(""));
+            locate::locate(&mut config, folder, &self.hub, &at);
+            config
+        });
+        let made = located.as_ref().and_then(|config| make(config, &at));
         match made {
             Some(made) if problems.is_empty() => Ok(made),
             _ => Err(Error::Invalid(problems.rendered(&self.source))),

@@ -210,8 +210,8 @@ fn load_function(python: &PythonConfig, at: &Section) {
     }
 }
 
-/// Reports a missing file.
+/// Reports a missing file, or a folder in its place.
 pub(super) fn check_file(name: &str, path: &Path, at: &Section) {
     let message = format!("there is no file {}", path.display());
-    at.ensure(path.is_file(), name, message, "give its path; a relative one starts at the current folder");
+    at.ensure(path.is_file(), name, message, "give its path; a relative one starts at the config's folder");
 }

@@ -7,6 +7,7 @@ mod judges;
 mod lengths;
 mod logits;
 mod merging;
+mod paths;
 mod references;
 mod repository;
 mod reward_models;

@@ -29,6 +29,7 @@ use crate::serve::{TRY_FORMATS, answer_trials};
 use anyroll_config::{self as config, error_chain::one_line};
 use anyroll_pipelines::{
     Error,
+    hub::Hub,
     launch::{self, FailureKind, Rank},
     run::{BackendFacts, Machine},
 };
@@ -111,6 +112,23 @@ struct ConfigArgs {
     sets: Vec<String>,
     #[command(flatten)]
     strategy: StrategyFiles,
+    #[command(flatten)]
+    download: DownloadArg,
+}
+
+/// Permission to download what a config names.
+#[derive(Clone, Copy, Debug, Args)]
+struct DownloadArg {
+    /// Download models and data sets that the config names and that are not in the hub's cache, with Hugging Face's
+    /// program `hf`
+    #[arg(long)]
+    download: bool,
+}
+
+impl DownloadArg {
+    fn hub(self) -> Hub {
+        Hub::of_environment(self.download)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -129,6 +147,8 @@ struct RunArgs {
     /// Resume the run in this folder from its last checkpoint
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate_config", "deepspeed_config"])]
     resume: Option<PathBuf>,
+    #[command(flatten)]
+    download: DownloadArg,
 }
 
 #[derive(Debug, Args)]

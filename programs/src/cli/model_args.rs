@@ -7,6 +7,7 @@ use anyroll_config::{self as config};
 use anyroll_models::SamplingParams;
 use anyroll_pipelines::{
     Result,
+    hub::Hub,
     inference::Sampling,
     loaded::{DeviceChoice, Loaded, LoadedModel, Options},
 };
@@ -15,9 +16,12 @@ use clap::{Args, ValueEnum};
 /// The model and its device.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
-    /// A run's folder, one of its checkpoints, a model folder as published on Hugging Face, or an adapter
-    /// folder as PEFT saves it
+    /// A run's folder, one of its checkpoints, a model folder as published on Hugging Face or its name there, such as
+    /// `Qwen/Qwen2.5-0.5B-Instruct`, or an adapter folder as PEFT saves it
     model: PathBuf,
+    /// Download a model that is named and not in the hub's cache, with Hugging Face's program `hf`
+    #[arg(long)]
+    download: bool,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -56,16 +60,20 @@ impl DeviceArgs {
 impl ModelArgs {
     /// Loads the model. With `chat`, prompts are messages, preceded by this system message.
     pub fn load(&self, chat: bool, system_prompt: Option<String>) -> Result<LoadedModel> {
-        let options = Options { device: self.device.choice(), chat, system_prompt };
+        let options = Options { chat, system_prompt, ..self.options() };
         LoadedModel::open(&self.model, &options)
     }
 }
 
 impl ModelArgs {
+    fn options(&self) -> Options {
+        let hub = Hub::of_environment(self.download);
+        Options { device: self.device.choice(), hub, ..Options::default() }
+    }
+
     /// Loads a model of either kind.
     pub fn load_any(&self) -> Result<Loaded> {
-        let options = Options { device: self.device.choice(), ..Options::default() };
-        Loaded::open(&self.model, &options)
+        Loaded::open(&self.model, &self.options())
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         (Some(path), _) => {
             let text = prepare::text_of(path)?;
             let sets = args.strategy.sets(&text, &args.sets)?;
-            Draft::parse(path, text, &sets)?
+            Draft::parse(path, text, &sets)?.with_hub(args.download.hub())
         }
         (None, Some(dir)) => {
             let resolved = RunDir::open(dir)?.resolved();

@@ -249,7 +249,7 @@ pub struct IfevalConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PythonConfig {
-    /// The Python file; a relative path starts at the current folder.
+    /// The Python file; a relative path starts at the config's folder.
     pub path: PathBuf,
     /// Name of the function in the file.
     pub function: String,
