@@ -1,15 +1,16 @@
 //! Arguments shared by `generate`, `score`, `serve` and `embed`.
 
-use std::path::PathBuf;
+use std::path::{self, Path, PathBuf};
 
 use anyroll_backends::BackendKind;
 use anyroll_config::{self as config};
 use anyroll_models::SamplingParams;
 use anyroll_pipelines::{
     Result,
-    hub::Hub,
+    hub::{Hub, Name},
     inference::Sampling,
     loaded::{DeviceChoice, Loaded, LoadedModel, Options},
+    run_dir::RunDir,
 };
 use clap::{Args, ValueEnum};
 
@@ -69,6 +70,24 @@ impl ModelArgs {
     fn options(&self) -> Options {
         let hub = Hub::of_environment(self.download);
         Options { device: self.device.choice(), hub, ..Options::default() }
+    }
+
+    /// The model as it was named.
+    pub fn path(&self) -> &Path {
+        &self.model
+    }
+
+    /// Name of the model for clients: that on the hub, or its folder's; for a checkpoint the run folder's.
+    pub fn name(&self) -> String {
+        let path = path::absolute(&self.model).unwrap_or_else(|_| self.model.clone());
+        if !path.exists() {
+            return self.model.display().to_string();
+        }
+        if let Some(name) = Name::of_snapshot(&path) {
+            return name.repository().to_owned();
+        }
+        let (folder, _) = RunDir::and_checkpoint(&path);
+        folder.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
     }
 
     /// Loads a model of either kind.
