@@ -374,7 +374,7 @@ fn of_messages(messages: &[Value]) -> Result<(String, Vec<Value>), String> {
 }
 
 /// The value of a column, or of a path such as `reward_model.ground_truth` if no column has that name.
-fn find<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+pub fn find<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     object.get(name).or_else(|| {
         let (first, rest) = name.split_once('.')?;
         find(object.get(first)?.as_object()?, rest)

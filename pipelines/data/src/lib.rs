@@ -33,7 +33,7 @@ use serde_json::json;
 pub use char_tokenizer::{CharTokenizer, UnknownCharacter};
 pub use chat_template::{ChatTemplate, Conversation};
 pub use error::Error;
-pub use file::{files, is_data, prompt};
+pub use file::{files, find, is_data, prompt};
 pub use hf_tokenizer::{HfTokenizer, TokenizerError};
 pub use random::{shuffle, shuffled, stream};
 pub use record::{Cut, Record, Step};

@@ -12,6 +12,7 @@ mod import;
 mod lines;
 mod model_args;
 mod plan;
+mod prompt_lines;
 mod reward;
 mod run;
 mod score;

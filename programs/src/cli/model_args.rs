@@ -77,6 +77,11 @@ impl ModelArgs {
         &self.model
     }
 
+    /// Returns true if the model is a run's, or one of its checkpoints.
+    pub fn is_of_run(&self) -> bool {
+        RunDir::open(&RunDir::and_checkpoint(&self.model).0).is_ok()
+    }
+
     /// Name of the model for clients: that on the hub, or its folder's; for a checkpoint the run folder's.
     pub fn name(&self) -> String {
         let path = path::absolute(&self.model).unwrap_or_else(|_| self.model.clone());
