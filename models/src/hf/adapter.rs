@@ -212,8 +212,9 @@ fn patterns<T>(
 
 reads_files!(AdapterFolder);
 
-/// Returns the `adapter_config.json` of an adapter for the language model that `base` names.
-pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> {
+/// Returns the `adapter_config.json` of an adapter for the language model that `base` names, on the hub at `revision` if
+/// it is not the newest.
+pub fn adapter_config_file(lora: &LoraConfig, base: &str, revision: Option<&str>) -> Map<String, Value> {
     let (modules, layers) = lora.targets.names();
     let ranks = lora.rank_pattern.iter().map(|(pattern, rank)| (pattern.as_str().to_owned(), json!(rank)));
     let alphas =
@@ -222,6 +223,7 @@ pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> 
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        "revision": revision,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "use_rslora": lora.rslora,

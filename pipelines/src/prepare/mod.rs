@@ -30,7 +30,7 @@ use std::path::Path;
 
 use anyroll_config::{
     Config, Error, Node, Problem, Problems, Reading, RewardKind, RewardTerm, Section, Source, from_node,
-    include_strategies,
+    include_strategies, write_out,
 };
 
 use crate::hub::Hub;
@@ -93,6 +93,7 @@ impl Draft {
             problems.extend(tree.set(index, set).err());
         }
         problems.extend(include_strategies(&mut tree));
+        write_out(&mut tree);
         let Reading { value: config, problems: found, stand_ins } = from_node(&tree);
         problems.extend(found);
         let hub = Hub::of_environment(false);

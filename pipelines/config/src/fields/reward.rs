@@ -14,7 +14,7 @@ use super::reward_model::RewardModelConfig;
 use super::schema::PipelineConfig;
 use crate::document::Section;
 
-/// The reward of a completion: a word, or a list of terms with a weighted sum.
+/// The reward of a completion: a word, a term such as `{math: {}}`, or a list of terms with a weighted sum.
 ///
 /// ```yaml
 /// reward:
@@ -414,7 +414,7 @@ impl<'de> Deserialize<'de> for RewardConfig {
             type Value = RewardConfig;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a reward that needs no field, such as `math`, or a list such as [{math: {}, weight: 1.0}]")
+                f.write_str("a reward that needs no field, such as `math`, a reward with its fields, or a list such as [{math: {}, weight: 1.0}]")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<RewardConfig, E> {
