@@ -285,6 +285,15 @@ pub enum Signature {
 }
 
 impl Signature {
+    /// Returns the named arguments that a function receives besides columns; openrlhf's have no names.
+    pub fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Trl => &["prompts", "completions", "answer", "finished"],
+            Self::Verl => &["data_source", "solution_str", "ground_truth", "extra_info", "finished"],
+            Self::Openrlhf => &[],
+        }
+    }
+
     /// Returns the signature's name in YAML.
     pub fn name(self) -> &'static str {
         match self {

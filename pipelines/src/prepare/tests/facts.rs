@@ -123,3 +123,42 @@ fn a_backend_that_is_not_here_is_assumed_in_a_check_only() {
 fn facts_of(name: &str, devices: Option<usize>) -> BackendFacts {
     super::facts(name, true, devices)
 }
+
+/// A parameter without a default needs a column: of a reward's function, and of an environment's `reset`.
+#[test]
+fn a_parameter_that_no_column_gives_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = format!("pipeline.rlvr.data={{file: {{path: {}}}}}", sums(folder.path()));
+    let file = folder.path().join("mine.py");
+    std::fs::write(
+        &file,
+        "def wants(completions, bonus): return [1.0]\n\
+         def has(completions, answer, finished, bonus=1, **columns): return [1.0]\n\
+         class Wants:\n    def reset(self, prompt, level): pass\n    def step(self, text): pass\n\
+         class Has:\n    @staticmethod\n    def reset(prompt, answer, level=1): pass\n    def step(self, text): pass\n",
+    )
+    .unwrap();
+    let path = file.display();
+    let reward =
+        |name: &str| format!("pipeline.rlvr.reward=[{{python: {{path: {path}, function: {name}}}}}]");
+    let environment = |class: &str| {
+        let fields = format!("{{path: {path}, class: {class}, max_turns: 2, max_turn_tokens: 2}}");
+        format!("pipeline.rlvr.rollout={{max_new_tokens: 8, batch_size: 16, environment: {fields}}}")
+    };
+    let earned = "pipeline.rlvr.reward=[{environment: {}}]";
+    let evaluated = "pipeline.rlvr.evaluation.prompts=1";
+    checked(&[&data, evaluated, &reward("has")], &machine()).unwrap();
+    checked(&[&data, evaluated, &environment("Has"), earned], &machine()).unwrap();
+    for (sets, field, missing) in [
+        ([&*reward("wants"), "seed=0"], "pipeline.rlvr.reward[0].python", "`bonus`"),
+        ([&*environment("Wants"), earned], "pipeline.rlvr.rollout.environment.class", "`level`"),
+    ] {
+        let sets = [&[&*data, evaluated][..], &sets].concat();
+        let problem = only_problem(checked(&sets, &machine()).err().unwrap());
+        assert_eq!(problem.field, field);
+        assert!(problem.message.contains(missing) && problem.message.contains("`answer`"), "{problem}");
+    }
+    // Without code it is not known.
+    let draft = read(SMALL, &[&data, evaluated, &reward("wants")]).unwrap().draft;
+    draft.prepare(&machine(), Purpose::CheckWithoutCode).unwrap();
+}
