@@ -23,6 +23,7 @@ mod offline;
 mod other_launchers;
 mod other_tools;
 mod own_devices;
+mod paths;
 mod plan;
 mod prm;
 mod prompts;

@@ -109,6 +109,16 @@ pub enum Error {
         /// The problem with it.
         problem: String,
     },
+    /// A model that is neither a folder nor in the hub's cache.
+    #[error("there is no folder {}, and {problem}: fetch it with `{command}`, or pass `--download`", path.display())]
+    NotFetched {
+        /// The path that the name would be.
+        path: std::path::PathBuf,
+        /// The problem with the cache or the download.
+        problem: String,
+        /// The command that downloads it.
+        command: String,
+    },
     /// A folder that no model can be loaded from.
     #[error("{} is not a run folder, a checkpoint in one, a model folder with a config.json, or an adapter folder", path.display())]
     NoModel {

@@ -9,6 +9,7 @@
 
 pub mod atomic_file;
 pub mod base_model;
+pub mod data_facts;
 pub mod diffusion;
 pub mod environment;
 mod error;
@@ -16,6 +17,7 @@ mod error_rates;
 pub mod export;
 pub mod format;
 pub mod headline;
+pub mod hub;
 pub mod inference;
 pub mod journal;
 pub mod json_lines;

@@ -17,7 +17,7 @@ use anyroll_config::{
 use anyroll_data::Tokenizer;
 use anyroll_models::{
     Decoder, Engine, Model, PackedBatch, Sequence,
-    hf::{AdapterFolder, Merged, ModelFolder},
+    hf::{self, AdapterFolder, Merged, ModelFolder},
     init::WeightSource,
 };
 use anyroll_strategy::{Zero, checkpoint};
@@ -29,6 +29,7 @@ use crate::{
     Error, Result,
     base_model::BaseModel,
     export::{Trained, open_checkpoint},
+    hub::Hub,
     inference::Room,
     prepare::Draft,
     run::Strategy,
@@ -46,6 +47,8 @@ pub struct Options {
     pub chat: bool,
     /// System message before it.
     pub system_prompt: Option<String>,
+    /// Cache in which a model is found by its name.
+    pub hub: Hub,
 }
 
 /// A model of either kind.
@@ -64,6 +67,7 @@ impl Loaded {
     /// # Errors
     /// The errors of [`LoadedModel::open`].
     pub fn open(path: &Path, options: &Options) -> Result<Self> {
+        let path = &options.hub.model(path)?;
         if LoadedScorer::is_at(path) {
             return LoadedScorer::of_folder(path, options).map(Self::Scorer);
         }
@@ -97,13 +101,13 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Loads the folder `path`: a run (its last checkpoint), one of its checkpoints, a published model, or a
+    /// Loads the folder or name `path`: a run (its last checkpoint), one of its checkpoints, a published model, or a
     /// PEFT adapter, merged into the model that it names.
     ///
     /// # Errors
     /// [`Error::Model`] and similar errors, which name the file or field that cannot be used.
     pub fn open(path: &Path, options: &Options) -> Result<Self> {
-        match found(path, options)? {
+        match found(&options.hub.model(path)?, options)? {
             Found::Text(base, saved) => Self::new(base, saved, options),
             Found::Scorer { run, .. } => {
                 let trained = "a reward model, which generates no text: `anyroll serve` answers with its rewards, and \
@@ -187,15 +191,18 @@ pub fn check_numbers(logprobs: &[f32]) -> Result<()> {
 /// Finds the model of a folder.
 fn found(path: &Path, options: &Options) -> Result<Found> {
     let Options { chat, system_prompt, .. } = options.clone();
-    if path.join("config.json").is_file() {
+    if path.is_file() || path.join("config.json").is_file() {
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
         return Ok(Found::Text(BaseModel::of_folder(&config)?, None));
     }
     if AdapterFolder::is_at(path) {
-        return Ok(Found::Text(BaseModel::of_adapter(path, chat, system_prompt)?, None));
+        return Ok(Found::Text(BaseModel::of_adapter(path, chat, system_prompt, &options.hub)?, None));
     }
     let (run, named) = RunDir::and_checkpoint(path);
-    let dir = RunDir::open(&run).map_err(|_| Error::NoModel { path: path.to_owned() })?;
+    let dir = RunDir::open(&run).map_err(|_| match ModelFolder::open_shape(path) {
+        Err(error @ hf::Error::NotAFolder { .. }) => anyroll_models::Error::from(error).into(),
+        _ => Error::NoModel { path: path.to_owned() },
+    })?;
     let saved = match named {
         Some(checkpoint) => Some(checkpoint),
         None => checkpoint::list(&dir.checkpoints())?.pop(),

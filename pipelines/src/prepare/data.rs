@@ -17,7 +17,7 @@ const USUALLY_EVALUATED: usize = 500;
 
 /// Help for missing files.
 const GIVE_FILES: &str =
-    "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the current folder";
+    "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the config's folder";
 
 /// Help for an invalid table.
 const MEND_TABLE: &str =
@@ -144,7 +144,15 @@ fn refuse(error: &anyroll_data::Error, at: &Section) {
         }
         anyroll_data::Error::Table { .. } => ("path", MEND_TABLE),
         anyroll_data::Error::Format { .. } => ("path", "give files whose names end so"),
-        anyroll_data::Error::Empty { .. } => ("path", "give files with records; a line of JSON is one"),
+        anyroll_data::Error::Empty { rows: 0, .. } => {
+            ("path", "give files with records; a line of JSON is one")
+        }
+        anyroll_data::Error::Empty { of_domains: 0, .. } => {
+            ("domains", "name domains that the records have; `columns: {domain: ...}` names their column")
+        }
+        anyroll_data::Error::Empty { .. } => {
+            ("path", "allow longer records, with `max_tokens`, `max_prompt_tokens` or `max_prompt_chars`")
+        }
         anyroll_data::Error::AllHeldOut { .. } => {
             ("held_out", "name other files, or leave it out: a tenth is held out then, or `held_out_percent`")
         }

@@ -1,11 +1,13 @@
 mod algorithms;
 mod evaluations;
 mod experts;
+mod facts;
 mod includes;
 mod judges;
 mod lengths;
 mod logits;
 mod merging;
+mod paths;
 mod references;
 mod repository;
 mod reward_models;
@@ -164,7 +166,10 @@ const MALFORMED: &[Malformed] = malformed! {
     "sort: {digits: 6}" => "sort", "9:7", "pipeline.rlvr.data.sort.digits", "it is missing", "add `digits:`";
     "name: small\n" => "", "1:1", "name", "it is missing", "add `name:`";
     "      sort: {digits: 6}\n" => "      sort: {digits: 6}\n      addition: {digits: 2}\n", "10:7", "pipeline.rlvr.data", "expected one of `sort`, `addition`, `countdown`, `file`, `mix`, found `sort`, `addition`", "keep one of them";
-    "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:5", "pipeline.rlvr.reward", "found a mapping", "write a reward that needs no field, such as `math`, or a list";
+    "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:21", "pipeline.rlvr.reward[0].exact", "found the number 1", "write a mapping";
+    "    steps: 20" => "    reward: {math: {tol: 1}}\n    steps: 20", "10:21", "pipeline.rlvr.reward[0].math.tol", "no such field", "choose from `tolerance`";
+    "    steps: 20" => "    reward: {math: {tolerance: 1}}\n    steps: 20", "10:32", "pipeline.rlvr.reward[0].math.tolerance", "1.0 is out of range", "from 0 to 0.1";
+    "    steps: 20" => "    reward: 1\n    steps: 20", "10:13", "pipeline.rlvr.reward", "found the number 1", "write a reward that needs no field, such as `math`";
     "    steps: 20" => "    reward: regex\n    steps: 20", "10:13", "pipeline.rlvr.reward", "regex", "math";
     "    steps: 20" => "    reward: []\n    steps: 20", "10:5", "pipeline.rlvr.reward", "the list is empty", "add a term";
     "    steps: 20" => "    reward: [{maths: {}}]\n    steps: 20", "10:15", "pipeline.rlvr.reward[0].maths", "no such field", "did you mean `math`?";
@@ -292,7 +297,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "    steps: 20" => "    evaluation: {every: 0}\n    steps: 20", "10:25", "pipeline.rlvr.evaluation.every", "it is 0", "1 or above";
     "    steps: 20" => "    evaluation: {prompts: 9999999}\n    steps: 20", "10:27", "pipeline.rlvr.evaluation.prompts", "9999999 are too many", "or fewer";
     "{digits: 6}" => "{digits: 3}\n    evaluation: {prompts: 500}", "10:27", "pipeline.rlvr.evaluation.prompts", "500 held-out prompts are asked for", "or fewer";
-    "sort: {digits: 6}" => "file: {path: nowhere.jsonl}", "9:20", "pipeline.rlvr.data.file.path", "cannot read the data file nowhere.jsonl: No such file", "give the path of a .jsonl, .parquet or .arrow file";
+    "sort: {digits: 6}" => "file: {path: nowhere.jsonl}", "9:20", "pipeline.rlvr.data.file.path", "there is no file nowhere.jsonl; looked for ", "give the path of a .jsonl, .parquet or .arrow file";
     "sort: {digits: 6}" => "file: {path: Cargo.toml}", "9:20", "pipeline.rlvr.data.file.path", "Cargo.toml is neither .jsonl, .parquet nor .arrow", "give files whose names end so";
     "sort: {digits: 6}" => "file: {path: ../tests/golden/tables/verl.parquet}", "9:20", "pipeline.rlvr.data.file.path", "verl.parquet:1: there is no column `answer`, only `data_source`, `prompt`", "`columns: {prompt: ..., answer: ...}`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: varl}", "9:44", "pipeline.rlvr.data.file.columns", "expected `roll`, `verl`, `trl`, `openrlhf`, or columns", "write `roll`";

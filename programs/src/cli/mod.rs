@@ -1,6 +1,7 @@
 //! The command line, one file per command.
 
 mod bench;
+mod check;
 mod conformance;
 mod doctor;
 mod embed;
@@ -11,6 +12,7 @@ mod import;
 mod lines;
 mod model_args;
 mod plan;
+mod prompt_lines;
 mod reward;
 mod run;
 mod score;
@@ -27,13 +29,12 @@ use std::{
 use crate::serve::{TRY_FORMATS, answer_trials};
 use anyroll_config::{self as config, error_chain::one_line};
 use anyroll_pipelines::{
-    Error, Result,
+    Error,
+    hub::Hub,
     launch::{self, FailureKind, Rank},
-    prepare::{self, Draft, Prepared, Purpose},
     run::{BackendFacts, Machine},
 };
 use clap::{Args, Parser, Subcommand};
-use stdout::print;
 use strategy_files::StrategyFiles;
 use tracing_subscriber::EnvFilter;
 
@@ -74,7 +75,7 @@ enum Command {
     /// Train a model from a config
     Run(RunArgs),
     /// Validate a config and print its resolved form
-    Check(CheckArgs),
+    Check(check::CheckArgs),
     /// Plan a run's memory for every stage and offload, and show which fit; needs no device
     Plan(plan::PlanArgs),
     /// Check on this machine that a backend fulfils its contract
@@ -112,15 +113,23 @@ struct ConfigArgs {
     sets: Vec<String>,
     #[command(flatten)]
     strategy: StrategyFiles,
+    #[command(flatten)]
+    download: DownloadArg,
 }
 
-#[derive(Debug, Args)]
-struct CheckArgs {
-    #[command(flatten)]
-    config: ConfigArgs,
-    /// Run no code that the config names: no reward, no environment, no test of a record. For configs of others
+/// Permission to download what a config names.
+#[derive(Clone, Copy, Debug, Args)]
+struct DownloadArg {
+    /// Download models and data sets that the config names and that are not in the hub's cache, with Hugging Face's
+    /// program `hf`
     #[arg(long)]
-    no_code: bool,
+    download: bool,
+}
+
+impl DownloadArg {
+    fn hub(self) -> Hub {
+        Hub::of_environment(self.download)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -139,6 +148,8 @@ struct RunArgs {
     /// Resume the run in this folder from its last checkpoint
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate_config", "deepspeed_config"])]
     resume: Option<PathBuf>,
+    #[command(flatten)]
+    download: DownloadArg,
 }
 
 #[derive(Debug, Args)]
@@ -174,7 +185,7 @@ pub fn main() -> u8 {
     let is_run = matches!(command, Command::Run(_));
     let outcome = match command {
         Command::Run(args) => run::run(&args),
-        Command::Check(args) => check(&args),
+        Command::Check(args) => check::check(&args),
         Command::Plan(args) => plan::plan(&args),
         Command::Conformance(args) => conformance::conformance(&args),
         Command::Generate(args) => generate::generate(&args),
@@ -230,27 +241,6 @@ fn tell(error: &Error, is_run: bool) {
         }
         _ => eprintln!("error: {reason}"),
     }
-}
-
-fn check(CheckArgs { config: args, no_code }: &CheckArgs) -> Result<u8> {
-    let text = prepare::text_of(&args.config)?;
-    let sets = args.strategy.sets(&text, &args.sets)?;
-    let draft = Draft::parse(&args.config, text, &sets)?;
-    let purpose = if *no_code { Purpose::CheckWithoutCode } else { Purpose::Check };
-    let Prepared { run, .. } = draft.prepare(&machine(Rank::from_env()?), purpose)?;
-    let batches = run.batches;
-    print(format_args!(
-        "{}# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \
-         micro-batches\n",
-        run.to_yaml(),
-        run.world_size,
-        run.policy.backend,
-        run.threads,
-        batches.sequences_per_step,
-        batches.sequences_per_update,
-        batches.micro_batches_per_update,
-    ))?;
-    Ok(0)
 }
 
 /// Facts of this machine that a config depends on.

@@ -50,7 +50,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         (Some(path), _) => {
             let text = prepare::text_of(path)?;
             let sets = args.strategy.sets(&text, &args.sets)?;
-            Draft::parse(path, text, &sets)?
+            Draft::parse(path, text, &sets)?.with_hub(args.download.hub())
         }
         (None, Some(dir)) => {
             let resolved = RunDir::open(dir)?.resolved();
@@ -74,6 +74,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
 /// Starts the ranks of this host and waits until they have ended.
 fn supervise(args: &RunArgs, draft: &Draft, run: &Run) -> Result<u8> {
     let dir = folder(args, draft, run)?;
+    let _kept = if args.resume.is_none() { Some(dir.keep()?) } else { None };
     let program = env::current_exe().map_err(|source| launch::Error::Start {
         rank: 0,
         program: "anyroll-engine".into(),
