@@ -84,6 +84,13 @@ fn check_prints_what_a_config_resolves_to() {
 }
 
 #[test]
+fn the_schema_is_printed_for_editors() {
+    let schema: Value = serde_json::from_str(&succeed(anyroll(["schema"])).stdout).unwrap();
+    assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+    assert_eq!(schema["$defs"]["AdamWConfig"]["properties"]["learning_rate"]["exclusiveMinimum"], 0);
+}
+
+#[test]
 fn a_bad_config_is_refused_before_anything_starts() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");

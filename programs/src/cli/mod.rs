@@ -13,6 +13,7 @@ mod model_args;
 mod plan;
 mod reward;
 mod run;
+mod schema;
 mod score;
 mod serve;
 mod stdout;
@@ -75,6 +76,8 @@ enum Command {
     Run(RunArgs),
     /// Validate a config and print its resolved form
     Check(CheckArgs),
+    /// Print the JSON Schema of configs, for editors
+    Schema,
     /// Plan a run's memory for every stage and offload, and show which fit; needs no device
     Plan(plan::PlanArgs),
     /// Check on this machine that a backend fulfils its contract
@@ -175,6 +178,7 @@ pub fn main() -> u8 {
     let outcome = match command {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check(&args),
+        Command::Schema => schema::schema(),
         Command::Plan(args) => plan::plan(&args),
         Command::Conformance(args) => conformance::conformance(&args),
         Command::Generate(args) => generate::generate(&args),
