@@ -126,3 +126,25 @@ fn run(command: &mut Command) -> Result<()> {
         command.status().map_err(|error| Error::Reason(format!("`{line}` did not start: {error}")))?;
     if status.success() { Ok(()) } else { Err(Error::Child { command: line, code: exit_code(status) }) }
 }
+
+#[cfg(test)]
+mod tests {
+    use anyroll_libtorch::VERSION;
+
+    use super::*;
+    use crate::venv::CPU_EXTRAS;
+
+    /// The wheel and the image are built by others' tools, which cannot read the versions here.
+    #[test]
+    fn the_wheel_and_the_image_have_the_versions_of_set_up() {
+        let read = |path: &str| {
+            fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)).unwrap()
+        };
+        let (wheel, image) = (read("python/pyproject.toml"), read("deploy/Dockerfile"));
+        assert!(wheel.contains(&format!("dependencies = [\"torch=={VERSION}\"]")), "{wheel}");
+        assert!(wheel.contains(&format!("requires = [\"{}\"]", BUILDER[0])), "{wheel}");
+        let cpu = format!("--no-deps torch=={VERSION} {} ;;", CPU_EXTRAS.join(" "));
+        assert!(image.contains(&cpu), "no {cpu:?} in {image}");
+        assert!(image.contains(&format!("--no-cache-dir torch=={VERSION} ;;")), "{image}");
+    }
+}
