@@ -161,6 +161,29 @@ pub enum Error {
         /// The problem.
         problem: String,
     },
+    /// The file of the quickstart exists with other contents.
+    #[error(
+        "{} was changed: train with it by `anyroll run {}`, or delete it, and `quickstart` writes it anew",
+        path.display(), path.display()
+    )]
+    Quickstart {
+        /// The file.
+        path: std::path::PathBuf,
+    },
+    /// The run that tests an installation failed.
+    #[error("this installation does not train: {problem}")]
+    Trial {
+        /// The problem, with the output of the run.
+        problem: String,
+    },
+    /// The programs of this installation could not be started.
+    #[error("cannot start {}", program.display())]
+    Program {
+        /// The program.
+        program: std::path::PathBuf,
+        /// Cause.
+        source: std::io::Error,
+    },
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]
     Signals(#[source] std::io::Error),

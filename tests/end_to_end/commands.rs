@@ -17,8 +17,13 @@ fn help_teaches_by_examples() {
     for part in ["anyroll run configs/", "--set", "--resume", "anyroll check", "anyroll doctor", "torchrun"] {
         assert!(help.contains(part), "no {part:?} in {help}");
     }
-    let version = succeed(anyroll(["--version"])).stdout;
-    assert_eq!(version, format!("anyroll {}\n", env!("CARGO_PKG_VERSION")));
+    let short = succeed(anyroll(["-V"])).stdout;
+    assert_eq!(short, format!("anyroll {}\n", env!("CARGO_PKG_VERSION")));
+    let long = succeed(anyroll(["--version"])).stdout;
+    assert!(long.starts_with(short.trim_end()), "{long}");
+    for part in ["\ncommit    ", "\ntorch     2.11.0", "\nbackends  ", "cpu"] {
+        assert!(long.contains(part), "no {part:?} in {long}");
+    }
     // Without arguments, the help; clap's exit code for a wrong command line is 2.
     let ended = finish(anyroll::<&str>([]));
     assert!(ended.code == Some(2) && ended.stderr.contains("Usage: anyroll <"), "{ended:#?}");
@@ -126,6 +131,13 @@ fn a_config_for_another_machine_is_checked() {
     let run = folder.path().join("run");
     let error = fail(anyroll(["run", OTHER, "--output", run.to_str().unwrap()]));
     assert!(error.contains("`ascend` cannot be used on this machine") && !run.exists(), "{error}");
+}
+
+#[test]
+fn the_schema_is_printed_for_editors() {
+    let schema: Value = serde_json::from_str(&succeed(anyroll(["schema"])).stdout).unwrap();
+    assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+    assert_eq!(schema["$defs"]["AdamWConfig"]["properties"]["learning_rate"]["exclusiveMinimum"], 0);
 }
 
 #[test]

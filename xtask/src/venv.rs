@@ -15,7 +15,7 @@ use crate::view::remove;
 /// Packages that the CPU library needs in addition to torch: `libtorch_cpu.so` of the common wheel links two
 /// GPU libraries, which load without a GPU. Taken from the wheels of x86-64 and aarch64; tested only on
 /// x86-64.
-const CPU_EXTRAS: [&str; 2] = ["nvidia-cuda-cupti==13.0.85", "nvidia-cuda-runtime==13.0.96"];
+pub const CPU_EXTRAS: [&str; 2] = ["nvidia-cuda-cupti==13.0.85", "nvidia-cuda-runtime==13.0.96"];
 
 /// Size of the torch installation; the larger includes the smaller.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -22,7 +22,9 @@ case "$1 $2" in
     "-c "*find_spec*torch*) echo "$TORCH" ;;
     "-c "*) printf '%s\n%s\n%s\n' "$VERSION" "$MISSING" "$0" ;;
     "recipes/common/run.py "*) echo "$@"; exit 5 ;;
-    "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "-m venv") mkdir -p "$3/bin" "$3/lib/python3.11/site-packages" && cp "$0" "$3/bin/python" ;;
+    "-m hatchling") mkdir -p "$7" && touch "$7/anyroll.whl" ;;
+    "-m unittest") echo "$@" >> "$LOG" ;;
     "-m pip")
         echo "$@" >> "$LOG"
         case "$PIP" in
@@ -311,7 +313,11 @@ fn a_wrong_command_line_is_refused() {
     let machine = Machine::new();
     machine.setup_fails(&["--cuda"], 2, "got `--cuda`");
     machine.setup_fails(&["--torch"], 2, "--torch needs a path");
-    for (args, reason) in [(vec!["bulid"], "no command `bulid`"), (vec!["run"], "`run` needs a config")] {
+    for (args, reason) in [
+        (vec!["bulid"], "no command `bulid`"),
+        (vec!["run"], "`run` needs a config"),
+        (vec!["wheel", "--tset"], "`wheel` takes --test or nothing"),
+    ] {
         let output = machine.xtask(&args);
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8_lossy(&output.stderr).starts_with(&format!("error: {reason}")));
@@ -401,10 +407,13 @@ fn test_and_check_say_what_ran() {
     assert!(text.contains("xtask: cargo test --release --workspace rope: passed"), "{text}");
     fs::remove_file(machine.at("cargo.log")).unwrap();
     machine.program("anyroll-matrix", "echo \"$@\"; exit 3");
+    fs::create_dir_all(machine.at("checkout/python")).unwrap();
     let output = machine.command(&xtask, &["check"]).output().unwrap();
     let log = fs::read_to_string(machine.at("cargo.log")).unwrap();
     let commands: Vec<&str> = log.lines().map(|line| line.split(' ').next().unwrap()).collect();
-    assert_eq!(commands, ["fmt", "clippy", "doc", "test", "build"]);
+    assert_eq!(commands, ["fmt", "clippy", "doc", "test", "build", "build"], "{output:?}");
+    let pythons = fs::read_to_string(machine.at("pip.log")).unwrap();
+    assert!(pythons.contains("/anyroll.whl\n") && pythons.contains("unittest discover"), "{pythons}");
     // Then it becomes the matrix's program.
     assert_eq!(String::from_utf8_lossy(&output.stdout), "run --backend cpu\n");
     assert_eq!(output.status.code(), Some(3));

@@ -13,12 +13,16 @@ mod lines;
 mod model_args;
 mod plan;
 mod prompt_lines;
+mod quickstart;
 mod reward;
 mod run;
+mod schema;
 mod score;
 mod serve;
 mod stdout;
 mod strategy_files;
+mod trial;
+mod version;
 
 use std::{
     env,
@@ -40,7 +44,7 @@ use tracing_subscriber::EnvFilter;
 
 /// Reinforcement-learning post-training on any accelerator.
 #[derive(Debug, Parser)]
-#[command(name = "anyroll", bin_name = "anyroll", version, after_help = EXAMPLES)]
+#[command(name = "anyroll", bin_name = "anyroll", version, long_version = version::long(), after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -48,6 +52,7 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
+  anyroll quickstart                                         train a tiny model for some seconds; needs no file
   anyroll run configs/rlvr_sort_cpu.yaml                     train; everything lands in runs/<name>-<time>/
   anyroll run configs/rlvr_sort_cpu.yaml --set seed=1 --set pipeline.rlvr.steps=50
   anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    resume from the last checkpoint, bitwise
@@ -55,6 +60,7 @@ Examples:
   anyroll plan configs/rlvr_sort_cpu.yaml --memory 80GiB --world 4
                                                              memory of a rank at every stage, and what fits
   anyroll doctor                                             available backends, and why others are not
+  anyroll doctor --test                                      does this installation train?
   anyroll doctor --bench                                     copies, products and collectives vs. the limit
   anyroll generate runs/rlvr_sort_cpu-20260101-120000 --prompt '314159>' --temperature 0
                                                              complete a prompt with a trained model
@@ -74,8 +80,12 @@ Examples:
 enum Command {
     /// Train a model from a config
     Run(RunArgs),
+    /// Write the first config, quickstart.yaml, and train with it
+    Quickstart(quickstart::QuickstartArgs),
     /// Validate a config and print its resolved form
     Check(check::CheckArgs),
+    /// Print the JSON Schema of configs, for editors
+    Schema,
     /// Plan a run's memory for every stage and offload, and show which fit; needs no device
     Plan(plan::PlanArgs),
     /// Check on this machine that a backend fulfils its contract
@@ -99,7 +109,7 @@ enum Command {
     Export(export::ExportArgs),
     /// Write a run's metrics for Weights & Biases
     ExportWandb(export_wandb::ExportWandbArgs),
-    /// List every backend with its devices, or the reason why it is unavailable and what was tried
+    /// List every backend with its devices, or the reason why it is unavailable; or test the installation
     Doctor(DoctorArgs),
 }
 
@@ -157,12 +167,15 @@ struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Test the installation instead: train a tiny model for some steps in a folder that is then deleted
+    #[arg(long, group = "measure", conflicts_with = "json")]
+    test: bool,
     /// Benchmark the devices instead: copies, matrix products and collectives, compared with the hardware's
     /// limit
-    #[arg(long)]
+    #[arg(long, group = "measure")]
     bench: bool,
-    /// The backend to benchmark [default: the first available]
-    #[arg(long, requires = "bench")]
+    /// The backend to test or benchmark [default: the first available]
+    #[arg(long, requires = "measure")]
     backend: Option<anyroll_backends::BackendKind>,
 }
 
@@ -186,6 +199,7 @@ pub fn main() -> u8 {
     let outcome = match command {
         Command::Run(args) => run::run(&args),
         Command::Check(args) => check::check(&args),
+        Command::Schema => schema::schema(),
         Command::Plan(args) => plan::plan(&args),
         Command::Conformance(args) => conformance::conformance(&args),
         Command::Generate(args) => generate::generate(&args),
@@ -194,6 +208,8 @@ pub fn main() -> u8 {
         Command::Serve(args) => serve::serve(&args),
         Command::TryFormats => answer_trials().map(|()| 0).map_err(Error::Serve),
         Command::Reward(args) => reward::reward(&args),
+        Command::Quickstart(args) => quickstart::quickstart(&args),
+        Command::Doctor(args) if args.test => trial::test(args.backend),
         Command::Doctor(args) if args.bench => bench::bench(args.backend, args.json),
         Command::Import(args) => import::run(&args),
         Command::Export(args) => export::run(&args),
