@@ -13,6 +13,7 @@ mod diffusion;
 mod distillation;
 mod environments;
 mod epochs;
+mod evaluation;
 mod failures;
 mod foreign_bytes;
 mod image_rewards;

@@ -145,7 +145,8 @@ impl TextTask {
         let own = self.completed.chunks(per_rank).nth(exchange.rank()).unwrap_or_default();
         let asked = own.iter().map(|record| {
             let sample = Sample::begin(self.tokenizer.encode_prompt(record)?);
-            Ok(SampleRequest { sample, seed: 0, how: Sampling::GREEDY })
+            let max_new_tokens = self.completion_tokens;
+            Ok(SampleRequest { sample, seed: 0, how: Sampling::GREEDY, max_new_tokens })
         });
         let asked = asked.collect::<Result<Vec<_>>>()?;
         let sampled = sampler.sample(&weights, step, &asked, None, |_, _| ControlFlow::Continue(()))?;

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyroll_algorithm::{majority, pass_at_k};
+use anyroll_config::EvaluationConfig;
 use anyroll_data::{Record, Tokenizer};
 use anyroll_reward::Outcome;
 use anyroll_strategy::Weights;
@@ -56,31 +57,32 @@ reduced! {
     }
 }
 
-/// Samples a greedy completion and `evaluation.samples` completions at temperature 1 of each held-out prompt. Returns
+/// Samples a greedy completion and `evaluation.samples` others of each held-out prompt. Returns
 /// `eval/greedy`, `eval/pass@1`, `eval/pass@k` and `eval/maj@k` over all ranks, for several domains also for each.
 /// Also returns this rank's first greedy completions. A prompt with a completion that cannot be scored is excluded.
 pub fn evaluate(rlvr: &mut Rlvr, exchange: &Exchange, step: u64, phase: Phase) -> Result<Evaluation> {
     let Rlvr { task, held_out, engine, rewards, models, .. } = rlvr;
     models.learner.offload()?;
     let weights = engine.weights(&mut models.learner.model)?;
-    let samples = task.config.evaluation.samples;
+    let EvaluationConfig { samples, temperature, top_p, .. } = task.config.evaluation;
+    let max_new_tokens = task.config.evaluation.max_new_tokens(task.config.rollout.max_new_tokens);
     let (records, first) = own_part(held_out, exchange);
     let greedy = records.iter().map(|record| {
         let sample = Sample::begin(rewards.tokenizer.encode_prompt(record)?);
-        Ok((record, SampleRequest { sample, seed: 0, how: Sampling::GREEDY }))
+        Ok((record, SampleRequest { sample, seed: 0, how: Sampling::GREEDY, max_new_tokens }))
     });
     let greedy = greedy.collect::<Result<Vec<_>>>()?;
     let mut measuring = Measuring { engine, weights: &weights, rewards, exchange, step };
     let best = measuring.measure(greedy.clone())?;
 
+    let how = Sampling { temperature, top_p, ..Sampling::FREE };
     let mut asked = Vec::with_capacity(records.len() * samples);
     for (index, (record, greedy)) in greedy.iter().enumerate() {
         // Every evaluation has the same random numbers, so that only the policy changes the result.
         let seed =
             |sample| sample_seed(Purpose::Evaluation, task.seed, 0, (first + index) * samples + sample);
         for sample in 0..samples {
-            asked
-                .push((*record, SampleRequest { seed: seed(sample), how: Sampling::FREE, ..greedy.clone() }));
+            asked.push((*record, SampleRequest { seed: seed(sample), how, ..greedy.clone() }));
         }
     }
     let drawn = measuring.measure(asked)?;

@@ -325,7 +325,8 @@ impl<P: Pipeline> Training<P> {
 
     /// Writes a checkpoint to the folder of the best policy if the score is the best so far.
     fn keep_best(&mut self, metrics: &Metrics) -> Result<()> {
-        let score = self.pipeline.best_by(metrics);
+        let trains = self.plan.steps > 0;
+        let score = self.pipeline.best_by(metrics).filter(|_| trains);
         let Some(score) = score.filter(|score| is_best(*score, self.position.best)) else { return Ok(()) };
         self.position.best = Some(score);
         let position = serde_json::to_value(&self.position).expect("plain numbers");
@@ -335,7 +336,7 @@ impl<P: Pipeline> Training<P> {
     /// Writes the report and prints the table; after an interruption, also prints the command to resume.
     fn tell(&self, ended: Ended) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        if self.position.steps > 0 {
+        if self.position.steps > 0 || self.plan.steps == 0 {
             journal.report()?;
             journal.say(&journal.summary()?);
         }

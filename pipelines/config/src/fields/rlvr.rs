@@ -30,7 +30,8 @@ pub struct RlvrConfig {
     /// Supervised steps on the gold answers, before the first RL step. Default: none.
     #[serde(default)]
     pub warmup: Option<WarmupConfig>,
-    /// Number of RL steps: a count, or `{data_epochs: 3}` for the steps of that number of passes over the data.
+    /// Number of RL steps: a count, or `{data_epochs: 3}` for the steps of that number of passes over the data. With 0
+    /// the run only evaluates the model.
     pub steps: Steps<DataEpochs>,
     /// Number of prompts sampled in a step, over all ranks; a multiple of the number of ranks.
     pub prompts_per_step: usize,
@@ -59,7 +60,7 @@ pub struct RlvrConfig {
     /// Critic that predicts the values of `advantage: gae`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub critic: Option<CriticConfig>,
-    /// Interval and number of held-out prompts of evaluations.
+    /// Interval, held-out prompts and sampling of evaluations.
     #[serde(default)]
     pub evaluation: EvaluationConfig,
     /// Interval and number of checkpoints.
@@ -206,7 +207,8 @@ impl Default for KvCacheConfig {
     }
 }
 
-/// Interval and number of held-out prompts of evaluations. The policy is always evaluated before and after training.
+/// Evaluations: their interval, their held-out prompts, and sampling of completions. The policy is always evaluated
+/// before and after training.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvaluationConfig {
@@ -217,11 +219,22 @@ pub struct EvaluationConfig {
     pub prompts: Option<usize>,
     /// Number of completions of each prompt for pass@k, in addition to the greedy one; 1 or above. Default 4.
     pub samples: usize,
+    /// Divisor of the logits of these completions; 0.001 or above. Default 1, for any `rollout.temperature`.
+    #[serde(skip_serializing_if = "is_one")]
+    pub temperature: f64,
+    /// Total probability of the most likely tokens that these completions are sampled from; above 0, at most 1, and 1
+    /// for all. Default 1, for any `rollout.top_p`.
+    #[serde(skip_serializing_if = "is_one")]
+    pub top_p: f64,
+    /// Maximum length of an evaluated completion in tokens, end token included; 1 or above. Default:
+    /// `rollout.max_new_tokens`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_new_tokens: Option<usize>,
 }
 
 impl Default for EvaluationConfig {
     fn default() -> Self {
-        Self { every: 25, prompts: None, samples: 4 }
+        Self { every: 25, prompts: None, samples: 4, temperature: 1.0, top_p: 1.0, max_new_tokens: None }
     }
 }
 
@@ -267,11 +280,24 @@ impl RlvrConfig {
         ] {
             at.positive(name, value);
         }
+        self.evaluation.validate(&at.below("evaluation"));
+        self.validate_without_steps(at);
         self.validate_environment(config, at);
         self.validate_readers_of_answers(&at.below("data"));
         self.data.validate_prompts(&at.below("data"));
         self.data.validate(&at.below("data"));
         self.validate_adapters(&config.model, at);
+    }
+
+    /// Reports a warm-up of a run without steps, which only evaluates.
+    fn validate_without_steps(&self, at: &Section) {
+        let warms_up = self.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0);
+        at.given(&["steps", "warmup"]).ensure(
+            self.steps != Steps::Count(0) || !warms_up,
+            "warmup",
+            "with `steps: 0` the run only evaluates the model, and trains nothing",
+            "leave it out, or pass `--set pipeline.rlvr.warmup=null`; or write `steps: 1` or above",
+        );
     }
 
     /// Reports an asynchronous rollout with a staleness bound below `ahead`, or with fields that exclude such a
@@ -414,6 +440,21 @@ impl SelectionConfig {
     }
 }
 
+impl EvaluationConfig {
+    /// Maximum length of a completion, in a run whose rollout has at most `rollout` tokens.
+    pub fn max_new_tokens(&self, rollout: usize) -> usize {
+        self.max_new_tokens.unwrap_or(rollout)
+    }
+
+    fn validate(&self, at: &Section) {
+        let Self { temperature, top_p, max_new_tokens, .. } = *self;
+        let range = "0.001 or above; the greedy completion is measured in any case";
+        at.number("temperature", temperature, temperature >= 1e-3, range);
+        at.number("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0, at most 1");
+        at.positive("max_new_tokens", max_new_tokens.unwrap_or(1));
+    }
+}
+
 impl RolloutConfig {
     fn validate(&self, at: &Section) {
         let Self {
@@ -441,6 +482,10 @@ fn one() -> usize {
 
 fn one_f64() -> f64 {
     1.0
+}
+
+fn is_one(value: &f64) -> bool {
+    *value == 1.0
 }
 
 fn ten_batches() -> u64 {
