@@ -3,7 +3,8 @@
 //! In reading order, each module uses only earlier ones. [`launch`] starts ranks, and [`run`] has the types of a run
 //! on a machine. [`inference`] and [`environment`] are parts of a step, and [`journal`] writes its results. [`train`]
 //! is the loop, and [`rlvr`], [`offline`] and [`diffusion`] are pipelines. [`opened`] has the files that a config
-//! names, and [`plan`] computes memory. [`prepare`] turns a YAML file into a run. `tests/tidy.rs` refuses cycles.
+//! names, and [`plan`] computes memory. [`prepare`] turns a YAML file into a run. [`loaded`] opens a trained model, and
+//! [`evaluation`] measures it. `tests/tidy.rs` refuses cycles.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ pub mod diffusion;
 pub mod environment;
 mod error;
 mod error_rates;
+pub mod evaluation;
 pub mod export;
 pub mod format;
 pub mod headline;

@@ -18,12 +18,14 @@
 //!
 //! Other modules: `select` is dynamic sampling, and `critic` predicts values. `models` and `setup` create the parts
 //! of a run, and `pack` creates batches. `step_metrics` has the metrics of a step, `control` permutes rewards at
-//! random, and `evaluate` measures the policy. The warm-up is that of [`crate::offline`].
+//! random, and `evaluate` measures the policy through `answers` and `grader`. The warm-up is that of [`crate::offline`].
 
 mod advantages;
+mod answers;
 mod control;
 mod critic;
 mod evaluate;
+mod grader;
 mod loss;
 mod models;
 mod pack;
@@ -40,7 +42,11 @@ mod step_metrics;
 mod terms;
 mod update;
 
+pub use answers::Verdicts;
+pub(crate) use answers::{Answering, Answers, Asking, Measured};
+pub(crate) use grader::Grader;
 pub use pipeline::{Carried, Rlvr};
+pub(crate) use rollout::Engine;
 
 use anyroll_models::Decoder;
 use critic::Critic;

@@ -1,50 +1,34 @@
 //! Rewards of sampled completions: [`Rewards`] scores them, and returns rows of all ranks.
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::sync::Arc;
 
 use anyroll_algorithm::{decoupled, fill_missing};
 use anyroll_config::{Advantage, GdpoConfig};
-use anyroll_data::{Record, Tokenizer};
-use anyroll_reward::{Case, Outcome, RewardSum, Score, Scorer, Scoring};
+use anyroll_reward::{Outcome, Score};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Task,
     advantages::{fill_turns, of_turns},
     control::deal,
-    reward_model::ShardedModel,
+    grader::Grader,
     rollout::Staleness,
     rows::{Row, Scored},
     terms::TermSums,
 };
 use crate::{
-    Error, Result,
-    error_rates::check_error_rates,
-    inference::{Episode, Sample},
+    Result,
+    inference::Sample,
     metrics::Metrics,
     train::{Exchange, Reduce, Share},
 };
 
-/// Time that completions have to be scored once the run is to stop.
-const STOP_TIMEOUT: Duration = Duration::from_secs(4);
-
-/// Scores completions, on its own threads and with the models that the ranks hold together.
+/// Scores the completions of steps.
 pub struct Rewards {
-    /// The sum of reward terms of a completion.
-    pub sum: Arc<RewardSum>,
-    /// The threads.
-    pub scorer: Scorer,
-    /// The models that the ranks hold together, in the order of the reward's terms.
-    pub models: Vec<ShardedModel>,
-    /// Tokenizer.
-    pub tokenizer: Arc<Tokenizer>,
+    /// The scoring of completions.
+    pub grader: Grader,
     /// The run's options.
     pub task: Arc<Task>,
-    /// Set once the run is to stop.
-    pub stop: Arc<AtomicBool>,
 }
 
 /// A sample in a rank's report to the others.
@@ -75,33 +59,6 @@ struct RankReport {
 }
 
 impl Rewards {
-    /// Creates a set of completions to score together, initially empty.
-    pub fn begin(&self) -> Scoring {
-        self.scorer.begin()
-    }
-
-    /// Returns true if the ranks hold models that score.
-    pub fn has_models(&self) -> bool {
-        !self.models.is_empty()
-    }
-
-    /// A completion as input of rewards.
-    pub fn case(&self, record: &Arc<Record>, sample: &Sample) -> Case {
-        case(&self.tokenizer, record, sample)
-    }
-
-    /// Waits for the outcomes of all completions handed over. Every rank must call this.
-    ///
-    /// # Errors
-    /// [`Error::Unscored`] on all ranks if the run is to stop and a rank's completions are not scored in time.
-    pub fn finish(&mut self, exchange: &Exchange, scoring: Scoring) -> Result<Vec<Outcome>> {
-        let is_scored = scoring.wait(&self.stop, STOP_TIMEOUT);
-        if exchange.any(!is_scored)? {
-            return Err(Error::Unscored);
-        }
-        scoring.finish(&mut self.models)
-    }
-
     /// Returns the scored samples of all ranks, from the `outcomes` of this rank's. Outcomes of its `samples` precede
     /// those of its prompts' greedy completions, if there are any. `batch` is the index of the batch of prompts.
     pub fn score(
@@ -118,7 +75,7 @@ impl Rewards {
         let own = RankReport {
             samples: samples.iter().zip(of_samples).map(|(sample, it)| self.report(sample, it)).collect(),
             greedy: of_greedy.iter().map(|outcome| value(outcome, |score| score.total)).collect(),
-            terms: TermSums::of(self.sum.names().len(), of_samples.iter().chain(greedy_failures)),
+            terms: TermSums::of(self.grader.sum.names().len(), of_samples.iter().chain(greedy_failures)),
             staleness,
             stop,
         };
@@ -136,7 +93,7 @@ impl Rewards {
             _ => Share { group_size: 1, ..self.task.share }.ordered(greedy),
         };
         let failed: Vec<f64> = terms.iter().map(|sums| sums.failed).collect();
-        self.check_error_rates(&failed, self.task.share.samples() + greedy.len(), outcomes)?;
+        self.grader.check_error_rates(&failed, self.task.share.samples() + greedy.len(), outcomes)?;
         let mut rows = self.rows(self.task.share.ordered(reports), &greedy);
         if self.task.config.scoring.random {
             deal(&mut rows, self.task.seed, batch);
@@ -154,13 +111,13 @@ impl Rewards {
             measured: value(outcome, |score| score.measured),
             terms: match algorithm.advantage {
                 Advantage::Gdpo(_) => {
-                    let terms = 0..self.sum.names().len();
+                    let terms = 0..self.grader.sum.names().len();
                     terms.map(|term| value(outcome, |score| score.parts[term].unwrap_or(f64::NAN))).collect()
                 }
                 _ => Vec::new(),
             },
             turn_rewards: match algorithm.credit.gamma() {
-                Some(_) => of_turns(sample, reward, self.sum.weight_of_turns()),
+                Some(_) => of_turns(sample, reward, self.grader.sum.weight_of_turns()),
                 None => Vec::new(),
             },
             tokens: sample.completion_len(),
@@ -210,36 +167,8 @@ impl Rewards {
             let scores: Vec<Option<f64>> = reports.iter().map(|report| report.terms[term]).collect();
             (weight, fill(&scores, group_size))
         };
-        let terms: Vec<(f64, Vec<f64>)> = self.sum.weights().enumerate().map(of_term).collect();
+        let terms: Vec<(f64, Vec<f64>)> = self.grader.sum.weights().enumerate().map(of_term).collect();
         decoupled(&terms, group_size, eps)
-    }
-
-    /// Returns an error if a term failed on more of `completions` than allowed; `failed` has the counts over all
-    /// ranks.
-    pub fn check_error_rates(
-        &self,
-        failed: &[f64],
-        completions: usize,
-        outcomes: Vec<Outcome>,
-    ) -> Result<()> {
-        let own = outcomes.into_iter().filter_map(|outcome| match outcome {
-            Outcome::Failed { term, error } => Some((term, error)),
-            Outcome::Scored(_) => None,
-        });
-        let terms = self.sum.names().zip(self.sum.max_error_rates()).zip(failed);
-        let terms = terms.map(|((name, max_error_rate), &failed)| (name, max_error_rate, failed));
-        check_error_rates(terms, completions, own.collect())
-    }
-}
-
-/// A completion as input of rewards; with several turns the last one.
-pub fn case(tokenizer: &Tokenizer, record: &Arc<Record>, sample: &Sample) -> Case {
-    Case {
-        record: record.clone(),
-        text: sample.text(tokenizer),
-        tokens: sample.completion_len(),
-        finished: sample.finished(),
-        episode: sample.episode.as_ref().map(Episode::reward),
     }
 }
 

@@ -80,7 +80,7 @@ fn batch(task: &Task, rollout: &mut dyn Rollout, round: &mut Round, number: u64)
     let Groups { taken, scoring, effort, staleness } = rollout.groups(round, number)?;
     round.make_room_to_score()?;
     let sampled = Instant::now();
-    let outcomes = round.rewards.finish(round.exchange, scoring)?;
+    let outcomes = round.rewards.grader.finish(round.exchange, scoring)?;
     round.spent.rewarding += sampled.elapsed();
     round.spent.generating += sampled - started - (round.spent.waited - waited);
     round.spent.effort = round.spent.effort.joined(effort);

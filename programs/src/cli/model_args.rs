@@ -1,6 +1,6 @@
-//! Arguments shared by `generate`, `score`, `serve` and `embed`.
+//! Arguments shared by `generate`, `evaluate`, `score`, `serve` and `embed`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyroll_backends::BackendKind;
 use anyroll_config::{self as config};
@@ -54,6 +54,11 @@ impl DeviceArgs {
 }
 
 impl ModelArgs {
+    /// Path of the model's folder.
+    pub fn path(&self) -> &Path {
+        &self.model
+    }
+
     /// Loads the model. With `chat`, prompts are messages, preceded by this system message.
     pub fn load(&self, chat: bool, system_prompt: Option<String>) -> Result<LoadedModel> {
         let options = Options { device: self.device.choice(), chat, system_prompt };
