@@ -37,6 +37,7 @@ mod serve;
 mod shims;
 mod strict;
 mod videos;
+mod written_samples;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -16,7 +16,8 @@ use crate::{
     prometheus::Prometheus,
     report::{ReportInfo, write_report},
     run_dir::RunDir,
-    samples::{Sample, SamplesLog},
+    sample_text,
+    samples::{Phase, Sample, SamplesLog},
     tensorboard::EventWriter,
 };
 
@@ -33,7 +34,12 @@ pub struct Journal {
     steps: u64,
     /// Earliest time of the next report between steps.
     next_report: Instant,
+    /// Earliest time of the next completion on the terminal; `None` to print none.
+    next_shown: Option<Instant>,
 }
+
+/// Least time between two completions on the terminal.
+const SHOW_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Part of a run's time that reports between steps may take: each reads all metrics and samples again.
 const REPORTING: f64 = 0.02;
@@ -69,6 +75,7 @@ impl Journal {
             description,
             steps,
             next_report,
+            next_shown: None,
         })
     }
 
@@ -81,18 +88,39 @@ impl Journal {
         Ok(())
     }
 
-    /// Records a step: its metrics, and the samples of an evaluation after it.
+    /// Prints a completion of training now and then.
+    pub fn show_samples(&mut self) {
+        self.next_shown = Some(Instant::now());
+    }
+
+    /// Records a step: its metrics, its samples, and those of an evaluation after it.
     pub fn record(&mut self, step: u64, metrics: &Metrics, samples: &[Sample]) -> Result<()> {
         self.metrics.append(step, metrics)?;
         for sample in samples {
             self.samples.append(sample)?;
         }
         self.board.scalars(step, metrics)?;
+        let of_training = samples.iter().take_while(|sample| sample.phase == Phase::Train).count();
+        self.samples_of_training(step, &samples[..of_training])?;
         if let Some(prometheus) = &mut self.prometheus {
             prometheus.show(step, metrics);
         }
         if let Some(shown) = StepSummary::of(metrics) {
             self.progress.update(step, shown);
+        }
+        Ok(())
+    }
+
+    fn samples_of_training(&mut self, step: u64, samples: &[Sample]) -> Result<()> {
+        if samples.is_empty() {
+            return Ok(());
+        }
+        self.board.text(step, "samples/training", &sample_text::markdown(samples))?;
+        let now = Instant::now();
+        let best = sample_text::best_and_worst(&samples.iter().collect::<Vec<_>>());
+        if let Some([best, _]) = best.filter(|_| self.next_shown.is_some_and(|next| next <= now)) {
+            self.next_shown = Some(now + SHOW_INTERVAL);
+            self.say(&sample_text::lines(best));
         }
         Ok(())
     }

@@ -37,6 +37,7 @@ pub mod report;
 pub mod rlvr;
 pub mod run;
 pub mod run_dir;
+mod sample_text;
 pub mod samples;
 pub mod tensorboard;
 pub mod train;

@@ -11,6 +11,7 @@ mod curve;
 mod figures;
 mod gallery;
 mod sample_table;
+mod training_table;
 
 use std::fs;
 
@@ -24,10 +25,11 @@ use crate::headline::{Comparison, Headline, LOSS, TRAINING_LOSS};
 use crate::metrics::{Record, read_metrics};
 use crate::output_error::{OutputError, Result};
 use crate::run_dir::RunDir;
-use crate::samples::{Sample, read_samples};
+use crate::samples::{Phase, Sample, read_samples};
 use figures::Figure;
 use gallery::Shot;
 use sample_table::SampleTable;
+use training_table::TrainingTable;
 
 const TEMPLATE: &str = include_str!("report/page.html");
 const STYLE: &str = include_str!("report/style.css");
@@ -55,7 +57,7 @@ pub fn write_report(run: &RunDir, info: &ReportInfo) -> Result<()> {
     let resolved = run.resolved();
     let config =
         fs::read_to_string(&resolved).map_err(|source| OutputError::io("read", &resolved, source))?;
-    write_atomic(&run.report(), page(info, &records, gallery, &samples, &config).as_bytes())
+    write_atomic(&run.report(), page(info, &records, gallery, samples, &config).as_bytes())
 }
 
 /// Values of the template.
@@ -70,6 +72,7 @@ struct Page<'a> {
     figures: Vec<Figure<'a>>,
     gallery: Vec<Shot>,
     samples: Option<SampleTable<'a>>,
+    training: Option<TrainingTable>,
     config: &'a str,
 }
 
@@ -87,11 +90,13 @@ fn page(
     info: &ReportInfo,
     records: &[Record],
     gallery: Vec<Shot>,
-    samples: &[Sample],
+    samples: Vec<Sample>,
     config: &str,
 ) -> String {
     let headline = Headline::new(records);
     let finished = headline.step >= info.steps;
+    let (of_training, evaluated): (Vec<Sample>, Vec<Sample>) =
+        samples.into_iter().partition(|sample| sample.phase == Phase::Train);
     let page = Page {
         style: Value::from_safe_string(STYLE.to_owned()),
         name: info.name,
@@ -105,7 +110,8 @@ fn page(
         tiles: tiles(&headline),
         figures: figures::figures(records),
         gallery,
-        samples: SampleTable::new(samples),
+        samples: SampleTable::new(&evaluated),
+        training: TrainingTable::new(&of_training),
         config,
     };
     let mut environment = Environment::new();

@@ -1,5 +1,6 @@
-//! Log of the samples of evaluations: `samples.jsonl`.
+//! Log of samples of evaluations and of training steps: `samples.jsonl`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::json_lines::{self, JsonLines};
 use crate::output_error::Result;
 
-/// The evaluation in which a sample was drawn.
+/// The part of a run in which a sample was drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -17,18 +18,20 @@ pub enum Phase {
     Eval,
     /// The evaluation after the last update.
     After,
+    /// A training step.
+    Train,
 }
 
-/// One evaluated sample: a line of `samples.jsonl`.
+/// One sample: a line of `samples.jsonl`.
 ///
 /// If an evaluation draws several samples of a prompt, the report shows the first, so the greedy one should
 /// be written first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
-    /// Number of updates done.
+    /// Number of steps done; for a sample of training, those including its own.
     pub step: u64,
-    /// The evaluation that it belongs to.
+    /// The evaluation that it belongs to, or training.
     pub phase: Phase,
     /// Prompt.
     pub prompt: String,
@@ -39,9 +42,32 @@ pub struct Sample {
     pub turns: Vec<Turn>,
     /// Gold answer.
     pub answer: String,
-    /// Reward of the completion; 1 is a right answer. A reward that is not finite reads back as NaN.
+    /// Reward of the completion; 1 is a right answer. In training it is the weighted sum of the terms. A reward that is
+    /// not finite reads back as NaN.
     #[serde(deserialize_with = "nan_for_null")]
     pub reward: f64,
+    /// Facts of a sample of training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<Training>,
+}
+
+/// Facts of a sample that a step trains on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Training {
+    /// Index of its group in the step.
+    pub group: usize,
+    /// Score of each term of the reward, without its weight; `None` if the term does not apply or failed.
+    pub terms: BTreeMap<String, Option<f64>>,
+    /// Mean advantage of its tokens.
+    #[serde(deserialize_with = "nan_for_null")]
+    pub advantage: f64,
+    /// Tokens of the completion.
+    pub tokens: usize,
+    /// True if it was cut at the maximum length.
+    pub cut: bool,
+    /// True if it is trained on, false if it is left out.
+    pub trained: bool,
 }
 
 /// A turn of a sample.
@@ -56,7 +82,7 @@ pub struct Turn {
     pub observation: Option<String>,
 }
 
-/// The log of a run's evaluated samples, open for appending.
+/// The log of a run's samples, open for appending.
 #[derive(Debug)]
 pub struct SamplesLog {
     lines: JsonLines,
@@ -113,7 +139,16 @@ mod tests {
 
     fn sample(step: u64, phase: Phase, completion: &str) -> Sample {
         let [prompt, answer] = ["sort 31", "13"].map(String::from);
-        Sample { step, phase, prompt, completion: completion.into(), turns: Vec::new(), answer, reward: 0.0 }
+        Sample {
+            step,
+            phase,
+            prompt,
+            completion: completion.into(),
+            turns: Vec::new(),
+            answer,
+            reward: 0.0,
+            training: None,
+        }
     }
 
     #[test]

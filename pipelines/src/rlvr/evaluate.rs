@@ -1,6 +1,6 @@
 //! Evaluation of the policy on held-out prompts.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use anyroll_config::EvaluationConfig;
 use anyroll_data::{Record, Tokenizer};
@@ -9,12 +9,13 @@ use super::{
     Rlvr,
     answers::{Answering, Answers, Asking, Measured},
     grader::Grader,
+    written::turns,
 };
 use crate::{
     Error, Result,
     inference::{Sample, Sampling},
     metrics::Metrics,
-    samples::{Phase, Sample as SampleLine, Turn},
+    samples::{Phase, Sample as SampleLine},
     train::{Evaluation, Exchange, Reduce, reduced},
 };
 
@@ -81,21 +82,9 @@ fn lines(
         let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
         let (completion, reward) = (sample.transcript(tokenizer), value.unwrap_or(f64::NAN));
         let turns = turns(tokenizer, sample);
-        SampleLine { step, phase, prompt, completion, turns, answer, reward }
+        SampleLine { step, phase, prompt, completion, turns, answer, reward, training: None }
     };
     shown.map(line).collect()
-}
-
-/// Turns of a completion in `samples.jsonl`; none without an environment.
-fn turns(tokenizer: &Tokenizer, sample: &Sample) -> Vec<Turn> {
-    let Some(episode) = &sample.episode else { return Vec::new() };
-    let text = |range: Range<usize>| tokenizer.decode(&sample.tokens[range]);
-    let turn = |(number, range): (usize, Range<usize>)| Turn {
-        text: text(range),
-        reward: episode.rewards.get(number).copied().flatten(),
-        observation: episode.observations.get(number).cloned().map(text),
-    };
-    sample.turns().into_iter().enumerate().map(turn).collect()
 }
 
 /// Sums over this rank's prompts of each domain. All ranks list the same domains, even those without prompts here.

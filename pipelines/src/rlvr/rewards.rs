@@ -12,7 +12,7 @@ use super::{
     advantages::{fill_turns, of_turns},
     control::deal,
     grader::Grader,
-    rollout::Staleness,
+    rollout::{Group, Staleness},
     rows::{Row, Scored},
     terms::TermSums,
 };
@@ -34,11 +34,13 @@ pub struct Rewards {
 /// A sample in a rank's report to the others.
 #[derive(Debug, Serialize, Deserialize)]
 struct Report {
+    /// Batch of its prompt, and index of the prompt in the batch.
+    prompt: (u64, usize),
     /// The reward; `None` if it could not be scored, or is not finite.
     reward: Option<f64>,
     /// The measure of evaluations.
     measured: Option<f64>,
-    /// Score of each term; empty unless advantages are computed from terms.
+    /// Score of each term; `None` if the term does not apply or failed.
     terms: Vec<Option<f64>>,
     /// Reward of each turn, NaN without a score; empty if rewards are per episode.
     turn_rewards: Vec<f64>,
@@ -59,21 +61,32 @@ struct RankReport {
 }
 
 impl Rewards {
-    /// Returns the scored samples of all ranks, from the `outcomes` of this rank's. Outcomes of its `samples` precede
-    /// those of its prompts' greedy completions, if there are any. `batch` is the index of the batch of prompts.
+    /// Returns the scored samples of all ranks, from this rank's groups and their `outcomes`. Outcomes of samples precede
+    /// those of greedy completions, if there are any, which are not trained on. `batch` is the index of the batch.
     pub fn score(
         &self,
         exchange: &Exchange,
-        samples: Vec<Sample>,
+        taken: Vec<Group>,
         outcomes: Vec<Outcome>,
         staleness: Option<Staleness>,
         batch: u64,
         stop: bool,
     ) -> Result<Scored> {
+        let group_size = self.task.share.group_size;
+        let own: Vec<usize> = self.task.share.prompts_of(exchange.rank()).collect();
+        let prompt = |group: &Group| {
+            let per_batch = own.len() as u64;
+            (group.number / per_batch, own[(group.number % per_batch) as usize])
+        };
+        let prompts: Vec<(u64, usize)> = taken.iter().map(prompt).collect();
+        let samples = taken.into_iter().flat_map(|group| group.samples.into_iter().take(group_size));
+        let samples: Vec<Sample> = samples.collect();
         let (of_samples, of_greedy) = outcomes.split_at(samples.len());
+        let reported = samples.iter().zip(of_samples).enumerate();
+        let report = |(index, (sample, outcome))| self.report(prompts[index / group_size], sample, outcome);
         let greedy_failures = of_greedy.iter().filter(|outcome| matches!(outcome, Outcome::Failed { .. }));
         let own = RankReport {
-            samples: samples.iter().zip(of_samples).map(|(sample, it)| self.report(sample, it)).collect(),
+            samples: reported.map(report).collect(),
             greedy: of_greedy.iter().map(|outcome| value(outcome, |score| score.total)).collect(),
             terms: TermSums::of(self.grader.sum.names().len(), of_samples.iter().chain(greedy_failures)),
             staleness,
@@ -103,19 +116,15 @@ impl Rewards {
         Ok(Scored { rows, greedy, own: samples, terms, staleness, batches: 1, selection, stop })
     }
 
-    fn report(&self, sample: &Sample, outcome: &Outcome) -> Report {
+    fn report(&self, prompt: (u64, usize), sample: &Sample, outcome: &Outcome) -> Report {
         let algorithm = &self.task.config.algorithm;
         let reward = value(outcome, |score| score.total);
+        let terms = 0..self.grader.sum.names().len();
         Report {
+            prompt,
             reward,
             measured: value(outcome, |score| score.measured),
-            terms: match algorithm.advantage {
-                Advantage::Gdpo(_) => {
-                    let terms = 0..self.grader.sum.names().len();
-                    terms.map(|term| value(outcome, |score| score.parts[term].unwrap_or(f64::NAN))).collect()
-                }
-                _ => Vec::new(),
-            },
+            terms: terms.map(|term| value(outcome, |score| score.parts[term].unwrap_or(f64::NAN))).collect(),
             turn_rewards: match algorithm.credit.gamma() {
                 Some(_) => of_turns(sample, reward, self.grader.sum.weight_of_turns()),
                 None => Vec::new(),
@@ -143,6 +152,8 @@ impl Rewards {
             let compares = greedy.get(index / group_size).is_none_or(Option::is_some);
             let ended = report.finished || !self.task.config.selection.leave_out_cut;
             Row {
+                prompt: report.prompt,
+                terms: report.terms,
                 reward: rewards[index],
                 measured: measured[index],
                 decoupled: decoupled.get(index).copied(),

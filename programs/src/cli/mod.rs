@@ -143,6 +143,9 @@ struct RunArgs {
     /// Resume the run in this folder from its last checkpoint
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate_config", "deepspeed_config"])]
     resume: Option<PathBuf>,
+    /// Print a completion of training now and then
+    #[arg(long)]
+    show: bool,
 }
 
 #[derive(Debug, Args)]

@@ -66,6 +66,26 @@ pub struct RlvrConfig {
     /// Interval and number of checkpoints.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
+    /// Completions of training that are written to `samples.jsonl`, TensorBoard and the report.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub samples: SamplesConfig,
+}
+
+/// Completions of training that are written, in addition to those of evaluations. They change no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SamplesConfig {
+    /// Number of RL steps between written steps; the first step is written too. 0 for none. Default 10.
+    pub every: u64,
+    /// Maximum number of groups of such a step, each with all of its completions; 1 or above. The groups are the one
+    /// with the highest mean reward, the one with the lowest, and others at random. Default 2.
+    pub groups: usize,
+}
+
+impl Default for SamplesConfig {
+    fn default() -> Self {
+        Self { every: 10, groups: 2 }
+    }
 }
 
 /// Options of scoring completions.
@@ -277,6 +297,7 @@ impl RlvrConfig {
             ("evaluation.samples", self.evaluation.samples as u64),
             ("checkpoint.every", self.checkpoint.every),
             ("checkpoint.keep_last", self.checkpoint.keep_last as u64),
+            ("samples.groups", self.samples.groups as u64),
         ] {
             at.positive(name, value);
         }
