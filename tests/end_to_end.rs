@@ -4,6 +4,7 @@
 //! Every run writes to a temporary folder, sorts three digits and takes a second or two. Every wait has a
 //! deadline.
 
+mod advice;
 mod asynchronous;
 mod code_reward;
 mod commands;

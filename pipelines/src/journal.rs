@@ -7,9 +7,10 @@ use std::{
 
 use crate::{
     Error, Result,
+    advice::{Advice, AdviceLog, History},
     atomic_file::write_atomic,
     headline::Headline,
-    metrics::{Metrics, MetricsLog, read_metrics},
+    metrics::{Metrics, MetricsLog, Record, read_metrics},
     output_error::OutputError,
     picture::Picture,
     progress::{Progress, Screen, StepSummary, summary_table},
@@ -26,6 +27,8 @@ pub struct Journal {
     dir: RunDir,
     metrics: MetricsLog,
     samples: SamplesLog,
+    advice: AdviceLog,
+    history: History,
     board: EventWriter,
     prometheus: Option<Prometheus>,
     progress: Progress,
@@ -54,12 +57,22 @@ impl Journal {
         steps: u64,
         next_step: Option<u64>,
     ) -> Result<Self> {
-        let (metrics, samples) = match next_step {
-            Some(step) => {
-                (MetricsLog::resume(&dir.metrics(), step)?, SamplesLog::resume(&dir.samples(), step)?)
-            }
-            None => (MetricsLog::create(&dir.metrics())?, SamplesLog::create(&dir.samples())?),
+        let (metrics, samples, advice) = match next_step {
+            Some(step) => (
+                MetricsLog::resume(&dir.metrics(), step)?,
+                SamplesLog::resume(&dir.samples(), step)?,
+                AdviceLog::resume(&dir.advice(), step)?,
+            ),
+            None => (
+                MetricsLog::create(&dir.metrics())?,
+                SamplesLog::create(&dir.samples())?,
+                AdviceLog::create(&dir.advice())?,
+            ),
         };
+        let mut history = History::default();
+        for Record { step, metrics } in read_metrics(&dir.metrics())? {
+            history.push(step, &metrics);
+        }
         let board = EventWriter::create(&dir.tensorboard(), next_step.unwrap_or(0))?;
         let progress = Progress::new(screen, steps, next_step.unwrap_or(0).saturating_sub(1));
         let (name, description) = (name.to_owned(), description.to_owned());
@@ -68,6 +81,8 @@ impl Journal {
             dir,
             metrics,
             samples,
+            advice,
+            history,
             board,
             prometheus: None,
             progress,
@@ -105,6 +120,10 @@ impl Journal {
         if let Some(prometheus) = &mut self.prometheus {
             prometheus.show(step, metrics);
         }
+        self.history.push(step, metrics);
+        for Advice { text, .. } in self.advice.news(&self.history)? {
+            self.say(&format!("advice at step {step}: {text}"));
+        }
         if let Some(shown) = StepSummary::of(metrics) {
             self.progress.update(step, shown);
         }
@@ -136,7 +155,8 @@ impl Journal {
     /// Flushes all records to disk, so that a checkpoint never gets ahead of them.
     pub fn sync(&self) -> Result<()> {
         self.metrics.sync()?;
-        Ok(self.samples.sync()?)
+        self.samples.sync()?;
+        Ok(self.advice.sync()?)
     }
 
     /// Rewrites `report.html`, unless reports have taken more than 2 % of the time since the last one.

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod advice;
 pub mod atomic_file;
 pub mod base_model;
 pub mod diffusion;

@@ -19,6 +19,7 @@ use minijinja::Environment;
 use minijinja::value::{Serde, Value};
 use serde::Serialize;
 
+use crate::advice::{Advice, read_advice};
 use crate::atomic_file::write_atomic;
 use crate::format;
 use crate::headline::{Comparison, Headline, LOSS, TRAINING_LOSS};
@@ -57,7 +58,9 @@ pub fn write_report(run: &RunDir, info: &ReportInfo) -> Result<()> {
     let resolved = run.resolved();
     let config =
         fs::read_to_string(&resolved).map_err(|source| OutputError::io("read", &resolved, source))?;
-    write_atomic(&run.report(), page(info, &records, gallery, samples, &config).as_bytes())
+    let advice = read_advice(&run.advice())?;
+    let page = page(info, (&records, &advice), gallery, samples, &config);
+    write_atomic(&run.report(), page.as_bytes())
 }
 
 /// Values of the template.
@@ -73,6 +76,7 @@ struct Page<'a> {
     gallery: Vec<Shot>,
     samples: Option<SampleTable<'a>>,
     training: Option<TrainingTable>,
+    advice: &'a [Advice],
     config: &'a str,
 }
 
@@ -88,7 +92,7 @@ struct Tile {
 
 fn page(
     info: &ReportInfo,
-    records: &[Record],
+    (records, advice): (&[Record], &[Advice]),
     gallery: Vec<Shot>,
     samples: Vec<Sample>,
     config: &str,
@@ -112,6 +116,7 @@ fn page(
         gallery,
         samples: SampleTable::new(&evaluated),
         training: TrainingTable::new(&of_training),
+        advice,
         config,
     };
     let mut environment = Environment::new();

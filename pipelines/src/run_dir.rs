@@ -6,6 +6,7 @@
 //! | `resolved.yaml` | the resolved config; written last, so a folder that has it holds a run |
 //! | `metrics.jsonl` | one object per step ([`crate::metrics`]) |
 //! | `samples.jsonl` | samples of evaluations and of training steps ([`crate::samples`]) |
+//! | `advice.jsonl` | what goes wrong, and how to mend it ([`crate::advice`]) |
 //! | `report.html` | curves and samples for a browser ([`crate::report`]) |
 //! | `tensorboard/` | event files, one per start ([`crate::tensorboard`]) |
 //! | `checkpoints/` | checkpoints to resume from |
@@ -166,6 +167,11 @@ impl RunDir {
     /// Samples of evaluations and of training steps, one JSON object each.
     pub fn samples(&self) -> PathBuf {
         self.path.join("samples.jsonl")
+    }
+
+    /// Advice, one JSON object each.
+    pub fn advice(&self) -> PathBuf {
+        self.path.join("advice.jsonl")
     }
 
     /// Images generated in the evaluation at a step.
