@@ -49,7 +49,8 @@ impl<'a> Headline<'a> {
         let evaluation = |name, metric| {
             let curve = history.get(metric);
             let before = curve.and_then(|curve| curve.first().first().copied());
-            let after = curve.filter(|curve| curve.count() > 1).and_then(|curve| curve.last().back().copied());
+            let after =
+                curve.filter(|curve| curve.count() > 1).and_then(|curve| curve.last().back().copied());
             Comparison { name, before, after, steps: None }
         };
         let of_several = || of_several(history.names());
@@ -200,6 +201,11 @@ mod tests {
         let headline = Headline::new(&history);
         assert_eq!((headline.comparisons[0].before, headline.comparisons[0].after), (Some(0.25), None));
         assert_eq!((headline.time_s, headline.speed), (None, None));
-        assert!(Headline::new(&History::default()).comparisons.iter().all(|c| c.before.is_none() && c.after.is_none()));
+        assert!(
+            Headline::new(&History::default())
+                .comparisons
+                .iter()
+                .all(|c| c.before.is_none() && c.after.is_none())
+        );
     }
 }

@@ -5,7 +5,8 @@
 //! | `config.yaml` | the config as the user wrote it |
 //! | `resolved.yaml` | the resolved config; written last, so a folder that has it holds a run |
 //! | `metrics.jsonl` | one object per step ([`crate::metrics`]) |
-//! | `samples.jsonl` | the samples of the evaluations ([`crate::samples`]) |
+//! | `samples.jsonl` | samples of evaluations and of training steps ([`crate::samples`]) |
+//! | `advice.jsonl` | what goes wrong, and how to mend it ([`crate::advice`]) |
 //! | `report.html` | curves and samples for a browser ([`crate::report`]) |
 //! | `tensorboard/` | event files, one per start ([`crate::tensorboard`]) |
 //! | `checkpoints/` | checkpoints to resume from |
@@ -190,9 +191,14 @@ impl RunDir {
         self.path.join("metrics.jsonl")
     }
 
-    /// Samples of the evaluations, one JSON object each.
+    /// Samples of evaluations and of training steps, one JSON object each.
     pub fn samples(&self) -> PathBuf {
         self.path.join("samples.jsonl")
+    }
+
+    /// Advice, one JSON object each.
+    pub fn advice(&self) -> PathBuf {
+        self.path.join("advice.jsonl")
     }
 
     /// Images generated in the evaluation at a step.

@@ -11,6 +11,7 @@ mod char_tokenizer;
 mod chat_template;
 pub mod countdown;
 mod error;
+mod evaluate;
 mod file;
 mod hf_tokenizer;
 mod mix;

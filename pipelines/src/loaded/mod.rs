@@ -20,7 +20,7 @@ use anyroll_models::{
     hf::{self, AdapterFolder, Merged, ModelFolder},
     init::WeightSource,
 };
-use anyroll_strategy::{Zero, checkpoint};
+use anyroll_strategy::{Weights, Zero, checkpoint};
 pub use device::DeviceChoice;
 pub use scorer::{LoadedScorer, ScoredTexts};
 use serde_json::Value;
@@ -30,7 +30,7 @@ use crate::{
     base_model::BaseModel,
     export::{Trained, open_checkpoint},
     hub::Hub,
-    inference::Room,
+    inference::{Room, Sampler},
     prepare::Draft,
     run::Strategy,
     run_dir::RunDir,
@@ -164,6 +164,36 @@ impl LoadedModel {
     pub fn engine(&mut self, room: Room) -> Result<Engine> {
         let weights = self.zero.weights()?;
         room.engine(self.zero.model(), &weights, self.version, &self.compute)
+    }
+
+    /// The weights.
+    pub fn weights(&mut self) -> Result<Weights> {
+        Ok(self.zero.weights()?)
+    }
+
+    /// Step of the run that the weights are from; 0 for a published model.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The group of the model's one rank.
+    pub fn group(&self) -> &CollectiveGroup {
+        self.zero.group()
+    }
+
+    /// A sampler of this model with `sequences` in flight, whose KV cache may take the fraction `memory` of the free
+    /// memory. Completions end with any text of `stop`.
+    pub fn sampler(&self, sequences: usize, memory: f64, stop: &[String]) -> Sampler {
+        Sampler {
+            model: self.zero.model().clone(),
+            compute: self.compute.clone(),
+            tokenizer: self.tokenizer.clone(),
+            max_turn_tokens: None,
+            batch_size: sequences,
+            stop: stop.to_vec(),
+            cache_memory: memory,
+            threads: None,
+        }
     }
 
     /// Log-probs of all tokens after the prompts, under softmax(logits / temperature), computed by training's

@@ -258,7 +258,9 @@ mod tests {
         let history = history(steps, value);
         let curve = history.get("loss").unwrap();
         assert_eq!((history.width(), history.steps()), (16, Some((0, steps - 1))));
-        assert!(curve.point_count() as u64 <= STRETCHES && curve.stretches.capacity() as u64 <= 2 * STRETCHES);
+        assert!(
+            curve.point_count() as u64 <= STRETCHES && curve.stretches.capacity() as u64 <= 2 * STRETCHES
+        );
         let width = history.width();
         let mean = |at: u64| (at..at + width).map(value).sum::<f64>() / width as f64;
         assert!(curve.means(width).all(|(step, it)| it == mean(step as u64)));

@@ -214,26 +214,32 @@ pub(super) fn check_lengths(
             (prompt, answer)
         }
     };
-    let new_tokens = rlvr.rollout.max_new_tokens;
     let at = at.given(&["pipeline.rlvr.warmup.steps", "pipeline.rlvr.reward"]);
-    let is_enough = at.ensure(
-        new_tokens >= answer,
-        "pipeline.rlvr.rollout.max_new_tokens",
-        format!("the longest answer and its end are {answer} tokens, and only {new_tokens} are sampled"),
-        format!("write {answer} or above"),
-    );
     let Room { field, max_length, why } = policy.room();
-    let sum = prompt.saturating_add(new_tokens);
-    let fits = at.given(&["pipeline.rlvr.rollout.max_new_tokens"]).ensure(
-        sum <= max_length,
-        field,
-        format!(
-            "the longest prompt is {prompt} tokens, and with `rollout.max_new_tokens`, {new_tokens}, \
-             it exceeds {max_length}{why}"
-        ),
-        format!("write {sum} or above, or fewer new tokens"),
-    );
-    (is_enough && fits).then_some(sum)
+    let fits = |name: &str, new_tokens: usize| {
+        let limit = format!("pipeline.rlvr.{name}");
+        let is_enough = at.ensure(
+            new_tokens >= answer,
+            &limit,
+            format!("the longest answer and its end are {answer} tokens, and only {new_tokens} are sampled"),
+            format!("write {answer} or above"),
+        );
+        let sum = prompt.saturating_add(new_tokens);
+        let fits = at.given(&[&limit]).ensure(
+            sum <= max_length,
+            field,
+            format!(
+                "the longest prompt is {prompt} tokens, and with `{name}`, {new_tokens}, it exceeds {max_length}{why}"
+            ),
+            format!("write {sum} or above, or fewer new tokens"),
+        );
+        (is_enough && fits).then_some(sum)
+    };
+    let rollout = fits("rollout.max_new_tokens", rlvr.rollout.max_new_tokens);
+    match rlvr.evaluation.max_new_tokens {
+        Some(new_tokens) => fits("evaluation.max_new_tokens", new_tokens).and(rollout),
+        None => rollout,
+    }
 }
 
 /// Reports records without a reward.

@@ -29,9 +29,11 @@ mod texts;
 use std::path::Path;
 
 use anyroll_config::{
-    Config, Error, Node, Problem, Problems, Reading, RewardKind, RewardTerm, Section, Source, from_node,
-    include_strategies, write_out,
+    Config, Error, EvaluateConfig, Node, Problem, Problems, Reading, RewardKind, RewardTerm, Section, Source,
+    from_node, include_strategies, write_out,
 };
+
+use anyroll_reward::OpenModel;
 
 use crate::hub::Hub;
 use crate::opened::Opened;
@@ -213,6 +215,28 @@ pub fn read_reward(name: &str, sets: &[String]) -> Result<RewardKind, Error> {
     }
     match term {
         Some(term) if problems.is_empty() => Ok(term.kind),
+        _ => Err(Error::Invalid(problems.rendered(&source))),
+    }
+}
+
+/// Reads and checks the inputs of an evaluation without a run, in YAML. Also returns the opened reward models, in the
+/// order of the reward's terms.
+///
+/// # Errors
+/// All problems.
+pub fn read_evaluate(text: &str) -> Result<(EvaluateConfig, Vec<OpenModel>), Error> {
+    let source = Source { path: "arguments".into(), text: text.to_owned(), sets: Vec::new() };
+    let tree = Node::parse(&source.text).map_err(|problem| Error::Invalid(vec![source.render(problem)]))?;
+    let Reading::<EvaluateConfig> { value, problems, stand_ins } = from_node(&tree);
+    let problems = Problems::new(&tree, problems, stand_ins);
+    let at = problems.root();
+    let opened = value.as_ref().and_then(|inputs| {
+        inputs.validate(&at);
+        let reward = inputs.reward.as_ref();
+        reward.map_or_else(|| Some(Vec::new()), |reward| rewards::open(reward, &at.below("reward")))
+    });
+    match value.zip(opened) {
+        Some(read) if problems.is_empty() => Ok(read),
         _ => Err(Error::Invalid(problems.rendered(&source))),
     }
 }

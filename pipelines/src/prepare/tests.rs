@@ -250,7 +250,12 @@ const MALFORMED: &[Malformed] = malformed! {
     "backend: cpu" => "backend: cpu\nthreads: 0", "3:10", "threads", "0 is out of range", "1 or above, at most 4096";
     "    steps: 20" => "    scoring: {workers: 1000000}\n    steps: 20", "10:24", "pipeline.rlvr.scoring.workers", "1000000 is out of range", "1 or above, at most 4096";
     "digits: 6" => "digits: 19", "9:22", "pipeline.rlvr.data.sort.digits", "19 is out of range", "from 2 to 18";
-    "steps: 20" => "steps: 0", "10:12", "pipeline.rlvr.steps", "it is 0", "1 or above";
+    "    steps: 20" => "    warmup: {steps: 5, batch_size: 4, optimizer: {adamw: {learning_rate: 1.0e-3}}}\n    steps: 0", "10:5", "pipeline.rlvr.warmup", "only evaluates the model", "--set pipeline.rlvr.warmup=null";
+    "    steps: 20" => "    evaluation: {temperature: 0}\n    steps: 20", "10:31", "pipeline.rlvr.evaluation.temperature", "0.0 is out of range", "0.001 or above";
+    "    steps: 20" => "    evaluation: {top_p: 0}\n    steps: 20", "10:25", "pipeline.rlvr.evaluation.top_p", "0.0 is out of range", "above 0, at most 1";
+    "    steps: 20" => "    evaluation: {max_new_tokens: 0}\n    steps: 20", "10:34", "pipeline.rlvr.evaluation.max_new_tokens", "it is 0", "1 or above";
+    "    steps: 20" => "    evaluation: {max_new_tokens: 6}\n    steps: 20", "10:34", "pipeline.rlvr.evaluation.max_new_tokens", "the longest answer and its end are 7 tokens", "write 7 or above";
+    "    steps: 20" => "    evaluation: {max_new_tokens: 12}\n    steps: 20", "4:86", "model.decoder.max_length", "with `evaluation.max_new_tokens`, 12, it exceeds 16", "write 19 or above";
     "group_size: 4" => "group_size: 1", "12:17", "pipeline.rlvr.group_size", "a group of 1 has no mean", "2 or above";
     "group_size: 4" => "group_size: 1\n    algorithm: {advantage: reinforce}\n    selection: {mixed_groups: {}}", "14:17", "pipeline.rlvr.selection.mixed_groups", "no group of 1 is mixed", "2 or above";
     "group_size: 4" => "group_size: 4\n    mini_batches: 3", "13:19", "pipeline.rlvr.mini_batches", "4 prompts are no multiple of 3 mini-batches", "divisor of `prompts_per_step`";

@@ -138,7 +138,9 @@ pub(super) fn of_rlvr(
     let evaluated = rlvr.evaluation.prompts;
     let wanted = data::Use { evaluated, turns: Turns::Last, unpaired: false, prm: None };
     let dataset = open_data(&pipeline, &rlvr.data, &wanted, policy.as_ref());
-    if let Some(steps) = steps::length(&config.pipeline, dataset.as_ref(), at) {
+    let length = steps::length(&config.pipeline, dataset.as_ref(), at);
+    // Without steps no schedule is used.
+    if let Some(steps) = length.filter(|length| length.steps > 0) {
         rlvr.optimizer.validate_over(steps.steps, &pipeline.below("optimizer"));
         if let Some(critic) = &rlvr.critic {
             critic.validate_over(steps.steps, &pipeline.below("critic"));

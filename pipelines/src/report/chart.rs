@@ -68,18 +68,15 @@ const POINTS: usize = 250;
 const HITS: usize = 100;
 
 /// Draws a chart over `steps`; `None` if there is nothing to draw.
-pub(super) fn svg(
-    name: &str,
-    kind: Kind,
-    range: Range,
-    steps: Steps,
-    series: &[Series],
-) -> Option<String> {
+pub(super) fn svg(name: &str, kind: Kind, range: Range, steps: Steps, series: &[Series]) -> Option<String> {
     let stacked = (kind == Kind::Stacked).then(|| stack(series));
     let drawn: &[Series] = stacked.as_deref().unwrap_or(series);
     let y = vertical_axis(range, drawn)?;
-    let frame = (steps.last > steps.first)
-        .then(|| Frame { x: Axis::new(steps.first, steps.last, TICKS), y, width: steps.width })?;
+    let frame = (steps.last > steps.first).then(|| Frame {
+        x: Axis::new(steps.first, steps.last, TICKS),
+        y,
+        width: steps.width,
+    })?;
 
     let mut svg = String::new();
     let name = minijinja::HtmlEscape(name);

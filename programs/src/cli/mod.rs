@@ -5,6 +5,7 @@ mod check;
 mod conformance;
 mod doctor;
 mod embed;
+mod evaluate;
 mod export;
 mod export_wandb;
 mod generate;
@@ -64,6 +65,7 @@ Examples:
   anyroll doctor --bench                                     copies, products and collectives vs. the limit
   anyroll generate runs/rlvr_sort_cpu-20260101-120000 --prompt '314159>' --temperature 0
                                                              complete a prompt with a trained model
+  anyroll evaluate DIR --data test.jsonl --reward math       pass@k of a model before or after training
   anyroll score DIR --file texts.jsonl                       log-probs of given texts
   anyroll embed DIR --file prompts.jsonl --out prompts.safetensors
                                                              embeddings by a diffusers folder's text encoders
@@ -92,6 +94,8 @@ enum Command {
     Conformance(conformance::ConformanceArgs),
     /// Complete prompts with a trained or a published model
     Generate(generate::GenerateArgs),
+    /// Measure a model's accuracy on records with a reward
+    Evaluate(evaluate::EvaluateArgs),
     /// Print the log-probs of given texts
     Score(score::ScoreArgs),
     /// Encode prompts with a published model's text encoders, to train the model on them
@@ -158,6 +162,9 @@ struct RunArgs {
     /// Resume the run in this folder from its last checkpoint
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate_config", "deepspeed_config"])]
     resume: Option<PathBuf>,
+    /// Print a completion of training now and then
+    #[arg(long)]
+    show: bool,
     #[command(flatten)]
     download: DownloadArg,
 }
@@ -203,6 +210,7 @@ pub fn main() -> u8 {
         Command::Plan(args) => plan::plan(&args),
         Command::Conformance(args) => conformance::conformance(&args),
         Command::Generate(args) => generate::generate(&args),
+        Command::Evaluate(args) => evaluate::evaluate(&args),
         Command::Score(args) => score::score(&args),
         Command::Embed(args) => embed::embed(&args),
         Command::Serve(args) => serve::serve(&args),

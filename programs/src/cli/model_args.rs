@@ -1,4 +1,4 @@
-//! Arguments shared by `generate`, `score`, `serve` and `embed`.
+//! Arguments shared by `generate`, `evaluate`, `score`, `serve` and `embed`.
 
 use std::path::{self, Path, PathBuf};
 
@@ -59,6 +59,11 @@ impl DeviceArgs {
 }
 
 impl ModelArgs {
+    /// Path of the model's folder.
+    pub fn path(&self) -> &Path {
+        &self.model
+    }
+
     /// Loads the model. With `chat`, prompts are messages, preceded by this system message.
     pub fn load(&self, chat: bool, system_prompt: Option<String>) -> Result<LoadedModel> {
         let options = Options { chat, system_prompt, ..self.options() };

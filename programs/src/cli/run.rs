@@ -122,7 +122,8 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     let name = run.config.name.clone();
     let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
     let number = run_number(&run, data.as_deref());
-    let job = Job { name: &name, data, number, dir, folder, resume: args.resume.is_some(), prometheus };
+    let (resume, show) = (args.resume.is_some(), args.show);
+    let job = Job { name: &name, data, number, dir, folder, resume, show, prometheus };
     // Signals are caught only once the pipeline is made: a rank that still waits for the others, or for a reward to
     // start, has nothing to save, and the signal ends it.
     let ended = match (run.config.pipeline.clone(), opened) {
