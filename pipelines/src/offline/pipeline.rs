@@ -76,6 +76,8 @@ pub struct TextTask {
     pub room: usize,
     /// Sampler of greedy completions; `None` if no prompts are completed.
     pub sampler: Option<Sampler>,
+    /// Most tokens of a completion of a held-out prompt, including its end.
+    pub completion_tokens: usize,
 }
 
 /// The models of a run.
@@ -120,6 +122,7 @@ impl Offline<Decoder> {
         let Texts { dataset, base, reference: published, .. } = opened;
         let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
         let mut task = TextTask::new(&run, config, dataset, &base, &place)?;
+        task.completion_tokens = room_for_answers(&base, &task.completed)?;
         task.sampler = Some(sampler(&base, &task, model.clone(), &place)?);
         let reference_place =
             run.held_reference().map(|role| place.beside("reference", role, &run, rank)).transpose()?;
@@ -153,6 +156,7 @@ impl Offline<IlqlModel> {
         let new = || IlqlModel::new(base.config.clone(), ilql.two_qs, device);
         let model = new()?.deterministic(strategy.deterministic).keeping_logits(strategy.keep_logits);
         let mut task = TextTask::new(&run, config, dataset, &base, &place)?;
+        task.completion_tokens = room_for_answers(&base, &task.completed)?;
         let writer = new()?.guided(ilql.guidance);
         task.sampler = Some(sampler(&base, &task, Arc::new(writer), &place)?);
         let weights = WithIlqlHeads { base: &*base.weights, seed: Seed(run.config.seed) };
@@ -165,7 +169,6 @@ impl Offline<IlqlModel> {
 fn sampler(base: &BaseModel, task: &TextTask, model: Arc<Decoder>, place: &Place) -> Result<Sampler> {
     Ok(Sampler {
         max_turn_tokens: None,
-        max_new_tokens: room_for_answers(base, &task.completed)?,
         batch_size: task.completed.len().clamp(1, MOST_AT_A_TIME),
         stop: Vec::new(),
         cache_memory: KvCacheConfig::default().memory,
@@ -266,6 +269,7 @@ impl TextTask {
             held_out,
             dataset,
             sampler: None,
+            completion_tokens: 0,
         })
     }
 
