@@ -59,19 +59,12 @@ impl DeviceArgs {
 }
 
 impl ModelArgs {
-    /// Path of the model's folder.
-    pub fn path(&self) -> &Path {
-        &self.model
-    }
-
     /// Loads the model. With `chat`, prompts are messages, preceded by this system message.
     pub fn load(&self, chat: bool, system_prompt: Option<String>) -> Result<LoadedModel> {
         let options = Options { chat, system_prompt, ..self.options() };
         LoadedModel::open(&self.model, &options)
     }
-}
 
-impl ModelArgs {
     fn options(&self) -> Options {
         let hub = Hub::of_environment(self.download);
         Options { device: self.device.choice(), hub, ..Options::default() }
