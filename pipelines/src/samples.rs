@@ -129,9 +129,9 @@ pub fn read_samples(path: &Path) -> Result<Vec<Sample>> {
 /// Samples of the first and of the last evaluation, and of the last steps of training, each in order.
 #[derive(Debug, Default, PartialEq)]
 pub struct Ends {
-    /// Of both evaluations; of one, until there is another.
+    /// Samples of both evaluations, or of the only one.
     pub evaluated: Vec<Sample>,
-    /// Of training.
+    /// Samples of training.
     pub training: Vec<Sample>,
 }
 

@@ -12,6 +12,7 @@ use std::{
 use anyroll_pipelines::{
     Result,
     evaluation::{Asked, Exam, Place, Summary},
+    loaded::Options,
 };
 use clap::{Args, builder::NonEmptyStringValueParser};
 use serde_json::{Map, Value, json};
@@ -84,7 +85,8 @@ pub(super) struct EvaluateArgs {
 
 pub(super) fn evaluate(args: &EvaluateArgs) -> Result<u8> {
     let exam = Exam::prepare(args.model.path(), &asked(args))?;
-    let mut model = args.model.load(args.chat, args.system.clone())?;
+    let (chat, system_prompt) = (args.chat, args.system.clone());
+    let mut model = args.model.load(Options { chat, system_prompt, ..Options::default() })?;
     let max_new_tokens = exam.tokens_of(&model)?;
     let place = Place { sequences: args.room.sequences, memory: args.room.memory };
     let (all, ended, told) = (exam.completions(), Cell::new(0), Cell::new(Instant::now()));
