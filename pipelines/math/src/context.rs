@@ -162,8 +162,7 @@ fn is_compared(before: &str) -> bool {
         let operators = r"base|choose|cos|(?:divided|multiplied)\s+by|double|ln|log|minus|mod(?:ulo)?|negative|plus|point|sin|sqrt|tan|times|triple|twice|\p{N}\s+by|(?:from\s+\S+|[\p{N}}$]|power|raised)\s+to(?:\s+the)?|to\s+the";
         let of = r"(?:%|percent|any|cubes?|sqrt|each|factors?|half|one|out|powers?|quarters?|roots?|some|squares?|thirds?|two|\p{N}+)\s+of";
         let related = r"(?:complement|conjugate|cosine|divisors?|inverse|logarithm|multiples?|negation|negative|opposite|reciprocal|sine|tangent)\s+of|(?:away|differs?|different|far)\s+from";
-        let labels =
-            r"case|chapter|eq(?:uation)?\.?|figure|line|no\.?|option|page|part|problem|question|section|step";
+        let labels = r"case|chapter|eq(?:uation)?\.?|figure|line|no\.?|option|page|part|problem|question|round|section|step";
         let fillers = r"(?:\s+(?:a|an|be|equal|exactly|or|than|the|to))*";
         pattern(&format!(
             r"(?i:(?:^|\W)(?:{compared}|{operators}|{of}|{related}|{labels})|n['’]t){fillers}[\s$*(]+$"

@@ -118,7 +118,7 @@ pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
     });
     static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
         pattern(
-            r"\s+(?:that|which)\s+(?:meet|satisfy|fulfil|have|are|contain|divide|sum|work)(?-u:\b)[^.?!]*\.?$",
+            r"\s+(?:that|which)\s+(?:meet|satisfy|fulfil|have|are|contain|divide|sum|work)(?-u:\b)[^.?!,;0-9]*\.?$",
         )
     });
     static CONCLUDES: LazyLock<Regex> = LazyLock::new(|| {
