@@ -36,6 +36,8 @@ pub(super) fn after_phrase(text: &str) -> Option<Cow<'_, str>> {
             r",\s+(?:as|hence|so|which|(?:and\s+)?not|rather\s+than)(?-u:\b)|,?\s+(?:because|since)(?-u:\b)|[\s*]+—\s",
         )
     });
+    static CONCLUSION: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r",\s+(?:as\s+a\s+result|hence|so)(?-u:\b)"));
     static THEREFORE: LazyLock<Regex> = LazyLock::new(|| {
         pattern(r"^(?i:therefore|thus|hence|then|simply|just|exactly|also|equal\s+to)\s+\**")
     });
@@ -55,9 +57,10 @@ pub(super) fn after_phrase(text: &str) -> Option<Cow<'_, str>> {
     }
     let line = text[phrase.end()..].lines().next()?;
     let line = bold(phrase.as_str(), line).unwrap_or(line);
+    let concludes = CONCLUSION.is_match(line);
     let line = REASON.split(line).next().unwrap_or(line);
     let line = THEREFORE.find(line).map_or(line, |found| &line[found.end()..]);
-    if let Some(found) = in_sentence(line) {
+    if let Some(found) = in_sentence(line).filter(|_| !concludes) {
         return Some(found);
     }
     let neutral = formulas(line).next().filter(|formula| {
@@ -76,9 +79,19 @@ fn in_sentence(line: &str) -> Option<Cow<'_, str>> {
             r"(?i)(?-u:\b)(?:wrong|incorrect|false|untrue|impossible|not|no|if|unless)(?-u:\b)|n['’]t(?-u:\b)|\?",
         )
     });
-    static MODAL: LazyLock<Regex> = LazyLock::new(|| {
-        pattern(r"(?i)(?-u:\b)(?:would|could|should|might|may|can|cannot|must|shall)(?-u:\b)")
+    static UNREAL: LazyLock<Regex> = LazyLock::new(|| {
+        let words =
+            "would|could|should|might|may|can|cannot|must|shall|thinks?|guess(?:es)?|believes?|claims?";
+        pattern(&format!(r"(?i)(?-u:\b)(?:{words})(?-u:\b)"))
     });
+    // `division by 7`, `the sum of 7`, `in line 7`.
+    static OPERAND: LazyLock<Regex> = LazyLock::new(|| {
+        let words = "of|by|with|from|after|before|in|into|on|at|for|per|until|since|line|and|or";
+        pattern(&format!(r"(?i)(?-u:\b)(?:{words})\s+(?:the\s+|these\s+|those\s+)?[$€£]?$"))
+    });
+    // A few words of one clause.
+    static OBJECT: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r"^[%€]?(?:(?:\s?|-)[\p{L}'’]+(?:\^\{?[23]\}?)?){0,6}\s*[.!*]*$"));
     let sentence = line.split(". ").next().filter(|sentence| !DENIED.is_match(sentence))?;
     let has_number = |text: &str| text.contains(|c: char| c.is_ascii_digit());
     let mut names = formulas(sentence).map(|formula| formula.content);
@@ -88,9 +101,12 @@ fn in_sentence(line: &str) -> Option<Cow<'_, str>> {
     if formulas(sentence).next().is_some() {
         return said_after(sentence);
     }
-    let is_plain = !sentence.contains(['=', '<', '>', '^', '\\', '/', '+', '*', '|', '(', ':']);
-    let is_only = NUMBER.find_iter(sentence).count() == 1 && is_plain && !MODAL.is_match(sentence);
-    last_number(sentence).filter(|_| is_only && !hedges(sentence))
+    let number = NUMBER.find(sentence)?;
+    let (before, after) = (&sentence[..number.start()], &sentence[number.end()..]);
+    let is_plain = !sentence.contains(['=', '<', '>', '\\', '/', '+', '*', '|', '(', ':']);
+    let is_object = !OPERAND.is_match(before) && (after.is_empty() || OBJECT.is_match(after));
+    let is_said = is_plain && is_object && !hedges(sentence) && !UNREAL.is_match(sentence);
+    last_number(sentence).filter(|_| is_said)
 }
 
 /// Returns true for a decimal, which "about" may precede.
@@ -116,6 +132,8 @@ pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
         let adverbs = r"(?:\s+(?:therefore|thus|then|hence|simply|just|exactly|equal\s+to|indeed|about|approximately|roughly))*";
         pattern(&format!(r"(?i){copula}{adverbs}[\s*]+"))
     });
+    static CONDITION: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r"(?i)(?-u:\b)(?:before|until|if|unless|provided)(?-u:\b)"));
     static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
         pattern(
             r"\s+(?:that|which)\s+(?:meet|satisfy|fulfil|have|are|contain|divide|sum|work)(?-u:\b)[^.?!,;0-9]*\.?$",
@@ -153,9 +171,11 @@ pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
     let (at, value) = list.or(number)?;
     let before = format!("{}{}", tail(&text[..text.len() - sentence.len()]), &sentence[..at]);
     let value = if LIST.is_match(value) { with_commas(value) } else { unmarked(value) };
-    let is_value = !value.contains(['$', '?']) && !hedges(&sentence[at..]) && parse(&value).is_some();
+    let rest = &sentence[at..];
+    let is_value = !value.contains(['$', '?']) && parse(&value).is_some();
+    let is_bounded = hedges(rest) || CONDITION.is_match(rest);
     let is_asked = sentence.ends_with('?');
-    (is_value && !is_asked && is_neutral(&before, "", is_rounded(&value))).then_some(value)
+    (is_value && !is_bounded && !is_asked && is_neutral(&before, "", is_rounded(&value))).then_some(value)
 }
 
 /// Limit of the copulas of a sentence that are tried.
