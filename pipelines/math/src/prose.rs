@@ -86,8 +86,13 @@ fn in_sentence(line: &str) -> Option<Cow<'_, str>> {
     });
     // `division by 7`, `the sum of 7`, `in line 7`.
     static OPERAND: LazyLock<Regex> = LazyLock::new(|| {
-        let words = "of|by|with|from|after|before|in|into|on|at|for|per|until|since|line|and|or";
-        pattern(&format!(r"(?i)(?-u:\b)(?:{words})\s+(?:the\s+|these\s+|those\s+)?[$€£]?$"))
+        let words = "of|by|with|from|after|before|in|into|on|at|for|per|until|since|line|and|or|the|these|those|all|other|others";
+        pattern(&format!(r"(?i)(?-u:\b)(?:{words})\s+[$€£]?$"))
+    });
+    static JOINED: LazyLock<Regex> = LazyLock::new(|| {
+        let words =
+            "and|or|but|until|till|before|after|if|when|while|times|minus|plus|less|more|than|except|others?";
+        pattern(&format!(r"(?i)(?-u:\b)(?:{words})(?-u:\b)"))
     });
     // A few words of one clause.
     static OBJECT: LazyLock<Regex> =
@@ -104,7 +109,8 @@ fn in_sentence(line: &str) -> Option<Cow<'_, str>> {
     let number = NUMBER.find(sentence)?;
     let (before, after) = (&sentence[..number.start()], &sentence[number.end()..]);
     let is_plain = !sentence.contains(['=', '<', '>', '\\', '/', '+', '*', '|', '(', ':']);
-    let is_object = !OPERAND.is_match(before) && (after.is_empty() || OBJECT.is_match(after));
+    let is_operand = OPERAND.is_match(before) && !before.trim_end().ends_with("total of");
+    let is_object = !is_operand && OBJECT.is_match(after) && !JOINED.is_match(after);
     let is_said = is_plain && is_object && !hedges(sentence) && !UNREAL.is_match(sentence);
     last_number(sentence).filter(|_| is_said)
 }
@@ -293,9 +299,10 @@ pub(super) fn last_number(text: &str) -> Option<Cow<'_, str>> {
     })
 }
 
-/// Words that make the number before them a difference: `40 cm more than that`.
-static COMPARED: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"(?i)^(?:\s+[\p{L}'’-]+){0,3}\s+(?:more|less|fewer|[a-z]+er)\s+than(?-u:\b)"));
+/// Words that make the number before them a difference or conditional: `40 cm more than that`, `40 cm if dry`.
+static COMPARED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)^(?:\s+[\p{L}'’-]+){0,3}\s+(?:(?:more|less|fewer|[a-z]+er)\s+than|if|unless|until)(?-u:\b)")
+});
 
 /// A number with a square or cubic unit, whose power is no number of its own.
 static MEASURED: LazyLock<Regex> = LazyLock::new(|| {
