@@ -26,16 +26,10 @@ fn main() {
         .define("USE_DISTRIBUTED", None)
         .files([
             "shim/attention.cpp",
-            "shim/c10d.cpp",
-            "shim/device.cpp",
-            "shim/flash.cpp",
-            "shim/graph.cpp",
             "shim/kernels.cpp",
+            "shim/libtorch.cpp",
             "shim/linear.cpp",
-            "shim/memory.cpp",
-            "shim/npu.cpp",
             "shim/optimizer.cpp",
-            "shim/tensor.cpp",
         ])
         .compile("anyroll_shim");
 }

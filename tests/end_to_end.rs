@@ -4,6 +4,7 @@
 //! Every run writes to a temporary folder, sorts three digits and takes a second or two. Every wait has a
 //! deadline.
 
+mod advice;
 mod asynchronous;
 mod code_reward;
 mod commands;
@@ -13,6 +14,7 @@ mod diffusion;
 mod distillation;
 mod environments;
 mod epochs;
+mod evaluation;
 mod failures;
 mod foreign_bytes;
 mod image_rewards;
@@ -23,6 +25,7 @@ mod offline;
 mod other_launchers;
 mod other_tools;
 mod own_devices;
+mod paths;
 mod plan;
 mod prm;
 mod prompts;
@@ -36,6 +39,7 @@ mod serve;
 mod shims;
 mod strict;
 mod videos;
+mod written_samples;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};

@@ -130,6 +130,23 @@ fn a_moved_program_finds_torch_elsewhere() {
     assert!(moved.command("anyroll-engine").output().unwrap().status.success());
 }
 
+/// `site-packages/anyroll/bin` and `site-packages/torch`, as pip installs both.
+#[test]
+fn programs_of_a_python_package_find_the_torch_beside_it() {
+    let moved = Moved::new();
+    let bin = "site-packages/anyroll/bin";
+    fs::create_dir_all(moved.at(bin)).unwrap();
+    for program in ["anyroll", "anyroll-engine"] {
+        fs::rename(moved.at(program), moved.at(bin).join(program)).unwrap();
+    }
+    let launcher = format!("{bin}/anyroll");
+    moved.fails_with("no torch 2.11.0 found", &mut moved.command(&launcher));
+    symlink(Path::new(BUILT).parent().unwrap(), moved.at("site-packages/torch")).unwrap();
+    moved.runs_on(&moved.at(bin).join("../../torch/lib"), &mut moved.command(&launcher));
+    // The engine finds it alone, as the ranks of another launcher start it.
+    assert!(moved.command(&format!("{bin}/anyroll-engine")).output().unwrap().status.success());
+}
+
 #[test]
 fn a_torch_of_another_version_is_refused() {
     let moved = Moved::new();

@@ -17,7 +17,7 @@
 
 using at::Tensor;
 
-static const Tensor& tensor(void* pointer) { return *static_cast<const Tensor*>(pointer); }
+static const Tensor& tensor_of(void* pointer) { return *static_cast<const Tensor*>(pointer); }
 
 // FlashAttention-2 takes the order of its sums from libtorch's global flag, and from nowhere else.
 class DeterministicScope {
@@ -68,7 +68,7 @@ extern "C" {
 int anyroll_flash_attention(void* const* qkv, void* offsets, int64_t max_len, int64_t planned_len, double scale,
                             int64_t window, void** results) {
   return guarded(-1, [&] {
-    const Tensor &q = tensor(qkv[0]), &k = tensor(qkv[1]), &v = tensor(qkv[2]);
+    const Tensor &q = tensor_of(qkv[0]), &k = tensor_of(qkv[1]), &v = tensor_of(qkv[2]);
     Tensor out, lse;
     if (is_planned(planned_len)) {
       const auto forward = at::_scaled_dot_product_cudnn_attention(
@@ -79,7 +79,7 @@ int anyroll_flash_attention(void* const* qkv, void* offsets, int64_t max_len, in
     } else {
       const Window seen(window);
       const auto forward =
-          at::_flash_attention_forward(q, k, v, tensor(offsets), tensor(offsets), bound(max_len), bound(max_len), 0.0,
+          at::_flash_attention_forward(q, k, v, tensor_of(offsets), tensor_of(offsets), bound(max_len), bound(max_len), 0.0,
                                        true, false, scale, seen.before, seen.behind);
       out = std::get<0>(forward);
       lse = std::get<1>(forward).t();
@@ -96,10 +96,10 @@ int anyroll_flash_attention_backward(void* dout, void* const* qkv, void* const* 
                                      int64_t planned_len, double scale, int64_t window, bool deterministic,
                                      int64_t kv_heads_at_once, int64_t empty_sequences, void* const* gradients) {
   return guarded(-1, [&] {
-    const Tensor &q = tensor(qkv[0]), &k = tensor(qkv[1]), &v = tensor(qkv[2]);
-    const Tensor &dq = tensor(gradients[0]), &dk = tensor(gradients[1]), &dv = tensor(gradients[2]);
-    const Tensor of_out = tensor(dout).view(q.sizes()), out = tensor(forward[0]).view(q.sizes());
-    const Tensor& lse = tensor(forward[1]);
+    const Tensor &q = tensor_of(qkv[0]), &k = tensor_of(qkv[1]), &v = tensor_of(qkv[2]);
+    const Tensor &dq = tensor_of(gradients[0]), &dk = tensor_of(gradients[1]), &dv = tensor_of(gradients[2]);
+    const Tensor of_out = tensor_of(dout).view(q.sizes()), out = tensor_of(forward[0]).view(q.sizes());
+    const Tensor& lse = tensor_of(forward[1]);
     if (is_planned(planned_len) && !deterministic) {
       const auto sequences = [&](const Tensor& x) { return by_sequence(x, planned_len); };
       const Tensor no_random_state = at::empty({}, q.options().dtype(at::kLong));  // there is no dropout
@@ -116,7 +116,7 @@ int anyroll_flash_attention_backward(void* dout, void* const* qkv, void* const* 
     const Window seen(window);
     const Tensor no_random_state = at::empty({2}, q.options().dtype(at::kUInt64));
     const Tensor by_head = lse.t().contiguous();
-    Tensor ends = tensor(offsets);
+    Tensor ends = tensor_of(offsets);
     if (empty_sequences > 0) ends = at::cat({ends, ends.slice(0, -1).expand({empty_sequences})});
     const int64_t group = q.size(1) / k.size(1), count = kv_heads_at_once;
     for (int64_t head = 0; head < k.size(1); head += count) {

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, path::Path, sync::Arc};
 
-use anyroll_config::{self, FolderConfig};
+use anyroll_config::{self, FolderConfig, error_chain::one_line};
 use anyroll_data::{CharTokenizer, Dataset, Tokenizer};
 use anyroll_models::{
     Activation, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, Multipliers, NormPlaces,
@@ -11,7 +11,7 @@ use anyroll_models::{
     init::{Seed, WeightSource},
 };
 
-use crate::{Result, run::Strategy};
+use crate::{Result, hub::Hub, run::Strategy};
 
 /// A model before training.
 pub struct BaseModel {
@@ -63,10 +63,19 @@ impl BaseModel {
         Ok(Self::published(folder, tokenizer, None, 0))
     }
 
-    /// Opens the adapter folder `path` and the folder of the model that it names. `chat` and `system_prompt`
-    /// apply to that model's prompts.
-    pub fn of_adapter(path: &Path, chat: bool, system_prompt: Option<String>) -> Result<BaseModel> {
+    /// Opens the adapter folder `path` and the model that it names, a folder or a name in the cache of `hub`. `chat` and
+    /// `system_prompt` apply to that model's prompts.
+    pub fn of_adapter(
+        path: &Path,
+        chat: bool,
+        system_prompt: Option<String>,
+        hub: &Hub,
+    ) -> Result<BaseModel> {
         let named = AdapterFolder::base_of(path).map_err(anyroll_models::Error::from)?;
+        let named = hub.model(&named).map_err(|error| {
+            let problem = format!("names no model here: {}", one_line(&error));
+            anyroll_models::Error::from(AdapterFolder::base_problem(path, problem))
+        })?;
         let folder = FolderConfig { path: named, chat, system_prompt, lora: None };
         let BaseModel { config, tokenizer, weights: base, .. } = BaseModel::of_folder(&folder)?;
         let adapter = AdapterFolder::open(path, &config).map_err(anyroll_models::Error::from)?;

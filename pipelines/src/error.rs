@@ -109,6 +109,16 @@ pub enum Error {
         /// The problem with it.
         problem: String,
     },
+    /// A model that is neither a folder nor in the hub's cache.
+    #[error("there is no folder {}, and {problem}: fetch it with `{command}`, or pass `--download`", path.display())]
+    NotFetched {
+        /// The path that the name would be.
+        path: std::path::PathBuf,
+        /// The problem with the cache or the download.
+        problem: String,
+        /// The command that downloads it.
+        command: String,
+    },
     /// A folder that no model can be loaded from.
     #[error("{} is not a run folder, a checkpoint in one, a model folder with a config.json, or an adapter folder", path.display())]
     NoModel {
@@ -150,6 +160,29 @@ pub enum Error {
         python: std::path::PathBuf,
         /// The problem.
         problem: String,
+    },
+    /// The file of the quickstart exists with other contents.
+    #[error(
+        "{} was changed: train with it by `anyroll run {}`, or delete it, and `quickstart` writes it anew",
+        path.display(), path.display()
+    )]
+    Quickstart {
+        /// The file.
+        path: std::path::PathBuf,
+    },
+    /// The run that tests an installation failed.
+    #[error("this installation does not train: {problem}")]
+    Trial {
+        /// The problem, with the output of the run.
+        problem: String,
+    },
+    /// The programs of this installation could not be started.
+    #[error("cannot start {}", program.display())]
+    Program {
+        /// The program.
+        program: std::path::PathBuf,
+        /// Cause.
+        source: std::io::Error,
     },
     /// Signals could not be caught.
     #[error("cannot catch Ctrl-C")]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyroll_config::{ModelConfig, PipelineConfig};
 use anyroll_data::Tokenizer;
 use anyroll_models::{
-    Decoder, LoraConfig, Model, ParamSpec, Unit, ValueModel,
+    Decoder, Model, ParamSpec, Unit, ValueModel,
     hf::{
         ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, Unscaled, WithAdapter,
         adapter_config_file, config_file, scorer_config_file, write_diffusers_folder, write_folder,
@@ -19,13 +19,15 @@ use anyroll_strategy::checkpoint::{self, CheckpointWeights};
 use serde_json::{Map, Value};
 
 use crate::{
-    Error, Result, base_model::BaseModel, diffusion::PublishedModel, offline::value_head, opened::Opened,
-    prepare::Draft, run_dir::RunDir, train::or_older,
+    Error, Result, base_model::BaseModel, diffusion::PublishedModel, hub::Name, offline::value_head,
+    opened::Opened, prepare::Draft, run_dir::RunDir, train::or_older,
 };
 
-/// Files of a published model that are copied along with its weights.
-const COPIED: [&str; 9] = [
-    "generation_config.json",
+/// File of a published model that is copied along with its weights.
+const GENERATION: &str = "generation_config.json";
+
+/// Files of a tokenizer, which are copied along with a model's weights and with adapters.
+const TOKENIZER: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -89,7 +91,23 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
     let weights = trained(base.decoder(tch::Device::Cpu)?.units())?;
     match (&base.lora, options.adapter) {
         (None, true) => return Err(refuse("it has no adapter: it was run without `model.lora`")),
-        (Some(lora), true) => write_adapter(to, &base, lora, &config.model, &weights, options.dtype)?,
+        (Some(lora), true) => {
+            let ModelConfig::Folder(folder) = &config.model else {
+                unreachable!("only a folder has adapters")
+            };
+            let (named, revision) = base_named(&dir, &folder.path);
+            let decoder = base.decoder(tch::Device::Cpu)?;
+            let contents = FolderContents {
+                kind: FolderKind::Adapter,
+                config: adapter_config_file(lora, &named, revision.as_deref()),
+                copied: &existing(&folder.path, &TOKENIZER),
+                made: &[],
+                units: decoder.units(),
+                weights: &weights,
+                dtype: options.dtype,
+            };
+            write_adapter(to, contents)?;
+        }
         (Some(lora), false) => {
             let merged = Merged { base: &*base.weights, adapter: &weights, lora };
             write_language_model(to, &base, &config.model, &merged, options.dtype)?;
@@ -182,7 +200,7 @@ fn write_model(
     dtype: ExportDtype,
 ) -> Result<()> {
     let copied = match model {
-        ModelConfig::Folder(folder) => existing(&folder.path, &COPIED),
+        ModelConfig::Folder(folder) => existing(&folder.path, &[&[GENERATION], &TOKENIZER[..]].concat()),
         _ => Vec::new(),
     };
     let made = match &*base.tokenizer {
@@ -201,27 +219,26 @@ fn write_model(
     Ok(write_folder(to, &contents)?)
 }
 
-fn write_adapter(
-    to: &Path,
-    base: &BaseModel,
-    lora: &LoraConfig,
-    model: &ModelConfig,
-    weights: &dyn WeightSource,
-    dtype: ExportDtype,
-) -> Result<()> {
-    let ModelConfig::Folder(folder) = model else { unreachable!("only a folder has adapters") };
-    let decoder = base.decoder(tch::Device::Cpu)?;
-    let units: Vec<_> = decoder.units().iter().filter(|unit| unit.trainable).cloned().collect();
-    let contents = FolderContents {
-        kind: FolderKind::Adapter,
-        config: adapter_config_file(lora, &folder.path.display().to_string()),
-        copied: &[],
-        made: &[],
-        units: &units,
-        weights,
-        dtype,
-    };
-    Ok(write_folder(to, &contents)?)
+/// Writes the trainable units of `contents`.
+fn write_adapter(to: &Path, contents: FolderContents) -> Result<()> {
+    let units: Vec<_> = contents.units.iter().filter(|unit| unit.trainable).cloned().collect();
+    Ok(write_folder(to, &FolderContents { units: &units, ..contents })?)
+}
+
+/// Name of the base model in the folder `folder` for other programs, and its revision: the name on the hub, the path as
+/// `config.yaml` has it, or the whole path.
+fn base_named(dir: &RunDir, folder: &Path) -> (String, Option<String>) {
+    if let Some(name) = Name::of_snapshot(folder) {
+        return (name.repository().to_owned(), name.revision().map(str::to_owned));
+    }
+    let written = Draft::read(&dir.config(), &[]).ok();
+    let given = written.as_ref().and_then(Draft::config).and_then(|config| match &config.model {
+        ModelConfig::Folder(given) => Some(&given.path),
+        _ => None,
+    });
+    // A `--set` may have named another one.
+    let given = given.filter(|given| folder.ends_with(given.strip_prefix(".").unwrap_or(given)));
+    (given.map_or(folder, |given| given).display().to_string(), None)
 }
 
 /// `config.json` of the published model, or a new one for a decoder trained from scratch.

@@ -1,4 +1,4 @@
-//! Formatting of numbers for people.
+//! Formatting of numbers and texts for people.
 
 /// A number with about four digits at any size: `0.4817`, `12.35`, `1.20e-5`.
 pub fn number(value: f64) -> String {
@@ -63,9 +63,27 @@ pub fn clock(seconds: f64) -> String {
     if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
+/// A text of at most `most` characters, and the number of characters that are left out.
+pub fn shortened(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        None => text.to_owned(),
+        Some((end, _)) => {
+            let left_out = text[end..].chars().count();
+            format!("{} … ({left_out} more characters)", &text[..end])
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_texts_say_what_is_left_out() {
+        assert_eq!(shortened("äöü", 3), "äöü");
+        assert_eq!(shortened("äöüß", 3), "äöü … (1 more characters)");
+        assert_eq!(shortened("", 0), "");
+    }
 
     #[test]
     fn numbers() {

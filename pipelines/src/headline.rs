@@ -1,9 +1,6 @@
 //! Results of a run in a few numbers, shared by the terminal's table and the report.
 
-use crate::metrics::Record;
-
-/// The most steps averaged at the start and at the end of training for the reward.
-const REWARD_STEPS: usize = 10;
+use crate::metrics::{Curve, ENDS, History};
 
 /// Metrics of a run's speed, with their units.
 pub const SPEEDS: [(&str, &str); 2] = [("perf/tokens_per_s", "tokens/s"), ("perf/images_per_s", "images/s")];
@@ -48,16 +45,19 @@ impl<'a> Headline<'a> {
     ///
     /// An evaluation has its first and its last value. The reward or loss of a single step depends on its prompts, so
     /// the first and the last ten steps are averaged. With fewer than twenty steps, each half is averaged.
-    pub fn new(records: &'a [Record]) -> Headline<'a> {
+    pub fn new(history: &'a History) -> Headline<'a> {
         let evaluation = |name, metric| {
-            let values = values(records, metric);
-            let after = if values.len() > 1 { values.last().copied() } else { None };
-            Comparison { name, before: values.first().copied(), after, steps: None }
+            let curve = history.get(metric);
+            let before = curve.and_then(|curve| curve.first().first().copied());
+            let after =
+                curve.filter(|curve| curve.count() > 1).and_then(|curve| curve.last().back().copied());
+            Comparison { name, before, after, steps: None }
         };
-        let of_several =
-            || records.iter().find_map(|record| of_several(record.metrics.iter().map(|it| it.0)));
-        let reward = || of_steps(REWARD, &values(records, "reward/mean"));
-        let has = |metric: &str| records.iter().any(|record| record.metrics.get(metric).is_some());
+        let of_several = || of_several(history.names());
+        let reward = || of_steps(REWARD, history.get("reward/mean"));
+        let has = |metric: &str| history.get(metric).is_some();
+        let sum = |metric| history.get(metric).filter(|curve| curve.count() > 0).map(Curve::sum);
+        let speed = |(metric, unit)| Some((history.get(metric)?.mean_by_time()?, unit));
         let comparisons = if has("eval/reward") {
             vec![evaluation("held-out", "eval/reward"), evaluation("drift", "eval/drift"), reward()]
         } else if has("eval/loss") {
@@ -70,7 +70,7 @@ impl<'a> Headline<'a> {
             let found = found.into_iter().filter(|(_, metric)| has(metric));
             found.map(|(name, metric)| evaluation(name, metric)).collect()
         } else if has("loss") {
-            vec![of_steps(TRAINING_LOSS, &values(records, "loss"))]
+            vec![of_steps(TRAINING_LOSS, history.get("loss"))]
         } else {
             let accuracies = [("greedy", "eval/greedy"), ("pass@1", "eval/pass@1")].into_iter();
             let accuracies = accuracies.chain(of_several());
@@ -79,9 +79,9 @@ impl<'a> Headline<'a> {
         };
         Headline {
             comparisons,
-            step: records.last().map_or(0, |record| record.step),
-            time_s: sum(["time/step_s", "time/eval_s"].map(|metric| values(records, metric)).concat()),
-            speed: SPEEDS.into_iter().find_map(|(metric, unit)| Some((speed(records, metric)?, unit))),
+            step: history.steps().map_or(0, |(_, last)| last),
+            time_s: ["time/step_s", "time/eval_s"].into_iter().filter_map(sum).reduce(|a, b| a + b),
+            speed: SPEEDS.into_iter().find_map(speed),
         }
     }
 }
@@ -95,39 +95,24 @@ pub fn of_several<'a>(mut metrics: impl Iterator<Item = &'a str>) -> Option<(&'a
     })
 }
 
-/// The finite values of a metric, in the order of the steps.
-fn values(records: &[Record], metric: &str) -> Vec<f64> {
-    records.iter().filter_map(|record| record.metrics.get(metric)).filter(|value| value.is_finite()).collect()
+/// Means over the first and the last steps, at most [`ENDS`] and at most half of them.
+fn of_steps<'a>(name: &'a str, curve: Option<&Curve>) -> Comparison<'a> {
+    let count = curve.map_or(0, |curve| ENDS.min(curve.count() / 2));
+    let before = curve.and_then(|curve| mean(curve.first().iter().take(count)));
+    // Summed in the order of the steps.
+    let after = curve.and_then(|curve| mean(curve.last().iter().skip(curve.last().len() - count)));
+    Comparison { name, before, after, steps: (count > 0).then_some(count) }
 }
 
-fn of_steps(name: &'static str, values: &[f64]) -> Comparison<'static> {
-    let count = REWARD_STEPS.min(values.len() / 2);
-    let (first, last) = (&values[..count], &values[values.len() - count..]);
-    Comparison { name, before: mean(first), after: mean(last), steps: (count > 0).then_some(count) }
-}
-
-fn mean(values: &[f64]) -> Option<f64> {
-    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
-}
-
-fn sum(values: Vec<f64>) -> Option<f64> {
-    (!values.is_empty()).then(|| values.iter().sum())
-}
-
-fn speed(records: &[Record], metric: &str) -> Option<f64> {
-    let step = |record: &Record| {
-        let time_s = record.metrics.get("time/step_s")?;
-        Some((time_s, time_s * record.metrics.get(metric)?))
-    };
-    let steps = records.iter().filter_map(step);
-    let (time_s, done) = steps.fold((0.0, 0.0), |total, step| (total.0 + step.0, total.1 + step.1));
-    (time_s > 0.0).then(|| done / time_s)
+fn mean<'a>(values: impl ExactSizeIterator<Item = &'a f64>) -> Option<f64> {
+    let count = values.len();
+    (count > 0).then(|| values.sum::<f64>() / count as f64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::Metrics;
+    use crate::metrics::{Metrics, Record};
 
     fn record(step: u64, pairs: &[(&str, f64)]) -> Record {
         let mut metrics = Metrics::new();
@@ -150,7 +135,8 @@ mod tests {
         records[15].metrics.insert("eval/greedy", 0.5);
         records[30].metrics.insert("eval/greedy", 0.75);
         records[30].metrics.insert("eval/pass@8", 0.875);
-        let headline = Headline::new(&records);
+        let history = records.iter().collect();
+        let headline = Headline::new(&history);
         let [greedy, pass_1, pass_8, reward] = headline.comparisons[..] else { panic!() };
         assert_eq!((pass_8.name, pass_8.before), ("pass@8", Some(0.875)));
         assert_eq!((greedy.before, greedy.after), (Some(0.25), Some(0.75)));
@@ -174,7 +160,8 @@ mod tests {
                 ],
             ),
         ];
-        let headline = Headline::new(&records);
+        let history = records.iter().collect();
+        let headline = Headline::new(&history);
         let [held_out, drift, _] = headline.comparisons[..] else { panic!("{headline:?}") };
         assert_eq!((held_out.before, held_out.after), (Some(0.4), Some(0.9)));
         assert_eq!((drift.before, drift.after), (Some(0.0), Some(0.3)));
@@ -193,7 +180,7 @@ mod tests {
             after: Some(after),
             steps: None,
         });
-        assert_eq!(Headline::new(&records).comparisons, expected);
+        assert_eq!(Headline::new(&records.iter().collect()).comparisons, expected);
     }
 
     #[test]
@@ -202,17 +189,23 @@ mod tests {
             (1..=30).map(|step| record(step, &[("loss", step as f64), ("reward/margin", 1.0)])).collect();
         let expected =
             Comparison { name: TRAINING_LOSS, before: Some(5.5), after: Some(25.5), steps: Some(10) };
-        assert_eq!(Headline::new(&records).comparisons, [expected]);
+        assert_eq!(Headline::new(&records.iter().collect()).comparisons, [expected]);
         let expected = Comparison { before: Some(1.5), after: Some(4.5), steps: Some(2), ..expected };
-        assert_eq!(Headline::new(&records[..5]).comparisons, [expected]);
+        assert_eq!(Headline::new(&records[..5].iter().collect()).comparisons, [expected]);
     }
 
     #[test]
     fn a_run_that_just_began_has_no_after() {
         let records = [record(0, &[("eval/greedy", 0.25)])];
-        let headline = Headline::new(&records);
+        let history = records.iter().collect();
+        let headline = Headline::new(&history);
         assert_eq!((headline.comparisons[0].before, headline.comparisons[0].after), (Some(0.25), None));
         assert_eq!((headline.time_s, headline.speed), (None, None));
-        assert!(Headline::new(&[]).comparisons.iter().all(|c| c.before.is_none() && c.after.is_none()));
+        assert!(
+            Headline::new(&History::default())
+                .comparisons
+                .iter()
+                .all(|c| c.before.is_none() && c.after.is_none())
+        );
     }
 }

@@ -7,16 +7,19 @@ use std::{
 
 use crate::{
     Error, Result,
+    advice::{Advice, AdviceLog, Recent},
     atomic_file::write_atomic,
     headline::Headline,
-    metrics::{Metrics, MetricsLog, read_metrics},
+    json_lines,
+    metrics::{History, Metrics, MetricsLog, Record},
     output_error::OutputError,
     picture::Picture,
     progress::{Progress, Screen, StepSummary, summary_table},
     prometheus::Prometheus,
     report::{ReportInfo, write_report},
     run_dir::RunDir,
-    samples::{Sample, SamplesLog},
+    sample_text,
+    samples::{Phase, Sample, SamplesLog},
     tensorboard::EventWriter,
 };
 
@@ -25,6 +28,8 @@ pub struct Journal {
     dir: RunDir,
     metrics: MetricsLog,
     samples: SamplesLog,
+    advice: AdviceLog,
+    recent: Recent,
     board: EventWriter,
     prometheus: Option<Prometheus>,
     progress: Progress,
@@ -33,7 +38,12 @@ pub struct Journal {
     steps: u64,
     /// Earliest time of the next report between steps.
     next_report: Instant,
+    /// Earliest time of the next completion on the terminal; `None` to print none.
+    next_shown: Option<Instant>,
 }
+
+/// Least time between two completions on the terminal.
+const SHOW_INTERVAL: Duration = Duration::from_secs(20);
 
 /// Part of a run's time that reports between steps may take: each reads all metrics and samples again.
 const REPORTING: f64 = 0.02;
@@ -48,12 +58,20 @@ impl Journal {
         steps: u64,
         next_step: Option<u64>,
     ) -> Result<Self> {
-        let (metrics, samples) = match next_step {
-            Some(step) => {
-                (MetricsLog::resume(&dir.metrics(), step)?, SamplesLog::resume(&dir.samples(), step)?)
-            }
-            None => (MetricsLog::create(&dir.metrics())?, SamplesLog::create(&dir.samples())?),
+        let (metrics, samples, advice) = match next_step {
+            Some(step) => (
+                MetricsLog::resume(&dir.metrics(), step)?,
+                SamplesLog::resume(&dir.samples(), step)?,
+                AdviceLog::resume(&dir.advice(), step)?,
+            ),
+            None => (
+                MetricsLog::create(&dir.metrics())?,
+                SamplesLog::create(&dir.samples())?,
+                AdviceLog::create(&dir.advice())?,
+            ),
         };
+        let mut recent = Recent::default();
+        json_lines::each(&dir.metrics(), |record: Record| recent.push(record.step, &record.metrics))?;
         let board = EventWriter::create(&dir.tensorboard(), next_step.unwrap_or(0))?;
         let progress = Progress::new(screen, steps, next_step.unwrap_or(0).saturating_sub(1));
         let (name, description) = (name.to_owned(), description.to_owned());
@@ -62,6 +80,8 @@ impl Journal {
             dir,
             metrics,
             samples,
+            advice,
+            recent,
             board,
             prometheus: None,
             progress,
@@ -69,6 +89,7 @@ impl Journal {
             description,
             steps,
             next_report,
+            next_shown: None,
         })
     }
 
@@ -81,18 +102,43 @@ impl Journal {
         Ok(())
     }
 
-    /// Records a step: its metrics, and the samples of an evaluation after it.
+    /// Prints a completion of training now and then.
+    pub fn show_samples(&mut self) {
+        self.next_shown = Some(Instant::now());
+    }
+
+    /// Records a step: its metrics, its samples, and those of an evaluation after it.
     pub fn record(&mut self, step: u64, metrics: &Metrics, samples: &[Sample]) -> Result<()> {
         self.metrics.append(step, metrics)?;
         for sample in samples {
             self.samples.append(sample)?;
         }
         self.board.scalars(step, metrics)?;
+        let of_training = samples.iter().take_while(|sample| sample.phase == Phase::Train).count();
+        self.samples_of_training(step, &samples[..of_training])?;
         if let Some(prometheus) = &mut self.prometheus {
             prometheus.show(step, metrics);
         }
+        self.recent.push(step, metrics);
+        for Advice { text, .. } in self.advice.news(&self.recent)? {
+            self.say(&format!("advice at step {step}: {text}"));
+        }
         if let Some(shown) = StepSummary::of(metrics) {
             self.progress.update(step, shown);
+        }
+        Ok(())
+    }
+
+    fn samples_of_training(&mut self, step: u64, samples: &[Sample]) -> Result<()> {
+        if samples.is_empty() {
+            return Ok(());
+        }
+        self.board.text(step, "samples/training", &sample_text::markdown(samples))?;
+        let now = Instant::now();
+        let best = sample_text::best_and_worst(&samples.iter().collect::<Vec<_>>());
+        if let Some([best, _]) = best.filter(|_| self.next_shown.is_some_and(|next| next <= now)) {
+            self.next_shown = Some(now + SHOW_INTERVAL);
+            self.say(&sample_text::lines(best));
         }
         Ok(())
     }
@@ -108,7 +154,8 @@ impl Journal {
     /// Flushes all records to disk, so that a checkpoint never gets ahead of them.
     pub fn sync(&self) -> Result<()> {
         self.metrics.sync()?;
-        Ok(self.samples.sync()?)
+        self.samples.sync()?;
+        Ok(self.advice.sync()?)
     }
 
     /// Rewrites `report.html`, unless reports have taken more than 2 % of the time since the last one.
@@ -134,7 +181,7 @@ impl Journal {
 
     /// The table of results at the end.
     pub fn summary(&self) -> Result<String> {
-        Ok(summary_table(&Headline::new(&read_metrics(&self.dir.metrics())?), &self.dir))
+        Ok(summary_table(&Headline::new(&History::read(&self.dir.metrics())?), &self.dir))
     }
 }
 

@@ -4,7 +4,7 @@
 //! skip it, and resuming removes it. Any other line that does not parse is an error.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -39,7 +39,7 @@ impl JsonLines {
         let text = if next_step == 0 && !path.exists() { String::new() } else { read_text(path)? };
         let mut kept = String::with_capacity(text.len());
         for (number, line) in complete_lines(&text).enumerate() {
-            let stamp: Stamp = parse(path, number, line)?;
+            let stamp: Stamp = parse(path, number, line.as_bytes())?;
             if stamp.step < next_step {
                 kept.push_str(line);
             }
@@ -65,8 +65,25 @@ impl JsonLines {
 
 /// All records of a log, in order. The log may still be growing.
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<Vec<T>> {
-    let text = read_text(path)?;
-    complete_lines(&text).enumerate().map(|(number, line)| parse(path, number, line)).collect()
+    let mut records = Vec::new();
+    each(path, |record| records.push(record))?;
+    Ok(records)
+}
+
+/// Visits the records of a log, in order, one in memory at a time. The log may still be growing.
+pub fn each<T: DeserializeOwned>(path: &Path, mut visit: impl FnMut(T)) -> Result<()> {
+    let file = File::open(path).map_err(|source| OutputError::io("read", path, source))?;
+    let mut file = BufReader::new(file);
+    let mut line = Vec::new();
+    for number in 0.. {
+        line.clear();
+        file.read_until(b'\n', &mut line).map_err(|source| OutputError::io("read", path, source))?;
+        if !line.ends_with(b"\n") {
+            break;
+        }
+        visit(parse(path, number, &line)?);
+    }
+    Ok(())
 }
 
 fn read_text(path: &Path) -> Result<String> {
@@ -83,9 +100,9 @@ fn complete_lines(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive('\n')
 }
 
-fn parse<'a, T: Deserialize<'a>>(path: &Path, number: usize, line: &'a str) -> Result<T> {
+fn parse<'a, T: Deserialize<'a>>(path: &Path, number: usize, line: &'a [u8]) -> Result<T> {
     let malformed = |source| OutputError::Malformed { path: path.to_owned(), line: number + 1, source };
-    serde_json::from_str(line).map_err(malformed)
+    serde_json::from_slice(line).map_err(malformed)
 }
 
 #[cfg(test)]

@@ -3,19 +3,24 @@
 //! In reading order, each module uses only earlier ones. [`launch`] starts ranks, and [`run`] has the types of a run
 //! on a machine. [`inference`] and [`environment`] are parts of a step, and [`journal`] writes its results. [`train`]
 //! is the loop, and [`rlvr`], [`offline`] and [`diffusion`] are pipelines. [`opened`] has the files that a config
-//! names, and [`plan`] computes memory. [`prepare`] turns a YAML file into a run. `tests/tidy.rs` refuses cycles.
+//! names, and [`plan`] computes memory. [`prepare`] turns a YAML file into a run. [`loaded`] opens a trained model, and
+//! [`evaluation`] measures it. `tests/tidy.rs` refuses cycles.
 
 #![forbid(unsafe_code)]
 
+pub mod advice;
 pub mod atomic_file;
 pub mod base_model;
+pub mod data_facts;
 pub mod diffusion;
 pub mod environment;
 mod error;
 mod error_rates;
+pub mod evaluation;
 pub mod export;
 pub mod format;
 pub mod headline;
+pub mod hub;
 pub mod inference;
 pub mod journal;
 pub mod json_lines;
@@ -35,6 +40,7 @@ pub mod report;
 pub mod rlvr;
 pub mod run;
 pub mod run_dir;
+mod sample_text;
 pub mod samples;
 pub mod tensorboard;
 pub mod train;

@@ -12,10 +12,12 @@
 //! evaluation. The sum of both is the run's duration.
 
 mod declared;
+mod history;
 
 use std::path::Path;
 
 pub use declared::{DECLARED, Declared, Reduction, declared, page};
+pub use history::{Curve, ENDS, History};
 use indexmap::IndexMap;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap;

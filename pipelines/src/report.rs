@@ -11,6 +11,7 @@ mod curve;
 mod figures;
 mod gallery;
 mod sample_table;
+mod training_table;
 
 use std::fs;
 
@@ -18,16 +19,18 @@ use minijinja::Environment;
 use minijinja::value::{Serde, Value};
 use serde::Serialize;
 
+use crate::advice::{Advice, read_advice};
 use crate::atomic_file::write_atomic;
 use crate::format;
 use crate::headline::{Comparison, Headline, LOSS, TRAINING_LOSS};
-use crate::metrics::{Record, read_metrics};
+use crate::metrics::History;
 use crate::output_error::{OutputError, Result};
 use crate::run_dir::RunDir;
-use crate::samples::{Sample, read_samples};
+use crate::samples::{Ends, read_ends};
 use figures::Figure;
 use gallery::Shot;
 use sample_table::SampleTable;
+use training_table::TrainingTable;
 
 const TEMPLATE: &str = include_str!("report/page.html");
 const STYLE: &str = include_str!("report/style.css");
@@ -49,13 +52,15 @@ pub struct ReportInfo<'a> {
 /// # Errors
 /// If one of the files cannot be read, or the page cannot be written.
 pub fn write_report(run: &RunDir, info: &ReportInfo) -> Result<()> {
-    let records = read_metrics(&run.metrics())?;
-    let samples = read_samples(&run.samples())?;
+    let history = History::read(&run.metrics())?;
+    let samples = read_ends(&run.samples(), training_table::STEPS)?;
     let gallery = gallery::gallery(run)?;
     let resolved = run.resolved();
     let config =
         fs::read_to_string(&resolved).map_err(|source| OutputError::io("read", &resolved, source))?;
-    write_atomic(&run.report(), page(info, &records, gallery, &samples, &config).as_bytes())
+    let advice = read_advice(&run.advice())?;
+    let page = page(info, (&history, &advice), gallery, samples, &config);
+    write_atomic(&run.report(), page.as_bytes())
 }
 
 /// Values of the template.
@@ -70,6 +75,8 @@ struct Page<'a> {
     figures: Vec<Figure<'a>>,
     gallery: Vec<Shot>,
     samples: Option<SampleTable<'a>>,
+    training: Option<TrainingTable>,
+    advice: &'a [Advice],
     config: &'a str,
 }
 
@@ -85,12 +92,12 @@ struct Tile {
 
 fn page(
     info: &ReportInfo,
-    records: &[Record],
+    (history, advice): (&History, &[Advice]),
     gallery: Vec<Shot>,
-    samples: &[Sample],
+    samples: Ends,
     config: &str,
 ) -> String {
-    let headline = Headline::new(records);
+    let headline = Headline::new(history);
     let finished = headline.step >= info.steps;
     let page = Page {
         style: Value::from_safe_string(STYLE.to_owned()),
@@ -103,9 +110,11 @@ fn page(
         },
         finished,
         tiles: tiles(&headline),
-        figures: figures::figures(records),
+        figures: figures::figures(history),
         gallery,
-        samples: SampleTable::new(samples),
+        samples: SampleTable::new(&samples.evaluated),
+        training: TrainingTable::new(&samples.training),
+        advice,
         config,
     };
     let mut environment = Environment::new();

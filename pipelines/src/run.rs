@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use anyroll_config::{Config, OffloadConfig, Precision, Recompute, Reduction, StrategyConfig, ZeroStage};
+use anyroll_config::{
+    Config, OffloadConfig, Precision, Recompute, Reduction, RewardConfig, StrategyConfig, ZeroStage,
+};
 
 use crate::launch::Rank;
 
@@ -32,6 +34,29 @@ pub struct BackendFacts {
     pub memory_bytes: Option<usize>,
     /// Reason why the backend cannot be used on this machine; `None` if it can.
     pub unavailable: Option<String>,
+}
+
+impl BackendFacts {
+    /// Number of devices to choose from: those of this machine, or any number if the backend is not on it.
+    pub(crate) fn available_devices(&self) -> Option<usize> {
+        const MANY: usize = 1 << 16;
+        self.devices.map(|devices| if self.unavailable.is_some() { MANY } else { devices })
+    }
+}
+
+impl Machine {
+    /// Backends of a run that cannot be used on this machine.
+    pub fn missing<'a>(&'a self, run: &'a Run) -> impl Iterator<Item = &'a BackendFacts> {
+        let rollout = run.rollout.as_ref().map(|rollout| &rollout.backend);
+        let models = run.config.pipeline.reward().into_iter().flat_map(RewardConfig::models);
+        let names: Vec<&String> = run
+            .roles()
+            .map(|role| &role.backend)
+            .chain(rollout)
+            .chain(models.map(|model| &model.backend))
+            .collect();
+        self.backends.iter().filter(move |facts| facts.unavailable.is_some() && names.contains(&&facts.name))
+    }
 }
 
 /// A config resolved on a machine.

@@ -5,13 +5,15 @@
 //! | `config.yaml` | the config as the user wrote it |
 //! | `resolved.yaml` | the resolved config; written last, so a folder that has it holds a run |
 //! | `metrics.jsonl` | one object per step ([`crate::metrics`]) |
-//! | `samples.jsonl` | the samples of the evaluations ([`crate::samples`]) |
+//! | `samples.jsonl` | samples of evaluations and of training steps ([`crate::samples`]) |
+//! | `advice.jsonl` | what goes wrong, and how to mend it ([`crate::advice`]) |
 //! | `report.html` | curves and samples for a browser ([`crate::report`]) |
 //! | `tensorboard/` | event files, one per start ([`crate::tensorboard`]) |
 //! | `checkpoints/` | checkpoints to resume from |
 //! | `best/` | the checkpoint with the best held-out score, if `checkpoint.keep_best` is set |
 //! | `lock` | locked by the process that writes the folder; contains its id |
 
+use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -19,13 +21,21 @@ use std::process;
 
 use anyroll_strategy::checkpoint;
 use jiff::{Timestamp, Zoned};
+use serde::Deserialize;
 
 use crate::atomic_file::write_atomic;
+use crate::json_lines;
 use crate::output_error::{OutputError, Result};
 
 const CONFIG: &str = "config.yaml";
 const RESOLVED: &str = "resolved.yaml";
 const LOCK: &str = "lock";
+
+/// The step of a line of metrics.
+#[derive(Deserialize)]
+struct Stamp {
+    step: u64,
+}
 
 /// Exclusive lock of a run folder.
 #[derive(Debug)]
@@ -68,7 +78,9 @@ impl RunDir {
     ///
     /// # Errors
     /// [`OutputError::AlreadyARun`], [`OutputError::NotEmpty`] and [`OutputError::NotAFolder`] unless `path`
-    /// is absent or an empty folder; [`OutputError::NotUtf8`]. If two processes create one path at once, one of them succeeds.
+    /// is absent, an empty folder, or that of a run that ended before its first step and is written anew;
+    /// [`OutputError::InUse`] and [`OutputError::NotUtf8`]. If two processes create one path at once, one of them
+    /// succeeds.
     pub fn create(path: &Path, config_as_written: &str, resolved_yaml: &str) -> Result<RunDir> {
         if path.to_str().is_none() {
             return Err(OutputError::NotUtf8 { path: path.to_owned() });
@@ -102,6 +114,22 @@ impl RunDir {
             }
         }
         Ok(RunDir { path: path.to_owned() })
+    }
+
+    /// Keeps other processes from writing the run anew until the returned file is dropped: for a process that starts the
+    /// one that locks the folder.
+    ///
+    /// # Errors
+    /// [`OutputError::InUse`] if another process does so.
+    pub fn keep(&self) -> Result<File> {
+        let path = self.config();
+        let file = File::options().write(true).open(&path);
+        let file = file.map_err(|source| OutputError::io("open", &path, source))?;
+        match file.try_lock() {
+            Ok(()) => Ok(file),
+            Err(TryLockError::WouldBlock) => Err(OutputError::InUse { path: self.path.clone() }),
+            Err(TryLockError::Error(source)) => Err(OutputError::io("lock", &path, source)),
+        }
     }
 
     /// Locks the folder for this process until the returned lock is dropped. The system releases it however
@@ -163,9 +191,14 @@ impl RunDir {
         self.path.join("metrics.jsonl")
     }
 
-    /// Samples of the evaluations, one JSON object each.
+    /// Samples of evaluations and of training steps, one JSON object each.
     pub fn samples(&self) -> PathBuf {
         self.path.join("samples.jsonl")
+    }
+
+    /// Advice, one JSON object each.
+    pub fn advice(&self) -> PathBuf {
+        self.path.join("advice.jsonl")
     }
 
     /// Images generated in the evaluation at a step.
@@ -210,10 +243,58 @@ impl RunDir {
         self.path.join("checkpoints")
     }
 
+    /// Returns true if the run has a step or a checkpoint, or files of another kind than a run's.
+    fn has_begun(&self) -> Result<bool> {
+        const OWN: [&str; 11] = [
+            CONFIG,
+            RESOLVED,
+            LOCK,
+            "metrics.jsonl",
+            "samples.jsonl",
+            "report.html",
+            "tensorboard",
+            "checkpoints",
+            "pictures",
+            "reference",
+            "old_policy",
+        ];
+        let entries = |folder: &Path| {
+            let io = |source| OutputError::io("read", folder, source);
+            let names = fs::read_dir(folder).map_err(io)?.map(|entry| Ok(entry.map_err(io)?.file_name()));
+            names.collect::<Result<Vec<_>>>()
+        };
+        let is_own = |name: &OsString| name.to_str().is_some_and(|name| OWN.contains(&name));
+        // A checkpoint that was not finished is none, but may be looked at.
+        let checkpoints = self.checkpoints();
+        if !entries(&self.path)?.iter().all(is_own)
+            || (checkpoints.exists() && !entries(&checkpoints)?.is_empty())
+        {
+            return Ok(true);
+        }
+        let metrics = self.metrics();
+        let steps = match metrics.exists() {
+            true => json_lines::read::<Stamp>(&metrics)?,
+            false => Vec::new(),
+        };
+        // Step 0 is the evaluation before training.
+        Ok(steps.iter().any(|stamp| stamp.step > 0))
+    }
+
+    /// Removes the files of a run that has not begun, and that no process writes.
+    fn clear(&self) -> Result<()> {
+        let (_kept, _lock) = (self.keep()?, self.lock()?);
+        for entry in fs::read_dir(&self.path).map_err(|source| OutputError::io("read", &self.path, source))? {
+            let path = entry.map_err(|source| OutputError::io("read", &self.path, source))?.path();
+            let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(|source| OutputError::io("remove", &path, source))?;
+        }
+        Ok(())
+    }
+
     fn refuse_if_occupied(&self) -> Result<()> {
         let path = self.path.clone();
         if self.resolved().exists() {
-            return Err(OutputError::AlreadyARun { path });
+            return if self.has_begun()? { Err(OutputError::AlreadyARun { path }) } else { self.clear() };
         }
         let mut entries = fs::read_dir(&path).map_err(|source| OutputError::io("read", &path, source))?;
         if entries.next().is_some() {
@@ -248,7 +329,21 @@ mod tests {
             assert!(message.contains(says) && message.contains(path.to_str().unwrap()), "{message}");
         };
         let run = |path: &Path| drop(RunDir::create(path, "", "").unwrap());
-        check("run", &run, "--resume");
+        let with_step = |path: &Path| {
+            run(path);
+            fs::write(path.join("metrics.jsonl"), "{\"step\": 0}\n{\"step\": 1}\n").unwrap();
+        };
+        check("run", &with_step, "--resume");
+        let with_checkpoint = |path: &Path| {
+            run(path);
+            fs::create_dir(path.join("checkpoints/step_000000")).unwrap();
+        };
+        check("checkpoint", &with_checkpoint, "--resume");
+        let with_notes = |path: &Path| {
+            run(path);
+            fs::write(path.join("notes.txt"), "").unwrap();
+        };
+        check("notes", &with_notes, "--resume");
         check("file", &|path| fs::write(path, "").unwrap(), "not a folder");
         let other = |path: &Path| {
             fs::create_dir(path).unwrap();
@@ -258,6 +353,26 @@ mod tests {
         assert!(folder.path().join("other/thesis.tex").exists());
         fs::create_dir(folder.path().join("empty")).unwrap();
         run(&folder.path().join("empty"));
+    }
+
+    #[test]
+    fn a_run_that_ended_before_its_first_step_is_written_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run");
+        let first = RunDir::create(&path, "a", "a").unwrap();
+        fs::write(first.metrics(), "{\"step\": 0}\n").unwrap();
+        fs::write(first.tensorboard().join("events"), "").unwrap();
+        // While a process starts it or writes it, it is not.
+        let is_in_use = || matches!(RunDir::create(&path, "b", "b"), Err(OutputError::InUse { .. }));
+        let kept = first.keep().unwrap();
+        assert!(is_in_use());
+        drop(kept);
+        let lock = first.lock().unwrap();
+        assert!(is_in_use());
+        drop(lock);
+        let second = RunDir::create(&path, "b", "b").unwrap();
+        assert_eq!(fs::read_to_string(second.config()).unwrap(), "b");
+        assert!(!second.metrics().exists() && fs::read_dir(second.tensorboard()).unwrap().next().is_none());
     }
 
     #[test]

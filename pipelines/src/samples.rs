@@ -1,5 +1,6 @@
-//! Log of the samples of evaluations: `samples.jsonl`.
+//! Log of samples of evaluations and of training steps: `samples.jsonl`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::json_lines::{self, JsonLines};
 use crate::output_error::Result;
 
-/// The evaluation in which a sample was drawn.
+/// The part of a run in which a sample was drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
@@ -17,18 +18,20 @@ pub enum Phase {
     Eval,
     /// The evaluation after the last update.
     After,
+    /// A training step.
+    Train,
 }
 
-/// One evaluated sample: a line of `samples.jsonl`.
+/// One sample: a line of `samples.jsonl`.
 ///
 /// If an evaluation draws several samples of a prompt, the report shows the first, so the greedy one should
 /// be written first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
-    /// Number of updates done.
+    /// Number of steps done; for a sample of training, those including its own.
     pub step: u64,
-    /// The evaluation that it belongs to.
+    /// The evaluation that it belongs to, or training.
     pub phase: Phase,
     /// Prompt.
     pub prompt: String,
@@ -39,9 +42,32 @@ pub struct Sample {
     pub turns: Vec<Turn>,
     /// Gold answer.
     pub answer: String,
-    /// Reward of the completion; 1 is a right answer. A reward that is not finite reads back as NaN.
+    /// Reward of the completion; 1 is a right answer. In training it is the weighted sum of the terms. A reward that is
+    /// not finite reads back as NaN.
     #[serde(deserialize_with = "nan_for_null")]
     pub reward: f64,
+    /// Facts of a sample of training.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub training: Option<Training>,
+}
+
+/// Facts of a sample that a step trains on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Training {
+    /// Index of its group in the step.
+    pub group: usize,
+    /// Score of each term of the reward, without its weight; `None` if the term does not apply or failed.
+    pub terms: BTreeMap<String, Option<f64>>,
+    /// Mean advantage of its tokens.
+    #[serde(deserialize_with = "nan_for_null")]
+    pub advantage: f64,
+    /// Tokens of the completion.
+    pub tokens: usize,
+    /// True if it was cut at the maximum length.
+    pub cut: bool,
+    /// True if it is trained on, false if it is left out.
+    pub trained: bool,
 }
 
 /// A turn of a sample.
@@ -56,7 +82,7 @@ pub struct Turn {
     pub observation: Option<String>,
 }
 
-/// The log of a run's evaluated samples, open for appending.
+/// The log of a run's samples, open for appending.
 #[derive(Debug)]
 pub struct SamplesLog {
     lines: JsonLines,
@@ -100,6 +126,42 @@ pub fn read_samples(path: &Path) -> Result<Vec<Sample>> {
     json_lines::read(path)
 }
 
+/// Samples of the first and of the last evaluation, and of the last steps of training, each in order.
+#[derive(Debug, Default, PartialEq)]
+pub struct Ends {
+    /// Of both evaluations; of one, until there is another.
+    pub evaluated: Vec<Sample>,
+    /// Of training.
+    pub training: Vec<Sample>,
+}
+
+/// Reads the ends of a `samples.jsonl` with the last `steps` of training, without keeping the rest in memory.
+///
+/// # Errors
+/// If the file cannot be read, or has a line that is not a sample.
+pub fn read_ends(path: &Path, steps: usize) -> Result<Ends> {
+    let (mut first, mut last): (Vec<Sample>, Vec<Sample>) = (Vec::new(), Vec::new());
+    let mut training: BTreeMap<u64, Vec<Sample>> = BTreeMap::new();
+    let is_of = |samples: &[Sample], step| samples.first().is_none_or(|sample| sample.step == step);
+    json_lines::each(path, |sample: Sample| {
+        if sample.phase == Phase::Train {
+            training.entry(sample.step).or_default().push(sample);
+            if training.len() > steps {
+                training.pop_first();
+            }
+        } else if is_of(&first, sample.step) {
+            first.push(sample);
+        } else {
+            if !is_of(&last, sample.step) {
+                last.clear();
+            }
+            last.push(sample);
+        }
+    })?;
+    first.append(&mut last);
+    Ok(Ends { evaluated: first, training: training.into_values().flatten().collect() })
+}
+
 /// Reads null as NaN, since JSON has no NaN and serde writes it as null.
 fn nan_for_null<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
@@ -113,7 +175,16 @@ mod tests {
 
     fn sample(step: u64, phase: Phase, completion: &str) -> Sample {
         let [prompt, answer] = ["sort 31", "13"].map(String::from);
-        Sample { step, phase, prompt, completion: completion.into(), turns: Vec::new(), answer, reward: 0.0 }
+        Sample {
+            step,
+            phase,
+            prompt,
+            completion: completion.into(),
+            turns: Vec::new(),
+            answer,
+            reward: 0.0,
+            training: None,
+        }
     }
 
     #[test]
@@ -138,6 +209,23 @@ mod tests {
         let mut log = SamplesLog::resume(&path, 11).unwrap();
         log.append(&samples[2]).unwrap();
         assert_eq!(read_samples(&path).unwrap(), samples);
+    }
+
+    #[test]
+    fn a_report_reads_the_first_and_the_last_evaluation_and_the_last_steps() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("samples.jsonl");
+        let mut log = SamplesLog::create(&path).unwrap();
+        let evaluated = |step| ["a", "b"].map(|text| sample(step, Phase::Eval, text));
+        let trained = |step| ["c", "d"].map(|text| sample(step, Phase::Train, text));
+        let all = (0..=40u64).flat_map(|step| {
+            let evaluated = evaluated(step).into_iter().filter(move |_| step % 10 == 0);
+            trained(step).into_iter().chain(evaluated)
+        });
+        all.for_each(|sample| log.append(&sample).unwrap());
+        let ends = read_ends(&path, 2).unwrap();
+        assert_eq!(ends.evaluated, [evaluated(0), evaluated(40)].concat());
+        assert_eq!(ends.training, [trained(39), trained(40)].concat());
     }
 
     #[test]

@@ -17,8 +17,13 @@ fn help_teaches_by_examples() {
     for part in ["anyroll run configs/", "--set", "--resume", "anyroll check", "anyroll doctor", "torchrun"] {
         assert!(help.contains(part), "no {part:?} in {help}");
     }
-    let version = succeed(anyroll(["--version"])).stdout;
-    assert_eq!(version, format!("anyroll {}\n", env!("CARGO_PKG_VERSION")));
+    let short = succeed(anyroll(["-V"])).stdout;
+    assert_eq!(short, format!("anyroll {}\n", env!("CARGO_PKG_VERSION")));
+    let long = succeed(anyroll(["--version"])).stdout;
+    assert!(long.starts_with(short.trim_end()), "{long}");
+    for part in ["\ncommit    ", "\ntorch     2.11.0", "\nbackends  ", "cpu"] {
+        assert!(long.contains(part), "no {part:?} in {long}");
+    }
     // Without arguments, the help; clap's exit code for a wrong command line is 2.
     let ended = finish(anyroll::<&str>([]));
     assert!(ended.code == Some(2) && ended.stderr.contains("Usage: anyroll <"), "{ended:#?}");
@@ -81,6 +86,58 @@ fn check_prints_what_a_config_resolves_to() {
     let path = folder.path().join("resolved.yaml");
     fs::write(&path, &resolved).unwrap();
     assert_eq!(succeed(anyroll(["check", path.to_str().unwrap()])).stdout, resolved);
+}
+
+#[test]
+fn check_tells_facts_on_the_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data.jsonl");
+    let line = |number: u32| format!("{{\"prompt\": \"{number:03}>\", \"answer\": \"1\"}}\n");
+    fs::write(&data, (0..256).map(line).collect::<String>()).unwrap();
+    let held_out = folder.path().join("held_out.jsonl");
+    fs::write(&held_out, (900..904).map(line).collect::<String>()).unwrap();
+    let file = format!("{{path: {}, held_out: {}}}", data.display(), held_out.display());
+    let data = format!("pipeline.rlvr.data={{file: {file}}}");
+    let sets = [
+        &data,
+        "pipeline.rlvr.steps=20",
+        "pipeline.rlvr.prompts_per_step=32",
+        "pipeline.rlvr.evaluation.prompts=4",
+    ];
+    let sets = sets.iter().flat_map(|set| ["--set", set]);
+    let told = succeed(anyroll(["check", ONE_RANK].into_iter().chain(sets))).stdout;
+    for line in [
+        "# data: 256 prompts trained on, 4 held out\n",
+        "# tokens of a prompt: 4 on average, 4 at most\n",
+        "# 20 steps of 32 prompts: 2.5 epochs\n",
+    ] {
+        assert!(told.contains(line), "{told}");
+    }
+}
+
+/// A config for a backend that is not here is checked but for its devices, and is not run.
+#[test]
+fn a_config_for_another_machine_is_checked() {
+    const OTHER: &str = "configs/rlvr_sort_ascend.yaml";
+    let report: Value = serde_json::from_str(&succeed(anyroll(["doctor", "--json"])).stdout).unwrap();
+    let backends = report["backends"].as_array().unwrap();
+    assert_eq!(backends.iter().find(|it| it["name"] == "ascend").unwrap()["available"], false);
+    let ended = succeed(anyroll(["check", OTHER]));
+    assert!(ended.stdout.contains("backend: ascend\n"), "{}", ended.stdout);
+    assert!(ended.stderr.contains("note: `ascend` is not on this machine"), "{}", ended.stderr);
+    let wrong = fail(anyroll(["check", OTHER, "--set", "pipeline.rlvr.prompts_per_step=0"]));
+    assert!(wrong.contains("prompts_per_step"), "{wrong}");
+    let folder = tempfile::tempdir().unwrap();
+    let run = folder.path().join("run");
+    let error = fail(anyroll(["run", OTHER, "--output", run.to_str().unwrap()]));
+    assert!(error.contains("`ascend` cannot be used on this machine") && !run.exists(), "{error}");
+}
+
+#[test]
+fn the_schema_is_printed_for_editors() {
+    let schema: Value = serde_json::from_str(&succeed(anyroll(["schema"])).stdout).unwrap();
+    assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+    assert_eq!(schema["$defs"]["AdamWConfig"]["properties"]["learning_rate"]["exclusiveMinimum"], 0);
 }
 
 #[test]

@@ -225,3 +225,20 @@ fn a_rank_that_is_killed_takes_its_hanging_reward_along() {
     let (ended, ..) = hanging.finish(Instant::now());
     assert_eq!(ended.error(), "error: rank 1 was killed by signal 9 (SIGKILL)");
 }
+
+/// A run that fails before its first step does not occupy its folder; one with steps does.
+#[test]
+fn the_folder_of_a_run_without_a_step_is_used_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (run, file) = (folder.path().join("run"), folder.path().join("reward.py"));
+    let reward = format!("pipeline.rlvr.reward=[{{python: {{path: {}, function: f}}}}]", file.display());
+    let start = || tiny(ONE_RANK, &run, &[&reward, "pipeline.rlvr.steps=4"]);
+    fs::write(&file, "def f(completions):\n    return [float(len(completions[7]))]\n").unwrap();
+    let error = fail(start());
+    assert!(error.contains("list index out of range"), "{error}");
+    assert!(run.join("resolved.yaml").exists() && checkpoints(&run).is_empty());
+    fs::write(&file, "def f(completions):\n    return [float(len(completions[0]))]\n").unwrap();
+    succeed(start());
+    let error = fail(start());
+    assert!(error.contains("already holds a run"), "{error}");
+}

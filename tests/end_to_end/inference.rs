@@ -1,6 +1,6 @@
 //! Using a trained model: generation and scoring.
 
-use std::{fs, io::Write as _, path::Path};
+use std::{fs, io::Write as _, path::Path, process::Stdio};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -236,6 +236,67 @@ fn a_line_may_say_how_it_is_sampled() {
     let args = ["--temperature", "0", "--max-new-tokens", "3", "--stop", "4"];
     let expected = generate("args.jsonl", json!({"prompt": "314>"}), &args);
     assert_eq!(generate("line.jsonl", said, &[]), expected);
+}
+
+/// Completions come in the order of the file with its other fields, and a reward reads them from a pipe.
+#[test]
+fn completions_of_a_file_are_scored_by_a_reward() {
+    let (folder, run) = trained();
+    // Those of many tokens come first, so that they end last.
+    let asked: Vec<Value> = evaluated(&run)
+        .into_iter()
+        .zip([4, 1, 3, 1, 2, 1].into_iter().cycle())
+        .map(|((prompt, _), most)| {
+            let mut digits: Vec<char> = prompt.trim_end_matches('>').chars().collect();
+            digits.sort_unstable();
+            json!({"question": prompt, "gold": String::from_iter(digits), "level": most, "max_new_tokens": most})
+        })
+        .collect();
+    let file = lines(&folder, "cases.jsonl", &asked);
+    let args =
+        ["generate", run.to_str().unwrap(), "--file", &file, "--columns", "prompt=question,answer=gold"];
+    let generated = succeed(anyroll(args.into_iter().chain(["--temperature", "0", "--samples", "2"]))).stdout;
+    let completions = parsed(&generated);
+    assert_eq!(completions.len(), 2 * asked.len());
+    for (index, line) in completions.iter().enumerate() {
+        let asked = &asked[index / 2];
+        assert_eq!((&line["line"], &line["sample"]), (&json!(index / 2 + 1), &json!(index % 2)));
+        assert_eq!((&line["prompt"], &line["answer"]), (&asked["question"], &asked["gold"]));
+        assert_eq!((&line["level"], &line["finished"]), (&asked["level"], &json!(line["ending"] == "stop")));
+        assert!(line.get("question").is_none() && line.get("max_new_tokens").is_none(), "{line}");
+    }
+    let right = |line: &Value| line["finished"] == true && line["completion"] == line["answer"];
+    let expected = completions.iter().filter(|line| right(line)).count();
+    assert!(expected > 0, "{generated}");
+    let mut reward = anyroll(["reward", "exact", "--file", "-"]);
+    let mut reward =
+        reward.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    reward.stdin.take().unwrap().write_all(generated.as_bytes()).unwrap();
+    let ended = reward.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    let scores = parsed(&String::from_utf8(ended.stdout).unwrap());
+    let sum: f64 = scores.iter().map(|line| line["score"].as_f64().unwrap()).sum();
+    assert_eq!((scores.len(), sum), (completions.len(), expected as f64));
+
+    let file = lines(&folder, "taken.jsonl", &[json!({"prompt": "1>", "completion": "1"})]);
+    let error = fail(anyroll(["generate", run.to_str().unwrap(), "--file", &file]));
+    assert!(error.contains("taken.jsonl:1: `completion` is a field of its completions"), "{error}");
+}
+
+/// Without `--chat` a model with a chat template reads the plain text, which is told once.
+#[test]
+fn a_chat_template_that_is_not_used_is_told() {
+    let generate = |model: &str, more: &[&str]| {
+        let args = ["generate", model, "--prompt", "12 + 34", "--max-new-tokens", "1"];
+        succeed(anyroll(args.iter().chain(more))).stderr
+    };
+    let model = published_model::model();
+    let told = generate(model.to_str().unwrap(), &[]);
+    assert!(
+        told.starts_with("hint: the model has a chat template; `--chat`") && told.lines().count() == 1,
+        "{told}"
+    );
+    assert_eq!(generate(model.to_str().unwrap(), &["--chat"]), "");
 }
 
 /// A prompt of messages is put into the chat template, like a single user message.

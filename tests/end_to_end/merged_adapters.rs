@@ -81,11 +81,68 @@ fn an_exported_adapter_writes_what_its_run_does() {
     let of_adapter = written(adapter);
     assert_eq!(of_adapter, written(run));
     assert_ne!(of_adapter, written(published_model::model().to_str().unwrap()), "nothing was learned");
+    for file in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"] {
+        let [copied, own] =
+            [Path::new(adapter), &published_model::model()].map(|it| fs::read(it.join(file)).unwrap());
+        assert_eq!(copied, own, "{file}");
+    }
     let file = Path::new(adapter).join("adapter_config.json");
     let elsewhere = fs::read_to_string(&file).unwrap().replace("tiny_model", "no_model");
     fs::write(&file, elsewhere).unwrap();
     let error = fail(anyroll(["generate", adapter, "--prompt", "2"]));
-    assert!(error.contains("`base_model_name_or_path` is not a local folder"), "{error}");
+    assert!(error.contains("`base_model_name_or_path` names no model here: there is no folder"), "{error}");
+}
+
+/// The base is named as the config names it, or by its name on the hub.
+#[test]
+fn an_exported_adapter_names_its_base_as_it_was_given() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache/models--org--tiny");
+    for part in ["refs", "snapshots/0a1b", "snapshots/2c3d"] {
+        fs::create_dir_all(cache.join(part)).unwrap();
+    }
+    fs::write(cache.join("refs/main"), "0a1b").unwrap();
+    fs::create_dir(folder.path().join("base")).unwrap();
+    let copies = [folder.path().join("base"), cache.join("snapshots/0a1b"), cache.join("snapshots/2c3d")];
+    for (entry, to) in fs::read_dir(published_model::model()).unwrap().flat_map(|entry| {
+        let entry = entry.unwrap().path();
+        copies.iter().map(move |to| (entry.clone(), to))
+    }) {
+        fs::copy(&entry, to.join(entry.file_name().unwrap())).unwrap();
+    }
+    let data = folder.path().join("data.jsonl");
+    let line = |number: u32| format!("{{\"prompt\": \"2 x {number}?\", \"answer\": \"1\"}}\n");
+    fs::write(&data, (0..40).map(line).collect::<String>()).unwrap();
+    for (given, named, revision) in [
+        ("base", "base", Value::Null),
+        ("./base", "./base", Value::Null),
+        ("org/tiny", "org/tiny", Value::Null),
+        ("org/tiny@2c3d", "org/tiny", "2c3d".into()),
+    ] {
+        let config = format!(
+            "name: named\nbackend: cpu\nmodel: {{path: {given}, lora: {{rank: 2}}}}\nstrategy: {{micro_batch_size: 8}}\n\
+             pipeline:\n  offline:\n    data: {{file: {{path: data.jsonl}}}}\n    objective: sft\n    steps: 1\n    \
+             batch_size: 8\n    evaluation: {{prompts: 0}}\n    optimizer: {{adamw: {{learning_rate: 1.0e-3}}}}\n"
+        );
+        let path = folder.path().join("run.yaml");
+        fs::write(&path, config).unwrap();
+        let name = given.replace('/', "_");
+        let (run, to) = (folder.path().join(format!("run {name}")), folder.path().join(format!("to {name}")));
+        let mut command = anyroll(["run", path.to_str().unwrap(), "--output", run.to_str().unwrap()]);
+        command.env("HF_HUB_CACHE", folder.path().join("cache"));
+        succeed(command);
+        succeed(anyroll(["export", run.to_str().unwrap(), "--to", to.to_str().unwrap(), "--adapter"]));
+        let file: Value = serde_json::from_slice(&fs::read(to.join("adapter_config.json")).unwrap()).unwrap();
+        assert_eq!(
+            (&file["base_model_name_or_path"], &file["revision"]),
+            (&named.into(), &revision),
+            "{given}"
+        );
+        let mut command =
+            anyroll(["generate", to.to_str().unwrap(), "--prompt", "2", "--max-new-tokens", "2"]);
+        command.current_dir(&folder).env("HF_HUB_CACHE", folder.path().join("cache"));
+        succeed(command);
+    }
 }
 
 /// The plan includes the additional memory while adapters are merged; afterwards they are not held whole.

@@ -175,7 +175,7 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
         assert!(!run.exists());
     };
     let none = format!("model.path={}", folder.path().join("none").display());
-    check(&[&none], &["model.path", "cannot read", "none/config.json"]);
+    check(&[&none], &["model.path", "there is no folder", "/none"]);
     let long = "pipeline.rlvr.rollout.max_new_tokens=2040";
     check(&[long], &["model.path", "the longest prompt is", "it exceeds 2048"]);
     check(&["model.decoder={hidden_size: 8}"], &["model.decoder"]);

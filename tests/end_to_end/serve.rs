@@ -182,10 +182,47 @@ fn a_server_answers_as_clients_expect() {
     assert_eq!(server.metric("requests_total"), 4);
     assert!(server.ask("GET", "/health", "").ends_with("ok"));
     let models = body(&server.ask("GET", "/v1/models", ""));
-    assert_eq!(models["data"][0]["id"], "anyroll");
-    assert_eq!(body(&server.ask("GET", "/v1/models/anyroll", "")), models["data"][0]);
+    // The run's folder, which is the name in answers too.
+    assert_eq!((&models["data"][0]["id"], &whole["model"]), (&json!("run"), &json!("run")));
+    assert_eq!(body(&server.ask("GET", "/v1/models/run", "")), models["data"][0]);
     let other = server.ask("GET", "/v1/models/other", "");
-    assert!(other.starts_with("HTTP/1.1 404") && other.contains("`anyroll`"), "{other}");
+    assert!(other.starts_with("HTTP/1.1 404") && other.contains("`run`"), "{other}");
+    assert_eq!(body(&server.complete(&with(&greedy, "model", json!("run"))))["choices"], whole["choices"]);
+    let other = server.complete(&with(&greedy, "model", json!("gpt-4")));
+    assert!(other.starts_with("HTTP/1.1 404") && other.contains("\"code\":\"model_not_found\""), "{other}");
+}
+
+/// A server tells that it loads, and has the names that it is given.
+#[test]
+fn a_server_has_the_names_it_is_given() {
+    let server = Server::published(&["--served-model-name", "org/tiny", "--served-model-name", "tiny"]);
+    let said = fs::read_to_string(server.process.output.path().join("stderr")).unwrap();
+    let [loading, listening] = ["loading ", "listening on http://"].map(|words| said.find(words).unwrap());
+    assert!(loading < listening && said.contains("for the model `org/tiny`"), "{said}");
+    for name in ["org/tiny", "tiny"] {
+        let asked = json!({"prompt": "12 + 34", "max_tokens": 1, "temperature": 0, "model": name});
+        assert_eq!(body(&server.complete(&asked))["model"], "org/tiny");
+        assert_eq!(body(&server.ask("GET", &format!("/v1/models/{name}"), ""))["id"], name);
+    }
+}
+
+/// The cache of a host is not resident before it is used: here it is larger than the process.
+#[test]
+fn a_server_takes_memory_as_it_needs_it() {
+    let server = Server::published(&["--sequences", "16384"]);
+    // Keys and values of 16 tokens, in two layers, of two heads of four numbers.
+    let cache = server.metric("kv_blocks") * 2 * 16 * 2 * 2 * 4 * 4;
+    assert!(cache > 2 << 30, "{cache} bytes");
+    let resident = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", server.process.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap().to_owned();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+    };
+    let before = resident();
+    assert!(before < 1 << 30, "{before} bytes are resident before the first request");
+    let asked = json!({"prompt": ENDLESS, "max_tokens": 64, "temperature": 0});
+    assert_eq!(body(&server.complete(&asked))["usage"]["completion_tokens"], 64);
+    assert!(resident() < before + (512 << 20));
 }
 
 #[test]

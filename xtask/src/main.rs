@@ -6,9 +6,11 @@ mod error;
 mod lines;
 mod process;
 mod python;
+mod recipe;
 mod setup;
 mod venv;
 mod view;
+mod wheel;
 
 use std::env;
 use std::ffi::OsString;
@@ -19,6 +21,7 @@ use std::process::{Command, ExitCode};
 use error::{Error, Result};
 use process::cargo;
 use setup::Setup;
+use wheel::Wheel;
 
 const HELP: &str = "\
 Sets up, builds, runs and tests anyroll. Only Rust, a C++ compiler and Python 3.10 or newer are needed.
@@ -26,12 +29,17 @@ Sets up, builds, runs and tests anyroll. Only Rust, a C++ compiler and Python 3.
 Examples:
   cargo xtask run configs/rlvr_sort_cpu.yaml              set up, build, train
   cargo xtask run configs/rlvr_sort_cpu.yaml --set seed=1 the same; what follows the file goes to `anyroll run`
+  cargo xtask recipe smollm2_arithmetic                   a published model learns a task, on one GPU
+  cargo xtask recipe smollm2_arithmetic --config lora --seed 1
+  cargo xtask recipe                                      the list of recipes
   cargo xtask test                                        set up, run every test
   cargo xtask test --package anyroll-models rope          the tests of one crate whose name has `rope`
-  cargo xtask check                                       what CI runs: format, lints, docs, tests, the cpu's cells
+  cargo xtask check                                       what CI runs: format, lints, docs, tests, wheel, cpu's cells
   cargo xtask matrix run --all-here                       the cells of ci/matrix.yaml whose hardware is here
   cargo xtask matrix help                                 more of the matrix: its report, its workflow
   cargo xtask same main                                   prove that a refactor changes no bit: runs of both, compared
+  cargo xtask wheel                                       the Python package with the programs
+  cargo xtask wheel --test                                the same, installed and tried in an empty environment
   cargo xtask lines                                       how much code each backend has to itself
   cargo xtask setup                                       find libtorch, or install it into .torch
   cargo xtask setup --torch ~/venv                        use the torch of that virtual environment
@@ -58,12 +66,14 @@ fn dispatch(args: &[OsString]) -> Result<()> {
         return Ok(());
     };
     match command.to_str() {
-        Some("setup") => Setup::parse(rest)?.run(&root()),
+        Some("setup") => Setup::parse(rest)?.run(&root()).map(drop),
         Some("run") => run(rest),
+        Some("recipe") => recipe::run(&root(), rest),
         Some("test") => test(rest),
         Some("check") => check(rest),
         Some("matrix") => matrix(rest),
         Some("same") => same(rest),
+        Some("wheel") => wheel(rest),
         Some("lines") => {
             no_arguments("lines", rest)?;
             lines::print(&root())
@@ -93,6 +103,20 @@ fn run(args: &[OsString]) -> Result<()> {
 fn test(args: &[OsString]) -> Result<()> {
     Setup::default().run(&root())?;
     cargo(&["test", "--release", "--workspace"], args)
+}
+
+/// Builds the wheel; with `--test` installs and tries it, too.
+fn wheel(args: &[OsString]) -> Result<()> {
+    let is_tested = match args {
+        [] => false,
+        [test] if test == "--test" => true,
+        _ => return Err(Error::Usage("`wheel` takes --test or nothing".into())),
+    };
+    let torch = Setup::default().run(&root())?;
+    cargo(&["build", "--release", "--workspace"], &[])?;
+    let wheel = Wheel::new(root(), release_folder()?);
+    let built = wheel.build()?;
+    if is_tested { wheel.test(&built, &torch) } else { Ok(()) }
 }
 
 /// Becomes the matrix's own program, which is built with the programs that it runs.
@@ -135,6 +159,7 @@ fn check(args: &[OsString]) -> Result<()> {
         &[("RUSTDOCFLAGS", "-D warnings")],
     )?;
     test(&[])?;
+    wheel(&["--test".into()])?;
     matrix(&["run", "--backend", "cpu"].map(OsString::from))
 }
 

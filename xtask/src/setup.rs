@@ -44,8 +44,9 @@ impl Setup {
         Ok(setup)
     }
 
-    /// Sets up the checkout at `root`. Returns quickly if everything is in place, and repairs it otherwise.
-    pub fn run(&self, root: &Path) -> Result<()> {
+    /// Sets up the checkout at `root`, and returns its torch. Returns quickly if everything is in place, and repairs it
+    /// otherwise.
+    pub fn run(&self, root: &Path) -> Result<Torch> {
         check_machine()?;
         let folder = root.join(".torch");
         if let Some(own) = env::var_os("LIBTORCH").filter(|it| *it != *folder.join("view")) {
@@ -56,7 +57,7 @@ impl Setup {
         // The torch in use stays in use, in any shell: a switch would relink everything.
         if let (None, Some(torch)) = (&self.torch, self.torch_in_use(&view, &venv)) {
             say(&torch);
-            return Ok(());
+            return Ok(torch);
         }
         let _lock = lock(&folder)?;
         let torch = match &self.torch {
@@ -75,12 +76,12 @@ impl Setup {
         };
         view.write(&torch)?;
         say(&torch);
-        Ok(())
+        Ok(torch)
     }
 
     /// Checks a LIBTORCH set by the user. Cargo builds against it regardless of `.torch`, so nothing is set
     /// up.
-    fn accept_own(&self, own: &Path) -> Result<()> {
+    fn accept_own(&self, own: &Path) -> Result<Torch> {
         if self.torch.is_some() || self.gpu {
             let message = "is set and overrides --torch and --gpu: unset it first";
             return Err(Error::Usage(format!("LIBTORCH={} {message}", own.display())));
@@ -92,7 +93,7 @@ impl Setup {
             ))
         })?;
         say(&torch);
-        Ok(())
+        Ok(torch)
     }
 
     fn torch_in_use(&self, view: &View, venv: &Venv) -> Option<Torch> {

@@ -15,7 +15,7 @@ use crate::view::remove;
 /// Packages that the CPU library needs in addition to torch: `libtorch_cpu.so` of the common wheel links two
 /// GPU libraries, which load without a GPU. Taken from the wheels of x86-64 and aarch64; tested only on
 /// x86-64.
-const CPU_EXTRAS: [&str; 2] = ["nvidia-cuda-cupti==13.0.85", "nvidia-cuda-runtime==13.0.96"];
+pub const CPU_EXTRAS: [&str; 2] = ["nvidia-cuda-cupti==13.0.85", "nvidia-cuda-runtime==13.0.96"];
 
 /// Size of the torch installation; the larger includes the smaller.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,25 +56,12 @@ impl Venv {
             // Only a complete environment is extended: pip would take a half-written package for an installed
             // one.
             if !self.is_whole(Set::Cpu) {
-                self.make(&python)?;
+                make_venv(&python, &self.folder)?;
             }
             self.pip_install(set)?;
         }
         let torch = Torch::in_venv(&self.folder);
         torch.map_err(|why| Error::Reason(format!("pip succeeded, but {}: {why}", self.folder.display())))
-    }
-
-    fn make(&self, python: &Path) -> Result<()> {
-        remove(&self.folder).map_err(|error| Error::io("remove", &self.folder, error))?;
-        let status = Command::new(python).args(["-m", "venv"]).arg(&self.folder).status();
-        match status {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(Error::Child {
-                command: format!("{} -m venv {}", python.display(), self.folder.display()),
-                code: exit_code(status),
-            }),
-            Err(error) => Err(Error::io("run", python, error)),
-        }
     }
 
     fn pip_install(&self, set: Set) -> Result<()> {
@@ -91,9 +78,8 @@ impl Venv {
         // Without its mark the environment counts as broken until pip is done.
         let mark = self.mark();
         fs::remove_file(&mark).or_else(ignore_absent).map_err(|error| Error::io("remove", &mark, error))?;
-        let pip = ["-m", "pip", "install", "--disable-pip-version-check", "--no-input"];
-        let mut command = Command::new(self.python());
-        run_pip(command.args(pip).args(packages))?;
+        let fix = "run this again to continue, or use an installed torch: cargo xtask setup --torch PATH";
+        pip_install(&self.python(), &packages, &format!("torch {VERSION}"), fix)?;
         let write = || {
             let aside = mark.with_extension("new");
             fs::write(&aside, self.inventory(set)?)?;
@@ -137,14 +123,31 @@ impl Venv {
     }
 }
 
+/// Makes an empty virtual environment, in place of anything in `folder`.
+pub fn make_venv(python: &Path, folder: &Path) -> Result<()> {
+    remove(folder).map_err(|error| Error::io("remove", folder, error))?;
+    let status = Command::new(python).args(["-m", "venv"]).arg(folder).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(Error::Child {
+            command: format!("{} -m venv {}", python.display(), folder.display()),
+            code: exit_code(status),
+        }),
+        Err(error) => Err(Error::io("run", python, error)),
+    }
+}
+
 fn ignore_absent(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
-/// Runs pip with its progress on the terminal, and parses its output for a one-line reason of a failure.
-fn run_pip(command: &mut Command) -> Result<()> {
+/// Installs with pip, its progress on the terminal. An error has a one-line reason with the name `what`, and
+/// the fix.
+pub fn pip_install(python: &Path, arguments: &[&str], what: &str, fix: &str) -> Result<()> {
     let failed = |error| Error::Reason(format!("pip did not start: {error}"));
-    let mut pip = command.stderr(Stdio::piped()).spawn().map_err(failed)?;
+    let pip = ["-m", "pip", "install", "--disable-pip-version-check", "--no-input"];
+    let mut command = Command::new(python);
+    let mut pip = command.args(pip).args(arguments).stderr(Stdio::piped()).spawn().map_err(failed)?;
     let mut said = String::new();
     for line in
         pip.stderr.take().into_iter().flat_map(|it| BufReader::new(it).lines()).map_while(io::Result::ok)
@@ -158,15 +161,14 @@ fn run_pip(command: &mut Command) -> Result<()> {
         return Ok(());
     }
     Err(Error::Reason(format!(
-        "{}\n  pip's output is above (exit code {})\n  {}",
-        pip_reason(&said),
+        "{}\n  pip's output is above (exit code {})\n  {fix}",
+        pip_reason(&said, what),
         exit_code(status),
-        "run this again to continue, or use an installed torch: cargo xtask setup --torch PATH"
     )))
 }
 
 /// Returns the reason from pip's output, which ends with `No matching distribution` without a network, too.
-fn pip_reason(said: &str) -> String {
+fn pip_reason(said: &str, what: &str) -> String {
     let any = |needles: &[&str]| needles.iter().any(|it| said.contains(it));
     if any(&["No space left on device"]) {
         "the disk is full".into()
@@ -176,9 +178,9 @@ fn pip_reason(said: &str) -> String {
          PIP_INDEX_URL"
             .into()
     } else if any(&["No matching distribution"]) {
-        format!("the package index has no torch {VERSION} for this Python and machine")
+        format!("the package index has no {what} for this Python and machine")
     } else {
-        format!("pip could not install torch {VERSION}")
+        format!("pip could not install {what}")
     }
 }
 
@@ -189,7 +191,7 @@ mod tests {
     #[test]
     fn names_the_reason_of_pip() {
         let check = |said: &str, reason: &str| {
-            let found = pip_reason(said);
+            let found = pip_reason(said, "torch");
             assert!(found.starts_with(reason), "{said}: {found}");
         };
         check(

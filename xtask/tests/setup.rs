@@ -21,7 +21,10 @@ make_torch() {
 case "$1 $2" in
     "-c "*find_spec*torch*) echo "$TORCH" ;;
     "-c "*) printf '%s\n%s\n%s\n' "$VERSION" "$MISSING" "$0" ;;
-    "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "recipes/common/run.py "*) echo "$@"; exit 5 ;;
+    "-m venv") mkdir -p "$3/bin" "$3/lib/python3.11/site-packages" && cp "$0" "$3/bin/python" ;;
+    "-m hatchling") mkdir -p "$7" && touch "$7/anyroll.whl" ;;
+    "-m unittest") echo "$@" >> "$LOG" ;;
     "-m pip")
         echo "$@" >> "$LOG"
         case "$PIP" in
@@ -310,7 +313,11 @@ fn a_wrong_command_line_is_refused() {
     let machine = Machine::new();
     machine.setup_fails(&["--cuda"], 2, "got `--cuda`");
     machine.setup_fails(&["--torch"], 2, "--torch needs a path");
-    for (args, reason) in [(vec!["bulid"], "no command `bulid`"), (vec!["run"], "`run` needs a config")] {
+    for (args, reason) in [
+        (vec!["bulid"], "no command `bulid`"),
+        (vec!["run"], "`run` needs a config"),
+        (vec!["wheel", "--tset"], "`wheel` takes --test or nothing"),
+    ] {
         let output = machine.xtask(&args);
         assert_eq!(output.status.code(), Some(2));
         assert!(String::from_utf8_lossy(&output.stderr).starts_with(&format!("error: {reason}")));
@@ -345,6 +352,40 @@ fn run_builds_and_becomes_the_program() {
 }
 
 #[test]
+fn a_recipe_installs_its_packages_once_and_becomes_its_run() {
+    let machine = Machine::new();
+    let xtask = built(&machine, "");
+    let recipe = machine.at("checkout/recipes/demo");
+    for folder in [&recipe, &machine.at("checkout/recipes/common")] {
+        fs::create_dir_all(folder).unwrap();
+        fs::write(folder.join("requirements.txt"), "numpy\n").unwrap();
+    }
+    fs::write(recipe.join("data.py"), "").unwrap();
+    let run = |name: &str| machine.command(&xtask, &["recipe", name, "--seed", "1"]).output().unwrap();
+    let installations = || {
+        let log = fs::read_to_string(machine.at("pip.log")).unwrap();
+        log.lines().filter(|line| line.contains("--requirement")).count()
+    };
+
+    for _ in 0..2 {
+        let output = run("demo");
+        let printed = String::from_utf8_lossy(&output.stdout);
+        assert!(printed.starts_with("recipes/common/run.py demo --anyroll "), "{printed}");
+        assert!(printed.ends_with("/anyroll --seed 1\n"), "{printed}");
+        assert_eq!(output.status.code(), Some(5));
+        // Of all recipes, and of this one.
+        assert_eq!(installations(), 2);
+    }
+    fs::write(recipe.join("requirements.txt"), "numpy\nreasoning-gym\n").unwrap();
+    run("demo");
+    assert_eq!(installations(), 3);
+
+    let output = run("common");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no recipe `common`; there are demo"));
+}
+
+#[test]
 fn a_failed_child_ends_the_command_with_its_code() {
     let machine = Machine::new();
     let xtask = built(&machine, "exit 101");
@@ -366,10 +407,13 @@ fn test_and_check_say_what_ran() {
     assert!(text.contains("xtask: cargo test --release --workspace rope: passed"), "{text}");
     fs::remove_file(machine.at("cargo.log")).unwrap();
     machine.program("anyroll-matrix", "echo \"$@\"; exit 3");
+    fs::create_dir_all(machine.at("checkout/python")).unwrap();
     let output = machine.command(&xtask, &["check"]).output().unwrap();
     let log = fs::read_to_string(machine.at("cargo.log")).unwrap();
     let commands: Vec<&str> = log.lines().map(|line| line.split(' ').next().unwrap()).collect();
-    assert_eq!(commands, ["fmt", "clippy", "doc", "test", "build"]);
+    assert_eq!(commands, ["fmt", "clippy", "doc", "test", "build", "build"], "{output:?}");
+    let pythons = fs::read_to_string(machine.at("pip.log")).unwrap();
+    assert!(pythons.contains("/anyroll.whl\n") && pythons.contains("unittest discover"), "{pythons}");
     // Then it becomes the matrix's program.
     assert_eq!(String::from_utf8_lossy(&output.stdout), "run --backend cpu\n");
     assert_eq!(output.status.code(), Some(3));

@@ -224,6 +224,10 @@ unsafe impl Device for CpuDevice {
         memory::page_bytes()
     }
 
+    fn arena_is_zeroed(&self) -> bool {
+        true
+    }
+
     unsafe fn alloc_pinned(&self, len: usize) -> Result<*mut u8> {
         let address = memory::map(len, memory::Access::ReadWrite).ok_or_else(|| self.out_of_memory(len))?;
         self.pinned_bytes.fetch_add(len, Ordering::Relaxed);

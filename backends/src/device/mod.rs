@@ -139,6 +139,11 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     unsafe fn arena_free(&self, arena: RawBuffer, len: usize) -> Result<()>;
     /// Arena lengths are multiples of this.
     fn arena_granularity_bytes(&self) -> usize;
+    /// Returns true if an arena that is mapped for the first time reads as zeros without being filled. It then takes
+    /// memory only where it is written.
+    fn arena_is_zeroed(&self) -> bool {
+        false
+    }
 
     /// Allocates zeroed, page-locked host memory.
     ///

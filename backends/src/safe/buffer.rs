@@ -240,7 +240,9 @@ impl Arena {
         let arena =
             Self { memory: Arc::new(Memory { home: stream.clone(), raw, len_bytes, arena: Some(state) }) };
         arena.map()?;
-        arena.buffer(0..len_bytes, DType::U8).fill(0, stream)?;
+        if !device.arena_is_zeroed() {
+            arena.buffer(0..len_bytes, DType::U8).fill(0, stream)?;
+        }
         Ok(arena)
     }
 

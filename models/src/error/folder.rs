@@ -14,6 +14,26 @@ pub enum Error {
         /// The system's error.
         source: io::Error,
     },
+    /// There is nothing at the path.
+    #[error("there is no folder {}", path.display())]
+    NoFolder {
+        /// The path.
+        path: PathBuf,
+    },
+    /// There is a file at the path, or only one of llama.cpp's format in the folder.
+    #[error(
+        "{} is {}", path.display(),
+        match is_gguf {
+            true => "a GGUF file, which is not read: give the folder of the published model that it was made of",
+            false => "a file: give the folder of a model",
+        }
+    )]
+    NotAFolder {
+        /// The file.
+        path: PathBuf,
+        /// True for llama.cpp's format.
+        is_gguf: bool,
+    },
     /// A file is not fetched yet.
     #[error("{} is a Git LFS pointer, not the file itself: fetch it with `git lfs pull`", path.display())]
     Pointer {

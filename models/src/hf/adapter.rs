@@ -50,10 +50,11 @@ struct AdapterConfig {
     others: Map<String, Value>,
 }
 
-/// The field of an `adapter_config.json` that names the base model.
+/// The fields of an `adapter_config.json` that name the base model.
 #[derive(Deserialize)]
 struct Base {
-    base_model_name_or_path: Option<PathBuf>,
+    base_model_name_or_path: Option<String>,
+    revision: Option<String>,
 }
 
 /// Fields of PEFT that change the computation of an adapter, though its tensors look the same.
@@ -81,20 +82,27 @@ impl AdapterFolder {
         path.join(CONFIG).is_file()
     }
 
-    /// Returns the folder of the base model, as named in the adapter's file.
+    /// Returns the base model that the adapter's file names: a folder, or a name on the hub, `ORG/NAME` or
+    /// `ORG/NAME@REVISION`.
     ///
     /// # Errors
-    /// [`Error::Field`] if it does not name a local folder.
+    /// [`Error::Field`] if it names none.
     pub fn base_of(path: &Path) -> Result<PathBuf> {
         let config_path = path.join(CONFIG);
-        let Base { base_model_name_or_path: base } = read_json(&config_path)?;
-        base.filter(|base| base.is_dir()).ok_or_else(|| {
-            field(
-                &config_path,
-                "base_model_name_or_path",
-                "is not a local folder: set it to the folder of the base model",
-            )
+        let Base { base_model_name_or_path: base, revision } = read_json(&config_path)?;
+        let Some(base) = base.filter(|base| !base.is_empty()) else {
+            let problem = "is missing: set it to the folder of the base model, or to its name on the hub";
+            return Err(Self::base_problem(path, problem.to_owned()));
+        };
+        Ok(match revision {
+            Some(revision) if !Path::new(&base).exists() => format!("{base}@{revision}").into(),
+            _ => base.into(),
         })
+    }
+
+    /// Returns an error about the base model that the adapter in the folder `path` names.
+    pub fn base_problem(path: &Path, problem: String) -> Error {
+        field(&path.join(CONFIG), "base_model_name_or_path", problem)
     }
 
     /// Opens the folder at `path` with an adapter for a model of the shape `config`. The matrices with an
@@ -204,8 +212,9 @@ fn patterns<T>(
 
 reads_files!(AdapterFolder);
 
-/// Returns the `adapter_config.json` of an adapter for the language model that `base` names.
-pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> {
+/// Returns the `adapter_config.json` of an adapter for the language model that `base` names, on the hub at `revision` if
+/// it is not the newest.
+pub fn adapter_config_file(lora: &LoraConfig, base: &str, revision: Option<&str>) -> Map<String, Value> {
     let (modules, layers) = lora.targets.names();
     let ranks = lora.rank_pattern.iter().map(|(pattern, rank)| (pattern.as_str().to_owned(), json!(rank)));
     let alphas =
@@ -214,6 +223,7 @@ pub fn adapter_config_file(lora: &LoraConfig, base: &str) -> Map<String, Value> 
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        "revision": revision,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "use_rslora": lora.rslora,

@@ -63,6 +63,14 @@ impl ModelFolder {
     /// [`Error`], which names the file and the field or tensor in it. Causes are an unsupported architecture
     /// or feature, a tensor that is missing, unknown or of another shape, or a broken file.
     pub fn open(path: &Path) -> Result<ModelFolder> {
+        Self::open_for(Task::Language, path)?.with_weights(Task::Language)
+    }
+
+    /// Opens the folder for its shape and tokenizer alone. Its weights need not be there, and none can be read.
+    ///
+    /// # Errors
+    /// The errors of [`Self::open`] that do not concern weights.
+    pub fn open_shape(path: &Path) -> Result<ModelFolder> {
         Self::open_for(Task::Language, path)
     }
 
@@ -72,11 +80,13 @@ impl ModelFolder {
     /// # Errors
     /// The errors of [`Self::open`].
     pub fn open_scorer(path: &Path) -> Result<ModelFolder> {
+        check_folder(path)?;
         let head = read_json::<Architectures>(&path.join("config.json"))?.value_head();
-        Self::open_for(Task::Value(head), path)
+        Self::open_for(Task::Value(head), path)?.with_weights(Task::Value(head))
     }
 
     fn open_for(task: Task, path: &Path) -> Result<ModelFolder> {
+        check_folder(path)?;
         let config_path = path.join("config.json");
         let family = read_json::<Architectures>(&config_path)?.family(&config_path, task)?;
         let file: ConfigFile = read_json(&config_path)?;
@@ -93,25 +103,32 @@ impl ModelFolder {
             false => None,
         };
         let stop_tokens = stop_tokens.or(file.eos_token_id).map_or(Vec::new(), TokenIds::into_vec);
-        let weights = with_usual_names(WeightFiles::open(path, "model")?)?;
+        let head = match task {
+            Task::Language => None,
+            Task::Value(head) => Some(head),
+        };
+        let weights = WeightFiles::empty(path);
+        Ok(ModelFolder { path: path.to_owned(), family, config, head, stop_tokens, weights })
+    }
+
+    /// Opens and checks the weights.
+    fn with_weights(self, task: Task) -> Result<ModelFolder> {
+        let config = &self.config;
+        let weights = with_usual_names(WeightFiles::open(&self.path, "model")?)?;
         let units = match task {
-            Task::Language => decoder::units(&config),
-            Task::Value(head) => ValueModel::units_of_config(&config, head),
+            Task::Language => decoder::units(config),
+            Task::Value(head) => ValueModel::units_of_config(config, head),
         };
         weights.check(&units, |name| is_derived(name, config.tie_word_embeddings))?;
         if config.tie_word_embeddings && !weights.begins_alike(HEAD, EMBEDDING)? {
             let problem = format!(
                 "differs from `{EMBEDDING}`, though they are tied: set `tie_word_embeddings` in {} \
                                    to false",
-                config_path.display()
+                self.path.join("config.json").display()
             );
             return Err(weights.problem(HEAD, problem));
         }
-        let head = match task {
-            Task::Language => None,
-            Task::Value(head) => Some(head),
-        };
-        Ok(ModelFolder { path: path.to_owned(), family, config, head, stop_tokens, weights })
+        Ok(ModelFolder { weights, ..self })
     }
 
     /// Returns the path of the folder.
@@ -233,6 +250,25 @@ fn refuse_any(path: &Path, fields: &Map<String, Value>, names: &[&str], problem:
 /// Returns true if a file with this start is a Git LFS pointer, in place of the file itself.
 pub fn is_lfs_pointer(start: &[u8]) -> bool {
     start.starts_with(b"version https://git-lfs.github.com/spec/")
+}
+
+/// Checks that there is a folder at `path`, and not only a GGUF file in it.
+fn check_folder(path: &Path) -> Result<()> {
+    let is_gguf = |path: &Path| path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+    if path.is_file() {
+        return Err(Error::NotAFolder { path: path.to_owned(), is_gguf: is_gguf(path) });
+    }
+    if !path.exists() {
+        return Err(Error::NoFolder { path: path.to_owned() });
+    }
+    if path.join("config.json").exists() {
+        return Ok(());
+    }
+    let files = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+    match files.filter(|file| is_gguf(file)).min() {
+        Some(path) => Err(Error::NotAFolder { path, is_gguf: true }),
+        None => Ok(()),
+    }
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {

@@ -401,7 +401,7 @@ fn check_written(name: &str) {
     let units: Vec<_> = decoder.units().iter().filter(|unit| unit.trainable).cloned().collect();
     let contents = FolderContents {
         kind: FolderKind::Adapter,
-        config: adapter_config_file(golden.adapter.lora_config(), "qwen2"),
+        config: adapter_config_file(golden.adapter.lora_config(), "qwen2", None),
         copied: &[],
         made: &[],
         units: &units,

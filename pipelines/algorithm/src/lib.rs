@@ -6,6 +6,7 @@
 
 pub mod advantages;
 mod choices;
+mod intervals;
 pub mod losses;
 mod moments;
 mod normalize;
@@ -14,6 +15,7 @@ mod returns;
 pub mod sections;
 
 pub use advantages::{Earned, decoupled, gae};
+pub use intervals::{Method, interval};
 pub use moments::Moments;
 pub use normalize::normalize;
 pub use range::Range;

@@ -11,12 +11,14 @@ mod document;
 pub mod error_chain;
 mod fields;
 mod include;
+mod shorthand;
 
 pub use document::{
     Error, Invalid, Node, Problem, Problems, Reading, Section, Source, from_node, list, suggestion,
 };
 pub use fields::*;
 pub use include::{READY, include_strategies};
+pub use shorthand::write_out;
 
 impl Config {
     /// Returns the config as YAML with every field, defaults included; reading the YAML returns the same config.

@@ -71,13 +71,19 @@ pub enum Error {
     /// The files have no record that is used.
     #[error(
         "there is no record in {names}{}",
-        if *is_filtered { " that is of `domains` and as short as allowed" } else { "" }
+        match (rows, of_domains) {
+            (0, _) => ": empty".to_owned(),
+            (_, 0) => format!(" that is of `domains`, of {rows}"),
+            (_, read) => format!(" that is as short as allowed, of {read}"),
+        }
     )]
     Empty {
         /// The files.
         names: String,
-        /// True if records may have been left out.
-        is_filtered: bool,
+        /// All records, up to the first one that was not needed.
+        rows: usize,
+        /// Records of the domains that are read.
+        of_domains: usize,
     },
     /// The held-out files have all prompts of the training files.
     #[error("`held_out` has all {prompts} prompts of the training files, so nothing is left to train on")]

@@ -22,13 +22,14 @@ pub(super) fn read(
     let paths = files(paths)?;
     let is_wanted = |record: &Record| config.domains.is_empty() || config.domains.contains(&record.domain);
     let mut records: Vec<Record> = Vec::new();
-    let mut read = 0;
+    let (mut rows, mut read) = (0, 0);
     for path in &paths {
         let (before, mut left_out, mut cut) = (read, 0, 0);
         table::each_row(path, &names, &mut |row, object| {
             if Some(read) == most {
                 return Ok(());
             }
+            rows += 1;
             let record = record(&columns, reading.step_separator, row.name(), object);
             let record = record.map_err(|message| row.error(message))?;
             if !is_wanted(&record) {
@@ -62,10 +63,7 @@ pub(super) fn read(
     }
     if records.is_empty() {
         let names: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
-        return Err(Error::Empty {
-            names: names.join(", "),
-            is_filtered: read > 0 || !config.domains.is_empty(),
-        });
+        return Err(Error::Empty { names: names.join(", "), rows, of_domains: read });
     }
     for domain in &config.domains {
         if records.iter().all(|record| record.domain != *domain) {
@@ -98,6 +96,11 @@ pub fn files(paths: &Paths) -> Result<Vec<PathBuf>, Error> {
         }
     }
     Ok(files)
+}
+
+/// Returns true if there is a file at `path`, or one that matches it.
+pub fn is_data(path: &Path) -> bool {
+    matching(path).is_ok_and(|files| files.iter().all(|file| file.exists()))
 }
 
 /// The file at `path`, or the files in its folder whose names match its last part, in which `*` and `?` are
@@ -369,7 +372,7 @@ fn of_messages(messages: &[Value]) -> Result<(String, Vec<Value>), String> {
 }
 
 /// The value of a column, or of a path such as `reward_model.ground_truth` if no column has that name.
-fn find<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+pub fn find<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     object.get(name).or_else(|| {
         let (first, rest) = name.split_once('.')?;
         find(object.get(first)?.as_object()?, rest)

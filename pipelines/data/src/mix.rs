@@ -30,6 +30,11 @@ impl Mix {
         Self { places, counts }
     }
 
+    /// Share of each source in the prompts.
+    pub(super) fn shares(&self) -> impl Iterator<Item = f64> {
+        self.counts.iter().map(|&count| count as f64 / CYCLE as f64)
+    }
+
     /// The source of the prompt at `position` of the run, and its position among that source's.
     pub(super) fn at(&self, position: u64) -> (usize, u64) {
         let (cycle, place) = (position / CYCLE as u64, (position % CYCLE as u64) as usize);

@@ -132,6 +132,11 @@ impl Tokenizer {
         matches!(self, Tokenizer::Folder(folder) if folder.config.chat)
     }
 
+    /// Returns true if there is a chat template and prompts stay plain texts.
+    pub fn has_unused_template(&self) -> bool {
+        matches!(self, Tokenizer::Folder(folder) if !folder.config.chat && folder.tokenizer.has_chat_template())
+    }
+
     /// Role of an environment's observations, unless `asked` sets one.
     pub fn speaker(&self, asked: Option<Speaker>) -> Speaker {
         asked.unwrap_or(if self.is_of_chat() { Speaker::User } else { Speaker::None })

@@ -17,6 +17,10 @@ impl Reward for Exact {
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
         Ok(if completion.finished && completion.text == record.answer { 1.0 } else { 0.0 })
     }
+
+    fn extracted(&self, completion: &Completion) -> Option<String> {
+        Some(completion.text.to_owned())
+    }
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ pub use length::Length;
 pub use math::Math;
 pub use model::{Model, OpenModel, Reader, Text, Texts, pack, scores_of};
 pub use pattern::Pattern;
-pub use python::{Images, Python};
+pub use python::{Images, Python, missing};
 pub use remote::Remote;
 pub use repetition::Repetition;
 pub use scorer::{Scorer, Scoring};

@@ -175,12 +175,20 @@ impl RewardSum {
         Ok(board.0.into_iter().flatten().map(|entry| self.outcome(entry.parts)).collect())
     }
 
+    /// Returns true if some term applies to records of `domain`.
+    pub fn scores(&self, domain: &str) -> bool {
+        self.terms.iter().any(|term| term.is_for(domain))
+    }
+
     /// The vote of a completion: the answer that the first applicable term extracts from it, or its text.
     pub fn answer(&self, case: &Case) -> String {
-        let completion = case.completion();
-        let measuring = self.terms.iter().find(|term| term.is_for(&case.record.domain));
-        let found = measuring.and_then(|term| term.by.threads()?.extracted(&completion));
-        found.unwrap_or_else(|| case.text.clone()).trim().to_owned()
+        self.extracted(case).unwrap_or_else(|| case.text.clone()).trim().to_owned()
+    }
+
+    /// The answer that the first applicable term extracts from a completion, if it does.
+    pub fn extracted(&self, case: &Case) -> Option<String> {
+        let measuring = self.terms.iter().find(|term| term.is_for(&case.record.domain))?;
+        measuring.by.threads()?.extracted(&case.completion())
     }
 
     /// Scores a case by all terms without batches, up to the first that fails.

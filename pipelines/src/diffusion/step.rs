@@ -187,7 +187,7 @@ impl ImageTask {
         metrics.insert("time/reward_s", (clock.rewarded - clock.generated).as_secs_f64());
         metrics.insert("time/train_s", clock.rewarded.elapsed().as_secs_f64());
         metrics.insert("time/step_s", step_s);
-        Ok(StepOutcome { metrics, stop: scored.stop })
+        Ok(StepOutcome { metrics, samples: Vec::new(), stop: scored.stop })
     }
 }
 

@@ -18,7 +18,7 @@ use anyroll_config::error_chain::one_line;
 use anyroll_config::{EnvironmentConfig, RolloutConfig};
 use anyroll_data::{Record, Tokenizer};
 use anyroll_models::generation::Ending;
-use anyroll_reward::Failure;
+use anyroll_reward::{Failure, missing};
 
 use crate::inference::{AnswersTurns, Episode, Replies, Sample};
 use worker::{Answer, Output, Worker};
@@ -30,6 +30,8 @@ pub struct Environment {
     /// Limit of open episodes.
     most_open: usize,
     tokenizer: Arc<Tokenizer>,
+    /// Parameters of `reset` that have no default.
+    needs: Vec<String>,
     pool: Mutex<Pool>,
 }
 
@@ -58,9 +60,15 @@ impl Environment {
         let line = pool.heard.recv_timeout(first.patience(&config));
         let (_, line) = line.map_err(|_| Failure::TimedOut(first.patience(&config)))?;
         first.hear(line.as_deref()).map_err(|failure| does_not_load(&config, &failure))?;
+        let needs = first.needs.clone();
         pool.idle.push(first);
         let most_open = rollout.open_episodes();
-        Ok(Some(Self { config, most_open, tokenizer, pool: Mutex::new(pool) }))
+        Ok(Some(Self { config, most_open, tokenizer, needs, pool: Mutex::new(pool) }))
+    }
+
+    /// Returns the problem of a parameter of `reset` that `record` does not give.
+    pub fn missing(&self, record: &Record) -> Option<String> {
+        missing(&self.needs, &["prompt", "answer", "messages"], Some(&record.columns))
     }
 
     /// Creates episodes for samples of these records, in order.

@@ -1,6 +1,7 @@
 """Process of an environment: runs episodes of the user's class in sequence, with one JSON object per line in and out.
 
-Started with FILE CLASS. It writes {"ready": true} once. {"reset": {"prompt", "answer", "messages", "columns"}} starts an
+Started with FILE CLASS. It writes {"ready": true, "needs": names} once, with the parameters of `reset` that
+have no default. {"reset": {"prompt", "answer", "messages", "columns"}} starts an
 episode, and is answered with {"observation": text or null}; {"step": text} is the model's turn, and is answered with
 {"observation": text or null, "done": bool, "reward": number or null}. Both may be answered with {"error": text}.
 """
@@ -18,6 +19,12 @@ def load_class(path, name):
         if not callable(getattr(found, method, None)):
             raise AttributeError(f"`{name}` in {path} has no method `{method}`")
     return found
+
+
+def needed_to_reset(found):
+    """Names of the parameters of `reset` that have no default."""
+    is_bound = isinstance(inspect.getattr_static(found, "reset"), (classmethod, staticmethod))
+    return needed(found.reset, 0 if is_bound or not inspect.isclass(found) else 1)
 
 
 def text(observation):
@@ -48,7 +55,7 @@ def main():
     except BaseException as error:
         say(error=described(error, path))
         return
-    say(ready=True)
+    say(ready=True, needs=needed_to_reset(episode_class))
     loop = asyncio.new_event_loop()
 
     def result(value):

@@ -26,6 +26,8 @@ pub(super) struct Worker {
     is_starting: bool,
     /// Its output has ended.
     is_gone: bool,
+    /// Parameters of `reset` that have no default, once the class is loaded.
+    pub needs: Vec<String>,
 }
 
 /// Message to a worker.
@@ -42,6 +44,8 @@ enum Request<'a> {
 pub(super) struct Answer {
     #[serde(default)]
     ready: bool,
+    #[serde(default)]
+    needs: Vec<String>,
     error: Option<String>,
     /// Text that the model reads next.
     pub observation: Option<String>,
@@ -60,7 +64,7 @@ impl Worker {
         // The receiver may be gone.
         let hear = move |line| drop(heard.send((number, line)));
         let process = Process::start(&config.python, PROGRAM, &args, hear)?;
-        Ok(Self { number, process, is_starting: true, is_gone: false })
+        Ok(Self { number, process, is_starting: true, is_gone: false, needs: Vec::new() })
     }
 
     /// Starts an episode.
@@ -99,6 +103,7 @@ impl Worker {
         }
         if said.ready {
             self.is_starting = false;
+            self.needs = said.needs;
             return Ok(None);
         }
         Ok(Some(said))

@@ -73,6 +73,8 @@ pub struct SampleRequest {
     pub seed: u64,
     /// Its sampling parameters.
     pub how: Sampling,
+    /// Most tokens of the completion, including its end; for several turns the total, with the observations.
+    pub max_new_tokens: usize,
 }
 
 /// A sampler on a device.
@@ -84,9 +86,7 @@ pub struct Sampler {
     pub compute: Stream,
     /// Tokenizer.
     pub tokenizer: Arc<Tokenizer>,
-    /// Most tokens of a completion, including its end; for several turns the total, with the observations.
-    pub max_new_tokens: usize,
-    /// Most tokens of a turn, including its end; `None` for no limit but `max_new_tokens`.
+    /// Most tokens of a turn, including its end; `None` for no limit but that of the completion.
     pub max_turn_tokens: Option<usize>,
     /// Sequences in flight; when one ends, the next takes its slot.
     pub batch_size: usize,
@@ -156,7 +156,7 @@ impl Sampler {
         let mut engine = self.room(asked).engine(&self.model, weights, version, &self.compute)?;
         let mut turns = Turns {
             asked,
-            limits: self.limits(asked),
+            limits: limits(asked),
             stop: stop_condition(&self.tokenizer, &self.stop),
             of_ids: Vec::new(),
             last: vec![None; asked.len()],
@@ -239,17 +239,17 @@ impl Sampler {
         if self.compute.device().id().backend == BackendKind::CPU { 0 } else { LEAST_KEPT }
     }
 
-    /// Most tokens of each sample, prompt included.
-    fn limits(&self, asked: &[SampleRequest]) -> Vec<usize> {
-        asked.iter().map(|asked| asked.sample.prompt_len + self.max_new_tokens).collect()
-    }
-
     /// Capacity needed to sample these.
     pub fn room(&self, asked: &[SampleRequest]) -> Room {
         Room {
             sequences: self.batch_size.min(asked.len()).max(1),
-            longest: self.limits(asked).into_iter().max().unwrap_or(self.max_new_tokens),
+            longest: limits(asked).into_iter().max().unwrap_or(1),
             memory: self.cache_memory,
         }
     }
+}
+
+/// Most tokens of each sample, prompt included.
+fn limits(asked: &[SampleRequest]) -> Vec<usize> {
+    asked.iter().map(|asked| asked.sample.prompt_len + asked.max_new_tokens).collect()
 }

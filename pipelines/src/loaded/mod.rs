@@ -17,10 +17,10 @@ use anyroll_config::{
 use anyroll_data::Tokenizer;
 use anyroll_models::{
     Decoder, Engine, Model, PackedBatch, Sequence,
-    hf::{AdapterFolder, Merged, ModelFolder},
+    hf::{self, AdapterFolder, Merged, ModelFolder},
     init::WeightSource,
 };
-use anyroll_strategy::{Zero, checkpoint};
+use anyroll_strategy::{Weights, Zero, checkpoint};
 pub use device::DeviceChoice;
 pub use scorer::{LoadedScorer, ScoredTexts};
 use serde_json::Value;
@@ -29,7 +29,8 @@ use crate::{
     Error, Result,
     base_model::BaseModel,
     export::{Trained, open_checkpoint},
-    inference::Room,
+    hub::Hub,
+    inference::{Room, Sampler},
     prepare::Draft,
     run::Strategy,
     run_dir::RunDir,
@@ -46,6 +47,8 @@ pub struct Options {
     pub chat: bool,
     /// System message before it.
     pub system_prompt: Option<String>,
+    /// Cache in which a model is found by its name.
+    pub hub: Hub,
 }
 
 /// A model of either kind.
@@ -64,6 +67,7 @@ impl Loaded {
     /// # Errors
     /// The errors of [`LoadedModel::open`].
     pub fn open(path: &Path, options: &Options) -> Result<Self> {
+        let path = &options.hub.model(path)?;
         if LoadedScorer::is_at(path) {
             return LoadedScorer::of_folder(path, options).map(Self::Scorer);
         }
@@ -97,13 +101,13 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Loads the folder `path`: a run (its last checkpoint), one of its checkpoints, a published model, or a
+    /// Loads the folder or name `path`: a run (its last checkpoint), one of its checkpoints, a published model, or a
     /// PEFT adapter, merged into the model that it names.
     ///
     /// # Errors
     /// [`Error::Model`] and similar errors, which name the file or field that cannot be used.
     pub fn open(path: &Path, options: &Options) -> Result<Self> {
-        match found(path, options)? {
+        match found(&options.hub.model(path)?, options)? {
             Found::Text(base, saved) => Self::new(base, saved, options),
             Found::Scorer { run, .. } => {
                 let trained = "a reward model, which generates no text: `anyroll serve` answers with its rewards, and \
@@ -162,6 +166,36 @@ impl LoadedModel {
         room.engine(self.zero.model(), &weights, self.version, &self.compute)
     }
 
+    /// The weights.
+    pub fn weights(&mut self) -> Result<Weights> {
+        Ok(self.zero.weights()?)
+    }
+
+    /// Step of the run that the weights are from; 0 for a published model.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// The group of the model's one rank.
+    pub fn group(&self) -> &CollectiveGroup {
+        self.zero.group()
+    }
+
+    /// A sampler of this model with `sequences` in flight, whose KV cache may take the fraction `memory` of the free
+    /// memory. Completions end with any text of `stop`.
+    pub fn sampler(&self, sequences: usize, memory: f64, stop: &[String]) -> Sampler {
+        Sampler {
+            model: self.zero.model().clone(),
+            compute: self.compute.clone(),
+            tokenizer: self.tokenizer.clone(),
+            max_turn_tokens: None,
+            batch_size: sequences,
+            stop: stop.to_vec(),
+            cache_memory: memory,
+            threads: None,
+        }
+    }
+
     /// Log-probs of all tokens after the prompts, under softmax(logits / temperature), computed by training's
     /// forward pass; one list per sequence.
     pub fn logprobs(&mut self, sequences: &[Sequence], temperature: f64) -> Result<Vec<Vec<f32>>> {
@@ -187,15 +221,18 @@ pub fn check_numbers(logprobs: &[f32]) -> Result<()> {
 /// Finds the model of a folder.
 fn found(path: &Path, options: &Options) -> Result<Found> {
     let Options { chat, system_prompt, .. } = options.clone();
-    if path.join("config.json").is_file() {
+    if path.is_file() || path.join("config.json").is_file() {
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
         return Ok(Found::Text(BaseModel::of_folder(&config)?, None));
     }
     if AdapterFolder::is_at(path) {
-        return Ok(Found::Text(BaseModel::of_adapter(path, chat, system_prompt)?, None));
+        return Ok(Found::Text(BaseModel::of_adapter(path, chat, system_prompt, &options.hub)?, None));
     }
     let (run, named) = RunDir::and_checkpoint(path);
-    let dir = RunDir::open(&run).map_err(|_| Error::NoModel { path: path.to_owned() })?;
+    let dir = RunDir::open(&run).map_err(|_| match ModelFolder::open_shape(path) {
+        Err(error @ hf::Error::NotAFolder { .. }) => anyroll_models::Error::from(error).into(),
+        _ => Error::NoModel { path: path.to_owned() },
+    })?;
     let saved = match named {
         Some(checkpoint) => Some(checkpoint),
         None => checkpoint::list(&dir.checkpoints())?.pop(),

@@ -145,7 +145,8 @@ impl TextTask {
         let own = self.completed.chunks(per_rank).nth(exchange.rank()).unwrap_or_default();
         let asked = own.iter().map(|record| {
             let sample = Sample::begin(self.tokenizer.encode_prompt(record)?);
-            Ok(SampleRequest { sample, seed: 0, how: Sampling::GREEDY })
+            let max_new_tokens = self.completion_tokens;
+            Ok(SampleRequest { sample, seed: 0, how: Sampling::GREEDY, max_new_tokens })
         });
         let asked = asked.collect::<Result<Vec<_>>>()?;
         let sampled = sampler.sample(&weights, step, &asked, None, |_, _| ControlFlow::Continue(()))?;
@@ -153,7 +154,7 @@ impl TextTask {
             let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
             let completion = sample.text(&self.tokenizer);
             let reward = f64::from(u8::from(sample.finished() && completion == answer));
-            SampleLine { step, phase, prompt, completion, turns: Vec::new(), answer, reward }
+            SampleLine { step, phase, prompt, completion, turns: Vec::new(), answer, reward, training: None }
         };
         Ok(own.iter().zip(&sampled.samples).map(line).collect())
     }

@@ -72,6 +72,8 @@ pub struct TextTask {
     pub room: usize,
     /// Sampler of greedy completions; `None` if no prompts are completed.
     pub sampler: Option<Sampler>,
+    /// Most tokens of a completion of a held-out prompt, including its end.
+    pub completion_tokens: usize,
 }
 
 /// The models of a run.
@@ -116,9 +118,9 @@ impl Offline<Decoder> {
         let Texts { dataset, base, reference: published, .. } = opened;
         let model = Arc::new(base.policy(place.torch_device()?, &run.policy.strategy)?);
         let mut task = TextTask::new(&run, config, dataset, &base, &place)?;
+        task.completion_tokens = room_for_answers(&base, &task.completed)?;
         task.sampler = Some(Sampler {
             max_turn_tokens: None,
-            max_new_tokens: room_for_answers(&base, &task.completed)?,
             batch_size: task.completed.len().clamp(1, MOST_AT_A_TIME),
             stop: Vec::new(),
             cache_memory: KvCacheConfig::default().memory,
@@ -239,6 +241,7 @@ impl TextTask {
             held_out,
             dataset,
             sampler: None,
+            completion_tokens: 0,
         })
     }
 

@@ -180,7 +180,7 @@ impl TextTask {
         let step_s = started.elapsed().as_secs_f64();
         metrics.insert("perf/tokens_per_s", drawn.tokens / step_s);
         metrics.insert("time/step_s", step_s);
-        Ok(StepOutcome { metrics, stop: drawn.stop })
+        Ok(StepOutcome { metrics, samples: Vec::new(), stop: drawn.stop })
     }
 
     /// Metrics of a step, over all ranks.

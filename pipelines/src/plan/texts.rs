@@ -78,7 +78,11 @@ impl Texts {
             let ahead = rlvr.rollout.asynchronous.ahead;
             let under_way = (samples_per_rank * ahead.max(1) as usize).div_ceil(role.ordinals[0].len());
             let sequences = rlvr.rollout.batch_size.min(under_way);
-            let sampling = Sampling { sequences, memory: rlvr.rollout.kv_cache.memory };
+            let sampling = Sampling {
+                sequences,
+                completion: rlvr.rollout.max_new_tokens,
+                memory: rlvr.rollout.kv_cache.memory,
+            };
             Rollout { sampling, runs_ahead: ahead > 0 }
         });
         let merges = rlvr.is_some_and(|rlvr| rlvr.rollout.merge_adapters);
@@ -355,14 +359,14 @@ impl Texts {
     fn sampling(
         &self,
         group: &DeviceGroup,
-        Sampling { sequences, memory }: Sampling,
+        Sampling { sequences, completion, memory }: Sampling,
         runs: Runs,
         mut generate: PhaseBytes,
         busiest: usize,
     ) -> (PhaseBytes, usize) {
         let (shape, dtype) = (self.model.config(), runs.dtype);
         let sequences = sequences.max(1);
-        let (prompt, longest) = (self.work.prompt, self.work.prompt + self.work.completion);
+        let (prompt, longest) = (self.work.prompt, self.work.prompt + completion);
         let limits = Limits::new(sequences);
         let prompts = limits.prefill_tokens.min(sequences * prompt);
         let model = self.merged.as_ref().unwrap_or(&self.model);
@@ -418,6 +422,8 @@ struct Workload {
 struct Sampling {
     /// Sequences in flight.
     sequences: usize,
+    /// Tokens of the longest completion, of the rollout or of an evaluation.
+    completion: usize,
     /// Fraction of free memory for the KV cache.
     memory: f64,
 }
@@ -443,6 +449,10 @@ impl Workload {
                 warmup: rlvr.warmup.clone(),
                 sampling: Some(Sampling {
                     sequences: rlvr.rollout.batch_size.min(per_rank),
+                    completion: {
+                        let rollout = rlvr.rollout.max_new_tokens;
+                        rollout.max(rlvr.evaluation.max_new_tokens(rollout))
+                    },
                     memory: rlvr.rollout.kv_cache.memory,
                 }),
             },
@@ -459,6 +469,7 @@ impl Workload {
                     warmup: offline.warmup.clone(),
                     sampling: (completed > 0).then(|| Sampling {
                         sequences: completed.min(offline::MOST_AT_A_TIME),
+                        completion: answer,
                         memory: KvCacheConfig::default().memory,
                     }),
                 }

@@ -17,7 +17,7 @@ const USUALLY_EVALUATED: usize = 500;
 
 /// Help for missing files.
 const GIVE_FILES: &str =
-    "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the current folder";
+    "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the config's folder";
 
 /// Help for an invalid table.
 const MEND_TABLE: &str =
@@ -144,7 +144,15 @@ fn refuse(error: &anyroll_data::Error, at: &Section) {
         }
         anyroll_data::Error::Table { .. } => ("path", MEND_TABLE),
         anyroll_data::Error::Format { .. } => ("path", "give files whose names end so"),
-        anyroll_data::Error::Empty { .. } => ("path", "give files with records; a line of JSON is one"),
+        anyroll_data::Error::Empty { rows: 0, .. } => {
+            ("path", "give files with records; a line of JSON is one")
+        }
+        anyroll_data::Error::Empty { of_domains: 0, .. } => {
+            ("domains", "name domains that the records have; `columns: {domain: ...}` names their column")
+        }
+        anyroll_data::Error::Empty { .. } => {
+            ("path", "allow longer records, with `max_tokens`, `max_prompt_tokens` or `max_prompt_chars`")
+        }
         anyroll_data::Error::AllHeldOut { .. } => {
             ("held_out", "name other files, or leave it out: a tenth is held out then, or `held_out_percent`")
         }
@@ -206,26 +214,32 @@ pub(super) fn check_lengths(
             (prompt, answer)
         }
     };
-    let new_tokens = rlvr.rollout.max_new_tokens;
     let at = at.given(&["pipeline.rlvr.warmup.steps", "pipeline.rlvr.reward"]);
-    let is_enough = at.ensure(
-        new_tokens >= answer,
-        "pipeline.rlvr.rollout.max_new_tokens",
-        format!("the longest answer and its end are {answer} tokens, and only {new_tokens} are sampled"),
-        format!("write {answer} or above"),
-    );
     let Room { field, max_length, why } = policy.room();
-    let sum = prompt.saturating_add(new_tokens);
-    let fits = at.given(&["pipeline.rlvr.rollout.max_new_tokens"]).ensure(
-        sum <= max_length,
-        field,
-        format!(
-            "the longest prompt is {prompt} tokens, and with `rollout.max_new_tokens`, {new_tokens}, \
-             it exceeds {max_length}{why}"
-        ),
-        format!("write {sum} or above, or fewer new tokens"),
-    );
-    (is_enough && fits).then_some(sum)
+    let fits = |name: &str, new_tokens: usize| {
+        let limit = format!("pipeline.rlvr.{name}");
+        let is_enough = at.ensure(
+            new_tokens >= answer,
+            &limit,
+            format!("the longest answer and its end are {answer} tokens, and only {new_tokens} are sampled"),
+            format!("write {answer} or above"),
+        );
+        let sum = prompt.saturating_add(new_tokens);
+        let fits = at.given(&[&limit]).ensure(
+            sum <= max_length,
+            field,
+            format!(
+                "the longest prompt is {prompt} tokens, and with `{name}`, {new_tokens}, it exceeds {max_length}{why}"
+            ),
+            format!("write {sum} or above, or fewer new tokens"),
+        );
+        (is_enough && fits).then_some(sum)
+    };
+    let rollout = fits("rollout.max_new_tokens", rlvr.rollout.max_new_tokens);
+    match rlvr.evaluation.max_new_tokens {
+        Some(new_tokens) => fits("evaluation.max_new_tokens", new_tokens).and(rollout),
+        None => rollout,
+    }
 }
 
 /// Reports records without a reward.

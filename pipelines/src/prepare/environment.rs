@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{EnvironmentConfig, RlvrConfig, RolloutConfig, Section, Speaker};
-use anyroll_data::{CharTokenizer, Tokenizer};
+use anyroll_data::{CharTokenizer, Dataset, Tokenizer};
 
 use super::rewards::check_file;
 use super::texts::Policy;
@@ -35,8 +35,8 @@ fn check_role(environment: &EnvironmentConfig, tokenizer: Option<&Tokenizer>, at
     at.take(read, "role", |error| one_line(error), help);
 }
 
-/// Starts the environment, and reports a file without the class.
-pub(super) fn start(rollout: &RolloutConfig, at: &Section) {
+/// Starts the environment, and reports a file without the class, and the first record without a parameter of `reset`.
+pub(super) fn start(rollout: &RolloutConfig, dataset: Option<&Dataset>, at: &Section) {
     if !at.is_sound(PATH) {
         return;
     }
@@ -44,5 +44,12 @@ pub(super) fn start(rollout: &RolloutConfig, at: &Section) {
     let tokenizer = Arc::new(Tokenizer::Characters(CharTokenizer::new(&[].into())));
     let help = "mend the file, or name in `python` an interpreter that has what it imports";
     let started = Environment::new(rollout, tokenizer);
-    at.take(started, &format!("{PATH}.path"), |failure| failure.to_string(), help);
+    let started = at.take(started, &format!("{PATH}.path"), |failure| failure.to_string(), help);
+    let (Some(Some(environment)), Some(dataset)) = (started, dataset) else { return };
+    let records = dataset.examples();
+    let found = records.iter().find_map(|record| Some((record, environment.missing(record)?)));
+    if let Some((record, problem)) = found {
+        let message = format!("{}: `reset` of the class: {problem}", record.id);
+        at.refuse(&format!("{PATH}.class"), message, "name the columns of the data as the parameters are");
+    }
 }

@@ -15,6 +15,7 @@ mod data;
 mod environment;
 mod image_rewards;
 mod images;
+mod locate;
 mod open;
 mod pair;
 mod reference;
@@ -28,10 +29,13 @@ mod texts;
 use std::path::Path;
 
 use anyroll_config::{
-    Config, Error, Node, Problem, Problems, Reading, RewardKind, RewardTerm, Section, Source, from_node,
-    include_strategies,
+    Config, Error, EvaluateConfig, Node, Problem, Problems, Reading, RewardKind, RewardTerm, Section, Source,
+    from_node, include_strategies, write_out,
 };
 
+use anyroll_reward::OpenModel;
+
+use crate::hub::Hub;
 use crate::opened::Opened;
 use crate::run::{Machine, Run};
 
@@ -43,6 +47,7 @@ pub struct Draft {
     config: Option<Config>,
     problems: Vec<Problem>,
     stand_ins: Vec<String>,
+    hub: Hub,
 }
 
 /// Purpose of preparing a config.
@@ -50,10 +55,11 @@ pub struct Draft {
 pub enum Purpose {
     /// Run on this machine.
     Run,
-    /// Check on this machine. Also starts and stops the processes of rewards: the user's functions and the sandbox of
-    /// programs.
+    /// Check on this machine, or for another one: a backend that is not here is assumed to have every device asked for,
+    /// and `zero_stage: auto` stays unresolved on it. Also starts and stops the processes of rewards: the user's
+    /// functions and the sandbox of programs.
     Check,
-    /// Check on this machine, and run no code that the config or its data name.
+    /// The same check, which runs no code that the config or its data name.
     CheckWithoutCode,
     /// Plan the memory, for any machine; `zero_stage: auto` stays unresolved.
     Plan,
@@ -89,9 +95,16 @@ impl Draft {
             problems.extend(tree.set(index, set).err());
         }
         problems.extend(include_strategies(&mut tree));
+        write_out(&mut tree);
         let Reading { value: config, problems: found, stand_ins } = from_node(&tree);
         problems.extend(found);
-        Ok(Self { source, tree, config, problems, stand_ins })
+        let hub = Hub::of_environment(false);
+        Ok(Self { source, tree, config, problems, stand_ins, hub })
+    }
+
+    /// The same draft with models and data sets in the cache of `hub`.
+    pub fn with_hub(self, hub: Hub) -> Self {
+        Self { hub, ..self }
     }
 
     /// The config with `--set`s and defaults applied, and with placeholders for invalid values; `None` if a value has
@@ -111,8 +124,7 @@ impl Draft {
     /// All problems.
     pub fn open(&self) -> Result<(Config, Opened), Error> {
         self.checked(|config, at| {
-            self.validate(config, at);
-            let opened = open::open(config, at)?;
+            let opened = open::open(config, at, true)?;
             Some((config.clone(), opened))
         })
     }
@@ -123,9 +135,9 @@ impl Draft {
     /// All problems.
     pub fn prepare(&self, machine: &Machine, purpose: Purpose) -> Result<Prepared, Error> {
         self.checked(|config, at| {
-            self.validate(config, at);
-            let opened = open::open(config, at);
-            let run = resolve::resolve(config, at, machine, opened.as_ref());
+            let opened = open::open(config, at, purpose != Purpose::Plan);
+            let checks = matches!(purpose, Purpose::Check | Purpose::CheckWithoutCode);
+            let run = resolve::resolve(config, at, machine, opened.as_ref(), checks);
             if purpose != Purpose::Plan {
                 rewards::have_keys(config, at);
             }
@@ -136,7 +148,10 @@ impl Draft {
                 Purpose::Run | Purpose::Plan => {}
             }
             let (mut run, opened) = run.zip(opened).filter(|_| at.is_config_sound())?;
-            if purpose != Purpose::Plan {
+            // The memory of a device that is not here is unknown.
+            let has_memory =
+                machine.missing(&run).next().is_none() || run.roles().all(|role| !role.has_open_stage);
+            if purpose != Purpose::Plan && has_memory {
                 stage::settle(&mut run, &opened, at);
             }
             Some(Prepared { run, opened })
@@ -153,10 +168,18 @@ impl Draft {
         }
     }
 
-    /// Returns the result of `make` on the config, or all problems, including those that `make` reports.
+    /// Returns the result of `make` on the validated config with whole paths, or all problems, including those that
+    /// `make` reports.
     fn checked<T>(&self, make: impl FnOnce(&Config, &Section) -> Option<T>) -> Result<T, Error> {
         let problems = Problems::new(&self.tree, self.problems.clone(), self.stand_ins.clone());
-        let made = self.config.as_ref().and_then(|config| make(config, &problems.root()));
+        let at = problems.root();
+        let located = self.config.clone().map(|mut config| {
+            self.validate(&config, &at);
+            let folder = self.source.path.parent().unwrap_or(Path::new(""));
+            locate::locate(&mut config, folder, &self.hub, &at);
+            config
+        });
+        let made = located.as_ref().and_then(|config| make(config, &at));
         match made {
             Some(made) if problems.is_empty() => Ok(made),
             _ => Err(Error::Invalid(problems.rendered(&self.source))),
@@ -192,6 +215,28 @@ pub fn read_reward(name: &str, sets: &[String]) -> Result<RewardKind, Error> {
     }
     match term {
         Some(term) if problems.is_empty() => Ok(term.kind),
+        _ => Err(Error::Invalid(problems.rendered(&source))),
+    }
+}
+
+/// Reads and checks the inputs of an evaluation without a run, in YAML. Also returns the opened reward models, in the
+/// order of the reward's terms.
+///
+/// # Errors
+/// All problems.
+pub fn read_evaluate(text: &str) -> Result<(EvaluateConfig, Vec<OpenModel>), Error> {
+    let source = Source { path: "arguments".into(), text: text.to_owned(), sets: Vec::new() };
+    let tree = Node::parse(&source.text).map_err(|problem| Error::Invalid(vec![source.render(problem)]))?;
+    let Reading::<EvaluateConfig> { value, problems, stand_ins } = from_node(&tree);
+    let problems = Problems::new(&tree, problems, stand_ins);
+    let at = problems.root();
+    let opened = value.as_ref().and_then(|inputs| {
+        inputs.validate(&at);
+        let reward = inputs.reward.as_ref();
+        reward.map_or_else(|| Some(Vec::new()), |reward| rewards::open(reward, &at.below("reward")))
+    });
+    match value.zip(opened) {
+        Some(read) if problems.is_empty() => Ok(read),
         _ => Err(Error::Invalid(problems.rendered(&source))),
     }
 }

@@ -5,7 +5,7 @@ use anyroll_config::{Advantage, AlgorithmConfig, Config, PipelineConfig, Section
 use anyroll_data::{CharTokenizer, Dataset, HfTokenizer, Tokenizer};
 use anyroll_models::hf::ModelFolder;
 
-use super::texts::Policy;
+use super::texts::{Policy, open_folder};
 
 const FIELD: &str = "roles.reference.path";
 
@@ -17,6 +17,7 @@ pub(super) fn open(
     own: Option<(&Policy, &Dataset)>,
     longest: Option<usize>,
     at: &Section,
+    reads_weights: bool,
 ) -> Option<Option<ModelFolder>> {
     let Some(path) = &config.roles.reference.path else {
         check_taught(config, at);
@@ -27,7 +28,7 @@ pub(super) fn open(
     }
     let help =
         "give the folder of a model as Hugging Face publishes it; `anyroll export` writes one of a run";
-    let folder = at.take(ModelFolder::open(path), FIELD, |error| one_line(error), help)?;
+    let folder = at.take(open_folder(path, reads_weights), FIELD, |error| one_line(error), help)?;
     let help = "give a model of the policy's family, which has the same tokenizer";
     let theirs = at.take(HfTokenizer::open(path), FIELD, |error| one_line(error), help)?;
     let (policy, dataset) = own?;

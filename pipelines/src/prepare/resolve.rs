@@ -1,15 +1,11 @@
 //! Resolves a config on a machine: ranks, their devices and threads, and the division of batches.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
 
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{
-    Config, DataConfig, Devices, DiffusionConfig, ImageDataConfig, LoraConfig, ModelConfig, OffloadConfig,
-    Paths, PipelineConfig, Precision, RewardConfig, RewardKind, RoleConfig, RolloutRoleConfig, Section,
-    StrategyConfig, list, suggestion,
+    Config, DataConfig, Devices, ModelConfig, OffloadConfig, Paths, PipelineConfig, Precision, RewardConfig,
+    RewardKind, RoleConfig, RolloutRoleConfig, Section, StrategyConfig, list, suggestion,
 };
 use anyroll_data::files;
 
@@ -22,18 +18,20 @@ use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 const MOST_HOST_RANKS: usize = 1024;
 
 /// Resolves `config`, or reports the parts that are impossible on `machine`. If `opened` is `None`, that was reported
-/// before, and there is no run.
+/// before, and there is no run. With `assumes_backends`, a backend that is not on this machine is no problem, and has
+/// every device asked for.
 pub(super) fn resolve(
     config: &Config,
     at: &Section,
     machine: &Machine,
     opened: Option<&Opened>,
+    assumes_backends: bool,
 ) -> Option<Run> {
     let own_shift = match opened {
         Some(Opened::Images(images)) => images.model.folder.shift(),
         _ => 1.0,
     };
-    let resolver = Resolver { at, config, machine, own_shift };
+    let resolver = Resolver { at, config, machine, own_shift, assumes_backends };
     let policy = resolver.role("roles.policy", &config.roles.policy);
     let beside = |path: &str, role: &RoleConfig| {
         let role = resolver.role(path, role)?;
@@ -95,18 +93,6 @@ fn unless_failed<T>(part: Option<Option<T>>) -> Option<Option<T>> {
     }
 }
 
-/// An absolute path, since a run may resume from another working directory.
-fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
-}
-
-/// Makes the path of the initial adapters absolute, if there is one.
-fn absolute_adapter(lora: &mut Option<LoraConfig>) {
-    if let Some(path) = lora.as_mut().and_then(|lora| lora.path.as_mut()) {
-        *path = absolute(path);
-    }
-}
-
 /// Quantities of a step that are divided among the ranks.
 struct Step {
     /// The field that sets the number of prompts.
@@ -151,6 +137,8 @@ pub(super) struct Resolver<'a> {
     machine: &'a Machine,
     /// The shift of the model's own scheduler; 1 without one.
     own_shift: f64,
+    /// True if a backend that is not on this machine is no problem.
+    assumes_backends: bool,
 }
 
 impl Resolver<'_> {
@@ -276,7 +264,7 @@ impl Resolver<'_> {
             self.at.refuse(field, message, format!("train on one of {}", models.join(", ")));
             return None;
         }
-        if let Some(reason) = &facts.unavailable {
+        if let Some(reason) = facts.unavailable.as_ref().filter(|_| !self.assumes_backends) {
             let message = format!("`{name}` cannot be used on this machine: {reason}");
             self.at.refuse(field, message, "see `anyroll doctor`; `auto` takes what is usable");
             return None;
@@ -341,10 +329,14 @@ impl Resolver<'_> {
         if !self.at.is_read(field) {
             return None;
         }
-        let Some(available) = facts.devices else { return self.host_ranks(field, devices, facts) };
+        let Some(available) = facts.available_devices() else {
+            return self.host_ranks(field, devices, facts);
+        };
         let ordinals: Vec<usize> = match devices {
             // The check below refuses one too many; a huge count is not expanded first.
             Devices::Count(count) => (0..(*count).min(available + 1)).collect(),
+            // The machine that runs the config has at least one.
+            Devices::All if facts.unavailable.is_some() => vec![0],
             Devices::All => (0..available).collect(),
             Devices::List(list) => list.clone(),
         };
@@ -438,19 +430,7 @@ impl Resolver<'_> {
         })
     }
 
-    /// Sets absolute paths, and the shift of the model's own scheduler.
-    fn fill_diffusion(&self, diffusion: &mut DiffusionConfig) {
-        diffusion.sampler.shift.get_or_insert(self.own_shift);
-        if let ImageDataConfig::Prompts(prompts) = &mut diffusion.data {
-            prompts.embeddings = prompts.embeddings.as_deref().map(absolute);
-            prompts.records = prompts.records.as_deref().map(absolute);
-        }
-        for path in diffusion.reward.paths_mut() {
-            *path = absolute(path);
-        }
-    }
-
-    /// Sets the absolute path of every file. A run that resumes in another folder then reads the same files, even if
+    /// Sets the path of every file. A run that resumes in another folder then reads the same files, even if
     /// a pattern matches new ones.
     fn fill_data(&self, data: &mut DataConfig) -> Option<()> {
         match data {
@@ -460,7 +440,7 @@ impl Resolver<'_> {
                     let at = self.at.given(&[&field]);
                     let files =
                         at.take(files(paths), &field, |error| one_line(error), "leave files where they are")?;
-                    *paths = Paths(files.iter().map(|file| absolute(file)).collect());
+                    *paths = Paths(files);
                 }
                 Some(())
             }
@@ -476,7 +456,7 @@ impl Resolver<'_> {
         let mut config = self.config.clone();
         let facts = self.backend("backend", &config.backend)?;
         config.backend = facts.name.clone();
-        if config.devices == Devices::All {
+        if config.devices == Devices::All && facts.unavailable.is_none() {
             config.devices = Devices::Count(facts.devices.unwrap_or(1));
         }
         config.threads = Some(threads);
@@ -485,20 +465,10 @@ impl Resolver<'_> {
                 decoder.kv_heads.get_or_insert(decoder.heads);
                 decoder.norm_topk_prob = decoder.num_experts.map(|_| decoder.norm_topk_prob.unwrap_or(true));
             }
-            ModelConfig::Folder(folder) => {
-                folder.path = absolute(&folder.path);
-                absolute_adapter(&mut folder.lora);
-            }
-            ModelConfig::Dit(_) => {}
-            ModelConfig::Diffusers(model) => {
-                model.path = absolute(&model.path);
-                absolute_adapter(&mut model.lora);
-            }
+            ModelConfig::Folder(_) | ModelConfig::Dit(_) | ModelConfig::Diffusers(_) => {}
         }
-        let reference = &mut config.roles.reference.path;
-        *reference = reference.as_deref().map(absolute);
         if let PipelineConfig::Diffusion(diffusion) = &mut config.pipeline {
-            self.fill_diffusion(diffusion);
+            diffusion.sampler.shift.get_or_insert(self.own_shift);
         }
         if let PipelineConfig::Offline(offline) = &mut config.pipeline {
             self.fill_data(&mut offline.data)?;
@@ -506,19 +476,11 @@ impl Resolver<'_> {
         if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
             rlvr.share_prompts.get_or_insert(!config.model.drops());
             self.fill_data(&mut rlvr.data)?;
-            if let Some(environment) = &mut rlvr.rollout.environment {
-                environment.path = absolute(&environment.path);
-            }
             if let RewardConfig::Sum(terms) = &mut rlvr.reward {
                 for (index, term) in terms.iter_mut().enumerate() {
                     let field = format!("pipeline.rlvr.reward[{index}].model.backend");
-                    match &mut term.kind {
-                        RewardKind::Python(python) => python.path = absolute(&python.path),
-                        RewardKind::Model(model) => {
-                            model.path = absolute(&model.path);
-                            model.backend = self.backend(&field, &model.backend)?.name.clone();
-                        }
-                        _ => {}
+                    if let RewardKind::Model(model) = &mut term.kind {
+                        model.backend = self.backend(&field, &model.backend)?.name.clone();
                     }
                 }
             }

@@ -123,13 +123,18 @@ pub(super) fn start(config: &Config, dataset: Option<&Dataset>, runs_code: bool,
     match &config.pipeline {
         PipelineConfig::Rlvr(rlvr) => {
             if runs_code {
-                environment::start(&rlvr.rollout, at);
+                environment::start(&rlvr.rollout, dataset, at);
             }
             for (index, term) in rlvr.reward.terms().iter().enumerate() {
                 let at = reward.item(index);
                 match &term.kind {
                     RewardKind::Python(_) | RewardKind::Code(_) if !runs_code => {}
-                    RewardKind::Python(python) => load_function(python, &at.below("python")),
+                    RewardKind::Python(python) => {
+                        let loaded = load_function(python, &at.below("python"));
+                        if let (Some(reward), Some(dataset)) = (loaded, dataset) {
+                            check_records(&reward, term, &rlvr.data, dataset, &at);
+                        }
+                    }
                     kind @ (RewardKind::Math(_)
                     | RewardKind::Choice(_)
                     | RewardKind::Countdown(_)
@@ -151,7 +156,7 @@ pub(super) fn start(config: &Config, dataset: Option<&Dataset>, runs_code: bool,
             for (index, kind) in diffusion.reward.fields() {
                 if let ImageReward::Python(python) = kind {
                     let at = reward.below(&index);
-                    load_function(python, &at.below("python"));
+                    drop(load_function(python, &at.below("python")));
                 }
             }
         }
@@ -203,15 +208,16 @@ fn place(data: &DataConfig, domain: &str, id: &str) -> String {
     if names.is_empty() { id.to_owned() } else { names.join(" or ") }
 }
 
-fn load_function(python: &PythonConfig, at: &Section) {
-    if at.is_sound("") {
-        let help = "mend the file, or name in `python` an interpreter that has what it imports";
-        at.take(Python::new(python), "path", |failure| failure.to_string(), help);
+fn load_function(python: &PythonConfig, at: &Section) -> Option<Python> {
+    if !at.is_sound("") {
+        return None;
     }
+    let help = "mend the file, or name in `python` an interpreter that has what it imports";
+    at.take(Python::new(python), "path", |failure| failure.to_string(), help)
 }
 
-/// Reports a missing file.
+/// Reports a missing file, or a folder in its place.
 pub(super) fn check_file(name: &str, path: &Path, at: &Section) {
     let message = format!("there is no file {}", path.display());
-    at.ensure(path.is_file(), name, message, "give its path; a relative one starts at the current folder");
+    at.ensure(path.is_file(), name, message, "give its path; a relative one starts at the config's folder");
 }

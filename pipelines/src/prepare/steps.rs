@@ -39,7 +39,9 @@ pub(super) fn length(pipeline: &PipelineConfig, dataset: Option<&Dataset>, at: &
     let (steps, size) = pipeline.steps_and_their_size();
     let epochs = match steps {
         Steps::Count(steps) => {
-            let holds = at.positive("steps", steps) && at.is_read("steps");
+            // With 0 steps an RLVR run only evaluates.
+            let evaluates = steps == 0 && matches!(pipeline, PipelineConfig::Rlvr(_));
+            let holds = (evaluates || at.positive("steps", steps)) && at.is_read("steps");
             return holds.then_some(Length { steps, reason: None });
         }
         Steps::By(DataEpochs { data_epochs }) => data_epochs,

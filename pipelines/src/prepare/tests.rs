@@ -1,11 +1,13 @@
 mod algorithms;
 mod evaluations;
 mod experts;
+mod facts;
 mod includes;
 mod judges;
 mod lengths;
 mod logits;
 mod merging;
+mod paths;
 mod references;
 mod repository;
 mod reward_models;
@@ -164,7 +166,10 @@ const MALFORMED: &[Malformed] = malformed! {
     "sort: {digits: 6}" => "sort", "9:7", "pipeline.rlvr.data.sort.digits", "it is missing", "add `digits:`";
     "name: small\n" => "", "1:1", "name", "it is missing", "add `name:`";
     "      sort: {digits: 6}\n" => "      sort: {digits: 6}\n      addition: {digits: 2}\n", "10:7", "pipeline.rlvr.data", "expected one of `sort`, `addition`, `countdown`, `file`, `mix`, found `sort`, `addition`", "keep one of them";
-    "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:5", "pipeline.rlvr.reward", "found a mapping", "write a reward that needs no field, such as `math`, or a list";
+    "    steps: 20" => "    reward: {exact: 1}\n    steps: 20", "10:21", "pipeline.rlvr.reward[0].exact", "found the number 1", "write a mapping";
+    "    steps: 20" => "    reward: {math: {tol: 1}}\n    steps: 20", "10:21", "pipeline.rlvr.reward[0].math.tol", "no such field", "choose from `tolerance`";
+    "    steps: 20" => "    reward: {math: {tolerance: 1}}\n    steps: 20", "10:32", "pipeline.rlvr.reward[0].math.tolerance", "1.0 is out of range", "from 0 to 0.1";
+    "    steps: 20" => "    reward: 1\n    steps: 20", "10:13", "pipeline.rlvr.reward", "found the number 1", "write a reward that needs no field, such as `math`";
     "    steps: 20" => "    reward: regex\n    steps: 20", "10:13", "pipeline.rlvr.reward", "regex", "math";
     "    steps: 20" => "    reward: []\n    steps: 20", "10:5", "pipeline.rlvr.reward", "the list is empty", "add a term";
     "    steps: 20" => "    reward: [{maths: {}}]\n    steps: 20", "10:15", "pipeline.rlvr.reward[0].maths", "no such field", "did you mean `math`?";
@@ -245,7 +250,12 @@ const MALFORMED: &[Malformed] = malformed! {
     "backend: cpu" => "backend: cpu\nthreads: 0", "3:10", "threads", "0 is out of range", "1 or above, at most 4096";
     "    steps: 20" => "    scoring: {workers: 1000000}\n    steps: 20", "10:24", "pipeline.rlvr.scoring.workers", "1000000 is out of range", "1 or above, at most 4096";
     "digits: 6" => "digits: 19", "9:22", "pipeline.rlvr.data.sort.digits", "19 is out of range", "from 2 to 18";
-    "steps: 20" => "steps: 0", "10:12", "pipeline.rlvr.steps", "it is 0", "1 or above";
+    "    steps: 20" => "    warmup: {steps: 5, batch_size: 4, optimizer: {adamw: {learning_rate: 1.0e-3}}}\n    steps: 0", "10:5", "pipeline.rlvr.warmup", "only evaluates the model", "--set pipeline.rlvr.warmup=null";
+    "    steps: 20" => "    evaluation: {temperature: 0}\n    steps: 20", "10:31", "pipeline.rlvr.evaluation.temperature", "0.0 is out of range", "0.001 or above";
+    "    steps: 20" => "    evaluation: {top_p: 0}\n    steps: 20", "10:25", "pipeline.rlvr.evaluation.top_p", "0.0 is out of range", "above 0, at most 1";
+    "    steps: 20" => "    evaluation: {max_new_tokens: 0}\n    steps: 20", "10:34", "pipeline.rlvr.evaluation.max_new_tokens", "it is 0", "1 or above";
+    "    steps: 20" => "    evaluation: {max_new_tokens: 6}\n    steps: 20", "10:34", "pipeline.rlvr.evaluation.max_new_tokens", "the longest answer and its end are 7 tokens", "write 7 or above";
+    "    steps: 20" => "    evaluation: {max_new_tokens: 12}\n    steps: 20", "4:86", "model.decoder.max_length", "with `evaluation.max_new_tokens`, 12, it exceeds 16", "write 19 or above";
     "group_size: 4" => "group_size: 1", "12:17", "pipeline.rlvr.group_size", "a group of 1 has no mean", "2 or above";
     "group_size: 4" => "group_size: 1\n    algorithm: {advantage: reinforce}\n    selection: {mixed_groups: {}}", "14:17", "pipeline.rlvr.selection.mixed_groups", "no group of 1 is mixed", "2 or above";
     "group_size: 4" => "group_size: 4\n    mini_batches: 3", "13:19", "pipeline.rlvr.mini_batches", "4 prompts are no multiple of 3 mini-batches", "divisor of `prompts_per_step`";
@@ -292,7 +302,7 @@ const MALFORMED: &[Malformed] = malformed! {
     "    steps: 20" => "    evaluation: {every: 0}\n    steps: 20", "10:25", "pipeline.rlvr.evaluation.every", "it is 0", "1 or above";
     "    steps: 20" => "    evaluation: {prompts: 9999999}\n    steps: 20", "10:27", "pipeline.rlvr.evaluation.prompts", "9999999 are too many", "or fewer";
     "{digits: 6}" => "{digits: 3}\n    evaluation: {prompts: 500}", "10:27", "pipeline.rlvr.evaluation.prompts", "500 held-out prompts are asked for", "or fewer";
-    "sort: {digits: 6}" => "file: {path: nowhere.jsonl}", "9:20", "pipeline.rlvr.data.file.path", "cannot read the data file nowhere.jsonl: No such file", "give the path of a .jsonl, .parquet or .arrow file";
+    "sort: {digits: 6}" => "file: {path: nowhere.jsonl}", "9:20", "pipeline.rlvr.data.file.path", "there is no file nowhere.jsonl; looked for ", "give the path of a .jsonl, .parquet or .arrow file";
     "sort: {digits: 6}" => "file: {path: Cargo.toml}", "9:20", "pipeline.rlvr.data.file.path", "Cargo.toml is neither .jsonl, .parquet nor .arrow", "give files whose names end so";
     "sort: {digits: 6}" => "file: {path: ../tests/golden/tables/verl.parquet}", "9:20", "pipeline.rlvr.data.file.path", "verl.parquet:1: there is no column `answer`, only `data_source`, `prompt`", "`columns: {prompt: ..., answer: ...}`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: varl}", "9:44", "pipeline.rlvr.data.file.columns", "expected `roll`, `verl`, `trl`, `openrlhf`, or columns", "write `roll`";

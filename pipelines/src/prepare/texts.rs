@@ -1,11 +1,13 @@
 //! Files that the config of a language model names: folder, data, reference and reward models.
 
+use std::path::Path;
+
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{
     Config, DataConfig, DecoderConfig, ModelConfig, OfflineConfig, RlvrConfig, Section, Turns,
 };
 use anyroll_data::{Dataset, Tokenizer, TokenizerError};
-use anyroll_models::hf::ModelFolder;
+use anyroll_models::hf::{self, ModelFolder};
 use anyroll_reward::OpenModel;
 
 use super::adapters::{self, Adapters};
@@ -47,7 +49,7 @@ pub(super) struct Room<'a> {
 
 impl<'a> Policy<'a> {
     /// Opens the folder that the config names; `None` if it cannot be used.
-    fn open(config: &'a Config, at: &Section) -> Option<Self> {
+    fn open(config: &'a Config, at: &Section, reads_weights: bool) -> Option<Self> {
         if !at.is_read("model") {
             return None;
         }
@@ -58,9 +60,10 @@ impl<'a> Policy<'a> {
             ModelConfig::Folder(model) if at.is_read("model.path") => model,
             ModelConfig::Folder(_) | ModelConfig::Dit(_) | ModelConfig::Diffusers(_) => return None,
         };
-        let help =
-            "give the folder of a model as Hugging Face publishes it; docs/guides/models.md has the families";
-        let folder = at.take(ModelFolder::open(&model.path), "model.path", |error| one_line(error), help)?;
+        let help = "give the folder of a model as Hugging Face publishes it, with its config.json and safetensors files; \
+                    docs/guides/models.md has the families";
+        let opened = open_folder(&model.path, reads_weights);
+        let folder = at.take(opened, "model.path", |error| one_line(error), help)?;
         let lora = model.lora.as_ref();
         let adapters = lora.and_then(|lora| adapters::open(lora, &folder, &at.below("model.lora")));
         let tokenizer = Tokenizer::of_folder(&folder, model);
@@ -122,15 +125,22 @@ pub(super) fn without_messages<'a>(dataset: &'a Dataset, at: &Section) -> Option
 }
 
 /// Opens the files of an RLVR run.
-pub(super) fn of_rlvr(config: &Config, rlvr: &RlvrConfig, at: &Section) -> Option<Opened> {
+pub(super) fn of_rlvr(
+    config: &Config,
+    rlvr: &RlvrConfig,
+    at: &Section,
+    reads_weights: bool,
+) -> Option<Opened> {
     let pipeline = at.below("pipeline.rlvr");
-    let policy = Policy::open(config, at);
+    let policy = Policy::open(config, at, reads_weights);
     environment::check(rlvr, policy.as_ref(), at);
     let reward_models = rewards::open(&rlvr.reward, &pipeline.below("reward"));
     let evaluated = rlvr.evaluation.prompts;
     let wanted = data::Use { evaluated, turns: Turns::Last, unpaired: false, prm: None };
     let dataset = open_data(&pipeline, &rlvr.data, &wanted, policy.as_ref());
-    if let Some(steps) = steps::length(&config.pipeline, dataset.as_ref(), at) {
+    let length = steps::length(&config.pipeline, dataset.as_ref(), at);
+    // Without steps no schedule is used.
+    if let Some(steps) = length.filter(|length| length.steps > 0) {
         rlvr.optimizer.validate_over(steps.steps, &pipeline.below("optimizer"));
         if let Some(critic) = &rlvr.critic {
             critic.validate_over(steps.steps, &pipeline.below("critic"));
@@ -143,13 +153,20 @@ pub(super) fn of_rlvr(config: &Config, rlvr: &RlvrConfig, at: &Section) -> Optio
         (Some(policy), Some(dataset)) => data::check_lengths(rlvr, policy, dataset, at),
         _ => None,
     };
-    finish(config, at, policy, dataset, longest, reward_models)
+    let reference =
+        reference::open(config, policy.as_ref().zip(dataset.as_ref()), longest, at, reads_weights);
+    finish(config, policy, dataset, reference, reward_models)
 }
 
 /// Opens the files of an offline run.
-pub(super) fn of_offline(config: &Config, offline: &OfflineConfig, at: &Section) -> Option<Opened> {
+pub(super) fn of_offline(
+    config: &Config,
+    offline: &OfflineConfig,
+    at: &Section,
+    reads_weights: bool,
+) -> Option<Opened> {
     let pipeline = at.below("pipeline.offline");
-    let policy = Policy::open(config, at);
+    let policy = Policy::open(config, at, reads_weights);
     let unpaired = offline.objective.judged().is_some();
     let (evaluated, turns, prm) = (offline.evaluation.prompts, offline.turns, offline.objective.prm());
     let wanted = data::Use { evaluated, turns, unpaired, prm };
@@ -161,7 +178,9 @@ pub(super) fn of_offline(config: &Config, offline: &OfflineConfig, at: &Section)
         (Some(policy), Some(dataset)) => answers::check(offline, policy, dataset, at),
         _ => None,
     };
-    finish(config, at, policy, dataset, longest, Some(Vec::new()))
+    let reference =
+        reference::open(config, policy.as_ref().zip(dataset.as_ref()), longest, at, reads_weights);
+    finish(config, policy, dataset, reference, Some(Vec::new()))
 }
 
 fn open_data(
@@ -176,17 +195,19 @@ fn open_data(
     data::open(data, wanted, policy, pipeline)
 }
 
-/// Opens the reference and combines all parts.
+/// Opens the folder of a language model, for its shape alone unless its weights are read.
+pub(super) fn open_folder(path: &Path, reads_weights: bool) -> hf::Result<ModelFolder> {
+    if reads_weights { ModelFolder::open(path) } else { ModelFolder::open_shape(path) }
+}
+
+/// Combines all parts.
 fn finish(
     config: &Config,
-    at: &Section,
     policy: Option<Policy>,
     dataset: Option<Dataset>,
-    longest: Option<usize>,
+    reference: Option<Option<ModelFolder>>,
     reward_models: Option<Vec<OpenModel>>,
 ) -> Option<Opened> {
-    let own = policy.as_ref().zip(dataset.as_ref());
-    let reference = reference::open(config, own, longest, at);
     let (policy, dataset) = policy.zip(dataset)?;
     let base = policy.into_base(&dataset, config.seed);
     let (reference, reward_models) = (reference?, reward_models?);

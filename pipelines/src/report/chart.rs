@@ -39,6 +39,17 @@ pub(super) enum Range {
 pub(super) struct Series<'a> {
     pub(super) label: &'a str,
     pub(super) points: Vec<Point>,
+    /// Lowest and highest value at each point, which differ where a point is the mean of several steps.
+    pub(super) extremes: Vec<Point>,
+}
+
+/// Horizontal axis.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Steps {
+    pub(super) first: f64,
+    pub(super) last: f64,
+    /// Steps per point.
+    pub(super) width: u64,
 }
 
 const WIDTH: f64 = 560.0;
@@ -56,18 +67,16 @@ const STRETCHES: usize = 250;
 const POINTS: usize = 250;
 const HITS: usize = 100;
 
-/// Draws a chart over the steps from `steps.0` to `steps.1`; `None` if there is nothing to draw.
-pub(super) fn svg(
-    name: &str,
-    kind: Kind,
-    range: Range,
-    steps: (f64, f64),
-    series: &[Series],
-) -> Option<String> {
+/// Draws a chart over `steps`; `None` if there is nothing to draw.
+pub(super) fn svg(name: &str, kind: Kind, range: Range, steps: Steps, series: &[Series]) -> Option<String> {
     let stacked = (kind == Kind::Stacked).then(|| stack(series));
     let drawn: &[Series] = stacked.as_deref().unwrap_or(series);
     let y = vertical_axis(range, drawn)?;
-    let frame = (steps.1 > steps.0).then(|| Frame { x: Axis::new(steps.0, steps.1, TICKS), y })?;
+    let frame = (steps.last > steps.first).then(|| Frame {
+        x: Axis::new(steps.first, steps.last, TICKS),
+        y,
+        width: steps.width,
+    })?;
 
     let mut svg = String::new();
     let name = minijinja::HtmlEscape(name);
@@ -89,7 +98,7 @@ pub(super) fn svg(
 
 fn vertical_axis(range: Range, series: &[Series]) -> Option<Axis> {
     let values =
-        || series.iter().flat_map(|series| &series.points).map(|point| point.1).filter(|v| v.is_finite());
+        || series.iter().flat_map(|series| &series.extremes).map(|point| point.1).filter(|v| v.is_finite());
     let low = values().reduce(f64::min)?;
     let high = values().reduce(f64::max)?;
     // A little room, so that no curve touches the edge.
@@ -117,7 +126,8 @@ fn stack<'a>(series: &[Series<'a>]) -> Vec<Series<'a>> {
             *below += part.1;
             (part.0, *below)
         };
-        Series { label: one.label, points: below.iter_mut().zip(trend(&parts, POINTS)).map(add).collect() }
+        let points: Vec<Point> = below.iter_mut().zip(trend(&parts, POINTS)).map(add).collect();
+        Series { label: one.label, extremes: points.clone(), points }
     };
     series.iter().map(upon).collect()
 }
@@ -126,6 +136,8 @@ fn stack<'a>(series: &[Series<'a>]) -> Vec<Series<'a>> {
 struct Frame {
     x: Axis,
     y: Axis,
+    /// Steps per point.
+    width: u64,
 }
 
 impl Frame {
@@ -135,6 +147,14 @@ impl Frame {
 
     fn y(&self, value: f64) -> f64 {
         BOTTOM - self.y.fraction(value) * (BOTTOM - TOP)
+    }
+
+    /// Names the steps of the point at `step`.
+    fn steps_at(&self, step: f64) -> String {
+        match self.width {
+            1 => format!("step {step}"),
+            width => format!("mean of steps {step} to {}", step + (width - 1) as f64),
+        }
     }
 
     fn draw(&self, svg: &mut String) {
@@ -178,8 +198,8 @@ fn draw_noisy(svg: &mut String, frame: &Frame, series: &[Series]) {
 }
 
 fn draw_points(svg: &mut String, frame: &Frame, series: &[Series], class: &str) {
-    for (index, Series { points, .. }) in series.iter().enumerate() {
-        let path = frame.path(&envelope(points, STRETCHES));
+    for (index, Series { extremes, .. }) in series.iter().enumerate() {
+        let path = frame.path(&envelope(extremes, STRETCHES));
         add(svg, format_args!(r#"<path class="{class} s{index}" d="{path}"/>"#));
     }
 }
@@ -229,7 +249,7 @@ fn draw_hits(svg: &mut String, frame: &Frame, series: &[Series], with_dots: bool
             let y = frame.y(value);
             add(svg, format_args!(r#"<circle class="dot s{index}" cx="{x:.1}" cy="{y:.1}" r="3.5"/>"#));
         }
-        add(svg, format_args!(r#"<text class="readout end" x="{RIGHT}" y="13">step {step}"#));
+        add(svg, format_args!(r#"<text class="readout end" x="{RIGHT}" y="13">{}"#, frame.steps_at(step)));
         for (index, label, value) in values() {
             let value = format::number(value);
             add(svg, format_args!(r#"<tspan class="s{index}" dx="10">{label}</tspan> {value}"#));
@@ -253,22 +273,26 @@ mod tests {
     use super::*;
 
     fn series(label: &'static str, points: &[Point]) -> Series<'static> {
-        Series { label, points: points.to_vec() }
+        Series { label, points: points.to_vec(), extremes: points.to_vec() }
+    }
+
+    fn steps(last: f64) -> Steps {
+        Steps { first: 0.0, last, width: 1 }
     }
 
     #[test]
     fn nothing_to_draw_is_no_chart() {
         let draw =
-            |steps, points: &[Point]| svg("x", Kind::Noisy, Range::Data, steps, &[series("a", points)]);
-        assert_eq!(draw((0.0, 10.0), &[]), None);
-        assert_eq!(draw((0.0, 10.0), &[(0.0, f64::NAN)]), None);
-        assert_eq!(draw((3.0, 3.0), &[(3.0, 1.0)]), None);
+            |last, points: &[Point]| svg("x", Kind::Noisy, Range::Data, steps(last), &[series("a", points)]);
+        assert_eq!(draw(10.0, &[]), None);
+        assert_eq!(draw(10.0, &[(0.0, f64::NAN)]), None);
+        assert_eq!(draw(0.0, &[(0.0, 1.0)]), None);
     }
 
     #[test]
     fn a_point_is_where_its_step_and_value_say() {
         let points = [(0.0, 0.0), (100.0, 1.0)];
-        let svg = svg("x", Kind::Marked, Range::Unit, (0.0, 100.0), &[series("greedy", &points)]).unwrap();
+        let svg = svg("x", Kind::Marked, Range::Unit, steps(100.0), &[series("greedy", &points)]).unwrap();
         let path = format!(r#"d="M{LEFT:.1} {BOTTOM:.1}L{RIGHT:.1} {TOP:.1}""#);
         assert!(svg.contains(&path), "{svg}");
         assert!(svg.contains(r#"step 100<tspan class="s0" dx="10">greedy</tspan> 1</text>"#), "{svg}");
@@ -276,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_gap_breaks_the_curve() {
-        let frame = Frame { x: Axis::new(0.0, 3.0, 5), y: Axis::new(0.0, 1.0, 5) };
+        let frame = Frame { x: Axis::new(0.0, 3.0, 5), y: Axis::new(0.0, 1.0, 5), width: 1 };
         let path = frame.path(&[(0.0, 0.0), (1.0, 0.0), (2.0, f64::INFINITY), (3.0, 1.0)]);
         assert_eq!(path.matches('M').count(), 2);
         assert_eq!(path.matches('L').count(), 1);

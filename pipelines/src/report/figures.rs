@@ -1,14 +1,11 @@
 //! Curves of the report.
 
-use std::collections::HashMap;
-
 use minijinja::value::Value;
 use serde::Serialize;
 
-use super::chart::{self, Kind, Range, Series};
-use super::curve::Point;
+use super::chart::{self, Kind, Range, Series, Steps};
 use crate::headline::of_several;
-use crate::metrics::{Record, declared};
+use crate::metrics::{History, declared};
 
 /// A chart, drawn if its metrics exist.
 struct Plan {
@@ -217,39 +214,28 @@ pub(super) struct Figure<'a> {
     svg: Value,
 }
 
-/// The charts whose metrics are in `records`, all over the same steps.
-pub(super) fn figures(records: &[Record]) -> Vec<Figure<'_>> {
-    let steps = || records.iter().map(|record| record.step as f64);
-    let steps = (steps().fold(f64::INFINITY, f64::min), steps().fold(0.0, f64::max));
-    let curves = curves(records);
-    PLANS.iter().filter_map(|plan| figure(plan, &curves, steps)).collect()
+/// The charts whose metrics were logged, all over the same steps.
+pub(super) fn figures(history: &History) -> Vec<Figure<'_>> {
+    let Some((first, last)) = history.steps() else { return Vec::new() };
+    let steps = Steps { first: first as f64, last: last as f64, width: history.width() };
+    PLANS.iter().filter_map(|plan| figure(plan, history, steps)).collect()
 }
 
-/// Curves of all metrics, collected in one pass over the records. A lookup per metric would take several
-/// times as long in a run of ten thousand steps.
-fn curves(records: &[Record]) -> HashMap<&str, Vec<Point>> {
-    let mut curves: HashMap<&str, Vec<Point>> = HashMap::new();
-    for record in records {
-        for (metric, value) in record.metrics.iter() {
-            curves.entry(metric).or_default().push((record.step as f64, value));
-        }
-    }
-    curves
-}
-
-fn figure<'a>(plan: &Plan, curves: &HashMap<&'a str, Vec<Point>>, steps: (f64, f64)) -> Option<Figure<'a>> {
+fn figure<'a>(plan: &Plan, history: &'a History, steps: Steps) -> Option<Figure<'a>> {
     // A single point is not a curve, except for an evaluation, which has a mark.
     let least = if plan.kind == Kind::Marked { 1 } else { 2 };
     let mut sentences = Vec::new();
+    let in_unit = |(step, value): (f64, f64)| (step, value / plan.unit);
     let series = |planned: &(&'static str, &'static str)| {
         let (metric, label) = match *planned {
-            OF_SEVERAL => of_several(curves.keys().copied()).map(|(name, metric)| (metric, name))?,
+            OF_SEVERAL => of_several(history.names()).map(|(name, metric)| (metric, name))?,
             named => named,
         };
-        let curve = curves.get(metric).filter(|curve| curve.len() >= least)?;
-        let points = curve.iter().map(|&(step, value)| (step, value / plan.unit)).collect();
+        let curve = history.get(metric).filter(|curve| curve.point_count() >= least)?;
         sentences.extend(declared(metric).map(|metric| metric.sentence));
-        Some(Series { label, points })
+        let points = curve.means(steps.width).map(in_unit).collect();
+        let extremes = curve.extremes(steps.width).map(in_unit).collect();
+        Some(Series { label, points, extremes })
     };
     let series: Vec<Series> = plan.series.iter().filter_map(series).collect();
     let svg = chart::svg(plan.title, plan.kind, plan.range, steps, &series)?;

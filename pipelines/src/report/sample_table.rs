@@ -71,6 +71,7 @@ fn heading(sample: &Sample) -> String {
         Phase::Before => "before",
         Phase::Eval => "latest",
         Phase::After => "after",
+        Phase::Train => "training",
     };
     format!("{phase} (step {})", sample.step)
 }
@@ -91,7 +92,7 @@ mod tests {
 
     fn sample(step: u64, phase: Phase, prompt: &str, completion: &str, reward: f64) -> Sample {
         let [prompt, completion, answer] = [prompt, completion, "gold"].map(String::from);
-        Sample { step, phase, prompt, completion, turns: Vec::new(), answer, reward }
+        Sample { step, phase, prompt, completion, turns: Vec::new(), answer, reward, training: None }
     }
 
     #[test]

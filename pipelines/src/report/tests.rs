@@ -102,7 +102,16 @@ fn demo_sample(step: u64, phase: Phase, prompt: u64) -> Sample {
     }
     let [prompt, completion, answer] = [&digits, &given, &sorted].map(|digits| text(digits));
     let reward = f64::from(u8::from(completion == answer));
-    Sample { step, phase, prompt: format!("sort {prompt} ="), completion, turns: Vec::new(), answer, reward }
+    Sample {
+        step,
+        phase,
+        prompt: format!("sort {prompt} ="),
+        completion,
+        turns: Vec::new(),
+        answer,
+        reward,
+        training: None,
+    }
 }
 
 fn report_of(run: &RunDir) -> String {
@@ -134,14 +143,27 @@ fn whatever_text_comes_in_is_escaped() {
     MetricsLog::create(&run.metrics()).unwrap();
     let text = || hostile.to_owned();
     let (prompt, completion, answer) = (text(), text(), text());
-    let sample =
-        Sample { step: 0, phase: Phase::Before, prompt, completion, turns: Vec::new(), answer, reward: 0.5 };
-    SamplesLog::create(&run.samples()).unwrap().append(&sample).unwrap();
+    let turns = Vec::new();
+    let sample = Sample {
+        step: 0,
+        phase: Phase::Before,
+        prompt,
+        completion,
+        turns,
+        answer,
+        reward: 0.5,
+        training: None,
+    };
+    let mut log = SamplesLog::create(&run.samples()).unwrap();
+    log.append(&sample).unwrap();
+    // The prompt, the answer, and the completion as the best and as the worst of its group.
+    let of_training = crate::sample_text::tests::sample(1, 0, hostile, 0.5);
+    log.append(&Sample { prompt: text(), answer: text(), ..of_training }).unwrap();
     write_report(&run, &ReportInfo { name: hostile, description: hostile, steps: 1 }).unwrap();
     let html = fs::read_to_string(run.report()).unwrap();
     assert!(!html.contains("<script"));
-    // The title twice, the description, three texts of the sample and the config.
-    assert_eq!(html.matches("&lt;script&gt;alert(1)").count(), 7);
+    // The title twice, the description, three texts of the evaluation's sample, four of training's and the config.
+    assert_eq!(html.matches("&lt;script&gt;alert(1)").count(), 11);
 }
 
 #[test]

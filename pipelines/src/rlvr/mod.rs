@@ -17,13 +17,15 @@
 //! 13. `algorithm/losses/clipped`: the loss of a token, one file of several.
 //!
 //! Other modules: `select` is dynamic sampling, and `critic` predicts values. `models` and `setup` create the parts
-//! of a run, and `pack` creates batches. `step_metrics` has the metrics of a step, `control` permutes rewards at
-//! random, and `evaluate` measures the policy. The warm-up is that of [`crate::offline`].
+//! of a run, and `pack` creates batches. `step_metrics` has the metrics of a step, `written` has completions for the run folder, `control` permutes rewards at
+//! random, and `evaluate` measures the policy through `answers` and `grader`. The warm-up is that of [`crate::offline`].
 
 mod advantages;
+mod answers;
 mod control;
 mod critic;
 mod evaluate;
+mod grader;
 mod loss;
 mod models;
 mod pack;
@@ -39,8 +41,13 @@ mod step;
 mod step_metrics;
 mod terms;
 mod update;
+mod written;
 
+pub use answers::Verdicts;
+pub(crate) use answers::{Answering, Answers, Asking, Measured};
+pub(crate) use grader::Grader;
 pub use pipeline::{Carried, Rlvr};
+pub(crate) use rollout::Engine;
 
 use anyroll_models::Decoder;
 use critic::Critic;

@@ -200,7 +200,7 @@ impl Pipeline for Rlvr {
     }
 
     fn stop_by(&mut self, stop: &Arc<AtomicBool>) {
-        self.rewards.stop = stop.clone();
+        self.rewards.grader.stop = stop.clone();
     }
 
     /// Completions in flight are taken from their queue before they are scored.

@@ -20,6 +20,8 @@ use crate::{Result, inference::Sample, train::Exchange};
 pub struct Batch {
     /// Targets of all of the rank's tokens.
     pub targets: Targets,
+    /// Advantages of the same tokens.
+    pub advantages: Vec<f64>,
     /// Targets of the critic, for the same tokens.
     pub values: Option<Valued>,
     /// Moments of all rewards so far, if they normalize rewards.
@@ -107,7 +109,8 @@ pub fn prepare(
         token_weights,
         lengths,
     };
-    Ok(Batch { targets, values, reward_moments, correction, kl })
+    let advantages = advantages.of_tokens;
+    Ok(Batch { targets, advantages, values, reward_moments, correction, kl })
 }
 
 /// The trained tokens, with the critic's `values`.

@@ -1,60 +1,46 @@
 //! Rewards of sampled completions: [`Rewards`] scores them, and returns rows of all ranks.
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::sync::Arc;
 
 use anyroll_algorithm::{decoupled, fill_missing};
 use anyroll_config::{Advantage, GdpoConfig};
-use anyroll_data::{Record, Tokenizer};
-use anyroll_reward::{Case, Outcome, RewardSum, Score, Scorer, Scoring};
+use anyroll_reward::{Outcome, Score};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Task,
     advantages::{fill_turns, of_turns},
     control::deal,
-    reward_model::ShardedModel,
-    rollout::Staleness,
+    grader::Grader,
+    rollout::{Group, Staleness},
     rows::{Row, Scored},
     terms::TermSums,
 };
 use crate::{
-    Error, Result,
-    error_rates::check_error_rates,
-    inference::{Episode, Sample},
+    Result,
+    inference::Sample,
     metrics::Metrics,
     train::{Exchange, Reduce, Share},
 };
 
-/// Time that completions have to be scored once the run is to stop.
-const STOP_TIMEOUT: Duration = Duration::from_secs(4);
-
-/// Scores completions, on its own threads and with the models that the ranks hold together.
+/// Scores the completions of steps.
 pub struct Rewards {
-    /// The sum of reward terms of a completion.
-    pub sum: Arc<RewardSum>,
-    /// The threads.
-    pub scorer: Scorer,
-    /// The models that the ranks hold together, in the order of the reward's terms.
-    pub models: Vec<ShardedModel>,
-    /// Tokenizer.
-    pub tokenizer: Arc<Tokenizer>,
+    /// The scoring of completions.
+    pub grader: Grader,
     /// The run's options.
     pub task: Arc<Task>,
-    /// Set once the run is to stop.
-    pub stop: Arc<AtomicBool>,
 }
 
 /// A sample in a rank's report to the others.
 #[derive(Debug, Serialize, Deserialize)]
 struct Report {
+    /// Batch of its prompt, and index of the prompt in the batch.
+    prompt: (u64, usize),
     /// The reward; `None` if it could not be scored, or is not finite.
     reward: Option<f64>,
     /// The measure of evaluations.
     measured: Option<f64>,
-    /// Score of each term; empty unless advantages are computed from terms.
+    /// Score of each term; `None` if the term does not apply or failed.
     terms: Vec<Option<f64>>,
     /// Reward of each turn, NaN without a score; empty if rewards are per episode.
     turn_rewards: Vec<f64>,
@@ -75,50 +61,34 @@ struct RankReport {
 }
 
 impl Rewards {
-    /// Creates a set of completions to score together, initially empty.
-    pub fn begin(&self) -> Scoring {
-        self.scorer.begin()
-    }
-
-    /// Returns true if the ranks hold models that score.
-    pub fn has_models(&self) -> bool {
-        !self.models.is_empty()
-    }
-
-    /// A completion as input of rewards.
-    pub fn case(&self, record: &Arc<Record>, sample: &Sample) -> Case {
-        case(&self.tokenizer, record, sample)
-    }
-
-    /// Waits for the outcomes of all completions handed over. Every rank must call this.
-    ///
-    /// # Errors
-    /// [`Error::Unscored`] on all ranks if the run is to stop and a rank's completions are not scored in time.
-    pub fn finish(&mut self, exchange: &Exchange, scoring: Scoring) -> Result<Vec<Outcome>> {
-        let is_scored = scoring.wait(&self.stop, STOP_TIMEOUT);
-        if exchange.any(!is_scored)? {
-            return Err(Error::Unscored);
-        }
-        scoring.finish(&mut self.models)
-    }
-
-    /// Returns the scored samples of all ranks, from the `outcomes` of this rank's. Outcomes of its `samples` precede
-    /// those of its prompts' greedy completions, if there are any. `batch` is the index of the batch of prompts.
+    /// Returns the scored samples of all ranks, from this rank's groups and their `outcomes`. Outcomes of samples precede
+    /// those of greedy completions, if there are any, which are not trained on. `batch` is the index of the batch.
     pub fn score(
         &self,
         exchange: &Exchange,
-        samples: Vec<Sample>,
+        taken: Vec<Group>,
         outcomes: Vec<Outcome>,
         staleness: Option<Staleness>,
         batch: u64,
         stop: bool,
     ) -> Result<Scored> {
+        let group_size = self.task.share.group_size;
+        let own: Vec<usize> = self.task.share.prompts_of(exchange.rank()).collect();
+        let prompt = |group: &Group| {
+            let per_batch = own.len() as u64;
+            (group.number / per_batch, own[(group.number % per_batch) as usize])
+        };
+        let prompts: Vec<(u64, usize)> = taken.iter().map(prompt).collect();
+        let samples = taken.into_iter().flat_map(|group| group.samples.into_iter().take(group_size));
+        let samples: Vec<Sample> = samples.collect();
         let (of_samples, of_greedy) = outcomes.split_at(samples.len());
+        let reported = samples.iter().zip(of_samples).enumerate();
+        let report = |(index, (sample, outcome))| self.report(prompts[index / group_size], sample, outcome);
         let greedy_failures = of_greedy.iter().filter(|outcome| matches!(outcome, Outcome::Failed { .. }));
         let own = RankReport {
-            samples: samples.iter().zip(of_samples).map(|(sample, it)| self.report(sample, it)).collect(),
+            samples: reported.map(report).collect(),
             greedy: of_greedy.iter().map(|outcome| value(outcome, |score| score.total)).collect(),
-            terms: TermSums::of(self.sum.names().len(), of_samples.iter().chain(greedy_failures)),
+            terms: TermSums::of(self.grader.sum.names().len(), of_samples.iter().chain(greedy_failures)),
             staleness,
             stop,
         };
@@ -136,7 +106,7 @@ impl Rewards {
             _ => Share { group_size: 1, ..self.task.share }.ordered(greedy),
         };
         let failed: Vec<f64> = terms.iter().map(|sums| sums.failed).collect();
-        self.check_error_rates(&failed, self.task.share.samples() + greedy.len(), outcomes)?;
+        self.grader.check_error_rates(&failed, self.task.share.samples() + greedy.len(), outcomes)?;
         let mut rows = self.rows(self.task.share.ordered(reports), &greedy);
         if self.task.config.scoring.random {
             deal(&mut rows, self.task.seed, batch);
@@ -146,21 +116,17 @@ impl Rewards {
         Ok(Scored { rows, greedy, own: samples, terms, staleness, batches: 1, selection, stop })
     }
 
-    fn report(&self, sample: &Sample, outcome: &Outcome) -> Report {
+    fn report(&self, prompt: (u64, usize), sample: &Sample, outcome: &Outcome) -> Report {
         let algorithm = &self.task.config.algorithm;
         let reward = value(outcome, |score| score.total);
+        let terms = 0..self.grader.sum.names().len();
         Report {
+            prompt,
             reward,
             measured: value(outcome, |score| score.measured),
-            terms: match algorithm.advantage {
-                Advantage::Gdpo(_) => {
-                    let terms = 0..self.sum.names().len();
-                    terms.map(|term| value(outcome, |score| score.parts[term].unwrap_or(f64::NAN))).collect()
-                }
-                _ => Vec::new(),
-            },
+            terms: terms.map(|term| value(outcome, |score| score.parts[term].unwrap_or(f64::NAN))).collect(),
             turn_rewards: match algorithm.credit.gamma() {
-                Some(_) => of_turns(sample, reward, self.sum.weight_of_turns()),
+                Some(_) => of_turns(sample, reward, self.grader.sum.weight_of_turns()),
                 None => Vec::new(),
             },
             tokens: sample.completion_len(),
@@ -186,6 +152,8 @@ impl Rewards {
             let compares = greedy.get(index / group_size).is_none_or(Option::is_some);
             let ended = report.finished || !self.task.config.selection.leave_out_cut;
             Row {
+                prompt: report.prompt,
+                terms: report.terms,
                 reward: rewards[index],
                 measured: measured[index],
                 decoupled: decoupled.get(index).copied(),
@@ -210,36 +178,8 @@ impl Rewards {
             let scores: Vec<Option<f64>> = reports.iter().map(|report| report.terms[term]).collect();
             (weight, fill(&scores, group_size))
         };
-        let terms: Vec<(f64, Vec<f64>)> = self.sum.weights().enumerate().map(of_term).collect();
+        let terms: Vec<(f64, Vec<f64>)> = self.grader.sum.weights().enumerate().map(of_term).collect();
         decoupled(&terms, group_size, eps)
-    }
-
-    /// Returns an error if a term failed on more of `completions` than allowed; `failed` has the counts over all
-    /// ranks.
-    pub fn check_error_rates(
-        &self,
-        failed: &[f64],
-        completions: usize,
-        outcomes: Vec<Outcome>,
-    ) -> Result<()> {
-        let own = outcomes.into_iter().filter_map(|outcome| match outcome {
-            Outcome::Failed { term, error } => Some((term, error)),
-            Outcome::Scored(_) => None,
-        });
-        let terms = self.sum.names().zip(self.sum.max_error_rates()).zip(failed);
-        let terms = terms.map(|((name, max_error_rate), &failed)| (name, max_error_rate, failed));
-        check_error_rates(terms, completions, own.collect())
-    }
-}
-
-/// A completion as input of rewards; with several turns the last one.
-pub fn case(tokenizer: &Tokenizer, record: &Arc<Record>, sample: &Sample) -> Case {
-    Case {
-        record: record.clone(),
-        text: sample.text(tokenizer),
-        tokens: sample.completion_len(),
-        finished: sample.finished(),
-        episode: sample.episode.as_ref().map(Episode::reward),
     }
 }
 

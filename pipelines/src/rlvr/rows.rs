@@ -8,6 +8,10 @@ use crate::{inference::Sample, metrics::Metrics, train::Share};
 /// A sample in the form that all ranks have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
+    /// Batch of its prompt, and index of the prompt in the batch.
+    pub prompt: (u64, usize),
+    /// Score of each term; `None` if the term does not apply or failed.
+    pub terms: Vec<Option<f64>>,
     /// The reward; a sample without a score has the mean of the rest of its group.
     pub reward: f64,
     /// The measure of evaluations; missing ones are filled in the same way.

@@ -9,6 +9,7 @@ use tch::Tensor;
 
 use super::{
     Decoder,
+    grader::Grader,
     pack::Packing,
     reward_model::ShardedModel,
     rewards::Rewards,
@@ -106,14 +107,14 @@ pub fn rewards(
 ) -> Result<Rewards> {
     let (config, sum) = (&task.config, Arc::new(sum));
     let workers = NonZeroUsize::new(config.scoring.workers).expect("a config that was checked");
-    Ok(Rewards {
+    let grader = Grader {
         scorer: Scorer::start(sum.clone(), workers).map_err(Error::Thread)?,
         sum,
         models: ShardedModel::all(held, run, place, rank)?,
         tokenizer: base.tokenizer.clone(),
-        task: task.clone(),
         stop: Arc::default(),
-    })
+    };
+    Ok(Rewards { grader, task: task.clone() })
 }
 
 /// Creates the rollout of the config.

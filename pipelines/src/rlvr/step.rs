@@ -10,6 +10,7 @@ use super::{
     select::{leave_out_difficulties, until_mixed},
     step_metrics::{Clock, batch_metrics, step_metrics},
     update::update,
+    written::Written,
 };
 use crate::{
     Result,
@@ -24,7 +25,7 @@ pub fn step(
     carried: &mut Carried,
     stop: bool,
 ) -> Result<StepOutcome> {
-    let Rlvr { task, models, rollout, rewards, .. } = rlvr;
+    let Rlvr { task, dataset, models, rollout, rewards, .. } = rlvr;
     let mut clock = Clock::start();
     models.make_room()?;
     let waited = clock.lap();
@@ -58,33 +59,33 @@ pub fn step(
         kl_coef: batch.kl.and_then(|kl| kl.next_coef(task.config.algorithm.kl_in, &scored)),
         rewards: batch.reward_moments,
     };
-    Ok(StepOutcome { metrics, stop: scored.stop })
+    let written = Written { task, dataset, grader: &rewards.grader, exchange, step: step + 1 };
+    let samples = written.lines(&scored, &batch.advantages)?;
+    Ok(StepOutcome { metrics, samples, stop: scored.stop })
 }
 
 /// Returns the samples that step `round.step` trains on, from batch `first` on. Every rank must call this.
 ///
 /// With dynamic sampling, further batches are drawn until there are enough groups that teach something.
 fn collect(task: &Task, rollout: &mut dyn Rollout, round: &mut Round, first: u64) -> Result<Scored> {
-    let drawn = batch(task, rollout, round, first)?;
+    let drawn = batch(rollout, round, first)?;
     match task.config.selection.mixed_groups {
         Some(mixed) => until_mixed(task, mixed, round, drawn, |round, drawn_before| {
-            batch(task, rollout, round, first + drawn_before)
+            batch(rollout, round, first + drawn_before)
         }),
         None => Ok(leave_out_difficulties(task, drawn)),
     }
 }
 
 /// Samples and scores the groups of batch `number`. Previous batches must have been taken.
-fn batch(task: &Task, rollout: &mut dyn Rollout, round: &mut Round, number: u64) -> Result<Scored> {
+fn batch(rollout: &mut dyn Rollout, round: &mut Round, number: u64) -> Result<Scored> {
     let (started, waited) = (Instant::now(), round.spent.waited);
     let Groups { taken, scoring, effort, staleness } = rollout.groups(round, number)?;
     round.make_room_to_score()?;
     let sampled = Instant::now();
-    let outcomes = round.rewards.finish(round.exchange, scoring)?;
+    let outcomes = round.rewards.grader.finish(round.exchange, scoring)?;
     round.spent.rewarding += sampled.elapsed();
     round.spent.generating += sampled - started - (round.spent.waited - waited);
     round.spent.effort = round.spent.effort.joined(effort);
-    // Greedy completions are scored, but not trained on.
-    let own = taken.into_iter().flat_map(|group| group.samples.into_iter().take(task.share.group_size));
-    round.rewards.score(round.exchange, own.collect(), outcomes, staleness, number, round.stop)
+    round.rewards.score(round.exchange, taken, outcomes, staleness, number, round.stop)
 }

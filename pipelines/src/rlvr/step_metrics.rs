@@ -23,7 +23,7 @@ use crate::{Result, metrics::Metrics, train::Exchange};
 /// Metrics of a step's samples and update.
 pub fn step_metrics(task: &Task, rewards: &Rewards, scored: &Scored, updated: &Updated) -> Metrics {
     let mut metrics = of_rows(task, scored);
-    metrics.merge(TermSums::metrics(&scored.terms, rewards.sum.names()));
+    metrics.merge(TermSums::metrics(&scored.terms, rewards.grader.sum.names()));
     metrics.merge(scored.selection.clone());
     if let Some(staleness) = &scored.staleness {
         metrics.merge(staleness.metrics(task.share.prompts));

@@ -45,10 +45,10 @@ pub use share::Share;
 use crate::{
     Error, Result,
     journal::Journal,
-    metrics::{Metrics, read_metrics},
+    metrics::{History, Metrics},
     progress::Screen,
     run_dir::RunDir,
-    samples::Phase,
+    samples::{Phase, Sample},
 };
 
 /// Ending of a run that did not fail.
@@ -74,6 +74,8 @@ pub struct Job<'a> {
     pub folder: PathBuf,
     /// True to resume from the folder's last checkpoint.
     pub resume: bool,
+    /// True to print a completion of training now and then.
+    pub show: bool,
     /// Address at which rank 0 serves the metrics to Prometheus; `None` for none.
     pub prometheus: Option<SocketAddr>,
 }
@@ -149,7 +151,7 @@ struct Training<P: Pipeline> {
 
 impl<P: Pipeline> Training<P> {
     fn start(mut pipeline: P, exchange: Exchange, job: Job, screen: &Screen) -> Result<Self> {
-        let Job { name, data, number, dir, folder, resume, prometheus } = job;
+        let Job { name, data, number, dir, folder, resume, show, prometheus } = job;
         let plan = pipeline.plan();
         let saved = if resume { checkpoint::list(&folder.join(CHECKPOINTS))? } else { Vec::new() };
         let (mut position, stamp) = match saved.split_last() {
@@ -169,6 +171,9 @@ impl<P: Pipeline> Training<P> {
             .transpose()?;
         if let (Some(journal), Some(address)) = (&mut journal, prometheus) {
             journal.publish(address)?;
+        }
+        if let Some(journal) = journal.as_mut().filter(|_| show) {
+            journal.show_samples();
         }
         let saver = Saver::of_run(stamp.map_or(number, |stamp| stamp.run));
         let (warmup_loss, first_step) = (None, position.steps);
@@ -212,8 +217,8 @@ impl<P: Pipeline> Training<P> {
             metrics.insert("warmup/loss", loss);
         }
         match (self.plan.evaluate_every, self.warmup_loss) {
-            (Some(_), _) => self.evaluate_and_record(0, metrics, Phase::Before),
-            (None, Some(_)) => self.record(0, &metrics).map(|()| Ended::Finished),
+            (Some(_), _) => self.evaluate_and_record(0, (metrics, Vec::new()), Phase::Before),
+            (None, Some(_)) => self.record(0, &metrics, &[]).map(|()| Ended::Finished),
             (None, None) => Ok(Ended::Finished),
         }
     }
@@ -227,7 +232,7 @@ impl<P: Pipeline> Training<P> {
                 outcome => outcome?,
             };
             *steps += 1;
-            let (step, metrics) = (*steps, outcome.metrics);
+            let (step, StepOutcome { metrics, samples, stop: asked }) = (*steps, outcome);
             if self.saver.poll(self.exchange.group())? {
                 self.prune()?;
             }
@@ -236,11 +241,11 @@ impl<P: Pipeline> Training<P> {
             let mut evaluated = Ended::Finished;
             if every.is_some_and(|every| is_last || step.is_multiple_of(every)) {
                 let phase = if is_last { Phase::After } else { Phase::Eval };
-                evaluated = self.evaluate_and_record(step, metrics, phase)?;
+                evaluated = self.evaluate_and_record(step, (metrics, samples), phase)?;
             } else {
-                self.record(step, &metrics)?;
+                self.record(step, &metrics, &samples)?;
             }
-            let stops = outcome.stop && !is_last || evaluated == Ended::Interrupted;
+            let stops = asked && !is_last || evaluated == Ended::Interrupted;
             if is_last || stops || step.is_multiple_of(self.plan.save_every) {
                 self.save()?;
             }
@@ -268,12 +273,17 @@ impl<P: Pipeline> Training<P> {
     }
 
     /// Without the evaluation where completions are not scored before the run has to stop.
-    fn evaluate_and_record(&mut self, step: u64, mut metrics: Metrics, phase: Phase) -> Result<Ended> {
+    fn evaluate_and_record(
+        &mut self,
+        step: u64,
+        (mut metrics, mut samples): (Metrics, Vec<Sample>),
+        phase: Phase,
+    ) -> Result<Ended> {
         let started = Instant::now();
         let evaluation = match self.pipeline.evaluate(&self.exchange, step, phase) {
             Err(Error::Unscored) => {
                 self.say(&format!("step {step}: not evaluated, its completions are not scored yet"));
-                self.record(step, &metrics)?;
+                self.record(step, &metrics, &samples)?;
                 return Ok(Ended::Interrupted);
             }
             evaluation => evaluation?,
@@ -281,8 +291,9 @@ impl<P: Pipeline> Training<P> {
         metrics.insert("time/eval_s", started.elapsed().as_secs_f64());
         self.keep_best(&evaluation.metrics)?;
         metrics.merge(evaluation.metrics);
+        samples.extend(evaluation.samples);
         if let Some(journal) = &mut self.journal {
-            journal.record(step, &metrics, &evaluation.samples)?;
+            journal.record(step, &metrics, &samples)?;
             if let Some(picture) = &evaluation.picture {
                 journal.picture(step, picture)?;
             }
@@ -292,8 +303,8 @@ impl<P: Pipeline> Training<P> {
         Ok(Ended::Finished)
     }
 
-    fn record(&mut self, step: u64, metrics: &Metrics) -> Result<()> {
-        self.journal.as_mut().map_or(Ok(()), |journal| journal.record(step, metrics, &[]))
+    fn record(&mut self, step: u64, metrics: &Metrics, samples: &[Sample]) -> Result<()> {
+        self.journal.as_mut().map_or(Ok(()), |journal| journal.record(step, metrics, samples))
     }
 
     /// Starts a checkpoint; [`Self::finish_save`], or a later step, completes it.
@@ -325,7 +336,8 @@ impl<P: Pipeline> Training<P> {
 
     /// Writes a checkpoint to the folder of the best policy if the score is the best so far.
     fn keep_best(&mut self, metrics: &Metrics) -> Result<()> {
-        let score = self.pipeline.best_by(metrics);
+        let trains = self.plan.steps > 0;
+        let score = self.pipeline.best_by(metrics).filter(|_| trains);
         let Some(score) = score.filter(|score| is_best(*score, self.position.best)) else { return Ok(()) };
         self.position.best = Some(score);
         let position = serde_json::to_value(&self.position).expect("plain numbers");
@@ -335,7 +347,7 @@ impl<P: Pipeline> Training<P> {
     /// Writes the report and prints the table; after an interruption, also prints the command to resume.
     fn tell(&self, ended: Ended) -> Result<()> {
         let Some(journal) = &self.journal else { return Ok(()) };
-        if self.position.steps > 0 {
+        if self.position.steps > 0 || self.plan.steps == 0 {
             journal.report()?;
             journal.say(&journal.summary()?);
         }
@@ -373,9 +385,9 @@ const BEST: &str = "best";
 /// Restarts a run that ended before its first checkpoint: its steps are repeated, and their records rewritten.
 /// Reports a run with more records than are possible without a checkpoint, since it has lost one.
 fn begins_anew(dir: &RunDir, save_every: u64) -> Result<()> {
-    let records = if dir.metrics().exists() { read_metrics(&dir.metrics())? } else { Vec::new() };
+    let history = if dir.metrics().exists() { History::read(&dir.metrics())? } else { History::default() };
     // The first checkpoint is in flight during the steps after it.
-    match records.last().is_some_and(|record| record.step >= 2 * save_every) {
+    match history.steps().is_some_and(|(_, last)| last >= 2 * save_every) {
         false => Ok(()),
         true => Err(Error::Resume {
             run: dir.path().to_owned(),

@@ -117,6 +117,8 @@ pub struct Plan {
 pub struct StepOutcome {
     /// Metrics over all ranks.
     pub metrics: Metrics,
+    /// Samples of the step, on rank 0, for `samples.jsonl`.
+    pub samples: Vec<Sample>,
     /// True if some rank requested to end the run after this step.
     pub stop: bool,
 }

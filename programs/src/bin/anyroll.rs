@@ -13,7 +13,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyroll_libtorch::{Torch, Unusable, VERSION};
+use anyroll_libtorch::{BESIDE, Torch, Unusable, VERSION};
 
 /// Folder of libtorch's libraries, set by the user.
 const TORCH_LIB: &str = "ANYROLL_TORCH_LIB";
@@ -48,7 +48,7 @@ fn start() -> Result<Infallible, String> {
             engine.display()
         ));
     }
-    let built_in = [this.with_file_name("torch-lib"), BUILT.into()];
+    let built_in = [this.with_file_name("torch-lib"), this.with_file_name(BESIDE), BUILT.into()];
     let torch = find_torch(&built_in)?;
     let mut command = Command::new(&engine);
     command.args(env::args_os().skip(1));

@@ -20,7 +20,7 @@ struct Report {
 pub(super) struct TorchReport {
     /// Folder of the libraries that this process has loaded.
     path: Option<PathBuf>,
-    version: Option<String>,
+    pub(super) version: Option<String>,
     threads: i32,
 }
 

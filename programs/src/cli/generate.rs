@@ -19,8 +19,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
-    lines::json_lines,
+    lines::{json_lines, of_line},
     model_args::{ModelArgs, RoomArgs, SamplingArgs},
+    prompt_lines::{Columns, Fields, to_pass_on},
     stdout::print,
 };
 
@@ -33,9 +34,13 @@ pub(super) struct GenerateArgs {
     prompts: Vec<String>,
     /// Lines of {"prompt": ...}, with `--chat` a text or messages; a line may also set "temperature",
     /// "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens" and "stop"; `-` reads standard
-    /// input. Completions are printed as JSON, each when it ends
+    /// input. Completions are printed as JSON, in the order of the lines, each with the line's other fields
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
+    /// Fields of a line with the prompt and the answer, as in a config's `columns`: prompt=question,answer=gold, or
+    /// roll, verl, trl or openrlhf
+    #[arg(long, value_name = "PART=FIELD,...", requires = "file")]
+    columns: Option<Columns>,
     /// Completions per prompt
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     samples: u64,
@@ -110,6 +115,8 @@ struct PromptRequest {
     prompt: Prompt,
     sampling: SamplingArgs,
     stops: Vec<String>,
+    /// The line's fields, for its completions.
+    fields: Map<String, Value>,
 }
 
 /// A text or a conversation.
@@ -132,17 +139,22 @@ impl Prompt {
     }
 }
 
-/// JSON line of a completion.
+/// JSON line of a completion, as `anyroll reward` reads it.
 #[derive(Debug, Serialize)]
 struct Completed<'a> {
     /// Line of the prompt in the file, from 1.
     line: usize,
     sample: u64,
     completion: &'a str,
+    /// True if it ended before the length limit.
+    finished: bool,
     tokens: usize,
     /// `stop` or `length`; `broken` if the grammar of its schema or pattern failed.
     ending: &'static str,
     logprob: f64,
+    /// All other fields of the line, its prompt and answer among them.
+    #[serde(flatten)]
+    fields: &'a Map<String, Value>,
 }
 
 /// Schema or pattern that completions must match, with the name of its option.
@@ -166,13 +178,17 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     let spec = spec(args)?;
     let mut model = args.model.load(args.chat, args.system.clone())?;
     let tokenizer = model.tokenizer.clone();
+    // A run's model is prompted as in the run.
+    if !args.chat && !args.model.is_of_run() && tokenizer.has_unused_template() {
+        eprintln!("hint: the model has a chat template; `--chat` puts prompts into it as a user's messages");
+    }
     let format = spec.map(|(what, spec)| {
         let formats = Vocabulary::of(&tokenizer).and_then(|vocabulary| Formats::new(&vocabulary));
         formats.and_then(|formats| formats.compile(&spec)).map_err(|problem| refused(what, problem))
     });
     let format = format.transpose()?;
     let mut encoded = Vec::with_capacity(prompts.len());
-    for PromptRequest { line, prompt, sampling, stops } in prompts {
+    for PromptRequest { line, prompt, sampling, stops, fields } in prompts {
         let refuse = |problem| match &args.file {
             Some(path) => Error::InputLine { path: path.clone(), line, problem },
             None => refused("--prompt", problem),
@@ -197,15 +213,15 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
                 format!("it has {tokens} tokens, and with {new} new ones more than the model's {most}{why}");
             return Err(refuse(problem));
         }
-        encoded.push((line, prompt, Arc::new(params), stops));
+        encoded.push((line, prompt, Arc::new(params), stops, fields));
     }
-    let lengths = encoded.iter().map(|(_, prompt, params, _)| prompt.len() + params.max_new_tokens);
+    let lengths = encoded.iter().map(|(_, prompt, params, ..)| prompt.len() + params.max_new_tokens);
     let longest = lengths.max().unwrap_or(0);
     let wanted = encoded.len() * args.samples as usize;
     let room = Room { sequences: args.room.sequences.min(wanted).max(1), longest, memory: args.room.memory };
     let mut engine = model.engine(room)?;
     let mut asked = Vec::with_capacity(wanted);
-    for (index, (line, prompt, params, stops)) in encoded.into_iter().enumerate() {
+    for (index, (line, prompt, params, stops, fields)) in encoded.into_iter().enumerate() {
         let first = index as u64 * args.samples;
         let seed = |sample| stream(PURPOSE, args.seed, first + sample).next_u64();
         let sample = |number| Sample { seed: seed(number), ..Sample::default() };
@@ -213,26 +229,25 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
         let stop = stop_condition(&tokenizer, &stops);
         let stops: Arc<[String]> = stops.into();
         engine.submit(Request { prompt, params, stop, format: format.clone(), samples })?;
-        asked.extend((0..args.samples).map(|sample| (line, sample, stops.clone())));
+        let fields = Arc::new(fields);
+        asked.extend((0..args.samples).map(|sample| (line, sample, stops.clone(), fields.clone())));
     }
-    // Printed texts carry no prompt, so they are printed in the order of the prompts.
+    // In the order of the prompts.
     let (mut waiting, mut next) = (BTreeMap::new(), 0);
     while !engine.is_idle() {
         for (id, completion) in engine.step()? {
             check_numbers(&completion.logprobs)?;
-            let (line, sample, stops) = &asked[id as usize];
+            let (line, sample, stops, fields) = &asked[id as usize];
             let text = tokenizer.decode(&completion.tokens);
             let text = cut(&text, stops);
-            let told: String = match args.file {
-                None => {
-                    waiting.insert(id, text.to_owned());
-                    iter::from_fn(|| waiting.remove(&next).inspect(|_| next += 1))
-                        .map(|text| text + "\n")
-                        .collect()
-                }
-                Some(_) => json(*line, *sample, text, &completion) + "\n",
+            let told = match args.file {
+                None => text.to_owned(),
+                Some(_) => json((*line, *sample), text, &completion, fields),
             };
-            if !print(told)? {
+            waiting.insert(id, told);
+            let ready = iter::from_fn(|| waiting.remove(&next).inspect(|_| next += 1));
+            let ready: String = ready.map(|text| text + "\n").collect();
+            if !print(ready)? {
                 return Ok(0);
             }
         }
@@ -246,12 +261,20 @@ fn asked(args: &GenerateArgs) -> Result<Vec<PromptRequest>> {
     sampling.params(Vec::new(), 1).validate()?;
     let Some(file) = &args.file else {
         let texts = (1..).zip(args.prompts.iter().cloned().map(Prompt::Text));
-        let asked = |(line, prompt)| PromptRequest { line, prompt, sampling, stops: args.stops.clone() };
+        let asked = |(line, prompt)| PromptRequest {
+            line,
+            prompt,
+            sampling,
+            stops: args.stops.clone(),
+            fields: Map::new(),
+        };
         return Ok(texts.map(asked).collect());
     };
-    let lines = json_lines::<Line>(file)?.into_iter();
-    let asked = lines.map(|(number, line)| {
+    let lines = json_lines::<Fields>(file)?.into_iter();
+    let asked = lines.map(|(number, fields)| {
         let refuse = |problem: String| Error::InputLine { path: file.clone(), line: number, problem };
+        let fields = fields.with(args.columns.as_ref()).map_err(refuse)?;
+        let line: Line = of_line(&Value::Object(fields.clone()).to_string()).map_err(refuse)?;
         if let Some((field, help)) = NOT_OF_A_LINE.iter().find(|(field, _)| line.others.contains_key(*field))
         {
             return Err(refuse(format!("a line cannot set `{field}`: {help}")));
@@ -261,18 +284,25 @@ fn asked(args: &GenerateArgs) -> Result<Vec<PromptRequest>> {
         if stops.iter().any(String::is_empty) {
             return Err(refuse("`stop` has an empty text".to_owned()));
         }
-        Ok(PromptRequest { line: number, prompt: line.prompt, sampling, stops })
+        Ok(PromptRequest { line: number, prompt: line.prompt, sampling, stops, fields: to_pass_on(fields) })
     });
     asked.collect()
 }
 
-fn json(line: usize, sample: u64, text: &str, completion: &Completion) -> String {
+fn json(
+    (line, sample): (usize, u64),
+    text: &str,
+    completion: &Completion,
+    fields: &Map<String, Value>,
+) -> String {
     let ending = match completion.ending {
         Some(Ending::Stop) => "stop",
         Some(Ending::Broken) => "broken",
         Some(Ending::Length) | None => "length",
     };
     let logprob = completion.logprobs.iter().copied().map(f64::from).sum();
-    let line = Completed { line, sample, completion: text, tokens: completion.tokens.len(), ending, logprob };
+    let finished = completion.ending == Some(Ending::Stop);
+    let tokens = completion.tokens.len();
+    let line = Completed { line, sample, completion: text, finished, tokens, ending, logprob, fields };
     serde_json::to_string(&line).expect("plain data")
 }

@@ -1,9 +1,11 @@
 //! The command line, one file per command.
 
 mod bench;
+mod check;
 mod conformance;
 mod doctor;
 mod embed;
+mod evaluate;
 mod export;
 mod export_wandb;
 mod generate;
@@ -11,12 +13,17 @@ mod import;
 mod lines;
 mod model_args;
 mod plan;
+mod prompt_lines;
+mod quickstart;
 mod reward;
 mod run;
+mod schema;
 mod score;
 mod serve;
 mod stdout;
 mod strategy_files;
+mod trial;
+mod version;
 
 use std::{
     env,
@@ -27,19 +34,18 @@ use std::{
 use crate::serve::{TRY_FORMATS, answer_trials};
 use anyroll_config::{self as config, error_chain::one_line};
 use anyroll_pipelines::{
-    Error, Result,
+    Error,
+    hub::Hub,
     launch::{self, FailureKind, Rank},
-    prepare::{self, Draft, Prepared, Purpose},
     run::{BackendFacts, Machine},
 };
 use clap::{Args, Parser, Subcommand};
-use stdout::print;
 use strategy_files::StrategyFiles;
 use tracing_subscriber::EnvFilter;
 
 /// Reinforcement-learning post-training on any accelerator.
 #[derive(Debug, Parser)]
-#[command(name = "anyroll", bin_name = "anyroll", version, after_help = EXAMPLES)]
+#[command(name = "anyroll", bin_name = "anyroll", version, long_version = version::long(), after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -47,6 +53,7 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
+  anyroll quickstart                                         train a tiny model for some seconds; needs no file
   anyroll run configs/rlvr_sort_cpu.yaml                     train; everything lands in runs/<name>-<time>/
   anyroll run configs/rlvr_sort_cpu.yaml --set seed=1 --set pipeline.rlvr.steps=50
   anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    resume from the last checkpoint, bitwise
@@ -54,9 +61,11 @@ Examples:
   anyroll plan configs/rlvr_sort_cpu.yaml --memory 80GiB --world 4
                                                              memory of a rank at every stage, and what fits
   anyroll doctor                                             available backends, and why others are not
+  anyroll doctor --test                                      does this installation train?
   anyroll doctor --bench                                     copies, products and collectives vs. the limit
   anyroll generate runs/rlvr_sort_cpu-20260101-120000 --prompt '314159>' --temperature 0
                                                              complete a prompt with a trained model
+  anyroll evaluate DIR --data test.jsonl --reward math       pass@k of a model before or after training
   anyroll score DIR --file texts.jsonl                       log-probs of given texts
   anyroll embed DIR --file prompts.jsonl --out prompts.safetensors
                                                              embeddings by a diffusers folder's text encoders
@@ -73,14 +82,20 @@ Examples:
 enum Command {
     /// Train a model from a config
     Run(RunArgs),
+    /// Write the first config, quickstart.yaml, and train with it
+    Quickstart(quickstart::QuickstartArgs),
     /// Validate a config and print its resolved form
-    Check(CheckArgs),
+    Check(check::CheckArgs),
+    /// Print the JSON Schema of configs, for editors
+    Schema,
     /// Plan a run's memory for every stage and offload, and show which fit; needs no device
     Plan(plan::PlanArgs),
     /// Check on this machine that a backend fulfils its contract
     Conformance(conformance::ConformanceArgs),
     /// Complete prompts with a trained or a published model
     Generate(generate::GenerateArgs),
+    /// Measure a model's accuracy on records with a reward
+    Evaluate(evaluate::EvaluateArgs),
     /// Print the log-probs of given texts
     Score(score::ScoreArgs),
     /// Encode prompts with a published model's text encoders, to train the model on them
@@ -98,7 +113,7 @@ enum Command {
     Export(export::ExportArgs),
     /// Write a run's metrics for Weights & Biases
     ExportWandb(export_wandb::ExportWandbArgs),
-    /// List every backend with its devices, or the reason why it is unavailable and what was tried
+    /// List every backend with its devices, or the reason why it is unavailable; or test the installation
     Doctor(DoctorArgs),
 }
 
@@ -112,15 +127,23 @@ struct ConfigArgs {
     sets: Vec<String>,
     #[command(flatten)]
     strategy: StrategyFiles,
+    #[command(flatten)]
+    download: DownloadArg,
 }
 
-#[derive(Debug, Args)]
-struct CheckArgs {
-    #[command(flatten)]
-    config: ConfigArgs,
-    /// Run no code that the config names: no reward, no environment, no test of a record. For configs of others
+/// Permission to download what a config names.
+#[derive(Clone, Copy, Debug, Args)]
+struct DownloadArg {
+    /// Download models and data sets that the config names and that are not in the hub's cache, with Hugging Face's
+    /// program `hf`
     #[arg(long)]
-    no_code: bool,
+    download: bool,
+}
+
+impl DownloadArg {
+    fn hub(self) -> Hub {
+        Hub::of_environment(self.download)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -139,6 +162,11 @@ struct RunArgs {
     /// Resume the run in this folder from its last checkpoint
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate_config", "deepspeed_config"])]
     resume: Option<PathBuf>,
+    /// Print a completion of training now and then
+    #[arg(long)]
+    show: bool,
+    #[command(flatten)]
+    download: DownloadArg,
 }
 
 #[derive(Debug, Args)]
@@ -146,12 +174,15 @@ struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Test the installation instead: train a tiny model for some steps in a folder that is then deleted
+    #[arg(long, group = "measure", conflicts_with = "json")]
+    test: bool,
     /// Benchmark the devices instead: copies, matrix products and collectives, compared with the hardware's
     /// limit
-    #[arg(long)]
+    #[arg(long, group = "measure")]
     bench: bool,
-    /// The backend to benchmark [default: the first available]
-    #[arg(long, requires = "bench")]
+    /// The backend to test or benchmark [default: the first available]
+    #[arg(long, requires = "measure")]
     backend: Option<anyroll_backends::BackendKind>,
 }
 
@@ -174,15 +205,19 @@ pub fn main() -> u8 {
     let is_run = matches!(command, Command::Run(_));
     let outcome = match command {
         Command::Run(args) => run::run(&args),
-        Command::Check(args) => check(&args),
+        Command::Check(args) => check::check(&args),
+        Command::Schema => schema::schema(),
         Command::Plan(args) => plan::plan(&args),
         Command::Conformance(args) => conformance::conformance(&args),
         Command::Generate(args) => generate::generate(&args),
+        Command::Evaluate(args) => evaluate::evaluate(&args),
         Command::Score(args) => score::score(&args),
         Command::Embed(args) => embed::embed(&args),
         Command::Serve(args) => serve::serve(&args),
         Command::TryFormats => answer_trials().map(|()| 0).map_err(Error::Serve),
         Command::Reward(args) => reward::reward(&args),
+        Command::Quickstart(args) => quickstart::quickstart(&args),
+        Command::Doctor(args) if args.test => trial::test(args.backend),
         Command::Doctor(args) if args.bench => bench::bench(args.backend, args.json),
         Command::Import(args) => import::run(&args),
         Command::Export(args) => export::run(&args),
@@ -230,27 +265,6 @@ fn tell(error: &Error, is_run: bool) {
         }
         _ => eprintln!("error: {reason}"),
     }
-}
-
-fn check(CheckArgs { config: args, no_code }: &CheckArgs) -> Result<u8> {
-    let text = prepare::text_of(&args.config)?;
-    let sets = args.strategy.sets(&text, &args.sets)?;
-    let draft = Draft::parse(&args.config, text, &sets)?;
-    let purpose = if *no_code { Purpose::CheckWithoutCode } else { Purpose::Check };
-    let Prepared { run, .. } = draft.prepare(&machine(Rank::from_env()?), purpose)?;
-    let batches = run.batches;
-    print(format_args!(
-        "{}# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \
-         micro-batches\n",
-        run.to_yaml(),
-        run.world_size,
-        run.policy.backend,
-        run.threads,
-        batches.sequences_per_step,
-        batches.sequences_per_update,
-        batches.micro_batches_per_update,
-    ))?;
-    Ok(0)
 }
 
 /// Facts of this machine that a config depends on.

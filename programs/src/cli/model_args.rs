@@ -1,23 +1,28 @@
-//! Arguments shared by `generate`, `score`, `serve` and `embed`.
+//! Arguments shared by `generate`, `evaluate`, `score`, `serve` and `embed`.
 
-use std::path::PathBuf;
+use std::path::{self, Path, PathBuf};
 
 use anyroll_backends::BackendKind;
 use anyroll_config::{self as config};
 use anyroll_models::SamplingParams;
 use anyroll_pipelines::{
     Result,
+    hub::{Hub, Name},
     inference::Sampling,
     loaded::{DeviceChoice, Loaded, LoadedModel, Options},
+    run_dir::RunDir,
 };
 use clap::{Args, ValueEnum};
 
 /// The model and its device.
 #[derive(Debug, Args)]
 pub(super) struct ModelArgs {
-    /// A run's folder, one of its checkpoints, a model folder as published on Hugging Face, or an adapter
-    /// folder as PEFT saves it
+    /// A run's folder, one of its checkpoints, a model folder as published on Hugging Face or its name there, such as
+    /// `Qwen/Qwen2.5-0.5B-Instruct`, or an adapter folder as PEFT saves it
     model: PathBuf,
+    /// Download a model that is named and not in the hub's cache, with Hugging Face's program `hf`
+    #[arg(long)]
+    download: bool,
     #[command(flatten)]
     device: DeviceArgs,
 }
@@ -56,16 +61,41 @@ impl DeviceArgs {
 impl ModelArgs {
     /// Loads the model. With `chat`, prompts are messages, preceded by this system message.
     pub fn load(&self, chat: bool, system_prompt: Option<String>) -> Result<LoadedModel> {
-        let options = Options { device: self.device.choice(), chat, system_prompt };
+        let options = Options { chat, system_prompt, ..self.options() };
         LoadedModel::open(&self.model, &options)
     }
-}
 
-impl ModelArgs {
+    fn options(&self) -> Options {
+        let hub = Hub::of_environment(self.download);
+        Options { device: self.device.choice(), hub, ..Options::default() }
+    }
+
+    /// The model as it was named.
+    pub fn path(&self) -> &Path {
+        &self.model
+    }
+
+    /// Returns true if the model is a run's, or one of its checkpoints.
+    pub fn is_of_run(&self) -> bool {
+        RunDir::open(&RunDir::and_checkpoint(&self.model).0).is_ok()
+    }
+
+    /// Name of the model for clients: that on the hub, or its folder's; for a checkpoint the run folder's.
+    pub fn name(&self) -> String {
+        let path = path::absolute(&self.model).unwrap_or_else(|_| self.model.clone());
+        if !path.exists() {
+            return self.model.display().to_string();
+        }
+        if let Some(name) = Name::of_snapshot(&path) {
+            return name.repository().to_owned();
+        }
+        let (folder, _) = RunDir::and_checkpoint(&path);
+        folder.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+    }
+
     /// Loads a model of either kind.
     pub fn load_any(&self) -> Result<Loaded> {
-        let options = Options { device: self.device.choice(), ..Options::default() };
-        Loaded::open(&self.model, &options)
+        Loaded::open(&self.model, &self.options())
     }
 }
 

@@ -15,7 +15,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{machine, stdout::print};
+use super::{DownloadArg, machine, stdout::print};
 
 /// Arguments of `anyroll plan`.
 #[derive(Debug, Args)]
@@ -34,6 +34,8 @@ pub(super) struct PlanArgs {
     /// Print JSON, in bytes
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    download: DownloadArg,
 }
 
 /// `80GiB`, `80GB`, `512MiB` or a number of bytes.
@@ -58,7 +60,7 @@ fn bytes(text: &str) -> std::result::Result<usize, String> {
 pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let mut sets = args.sets.clone();
     sets.extend(args.world.map(|world| format!("devices={world}")));
-    let draft = Draft::read(&args.config, &sets)?;
+    let draft = Draft::read(&args.config, &sets)?.with_hub(args.download.hub());
     let takes_all = draft.config().is_some_and(|config| config.devices == Devices::All);
     let Prepared { mut run, opened } = draft.prepare(&machine_of(args, takes_all), Purpose::Plan)?;
     if let Some(memory) = args.memory {

@@ -50,7 +50,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         (Some(path), _) => {
             let text = prepare::text_of(path)?;
             let sets = args.strategy.sets(&text, &args.sets)?;
-            Draft::parse(path, text, &sets)?
+            Draft::parse(path, text, &sets)?.with_hub(args.download.hub())
         }
         (None, Some(dir)) => {
             let resolved = RunDir::open(dir)?.resolved();
@@ -74,6 +74,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
 /// Starts the ranks of this host and waits until they have ended.
 fn supervise(args: &RunArgs, draft: &Draft, run: &Run) -> Result<u8> {
     let dir = folder(args, draft, run)?;
+    let _kept = if args.resume.is_none() { Some(dir.keep()?) } else { None };
     let program = env::current_exe().map_err(|source| launch::Error::Start {
         rank: 0,
         program: "anyroll-engine".into(),
@@ -121,7 +122,8 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     let name = run.config.name.clone();
     let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
     let number = run_number(&run, data.as_deref());
-    let job = Job { name: &name, data, number, dir, folder, resume: args.resume.is_some(), prometheus };
+    let (resume, show) = (args.resume.is_some(), args.show);
+    let job = Job { name: &name, data, number, dir, folder, resume, show, prometheus };
     // Signals are caught only once the pipeline is made: a rank that still waits for the others, or for a reward to
     // start, has nothing to save, and the signal ends it.
     let ended = match (run.config.pipeline.clone(), opened) {

@@ -10,7 +10,7 @@ use anyroll_pipelines::{
     inference::Room,
     loaded::{Loaded, LoadedModel},
 };
-use clap::{Args, value_parser};
+use clap::{Args, builder::NonEmptyStringValueParser, value_parser};
 
 use super::model_args::{ModelArgs, RoomArgs, at_least_one};
 use crate::serve::{self, Access, Host, Key, Origin, Served};
@@ -54,6 +54,10 @@ pub(super) struct ServeArgs {
     /// Origins whose pages may ask from a browser, separated by commas, such as http://localhost:3000; `*` for all
     #[arg(long, value_name = "ORIGINS", value_delimiter = ',')]
     allowed_origins: Vec<Origin>,
+    /// A name by which clients ask for the model; repeatable, and the first one is in answers [default: the folder's
+    /// name, or the name on the hub]
+    #[arg(long = "served-model-name", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    names: Vec<String>,
     #[command(flatten)]
     room: RoomArgs,
 }
@@ -61,6 +65,8 @@ pub(super) struct ServeArgs {
 const MOST_SECONDS: u64 = 86_400;
 
 pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
+    let names = if args.names.is_empty() { vec![args.model.name()] } else { args.names.clone() };
+    eprintln!("loading {}", args.model.path().display());
     let (model, paths) = match args.model.load_any()? {
         Loaded::Text(model) => {
             let room = room(args, &model)?;
@@ -73,7 +79,8 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
         }
         Loaded::Scorer(model) => (Served::Scorer(model), "/v1/rewards, /score"),
     };
-    let ready = |address| eprintln!("listening on http://{address}; POST {paths}");
+    let name = names[0].clone();
+    let ready = |address| eprintln!("listening on http://{address}; POST {paths} for the model `{name}`");
     if !args.host.is_loopback() && args.api_key.is_none() {
         tracing::warn!(host = %args.host, "whoever reaches this address can use the model: set `--api-key`");
     }
@@ -91,6 +98,7 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
             origins: args.allowed_origins.clone(),
             bound: args.host,
         },
+        names: serve::Names::new(names),
     };
     serve::serve(model, options, ready)?;
     Ok(0)

@@ -41,7 +41,8 @@ pub(super) enum Shape {
 
 /// Runs a request and responds to it. The connection stays `busy` to the end of a stream.
 pub(super) async fn answer(app: &App, shape: Shape, asked: ParsedRequest, busy: Busy) -> Response {
-    let mut response = PartialResponse::new(app.next_id(), &app.tokenizer, shape, &asked);
+    let mut response =
+        PartialResponse::new((app.next_id(), app.names.first()), &app.tokenizer, shape, &asked);
     let (stream, usage) = (asked.stream, asked.usage);
     let mut heard = app.worker.ask(asked.requests);
     // A stream starts with status 200, so it is not opened before the request is known to run.
@@ -71,6 +72,8 @@ fn understood(heard: Option<Message>) -> Result<Tokens, Refusal> {
 /// A response in progress.
 struct PartialResponse {
     shape: Shape,
+    /// Name of the model.
+    model: String,
     id: String,
     created_s: u64,
     /// [`ParsedRequest::logprobs`].
@@ -113,7 +116,12 @@ struct Token {
 }
 
 impl PartialResponse {
-    fn new(id: String, tokenizer: &Arc<Tokenizer>, shape: Shape, asked: &ParsedRequest) -> Self {
+    fn new(
+        (id, model): (String, &str),
+        tokenizer: &Arc<Tokenizer>,
+        shape: Shape,
+        asked: &ParsedRequest,
+    ) -> Self {
         let text = || TextStream::new(tokenizer.clone(), asked.stops.clone());
         let calls = || asked.tools.clone().map(Calls::new);
         let choice = |_| Choice { text: text(), calls: calls(), tokens: 0, characters: 0 };
@@ -121,6 +129,7 @@ impl PartialResponse {
         let choices: Vec<Choice> = samples.map(choice).collect();
         Self {
             shape,
+            model: model.to_owned(),
             id,
             created_s: now_s(),
             logprobs: asked.logprobs,
@@ -243,7 +252,7 @@ impl PartialResponse {
 
     fn envelope(&self, object: &str, choices: Vec<Value>) -> Value {
         let (id, created_s) = (&self.id, self.created_s);
-        json!({"id": id, "object": object, "created": created_s, "model": super::MODEL, "choices": choices})
+        json!({"id": id, "object": object, "created": created_s, "model": self.model, "choices": choices})
     }
 
     fn usage(&self) -> Value {
@@ -399,7 +408,7 @@ mod tests {
             likeliest: Vec::new(),
             ending: (at == last).then_some(Ending::Stop),
         });
-        (PartialResponse::new("x".to_owned(), &tokenizer, Shape::Chat, &asked), tokens.collect())
+        (PartialResponse::new(("x".to_owned(), "m"), &tokenizer, Shape::Chat, &asked), tokens.collect())
     }
 
     #[test]

@@ -24,6 +24,7 @@ use super::{
     compiler::Compiler,
     counters::Counters,
     fields::Fields,
+    names::Names,
     received::Received,
     refusal::Refusal,
     worker::Worker,
@@ -33,6 +34,8 @@ use super::{
 pub(super) struct App {
     pub worker: Worker,
     pub tokenizer: Arc<Tokenizer>,
+    /// Names of the model.
+    pub names: Names,
     compiler: Arc<Compiler>,
     counters: Arc<Counters>,
     /// Maximum length of a sequence.
@@ -60,6 +63,7 @@ impl App {
 pub(super) fn start(
     mut model: LoadedModel,
     room: Room,
+    names: Names,
     failed: impl FnOnce(Error) + Send + 'static,
 ) -> Result<(Router, JoinHandle<()>)> {
     let counters = Arc::new(Counters::default());
@@ -70,6 +74,7 @@ pub(super) fn start(
     let app = Arc::new(App {
         worker,
         tokenizer: model.tokenizer.clone(),
+        names,
         compiler: Compiler::new(model.tokenizer),
         counters,
         max_length: room.longest,
@@ -96,7 +101,10 @@ async fn chat(State(app): State<Arc<App>>, received: Received) -> Response {
 }
 
 async fn respond(app: Arc<App>, shape: Shape, received: Received, read: Read) -> Response {
-    let Received { fields, busy } = received;
+    let Received { mut fields, busy } = received;
+    if let Err(refusal) = app.names.check(&mut fields) {
+        return refusal.into_response();
+    }
     // The handler is dropped if the client leaves.
     let client = Arc::new(());
     let (reader, waits) = (app.clone(), Arc::downgrade(&client));

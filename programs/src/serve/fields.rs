@@ -10,8 +10,7 @@ use serde_json::{Map, Value};
 pub(super) struct Fields(pub Map<String, Value>);
 
 /// Fields without effect if they have one of these JSON values; an empty list allows any value.
-const IDLE: [(&str, &[&str]); 17] = [
-    ("model", &[]), // there is one
+const IDLE: [(&str, &[&str]); 16] = [
     ("user", &[]),
     ("metadata", &[]),
     ("safety_identifier", &[]),
@@ -111,7 +110,7 @@ pub(super) mod tests {
         for idle in [
             json!({"anything": null, "logit_bias": null, "presence_penalty": 0, "frequency_penalty": 0.0}),
             json!({"logit_bias": {}, "best_of": 1, "store": false}),
-            json!({"tool_choice": "auto", "parallel_tool_calls": true, "user": "me", "model": "any"}),
+            json!({"tool_choice": "auto", "parallel_tool_calls": true, "user": "me"}),
         ] {
             assert_eq!(fields(idle.clone()).finish(), Ok(()), "{idle}");
         }

@@ -14,6 +14,7 @@ mod counters;
 mod fields;
 mod format;
 mod messages;
+mod names;
 mod received;
 mod refusal;
 mod rewards;
@@ -37,10 +38,8 @@ use axum::{
     Json, Router,
     extract::Path,
     http::{StatusCode, Uri},
-    response::{IntoResponse, Response},
     routing::get,
 };
-use serde_json::{Value, json};
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals,
@@ -49,14 +48,11 @@ use signal_hook::{
 use tokio::{net::TcpListener, sync::watch, time::timeout};
 
 pub(crate) use access::{Access, Host, Key, Origin};
-use answer::now_s;
 pub(crate) use compiler::{TRY_FORMATS, answer_trials};
 use connections::Connections;
 pub(crate) use connections::Limits;
+pub(crate) use names::Names;
 use refusal::Refusal;
-
-/// Name of the only model.
-const MODEL: &str = "anyroll";
 
 /// Environment variable with the key that clients send.
 pub(crate) const KEY_VARIABLE: &str = "ANYROLL_API_KEY";
@@ -80,6 +76,8 @@ pub(crate) struct Options {
     pub limits: Limits,
     /// Clients that are answered.
     pub access: Access,
+    /// Names of the model.
+    pub names: Names,
 }
 
 /// Serves until a signal, or until the engine fails. Running requests then have `grace` to finish; a second
@@ -97,10 +95,10 @@ pub(crate) fn serve(model: Served, options: Options, ready: impl FnOnce(SocketAd
     };
     let generates = matches!(model, Served::Text(..));
     let (routes, engine) = match model {
-        Served::Text(model, room) => completions::start(model, room, failed)?,
-        Served::Scorer(model) => rewards::start(model, failed)?,
+        Served::Text(model, room) => completions::start(model, room, options.names.clone(), failed)?,
+        Served::Scorer(model) => rewards::start(model, options.names.clone(), failed)?,
     };
-    let routes = options.access.guard(router(routes, generates));
+    let routes = options.access.guard(router(routes, options.names.clone(), generates));
     stop_by_signal(stop)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -158,12 +156,15 @@ const TEXT_ROUTES: [&str; 2] = ["/v1/completions", "/v1/chat/completions"];
 const REWARD_ROUTES: [&str; 3] = ["/v1/rewards", "/score", "/v1/score"];
 
 /// The routes of every model, beside those of one that `generates` text, or of a reward model.
-fn router(routes: Router, generates: bool) -> Router {
-    let created_s = now_s();
-    let about = move || json!({"id": MODEL, "object": "model", "created": created_s, "owned_by": MODEL});
+fn router(routes: Router, names: Names, generates: bool) -> Router {
+    let all = names.clone();
     routes
-        .route("/v1/models", get(move || async move { Json(json!({"object": "list", "data": [about()]})) }))
-        .route("/v1/models/{name}", get(move |Path(name)| async move { model(name, about()) }))
+        .route("/v1/models", get(move || async move { Json(all.list()) }))
+        // A name may have a slash.
+        .route(
+            "/v1/models/{*name}",
+            get(move |Path(name): Path<String>| async move { names.about_one(&name) }),
+        )
         .route("/health", get(|| async { "ok" }))
         .fallback(move |uri: Uri| async move { unknown(uri.path(), generates) })
         .method_not_allowed_fallback(|| async {
@@ -186,13 +187,4 @@ fn unknown(path: &str, generates: bool) -> Refusal {
         (false, _) => format!("unknown path {path}: use {own}, /v1/models, /health or /metrics"),
     };
     Refusal::new(StatusCode::NOT_FOUND, message)
-}
-
-/// The model of this name, `about` which there is this.
-fn model(name: String, about: Value) -> Response {
-    if name == MODEL {
-        return Json(about).into_response();
-    }
-    let message = format!("unknown model {name:?}: only `{MODEL}` is served");
-    Refusal::new(StatusCode::NOT_FOUND, message).into_response()
 }

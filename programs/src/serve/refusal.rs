@@ -16,11 +16,13 @@ pub(super) struct Refusal {
     message: String,
     /// OpenAI's word for the error, if there is one.
     code: Option<&'static str>,
+    /// The field that is to blame, if it is known.
+    field: Option<&'static str>,
 }
 
 impl Refusal {
     pub fn new(status: StatusCode, message: String) -> Self {
-        Self { status, message, code: None }
+        Self { status, message, code: None, field: None }
     }
 
     pub fn bad_request(message: String) -> Self {
@@ -37,9 +39,14 @@ impl Refusal {
         Self { code: Some(code), ..self }
     }
 
+    /// The error with the field that is to blame.
+    pub fn about(self, field: &'static str) -> Self {
+        Self { field: Some(field), ..self }
+    }
+
     pub fn body(&self) -> Value {
         let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
-        json!({"error": {"message": self.message, "type": kind, "param": null, "code": self.code}})
+        json!({"error": {"message": self.message, "type": kind, "param": self.field, "code": self.code}})
     }
 }
 

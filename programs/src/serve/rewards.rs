@@ -28,6 +28,7 @@ use super::{
     answer::now_s,
     counters::Counters,
     fields::{Fields, must_be},
+    names::Names,
     received::Received,
     refusal::{Refusal, untokenized},
 };
@@ -40,6 +41,7 @@ struct App {
     jobs: Sender<Job>,
     reader: Arc<ScoredTexts>,
     counters: Arc<Counters>,
+    names: Names,
     requests: AtomicU64,
 }
 
@@ -62,6 +64,7 @@ struct Asked {
 /// If the thread cannot be created.
 pub(super) fn start(
     model: LoadedScorer,
+    names: Names,
     failed: impl FnOnce(Error) + Send + 'static,
 ) -> Result<(Router, JoinHandle<()>)> {
     let (jobs, inbox) = mpsc::channel();
@@ -72,7 +75,7 @@ pub(super) fn start(
         }
     });
     let thread = thread.map_err(Error::Serve)?;
-    let app = Arc::new(App { jobs, reader, counters, requests: AtomicU64::new(0) });
+    let app = Arc::new(App { jobs, reader, counters, names, requests: AtomicU64::new(0) });
     let router = Router::new()
         .route("/v1/rewards", post(rewards))
         .route("/score", post(score))
@@ -109,6 +112,7 @@ async fn rewards(State(app): State<Arc<App>>, received: Received) -> Response {
 }
 
 async fn score(State(app): State<Arc<App>>, received: Received) -> Response {
+    let model = app.names.first();
     respond(&app, received, of_vllm, |id, scores, tokens| {
         let entry = |(index, score)| json!({"index": index, "object": "score", "score": score});
         let data: Vec<Value> = scores.iter().enumerate().map(entry).collect();
@@ -116,7 +120,7 @@ async fn score(State(app): State<Arc<App>>, received: Received) -> Response {
             "id": id,
             "object": "list",
             "created": now_s(),
-            "model": super::MODEL,
+            "model": model,
             "data": data,
             "usage": {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens},
         })
@@ -134,7 +138,10 @@ async fn respond(
     read: Read,
     answer: impl Fn(String, &[f64], usize) -> Value,
 ) -> Response {
-    let Received { fields, busy: _busy } = received;
+    let Received { mut fields, busy: _busy } = received;
+    if let Err(refusal) = app.names.check(&mut fields) {
+        return refusal.into_response();
+    }
     let reader = app.reader.clone();
     let Asked { texts, sigmoid } = match spawn_blocking(move || read(fields, &reader)).await {
         Ok(Ok(asked)) => asked,

@@ -60,8 +60,11 @@ fn a_classifier_is_served_in_the_forms_of_others() {
 
     let server = Server::start(GOLDEN, &[]);
     let labels = vec!["x"; queries.len()];
-    let asked = json!({"query": queries, "prompts": prompts, "labels": labels, "model": "any"});
+    let asked = json!({"query": queries, "prompts": prompts, "labels": labels, "model": "reward_model"});
     assert_near(&server.reward(&asked), &expected);
+    let other =
+        server.ask("POST", "/score", &json!({"text_1": "a", "text_2": "b", "model": "other"}).to_string());
+    assert!(other.starts_with("HTTP/1.1 404"), "{other}");
     let messages: Vec<Value> = prompts.iter().map(|it| json!([{"role": "user", "content": it}])).collect();
     assert_near(
         &server.reward(&json!({"query": queries, "prompts": prompts, "messages": messages})),

@@ -9,7 +9,7 @@
 mod link;
 mod torch;
 
-pub use link::link;
+pub use link::{BESIDE, link};
 pub use torch::{Torch, Unusable};
 
 /// The only release of libtorch that the workspace links to. `tch` and the C++ shim are compiled for its

@@ -3,13 +3,17 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+/// Folder of libtorch's libraries, from the folder of the programs, where both are Python packages:
+/// `site-packages/anyroll/bin` and `site-packages/torch/lib`.
+pub const BESIDE: &str = "../../torch/lib";
+
 /// Sets the run-time search path of every program and test of the crate whose build script calls this. Also
 /// sets the compile-time variable `ANYROLL_TORCH_LIB_BUILT`: the folder of libraries that the crate is built
 /// against. Cargo does not pass on link arguments from a dependency, so each crate that links libtorch calls
 /// this.
 ///
-/// A program searches `torch-lib` in its own folder, then the folder that it was built against.
-/// `LD_LIBRARY_PATH` has priority over both.
+/// A program searches `torch-lib` in its own folder, then [`BESIDE`], then the folder that it was built
+/// against. `LD_LIBRARY_PATH` has priority over all.
 ///
 /// Returns the folder in `LIBTORCH`, whose `include` contains the headers. Without one the build ends with
 /// the command that creates it.
@@ -30,6 +34,7 @@ pub fn link() -> PathBuf {
     }
     let lib = library.parent().unwrap_or(Path::new("/")).display();
     println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/torch-lib");
+    println!("cargo::rustc-link-arg=-Wl,-rpath,$ORIGIN/{BESIDE}");
     println!("cargo::rustc-link-arg=-Wl,-rpath,{lib}");
     println!("cargo::rustc-env=ANYROLL_TORCH_LIB_BUILT={lib}");
     view

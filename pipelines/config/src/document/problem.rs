@@ -154,6 +154,11 @@ impl<'a> Section<'a> {
         !self.problems.stand_ins.iter().any(|path| is_at_or_below(&field, path))
     }
 
+    /// Returns true if the value of the field `name`, or of the nearest section around it, is from a `--set`.
+    pub fn is_of_set(&self, name: &str) -> bool {
+        matches!(self.problems.tree.origin_of(&self.field(name)), Origin::Set(_))
+    }
+
     /// Returns true if all items of this section, a list, could be read. Otherwise the items after an unread one have
     /// other indices.
     pub fn has_all_items(&self) -> bool {

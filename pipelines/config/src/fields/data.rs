@@ -74,7 +74,8 @@ pub struct AdditionConfig {
 #[serde(deny_unknown_fields)]
 pub struct FileConfig {
     /// The file, or a list of files, whose records are read one file after the other. A relative path starts at the
-    /// current folder. In the last part of a path `*` matches any characters and `?` matches one: all matching files
+    /// config's folder, or else at the shell's. `ORG/NAME/FILE` may also name a file of a data set on the hub, which is
+    /// looked up in the local cache. In the last part of a path `*` matches any characters and `?` matches one: all matching files
     /// are read, sorted by name.
     pub path: Paths,
     /// Columns of a record's parts: `roll`, `verl`, `trl` or `openrlhf` for a file made for that system, or names, such

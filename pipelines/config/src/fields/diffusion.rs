@@ -90,7 +90,7 @@ pub enum ImageDataConfig {
 pub struct PromptsConfig {
     /// A safetensors file with embeddings computed beforehand, instead of `encode`: `prompt_embeds` `[P, S, D]` and
     /// `pooled_prompt_embeds` `[P, E]`. Guidance also needs `negative_prompt_embeds` `[1, S, D]` and
-    /// `negative_pooled_prompt_embeds` `[1, E]`. A relative path starts at the current folder. All embeddings are
+    /// `negative_pooled_prompt_embeds` `[1, E]`. A relative path starts at the config's folder. All embeddings are
     /// resident on the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embeddings: Option<PathBuf>,

@@ -12,7 +12,7 @@ use crate::document::Section;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct EnvironmentConfig {
-    /// The Python file; a relative path starts at the current folder.
+    /// The Python file; a relative path starts at the config's folder.
     pub path: PathBuf,
     /// Name of the class in the file. The class has `reset` and `step`: docs/guides/environments.md has an example.
     pub class: String,

@@ -68,14 +68,6 @@ impl ImageRewardConfig {
             }
         }
     }
-
-    /// Returns the files and folders of all rewards, mutably.
-    pub fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
-        match self {
-            Self::One(kind) => kind.paths_mut(),
-            Self::Sum(terms) => terms.iter_mut().flat_map(|term| term.kind.paths_mut()).collect(),
-        }
-    }
 }
 
 /// A reward of images.
@@ -116,16 +108,6 @@ impl ImageReward {
         match self {
             Self::Brightness | Self::Clip(_) | Self::Aesthetic(_) | Self::Torchscript(_) => true,
             Self::Lit | Self::Python(_) => false,
-        }
-    }
-
-    fn paths_mut(&mut self) -> Vec<&mut PathBuf> {
-        match self {
-            Self::Brightness | Self::Lit => Vec::new(),
-            Self::Python(python) => vec![&mut python.path],
-            Self::Clip(clip) => vec![&mut clip.path],
-            Self::Aesthetic(aesthetic) => vec![&mut aesthetic.clip, &mut aesthetic.head],
-            Self::Torchscript(script) => vec![&mut script.path],
         }
     }
 }
@@ -230,7 +212,7 @@ impl ImageForm {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClipRewardConfig {
-    /// Folder of the model, with its tokenizer; a relative path starts at the current folder.
+    /// Folder of the model, with its tokenizer; a relative path starts at the config's folder.
     pub path: PathBuf,
     /// Dtype of the model's weights and activations. Default fp32.
     #[serde(default)]
@@ -242,7 +224,7 @@ pub struct ClipRewardConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct AestheticConfig {
-    /// Folder of the CLIP model; a relative path starts at the current folder.
+    /// Folder of the CLIP model; a relative path starts at the config's folder.
     pub clip: PathBuf,
     /// A safetensors file with linear layers, `layers.N.weight` and `layers.N.bias`, applied in the order of N without
     /// activations; the head computes in fp32.
@@ -257,7 +239,7 @@ pub struct AestheticConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct TorchscriptConfig {
-    /// The file; a relative path starts at the current folder.
+    /// The file; a relative path starts at the config's folder.
     pub path: PathBuf,
     /// Input of the network. Default images.
     #[serde(default)]

@@ -16,7 +16,8 @@ use crate::document::Section;
 /// A model in a folder as Hugging Face publishes it, including its tokenizer and its chat template.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderConfig {
-    /// Folder of the model; a relative path starts at the current folder.
+    /// Folder of the model, or its name on the hub, `ORG/NAME` or `ORG/NAME@REVISION`, which is looked up in the local
+    /// cache. A relative path starts at the config's folder, or else at the shell's.
     pub path: PathBuf,
     /// True if a prompt becomes a user's message in the model's chat template; false if it stays a plain text.
     /// Default true.
@@ -30,7 +31,7 @@ pub struct FolderConfig {
 /// An image model in a folder as diffusers publishes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiffusersConfig {
-    /// The folder, with `transformer`, `vae` and `scheduler`; a relative path starts at the current folder.
+    /// The folder, with `transformer`, `vae` and `scheduler`; a relative path starts at the config's folder.
     pub path: PathBuf,
     /// Variant of the weights, as named by diffusers, which is read from a part's folder if present: `fp16` is
     /// `diffusion_pytorch_model.fp16.safetensors`. Default: the plain files.

@@ -14,7 +14,7 @@ use super::reward_model::RewardModelConfig;
 use super::schema::PipelineConfig;
 use crate::document::Section;
 
-/// The reward of a completion: a word, or a list of terms with a weighted sum.
+/// The reward of a completion: a word, a term such as `{math: {}}`, or a list of terms with a weighted sum.
 ///
 /// ```yaml
 /// reward:
@@ -249,7 +249,7 @@ pub struct IfevalConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct PythonConfig {
-    /// The Python file; a relative path starts at the current folder.
+    /// The Python file; a relative path starts at the config's folder.
     pub path: PathBuf,
     /// Name of the function in the file.
     pub function: String,
@@ -285,6 +285,15 @@ pub enum Signature {
 }
 
 impl Signature {
+    /// Returns the named arguments that a function receives besides columns; openrlhf's have no names.
+    pub fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Trl => &["prompts", "completions", "answer", "finished"],
+            Self::Verl => &["data_source", "solution_str", "ground_truth", "extra_info", "finished"],
+            Self::Openrlhf => &[],
+        }
+    }
+
     /// Returns the signature's name in YAML.
     pub fn name(self) -> &'static str {
         match self {
@@ -414,7 +423,7 @@ impl<'de> Deserialize<'de> for RewardConfig {
             type Value = RewardConfig;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a reward that needs no field, such as `math`, or a list such as [{math: {}, weight: 1.0}]")
+                f.write_str("a reward that needs no field, such as `math`, a reward with its fields, or a list such as [{math: {}, weight: 1.0}]")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<RewardConfig, E> {

@@ -18,7 +18,7 @@ use crate::document::Section;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct RewardModelConfig {
-    /// Folder of the model; a relative path starts at the current folder.
+    /// Folder of the model, which starts at the config's folder if relative, or its name on the hub, `ORG/NAME`.
     pub path: PathBuf,
     /// True if prompt and completion are two messages in the model's chat template; false if they are one text.
     /// With `per_step` true is for a prompt in the template, with the steps after it. Default true.

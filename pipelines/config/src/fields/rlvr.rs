@@ -30,7 +30,8 @@ pub struct RlvrConfig {
     /// Supervised steps on the gold answers, before the first RL step. Default: none.
     #[serde(default)]
     pub warmup: Option<WarmupConfig>,
-    /// Number of RL steps: a count, or `{data_epochs: 3}` for the steps of that number of passes over the data.
+    /// Number of RL steps: a count, or `{data_epochs: 3}` for the steps of that number of passes over the data. With 0
+    /// the run only evaluates the model.
     pub steps: Steps<DataEpochs>,
     /// Number of prompts sampled in a step, over all ranks; a multiple of the number of ranks.
     pub prompts_per_step: usize,
@@ -59,12 +60,32 @@ pub struct RlvrConfig {
     /// Critic that predicts the values of `advantage: gae`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub critic: Option<CriticConfig>,
-    /// Interval and number of held-out prompts of evaluations.
+    /// Interval, held-out prompts and sampling of evaluations.
     #[serde(default)]
     pub evaluation: EvaluationConfig,
     /// Interval and number of checkpoints.
     #[serde(default)]
     pub checkpoint: CheckpointConfig,
+    /// Completions of training that are written to `samples.jsonl`, TensorBoard and the report.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub samples: SamplesConfig,
+}
+
+/// Completions of training that are written, in addition to those of evaluations. They change no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SamplesConfig {
+    /// Number of RL steps between written steps; the first step is written too. 0 for none. Default 10.
+    pub every: u64,
+    /// Maximum number of groups of such a step, each with all of its completions; 1 or above. The groups are the one
+    /// with the highest mean reward, the one with the lowest, and others at random. Default 2.
+    pub groups: usize,
+}
+
+impl Default for SamplesConfig {
+    fn default() -> Self {
+        Self { every: 10, groups: 2 }
+    }
 }
 
 /// Options of scoring completions.
@@ -206,7 +227,8 @@ impl Default for KvCacheConfig {
     }
 }
 
-/// Interval and number of held-out prompts of evaluations. The policy is always evaluated before and after training.
+/// Evaluations: their interval, their held-out prompts, and sampling of completions. The policy is always evaluated
+/// before and after training.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvaluationConfig {
@@ -217,11 +239,22 @@ pub struct EvaluationConfig {
     pub prompts: Option<usize>,
     /// Number of completions of each prompt for pass@k, in addition to the greedy one; 1 or above. Default 4.
     pub samples: usize,
+    /// Divisor of the logits of these completions; 0.001 or above. Default 1, for any `rollout.temperature`.
+    #[serde(skip_serializing_if = "is_one")]
+    pub temperature: f64,
+    /// Total probability of the most likely tokens that these completions are sampled from; above 0, at most 1, and 1
+    /// for all. Default 1, for any `rollout.top_p`.
+    #[serde(skip_serializing_if = "is_one")]
+    pub top_p: f64,
+    /// Maximum length of an evaluated completion in tokens, end token included; 1 or above. Default:
+    /// `rollout.max_new_tokens`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_new_tokens: Option<usize>,
 }
 
 impl Default for EvaluationConfig {
     fn default() -> Self {
-        Self { every: 25, prompts: None, samples: 4 }
+        Self { every: 25, prompts: None, samples: 4, temperature: 1.0, top_p: 1.0, max_new_tokens: None }
     }
 }
 
@@ -264,14 +297,28 @@ impl RlvrConfig {
             ("evaluation.samples", self.evaluation.samples as u64),
             ("checkpoint.every", self.checkpoint.every),
             ("checkpoint.keep_last", self.checkpoint.keep_last as u64),
+            ("samples.groups", self.samples.groups as u64),
         ] {
             at.positive(name, value);
         }
+        self.evaluation.validate(&at.below("evaluation"));
+        self.validate_without_steps(at);
         self.validate_environment(config, at);
         self.validate_readers_of_answers(&at.below("data"));
         self.data.validate_prompts(&at.below("data"));
         self.data.validate(&at.below("data"));
         self.validate_adapters(&config.model, at);
+    }
+
+    /// Reports a warm-up of a run without steps, which only evaluates.
+    fn validate_without_steps(&self, at: &Section) {
+        let warms_up = self.warmup.as_ref().is_some_and(|warmup| warmup.steps > 0);
+        at.given(&["steps", "warmup"]).ensure(
+            self.steps != Steps::Count(0) || !warms_up,
+            "warmup",
+            "with `steps: 0` the run only evaluates the model, and trains nothing",
+            "leave it out, or pass `--set pipeline.rlvr.warmup=null`; or write `steps: 1` or above",
+        );
     }
 
     /// Reports an asynchronous rollout with a staleness bound below `ahead`, or with fields that exclude such a
@@ -414,6 +461,21 @@ impl SelectionConfig {
     }
 }
 
+impl EvaluationConfig {
+    /// Maximum length of a completion, in a run whose rollout has at most `rollout` tokens.
+    pub fn max_new_tokens(&self, rollout: usize) -> usize {
+        self.max_new_tokens.unwrap_or(rollout)
+    }
+
+    fn validate(&self, at: &Section) {
+        let Self { temperature, top_p, max_new_tokens, .. } = *self;
+        let range = "0.001 or above; the greedy completion is measured in any case";
+        at.number("temperature", temperature, temperature >= 1e-3, range);
+        at.number("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0, at most 1");
+        at.positive("max_new_tokens", max_new_tokens.unwrap_or(1));
+    }
+}
+
 impl RolloutConfig {
     fn validate(&self, at: &Section) {
         let Self {
@@ -441,6 +503,10 @@ fn one() -> usize {
 
 fn one_f64() -> f64 {
     1.0
+}
+
+fn is_one(value: &f64) -> bool {
+    *value == 1.0
 }
 
 fn ten_batches() -> u64 {

@@ -46,7 +46,7 @@ pub struct RolloutRoleConfig {
 #[serde(deny_unknown_fields)]
 pub struct RoleConfig {
     /// Folder of a published model with the policy's tokenizer, of any size, as a teacher; for the reference alone. A
-    /// relative path starts at the current folder. Default: the policy after the warm-up.
+    /// relative path starts at the config's folder. Default: the policy after the warm-up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
     /// Backend of the role. Default: the top-level `backend`.

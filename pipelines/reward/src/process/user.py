@@ -35,6 +35,15 @@ def accepted(function, arguments):
     return {name: value for name, value in arguments.items() if name in names}
 
 
+def needed(function, bound=0):
+    """Names of the parameters of `function` that have no default, after the `bound` first ones."""
+    try:
+        parameters = list(inspect.signature(inspect.unwrap(function)).parameters.values())[bound:]
+    except (TypeError, ValueError):
+        return []  # a function in C
+    return [it.name for it in parameters if it.default is it.empty and it.kind not in (it.VAR_POSITIONAL, it.VAR_KEYWORD)]
+
+
 def messages():
     """Returns the messages that come in, and the function that writes one.
 

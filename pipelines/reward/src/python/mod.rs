@@ -5,7 +5,7 @@ mod worker;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use anyroll_config::PythonConfig;
+use anyroll_config::{PythonConfig, Signature};
 use anyroll_data::Record;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -20,6 +20,8 @@ use worker::{Answer, Worker};
 #[derive(Debug)]
 pub struct Python {
     config: PythonConfig,
+    /// Parameters of the function that have no default.
+    needs: Vec<String>,
     /// Idle workers.
     idle: Mutex<Vec<Worker>>,
 }
@@ -55,6 +57,19 @@ fn in_base64<S: Serializer>(frames: &[Vec<u8>], serializer: S) -> Result<S::Ok, 
     serializer.collect_seq(frames.iter().map(|frame| BASE64.encode(frame)))
 }
 
+/// Problem with the first of `needs`, parameters without a default, that is neither one of the `given` arguments nor one
+/// of the `columns`.
+pub fn missing(needs: &[String], given: &[&str], columns: Option<&Map<String, Value>>) -> Option<String> {
+    let is_column = |name: &String| columns.is_some_and(|columns| columns.contains_key(name));
+    let name = needs.iter().find(|name| !given.contains(&name.as_str()) && !is_column(name))?;
+    let columns = columns.into_iter().flat_map(Map::keys).map(String::as_str);
+    let known: Vec<String> = given.iter().copied().chain(columns).map(|name| format!("`{name}`")).collect();
+    Some(format!(
+        "it needs `{name}`, which is not among {}: give the parameter a default, or the records the column",
+        known.join(", ")
+    ))
+}
+
 impl Python {
     /// Starts a first worker, which checks that the file has the function.
     ///
@@ -62,7 +77,8 @@ impl Python {
     /// If Python does not start, or the file fails.
     pub fn new(config: &PythonConfig) -> Result<Self, Failure> {
         let first = Worker::start(config)?;
-        Ok(Self { config: config.clone(), idle: Mutex::new(vec![first]) })
+        let needs = first.needs.clone();
+        Ok(Self { config: config.clone(), needs, idle: Mutex::new(vec![first]) })
     }
 
     /// Scores an image or a video of `record`'s prompt; `None` if the function excludes it.
@@ -100,6 +116,16 @@ impl Reward for Python {
         "python"
     }
 
+    /// Reports a parameter without a default that neither the signature nor a column of the record gives.
+    fn check(&self, record: &Record) -> Result<(), Error> {
+        let of_columns = match self.config.signature {
+            Signature::Trl => Some(&record.columns),
+            Signature::Verl | Signature::Openrlhf => None,
+        };
+        let missing = missing(&self.needs, self.config.signature.arguments(), of_columns);
+        missing.map_or(Ok(()), |problem| Err(Error::new(self.name(), record, Failure::from(problem))))
+    }
+
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
         let Record { prompt, messages, answer, columns, .. } = record;
         let Completion { text, finished, .. } = *completion;
@@ -118,7 +144,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use anyroll_config::{ImageForm, Signature};
+    use anyroll_config::ImageForm;
 
     const FUNCTIONS: &str = r#"
 import os, subprocess, sys, time

@@ -1,6 +1,7 @@
 """Worker of the `python` reward: runs the user's function in a separate process, with one JSON object per line in and out.
 
-Started as `python -c <this file> FILE FUNCTION SIGNATURE IMAGES`. It writes {"ready": true} once, then answers each
+Started as `python -c <this file> FILE FUNCTION SIGNATURE IMAGES`. It writes {"ready": true, "needs": names} once, with the
+names of the parameters that have no default, then answers each
 {"prompt", "messages", "completion", "finished", "answer", "columns"} with {"score": number} or {"error": text}. "messages" is
 the prompt as messages, empty if it is a text. A case with an "image" scores the image instead of the completion, and may also be answered with {"refused": true}. An image is {"frames",
 "shape", "is_video"}: the single frame of an image or the frames of a video, in base64, and height, width and channels.
@@ -119,7 +120,8 @@ def main():
     except BaseException as error:
         say(error=described(error, path))
         return
-    say(ready=True)
+    # openrlhf's three arguments have no names.
+    say(ready=True, needs=[] if signature == "openrlhf" else needed(function))
     call = {"trl": call_trl, "verl": call_verl, "openrlhf": call_openrlhf}[signature]
     for case in cases:
         # `sys.exit` is a failure like any other.

@@ -17,6 +17,8 @@ const PROGRAM: &str = include_str!("worker.py");
 pub(super) struct Worker {
     process: Process,
     lines: Receiver<String>,
+    /// Parameters of the function that have no default.
+    pub(super) needs: Vec<String>,
 }
 
 /// Answer of the function.
@@ -35,6 +37,8 @@ pub(super) enum Answer {
 struct Line {
     #[serde(default)]
     ready: bool,
+    #[serde(default)]
+    needs: Vec<String>,
     score: Option<f64>,
     #[serde(default)]
     refused: bool,
@@ -51,10 +55,10 @@ impl Worker {
         // The end of the output drops the sender, which ends the receiver.
         let hear = move |line: Option<String>| line.into_iter().for_each(|line| drop(told.send(line)));
         let process = Process::start(&config.python, PROGRAM, &args, hear)?;
-        let mut worker = Self { process, lines };
+        let mut worker = Self { process, lines, needs: Vec::new() };
         let said = worker.line(Duration::from_secs_f64(config.start_timeout_s))?;
         match said {
-            Line { ready: true, .. } => Ok(worker),
+            Line { ready: true, needs, .. } => Ok(Self { needs, ..worker }),
             Line { error, .. } => {
                 let why = error.unwrap_or_default();
                 Err(format!("{} does not load: {why}", config.path.display()).into())

@@ -144,7 +144,7 @@ fn what_is_opened_is_reported_with_the_rest() {
         "pipeline.rlvr.data={file: {path: nowhere.jsonl}}",
         "pipeline.rlvr.reward=[{python: {path: none.py, function: f}}, {regex: {pattern: '('}}]",
         "devices=0",
-        "pipeline.rlvr.steps=0",
+        "pipeline.rlvr.steps={data_epochs: 0}",
     ];
     assert_eq!(
         edited(&[], &sets),
@@ -154,7 +154,7 @@ fn what_is_opened_is_reported_with_the_rest() {
             "pipeline.rlvr.reward[0].python.path",
             "pipeline.rlvr.reward[1].regex.pattern",
             "devices",
-            "pipeline.rlvr.steps",
+            "pipeline.rlvr.steps.data_epochs",
         ]
     );
 }

@@ -62,7 +62,6 @@ pub fn sampler(
         model,
         compute,
         tokenizer,
-        max_new_tokens: rollout.max_new_tokens,
         max_turn_tokens: rollout.environment.as_ref().and_then(|environment| environment.max_turn_tokens),
         batch_size: rollout.batch_size,
         stop: rollout.stop.clone(),

@@ -56,7 +56,8 @@ impl HandOver<'_> {
         for (at, sample) in group.samples.iter().enumerate().filter(|(_, it)| it.ending.is_some()) {
             let place = self.prompts.place(index, at, self.of_groups.len());
             if !mem::replace(&mut self.done[place], true) {
-                self.scoring.hand_over(place, self.rewards.case(&self.of_groups[index].record, sample));
+                self.scoring
+                    .hand_over(place, self.rewards.grader.case(&self.of_groups[index].record, sample));
             }
         }
     }
@@ -78,7 +79,7 @@ impl Rollout for InFlightRollout {
         let (step, wanted) = (round.step, prompts.per_batch());
         let bound = prompts.task.config.rollout.asynchronous.staleness_bound();
         let of_groups = prompts.begin(queue, batch, prompts.ahead(step))?;
-        let scoring = round.rewards.begin();
+        let scoring = round.rewards.grader.begin();
         let open = unfinished(&queue.groups);
         let asked = |&(index, at): &(usize, usize)| {
             prompts.asked(&of_groups[index], at, queue.groups[index].samples[at].clone())

@@ -105,7 +105,7 @@ impl Round<'_> {
     /// Waits until the policy's states are offloaded, if reward models need the memory.
     pub fn make_room_to_score(&mut self) -> Result<()> {
         let started = Instant::now();
-        if self.rewards.has_models() {
+        if self.rewards.grader.has_models() {
             self.learner.finish_leaving()?;
         }
         self.spent.waited += started.elapsed();

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     Result,
     inference::Sample,
-    rlvr::rewards::{Rewards, case},
+    rlvr::{grader::case, rewards::Rewards},
     train::Learner,
 };
 
@@ -96,12 +96,12 @@ impl OwnDevicesRollout {
             if self.scorings.contains_key(&number) {
                 continue;
             }
-            let scoring = rewards.begin();
+            let scoring = rewards.grader.begin();
             for (prompt, group) in batch {
                 let has_ended = |(_, sample): &(usize, &Sample)| sample.ending.is_some();
                 for (at, sample) in group.samples.iter().enumerate().filter(has_ended) {
                     let place = self.place_in_batch(group, at);
-                    scoring.hand_over(place, rewards.case(&prompt.record, sample));
+                    scoring.hand_over(place, rewards.grader.case(&prompt.record, sample));
                 }
             }
             begun.push((number, scoring));

@@ -91,8 +91,9 @@ impl Prompts {
     /// Request to continue `sample` with index `at` in its group; the sample after the group is greedy.
     pub fn asked(&self, prompt: &Prompt, at: usize, sample: Sample) -> SampleRequest {
         let (rollout, group_size) = (&self.task.config.rollout, self.group_size());
+        let max_new_tokens = rollout.max_new_tokens;
         if at == group_size {
-            return SampleRequest { sample, seed: 0, how: Sampling::GREEDY };
+            return SampleRequest { sample, seed: 0, how: Sampling::GREEDY, max_new_tokens };
         }
         let how = Sampling {
             temperature: rollout.temperature,
@@ -106,6 +107,7 @@ impl Prompts {
             sample,
             seed: sample_seed(Purpose::Rollout, self.task.seed, prompt.batch, number),
             how,
+            max_new_tokens,
         }
     }
 

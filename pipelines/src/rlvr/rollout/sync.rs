@@ -35,7 +35,7 @@ impl Rollout for SyncRollout {
         round.make_room(&self.engine.sampler.model, self.engine.sampler.room(&asked))?;
 
         let Round { step, weights, learner, rewards, .. } = round;
-        let scoring = rewards.begin();
+        let scoring = rewards.grader.begin();
         let mut left = Ok(());
         let records = open.iter().map(|&(index, _)| &prompts[index].record);
         let sampled = self.engine.sample(weights, *step, &asked, records, |samples, ended| {
@@ -44,7 +44,7 @@ impl Rollout for SyncRollout {
             }
             for &number in ended {
                 let (index, at) = open[number];
-                let case = rewards.case(&prompts[index].record, &samples[number]);
+                let case = rewards.grader.case(&prompts[index].record, &samples[number]);
                 scoring.hand_over(self.prompts.place(index, at, prompts.len()), case);
             }
             ControlFlow::Continue(())

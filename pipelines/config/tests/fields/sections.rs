@@ -1,38 +1,32 @@
-//! `docs/reference/fields.md`, the page of all fields, from the doc comments of the sections.
-//!
-//! `ANYROLL_WRITE_DOCS=1 cargo test --release -p anyroll-config --test fields` writes it.
+//! The sections of a config, read from their source: fields, choices, types and doc comments.
 
-#![forbid(unsafe_code)]
-
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use syn::{Attribute, Expr, Fields, Item, ItemStruct, Lit, Meta, Type};
 
-const HEAD: &str = "\
-# Fields
-
-Every field of a config, by its section. A section's title is the name of its type in the code; the fields that have it as
-their value link to it. A field without a default must be given. `anyroll check CONFIG` prints a config with all defaults
-filled in.
-
-This page is generated from the doc comments in `pipelines/config/src/fields` and `pipelines/algorithm/src`.
-";
+/// Sections and choices by the names of their types.
+pub type Sections = BTreeMap<String, Section>;
 
 /// A type of the config: a section with fields, or a choice.
-struct Section {
-    doc: String,
-    is_choice: bool,
-    rows: Vec<Row>,
+pub struct Section {
+    pub doc: String,
+    pub is_choice: bool,
+    pub rows: Vec<Row>,
 }
 
+/// A field, or one of a choice.
 #[derive(Clone)]
-struct Row {
-    name: String,
+pub struct Row {
+    pub name: String,
     /// Type as Rust writes it, without paths; empty for a choice without a value.
-    kind: String,
-    doc: String,
+    pub kind: String,
+    pub doc: String,
+    /// True if the field may be absent.
+    pub is_optional: bool,
+    /// True if a choice is written without its name.
+    pub is_untagged: bool,
 }
 
 /// Returns the text of doc comments, with paragraphs joined by spaces and code blocks left out.
@@ -63,20 +57,29 @@ fn joined(lines: impl Iterator<Item = String>) -> String {
     text.replace('|', "\\|")
 }
 
-/// Returns the value of `rename` in a field's `serde` attribute.
-fn renamed(attrs: &[Attribute]) -> Option<String> {
-    let mut name = None;
+/// Contents of the `serde` attributes of a field, a choice or a section.
+#[derive(Default)]
+struct Serde {
+    rename: Option<String>,
+    has_default: bool,
+    is_untagged: bool,
+}
+
+fn serde_of(attrs: &[Attribute]) -> Serde {
+    let mut found = Serde::default();
     for attr in attrs.iter().filter(|attr| attr.path().is_ident("serde")) {
         let _ = attr.parse_nested_meta(|meta| {
+            found.has_default |= meta.path.is_ident("default");
+            found.is_untagged |= meta.path.is_ident("untagged");
             if meta.path.is_ident("rename") {
-                name = Some(meta.value()?.parse::<syn::LitStr>()?.value());
+                found.rename = Some(meta.value()?.parse::<syn::LitStr>()?.value());
             } else if meta.input.peek(syn::Token![=]) {
                 meta.value()?.parse::<Expr>()?;
             }
             Ok(())
         });
     }
-    name
+    found
 }
 
 /// Returns the type without paths, references and boxes.
@@ -113,16 +116,26 @@ fn snake_case(name: &str) -> String {
 }
 
 fn rows_of(item: &ItemStruct) -> Vec<Row> {
+    let all_have_defaults = serde_of(&item.attrs).has_default;
     let row = |field: &syn::Field| {
         let own = field.ident.as_ref().map(ToString::to_string);
-        let name = renamed(&field.attrs).or(own).expect("a named field");
-        Row { name, kind: kind_of(&field.ty), doc: doc_of(&field.attrs) }
+        let serde = serde_of(&field.attrs);
+        let (name, kind) = (serde.rename.or(own).expect("a named field"), kind_of(&field.ty));
+        let doc = doc_of(&field.attrs);
+        // A section that is read by hand has defaults in its doc comments alone.
+        let is_told = doc.contains("Default ") || doc.contains("Default:");
+        let is_optional = all_have_defaults || serde.has_default || is_told || kind.starts_with("Option<");
+        Row { name, kind, doc, is_optional, is_untagged: false }
     };
     let Fields::Named(fields) = &item.fields else { return Vec::new() };
     fields.named.iter().map(row).collect()
 }
 
-fn read_file(path: &Path, all: &mut BTreeMap<String, Section>) {
+fn choice(name: &str, kind: Option<String>, doc: String) -> Row {
+    Row { name: name.to_owned(), kind: kind.unwrap_or_default(), doc, is_optional: false, is_untagged: false }
+}
+
+fn read_file(path: &Path, all: &mut Sections) {
     let text = fs::read_to_string(path).unwrap();
     for item in syn::parse_file(&text).unwrap().items {
         match item {
@@ -144,9 +157,9 @@ fn read_file(path: &Path, all: &mut BTreeMap<String, Section>) {
             Item::Enum(item) => {
                 let row = |variant: &syn::Variant| {
                     let kind = variant.fields.iter().next().map(|field| kind_of(&field.ty));
-                    let name =
-                        renamed(&variant.attrs).unwrap_or_else(|| snake_case(&variant.ident.to_string()));
-                    Row { name, kind: kind.unwrap_or_default(), doc: doc_of(&variant.attrs) }
+                    let serde = serde_of(&variant.attrs);
+                    let name = serde.rename.unwrap_or_else(|| snake_case(&variant.ident.to_string()));
+                    Row { is_untagged: serde.is_untagged, ..choice(&name, kind, doc_of(&variant.attrs)) }
                 };
                 let rows = item.variants.iter().map(row).collect();
                 let doc = doc_of(&item.attrs);
@@ -159,7 +172,7 @@ fn read_file(path: &Path, all: &mut BTreeMap<String, Section>) {
 }
 
 /// Reads `choices! { ... enum Name: dyn Formula { file => Variant(Section), ... } }`, which is no Rust.
-fn read_choices(text: &str, all: &mut BTreeMap<String, Section>) {
+fn read_choices(text: &str, all: &mut Sections) {
     let Some((_, list)) = text.split_once("\nchoices! {\n") else { return };
     let (mut docs, mut name, mut doc, mut rows) = (Vec::new(), String::new(), String::new(), Vec::new());
     for line in list.lines().map(str::trim).take_while(|line| *line != "}") {
@@ -171,46 +184,19 @@ fn read_choices(text: &str, all: &mut BTreeMap<String, Section>) {
         } else if let Some((file, variant)) = line.split_once(" => ") {
             let kind = variant.split_once('(').map(|(_, kind)| kind.trim_end_matches([')', ',']).to_owned());
             let doc = joined(docs.drain(..));
-            rows.push(Row { name: file.to_owned(), kind: kind.unwrap_or_default(), doc });
+            rows.push(choice(file, kind, doc));
         }
     }
     all.insert(name, Section { doc, is_choice: true, rows });
 }
 
-/// Returns the type in words, with links to sections; nothing for a choice without a value.
-fn in_words(kind: &str, all: &BTreeMap<String, Section>) -> String {
-    let inner = |prefix: &str| kind.strip_prefix(prefix).and_then(|rest| rest.strip_suffix('>'));
-    if let Some(kind) = inner("Option<") {
-        return in_words(kind, all);
-    }
-    if let Some(kind) = inner("Vec<") {
-        return format!("list of {}", in_words(kind, all));
-    }
-    if let Some(kind) = inner("Steps<") {
-        return format!("whole number, or {}", in_words(kind, all));
-    }
-    if let Some(kinds) = inner("BTreeMap<").or(inner("IndexMap<")) {
-        return format!("map to {}", in_words(kinds.split(", ").last().unwrap_or_default(), all));
-    }
-    match kind {
-        "" => String::new(),
-        "u8" | "u32" | "u64" | "usize" | "i64" => "whole number".into(),
-        "f64" => "number".into(),
-        "bool" => "true or false".into(),
-        "String" | "SocketAddr" => "text".into(),
-        "PathBuf" => "path".into(),
-        "tuple" => "list".into(),
-        name if all.contains_key(name) => format!("[{name}](#{})", name.to_lowercase()),
-        name => format!("`{name}`"),
-    }
-}
-
-/// Types that a field's type has in it.
-fn parts(kind: &str) -> impl Iterator<Item = &str> {
+/// Returns the types that a field's type has in it.
+pub fn parts(kind: &str) -> impl Iterator<Item = &str> {
     kind.split(|c: char| !c.is_alphanumeric()).filter(|part| !part.is_empty())
 }
 
-fn page() -> String {
+/// Reads the sections of all files.
+pub fn read() -> Sections {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut all = BTreeMap::new();
     for folder in ["src/fields", "../algorithm/src", "../algorithm/src/advantages", "../algorithm/src/losses"]
@@ -222,32 +208,5 @@ fn page() -> String {
             read_file(path, &mut all);
         });
     }
-    let (mut page, mut seen, mut next) = (HEAD.to_owned(), BTreeSet::new(), VecDeque::from(["Config"]));
-    while let Some(name) = next.pop_front() {
-        let Some(section) = all.get(name).filter(|_| seen.insert(name)) else { continue };
-        let first = if section.is_choice { "choice" } else { "field" };
-        page += &format!("\n## {name}\n\n{}\n\n| {first} | value | meaning |\n|---|---|---|\n", section.doc);
-        for Row { name, kind, doc } in &section.rows {
-            page += &format!("| `{name}` | {} | {doc} |\n", in_words(kind, &all));
-            next.extend(parts(kind));
-        }
-    }
-    page
-}
-
-#[test]
-fn the_page_of_fields_is_what_the_sections_say() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/fields.md");
-    let page = page();
-    for name in ["learning_rate", "group_size", "grpo", "clip_high", "zero_stage", "max_error_rate"] {
-        assert!(page.contains(&format!("| `{name}` |")), "`{name}` is not on the page");
-    }
-    let undocumented: Vec<&str> =
-        page.lines().filter(|line| line.starts_with("| `") && line.ends_with("|  |")).collect();
-    assert!(undocumented.is_empty(), "fields without a sentence: {undocumented:#?}");
-    if std::env::var_os("ANYROLL_WRITE_DOCS").is_some() {
-        fs::write(&path, &page).unwrap();
-    }
-    let written = fs::read_to_string(&path).unwrap_or_default();
-    assert!(written == page, "docs/reference/fields.md is stale: run this test with ANYROLL_WRITE_DOCS=1");
+    all
 }

@@ -1,0 +1,35 @@
+//! The inputs of `anyroll evaluate`: records and a reward, in the form of a pipeline's fields.
+
+use serde::Deserialize;
+
+use super::data::DataConfig;
+use super::reward::{RewardConfig, RewardTerm};
+use crate::document::Section;
+
+/// Records and reward of an evaluation without a run.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvaluateConfig {
+    /// Source of prompts and answers; `None` for that of the evaluated run.
+    #[serde(default)]
+    pub data: Option<DataConfig>,
+    /// Reward; `None` for that of the evaluated run.
+    #[serde(default)]
+    pub reward: Option<RewardConfig>,
+}
+
+impl EvaluateConfig {
+    /// Reports invalid fields, and rewards that need a run.
+    pub fn validate(&self, at: &Section) {
+        if let Some(data) = &self.data {
+            data.validate_prompts(&at.below("data"));
+            data.validate(&at.below("data"));
+        }
+        let Some(reward) = &self.reward else { return };
+        reward.validate(&at.below("reward"));
+        if let Some(index) = reward.terms().iter().position(RewardTerm::is_of_environment) {
+            let help = "evaluate in a run with `rollout.environment` and `steps: 0`";
+            at.refuse(&format!("reward[{index}].environment"), "it is of episodes, and here is none", help);
+        }
+    }
+}

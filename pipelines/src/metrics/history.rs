@@ -1,0 +1,282 @@
+//! Curves of a run's metrics in bounded memory, from which the report and the table at the end are made.
+//!
+//! A curve has a value per stretch of steps. Stretches are single steps until a run has [`STRETCHES`] of them; then
+//! each has twice as many steps, and so on. A report of a million steps needs the memory of one of some thousand.
+
+use std::collections::VecDeque;
+use std::path::Path;
+
+use indexmap::IndexMap;
+
+use super::Record;
+use crate::json_lines;
+use crate::output_error::Result;
+
+/// Most stretches of a run, which is several times what a chart can show.
+const STRETCHES: u64 = 4096;
+
+/// Most values that are kept from each end of a curve.
+pub const ENDS: usize = 10;
+
+/// Metrics of a run, by name in the order in which they were first logged.
+#[derive(Debug, Clone)]
+pub struct History {
+    curves: IndexMap<String, Curve>,
+    /// Steps per stretch, a power of two.
+    width: u64,
+    steps: Option<(u64, u64)>,
+}
+
+/// One metric over the steps.
+#[derive(Debug, Clone, Default)]
+pub struct Curve {
+    stretches: Vec<Stretch>,
+    first: Vec<f64>,
+    last: VecDeque<f64>,
+    sum: f64,
+    count: usize,
+    timed: Timed,
+}
+
+/// Sums over the steps whose duration is known.
+#[derive(Debug, Clone, Copy, Default)]
+struct Timed {
+    time_s: f64,
+    product: f64,
+}
+
+/// Values of adjacent steps.
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    /// Its first step over the width.
+    number: u64,
+    /// Number and sum of the finite values.
+    count: u64,
+    sum: f64,
+    low: f64,
+    high: f64,
+}
+
+impl History {
+    /// Reads a `metrics.jsonl`, even during the run.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or holds an invalid line.
+    pub fn read(path: &Path) -> Result<History> {
+        let mut history = History::default();
+        json_lines::each(path, |record: Record| history.add(&record))?;
+        Ok(history)
+    }
+
+    fn add(&mut self, record: &Record) {
+        let step = record.step;
+        self.steps = Some(self.steps.map_or((step, step), |(first, last)| (first.min(step), last.max(step))));
+        while step / self.width >= STRETCHES {
+            self.width *= 2;
+            self.curves.values_mut().for_each(Curve::halve);
+        }
+        let time_s = record.metrics.get("time/step_s").filter(|time_s| time_s.is_finite());
+        for (name, value) in record.metrics.iter() {
+            let number = step / self.width;
+            match self.curves.get_mut(name) {
+                Some(curve) => curve.add(number, value, time_s),
+                None => self.curves.entry(name.to_owned()).or_default().add(number, value, time_s),
+            }
+        }
+    }
+
+    /// The curve of a metric, if it was logged.
+    pub fn get(&self, name: &str) -> Option<&Curve> {
+        self.curves.get(name)
+    }
+
+    /// Names of all metrics.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.curves.keys().map(String::as_str)
+    }
+
+    /// First and last step; `None` without a record.
+    pub fn steps(&self) -> Option<(u64, u64)> {
+        self.steps
+    }
+
+    /// Steps per point of the curves.
+    pub fn width(&self) -> u64 {
+        self.width
+    }
+}
+
+impl Default for History {
+    fn default() -> History {
+        History { curves: IndexMap::new(), width: 1, steps: None }
+    }
+}
+
+impl<'a> FromIterator<&'a Record> for History {
+    fn from_iter<I: IntoIterator<Item = &'a Record>>(records: I) -> History {
+        let mut history = History::default();
+        records.into_iter().for_each(|record| history.add(record));
+        history
+    }
+}
+
+impl Curve {
+    fn add(&mut self, number: u64, value: f64, time_s: Option<f64>) {
+        let of_one = Stretch::of(number, value);
+        match self.stretches.last_mut() {
+            Some(last) if last.number == number => *last = last.and(of_one),
+            _ => self.stretches.push(of_one),
+        }
+        if !value.is_finite() {
+            return;
+        }
+        if self.first.len() < ENDS {
+            self.first.push(value);
+        }
+        if self.last.len() == ENDS {
+            self.last.pop_front();
+        }
+        self.last.push_back(value);
+        self.sum += value;
+        self.count += 1;
+        if let Some(time_s) = time_s {
+            self.timed.time_s += time_s;
+            self.timed.product += time_s * value;
+        }
+    }
+
+    /// Joins pairs of stretches.
+    fn halve(&mut self) {
+        let mut joined: Vec<Stretch> = Vec::with_capacity(self.stretches.len() / 2 + 1);
+        for stretch in &self.stretches {
+            let half = Stretch { number: stretch.number / 2, ..*stretch };
+            match joined.last_mut() {
+                Some(last) if last.number == half.number => *last = last.and(half),
+                _ => joined.push(half),
+            }
+        }
+        self.stretches = joined;
+    }
+
+    /// First step and mean of each stretch of `width` steps; NaN where no value is finite.
+    pub fn means(&self, width: u64) -> impl Iterator<Item = (f64, f64)> {
+        self.stretches.iter().map(move |it| ((it.number * width) as f64, it.sum / it.count as f64))
+    }
+
+    /// First step and lowest value of each stretch of `width` steps, then its highest value if that is another.
+    pub fn extremes(&self, width: u64) -> impl Iterator<Item = (f64, f64)> {
+        self.stretches.iter().flat_map(move |it| {
+            let step = (it.number * width) as f64;
+            let high = (it.high > it.low).then_some((step, it.high));
+            std::iter::once((step, it.low)).chain(high)
+        })
+    }
+
+    /// Number of points.
+    pub fn point_count(&self) -> usize {
+        self.stretches.len()
+    }
+
+    /// Number of finite values.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Sum of the finite values.
+    pub fn sum(&self) -> f64 {
+        self.sum
+    }
+
+    /// First finite values, at most [`ENDS`].
+    pub fn first(&self) -> &[f64] {
+        &self.first
+    }
+
+    /// Last finite values, at most [`ENDS`], oldest first.
+    pub fn last(&self) -> &VecDeque<f64> {
+        &self.last
+    }
+
+    /// Mean weighted by the durations of the steps; `None` without a duration.
+    pub fn mean_by_time(&self) -> Option<f64> {
+        let Timed { time_s, product } = self.timed;
+        (time_s > 0.0).then(|| product / time_s)
+    }
+}
+
+impl Stretch {
+    fn of(number: u64, value: f64) -> Stretch {
+        match value.is_finite() {
+            true => Stretch { number, count: 1, sum: value, low: value, high: value },
+            false => Stretch { number, count: 0, sum: 0.0, low: f64::NAN, high: f64::NAN },
+        }
+    }
+
+    fn and(self, later: Stretch) -> Stretch {
+        Stretch {
+            number: self.number,
+            count: self.count + later.count,
+            sum: self.sum + later.sum,
+            // Both ignore a NaN.
+            low: self.low.min(later.low),
+            high: self.high.max(later.high),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::Metrics;
+
+    fn history(steps: u64, value: impl Fn(u64) -> f64) -> History {
+        let record = |step| {
+            let mut metrics = Metrics::new();
+            metrics.insert("loss", value(step));
+            if step % 1000 == 0 {
+                metrics.insert("eval/loss", value(step));
+            }
+            Record { step, metrics }
+        };
+        (0..steps).map(record).collect::<Vec<_>>().iter().collect()
+    }
+
+    #[test]
+    fn a_run_of_few_steps_has_each_of_them() {
+        let history = history(STRETCHES, |step| step as f64);
+        let curve = history.get("loss").unwrap();
+        let points: Vec<_> = (0..STRETCHES).map(|step| (step as f64, step as f64)).collect();
+        assert_eq!(history.width(), 1);
+        assert_eq!(curve.means(1).collect::<Vec<_>>(), points);
+        assert_eq!(curve.extremes(1).collect::<Vec<_>>(), points);
+    }
+
+    #[test]
+    fn a_long_run_keeps_means_spikes_ends_and_sums_in_bounded_memory() {
+        let steps = 50_000;
+        let value = |step| if step == 31_415 { 9.0 } else { (step % 2) as f64 };
+        let history = history(steps, value);
+        let curve = history.get("loss").unwrap();
+        assert_eq!((history.width(), history.steps()), (16, Some((0, steps - 1))));
+        assert!(
+            curve.point_count() as u64 <= STRETCHES && curve.stretches.capacity() as u64 <= 2 * STRETCHES
+        );
+        let width = history.width();
+        let mean = |at: u64| (at..at + width).map(value).sum::<f64>() / width as f64;
+        assert!(curve.means(width).all(|(step, it)| it == mean(step as u64)));
+        assert!(curve.extremes(width).any(|point| point == (31_408.0, 9.0)));
+        assert_eq!(curve.first(), [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0]);
+        assert!(curve.last().iter().eq(curve.first()));
+        assert_eq!((curve.count(), curve.sum()), (steps as usize, (0..steps).map(value).sum()));
+        assert_eq!(history.get("eval/loss").unwrap().point_count(), 50);
+    }
+
+    #[test]
+    fn a_value_that_is_not_finite_is_a_gap() {
+        let history = history(2 * STRETCHES, |step| if step < 4 { f64::NAN } else { 1.0 });
+        let means: Vec<_> = history.get("loss").unwrap().means(history.width()).collect();
+        assert!(means[1].1.is_nan());
+        assert_eq!((means[2], means.len() as u64), ((4.0, 1.0), STRETCHES));
+        assert_eq!(history.get("loss").unwrap().count() as u64, 2 * STRETCHES - 4);
+    }
+}

@@ -1,0 +1,51 @@
+//! `anyroll check`: validates a config, and prints its resolved form and facts on its data.
+
+use anyroll_pipelines::{
+    Result,
+    data_facts::data_facts,
+    launch::Rank,
+    prepare::{self, Draft, Prepared, Purpose},
+};
+use clap::Args;
+
+use super::{ConfigArgs, machine, stdout::print};
+
+#[derive(Debug, Args)]
+pub(super) struct CheckArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Run no code that the config names: no reward, no environment, no test of a record. For configs of others
+    #[arg(long)]
+    no_code: bool,
+}
+
+pub(super) fn check(CheckArgs { config: args, no_code }: &CheckArgs) -> Result<u8> {
+    let text = prepare::text_of(&args.config)?;
+    let sets = args.strategy.sets(&text, &args.sets)?;
+    let draft = Draft::parse(&args.config, text, &sets)?.with_hub(args.download.hub());
+    let purpose = if *no_code { Purpose::CheckWithoutCode } else { Purpose::Check };
+    let machine = machine(Rank::from_env()?);
+    let Prepared { run, opened } = draft.prepare(&machine, purpose)?;
+    let batches = run.batches;
+    let facts = data_facts(&run, &opened)?;
+    let facts: String = facts.iter().map(|fact| format!("# {fact}\n")).collect();
+    print(format_args!(
+        "{}# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \
+         micro-batches\n{facts}",
+        run.to_yaml(),
+        run.world_size,
+        run.policy.backend,
+        run.threads,
+        batches.sequences_per_step,
+        batches.sequences_per_update,
+        batches.micro_batches_per_update,
+    ))?;
+    for facts in machine.missing(&run) {
+        let reason = facts.unavailable.as_deref().unwrap_or_default();
+        eprintln!(
+            "note: `{}` is not on this machine, so its devices and memory were not checked: {reason}",
+            facts.name
+        );
+    }
+    Ok(0)
+}
