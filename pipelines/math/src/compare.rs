@@ -13,8 +13,10 @@ use super::ball_arithmetic::{BallArithmetic, Domain};
 use super::evaluate::{Fuel, constant_value, evaluate};
 use super::expr::{Brackets, Expr, Function, Number, Relation, Scale};
 use super::field::{Field, PRIMES};
+use super::matrix::with_matrices;
 use super::named::{
-    assigned, in_order, is_same_function, is_sum_of_names, names_differ, without_tuple_names,
+    are_all_named, assigned, grouped, in_order, is_same_function, is_sum_of_names, names_differ,
+    without_tuple_names,
 };
 use super::parse::{Answer, literal};
 use super::region::{all_reals, is_reals, region};
@@ -52,7 +54,8 @@ pub(super) fn is_right(gold: &Answer, predicted: &Answer, options: Options) -> b
         return predicted.unit.as_deref() == Some(half)
             && comparison.equal(&time(&gold.expr), &time(&predicted.expr));
     }
-    let (expr, other) = (without_tuple_names(&gold.expr), without_tuple_names(&predicted.expr));
+    let (gold_expr, predicted_expr) = (with_matrices(&gold.expr), with_matrices(&predicted.expr));
+    let (expr, other) = (without_tuple_names(&gold_expr), without_tuple_names(&predicted_expr));
     match (&gold.modulus, &predicted.modulus) {
         (_, None) => comparison.equal(&expr, &other),
         (Some(modulus), Some(its)) => {
@@ -154,9 +157,13 @@ impl Comparison {
         use Brackets::{Bare, Both, Braces, Either, Round, Square};
         let ((kind, gold), (other, predicted)) = (gold, predicted);
         if gold.len() != predicted.len() {
-            return false;
+            return self.equal_regrouped((kind, gold), (other, predicted));
         }
         match (kind, other) {
+            // `4, 5` is in the order of `AB = 4, CD = 5`.
+            (Bare, Bare) if are_all_named(gold) && !predicted.iter().any(|it| assigned(it).is_some()) => {
+                self.equal_ordered(gold, predicted)
+            }
             (Both, Either) | (Either, Both) => false,
             (Bare | Both | Either | Braces, Bare | Both | Either | Braces) => {
                 // `x = 2, y = 1` is named, and `1, 2` is not.
@@ -170,6 +177,37 @@ impl Comparison {
             (Round, Square) | (Square, Round) => gold.len() > 2 && self.equal_ordered(gold, predicted),
             _ => kind == other && self.equal_ordered(gold, predicted),
         }
+    }
+
+    /// Compares sequences of different lengths: tuples with `p = 5, q = 2, p = 7, q = 2`, or a set that repeats
+    /// elements.
+    fn equal_regrouped(&self, gold: (Brackets, &[Expr]), predicted: (Brackets, &[Expr])) -> bool {
+        use Brackets::{Bare, Braces};
+        let ((kind, gold), (other, predicted)) = (gold, predicted);
+        if !matches!((kind, other), (Bare | Braces, Bare | Braces)) {
+            return false;
+        }
+        if let Some(tuples) = grouped(gold, predicted.len()) {
+            return self.equal_unordered(&tuples, predicted);
+        }
+        if let Some(tuples) = grouped(predicted, gold.len()) {
+            return self.equal_unordered(gold, &tuples);
+        }
+        let is_tuple = |item: &Expr| matches!(item, Expr::Sequence(Brackets::Round, _));
+        // A bare list of numbers may count a value twice.
+        let is_set = other == Braces || predicted.iter().all(is_tuple);
+        is_set && predicted.len() > gold.len() && self.equal_unordered(gold, &self.distinct(predicted))
+    }
+
+    /// Items without those that equal an earlier one.
+    fn distinct(&self, items: &[Expr]) -> Vec<Expr> {
+        let mut kept: Vec<Expr> = Vec::with_capacity(items.len());
+        for item in items {
+            if !kept.iter().any(|other| self.equal(other, item)) {
+                kept.push(item.clone());
+            }
+        }
+        kept
     }
 
     fn equal_ordered(&self, gold: &[Expr], predicted: &[Expr]) -> bool {
@@ -362,8 +400,10 @@ impl Comparison {
         let exact = |expr: &Expr| constant_value(expr, &self.fuel);
         match (exact(gold), exact(predicted)) {
             (Some(value), Some(other)) if value == other => return true,
-            // Exact numbers that differ are equal only within a decimal's rounding.
-            (Some(_), Some(_)) => return self.is_close(gold, predicted),
+            // Exact numbers that differ are equal only within the rounding of a decimal or of a float.
+            (Some(value), Some(_)) => {
+                return self.is_close(gold, predicted) || is_machine_rounded(&value, predicted);
+            }
             _ => {}
         }
         self.is_close(gold, predicted) || self.is_identity(gold, predicted)
@@ -470,6 +510,16 @@ impl Comparison {
             _ => Some(false),
         }
     }
+}
+
+/// Returns true if `predicted` is a decimal with as many digits as a float prints, and right in the first 15.
+fn is_machine_rounded(gold: &BigRational, predicted: &Expr) -> bool {
+    const DIGITS: i32 = 15;
+    let Some(Number { value, places: Some(places) }) = literal(predicted) else { return false };
+    let ten = |power: i32| num_traits::Pow::pow(BigRational::from(num_bigint::BigInt::from(10)), power);
+    let count = (value.abs() * ten(places)).to_integer().to_string().len() as i32;
+    let half = ten(count - DIGITS - places) / num_bigint::BigInt::from(2);
+    count >= DIGITS && (gold - value).abs() <= half
 }
 
 /// Returns true if values are listed, which an interval never does.

@@ -71,12 +71,14 @@ pub(super) fn hedges(before: &str) -> bool {
 pub(super) fn is_negated(before: &str) -> bool {
     static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
         let words = "but|hence|so|then|therefore|thus";
-        pattern(&format!(r"[.;:?!]\s|[,\n]|=|\b(?i:{words})\b"))
+        // The number that is denied is another one: `not 10 but 5`, `not 10, it is 5`.
+        let other = r"not\s+[$]?[0-9][0-9.,]*%?\s+(?:(?:which|that)\s+is|it['’]s|it\s+is)";
+        pattern(&format!(r"[.;:?!]\s|[,\n]|=|\b(?i:{words}|{other})\b"))
     });
     static NEGATION: LazyLock<Regex> = LazyLock::new(|| {
         let denied = r"cannot|except|excluding|instead|neither|never|no|none|nor|not|unlike|without";
         let supposed = r"assum(?:e|ing)|if|let|suppos(?:e|ing)|unless|whether|wrong";
-        let guessed = format!(r"hardly|{GUESSED}|(?:I|my|we)(?:['’]d|\s+would)?\s+(?:doubt|guess)");
+        let guessed = format!(r"hardly|{GUESSED}|(?:I|my|we)(?:['’]d|\s+would)?\s+(?:doubt|guess|hope)");
         pattern(&format!(r"(?i:\b(?:{denied}|{supposed}|{guessed})\b|n['’]t\b)"))
     });
     const MOST_CHARS: usize = 120;
@@ -99,7 +101,7 @@ static MAY_BE: LazyLock<Regex> = LazyLock::new(|| {
 
 /// `let x =` at the end of a text.
 static LET: LazyLock<Regex> = LazyLock::new(|| {
-    let words = r"assume|(?:false|impossible|incorrect|not|untrue|wrong)\s+that|if|let|suppose|whether";
+    let words = r"assume|hope|(?:false|impossible|incorrect|not|untrue|wrong)\s+that|if|let|suppose|whether";
     pattern(&format!(r"(?i:\b(?:{words}))\s+(?:that\s+)?[\s$*]*\p{{L}}[\p{{L}}\p{{N}}_]*\s*=\s*$"))
 });
 
@@ -160,8 +162,7 @@ fn is_compared(before: &str) -> bool {
         let operators = r"base|choose|cos|(?:divided|multiplied)\s+by|double|ln|log|minus|mod(?:ulo)?|negative|plus|point|sin|sqrt|tan|times|triple|twice|\p{N}\s+by|(?:from\s+\S+|[\p{N}}$]|power|raised)\s+to(?:\s+the)?|to\s+the";
         let of = r"(?:%|percent|any|cubes?|sqrt|each|factors?|half|one|out|powers?|quarters?|roots?|some|squares?|thirds?|two|\p{N}+)\s+of";
         let related = r"(?:complement|conjugate|cosine|divisors?|inverse|logarithm|multiples?|negation|negative|opposite|reciprocal|sine|tangent)\s+of|(?:away|differs?|different|far)\s+from";
-        let labels =
-            r"case|chapter|eq(?:uation)?\.?|figure|line|no\.?|option|page|part|problem|question|section|step";
+        let labels = r"case|chapter|eq(?:uation)?\.?|figure|line|no\.?|option|page|part|problem|question|round|section|step";
         let fillers = r"(?:\s+(?:a|an|be|equal|exactly|or|than|the|to))*";
         pattern(&format!(
             r"(?i:(?:^|\W)(?:{compared}|{operators}|{of}|{related}|{labels})|n['’]t){fillers}[\s$*(]+$"
@@ -194,7 +195,8 @@ fn is_continued(after: &str) -> bool {
         let adjacent =
             r"[eE]?[0-9]|\(|\s*per\s+cent|[.,][0-9]|[\^√π²³₀-₉!+_?]|(?:/?[a-zA-Z]|st|nd|rd|th)\b|/[0-9]";
         let command = r"\s*\\(?:cdot|times|div|pm|mp|sqrt|[dt]?frac|pi|[bp]?mod|binom)\b";
-        let letter = r"\s*[(]?(?:[cdeijknpqrxyzKMBT]\b|mod\b)|\s*±";
+        // `1 million d'euros` has no factor d.
+        let letter = r"\s*[(]?(?:[cdeijknpqrxyzKMBT](?:[^\p{L}\p{N}_'’]|$)|mod\b)|\s*±";
         let part = r"\s+(?:and|&)\s+(?:an?|one|two|three)\s+(?:half|third|quarter|fourth|fifth)";
         let is = r"(?:am|are|can|could|has|have|is|seems|was|would)(?:\s+be)?";
         let wrong = r"(?:clearly\s+|also\s+)?(?:false|impossible|incorrect|no\b|not|too|wrong)";

@@ -7,13 +7,13 @@ use super::boxes::{boxes, formulas, tagged};
 use super::chain::Chain;
 use super::compare::is_right;
 use super::context::{is_followed_by_words, is_negated, is_neutral, is_struck, without_modulus};
-use super::expr::Expr;
-use super::parse::parse;
+use super::expr::{Brackets, Expr};
+use super::parse::{Answer, parse};
 use super::prose::{
     PHRASE, after_phrase, joined_formulas, last_formula, last_latex, last_number, said_after, said_formula,
     unmarked,
 };
-use super::trim::{clean, last_bytes};
+use super::trim::{clean, last_bytes, without_closing};
 use super::withdrawal::{denies, last_withdrawal};
 
 /// The answer in a completion. In a truncated completion, or with `only_boxed`, only a box counts.
@@ -63,9 +63,9 @@ fn announced(text: &str, only_boxed: bool) -> Option<Option<Cow<'_, str>>> {
     if let Some(chain) = Chain::last(text, &tagged(text)) {
         return Some(in_tag(text, &chain));
     }
-    let text = last_bytes(text);
-    let found = after_hashes(text).or_else(|| after_phrase(text));
-    found.map(|found| answer_of(clean(found)))
+    let text = without_closing(last_bytes(text));
+    let found = after_hashes(text).map(Cow::Borrowed).or_else(|| after_phrase(text));
+    found.map(cleaned)
 }
 
 /// The answer in the last sentences.
@@ -73,16 +73,20 @@ fn unannounced(text: &str, only_boxed: bool) -> Option<Cow<'_, str>> {
     if only_boxed {
         return None;
     }
-    let text = last_bytes(text);
+    let text = without_closing(last_bytes(text));
     if let Some(found) = said_after(text).or_else(|| last_formula(text)) {
         return Some(found).filter(|found| !found.is_empty());
     }
     let found = if formulas(text).next().is_none() { last_latex(text) } else { None };
-    answer_of(clean(found.or_else(|| last_number(text))?))
+    cleaned(found.map(Cow::Borrowed).or_else(|| last_number(text))?)
 }
 
-fn answer_of(text: &str) -> Option<Cow<'_, str>> {
-    (!text.is_empty()).then(|| unmarked(text))
+/// An answer without the marks around it; `None` if nothing is left.
+fn cleaned(found: Cow<'_, str>) -> Option<Cow<'_, str>> {
+    match found {
+        Cow::Borrowed(text) => Some(unmarked(clean(text))).filter(|text| !text.is_empty()),
+        owned => Some(owned),
+    }
 }
 
 /// The answer of joined boxes, if nothing around them changes it.
@@ -90,19 +94,36 @@ fn boxed<'a>(text: &'a str, chain: &Chain<'a>) -> Option<Cow<'a, str>> {
     // Text outside a tag is not part of a formula inside it.
     let before = text[..chain.start].rsplit("<answer>").next().unwrap_or_default();
     let after = text[chain.end..].split("</answer>").next().unwrap_or_default();
+    let items = items_of(chain);
+    let before = match without_between(before) {
+        Some(shorter) if !chain.is_several() && is_pair(&items) => shorter,
+        _ => before,
+    };
     let is_whole = !chain.is_formula()
         && is_neutral(before, without_modulus(after), true)
         && !is_followed_by_words(after)
         && !is_struck(before)
         && !chain.is_continued(text);
-    is_whole.then(|| items_of(chain))
+    is_whole.then_some(items)
+}
+
+/// Returns true for `12 and 13`.
+fn is_pair(items: &str) -> bool {
+    let is_list =
+        |answer: &Answer| matches!(&answer.expr, Expr::Sequence(Brackets::Bare, parts) if parts.len() == 2);
+    parse(items).is_some_and(|answer| is_list(&answer))
+}
+
+/// `before` without the preposition of a pair in one box.
+fn without_between(before: &str) -> Option<&str> {
+    before.trim_end_matches([' ', '$', '\n']).strip_suffix("between")
 }
 
 /// Another answer than the box's that the text behind it announces.
 fn later_answer<'a>(found: &str, later: &'a str) -> Option<Cow<'a, str>> {
     /// Longer answers are not compared here.
     const MOST_BYTES: usize = 60;
-    let other = answer_of(clean(after_phrase(later)?))?;
+    let other = cleaned(after_phrase(without_closing(later))?)?;
     // A letter of a choice has a value too.
     let has_digit = |text: &str| text.contains(|c: char| c.is_ascii_digit());
     let is_short = found.len().max(other.len()) <= MOST_BYTES && has_digit(found) && has_digit(&other);
@@ -134,10 +155,21 @@ pub(super) fn gold(text: &str) -> Cow<'_, str> {
     match Chain::last(text, &boxes(text).closed) {
         Some(chain) => items_of(&chain),
         None => {
-            let whole = without_marks(clean(after_hashes(text).unwrap_or(text)));
-            if parse(&whole).is_some() { whole } else { said_formula(text).unwrap_or(whole) }
+            let whole = unmarked(clean(after_hashes(text).unwrap_or(text)));
+            if parse(&whole).is_some() {
+                return whole;
+            }
+            said_formula(text).or_else(|| concluded(text)).unwrap_or(whole)
         }
     }
+}
+
+/// The answer that a solution of several sentences announces.
+fn concluded(text: &str) -> Option<Cow<'_, str>> {
+    let text = without_closing(last_bytes(text)).trim();
+    let has_sentences = text.trim_end_matches('.').contains(". ") || text.contains('\n');
+    let found = after_phrase(text).filter(|_| has_sentences)?;
+    cleaned(found).filter(|found| parse(found).is_some())
 }
 
 /// `1 and 2` from `$1$ and $2$`.

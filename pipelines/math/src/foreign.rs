@@ -144,7 +144,7 @@ pub(super) fn negates_before(before: &str) -> bool {
 pub(super) fn negates_after(after: &str) -> bool {
     static DIRECT: LazyLock<Regex> = LazyLock::new(|| {
         let counter = r"[\s$*)\]}个個種种元米人次岁歳円개명원]{0,4}";
-        let bounds = "以上|以下|以[内內]|以外|左右|多|[余餘]|[几幾]|分之|次方|半|折|成|割|より|から|まで|ほど|くらい|이상|이하|미만|초과|정도|가량|쯤";
+        let bounds = "以上|以下|以[内內]|以外|左右|多|[余餘]|[几幾]|分之|次方|半|折|成|割|より|から|まで|ほど|くらい|보다|이상|이하|미만|초과|정도|가량|쯤";
         let joins = any_of(
             r"(?:或|和|与|與|、|到|至|または|または|と|와|과|또는)\s*[$*(-]*(?:[0-9]|\$)
               \s(?:ou|oder|или|hoặc|atau|veya|lub|eller|o|y|et|und|e|и|أو|या)\s+[$*(-]*[0-9]",

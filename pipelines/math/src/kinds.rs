@@ -3,7 +3,7 @@
 
 use super::{Options, answer, gold_answer, is_equal};
 
-const TABLES: [(&str, &str); 9] = [
+const TABLES: [(&str, &str); 10] = [
     ("sets", include_str!("kinds/sets.tsv")),
     ("withdrawn", include_str!("kinds/withdrawn.tsv")),
     ("names", include_str!("kinds/names.tsv")),
@@ -12,6 +12,7 @@ const TABLES: [(&str, &str); 9] = [
     ("notation", include_str!("kinds/notation.tsv")),
     ("languages", include_str!("kinds/languages.tsv")),
     ("forms", include_str!("kinds/forms.tsv")),
+    ("everyday", include_str!("kinds/everyday.tsv")),
     ("near_misses", include_str!("kinds/near_misses.tsv")),
 ];
 

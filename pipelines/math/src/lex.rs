@@ -124,6 +124,9 @@ impl Lexer<'_> {
         if length == 0 {
             return self.escaped();
         }
+        // In `\quadx` the space behind the command is lost.
+        let space = ["quad", "qquad"].into_iter().find(|space| self.rest[1..].starts_with(space));
+        let length = space.map_or(length, str::len);
         let (name, rest) = self.rest[1..].split_at(length);
         self.rest = rest;
         match name {
@@ -200,7 +203,9 @@ impl Lexer<'_> {
 
     /// `\text{...}`: words, or a formula in upright letters.
     fn text(&mut self, command: &str) -> Option<()> {
-        let content = self.group()?.trim();
+        let content = self.group()?;
+        let is_euler = content == "e";
+        let content = content.trim();
         let content = content.strip_suffix('.').unwrap_or(content);
         // Dollars end and begin a formula in words, unless they are escaped.
         let content = content.replace(r"\ ", " ").replace('~', " ").replace(r"\$", "\u{1}");
@@ -210,7 +215,7 @@ impl Lexer<'_> {
         let content = if is_abbreviated { content.replace('.', "") } else { content };
         let is_math = command.starts_with("math") || command == "operatorname";
         let is_variable = command == "mathbf" && content.len() == 1 && content.starts_with(is_latin);
-        if is_variable || (is_math && ["e", "i"].contains(&&*content)) {
+        if is_variable || is_euler || (is_math && content == "i") {
             self.tokens.extend(content.chars().map(letter));
         } else if content.chars().all(|c| c.is_alphabetic() || is_mark(c) || c == ' ') {
             for word in content.split_whitespace() {

@@ -23,6 +23,7 @@ mod field;
 mod foreign;
 mod lex;
 mod literal;
+mod matrix;
 mod name;
 mod named;
 mod normalize;
@@ -31,6 +32,7 @@ mod primary;
 mod prose;
 mod region;
 mod rewrite;
+mod series;
 mod symbols;
 mod token;
 mod trim;
@@ -100,7 +102,7 @@ pub fn is_equal(gold: &str, predicted: &str, options: Options) -> bool {
 fn is_same(gold: &str, predicted: &str, options: Options) -> bool {
     let (golds, answers) = (readings(gold, options), readings(predicted, options));
     if golds.is_empty() && answers.is_empty() {
-        return same_text(gold, predicted);
+        return same_text(gold, predicted) || same_series(gold, predicted, options);
     }
     golds.iter().any(|gold| answers.iter().any(|answer| compare::is_right(gold, answer, options)))
 }
@@ -110,6 +112,16 @@ fn readings(text: &str, options: Options) -> Vec<parse::Answer> {
     let with_unit = unit::with_upright_unit(text);
     let texts = std::iter::once(text).chain(with_unit.as_deref());
     texts.filter_map(|text| parse::parse_with(text, options.decimal_comma)).collect()
+}
+
+/// Returns true if two series have the same text, except that their terms are equal formulas.
+fn same_series(gold: &str, predicted: &str, options: Options) -> bool {
+    let Some((gold, predicted)) = series::series(gold).zip(series::series(predicted)) else { return false };
+    let answer = |term| parse::parse_with(term, options.decimal_comma);
+    let Some((term, other)) = answer(gold.term).zip(answer(predicted.term)) else { return false };
+    same_text(gold.before, predicted.before)
+        && same_text(gold.head, predicted.head)
+        && compare::is_right(&term, &other, options)
 }
 
 /// Returns true if two texts are equal except for spaces and typesetting commands.

@@ -53,8 +53,24 @@ impl Lexer<'_> {
     /// Takes groups of thousands: `,234` outside of brackets, and with spaces anywhere.
     fn take_groups(&mut self, digits: &mut String) {
         const COMMAS: [&str; 3] = [",\\! ", ",\\!", ","];
-        const SPACES: [&str; 12] =
-            ["{,}\\!", "{,}", "\\,", "\\ ", "\\;", "\\:", "~", "{\\,}", "{\\ }", "\\text{ }", "'", " "];
+        const SPACES: [&str; 16] = [
+            "{,}\\!",
+            "{,}",
+            "{, }",
+            " {,}",
+            " {, }",
+            " {,} ",
+            "\\,",
+            "\\ ",
+            "\\;",
+            "\\:",
+            "~",
+            "{\\,}",
+            "{\\ }",
+            "\\text{ }",
+            "'",
+            " ",
+        ];
         let points: &[&str] = if self.decimal_comma { &["."] } else { &[] };
         let commas: &[&str] = if self.depth > 0 || self.decimal_comma { &[] } else { &COMMAS };
         let length = indian_groups(self.rest).filter(|_| !commas.is_empty() && digits.len() < 3);

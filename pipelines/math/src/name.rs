@@ -116,7 +116,9 @@ fn symbol_of(name: &[Token], value: &[Token]) -> Option<String> {
     if matches!(name, [Operator(_), ..]) || is_derivative || is_composed(name) {
         return Some(spelled(name));
     }
-    if let Some(figure) = figure(name) {
+    // `|z| < 2` bounds z.
+    let gives_a_value = matches!(value.first(), Some(Token::Relation(relation)) if relation.gives_a_value());
+    if let Some(figure) = figure(name, gives_a_value) {
         return Some(figure);
     }
     let is_free = |names: &[Token]| {
@@ -163,7 +165,7 @@ fn spelled(tokens: &[Token]) -> String {
 }
 
 /// The name of a segment `|AB|`, an area `[ABC]` or an angle `m\angle A`.
-fn figure(tokens: &[Token]) -> Option<String> {
+fn figure(tokens: &[Token], gives_a_value: bool) -> Option<String> {
     use Token::{Bar, Close, Open, Symbol};
     let points =
         |name: &str, least: usize| name.len() >= least && name.bytes().all(|byte| byte.is_ascii_uppercase());
@@ -172,7 +174,9 @@ fn figure(tokens: &[Token]) -> Option<String> {
             Some(name.clone())
         }
         [Open('['), Symbol(name), Close('[')] if points(name, 3) => Some(spelled(tokens)),
-        [Bar, Symbol(name), Bar] | [Open('|'), Symbol(name), Close('|')] if is_complex(name) => {
+        [Bar, Symbol(name), Bar] | [Open('|'), Symbol(name), Close('|')]
+            if gives_a_value && is_complex(name) =>
+        {
             Some(spelled(tokens))
         }
         [Symbol(measure), Symbol(name)] if measure == "m" && name.starts_with("angle") => Some(name.clone()),

@@ -23,6 +23,28 @@ pub(super) fn names_differ(items: &[Expr]) -> bool {
     names.windows(2).any(|pair| pair[0] != pair[1])
 }
 
+/// Returns true if each item assigns a value to a name of its own.
+pub(super) fn are_all_named(items: &[Expr]) -> bool {
+    let names: Vec<&str> = items.iter().filter_map(assigned).collect();
+    let is_new = |(at, name): (usize, &&str)| !names[..at].iter().any(|other| base(other) == base(name));
+    names.len() == items.len() && names.iter().enumerate().all(is_new)
+}
+
+/// `count` tuples from `p = 5, q = 2, p = 7, q = 2`, if its names repeat in order.
+pub(super) fn grouped(items: &[Expr], count: usize) -> Option<Vec<Expr>> {
+    let size = items.len().checked_div(count).filter(|size| *size > 1 && size * count == items.len())?;
+    let names: Vec<&str> = items.iter().map(assigned).collect::<Option<_>>()?;
+    let repeat = names.chunks(size).all(|chunk| *chunk == names[..size]) && are_ordered(&names[..size]);
+    let value = |item: &Expr| match item {
+        Expr::Relation(sides, _) if sides.len() == 2 => Some(sides[1].clone()),
+        _ => None,
+    };
+    let tuple = |chunk: &[Expr]| {
+        Some(Expr::Sequence(Brackets::Round, chunk.iter().map(value).collect::<Option<_>>()?))
+    };
+    if repeat { items.chunks(size).map(tuple).collect() } else { None }
+}
+
 /// Returns true if `x = 1, y = 2` lists its names in order, like a tuple. `x = 1, x = 2` assigns one name
 /// twice and does not.
 pub(super) fn in_order(items: &[Expr]) -> bool {

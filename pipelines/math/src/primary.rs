@@ -9,7 +9,7 @@ use super::parse::Parser;
 use super::token::Token;
 
 impl Parser<'_> {
-    /// The index of a variable: names and numbers.
+    /// The index of a variable: names and numbers, and in braces their sums.
     pub(super) fn index(&mut self) -> Option<String> {
         let braced = self.take(&Token::Open('<'));
         let mut index = String::new();
@@ -19,6 +19,8 @@ impl Parser<'_> {
                 Token::Symbol(name) | Token::Word(name) => index.push_str(name),
                 Token::Constant(Constant::I) => index.push('i'),
                 Token::Constant(Constant::E) => index.push('e'),
+                Token::Plus if braced => index.push('+'),
+                Token::Minus if braced => index.push('-'),
                 _ => return None,
             }
             self.position += 1;

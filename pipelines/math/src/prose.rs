@@ -30,12 +30,14 @@ pub(super) static PHRASE: LazyLock<Regex> = LazyLock::new(|| {
 });
 
 /// Text that is said to be the answer, up to the end of the sentence or an explanation.
-pub(super) fn after_phrase(text: &str) -> Option<&str> {
+pub(super) fn after_phrase(text: &str) -> Option<Cow<'_, str>> {
     static REASON: LazyLock<Regex> = LazyLock::new(|| {
         pattern(
             r",\s+(?:as|hence|so|which|(?:and\s+)?not|rather\s+than)(?-u:\b)|,?\s+(?:because|since)(?-u:\b)|[\s*]+—\s",
         )
     });
+    static CONCLUSION: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r",\s+(?:as\s+a\s+result|hence|so)(?-u:\b)"));
     static THEREFORE: LazyLock<Regex> = LazyLock::new(|| {
         pattern(r"^(?i:therefore|thus|hence|then|simply|just|exactly|also|equal\s+to)\s+\**")
     });
@@ -55,13 +57,62 @@ pub(super) fn after_phrase(text: &str) -> Option<&str> {
     }
     let line = text[phrase.end()..].lines().next()?;
     let line = bold(phrase.as_str(), line).unwrap_or(line);
+    let concludes = CONCLUSION.is_match(line);
     let line = REASON.split(line).next().unwrap_or(line);
     let line = THEREFORE.find(line).map_or(line, |found| &line[found.end()..]);
+    if let Some(found) = in_sentence(line).filter(|_| !concludes) {
+        return Some(found);
+    }
     let neutral = formulas(line).next().filter(|formula| {
         let before = &line[..formula.start];
         !hedges(before) && is_neutral(before, &line[formula.end..], is_rounded(formula.content))
     });
-    neutral.map(|formula| formula.content).or_else(|| line.split(". ").next())
+    neutral.map(|formula| formula.content).or_else(|| line.split(". ").next()).map(Cow::Borrowed)
+}
+
+/// The only number in a sentence of words and names: `The largest $n$ is 34.`, `Jane started 3 hours ago.`
+fn in_sentence(line: &str) -> Option<Cow<'_, str>> {
+    static WORDS: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r"^[A-Z][A-Za-z'’]*(?:,?\s+(?:[A-Za-z'’-]+|\$[^$]*\$))+\s"));
+    static DENIED: LazyLock<Regex> = LazyLock::new(|| {
+        pattern(
+            r"(?i)(?-u:\b)(?:wrong|incorrect|false|untrue|impossible|not|no|if|unless)(?-u:\b)|n['’]t(?-u:\b)|\?",
+        )
+    });
+    static UNREAL: LazyLock<Regex> = LazyLock::new(|| {
+        let words =
+            "would|could|should|might|may|can|cannot|must|shall|thinks?|guess(?:es)?|believes?|claims?";
+        pattern(&format!(r"(?i)(?-u:\b)(?:{words})(?-u:\b)"))
+    });
+    // `division by 7`, `the sum of 7`, `in line 7`.
+    static OPERAND: LazyLock<Regex> = LazyLock::new(|| {
+        let words = "of|by|with|from|after|before|in|into|on|at|for|per|until|since|line|and|or|the|these|those|all|other|others";
+        pattern(&format!(r"(?i)(?-u:\b)(?:{words})\s+[$€£]?$"))
+    });
+    static JOINED: LazyLock<Regex> = LazyLock::new(|| {
+        let words =
+            "and|or|but|until|till|before|after|if|when|while|times|minus|plus|less|more|than|except|others?";
+        pattern(&format!(r"(?i)(?-u:\b)(?:{words})(?-u:\b)"))
+    });
+    // A few words of one clause.
+    static OBJECT: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r"^[%€]?(?:(?:\s?|-)[\p{L}'’]+(?:\^\{?[23]\}?)?){0,6}\s*[.!*]*$"));
+    let sentence = line.split(". ").next().filter(|sentence| !DENIED.is_match(sentence))?;
+    let has_number = |text: &str| text.contains(|c: char| c.is_ascii_digit());
+    let mut names = formulas(sentence).map(|formula| formula.content);
+    if !WORDS.is_match(sentence) || names.any(has_number) {
+        return None;
+    }
+    if formulas(sentence).next().is_some() {
+        return said_after(sentence);
+    }
+    let number = NUMBER.find(sentence)?;
+    let (before, after) = (&sentence[..number.start()], &sentence[number.end()..]);
+    let is_plain = !sentence.contains(['=', '<', '>', '\\', '/', '+', '*', '|', '(', ':']);
+    let is_operand = OPERAND.is_match(before) && !before.trim_end().ends_with("total of");
+    let is_object = !is_operand && OBJECT.is_match(after) && !JOINED.is_match(after);
+    let is_said = is_plain && is_object && !hedges(sentence) && !UNREAL.is_match(sentence);
+    last_number(sentence).filter(|_| is_said)
 }
 
 /// Returns true for a decimal, which "about" may precede.
@@ -80,14 +131,23 @@ fn bold<'a>(phrase: &str, line: &'a str) -> Option<&'a str> {
 /// The value behind the last formula in `the value of $n$ is 34`, and the list in `the roots are 3 and 4`.
 pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
     static SAID: LazyLock<Regex> = LazyLock::new(|| {
-        let copula =
-            r"(?:(?-u:\b)(?:is|are|was|were|be|equals?|es|est|ist|son|sont|sind)(?-u:\b)|=|:|是|为|為)";
+        let changes = r"(?:increase|decrease|grow|rise|fall|drop|shrink|change)(?:s|d)?\s+by";
+        let copula = format!(
+            r"(?:(?-u:\b)(?:is|are|was|were|be|equals?|es|est|ist|son|sont|sind|{changes})(?-u:\b)|=|:|是|为|為)"
+        );
         let adverbs = r"(?:\s+(?:therefore|thus|then|hence|simply|just|exactly|equal\s+to|indeed|about|approximately|roughly))*";
         pattern(&format!(r"(?i){copula}{adverbs}[\s*]+"))
     });
+    static CONDITION: LazyLock<Regex> =
+        LazyLock::new(|| pattern(r"(?i)(?-u:\b)(?:before|until|if|unless|provided)(?-u:\b)"));
+    static CLAUSE: LazyLock<Regex> = LazyLock::new(|| {
+        pattern(
+            r"\s+(?:that|which)\s+(?:meet|satisfy|fulfil|have|are|contain|divide|sum|work)(?-u:\b)[^.?!,;0-9]*\.?$",
+        )
+    });
     static CONCLUDES: LazyLock<Regex> = LazyLock::new(|| {
         pattern(
-            r"(?i)^\s*(?:therefore|thus|hence|so|finally|consequently|then|in\s+(?:total|conclusion|summary))\b",
+            r"(?i)^\s*(?:therefore|thus|hence|so|finally|consequently|then|in\s+(?:total|conclusion|summary)|final\s+answer)\b",
         )
     });
     let text = text.trim_end();
@@ -102,7 +162,11 @@ pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
         return None;
     }
     let ends: Vec<usize> = SAID.find_iter(sentence).take(MOST_COPULAS).map(|found| found.end()).collect();
-    let value_at = |at: usize| (at, clean(&sentence[at..]));
+    // `12 numbers that meet the conditions` are 12.
+    let value_at = |at: usize| {
+        let value = &sentence[at..];
+        (at, clean(CLAUSE.find(value).map_or(value, |found| &value[..found.start()])))
+    };
     let list = ends.iter().map(|at| value_at(*at)).find(|(_, value)| LIST.is_match(value));
     let is_tuple =
         |value: &str| value.starts_with(['(', '[']) && value.contains(|c: char| c.is_ascii_digit());
@@ -113,8 +177,11 @@ pub(super) fn said_after(text: &str) -> Option<Cow<'_, str>> {
     let (at, value) = list.or(number)?;
     let before = format!("{}{}", tail(&text[..text.len() - sentence.len()]), &sentence[..at]);
     let value = if LIST.is_match(value) { with_commas(value) } else { unmarked(value) };
-    let is_value = !value.contains(['$', '?']) && !hedges(&value) && parse(&value).is_some();
-    (is_value && is_neutral(&before, "", is_rounded(&value))).then_some(value)
+    let rest = &sentence[at..];
+    let is_value = !value.contains(['$', '?']) && parse(&value).is_some();
+    let is_bounded = hedges(rest) || CONDITION.is_match(rest);
+    let is_asked = sentence.ends_with('?');
+    (is_value && !is_bounded && !is_asked && is_neutral(&before, "", is_rounded(&value))).then_some(value)
 }
 
 /// Limit of the copulas of a sentence that are tried.
@@ -208,10 +275,14 @@ static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
 
 /// The last number in prose with its sign, and words after it that change it. `None` if it is part of
 /// something larger, as the 42 in `2^42` and `\sqrt{42}`.
-pub(super) fn last_number(text: &str) -> Option<&str> {
+pub(super) fn last_number(text: &str) -> Option<Cow<'_, str>> {
     const MINUS: [char; 3] = ['-', '−', '–'];
     let number = NUMBER.find_iter(text).last()?;
-    let (before, after) = (&text[..number.start()], &text[number.end()..]);
+    let measure = MEASURED.captures_iter(text).last().filter(|measure| ends(measure, 0) > number.start());
+    let measured = measure.and_then(|parts| parts.get(1).zip(parts.get(2)));
+    let number = measured.map_or(number, |(number, _)| number);
+    let end = measured.map_or(number.end(), |(_, unit)| unit.end());
+    let (before, after) = (&text[..number.start()], &text[end..]);
     let words = words_of_number(after);
     let unsigned = number.as_str().trim_start_matches(MINUS);
     // `US$5` is not a product.
@@ -219,8 +290,28 @@ pub(super) fn last_number(text: &str) -> Option<&str> {
     let before = if is_money { before.trim_end_matches(char::is_alphabetic) } else { before };
     // In `x-5` the minus is an operator, in `2024-05` a hyphen, and `x5` is a name.
     let is_joined = before.ends_with(|c: char| is_joining_letter(c) || c == ')');
-    let is_whole = !is_joined && is_neutral(before, &after[words..], is_rounded(unsigned));
-    is_whole.then(|| &text[number.start()..number.end() + words])
+    let is_whole = !is_joined
+        && !COMPARED.is_match(&after[words..])
+        && is_neutral(before, &after[words..], is_rounded(unsigned));
+    is_whole.then(|| match measured {
+        Some((number, unit)) => format!("{} {}", number.as_str(), unit.as_str()).into(),
+        None => text[number.start()..end + words].into(),
+    })
+}
+
+/// Words that make the number before them a difference or conditional: `40 cm more than that`, `40 cm if dry`.
+static COMPARED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)^(?:\s+[\p{L}'’-]+){0,3}\s+(?:(?:more|less|fewer|[a-z]+er)\s+than|if|unless|until)(?-u:\b)")
+});
+
+/// A number with a square or cubic unit, whose power is no number of its own.
+static MEASURED: LazyLock<Regex> = LazyLock::new(|| {
+    let unit = r"(?:[kcdm]?m|ft|in|yd|mi|[кдсм]?м)(?:/s)?\^(?:[23]|\{[23]\})";
+    pattern(&format!(r"({})\s?({unit})", NUMBER.as_str()))
+});
+
+fn ends(parts: &regex::Captures, group: usize) -> usize {
+    parts.get(group).map_or(0, |part| part.end())
 }
 
 /// Removes marks: `3 million` from `$3$ million` and `**3** million`, `-5` from `-$5$`, and `1, 2` from `$1$, $2$`.

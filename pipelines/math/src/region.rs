@@ -2,8 +2,11 @@
 
 use std::cmp::Ordering;
 
+use num_rational::BigRational;
+use num_traits::Zero;
+
 use super::evaluate::{Fuel, constant_value};
-use super::expr::{Brackets, Constant, Expr, Relation};
+use super::expr::{Brackets, Constant, Expr, Function, Number, Relation};
 
 /// An interval, with flags for closed ends.
 struct Interval {
@@ -13,7 +16,7 @@ struct Interval {
     has_high: bool,
 }
 
-/// The variable that `expr` bounds, and the set of its values. Supported are `x > 3`, `1 <= x < 2`, `x \ne
+/// The variable that `expr` bounds, and the set of its values. Supported are `x > 3`, `1 <= x < 2`, `|x| < 3`, `x \ne
 /// 3`, `x \in [2, 5]`, several of them joined by `or`, and two joined by `and`. A comma means `and` if both
 /// can hold, as in `x > 2, x < 5`, and `or` in `x < 2, x > 5`. `order` compares two numbers.
 pub(super) fn region<'a>(expr: &'a Expr, order: &Order) -> Option<(&'a str, Expr)> {
@@ -30,8 +33,10 @@ pub(super) fn region<'a>(expr: &'a Expr, order: &Order) -> Option<(&'a str, Expr
                 let is_number = hole.symbols().is_empty();
                 return is_number.then(|| (variable.as_str(), Expr::Union(vec![below.set(), above.set()])));
             }
-            let (variable, interval) = interval(expr)?;
-            Some((variable, interval.set()))
+            match interval(expr) {
+                Some((variable, interval)) => Some((variable, interval.set())),
+                None => mirrored(sides, relations, order),
+            }
         }
         Expr::Sequence(Brackets::Bare, items) => match both(items) {
             Some((variable, both)) if both.holds_somewhere(order)? => Some((variable, both.set())),
@@ -44,6 +49,33 @@ pub(super) fn region<'a>(expr: &'a Expr, order: &Order) -> Option<(&'a str, Expr
         }
         _ => None,
     }
+}
+
+/// The set in `|x| < 3` or `1 < |x| < 3`, whose bounds are positive.
+fn mirrored<'a>(sides: &'a [Expr], relations: &[Relation], order: &Order) -> Option<(&'a str, Expr)> {
+    let inner = |side: &'a Expr| match side {
+        Expr::Call(Function::Abs, parts) => match parts.as_slice() {
+            [Expr::Symbol(variable)] => Some(variable),
+            _ => None,
+        },
+        _ => None,
+    };
+    let (at, variable) = sides.iter().enumerate().find_map(|(at, side)| Some((at, inner(side)?)))?;
+    let mut plain = sides.to_vec();
+    plain[at] = Expr::Symbol(variable.clone());
+    let plain = Expr::Relation(plain, relations.to_vec());
+    let (_, Interval { low, has_low, high, has_high }) = interval(&plain)?;
+    let zero = Expr::Number(Number { value: BigRational::zero(), places: None });
+    let negated = |bound: &Expr| Expr::Neg(Box::new(bound.clone()));
+    let is_positive = |bound: &Expr| order(&zero, bound) == Some(Ordering::Less);
+    if low == negated(&infinity()) {
+        let both = Interval { low: negated(&high), has_low: has_high, high: high.clone(), has_high };
+        return is_positive(&high).then(|| (variable.as_str(), both.set()));
+    }
+    let left = Interval { low: negated(&high), has_low: has_high, high: negated(&low), has_high: has_low };
+    let is_known = is_positive(&low);
+    let right = Interval { low, has_low, high, has_high };
+    is_known.then(|| (variable.as_str(), Expr::Union(vec![left.set(), right.set()])))
 }
 
 /// Compares two numbers; `None` if it cannot.

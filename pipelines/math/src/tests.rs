@@ -466,6 +466,20 @@ fn hostile_text_is_wrong_and_not_slow() {
         "x_1^{2}_",
         "f(x)=",
         "0.3...",
+        "<|im_end|>",
+        "I hope it is correct. ",
+        "24 m² ",
+        "Answer: The $n$ is ",
+        "Answer: Tom has ",
+        "there are 12 that are ",
+        "is not 10 which is ",
+        "between ",
+        "|x|<",
+        "p=5,q=2;",
+        "0.0833333333333333,",
+        r"\sum_{k=1}^{n}",
+        r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
+        r"\begin{pmatrix}x&\sin x\\3&4\end{pmatrix}+",
     ] {
         for count in [10, 60, 300, 20_000] {
             let text = piece.repeat(count);
@@ -479,9 +493,20 @@ fn hostile_text_is_wrong_and_not_slow() {
     let set: Vec<String> = (0..60).map(|n| format!("\\sin({n}x)")).collect();
     let other: Vec<String> = (0..60).map(|n| format!("\\cos({n}x)")).collect();
     let (set, other) = (set.join(", "), other.join(", "));
-    for (gold, predicted) in
-        [(&tower, &absolute), (&absolute, &tower), (&set, &other), (&set, &set), (&other, &set)]
-    {
+    let repeats = format!(r"\{{{set}, {set}\}}");
+    let row = ["7"; 5].join("&");
+    let matrix = format!(r"\begin{{pmatrix}}{}\end{{pmatrix}}", [&*row; 5].join(r"\\"));
+    let product = matrix.repeat(8);
+    for (gold, predicted) in [
+        (&tower, &absolute),
+        (&absolute, &tower),
+        (&set, &other),
+        (&set, &set),
+        (&other, &set),
+        (&set, &repeats),
+        (&matrix, &product),
+        (&product, &product),
+    ] {
         check_time(gold, &format!(r"\boxed{{{predicted}}}"));
     }
 }

@@ -1,5 +1,9 @@
 //! Parts of a text that extraction looks at: its end, and an answer without the marks around it.
 
+use std::sync::LazyLock;
+
+use regex::Regex;
+
 use super::boxes::{Marked, boxes};
 
 /// Returns the end of a text, in which an answer in prose must be.
@@ -10,6 +14,22 @@ pub(super) fn last_bytes(text: &str) -> &str {
         from += 1;
     }
     &text[from..]
+}
+
+/// Returns `text` without words behind an answer that say nothing of it: `I hope it is correct.`, `<|im_end|>`.
+pub(super) fn without_closing(text: &str) -> &str {
+    static CLOSING: LazyLock<Regex> = LazyLock::new(|| {
+        let mark = r"<\|[a-z_]{1,20}\|>(?:user|assistant)?";
+        let it = r"(?:it|this|that|the\s+answer|the\s+solution|my\s+answer)(?:\s+is|['’]s)";
+        let hope = format!(
+            r"(?i:I\s+hope\s+(?:{it}\s+(?:correct|right|clear)|(?:this|that|it)\s+helps?(?:\s+you)?)|hope\s+this\s+helps)"
+        );
+        Regex::new(&format!(r"(?:\s*(?:{mark}|(?-u:\b){hope}\s*[.!]))+\s*$")).expect("a pattern of this file")
+    });
+    /// Limit of the characters that closing words have.
+    const MOST_CHARS: usize = 300;
+    let start = text.char_indices().rev().take(MOST_CHARS).last().map_or(0, |(start, _)| start);
+    CLOSING.find(&text[start..]).map_or(text, |found| &text[..start + found.start()])
 }
 
 /// Returns `text` without the marks around an answer in prose: spaces, dollars, stars, the end of the sentence.

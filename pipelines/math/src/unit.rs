@@ -50,7 +50,7 @@ const OPERATIONS: [&str; 8] = ["squared", "cubed", "factorial", "k", "mil", "mln
 
 /// Words after a number that say it is not the answer, or not exactly.
 const DOUBTS: &str = "not no wrong false incorrect isn wasn least most more less fewer over under above below approximately \
-    approx about around roughly almost nearly circa plus minus times negative if maybe perhaps unless except";
+    approx about around roughly almost nearly circa plus minus times negative if maybe perhaps unless except too";
 
 /// Letters that may be a unit or a factor: kelvin and thousands, bytes and billions.
 const SCALES: [&str; 4] = ["k", "K", "M", "B"];
