@@ -138,9 +138,6 @@ macro_rules! forward_safe {
         fn arena_granularity_bytes(&self) -> usize {
             self.device.arena_granularity_bytes()
         }
-        fn arena_is_zeroed(&self) -> bool {
-            self.device.arena_is_zeroed()
-        }
         fn stream_create(&self) -> Result<RawStream> {
             self.device.stream_create()
         }

@@ -168,7 +168,7 @@ fn output_that_nobody_wants_is_no_failure_and_output_that_is_lost_is_one() {
     let prompts = folder.path().join("prompts.jsonl");
     fs::write(&prompts, "{\"prompt\": \"12 + 34\"}\n".repeat(3)).unwrap();
     let model = published_model::model();
-    let generate = ["generate", model.to_str().unwrap(), "--max-new-tokens", "2"];
+    let generate = ["generate", model.to_str().unwrap(), "--chat", "--max-new-tokens", "2"];
     let of_file = [&generate[..], &["--file", prompts.to_str().unwrap()]].concat();
     let of_text = [&generate[..], &["--prompt", "12 + 34"]].concat();
     for args in [&["check", ONE_RANK][..], &["plan", ONE_RANK], &of_file, &of_text] {

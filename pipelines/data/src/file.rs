@@ -607,7 +607,7 @@ pub(super) mod tests {
                 Err(error) => {
                     let told = error.to_string();
                     assert!(
-                        expected.is_empty() && told.ends_with("that is of `domains` and as short as allowed"),
+                        expected.is_empty() && told.ends_with("that is of `domains`, of 4"),
                         "{told}"
                     );
                 }

@@ -479,7 +479,7 @@ pub(super) mod tests {
         let error = score(&model, "sort", &"1 ".repeat(100), true).unwrap_err();
         assert!(one_line(&error).contains("must have 1 to 128"), "{}", one_line(&error));
         for (name, expected) in [
-            ("nowhere", "config.json"),
+            ("nowhere", "there is no folder"),
             (
                 "tiny_model",
                 "the architecture Qwen2ForCausalLM is not supported, only Qwen2ForSequenceClassification",

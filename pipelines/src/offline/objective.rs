@@ -428,6 +428,7 @@ mod tests {
                 labels: Tensor::from_slice(labels),
                 reference: None,
                 divergence: None,
+                valued: None,
             };
             let whole = Whole { records: 4.0, better: 4.0, worse: 0.0, tokens: steps, kl: 0.0 };
             let (found, found_gradient, sums) = found(&Objective::Prm(PrmConfig::default()), &answers, whole);

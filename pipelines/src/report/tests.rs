@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::metrics::{Metrics, MetricsLog};
-use crate::samples::{Phase, SamplesLog};
+use crate::samples::{Phase, Sample, SamplesLog};
 
 const INFO: ReportInfo<'static> = ReportInfo {
     name: "rlvr_sort_cpu",
