@@ -21,7 +21,7 @@ use std::process;
 
 use anyroll_strategy::checkpoint;
 use jiff::{Timestamp, Zoned};
-use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::atomic_file::write_atomic;
 use crate::json_lines;
@@ -30,12 +30,6 @@ use crate::output_error::{OutputError, Result};
 const CONFIG: &str = "config.yaml";
 const RESOLVED: &str = "resolved.yaml";
 const LOCK: &str = "lock";
-
-/// The step of a line of metrics.
-#[derive(Deserialize)]
-struct Stamp {
-    step: u64,
-}
 
 /// Exclusive lock of a run folder.
 #[derive(Debug)]
@@ -78,7 +72,7 @@ impl RunDir {
     ///
     /// # Errors
     /// [`OutputError::AlreadyARun`], [`OutputError::NotEmpty`] and [`OutputError::NotAFolder`] unless `path`
-    /// is absent, an empty folder, or that of a run that ended before its first step and is written anew;
+    /// is absent, an empty folder, or that of a run that ended before its first evaluation and is written anew;
     /// [`OutputError::InUse`] and [`OutputError::NotUtf8`]. If two processes create one path at once, one of them
     /// succeeds.
     pub fn create(path: &Path, config_as_written: &str, resolved_yaml: &str) -> Result<RunDir> {
@@ -243,14 +237,15 @@ impl RunDir {
         self.path.join("checkpoints")
     }
 
-    /// Returns true if the run has a step or a checkpoint, or files of another kind than a run's.
+    /// Returns true if the run has an evaluation, a step or a checkpoint, or files of another kind than a run's.
     fn has_begun(&self) -> Result<bool> {
-        const OWN: [&str; 11] = [
+        const OWN: [&str; 12] = [
             CONFIG,
             RESOLVED,
             LOCK,
             "metrics.jsonl",
             "samples.jsonl",
+            "advice.jsonl",
             "report.html",
             "tensorboard",
             "checkpoints",
@@ -272,12 +267,8 @@ impl RunDir {
             return Ok(true);
         }
         let metrics = self.metrics();
-        let steps = match metrics.exists() {
-            true => json_lines::read::<Stamp>(&metrics)?,
-            false => Vec::new(),
-        };
-        // Step 0 is the evaluation before training.
-        Ok(steps.iter().any(|stamp| stamp.step > 0))
+        // Step 0 is the evaluation before training, which may be all that was asked for.
+        Ok(metrics.exists() && !json_lines::read::<IgnoredAny>(&metrics)?.is_empty())
     }
 
     /// Removes the files of a run that has not begun, and that no process writes.
@@ -334,6 +325,11 @@ mod tests {
             fs::write(path.join("metrics.jsonl"), "{\"step\": 0}\n{\"step\": 1}\n").unwrap();
         };
         check("run", &with_step, "--resume");
+        let with_evaluation = |path: &Path| {
+            run(path);
+            fs::write(path.join("metrics.jsonl"), "{\"step\": 0}\n").unwrap();
+        };
+        check("evaluation", &with_evaluation, "--resume");
         let with_checkpoint = |path: &Path| {
             run(path);
             fs::create_dir(path.join("checkpoints/step_000000")).unwrap();
@@ -360,7 +356,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run");
         let first = RunDir::create(&path, "a", "a").unwrap();
-        fs::write(first.metrics(), "{\"step\": 0}\n").unwrap();
+        fs::write(first.metrics(), "").unwrap();
         fs::write(first.tensorboard().join("events"), "").unwrap();
         // While a process starts it or writes it, it is not.
         let is_in_use = || matches!(RunDir::create(&path, "b", "b"), Err(OutputError::InUse { .. }));

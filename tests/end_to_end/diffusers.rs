@@ -332,7 +332,7 @@ fn what_does_not_fit_a_published_model_is_refused() {
     };
     check(&["model.diffusers=tests/golden"], "model.diffusers", "transformer/config.json");
     check(&["model.lora.targets=[attn.to_x]"], "model.lora.targets", "`attn.to_x` names no layer");
-    check(&["model.lora.path=somewhere"], "model.lora.path", "cannot read somewhere");
+    check(&["model.lora.path=somewhere"], "model.lora.path", "there is no adapter somewhere");
     check(&["pipeline.diffusion.data=shapes"], "pipeline.diffusion.data", "paints texts");
     let prompts = "pipeline.diffusion.data.prompts";
     check(&[&format!("{prompts}.height=18")], "prompts.height", "does not paint 18");

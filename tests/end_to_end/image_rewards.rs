@@ -118,7 +118,7 @@ fn a_head_that_cannot_be_used_is_refused_by_its_field() {
         assert!(error.contains(&format!("aesthetic.{field}")) && error.contains(problem), "{error}");
     };
     check("clip=configs", "clip", "config.json");
-    check("head=configs/none.safetensors", "head", "cannot read configs/none.safetensors");
+    check("head=configs/none.safetensors", "head", "there is no file configs/none.safetensors");
     check("head=README.md", "head", "README.md");
     check("head=tests/golden/clip/plain/model.safetensors", "head", "is not part of a head");
     let path = case.folder.path().join("wide.safetensors");

@@ -548,7 +548,11 @@ fn what_cannot_be_learnt_is_refused_before_a_device_is_opened() {
     let every = "pipeline.offline.evaluation.every=0";
     check(SFT, every, "pipeline.offline.evaluation.every");
     check(SFT, "pipeline.offline.turns=all", "has no chat template");
-    check(DPO, "pipeline.offline.turns=all", "only `sft` and `distill` learn more than the last message");
+    check(
+        DPO,
+        "pipeline.offline.turns=all",
+        "only `sft`, `distill` and `ilql` learn more than the last message",
+    );
     check(SFT, "pipeline.offline.batch_size=0", "pipeline.offline.batch_size");
     check(SFT, "model.decoder.max_length=6", "has room for 6");
     check(SFT, "roles.rollout={devices: 1}", "only `rlvr` samples on devices of its own");

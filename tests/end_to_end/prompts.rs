@@ -224,8 +224,9 @@ fn prompts_that_a_run_cannot_encode_are_refused_by_their_field() {
     let prompts = "pipeline.diffusion.data.prompts";
     let without = format!("{prompts}.records=null");
     check(&sd3, &texts, "encode: {}", &[&without], &["prompts.records", "`encode` reads the texts there"]);
-    let both = "encode: {}, embeddings: prompts.safetensors";
-    check(&sd3, &texts, both, &[], &["data.prompts", "one of `embeddings` and `encode`"]);
+    let both =
+        format!("encode: {{}}, embeddings: {}", golden("text_encoders/wan/prompts.safetensors").display());
+    check(&sd3, &texts, &both, &[], &["data.prompts", "one of `embeddings` and `encode`"]);
     check(&sd3, &texts, "held_out: 0", &[], &["data.prompts", "one of `embeddings` and `encode`"]);
     let skip = "encode: {clip_skip: 3}";
     check(&sd3, &texts, skip, &[], &["encode.clip_skip", "is 3: write a number up to 2"]);

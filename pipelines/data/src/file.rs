@@ -606,10 +606,7 @@ pub(super) mod tests {
                 Ok(found) => assert_eq!(found, expected),
                 Err(error) => {
                     let told = error.to_string();
-                    assert!(
-                        expected.is_empty() && told.ends_with("that is of `domains`, of 4"),
-                        "{told}"
-                    );
+                    assert!(expected.is_empty() && told.ends_with("that is of `domains`, of 4"), "{told}");
                 }
             }
         };
