@@ -166,7 +166,7 @@ fn completions_of_a_file_can_be_scored_again() {
         (&["--max-new-tokens", "400"], "the model's 32"),
         (&["--prompts", "31"], "30"),
     ] {
-        let error = fail(evaluate(&more[..2].iter().copied().collect::<Vec<_>>()));
+        let error = fail(evaluate(&more[..2]));
         assert!(error.contains(message), "{more:?}: {error}");
     }
 }

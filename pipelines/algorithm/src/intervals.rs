@@ -10,9 +10,9 @@ const RESAMPLES: usize = 5000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
-    /// [`wilson`].
+    /// `wilson`.
     Wilson,
-    /// [`bootstrap`].
+    /// `bootstrap`.
     Bootstrap,
 }
 

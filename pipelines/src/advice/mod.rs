@@ -1,6 +1,6 @@
 //! Advice while a run is in progress: rules over the history of its metrics, each with a remedy.
 //!
-//! [`rules`] has the rules and their thresholds, as pure functions of a [`Recent`]. [`AdviceLog`] remembers what was
+//! `rules` has the rules and their thresholds, as pure functions of a [`Recent`]. [`AdviceLog`] remembers what was
 //! said, so that each advice comes once per run, also after a resume.
 
 mod history;

@@ -157,10 +157,7 @@ fn data_files(folder: &Path) -> Vec<PathBuf> {
 
 /// Returns true if both are one file or folder; of patterns, if both are in one folder.
 fn are_same(first: &Path, second: &Path) -> bool {
-    let real = |path: &Path| {
-        path.canonicalize()
-            .or_else(|_| Ok::<_, std::io::Error>(path.parent().unwrap_or(path).canonicalize()?))
-    };
+    let real = |path: &Path| path.canonicalize().or_else(|_| path.parent().unwrap_or(path).canonicalize());
     matches!((real(first), real(second)), (Ok(first), Ok(second)) if first == second)
 }
 

@@ -185,6 +185,7 @@ impl<'de> Deserialize<'de> for Paths {
 /// Columns of a record's parts in a file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "a config has one for each data file")]
 pub enum ColumnsConfig {
     /// ROLL's JSONL: `messages`, as JSON in a text, `ground_truth`, and `tag` as the domain.
     Roll,
