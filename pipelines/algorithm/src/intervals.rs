@@ -10,9 +10,9 @@ const RESAMPLES: usize = 5000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Method {
-    /// `wilson`.
+    /// Wilson score interval, of a share.
     Wilson,
-    /// `bootstrap`.
+    /// Percentiles of means over resampled prompts.
     Bootstrap,
 }
 
