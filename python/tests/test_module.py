@@ -120,7 +120,9 @@ class Runs(unittest.TestCase):
         self.assertIn("below `if __name__ == '__main__':`", ended.stderr)
 
     def test_an_interrupt_saves_a_checkpoint_and_the_run_resumes(self):
-        script = f"import anyroll; anyroll.run({CONFIG!r}, output='out', pipeline__rlvr__steps=100000)"
+        # A shell that starts the tests in the background has SIGINT ignored, which Python would keep.
+        heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        script = f"{heard}; import anyroll; anyroll.run({CONFIG!r}, output='out', pipeline__rlvr__steps=100000)"
         process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
         metrics, deadline = Path("out/metrics.jsonl"), time.monotonic() + 60
         while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
