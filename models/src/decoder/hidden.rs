@@ -64,10 +64,7 @@ impl Model for HiddenModel {
             divide_(&mut normed, head.logits_scaling)?;
             return Ok((Output::Scores(normed), Saved::default()));
         }
-        match self.decoder.forward(block, weights, x, batch, save)? {
-            (Output::Hidden(hidden), saved) => Ok((Output::Hidden(hidden), saved)),
-            (Output::Scores(_), _) => unreachable!("only the last block has scores"),
-        }
+        self.decoder.forward_below_head(block, weights, x, batch, save)
     }
 
     fn backward(

@@ -9,10 +9,10 @@
 use std::ops::Range;
 
 use anyroll_backends::ops::{self, LogProbs, Store};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::head::{Head, chunks_of};
-use super::{Decoder, DecoderConfig, matrix_spec, norm_spec};
+use super::{Decoder, DecoderConfig, matrix_spec, norm_spec, wide};
 use crate::init::{Seed, WeightSource};
 use crate::model::{
     Gradient, Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit,
@@ -357,11 +357,6 @@ fn chosen(all: &Tensor, targets: &Tensor) -> Result<Tensor> {
     wide(&all.f_gather(1, &targets.f_unsqueeze(1)?, false)?.f_squeeze_dim(1)?)
 }
 
-fn wide(values: &Tensor) -> Result<Tensor> {
-    let kind = if values.kind() == Kind::Double { Kind::Double } else { Kind::Float };
-    Ok(values.f_to_kind(kind)?)
-}
-
 /// Initial weights of an [`IlqlModel`] with the decoder of `base`. The heads are generated from a seed; target heads
 /// equal the Q heads.
 pub struct WithIlqlHeads<'a> {
@@ -409,10 +404,7 @@ impl Model for IlqlModel {
         save: bool,
     ) -> Result<(Output<IlqlScores>, Saved)> {
         if block + 1 < self.blocks() {
-            return match self.decoder.forward(block, weights, x, batch, save)? {
-                (Output::Hidden(hidden), saved) => Ok((Output::Hidden(hidden), saved)),
-                (Output::Scores(_), _) => unreachable!("only the last block has scores"),
-            };
+            return self.decoder.forward_below_head(block, weights, x, batch, save);
         }
         let x = x.expect("only the first block has no input");
         let head = &self.decoder.head;

@@ -25,7 +25,7 @@ mod recorded;
 mod rope;
 mod value;
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 pub use anyroll_backends::ops::Activation;
 pub(crate) use cached::{Pieces, Prefill, Step};
@@ -277,6 +277,21 @@ impl Decoder {
         }
     }
 
+    /// Forward of a block below the head, for a model that has other scores.
+    fn forward_below_head<S>(
+        &self,
+        block: usize,
+        weights: &Weights,
+        x: Option<&Tensor>,
+        batch: &PackedBatch,
+        save: bool,
+    ) -> Result<(Output<S>, Saved)> {
+        match self.forward(block, weights, x, batch, save)? {
+            (Output::Hidden(hidden), saved) => Ok((Output::Hidden(hidden), saved)),
+            (Output::Scores(_), _) => unreachable!("only the last block has scores"),
+        }
+    }
+
     /// Returns true if the block is neither the embedding nor the head.
     fn is_inner(&self, block: usize) -> bool {
         (1..=self.config.num_hidden_layers).contains(&block)
@@ -390,6 +405,12 @@ fn refuse_adapted_experts(config: &DecoderConfig, lora: &LoraConfig) -> Result<(
             "has `{module}`, but that layer has experts, which cannot have adapters: choose matrices of attention"
         )
     })
+}
+
+/// Values in fp32 at least.
+fn wide(values: &Tensor) -> Result<Tensor> {
+    let kind = if values.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+    Ok(values.f_to_kind(kind)?)
 }
 
 /// Returns the spec of a norm's weight.

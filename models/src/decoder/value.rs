@@ -6,10 +6,10 @@
 //! score the steps of a text, read the values at the tokens after the steps.
 
 use anyroll_backends::ops::{self, Store};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::footprint::sorting_bytes;
-use super::{Decoder, DecoderConfig, PackedSize, matrix_spec, norm_spec};
+use super::{Decoder, DecoderConfig, PackedSize, matrix_spec, norm_spec, wide};
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Weights};
 use crate::{PackedBatch, Result};
@@ -113,8 +113,7 @@ impl ValueModel {
         let bias = (self.head == ValueHead::Classes).then(|| weights.get(0, BIAS));
         let outputs = h.f_linear(weights.get(0, SCORE), bias)?;
         let saved = if save { Saved(vec![x_rows, rstd]) } else { Saved::default() };
-        let wide = if outputs.kind() == Kind::Double { Kind::Double } else { Kind::Float };
-        let outputs = outputs.f_to_kind(wide)?;
+        let outputs = wide(&outputs)?;
         let values = match self.head {
             ValueHead::Number => outputs.f_squeeze_dim(1)?,
             ValueHead::Classes => outputs.f_select(1, 1)?.f_sub(&outputs.f_select(1, 0)?)?,
@@ -220,10 +219,7 @@ impl Model for ValueModel {
             let (values, saved) = self.values(weights, x, batch, save)?;
             return Ok((Output::Scores(values), saved));
         }
-        match self.decoder.forward(block, weights, x, batch, save)? {
-            (Output::Hidden(hidden), saved) => Ok((Output::Hidden(hidden), saved)),
-            (Output::Scores(_), _) => unreachable!("only the last block has scores"),
-        }
+        self.decoder.forward_below_head(block, weights, x, batch, save)
     }
 
     fn thin(&self, block: usize, saved: Saved) -> Saved {
