@@ -17,8 +17,9 @@
 //! 13. `algorithm/losses/clipped`: the loss of a token, one file of several.
 //!
 //! Other modules: `select` is dynamic sampling, and `critic` predicts values. `models` and `setup` create the parts
-//! of a run, and `pack` creates batches. `step_metrics` has the metrics of a step, `written` has completions for the run folder, `control` permutes rewards at
-//! random, and `evaluate` measures the policy through `answers` and `grader`. The warm-up is that of [`crate::offline`].
+//! of a run, and `pack` creates batches. `step_metrics` has the metrics of a step, `written` has completions for the run
+//! folder, `control` permutes rewards at random, and `evaluate` measures the policy through `answers` and `grader`. The
+//! warm-up is that of [`crate::offline`].
 
 mod advantages;
 mod answers;

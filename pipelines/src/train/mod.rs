@@ -45,7 +45,8 @@ pub use share::Share;
 use crate::{
     Error, Result,
     journal::Journal,
-    metrics::{History, Metrics},
+    json_lines,
+    metrics::{Metrics, Record},
     progress::Screen,
     run_dir::RunDir,
     samples::{Phase, Sample},
@@ -385,9 +386,12 @@ const BEST: &str = "best";
 /// Restarts a run that ended before its first checkpoint: its steps are repeated, and their records rewritten.
 /// Reports a run with more records than are possible without a checkpoint, since it has lost one.
 fn begins_anew(dir: &RunDir, save_every: u64) -> Result<()> {
-    let history = if dir.metrics().exists() { History::read(&dir.metrics())? } else { History::default() };
+    let mut last = None;
+    if dir.metrics().exists() {
+        json_lines::each(&dir.metrics(), |record: Record| last = Some(record.step))?;
+    }
     // The first checkpoint is in flight during the steps after it.
-    match history.steps().is_some_and(|(_, last)| last >= 2 * save_every) {
+    match last.is_some_and(|last| last >= 2 * save_every) {
         false => Ok(()),
         true => Err(Error::Resume {
             run: dir.path().to_owned(),
