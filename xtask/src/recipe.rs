@@ -11,7 +11,7 @@ use crate::process::cargo;
 use crate::python::find_python;
 use crate::release_folder;
 use crate::setup::Setup;
-use crate::venv::{make_venv, pip_install};
+use crate::venv::{make_venv, pip_install, write_mark};
 
 /// Runs the recipe that the first argument names. Other arguments go to `recipes/common/run.py`.
 pub fn run(root: &Path, args: &[OsString]) -> Result<()> {
@@ -77,12 +77,7 @@ fn install_list(python: &Path, list: &Path, mark: &Path, options: &[&str]) -> Re
     let path = list.display().to_string();
     let arguments = [options, &["--requirement", &path]].concat();
     pip_install(python, &arguments, &format!("the packages of {path}"), "run this again to continue")?;
-    let write = || {
-        let aside = mark.with_extension("new");
-        fs::write(&aside, &wanted)?;
-        fs::rename(&aside, mark)
-    };
-    write().map_err(|error| Error::io("write", mark, error))
+    write_mark(mark, &wanted)
 }
 
 #[cfg(test)]

@@ -80,12 +80,8 @@ impl Venv {
         fs::remove_file(&mark).or_else(ignore_absent).map_err(|error| Error::io("remove", &mark, error))?;
         let fix = "run this again to continue, or use an installed torch: cargo xtask setup --torch PATH";
         pip_install(&self.python(), &packages, &format!("torch {VERSION}"), fix)?;
-        let write = || {
-            let aside = mark.with_extension("new");
-            fs::write(&aside, self.inventory(set)?)?;
-            fs::rename(&aside, &mark)
-        };
-        write().map_err(|error| Error::io("write", &mark, error))
+        let inventory = self.inventory(set).map_err(|error| Error::io("write", &mark, error))?;
+        write_mark(&mark, &inventory)
     }
 
     fn python(&self) -> PathBuf {
@@ -121,6 +117,13 @@ impl Venv {
         };
         Ok(format!("{name}\n{}\n", lines.join("\n")))
     }
+}
+
+/// Writes what was installed to `mark`, aside first, so that no half of it is taken for the whole.
+pub fn write_mark(mark: &Path, installed: &str) -> Result<()> {
+    let aside = mark.with_extension("new");
+    let written = fs::write(&aside, installed).and_then(|()| fs::rename(&aside, mark));
+    written.map_err(|error| Error::io("write", mark, error))
 }
 
 /// Makes an empty virtual environment, in place of anything in `folder`.

@@ -12,6 +12,7 @@ use anyroll_libtorch::Torch;
 use crate::error::{Error, Result};
 use crate::process::exit_code;
 use crate::python::find_python;
+use crate::venv::{make_venv, pip_install, write_mark};
 use crate::view::remove;
 
 /// Packages that build the wheel, the pinned backend of `python/pyproject.toml`, and those that validate the schema.
@@ -51,16 +52,15 @@ impl Wheel {
     pub fn test(&self, wheel: &Path, torch: &Torch) -> Result<()> {
         let (venv, empty) = (self.folder.join("installed"), self.folder.join("empty"));
         let python = venv.join("bin/python");
-        run(Command::new(find_python()?).args(["-m", "venv"]).arg(&venv).arg("--clear"))?;
+        make_venv(&find_python()?, &venv)?;
         let link = || {
             symlink(package_of(torch)?, site_packages(&venv)?.join("torch"))?;
             remove(&empty)?;
             fs::create_dir(&empty)
         };
         link().map_err(|error| Error::io("prepare", &venv, error))?;
-        let pip =
-            ["-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-deps", "--no-index"];
-        run(Command::new(&python).args(pip).arg(wheel))?;
+        let path = wheel.display().to_string();
+        pip_install(&python, &["--no-deps", "--no-index", &path], &path, "build the wheel again")?;
         // Neither a compiler, Rust nor variables of this checkout.
         let mut path = venv.join("bin").into_os_string();
         path.push(":/usr/bin:/bin");
@@ -82,10 +82,9 @@ impl Wheel {
         let (python, mark) = (venv.join("bin/python"), venv.join("installed"));
         let installed = BUILDER.join("\n");
         if !python.exists() || fs::read_to_string(&mark).ok().as_ref() != Some(&installed) {
-            run(Command::new(find_python()?).args(["-m", "venv"]).arg(&venv).arg("--clear"))?;
-            let pip = ["-m", "pip", "install", "--disable-pip-version-check", "--quiet"];
-            run(Command::new(&python).args(pip).args(BUILDER))?;
-            fs::write(&mark, installed).map_err(|error| Error::io("write", &mark, error))?;
+            make_venv(&find_python()?, &venv)?;
+            pip_install(&python, &BUILDER, "the builder of the wheel", "run this again")?;
+            write_mark(&mark, &installed)?;
         }
         Ok(python)
     }
