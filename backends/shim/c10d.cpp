@@ -6,6 +6,8 @@
 
 #include <chrono>
 #include <cstring>
+#include <sstream>
+#include <string>
 #include "shim.h"
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -76,12 +78,16 @@ int64_t anyroll_store_get(void* store, const char* key, uint8_t* out, size_t cap
 void anyroll_store_free(void* store) { delete static_cast<StorePtr*>(store); }
 
 // ---- Gloo ----
-void* anyroll_gloo_new(void* store, int rank, int world_size, int64_t timeout_ms, const char* host) {
+// Offers other ranks the addresses of `interfaces`, names separated by commas, or, if that is empty, the address `host`.
+void* anyroll_gloo_new(void* store, int rank, int world_size, int64_t timeout_ms, const char* host,
+                       const char* interfaces) {
   return guarded<void*>(nullptr, [&]() -> void* {
     auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
     options->threads = 0;  // they are for collectives of Gloo's own, of which there are none
-    options->devices.push_back(*host ? c10d::ProcessGroupGloo::createDeviceForHostname(host)
-                                     : c10d::ProcessGroupGloo::createDefaultDevice());
+    std::istringstream names(interfaces);
+    for (std::string name; std::getline(names, name, ',');)
+      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
+    if (options->devices.empty()) options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host));
     return new GlooPtr(
         c10::make_intrusive<c10d::ProcessGroupGloo>(*static_cast<StorePtr*>(store), rank, world_size, options));
   });

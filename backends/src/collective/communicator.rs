@@ -82,33 +82,36 @@ impl<L: Library> Communicator<L> {
     pub(crate) fn connect(library: &'static L, device: TorchDevice, store: &Store) -> Result<Self> {
         let rendezvous = store.rendezvous();
         let id = with_current(device, || exchange_id(library, store))??;
-        let (sender, connected) = mpsc::channel();
         let place = rendezvous.clone();
         let connect = move || {
-            let outcome = with_current(device, || library.connect(&id, &place));
-            let _ = sender.send(outcome); // to nobody, when it is too late
-        };
-        // There is no handle before the last rank has come, and so no way to end the call: past the deadline its
-        // thread is left behind, by a job that cannot go on.
-        let spawned = thread::Builder::new().name("connect".into()).spawn(connect);
-        spawned.map_err(|error| rendezvous.error(error.to_string()))?;
-        let handle = connected
-            .recv_timeout(rendezvous.timeout)
-            .map_err(|_| rendezvous.error(format!("not all ranks came within {:?}", rendezvous.timeout)))??
+            let outcome = with_current(device, || library.connect(&id, &place))?;
             // SAFETY: no communicator is named.
-            .map_err(|failed| rendezvous.error(unsafe { library.text(failed.code, 0) }))?;
-        Self::new(library, handle, device, store)
+            outcome.map_err(|failed| place.error(unsafe { library.text(failed.code, 0) }))
+        };
+        // There is no handle before the last rank has come, and so no way to end the call.
+        let ended = |heard: Option<&str>| {
+            let late = || format!("not all ranks came within {:?}", rendezvous.timeout);
+            rendezvous.error(heard.map_or_else(late, str::to_owned))
+        };
+        let notice = Notice::among(store)?;
+        let handle = rendezvous.in_time(rendezvous.timeout, notice.as_ref(), connect, ended);
+        let handle = Notice::telling(notice.as_ref(), handle)?;
+        Ok(Self::new(library, handle, device, (store, notice)))
     }
 
     /// Takes over a handle that a split of this one made, for the ranks of `store`.
     pub(crate) fn child(&self, handle: Handle, store: &Store) -> Result<Self> {
-        Self::new(self.library, handle, self.device, store)
+        Ok(Self::new(self.library, handle, self.device, (store, Notice::among(store)?)))
     }
 
-    fn new(library: &'static L, handle: Handle, device: TorchDevice, store: &Store) -> Result<Self> {
+    fn new(
+        library: &'static L,
+        handle: Handle,
+        device: TorchDevice,
+        (store, notice): (&Store, Option<Notice>),
+    ) -> Self {
         let rendezvous = store.rendezvous();
-        let notice = (rendezvous.world_size > 1).then(|| Notice::listen(store)).transpose()?;
-        Ok(Self {
+        Self {
             library,
             handle,
             inside: Mutex::new(Some(handle)),
@@ -119,7 +122,7 @@ impl<L: Library> Communicator<L> {
             notice,
             aborted: AtomicBool::new(false),
             failure: Mutex::default(),
-        })
+        }
     }
 
     /// Lets `start` call the library. `call` is for errors.

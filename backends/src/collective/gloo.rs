@@ -19,8 +19,10 @@ use std::{
 use tch::{Kind, Tensor};
 
 use super::{
+    address::Offered,
     host_copies::{HostCopies, Operand},
-    rendezvous::millis,
+    notice::Notice,
+    rendezvous::{Rendezvous, millis},
 };
 use crate::{Buffer, Collective, Error, P2p, ReduceOp, Result, Store, Stream, ffi};
 
@@ -63,27 +65,22 @@ unsafe impl Sync for Shared {}
 
 impl Gloo {
     fn connect(store: Store) -> Result<Self> {
+        let offered = Offered::to_ranks_of(&store)?;
         let rendezvous = store.rendezvous();
         let (rank, world_size) = (rendezvous.rank, rendezvous.world_size);
-        let timeout = rendezvous.timeout + GRACE;
-        // A job on one host must not depend on whether the host can resolve its own name.
-        let local = matches!(rendezvous.master_addr.as_str(), "127.0.0.1" | "localhost" | "::1");
-        let host = CString::new(if local { "127.0.0.1" } else { "" }).expect("a literal");
-        // SAFETY: the store and the string live through the call.
-        let raw = unsafe {
-            ffi::anyroll_gloo_new(
-                store.raw(),
-                rank as c_int,
-                world_size as c_int,
-                millis(timeout),
-                host.as_ptr(),
-            )
+        let words = offered.to_string();
+        let failed =
+            move |message: String| Error::Unconnected { rank, world_size, offered: words.clone(), message };
+        let (place, told) = (store.again()?, failed.clone());
+        let connect = move || Shared::connect(&place, &offered).map_err(told);
+        let ended = |heard: Option<&str>| {
+            let late = || format!("not all came within {:?}", rendezvous.timeout);
+            failed(heard.map_or_else(late, str::to_owned))
         };
-        if raw.is_null() {
-            return Err(rendezvous.error(ffi::last_error()));
-        }
-        let aborted = AtomicBool::new(false);
-        let shared = Arc::new(Shared { raw, rank, world_size, timeout, aborted, failure: Mutex::default() });
+        // Gloo tries again, and each time for as long as it may.
+        let (deadline, notice) = (rendezvous.timeout + GRACE, Notice::among(&store)?);
+        let shared = rendezvous.in_time(deadline, notice.as_ref(), connect, ended);
+        let shared = Arc::new(Notice::telling(notice.as_ref(), shared)?);
         Ok(Self { shared, store, splits: AtomicU64::new(0), copies: HostCopies::default() })
     }
 
@@ -236,6 +233,37 @@ impl Collective for Gloo {
 }
 
 impl Shared {
+    /// Connects this rank of `store` to the others.
+    ///
+    /// # Errors
+    /// The words of Gloo.
+    fn connect(store: &Store, offered: &Offered) -> Result<Self, String> {
+        let Rendezvous { rank, world_size, timeout, .. } = *store.rendezvous();
+        let timeout = timeout + GRACE;
+        let (host, interfaces) = match offered {
+            Offered::Address(address) => (address.to_string(), String::new()),
+            Offered::Interfaces(names) => (String::new(), names.clone()),
+        };
+        let [host, interfaces] =
+            [host, interfaces].map(|text| CString::new(text).expect("no variable and no address has a NUL"));
+        // SAFETY: the store and the strings live through the call.
+        let raw = unsafe {
+            ffi::anyroll_gloo_new(
+                store.raw(),
+                rank as c_int,
+                world_size as c_int,
+                millis(timeout),
+                host.as_ptr(),
+                interfaces.as_ptr(),
+            )
+        };
+        if raw.is_null() {
+            return Err(ffi::last_error());
+        }
+        let aborted = AtomicBool::new(false);
+        Ok(Shared { raw, rank, world_size, timeout, aborted, failure: Mutex::default() })
+    }
+
     fn state(&self, call: &str) -> Result<()> {
         if let Some(error) = &*self.failure.lock().unwrap() {
             return Err(error.clone());

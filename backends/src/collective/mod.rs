@@ -1,5 +1,6 @@
 //! [`Collective`]: what a communication library supplies. What strategies use is [`crate::CollectiveGroup`].
 
+mod address;
 pub(crate) mod communicator;
 pub(crate) mod gloo;
 mod group;

@@ -27,8 +27,23 @@ pub(crate) struct Notice {
 }
 
 impl Notice {
+    /// Begins to listen to the other ranks of `store`, if there are any.
+    pub(crate) fn among(store: &Store) -> Result<Option<Self>> {
+        (store.rendezvous().world_size > 1).then(|| Self::listen(store)).transpose()
+    }
+
+    /// Returns `outcome`, and tells the other ranks of its error, unless it is theirs.
+    pub(crate) fn telling<T>(notice: Option<&Self>, outcome: Result<T>) -> Result<T> {
+        if let (Some(notice), Err(error)) = (notice, &outcome)
+            && notice.heard().is_none()
+        {
+            notice.tell(&error.to_string());
+        }
+        outcome
+    }
+
     /// Begins to listen, in a thread that ends with this. `store` has keys of this communicator alone.
-    pub(crate) fn listen(store: &Store) -> Result<Self> {
+    fn listen(store: &Store) -> Result<Self> {
         let store = Arc::new(store.again()?);
         let heard = Arc::new(OnceLock::new());
         let (asked, told) = (store.clone(), Arc::downgrade(&heard));

@@ -5,15 +5,21 @@ use std::{
     io,
     net::{Ipv4Addr, TcpListener},
     os::fd::IntoRawFd,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{self, RecvTimeoutError},
+    },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use super::notice::Notice;
 use crate::{Error, Result, ffi};
 
 /// In which c10d may say itself that it gives up, and why.
 const GRACE: Duration = Duration::from_secs(5);
+/// Interval at which a rank that connects looks if another has given up.
+const LISTEN_EVERY: Duration = Duration::from_millis(100);
 
 /// Who this process is, and where the others meet. The values of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 #[derive(Clone, Debug)]
@@ -52,6 +58,35 @@ impl Rendezvous {
             (0..world_size).map(|rank| Self::on_this_host(rank, world_size, port, timeout)).collect();
         ranks[0].listener = listener;
         Ok(ranks)
+    }
+
+    /// Runs `connect`, which may block for longer than it is asked to, in a thread of its own, and returns its outcome.
+    /// After `deadline`, or once another rank tells that it gave up, the error is `ended`, of that rank's words. The thread
+    /// is left behind then, by a job that cannot go on.
+    pub(crate) fn in_time<T: Send + 'static>(
+        &self,
+        deadline: Duration,
+        notice: Option<&Notice>,
+        connect: impl FnOnce() -> Result<T> + Send + 'static,
+        ended: impl FnOnce(Option<&str>) -> Error,
+    ) -> Result<T> {
+        let (to, outcome) = mpsc::channel();
+        let thread = thread::Builder::new().name("connect".into());
+        let spawned = thread.spawn(move || drop(to.send(connect()))); // to nobody, when it is too late
+        spawned.map_err(|error| self.error(format!("no thread to connect: {error}")))?;
+        let started = Instant::now();
+        loop {
+            let left = deadline.saturating_sub(started.elapsed());
+            match outcome.recv_timeout(left.min(LISTEN_EVERY)) {
+                Ok(outcome) => return outcome,
+                Err(RecvTimeoutError::Timeout) if !left.is_zero() => {
+                    if let Some(words) = notice.and_then(Notice::heard) {
+                        return Err(ended(Some(words)));
+                    }
+                }
+                Err(_) => return Err(ended(None)),
+            }
+        }
     }
 
     pub(crate) fn error(&self, message: String) -> Error {
@@ -139,15 +174,11 @@ impl Store {
             Self::owned(raw, place)
         };
         // c10d has no deadline for the first word of whoever listens there: another program may, and say nothing.
-        let (to, store) = mpsc::channel();
-        let thread = thread::Builder::new().name("rendezvous".into());
-        let spawned = thread.spawn(move || drop(to.send(connect())));
-        spawned.map_err(|error| rendezvous.error(format!("no thread to connect: {error}")))?;
-        let silent = |_| {
+        let silent = |_: Option<&str>| {
             let problem = "nobody answers in time: is rank 0 started, and the port no other program's?";
             rendezvous.error(problem.into())
         };
-        let store = store.recv_timeout(rendezvous.timeout + GRACE).map_err(silent)??;
+        let store = rendezvous.in_time(rendezvous.timeout + GRACE, None, connect, silent)?;
         match &rendezvous.agent_store {
             Some(prefix) => store.prefix(prefix, rendezvous.rank, rendezvous.world_size),
             None => Ok(store),

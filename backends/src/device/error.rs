@@ -104,6 +104,21 @@ pub enum Error {
         /// The store's message.
         message: String,
     },
+    /// A rank that met the others did not connect to them.
+    #[error(
+        "rank {rank} of {world_size} did not connect to the others: {message}. It offers them {offered}: set \
+         GLOO_SOCKET_IFNAME to the interface of their network if that is another"
+    )]
+    Unconnected {
+        /// This rank.
+        rank: usize,
+        /// Number of ranks.
+        world_size: usize,
+        /// Address or interfaces at which the others are to reach it.
+        offered: String,
+        /// The failure, in words.
+        message: String,
+    },
     /// An arena was used while its physical memory was released.
     #[error("memory of arena {arena:?} was used while it is released")]
     Released {
@@ -136,7 +151,11 @@ impl Error {
     pub fn is_from_peer(&self) -> bool {
         matches!(
             self,
-            Self::Collective { .. } | Self::Timeout { .. } | Self::Aborted { .. } | Self::Rendezvous { .. }
+            Self::Collective { .. }
+                | Self::Timeout { .. }
+                | Self::Aborted { .. }
+                | Self::Rendezvous { .. }
+                | Self::Unconnected { .. }
         )
     }
 }

@@ -81,6 +81,7 @@ unsafe extern "C" {
         world_size: c_int,
         timeout_ms: i64,
         host: *const c_char,
+        interfaces: *const c_char,
     ) -> *mut c_void;
     pub(crate) fn anyroll_gloo_free(pg: *mut c_void);
     pub(crate) fn anyroll_gloo_send(pg: *mut c_void, t: *mut c_void, peer: c_int, tag: c_int) -> *mut c_void;
