@@ -142,7 +142,7 @@ def grpo(settings, seed, is_cpu):
         learning_rate=settings["learning_rate"], lr_scheduler_type="constant", warmup_steps=0,
         adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, weight_decay=0.0, max_grad_norm=1.0,
         bf16=not is_cpu, use_cpu=is_cpu, gradient_checkpointing=False,
-        # Weights in float32, passes in bf16. SDPA once gave a gradient that was not a number, after 60 steps.
+        # Weights in float32, passes in bf16. A run with SDPA ended in a gradient that was not a number.
         model_init_kwargs={"dtype": "float32", "attn_implementation": "eager"},
         logging_steps=1, save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
