@@ -7,6 +7,7 @@ mod params;
 mod prose;
 mod rust;
 mod source;
+mod summary;
 mod text;
 
 use std::fmt;
@@ -53,6 +54,7 @@ fn violations(tree: &[Source]) -> Vec<Violation> {
         }
         text::check_configs(source, tree, &mut add);
         links::check(source, tree, &mut add);
+        summary::check(source, tree, &mut add);
     }
     found.extend(modules::check(tree));
     found.sort();

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod book;
 mod error;
 mod lines;
 mod process;
@@ -40,6 +41,7 @@ Examples:
   cargo xtask same main                                   prove that a refactor changes no bit: runs of both, compared
   cargo xtask wheel                                       the Python package with the programs
   cargo xtask wheel --test                                the same, installed and tried in an empty environment
+  cargo xtask book                                        the pages of docs as a book with search, by mdBook
   cargo xtask lines                                       how much code each backend has to itself
   cargo xtask setup                                       find libtorch, or install it into .torch
   cargo xtask setup --torch ~/venv                        use the torch of that virtual environment
@@ -74,6 +76,10 @@ fn dispatch(args: &[OsString]) -> Result<()> {
         Some("matrix") => matrix(rest),
         Some("same") => same(rest),
         Some("wheel") => wheel(rest),
+        Some("book") => {
+            no_arguments("book", rest)?;
+            book::build(&root())
+        }
         Some("lines") => {
             no_arguments("lines", rest)?;
             lines::print(&root())
@@ -151,6 +157,9 @@ fn become_program(name: &str, args: &[OsString]) -> Result<()> {
 fn check(args: &[OsString]) -> Result<()> {
     no_arguments("check", args)?;
     cargo(&["fmt", "--all", "--check"], &[])?;
+    if book::is_possible() {
+        book::build(&root())?;
+    }
     Setup::default().run(&root())?;
     cargo(&["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"], &[])?;
     process::cargo_with(
