@@ -209,7 +209,8 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
     let none = format!("model.path={}", folder.path().join("none").display());
     check(&[&none], &["model.path", "there is no folder", "/none"]);
     let long = "pipeline.rlvr.rollout.max_new_tokens=2040";
-    check(&[long], &["model.path", "the longest prompt is", "it exceeds 2048"]);
+    let place = "--set pipeline.rlvr.rollout.max_new_tokens=2040";
+    check(&[long], &[place, "the longest prompt is", "it exceeds 2048"]);
     check(&["model.decoder={hidden_size: 8}"], &["model.decoder"]);
     check(&["model.lora={rank: 4, targets: [w_proj]}"], &["model.lora", "`w_proj` names no matrix"]);
     let reference = "roles.reference.strategy.zero_stage=1";

@@ -190,7 +190,7 @@ fn record(
             if such_as.is_empty() && columns.answer.as_deref() == Some(name) {
                 such_as = "; write `answer: null` there if records have none".to_owned();
             }
-            format!("there is no column `{name}`, only {names}: set it in the config's `columns`{such_as}")
+            format!("there is no column `{name}`, only {names}: name it in `columns`{such_as}")
         })
     };
     let domain = || match &columns.domain {

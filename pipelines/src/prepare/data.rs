@@ -149,7 +149,9 @@ fn refuse(error: &anyroll_data::Error, at: &Section) {
             ("path", "mend it, or name its parts: `columns: {prompt: ..., answer: ...}`")
         }
         anyroll_data::Error::Table { .. } => ("path", MEND_TABLE),
-        anyroll_data::Error::Format { .. } => ("path", "give files whose names end so"),
+        anyroll_data::Error::Format { .. } => {
+            ("path", "give files whose names end so; a line of .jsonl is one JSON object")
+        }
         anyroll_data::Error::Empty { rows: 0, .. } => {
             ("path", "give files with records; a line of JSON is one")
         }
@@ -221,7 +223,7 @@ pub(super) fn check_lengths(
         }
     };
     let at = at.given(&["pipeline.rlvr.warmup.steps", "pipeline.rlvr.reward"]);
-    let Room { field, max_length, why } = policy.room();
+    let Room { max_length, why, .. } = policy.room();
     let fits = |name: &str, new_tokens: usize| {
         let limit = format!("pipeline.rlvr.{name}");
         let is_enough = at.ensure(
@@ -231,13 +233,14 @@ pub(super) fn check_lengths(
             format!("write {answer} or above"),
         );
         let sum = prompt.saturating_add(new_tokens);
+        let (field, help) = remedy_of_length(policy, &limit, prompt, new_tokens);
         let fits = at.given(&[&limit]).ensure(
             sum <= max_length,
             field,
             format!(
                 "the longest prompt is {prompt} tokens, and with `{name}`, {new_tokens}, it exceeds {max_length}{why}"
             ),
-            format!("write {sum} or above, or fewer new tokens"),
+            help,
         );
         (is_enough && fits).then_some(sum)
     };
@@ -245,6 +248,36 @@ pub(super) fn check_lengths(
     match rlvr.evaluation.max_new_tokens {
         Some(new_tokens) => fits("evaluation.max_new_tokens", new_tokens).and(rollout),
         None => rollout,
+    }
+}
+
+/// Returns the field to change, and the fix, where the longest prompt and its new tokens exceed the model's length.
+/// A published model has its length, so that its fix is in the limit or in the data.
+fn remedy_of_length<'a>(
+    policy: &Policy,
+    limit: &'a str,
+    prompt: usize,
+    new_tokens: usize,
+) -> (&'a str, String) {
+    let Room { field, max_length, .. } = policy.room();
+    let shorter_prompts = |most: usize| {
+        format!("write `max_prompt_tokens: {most}` beside the file's path, which leaves longer prompts out")
+    };
+    match policy {
+        Policy::Made(_) => {
+            (field, format!("write {} or above, or fewer new tokens", prompt.saturating_add(new_tokens)))
+        }
+        Policy::Published(_) if prompt < max_length => {
+            let room = max_length - prompt;
+            let help = match max_length.checked_sub(new_tokens).filter(|most| *most > 0) {
+                Some(most) => format!("write {room} or fewer, or {}", shorter_prompts(most)),
+                None => format!("write {room} or fewer"),
+            };
+            (limit, help)
+        }
+        Policy::Published(_) => {
+            ("pipeline.rlvr.data", shorter_prompts(max_length.saturating_sub(new_tokens).max(1)))
+        }
     }
 }
 

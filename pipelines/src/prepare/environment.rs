@@ -42,7 +42,8 @@ pub(super) fn start(rollout: &RolloutConfig, dataset: Option<&Dataset>, at: &Sec
     }
     // The environment's messages are not read here.
     let tokenizer = Arc::new(Tokenizer::Characters(CharTokenizer::new(&[].into())));
-    let help = "mend the file, or name in `python` an interpreter that has what it imports";
+    let help =
+        "mend the file or the class's name, or name in `python` an interpreter that has what it imports";
     let started = Environment::new(rollout, tokenizer);
     let started = at.take(started, &format!("{PATH}.path"), |failure| failure.to_string(), help);
     let (Some(Some(environment)), Some(dataset)) = (started, dataset) else { return };

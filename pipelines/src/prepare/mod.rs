@@ -94,6 +94,9 @@ impl Draft {
         for (index, set) in sets.iter().enumerate() {
             problems.extend(tree.set(index, set).err());
         }
+        if tree.is_nothing() && problems.is_empty() {
+            return Err(invalid(no_field(&tree)));
+        }
         problems.extend(include_strategies(&mut tree));
         write_out(&mut tree);
         let Reading { value: config, problems: found, stand_ins } = from_node(&tree);
@@ -193,6 +196,17 @@ impl Draft {
 /// A file that cannot be read, or is not UTF-8.
 pub fn text_of(path: &Path) -> Result<String, Error> {
     std::fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })
+}
+
+/// Problem of a file that is empty, or has comments only.
+fn no_field(tree: &Node) -> Problem {
+    Problem {
+        field: String::new(),
+        origin: tree.origin,
+        message: "the file has no field".to_owned(),
+        help: "write a config: `anyroll quickstart` writes one that trains, and configs/ has others"
+            .to_owned(),
+    }
 }
 
 /// Reads and checks the reward `name` with the fields in `sets`, such as `tolerance=1e-3`.

@@ -177,7 +177,7 @@ fn check_records(
     let Err(error) = reward.check_all(&records) else { return };
     let domain = records.iter().find(|record| record.id == error.record).map(|record| &*record.domain);
     let place = place(config, domain.unwrap_or_default(), &error.record);
-    let help = "correct the record or take it out: no completion can be scored by it";
+    let help = "no completion of this record can be scored: mend it or the reward, or take the record out";
     at.refuse(term.kind.name(), format!("{place}: {}", error.failure), help);
 }
 
@@ -212,7 +212,8 @@ fn load_function(python: &PythonConfig, at: &Section) -> Option<Python> {
     if !at.is_sound("") {
         return None;
     }
-    let help = "mend the file, or name in `python` an interpreter that has what it imports";
+    let help =
+        "mend the file or the function's name, or name in `python` an interpreter that has what it imports";
     at.take(Python::new(python), "path", |failure| failure.to_string(), help)
 }
 

@@ -360,8 +360,8 @@ fn whole_files_that_are_no_config_are_refused() {
         let error = invalid(text, &[]);
         assert!(error.position.ends_with(position) && error.message.contains(message), "{error}");
     };
-    check("", "run.yaml:1:1", "expected a mapping with fields, found nothing");
-    check("# nothing\n", "run.yaml:2:1", "found nothing");
+    check("", "run.yaml:1:1", "the file has no field");
+    check("# nothing\n", "run.yaml:2:1", "the file has no field");
     check("just text\n", "run.yaml:1:1", "found the text `just text`");
     check("- name: small\n", "run.yaml:1:1", "found a list");
     check("[1]: 2\n", "run.yaml:1:1", "expected string scalar");
@@ -372,7 +372,10 @@ fn whole_files_that_are_no_config_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("absent.yaml");
     let error = Loaded::read(&path, &[]).unwrap_err();
-    assert_eq!(error.to_string(), format!("cannot read the config {}", path.display()));
+    let shown = path.display();
+    let expected =
+        format!("cannot read the config {shown}, looked for at {shown}; give the path of a YAML file");
+    assert_eq!(error.to_string(), expected);
     std::fs::write(&path, b"name: \xff").unwrap();
     assert!(matches!(Loaded::read(&path, &[]), Err(Error::Read { .. })));
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::problem::Problem;
 
@@ -11,7 +11,7 @@ use super::problem::Problem;
 #[non_exhaustive]
 pub enum Error {
     /// The file cannot be read, or is not UTF-8.
-    #[error("cannot read the config {}", path.display())]
+    #[error("cannot read the config {}{}", path.display(), advice(path, source))]
     Read {
         /// The file.
         path: PathBuf,
@@ -21,6 +21,20 @@ pub enum Error {
     /// The file was read and has problems: all of them, in the order of the file.
     #[error("{}", lines(.0))]
     Invalid(Vec<Invalid>),
+}
+
+/// Fix of a config that cannot be read.
+fn advice(path: &Path, source: &io::Error) -> String {
+    match source.kind() {
+        io::ErrorKind::NotFound => {
+            let found = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+            format!(", looked for at {}; give the path of a YAML file", found.display())
+        }
+        io::ErrorKind::IsADirectory => {
+            "; give a YAML file, or continue the run of a folder with `anyroll run --resume`".to_owned()
+        }
+        _ => String::new(),
+    }
 }
 
 /// A problem of a config.

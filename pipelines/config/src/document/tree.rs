@@ -130,6 +130,11 @@ impl Node {
         node.origin
     }
 
+    /// Returns true for an empty value, such as a document of comments alone.
+    pub fn is_nothing(&self) -> bool {
+        matches!(self.value, Value::Null)
+    }
+
     /// Returns the kind of this value, for an error message.
     pub fn kind(&self) -> String {
         match &self.value {

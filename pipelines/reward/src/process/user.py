@@ -22,7 +22,8 @@ def load(path, kind, name):
     spec.loader.exec_module(module)
     found = getattr(module, name, None)
     if not callable(found):
-        raise AttributeError(f"there is no {kind} `{name}` in {path}")
+        own = [f"`{it}`" for it, value in vars(module).items() if getattr(value, "__module__", None) == spec.name]
+        raise AttributeError(f"there is no {kind} `{name}` in {path}" + (f", only {', '.join(own)}" if own else ""))
     return found
 
 
@@ -62,8 +63,9 @@ def messages():
     return map(json.loads, lines), say
 
 
-def described(error, path):
-    """The error, as the last line of its traceback has it, with the frames from the user's file `path` on."""
+def described(error, path, function=None):
+    """The error, as the last line of its traceback has it, with the frames from the user's file `path` on, or else the
+    place of the user's `function`."""
     text = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SystemExit):
         text = f"it called sys.exit({error.code!r})"
@@ -71,5 +73,7 @@ def described(error, path):
         text = text[: LONGEST_MESSAGE // 2] + " ... " + text[-LONGEST_MESSAGE // 2 :]
     frames = [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(error.__traceback__)]
     first = next((index for index, frame in enumerate(frames) if frame[0] == path), len(frames))
-    told = [f'File "{file}", line {line}, in {name}' for file, line, name in frames[first:][-MOST_FRAMES:]]
+    code = getattr(inspect.unwrap(function), "__code__", None) if function else None
+    own = frames[first:] or ([(code.co_filename, code.co_firstlineno, code.co_name)] if code else [])
+    told = [f'File "{file}", line {line}, in {name}' for file, line, name in own[-MOST_FRAMES:]]
     return "; ".join([text, *told])

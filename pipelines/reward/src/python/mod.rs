@@ -63,6 +63,7 @@ pub fn missing(needs: &[String], given: &[&str], columns: Option<&Map<String, Va
     let is_column = |name: &String| columns.is_some_and(|columns| columns.contains_key(name));
     let name = needs.iter().find(|name| !given.contains(&name.as_str()) && !is_column(name))?;
     let columns = columns.into_iter().flat_map(Map::keys).map(String::as_str);
+    let columns = columns.filter(|name| !given.contains(name));
     let known: Vec<String> = given.iter().copied().chain(columns).map(|name| format!("`{name}`")).collect();
     Some(format!(
         "it needs `{name}`, which is not among {}: give the parameter a default, or the records the column",

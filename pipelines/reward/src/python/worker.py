@@ -66,7 +66,7 @@ def call_trl(function, case, read_image):
     if not hasattr(scores, "__len__") or isinstance(scores, (str, bytes, dict)):
         raise ValueError(f"it returned {scores!r}: return a list with a score for each completion")
     if len(scores) != 1:
-        raise ValueError(f"it returned {len(scores)} scores for one completion")
+        raise ValueError(f"it returned {len(scores)} scores for one completion: return as many as there are completions")
     return scores[0]
 
 
@@ -99,7 +99,7 @@ def call_openrlhf(function, case, _):
     except TypeError:
         return rewards  # A number, or a tensor without dimensions.
     if count != 1:
-        raise ValueError(f"it returned {count} rewards for one completion")
+        raise ValueError(f"it returned {count} rewards for one completion: return as many as there are queries")
     return rewards[0]
 
 
@@ -108,7 +108,7 @@ def number(score):
     if score is None:
         raise ValueError("it returned None; give the term the `domains` that the function is for")
     if not math.isfinite(score):
-        raise ValueError(f"it returned {score}")
+        raise ValueError(f"it returned {score}: return a finite number")
     return float(score)
 
 
@@ -132,7 +132,7 @@ def main():
             else:
                 say(score=number(score))
         except BaseException as error:
-            say(error=described(error, path))
+            say(error=described(error, path, function))
 
 
 main()
