@@ -1,4 +1,5 @@
 mod algorithms;
+mod defaults;
 mod evaluations;
 mod experts;
 mod facts;
@@ -238,7 +239,6 @@ const MALFORMED: &[Malformed] = malformed! {
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: {fp16: {growth_interval: 0}}}", "5:69", "strategy.precision.fp16.growth_interval", "it is 0", "write a whole number, 1 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, include: zero4}", "5:42", "strategy.include", "no ready strategy `zero4`", "did you mean `zero1`?";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, include: {zero3: {}}}", "5:33", "strategy.include", "expected a name, found a mapping", "choose from `ddp`";
-    "{micro_batch_size: 8}" => "{include: zero3}", "5:1", "strategy.micro_batch_size", "it is missing", "add `micro_batch_size:` here";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, recompute: some_blocks}", "5:44", "strategy.recompute", "no `some_blocks` here", "choose from `none`, `selective`, `full`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, reduction: some_tree}", "5:44", "strategy.reduction", "no `some_tree` here", "choose from `ordered`, `library`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {optimiser: none}}", "5:43", "strategy.offload.optimiser", "no such field", "did you mean `optimizer`?";

@@ -167,7 +167,8 @@ pub struct RolloutConfig {
     #[serde(default, skip_serializing_if = "is_default")]
     pub stop: Vec<String>,
     /// Number of sequences that a rank generates at a time; 1 or above. If a sequence ends, the next one takes its
-    /// slot.
+    /// slot. Default 64.
+    #[serde(default = "sixty_four")]
     pub batch_size: usize,
     /// True if log-probs in sampling must be bitwise equal to log-probs in training, independent of the batch. A step
     /// with a difference ends the run. Matrix products and attention are slower. Default false.
@@ -510,5 +511,9 @@ fn is_one(value: &f64) -> bool {
 }
 
 fn ten_batches() -> u64 {
+fn sixty_four() -> usize {
+    64
+}
+
     10
 }
