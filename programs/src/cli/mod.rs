@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod columns;
 mod conformance;
 mod doctor;
 mod embed;

@@ -468,7 +468,8 @@ impl EvaluationConfig {
         self.max_new_tokens.unwrap_or(rollout)
     }
 
-    fn validate(&self, at: &Section) {
+    /// Reports invalid sampling.
+    pub(super) fn validate(&self, at: &Section) {
         let Self { temperature, top_p, max_new_tokens, .. } = *self;
         let range = "0.001 or above; the greedy completion is measured in any case";
         at.number("temperature", temperature, temperature >= 1e-3, range);
@@ -510,10 +511,10 @@ fn is_one(value: &f64) -> bool {
     *value == 1.0
 }
 
-fn ten_batches() -> u64 {
 fn sixty_four() -> usize {
     64
 }
 
+fn ten_batches() -> u64 {
     10
 }
