@@ -21,6 +21,7 @@ mod formats;
 mod ilql;
 mod image_rewards;
 mod inference;
+mod init;
 mod learning;
 mod merged_adapters;
 mod offline;
