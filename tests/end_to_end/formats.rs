@@ -82,7 +82,7 @@ fn commands_read_the_same_records_from_every_format() {
         succeed(anyroll(data.into_iter().chain(["--max-new-tokens", "3", "--json", json.to_str().unwrap()])));
         serde_json::from_str::<Value>(&fs::read_to_string(&json).unwrap()).unwrap()
     });
-    assert_eq!(numbers[0]["prompts"], 5, "{}", numbers[0]);
+    assert_eq!(numbers[0]["all"]["prompts"], 5, "{}", numbers[0]);
     assert_eq!((&numbers[1], &numbers[2]), (&numbers[0], &numbers[0]));
 }
 
