@@ -162,7 +162,7 @@ fn completions_of_a_file_can_be_scored_again() {
     for (more, message) in [
         (&["--reward", "maths"][..], "reward: there is no `maths` here"),
         (&["--reward", "[math: {tol: 1}]"], "no such field"),
-        (&["--temperature", "0"], "`--samples 0` measures the greedy completion alone"),
+        (&["--temperature", "0"], "temperature: 0.0 is out of range"),
         (&["--max-new-tokens", "400"], "the model's 32"),
         (&["--prompts", "31"], "30"),
     ] {

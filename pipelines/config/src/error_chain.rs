@@ -16,13 +16,13 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> Option<&str> {
     text.or_else(|| payload.downcast_ref::<&str>().copied())
 }
 
-/// Returns the message of a JSON error in a text of one line, without serde's `line 1`. If the text is not JSON, the
-/// message has the character's position.
+/// Returns the message of a JSON error without the line. If the text is not JSON, the message has the character's
+/// position in its line.
 pub fn within_line(error: &serde_json::Error) -> String {
     let said = error.to_string().replace("expected f64", "expected a number");
     let said = said.replace("expected usize", "expected a whole number, 0 or above");
-    let column = error.column();
-    match said.strip_suffix(&format!(" at line 1 column {column}")) {
+    let (line, column) = (error.line(), error.column());
+    match said.strip_suffix(&format!(" at line {line} column {column}")) {
         Some(problem) if error.is_data() => problem.to_owned(),
         Some(problem) => format!("{problem} at character {column}"),
         None => said,

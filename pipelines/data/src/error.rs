@@ -7,6 +7,9 @@ use arrow_schema::ArrowError;
 
 use super::TokenizerError;
 
+/// Formats of data files, as messages list them.
+pub const FORMATS: &str = ".jsonl, .json, .csv, .parquet or .arrow";
+
 /// An error of a data file or of its records.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -44,7 +47,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// The file's extension is unknown.
-    #[error("{} is neither .jsonl, .parquet nor .arrow", path.display())]
+    #[error("{} is not a data file: its name must end with {FORMATS}", path.display())]
     Format {
         /// The file.
         path: PathBuf,

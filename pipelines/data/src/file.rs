@@ -8,7 +8,7 @@ use anyroll_config::{FileConfig, Keep, LongPrompts, NamedColumns, Paths};
 use regex::Regex;
 use serde_json::{Map, Value};
 
-use super::{Counted, Cut, Error, Reading, Record, RecordTokens, steps, table};
+use super::{CellTypes, Counted, Cut, Error, Reading, Record, RecordTokens, steps, table};
 
 /// Reads the records of the files that `paths` names, in order, at most `most` and at least one.
 pub(super) fn read(
@@ -18,14 +18,14 @@ pub(super) fn read(
     reading: Reading,
 ) -> Result<Vec<Record>, Error> {
     let columns = config.columns.named();
-    let names = names(&columns);
+    let (names, cells) = (names(&columns), CellTypes::of(&columns));
     let paths = files(paths)?;
     let is_wanted = |record: &Record| config.domains.is_empty() || config.domains.contains(&record.domain);
     let mut records: Vec<Record> = Vec::new();
     let (mut rows, mut read) = (0, 0);
     for path in &paths {
         let (before, mut left_out, mut cut) = (read, 0, 0);
-        table::each_row(path, &names, &mut |row, object| {
+        table::each_row(path, &names, &cells, &mut |row, object| {
             if Some(read) == most {
                 return Ok(());
             }

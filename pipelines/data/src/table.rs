@@ -1,7 +1,6 @@
 //! Rows of a file as JSON objects, read in batches.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -15,37 +14,13 @@ use arrow_schema::{ArrowError, DataType, Schema};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder};
 use parquet::basic::Compression;
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::Error;
 use super::arrow_lengths::Lengths;
+use super::csv_file::{self, CellTypes};
 use super::panics::caught;
-
-/// Callback for a row and its columns.
-type Visit<'a> = dyn FnMut(Row, Map<String, Value>) -> Result<(), Error> + 'a;
-
-/// Position of a row.
-#[derive(Clone, Copy)]
-pub(super) struct Row<'a> {
-    path: &'a Path,
-    /// `line` or `row`.
-    kind: &'static str,
-    /// Number from 1; empty lines are counted.
-    number: usize,
-}
-
-impl Row<'_> {
-    /// Name within the file, such as `line 12`.
-    pub(super) fn name(self) -> String {
-        format!("{} {}", self.kind, self.number)
-    }
-
-    /// An error at this row; `message` is the problem.
-    pub(super) fn error(self, message: String) -> Error {
-        Error::Line { path: self.path.to_owned(), line: self.number, message }
-    }
-}
+use super::row::{Object, PYTHON_VALUES, Row, Visit};
+use super::{Error, json_array};
 
 /// Magic bytes at the start of an Arrow file; a stream lacks them.
 const ARROW_FILE: &[u8] = b"ARROW1";
@@ -56,9 +31,35 @@ const STREAM_END: &[u8] = &[0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0];
 /// Most rows that are converted at a time.
 const ROWS: usize = 1024;
 
+/// Returns true if a file's name is that of one table or array, whose rows are not JSON lines.
+pub fn is_table(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    extension.is_some_and(|extension| ["json", "csv", "parquet", "arrow"].contains(&extension))
+}
+
+/// The rows of a file, with their numbers from 1: of records in an array, lines of CSV, or rows of a table. An empty
+/// cell of CSV has no value if its column has a type.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn rows(path: &Path, cells: &CellTypes) -> Result<Vec<(usize, Map<String, Value>)>, Error> {
+    let mut rows = Vec::new();
+    each_row(path, &BTreeSet::new(), cells, &mut |row, mut object| {
+        object.retain(|column, value| *value != "" || !cells.is_typed(column));
+        rows.push((row.number, object));
+        Ok(())
+    })?;
+    Ok(rows)
+}
+
 /// Calls `visit` for every row of a file, in order. Columns of a table that cannot be read are left out, but for
-/// those that `names` has.
-pub(super) fn each_row(path: &Path, names: &BTreeSet<&str>, visit: &mut Visit) -> Result<(), Error> {
+/// those that `names` has. `cells` has the types of CSV's cells.
+pub(super) fn each_row(
+    path: &Path,
+    names: &BTreeSet<&str>,
+    cells: &CellTypes,
+    visit: &mut Visit,
+) -> Result<(), Error> {
     let unreadable = |source| Error::Read { path: path.to_owned(), source };
     let format = path.extension().unwrap_or_default();
     let mut file = BufReader::new(File::open(path).map_err(unreadable)?);
@@ -69,6 +70,8 @@ pub(super) fn each_row(path: &Path, names: &BTreeSet<&str>, visit: &mut Visit) -
     }
     match format.to_str() {
         Some("jsonl") => rows.lines(file),
+        Some("json") => json_array::each_object(path, after_mark(file).map_err(unreadable)?, rows.visit),
+        Some("csv") => csv_file::each_record(path, after_mark(file).map_err(unreadable)?, cells, rows.visit),
         Some("parquet") => {
             let reader = reading(|| parquet_reader(file.into_inner(), &mut rows));
             rows.batches(reader.map_err(broken)?)
@@ -116,38 +119,18 @@ fn parquet_reader(file: File, rows: &mut Rows) -> Result<ParquetRecordBatchReade
     Ok(builder.with_projection(mask).build()?)
 }
 
+/// The file after its byte order mark.
+fn after_mark(mut file: BufReader<File>) -> io::Result<BufReader<File>> {
+    const MARK: &[u8] = "\u{feff}".as_bytes();
+    if file.fill_buf()?.starts_with(MARK) {
+        file.consume(MARK.len());
+    }
+    Ok(file)
+}
+
 /// A file's first line without a byte order mark.
 pub fn without_mark(line: &str) -> &str {
     line.strip_prefix('\u{feff}').unwrap_or(line)
-}
-
-/// A JSON object without duplicate fields, of which one would be ignored.
-struct Object(Map<String, Value>);
-
-impl<'de> Deserialize<'de> for Object {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct ObjectVisitor;
-
-        impl<'de> Visitor<'de> for ObjectVisitor {
-            type Value = Object;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Object, A::Error> {
-                let mut object = Map::new();
-                while let Some((name, value)) = entries.next_entry::<String, Value>()? {
-                    if object.insert(name.clone(), value).is_some() {
-                        return Err(A::Error::custom(format_args!("duplicate field `{name}`")));
-                    }
-                }
-                Ok(Object(object))
-            }
-        }
-
-        deserializer.deserialize_map(ObjectVisitor)
-    }
 }
 
 /// A reader of a file's rows.
@@ -240,7 +223,7 @@ impl<'a> Rows<'a> {
 
     /// The current row.
     fn row(&self, kind: &'static str) -> Row<'a> {
-        Row { path: self.path, kind, number: self.number }
+        Row { path: self.path, kind, number: self.number, line: self.number }
     }
 }
 
@@ -277,7 +260,6 @@ fn in_utc(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
 
 /// A value of Python's that JSON does not have, with its place in the line.
 fn python_value(line: &str) -> Option<String> {
-    const VALUES: [&str; 5] = ["NaN", "Infinity", "None", "True", "False"];
     let (mut is_text, mut is_escaped) = (false, false);
     for (number, (at, char)) in line.char_indices().enumerate() {
         match char {
@@ -286,7 +268,7 @@ fn python_value(line: &str) -> Option<String> {
             '"' => is_text = !is_text,
             _ if is_text => {}
             _ => {
-                let value = VALUES.into_iter().find(|value| line[at..].starts_with(value));
+                let value = PYTHON_VALUES.into_iter().find(|value| line[at..].starts_with(value));
                 if let Some(value) = value {
                     let place = number + 1;
                     return Some(format!("`{value}` at character {place} is a value of Python, not of JSON"));
@@ -316,7 +298,7 @@ fn ends_with(file: &mut BufReader<File>, bytes: &[u8]) -> io::Result<bool> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::fs;
     use std::path::PathBuf;
 
@@ -330,9 +312,9 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tables").join(name)
     }
 
-    fn rows(path: &Path) -> Result<Vec<(String, Value)>, Error> {
+    pub fn rows(path: &Path) -> Result<Vec<(String, Value)>, Error> {
         let mut rows = Vec::new();
-        each_row(path, &BTreeSet::from(["prompt"]), &mut |row, object| {
+        each_row(path, &BTreeSet::from(["prompt"]), &CellTypes::default(), &mut |row, object| {
             rows.push((row.name(), Value::Object(object)));
             Ok(())
         })?;
@@ -405,7 +387,7 @@ mod tests {
             let error = one_line(&rows(&path).unwrap_err());
             assert!(error.contains(name), "{error}");
         }
-        let other = folder.path().join("verl.csv");
+        let other = folder.path().join("verl.tsv");
         fs::write(&other, "a,b").unwrap();
         assert!(matches!(rows(&other), Err(Error::Format { .. })));
     }
@@ -414,7 +396,7 @@ mod tests {
     fn a_pointer_of_git_lfs_is_told_as_one() {
         let folder = tempfile::tempdir().unwrap();
         let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n";
-        for name in ["a.jsonl", "a.parquet", "a.arrow"] {
+        for name in ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow"] {
             let path = folder.path().join(name);
             fs::write(&path, pointer).unwrap();
             let error = one_line(&rows(&path).unwrap_err());
@@ -457,7 +439,8 @@ mod tests {
         write_arrow(&path, &timed("UTC", vec![0, i64::MAX]));
         let found = rows(&path).unwrap();
         assert_eq!(found[1], ("row 2".to_owned(), json!({"prompt": "a"})));
-        let read = each_row(&path, &BTreeSet::from(["prompt", "time"]), &mut |_, _| Ok(()));
+        let names = BTreeSet::from(["prompt", "time"]);
+        let read = each_row(&path, &names, &CellTypes::default(), &mut |_, _| Ok(()));
         assert!(matches!(read, Err(Error::Table { .. })), "{read:?}");
     }
 

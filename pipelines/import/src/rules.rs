@@ -145,7 +145,7 @@ pub(super) fn longest_prompt(ledger: &mut Ledger, key: &str, field: &str) {
 /// A data file. A dataset's name becomes a file's; `why` describes that file.
 pub(super) fn data_file(ledger: &mut Ledger, key: &str, field: &str, why: &str) {
     let Some(name) = ledger.text(key) else { return };
-    match [".jsonl", ".parquet", ".arrow"].iter().any(|end| name.ends_with(end)) {
+    match [".jsonl", ".json", ".csv", ".parquet", ".arrow"].iter().any(|end| name.ends_with(end)) {
         true => ledger.map(key, field, name),
         false => ledger.change(key, field, format!("{name}.jsonl"), why),
     }

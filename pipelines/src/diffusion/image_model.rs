@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use anyroll_config::{DiffusionConfig, DitConfig, error_chain::one_line};
-use anyroll_data::{self, Record, without_mark};
+use anyroll_data::{self, CellTypes, Record, is_table, rows, without_mark};
 use anyroll_models::{
     diffusion::{self, Dit, Transformer},
     hf::WithAdapter,
@@ -124,34 +124,41 @@ fn numbered(number: usize) -> Record {
     Record { id: number.to_string(), prompt: number.to_string(), ..Record::default() }
 }
 
-/// Reads records, one per line, each with a `prompt`; in a `.txt` each line is a prompt.
+/// Reads records, each with a `prompt`: JSON lines, a data file of another format, or in a `.txt` a prompt per line.
 ///
 /// # Errors
 /// [`anyroll_data::Error`] for a file that cannot be read, or an invalid line.
 pub fn read_records(path: &Path) -> Result<Vec<Record>, anyroll_data::Error> {
+    let wrong = |line, message: String| anyroll_data::Error::Line { path: path.to_owned(), line, message };
+    if is_table(path) {
+        let rows = rows(path, &CellTypes::default())?.into_iter();
+        return rows.map(|(row, columns)| record("row", row, columns).map_err(|it| wrong(row, it))).collect();
+    }
     let text = fs::read_to_string(path)
         .map_err(|source| anyroll_data::Error::Read { path: path.to_owned(), source })?;
     let is_plain = path.extension().is_some_and(|extension| extension == "txt");
-    let parse = |(index, line): (usize, &str)| {
-        let wrong =
-            |message: String| anyroll_data::Error::Line { path: path.to_owned(), line: index + 1, message };
-        let (prompt, columns) = match is_plain {
-            true => (line.to_owned(), Map::new()),
+    let parse = |(line, text): (usize, &str)| {
+        let columns = match is_plain {
+            true => Ok(Map::from_iter([("prompt".to_owned(), text.into())])),
             false => {
-                let mut columns: Map<String, Value> = serde_json::from_str(line)
-                    .map_err(|error| wrong(format!("the line is not a JSON object: {error}")))?;
-                let Some(Value::String(prompt)) = columns.shift_remove("prompt") else {
-                    return Err(wrong("there is no string `prompt`".into()));
-                };
-                (prompt, columns)
+                serde_json::from_str(text).map_err(|error| format!("the line is not a JSON object: {error}"))
             }
         };
-        for name in OF_OTHERS {
-            if !matches!(columns.get(name), None | Some(Value::Null | Value::String(_))) {
-                return Err(wrong(format!("`{name}` is not a string")));
-            }
-        }
-        Ok(Record { id: format!("line {}", index + 1), prompt, columns, ..Record::default() })
+        columns.and_then(|columns| record("line", line, columns)).map_err(|problem| wrong(line, problem))
     };
-    without_mark(&text).lines().enumerate().filter(|(_, line)| !line.trim().is_empty()).map(parse).collect()
+    let lines = (1..).zip(without_mark(&text).lines());
+    lines.filter(|(_, line)| !line.trim().is_empty()).map(parse).collect()
+}
+
+/// The record with the id `kind number`, or its problem.
+fn record(kind: &str, number: usize, mut columns: Map<String, Value>) -> Result<Record, String> {
+    let Some(Value::String(prompt)) = columns.shift_remove("prompt") else {
+        return Err("there is no string `prompt`".to_owned());
+    };
+    for name in OF_OTHERS {
+        if !matches!(columns.get(name), None | Some(Value::Null | Value::String(_))) {
+            return Err(format!("`{name}` is not a string"));
+        }
+    }
+    Ok(Record { id: format!("{kind} {number}"), prompt, columns, ..Record::default() })
 }

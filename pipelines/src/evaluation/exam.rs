@@ -23,16 +23,12 @@ const NEW_TOKENS: usize = 256;
 /// Wishes of the caller; `None` is the value of the evaluated run, or a default.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
-    /// `data` and `reward` in YAML, as in a pipeline; fields may be missing.
+    /// `data` and `reward` in YAML, as in a pipeline, and `temperature` and `top_p`; fields may be missing.
     pub inputs: String,
     /// Number of prompts.
     pub prompts: Option<usize>,
     /// Completions of each prompt, in addition to the greedy one.
     pub samples: Option<usize>,
-    /// Divisor of the logits of these.
-    pub temperature: Option<f64>,
-    /// Total probability of the most likely tokens that these are sampled from.
-    pub top_p: Option<f64>,
     /// Most tokens of a completion.
     pub max_new_tokens: Option<usize>,
     /// Texts that end a completion; empty for none but the run's.
@@ -128,11 +124,10 @@ impl Exam {
             (None, None) => return Err(missing("--reward", "math")),
         };
         let how = Sampling {
-            temperature: asked.temperature.unwrap_or(temperature),
-            top_p: asked.top_p.unwrap_or(top_p),
+            temperature: inputs.temperature.unwrap_or(temperature),
+            top_p: inputs.top_p.unwrap_or(top_p),
             ..Sampling::FREE
         };
-        check(how)?;
         check_domains(&sum, &records)?;
         let workers = NonZeroUsize::new(asked.workers.unwrap_or(scoring.workers)).expect("a checked number");
         Ok(Self {
@@ -255,23 +250,6 @@ fn sum(config: &RewardConfig, models: Vec<OpenModel>) -> Result<RewardSum> {
         failure,
     });
     Ok(started?)
-}
-
-fn check(how: Sampling) -> Result<()> {
-    let Sampling { temperature, top_p, .. } = how;
-    if !(temperature >= 1e-3 && temperature.is_finite()) {
-        let problem = format!(
-            "{temperature} is out of range: write 0.001 or above; `--samples 0` measures the greedy completion alone"
-        );
-        return Err(refused("--temperature", &problem));
-    }
-    if !(top_p > 0.0 && top_p <= 1.0) {
-        return Err(refused(
-            "--top-p",
-            &format!("{top_p} is out of range: write a number above 0, at most 1"),
-        ));
-    }
-    Ok(())
 }
 
 /// Refuses records without a reward.

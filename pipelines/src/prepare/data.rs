@@ -6,6 +6,7 @@ use anyroll_config::{
 };
 use anyroll_data::{self, Counted, Dataset, Reading, Record, Tokenizer, TokenizerError};
 
+use super::locate::give_data;
 use super::texts::{Policy, Room, refuse_unread, without_messages};
 use crate::opened::Opened;
 
@@ -14,10 +15,6 @@ const MOST_EVALUATED: usize = 1_000_000;
 
 /// Default number of prompts of an evaluation; fewer if the data have fewer.
 const USUALLY_EVALUATED: usize = 500;
-
-/// Help for missing files.
-const GIVE_FILES: &str =
-    "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the config's folder";
 
 /// Help for an invalid table.
 const MEND_TABLE: &str =
@@ -140,6 +137,7 @@ pub(super) fn open(
 }
 
 fn refuse(error: &anyroll_data::Error, at: &Section) {
+    let give_files = give_data();
     let (name, help) = match error {
         anyroll_data::Error::Tokens(error) => return refuse_unread(error, &at.root()),
         anyroll_data::Error::LongRecord { .. } => {
@@ -150,7 +148,7 @@ fn refuse(error: &anyroll_data::Error, at: &Section) {
         }
         anyroll_data::Error::Table { .. } => ("path", MEND_TABLE),
         anyroll_data::Error::Format { .. } => {
-            ("path", "give files whose names end so; a line of .jsonl is one JSON object")
+            ("path", "rename it, or write its records in one of these formats")
         }
         anyroll_data::Error::Empty { rows: 0, .. } => {
             ("path", "give files with records; a line of JSON is one")
@@ -170,7 +168,7 @@ fn refuse(error: &anyroll_data::Error, at: &Section) {
         ),
         anyroll_data::Error::Split { .. } => ("path", "add records, or change `held_out_percent`"),
         anyroll_data::Error::Twice { .. } => ("path", "name it once"),
-        _ => ("path", GIVE_FILES),
+        _ => ("path", &*give_files),
     };
     at.refuse(&format!("data.file.{name}"), one_line(error), help);
 }

@@ -6,13 +6,18 @@
 use std::path::{Path, PathBuf};
 
 use anyroll_config::{Config, PathKind, Section};
-use anyroll_data::is_data;
+use anyroll_data::{FORMATS, is_data, is_table};
 
 use crate::hub::{Hub, Name};
 
 /// Help for a model that is not there.
 const GIVE_MODEL: &str = "give the folder of a model as Hugging Face publishes it and `anyroll export` writes it, or its \
                           name there, such as `Qwen/Qwen2.5-0.5B-Instruct`; docs/guides/models.md has the families";
+
+/// Help for data that are not there.
+pub(super) fn give_data() -> String {
+    format!("give the path of a {FORMATS} file; a relative one starts at the config's folder")
+}
 
 /// Makes all paths of `config` absolute, whose file is in `folder`. Reports those that are not there.
 pub(super) fn locate(config: &mut Config, folder: &Path, hub: &Hub, at: &Section) {
@@ -76,8 +81,8 @@ fn find(
     match kind {
         PathKind::Model => of_hub(Name::of_model(path), &missing("folder"), GIVE_MODEL, field, hub, at),
         PathKind::Data => {
-            let help = "give the path of a .jsonl, .parquet or .arrow file; a relative one starts at the config's folder";
-            let found = of_hub(Name::of_data(path), &missing("file"), help, field, hub, at)?;
+            let help = give_data();
+            let found = of_hub(Name::of_data(path), &missing("file"), &help, field, hub, at)?;
             data_of_snapshot(found, field, at)
         }
         PathKind::Adapter => {
@@ -115,18 +120,23 @@ fn of_hub(
 }
 
 /// Returns the file or pattern of files in a data set's snapshot; the only data file if the snapshot itself is named.
+/// JSON files count only where there are no others, since data sets have facts on themselves in such files.
 fn data_of_snapshot(found: PathBuf, field: &str, at: &Section) -> Option<PathBuf> {
     if !found.is_dir() && is_data(&found) {
         return Some(found);
     }
-    let all = data_files(&found);
+    let (json, mut all): (Vec<_>, Vec<_>) =
+        data_files(&found).into_iter().partition(|path| path.extension().is_some_and(|it| it == "json"));
+    if all.is_empty() {
+        all = json;
+    }
     if let ([only], true) = (&all[..], found.is_dir()) {
         return Some(only.clone());
     }
     let within = |path: &PathBuf| path.strip_prefix(&found).unwrap_or(path).display().to_string();
     let names: Vec<String> = all.iter().take(8).map(within).collect();
     let message = match names.is_empty() {
-        true => format!("there is no .jsonl, .parquet or .arrow file at {}", found.display()),
+        true => format!("there is no {FORMATS} file at {}", found.display()),
         false => format!("the data set has several files: {}", names.join(", ")),
     };
     at.refuse(field, message, "name the files after the data set's name: `ORG/NAME/train-*.parquet`");
@@ -138,14 +148,12 @@ fn data_files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
-    let is_table = |path: &Path| {
-        let ending = path.extension().and_then(|ending| ending.to_str());
-        ending.is_some_and(|ending| ["jsonl", "parquet", "arrow"].contains(&ending))
-    };
+    let has_records =
+        |path: &Path| is_table(path) || path.extension().is_some_and(|ending| ending == "jsonl");
     let below = |path: PathBuf| match path.is_dir() {
         true => data_files(&path),
         false => {
-            if is_table(&path) {
+            if has_records(&path) {
                 vec![path]
             } else {
                 Vec::new()

@@ -30,7 +30,7 @@ use std::path::Path;
 
 use anyroll_config::{
     Config, Error, EvaluateConfig, Node, Problem, Problems, Reading, RewardKind, RewardTerm, Section, Source,
-    from_node, include_strategies, write_out,
+    ZeroStage, from_node, include_strategies, write_out,
 };
 
 use anyroll_reward::OpenModel;
@@ -99,8 +99,15 @@ impl Draft {
         }
         problems.extend(include_strategies(&mut tree));
         write_out(&mut tree);
-        let Reading { value: config, problems: found, stand_ins } = from_node(&tree);
+        let Reading { value: mut config, problems: found, stand_ins } = from_node::<Config>(&tree);
         problems.extend(found);
+        if tree.get_mut("strategy").is_none()
+            && let Some(config) = &mut config
+            && (config.trains_a_reward_model() || config.trains_values())
+        {
+            // The memory of these runs is not planned, so that `auto` would be an error that nobody wrote.
+            config.strategy.zero_stage = ZeroStage::Stage(0);
+        }
         let hub = Hub::of_environment(false);
         Ok(Self { source, tree, config, problems, stand_ins, hub })
     }

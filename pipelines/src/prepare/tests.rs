@@ -1,4 +1,5 @@
 mod algorithms;
+mod defaults;
 mod evaluations;
 mod experts;
 mod facts;
@@ -238,7 +239,6 @@ const MALFORMED: &[Malformed] = malformed! {
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: {fp16: {growth_interval: 0}}}", "5:69", "strategy.precision.fp16.growth_interval", "it is 0", "write a whole number, 1 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, include: zero4}", "5:42", "strategy.include", "no ready strategy `zero4`", "did you mean `zero1`?";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, include: {zero3: {}}}", "5:33", "strategy.include", "expected a name, found a mapping", "choose from `ddp`";
-    "{micro_batch_size: 8}" => "{include: zero3}", "5:1", "strategy.micro_batch_size", "it is missing", "add `micro_batch_size:` here";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, recompute: some_blocks}", "5:44", "strategy.recompute", "no `some_blocks` here", "choose from `none`, `selective`, `full`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, reduction: some_tree}", "5:44", "strategy.reduction", "no `some_tree` here", "choose from `ordered`, `library`";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, offload: {optimiser: none}}", "5:43", "strategy.offload.optimiser", "no such field", "did you mean `optimizer`?";
@@ -303,8 +303,8 @@ const MALFORMED: &[Malformed] = malformed! {
     "    steps: 20" => "    evaluation: {every: 0}\n    steps: 20", "10:25", "pipeline.rlvr.evaluation.every", "it is 0", "1 or above";
     "    steps: 20" => "    evaluation: {prompts: 9999999}\n    steps: 20", "10:27", "pipeline.rlvr.evaluation.prompts", "9999999 are too many", "or fewer";
     "{digits: 6}" => "{digits: 3}\n    evaluation: {prompts: 500}", "10:27", "pipeline.rlvr.evaluation.prompts", "500 held-out prompts are asked for", "or fewer";
-    "sort: {digits: 6}" => "file: {path: nowhere.jsonl}", "9:20", "pipeline.rlvr.data.file.path", "there is no file nowhere.jsonl; looked for ", "give the path of a .jsonl, .parquet or .arrow file";
-    "sort: {digits: 6}" => "file: {path: Cargo.toml}", "9:20", "pipeline.rlvr.data.file.path", "Cargo.toml is neither .jsonl, .parquet nor .arrow", "give files whose names end so";
+    "sort: {digits: 6}" => "file: {path: nowhere.jsonl}", "9:20", "pipeline.rlvr.data.file.path", "there is no file nowhere.jsonl; looked for ", "give the path of a .jsonl, .json, .csv, .parquet or .arrow file";
+    "sort: {digits: 6}" => "file: {path: Cargo.toml}", "9:20", "pipeline.rlvr.data.file.path", "Cargo.toml is not a data file: its name must end with .jsonl, .json, .csv, .parquet or .arrow", "rename it, or write its records in one of these formats";
     "sort: {digits: 6}" => "file: {path: ../tests/golden/tables/verl.parquet}", "9:20", "pipeline.rlvr.data.file.path", "verl.parquet:1: there is no column `answer`, only `data_source`, `prompt`", "`columns: {prompt: ..., answer: ...}`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: varl}", "9:44", "pipeline.rlvr.data.file.columns", "expected `roll`, `verl`, `trl`, `openrlhf`, or columns", "write `roll`";
     "sort: {digits: 6}" => "file: {path: nowhere.jsonl, columns: {promt: a}}", "9:45", "pipeline.rlvr.data.file.columns.promt", "no such field", "did you mean `prompt`?";

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, iter, path::PathBuf, sync::Arc};
 
 use anyroll_config::error_chain::one_line;
-use anyroll_data::{Record, stream};
+use anyroll_data::{CellTypes, Record, is_table, stream};
 use anyroll_models::{
     Request,
     generation::{Completion, Ending, Sample},
@@ -19,9 +19,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
-    lines::{json_lines, of_line},
+    columns::Columns,
+    lines::{of_line, parsed},
     model_args::{GuidanceArgs, ModelArgs, RoomArgs, SamplingArgs},
-    prompt_lines::{Columns, Fields, to_pass_on},
+    prompt_lines::{Fields, NUMBERS, to_pass_on},
     stdout::print,
 };
 
@@ -33,13 +34,13 @@ pub(super) struct GenerateArgs {
     #[arg(long = "prompt", value_name = "TEXT", required_unless_present = "file", conflicts_with = "file")]
     prompts: Vec<String>,
     /// Lines of {"prompt": ...}, with `--chat` a text or messages; a line may also set "temperature",
-    /// "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens" and "stop"; `-` reads standard
-    /// input. Completions are printed as JSON, in the order of the lines, each with the line's other fields
+    /// "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens" and "stop"; or a .json, .csv, .parquet or
+    /// .arrow file of such records; `-` reads standard input. Completions are printed as JSON, in the order of the lines, each with the line's other fields
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Fields of a line with the prompt and the answer, as in a config's `columns`: prompt=question,answer=gold, or
     /// roll, verl, trl or openrlhf
-    #[arg(long, value_name = "PART=FIELD,...", requires = "file")]
+    #[arg(long, value_name = "PART=NAME,...", value_parser = Columns::of_prompts, requires = "file")]
     columns: Option<Columns>,
     /// Completions per prompt
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
@@ -274,10 +275,19 @@ fn asked(args: &GenerateArgs) -> Result<Vec<PromptRequest>> {
         };
         return Ok(texts.map(asked).collect());
     };
-    let lines = json_lines::<Fields>(file)?.into_iter();
+    let cells = CellTypes { numbers: NUMBERS.to_vec(), ..CellTypes::default() };
+    let lines = parsed::<Fields>(file, &cells)?.into_iter();
     let asked = lines.map(|(number, fields)| {
         let refuse = |problem: String| Error::InputLine { path: file.clone(), line: number, problem };
-        let fields = fields.with(args.columns.as_ref()).map_err(refuse)?;
+        let mut fields = fields.with(args.columns.as_ref()).map_err(refuse)?;
+        // A cell may have messages as JSON, as in the data of a run.
+        if is_table(file)
+            && let Some(value) = fields.get_mut("prompt")
+            && let Ok((_, messages)) = anyroll_data::prompt(value)
+            && !messages.is_empty()
+        {
+            *value = messages.into();
+        }
         let line: Line = of_line(&Value::Object(fields.clone()).to_string()).map_err(refuse)?;
         if let Some((field, help)) = NOT_OF_A_LINE.iter().find(|(field, _)| line.others.contains_key(*field))
         {

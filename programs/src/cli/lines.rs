@@ -1,4 +1,4 @@
-//! Reader of JSON lines files given by a user.
+//! Reader of files of records given by a user: JSON lines, or a table.
 
 use std::{
     fs::File,
@@ -7,16 +7,17 @@ use std::{
 };
 
 use anyroll_config::error_chain::within_line;
-use anyroll_data::without_mark;
+use anyroll_data::{CellTypes, is_table, rows, without_mark};
 use anyroll_pipelines::{Error, Result, output_error::OutputError};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-/// Values of all lines that are not blank, with line numbers from 1; `-` is standard input.
+/// Values of all records, with their numbers as in [`records`].
 ///
 /// # Errors
-/// A file that cannot be read, or a line that is not a valid `T`.
-pub(super) fn json_lines<T: DeserializeOwned>(file: &Path) -> Result<Vec<(usize, T)>> {
-    let parsed = lines(file)?.map(|line| {
+/// A file that cannot be read, or a record that is not a valid `T`.
+pub(super) fn parsed<T: DeserializeOwned>(file: &Path, cells: &CellTypes) -> Result<Vec<(usize, T)>> {
+    let parsed = records(file, cells)?.map(|line| {
         let (line, text) = line?;
         let value = of_line(&text);
         value.map(|value| (line, value)).map_err(|problem| refused(file, line, problem))
@@ -24,21 +25,35 @@ pub(super) fn json_lines<T: DeserializeOwned>(file: &Path) -> Result<Vec<(usize,
     parsed.collect()
 }
 
-/// Text of all lines that are not blank, with line numbers from 1; `-` is standard input.
+/// All records as JSON, with their numbers from 1. A file whose name ends with `.json`, `.csv`, `.parquet` or `.arrow`
+/// is read as data of a config, with the types of CSV's `cells`; any other file has JSON lines. `-` is standard input.
 ///
 /// # Errors
 /// A file that cannot be read, or a line that is not UTF-8.
-pub(super) fn lines(file: &Path) -> Result<impl Iterator<Item = Result<(usize, String)>>> {
-    let unreadable = |source: io::Error| Error::from(OutputError::io("read", file, source));
-    let numbered = (1..).zip(open(file).map_err(unreadable)?);
-    let texts = numbered.map(move |(line, text)| {
+pub(super) fn records(file: &Path, cells: &CellTypes) -> Result<Box<dyn Iterator<Item = Numbered>>> {
+    if !is_table(file) {
+        return Ok(Box::new(lines(file)?));
+    }
+    let rows = rows(file, cells)?.into_iter();
+    Ok(Box::new(rows.map(|(number, row)| Ok((number, Value::Object(row).to_string())))))
+}
+
+/// A record's number and its JSON.
+type Numbered = Result<(usize, String)>;
+
+/// Text of all lines that are not blank, with line numbers from 1; `-` is standard input.
+fn lines(file: &Path) -> Result<impl Iterator<Item = Numbered> + use<>> {
+    let file = file.to_owned();
+    let unreadable = |file: &Path, source| Error::from(OutputError::io("read", file, source));
+    let numbered = (1..).zip(open(&file).map_err(|source| unreadable(&file, source))?);
+    let texts = numbered.map(move |(line, text): (usize, io::Result<String>)| {
         let text = text.map_err(|source| match source.kind() {
-            ErrorKind::InvalidData => refused(file, line, "the line is not UTF-8".to_owned()),
-            _ => unreadable(source),
+            ErrorKind::InvalidData => refused(&file, line, "the line is not UTF-8".to_owned()),
+            _ => unreadable(&file, source),
         })?;
         Ok((line, if line == 1 { without_mark(&text).to_owned() } else { text }))
     });
-    Ok(texts.filter(|line| !line.as_ref().is_ok_and(|(_, text)| text.trim().is_empty())))
+    Ok(texts.filter(|line: &Numbered| !line.as_ref().is_ok_and(|(_, text)| text.trim().is_empty())))
 }
 
 /// Parses a line; the error names the field, or the character if the line is not JSON.
@@ -85,7 +100,7 @@ mod tests {
         let path = folder.path().join("lines.jsonl");
         let read = |bytes: &[u8]| {
             fs::write(&path, bytes).unwrap();
-            json_lines::<Numbers>(&path).map_err(|error| error.to_string())
+            parsed::<Numbers>(&path, &CellTypes::default()).map_err(|error| error.to_string())
         };
         let found = read(b"\xef\xbb\xbf{\"a\": 1}\n\n \r\n{\"a\": 2}\r\n").unwrap();
         assert_eq!(found, [(1, [("a".to_owned(), 1.0)].into()), (4, [("a".to_owned(), 2.0)].into())]);
@@ -102,5 +117,28 @@ mod tests {
             let error = read(bytes).unwrap_err();
             assert!(error.ends_with(&format!("lines.jsonl{expected}")), "{error}");
         }
+    }
+    #[test]
+    fn a_table_has_the_records_of_json_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let cells = CellTypes { numbers: vec!["a", "b"], ..CellTypes::default() };
+        let read = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            parsed::<Numbers>(&path, &cells).map_err(|error| error.to_string())
+        };
+        let expected = |numbers: [usize; 2]| {
+            let [first, second] = [("a", 1.5), ("b", 2.0)].map(|(name, value)| (name.to_owned(), value));
+            Ok(vec![(numbers[0], [first.clone(), second].into()), (numbers[1], [first].into())])
+        };
+        let json = r#"{"a": 1.5, "b": 2}, {"a": 1.5}"#;
+        assert_eq!(read("a.jsonl", &json.replace("}, ", "}\n")), expected([1, 2]));
+        assert_eq!(read("a.json", &format!("[{json}]")), expected([1, 2]));
+        // An empty cell is no value of a typed column.
+        assert_eq!(read("a.csv", "a,b\n1.5,2\n1.5,\n"), expected([2, 3]));
+        let error = read("b.csv", "a,b\n1.5,2\n1.5,x\n").unwrap_err();
+        assert!(error.ends_with("b.csv:3: `b`: invalid type: string \"x\", expected a number"), "{error}");
+        let error = read("b.json", "{}").unwrap_err();
+        assert!(error.contains("b.json:1: the file is a JSON object, not an array"), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod columns;
 mod conformance;
 mod doctor;
 mod embed;
@@ -10,6 +11,7 @@ mod export;
 mod export_wandb;
 mod generate;
 mod import;
+mod init;
 mod lines;
 mod model_args;
 mod plan;
@@ -54,6 +56,7 @@ struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   anyroll quickstart                                         train a tiny model for some seconds; needs no file
+  anyroll init --model DIR --data train.jsonl                write a config for a model and data; asks for the rest
   anyroll run configs/rlvr_sort_cpu.yaml                     train; everything lands in runs/<name>-<time>/
   anyroll run configs/rlvr_sort_cpu.yaml --set seed=1 --set pipeline.rlvr.steps=50
   anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    resume from the last checkpoint, bitwise
@@ -84,6 +87,8 @@ enum Command {
     Run(RunArgs),
     /// Write the first config, quickstart.yaml, and train with it
     Quickstart(quickstart::QuickstartArgs),
+    /// Write a commented config for a model and data
+    Init(init::InitArgs),
     /// Validate a config and print its resolved form
     Check(check::CheckArgs),
     /// Print the JSON Schema of configs, for editors
@@ -205,6 +210,7 @@ pub fn main() -> u8 {
     let is_run = matches!(command, Command::Run(_));
     let outcome = match command {
         Command::Run(args) => run::run(&args),
+        Command::Init(args) => init::init(&args),
         Command::Check(args) => check::check(&args),
         Command::Schema => schema::schema(),
         Command::Plan(args) => plan::plan(&args),

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyroll_config::error_chain::one_line;
-use anyroll_data::{Record, prompt};
+use anyroll_data::{CellTypes, Record, prompt};
 use anyroll_pipelines::{Result, prepare::read_reward};
 use anyroll_reward::{Completion, Reward, StartError, build};
 use clap::Args;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
-    lines::{lines, of_line},
+    lines::{of_line, records},
     stdout::print,
 };
 
@@ -21,7 +21,8 @@ pub(super) struct RewardArgs {
     /// repetition
     name: String,
     /// Lines of {"completion": ..., "answer": ...}, with "prompt", "finished" and "tokens" if the reward
-    /// needs them, and with columns of your own; `-` reads standard input
+    /// needs them, and with columns of your own; or a .json, .csv, .parquet or .arrow file of such records; `-` reads
+    /// standard input
     #[arg(long, value_name = "FILE")]
     file: PathBuf,
     /// Change a field of the reward, as in `--set tolerance=1e-3`; repeatable
@@ -61,7 +62,8 @@ pub(super) fn reward(args: &RewardArgs) -> Result<u8> {
     let reward = build(&read_reward(&args.name, &args.sets)?)
         .map_err(|failure| StartError { name: args.name.clone(), failure })?;
     let (mut count, mut sum, mut failed) = (0, 0.0, 0);
-    for line in lines(&args.file)? {
+    let cells = CellTypes { flags: vec!["finished"], numbers: vec!["tokens"], ..CellTypes::default() };
+    for line in records(&args.file, &cells)? {
         let (line, text) = line?;
         match score(&*reward, line, &text) {
             Ok(scored) => {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyroll_config::error_chain::one_line;
-use anyroll_data::Record;
+use anyroll_data::{CellTypes, Record};
 use anyroll_models::Sequence;
 use anyroll_pipelines::{
     Error, Result,
@@ -12,15 +12,15 @@ use anyroll_pipelines::{
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use super::{lines::json_lines, model_args::ModelArgs, stdout::print};
+use super::{lines::parsed, model_args::ModelArgs, stdout::print};
 
 #[derive(Debug, Args)]
 pub(super) struct ScoreArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Lines of {"prompt": ..., "completion": ...} (with "finished": true, the end token is scored too), of
-    /// {"prompt": ...} alone, scored from its second token on, or of {"tokens": [...], "prompt_len": N}; `-`
-    /// reads standard input
+    /// {"prompt": ...} alone, scored from its second token on, or of {"tokens": [...], "prompt_len": N}; or a .json,
+    /// .csv, .parquet or .arrow file of such records; `-` reads standard input
     #[arg(long, value_name = "FILE")]
     file: PathBuf,
     /// Divides the logits; above 0
@@ -62,7 +62,8 @@ struct Scored<'a> {
 }
 
 pub(super) fn score(args: &ScoreArgs) -> Result<u8> {
-    let inputs = json_lines::<Input>(&args.file)?;
+    let cells = CellTypes { flags: vec!["finished"], numbers: vec!["prompt_len"], lists: vec!["tokens"] };
+    let inputs = parsed::<Input>(&args.file, &cells)?;
     let mut model = args.model.load(Options { chat: args.chat, ..Options::default() })?;
     let mut texts = Vec::with_capacity(inputs.len());
     for (line, input) in inputs {

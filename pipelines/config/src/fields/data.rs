@@ -20,7 +20,7 @@ pub enum DataConfig {
     /// Digits and a target, generated: `2,3,4=14>` is solved by an expression such as `2+3*4`. The reward of such data
     /// is `countdown`.
     Countdown(CountdownConfig),
-    /// Files: JSONL, Parquet or Arrow.
+    /// Files: JSONL, JSON, CSV, Parquet or Arrow.
     File(Box<FileConfig>),
     /// Several sources, each a domain; a step draws from the sources in proportion to their weights.
     Mix(Vec<MixedConfig>),
@@ -68,8 +68,9 @@ pub struct AdditionConfig {
     pub reversed: bool,
 }
 
-/// Files of records: a line with a JSON object each, or the rows of a table. File names end with `.jsonl`, `.parquet`
-/// or `.arrow`; an Arrow file may have the file or the stream format.
+/// Files of records: a line with a JSON object each (`.jsonl`), an array of objects (`.json`), CSV with a line of columns
+/// (`.csv`), or the rows of a table (`.parquet`, `.arrow`). An Arrow file may have the file or the stream format. Cells of
+/// CSV are texts, except in the columns `label`, `reward`, `steps` and `step_labels`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct FileConfig {

@@ -167,7 +167,8 @@ pub struct RolloutConfig {
     #[serde(default, skip_serializing_if = "is_default")]
     pub stop: Vec<String>,
     /// Number of sequences that a rank generates at a time; 1 or above. If a sequence ends, the next one takes its
-    /// slot.
+    /// slot. Default 64.
+    #[serde(default = "sixty_four")]
     pub batch_size: usize,
     /// True if log-probs in sampling must be bitwise equal to log-probs in training, independent of the batch. A step
     /// with a difference ends the run. Matrix products and attention are slower. Default false.
@@ -467,7 +468,8 @@ impl EvaluationConfig {
         self.max_new_tokens.unwrap_or(rollout)
     }
 
-    fn validate(&self, at: &Section) {
+    /// Reports invalid sampling.
+    pub(super) fn validate(&self, at: &Section) {
         let Self { temperature, top_p, max_new_tokens, .. } = *self;
         let range = "0.001 or above; the greedy completion is measured in any case";
         at.number("temperature", temperature, temperature >= 1e-3, range);
@@ -507,6 +509,10 @@ fn one_f64() -> f64 {
 
 fn is_one(value: &f64) -> bool {
     *value == 1.0
+}
+
+fn sixty_four() -> usize {
+    64
 }
 
 fn ten_batches() -> u64 {

@@ -41,7 +41,9 @@ pub struct Config {
     pub threads: Option<usize>,
     /// The policy's architecture.
     pub model: ModelConfig,
-    /// Strategy of every role, unless `roles` overrides it.
+    /// Strategy of every role, unless `roles` overrides it. Default: the defaults of its fields, but `zero_stage: auto`
+    /// where `anyroll plan` can plan the run.
+    #[serde(default)]
     pub strategy: StrategyConfig,
     /// Differences of single roles from the top level. Default: none.
     #[serde(default, skip_serializing_if = "is_default")]

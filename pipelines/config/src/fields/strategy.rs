@@ -37,7 +37,8 @@ pub struct StrategyConfig {
     #[serde(default, skip_serializing_if = "is_default")]
     pub offload: OffloadConfig,
     /// Number of sequences of a micro-batch, a rank's forward and backward; 1 or above. Memory grows with the number;
-    /// results are equal up to rounding.
+    /// results are equal up to rounding. Default 8.
+    #[serde(default = "eight")]
     pub micro_batch_size: usize,
     /// Order in which collectives sum. All roles share one order. Default ordered.
     #[serde(default)]
@@ -46,6 +47,23 @@ pub struct StrategyConfig {
     /// Default 60.
     #[serde(default = "one_minute")]
     pub collective_timeout_s: f64,
+}
+
+/// The strategy of a config without the section.
+impl Default for StrategyConfig {
+    fn default() -> Self {
+        Self {
+            zero_stage: ZeroStage::Auto,
+            precision: Precision::default(),
+            recompute: Recompute::default(),
+            deterministic: yes(),
+            keep_logits: None,
+            offload: OffloadConfig::default(),
+            micro_batch_size: eight(),
+            reduction: Reduction::default(),
+            collective_timeout_s: one_minute(),
+        }
+    }
 }
 
 /// Order in which collectives sum.
@@ -261,6 +279,10 @@ impl Precision {
 
 fn yes() -> bool {
     true
+}
+
+fn eight() -> usize {
+    8
 }
 
 fn one_minute() -> f64 {

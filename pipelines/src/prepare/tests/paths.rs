@@ -140,7 +140,10 @@ fn models_and_data_are_found_by_name() {
     let problem = refused("org/none/a.jsonl", &[model]);
     assert!(problem.help.contains("`hf download org/none --repo-type dataset`"), "{problem}");
     let problem = refused("org/sums/other.jsonl", &[model]);
-    assert!(problem.message.contains("there is no .jsonl, .parquet or .arrow file at "), "{problem}");
+    assert!(
+        problem.message.contains("there is no .jsonl, .json, .csv, .parquet or .arrow file at "),
+        "{problem}"
+    );
     fs::write(cache.path().join("datasets--org--sums/snapshots/2c3d/test.jsonl"), records(1)).unwrap();
     let problem = refused("org/sums", &[model]);
     assert!(problem.message.contains("several files: main/train.jsonl, test.jsonl"), "{problem}");

@@ -15,9 +15,10 @@ use anyroll_pipelines::{
     loaded::Options,
 };
 use clap::{Args, builder::NonEmptyStringValueParser};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 
 use super::{
+    columns::Columns,
     model_args::{ModelArgs, RoomArgs, at_least_one},
     stdout::print,
 };
@@ -30,8 +31,8 @@ pub(super) struct EvaluateArgs {
     #[arg(long, value_name = "FILE")]
     data: Vec<PathBuf>,
     /// Columns of the records: `prompt=question,answer=gold`, or roll, verl, trl or openrlhf
-    #[arg(long, value_name = "NAMES", requires = "data")]
-    columns: Option<String>,
+    #[arg(long, value_name = "PART=NAME,...", value_parser = Columns::of_prompts, requires = "data")]
+    columns: Option<Columns>,
     /// Evaluate only this percentage of the prompts, those that a run with this `held_out_percent` holds out
     #[arg(long, value_name = "PERCENT", requires = "data")]
     held_out_percent: Option<u32>,
@@ -128,8 +129,8 @@ fn asked(args: &EvaluateArgs) -> Asked {
     let mut inputs = Map::new();
     if !args.data.is_empty() {
         let mut file = Map::from_iter([("path".to_owned(), json!(args.data))]);
-        if let Some(columns) = &args.columns {
-            file.insert("columns".to_owned(), columns_of(columns));
+        if let Some(Columns(columns)) = &args.columns {
+            file.insert("columns".to_owned(), json!(columns));
         }
         if let Some(percent) = args.held_out_percent {
             file.insert("held_out_percent".to_owned(), json!(percent));
@@ -137,47 +138,22 @@ fn asked(args: &EvaluateArgs) -> Asked {
         inputs.insert("data".to_owned(), json!({ "file": file }));
     }
     // JSON is YAML; the reward is YAML already, which may have several lines.
-    let data: String = inputs.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
+    let mut text: String = inputs.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
+    for (name, value) in [("temperature", args.temperature), ("top_p", args.top_p)] {
+        text.extend(value.map(|value| format!("{name}: {value:?}\n")));
+    }
     let reward = args.reward.as_ref().map(|reward| match reward.trim_end().contains('\n') {
         false => format!("reward: {reward}\n"),
         true => format!("reward:\n{reward}\n"),
     });
+    text.extend(reward);
     Asked {
-        inputs: if data.is_empty() && reward.is_none() {
-            "{}".to_owned()
-        } else {
-            data + &reward.unwrap_or_default()
-        },
+        inputs: if text.is_empty() { "{}".to_owned() } else { text },
         prompts: args.prompts,
         samples: args.samples,
-        temperature: args.temperature,
-        top_p: args.top_p,
         max_new_tokens: args.max_new_tokens,
         stop: args.stops.clone(),
         seed: args.seed,
         workers: args.workers,
-    }
-}
-
-/// The value of `columns`: a name, or names of parts.
-fn columns_of(text: &str) -> Value {
-    if !text.contains('=') {
-        return json!(text);
-    }
-    let pairs = text.split(',').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-    pairs.map(|(part, column)| (part.trim().to_owned(), json!(column.trim()))).collect::<Map<_, _>>().into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_are_a_systems_name_or_pairs() {
-        assert_eq!(columns_of("verl"), json!("verl"));
-        assert_eq!(
-            columns_of("prompt=question, answer=gold"),
-            json!({"prompt": "question", "answer": "gold"})
-        );
     }
 }
