@@ -17,6 +17,7 @@ mod epochs;
 mod evaluation;
 mod failures;
 mod foreign_bytes;
+mod gguf;
 mod ilql;
 mod image_rewards;
 mod inference;
