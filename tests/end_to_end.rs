@@ -19,6 +19,7 @@ mod failures;
 mod first_model;
 mod foreign_bytes;
 mod formats;
+mod gguf;
 mod guides;
 mod ilql;
 mod image_rewards;

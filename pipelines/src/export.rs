@@ -9,7 +9,7 @@ use anyroll_data::Tokenizer;
 use anyroll_models::{
     Decoder, IlqlModel, Model, ParamSpec, Unit, ValueModel,
     hf::{
-        ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, Unscaled, WithAdapter,
+        ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, PublishedFiles, Unscaled, WithAdapter,
         adapter_config_file, config_file, scorer_config_file, write_diffusers_folder, write_folder,
         write_image_adapter,
     },
@@ -97,11 +97,12 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
             };
             let (named, revision) = base_named(&dir, &folder.path);
             let decoder = base.decoder(tch::Device::Cpu)?;
+            let files = published_files(&folder.path)?;
             let contents = FolderContents {
                 kind: FolderKind::Adapter,
                 config: adapter_config_file(lora, &named, revision.as_deref()),
-                copied: &existing(&folder.path, &TOKENIZER),
-                made: &[],
+                copied: &files.copied(&TOKENIZER),
+                made: &files.made(&TOKENIZER),
                 units: decoder.units(),
                 weights: &weights,
                 dtype: options.dtype,
@@ -215,13 +216,13 @@ fn write_model(
     weights: &dyn WeightSource,
     dtype: ExportDtype,
 ) -> Result<()> {
-    let copied = match model {
-        ModelConfig::Folder(folder) => existing(&folder.path, &[&[GENERATION], &TOKENIZER[..]].concat()),
-        _ => Vec::new(),
-    };
-    let made = match &*base.tokenizer {
-        Tokenizer::Characters(tokenizer) => tokenizer.files(),
-        Tokenizer::Folder(_) => Vec::new(),
+    let (copied, made) = match (model, &*base.tokenizer) {
+        (ModelConfig::Folder(folder), _) => {
+            let (files, names) = (published_files(&folder.path)?, [&[GENERATION], &TOKENIZER[..]].concat());
+            (files.copied(&names), files.made(&names))
+        }
+        (_, Tokenizer::Characters(tokenizer)) => (Vec::new(), tokenizer.files()),
+        (_, Tokenizer::Folder(_)) => (Vec::new(), Vec::new()),
     };
     let contents = FolderContents {
         kind: FolderKind::Model,
@@ -260,11 +261,11 @@ fn base_named(dir: &RunDir, folder: &Path) -> (String, Option<String>) {
 /// `config.json` of the published model, or a new one for a decoder trained from scratch.
 fn config_json(base: &BaseModel, model: &ModelConfig) -> anyroll_models::hf::Result<Map<String, Value>> {
     match model {
-        ModelConfig::Folder(folder) => ModelFolder::open(&folder.path)?.config_file(),
+        ModelConfig::Folder(folder) => Ok(ModelFolder::open_shape(&folder.path)?.config_file()),
         _ => config_file(&base.config, &base.tokenizer.stop_tokens()),
     }
 }
 
-fn existing(folder: &Path, names: &[&str]) -> Vec<PathBuf> {
-    names.iter().map(|name| folder.join(name)).filter(|path| path.exists()).collect()
+fn published_files(model: &Path) -> Result<PublishedFiles> {
+    Ok(PublishedFiles::open(model).map_err(anyroll_models::Error::from)?)
 }

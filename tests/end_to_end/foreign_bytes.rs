@@ -234,6 +234,20 @@ fn models() {
 }
 
 #[test]
+fn gguf() {
+    let names = ["llama.gguf", "spm.gguf", "llama3.gguf"].map(|name| format!("tests/golden/gguf/{name}"));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let config = fs::read_to_string(root().join(ONE_RANK)).unwrap();
+    let sets =
+        [format!("model={{path: {}, chat: false}}", path.display()), "pipeline.rlvr.warmup=null".to_owned()];
+    fuzz("gguf", &golden(&names.each_ref().map(|name| &**name)), |_, bytes| {
+        fs::write(&path, bytes).unwrap();
+        open(&config, &sets);
+    });
+}
+
+#[test]
 fn checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let run = run_tiny(&folder, "run", ONE_RANK, &["pipeline.rlvr.steps=4"]);

@@ -107,7 +107,7 @@ fn a_model_is_found_by_its_name() {
     assert_eq!(succeed(command).stdout, expected);
     let gguf = cache.path().join("model.gguf");
     fs::write(&gguf, "GGUF").unwrap();
-    assert!(fail(generate(gguf.to_str().unwrap())).contains("is a GGUF file"));
+    assert!(fail(generate(gguf.to_str().unwrap())).contains("model.gguf is broken"));
 }
 
 /// A program `hf` in a folder of its own, with this body.

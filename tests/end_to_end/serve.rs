@@ -29,13 +29,13 @@ use super::{
 const ENDLESS: &str = "text text";
 
 /// A separate server for each test.
-struct Server {
+pub(super) struct Server {
     address: String,
     process: Process,
 }
 
 impl Server {
-    fn start(model: &str, args: &[&str]) -> Self {
+    pub(super) fn start(model: &str, args: &[&str]) -> Self {
         Self::of(anyroll(["serve", model, "--port", "0"].iter().chain(args)))
     }
 
@@ -79,7 +79,7 @@ impl Server {
     }
 
     /// Returns the whole answer to a request: status line, headers and body.
-    fn ask(&self, method: &str, path: &str, body: &str) -> String {
+    pub(super) fn ask(&self, method: &str, path: &str, body: &str) -> String {
         self.ask_with(method, path, "", body)
     }
 

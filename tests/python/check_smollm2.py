@@ -9,7 +9,8 @@ of the checkout. Checked are:
 2. greedy completions are those of transformers, token for token;
 3. steps of GRPO end with finite metrics and a gradient, and log-probs of sampling equal those of training;
 4. a run resumed from a checkpoint has bitwise equal metrics and weights;
-5. the export loads in transformers, with changed weights, and completes as the run does.
+5. the export loads in transformers, with changed weights, and completes as the run does;
+6. the GGUF file itself completes as the weights that transformers reads from it in fp32.
 """
 
 import argparse
@@ -50,15 +51,20 @@ def check(anyroll, steps, scratch):
     original = AutoModelForCausalLM.from_pretrained(smollm2.FOLDER, dtype=torch.float32)
     check_weights(original)
     check_greedy(anyroll, smollm2.FOLDER, original, tokenizer)
+    check_greedy(anyroll, smollm2.of_package(), of_gguf(), tokenizer)
     run = scratch / "run"
     train(anyroll, run, steps)
     exported = check_resume(anyroll, run, steps, scratch)
     check_export(anyroll, exported, original)
 
 
-def check_weights(model):
+def of_gguf():
     gguf = smollm2.of_package()
-    expected = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).state_dict()
+    return AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+
+
+def check_weights(model):
+    expected = of_gguf().state_dict()
     found = model.state_dict()
     assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
     for name, tensor in expected.items():

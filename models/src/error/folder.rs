@@ -20,19 +20,19 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
-    /// There is a file at the path, or only one of llama.cpp's format in the folder.
-    #[error(
-        "{} is {}", path.display(),
-        match is_gguf {
-            true => "a GGUF file, which is not read: give the folder of the published model that it was made of",
-            false => "a file: give the folder of a model",
-        }
-    )]
+    /// There is a file at the path, and no GGUF file.
+    #[error("{} is a file: give the folder of a model, or a GGUF file", path.display())]
     NotAFolder {
         /// The file.
         path: PathBuf,
-        /// True for llama.cpp's format.
-        is_gguf: bool,
+    },
+    /// There are several GGUF files in a folder without a `config.json`.
+    #[error("{} has several GGUF files: name one of them, such as {}", path.display(), files.join(", "))]
+    SeveralGguf {
+        /// The folder.
+        path: PathBuf,
+        /// Names of the first files.
+        files: Vec<String>,
     },
     /// A file is not fetched yet.
     #[error("{} is a Git LFS pointer, not the file itself: fetch it with `git lfs pull`", path.display())]
@@ -89,7 +89,7 @@ pub enum Error {
         /// The problem.
         problem: String,
     },
-    /// A safetensors file, or the index of several, contradicts itself.
+    /// A file of weights, or the index of several, contradicts itself.
     #[error("{} is broken: {problem}", path.display())]
     Broken {
         /// The file.

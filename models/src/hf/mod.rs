@@ -5,15 +5,18 @@
 //! CLIP, [`HeadFile`] a head for one. [`TextEncoderFolders`] reads text encoders, and [`TextEmbeddings`]
 //! their output. Opening a folder reads the configuration and the headers of the weights, and checks that
 //! every tensor of the model exists in its shape. The weights themselves are read range by range, as ranks
-//! need them, and never whole.
+//! need them, and never whole. A GGUF file is opened as the folder that it means.
 
 mod adapter;
 mod clip;
 mod config;
 mod diffusers;
 mod embeddings;
+mod encoding;
 mod export;
+mod files;
 mod gemma;
+mod gguf;
 mod head;
 mod image_adapter;
 mod latent_decoder;
@@ -35,6 +38,7 @@ pub use clip::ClipFolder;
 pub use diffusers::{DiffusersFolder, write_diffusers_folder, write_image_adapter};
 pub use embeddings::{EmbeddingsShape, TextEmbeddings, TextEmbeddingsWriter};
 pub use export::{ExportDtype, FolderContents, FolderKind, config_file, scorer_config_file, write_folder};
+pub use files::PublishedFiles;
 pub use head::HeadFile;
 pub use image_adapter::ImageAdapterFiles;
 pub use latent_decoder::{LatentDecoderConfig, LatentDecoderFolder};
@@ -49,6 +53,8 @@ use weights::{WeightFiles, reads_files};
 #[derive(Debug)]
 pub struct ModelFolder {
     path: PathBuf,
+    /// Content of its `config.json`.
+    file: Map<String, Value>,
     family: &'static str,
     config: DecoderConfig,
     head: Option<ValueHead>,
@@ -57,7 +63,14 @@ pub struct ModelFolder {
 }
 
 impl ModelFolder {
-    /// Opens the folder at `path`.
+    /// Returns true if there is a folder of a model at `path`, or a GGUF file.
+    pub fn is_at(path: &Path) -> bool {
+        path.is_file()
+            || path.join("config.json").is_file()
+            || gguf::find(path).map_or(true, |it| it.is_some())
+    }
+
+    /// Opens the folder or the GGUF file at `path`.
     ///
     /// # Errors
     /// [`Error`], which names the file and the field or tensor in it. Causes are an unsupported architecture
@@ -81,15 +94,20 @@ impl ModelFolder {
     /// The errors of [`Self::open`].
     pub fn open_scorer(path: &Path) -> Result<ModelFolder> {
         check_folder(path)?;
+        if let Some(path) = gguf::find(path)? {
+            let problem = "is that of a language model: give the folder of a sequence classifier";
+            return Err(field(&path, "general.architecture", problem));
+        }
         let head = read_json::<Architectures>(&path.join("config.json"))?.value_head();
         Self::open_for(Task::Value(head), path)?.with_weights(Task::Value(head))
     }
 
     fn open_for(task: Task, path: &Path) -> Result<ModelFolder> {
         check_folder(path)?;
-        let config_path = path.join("config.json");
-        let family = read_json::<Architectures>(&config_path)?.family(&config_path, task)?;
-        let file: ConfigFile = read_json(&config_path)?;
+        let files = PublishedFiles::open(path)?;
+        let (config_path, text) = (files.place("config.json"), files.read("config.json")?);
+        let family = parse_json::<Architectures>(&config_path, &text)?.family(&config_path, task)?;
+        let file: ConfigFile = parse_json(&config_path, &text)?;
         if file.auto_map.is_some() {
             let path = config_path.display();
             tracing::warn!(
@@ -97,9 +115,12 @@ impl ModelFolder {
             );
         }
         let config = file.decoder_config(&config_path, family)?;
-        let generation_path = path.join("generation_config.json");
-        let stop_tokens = match generation_path.exists() {
-            true => read_json::<GenerationConfig>(&generation_path)?.eos_token_id,
+        let generation = "generation_config.json";
+        let stop_tokens = match files.has(generation) {
+            true => {
+                let path = files.place(generation);
+                parse_json::<GenerationConfig>(&path, &files.read(generation)?)?.eos_token_id
+            }
             false => None,
         };
         let stop_tokens = stop_tokens.or(file.eos_token_id).map_or(Vec::new(), TokenIds::into_vec);
@@ -107,14 +128,18 @@ impl ModelFolder {
             Task::Language => None,
             Task::Value(head) => Some(head),
         };
+        let file = parse_json(&config_path, &text)?;
         let weights = WeightFiles::empty(path);
-        Ok(ModelFolder { path: path.to_owned(), family, config, head, stop_tokens, weights })
+        Ok(ModelFolder { path: path.to_owned(), file, family, config, head, stop_tokens, weights })
     }
 
     /// Opens and checks the weights.
     fn with_weights(self, task: Task) -> Result<ModelFolder> {
         let config = &self.config;
-        let weights = with_usual_names(WeightFiles::open(&self.path, "model")?)?;
+        let weights = match gguf::find(&self.path)? {
+            Some(file) => gguf::weights(&file)?,
+            None => with_usual_names(WeightFiles::open(&self.path, "model")?)?,
+        };
         let units = match task {
             Task::Language => decoder::units(config),
             Task::Value(head) => ValueModel::units_of_config(config, head),
@@ -131,22 +156,17 @@ impl ModelFolder {
         Ok(ModelFolder { weights, ..self })
     }
 
-    /// Returns the path of the folder.
+    /// Returns the path of the folder, or of the GGUF file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Returns all of its `config.json`, with the architecture of a language model.
-    ///
-    /// # Errors
-    /// [`Error`] if the file is no longer readable.
-    pub fn config_file(&self) -> Result<Map<String, Value>> {
-        let mut file: Map<String, Value> = read_json(&self.path.join("config.json"))?;
-        file.insert(
-            "architectures".to_owned(),
-            json!([format!("{}{}", self.family, Task::Language.suffix())]),
-        );
-        Ok(file)
+    pub fn config_file(&self) -> Map<String, Value> {
+        let mut file = self.file.clone();
+        let architecture = format!("{}{}", self.family, Task::Language.suffix());
+        file.insert("architectures".to_owned(), json!([architecture]));
+        file
     }
 
     /// Returns the shape of the model.
@@ -252,22 +272,12 @@ pub fn is_lfs_pointer(start: &[u8]) -> bool {
     start.starts_with(b"version https://git-lfs.github.com/spec/")
 }
 
-/// Checks that there is a folder at `path`, and not only a GGUF file in it.
+/// Checks that there is a folder at `path`, or a GGUF file.
 fn check_folder(path: &Path) -> Result<()> {
-    let is_gguf = |path: &Path| path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
-    if path.is_file() {
-        return Err(Error::NotAFolder { path: path.to_owned(), is_gguf: is_gguf(path) });
-    }
-    if !path.exists() {
-        return Err(Error::NoFolder { path: path.to_owned() });
-    }
-    if path.join("config.json").exists() {
-        return Ok(());
-    }
-    let files = fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
-    match files.filter(|file| is_gguf(file)).min() {
-        Some(path) => Err(Error::NotAFolder { path, is_gguf: true }),
-        None => Ok(()),
+    match path.is_file() {
+        _ if !path.exists() => Err(Error::NoFolder { path: path.to_owned() }),
+        true if gguf::find(path)?.is_none() => Err(Error::NotAFolder { path: path.to_owned() }),
+        _ => Ok(()),
     }
 }
 

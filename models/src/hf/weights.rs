@@ -1,4 +1,5 @@
-//! Safetensors files, a single one or several with an index: headers are read on opening, values by range.
+//! Files of weights: safetensors, a single one or several with an index, and a GGUF file. Headers are read on
+//! opening, values by range.
 //!
 //! Values are read with positioned reads and not through a memory map. A file that shrinks in the meantime is
 //! then an error instead of a crash, and a rank reads only its ranges either way.
@@ -10,12 +11,11 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
-use safetensors::Dtype;
 use safetensors::tensor::Metadata;
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
+use super::encoding::Encoding;
 use super::{Error, Result, is_lfs_pointer, read_json};
 use crate::model::{ParamSpec, Unit};
 
@@ -92,13 +92,36 @@ pub(super) struct WeightFiles {
 
 /// Location of a tensor.
 #[derive(Debug)]
-struct Place {
+pub(super) struct Place {
     /// Index of the file.
-    file: usize,
+    pub file: usize,
     /// Offset of its first byte.
-    offset: u64,
-    dtype: Dtype,
-    shape: Vec<i64>,
+    pub offset: u64,
+    pub encoding: Encoding,
+    pub shape: Vec<i64>,
+    /// Rows of a head, if the file has the two rows that rotate together side by side, and not in two halves of
+    /// the head.
+    pub paired_rows: Option<usize>,
+}
+
+impl Place {
+    /// Returns the parts of the values `first..first + count` that follow one another in the file: each with its
+    /// first value there, and its length.
+    fn runs(&self, first: usize, count: usize) -> Vec<(usize, usize)> {
+        let Some(rows) = self.paired_rows else { return vec![(first, count)] };
+        let width = self.shape[1..].iter().product::<i64>() as usize;
+        let (mut at, end) = (first, first + count);
+        let mut runs = Vec::new();
+        while at < end {
+            let (row, skipped) = (at / width, at % width);
+            let (head, within) = (row / rows, row % rows);
+            let (half, pair) = (within / (rows / 2), within % (rows / 2));
+            let length = (width - skipped).min(end - at);
+            runs.push(((head * rows + 2 * pair + half) * width + skipped, length));
+            at += length;
+        }
+        runs
+    }
 }
 
 /// The field read from the index.
@@ -183,6 +206,18 @@ impl WeightFiles {
         Ok(weights)
     }
 
+    /// Creates the collection of the tensors at `places` in the file at `path`.
+    pub fn of_places(path: &Path, file: File, places: Vec<(String, Place)>) -> Result<WeightFiles> {
+        let mut weights = WeightFiles::empty(path);
+        weights.files.push((path.to_owned(), file));
+        for (name, place) in places {
+            if weights.tensors.insert(name.clone(), place).is_some() {
+                return Err(broken(path, format!("two tensors mean `{name}`")));
+            }
+        }
+        Ok(weights)
+    }
+
     /// Adds the tensors of `other`, which must have other names.
     pub fn join(&mut self, other: WeightFiles) {
         let first = self.files.len();
@@ -226,20 +261,21 @@ impl WeightFiles {
 
     /// Returns the shape of the tensor `name`, if it exists and has a supported dtype.
     pub fn shape(&self, name: &str) -> Option<&[i64]> {
-        self.tensors.get(name).filter(|place| bytes_of(place.dtype).is_some()).map(|place| &place.shape[..])
+        self.tensors.get(name).filter(|place| place.encoding.block().is_some()).map(|place| &place.shape[..])
     }
 
     /// Returns the bytes of a tensor in its file.
     pub fn bytes(&self, name: &str) -> Option<usize> {
         let values = self.shape(name)?.iter().product::<i64>() as usize;
-        Some(values * bytes_of(self.tensors[name].dtype)?)
+        let (in_block, width) = self.tensors[name].encoding.block()?;
+        Some(values / in_block * width)
     }
 
     /// Returns libtorch's dtype of a tensor; its [`Self::shape`] is known.
     fn kind(&self, name: &str) -> Kind {
-        match self.tensors[name].dtype {
-            Dtype::BF16 => Kind::BFloat16,
-            Dtype::F16 => Kind::Half,
+        match self.tensors[name].encoding {
+            Encoding::Bf16 => Kind::BFloat16,
+            Encoding::F16 => Kind::Half,
             _ => Kind::Float,
         }
     }
@@ -269,8 +305,8 @@ impl WeightFiles {
                     format!("has shape {:?}, but the configuration requires {shape:?}", place.shape);
                 return Err(self.problem(name, problem));
             }
-            if bytes_of(place.dtype).is_none() {
-                let problem = format!("is {:?}, must be F32, BF16 or F16", place.dtype);
+            if let Encoding::Unread(dtype) = place.encoding {
+                let problem = format!("is {dtype:?}, must be F32, BF16 or F16");
                 return Err(self.problem(name, problem));
             }
         }
@@ -321,15 +357,30 @@ impl WeightFiles {
     /// Reads the values of a tensor, starting with number `first`; its [`Self::shape`] is known.
     fn read_tensor(&self, name: &str, first: usize, values: &mut [f32]) -> Result<()> {
         let place = &self.tensors[name];
+        let mut rest = values;
+        for (first, count) in place.runs(first, rest.len()) {
+            let (now, later) = rest.split_at_mut(count);
+            self.read_run(place, first, now)?;
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Reads values that follow one another in the file, starting with number `first` there.
+    fn read_run(&self, place: &Place, first: usize, values: &mut [f32]) -> Result<()> {
         let (path, file) = &self.files[place.file];
-        let width = bytes_of(place.dtype).expect("checked when the folder was opened");
-        let mut bytes = vec![0; CHUNK_BYTES.min(values.len() * width)];
-        let mut offset = place.offset + (first * width) as u64;
-        for chunk in values.chunks_mut(CHUNK_BYTES / width) {
-            let bytes = &mut bytes[..chunk.len() * width];
+        let (in_block, width) = place.encoding.block().expect("checked when the folder was opened");
+        let (mut skip, mut offset) = (first % in_block, place.offset + (first / in_block * width) as u64);
+        let blocks = |values: usize| values.div_ceil(in_block).min(CHUNK_BYTES / width);
+        let mut bytes = vec![0; blocks(skip + values.len()) * width];
+        let mut rest = values;
+        while !rest.is_empty() {
+            let blocks = blocks(skip + rest.len());
+            let bytes = &mut bytes[..blocks * width];
             file.read_exact_at(bytes, offset).map_err(|source| Error::Read { path: path.clone(), source })?;
-            decode(place.dtype, bytes, chunk);
-            offset += bytes.len() as u64;
+            let (now, later) = rest.split_at_mut((blocks * in_block - skip).min(rest.len()));
+            place.encoding.decode(bytes, skip, now);
+            (rest, skip, offset) = (later, 0, offset + bytes.len() as u64);
         }
         Ok(())
     }
@@ -372,8 +423,9 @@ impl WeightFiles {
             let place = Place {
                 file: self.files.len(),
                 offset: data_start + info.data_offsets.0 as u64,
-                dtype: info.dtype,
+                encoding: Encoding::of_safetensors(info.dtype),
                 shape: info.shape.iter().map(|&size| size as i64).collect(),
+                paired_rows: None,
             };
             if self.tensors.insert(name.clone(), place).is_some() {
                 return Err(broken(path, format!("`{name}` is in another file, too")));
@@ -401,31 +453,6 @@ fn missing(path: &Path, source: io::Error) -> Error {
             Error::Pickle { path: path.parent().unwrap_or(path).to_owned(), found }
         }
         _ => Error::Read { path: path.to_owned(), source },
-    }
-}
-
-/// Returns the bytes of a value, if weights may have this dtype.
-fn bytes_of(dtype: Dtype) -> Option<usize> {
-    match dtype {
-        Dtype::F32 => Some(4),
-        Dtype::BF16 | Dtype::F16 => Some(2),
-        _ => None,
-    }
-}
-
-fn decode(dtype: Dtype, bytes: &[u8], values: &mut [f32]) {
-    match dtype {
-        Dtype::F32 => decode_with(bytes, values, f32::from_le_bytes),
-        Dtype::BF16 => decode_with(bytes, values, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-        Dtype::F16 => decode_with(bytes, values, |bytes| f16::from_le_bytes(bytes).to_f32()),
-        _ => unreachable!("checked when the folder was opened"),
-    }
-}
-
-fn decode_with<const WIDTH: usize>(bytes: &[u8], values: &mut [f32], decode: impl Fn([u8; WIDTH]) -> f32) {
-    let (bytes, _) = bytes.as_chunks::<WIDTH>();
-    for (value, bytes) in values.iter_mut().zip(bytes) {
-        *value = decode(*bytes);
     }
 }
 

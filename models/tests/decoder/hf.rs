@@ -335,7 +335,7 @@ fn names_of_base_models_and_wrapped_ones_are_read() {
     renamed("qwen3", &module, "Qwen3ForCausalLM", wrapped);
     for folder in [base, module] {
         let folder = ModelFolder::open(&folder).unwrap();
-        assert_eq!(folder.config_file().unwrap()["architectures"], json!(["Qwen3ForCausalLM"]));
+        assert_eq!(folder.config_file()["architectures"], json!(["Qwen3ForCausalLM"]));
         let decoder = Decoder::new(folder.decoder_config().clone(), Device::Cpu).unwrap();
         let holder = Holder::from_source(decoder, &folder, Kind::Float);
         let found = holder.forward(&pack(&family.sequences()), false).0.logprobs;

@@ -2,6 +2,7 @@
 
 mod format;
 mod generation;
+mod gguf;
 mod golden;
 mod hf;
 mod holder;

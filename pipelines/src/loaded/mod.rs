@@ -17,7 +17,7 @@ use anyroll_config::{
 use anyroll_data::Tokenizer;
 use anyroll_models::{
     Decoder, Engine, Model, PackedBatch, Sequence,
-    hf::{self, AdapterFolder, Merged, ModelFolder},
+    hf::{AdapterFolder, Merged, ModelFolder},
     init::WeightSource,
 };
 use anyroll_strategy::{Weights, Zero, checkpoint};
@@ -264,18 +264,20 @@ fn found(path: &Path, options: &Options) -> Result<Found> {
 
 fn found_at(path: &Path, options: &Options) -> Result<Found> {
     let Options { chat, system_prompt, .. } = options.clone();
-    if path.is_file() || path.join("config.json").is_file() {
+    let is_adapter = AdapterFolder::is_at(path);
+    let (run, named) = RunDir::and_checkpoint(path);
+    let dir = RunDir::open(&run);
+    // A folder with weights of several kinds is what it was before its GGUF file was put there.
+    let is_model =
+        path.join("config.json").is_file() || !is_adapter && dir.is_err() && ModelFolder::is_at(path);
+    if path.is_file() || is_model {
         let config = FolderConfig { path: path.to_owned(), chat, system_prompt, lora: None };
         return Ok(Found::Text(BaseModel::of_folder(&config)?, None));
     }
-    if AdapterFolder::is_at(path) {
+    if is_adapter {
         return Ok(Found::Text(BaseModel::of_adapter(path, chat, system_prompt, &options.hub)?, None));
     }
-    let (run, named) = RunDir::and_checkpoint(path);
-    let dir = RunDir::open(&run).map_err(|_| match ModelFolder::open_shape(path) {
-        Err(error @ hf::Error::NotAFolder { .. }) => anyroll_models::Error::from(error).into(),
-        _ => Error::NoModel { path: path.to_owned() },
-    })?;
+    let dir = dir.map_err(|_| Error::NoModel { path: path.to_owned() })?;
     let saved = match named {
         Some(checkpoint) => Some(checkpoint),
         None => checkpoint::list(&dir.checkpoints())?.pop(),

@@ -60,8 +60,8 @@ impl<'a> Policy<'a> {
             ModelConfig::Folder(model) if at.is_read("model.path") => model,
             ModelConfig::Folder(_) | ModelConfig::Dit(_) | ModelConfig::Diffusers(_) => return None,
         };
-        let help = "give the folder of a model as Hugging Face publishes it, with its config.json and safetensors files; \
-                    docs/guides/models.md has the families";
+        let help = "give the folder of a model as Hugging Face publishes it, with its config.json and safetensors files, or a \
+                    GGUF file; docs/guides/models.md has the families";
         let opened = open_folder(&model.path, reads_weights);
         let folder = at.take(opened, "model.path", |error| one_line(error), help)?;
         let lora = model.lora.as_ref();

@@ -6,7 +6,7 @@ mod clip;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyroll_models::hf::is_lfs_pointer;
+use anyroll_models::hf::{self, PublishedFiles, is_lfs_pointer};
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
 
@@ -54,6 +54,9 @@ pub enum TokenizerError {
         /// The problem.
         problem: String,
     },
+    /// The model's folder or GGUF file cannot be read.
+    #[error(transparent)]
+    Model(#[from] hf::Error),
     /// The folder has the pieces in an unsupported format.
     #[error(
         "{} has a {pieces} but no tokenizer.json, which is required: create it with \
@@ -190,18 +193,19 @@ const SPECIAL_TOKENS: [&str; 4] = ["bos_token", "eos_token", "unk_token", "pad_t
 
 impl HfTokenizer {
     /// Reads `tokenizer.json`, `tokenizer_config.json` and `chat_template.jinja` or `.json` in the folder `path`; only the
-    /// first is required.
+    /// first is required. A GGUF file's metadata means the first two.
     ///
     /// # Errors
     /// The file that cannot be used, with the cause.
     pub fn open(path: &Path) -> Result<HfTokenizer, TokenizerError> {
-        let file = path.join("tokenizer.json");
-        let pieces = ["spiece.model", "tokenizer.model"].into_iter().find(|name| path.join(name).exists());
-        if let Some(pieces) = pieces.filter(|_| !file.exists()) {
+        let files = PublishedFiles::open(path)?;
+        let has = |name: &&str| files.has(name);
+        let pieces = ["spiece.model", "tokenizer.model"].into_iter().find(has);
+        if let Some(pieces) = pieces.filter(|_| !files.has("tokenizer.json")) {
             return Err(TokenizerError::SentencePiece { path: path.to_owned(), pieces });
         }
-        let config = optional_json(&path.join("tokenizer_config.json"))?;
-        Self::of(path, &config, &read(&file)?, file)
+        let config = optional_json(&files, "tokenizer_config.json")?;
+        Self::of(&files, &config, &files.read("tokenizer.json")?, files.place("tokenizer.json"))
     }
 
     /// [`Self::open`] for the folder of a CLIP, which may have `vocab.json` and `merges.txt` instead of
@@ -214,16 +218,17 @@ impl HfTokenizer {
         if whole.exists() || !vocab.exists() {
             return Self::open(path);
         }
-        let config = optional_json(&path.join("tokenizer_config.json"))?;
+        let files = PublishedFiles::open(path)?;
+        let config = optional_json(&files, "tokenizer_config.json")?;
         let made = clip::tokenizer_json(path, &config)?;
         let made = serde_json::to_vec(&made).expect("plain data");
-        Self::of(path, &config, &made, vocab)
+        Self::of(&files, &config, &made, vocab)
     }
 
     /// Creates a tokenizer from `tokenizer`, the content of `file` in the format of `tokenizer.json`, and
-    /// `config`.
+    /// `config`. The chat template may be one of `files`.
     fn of(
-        path: &Path,
+        files: &PublishedFiles,
         config: &Map<String, Value>,
         tokenizer: &[u8],
         file: PathBuf,
@@ -247,19 +252,20 @@ impl HfTokenizer {
         let (eos, pad) = (id_of("eos_token"), id_of("pad_token"));
         // A number out of range means that there is no limit.
         let max_length = config.get("model_max_length").and_then(Value::as_u64).map(|most| most as usize);
-        let template_file = path.join("chat_template.jinja");
-        let (template_file, source, tool_source) = match template_file.exists() {
+        let name = |name: &str| files.place(name);
+        let (template_file, source, tool_source) = match files.has("chat_template.jinja") {
             true => {
-                let source = String::from_utf8_lossy(&read(&template_file)?).into_owned();
-                (template_file, Some(source), None)
+                let source = String::from_utf8_lossy(&files.read("chat_template.jinja")?).into_owned();
+                (name("chat_template.jinja"), Some(source), None)
             }
             false => {
                 // A processor's file, of models that read pictures too.
-                let processors = path.join("chat_template.json");
-                let file = optional_json(&processors)?;
+                let file = optional_json(files, "chat_template.json")?;
                 let is_there = file.contains_key("chat_template");
-                let (config, name) =
-                    if is_there { (&file, processors) } else { (config, path.join("tokenizer_config.json")) };
+                let (config, name) = match is_there {
+                    true => (&file, name("chat_template.json")),
+                    false => (config, name("tokenizer_config.json")),
+                };
                 (name, template_of(config, "default"), template_of(config, "tool_use"))
             }
         };
@@ -270,7 +276,7 @@ impl HfTokenizer {
         let (template, tool_template) = (compiled(source)?, compiled(tool_source)?);
         let others = OTHER_MEDIA.iter().filter_map(|name| token_text(config.get(*name)?));
         let other_media = others.map(str::to_owned).collect();
-        let path = path.to_owned();
+        let path = files.path().to_owned();
         Ok(HfTokenizer {
             path,
             file,
@@ -561,12 +567,14 @@ fn template_of(config: &Map<String, Value>, name: &str) -> Option<String> {
     template.as_str().map(str::to_owned)
 }
 
-fn optional_json(path: &Path) -> Result<Map<String, Value>, TokenizerError> {
-    if !path.exists() {
+fn optional_json(files: &PublishedFiles, name: &str) -> Result<Map<String, Value>, TokenizerError> {
+    if !files.has(name) {
         return Ok(Map::new());
     }
-    serde_json::from_slice(&read(path)?)
-        .map_err(|error| TokenizerError::Broken { path: path.to_owned(), problem: error.to_string() })
+    serde_json::from_slice(&files.read(name)?).map_err(|error| {
+        let (path, problem) = (files.place(name), error.to_string());
+        TokenizerError::Broken { path, problem }
+    })
 }
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, TokenizerError> {
@@ -586,6 +594,42 @@ mod tests {
     /// Expected values are from Python's `tokenizers` package: tests/python/make_tiny_model.py.
     fn folder() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny_model")
+    }
+
+    /// Expected values are from Python's `tokenizers` and `sentencepiece`: tests/python/make_gguf_golden.py.
+    #[test]
+    fn metadata_of_gguf_files_cuts_texts_as_in_python() {
+        let golden = folder().join("../gguf");
+        let expected: Value = serde_json::from_slice(&fs::read(golden.join("tokens.json")).unwrap()).unwrap();
+        let expected = expected.as_object().unwrap();
+        assert_eq!(expected.len(), 5);
+        for (name, cases) in expected {
+            let tokenizer = HfTokenizer::open(&golden.join(format!("{name}.gguf"))).unwrap();
+            for case in cases.as_array().unwrap() {
+                let (text, ids) = (case["text"].as_str().unwrap(), case["ids"].as_array().unwrap());
+                let found = tokenizer.encode(text, true).unwrap();
+                assert_eq!(
+                    &found,
+                    &ids.iter().map(|id| id.as_i64().unwrap()).collect::<Vec<_>>(),
+                    "{name}: {text}"
+                );
+                if let Some(decoded) = case["decoded"].as_str() {
+                    assert_eq!(tokenizer.decode(&found).unwrap(), decoded, "{name}");
+                }
+            }
+        }
+        let (file, folder) =
+            (HfTokenizer::open(&golden.join("llama.gguf")), HfTokenizer::open(&golden.join("llama")));
+        let (file, folder) = (file.unwrap(), folder.unwrap());
+        assert_eq!(
+            (file.eos(), file.pad(), file.vocabulary()),
+            (folder.eos(), folder.pad(), folder.vocabulary())
+        );
+        let messages = [json!({"role": "user", "content": "What is 1+1?"})];
+        let conversation = Conversation { messages: &messages, ..Conversation::default() };
+        let rendered = file.render_chat(conversation, &Map::new()).unwrap();
+        assert_eq!(rendered, folder.render_chat(conversation, &Map::new()).unwrap());
+        assert!(rendered.contains("1+1"), "{rendered}");
     }
 
     #[test]

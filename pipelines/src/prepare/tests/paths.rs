@@ -93,7 +93,7 @@ fn a_missing_path_says_where_it_was_looked_for() {
     fs::write(&gguf, "GGUF").unwrap();
     let set = format!("model={{path: {}}}", gguf.display());
     let problem = only_problem(in_folder(folder.path(), "own.jsonl", &[&set], Hub::default()).unwrap_err());
-    assert!(problem.message.contains("is a GGUF file"), "{problem}");
+    assert!(problem.message.contains("model.GGUF is broken"), "{problem}");
 }
 
 /// A cache with a model, whose tokenizer and weights are those of the tests, and a data set.
