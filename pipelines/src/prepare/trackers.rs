@@ -2,7 +2,7 @@
 
 use anyroll_config::{MetricsConfig, Section};
 
-use crate::trackers::has_packages;
+use crate::trackers::missing_packages;
 
 /// Reports trackers without their package. `at` is the section of the metrics.
 pub(super) fn check(metrics: &MetricsConfig, at: &Section) {
@@ -14,7 +14,7 @@ pub(super) fn check(metrics: &MetricsConfig, at: &Section) {
         return;
     }
     let help = "name in `metrics.python` a Python that works";
-    let missing = at.take(has_packages(python, &named), "python", String::clone, help);
+    let missing = at.take(missing_packages(python, &named), "python", String::clone, help);
     for package in missing.unwrap_or_default() {
         let help = format!(
             "install it there (`{python} -m pip install {package}`), or name in `metrics.python` an interpreter that has it"

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use crate::{Error, Result, atomic_file::write_atomic, output_error::OutputError, run_dir::RunDir};
 use process::Tracker;
-pub use process::has_packages;
+pub use process::missing_packages;
 
 /// Time that trackers have if the run fails: the other ranks and the launcher wait for it.
 const FAILED_TIMEOUT: Duration = Duration::from_secs(3);

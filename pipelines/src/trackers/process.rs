@@ -144,7 +144,7 @@ impl Tracker {
 ///
 /// # Errors
 /// If Python does not start, or does not answer.
-pub fn has_packages(python: &str, packages: &[&str]) -> Result<Vec<String>, String> {
+pub fn missing_packages(python: &str, packages: &[&str]) -> Result<Vec<String>, String> {
     #[derive(Deserialize)]
     struct Answer {
         missing: Vec<String>,
