@@ -45,6 +45,7 @@ mod run_folder;
 mod serve;
 mod shims;
 mod strict;
+mod trackers;
 mod videos;
 mod written_samples;
 

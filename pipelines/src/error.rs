@@ -161,6 +161,12 @@ pub enum Error {
         /// The problem.
         problem: String,
     },
+    /// A tracker did not get everything of a run.
+    #[error("nothing more is sent: {problem}")]
+    Upload {
+        /// The problems.
+        problem: String,
+    },
     /// The file of the quickstart exists with other contents.
     #[error(
         "{} was changed: train with it by `anyroll run {}`, or delete it, and `quickstart` writes it anew",

@@ -1,9 +1,11 @@
 //! Output of rank 0 while a run is in progress: the run folder's files and the terminal.
 
 use std::{
-    net::SocketAddr,
+    fs,
     time::{Duration, Instant},
 };
+
+use anyroll_config::MetricsConfig;
 
 use crate::{
     Error, Result,
@@ -21,6 +23,7 @@ use crate::{
     sample_text,
     samples::{Phase, Sample, SamplesLog},
     tensorboard::EventWriter,
+    trackers::{State, Trackers},
 };
 
 /// Writer of the run folder's files and the terminal.
@@ -32,6 +35,7 @@ pub struct Journal {
     recent: Recent,
     board: EventWriter,
     prometheus: Option<Prometheus>,
+    trackers: Option<Trackers>,
     progress: Progress,
     name: String,
     description: String,
@@ -72,8 +76,13 @@ impl Journal {
         };
         let mut recent = Recent::default();
         json_lines::each(&dir.metrics(), |record: Record| recent.push(record.step, &record.metrics))?;
-        let board = EventWriter::create(&dir.tensorboard(), next_step.unwrap_or(0))?;
-        let progress = Progress::new(screen, steps, next_step.unwrap_or(0).saturating_sub(1));
+        let first_step = next_step.unwrap_or(0);
+        let mut board = EventWriter::create(&dir.tensorboard(), first_step)?;
+        let config = dir.resolved();
+        let config =
+            fs::read_to_string(&config).map_err(|source| OutputError::io("read", &config, source))?;
+        board.text(first_step, "config", &format!("```yaml\n{config}```"))?;
+        let progress = Progress::new(screen, steps, first_step.saturating_sub(1));
         let (name, description) = (name.to_owned(), description.to_owned());
         let next_report = Instant::now();
         Ok(Self {
@@ -84,6 +93,7 @@ impl Journal {
             recent,
             board,
             prometheus: None,
+            trackers: None,
             progress,
             name,
             description,
@@ -93,13 +103,27 @@ impl Journal {
         })
     }
 
-    /// Serves all further metrics to Prometheus as well.
-    pub fn publish(&mut self, address: SocketAddr) -> Result<()> {
-        let started = Prometheus::start(address, &self.name);
-        let started = started.map_err(|source| Error::Prometheus { address, source })?;
-        self.say(&format!("metrics for Prometheus at http://{}/metrics", started.address()));
-        self.prometheus = Some(started);
+    /// Serves all further metrics to Prometheus, and starts the trackers.
+    pub fn publish(&mut self, config: &MetricsConfig) -> Result<()> {
+        if let Some(address) = config.prometheus.map(|listen| listen.0) {
+            let started = Prometheus::start(address, &self.name);
+            let started = started.map_err(|source| Error::Prometheus { address, source })?;
+            self.say(&format!("metrics for Prometheus at http://{}/metrics", started.address()));
+            self.prometheus = Some(started);
+        }
+        if config.has_trackers() {
+            self.trackers = Some(Trackers::start(config, &self.dir, &self.name)?);
+        }
         Ok(())
+    }
+
+    /// Lets the trackers send the rest, with a deadline, and tells which of them did not get everything.
+    pub fn finish_trackers(&mut self, state: State) {
+        let Some(mut trackers) = self.trackers.take() else { return };
+        trackers.news().iter().for_each(|line| self.say(line));
+        for line in trackers.finish(Some(state), |line| self.say(line)) {
+            self.say(&format!("warning: {line}"));
+        }
     }
 
     /// Prints a completion of training now and then.
@@ -109,10 +133,11 @@ impl Journal {
 
     /// Records a step: its metrics, its samples, and those of an evaluation after it.
     pub fn record(&mut self, step: u64, metrics: &Metrics, samples: &[Sample]) -> Result<()> {
-        self.metrics.append(step, metrics)?;
+        // Samples come first: a tracker that finds the metrics of a step finds all of its samples.
         for sample in samples {
             self.samples.append(sample)?;
         }
+        self.metrics.append(step, metrics)?;
         self.board.scalars(step, metrics)?;
         let of_training = samples.iter().take_while(|sample| sample.phase == Phase::Train).count();
         self.samples_of_training(step, &samples[..of_training])?;
@@ -123,6 +148,8 @@ impl Journal {
         for Advice { text, .. } in self.advice.news(&self.recent)? {
             self.say(&format!("advice at step {step}: {text}"));
         }
+        let news = self.trackers.as_mut().map(Trackers::news).unwrap_or_default();
+        news.iter().for_each(|line| self.say(line));
         if let Some(shown) = StepSummary::of(metrics) {
             self.progress.update(step, shown);
         }

@@ -43,6 +43,7 @@ pub mod run_dir;
 mod sample_text;
 pub mod samples;
 pub mod tensorboard;
+pub mod trackers;
 pub mod train;
 
 pub use error::{Error, Result};

@@ -227,6 +227,11 @@ impl RunDir {
         self.path.join("report.html")
     }
 
+    /// The folder with a tracker's id, its last step and its output, by its name.
+    pub fn trackers(&self) -> PathBuf {
+        self.path.join("trackers")
+    }
+
     /// The folder of the event files.
     pub fn tensorboard(&self) -> PathBuf {
         self.path.join("tensorboard")
@@ -239,7 +244,7 @@ impl RunDir {
 
     /// Returns true if the run has an evaluation, a step or a checkpoint, or files of another kind than a run's.
     fn has_begun(&self) -> Result<bool> {
-        const OWN: [&str; 12] = [
+        const OWN: [&str; 14] = [
             CONFIG,
             RESOLVED,
             LOCK,
@@ -248,6 +253,8 @@ impl RunDir {
             "advice.jsonl",
             "report.html",
             "tensorboard",
+            "trackers",
+            "wandb",
             "checkpoints",
             "pictures",
             "reference",

@@ -1,13 +1,8 @@
-//! Other tools that read a run: Prometheus while it runs, Weights & Biases afterwards.
+//! Prometheus, which reads a run while it goes on.
 
-use std::fs;
 use std::net::TcpListener;
 
-use serde_json::Value;
-
-use super::{
-    ONE_RANK, Process, TWO_RANKS, anyroll, fail, metrics, run_tiny, succeed, tiny, wait_for_steps, wait_until,
-};
+use super::{ONE_RANK, Process, TWO_RANKS, fail, tiny, wait_for_steps, wait_until};
 
 #[test]
 fn prometheus_reads_the_metrics_while_the_run_goes_on() {
@@ -42,56 +37,4 @@ fn prometheus_reads_the_metrics_while_the_run_goes_on() {
 
     let refused = fail(tiny(ONE_RANK, &folder.path().join("none"), &["metrics.prometheus=somewhere"]));
     assert!(refused.contains("metrics.prometheus"), "{refused}");
-}
-
-/// Replacement of the package, which records its calls.
-const WANDB: &str = r#"
-import json, os
-
-class Board:
-    def __init__(self, **asked):
-        self.told = {"asked": asked, "steps": []}
-    def __enter__(self):
-        return self
-    def __exit__(self, *_):
-        with open(os.environ["TOLD"], "w") as file:
-            json.dump(self.told, file)
-    def log(self, metrics, step):
-        self.told["steps"].append([step, metrics])
-
-def init(**asked):
-    return Board(**asked)
-"#;
-
-#[test]
-fn wandb_gets_every_metric_and_the_config() {
-    let folder = tempfile::tempdir().unwrap();
-    let run = run_tiny(&folder, "a-run", ONE_RANK, &["pipeline.rlvr.steps=3"]);
-    let (package, told) = (folder.path().join("package"), folder.path().join("told.json"));
-    fs::create_dir(&package).unwrap();
-    let export = |sets: &[&str]| {
-        let mut command = anyroll(["export-wandb", run.to_str().unwrap()]);
-        command.args(sets).env("PYTHONPATH", &package).env("TOLD", &told);
-        command
-    };
-    // The machine's own wandb, if any, must not be found first.
-    fs::write(package.join("wandb.py"), "raise ImportError\n").unwrap();
-    assert!(fail(export(&[])).contains("could not write the run for wandb"));
-    assert!(fail(export(&["--python", "no-such-python"])).contains("no-such-python"));
-
-    fs::write(package.join("wandb.py"), WANDB).unwrap();
-    let ended = succeed(export(&["--project", "sorting"]));
-    assert!(ended.stdout.contains("wandb sync"), "{ended:#?}");
-    let told: Value = serde_json::from_slice(&fs::read(&told).unwrap()).unwrap();
-    let asked = &told["asked"];
-    assert_eq!((&asked["project"], &asked["mode"]), (&"sorting".into(), &"offline".into()));
-    assert_eq!((&asked["id"], &asked["name"]), (&"a-run".into(), &"rlvr_sort_cpu".into()));
-    assert_eq!(asked["config"]["pipeline"]["rlvr"]["steps"], 3);
-    let steps = told["steps"].as_array().unwrap();
-    let own = metrics(&run);
-    assert_eq!((steps.len(), own.len()), (4, 4));
-    for (step, mut own) in steps.iter().zip(own) {
-        assert_eq!(own.shift_remove("step").as_ref(), Some(&step[0]));
-        assert_eq!(step[1], Value::Object(own));
-    }
 }

@@ -6,8 +6,7 @@ pub(super) const ONE_ENGINE: &str = "training and generation share one engine an
 pub(super) const ONE_PLACE: &str = "every rank holds a part of every role";
 pub(super) const NO_EPOCHS: &str =
     "with `selection.mixed_groups` the number of prompts per step varies: set `pipeline.rlvr.steps`";
-pub(super) const REPORTS: &str =
-    "metrics, TensorBoard events and a report are always written to the run folder";
+pub(super) const REPORTS: &str = "metrics, TensorBoard events and a report are always written to the run folder; `metrics` names wandb and others";
 pub(super) const DOWNLOAD: &str = "a folder: download the model there first";
 
 /// Default of `rollout.batch_size`, which must be set here. Other systems leave it to their engine.

@@ -25,6 +25,7 @@ mod rewards;
 mod stage;
 mod steps;
 mod texts;
+mod trackers;
 
 use std::path::Path;
 
@@ -150,6 +151,11 @@ impl Draft {
             let run = resolve::resolve(config, at, machine, opened.as_ref(), checks);
             if purpose != Purpose::Plan {
                 rewards::have_keys(config, at);
+            }
+            // Rank 0 starts the trackers.
+            let is_first = machine.rank.as_ref().is_none_or(|rank| rank.rank == 0);
+            if matches!(purpose, Purpose::Run | Purpose::Check) && is_first {
+                trackers::check(&config.metrics, &at.below("metrics"));
             }
             let dataset = opened.as_ref().and_then(Opened::dataset);
             match purpose {

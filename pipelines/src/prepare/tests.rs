@@ -18,6 +18,7 @@ mod several;
 mod sharing;
 mod steps;
 mod strict;
+mod trackers;
 
 use std::fmt;
 use std::path::PathBuf;

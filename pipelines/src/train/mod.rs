@@ -15,7 +15,6 @@ mod seed;
 mod share;
 
 use std::{
-    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -24,6 +23,7 @@ use std::{
     time::Instant,
 };
 
+use anyroll_config::MetricsConfig;
 use anyroll_strategy::checkpoint::{self, Saver, Stamp};
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +50,7 @@ use crate::{
     progress::Screen,
     run_dir::RunDir,
     samples::{Phase, Sample},
+    trackers::State,
 };
 
 /// Ending of a run that did not fail.
@@ -77,8 +78,8 @@ pub struct Job<'a> {
     pub resume: bool,
     /// True to print a completion of training now and then.
     pub show: bool,
-    /// Address at which rank 0 serves the metrics to Prometheus; `None` for none.
-    pub prometheus: Option<SocketAddr>,
+    /// Publication of the metrics by rank 0 while the run continues.
+    pub metrics: MetricsConfig,
 }
 
 /// Position of a run in its checkpoints. Data, seeds and schedules are functions of the step.
@@ -152,7 +153,7 @@ struct Training<P: Pipeline> {
 
 impl<P: Pipeline> Training<P> {
     fn start(mut pipeline: P, exchange: Exchange, job: Job, screen: &Screen) -> Result<Self> {
-        let Job { name, data, number, dir, folder, resume, show, prometheus } = job;
+        let Job { name, data, number, dir, folder, resume, show, metrics } = job;
         let plan = pipeline.plan();
         let saved = if resume { checkpoint::list(&folder.join(CHECKPOINTS))? } else { Vec::new() };
         let (mut position, stamp) = match saved.split_last() {
@@ -170,8 +171,8 @@ impl<P: Pipeline> Training<P> {
         let mut journal = dir
             .map(|dir| Journal::new(dir, screen, name, &description, plan.steps, next_step))
             .transpose()?;
-        if let (Some(journal), Some(address)) = (&mut journal, prometheus) {
-            journal.publish(address)?;
+        if let Some(journal) = &mut journal {
+            journal.publish(&metrics)?;
         }
         if let Some(journal) = journal.as_mut().filter(|_| show) {
             journal.show_samples();
@@ -346,12 +347,16 @@ impl<P: Pipeline> Training<P> {
     }
 
     /// Writes the report and prints the table; after an interruption, also prints the command to resume.
-    fn tell(&self, ended: Ended) -> Result<()> {
-        let Some(journal) = &self.journal else { return Ok(()) };
+    fn tell(&mut self, ended: Ended) -> Result<()> {
+        let Some(journal) = &mut self.journal else { return Ok(()) };
         if self.position.steps > 0 || self.plan.steps == 0 {
             journal.report()?;
             journal.say(&journal.summary()?);
         }
+        journal.finish_trackers(match ended {
+            Ended::Finished => State::Finished,
+            Ended::Interrupted => State::Interrupted,
+        });
         if ended == Ended::Interrupted {
             let (folder, position) = (self.folder.display(), &self.position);
             let done = match position.steps {

@@ -25,6 +25,7 @@ mod serve;
 mod stdout;
 mod strategy_files;
 mod trial;
+mod upload;
 mod version;
 
 use std::{
@@ -77,6 +78,7 @@ Examples:
   anyroll import deepspeed.json                              translate another system's config, key by key
   anyroll export runs/rlvr_sort_cpu-20260101-120000 --to DIR trained weights as a folder that transformers loads
   anyroll export-wandb runs/rlvr_sort_cpu-20260101-120000    metrics for Weights & Biases, offline
+  anyroll upload runs/rlvr_sort_cpu-20260101-120000          the rest of a run for the trackers of its config
   anyroll conformance --backend cpu                          check memory, streams and collectives on 1 to 4 ranks
   torchrun --no-python --nproc-per-node 2 anyroll run configs/rlvr_sort_cpu_2ranks.yaml
                                                              any launcher that sets RANK and WORLD_SIZE will do";
@@ -118,6 +120,8 @@ enum Command {
     Export(export::ExportArgs),
     /// Write a run's metrics for Weights & Biases
     ExportWandb(export_wandb::ExportWandbArgs),
+    /// Send the rest of a run to the trackers that its config names
+    Upload(upload::UploadArgs),
     /// List every backend with its devices, or the reason why it is unavailable; or test the installation
     Doctor(DoctorArgs),
 }
@@ -228,6 +232,7 @@ pub fn main() -> u8 {
         Command::Import(args) => import::run(&args),
         Command::Export(args) => export::run(&args),
         Command::ExportWandb(args) => export_wandb::run(&args),
+        Command::Upload(args) => upload::run(&args),
         Command::Doctor(args) => doctor::doctor(args.json),
     };
     outcome.unwrap_or_else(|error| {

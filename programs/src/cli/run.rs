@@ -120,10 +120,10 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     same_config(&run, data.as_deref(), &exchange)?;
     let folder = shared_folder(dir.as_ref().zip(lock.as_ref()), &exchange)?;
     let name = run.config.name.clone();
-    let prometheus = run.config.metrics.prometheus.map(|listen| listen.0);
+    let metrics = run.config.metrics.clone();
     let number = run_number(&run, data.as_deref());
     let (resume, show) = (args.resume.is_some(), args.show);
-    let job = Job { name: &name, data, number, dir, folder, resume, show, prometheus };
+    let job = Job { name: &name, data, number, dir, folder, resume, show, metrics };
     // Signals are caught only once the pipeline is made: a rank that still waits for the others, or for a reward to
     // start, has nothing to save, and the signal ends it.
     let ended = match (run.config.pipeline.clone(), opened) {

@@ -35,7 +35,7 @@ pub use endpoint::*;
 pub use environment::{EnvironmentConfig, Speaker};
 pub use evaluate::EvaluateConfig;
 pub use image_reward::*;
-pub use metrics::{Listen, MetricsConfig};
+pub use metrics::*;
 pub use model::{DiffusersConfig, FolderConfig, LoraConfig};
 pub use offline::*;
 pub use optimizer::*;

@@ -42,6 +42,7 @@ impl Config {
         if let Some(path) = &mut self.roles.reference.path {
             each("roles.reference.path", PathKind::Model, path);
         }
+        program(&mut self.metrics.python, "metrics.python", each);
         match &mut self.pipeline {
             PipelineConfig::Rlvr(rlvr) => {
                 each_of_data(&mut rlvr.data, "pipeline.rlvr.data", each);

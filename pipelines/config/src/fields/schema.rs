@@ -203,6 +203,7 @@ impl Config {
         self.strategy.validate(&at.below("strategy"));
         self.validate_logits(at);
         self.roles.validate(self, &at.below("roles"));
+        self.metrics.validate(&at.below("metrics"));
         self.validate_kinds(at);
         let pipeline = at.below("pipeline").below(self.pipeline.name());
         match &self.pipeline {
