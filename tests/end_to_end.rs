@@ -40,6 +40,7 @@ mod serve;
 mod shims;
 mod strict;
 mod videos;
+mod watch;
 mod written_samples;
 
 use std::collections::BTreeMap;
