@@ -3,8 +3,8 @@
     python3 tests/python/browse.py http://127.0.0.1:8088/ --until 'page.lines.length > 0' --value 'title=document.title'
     python3 tests/python/browse.py report.html --width 390 --mobile --shot phone.png
 
-Talks to the browser through a pipe, with nothing but Python's own library. `--do EXPRESSION` is evaluated before the
-wait, in order. `--find` only prints the path of the browser; it fails without one.
+Talks to the browser through a pipe, with nothing but Python's own library. `--do EXPRESSION` is evaluated after the
+wait, in order, and must not fail. `--find` only prints the path of the browser; it fails without one.
 """
 
 import argparse
@@ -126,8 +126,6 @@ class Browser:
 
 def look(page, args):
     """What the page shows, once it is as it should be."""
-    for expression in args.do:
-        page.evaluate(expression)
     while True:
         reached, problem = page.evaluate(args.until)
         if reached:
@@ -135,6 +133,10 @@ def look(page, args):
         if time.monotonic() > page.deadline:
             raise TimeoutError(f"{args.until} is {reached} ({problem})")
         time.sleep(0.1)
+    for expression in args.do:
+        _, problem = page.evaluate(expression)
+        if problem:
+            raise RuntimeError(f"{expression}: {problem}")
     values = {}
     for named in args.value:
         name, expression = named.split("=", 1)
