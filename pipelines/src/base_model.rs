@@ -63,8 +63,8 @@ impl BaseModel {
         Ok(Self::published(folder, tokenizer, None, 0))
     }
 
-    /// Opens the adapter folder `path` and the model that it names, a folder or a name in the cache of `hub`. `chat` and
-    /// `system_prompt` apply to that model's prompts.
+    /// Opens the adapter folder `path` and the model that it names: a folder, relative to the adapter's or to the current
+    /// one, or a name in the cache of `hub`. `chat` and `system_prompt` apply to that model's prompts.
     pub fn of_adapter(
         path: &Path,
         chat: bool,
@@ -72,7 +72,9 @@ impl BaseModel {
         hub: &Hub,
     ) -> Result<BaseModel> {
         let named = AdapterFolder::base_of(path).map_err(anyroll_models::Error::from)?;
-        let named = hub.model(&named).map_err(|error| {
+        let beside = path.join(&named);
+        let named = if beside.is_dir() { Ok(beside) } else { hub.model(&named) };
+        let named = named.map_err(|error| {
             let problem = format!("names no model here: {}", one_line(&error));
             anyroll_models::Error::from(AdapterFolder::base_problem(path, problem))
         })?;

@@ -4,10 +4,13 @@ mod cheats;
 mod tasks;
 
 use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::{anyroll, finish};
+use super::{Process, anyroll, finish, wait_until};
 use cheats::{ASSERTS, CHEATS, PRELUDE};
 use tasks::TASKS;
 
@@ -155,4 +158,47 @@ fn an_interpreter_outside_of_the_sandbox_is_told() {
     let set = format!("python={}", python.display());
     let ended = finish(anyroll(["reward", "code", "--set", &set, "--file", file.to_str().unwrap()]));
     assert!(ended.code == Some(1) && ended.stderr.contains("name the folders in `readable`"), "{ended:#?}");
+}
+
+/// Nobody ends the sandbox's processes once the command itself was killed; they end by their own clock.
+#[test]
+fn programs_of_a_killed_command_end_by_their_own_clock() {
+    let answer = json!({"asserts": ["assert f() == 1"]});
+    if scores(&[("f = lambda: 1".to_owned(), answer.clone())], &[]).is_none() {
+        return;
+    }
+    const TIMEOUT: Duration = Duration::from_secs(3);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cases.jsonl");
+    let program = "import os, time\nos.fork()\ntime.sleep(60)\nf = lambda: 1";
+    let case = json!({"completion": format!("```python\n{program}\n```"), "answer": answer});
+    fs::write(&file, case.to_string()).unwrap();
+    let timeout = format!("timeout_s={}", TIMEOUT.as_secs());
+    let command = ["reward", "code", "--file", file.to_str().unwrap(), "--set", &timeout];
+    let process = Process::start(anyroll(command));
+    // Two forks of the program, which its supervisor, process 1 and the helper outside started.
+    let mut started = Vec::new();
+    wait_until("the program runs", || {
+        started = descendants(process.child.id());
+        started.len() >= 4
+    });
+    process.send(Signal::SIGKILL);
+    let killed = Instant::now();
+    wait_until("all has ended", || {
+        started.iter().all(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+    });
+    let most = TIMEOUT + Duration::from_secs(5);
+    assert!(killed.elapsed() < most, "they ended after {:?}", killed.elapsed());
+    process.finish();
+}
+
+/// Returns the children of a process, and theirs.
+fn descendants(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().filter_map(Result::ok);
+    let lines = threads.map(|thread| fs::read_to_string(thread.path().join("children")).unwrap_or_default());
+    let lines: Vec<String> = lines.collect();
+    let pids = lines.iter().flat_map(|line| line.split_whitespace());
+    let children: Vec<u32> = pids.map(|pid| pid.parse().unwrap()).collect();
+    let theirs: Vec<u32> = children.iter().flat_map(|&child| descendants(child)).collect();
+    [children, theirs].concat()
 }

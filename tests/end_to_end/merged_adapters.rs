@@ -87,6 +87,13 @@ fn an_exported_adapter_writes_what_its_run_does() {
         assert_eq!(copied, own, "{file}");
     }
     let file = Path::new(adapter).join("adapter_config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    std::os::unix::fs::symlink(published_model::model(), folder.path().join("base")).unwrap();
+    config["base_model_name_or_path"] = "../base".into();
+    let absolute = fs::read_to_string(&file).unwrap();
+    fs::write(&file, config.to_string()).unwrap();
+    assert_eq!(of_adapter, written(adapter), "a path that starts at the adapter's folder");
+    fs::write(&file, absolute).unwrap();
     let elsewhere = fs::read_to_string(&file).unwrap().replace("tiny_model", "no_model");
     fs::write(&file, elsewhere).unwrap();
     let error = fail(anyroll(["generate", adapter, "--prompt", "2"]));

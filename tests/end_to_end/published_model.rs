@@ -10,7 +10,7 @@ use anyroll_models::{Decoder, DecoderConfig, Model, RopeScaling, init::Seed};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{anyroll, assert_same, fail, resume, series, succeed, whole_lines};
+use super::{anyroll, assert_same, fail, finish, resume, series, succeed, whole_lines};
 
 const CONFIG: &str = "configs/rlvr_math_qwen2.5_0.5b_cuda.yaml";
 const ASYNC: &str = "configs/rlvr_async_cuda.yaml";
@@ -134,6 +134,38 @@ fn a_folder_trains_and_resumes_to_the_bit() {
     fs::remove_dir_all(part.join("checkpoints/step_000006")).unwrap();
     succeed(resume(&part));
     assert_same(&whole, &part);
+}
+
+/// Code of the folder's own is never run, and its user is told.
+#[test]
+fn code_that_a_folder_brings_is_named_and_not_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("own");
+    fs::create_dir(&own).unwrap();
+    for entry in fs::read_dir(model()).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), own.join(entry.file_name())).unwrap();
+    }
+    let generate = |path: &Path| {
+        let args = ["--prompt", "a", "--chat", "--temperature", "0", "--max-new-tokens", "2"];
+        let ended = finish(anyroll(["generate", path.to_str().unwrap()].into_iter().chain(args)));
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+        ended
+    };
+    let plain = generate(&own);
+    let mark = folder.path().join("was_run");
+    fs::write(own.join("modeling_own.py"), format!("open({mark:?}, 'w')\n")).unwrap();
+    let file = own.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config["auto_map"] = json!({"AutoModelForCausalLM": "modeling_own.OwnForCausalLM"});
+    fs::write(&file, config.to_string()).unwrap();
+    let told = generate(&own);
+    assert!(!plain.stderr.contains("auto_map"), "{}", plain.stderr);
+    assert!(
+        told.stderr.contains("config.json names code of its own (`auto_map`), which is not run"),
+        "{told:#?}"
+    );
+    assert!(!mark.exists() && told.stdout == plain.stdout, "{told:#?}");
 }
 
 #[test]

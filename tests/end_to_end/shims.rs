@@ -273,6 +273,38 @@ fn a_reference_on_the_host_serves_a_policy_of_another_backend() {
     }
 }
 
+/// The policy on a vendor's devices, and its reward model on the host or beside it.
+#[test]
+fn a_reward_model_on_the_host_scores_a_policy_of_another_backend() {
+    let folder = tempfile::tempdir().unwrap();
+    for backend in BACKENDS {
+        let run = |place: &str, zero_stage: u8| {
+            let run = folder.path().join(backend).join(place);
+            let mut command = anyroll(["run", &config(backend), "--set", "devices=2", "--output"]);
+            command.arg(&run);
+            let model = format!("path: tests/golden/reward_model, backend: {place}");
+            let model = format!("model: {{{model}, strategy: {{zero_stage: {zero_stage}}}}}, weight: 0.1");
+            let reward = format!("pipeline.rlvr.reward=[{{exact: {{}}}}, {{{model}}}]");
+            for set in FIRST_STEP.iter().chain(&["pipeline.rlvr.steps=2", &reward]) {
+                command.args(["--set", set]);
+            }
+            succeed(on_shims(backend, command)?);
+            Some(run)
+        };
+        // Sharded on the host, and whole on the policy's devices.
+        let Some(host) = run("cpu", 3) else { return };
+        let beside = run(backend, 0).expect("there are shims");
+        let scores = series(&host, "reward/model/mean");
+        assert!(scores.len() == 2 && scores.iter().all(|score| score.abs() > 1e-3), "{backend}: {scores:?}");
+        for name in ["reward/model/mean", "reward/model/std", "reward/mean", "loss/policy", "grad_norm"] {
+            for (value, expected) in series(&host, name).into_iter().zip(series(&beside, name)) {
+                let difference = (value - expected).abs();
+                assert!(difference <= TOLERANCE, "{backend}: {name} is {value}, and {expected} beside it");
+            }
+        }
+    }
+}
+
 #[test]
 fn strict_rollouts_have_the_log_probs_of_training() {
     let folder = tempfile::tempdir().unwrap();

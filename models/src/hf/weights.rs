@@ -138,7 +138,7 @@ impl WeightFiles {
         }
     }
 
-    /// Opens the files that `index` lists if it exists, and otherwise `file`.
+    /// Opens the files that `index` lists if it exists, and otherwise `file`. Warns of a `file` that the index leaves out.
     fn open_named(path: &Path, file: &str, index: &str) -> Result<WeightFiles> {
         let mut weights = WeightFiles::empty(path);
         let index_path = path.join(index);
@@ -150,6 +150,10 @@ impl WeightFiles {
         let mut names: Vec<&str> = index.weight_map.values().map(String::as_str).collect();
         names.sort_unstable();
         names.dedup();
+        if path.join(file).exists() && !names.contains(&file) {
+            let (path, index) = (path.display(), index_path.display());
+            tracing::warn!("{path} has both {file} and an index: the files that {index} names are read");
+        }
         for name in names {
             let is_plain = Path::new(name).file_name().is_some_and(|file| file == name);
             if !is_plain {

@@ -239,6 +239,77 @@ fn an_exported_folder_is_the_same_model() {
     }
 }
 
+/// Writes the folder of a family with its `tensors` changed by `change`.
+fn changed(family: &str, to: &Path, change: impl FnOnce(&mut Vec<(String, Tensor)>)) {
+    fs::create_dir_all(to).unwrap();
+    let mut tensors = Tensor::read_safetensors(path(family).join("model.safetensors")).unwrap();
+    change(&mut tensors);
+    Tensor::write_safetensors(&tensors, to.join("model.safetensors")).unwrap();
+    fs::copy(path(family).join("config.json"), to.join("config.json")).unwrap();
+}
+
+/// A file may hold each tensor in a precision of its own, and tensors that follow from others.
+#[test]
+fn tensors_of_several_precisions_and_derived_ones_are_read() {
+    let scratch = tempfile::tempdir().unwrap();
+    let family = families().find(|family| family.name == "qwen3").unwrap();
+    let kinds = [Kind::Float, Kind::BFloat16, Kind::Half];
+    let mut expected = Vec::new();
+    changed("qwen3", scratch.path(), |tensors| {
+        for (index, (name, tensor)) in tensors.iter_mut().enumerate() {
+            *tensor = tensor.to_kind(kinds[index % 3]);
+            expected.push((name.clone(), tensor.to_kind(Kind::Float)));
+        }
+        // A tied head that is there and equal, and the frequencies that older versions of transformers wrote.
+        let embedding = tensors.iter().find(|(name, _)| name == "model.embed_tokens.weight").unwrap();
+        let head = ("lm_head.weight".to_owned(), embedding.1.copy());
+        tensors.retain(|(name, _)| *name != head.0);
+        tensors.push(head);
+        let frequencies = Tensor::ones([4], (Kind::Float, Device::Cpu));
+        tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".to_owned(), frequencies));
+    });
+    let folder = ModelFolder::open(scratch.path()).unwrap();
+    let decoder = Decoder::new(folder.decoder_config().clone(), Device::Cpu).unwrap();
+    let found = Holder::from_source(decoder, &folder, Kind::Float);
+    let specs = found.decoder.units().iter().flat_map(|unit| &unit.params);
+    let mut compared = 0;
+    for (found, spec) in found.weights.iter().flatten().zip(specs) {
+        if let [part] = &spec.parts[..] {
+            let (_, expected) = expected.iter().find(|(name, _)| *name == part.name).unwrap();
+            assert_eq!(*found, expected + f64::from(spec.offset), "{}", part.name);
+            compared += 1;
+        }
+    }
+    assert!(compared > 4, "{compared} tensors were compared");
+    assert_eq!(folder.decoder_config(), family.folder.decoder_config());
+
+    let wide = scratch.path().join("wide");
+    changed("qwen3", &wide, |tensors| {
+        let (_, norm) = tensors.iter_mut().find(|(name, _)| name == "model.norm.weight").unwrap();
+        *norm = norm.to_kind(Kind::Double);
+    });
+    let error = ModelFolder::open(&wide).unwrap_err().to_string();
+    let words = ["model.safetensors", "`model.norm.weight` is F64, must be F32, BF16 or F16"];
+    assert!(words.iter().all(|word| error.contains(word)), "{error}");
+}
+
+/// A file of weights beside an index is of another version: the index counts.
+#[test]
+fn the_files_of_an_index_are_read_though_another_lies_beside() {
+    let scratch = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(path("llama3_sharded")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), scratch.path().join(entry.file_name())).unwrap();
+    }
+    fs::write(scratch.path().join("model.safetensors"), "not read").unwrap();
+    let open = |path: &Path| {
+        let folder = ModelFolder::open(path).unwrap();
+        let decoder = Decoder::new(folder.decoder_config().clone(), Device::Cpu).unwrap();
+        Holder::from_source(decoder, &folder, Kind::Float).weights
+    };
+    assert_eq!(open(scratch.path()), open(&path("llama3_sharded")));
+}
+
 /// Writes the folder of a family with renamed tensors and another architecture.
 fn renamed(family: &str, to: &Path, architecture: &str, rename: impl Fn(&str) -> Option<String>) {
     fs::create_dir_all(to).unwrap();

@@ -476,6 +476,50 @@ fn tensors_with_the_adapters_name_in_theirs_are_read() {
     }
 }
 
+/// From reports: a pair without its half, a resized embedding beside the pairs, and the name for all matrices.
+#[test]
+fn tensors_that_an_adapter_lacks_or_has_beside_are_refused_by_name() {
+    let golden = golden();
+    let open = |targets: Option<Value>, change: &dyn Fn(&mut Vec<(String, Tensor)>)| {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = folder("lora").join("adapter_config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+        if let Some(targets) = targets {
+            config["target_modules"] = targets;
+        }
+        fs::write(scratch.path().join("adapter_config.json"), config.to_string()).unwrap();
+        let mut tensors = Tensor::read_safetensors(folder("lora").join("adapter_model.safetensors")).unwrap();
+        change(&mut tensors);
+        Tensor::write_safetensors(&tensors, scratch.path().join("adapter_model.safetensors")).unwrap();
+        AdapterFolder::open(scratch.path(), golden.base.decoder_config()).map_err(|error| error.to_string())
+    };
+    let missing = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight";
+    let error = open(None, &|tensors| tensors.retain(|(name, _)| name != missing)).unwrap_err();
+    assert!(error.contains("v_proj.lora_B.weight` is missing"), "{error}");
+    let ones = || Tensor::ones([41, 16], (Kind::Float, Device::Cpu));
+    let embedding = "base_model.model.model.embed_tokens.weight";
+    let error = open(None, &|tensors| tensors.push((embedding.to_owned(), ones()))).unwrap_err();
+    assert!(error.contains("embed_tokens.weight` is not part of the model"), "{error}");
+
+    // Adds a pair to the two matrices of a layer that the golden adapter leaves out.
+    let complete = |tensors: &mut Vec<(String, Tensor)>| {
+        let likes = [("self_attn.v_proj", "self_attn.k_proj"), ("mlp.up_proj", "mlp.gate_proj")];
+        for (like, new) in likes {
+            let pairs = tensors.iter().filter(|(name, _)| name.contains(like));
+            let pairs: Vec<_> = pairs.map(|(name, it)| (name.replace(like, new), it.copy())).collect();
+            tensors.extend(pairs);
+        }
+    };
+    let all = open(Some(json!("all-linear")), &complete).unwrap();
+    let modules = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+    let named = open(Some(json!(modules)), &complete).unwrap();
+    let units = |adapter: &AdapterFolder| {
+        let config = golden.base.decoder_config().clone();
+        format!("{:?}", Decoder::with_lora(config, adapter.lora_config(), Device::Cpu).unwrap().units())
+    };
+    assert_eq!(units(&all), units(&named));
+}
+
 /// A fused tensor has one adapter, and separate tensors have one each.
 #[test]
 fn adapters_of_matrices_that_another_family_has_are_refused_by_name() {

@@ -381,14 +381,26 @@ mod tests {
             let entry = entry.unwrap();
             fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
         }
-        let config = FolderConfig { path: folder.path().into(), chat: true, system_prompt: None, lora: None };
+        let chat = FolderConfig { path: folder.path().into(), chat: true, system_prompt: None, lora: None };
         let open = |stops: Value| {
             let text = json!({"eos_token_id": stops}).to_string();
             fs::write(folder.path().join("generation_config.json"), text).unwrap();
-            Tokenizer::of_folder(&ModelFolder::open(folder.path()).unwrap(), &config)
+            Tokenizer::of_folder(&ModelFolder::open(folder.path()).unwrap(), &chat)
         };
         assert_eq!(open(json!([5, 320])).unwrap().stop_tokens(), [5, 320, 321]);
         let error = open(json!([5, 328])).unwrap_err().to_string();
         assert!(error.contains("names 328 as eos_token_id") && error.contains("from 0 to 327"), "{error}");
+        // The tokenizer's own end is enough; without one there is none anywhere.
+        assert_eq!(open(json!(null)).unwrap().stop_tokens(), [321]);
+        let file = folder.path().join("tokenizer_config.json");
+        let mut tokenizer: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        tokenizer["eos_token"] = Value::Null;
+        fs::write(&file, tokenizer.to_string()).unwrap();
+        let model = folder.path().join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&model).unwrap()).unwrap();
+        config["eos_token_id"] = Value::Null;
+        fs::write(&model, config.to_string()).unwrap();
+        let error = open(json!(null)).unwrap_err().to_string();
+        assert!(error.contains("names no eos_token_id in generation_config.json or config.json"), "{error}");
     }
 }

@@ -205,6 +205,7 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
         Origin::Trlx if trlx_ilql::is_ilql(&ledger) => trlx_ilql::apply(&mut ledger),
         Origin::Trlx => trlx::apply(&mut ledger),
     }
+    rules::settings_of_the_shell(&mut ledger);
     let (draft, rows) = ledger.finish();
     Ok(Import { origin, rows, draft })
 }

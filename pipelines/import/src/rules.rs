@@ -25,6 +25,13 @@ pub(super) fn map_count(ledger: &mut Ledger, key: &str, field: &str, default: u6
     count
 }
 
+/// Closes keys that stand for a variable of the shell, under which the program is started.
+pub(super) fn settings_of_the_shell(ledger: &mut Ledger) {
+    for key in ["cuda_visible_devices", "CUDA_VISIBLE_DEVICES"] {
+        ledger.idle_ending(key, "a setting of the machine: set it in the shell, or set `devices`");
+    }
+}
+
 /// Closes a number that is part of a field that an earlier row reports.
 pub(super) fn fold_number(ledger: &mut Ledger, key: &str, why: &str) {
     match (ledger.peek(key), ledger.number(key)) {

@@ -341,11 +341,14 @@ mod tests {
             (Spec::Json(json!({"type": "thing"})), "thing"),
             (Spec::Json(json!(3)), "schema"),
             (Spec::Json(json!({"$ref": "#/nowhere"})), "nowhere"),
+            (Spec::Json(json!({"$ref": "#"})), ""),
+            (Spec::Json(json!({"allOf": [{"$ref": "#/allOf/0"}]})), ""),
             (Spec::Json(json!({"type": "string", "enum": []})), ""),
             (Spec::Regex("a(".to_owned()), "unclosed group"),
         ] {
             let problem = of_bytes.compile(&spec).unwrap_err();
             assert!(problem.contains(word) && !problem.is_empty(), "{spec:?}: {problem}");
+            assert!(!problem.contains("Extension") && !problem.contains('\n'), "{spec:?}: {problem}");
         }
         let problem = formats(&characters("ab")).compile(&Spec::Choice(vec!["c".to_owned()])).unwrap_err();
         assert_eq!(problem, "no token of the model continues it");

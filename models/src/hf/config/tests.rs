@@ -468,6 +468,27 @@ fn rope_is_read_from_either_place() {
     }
 }
 
+/// Fields of published files that change no value, each from a report.
+#[test]
+fn fields_that_change_nothing_are_read() {
+    let plain = read(json!({})).unwrap();
+    for changes in [
+        json!({"pretraining_tp": 1}),
+        json!({"dtype": "auto"}),
+        json!({"torch_dtype": "auto"}),
+        json!({"eos_token_id": [1, 2]}),
+        json!({"text_config": {"hidden_size": 99}}),
+    ] {
+        assert_eq!(read(changes.clone()).unwrap(), plain, "{changes}");
+    }
+    let yarn = |more: Value| {
+        let mut yarn = json!({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32});
+        yarn.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        read(json!({"rope_scaling": yarn})).unwrap().rope_scaling
+    };
+    assert_eq!(yarn(json!({"type": "yarn", "finetuned": true})), yarn(json!({})));
+}
+
 #[test]
 fn what_is_missing_is_named() {
     let check = |changes: Value, expected: &str| {

@@ -636,6 +636,55 @@ mod tests {
         assert_eq!((tokenizer.special_token("<third>"), tokenizer.eos()), (Some(325), Some(321)));
     }
 
+    /// Special tokens as older and newer files write them: texts, objects, lists, objects by name, or none.
+    #[test]
+    fn special_tokens_are_read_in_every_spelling() {
+        let scratch = tempfile::tempdir().unwrap();
+        fs::copy(folder().join("tokenizer.json"), scratch.path().join("tokenizer.json")).unwrap();
+        let plain = HfTokenizer::open(scratch.path()).unwrap();
+        assert_eq!((plain.eos(), plain.encode("a", true).unwrap()), (None, vec![64]));
+        let object = json!({"content": "<|im_end|>", "lstrip": false, "rstrip": false, "normalized": false});
+        for config in [
+            json!({"eos_token": object}),
+            json!({"eos_token": "<|im_end|>", "pad_token": null}),
+            json!({"eos_token": "<|im_end|>", "extra_special_tokens": ["<|im_start|>"]}),
+            json!({"eos_token": "<|im_end|>", "extra_special_tokens": {"image_token": "<|im_start|>"}}),
+        ] {
+            fs::write(scratch.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+            let tokenizer = HfTokenizer::open(scratch.path()).unwrap();
+            assert_eq!(tokenizer.eos(), Some(321), "{config}");
+            assert_eq!(tokenizer.encode("a<|im_end|>", true).unwrap(), [64, 321], "{config}");
+        }
+    }
+
+    /// `transformers` encodes what a template rendered with `add_special_tokens=False`.
+    #[test]
+    fn a_token_that_the_template_and_the_tokenizer_add_is_there_once() {
+        let scratch = tempfile::tempdir().unwrap();
+        let content = fs::read(folder().join("tokenizer.json")).unwrap();
+        let mut tokenizer: Value = serde_json::from_slice(&content).unwrap();
+        let (first, text) = ("<|im_start|>", json!({"Sequence": {"id": "A", "type_id": 0}}));
+        let id = tokenizer["added_tokens"].as_array().unwrap().iter().find(|token| token["content"] == first);
+        let id = id.unwrap()["id"].as_i64().unwrap();
+        let added = json!({"SpecialToken": {"id": first, "type_id": 0}});
+        tokenizer["post_processor"] = json!({
+            "type": "TemplateProcessing",
+            "single": [added, text],
+            "pair": [added, text, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {first: {"id": first, "ids": [id], "tokens": [first]}},
+        });
+        fs::write(scratch.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let config = json!({"bos_token": first, "chat_template": "{{ bos_token }}{{ messages[0].content }}"});
+        fs::write(scratch.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+        let tokenizer = HfTokenizer::open(scratch.path()).unwrap();
+        let messages = [json!({"role": "user", "content": "two"})];
+        let conversation = Conversation { messages: &messages, ..Conversation::default() };
+        let chat = tokenizer.encode_chat(conversation, &Map::new()).unwrap();
+        assert_eq!(chat, tokenizer.encode("two", true).unwrap());
+        assert_eq!(chat[1..], tokenizer.encode("two", false).unwrap());
+        assert_eq!(chat[0], id);
+    }
+
     #[test]
     fn conversations_with_tools_may_have_a_template_of_their_own() {
         let scratch = tempfile::tempdir().unwrap();

@@ -133,6 +133,25 @@ rewards: {math: {worker_cls: a.MathRuleRewardWorker}}
     check_line(&import, "        held_out: b.jsonl\n");
 }
 
+/// Devices that a program sees are a variable of its shell, which other systems also set in their files.
+#[test]
+fn devices_that_a_file_makes_visible_are_the_shells() {
+    let accelerate = "distributed_type: MULTI_GPU\nnum_processes: 2\nCUDA_VISIBLE_DEVICES: '0,1'\n";
+    let trl = "model_name_or_path: m\nreward_funcs: [accuracy_reward]\nnum_generations: 8\n\
+               cuda_visible_devices: 0,1\nenv: {cuda_visible_devices: '1'}\n";
+    for (text, origin, key) in [
+        (accelerate, Origin::Accelerate, "CUDA_VISIBLE_DEVICES"),
+        (trl, Origin::Trl, "cuda_visible_devices"),
+        (trl, Origin::Trl, "env.cuda_visible_devices"),
+    ] {
+        let import = imported("a.yaml", text, origin);
+        check_refused(&import, &[]);
+        check_rows(&import, &[(key, "no effect")]);
+        let row = import.rows.iter().find(|row| row.key == key).unwrap().to_string();
+        assert!(row.contains("set it in the shell, or set `devices`"), "{row}");
+    }
+}
+
 #[test]
 fn device_lists_of_every_spelling() {
     for (text, devices) in [

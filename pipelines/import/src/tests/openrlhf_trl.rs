@@ -266,6 +266,25 @@ fn trlxs_updates_become_steps() {
     check_refused(&uneven, &["train.batch_size"]);
 }
 
+/// trlx hands `max_length` to `generate`, which counts the prompt's tokens too.
+#[test]
+fn trlxs_max_length_bounds_the_completion_alone() {
+    let with = |lengths: &str| {
+        let text = TRLX.replace("max_new_tokens: 8", lengths);
+        imported("ppo.yml", &text, Origin::Trlx)
+    };
+    let import = with("max_length: 64");
+    check_refused(&import, &[]);
+    check_lines(&import, &["      max_new_tokens: 64\n"]);
+    let told = "changed   method.gen_kwargs.max_length: 64 -> pipeline.rlvr.rollout.max_new_tokens: 64 \
+                (limits the completion only, where trlx counts its prompt too)";
+    check_rows(&import, &[("method.gen_kwargs.max_length", told)]);
+    let import = with("max_length: 64, max_new_tokens: 8");
+    check_lines(&import, &["      max_new_tokens: 8\n"]);
+    check_rows(&import, &[("method.gen_kwargs.max_length", "no effect")]);
+    check_refused(&with("max_length: 6.5"), &["method.gen_kwargs.max_length"]);
+}
+
 #[test]
 fn trlxs_adapters_are_pefts() {
     let peft = "model: {model_path: models/gpt, peft_config: {peft_type: LORA, r: 4, use_dora: true, \
