@@ -48,7 +48,7 @@ struct Data<'a> {
 #[derive(Serialize)]
 struct Values<'a> {
     nonce: String,
-    connects: &'static str,
+    live: bool,
     style: Value,
     charts: Value,
     script: Value,
@@ -68,7 +68,7 @@ impl Page<'_> {
         let data = Data { live: updates.is_empty(), figures: &FIGURES, updates: &updates };
         let values = Values {
             nonce: nonce(),
-            connects: if updates.is_empty() { "'self'" } else { "'none'" },
+            live: updates.is_empty(),
             style: Value::from_safe_string(STYLES.concat()),
             charts: Value::from_safe_string(format!("/*\n{CHARTS_LICENSE}\n*/\n{CHARTS}")),
             script: Value::from_safe_string(format!("\"use strict\";\n{}", SCRIPTS.concat())),

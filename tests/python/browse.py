@@ -97,7 +97,9 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", **size)
         if args.mobile:
             self.call("Emulation.setTouchEmulationEnabled", enabled=True)
-        self.call("Page.navigate", url=url)
+        problem = self.call("Page.navigate", url=url).get("errorText")
+        if problem:
+            raise RuntimeError(f"{url}: {problem}")
 
     def found(self):
         """Errors and requests so far."""

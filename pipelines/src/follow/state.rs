@@ -1,4 +1,4 @@
-//! How a run is doing.
+//! State of a run: running, or its end.
 
 use serde::Serialize;
 
