@@ -32,7 +32,7 @@ const SCRIPTS: [&str; 6] = [
 #[derive(Debug)]
 pub enum Page<'a> {
     /// A run as it is now.
-    Frozen(Update<'a>),
+    Frozen(&'a Update<'a>),
     /// Runs whose updates come as events.
     Live,
 }
@@ -61,7 +61,7 @@ impl Page<'_> {
     /// The page as HTML.
     pub fn html(&self) -> String {
         let update = match self {
-            Page::Frozen(update) => Some(update),
+            Page::Frozen(update) => Some(*update),
             Page::Live => None,
         };
         let updates: Vec<&Update> = update.into_iter().collect();

@@ -14,8 +14,8 @@ use crate::run_dir::RunDir;
 pub fn write_report(run: &RunDir) -> Result<()> {
     let mut follower = Follower::open(run.path())?;
     follower.poll()?;
-    let page = Page::Frozen(follower.update(&mut Cursor::default()));
-    write_atomic(&run.report(), page.html().as_bytes())
+    let update = follower.update(&mut Cursor::default());
+    write_atomic(&run.report(), Page::Frozen(&update).html().as_bytes())
 }
 
 #[cfg(test)]

@@ -100,7 +100,7 @@ mod tests {
         // A resumed run writes aside and renames.
         fs::write(folder.path().join("aside"), "1\né whole\n3\n4\n").unwrap();
         fs::rename(folder.path().join("aside"), &path).unwrap();
-        assert_eq!(new_lines(&mut tail).0, true);
+        assert!(new_lines(&mut tail).0);
         assert_eq!(tail.lines, 4);
         fs::write(&path, "5\n").unwrap();
         assert_eq!(new_lines(&mut tail), (true, vec!["5\n".into()]));
