@@ -47,6 +47,7 @@ mod shims;
 mod strict;
 mod trackers;
 mod videos;
+mod watch;
 mod written_samples;
 
 use std::collections::BTreeMap;

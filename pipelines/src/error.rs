@@ -145,6 +145,22 @@ pub enum Error {
     /// The server could not listen or stopped with an error.
     #[error("cannot serve")]
     Serve(#[source] std::io::Error),
+    /// The address of a server cannot be used.
+    #[error("cannot listen at {address}: choose another `--port` (0 takes a free one), or another `--host`")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// Cause.
+        source: std::io::Error,
+    },
+    /// A path at which there is no run to watch.
+    #[error("cannot watch {}: {problem}", path.display())]
+    Watch {
+        /// The path.
+        path: std::path::PathBuf,
+        /// The problem with it.
+        problem: String,
+    },
     /// The address of the metrics server cannot be used.
     #[error("cannot serve metrics at {address}: choose another `metrics.prometheus`")]
     Prometheus {

@@ -11,6 +11,9 @@ pub const REWARD: &str = "reward";
 /// The name of the held-out loss.
 pub const LOSS: &str = "loss";
 
+/// The name of the distance of the images from those before training.
+pub const DRIFT: &str = "drift";
+
 /// The name of the loss in training, of runs without evaluations.
 pub const TRAINING_LOSS: &str = "train loss";
 
@@ -59,7 +62,7 @@ impl<'a> Headline<'a> {
         let sum = |metric| history.get(metric).filter(|curve| curve.count() > 0).map(Curve::sum);
         let speed = |(metric, unit)| Some((history.get(metric)?.mean_by_time()?, unit));
         let comparisons = if has("eval/reward") {
-            vec![evaluation("held-out", "eval/reward"), evaluation("drift", "eval/drift"), reward()]
+            vec![evaluation("held-out", "eval/reward"), evaluation(DRIFT, "eval/drift"), reward()]
         } else if has("eval/loss") {
             let found = [
                 (LOSS, "eval/loss"),

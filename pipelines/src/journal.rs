@@ -18,8 +18,9 @@ use crate::{
     picture::Picture,
     progress::{Progress, Screen, StepSummary, summary_table},
     prometheus::Prometheus,
-    report::{ReportInfo, write_report},
+    report::write_report,
     run_dir::RunDir,
+    run_log::{LogKind, RunLog},
     sample_text,
     samples::{Phase, Sample, SamplesLog},
     tensorboard::EventWriter,
@@ -30,6 +31,8 @@ use crate::{
 pub struct Journal {
     dir: RunDir,
     metrics: MetricsLog,
+    /// Steps of the warm-up, once there is one.
+    warmup: Option<MetricsLog>,
     samples: SamplesLog,
     advice: AdviceLog,
     recent: Recent,
@@ -38,8 +41,6 @@ pub struct Journal {
     trackers: Option<Trackers>,
     progress: Progress,
     name: String,
-    description: String,
-    steps: u64,
     /// Earliest time of the next report between steps.
     next_report: Instant,
     /// Earliest time of the next completion on the terminal; `None` to print none.
@@ -82,12 +83,15 @@ impl Journal {
         let config =
             fs::read_to_string(&config).map_err(|source| OutputError::io("read", &config, source))?;
         board.text(first_step, "config", &format!("```yaml\n{config}```"))?;
+        screen.keep_in(RunLog::open(&dir.log())?);
+        screen.record(LogKind::Start, description);
         let progress = Progress::new(screen, steps, first_step.saturating_sub(1));
-        let (name, description) = (name.to_owned(), description.to_owned());
+        let name = name.to_owned();
         let next_report = Instant::now();
         Ok(Self {
             dir,
             metrics,
+            warmup: None,
             samples,
             advice,
             recent,
@@ -96,8 +100,6 @@ impl Journal {
             trackers: None,
             progress,
             name,
-            description,
-            steps,
             next_report,
             next_shown: None,
         })
@@ -129,6 +131,18 @@ impl Journal {
     /// Prints a completion of training now and then.
     pub fn show_samples(&mut self) {
         self.next_shown = Some(Instant::now());
+    }
+
+    /// Records a step of the warm-up, numbered from 1.
+    pub fn warm_up(&mut self, step: u64, loss: f64, learning_rate: f64) -> Result<()> {
+        let log = match &mut self.warmup {
+            Some(log) => log,
+            none => none.insert(MetricsLog::open_at(&self.dir.warmup(), step)?),
+        };
+        let mut metrics = Metrics::new();
+        metrics.insert("warmup/loss", loss);
+        metrics.insert("warmup/learning_rate", learning_rate);
+        Ok(log.append(step, &metrics)?)
     }
 
     /// Records a step: its metrics, its samples, and those of an evaluation after it.
@@ -197,13 +211,17 @@ impl Journal {
 
     /// Rewrites `report.html`.
     pub fn report(&self) -> Result<()> {
-        let info = ReportInfo { name: &self.name, description: &self.description, steps: self.steps };
-        Ok(write_report(&self.dir, &info)?)
+        Ok(write_report(&self.dir)?)
     }
 
     /// Prints a line above the progress bar.
     pub fn say(&self, line: &str) {
         self.progress.println(line);
+    }
+
+    /// Prints the last line above the progress bar, and logs how the run ended.
+    pub fn end(&self, kind: LogKind, line: &str) {
+        self.progress.end(kind, line);
     }
 
     /// The table of results at the end.

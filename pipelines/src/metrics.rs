@@ -17,7 +17,7 @@ mod history;
 use std::path::Path;
 
 pub use declared::{DECLARED, Declared, Reduction, declared, page};
-pub use history::{Curve, ENDS, History};
+pub use history::{Curve, ENDS, History, Stretch};
 use indexmap::IndexMap;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::ser::SerializeMap;
@@ -99,6 +99,14 @@ impl MetricsLog {
     /// If the file cannot be read or written, or holds an invalid line.
     pub fn resume(path: &Path, next_step: u64) -> Result<MetricsLog> {
         Ok(MetricsLog { lines: JsonLines::resume(path, next_step)? })
+    }
+
+    /// Continues the log at `next_step` if it exists, else starts it.
+    ///
+    /// # Errors
+    /// If the file cannot be read or written, or holds an invalid line.
+    pub fn open_at(path: &Path, next_step: u64) -> Result<MetricsLog> {
+        if path.exists() { MetricsLog::resume(path, next_step) } else { MetricsLog::create(path) }
     }
 
     /// Appends the line of a step and hands it to the operating system, so that it outlives a kill.

@@ -4,6 +4,7 @@
 //! is written every few seconds instead.
 
 use std::io::{self, Write as _};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressFinish, ProgressStyle};
@@ -12,20 +13,42 @@ use crate::format;
 use crate::headline::{Comparison, Headline, SPEEDS, TRAINING_LOSS};
 use crate::metrics::Metrics;
 use crate::run_dir::RunDir;
+use crate::run_log::{LogKind, RunLog};
 
 /// The least time between two plain lines.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Standard error, shared by all writers while a progress bar may be at its bottom. Clones are the same
-/// screen. It is an [`io::Write`] for a tracing subscriber.
+/// screen. It is an [`io::Write`] for a tracing subscriber. A run's log gets all that is written to it.
 #[derive(Debug, Clone, Default)]
 pub struct Screen {
     bars: MultiProgress,
+    log: Arc<Mutex<Option<RunLog>>>,
+}
+
+impl Screen {
+    /// Writes all further lines to `log`, too.
+    pub fn keep_in(&self, log: RunLog) {
+        *self.log.lock().unwrap_or_else(PoisonError::into_inner) = Some(log);
+    }
+
+    /// Writes a line to the log alone.
+    pub fn record(&self, kind: LogKind, line: &str) {
+        if let Some(log) = &mut *self.log.lock().unwrap_or_else(PoisonError::into_inner) {
+            // A full disk also fails the next write of the metrics, which ends the run.
+            let _ = log.append(kind, line);
+        }
+    }
+
+    fn show(&self, bytes: &[u8]) -> io::Result<()> {
+        self.bars.suspend(|| io::stderr().write_all(bytes))
+    }
 }
 
 impl io::Write for Screen {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.bars.suspend(|| io::stderr().write(bytes))
+        self.record(LogKind::Line, &String::from_utf8_lossy(bytes));
+        self.show(bytes).map(|()| bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -105,11 +128,18 @@ impl Progress {
         let _ = self.screen.clone().write_all(format!("{line}\n").as_bytes());
     }
 
+    /// Writes a line to standard error, which tells the log how the run ended.
+    pub fn end(&self, kind: LogKind, line: &str) {
+        let _ = self.screen.show(format!("{line}\n").as_bytes());
+        self.screen.record(kind, line);
+    }
+
     fn plain_line(&mut self, step: u64, message: &str) {
         let due = self.last_line.is_none_or(|last| last.elapsed() >= PLAIN_INTERVAL);
         if due || step == self.steps {
             self.last_line = Some(Instant::now());
-            self.println(&format!("step {step}/{}  {message}", self.steps));
+            // Not for the log: the metrics have it.
+            let _ = self.screen.show(format!("step {step}/{}  {message}\n", self.steps).as_bytes());
         }
     }
 }

@@ -5,8 +5,10 @@
 //! | `config.yaml` | the config as the user wrote it |
 //! | `resolved.yaml` | the resolved config; written last, so a folder that has it holds a run |
 //! | `metrics.jsonl` | one object per step ([`crate::metrics`]) |
+//! | `warmup.jsonl` | one object per step of the supervised warm-up |
 //! | `samples.jsonl` | samples of evaluations and of training steps ([`crate::samples`]) |
 //! | `advice.jsonl` | what goes wrong, and how to mend it ([`crate::advice`]) |
+//! | `log.jsonl` | printed lines, and how each start ended ([`crate::run_log`]) |
 //! | `report.html` | curves and samples for a browser ([`crate::report`]) |
 //! | `tensorboard/` | event files, one per start ([`crate::tensorboard`]) |
 //! | `checkpoints/` | checkpoints to resume from |
@@ -18,6 +20,8 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyroll_strategy::checkpoint;
 use jiff::{Timestamp, Zoned};
@@ -30,6 +34,9 @@ use crate::output_error::{OutputError, Result};
 const CONFIG: &str = "config.yaml";
 const RESOLVED: &str = "resolved.yaml";
 const LOCK: &str = "lock";
+
+/// Most time for which readers may hold the lock.
+const READERS: Duration = Duration::from_millis(200);
 
 /// Exclusive lock of a run folder.
 #[derive(Debug)]
@@ -119,10 +126,21 @@ impl RunDir {
         let path = self.config();
         let file = File::options().write(true).open(&path);
         let file = file.map_err(|source| OutputError::io("open", &path, source))?;
-        match file.try_lock() {
-            Ok(()) => Ok(file),
-            Err(TryLockError::WouldBlock) => Err(OutputError::InUse { path: self.path.clone() }),
-            Err(TryLockError::Error(source)) => Err(OutputError::io("lock", &path, source)),
+        self.lock_file(&path, &file)?;
+        Ok(file)
+    }
+
+    /// Locks an open file of the folder for this process.
+    fn lock_file(&self, path: &Path, file: &File) -> Result<()> {
+        let since = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(()),
+                // A reader asks for a moment, in `is_in_use`.
+                Err(TryLockError::WouldBlock) if since.elapsed() < READERS => sleep(READERS / 10),
+                Err(TryLockError::WouldBlock) => return Err(OutputError::InUse { path: self.path.clone() }),
+                Err(TryLockError::Error(source)) => return Err(OutputError::io("lock", path, source)),
+            }
         }
     }
 
@@ -140,15 +158,20 @@ impl RunDir {
         // Truncated only after the lock is held.
         let mut file =
             File::options().write(true).create(true).truncate(false).open(&path).map_err(io("create"))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(OutputError::InUse { path: self.path.clone() }),
-            Err(TryLockError::Error(source)) => return Err(io("lock")(source)),
-        }
+        self.lock_file(&path, &file)?;
         let mark = format!("process {} of {}", process::id(), Timestamp::now());
         let written = file.set_len(0).and_then(|()| file.write_all(mark.as_bytes()));
         written.and_then(|()| file.sync_all()).map_err(io("write"))?;
         Ok(Lock { _file: file, mark })
+    }
+
+    /// Returns true while a process writes the run. A file system without locks never does.
+    pub fn is_in_use(&self) -> bool {
+        let is_locked = |path: PathBuf| {
+            let locked = File::open(path).map(|file| file.try_lock_shared());
+            matches!(locked, Ok(Err(TryLockError::WouldBlock)))
+        };
+        is_locked(self.path.join(LOCK)) || is_locked(self.config())
     }
 
     /// Default path of a run: `runs/<name>-<YYYYmmdd-HHMMSS>` in `now`'s time zone, with `-2`, `-3` and so on
@@ -185,6 +208,11 @@ impl RunDir {
         self.path.join("metrics.jsonl")
     }
 
+    /// Metrics of the warm-up, one JSON object per step.
+    pub fn warmup(&self) -> PathBuf {
+        self.path.join("warmup.jsonl")
+    }
+
     /// Samples of evaluations and of training steps, one JSON object each.
     pub fn samples(&self) -> PathBuf {
         self.path.join("samples.jsonl")
@@ -193,6 +221,11 @@ impl RunDir {
     /// Advice, one JSON object each.
     pub fn advice(&self) -> PathBuf {
         self.path.join("advice.jsonl")
+    }
+
+    /// Printed lines, one JSON object each.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("log.jsonl")
     }
 
     /// Images generated in the evaluation at a step.
@@ -244,13 +277,15 @@ impl RunDir {
 
     /// Returns true if the run has an evaluation, a step or a checkpoint, or files of another kind than a run's.
     fn has_begun(&self) -> Result<bool> {
-        const OWN: [&str; 14] = [
+        const OWN: [&str; 16] = [
             CONFIG,
             RESOLVED,
             LOCK,
             "metrics.jsonl",
+            "warmup.jsonl",
             "samples.jsonl",
             "advice.jsonl",
+            "log.jsonl",
             "report.html",
             "tensorboard",
             "trackers",

@@ -129,37 +129,32 @@ pub fn read_samples(path: &Path) -> Result<Vec<Sample>> {
 /// Samples of the first and of the last evaluation, and of the last steps of training, each in order.
 #[derive(Debug, Default, PartialEq)]
 pub struct Ends {
-    /// Samples of both evaluations, or of the only one.
-    pub evaluated: Vec<Sample>,
-    /// Samples of training.
-    pub training: Vec<Sample>,
+    /// Samples of the first evaluation.
+    pub first: Vec<Sample>,
+    /// Samples of the last evaluation; empty if that is the first.
+    pub last: Vec<Sample>,
+    /// Samples of training, by step.
+    pub training: BTreeMap<u64, Vec<Sample>>,
 }
 
-/// Reads the ends of a `samples.jsonl` with the last `steps` of training, without keeping the rest in memory.
-///
-/// # Errors
-/// If the file cannot be read, or has a line that is not a sample.
-pub fn read_ends(path: &Path, steps: usize) -> Result<Ends> {
-    let (mut first, mut last): (Vec<Sample>, Vec<Sample>) = (Vec::new(), Vec::new());
-    let mut training: BTreeMap<u64, Vec<Sample>> = BTreeMap::new();
-    let is_of = |samples: &[Sample], step| samples.first().is_none_or(|sample| sample.step == step);
-    json_lines::each(path, |sample: Sample| {
+impl Ends {
+    /// Takes the next sample of a run, and keeps the last `steps` of training.
+    pub fn add(&mut self, sample: Sample, steps: usize) {
+        let is_of = |samples: &[Sample], step| samples.first().is_none_or(|sample| sample.step == step);
         if sample.phase == Phase::Train {
-            training.entry(sample.step).or_default().push(sample);
-            if training.len() > steps {
-                training.pop_first();
+            self.training.entry(sample.step).or_default().push(sample);
+            if self.training.len() > steps {
+                self.training.pop_first();
             }
-        } else if is_of(&first, sample.step) {
-            first.push(sample);
+        } else if is_of(&self.first, sample.step) {
+            self.first.push(sample);
         } else {
-            if !is_of(&last, sample.step) {
-                last.clear();
+            if !is_of(&self.last, sample.step) {
+                self.last.clear();
             }
-            last.push(sample);
+            self.last.push(sample);
         }
-    })?;
-    first.append(&mut last);
-    Ok(Ends { evaluated: first, training: training.into_values().flatten().collect() })
+    }
 }
 
 /// Reads null as NaN, since JSON has no NaN and serde writes it as null.
@@ -223,9 +218,13 @@ mod tests {
             trained(step).into_iter().chain(evaluated)
         });
         all.for_each(|sample| log.append(&sample).unwrap());
-        let ends = read_ends(&path, 2).unwrap();
-        assert_eq!(ends.evaluated, [evaluated(0), evaluated(40)].concat());
-        assert_eq!(ends.training, [trained(39), trained(40)].concat());
+        let mut ends = Ends::default();
+        read_samples(&path).unwrap().into_iter().for_each(|sample| ends.add(sample, 2));
+        assert_eq!((ends.first, ends.last), (evaluated(0).to_vec(), evaluated(40).to_vec()));
+        assert_eq!(
+            ends.training.into_values().flatten().collect::<Vec<_>>(),
+            [trained(39), trained(40)].concat()
+        );
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! The `anyroll-engine` program, which the `anyroll` launcher starts once it has found libtorch: the command line and the
-//! server, over [`anyroll_pipelines`].
+//! servers, over [`anyroll_pipelines`].
 
 #![forbid(unsafe_code)]
 
 mod cli;
 mod serve;
+mod watch;
 
 use std::{any::Any, panic, process};
 

@@ -144,7 +144,7 @@ fn a_run_may_have_no_evaluation() {
     assert!(table.contains("train loss") && table.contains("training records, mean of 10 steps"), "{table}");
     assert!(metrics(&whole).iter().all(|step| step.keys().all(|name| !name.starts_with("eval/"))));
     let report = fs::read_to_string(whole.join("report.html")).unwrap();
-    assert!(report.contains("train loss, 10-step mean") && !report.contains("Held-out loss"));
+    assert!(report.contains("train loss, 10-step mean") && !report.contains("\"eval/loss\":{"));
     let sets = ["pipeline.offline.steps=80"];
     let (command, long) = train("long", &sets);
     succeed(command);
@@ -180,7 +180,7 @@ fn answers_are_learnt() {
     assert!((loss[0] - 13f64.ln()).abs() < 0.1, "{loss:?}");
     assert!(run.join("best").is_dir() && run.join("report.html").is_file());
     let report = fs::read_to_string(run.join("report.html")).unwrap();
-    assert!(report.contains("Held-out loss") && report.contains("Training loss"), "charts");
+    assert!(report.contains("\"eval/loss\":{") && report.contains("\"loss\":{"), "curves");
 }
 
 /// Every objective widens the margin from pairs alone. An objective with a reference starts at a margin of 0.

@@ -17,8 +17,8 @@ use crate::{
     run::Run,
     samples::Phase,
     train::{
-        Evaluation, Exchange, Kept, Learner, Nothing, Pipeline, Place, Plan, Schedule, StepOutcome, describe,
-        hold,
+        Evaluation, Exchange, Kept, Learner, Nothing, Pipeline, Place, Plan, Schedule, StepOutcome,
+        WarmupStep, describe, hold,
     },
 };
 
@@ -114,7 +114,7 @@ impl Pipeline for Diffusion {
         describe(title(&self.task.config.method), &*self.task.model, &self.run)
     }
 
-    fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64> {
+    fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<WarmupStep> {
         let warmup = self.task.config.warmup.as_ref().expect("the plan has warm-up steps");
         self.task.warmup_step(&mut self.models, exchange, warmup, step)
     }

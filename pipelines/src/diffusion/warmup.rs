@@ -12,11 +12,11 @@ use super::{
 };
 use crate::{
     Result,
-    train::{Exchange, Learner, learning_rate},
+    train::{Exchange, Learner, WarmupStep, learning_rate},
 };
 
 impl ImageTask {
-    /// Runs one step, and returns its loss, the mean squared error of the velocities. Sigmas are the logistic of
+    /// Runs one step. The loss is the mean squared error of the velocities. Sigmas are the logistic of
     /// normal numbers (Esser et al. 2024).
     pub fn warmup_step(
         &self,
@@ -24,7 +24,7 @@ impl ImageTask {
         exchange: &Exchange,
         warmup: &FlowMatchingConfig,
         step: u64,
-    ) -> Result<f64> {
+    ) -> Result<WarmupStep> {
         let Learner { model: policy, micro_batch_size, .. } = &mut models.learner;
         let micro_batch_size = *micro_batch_size;
         let (images, mut labels) = shapes::train_batch(self.seed, step, warmup.batch_size, self.device)?;
@@ -61,8 +61,9 @@ impl ImageTask {
                 Ok(off.f_mul_scalar(2.0 / velocities.numel() as f64)?)
             })?;
         }
-        let stats = policy.step(learning_rate(&warmup.optimizer, step, warmup.steps))?;
+        let learning_rate = learning_rate(&warmup.optimizer, step, warmup.steps);
+        let stats = policy.step(learning_rate)?;
         policy.finish_step(&stats)?;
-        Ok(exchange.reduce(&loss)? / velocities.numel() as f64)
+        Ok(WarmupStep { loss: exchange.reduce(&loss)? / velocities.numel() as f64, learning_rate })
     }
 }

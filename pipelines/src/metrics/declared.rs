@@ -75,6 +75,7 @@ pub fn declared(name: &str) -> Option<&'static Declared> {
 /// All metrics, in the order of the page.
 pub const DECLARED: &[Declared] = &[
     Declared::new("warmup/loss", "nats", Last, "Loss of the last supervised warm-up step on gold answers."),
+    Declared::new("warmup/learning_rate", "", Last, "Learning rate of the step of the supervised warm-up."),
     Declared::new("reward/mean", "", Mean, "Mean reward of the step's samples."),
     Declared::new("reward/std", "", Std, "Standard deviation of the step's rewards."),
     Declared::new("reward/min", "", Min, "Smallest reward of the step."),

@@ -12,8 +12,8 @@ use super::Record;
 use crate::json_lines;
 use crate::output_error::Result;
 
-/// Most stretches of a run, which is several times what a chart can show.
-const STRETCHES: u64 = 4096;
+/// Most stretches of a curve, which is more than a chart can show.
+const STRETCHES: u64 = 1024;
 
 /// Most values that are kept from each end of a curve.
 pub const ENDS: usize = 10;
@@ -47,14 +47,16 @@ struct Timed {
 
 /// Values of adjacent steps.
 #[derive(Debug, Clone, Copy)]
-struct Stretch {
+pub struct Stretch {
     /// Its first step over the width.
-    number: u64,
+    pub number: u64,
     /// Number and sum of the finite values.
     count: u64,
     sum: f64,
-    low: f64,
-    high: f64,
+    /// Lowest finite value; NaN without one.
+    pub low: f64,
+    /// Highest finite value; NaN without one.
+    pub high: f64,
 }
 
 impl History {
@@ -68,7 +70,8 @@ impl History {
         Ok(history)
     }
 
-    fn add(&mut self, record: &Record) {
+    /// Adds the next record of a run.
+    pub fn add(&mut self, record: &Record) {
         let step = record.step;
         self.steps = Some(self.steps.map_or((step, step), |(first, last)| (first.min(step), last.max(step))));
         while step / self.width >= STRETCHES {
@@ -158,23 +161,9 @@ impl Curve {
         self.stretches = joined;
     }
 
-    /// First step and mean of each stretch of `width` steps; NaN where no value is finite.
-    pub fn means(&self, width: u64) -> impl Iterator<Item = (f64, f64)> {
-        self.stretches.iter().map(move |it| ((it.number * width) as f64, it.sum / it.count as f64))
-    }
-
-    /// First step and lowest value of each stretch of `width` steps, then its highest value if that is another.
-    pub fn extremes(&self, width: u64) -> impl Iterator<Item = (f64, f64)> {
-        self.stretches.iter().flat_map(move |it| {
-            let step = (it.number * width) as f64;
-            let high = (it.high > it.low).then_some((step, it.high));
-            std::iter::once((step, it.low)).chain(high)
-        })
-    }
-
-    /// Number of points.
-    pub fn point_count(&self) -> usize {
-        self.stretches.len()
+    /// Stretches with `number` or a later one, in order.
+    pub fn since(&self, number: u64) -> &[Stretch] {
+        &self.stretches[self.stretches.partition_point(|it| it.number < number)..]
     }
 
     /// Number of finite values.
@@ -212,6 +201,11 @@ impl Stretch {
         }
     }
 
+    /// Mean of the finite values; NaN without one.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.count as f64
+    }
+
     fn and(self, later: Stretch) -> Stretch {
         Stretch {
             number: self.number,
@@ -245,10 +239,12 @@ mod tests {
     fn a_run_of_few_steps_has_each_of_them() {
         let history = history(STRETCHES, |step| step as f64);
         let curve = history.get("loss").unwrap();
-        let points: Vec<_> = (0..STRETCHES).map(|step| (step as f64, step as f64)).collect();
-        assert_eq!(history.width(), 1);
-        assert_eq!(curve.means(1).collect::<Vec<_>>(), points);
-        assert_eq!(curve.extremes(1).collect::<Vec<_>>(), points);
+        assert_eq!((history.width(), curve.since(0).len() as u64), (1, STRETCHES));
+        for (step, it) in (0..).zip(curve.since(0)) {
+            let value = step as f64;
+            assert_eq!((it.number, it.mean(), it.low, it.high), (step, value, value, value));
+        }
+        assert_eq!(curve.since(STRETCHES - 2).len(), 2);
     }
 
     #[test]
@@ -257,26 +253,28 @@ mod tests {
         let value = |step| if step == 31_415 { 9.0 } else { (step % 2) as f64 };
         let history = history(steps, value);
         let curve = history.get("loss").unwrap();
-        assert_eq!((history.width(), history.steps()), (16, Some((0, steps - 1))));
-        assert!(
-            curve.point_count() as u64 <= STRETCHES && curve.stretches.capacity() as u64 <= 2 * STRETCHES
-        );
+        assert_eq!((history.width(), history.steps()), (64, Some((0, steps - 1))));
+        assert!(curve.since(0).len() as u64 <= STRETCHES);
+        assert!(curve.stretches.capacity() as u64 <= 2 * STRETCHES);
         let width = history.width();
-        let mean = |at: u64| (at..at + width).map(value).sum::<f64>() / width as f64;
-        assert!(curve.means(width).all(|(step, it)| it == mean(step as u64)));
-        assert!(curve.extremes(width).any(|point| point == (31_408.0, 9.0)));
+        let mean = |number: u64| {
+            let of = (number * width..steps.min((number + 1) * width)).map(value);
+            of.clone().sum::<f64>() / of.count() as f64
+        };
+        assert!(curve.since(0).iter().all(|it| it.mean() == mean(it.number)));
+        assert!(curve.since(0).iter().any(|it| (it.number, it.high) == (31_415 / width, 9.0)));
         assert_eq!(curve.first(), [0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0]);
         assert!(curve.last().iter().eq(curve.first()));
         assert_eq!((curve.count(), curve.sum()), (steps as usize, (0..steps).map(value).sum()));
-        assert_eq!(history.get("eval/loss").unwrap().point_count(), 50);
+        assert_eq!(history.get("eval/loss").unwrap().since(0).len(), 50);
     }
 
     #[test]
     fn a_value_that_is_not_finite_is_a_gap() {
         let history = history(2 * STRETCHES, |step| if step < 4 { f64::NAN } else { 1.0 });
-        let means: Vec<_> = history.get("loss").unwrap().means(history.width()).collect();
-        assert!(means[1].1.is_nan());
-        assert_eq!((means[2], means.len() as u64), ((4.0, 1.0), STRETCHES));
+        let stretches = history.get("loss").unwrap().since(0);
+        assert!(stretches[1].mean().is_nan());
+        assert_eq!((stretches[2].mean(), stretches.len() as u64), (1.0, STRETCHES));
         assert_eq!(history.get("loss").unwrap().count() as u64, 2 * STRETCHES - 4);
     }
 }

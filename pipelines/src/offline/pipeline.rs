@@ -32,7 +32,7 @@ use crate::{
     samples::Phase,
     train::{
         Evaluation, Exchange, Kept, Learner, Nothing, Pipeline, Place, Plan, Reference, Schedule,
-        StepOutcome, describe,
+        StepOutcome, WarmupStep, describe,
     },
 };
 
@@ -349,7 +349,7 @@ impl<M: Answering> Pipeline for Offline<M> {
         describe(title(&self.task.config.objective), &**self.models.learner.model.model(), &self.run)
     }
 
-    fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64> {
+    fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<WarmupStep> {
         let Self { task, models, .. } = self;
         let warmup = task.config.warmup.as_ref().expect("the plan has warm-up steps");
         let Learner { model, micro_batch_size, .. } = &mut models.learner;

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     Result,
     metrics::Metrics,
-    train::{Exchange, Purpose, StepOutcome, learning_rate, reduced},
+    train::{Exchange, Purpose, StepOutcome, WarmupStep, learning_rate, reduced},
 };
 
 /// Source of records, and their tokenizer.
@@ -53,7 +53,7 @@ impl Lesson<'_> {
         Ok(read(self.tokenizer, objective, self.turns, records)?)
     }
 
-    /// Runs one supervised warm-up step of `policy` on the answers. Returns the loss, the mean negative
+    /// Runs one supervised warm-up step of `policy` on the answers. The loss is the mean negative
     /// log-likelihood of the answers' tokens. `micro_batch_size` applies if the warm-up sets none of its own.
     pub fn warmup_step(
         &self,
@@ -62,7 +62,7 @@ impl Lesson<'_> {
         warmup: &WarmupConfig,
         micro_batch_size: usize,
         step: u64,
-    ) -> Result<f64> {
+    ) -> Result<WarmupStep> {
         let (records, own) = self.records(exchange, Draw::Warmup, step, warmup.batch_size);
         let sequences = self.read(&Objective::Sft, &records[own])?;
         let tokens = exchange.reduce(&answer_tokens(&sequences))?;
@@ -77,9 +77,10 @@ impl Lesson<'_> {
         let first = exchange.rank() * sequences.len();
         let pass = Pass { purpose: Purpose::WarmupDropout, seed: self.seed, number: step, first };
         let seen = learn(policy, &Objective::Sft, &batch, pass)?;
-        let stats = policy.step(learning_rate(&warmup.optimizer, step, warmup.steps))?;
+        let learning_rate = learning_rate(&warmup.optimizer, step, warmup.steps);
+        let stats = policy.step(learning_rate)?;
         policy.finish_step(&stats)?;
-        Ok(seen.read(exchange)?.objective.nll / tokens)
+        Ok(WarmupStep { loss: seen.read(exchange)?.objective.nll / tokens, learning_rate })
     }
 }
 

@@ -4,15 +4,12 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
+use serde_json::Value;
+
 use super::*;
 use crate::metrics::{Metrics, MetricsLog};
+use crate::run_log::{LogKind, RunLog};
 use crate::samples::{Phase, Sample, SamplesLog};
-
-const INFO: ReportInfo<'static> = ReportInfo {
-    name: "rlvr_sort_cpu",
-    description: "GRPO on sort-6, 104k parameters, cpu, world size 1, seed 0",
-    steps: 200,
-};
 
 /// Noise in [-1, 1] that is the same everywhere (splitmix64).
 fn noise(seed: u64) -> f64 {
@@ -22,10 +19,21 @@ fn noise(seed: u64) -> f64 {
     ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0
 }
 
+const DESCRIPTION: &str = "GRPO on sort-6, 104k parameters, cpu, world size 1, seed 0";
+
+/// A folder of a run of `steps` steps.
+fn empty_run(path: &Path, steps: u64) -> RunDir {
+    let config = format!(
+        "name: sort\nseed: 0\nbackend: cpu\npipeline:\n  rlvr:\n    steps: {steps}\n    note: <not a tag>\n"
+    );
+    let run = RunDir::create(path, &config, &config).unwrap();
+    RunLog::open(&run.log()).unwrap().append(LogKind::Start, DESCRIPTION).unwrap();
+    run
+}
+
 /// A run like those of the sort task, `steps` long.
 fn demo_run(path: &Path, steps: u64) -> RunDir {
-    let config = "name: rlvr_sort_cpu\nseed: 0\nbackend: cpu\npipeline:\n  rlvr:\n    note: <not a tag>\n";
-    let run = RunDir::create(path, config, config).unwrap();
+    let run = empty_run(path, steps);
     let mut log = MetricsLog::create(&run.metrics()).unwrap();
     for step in 0..=steps {
         log.append(step, &demo_metrics(step, steps)).unwrap();
@@ -115,83 +123,104 @@ fn demo_sample(step: u64, phase: Phase, prompt: u64) -> Sample {
 }
 
 fn report_of(run: &RunDir) -> String {
-    write_report(run, &INFO).unwrap();
+    write_report(run).unwrap();
     fs::read_to_string(run.report()).unwrap()
+}
+
+/// The data of a page, and the page without its scripts and styles.
+fn parts(html: &str) -> (Value, String) {
+    let (_, data) = html.split_once("<script type=\"application/json\" id=\"data\">").unwrap();
+    let data = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+    let mut rest = html.to_owned();
+    for (start, end) in [("<script", "</script>"), ("<style>", "</style>")] {
+        while let Some(at) = rest.find(start) {
+            let to = at + rest[at..].find(end).unwrap() + end.len();
+            rest.replace_range(at..to, "");
+        }
+    }
+    (data, rest)
 }
 
 #[test]
 fn the_page_has_every_part_and_fetches_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let html = report_of(&demo_run(&folder.path().join("run"), 200));
-    for part in
-        ["rlvr_sort_cpu", "finished", "world size 1", "Held-out accuracy", "after (step 200)", "seed: 0"]
-    {
-        assert!(html.contains(part), "no {part}");
+    let html = report_of(&demo_run(&folder.path().join("rlvr_sort"), 200));
+    let (data, rest) = parts(&html);
+    // Seen without scripts, too.
+    for part in ["rlvr_sort", "finished", "world size 1", "step 200 of 200", "pass@1", "0.896", "+0.825"] {
+        assert!(rest.contains(part), "no {part} in {rest}");
     }
-    // All charts except the warm-up's, whose loss this run did not log.
-    assert_eq!(html.matches("<svg").count(), 14);
-    for fetch in ["<script", "http://", "https://", "url(", "src=", "href="] {
-        assert!(!html.contains(fetch), "the page holds {fetch}");
+    let update = &data["updates"][0];
+    assert_eq!(update["before_and_after"]["rows"].as_array().unwrap().len(), 16);
+    assert_eq!(update["before_and_after"]["after"], "after (step 200)");
+    assert_eq!(update["rows"].as_array().unwrap().len(), 120);
+    assert_eq!(update["curves"]["of"]["reward/mean"]["at"].as_array().unwrap().len(), 200);
+    assert!(update["config"].as_str().unwrap().contains("<not a tag>"));
+    assert!(update["notes"]["grad_norm"].as_str().unwrap().starts_with("Norm"));
+    for fetch in ["http:", "https:", "url(", "src=", "@import"] {
+        assert!(!rest.contains(fetch), "the page holds {fetch}");
     }
+    assert!(rest.contains("default-src 'none'; script-src 'nonce-") && rest.contains("connect-src 'none'"));
+    assert!(html.contains("Copyright (c) 2022 Leon Sorokin"), "the chart library's licence");
+    assert_eq!(html.matches("<script").count(), 3);
+    assert_eq!(html.matches("</script").count(), 3);
 }
 
 #[test]
 fn whatever_text_comes_in_is_escaped() {
     let folder = tempfile::tempdir().unwrap();
-    let hostile = "</pre><script>alert(1)</script>\"'&";
-    let run = RunDir::create(&folder.path().join("run"), hostile, hostile).unwrap();
+    let hostile = "</pre></script><script>alert(1)</script><!--\"'&";
+    let run = empty_run(&folder.path().join("run <b>"), 1);
+    let mut log = RunLog::open(&run.log()).unwrap();
+    log.append(LogKind::Start, hostile).unwrap();
+    log.append(LogKind::Failed, hostile).unwrap();
     MetricsLog::create(&run.metrics()).unwrap();
     let text = || hostile.to_owned();
-    let (prompt, completion, answer) = (text(), text(), text());
-    let turns = Vec::new();
-    let sample = Sample {
-        step: 0,
-        phase: Phase::Before,
-        prompt,
-        completion,
-        turns,
-        answer,
-        reward: 0.5,
-        training: None,
-    };
-    let mut log = SamplesLog::create(&run.samples()).unwrap();
-    log.append(&sample).unwrap();
-    // The prompt, the answer, and the completion as the best and as the worst of its group.
     let of_training = crate::sample_text::tests::sample(1, 0, hostile, 0.5);
-    log.append(&Sample { prompt: text(), answer: text(), ..of_training }).unwrap();
-    write_report(&run, &ReportInfo { name: hostile, description: hostile, steps: 1 }).unwrap();
-    let html = fs::read_to_string(run.report()).unwrap();
-    assert!(!html.contains("<script"));
-    // The title twice, the description, three texts of the evaluation's sample, four of training's and the config.
-    assert_eq!(html.matches("&lt;script&gt;alert(1)").count(), 11);
+    let sample = Sample { prompt: text(), answer: text(), ..of_training };
+    SamplesLog::create(&run.samples()).unwrap().append(&sample).unwrap();
+    let html = report_of(&run);
+    let (data, rest) = parts(&html);
+    assert_eq!((html.matches("<script").count(), html.matches("<!--").count()), (3, 0));
+    assert!(rest.contains("&lt;script&gt;alert(1)") && rest.contains("run &lt;b&gt;"), "{rest}");
+    let update = &data["updates"][0];
+    for shown in [
+        &update["head"]["description"],
+        &update["head"]["reason"],
+        &update["rows"][0]["prompt"],
+        &update["rows"][0]["completion"],
+        &update["rows"][0]["answer"],
+        &update["training"]["rows"][0]["cells"][0]["completion"],
+        &update["log"][2]["text"],
+    ] {
+        assert_eq!(shown, hostile);
+    }
 }
 
 #[test]
 fn a_run_that_just_began_has_a_page() {
     let folder = tempfile::tempdir().unwrap();
-    let run = RunDir::create(&folder.path().join("run"), "", "").unwrap();
+    let run = empty_run(&folder.path().join("run"), 200);
     MetricsLog::create(&run.metrics()).unwrap();
     SamplesLog::create(&run.samples()).unwrap();
-    let html = report_of(&run);
-    assert!(html.contains("step 0 of 200") && html.contains("The curves begin with the first step."));
+    let (data, rest) = parts(&report_of(&run));
+    assert!(rest.contains("step 0 of 200"), "{rest}");
+    assert_eq!(data["updates"][0]["curves"]["of"], serde_json::json!({}));
 }
 
 #[test]
-fn numbers_that_are_not_finite_leave_gaps() {
+fn numbers_that_are_not_finite_are_null() {
     let folder = tempfile::tempdir().unwrap();
-    let run = RunDir::create(&folder.path().join("run"), "", "").unwrap();
+    let run = empty_run(&folder.path().join("run"), 200);
     let mut log = MetricsLog::create(&run.metrics()).unwrap();
-    for step in 1..=30 {
+    for step in 1..=3 {
         let mut metrics = demo_metrics(step, 200);
-        metrics.insert("grad_norm", if step > 10 { f64::NAN } else { 1.0 });
-        metrics.insert("entropy", f64::NAN);
+        metrics.insert("grad_norm", if step > 1 { f64::NAN } else { 1.0 });
         log.append(step, &metrics).unwrap();
     }
     SamplesLog::create(&run.samples()).unwrap();
-    let html = report_of(&run);
-    assert!(!html.contains("NaN") && !html.contains("inf"));
-    assert!(html.contains("Gradient norm") && !html.contains("<h2>Entropy"));
-    assert!(html.contains("norm</tspan> not finite"));
+    let (data, _) = parts(&report_of(&run));
+    assert_eq!(data["updates"][0]["curves"]["of"]["grad_norm"]["mean"], serde_json::json!([1.0, null, null]));
 }
 
 #[test]

@@ -32,7 +32,7 @@ use crate::{
     samples::Phase,
     train::{
         Evaluation, Exchange, Kept, Learner, Pipeline, Place, Plan, Reference, Schedule, StepOutcome,
-        describe,
+        WarmupStep, describe,
     },
 };
 
@@ -153,7 +153,7 @@ impl Pipeline for Rlvr {
         describe(&title(&self.task.config.algorithm), &**self.models.learner.model.model(), &self.run)
     }
 
-    fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64> {
+    fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<WarmupStep> {
         let Self { task, dataset, engine, models, .. } = self;
         let warmup = task.config.warmup.as_ref().expect("the plan has warm-up steps");
         let tokenizer = &engine.sampler.tokenizer;

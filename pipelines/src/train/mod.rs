@@ -23,13 +23,13 @@ use std::{
     time::Instant,
 };
 
-use anyroll_config::MetricsConfig;
+use anyroll_config::{MetricsConfig, error_chain::one_line};
 use anyroll_strategy::checkpoint::{self, Saver, Stamp};
 use serde::{Deserialize, Serialize};
 
 pub use exchange::Exchange;
 pub use learner::{Learner, MiniBatch, Schedule, Stepped, Update};
-pub use pipeline::{Evaluation, Kept, Nothing, Pipeline, Plan, StepOutcome};
+pub use pipeline::{Evaluation, Kept, Nothing, Pipeline, Plan, StepOutcome, WarmupStep};
 pub use place::Place;
 #[cfg(test)]
 pub use place::tests::ranks;
@@ -45,10 +45,11 @@ pub use share::Share;
 use crate::{
     Error, Result,
     journal::Journal,
-    json_lines,
+    json_lines, launch,
     metrics::{Metrics, Record},
     progress::Screen,
     run_dir::RunDir,
+    run_log::LogKind,
     samples::{Phase, Sample},
     trackers::State,
 };
@@ -118,21 +119,12 @@ pub fn train<P: Pipeline>(
 ) -> Result<Ended> {
     pipeline.stop_by(stop);
     let mut training = Training::start(pipeline, exchange, job, screen)?;
-    let mut ended = training.warm_up(stop)?;
-    if ended == Ended::Finished {
-        if training.position.steps == 0 {
-            ended = training.begin()?;
-        }
-        if ended == Ended::Finished {
-            ended = training.steps(stop)?;
-        }
+    let ended = training.run(stop);
+    // The parent that started this rank reports the failure of the first rank that had one.
+    if let (Err(error), false) = (&ended, launch::is_launched()) {
+        screen.record(LogKind::Failed, &one_line(error));
     }
-    training.finish_save()?;
-    if ended == Ended::Finished {
-        training.pipeline.check_divergence()?;
-    }
-    training.tell(ended)?;
-    Ok(ended)
+    ended
 }
 
 struct Training<P: Pipeline> {
@@ -188,6 +180,25 @@ impl<P: Pipeline> Training<P> {
         Ok(training)
     }
 
+    /// Trains from the present position to the end.
+    fn run(&mut self, stop: &AtomicBool) -> Result<Ended> {
+        let mut ended = self.warm_up(stop)?;
+        if ended == Ended::Finished {
+            if self.position.steps == 0 {
+                ended = self.begin()?;
+            }
+            if ended == Ended::Finished {
+                ended = self.steps(stop)?;
+            }
+        }
+        self.finish_save()?;
+        if ended == Ended::Finished {
+            self.pipeline.check_divergence()?;
+        }
+        self.tell(ended)?;
+        Ok(ended)
+    }
+
     /// Runs the rest of the supervised warm-up, then starts a new optimizer.
     fn warm_up(&mut self, stop: &AtomicBool) -> Result<Ended> {
         let steps = self.plan.warmup_steps;
@@ -197,8 +208,12 @@ impl<P: Pipeline> Training<P> {
         self.say(&format!("warm-up: {steps} supervised steps"));
         while self.position.warmup_steps < steps {
             let step = self.position.warmup_steps;
-            self.warmup_loss = Some(self.pipeline.warmup_step(&self.exchange, step)?);
+            let made = self.pipeline.warmup_step(&self.exchange, step)?;
+            self.warmup_loss = Some(made.loss);
             self.position.warmup_steps += 1;
+            if let Some(journal) = &mut self.journal {
+                journal.warm_up(step + 1, made.loss, made.learning_rate)?;
+            }
             // Only every tenth step asks, since asking all ranks takes about as long as a step.
             let asks = self.position.warmup_steps.is_multiple_of(10) && self.position.warmup_steps < steps;
             if asks && self.anyone_stops(stop)? {
@@ -349,22 +364,29 @@ impl<P: Pipeline> Training<P> {
     /// Writes the report and prints the table; after an interruption, also prints the command to resume.
     fn tell(&mut self, ended: Ended) -> Result<()> {
         let Some(journal) = &mut self.journal else { return Ok(()) };
-        if self.position.steps > 0 || self.plan.steps == 0 {
-            journal.report()?;
-            journal.say(&journal.summary()?);
-        }
-        journal.finish_trackers(match ended {
-            Ended::Finished => State::Finished,
-            Ended::Interrupted => State::Interrupted,
-        });
-        if ended == Ended::Interrupted {
+        let has_results = self.position.steps > 0 || self.plan.steps == 0;
+        let summary = if has_results { journal.summary()? } else { String::new() };
+        if ended == Ended::Finished {
+            journal.end(LogKind::Finished, &summary);
+        } else {
+            if has_results {
+                journal.say(&summary);
+            }
             let (folder, position) = (self.folder.display(), &self.position);
             let done = match position.steps {
                 0 => format!("step {} of the warm-up", position.warmup_steps),
                 steps => format!("step {steps}"),
             };
-            journal.say(&format!("interrupted after {done}: go on with `anyroll run --resume {folder}`"));
+            let text = format!("interrupted after {done}: go on with `anyroll run --resume {folder}`");
+            journal.end(LogKind::Interrupted, &text);
         }
+        if has_results {
+            journal.report()?;
+        }
+        journal.finish_trackers(match ended {
+            Ended::Finished => State::Finished,
+            Ended::Interrupted => State::Interrupted,
+        });
         Ok(())
     }
 

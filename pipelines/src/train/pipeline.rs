@@ -33,8 +33,8 @@ pub trait Pipeline {
     /// Description of the run in one line, for the report.
     fn description(&self) -> String;
 
-    /// Runs one supervised step, numbered from 0, and returns its loss.
-    fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<f64>;
+    /// Runs one supervised step, numbered from 0.
+    fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<WarmupStep>;
 
     /// Returns an error if the optimizer steps so far have led to weights that are not finite.
     fn check_divergence(&mut self) -> Result<()>;
@@ -96,6 +96,15 @@ impl Kept<'_> {
 /// No state: every step is a function of its number, the weights and the seed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Nothing {}
+
+/// Results of a step of the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct WarmupStep {
+    /// Loss before the update.
+    pub loss: f64,
+    /// Learning rate of the update.
+    pub learning_rate: f64,
+}
 
 /// Schedule of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

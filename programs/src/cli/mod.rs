@@ -27,6 +27,7 @@ mod strategy_files;
 mod trial;
 mod upload;
 mod version;
+mod watch;
 
 use std::{
     env,
@@ -61,6 +62,7 @@ Examples:
   anyroll run configs/rlvr_sort_cpu.yaml                     train; everything lands in runs/<name>-<time>/
   anyroll run configs/rlvr_sort_cpu.yaml --set seed=1 --set pipeline.rlvr.steps=50
   anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    resume from the last checkpoint, bitwise
+  anyroll watch runs                                         a live page of these runs, at http://127.0.0.1:8088/
   anyroll check configs/rlvr_sort_cpu_2ranks.yaml            print the resolved config, without running it
   anyroll plan configs/rlvr_sort_cpu.yaml --memory 80GiB --world 4
                                                              memory of a rank at every stage, and what fits
@@ -112,6 +114,8 @@ enum Command {
     /// Try formats for `serve`, in a process that it ends
     #[command(name = TRY_FORMATS, hide = true)]
     TryFormats,
+    /// Show runs on a live page, with curves, completions and the log
+    Watch(watch::WatchArgs),
     /// Score completions from a file with a reward, before training with it
     Reward(reward::RewardArgs),
     /// Turn a config of ROLL, verl, accelerate, DeepSpeed, TRL, OpenRLHF or trlx into ours
@@ -225,6 +229,7 @@ pub fn main() -> u8 {
         Command::Embed(args) => embed::embed(&args),
         Command::Serve(args) => serve::serve(&args),
         Command::TryFormats => answer_trials().map(|()| 0).map_err(Error::Serve),
+        Command::Watch(args) => watch::run(&args),
         Command::Reward(args) => reward::reward(&args),
         Command::Quickstart(args) => quickstart::quickstart(&args),
         Command::Doctor(args) if args.test => trial::test(args.backend),

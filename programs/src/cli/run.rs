@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use anyroll_config::{Config, PipelineConfig};
+use anyroll_config::{Config, PipelineConfig, error_chain::one_line};
 use anyroll_pipelines::{
     Error, Result,
     diffusion::{self, Diffusion},
@@ -20,6 +20,7 @@ use anyroll_pipelines::{
     rlvr::Rlvr,
     run::Run,
     run_dir::{Lock, RunDir},
+    run_log::{LogKind, RunLog},
     train::{Ended, Exchange, Job, Place, train},
 };
 use signal_hook::{
@@ -87,8 +88,21 @@ fn supervise(args: &RunArgs, draft: &Draft, run: &Run) -> Result<u8> {
         threads: run.threads,
         env: vec![(RUN_DIR.into(), OsString::from(dir.path()))],
     };
-    let outcome: Outcome = launch::launch(&plan)?;
-    Ok(outcome.exit_code())
+    let outcome =
+        launch::launch(&plan).inspect_err(|error| record_failure(&dir, args.resume.is_some(), error));
+    Ok(outcome?.exit_code())
+}
+
+/// Writes the failure of the ranks to the run's log. It names the rank to blame, which each rank alone does not know.
+fn record_failure(dir: &RunDir, is_resumed: bool, error: &launch::Error) {
+    // The ranks may have been refused since another process runs the run.
+    if is_resumed && dir.is_in_use() {
+        return;
+    }
+    let recorded = RunLog::open(&dir.log()).map(|mut log| log.append(LogKind::Failed, &one_line(error)));
+    if !matches!(recorded, Ok(Ok(()))) {
+        tracing::warn!(run = %dir.path().display(), "the failure could not be written to the run's log");
+    }
 }
 
 /// Creates the run folder, or opens the one to resume.

@@ -109,7 +109,7 @@ impl FromStr for Origin {
 
 impl Access {
     /// Routes of `router` for requests with access.
-    pub(super) fn guard(self, router: Router) -> Router {
+    pub(crate) fn guard(self, router: Router) -> Router {
         let (cors, access) = (self.cors(), Arc::new(self));
         let router = router.layer(from_fn_with_state(access.clone(), with_key));
         let router = match cors {

@@ -37,7 +37,7 @@ pub(crate) struct Limits {
 }
 
 /// Open connections by number.
-pub(super) struct Connections {
+pub(crate) struct Connections {
     limits: Limits,
     open: Mutex<HashMap<u64, Open>>,
     /// Notified if a connection is closed or becomes idle.
@@ -53,13 +53,13 @@ struct Open {
 
 /// Connection of a request, one of the request's extensions.
 #[derive(Clone)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     of: Arc<Connections>,
     number: u64,
 }
 
 /// Mark of a connection whose request is being answered. The connection is idle again when the mark is dropped.
-pub(super) struct Busy(Connection);
+pub(crate) struct Busy(Connection);
 
 /// Place of a connection, given back when dropped.
 struct Taken(Connection);

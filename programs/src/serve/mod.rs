@@ -49,8 +49,7 @@ use tokio::{net::TcpListener, sync::watch, time::timeout};
 
 pub(crate) use access::{Access, Host, Key, Origin};
 pub(crate) use compiler::{TRY_FORMATS, answer_trials};
-use connections::Connections;
-pub(crate) use connections::Limits;
+pub(crate) use connections::{Connection, Connections, Limits};
 pub(crate) use names::Names;
 use refusal::Refusal;
 
@@ -107,9 +106,11 @@ pub(crate) fn serve(model: Served, options: Options, ready: impl FnOnce(SocketAd
         .build()
         .map_err(Error::Serve)?;
     let served = runtime.block_on(async {
-        let listener = TcpListener::bind(options.address).await?;
-        let connections = Connections::new(options.limits)?;
-        ready(listener.local_addr()?);
+        let address = options.address;
+        let listener =
+            TcpListener::bind(address).await.map_err(|source| Error::Listen { address, source })?;
+        let connections = Connections::new(options.limits).map_err(Error::Serve)?;
+        ready(listener.local_addr().map_err(Error::Serve)?);
         let mut to_stop = stopped.clone();
         let stop = async move {
             let _ = to_stop.wait_for(|stop| *stop).await;
@@ -117,7 +118,7 @@ pub(crate) fn serve(model: Served, options: Options, ready: impl FnOnce(SocketAd
         let server = tokio::spawn(connections.serve(listener, routes, stop));
         let _ = stopped.wait_for(|stop| *stop).await;
         match timeout(options.grace, server).await {
-            Ok(served) => served.map_err(std::io::Error::other),
+            Ok(served) => served.map_err(|error| Error::Serve(std::io::Error::other(error))),
             Err(_) => {
                 tracing::warn!(grace_s = options.grace.as_secs(), "unfinished requests are aborted");
                 Ok(())
@@ -127,7 +128,7 @@ pub(crate) fn serve(model: Served, options: Options, ready: impl FnOnce(SocketAd
     // Drops the remaining requests, so that the engine ends before its libraries do.
     drop(runtime);
     let _ = engine.join();
-    served.map_err(Error::Serve)?;
+    served?;
     let failure = failure.lock().unwrap_or_else(PoisonError::into_inner).take();
     failure.map_or(Ok(()), Err)
 }
@@ -138,7 +139,7 @@ const BLOCKING_THREADS: usize = 6;
 const THREAD_STACK_BYTES: usize = 4 << 20;
 
 /// The first signal sets `stop`; a second one has its default effect.
-fn stop_by_signal(stop: watch::Sender<bool>) -> Result<()> {
+pub(crate) fn stop_by_signal(stop: watch::Sender<bool>) -> Result<()> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(Error::Signals)?;
     thread::spawn(move || {
         for signal in signals.forever() {

@@ -1,244 +1,305 @@
-//! Curves of the report.
+//! Curves of the page, which draws those whose metrics were logged.
 
-use minijinja::value::Value;
 use serde::Serialize;
 
-use super::chart::{self, Kind, Range, Series, Steps};
-use crate::headline::of_several;
-use crate::metrics::{History, declared};
-
 /// A chart, drawn if its metrics exist.
-struct Plan {
+#[derive(Debug, Serialize)]
+pub struct FigurePlan {
     title: &'static str,
     kind: Kind,
     range: Range,
     /// Metrics are divided by this to get the unit in the title.
     unit: f64,
-    /// Metrics and their labels; at most four, as the style sheet has four colours.
+    /// Least number of curves of a run: a single term is the reward itself.
+    least: usize,
+    /// Metrics and their labels. A part in braces stands for any text without a slash, and is the same in both. Metrics
+    /// of `warmup/` are drawn over the steps of the warm-up.
     series: &'static [(&'static str, &'static str)],
 }
 
-/// Placeholder for the metric that [`of_several`] finds, whose name contains a number.
-const OF_SEVERAL: (&str, &str) = ("", "");
+/// Style of a chart.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    /// One point per step: faint points with their trend.
+    Noisy,
+    /// One point per step, without noise.
+    Exact,
+    /// A few marked points, connected by lines.
+    Marked,
+    /// Parts of a whole per step, as stacked areas of their trends.
+    Stacked,
+}
 
-const PLANS: [Plan; 24] = [
-    Plan {
+/// Limits of the vertical axis.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Range {
+    /// 0 to 1.
+    Unit,
+    /// 0 to the highest value, or from the lowest if that is negative.
+    FromZero,
+    /// The lowest to the highest value.
+    Data,
+}
+
+/// All charts, in the order of the page.
+pub const FIGURES: [FigurePlan; 29] = [
+    FigurePlan {
         title: "Reward",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("reward/mean", "reward")],
     },
-    Plan {
+    FigurePlan {
+        title: "Reward terms",
+        kind: Kind::Noisy,
+        range: Range::FromZero,
+        unit: 1.0,
+        least: 2,
+        series: &[("reward/{term}/mean", "{term}")],
+    },
+    FigurePlan {
         title: "Held-out accuracy",
         kind: Kind::Marked,
         range: Range::Unit,
         unit: 1.0,
-        series: &[("eval/greedy", "greedy"), ("eval/pass@1", "pass@1"), OF_SEVERAL],
+        least: 1,
+        series: &[("eval/greedy", "greedy"), ("eval/pass@{k}", "pass@{k}")],
     },
-    Plan {
+    FigurePlan {
+        title: "Held-out accuracy by domain",
+        kind: Kind::Marked,
+        range: Range::Unit,
+        unit: 1.0,
+        least: 1,
+        series: &[("eval/{domain}/pass@1", "{domain}")],
+    },
+    FigurePlan {
         title: "Held-out reward",
         kind: Kind::Marked,
         range: Range::Data,
         unit: 1.0,
+        least: 1,
         series: &[("eval/reward", "reward"), ("eval/brightness", "brightness")],
     },
-    Plan {
+    FigurePlan {
         title: "Held-out loss",
         kind: Kind::Marked,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[
             ("eval/loss", "loss"),
             ("eval/nll", "answers, per token"),
             ("eval/divergence", "from the teacher, per token"),
         ],
     },
-    Plan {
+    FigurePlan {
         title: "Held-out answers",
         kind: Kind::Marked,
         range: Range::Unit,
         unit: 1.0,
+        least: 1,
         series: &[("eval/exact", "exact"), ("eval/accuracy", "pairs"), ("eval/step_accuracy", "steps")],
     },
-    Plan {
+    FigurePlan {
         title: "Training loss",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
+        least: 1,
         series: &[("loss", "loss"), ("loss/nll", "answers, per token")],
     },
-    Plan {
+    FigurePlan {
         title: "Better and worse answers",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
+        least: 1,
         series: &[("reward/chosen", "better"), ("reward/rejected", "worse"), ("reward/margin", "margin")],
     },
-    Plan {
+    FigurePlan {
         title: "Drift",
         kind: Kind::Marked,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("eval/drift", "drift")],
     },
-    Plan {
+    FigurePlan {
         title: "KL divergence",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("kl/old", "to sampling policy"), ("kl/reference", "to reference")],
     },
-    Plan {
+    FigurePlan {
         title: "Entropy",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("entropy", "entropy")],
     },
-    Plan {
+    FigurePlan {
         title: "Groups",
         kind: Kind::Stacked,
         range: Range::Unit,
         unit: 1.0,
+        least: 1,
         series: &[
             ("group/all_right", "all right"),
             ("group/mixed", "mixed"),
             ("group/all_wrong", "all wrong"),
         ],
     },
-    Plan {
+    FigurePlan {
         title: "Response length",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[
             ("response_length/mean", "mean"),
             ("response_length/max", "longest"),
             ("response_length/min", "shortest"),
         ],
     },
-    Plan {
+    FigurePlan {
         title: "Turns",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("turns/mean", "mean"), ("turns/max", "most"), ("turns/min", "fewest")],
     },
-    Plan {
+    FigurePlan {
         title: "Gradient norm",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("grad_norm", "norm")],
     },
-    Plan {
+    FigurePlan {
         title: "Clip fraction",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("clip_fraction/low", "below"), ("clip_fraction/high", "above")],
     },
-    Plan {
+    FigurePlan {
         title: "Loss",
         kind: Kind::Noisy,
         range: Range::Data,
         unit: 1.0,
+        least: 1,
         series: &[("loss/policy", "policy"), ("loss/kl", "kl")],
     },
-    Plan {
+    FigurePlan {
         title: "Rollout against training",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("rollout/logprob_diff_mean", "mean"), ("rollout/logprob_diff_max", "largest")],
     },
-    Plan {
+    FigurePlan {
         title: "Staleness",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("staleness/mean", "mean"), ("staleness/max", "largest")],
     },
-    Plan {
+    FigurePlan {
         title: "Step time in seconds",
         kind: Kind::Stacked,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("time/train_s", "train"), ("time/generate_s", "generate"), ("time/reward_s", "reward")],
     },
-    Plan {
+    FigurePlan {
         title: "Tokens per second",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("perf/tokens_per_s", "tokens/s")],
     },
-    Plan {
+    FigurePlan {
         title: "Images per second",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("perf/images_per_s", "images/s")],
     },
-    Plan {
+    FigurePlan {
         title: "Learning rate",
         kind: Kind::Exact,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("learning_rate", "rate")],
     },
-    Plan {
+    FigurePlan {
+        title: "Learning rate of the critic",
+        kind: Kind::Exact,
+        range: Range::FromZero,
+        unit: 1.0,
+        least: 1,
+        series: &[("critic/learning_rate", "rate")],
+    },
+    FigurePlan {
+        title: "Critic",
+        kind: Kind::Noisy,
+        range: Range::Data,
+        unit: 1.0,
+        least: 1,
+        series: &[("critic/vf_loss", "loss"), ("critic/vf_explained_var", "explained variance")],
+    },
+    FigurePlan {
         title: "Device memory in MiB",
         kind: Kind::Exact,
         range: Range::FromZero,
         unit: 1_048_576.0,
+        least: 1,
         series: &[("perf/allocated_bytes", "training"), ("perf/generate_allocated_bytes", "generating")],
     },
-    Plan {
+    FigurePlan {
         title: "Warm-up loss",
         kind: Kind::Noisy,
         range: Range::FromZero,
         unit: 1.0,
+        least: 1,
         series: &[("warmup/loss", "loss")],
+    },
+    FigurePlan {
+        title: "Learning rate of the warm-up",
+        kind: Kind::Exact,
+        range: Range::FromZero,
+        unit: 1.0,
+        least: 1,
+        series: &[("warmup/learning_rate", "rate")],
     },
 ];
 
-/// A chart with its title and note.
-#[derive(Serialize)]
-pub(super) struct Figure<'a> {
-    title: &'static str,
-    /// The sentences of its metrics.
-    note: String,
-    legend: Vec<&'a str>,
-    svg: Value,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::DECLARED;
 
-/// The charts whose metrics were logged, all over the same steps.
-pub(super) fn figures(history: &History) -> Vec<Figure<'_>> {
-    let Some((first, last)) = history.steps() else { return Vec::new() };
-    let steps = Steps { first: first as f64, last: last as f64, width: history.width() };
-    PLANS.iter().filter_map(|plan| figure(plan, history, steps)).collect()
-}
-
-fn figure<'a>(plan: &Plan, history: &'a History, steps: Steps) -> Option<Figure<'a>> {
-    // A single point is not a curve, except for an evaluation, which has a mark.
-    let least = if plan.kind == Kind::Marked { 1 } else { 2 };
-    let mut sentences = Vec::new();
-    let in_unit = |(step, value): (f64, f64)| (step, value / plan.unit);
-    let series = |planned: &(&'static str, &'static str)| {
-        let (metric, label) = match *planned {
-            OF_SEVERAL => of_several(history.names()).map(|(name, metric)| (metric, name))?,
-            named => named,
-        };
-        let curve = history.get(metric).filter(|curve| curve.point_count() >= least)?;
-        sentences.extend(declared(metric).map(|metric| metric.sentence));
-        let points = curve.means(steps.width).map(in_unit).collect();
-        let extremes = curve.extremes(steps.width).map(in_unit).collect();
-        Some(Series { label, points, extremes })
-    };
-    let series: Vec<Series> = plan.series.iter().filter_map(series).collect();
-    let svg = chart::svg(plan.title, plan.kind, plan.range, steps, &series)?;
-    let legend = series.iter().map(|series| series.label).collect();
-    Some(Figure { title: plan.title, note: sentences.join(" "), legend, svg: Value::from_safe_string(svg) })
+    #[test]
+    fn every_curve_is_a_declared_metric() {
+        for (metric, _) in FIGURES.iter().flat_map(|figure| figure.series) {
+            assert!(DECLARED.iter().any(|it| it.name == *metric), "{metric} is not declared");
+        }
+    }
 }

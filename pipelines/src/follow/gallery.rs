@@ -10,24 +10,27 @@ use crate::run_dir::RunDir;
 
 /// Images of an evaluation.
 #[derive(Debug, Serialize)]
-pub(super) struct Shot {
+pub struct Shot {
     /// Number of updates done.
     step: u64,
     /// The file, in base64.
     png: String,
 }
 
-/// Pictures of the first, the middle and the last evaluation, as far as they exist.
-pub(super) fn gallery(run: &RunDir) -> Result<Vec<Shot>> {
-    let mut steps = run.pictured_steps()?;
-    if steps.len() > 3 {
-        steps = vec![steps[0], steps[steps.len() / 2], steps[steps.len() - 1]];
+/// The first, the middle and the last of `steps`.
+pub(super) fn shown(steps: &[u64]) -> Vec<u64> {
+    match steps {
+        [first, .., last] if steps.len() > 3 => vec![*first, steps[steps.len() / 2], *last],
+        _ => steps.to_vec(),
     }
-    let mut shots = Vec::with_capacity(steps.len());
-    for step in steps {
+}
+
+/// Pictures of the evaluations at `steps`.
+pub(super) fn read(run: &RunDir, steps: &[u64]) -> Result<Vec<Shot>> {
+    let read = |&step: &u64| {
         let path = run.picture(step);
         let png = fs::read(&path).map_err(|source| OutputError::io("read", &path, source))?;
-        shots.push(Shot { step, png: STANDARD.encode(png) });
-    }
-    Ok(shots)
+        Ok(Shot { step, png: STANDARD.encode(png) })
+    };
+    steps.iter().map(read).collect()
 }

@@ -12,7 +12,7 @@ const ROWS: usize = 16;
 
 /// The first prompts of the evaluations, in order, so not selected by result.
 #[derive(Debug, Serialize)]
-pub(super) struct SampleTable<'a> {
+pub struct SampleTable<'a> {
     note: String,
     before: String,
     after: Option<String>,
@@ -26,7 +26,7 @@ struct Row<'a> {
     cells: Vec<Cell<'a>>,
 }
 
-/// A completion; `verdict` is a class of the style sheet: `right`, `wrong` or `none`.
+/// A completion; `verdict` is a class of the style sheet: `right`, `wrong` or `none` without a completion.
 #[derive(Debug, Serialize)]
 struct Cell<'a> {
     verdict: &'static str,
@@ -38,14 +38,13 @@ struct Cell<'a> {
 }
 
 impl<'a> SampleTable<'a> {
-    /// The first and the last evaluation; `None` without samples.
-    pub(super) fn new(samples: &'a [Sample]) -> Option<SampleTable<'a>> {
-        let first_step = samples.first()?.step;
-        let last = samples.last()?;
-        let before = first_of_each_prompt(samples.iter().filter(|sample| sample.step == first_step));
-        let after = first_of_each_prompt(samples.iter().filter(|sample| sample.step == last.step));
+    /// Rows of the prompts of the `first` evaluation; `None` without one. The `last` may be empty.
+    pub(super) fn new(first: &'a [Sample], last: &'a [Sample]) -> Option<SampleTable<'a>> {
+        let heading_before = heading(first.first()?);
+        let before = first_of_each_prompt(first.iter());
+        let after = first_of_each_prompt(last.iter());
         let after_by_prompt: HashMap<&str, &Sample> = after.iter().map(|s| (s.prompt.as_str(), *s)).collect();
-        let changed = last.step > first_step;
+        let changed = !last.is_empty();
         let row = |sample: &&'a Sample| {
             let after = changed.then(|| cell(after_by_prompt.get(sample.prompt.as_str()).copied()));
             let cells = std::iter::once(cell(Some(sample))).chain(after).collect();
@@ -54,8 +53,8 @@ impl<'a> SampleTable<'a> {
         let rows: Vec<Row> = before.iter().take(ROWS).map(row).collect();
         Some(SampleTable {
             note: format!("The first {} of {} held-out prompts, in their order.", rows.len(), before.len()),
-            before: heading(&samples[0]),
-            after: changed.then(|| heading(last)),
+            before: heading_before,
+            after: last.first().map(heading),
             rows,
         })
     }
@@ -101,11 +100,10 @@ mod tests {
             sample(0, Phase::Before, "a", "a0", 0.0),
             sample(0, Phase::Before, "a", "a0 again", 1.0),
             sample(0, Phase::Before, "b", "b0", 0.25),
-            sample(10, Phase::Eval, "a", "a10", 0.0),
             sample(20, Phase::After, "c", "c20", 1.0),
             sample(20, Phase::After, "a", "a20", 1.0),
         ];
-        let table = SampleTable::new(&samples).unwrap();
+        let table = SampleTable::new(&samples[..3], &samples[3..]).unwrap();
         assert_eq!(
             (table.before.as_str(), table.after.as_deref()),
             ("before (step 0)", Some("after (step 20)"))
@@ -120,9 +118,9 @@ mod tests {
 
     #[test]
     fn before_the_second_evaluation_there_is_one_column() {
-        assert!(SampleTable::new(&[]).is_none());
+        assert!(SampleTable::new(&[], &[]).is_none());
         let samples = [sample(0, Phase::Before, "a", "a0", 0.0)];
-        let table = SampleTable::new(&samples).unwrap();
+        let table = SampleTable::new(&samples, &[]).unwrap();
         assert!(table.after.is_none() && table.rows[0].cells.len() == 1);
     }
 }

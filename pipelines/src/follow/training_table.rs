@@ -1,5 +1,7 @@
 //! Completions of training steps: the best and the worst of each written group.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 
 use crate::format::shortened;
@@ -11,7 +13,7 @@ pub(super) const STEPS: usize = 3;
 
 /// The best and the worst completion of groups, of the newest step first.
 #[derive(Debug, Serialize)]
-pub(super) struct TrainingTable {
+pub struct TrainingTable {
     rows: Vec<Row>,
 }
 
@@ -30,18 +32,12 @@ struct Cell {
 }
 
 impl TrainingTable {
-    /// The table of `samples` of training, in the order of the steps; `None` without any.
-    pub(super) fn new(samples: &[Sample]) -> Option<TrainingTable> {
-        let newest = samples.last()?.step;
-        let mut steps: Vec<u64> = samples.iter().map(|sample| sample.step).collect();
-        steps.dedup();
-        let first = steps[steps.len().saturating_sub(STEPS)];
-        let mut rows: Vec<Row> = groups(samples)
-            .filter(|group| (first..=newest).contains(&group[0].step))
-            .filter_map(|group| row(&group))
-            .collect();
-        rows.sort_by_key(|row| std::cmp::Reverse(row.step));
-        Some(TrainingTable { rows })
+    /// The table of samples of training by step; `None` without any.
+    pub(super) fn new(samples: &BTreeMap<u64, Vec<Sample>>) -> Option<TrainingTable> {
+        let of_step =
+            |samples: &Vec<Sample>| groups(samples).filter_map(|group| row(&group)).collect::<Vec<_>>();
+        let rows: Vec<Row> = samples.values().rev().flat_map(of_step).collect();
+        (!rows.is_empty()).then_some(TrainingTable { rows })
     }
 }
 
@@ -59,18 +55,20 @@ fn row(group: &[&Sample]) -> Option<Row> {
 mod tests {
     use super::*;
     use crate::sample_text::tests::sample;
+    use crate::samples::Ends;
 
     #[test]
     fn the_newest_steps_come_first_and_texts_are_bounded() {
-        assert!(TrainingTable::new(&[]).is_none());
-        let mut samples = Vec::new();
+        assert!(TrainingTable::new(&BTreeMap::new()).is_none());
+        let mut ends = Ends::default();
         for step in [1, 10, 20, 30] {
             for group in [4, 2] {
                 let texts = [format!("good {step}"), "x".repeat(2 * SHOWN_CHARS)];
-                samples.extend([sample(step, group, &texts[0], 1.0), sample(step, group, &texts[1], 0.0)]);
+                ends.add(sample(step, group, &texts[0], 1.0), STEPS);
+                ends.add(sample(step, group, &texts[1], 0.0), STEPS);
             }
         }
-        let rows = TrainingTable::new(&samples).unwrap().rows;
+        let rows = TrainingTable::new(&ends.training).unwrap().rows;
         let shown: Vec<(u64, &str)> = rows.iter().map(|row| (row.step, row.prompt.as_str())).collect();
         let both = |step| [(step, "prompt 4"), (step, "prompt 2")];
         assert_eq!(shown, [both(30), both(20), both(10)].concat());
