@@ -21,6 +21,7 @@ mod foreign_bytes;
 mod formats;
 mod gguf;
 mod guides;
+mod hosts;
 mod ilql;
 mod image_rewards;
 mod inference;

@@ -31,9 +31,15 @@ fn a_file_generates_as_its_folder_and_is_warned_of_once() {
 #[test]
 fn a_file_trains_as_its_folder_and_exports_one() {
     let folder = tempfile::tempdir().unwrap();
+    // A random model seldom ends a completion, for which other rewards ask.
+    let function = folder.path().join("reward.py");
+    let vowels = "def vowels(completions):\n    return [sum(c in 'aeiou' for c in text) / 10 for text in completions]\n";
+    fs::write(&function, vowels).unwrap();
+    let reward =
+        format!("pipeline.rlvr.reward=[{{python: {{path: {}, function: vowels}}}}]", function.display());
     let trained = |name: &str, model: &Path| {
         let set = format!("model.path={}", model.display());
-        let (run, command) = published_model::run(&folder, name, &[&set]);
+        let (run, command) = published_model::run(&folder, name, &[&set, &reward]);
         succeed(command);
         run
     };

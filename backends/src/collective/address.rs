@@ -5,15 +5,12 @@
 //! others tell at which address they found it.
 
 use std::{
-    env, fmt,
+    fmt,
     net::{IpAddr, ToSocketAddrs, UdpSocket},
 };
 
 use super::rendezvous::{Rendezvous, Store};
 use crate::Result;
-
-/// Interfaces that Gloo uses, as in torch: names separated by commas.
-const INTERFACES: &str = "GLOO_SOCKET_IFNAME";
 
 /// Offer of one rank to the others.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +24,7 @@ pub(super) enum Offered {
 impl fmt::Display for Offered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Offered::Interfaces(names) => write!(f, "the interface {names} ({INTERFACES})"),
+            Offered::Interfaces(names) => write!(f, "the interface {names} (GLOO_SOCKET_IFNAME)"),
             Offered::Address(address) => write!(f, "the address {address}"),
         }
     }
@@ -40,8 +37,8 @@ impl Offered {
     /// [`crate::Error::Rendezvous`] if the rendezvous has no address, or its store does not answer.
     pub(super) fn to_ranks_of(store: &Store) -> Result<Self> {
         let rendezvous = store.rendezvous();
-        if let Some(names) = env::var(INTERFACES).ok().filter(|names| !names.is_empty()) {
-            return Ok(Offered::Interfaces(names));
+        if let Some(names) = &rendezvous.interfaces {
+            return Ok(Offered::Interfaces(names.clone()));
         }
         let route = Route::to(rendezvous)?;
         let is_alone = rendezvous.world_size == 1 || rendezvous.master_addr.parse() == Ok(route.from);

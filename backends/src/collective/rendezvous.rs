@@ -37,6 +37,9 @@ pub struct Rendezvous {
     pub agent_store: Option<String>,
     /// The socket on which rank 0 serves the store; empty: it binds `master_port` itself.
     pub listener: Listener,
+    /// Interfaces whose addresses Gloo offers the other ranks, names separated by commas; `None`: the address on the way
+    /// to the rendezvous.
+    pub interfaces: Option<String>,
     /// Time that ranks wait for one another, here and in every collective.
     pub timeout: Duration,
 }
@@ -45,7 +48,8 @@ impl Rendezvous {
     /// A rendezvous of ranks on this host alone.
     pub fn on_this_host(rank: usize, world_size: usize, master_port: u16, timeout: Duration) -> Self {
         let (master_addr, listener) = ("127.0.0.1".to_owned(), Listener::default());
-        Self { rank, world_size, master_addr, master_port, agent_store: None, listener, timeout }
+        let (agent_store, interfaces) = (None, None);
+        Self { rank, world_size, master_addr, master_port, agent_store, listener, interfaces, timeout }
     }
 
     /// Rendezvous of ranks that are threads of this process, by rank, at a port that the system assigns.

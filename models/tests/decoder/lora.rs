@@ -480,7 +480,8 @@ fn tensors_with_the_adapters_name_in_theirs_are_read() {
 #[test]
 fn tensors_that_an_adapter_lacks_or_has_beside_are_refused_by_name() {
     let golden = golden();
-    let open = |targets: Option<Value>, change: &dyn Fn(&mut Vec<(String, Tensor)>)| {
+    type Tensors = Vec<(String, Tensor)>;
+    let open = |targets: Option<Value>, change: &dyn Fn(&mut Tensors)| {
         let scratch = tempfile::tempdir().unwrap();
         let file = folder("lora").join("adapter_config.json");
         let mut config: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
@@ -502,7 +503,7 @@ fn tensors_that_an_adapter_lacks_or_has_beside_are_refused_by_name() {
     assert!(error.contains("embed_tokens.weight` is not part of the model"), "{error}");
 
     // Adds a pair to the two matrices of a layer that the golden adapter leaves out.
-    let complete = |tensors: &mut Vec<(String, Tensor)>| {
+    let complete = |tensors: &mut Tensors| {
         let likes = [("self_attn.v_proj", "self_attn.k_proj"), ("mlp.up_proj", "mlp.gate_proj")];
         for (like, new) in likes {
             let pairs = tensors.iter().filter(|(name, _)| name.contains(like));

@@ -42,9 +42,8 @@ impl<'a> CellTypes<'a> {
 
     /// Converts the cells of a record.
     fn apply(&self, record: &mut Map<String, Value>) {
-        let types: [(&[&str], fn(&str) -> Option<Value>); 3] =
-            [(&self.flags, flag), (&self.numbers, number), (&self.lists, list)];
-        for (columns, read) in types {
+        type Read = fn(&str) -> Option<Value>;
+        for (columns, read) in [(&self.flags, flag as Read), (&self.numbers, number), (&self.lists, list)] {
             for column in columns {
                 if let Some(cell) = record.get_mut(*column)
                     && let Some(value) = cell.as_str().and_then(|text| read(text.trim()))

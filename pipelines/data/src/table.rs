@@ -37,12 +37,15 @@ pub fn is_table(path: &Path) -> bool {
     extension.is_some_and(|extension| ["json", "csv", "parquet", "arrow"].contains(&extension))
 }
 
+/// Rows by column, each with its number in the file.
+pub type NumberedRows = Vec<(usize, Map<String, Value>)>;
+
 /// The rows of a file, with their numbers from 1: of records in an array, lines of CSV, or rows of a table. An empty
 /// cell of CSV has no value if its column has a type.
 ///
 /// # Errors
 /// A file that cannot be read.
-pub fn rows(path: &Path, cells: &CellTypes) -> Result<Vec<(usize, Map<String, Value>)>, Error> {
+pub fn rows(path: &Path, cells: &CellTypes) -> Result<NumberedRows, Error> {
     let mut rows = Vec::new();
     each_row(path, &BTreeSet::new(), cells, &mut |row, mut object| {
         object.retain(|column, value| *value != "" || !cells.is_typed(column));

@@ -19,6 +19,8 @@ pub struct Rank {
     pub master_port: u16,
     /// Prefix of our keys in the store that the launcher serves there; `None` if rank 0 serves it.
     pub agent_store: Option<String>,
+    /// Interfaces whose addresses Gloo offers the other ranks; see [`Rendezvous::interfaces`].
+    pub interfaces: Option<String>,
 }
 
 /// Launcher variables that are incomplete or invalid.
@@ -80,6 +82,8 @@ const MASTER_PORT: &str = "MASTER_PORT";
 /// Set by torchrun to "True" if it serves the store.
 const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
+/// Read as torch reads it.
+const INTERFACES: &str = "GLOO_SOCKET_IFNAME";
 
 impl Rank {
     /// Rendezvous with the other ranks, with this timeout.
@@ -91,6 +95,7 @@ impl Rank {
             master_port: self.master_port,
             agent_store: self.agent_store.clone(),
             listener: super::child::listener(),
+            interfaces: self.interfaces.clone(),
             timeout,
         }
     }
@@ -159,7 +164,8 @@ impl Rank {
         let served = get(AGENT_STORE).is_some_and(|value| value == "True");
         let restart = get(RESTART_COUNT).unwrap_or_else(|| "0".to_owned());
         let agent_store = served.then(|| format!("anyroll/attempt_{restart}/"));
-        Ok(Self { rank, world_size, local_rank, master_addr, master_port, agent_store })
+        let interfaces = get(INTERFACES).filter(|names| !names.is_empty());
+        Ok(Self { rank, world_size, local_rank, master_addr, master_port, agent_store, interfaces })
     }
 }
 
@@ -178,7 +184,16 @@ mod tests {
 
     fn rank_1_of_4() -> Rank {
         let master_addr = "node0".to_owned();
-        Rank { rank: 1, world_size: 4, local_rank: 0, master_addr, master_port: 29500, agent_store: None }
+        let (agent_store, interfaces) = (None, None);
+        Rank {
+            rank: 1,
+            world_size: 4,
+            local_rank: 0,
+            master_addr,
+            master_port: 29500,
+            agent_store,
+            interfaces,
+        }
     }
 
     #[test]

@@ -643,6 +643,7 @@ fn a_launcher_brings_more_hosts() {
             master_addr: "a".to_owned(),
             master_port: 1,
             agent_store: None,
+            interfaces: None,
         };
         Machine { rank: Some(rank), ..machine() }
     };

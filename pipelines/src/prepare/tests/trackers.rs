@@ -19,7 +19,7 @@ fn fields_of_trackers_are_checked() {
     check("metrics.wandb={project: a, tags: [x, '']}", "wandb.tags[1]", "no tag");
     check("metrics.wandb={project: a, group: ''}", "wandb.group", "empty");
     check("metrics.wandb={project: a, mode: of}", "wandb.mode", "of");
-    check("metrics.wandb={project: a, projects: b}", "wandb.projects", "projects");
+    check("metrics.wandb={project: a, projects: b}", "wandb.projects", "no such field");
     check("metrics.trackio={project: ' '}", "trackio.project", "empty");
     check("metrics.mlflow={experiment: ''}", "mlflow.experiment", "empty");
     check("metrics.mlflow={experiment: e, tracking_uri: ''}", "mlflow.tracking_uri", "empty");

@@ -67,7 +67,7 @@ impl Questions {
             return Ok(());
         }
         let is_missing = |&&(_, is_given, has_default): &&(&str, bool, bool)| {
-            !is_given && !(has_default && self.takes_defaults)
+            !(is_given || has_default && self.takes_defaults)
         };
         let missing: Vec<&(&str, bool, bool)> = options.iter().filter(is_missing).collect();
         if missing.is_empty() {

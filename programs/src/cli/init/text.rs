@@ -56,10 +56,10 @@ impl Answers<'_> {
     pub fn micro_batch_by_size(&self) -> usize {
         let usual = match self.model_facts.weights {
             _ if self.is_host => 8,
-            ..300_000_000 => 32,
-            ..1_000_000_000 => 16,
-            ..3_000_000_000 => 8,
-            ..10_000_000_000 => 4,
+            0..300_000_000 => 32,
+            300_000_000..1_000_000_000 => 16,
+            1_000_000_000..3_000_000_000 => 8,
+            3_000_000_000..10_000_000_000 => 4,
             _ => 1,
         };
         usual.min(self.sequences_per_rank()).max(1)
