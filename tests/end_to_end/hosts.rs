@@ -10,37 +10,45 @@ use tempfile::TempDir;
 
 use super::{Ended, Process, TWO_RANKS, assert_same, run_tiny, tiny};
 
-/// Starts a rank on each host, and ends with their exit codes. Arguments: a folder for files, the address of host `a` as
-/// seen from `b`, and the command. Both hosts resolve their own name to loopback, as Debian's `/etc/hosts` does.
-const HOSTS: &str = r#"
+/// Makes the hosts `a` and `b`.
+const MAKE: &str = r#"
 set -e
-folder=$1 name=$2; shift 2
 mount -t tmpfs none /run && mkdir /run/netns
 ip netns add a && ip netns add b
 ip link add to_b netns a type veth peer name to_a netns b
 ip -n a addr add 10.77.0.1/24 dev to_b && ip -n b addr add 10.77.0.2/24 dev to_a
 for host in a b; do ip -n $host link set lo up; done
 ip -n a link set to_b up && ip -n b link set to_a up
+# on HOST NAMES COMMAND...: with a file of names of its own
+on() {
+  host=$1 names=$2; shift 2
+  nsenter --net=/run/netns/$host unshare --mount sh -c 'mount --bind "$0" /etc/hosts && exec "$@"' "$names" "$@"
+}
+"#;
+
+/// Starts a rank on each host, and ends with their exit codes. Arguments: a folder for files, the address of host `a` as
+/// seen from `b`, and the command. Both hosts resolve their own name to loopback, as Debian's `/etc/hosts` does.
+const RUN: &str = r#"
+folder=$1 MASTER_ADDR=$2; shift 2; export MASTER_ADDR
 printf '127.0.0.1 localhost\n127.0.1.1 host-a %s\n' "$(hostname)" > "$folder/hosts_0"
 printf '127.0.0.1 localhost\n127.0.1.1 %s\n10.77.0.1 host-a\n' "$(hostname)" > "$folder/hosts_1"
 rank() {
-  host=$1; export RANK=$2 MASTER_ADDR=$name; shift 2
-  nsenter --net=/run/netns/$host unshare --mount sh -c 'mount --bind "$0" /etc/hosts && exec "$@"' \
-    "$folder/hosts_$RANK" "$@" > "$folder/out_$RANK" 2>&1 || echo $? > "$folder/code_$RANK"
+  host=$1; export RANK=$2; shift 2
+  on $host "$folder/hosts_$RANK" "$@" > "$folder/out_$RANK" 2>&1 || echo $? > "$folder/code_$RANK"
 }
 rank a 0 "$@" & rank b 1 "$@" & wait
 "#;
 
 fn in_namespaces(script: &str) -> Command {
     let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--net", "--mount", "sh", "-c", script, "sh"]);
+    let script = format!("{MAKE}{script}");
+    command.args(["--user", "--map-root-user", "--net", "--mount", "sh", "-c", &script, "sh"]);
     command
 }
 
 /// Returns false, with a printed message, if this machine lets nobody make hosts.
 fn can_make_hosts() -> bool {
-    let mut probe = in_namespaces("mount -t tmpfs none /run && mkdir /run/netns && ip netns add a");
-    let can = probe.output().is_ok_and(|output| output.status.success());
+    let can = in_namespaces("on a /etc/hosts true").output().is_ok_and(|output| output.status.success());
     if !can {
         let words = "SKIPPED: two hosts: network namespaces, or `ip`, are not to be had here\n";
         io::stderr().write_all(words.as_bytes()).unwrap();
@@ -52,7 +60,7 @@ fn can_make_hosts() -> bool {
 fn on_two_hosts(folder: &TempDir, name: &str, rank: &Command) -> [Ended; 2] {
     let files = folder.path().join(format!("files_{name}"));
     fs::create_dir(&files).unwrap();
-    let mut command = in_namespaces(HOSTS);
+    let mut command = in_namespaces(RUN);
     command.arg(&files).arg(name).arg(rank.get_program()).args(rank.get_args());
     command.envs(rank.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.current_dir(rank.get_current_dir().unwrap_or(Path::new(".")));
