@@ -37,17 +37,18 @@ impl Offered {
     /// [`crate::Error::Rendezvous`] if the rendezvous has no address, or its store does not answer.
     pub(super) fn to_ranks_of(store: &Store) -> Result<Self> {
         let rendezvous = store.rendezvous();
+        let route = Route::to(rendezvous)?;
+        // No other host reaches a rendezvous at a loopback address.
+        let is_here = route.from.is_loopback() && rendezvous.master_addr.parse() == Ok(route.from);
+        let is_alone = rendezvous.world_size == 1 || is_here;
+        let key = |rank: usize| format!("route/{rank}");
+        if !is_alone {
+            store.set(&key(rendezvous.rank), route.to_string().as_bytes())?;
+        }
         if let Some(names) = &rendezvous.interfaces {
             return Ok(Offered::Interfaces(names.clone()));
         }
-        let route = Route::to(rendezvous)?;
-        let is_alone = rendezvous.world_size == 1 || rendezvous.master_addr.parse() == Ok(route.from);
-        if is_alone && route.from.is_loopback() {
-            return Ok(Offered::Address(route.from));
-        }
-        let key = |rank: usize| format!("route/{rank}");
-        store.set(&key(rendezvous.rank), route.to_string().as_bytes())?;
-        if !route.from.is_loopback() {
+        if is_alone || !route.from.is_loopback() {
             return Ok(Offered::Address(route.from));
         }
         let mut routes = Vec::with_capacity(rendezvous.world_size);
