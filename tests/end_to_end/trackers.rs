@@ -188,14 +188,14 @@ fn a_tracker_that_fails_is_told_and_the_rest_is_sent_later() {
         ("log raises", "RuntimeError: no room left"),
         ("log exits", "its process ended: a wild pointer"),
         ("init raises", "RuntimeError: no room left"),
-        ("log hangs", "it was not done within 1 s"),
-        ("init hangs", "it was not done within 1 s"),
-        ("finish hangs", "it was not done within 1 s"),
+        ("log hangs", "it was not done within 5 s"),
+        ("init hangs", "it was not done within 5 s"),
+        ("finish hangs", "it was not done within 5 s"),
     ] {
         let _ = fs::remove_file(fake.at("told"));
         let run = fake.at(&mood.replace(' ', "_"));
-        // A tracker that is only slow to start is not meant here.
-        let timeout = if mood.ends_with("hangs") { "metrics.finish_timeout_s=1" } else { "seed=0" };
+        // A tracker that is only slow to start, on a busy machine, is not meant here.
+        let timeout = if mood.ends_with("hangs") { "metrics.finish_timeout_s=5" } else { "seed=0" };
         let ended = succeed(fake.run(run.file_name().unwrap().to_str().unwrap(), ONE_RANK, &[timeout], mood));
         assert_told(&ended, words, !mood.ends_with("hangs"));
         assert_eq!(metrics(&run).len(), 13, "{mood}");
