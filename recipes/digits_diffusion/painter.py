@@ -65,16 +65,21 @@ def train_autoencoder(device):
         posterior = vae.encode(seen).latent_dist
         painted = vae.decode(posterior.sample()).sample
         loss = functional.mse_loss(painted, seen) + 1e-4 * posterior.kl().mean() / 256
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        advance(vae, optimizer, schedule, loss)
         tell("autoencoder", step, AUTOENCODER_STEPS, loss)
     vae.eval()
     latents = latents_of(vae, pictures, device)
     vae.register_to_config(scaling_factor=1 / latents.std().item(), shift_factor=latents.mean().item())
     return vae
+
+
+def advance(model, optimizer, schedule, loss):
+    """Takes one step down the gradient of `loss`, of norm 1 at most."""
+    optimizer.zero_grad()
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    schedule.step()
 
 
 @torch.no_grad()
@@ -102,11 +107,7 @@ def train_transformer(vae, device):
         pooled = said["pooled_prompt_embeds"][digit] * (1 - silent.view(-1, 1))
         velocity = model((1 - at) * clean + at * noise, hidden, pooled, sigma * 1000).sample
         loss = functional.mse_loss(velocity, noise - clean)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        advance(model, optimizer, schedule, loss)
         tell("transformer", step, TRANSFORMER_STEPS, loss)
     return model.eval()
 

@@ -296,11 +296,7 @@ fn tensors_of_several_precisions_and_derived_ones_are_read() {
 /// A file of weights beside an index is of another version: the index counts.
 #[test]
 fn the_files_of_an_index_are_read_though_another_lies_beside() {
-    let scratch = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(path("llama3_sharded")).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), scratch.path().join(entry.file_name())).unwrap();
-    }
+    let scratch = copied("llama3_sharded");
     fs::write(scratch.path().join("model.safetensors"), "not read").unwrap();
     let open = |path: &Path| {
         let folder = ModelFolder::open(path).unwrap();
@@ -312,15 +308,28 @@ fn the_files_of_an_index_are_read_though_another_lies_beside() {
 
 /// Writes the folder of a family with renamed tensors and another architecture.
 fn renamed(family: &str, to: &Path, architecture: &str, rename: impl Fn(&str) -> Option<String>) {
-    fs::create_dir_all(to).unwrap();
-    let tensors = Tensor::read_safetensors(path(family).join("model.safetensors")).unwrap();
-    let tensors: Vec<(String, Tensor)> =
-        tensors.into_iter().filter_map(|(name, tensor)| Some((rename(&name)?, tensor))).collect();
-    Tensor::write_safetensors(&tensors, to.join("model.safetensors")).unwrap();
-    let text = fs::read(path(family).join("config.json")).unwrap();
-    let mut config: Value = serde_json::from_slice(&text).unwrap();
-    config["architectures"] = json!([architecture]);
-    fs::write(to.join("config.json"), config.to_string()).unwrap();
+    changed(family, to, |tensors| {
+        let named = tensors.drain(..).filter_map(|(name, tensor)| Some((rename(&name)?, tensor)));
+        *tensors = named.collect();
+    });
+    set_field(to, "architectures", json!([architecture]));
+}
+
+fn set_field(folder: &Path, field: &str, value: Value) {
+    let file = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    config[field] = value;
+    fs::write(&file, config.to_string()).unwrap();
+}
+
+/// Returns a copy of the folder of a family.
+fn copied(family: &str) -> tempfile::TempDir {
+    let scratch = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(path(family)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), scratch.path().join(entry.file_name())).unwrap();
+    }
+    scratch
 }
 
 #[test]
@@ -357,23 +366,13 @@ fn names_of_base_models_and_wrapped_ones_are_read() {
 fn broken_folders_are_refused_by_name() {
     type Damage<'a> = &'a dyn Fn(&Path);
     let check = |family: &str, damage: Damage, expected: &[&str]| {
-        let scratch = tempfile::tempdir().unwrap();
-        for entry in fs::read_dir(path(family)).unwrap() {
-            let entry = entry.unwrap();
-            fs::copy(entry.path(), scratch.path().join(entry.file_name())).unwrap();
-        }
+        let scratch = copied(family);
         damage(scratch.path());
         let message = ModelFolder::open(scratch.path()).unwrap_err().to_string();
         assert!(expected.iter().all(|word| message.contains(word)), "{message} has not {expected:?}");
     };
-    let set = |field: &'static str, value: Value| {
-        move |folder: &Path| {
-            let file = folder.join("config.json");
-            let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-            config[field] = value.clone();
-            fs::write(&file, config.to_string()).unwrap();
-        }
-    };
+    let set =
+        |field: &'static str, value: Value| move |folder: &Path| set_field(folder, field, value.clone());
     let (weights, index) = ("model.safetensors", "model.safetensors.index.json");
     check(
         "qwen2",

@@ -6,10 +6,8 @@ use crate::trackers::missing_packages;
 
 /// Reports trackers without their package. `at` is the section of the metrics.
 pub(super) fn check(metrics: &MetricsConfig, at: &Section) {
-    let MetricsConfig { wandb, trackio, mlflow, python, .. } = metrics;
-    let all = [("wandb", wandb.is_some()), ("trackio", trackio.is_some()), ("mlflow", mlflow.is_some())];
-    let named: Vec<&str> =
-        all.into_iter().filter(|(name, is)| *is && at.is_sound(name)).map(|it| it.0).collect();
+    let python = &metrics.python;
+    let named: Vec<&str> = metrics.trackers().filter(|name| at.is_sound(name)).collect();
     if named.is_empty() || !at.is_sound("python") {
         return;
     }

@@ -16,8 +16,8 @@ use anyroll_config::{MetricsConfig, WandbConfig};
 use serde_json::{Value, json};
 
 use crate::{Error, Result, atomic_file::write_atomic, output_error::OutputError, run_dir::RunDir};
-use process::Tracker;
 pub use process::missing_packages;
+use process::{Asked, Tracker};
 
 /// Time that trackers have if the run fails: the other ranks and the launcher wait for it.
 const FAILED_TIMEOUT: Duration = Duration::from_secs(3);
@@ -60,27 +60,26 @@ impl Trackers {
     pub fn start(config: &MetricsConfig, dir: &RunDir, name: &str) -> Result<Self> {
         let folder = whole(dir.path());
         let resolved = resolved(dir)?;
-        let kinds: Vec<(&'static str, Value)> = [
-            ("wandb", json!(config.wandb)),
-            ("trackio", json!(config.trackio)),
-            ("mlflow", json!(config.mlflow)),
-        ]
-        .into_iter()
-        .filter(|(_, fields)| !fields.is_null())
-        .collect();
-        if !kinds.is_empty() {
+        if config.has_trackers() {
             let notes = dir.trackers();
             fs::create_dir_all(&notes).map_err(|source| OutputError::io("create", &notes, source))?;
         }
-        let start = |(kind, fields): (&'static str, Value)| {
+        let fields = json!(config);
+        let start = |kind| {
             let notes = folder.join("trackers").join(kind);
-            let asked = json!({
-                "kind": kind, "fields": fields, "name": name, "id": null, "config": resolved, "folder": folder,
-                "notes": notes,
-            });
-            Tracker::start(kind, &config.python, &asked, Some(notes.with_extension("log")))
+            let log = notes.with_extension("log");
+            let asked = Asked {
+                kind,
+                fields: fields[kind].clone(),
+                name: name.into(),
+                id: None,
+                config: &resolved,
+                folder: &folder,
+                notes: Some(notes),
+            };
+            Tracker::start(&config.python, &asked, Some(log))
         };
-        let all = kinds.into_iter().map(start).collect();
+        let all = config.trackers().map(start).collect();
         Ok(Self { all, timeout: Duration::from_secs_f64(config.finish_timeout_s), folder })
     }
 
@@ -133,8 +132,8 @@ impl Drop for Trackers {
     }
 }
 
-/// Writes a run for Weights & Biases as a whole, with `fields`, by the interpreter
-/// `python`. Its id is the folder's name, so that a second call continues the same run. Returns lines to show.
+/// Writes a run for Weights & Biases as a whole, with `fields`, by the interpreter `python`. Its id is the folder's name,
+/// so that a second call continues the same run. Returns lines to show.
 ///
 /// # Errors
 /// If the run cannot be read, or the tracker fails.
@@ -144,11 +143,16 @@ pub fn export_wandb(dir: &RunDir, python: &str, fields: &WandbConfig) -> Result<
     let (folder, config) = (whole(dir.path()), resolved(dir)?);
     let id = folder.file_name().unwrap_or_default().to_string_lossy();
     let id: String = id.chars().map(|it| if it.is_ascii_alphanumeric() { it } else { '-' }).collect();
-    let asked = json!({
-        "kind": "wandb", "fields": fields, "name": config["name"], "id": id, "config": config, "folder": folder,
-        "notes": null,
-    });
-    let mut tracker = Tracker::start("wandb", python, &asked, None);
+    let asked = Asked {
+        kind: "wandb",
+        fields: json!(fields),
+        name: config["name"].clone(),
+        id: Some(id),
+        config: &config,
+        folder: &folder,
+        notes: None,
+    };
+    let mut tracker = Tracker::start(python, &asked, None);
     tracker.end(State::Finished.name());
     let told = tracker.wait(Instant::now() + TIMEOUT);
     match tracker.problem() {

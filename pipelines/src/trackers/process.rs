@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyroll_reward::process::Process;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 const PROGRAM: &str = include_str!("tracker.py");
@@ -45,6 +45,25 @@ enum Status {
     Failed(String),
 }
 
+/// First message to a tracker, which tells it what to follow.
+#[derive(Serialize)]
+pub(super) struct Asked<'a> {
+    /// Name of the tracker.
+    pub kind: &'static str,
+    /// Its fields in the config.
+    pub fields: Value,
+    /// Name of the run.
+    pub name: Value,
+    /// Id of the run there; `None` for the one in the notes, or a new one.
+    pub id: Option<String>,
+    /// The resolved config.
+    pub config: &'a Value,
+    /// The run folder.
+    pub folder: &'a Path,
+    /// Path of the tracker's own file without its ending; `None` to keep nothing.
+    pub notes: Option<PathBuf>,
+}
+
 /// A message of a tracker.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -55,14 +74,14 @@ enum Message {
 }
 
 impl Tracker {
-    /// Starts the tracker `kind` with its first message. Its output is in the file `log`, or in this process's own.
-    pub(super) fn start(kind: &'static str, python: &str, asked: &Value, log: Option<PathBuf>) -> Self {
+    /// Starts a tracker with its first message. Its output is in the file `log`, or in this process's own.
+    pub(super) fn start(python: &str, asked: &Asked, log: Option<PathBuf>) -> Self {
         let (told, heard) = mpsc::channel();
         let failed = told.clone();
         let process = Process::start(python, PROGRAM, &[], move |line| drop(told.send(line)));
         let process = match process {
             Ok(process) => {
-                process.say(asked.to_string());
+                process.say(json!(asked).to_string());
                 Some(process)
             }
             Err(failure) => {
@@ -70,7 +89,7 @@ impl Tracker {
                 None
             }
         };
-        Self { kind, process, heard, log, status: Status::Sends }
+        Self { kind: asked.kind, process, heard, log, status: Status::Sends }
     }
 
     pub(super) fn kind(&self) -> &'static str {

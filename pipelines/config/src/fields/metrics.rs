@@ -104,10 +104,19 @@ pub struct MlflowConfig {
     pub tracking_uri: Option<String>,
 }
 
+/// Names of all trackers: their fields, and their packages.
+const TRACKERS: [&str; 3] = ["wandb", "trackio", "mlflow"];
+
 impl MetricsConfig {
+    /// Returns the names of the trackers that the config has.
+    pub fn trackers(&self) -> impl Iterator<Item = &'static str> {
+        let named = [self.wandb.is_some(), self.trackio.is_some(), self.mlflow.is_some()];
+        TRACKERS.into_iter().zip(named).filter_map(|(name, is_named)| is_named.then_some(name))
+    }
+
     /// Returns true if a tracker is named.
     pub fn has_trackers(&self) -> bool {
-        self.wandb.is_some() || self.trackio.is_some() || self.mlflow.is_some()
+        self.trackers().next().is_some()
     }
 
     pub(super) fn validate(&self, at: &Section) {
@@ -125,7 +134,7 @@ impl MetricsConfig {
         }
         at.seconds("finish_timeout_s", self.finish_timeout_s);
         let plain = Self::default();
-        let trackers = at.given(&["wandb", "trackio", "mlflow"]).when(!self.has_trackers());
+        let trackers = at.given(&TRACKERS).when(!self.has_trackers());
         for (name, is_default) in [
             ("python", self.python == plain.python),
             ("finish_timeout_s", self.finish_timeout_s == plain.finish_timeout_s),
