@@ -30,7 +30,7 @@ use crate::{
     base_model::BaseModel,
     export::{Trained, open_checkpoint, policy},
     hub::Hub,
-    inference::{Room, Sampler},
+    inference::{Capacity, Sampler},
     prepare::Draft,
     run::Strategy,
     run_dir::RunDir,
@@ -194,9 +194,9 @@ impl LoadedModel {
     }
 
     /// An engine with these weights.
-    pub fn engine(&mut self, room: Room) -> Result<Engine> {
+    pub fn engine(&mut self, capacity: Capacity) -> Result<Engine> {
         let weights = self.zero.weights()?;
-        room.engine(self.zero.model(), &weights, self.version, &self.compute)
+        capacity.engine(self.zero.model(), &weights, self.version, &self.compute)
     }
 
     /// The weights.
