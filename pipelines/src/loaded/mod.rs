@@ -280,7 +280,7 @@ fn found_at(path: &Path, options: &Options) -> Result<Found> {
     let dir = dir.map_err(|_| Error::NoModel { path: path.to_owned() })?;
     let saved = match named {
         Some(checkpoint) => Some(checkpoint),
-        None => checkpoint::list(&dir.checkpoints())?.pop(),
+        None => dir.newest_checkpoint()?,
     };
     let saved = saved
         .ok_or_else(|| Error::Resume { run: run.clone(), problem: "it has no checkpoint yet".to_owned() })?;
