@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::family::{FAMILIES, Family};
@@ -71,19 +71,14 @@ pub(super) struct ConfigFile {
     /// Newer files' replacement of `rope_theta` and `rope_scaling`.
     pub rope_parameters: Option<Map<String, Value>>,
     pub partial_rotary_factor: Option<f64>,
-    /// Differs between null and a missing field.
-    #[serde(default, deserialize_with = "even_null")]
-    pub sliding_window: Option<Option<i64>>,
     /// Kind of each layer, in newer files.
     pub layer_types: Option<Vec<String>>,
     pub tie_word_embeddings: Option<bool>,
-    #[serde(default = "default_range")]
-    pub initializer_range: f64,
+    pub initializer_range: Option<f64>,
     pub eos_token_id: Option<TokenIds>,
     /// Python code in the folder that computes the model in `transformers`.
     pub auto_map: Option<Value>,
-    #[serde(default = "default_activation")]
-    pub hidden_act: String,
+    pub hidden_act: Option<String>,
     #[serde(default)]
     pub attention_bias: bool,
     #[serde(default)]
@@ -118,19 +113,6 @@ impl Architectures {
             Error::Architecture { path: path.to_owned(), found, known: task.architectures() }
         })
     }
-}
-
-/// Deserializes a nullable field, so that null differs from a missing field.
-fn even_null<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<Option<T>>, D::Error> {
-    Option::deserialize(from).map(Some)
-}
-
-fn default_range() -> f64 {
-    0.02
-}
-
-fn default_activation() -> String {
-    "silu".to_owned()
 }
 
 #[cfg(test)]

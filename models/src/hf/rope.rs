@@ -122,25 +122,22 @@ struct Rope<'a> {
 }
 
 impl Rope<'_> {
-    fn turns_in_part(&self) -> bool {
-        self.of.kind == RopeKind::InPart
-    }
-
     fn scaling(&self) -> Result<RopeScaling> {
         if let Some(kind) = KINDS.into_iter().find(|&kind| self.fields.contains_key(kind)) {
             let problem = "is set, a rotation per kind of layer, which is not supported here: write that of full attention instead";
             return Err(field(self.path, format!("{}.{kind}", self.name), problem));
         }
+        let is_phi = self.of.kind == RopeKind::InPart;
         let in_part = self.optional("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0);
-        if in_part && !self.turns_in_part() {
+        if in_part && !is_phi {
             return Err(field(self.path, format!("{}.partial_rotary_factor", self.name), TURNED_WHOLE));
         }
         let kind = self.fields.get("rope_type").or_else(|| self.fields.get("type"));
         match kind.map_or(Some("default"), Value::as_str) {
             Some("default") => Ok(RopeScaling::None),
             // Older files of this family have two other names for it; read like in `transformers`.
-            Some("longrope" | "su" | "yarn") if self.turns_in_part() => self.longrope(),
-            Some(kind @ ("linear" | "llama3")) if self.turns_in_part() => {
+            Some("longrope" | "su" | "yarn") if is_phi => self.longrope(),
+            Some(kind @ ("linear" | "llama3")) if is_phi => {
                 let problem = format!("is `{kind}`, but Phi-3 supports only `longrope`");
                 Err(field(self.path, format!("{}.rope_type", self.name), problem))
             }

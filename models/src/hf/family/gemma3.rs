@@ -14,10 +14,7 @@ const ACTIVATION: &str = "gelu_pytorch_tanh";
 const LOCAL_THETA: &str = "rope_local_base_freq";
 
 pub(super) const FAMILY: Family = Family {
-    name: "Gemma3",
     infix: "Text",
-    model_type: "gemma3_text",
-    gguf: None,
     refused: &[(
         "Gemma3ForConditionalGeneration",
         "which reads images: load its text model with transformers' `Gemma3ForCausalLM`, save that, and use its folder",
@@ -32,8 +29,8 @@ pub(super) const FAMILY: Family = Family {
         sliding_theta: Some((LOCAL_THETA, 10_000.0)),
         ..Class::USUAL
     },
-    read,
     write,
+    ..Family::new("Gemma3", "gemma3_text", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {

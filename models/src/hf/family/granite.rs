@@ -6,14 +6,9 @@ use crate::{DecoderConfig, Multipliers};
 use serde_json::{Map, Value};
 
 pub(super) const FAMILY: Family = Family {
-    name: "Granite",
-    infix: "",
-    model_type: "granite",
-    gguf: None,
-    refused: &[],
     class: Class { attention_bias: true, mlp_bias: true, needs_kv_heads: false, ..Class::USUAL },
-    read,
     write,
+    ..Family::new("Granite", "granite", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {

@@ -5,14 +5,9 @@ use crate::DecoderConfig;
 use crate::hf::Result;
 
 pub(super) const FAMILY: Family = Family {
-    name: "Llama",
-    infix: "",
-    model_type: "llama",
     gguf: Some(Gguf { name: "llama", in_pairs: true }),
-    refused: &[],
     class: Class { attention_bias: true, mlp_bias: true, needs_kv_heads: false, ..Class::USUAL },
-    read,
-    write: |_, _| {},
+    ..Family::new("Llama", "llama", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {

@@ -1,19 +1,10 @@
 //! Mistral: no biases, and a sliding window in every layer unless `layer_types` names some.
 
-use super::{Class, Family, Reader};
+use super::{Family, Reader};
 use crate::DecoderConfig;
 use crate::hf::Result;
 
-pub(super) const FAMILY: Family = Family {
-    name: "Mistral",
-    infix: "",
-    model_type: "mistral",
-    gguf: None,
-    refused: &[],
-    class: Class::USUAL,
-    read,
-    write: |_, _| {},
-};
+pub(super) const FAMILY: Family = Family::new("Mistral", "mistral", read);
 
 fn read(file: &Reader) -> Result<DecoderConfig> {
     file.decoder(file.window(file.all_layers())?)

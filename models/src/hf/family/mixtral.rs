@@ -5,14 +5,9 @@ use crate::hf::Result;
 use crate::{DecoderConfig, ExpertNames, ExpertsConfig};
 
 pub(super) const FAMILY: Family = Family {
-    name: "Mixtral",
-    infix: "",
-    model_type: "mixtral",
-    gguf: None,
-    refused: &[],
     class: Class { rms_norm_eps: 1e-5, rope_theta: 1_000_000.0, sliding_window: None, ..Class::USUAL },
-    read,
     write: mixture::write_whole,
+    ..Family::new("Mixtral", "mixtral", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {

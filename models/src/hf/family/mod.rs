@@ -80,6 +80,16 @@ pub(super) struct Gguf {
 }
 
 impl Family {
+    /// Returns a family with the most usual class and no fields of its own.
+    const fn new(
+        name: &'static str,
+        model_type: &'static str,
+        read: fn(&Reader) -> Result<DecoderConfig>,
+    ) -> Family {
+        let (class, write) = (Class::USUAL, (|_, _| {}) as fn(&DecoderConfig, &mut Map<String, Value>));
+        Family { name, infix: "", model_type, gguf: None, refused: &[], class, read, write }
+    }
+
     /// Returns the decoder that the `file` at `path` describes.
     pub fn decoder_config(&self, path: &Path, file: &ConfigFile) -> Result<DecoderConfig> {
         let reader = Reader { path, shared: file, class: &self.class };

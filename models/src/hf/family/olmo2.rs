@@ -5,14 +5,8 @@ use crate::hf::Result;
 use crate::{DecoderConfig, NormPlaces, QkNorm};
 
 pub(super) const FAMILY: Family = Family {
-    name: "Olmo2",
-    infix: "",
-    model_type: "olmo2",
-    gguf: None,
-    refused: &[],
     class: Class { attention_bias: true, needs_kv_heads: false, rms_norm_eps: 1e-5, ..Class::USUAL },
-    read,
-    write: |_, _| {},
+    ..Family::new("Olmo2", "olmo2", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {

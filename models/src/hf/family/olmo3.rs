@@ -6,11 +6,6 @@ use crate::hf::rope::RopeKind;
 use crate::{DecoderConfig, NormPlaces, QkNorm};
 
 pub(super) const FAMILY: Family = Family {
-    name: "Olmo3",
-    infix: "",
-    model_type: "olmo3",
-    gguf: None,
-    refused: &[],
     class: Class {
         attention_bias: true,
         needs_kv_heads: false,
@@ -18,8 +13,8 @@ pub(super) const FAMILY: Family = Family {
         rope: RopeKind::ByWindow,
         ..Class::USUAL
     },
-    read,
     write: write_layer_types,
+    ..Family::new("Olmo3", "olmo3", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {

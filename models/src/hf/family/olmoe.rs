@@ -5,14 +5,9 @@ use crate::hf::Result;
 use crate::{DecoderConfig, QkNorm};
 
 pub(super) const FAMILY: Family = Family {
-    name: "Olmoe",
-    infix: "",
-    model_type: "olmoe",
-    gguf: None,
-    refused: &[],
     class: Class { attention_bias: true, needs_kv_heads: false, rms_norm_eps: 1e-5, ..Class::USUAL },
-    read,
     write: mixture::write_whole,
+    ..Family::new("Olmoe", "olmoe", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {

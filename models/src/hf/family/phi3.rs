@@ -7,11 +7,6 @@ use crate::{DecoderConfig, RopeScaling, SlidingWindow};
 use serde_json::{Map, Value};
 
 pub(super) const FAMILY: Family = Family {
-    name: "Phi3",
-    infix: "",
-    model_type: "phi3",
-    gguf: None,
-    refused: &[],
     class: Class {
         needs_kv_heads: false,
         rms_norm_eps: 1e-5,
@@ -19,14 +14,14 @@ pub(super) const FAMILY: Family = Family {
         rope: RopeKind::InPart,
         ..Class::USUAL
     },
-    read,
     write,
+    ..Family::new("Phi3", "phi3", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {
     file.ensure_no_dropout("resid_pdrop")?;
     // The window is in every layer, even if `layer_types` differs.
-    let window = file.window_tokens().map(|tokens| SlidingWindow { tokens, layers: file.all_layers() });
+    let window = file.window_tokens()?.map(|tokens| SlidingWindow { tokens, layers: file.all_layers() });
     Ok(DecoderConfig { fused_projections: true, ..file.decoder(window)? })
 }
 

@@ -1,18 +1,13 @@
 //! Qwen2 and Qwen2.5: biases on queries, keys and values alone.
 
-use super::{Class, Family, Gguf, Reader, write_layer_types};
+use super::{Family, Gguf, Reader, write_layer_types};
 use crate::DecoderConfig;
 use crate::hf::Result;
 
 pub(super) const FAMILY: Family = Family {
-    name: "Qwen2",
-    infix: "",
-    model_type: "qwen2",
     gguf: Some(Gguf { name: "qwen2", in_pairs: false }),
-    refused: &[],
-    class: Class::USUAL,
-    read,
     write: write_layer_types,
+    ..Family::new("Qwen2", "qwen2", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {

@@ -5,14 +5,10 @@ use crate::hf::Result;
 use crate::{DecoderConfig, QkNorm};
 
 pub(super) const FAMILY: Family = Family {
-    name: "Qwen3",
-    infix: "",
-    model_type: "qwen3",
     gguf: Some(Gguf { name: "qwen3", in_pairs: false }),
-    refused: &[],
     class: Class { attention_bias: true, head_dim: Some(128), ..Class::USUAL },
-    read,
     write: write_layer_types,
+    ..Family::new("Qwen3", "qwen3", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {

@@ -5,14 +5,9 @@ use crate::hf::Result;
 use crate::{DecoderConfig, QkNorm};
 
 pub(super) const FAMILY: Family = Family {
-    name: "Qwen3Moe",
-    infix: "",
-    model_type: "qwen3_moe",
-    gguf: None,
-    refused: &[],
     class: Class { attention_bias: true, ..Class::USUAL },
-    read,
     write: mixture::write,
+    ..Family::new("Qwen3Moe", "qwen3_moe", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {

@@ -23,7 +23,8 @@ impl Reader<'_> {
     /// Returns an error for a setting that changes the model and is not supported.
     pub(super) fn refuse_unsupported(&self) -> Result<()> {
         let file = self.shared;
-        let silu = self.class.activation != Activation::Silu || matches!(&*file.hidden_act, "silu" | "swish");
+        let is_silu = file.hidden_act.as_ref().is_none_or(|name| matches!(&**name, "silu" | "swish"));
+        let silu = self.class.activation != Activation::Silu || is_silu;
         self.ensure(silu, "hidden_act", "must be `silu`")?;
         self.ensure_no_dropout("attention_dropout")?;
         let whole =
@@ -65,7 +66,7 @@ impl Reader<'_> {
             mlp_bias: file.mlp_bias && class.mlp_bias,
             activation: class.activation,
             tie_word_embeddings: file.tie_word_embeddings.unwrap_or(class.tied),
-            initializer_range: file.initializer_range,
+            initializer_range: file.initializer_range.unwrap_or(0.02),
             ..DecoderConfig::plain(file.num_hidden_layers, width, heads)
         })
     }
@@ -106,7 +107,7 @@ impl Reader<'_> {
     pub fn window(&self, layers: Vec<bool>) -> Result<Option<SlidingWindow>> {
         let layers = self.named_layers()?.unwrap_or(layers);
         Ok(self
-            .window_tokens()
+            .window_tokens()?
             .filter(|_| layers.contains(&true))
             .map(|tokens| SlidingWindow { tokens, layers }))
     }
@@ -114,7 +115,7 @@ impl Reader<'_> {
     /// Like [`Self::window`]; layers with a window must have a size.
     pub fn sized_window(&self, layers: Vec<bool>) -> Result<Option<SlidingWindow>> {
         let slide = self.named_layers()?.as_ref().unwrap_or(&layers).contains(&true);
-        let is_sized = !slide || self.window_tokens().is_some();
+        let is_sized = !slide || self.window_tokens()?.is_some();
         self.ensure(is_sized, "sliding_window", "is null, but layers have a sliding window")?;
         self.window(layers)
     }
@@ -139,9 +140,10 @@ impl Reader<'_> {
         vec![true; self.shared.num_hidden_layers]
     }
 
-    /// Returns the size of windows, whatever layers have one.
-    pub fn window_tokens(&self) -> Option<i64> {
-        self.shared.sliding_window.unwrap_or(self.class.sliding_window)
+    /// Returns the size of windows, whatever layers have one. Null differs from a missing field.
+    pub fn window_tokens(&self) -> Result<Option<i64>> {
+        let name = "sliding_window";
+        if self.shared.others.contains_key(name) { self.get(name) } else { Ok(self.class.sliding_window) }
     }
 
     /// Returns a field that not every family has; `None` for a missing one or null.

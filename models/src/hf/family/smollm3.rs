@@ -6,11 +6,6 @@ use crate::{DecoderConfig, OtherRope, SlidingWindow};
 use serde_json::{Map, Value};
 
 pub(super) const FAMILY: Family = Family {
-    name: "SmolLM3",
-    infix: "",
-    model_type: "smollm3",
-    gguf: None,
-    refused: &[],
     class: Class {
         attention_bias: true,
         mlp_bias: true,
@@ -19,8 +14,8 @@ pub(super) const FAMILY: Family = Family {
         rope_theta: 2_000_000.0,
         ..Class::USUAL
     },
-    read,
     write,
+    ..Family::new("SmolLM3", "smollm3", read)
 };
 
 fn read(file: &Reader) -> Result<DecoderConfig> {
