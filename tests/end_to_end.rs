@@ -40,6 +40,7 @@ mod prompts;
 mod published_model;
 mod reference;
 mod reproducibility;
+mod restarts;
 mod resume;
 mod rewards;
 mod run_folder;
