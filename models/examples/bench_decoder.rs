@@ -18,8 +18,8 @@ use anyroll_backends::{
     ops::{self, AttentionOptions, AttentionOutput, Packing, Qkv, QkvGrads, Rotation, Store},
 };
 use anyroll_models::{
-    Activation, Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, Sample, SamplingParams,
-    Sequence, generation::Limits,
+    Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, Sample, SamplingParams, Sequence,
+    generation::Limits,
 };
 use holder::Holder;
 use tch::{Device, Kind, Tensor};
