@@ -46,6 +46,7 @@ mod rewards;
 mod run_folder;
 mod serve;
 mod shims;
+mod slurm;
 mod strict;
 mod trackers;
 mod videos;
