@@ -18,8 +18,8 @@ use anyroll_backends::{
     ops::{self, AttentionOptions, AttentionOutput, Packing, Qkv, QkvGrads, Rotation, Store},
 };
 use anyroll_models::{
-    Activation, Decoder, DecoderConfig, Engine, KvCache, Multipliers, NormPlaces, PackedBatch, Request,
-    RopeScaling, Sample, SamplingParams, Sequence, generation::Limits,
+    Decoder, DecoderConfig, Engine, KvCache, PackedBatch, Request, Sample, SamplingParams, Sequence,
+    generation::Limits,
 };
 use holder::Holder;
 use tch::{Device, Kind, Tensor};
@@ -35,34 +35,8 @@ fn main() {
     tch::set_num_threads(threads);
     println!("{threads} threads, best and median of {passes} passes, milliseconds");
 
-    let config = DecoderConfig {
-        vocab_size: 12,
-        hidden_size: 64,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 4,
-        head_dim: 16,
-        intermediate_size: 176,
-        experts: None,
-        rms_norm_eps: 1e-6,
-        rope_theta: 10_000.0,
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
-        max_position_embeddings: 64,
-        sliding_window: None,
-        fused_projections: false,
-        qkv_bias: false,
-        o_bias: false,
-        mlp_bias: false,
-        qk_norm: None,
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
-        tie_word_embeddings: true,
-        initializer_range: 0.02,
-    };
+    let config =
+        DecoderConfig { intermediate_size: 176, tie_word_embeddings: true, ..DecoderConfig::plain(2, 64, 4) };
     let tokens: Vec<i64> = (0..SEQUENCES * LENGTH).map(|i| (i * 7 % 12) as i64).collect();
     let sequences: Vec<Sequence> =
         tokens.chunks(LENGTH).map(|tokens| Sequence { tokens, prompt_len: PROMPT }).collect();

@@ -20,8 +20,8 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Normed, PagedCache, StepRotation},
 };
 use anyroll_models::{
-    Activation, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget,
-    Model, Multipliers, NormPlaces, QkNorm, Request, RopeScaling, Sample, SamplingParams, generation::Limits,
+    Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget, Model,
+    NormPlaces, QkNorm, Request, Sample, SamplingParams, generation::Limits,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -126,31 +126,13 @@ fn config(size: &str) -> DecoderConfig {
     };
     let plain = DecoderConfig {
         vocab_size: 151_936,
-        hidden_size,
-        num_hidden_layers,
-        num_attention_heads: heads,
         num_key_value_heads: kv_heads,
         head_dim,
         intermediate_size,
-        experts: None,
-        rms_norm_eps: 1e-6,
         rope_theta: 1e6,
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
-        sliding_window: None,
         max_position_embeddings: 40_960,
-        fused_projections: false,
-        qkv_bias: false,
-        o_bias: false,
-        mlp_bias: false,
-        qk_norm: None,
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
         tie_word_embeddings: tie,
-        initializer_range: 0.02,
+        ..DecoderConfig::plain(num_hidden_layers, hidden_size, heads)
     };
     let experts = |num_experts, moe_intermediate_size| ExpertsConfig {
         num_experts,

@@ -5,8 +5,7 @@ use std::{ops::Range, path::Path, sync::Arc};
 use anyroll_config::{self, FolderConfig, error_chain::one_line};
 use anyroll_data::{CharTokenizer, Dataset, Tokenizer};
 use anyroll_models::{
-    Activation, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, Multipliers, NormPlaces,
-    ParamSpec, QkNorm, RopeScaling, ValueModel,
+    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, ParamSpec, QkNorm, ValueModel,
     hf::{AdapterFolder, ModelFolder, NewAdapter, WithAdapter},
     init::{Seed, WeightSource},
 };
@@ -127,32 +126,18 @@ fn experts(decoder: &anyroll_config::DecoderConfig) -> Option<ExpertsConfig> {
 }
 
 fn decoder_config(decoder: &anyroll_config::DecoderConfig, vocab_size: usize) -> DecoderConfig {
+    let (width, heads) = (decoder.hidden_size as i64, decoder.heads as i64);
     DecoderConfig {
         vocab_size: vocab_size as i64,
-        hidden_size: decoder.hidden_size as i64,
-        num_hidden_layers: decoder.layers,
-        num_attention_heads: decoder.heads as i64,
         num_key_value_heads: decoder.kv_heads.unwrap_or(decoder.heads) as i64,
-        head_dim: (decoder.hidden_size / decoder.heads) as i64,
         intermediate_size: decoder.intermediate_size as i64,
         experts: experts(decoder),
         rms_norm_eps: decoder.norm_eps,
         rope_theta: decoder.rope_theta,
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
         max_position_embeddings: decoder.max_length as i64,
-        sliding_window: None,
-        fused_projections: false,
         qkv_bias: decoder.qkv_bias,
-        o_bias: false,
-        mlp_bias: false,
         qk_norm: decoder.qk_norm.then_some(QkNorm::PerHead),
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
         tie_word_embeddings: decoder.tie_embeddings,
-        initializer_range: 0.02,
+        ..DecoderConfig::plain(decoder.layers, width, heads)
     }
 }

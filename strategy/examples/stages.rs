@@ -12,10 +12,7 @@ use anyroll_backends::{
     BackendKind, CollectiveGroup, Device, DeviceId, Rendezvous, TorchDevice, connect, faults::Delayed, open,
     prefer_folder,
 };
-use anyroll_models::{
-    Activation, Decoder, DecoderConfig, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling,
-    ScoresGrad, Sequence,
-};
+use anyroll_models::{Decoder, DecoderConfig, PackedBatch, QkNorm, ScoresGrad, Sequence};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 use tch::{Kind, Tensor};
 
@@ -97,31 +94,14 @@ fn trained(
     let at = device.torch_device().map(TorchDevice::tch).expect("libtorch computes on it");
     let config = DecoderConfig {
         vocab_size: 4 * hidden + 1,
-        hidden_size: hidden,
-        num_hidden_layers: 3,
-        num_attention_heads: 4,
         num_key_value_heads: 2,
-        head_dim: hidden / 4,
         intermediate_size: 2 * hidden + 8,
-        experts: None,
         max_position_embeddings: 128,
-        sliding_window: None,
-        rope_theta: 10_000.0,
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
-        rms_norm_eps: 1e-6,
-        fused_projections: false,
         qkv_bias: true,
-        o_bias: false,
-        mlp_bias: false,
         initializer_range: 0.1,
         qk_norm: Some(QkNorm::PerHead),
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
         tie_word_embeddings: tied,
+        ..DecoderConfig::plain(3, hidden, 4)
     };
     let vocabulary = config.vocab_size as u64;
     let decoder = Arc::new(Decoder::new(config, at).unwrap());

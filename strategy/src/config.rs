@@ -1,8 +1,8 @@
 //! Options of a strategy as plain values, which the reader of the config file fills in.
 
-use anyroll_backends::{DType, ops};
+use anyroll_backends::ops;
 
-use crate::Error;
+use crate::{Decays, Error, Precision, Recompute};
 
 /// Describes how a strategy shards and runs a model. A [`ZeroStage`] alone converts into one: fp32, no
 /// recomputation, optimizer on the device.
@@ -46,59 +46,6 @@ impl From<ZeroStage> for ZeroConfig {
             params_on: ParamsOn::Device,
         }
     }
-}
-
-/// The element type of weights, activations and a micro-batch's gradients. At every precision gradients are
-/// reduced over ranks and accumulated over micro-batches in fp32, and the optimizer steps fp32 weights.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Precision {
-    /// 32-bit IEEE; the optimizer steps the weights themselves.
-    Fp32,
-    /// bfloat16; each step rounds the optimizer's own fp32 master weights, which are sharded like its
-    /// moments.
-    Bf16,
-    /// 16-bit IEEE; as bf16, and the loss is scaled because small gradients would underflow.
-    Fp16(LossScale),
-}
-
-impl Precision {
-    /// Returns the element type.
-    pub const fn dtype(self) -> DType {
-        match self {
-            Self::Fp32 => DType::F32,
-            Self::Bf16 => DType::Bf16,
-            Self::Fp16(_) => DType::F16,
-        }
-    }
-}
-
-/// Dynamic loss scaling in fp16 (Micikevicius et al. 2018; PyTorch's `GradScaler`). An overflowing gradient
-/// halves the scale and skips the step; `growth_interval` consecutive steps without overflow double it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LossScale {
-    /// Initial loss scale, above 0. A power of two, so that scaling rounds nothing.
-    pub initial: f64,
-    /// Number of consecutive steps without overflow before the scale doubles; at least 1.
-    pub growth_interval: u32,
-}
-
-impl Default for LossScale {
-    fn default() -> Self {
-        Self { initial: 65_536.0, growth_interval: 2000 }
-    }
-}
-
-/// The activations that backward recomputes instead of keeping them from forward. Results are bitwise the
-/// same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recompute {
-    /// Nothing.
-    None,
-    /// Activations that a block can cheaply recompute from the others ([`anyroll_models::Model::thin`]).
-    Selective,
-    /// Every block but the last, from its input. Only one block's activations exist at a time, for about a
-    /// third more compute.
-    Full,
 }
 
 /// Placement of the optimizer's states and steps: the device or the host. Results are bitwise the same.
@@ -151,16 +98,6 @@ impl TryFrom<u64> for ZeroStage {
             stage => Err(Error::ZeroStage(stage)),
         }
     }
-}
-
-/// The weights that weight decay applies to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Decays {
-    /// Weights whose spec says so: all except norms and biases.
-    #[default]
-    Matrices,
-    /// All trained weights.
-    All,
 }
 
 /// AdamW (Loshchilov and Hutter 2019), with decoupled weight decay, after clipping by the global norm.

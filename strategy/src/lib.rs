@@ -21,14 +21,16 @@ mod optimizer;
 pub mod plan;
 mod readers;
 mod schedule;
+mod settings;
 mod state;
 mod weights;
 mod zero;
 
-pub use config::{AdamW, Decays, LossScale, ParamsOn, Precision, Recompute, StepsOn, ZeroConfig, ZeroStage};
+pub use config::{AdamW, ParamsOn, StepsOn, ZeroConfig, ZeroStage};
 pub use error::{Error, Result};
 pub use optimizer::{StepStats, Stepped};
 pub use schedule::Schedule;
+pub use settings::{Decays, Fp16Config, Precision, Recompute};
 pub use state::State;
 pub use weights::{Weights, shared};
 pub use zero::{Tape, Zero};

@@ -5,7 +5,7 @@ use anyroll_models::model::Gradient;
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
-use crate::{AdamW, LossScale, Precision, Result, StepStats};
+use crate::{AdamW, Fp16Config, Precision, Result, StepStats};
 
 /// The part of a [`Scaler`] that a checkpoint keeps, and the count of all steps.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,7 +34,7 @@ pub(crate) struct Scaler {
 
 #[derive(Debug)]
 struct Dynamic {
-    config: LossScale,
+    config: Fp16Config,
     /// fp32, one element.
     scale: Tensor,
     /// Steps since the scale last changed: int32, one element.
@@ -48,7 +48,7 @@ impl Scaler {
             Precision::Fp32 | Precision::Bf16 => None,
             Precision::Fp16(config) => Some(Dynamic {
                 config,
-                scale: Tensor::f_full([], config.initial, (Kind::Float, device))?,
+                scale: Tensor::f_full([], config.initial_scale, (Kind::Float, device))?,
                 growing: Tensor::f_zeros([], (Kind::Int, device))?,
             }),
         };
@@ -57,7 +57,7 @@ impl Scaler {
 
     /// Returns to the state before the first step.
     pub(crate) fn reset(&mut self) -> Result<()> {
-        let start = |dynamic: &Dynamic| ScaleCounters { scale: dynamic.config.initial, growing: 0 };
+        let start = |dynamic: &Dynamic| ScaleCounters { scale: dynamic.config.initial_scale, growing: 0 };
         let loss_scale = self.loss_scale.as_ref().map(start);
         self.restore(Counters { step: 0, taken: 0, loss_scale })
     }

@@ -12,7 +12,10 @@ const MAY_DEPEND: [(&str, &[&str]); 18] = [
     ("strategy", &["anyroll-backends", "anyroll-models", "anyroll-libtorch"]),
     ("pipelines/math", &[]),
     ("pipelines/algorithm", &["anyroll-libtorch"]),
-    ("pipelines/config", &["anyroll-algorithm", "anyroll-backends", "anyroll-models", "anyroll-libtorch"]),
+    (
+        "pipelines/config",
+        &["anyroll-algorithm", "anyroll-backends", "anyroll-models", "anyroll-strategy", "anyroll-libtorch"],
+    ),
     ("pipelines/data", &["anyroll-config", "anyroll-models", "anyroll-libtorch"]),
     (
         "pipelines/reward",

@@ -127,6 +127,39 @@ const MOST_POSITIONS: i64 = 1 << 24;
 const MOST_WIDTH: i64 = 1 << 22;
 
 impl DecoderConfig {
+    /// Returns a small decoder with as many heads of keys as of queries, no biases, and nothing that only some
+    /// families have.
+    pub fn plain(layers: usize, width: i64, heads: i64) -> DecoderConfig {
+        DecoderConfig {
+            vocab_size: 12,
+            hidden_size: width,
+            num_hidden_layers: layers,
+            num_attention_heads: heads,
+            num_key_value_heads: heads,
+            head_dim: width / heads,
+            intermediate_size: 4 * width,
+            experts: None,
+            rms_norm_eps: 1e-6,
+            rope_theta: 10_000.0,
+            partial_rotary_factor: 1.0,
+            rope_scaling: RopeScaling::None,
+            other_rope: None,
+            max_position_embeddings: 64,
+            sliding_window: None,
+            fused_projections: false,
+            qkv_bias: false,
+            o_bias: false,
+            mlp_bias: false,
+            qk_norm: None,
+            norms: NormPlaces::Before,
+            norm_offset: 0.0,
+            activation: Activation::Silu,
+            multipliers: Multipliers::default(),
+            tie_word_embeddings: false,
+            initializer_range: 0.02,
+        }
+    }
+
     /// Returns the number of tokens that a token sees in a layer, including itself; `None`: all before it.
     pub fn window_of(&self, layer: usize) -> Option<i64> {
         self.sliding_window.as_ref().filter(|window| window.layers[layer]).map(|window| window.tokens)
@@ -275,34 +308,12 @@ mod tests {
     use crate::Error;
 
     fn small() -> DecoderConfig {
-        DecoderConfig {
-            vocab_size: 12,
-            hidden_size: 64,
-            num_hidden_layers: 2,
-            num_attention_heads: 4,
+        let sizes = DecoderConfig {
             num_key_value_heads: 2,
-            head_dim: 16,
             intermediate_size: 176,
-            experts: None,
-            rms_norm_eps: 1e-6,
-            rope_theta: 10_000.0,
-            partial_rotary_factor: 1.0,
-            rope_scaling: RopeScaling::None,
-            other_rope: None,
-            max_position_embeddings: 64,
-            sliding_window: None,
-            fused_projections: false,
-            qkv_bias: false,
-            o_bias: false,
-            mlp_bias: false,
-            qk_norm: None,
-            norms: NormPlaces::Before,
-            norm_offset: 0.0,
-            activation: Activation::Silu,
-            multipliers: Multipliers::default(),
-            tie_word_embeddings: true,
-            initializer_range: 0.02,
-        }
+            ..DecoderConfig::plain(2, 64, 4)
+        };
+        DecoderConfig { tie_word_embeddings: true, ..sizes }
     }
 
     #[test]

@@ -345,7 +345,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Activation, DecoderConfig, Multipliers, NormPlaces, RopeScaling,
+        DecoderConfig,
         generation::{Completion, model_runner::choose_on_host},
     };
 
@@ -379,31 +379,11 @@ mod tests {
     fn recorder(device: &Arc<dyn Device>, (dtype, vocab_size): (DType, i64), rows: usize) -> Recorder {
         let config = DecoderConfig {
             vocab_size,
-            hidden_size: 32,
-            num_hidden_layers: 1,
-            num_attention_heads: 2,
-            num_key_value_heads: 2,
-            head_dim: 16,
             intermediate_size: 32,
-            experts: None,
-            rms_norm_eps: 1e-6,
             rope_theta: 1000.0,
-            partial_rotary_factor: 1.0,
-            rope_scaling: RopeScaling::None,
-            other_rope: None,
-            sliding_window: None,
-            max_position_embeddings: 64,
-            fused_projections: false,
-            qkv_bias: false,
-            o_bias: false,
-            mlp_bias: false,
-            qk_norm: None,
-            norms: NormPlaces::Before,
-            norm_offset: 0.0,
-            activation: Activation::Silu,
-            multipliers: Multipliers::default(),
             tie_word_embeddings: true,
             initializer_range: 0.2,
+            ..DecoderConfig::plain(1, 32, 2)
         };
         let at = device.torch_device().unwrap().tch();
         let cache = KvCache::new(&config, 2, dtype, &Stream::torch(device).unwrap()).unwrap();

@@ -14,8 +14,8 @@ mod diffusers;
 mod embeddings;
 mod encoding;
 mod export;
+mod family;
 mod files;
-mod gemma;
 mod gguf;
 mod head;
 mod image_adapter;
@@ -37,7 +37,8 @@ pub use adapter::{AdapterFolder, Adapters, Merged, NewAdapter, Unscaled, WithAda
 pub use clip::ClipFolder;
 pub use diffusers::{DiffusersFolder, write_diffusers_folder, write_image_adapter};
 pub use embeddings::{EmbeddingsShape, TextEmbeddings, TextEmbeddingsWriter};
-pub use export::{ExportDtype, FolderContents, FolderKind, config_file, scorer_config_file, write_folder};
+pub use export::{ExportDtype, FolderContents, FolderKind, scorer_config_file, write_folder};
+pub use family::config_file;
 pub use files::PublishedFiles;
 pub use head::HeadFile;
 pub use image_adapter::ImageAdapterFiles;
@@ -47,6 +48,7 @@ pub use text_encoders::{ClipTextFolder, TextEncoderFolders};
 
 use crate::decoder::{self, DecoderConfig, ValueHead, ValueModel, lora};
 use config::{Architectures, ConfigFile, Task};
+use family::Family;
 use weights::{WeightFiles, reads_files};
 
 /// A published model's folder, opened and checked.
@@ -55,7 +57,7 @@ pub struct ModelFolder {
     path: PathBuf,
     /// Content of its `config.json`.
     file: Map<String, Value>,
-    family: &'static str,
+    family: &'static Family,
     config: DecoderConfig,
     head: Option<ValueHead>,
     stop_tokens: Vec<i64>,
@@ -111,10 +113,11 @@ impl ModelFolder {
         if file.auto_map.is_some() {
             let path = config_path.display();
             tracing::warn!(
-                "{path} names code of its own (`auto_map`), which is not run: the model is a {family}"
+                "{path} names code of its own (`auto_map`), which is not run: the model is a {}",
+                family.name
             );
         }
-        let config = file.decoder_config(&config_path, family)?;
+        let config = family.decoder_config(&config_path, &file)?;
         let generation = "generation_config.json";
         let stop_tokens = match files.has(generation) {
             true => {
@@ -164,8 +167,7 @@ impl ModelFolder {
     /// Returns all of its `config.json`, with the architecture of a language model.
     pub fn config_file(&self) -> Map<String, Value> {
         let mut file = self.file.clone();
-        let architecture = format!("{}{}", self.family, Task::Language.suffix());
-        file.insert("architectures".to_owned(), json!([architecture]));
+        file.insert("architectures".to_owned(), json!([Task::Language.architecture(self.family)]));
         file
     }
 

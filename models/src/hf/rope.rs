@@ -21,13 +21,21 @@ pub(super) struct RopeFields<'a> {
     pub scaling: Option<&'a Map<String, Value>>,
     /// `rope_parameters`, newer files' replacement of both.
     pub parameters: Option<&'a Map<String, Value>>,
-    /// True for Phi-3: heads may be rotated in part, and every name of a scaling means `longrope`.
-    pub is_phi: bool,
-    /// True if layers with a sliding window have their own angles: without the scaling, unless newer files
-    /// differ.
-    pub by_kind: bool,
+    /// Rotations that the family's files may have.
+    pub kind: RopeKind,
     /// Base of those layers, if it always differs (Gemma).
     pub local_theta: Option<f64>,
+}
+
+/// Rotations that a family's files may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RopeKind {
+    /// One for all layers and whole heads.
+    Usual,
+    /// Layers with a sliding window have their own angles: without the scaling, unless newer files differ.
+    ByWindow,
+    /// Heads may be rotated in part, and every name of a scaling means `longrope` (Phi-3).
+    InPart,
 }
 
 /// Kinds of layers that have their own rotations in newer files of some families.
@@ -50,7 +58,10 @@ impl<'a> RopeFields<'a> {
     /// Reads the rotations from the fields that the file has.
     pub fn read(&self) -> Result<Rotations> {
         match self.parameters {
-            Some(parameters) if self.by_kind && KINDS.iter().any(|&kind| parameters.contains_key(kind)) => {
+            Some(parameters)
+                if self.kind == RopeKind::ByWindow
+                    && KINDS.iter().any(|&kind| parameters.contains_key(kind)) =>
+            {
                 self.read_kinds(parameters)
             }
             _ => self.read_one(),
@@ -72,7 +83,7 @@ impl<'a> RopeFields<'a> {
         }
         let (theta, partial, scaling) = new.or(old).unwrap_or((None, None, RopeScaling::None));
         let theta = theta.unwrap_or(self.theta);
-        let differs = self.by_kind && scaling != RopeScaling::None;
+        let differs = self.kind == RopeKind::ByWindow && scaling != RopeScaling::None;
         let sliding_theta = self.local_theta.or(differs.then_some(theta));
         Ok(Rotations { theta, partial, scaling, sliding_theta })
     }
@@ -116,16 +127,17 @@ impl Rope<'_> {
             let problem = "is set, a rotation per kind of layer, which is not supported here: write that of full attention instead";
             return Err(field(self.path, format!("{}.{kind}", self.name), problem));
         }
+        let is_phi = self.of.kind == RopeKind::InPart;
         let in_part = self.optional("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0);
-        if in_part && !self.of.is_phi {
+        if in_part && !is_phi {
             return Err(field(self.path, format!("{}.partial_rotary_factor", self.name), TURNED_WHOLE));
         }
         let kind = self.fields.get("rope_type").or_else(|| self.fields.get("type"));
         match kind.map_or(Some("default"), Value::as_str) {
             Some("default") => Ok(RopeScaling::None),
             // Older files of this family have two other names for it; read like in `transformers`.
-            Some("longrope" | "su" | "yarn") if self.of.is_phi => self.longrope(),
-            Some(kind @ ("linear" | "llama3")) if self.of.is_phi => {
+            Some("longrope" | "su" | "yarn") if is_phi => self.longrope(),
+            Some(kind @ ("linear" | "llama3")) if is_phi => {
                 let problem = format!("is `{kind}`, but Phi-3 supports only `longrope`");
                 Err(field(self.path, format!("{}.rope_type", self.name), problem))
             }

@@ -5,9 +5,8 @@ use std::sync::Arc;
 use crate::holder::Holder;
 use anyroll_backends::{BackendKind, DType, DeviceId, Stream, open};
 use anyroll_models::{
-    Activation, Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, LoraTargets,
-    Model, Multipliers, NormPlaces, PackedBatch, QkNorm, Request, RopeScaling, Sample, SamplingParams,
-    Sequence, SlidingWindow,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, LoraTargets, Model,
+    Multipliers, NormPlaces, PackedBatch, QkNorm, Request, Sample, SamplingParams, Sequence, SlidingWindow,
     generation::{Ending, Limits, PolicySpan, StopCondition},
 };
 use tch::{Device, Kind, Tensor};
@@ -22,31 +21,15 @@ pub fn holder(qk_norm: bool) -> Holder {
 pub fn config(qk_norm: bool) -> DecoderConfig {
     DecoderConfig {
         vocab_size: 13,
-        hidden_size: 24,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
         num_key_value_heads: 2,
         head_dim: 10,
         intermediate_size: 40,
-        experts: None,
-        rms_norm_eps: 1e-6,
         rope_theta: 1000.0,
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
         max_position_embeddings: 80,
-        sliding_window: None,
-        fused_projections: false,
         qkv_bias: true,
-        o_bias: false,
-        mlp_bias: false,
         qk_norm: qk_norm.then_some(QkNorm::PerHead),
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
-        tie_word_embeddings: false,
         initializer_range: 0.4,
+        ..DecoderConfig::plain(2, 24, 4)
     }
 }
 

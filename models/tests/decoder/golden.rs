@@ -4,10 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use anyroll_close::assert_close;
-use anyroll_models::{
-    Activation, Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling,
-    Sequence,
-};
+use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, QkNorm, Sequence};
 use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
@@ -82,31 +79,21 @@ fn decoder_config(config: &Value) -> DecoderConfig {
     let flag = |field: &str| config[field].as_bool().unwrap_or_else(|| panic!("{field}"));
     DecoderConfig {
         vocab_size: integer("vocab_size"),
-        hidden_size: integer("hidden_size"),
-        num_hidden_layers: integer("num_hidden_layers") as usize,
-        num_attention_heads: integer("num_attention_heads"),
         num_key_value_heads: integer("num_key_value_heads"),
         head_dim: integer("head_dim"),
         intermediate_size: integer("intermediate_size"),
-        experts: None,
         rms_norm_eps: number("rms_norm_eps"),
         rope_theta: number("rope_theta"),
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
         max_position_embeddings: integer("max_position_embeddings"),
-        sliding_window: None,
-        fused_projections: false,
         qkv_bias: flag("qkv_bias"),
-        o_bias: false,
-        mlp_bias: false,
         qk_norm: flag("qk_norm").then_some(QkNorm::PerHead),
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
         tie_word_embeddings: flag("tie_word_embeddings"),
         initializer_range: number("initializer_range"),
+        ..DecoderConfig::plain(
+            integer("num_hidden_layers") as usize,
+            integer("hidden_size"),
+            integer("num_attention_heads"),
+        )
     }
 }
 

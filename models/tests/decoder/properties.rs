@@ -1,10 +1,7 @@
 //! Properties of any decoder, tested without a reference.
 
 use anyroll_close::largest_difference;
-use anyroll_models::{
-    Activation, Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, QkNorm, RopeScaling,
-    Sequence, SlidingWindow, Weights,
-};
+use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, QkNorm, Sequence, SlidingWindow, Weights};
 use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
@@ -12,31 +9,15 @@ use crate::holder::Holder;
 fn config() -> DecoderConfig {
     DecoderConfig {
         vocab_size: 19,
-        hidden_size: 20,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
         num_key_value_heads: 2,
         head_dim: 6,
         intermediate_size: 36,
-        experts: None,
-        rms_norm_eps: 1e-6,
         rope_theta: 100.0,
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
-        max_position_embeddings: 64,
-        sliding_window: None,
-        fused_projections: false,
         qkv_bias: true,
-        o_bias: false,
-        mlp_bias: false,
         qk_norm: Some(QkNorm::PerHead),
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
         tie_word_embeddings: true,
         initializer_range: 0.3,
+        ..DecoderConfig::plain(2, 20, 4)
     }
 }
 

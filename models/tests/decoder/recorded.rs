@@ -9,9 +9,9 @@ use anyroll_backends::{
 };
 use anyroll_close::largest_difference;
 use anyroll_models::{
-    Activation, Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig,
-    LoraTarget, LoraTargets, Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch,
-    ParamSpec, QkNorm, Request, RopeScaling, Sample, SamplingParams, Sequence, SlidingWindow,
+    Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget,
+    LoraTargets, Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch, ParamSpec, QkNorm,
+    Request, Sample, SamplingParams, Sequence, SlidingWindow,
     generation::{Format, FormatTracker, Limits},
     init,
     model::Init,
@@ -24,31 +24,16 @@ use crate::holder::Holder;
 fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
     DecoderConfig {
         vocab_size: 1003,
-        hidden_size: 96,
-        num_hidden_layers: 2,
-        num_attention_heads: heads,
         num_key_value_heads: 2,
         head_dim,
         intermediate_size: 160,
-        experts: None,
-        rms_norm_eps: 1e-6,
         rope_theta: 1000.0,
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
-        sliding_window: None,
         max_position_embeddings: 1024,
-        fused_projections: false,
         qkv_bias: !qk_norm,
-        o_bias: false,
-        mlp_bias: false,
         qk_norm: qk_norm.then_some(QkNorm::PerHead),
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
         tie_word_embeddings: qk_norm,
         initializer_range: 0.2,
+        ..DecoderConfig::plain(2, 96, heads)
     }
 }
 

@@ -1,8 +1,8 @@
 //! The value head on the decoder's blocks.
 
 use anyroll_models::{
-    Activation, DecoderConfig, Grads, Model, Multipliers, NormPlaces, Output, OutputGrad, PackedBatch,
-    ParamSpec, RopeScaling, Saved, Sequence, UnitGrads, ValueHead, ValueModel, Weights, init,
+    DecoderConfig, Grads, Model, Output, OutputGrad, PackedBatch, ParamSpec, Saved, Sequence, UnitGrads,
+    ValueHead, ValueModel, Weights, init,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -10,31 +10,13 @@ use tch::{Device, Kind, Tensor};
 pub fn config() -> DecoderConfig {
     DecoderConfig {
         vocab_size: 19,
-        hidden_size: 12,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
         num_key_value_heads: 2,
         head_dim: 4,
         intermediate_size: 20,
-        experts: None,
-        rms_norm_eps: 1e-6,
         rope_theta: 100.0,
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
-        max_position_embeddings: 64,
-        sliding_window: None,
-        fused_projections: false,
         qkv_bias: true,
-        o_bias: false,
-        mlp_bias: false,
-        qk_norm: None,
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
-        tie_word_embeddings: false,
         initializer_range: 0.3,
+        ..DecoderConfig::plain(2, 12, 4)
     }
 }
 

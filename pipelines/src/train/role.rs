@@ -2,14 +2,9 @@
 
 use std::sync::Arc;
 
-use anyroll_config::{
-    self, Fp16Config, Offload, OffloadConfig, OptimizerConfig, OptimizerOffload, ScheduleConfig,
-};
+use anyroll_config::{Offload, OffloadConfig, OptimizerConfig, OptimizerOffload, ScheduleConfig};
 use anyroll_models::{Model, init::WeightSource};
-use anyroll_strategy::{
-    AdamW, Decays, LossScale, ParamsOn, Precision, Recompute, Schedule, State, StepsOn, Zero, ZeroConfig,
-    ZeroStage,
-};
+use anyroll_strategy::{AdamW, ParamsOn, Schedule, State, StepsOn, Zero, ZeroConfig, ZeroStage};
 
 use super::Place;
 use crate::{
@@ -40,18 +35,8 @@ pub fn zero_config(strategy: &Strategy) -> ZeroConfig {
             2 => ZeroStage::Zero2,
             _ => ZeroStage::Zero3,
         },
-        precision: match strategy.precision {
-            anyroll_config::Precision::Fp32 => Precision::Fp32,
-            anyroll_config::Precision::Bf16 => Precision::Bf16,
-            anyroll_config::Precision::Fp16(Fp16Config { initial_scale, growth_interval }) => {
-                Precision::Fp16(LossScale { initial: initial_scale, growth_interval })
-            }
-        },
-        recompute: match strategy.recompute {
-            anyroll_config::Recompute::None => Recompute::None,
-            anyroll_config::Recompute::Selective => Recompute::Selective,
-            anyroll_config::Recompute::Full => Recompute::Full,
-        },
+        precision: strategy.precision,
+        recompute: strategy.recompute,
         steps_on: match strategy.offload.optimizer {
             OptimizerOffload::None | OptimizerOffload::BetweenSteps => StepsOn::Device,
             OptimizerOffload::CpuStep => StepsOn::Host,
@@ -85,10 +70,7 @@ pub fn adamw(optimizer: &OptimizerConfig) -> AdamW {
         betas: (beta1, beta2),
         eps: optimizer.adamw.eps,
         weight_decay: optimizer.adamw.weight_decay,
-        decays: match optimizer.adamw.decays {
-            anyroll_config::Decays::Matrices => Decays::Matrices,
-            anyroll_config::Decays::All => Decays::All,
-        },
+        decays: optimizer.adamw.decays,
         max_grad_norm: match optimizer.max_grad_norm {
             0.0 => f64::INFINITY,
             norm => norm,

@@ -29,7 +29,7 @@ use anyroll_models::{
     model::{Scores, ScoresGrad},
 };
 use anyroll_strategy::{
-    AdamW, Decays, LossScale, ParamsOn, Precision, Recompute, State, StepStats, StepsOn, Zero, ZeroConfig,
+    AdamW, Decays, Fp16Config, ParamsOn, Precision, Recompute, State, StepStats, StepsOn, Zero, ZeroConfig,
     ZeroStage,
     plan::{self, Ranks},
 };
@@ -227,7 +227,7 @@ fn strategy(options: &Options) -> ZeroConfig {
         stage: ZeroStage::try_from(options.number("stage", 1) as u64).expect("a stage"),
         precision: match options.text("precision", "bf16") {
             "bf16" => Precision::Bf16,
-            "fp16" => Precision::Fp16(LossScale::default()),
+            "fp16" => Precision::Fp16(Fp16Config::default()),
             other => panic!("no precision {other:?}"),
         },
         recompute: match options.text("recompute", "none") {

@@ -1,6 +1,6 @@
 //! Shapes of published decoders.
 
-use anyroll_models::{Activation, DecoderConfig, Multipliers, NormPlaces, QkNorm, RopeScaling};
+use anyroll_models::{DecoderConfig, QkNorm};
 
 /// Returns the shape called `name`: `7b`, `1.5b` and `0.5b` are Qwen2.5's, `qwen3-1.7b` is Qwen3's, and
 /// `tiny` is for tests on a CPU.
@@ -16,30 +16,14 @@ pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
     let is_qwen3 = name.starts_with("qwen3");
     DecoderConfig {
         vocab_size: vocab,
-        hidden_size: hidden,
-        num_hidden_layers: layers as usize,
-        num_attention_heads: heads,
         num_key_value_heads: kv_heads,
         head_dim: dim,
         intermediate_size: intermediate,
-        experts: None,
-        rms_norm_eps: 1e-6,
         rope_theta: 1e6,
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
-        sliding_window: None,
         max_position_embeddings: positions,
-        fused_projections: false,
         qkv_bias: !is_qwen3,
-        o_bias: false,
-        mlp_bias: false,
         qk_norm: is_qwen3.then_some(QkNorm::PerHead),
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
         tie_word_embeddings: name != "7b",
-        initializer_range: 0.02,
+        ..DecoderConfig::plain(layers as usize, hidden, heads)
     }
 }

@@ -2,7 +2,7 @@
 //! agree.
 
 use anyroll_strategy::{
-    Error, LossScale, Precision, Stepped, StepsOn, Zero, ZeroConfig, ZeroStage,
+    Error, Fp16Config, Precision, Stepped, StepsOn, Zero, ZeroConfig, ZeroStage,
     checkpoint::{self, Stamp},
 };
 use tch::Kind;
@@ -18,8 +18,8 @@ const SCALES: [f64; 18] = [
     256.0, 512.0, 512.0,
 ];
 
-fn fp16(stage: ZeroStage, initial: f64, growth_interval: u32) -> ZeroConfig {
-    let precision = Precision::Fp16(LossScale { initial, growth_interval });
+fn fp16(stage: ZeroStage, initial_scale: f64, growth_interval: u32) -> ZeroConfig {
+    let precision = Precision::Fp16(Fp16Config { initial_scale, growth_interval });
     ZeroConfig { precision, ..stage.into() }
 }
 

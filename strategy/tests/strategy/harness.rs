@@ -8,8 +8,7 @@ use std::{
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, faults, on_threads, open};
 use anyroll_models::{
-    Activation, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, Multipliers, NormPlaces, PackedBatch,
-    QkNorm, RopeScaling, ScoresGrad, Sequence,
+    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, PackedBatch, QkNorm, ScoresGrad, Sequence,
 };
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
@@ -46,31 +45,14 @@ fn new(config: DecoderConfig) -> Arc<Decoder> {
 fn shape(tied: bool) -> DecoderConfig {
     DecoderConfig {
         vocab_size: 11,
-        hidden_size: 12,
-        num_hidden_layers: 3,
-        num_attention_heads: 2,
         num_key_value_heads: 1,
-        head_dim: 6,
         intermediate_size: 20,
-        experts: None,
         max_position_embeddings: 16,
-        sliding_window: None,
-        rope_theta: 10_000.0,
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
-        rms_norm_eps: 1e-6,
-        fused_projections: false,
         qkv_bias: true,
-        o_bias: false,
-        mlp_bias: false,
         initializer_range: 0.3,
         qk_norm: Some(QkNorm::PerHead),
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
         tie_word_embeddings: tied,
+        ..DecoderConfig::plain(3, 12, 2)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyroll_strategy::{
-    Error, LossScale, Precision, State,
+    Error, Fp16Config, Precision, State,
     State::{Gradients, Optimizer, Params},
     StepsOn, Zero, ZeroConfig, ZeroStage,
     checkpoint::{self, Stamp},
@@ -245,7 +245,7 @@ fn host(stage: ZeroStage, precision: Precision) -> ZeroConfig {
 
 #[test]
 fn a_step_on_the_host_changes_no_bit() {
-    let fp16 = Precision::Fp16(LossScale::default());
+    let fp16 = Precision::Fp16(Fp16Config::default());
     for (precision, world_size) in [(Precision::Fp32, 3), (Precision::Bf16, 2), (fp16, 1)] {
         for stage in STAGES {
             let on_device = ZeroConfig { precision, ..stage.into() };

@@ -2,7 +2,7 @@
 
 use anyroll_models::{DecoderConfig, LoraConfig, LoraTarget, LoraTargets};
 use anyroll_strategy::{
-    LossScale, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
+    Fp16Config, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
     checkpoint::{self, Stamp},
 };
 
@@ -18,7 +18,7 @@ fn streamed(config: impl Into<ZeroConfig>) -> ZeroConfig {
 
 #[test]
 fn streamed_weights_change_no_bit() {
-    let fp16 = Precision::Fp16(LossScale::default());
+    let fp16 = Precision::Fp16(Fp16Config::default());
     for (precision, world_size) in
         [(Precision::Fp32, 1), (Precision::Fp32, 3), (Precision::Bf16, 2), (fp16, 2)]
     {

@@ -1,7 +1,10 @@
 use serde_json::json;
 
 use super::*;
-use crate::RopeScaling;
+use crate::{
+    Activation, DecoderConfig, ExpertNames, Multipliers, NormPlaces, OtherRope, QkNorm, RopeScaling,
+    SlidingWindow,
+};
 
 /// Reads a small Llama's file with `changes`; a null removes a field.
 fn read(changes: Value) -> Result<DecoderConfig> {
@@ -15,7 +18,7 @@ fn read(changes: Value) -> Result<DecoderConfig> {
     let path = Path::new("m/config.json");
     let named: Architectures = serde_json::from_value(file.clone()).unwrap();
     let family = named.family(path, Task::Language)?;
-    serde_json::from_value::<ConfigFile>(file).unwrap().decoder_config(path, family)
+    family.decoder_config(path, &serde_json::from_value(file).unwrap())
 }
 
 #[test]

@@ -2,16 +2,11 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::super::config::Task;
+use super::super::family::{FAMILIES, Family, Gguf};
 use super::super::{Error, Result, field};
 use super::file::{GgufFile, TensorInfo, Value};
 use super::rotation;
-
-/// Architectures that are read: llama.cpp's name, and the class and `model_type` of `transformers`.
-const ARCHITECTURES: [(&str, &str, &str); 3] = [
-    ("llama", "LlamaForCausalLM", "llama"),
-    ("qwen2", "Qwen2ForCausalLM", "qwen2"),
-    ("qwen3", "Qwen3ForCausalLM", "qwen3"),
-];
 
 /// Keys of an architecture that are read, or change nothing.
 const KNOWN: [&str; 14] = [
@@ -38,7 +33,7 @@ const ENDS: [&str; 3] = ["eos", "eot", "eom"];
 pub(super) fn config_json(file: &GgufFile) -> Result<Map<String, Json>> {
     let keys = Keys::of(file)?;
     keys.refuse_unknown()?;
-    let (class, model_type) = keys.class()?;
+    let (family, _) = keys.family()?;
     let hidden_size = keys.required("embedding_length")?;
     let head_dim = match keys.integer("attention.key_length")? {
         Some(length) => length,
@@ -55,8 +50,8 @@ pub(super) fn config_json(file: &GgufFile) -> Result<Map<String, Json>> {
     let ends: Vec<i64> =
         ENDS.iter().filter_map(|name| keys.token(name).transpose()).collect::<Result<_>>()?;
     let config = json!({
-        "architectures": [class],
-        "model_type": model_type,
+        "architectures": [Task::Language.architecture(family)],
+        "model_type": family.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden_size,
         "num_hidden_layers": keys.required("block_count")?,
@@ -109,15 +104,13 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub fn architecture(&self) -> &'a str {
-        self.architecture
-    }
-
-    /// Returns the class of the architecture in `transformers`, and its `model_type`.
-    fn class(&self) -> Result<(&'static str, &'static str)> {
-        let found = ARCHITECTURES.iter().find(|(name, ..)| *name == self.architecture);
-        found.map(|&(_, class, model_type)| (class, model_type)).ok_or_else(|| {
-            let known: Vec<&str> = ARCHITECTURES.iter().map(|(name, ..)| *name).collect();
+    /// Returns the family that the file's architecture means.
+    pub fn family(&self) -> Result<(&'static Family, &'static Gguf)> {
+        let mut known: Vec<(&Family, &Gguf)> =
+            FAMILIES.into_iter().filter_map(|family| Some((family, family.gguf.as_ref()?))).collect();
+        known.sort_by_key(|(_, gguf)| gguf.name);
+        known.iter().copied().find(|(_, gguf)| gguf.name == self.architecture).ok_or_else(|| {
+            let known: Vec<&str> = known.iter().map(|(_, gguf)| gguf.name).collect();
             let known = format!("{} in a GGUF file", known.join(", "));
             Error::Architecture { path: self.file.path.clone(), found: self.architecture.to_owned(), known }
         })

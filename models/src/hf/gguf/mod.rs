@@ -20,9 +20,6 @@ use super::{Error, Result, field};
 /// File of a tokenizer, which replaces the metadata's where it lies beside a GGUF file.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 
-/// Architecture that has the rows of queries and keys in pairs, as llama.cpp rotates them.
-const IN_PAIRS: &str = "llama";
-
 /// A part of a tensor's name in a GGUF file, and in a folder.
 const LAYER_NAMES: [(&str, &str); 11] = [
     ("attn_norm", "input_layernorm"),
@@ -115,7 +112,7 @@ pub(super) fn weights(path: &Path) -> Result<WeightFiles> {
         );
     }
     let heads = config::Keys::of(&file)?;
-    let is_in_pairs = heads.architecture() == IN_PAIRS;
+    let is_in_pairs = heads.family()?.1.in_pairs;
     let mut places = Vec::new();
     for tensor in &file.tensors {
         let Some((name, part)) = folder_name(&tensor.name) else { continue };

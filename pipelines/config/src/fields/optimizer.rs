@@ -1,6 +1,7 @@
 //! The `optimizer` section, which every pipeline has: the update rule, gradient clipping and the learning-rate
 //! schedule.
 
+pub use anyroll_strategy::Decays;
 use serde::{Deserialize, Serialize};
 
 use super::steps::{Measure, Steps, whole_steps};
@@ -39,17 +40,6 @@ pub struct AdamWConfig {
     /// Weights that the decay applies to. Default matrices.
     #[serde(default)]
     pub decays: Decays,
-}
-
-/// Weights that weight decay applies to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Decays {
-    /// All weights but norms and biases.
-    #[default]
-    Matrices,
-    /// All weights that are trained.
-    All,
 }
 
 /// Learning-rate schedule, as a factor on the peak. Step `s` of the first `warmup_steps` has the factor

@@ -1,5 +1,6 @@
 //! The `strategy` section: sharding of a role's weights and states over the ranks, and the role's precision.
 
+pub use anyroll_strategy::{Fp16Config, Precision, Recompute};
 use serde::{Deserialize, Serialize};
 
 use super::schema::is_default;
@@ -76,49 +77,6 @@ pub enum Reduction {
     /// The communication library sums in its own order: faster on some GPUs, equal up to rounding. A backend without
     /// such a library sums in rank order.
     Library,
-}
-
-/// Dtype of weights and activations; master weights and optimizer states are always fp32.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Precision {
-    /// 32-bit IEEE.
-    #[default]
-    Fp32,
-    /// bfloat16.
-    Bf16,
-    /// 16-bit IEEE with dynamic loss scaling; `fp16` alone leaves its fields to their defaults.
-    Fp16(Fp16Config),
-}
-
-/// Dynamic loss scaling. An overflow skips the update and halves the scale; the scale doubles after `growth_interval`
-/// steps without an overflow.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Fp16Config {
-    /// Initial scale of the loss; a power of two, from 1 to 2^24. Default 65536.
-    pub initial_scale: f64,
-    /// Number of optimizer steps without an overflow until the scale doubles; 1 or above. Default 2000.
-    pub growth_interval: u32,
-}
-
-impl Default for Fp16Config {
-    fn default() -> Self {
-        Self { initial_scale: 65_536.0, growth_interval: 2000 }
-    }
-}
-
-/// Activations that backward recomputes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Recompute {
-    /// Nothing: forward keeps the activations of every block.
-    #[default]
-    None,
-    /// Activations of each block that are large and cheap to recompute: in a decoder, the MLP's inner activations.
-    Selective,
-    /// Every block but the last, from its input: the activations of one block exist at a time.
-    Full,
 }
 
 /// Offload of unused states and weights.
@@ -225,7 +183,7 @@ impl StrategyOverride {
             at.ensure(stage <= 3, "zero_stage", message, "write 0, 1, 2, 3 or auto");
         }
         if let Some(Precision::Fp16(fp16)) = self.precision {
-            fp16.validate(&at.below("precision.fp16"));
+            validate_fp16(fp16, &at.below("precision.fp16"));
         }
         if let Some(size) = self.micro_batch_size {
             at.positive("micro_batch_size", size);
@@ -236,13 +194,11 @@ impl StrategyOverride {
     }
 }
 
-impl Fp16Config {
-    fn validate(self, at: &Section) {
-        let scale = self.initial_scale;
-        let holds = (1.0..=MOST_LOSS_SCALE).contains(&scale) && scale.log2().fract() == 0.0;
-        at.number("initial_scale", scale, holds, "that is a power of two, 1 to 2^24");
-        at.positive("growth_interval", self.growth_interval);
-    }
+fn validate_fp16(fp16: Fp16Config, at: &Section) {
+    let scale = fp16.initial_scale;
+    let holds = (1.0..=MOST_LOSS_SCALE).contains(&scale) && scale.log2().fract() == 0.0;
+    at.number("initial_scale", scale, holds, "that is a power of two, 1 to 2^24");
+    at.positive("growth_interval", fp16.growth_interval);
 }
 
 impl OffloadOverride {
@@ -262,17 +218,6 @@ pub(super) fn validate_collective_timeout(at: &Section, timeout_s: f64) {
     const DAY_S: f64 = 86_400.0;
     let holds = timeout_s > 0.0 && timeout_s <= DAY_S;
     at.number("collective_timeout_s", timeout_s, holds, "of seconds above 0, at most a day, 86400");
-}
-
-impl Precision {
-    /// Returns the precision's name in YAML.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Fp32 => "fp32",
-            Self::Bf16 => "bf16",
-            Self::Fp16(_) => "fp16",
-        }
-    }
 }
 
 // serde's attributes take functions only.

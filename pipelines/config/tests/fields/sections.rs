@@ -208,5 +208,6 @@ pub fn read() -> Sections {
             read_file(path, &mut all);
         });
     }
+    read_file(&root.join("../../strategy/src/settings.rs"), &mut all);
     all
 }

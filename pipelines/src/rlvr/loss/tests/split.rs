@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use anyroll_backends::CollectiveGroup;
-use anyroll_models::{
-    Activation, Decoder, DecoderConfig, Model, Multipliers, NormPlaces, PackedBatch, RopeScaling, Sequence,
-    ValueModel,
-};
+use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, Sequence, ValueModel};
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroStage};
 
 use super::*;
@@ -167,31 +164,10 @@ pub(super) fn flat<M: Model>(zero: &mut Zero<M>) -> Vec<f32> {
 pub(super) fn decoder() -> Arc<Decoder> {
     let config = DecoderConfig {
         vocab_size: 11,
-        hidden_size: 12,
-        num_hidden_layers: 1,
-        num_attention_heads: 2,
-        num_key_value_heads: 2,
-        head_dim: 6,
         intermediate_size: 20,
-        experts: None,
         max_position_embeddings: 16,
-        sliding_window: None,
-        rope_theta: 10_000.0,
-        partial_rotary_factor: 1.0,
-        rope_scaling: RopeScaling::None,
-        other_rope: None,
-        rms_norm_eps: 1e-6,
-        fused_projections: false,
-        qkv_bias: false,
-        o_bias: false,
-        mlp_bias: false,
         initializer_range: 0.3,
-        qk_norm: None,
-        norms: NormPlaces::Before,
-        norm_offset: 0.0,
-        activation: Activation::Silu,
-        multipliers: Multipliers::default(),
-        tie_word_embeddings: false,
+        ..DecoderConfig::plain(1, 12, 2)
     };
     Arc::new(Decoder::new(config, tch::Device::Cpu).unwrap())
 }
