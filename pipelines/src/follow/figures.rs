@@ -44,7 +44,7 @@ enum Range {
 }
 
 /// All charts, in the order of the page.
-pub const FIGURES: [FigurePlan; 31] = [
+pub const FIGURES: [FigurePlan; 33] = [
     FigurePlan {
         title: "Reward",
         kind: Kind::Noisy,
@@ -287,7 +287,27 @@ pub const FIGURES: [FigurePlan; 31] = [
         range: Range::FromZero,
         unit: 1_048_576.0,
         least: 1,
-        series: &[("perf/allocated_bytes", "training"), ("perf/generate_allocated_bytes", "generating")],
+        series: &[
+            ("perf/allocated_bytes", "training"),
+            ("perf/generate_allocated_bytes", "generating"),
+            ("perf/device_used_bytes", "in use, all processes"),
+        ],
+    },
+    FigurePlan {
+        title: "Device utilization",
+        kind: Kind::Noisy,
+        range: Range::Unit,
+        unit: 1.0,
+        least: 1,
+        series: &[("perf/device_utilization", "share of the time")],
+    },
+    FigurePlan {
+        title: "Memory of a process in MiB",
+        kind: Kind::Exact,
+        range: Range::FromZero,
+        unit: 1_048_576.0,
+        least: 1,
+        series: &[("perf/resident_bytes", "resident")],
     },
     FigurePlan {
         title: "Warm-up loss",

@@ -458,6 +458,30 @@ pub const DECLARED: &[Declared] = &[
         "Memory allocated on rank 0's device while it samples, without libtorch's own.",
     ),
     Declared::new(
+        "perf/device_used_bytes",
+        "bytes",
+        Max,
+        "Most memory in use on a rank's device at the end of the step, by all processes.",
+    ),
+    Declared::new(
+        "perf/device_used_share",
+        "share",
+        Max,
+        "Largest share of a device's memory that is in use at the end of the step.",
+    ),
+    Declared::new(
+        "perf/device_utilization",
+        "share",
+        Mean,
+        "Share of the time since the step before in which the ranks' devices were busy, as drivers report it.",
+    ),
+    Declared::new(
+        "perf/resident_bytes",
+        "bytes",
+        Max,
+        "Most resident host memory of a rank's process at the end of the step.",
+    ),
+    Declared::new(
         "perf/generate_passes",
         "passes",
         Last,
