@@ -135,9 +135,9 @@ struct Outputs {
 static_assert(Outputs<64>::BYTES == 98384 && Outputs<128>::BYTES == 196688, "outputs_bytes");
 
 // The bounds are what makes ptxas heed the registers that `run` deals out.
-#define ATTENTION(D)                                                                          \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_outputs_##D(Forward of) { \
-    run<Outputs<D>>(of);                                                                      \
+#define ATTENTION(D)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(attention_outputs_##D)(Forward of) { \
+    run<Outputs<D>>(of);                                                                              \
   }
 ATTENTION(64)
 ATTENTION(128)

@@ -1,5 +1,5 @@
 // Causal attention and its backward, a tile at a time, behind `elements.cuh`, `block.cuh` and `warpgroup.cuh`: what their
-// kernels have in common. bf16 with sums in fp32, for compute capability 9.0a alone.
+// kernels have in common. 16-bit values with sums in fp32, for compute capability 9.0a alone.
 
 // Two groups of four warps multiply, with 64 rows of the block's own each, while a third copies.
 constexpr int GROUP = 128, MULTIPLIERS = 2, THREADS = GROUP * (MULTIPLIERS + 1);
@@ -8,10 +8,10 @@ constexpr float LOG2_E = 1.4426950408889634f;
 
 // A tensor [N, heads, D] whose rows lie `stride` elements apart.
 struct Heads {
-  Bf16* data;
+  Narrow* data;
   i64 stride;
 
-  __device__ Bf16* at(i64 row, int head, int dim) const { return data + row * stride + head * dim; }
+  __device__ Narrow* at(i64 row, int head, int dim) const { return data + row * stride + head * dim; }
 };
 
 // A tile: the tokens of a sequence from `first` on.
@@ -126,8 +126,8 @@ struct Tile {
   static constexpr int HEIGHT = COUNT, WIDTH = D, COLUMNS_BYTES = COUNT * ROW_BYTES, BYTES = COUNT * D * 2;
 
   // By the threads of a group: the rows of a tensor from `from` on, of which there are so many, and zeros for the others.
-  __device__ static void copy_in(u32 to, const Bf16* from, i64 stride, int count) {
-    const Bf16* source = from + thread_row() * stride + unit() * 8;
+  __device__ static void copy_in(u32 to, const Narrow* from, i64 stride, int count) {
+    const Narrow* source = from + thread_row() * stride + unit() * 8;
 #pragma unroll
     for (int i = 0; i < COUNT / AT_ONCE; i++) {
       const bool is_there = thread_row() + i * AT_ONCE < count;
@@ -136,7 +136,7 @@ struct Tile {
     }
   }
   // The same for rows that `rows` names. A thread asks for one of its warp's.
-  __device__ static void gather_in(u32 to, const Bf16* from, i64 stride, const int* rows, int count) {
+  __device__ static void gather_in(u32 to, const Narrow* from, i64 stride, const int* rows, int count) {
     constexpr int OF_WARP = 32 / UNITS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x % GROUP / 32;
     const int asked = warp * OF_WARP + lane % OF_WARP + lane / OF_WARP * AT_ONCE;
@@ -263,7 +263,7 @@ struct Work {
     for (int half = 0; half < 2; half++) {
       const int mine = token + own_row() + half * 8;
       if (mine >= len) continue;
-      Bf16* at = to.at((i64)row + mine, head, 2 * N) + own_column();
+      Narrow* at = to.at((i64)row + mine, head, 2 * N) + own_column();
 #pragma unroll
       for (int i = half * 2; i < N; i += 4) {
         *(u32*)(at + column_of(i)) = narrow_pair(c[i] * scale[half], c[i + 1] * scale[half]);

@@ -202,7 +202,7 @@ __device__ inline void make_stats(const Backward& of) {
   const i64 own = thread_index() / EACH, last = of.all_rows * of.heads - 1, i = own < last ? own : last;
   const i64 query = i / of.heads, head = i % of.heads;
   const int lane = threadIdx.x % EACH;
-  const auto pack = [&](Heads from) { return *(const Pack<Bf16>*)(from.at(query, head, D) + lane * 8); };
+  const auto pack = [&](Heads from) { return *(const Pack<Narrow>*)(from.at(query, head, D) + lane * 8); };
   const auto out = pack(of.out), dout = pack(of.dout);
   float sum = 0;
   for (int j = 0; j < 8; j++) sum += widen(out.lane[j]) * widen(dout.lane[j]);
@@ -220,13 +220,13 @@ static_assert(KeyGradients<64>::BYTES == 83504 && KeyGradients<128>::BYTES == 16
 static_assert(QueryGradients<64>::BYTES == 98336 && QueryGradients<128>::BYTES == 196640, "queries_bytes");
 
 // The bounds are what makes ptxas heed the registers that `run` deals out.
-#define BACKWARD(D)                                                                              \
-  extern "C" __global__ void attention_stats_##D(Backward of) { make_stats<D>(of); }             \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_keys_##D(Backward of) {     \
-    run<KeyGradients<D>>(of);                                                                    \
-  }                                                                                              \
-  extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_queries_##D(Backward of) {  \
-    run<QueryGradients<D>>(of);                                                                  \
+#define BACKWARD(D)                                                                                     \
+  extern "C" __global__ void NAMED(attention_stats_##D)(Backward of) { make_stats<D>(of); }             \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(attention_keys_##D)(Backward of) {     \
+    run<KeyGradients<D>>(of);                                                                           \
+  }                                                                                                     \
+  extern "C" __global__ void __launch_bounds__(THREADS, 1) NAMED(attention_queries_##D)(Backward of) {  \
+    run<QueryGradients<D>>(of);                                                                         \
   }
 BACKWARD(64)
 BACKWARD(128)

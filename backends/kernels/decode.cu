@@ -108,7 +108,7 @@ __device__ inline void attend(Queries<T> queries, const Rotation<T>& rotation, T
 // ---- entries ----
 
 #define ATTENTION(T, suffix, DIM, HEADS)                                                                               \
-  extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS<DIM>) attend_##suffix##_##DIM##_##HEADS(              \
+  extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS<DIM>) attend_##DIM##_##HEADS##_##suffix(              \
       Queries<T> queries, Rotation<T> rotation, T* keys, T* values, Tables tables, const i64* positions, float scale,  \
       int window, Attended<T> attended, int kv_heads) {                                                                \
     attend<DIM, HEADS>(queries, rotation, keys, values, tables, positions, scale, window, attended, kv_heads);         \

@@ -1,17 +1,17 @@
-// The same as `decode.cu` on matrix units, in bf16, behind `decode.cuh`: for NVIDIA's compute capability 8.0 and later.
+// The same as `decode.cu` on matrix units, in 16 bits, behind `decode.cuh`: for NVIDIA's compute capability 8.0 and later.
 
-// c += a b for 16 x 16 and 16 x 8 bf16 values: thread `lane` has rows lane / 4 and 8 below it of a and c, columns
+// c += a b for 16 x 16 and 16 x 8 values: thread `lane` has rows lane / 4 and 8 below it of a and c, columns
 // 2 (lane % 4) and the next (and 8 behind them in a), and of b column lane / 4 and the rows that are a's columns.
 __device__ inline void multiply(float (&c)[4], u32 a, u32 a_below, u32 a_behind, u32 a_last, u32 b, u32 b_behind) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." NARROW "." NARROW
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a), "r"(a_below), "r"(a_behind), "r"(a_last), "r"(b), "r"(b_behind));
 }
 
 // The transpose of 8 x 8 values of 16 bits, of which a thread has row lane / 4, columns 2 (lane % 4) and the next.
 __device__ inline u32 transposed(float first, float second) {
-  Bf16 low, high;
+  Narrow low, high;
   narrow(first, low), narrow(second, high);
   u32 out;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(low.bits | (u32)high.bits << 16));
@@ -43,7 +43,7 @@ struct Run {
   __device__ Words& of_values(int token, int i) { return unit[token][i ^ token / 2 % 4 * 2]; }
 };
 
-// The same as `attend` on matrix units, in bf16. A warp takes 16 tokens at a time, which lie in one block of the cache,
+// The same as `attend` on matrix units, in 16 bits. A warp takes 16 tokens at a time, which lie in one block of the cache,
 // and multiplies from the cache's side, keys by queries and values, transposed, by weights: the 8 columns are the query
 // heads, at most, of a key head. The order of a product's terms is free, so that each thread reads 16 bytes in a row: of
 // keys, the elements 8 (lane % 4) and on of each 32 for tokens lane / 4 and 8 on; of values, 8 (lane / 4) and on of each
@@ -52,15 +52,15 @@ struct Run {
 // All tokens but a step's own were written by steps before, so that the first runs are on their way before the kernel's
 // turn; its own comes from its rows.
 template <int DIM>
-__device__ inline void attend_matrix(Queries<Bf16> queries, const Rotation<Bf16>& rotation, Bf16* keys, Bf16* values,
-                                     Tables tables, const i64* positions, float scale, int window,
-                                     Attended<Bf16> attended, int kv_heads) {
+__device__ inline void attend_matrix(Queries<Narrow> queries, const Rotation<Narrow>& rotation, Narrow* keys,
+                                     Narrow* values, Tables tables, const i64* positions, float scale, int window,
+                                     Attended<Narrow> attended, int kv_heads) {
   constexpr int THREADS = ATTENTION_THREADS<DIM>, WARPS = THREADS / 32;
   constexpr int RUNS = SPLIT_TOKENS / RUN_TOKENS / WARPS, UNITS = DIM / 8, AT_ONCE = 32 / UNITS;
   static_assert(WARPS * SLOTS<DIM> * sizeof(Run<DIM>) == 98304, "what the launch gives");
   extern __shared__ __align__(16) char shared[];
   __shared__ float of_max[WARPS][COLUMNS], of_sum[WARPS][COLUMNS];
-  __shared__ Own<DIM, COLUMNS, Bf16> own;
+  __shared__ Own<DIM, COLUMNS, Narrow> own;
   const int heads = attended.heads;
   const Part<COLUMNS> part(positions, window, attended.rows, heads, kv_heads);
   if (part.is_empty()) return;
@@ -81,7 +81,7 @@ __device__ inline void attend_matrix(Queries<Bf16> queries, const Rotation<Bf16>
   const auto copy_run = [&](int i) {
     const int r = i / 2, run = begin + (r * WARPS + warp) * RUN_TOKENS;
     if (r < RUNS && run < end) {
-      const Bf16* from = (i % 2 ? values : keys) + places[r];
+      const Narrow* from = (i % 2 ? values : keys) + places[r];
       Run<DIM>& slot = slots[i % SLOTS<DIM>];
 #pragma unroll
       for (int j = 0; j < RUN_TOKENS; j += AT_ONCE) {
@@ -94,7 +94,7 @@ __device__ inline void attend_matrix(Queries<Bf16> queries, const Rotation<Bf16>
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
-  const auto await_run = [&](int r, const Bf16* from, bool of_values, Run<DIM>& slot) {
+  const auto await_run = [&](int r, const Narrow* from, bool of_values, Run<DIM>& slot) {
     asm volatile("cp.async.wait_group %0;" ::"n"(SLOTS<DIM> - 1) : "memory");
     const int token = own_token - (begin + (r * WARPS + warp) * RUN_TOKENS);
     if (token >= 0 && token < RUN_TOKENS && lane < UNITS)
@@ -228,14 +228,14 @@ __device__ inline void attend_matrix(Queries<Bf16> queries, const Rotation<Bf16>
 
 // ---- entries ----
 
-JOIN(Bf16, join_matrix)
+JOIN(Narrow, NAMED(join_matrix))
 
 // Two of its blocks share a multiprocessor.
-#define ATTENTION(DIM)                                                                                                \
-  extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS<DIM>, 2) attend_matrix_##DIM(                        \
-      Queries<Bf16> queries, Rotation<Bf16> rotation, Bf16* keys, Bf16* values, Tables tables, const i64* positions,  \
-      float scale, int window, Attended<Bf16> attended, int kv_heads) {                                               \
-    attend_matrix<DIM>(queries, rotation, keys, values, tables, positions, scale, window, attended, kv_heads);        \
+#define ATTENTION(DIM)                                                                                              \
+  extern "C" __global__ void __launch_bounds__(ATTENTION_THREADS<DIM>, 2) NAMED(attend_matrix_##DIM)(               \
+      Queries<Narrow> queries, Rotation<Narrow> rotation, Narrow* keys, Narrow* values, Tables tables,              \
+      const i64* positions, float scale, int window, Attended<Narrow> attended, int kv_heads) {                     \
+    attend_matrix<DIM>(queries, rotation, keys, values, tables, positions, scale, window, attended, kv_heads);      \
   }
 ATTENTION(64)
 ATTENTION(128)

@@ -1,5 +1,5 @@
 // A step of decoding through a mixture of experts, behind `rows.cuh` and `product.cu`: for compute capability 9.0a alone, in
-// bf16. `ops::Choice` and `ops::Dispatch` have its meaning. Rows of tokens that go to the same expert lie side by side, so
+// 16 bits. `ops::Choice` and `ops::Dispatch` have its meaning. Rows of tokens that go to the same expert lie side by side, so
 // that a block reads an expert's weights once for all of them.
 
 constexpr int MOST_EXPERTS = 1024;
@@ -8,7 +8,7 @@ constexpr int MOST_EXPERTS = 1024;
 
 // The experts `chosen` [rows, per_token] of a row's logits [rows, experts], by the largest probabilities and among equals from
 // the first on, and what they count. A row is a block, an expert a thread.
-__device__ inline void choose(const Bf16* logits, int experts, int per_token, int is_normalized, int* chosen,
+__device__ inline void choose(const Narrow* logits, int experts, int per_token, int is_normalized, int* chosen,
                               float* weights) {
   __shared__ float probs[MOST_EXPERTS];
   const i64 row = blockIdx.x;
@@ -92,16 +92,16 @@ __device__ inline void multiply_expert(Product of, const Experts& experts) {
 // ---- sums ----
 
 // y [rows, columns] plus what a row's experts made of it, each by what it counts; rounded once. A row is a block.
-__device__ inline void add_up(Bf16* y, const Bf16* made, const int* places, const float* weights, int per_token,
+__device__ inline void add_up(Narrow* y, const Narrow* made, const int* places, const float* weights, int per_token,
                               int columns) {
-  constexpr int LANES = Pack<Bf16>::LANES;
+  constexpr int LANES = Pack<Narrow>::LANES;
   const i64 row = blockIdx.x;
   for (int i = threadIdx.x * LANES; i < columns; i += blockDim.x * LANES) {
-    Pack<Bf16> pack = read(y + row * columns, i, columns);
+    Pack<Narrow> pack = read(y + row * columns, i, columns);
     float sums[LANES];
     for (int k = 0; k < LANES; k++) sums[k] = widen(pack.lane[k]);
     for (i64 choice = row * per_token; choice < (row + 1) * per_token; choice++) {
-      const Pack<Bf16> of_expert = read(made + (i64)places[choice] * columns, i, columns);
+      const Pack<Narrow> of_expert = read(made + (i64)places[choice] * columns, i, columns);
       for (int k = 0; k < LANES; k++) sums[k] += widen(of_expert.lane[k]) * weights[choice];
     }
     for (int k = 0; k < LANES; k++) narrow(sums[k], pack.lane[k]);
@@ -112,20 +112,24 @@ __device__ inline void add_up(Bf16* y, const Bf16* made, const int* places, cons
 // ---- entries ----
 
 extern "C" __global__ void __launch_bounds__(MOST_EXPERTS)
-    choose_experts(const Bf16* logits, int experts, int per_token, int is_normalized, int* chosen, float* weights) {
+    NAMED(choose_experts)(const Narrow* logits, int experts, int per_token, int is_normalized, int* chosen,
+                          float* weights) {
   take_turn();
   choose(logits, experts, per_token, is_normalized, chosen, weights);
 }
 extern "C" __global__ void __launch_bounds__(MOST_EXPERTS)
-    sort_choices(const int* chosen, int count, int per_token, int experts, int* ends, int* tokens, int* places) {
+    NAMED(sort_choices)(const int* chosen, int count, int per_token, int experts, int* ends, int* tokens,
+                        int* places) {
   take_turn();
   sort(chosen, count, per_token, experts, ends, tokens, places);
 }
-extern "C" __global__ void __launch_bounds__(GROUP_THREADS) multiply_experts(Product of, Experts experts) {
+extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
+    NAMED(multiply_experts)(Product of, Experts experts) {
   multiply_expert<96, 3>(of, experts);
 }
 extern "C" __global__ void __launch_bounds__(256)
-    add_experts(Bf16* y, const Bf16* made, const int* places, const float* weights, int per_token, int columns) {
+    NAMED(add_experts)(Narrow* y, const Narrow* made, const int* places, const float* weights, int per_token,
+                       int columns) {
   take_turn();
   add_up(y, made, places, weights, per_token, columns);
 }

@@ -1,4 +1,4 @@
-// Products of up to 64 or 128 rows with a matrix of weights, behind `elements.cuh`, `warpgroup.cuh`, `cluster.cuh` and
+// Products of up to 64 or 128 rows with a matrix of weights, behind `rows.cuh`, `warpgroup.cuh`, `cluster.cuh` and
 // `product.cuh`: for compute capability 9.0a alone. What such a product takes is the time to read its weights, so a block
 // asks for its first ones before the kernel in front has ended; and next to that what lies between its last weights and
 // the next kernel's turn, where all that is waited for was asked for long before.
@@ -20,22 +20,53 @@ __device__ inline void multiply_all(float* c, u64 a, u32 b) {
 __device__ inline int row_of(int pair) { return pair / 8 * 16 + pair % 8; }
 __device__ inline int own_pair() { return threadIdx.x / 4; }
 
-// Leaves the squares of a pair of rows, of which so many neighbouring threads have parts.
+// The weights of a norm that a thread looks at for their unit, of which the first ones are asked for early. There are none
+// in a vector of the range of fp32, nor without a norm.
+struct Weights {
+  static constexpr int EARLY = HAS_RANGE_OF_FP32 ? 0 : 4, LANES = Pack<Narrow>::LANES;
+  const Narrow* of_norm;
+  int count;
+  Pack<Narrow> first[EARLY > 0 ? EARLY : 1];
+
+  __device__ Weights(const Product& of) : of_norm(of.norm), count(of.norm ? of.n : 0) {
+#pragma unroll
+    for (int i = 0; i < EARLY; i++) first[i] = read(of_norm, at(i), count);
+  }
+  __device__ int at(int i) const { return (i * blockDim.x + threadIdx.x) * LANES; }
+
+  // A power of two above all of them. All threads of a block call and get it.
+  __device__ float unit() const {
+    if (HAS_RANGE_OF_FP32 || count == 0) return 1;
+    float largest = 0;
+    const auto see = [&](const Pack<Narrow>& pack) {
+      for (int k = 0; k < LANES; k++) largest = larger(largest, fabsf(widen(pack.lane[k])));
+    };
+#pragma unroll
+    for (int i = 0; i < EARLY; i++) see(first[i]);
+    for (int i = EARLY; at(i) < count; i++) see(read(of_norm, at(i), count));
+    // Of an infinite weight the product is infinite in any unit.
+    const u32 exponent = __float_as_uint(over_block<larger>(largest)) & 0x7f800000;
+    return __uint_as_float(exponent < 0x7f000000 ? exponent + 0x00800000 : 0x7f000000);
+  }
+};
+
+// Leaves the squares of a pair of rows, of which so many neighbouring threads have parts, and the norm's unit.
 template <int COUNT>
-__device__ inline void put_squares(const Product& of, int tile, int row, float squares, float below) {
+__device__ inline void put_squares(const Product& of, int tile, int row, float squares, float below, float unit) {
 #pragma unroll
   for (int mask = 1; mask < COUNT; mask *= 2) {
     squares += __shfl_xor_sync(0xffffffff, squares, mask);
     below += __shfl_xor_sync(0xffffffff, below, mask);
   }
-  if (threadIdx.x % COUNT == 0) of.after.put(tile, row, squares), of.after.put(tile, row + 8, below);
+  if (threadIdx.x % COUNT == 0) of.after.put(tile, row, squares, unit), of.after.put(tile, row + 8, below, unit);
 }
 
 // ---- sums that are whole ----
 
 // Makes y of a tile's sums where the thread has them.
 template <int TILE>
-__device__ inline void put_own(const Product& of, int tile, const float (&sums)[TILE / 2], const float* scales) {
+__device__ inline void put_own(const Product& of, int tile, const float (&sums)[TILE / 2], const float* scales,
+                               float unit) {
   const int row = row_of(own_pair()), within = threadIdx.x % 4 * 2;
   const float scale = scales[row], scale_below = scales[row + 8];
   if (of.is_gated) {
@@ -48,15 +79,16 @@ __device__ inline void put_own(const Product& of, int tile, const float (&sums)[
     }
     return;
   }
+  const float of_unit = 1 / unit;
   float squares = 0, below = 0;
 #pragma unroll
   for (int i = 0; i < TILE / 2; i += 4) {
     const int element = tile * TILE + i * 2 + within;
     const Two bias = of.of(of.bias, element), norm = of.of(of.norm, element);
-    squares += of.put(row, element, sums + i, scale, bias, of.added(row, element), norm);
-    below += of.put(row + 8, element, sums + i + 2, scale_below, bias, of.added(row + 8, element), norm);
+    squares += of.put(row, element, sums + i, scale, bias, of.added(row, element), norm, of_unit);
+    below += of.put(row + 8, element, sums + i + 2, scale_below, bias, of.added(row + 8, element), norm, of_unit);
   }
-  if (of.norm) put_squares<4>(of, tile, row, squares, below);
+  if (of.norm) put_squares<4>(of, tile, row, squares, below, unit);
 }
 
 // ---- sums of several blocks ----
@@ -139,7 +171,8 @@ struct Shared {
   }
 
   // Makes y of the block's pairs of rows, one a warp.
-  __device__ void put(const Product& of, int tile, const float* scales) {
+  __device__ void put(const Product& of, int tile, const float* scales, float unit) {
+    const float of_unit = 1 / unit;
 #pragma unroll 1
     for (int first = warp; first < pairs; first += WARPS * AT_ONCE) {
       if (first > warp) ask_for_added(of, first);
@@ -148,9 +181,10 @@ struct Shared {
         const int pair = first + i * WARPS, row = row_of(begin + pair);
         if (pair >= pairs) break;
         const Pack<float> sums = sum(pair);
-        const float squares = of.put(row, element, sums.lane, scales[row], bias, added[i][0], norm);
-        const float below = of.put(row + 8, element, sums.lane + 2, scales[row + 8], bias, added[i][1], norm);
-        if (of.norm) put_squares<32>(of, tile, row, squares, below);
+        const float squares = of.put(row, element, sums.lane, scales[row], bias, added[i][0], norm, of_unit);
+        const float below =
+            of.put(row + 8, element, sums.lane + 2, scales[row + 8], bias, added[i][1], norm, of_unit);
+        if (of.norm) put_squares<32>(of, tile, row, squares, below, unit);
       }
     }
   }
@@ -182,7 +216,7 @@ __device__ inline void multiply_tile(const Product& of, const Cluster& cluster, 
   const int pack = threadIdx.x % 8, first = threadIdx.x / 8;
   const u32 swizzled = first * ROW_BYTES + ((pack ^ first % 8) << 4);
   const i64 column = (i64)begin * CHUNK + pack * 8;
-  const Bf16 *weights[(TILE + AT_ONCE - 1) / AT_ONCE], *x[ROWS / AT_ONCE];
+  const Narrow *weights[(TILE + AT_ONCE - 1) / AT_ONCE], *x[ROWS / AT_ONCE];
 #pragma unroll
   for (int i = 0; i * AT_ONCE < TILE; i++)
     weights[i] = of.w + of.weight_row<TILE>(tile, first + i * AT_ONCE) * of.k + column;
@@ -208,9 +242,11 @@ __device__ inline void multiply_tile(const Product& of, const Cluster& cluster, 
 
 #pragma unroll
   for (int c = 0; c < STAGES - 1; c++) copy_weights(c);
+  const Weights of_norm(of);
   take_turn();
 #pragma unroll
   for (int c = 0; c < STAGES - 1; c++) copy_x(c), end_copies();
+  const float unit = TILE == SHARED_TILE ? of_norm.unit() : 1;
   const int half_row = threadIdx.x / 2, half = threadIdx.x % 2;
   const Squares::Half squares = of.before.half(half_row, half);
   if (is_shared) shared.ask(of);
@@ -242,18 +278,18 @@ __device__ inline void multiply_tile(const Product& of, const Cluster& cluster, 
       shared.send(sums, arrivals);
       arrivals.await();
       Cluster::arrive();
-      shared.put(of, tile, scales);
+      shared.put(of, tile, scales, unit);
       Cluster::await();  // nobody reads a block's memory that has ended
       return;
     }
   }
-  put_own<TILE>(of, tile, sums, scales);
+  put_own<TILE>(of, tile, sums, scales, unit);
 }
 
 // ---- entries ----
 
 #define PRODUCT(NAME, GROUPS, TILE, STAGES)                                                       \
-  extern "C" __global__ void __launch_bounds__(GROUPS * GROUP_THREADS) NAME(Product of) {         \
+  extern "C" __global__ void __launch_bounds__(GROUPS * GROUP_THREADS) NAMED(NAME)(Product of) {  \
     const Cluster cluster;                                                                        \
     multiply_tile<GROUPS, TILE, STAGES>(of, cluster, blockIdx.x / cluster.size);                  \
   }

@@ -1,11 +1,12 @@
-// What a product with a matrix of weights is, and what becomes of it, behind `warpgroup.cuh`: bf16 with sums in fp32.
+// What a product with a matrix of weights is, and what becomes of it, behind `warpgroup.cuh`: 16-bit values with sums in
+// fp32.
 
 // Elements of k in a stage: a row of shared memory.
 constexpr int CHUNK = 64;
 // Rows that a product with a norm, or with gates, has at most.
 constexpr int MOST_ROWS = 128;
 
-using Two = Pack<Bf16, 2>;
+using Two = Pack<Narrow, 2>;
 
 __device__ inline Two narrowed(float first, float second) {
   union {
@@ -17,7 +18,9 @@ __device__ inline Two narrowed(float first, float second) {
 
 // The norm of a vector is made in two parts: the product that makes the vector multiplies it by the norm's weights and
 // leaves sums of squares, a tile each [tiles, MOST_ROWS], and the product that takes it multiplies what it makes by the
-// reciprocal root of their mean.
+// reciprocal root of their mean. In fp16 the vector times the weights may be too large before that, though its norm is
+// not. So there it is multiplied by the weights in units of a power of two above them all, which lies behind the sums
+// [MOST_ROWS] and comes back with the root.
 struct Squares {
   float* of_tiles;  // null where there is no norm
   int tiles;
@@ -27,6 +30,7 @@ struct Squares {
   static constexpr int EARLY = 28;
   struct Half {
     float of_tile[EARLY];
+    float unit;
   };
   __device__ Half half(int row, int first) const {
     Half half;
@@ -35,6 +39,7 @@ struct Squares {
       const int tile = first + i * 2;
       half.of_tile[i] = tile < tiles ? of_tiles[tile * MOST_ROWS + row] : 0;
     }
+    half.unit = HAS_RANGE_OF_FP32 || !of_tiles ? 1 : of_tiles[tiles * MOST_ROWS + row];
     return half;
   }
   // Of the halves that two neighbouring threads have.
@@ -45,19 +50,24 @@ struct Squares {
 #pragma unroll 1
     for (int tile = first + EARLY * 2; tile < tiles; tile += 2) sum += of_tiles[tile * MOST_ROWS + row];
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    return rsqrtf(__fdividef(sum, dim) + eps);
+    const float scale = rsqrtf(__fdividef(sum, dim) + eps);
+    return HAS_RANGE_OF_FP32 ? scale : scale * half.unit;
   }
-  __device__ void put(int tile, int row, float sum) const { of_tiles[tile * MOST_ROWS + row] = sum; }
+  // The sum of a tile, and with the first one the unit.
+  __device__ void put(int tile, int row, float sum, float unit) const {
+    of_tiles[tile * MOST_ROWS + row] = sum;
+    if (!HAS_RANGE_OF_FP32 && tile == 0) of_tiles[tiles * MOST_ROWS + row] = unit;
+  }
 };
 
 // What is multiplied, and what becomes of it: y [rows, n] = s (x w^T) + bias + y, where s is the scale of x's norm, or,
 // gated, of two halves of w [2 n, k], silu(s x w_0^T) s x w_1^T, each rounded as it would be by itself. `bias` [n] may be
-// missing. With `norm` [n], `normed` becomes y times it.
+// missing. With `norm` [n], `normed` becomes y times it, in the norm's unit.
 struct Product {
-  const Bf16 *x, *w, *bias;
-  Bf16* y;
-  const Bf16* norm;
-  Bf16* normed;
+  const Narrow *x, *w, *bias;
+  Narrow* y;
+  const Narrow* norm;
+  Narrow* normed;
   Squares before, after;
   int rows, n, k, is_gated, is_added;
 
@@ -71,22 +81,24 @@ struct Product {
   __device__ bool has(int row, int element) const { return row < rows && element < n; }
   __device__ i64 place(int row, int element) const { return (i64)row * n + element; }
   // What two neighbouring elements of y take from vectors, and from y as it was.
-  __device__ Two of(const Bf16* vector, int element) const {
+  __device__ Two of(const Narrow* vector, int element) const {
     return vector && element < n ? *(const Two*)(vector + element) : Two{};
   }
   __device__ Two added(int row, int element) const {
     return is_added && has(row, element) ? *(const Two*)(y + place(row, element)) : Two{};
   }
 
-  // Makes two elements of y of their sums; of their squares the sum, if a norm follows.
-  __device__ float put(int row, int element, const float* sum, float scale, Two bias, Two added, Two norm) const {
+  // Makes two elements of y of their sums; of their squares the sum, if a norm follows, of whose unit 1 is `of_unit`.
+  __device__ float put(int row, int element, const float* sum, float scale, Two bias, Two added, Two norm,
+                       float of_unit) const {
     if (!has(row, element)) return 0;
     const Two out = narrowed(sum[0] * scale + widen(bias.lane[0]) + widen(added.lane[0]),
                              sum[1] * scale + widen(bias.lane[1]) + widen(added.lane[1]));
     *(Two*)(y + place(row, element)) = out;
     if (!this->norm) return 0;
     const float first = widen(out.lane[0]), second = widen(out.lane[1]);
-    *(Two*)(normed + place(row, element)) = narrowed(first * widen(norm.lane[0]), second * widen(norm.lane[1]));
+    *(Two*)(normed + place(row, element)) =
+        narrowed(first * (widen(norm.lane[0]) * of_unit), second * (widen(norm.lane[1]) * of_unit));
     return first * first + second * second;
   }
   __device__ void put_gated(int row, int element, const float* gate, const float* up, float scale) const {

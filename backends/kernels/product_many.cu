@@ -25,7 +25,7 @@ __device__ inline void multiply_many(const Product& of, int parts) {
 
   const int pack = threadIdx.x % 8, first = threadIdx.x / 8;
   const u32 swizzled = first * ROW_BYTES + ((pack ^ first % 8) << 4);
-  const Bf16 *x[COPIES], *weights[COPIES];
+  const Narrow *x[COPIES], *weights[COPIES];
   int x_bytes[COPIES];
 #pragma unroll
   for (int i = 0; i < COPIES; i++) {
@@ -75,23 +75,23 @@ __device__ inline void multiply_many(const Product& of, int parts) {
 #pragma unroll
   for (int i = 0; i < SUMS; i += 2) {
     const int row = warp * 16 + i / 2 % 2 * 8 + lane / 4, at = i / 4 * 8 + lane % 4 * 2, column = first_column + at;
-    Pack<Bf16, 2> out;
+    Pack<Narrow, 2> out;
     for (int j = 0; j < 2; j++) {
       const float bias = of.bias && column + j < of.n ? widen(of.bias[column + j]) : 0;
       narrow(all[i + j] + bias, out.lane[j]);
     }
-    *(Pack<Bf16, 2>*)((Bf16*)shared + row * PITCH + at) = out;
+    *(Pack<Narrow, 2>*)((Narrow*)shared + row * PITCH + at) = out;
   }
   __syncthreads();
   constexpr int PACKS = MANY_TILE / 8;
   for (int i = threadIdx.x; i < MANY_ROWS * PACKS; i += MANY_THREADS) {
     const int row = i / PACKS, at = i % PACKS * 8;
     if (first_row + row >= of.rows || first_column + at >= of.n) continue;
-    *(Pack<Bf16>*)(of.y + (i64)(first_row + row) * of.n + first_column + at) =
-        *(const Pack<Bf16>*)((const Bf16*)shared + row * PITCH + at);
+    *(Pack<Narrow>*)(of.y + (i64)(first_row + row) * of.n + first_column + at) =
+        *(const Pack<Narrow>*)((const Narrow*)shared + row * PITCH + at);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(MANY_THREADS) product_many(Product of, int parts) {
+extern "C" __global__ void __launch_bounds__(MANY_THREADS) NAMED(product_many)(Product of, int parts) {
   multiply_many(of, parts);
 }

@@ -32,6 +32,14 @@ __device__ inline u32 order_of(float x) {
   return order & (0 - STEP);
 }
 
+// From one value of a type to the next in that order, at least: bits below it are 0 once a value is widened.
+template <typename T>
+constexpr u32 STEP_OF = 1;
+template <>
+constexpr u32 STEP_OF<Bf16> = 1 << 16;
+template <>
+constexpr u32 STEP_OF<F16> = 1 << 13;
+
 // The bit of a token in the words of those that a row has.
 __device__ inline u32 bit_of(int token) { return 1u << token % 32; }
 
@@ -40,8 +48,8 @@ __device__ inline u32 bit_of(int token) { return 1u << token % 32; }
 template <typename T, bool PENALIZES>
 struct Logits {
   static constexpr int LANES = Pack<T>::LANES;
-  // From one value to the next: of a 16-bit float only the upper half counts, until it is divided.
-  static constexpr u32 STEP = sizeof(T) == 2 && !PENALIZES ? 0x10000 : 1;
+  // From one value to the next; a penalized one is divided and may have any bits.
+  static constexpr u32 STEP = PENALIZES ? 1 : STEP_OF<T>;
   const T* row;
   int size;
   const u32* seen;
@@ -371,6 +379,7 @@ __device__ inline void sample(const T* all_logits, int vocab, const Choice* choi
 
 // ---- entries ----
 
+// Of one type, which whoever compiles this names behind it.
 #define KERNELS(T, suffix)                                                                                             \
   extern "C" __global__ void __launch_bounds__(STRIPE_THREADS)                                                         \
       measure_stripes_##suffix(const T* logits, int vocab, const Choice* choices, Stripe* measured) {                  \
@@ -383,5 +392,3 @@ __device__ inline void sample(const T* all_logits, int vocab, const Choice* choi
     take_turn();                                                                                                       \
     sample(logits, vocab, choices, measured, uniforms, seen, tokens, positions, chosen, logprobs);                     \
   }
-KERNELS(float, f32)
-KERNELS(Bf16, bf16)

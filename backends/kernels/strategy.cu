@@ -165,6 +165,10 @@ extern "C" __global__ void __launch_bounds__(256)
     adamw_bf16(float* w, float* m, float* v, const Bf16* gradient, const float* factors, u64 n, AdamW h) {
   adamw_all(w, m, v, gradient, factors, n, h);
 }
+extern "C" __global__ void __launch_bounds__(256)
+    adamw_f16(float* w, float* m, float* v, const F16* gradient, const float* factors, u64 n, AdamW h) {
+  adamw_all(w, m, v, gradient, factors, n, h);
+}
 
 // ---- sum of squares ----
 

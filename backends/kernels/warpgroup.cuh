@@ -4,7 +4,7 @@
 // Two values in 16 bits each, the first one in the lower half.
 __device__ inline u32 narrow_pair(float low, float high) {
   u32 bits;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+  asm("cvt.rn." NARROW "x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
   return bits;
 }
 
@@ -64,7 +64,7 @@ __device__ inline void await_products(float (&c)[COUNT]) {
 
 #define MULTIPLY(N, NAMES, A, B, KEEPS)                                       \
   "{\n.reg .pred keeps;\nsetp.ne.b32 keeps, " KEEPS ", 0;\n"                  \
-  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, " A \
+  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NARROW "." NARROW " {" NAMES "}, " A \
   ", " B ", keeps, 1, 1, 0, 0;\n}"
 // c = a b^T, or c + a b^T where it `keeps` what there is, for 64 x 16 and `N` x 16 values, by four warps: a thread has
 // row lane / 4 of its warp's 16, columns 2 (lane % 4) and the next, then the same 8 rows below, and so on for each 8
@@ -86,7 +86,7 @@ __device__ inline void multiply(float* c, u64 a, u64 b, bool keeps = true) {
 }
 
 #define MULTIPLY_ROWS(N, NAMES, A, B) \
-  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" NAMES "}, {" A "}, " B ", 1, 1, 1, 1;"
+  "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NARROW "." NARROW " {" NAMES "}, {" A "}, " B ", 1, 1, 1, 1;"
 // c += a b for 64 x 16 and 16 x `N` values: a thread's of a, two to a register, are those that it would have of sums.
 template <int N>
 __device__ inline void multiply_rows(float* c, const u32* a, u64 b) {

@@ -15,8 +15,8 @@ use crate::{
     ops::{self, Store},
 };
 
-/// One step of AdamW in place, as [`ops::adamw_`]: `states` are weights and both moments, fp32 `[N]`; the gradient is fp32
-/// or bf16; `factors`, fp32 `[3]`, are the gradient's scale, and what the first moment and the root of the second are
+/// One step of AdamW in place, as [`ops::adamw_`]: `states` are weights and both moments, fp32 `[N]`; the gradient is a
+/// float; `factors`, fp32 `[3]`, are the gradient's scale, and what the first moment and the root of the second are
 /// divided by. Where the scale is not finite nothing is written.
 pub fn adamw(
     states: [&Buffer; 3],
@@ -26,13 +26,12 @@ pub fn adamw(
     stream: &Stream,
 ) -> Result<()> {
     let len = gradient.len();
-    let is_bf16 = gradient.dtype() == DType::Bf16;
     states.iter().for_each(|state| expect(state, DType::F32, len));
-    expect(gradient, if is_bf16 { DType::Bf16 } else { DType::F32 }, len);
+    assert!(gradient.dtype().is_float(), "a gradient of {:?}", gradient.dtype());
     expect(factors, DType::F32, 3);
     let [weights, exp_avg, exp_avg_sq] = states.map(Buffer::address);
     let (states, device) = ([weights?, exp_avg?, exp_avg_sq?], stream.device());
-    let (gradient, factors) = ((gradient.address()?, is_bf16), factors.address()?);
+    let (gradient, factors) = ((gradient.address()?, gradient.dtype().kind()), factors.address()?);
     let numbers = adamw.numbers();
     // SAFETY: the lengths were checked; the caller keeps the buffers until the work is done, as for a copy.
     unsafe { kernels::strategy::adamw(&**device, states, gradient, factors, len, numbers, stream.raw()) }

@@ -1,9 +1,10 @@
 //! Times generation with random weights in bf16 on the first GPU: `bench_generate SIZE BATCH... [--prompt
-//! 256] [--tokens 512] [--group 1] [--lora RANK [--merged]] [--strict] [--steps]`.
+//! 256] [--tokens 512] [--group 1] [--lora RANK [--merged]] [--fp16] [--strict] [--steps]`.
 //!
 //! SIZE is 0.5b, 1.5b or 7b (Qwen2.5's shapes), olmo2-1b, or a mixture: olmoe, or 30b-a3b (Qwen3's shape, 61
 //! GB of weights). `--group` samples share a prompt. With `--lora` every matrix of a layer has an adapter;
-//! `--merged` merges them first and reports the time. `--strict` computes row by row. Prints one JSON line
+//! `--merged` merges them first and reports the time. `--fp16` takes fp16 in place of bf16. `--strict`
+//! computes row by row. Prints one JSON line
 //! per batch size; `--steps` adds the times of the single operations of a decoding step.
 //! `bench/generate/run.py` runs it against its peer.
 
@@ -28,6 +29,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1).peekable();
     let size = arguments.next().expect("usage: bench_generate SIZE BATCH..., see its source");
     let (mut batches, mut lora, mut merged, mut strict, mut steps) = (Vec::new(), None, false, false, false);
+    let mut dtype = DType::Bf16;
     let mut work = Work { prompt: 256, tokens: 512, group: 1 };
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().expect("a number follows").parse().expect("a number");
@@ -37,6 +39,7 @@ fn main() {
             "--group" => work.group = number(),
             "--lora" => lora = Some(number() as i64),
             "--merged" => merged = true,
+            "--fp16" => dtype = DType::F16,
             "--strict" => strict = true,
             "--steps" => steps = true,
             batch => batches.push(batch.parse::<usize>().expect("a batch size")),
@@ -55,7 +58,7 @@ fn main() {
         }
     };
     let mut decoder = Arc::new(decoder.unwrap().strict(strict));
-    let mut weights = weights(&decoder, torch(&device));
+    let mut weights = weights(&decoder, (dtype.kind(), torch(&device)));
     if merged {
         stream.synchronize().unwrap();
         let started = Instant::now();
@@ -67,7 +70,7 @@ fn main() {
     for batch in batches {
         let run = || {
             let blocks = KvCache::blocks_for(batch, work.prompt + work.tokens);
-            let cache = KvCache::new(&config, blocks, DType::Bf16, &stream).unwrap();
+            let cache = KvCache::new(&config, blocks, dtype, &stream).unwrap();
             let weights =
                 weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
             let mut engine = Engine::new(decoder.clone(), weights, 0, cache, Limits::new(batch)).unwrap();
@@ -78,7 +81,7 @@ fn main() {
         let Work { prompt, tokens, group } = work;
         let made = (batch * tokens) as f64;
         println!(
-            "{{\"size\": \"{size}\", \"batch\": {batch}, \"prompt\": {prompt}, \"tokens\": {tokens}, \
+            "{{\"size\": \"{size}\", \"dtype\": \"{dtype:?}\", \"batch\": {batch}, \"prompt\": {prompt}, \"tokens\": {tokens}, \
              \"group\": {group}, \"lora\": {}, \"merged\": {merged}, \"strict\": {strict}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
             lora.unwrap_or(0),
             made / whole.as_secs_f64(),
@@ -86,7 +89,7 @@ fn main() {
             (whole - prefill).as_secs_f64() * 1e3 / tokens as f64,
         );
         if steps {
-            operations(&config, torch(&device), batch as i64, (prompt + tokens / 2) as i64);
+            operations(&config, (dtype.kind(), torch(&device)), batch as i64, (prompt + tokens / 2) as i64);
         }
     }
 }
@@ -170,9 +173,9 @@ fn config(size: &str) -> DecoderConfig {
     }
 }
 
-fn weights(decoder: &Decoder, device: Device) -> Vec<Vec<Tensor>> {
+fn weights(decoder: &Decoder, at: (Kind, Device)) -> Vec<Vec<Tensor>> {
     let weight = |spec: &anyroll_models::ParamSpec| {
-        let values = Tensor::randn(spec.shape.as_slice(), (Kind::BFloat16, device)) * 0.02;
+        let values = Tensor::randn(spec.shape.as_slice(), at) * 0.02;
         if spec.shape.len() == 1 { values + 1.0 } else { values }
     };
     decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect()
@@ -202,10 +205,9 @@ fn generate(
 }
 
 /// Times the single operations of a step, recorded, in microseconds, with their number per step.
-fn operations(config: &DecoderConfig, device: Device, rows: i64, length: i64) {
+fn operations(config: &DecoderConfig, at: (Kind, Device), rows: i64, length: i64) {
     let DecoderConfig { hidden_size, intermediate_size, head_dim, vocab_size, .. } = *config;
     let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
-    let at = (Kind::BFloat16, device);
     let random = |size: &[i64]| Tensor::randn(size, at) * 0.1;
     let layers = config.num_hidden_layers;
     let qkv_width = (heads + 2 * kv_heads) * head_dim;

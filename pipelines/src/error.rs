@@ -223,6 +223,25 @@ pub enum Error {
         /// Config of the resumed run.
         resolved: std::path::PathBuf,
     },
+    /// `--restarts` was given to a rank of another launcher.
+    #[error(
+        "--restarts is for ranks that anyroll starts, and another launcher started this one: let that start them again \
+         (torchrun has --max-restarts, Slurm --requeue), with --auto-resume in place of --restarts"
+    )]
+    Restarts,
+    /// `--auto-resume` found a run of another config.
+    #[error(
+        "{} holds a run with {there} where this one has {here}: choose another --output, or continue that run with --resume",
+        folder.display()
+    )]
+    OtherRun {
+        /// The run's folder.
+        folder: std::path::PathBuf,
+        /// The first line of its config that differs.
+        there: String,
+        /// The same line of this config.
+        here: String,
+    },
     /// Memory plans do not cover the training of a reward model, or of the heads of ILQL.
     #[error(
         "`anyroll plan` supports runs of text and image models, not runs that train a reward model or `ilql`"

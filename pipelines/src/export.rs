@@ -58,8 +58,7 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
     let refuse = |problem: &str| Error::Export { run: run.to_owned(), problem: problem.to_owned() };
     let dir = RunDir::open(run)?;
     let (config, opened) = Draft::read(&dir.resolved(), &[])?.open()?;
-    let last =
-        || checkpoint::list(&dir.checkpoints())?.pop().ok_or_else(|| refuse("it has no checkpoint yet"));
+    let last = || dir.newest_checkpoint()?.ok_or_else(|| refuse("it has no checkpoint yet"));
     let checkpoint = checkpoint.map_or_else(last, |path| Ok(path.to_owned()))?;
     let base = match opened {
         Opened::Texts(texts) => texts.base,

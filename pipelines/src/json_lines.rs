@@ -13,6 +13,24 @@ use serde::{Deserialize, Serialize};
 use crate::atomic_file::write_atomic;
 use crate::output_error::{OutputError, Result};
 
+/// Step of a log's last whole line; `None` without one.
+///
+/// # Errors
+/// If the file exists and cannot be read, or a line has no step.
+pub fn last_step(path: &Path) -> Result<Option<u64>> {
+    let mut last = None;
+    if path.exists() {
+        each(path, |line: Stamp| last = Some(line.step))?;
+    }
+    Ok(last)
+}
+
+/// The step that every line has.
+#[derive(Deserialize)]
+struct Stamp {
+    step: u64,
+}
+
 /// An open log. Every append is one write of a whole line, so that appended lines survive the process.
 #[derive(Debug)]
 pub struct JsonLines {
@@ -31,10 +49,6 @@ impl JsonLines {
     /// Continues a log with `next_step`. Lines of that step and later ones are removed, since they will be
     /// written again.
     pub fn resume(path: &Path, next_step: u64) -> Result<JsonLines> {
-        #[derive(Deserialize)]
-        struct Stamp {
-            step: u64,
-        }
         // A run that ended before its first step may have no log.
         let text = if next_step == 0 && !path.exists() { String::new() } else { read_text(path)? };
         let mut kept = String::with_capacity(text.len());

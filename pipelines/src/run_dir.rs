@@ -275,6 +275,14 @@ impl RunDir {
         self.path.join("checkpoints")
     }
 
+    /// The checkpoint that the run continues from; `None` before the first.
+    ///
+    /// # Errors
+    /// If the folder of the checkpoints cannot be read.
+    pub fn newest_checkpoint(&self) -> anyroll_strategy::Result<Option<PathBuf>> {
+        Ok(checkpoint::list(&self.checkpoints())?.pop())
+    }
+
     /// Returns true if the run has an evaluation, a step or a checkpoint, or files of another kind than a run's.
     fn has_begun(&self) -> Result<bool> {
         const OWN: [&str; 16] = [

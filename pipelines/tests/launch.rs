@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyroll_pipelines::launch::{FailureKind, LaunchPlan, launch, report_failure, watch_parent};
+use anyroll_pipelines::launch::{FailureKind, Interrupts, LaunchPlan, launch, report_failure, watch_parent};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -36,7 +36,7 @@ fn process() {
         Ok("rank") => return rank(),
         _ => return,
     };
-    match launch(&plan) {
+    match launch(&plan, &mut Interrupts::catch().unwrap()) {
         Ok(outcome) => std::process::exit(outcome.exit_code().into()),
         Err(error) => {
             eprintln!("{error}");
@@ -316,7 +316,7 @@ fn a_program_that_is_not_there_is_named() {
         threads: 1,
         env: Vec::new(),
     };
-    let error = launch(&plan).unwrap_err();
+    let error = launch(&plan, &mut Interrupts::catch().unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "rank 0 failed: cannot start /nowhere/anyroll");
     assert!(std::error::Error::source(&error).unwrap().to_string().contains("No such file"));
 }

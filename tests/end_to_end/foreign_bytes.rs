@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyroll_data::CellTypes;
 use anyroll_import::{Origin, import};
 use anyroll_pipelines::prepare::Draft;
 use anyroll_strategy::checkpoint;
@@ -188,16 +189,32 @@ fn sets() {
 
 #[test]
 fn data() {
-    let lines = "{\"prompt\": \"1>\", \"answer\": \"2\"}\n{\"prompt\": \"3>\", \"answer\": \"4\", \"list\": [1, {\"a\": null}]}\n";
     let tables = ["gzip.parquet", "stream.arrow", "verl.arrow", "verl.parquet", "zstd.arrow", "zstd.parquet"];
-    let names = tables.map(|name| format!("tests/golden/tables/{name}"));
-    let mut good = golden(&names.each_ref().map(|name| &**name));
-    good.push(lines.into());
+    let texts = [
+        (
+            "lines.jsonl",
+            "{\"prompt\": \"1>\", \"answer\": \"2\"}\n{\"prompt\": \"3>\", \"answer\": \"4\", \"list\": [1, {\"a\": null}]}\n",
+        ),
+        (
+            "array.json",
+            "[{\"prompt\": \"1>\", \"answer\": \"2\"},\n {\"prompt\": \"3>\", \"answer\": \"4\", \"list\": [1, {\"a\": null}]}]\n",
+        ),
+        (
+            "table.csv",
+            "prompt,answer,good,score,steps\n1>,2,true,0.5,\"[\"\"a\"\", \"\"b\"\"]\"\n\"3,\n>\",4,0,-1e3,[]\n",
+        ),
+    ];
+    let paths = tables.map(|name| format!("tests/golden/tables/{name}"));
+    let mut good = golden(&paths.each_ref().map(|path| &**path));
+    good.extend(texts.map(|(_, text)| text.as_bytes().to_vec()));
+    let names: Vec<&str> = tables.into_iter().chain(texts.map(|(name, _)| name)).collect();
     let config = fs::read_to_string(root().join(ONE_RANK)).unwrap();
+    let cells = CellTypes { flags: vec!["good"], numbers: vec!["score"], lists: vec!["steps"] };
     let folder = tempfile::tempdir().unwrap();
     fuzz("data", &good, |file, bytes| {
-        let path = folder.path().join(tables.get(file).unwrap_or(&"lines.jsonl"));
+        let path = folder.path().join(names[file]);
         fs::write(&path, bytes).unwrap();
+        let _ = anyroll_data::rows(&path, &cells);
         open(
             &config,
             &[format!("pipeline.rlvr.data={{file: {{path: {}, held_out_percent: 50}}}}", path.display())],

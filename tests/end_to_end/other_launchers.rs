@@ -13,7 +13,7 @@ use nix::sys::signal::Signal;
 use super::{Process, TWO_RANKS, assert_same, fail, run_tiny, tiny, wait_until};
 
 /// A port that no other call returns and the system does not assign, as the user of a launcher picks one.
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     const FIRST: u16 = 20_000;
     // Apart from those of another process of these tests.
@@ -23,7 +23,7 @@ fn free_port() -> u16 {
     ports.find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()).expect("a port of many")
 }
 
-fn as_rank(mut command: Command, rank: usize, port: u16) -> Command {
+pub(super) fn as_rank(mut command: Command, rank: usize, port: u16) -> Command {
     let rank = rank.to_string();
     command.env("RANK", &rank).env("LOCAL_RANK", &rank).env("WORLD_SIZE", "2");
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());

@@ -1,65 +1,73 @@
 //! The kernels of `kernels/attention.cu` and `kernels/attention_backward.cu`. They run on libtorch's stream.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 
-use super::{Architecture, Heads, Source, grid, launch, rows::ceil_div, source_text};
+use super::{
+    Architecture, Heads, Narrow, Source, grid, launch,
+    narrow::{NarrowNames, narrow_names, narrow_sources},
+    rows::ceil_div,
+};
 use crate::{Device, Grid, Result};
 
 /// CUDA C++ for NVIDIA's compute capability 9.0 alone.
-pub(crate) const SOURCE: Source = Source {
-    file: c"attention.cu",
-    text: source_text!(["elements.cuh", "block.cuh", "warpgroup.cuh", "attention.cuh"], "attention.cu"),
-    kernels: &[NARROW.outputs, WIDE.outputs],
-    architecture: Architecture::Only("sm_90a"),
-};
+pub(crate) const SOURCES: [Source; 2] = narrow_sources!(
+    "attention.cu",
+    ["block.cuh", "warpgroup.cuh", "attention.cuh"],
+    [NARROW_HEADS.outputs, WIDE_HEADS.outputs],
+    Architecture::Only("sm_90a")
+);
 
 /// The same.
-pub(crate) const BACKWARD_SOURCE: Source = Source {
-    file: c"attention_backward.cu",
-    text: source_text!(
-        ["elements.cuh", "block.cuh", "warpgroup.cuh", "attention.cuh"],
-        "attention_backward.cu"
-    ),
-    kernels: &[NARROW.stats, NARROW.keys, NARROW.queries, WIDE.stats, WIDE.keys, WIDE.queries],
-    architecture: Architecture::Only("sm_90a"),
-};
+pub(crate) const BACKWARD_SOURCES: [Source; 2] = narrow_sources!(
+    "attention_backward.cu",
+    ["block.cuh", "warpgroup.cuh", "attention.cuh"],
+    [
+        NARROW_HEADS.stats,
+        NARROW_HEADS.keys,
+        NARROW_HEADS.queries,
+        WIDE_HEADS.stats,
+        WIDE_HEADS.keys,
+        WIDE_HEADS.queries,
+    ],
+    Architecture::Only("sm_90a")
+);
 
 /// Keys or queries of a block.
 pub(crate) const TILE: i64 = 128;
 /// Two groups that multiply, and one that copies.
 const THREADS: u32 = 384;
 const STATS_THREADS: u32 = 256;
-/// Values that a thread reads at a time, in bf16.
+/// Values that a thread reads at a time.
 const PACK: i64 = 8;
 
 /// The kernels for one width of heads.
 #[derive(Clone, Copy, Debug)]
 struct Kernels {
     dim: i64,
-    outputs: &'static CStr,
-    stats: &'static CStr,
-    keys: &'static CStr,
-    queries: &'static CStr,
+    outputs: NarrowNames,
+    stats: NarrowNames,
+    keys: NarrowNames,
+    queries: NarrowNames,
 }
 
-const NARROW: Kernels = Kernels {
+const NARROW_HEADS: Kernels = Kernels {
     dim: 64,
-    outputs: c"attention_outputs_64",
-    stats: c"attention_stats_64",
-    keys: c"attention_keys_64",
-    queries: c"attention_queries_64",
+    outputs: narrow_names!("attention_outputs_64"),
+    stats: narrow_names!("attention_stats_64"),
+    keys: narrow_names!("attention_keys_64"),
+    queries: narrow_names!("attention_queries_64"),
 };
-const WIDE: Kernels = Kernels {
+const WIDE_HEADS: Kernels = Kernels {
     dim: 128,
-    outputs: c"attention_outputs_128",
-    stats: c"attention_stats_128",
-    keys: c"attention_keys_128",
-    queries: c"attention_queries_128",
+    outputs: narrow_names!("attention_outputs_128"),
+    stats: narrow_names!("attention_stats_128"),
+    keys: narrow_names!("attention_keys_128"),
+    queries: narrow_names!("attention_queries_128"),
 };
 
 impl Kernels {
     fn of(dim: i64) -> Option<Self> {
-        [NARROW, WIDE].into_iter().find(|kernels| kernels.dim == dim)
+        [NARROW_HEADS, WIDE_HEADS].into_iter().find(|kernels| kernels.dim == dim)
     }
 
     /// Shared memory of a block that makes outputs: its queries, and five stages of 128 keys or values with two barriers each.
@@ -89,7 +97,7 @@ pub(crate) struct Tiles {
     pub(crate) count: i64,
 }
 
-/// Inputs and outputs of attention, as the kernels take them: bf16 `[rows, heads, dim]`.
+/// Inputs and outputs of attention, as the kernels take them: `[rows, heads, dim]`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forward {
@@ -130,9 +138,10 @@ pub(crate) struct Backward {
     pub(crate) rows: i64,
 }
 
-/// Returns true if a device has kernels for heads of this width.
-pub(crate) fn exist_on(device: &dyn Device, dim: i64) -> bool {
-    Kernels::of(dim).is_some() && SOURCE.exists_on(device) && BACKWARD_SOURCE.exists_on(device)
+/// Returns true if a device has kernels for heads of this type and width.
+pub(crate) fn exist_on(device: &dyn Device, narrow: Narrow, dim: i64) -> bool {
+    Kernels::of(dim).is_some()
+        && [SOURCES, BACKWARD_SOURCES].map(|it| narrow.pick(it)).iter().all(|it| it.exists_on(device))
 }
 
 impl Forward {
@@ -159,11 +168,17 @@ fn is_aligned(heads: Heads) -> bool {
 /// The kernels exist on the device for heads of `dim`, and `of` fits. Addresses are those of tensors on the device with these
 /// sizes, which live until the work is done; what is written overlaps with nothing else. `tiles` have every token but those
 /// that are no queries, once.
-pub(crate) unsafe fn forward(device: &dyn Device, of: Forward, dim: i64, tiles: Tiles) -> Result<()> {
+pub(crate) unsafe fn forward(
+    device: &dyn Device,
+    narrow: Narrow,
+    of: Forward,
+    dim: i64,
+    tiles: Tiles,
+) -> Result<()> {
     let kernels = Kernels::of(dim).expect("kernels for heads of this width");
     let grid = tiles.grid(of.heads, kernels.outputs_bytes());
     // SAFETY: the kernel's signature, and the caller's promise.
-    unsafe { launch!(device, kernels.outputs, grid, [Forward { tiles: tiles.places, ..of }]) }
+    unsafe { launch!(device, narrow.pick(kernels.outputs), grid, [Forward { tiles: tiles.places, ..of }]) }
 }
 
 /// Writes the gradients.
@@ -172,6 +187,7 @@ pub(crate) unsafe fn forward(device: &dyn Device, of: Forward, dim: i64, tiles: 
 /// The same as [`forward`]; `of_keys` have every token once.
 pub(crate) unsafe fn backward(
     device: &dyn Device,
+    narrow: Narrow,
     of: Backward,
     dim: i64,
     [of_queries, of_keys]: [Tiles; 2],
@@ -182,9 +198,11 @@ pub(crate) unsafe fn backward(
     let over = |tiles: Tiles| Backward { forward: Forward { tiles: tiles.places, ..of.forward }, ..of };
     // SAFETY: the kernels' signature, and the caller's promise.
     unsafe {
-        launch!(device, kernels.stats, grid(each, STATS_THREADS), [of])?;
-        launch!(device, kernels.keys, of_keys.grid(kv_heads, kernels.keys_bytes()), [over(of_keys)])?;
-        launch!(device, kernels.queries, of_queries.grid(heads, kernels.queries_bytes()), [over(of_queries)])
+        launch!(device, narrow.pick(kernels.stats), grid(each, STATS_THREADS), [of])?;
+        let grid_of_keys = of_keys.grid(kv_heads, kernels.keys_bytes());
+        launch!(device, narrow.pick(kernels.keys), grid_of_keys, [over(of_keys)])?;
+        let grid_of_queries = of_queries.grid(heads, kernels.queries_bytes());
+        launch!(device, narrow.pick(kernels.queries), grid_of_queries, [over(of_queries)])
     }
 }
 
@@ -202,11 +220,11 @@ mod tests {
     /// The sources assert the same of their layouts.
     #[test]
     fn shared_memory_is_what_the_sources_lay_out() {
-        for kernels in [NARROW, WIDE] {
-            for (source, layout, bytes) in [
-                (SOURCE, "Outputs", kernels.outputs_bytes()),
-                (BACKWARD_SOURCE, "KeyGradients", kernels.keys_bytes()),
-                (BACKWARD_SOURCE, "QueryGradients", kernels.queries_bytes()),
+        for kernels in [NARROW_HEADS, WIDE_HEADS] {
+            for ([source, _], layout, bytes) in [
+                (SOURCES, "Outputs", kernels.outputs_bytes()),
+                (BACKWARD_SOURCES, "KeyGradients", kernels.keys_bytes()),
+                (BACKWARD_SOURCES, "QueryGradients", kernels.queries_bytes()),
             ] {
                 let asserted = format!("{layout}<{}>::BYTES == {bytes}", kernels.dim);
                 assert!(source.text.contains(&asserted), "{asserted}");

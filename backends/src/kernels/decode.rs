@@ -8,48 +8,53 @@ use std::{
 
 use tch::Kind;
 
-use super::{Architecture, Heads, Source, grid, launch, source_text};
+use super::{
+    Architecture, Heads, Narrow, Source, grid, launch,
+    narrow::{NarrowNames, narrow_names, narrow_sources, of_type},
+    rows::{Typed, has_kernels, typed, typed_names},
+    source_text,
+};
 use crate::{Device, Grid, Result};
 
-/// CUDA C++ that HIP compiles too, for fp32.
-pub(crate) const F32_SOURCE: Source = Source {
-    file: c"decode.cu",
-    text: source_text!(["elements.cuh", "block.cuh", "decode.cuh"], "decode.cu", "KERNELS(float, f32)\n"),
-    kernels: &[
-        c"attend_f32_16_4",
-        c"attend_f32_32_4",
-        c"attend_f32_64_4",
-        c"attend_f32_64_8",
-        c"attend_f32_128_4",
-        c"attend_f32_128_8",
-        c"join_splits_f32",
-    ],
-    architecture: Architecture::Any,
-};
+/// Attention by the width of heads and the most query heads of a block.
+const ATTEND_16_4: Typed = typed_names!("attend_16_4");
+const ATTEND_32_4: Typed = typed_names!("attend_32_4");
+const ATTEND_64_4: Typed = typed_names!("attend_64_4");
+const ATTEND_64_8: Typed = typed_names!("attend_64_8");
+const ATTEND_128_4: Typed = typed_names!("attend_128_4");
+const ATTEND_128_8: Typed = typed_names!("attend_128_8");
+const JOIN_SPLITS: Typed = typed_names!("join_splits");
+const KERNELS: [Typed; 7] =
+    [ATTEND_16_4, ATTEND_32_4, ATTEND_64_4, ATTEND_64_8, ATTEND_128_4, ATTEND_128_8, JOIN_SPLITS];
 
-/// The same for bf16.
-pub(crate) const BF16_SOURCE: Source = Source {
-    file: c"decode.cu",
-    text: source_text!(["elements.cuh", "block.cuh", "decode.cuh"], "decode.cu", "KERNELS(Bf16, bf16)\n"),
-    kernels: &[
-        c"attend_bf16_16_4",
-        c"attend_bf16_32_4",
-        c"attend_bf16_64_4",
-        c"attend_bf16_64_8",
-        c"attend_bf16_128_4",
-        c"attend_bf16_128_8",
-        c"join_splits_bf16",
-    ],
-    architecture: Architecture::Any,
-};
+/// CUDA C++ that HIP compiles too, for one type.
+macro_rules! source {
+    ($index:literal, $entries:literal) => {
+        Source {
+            file: c"decode.cu",
+            text: source_text!(["elements.cuh", "block.cuh", "decode.cuh"], "decode.cu", $entries),
+            kernels: &of_type(KERNELS, $index),
+            architecture: Architecture::Any,
+        }
+    };
+}
+pub(crate) const SOURCES: [Source; 3] = [
+    source!(0, "KERNELS(float, f32)\n"),
+    source!(1, "KERNELS(Bf16, bf16)\n"),
+    source!(2, "KERNELS(F16, f16)\n"),
+];
 
-/// The same on matrix units, in bf16 with heads of 64 and 128.
-pub(crate) const MATRIX_SOURCE: Source = Source {
-    file: c"decode_matrix.cu",
-    text: source_text!(["elements.cuh", "block.cuh", "decode.cuh"], "decode_matrix.cu"),
-    kernels: &[c"attend_matrix_64", c"attend_matrix_128", c"join_matrix"],
-    architecture: Architecture::NvidiaFrom(80),
-};
+const MATRIX_64: NarrowNames = narrow_names!("attend_matrix_64");
+const MATRIX_128: NarrowNames = narrow_names!("attend_matrix_128");
+const JOIN_MATRIX: NarrowNames = narrow_names!("join_matrix");
+
+/// The same on matrix units, in 16 bits with heads of 64 and 128.
+pub(crate) const MATRIX_SOURCES: [Source; 2] = narrow_sources!(
+    "decode_matrix.cu",
+    ["block.cuh", "decode.cuh"],
+    [MATRIX_64, MATRIX_128, JOIN_MATRIX],
+    Architecture::NvidiaFrom(80)
+);
 
 /// Tokens of a sequence that one block goes through.
 pub(crate) const SPLIT_TOKENS: i64 = 512;
@@ -80,7 +85,7 @@ pub(crate) struct HeadSizes {
 
 /// Returns true if there are kernels for heads of this width.
 pub(crate) fn fit(kind: Kind, dim: i64) -> bool {
-    matches!(kind, Kind::Float | Kind::BFloat16) && matches!(dim, 16 | 32 | 64 | 128)
+    has_kernels(kind) && matches!(dim, 16 | 32 | 64 | 128)
 }
 
 /// Norms and rotation of a step's queries and keys, as the kernels take them.
@@ -184,26 +189,24 @@ struct Kernel {
 impl Kernel {
     /// The kernel for heads of `dim` elements, `group` of which share a key head.
     fn of(device: &dyn Device, kind: Kind, (dim, group): (i32, i32)) -> Kernel {
-        if kind == Kind::BFloat16 && dim >= 64 && MATRIX_SOURCE.exists_on(device) {
-            let name = if dim == 64 { c"attend_matrix_64" } else { c"attend_matrix_128" };
-            return Kernel { name, join: c"join_matrix", heads: 8, shared_bytes: MATRIX_SHARED_BYTES };
+        if let Some(narrow) = Narrow::of(kind)
+            && dim >= 64
+            && narrow.pick(MATRIX_SOURCES).exists_on(device)
+        {
+            let name = narrow.pick(if dim == 64 { MATRIX_64 } else { MATRIX_128 });
+            let join = narrow.pick(JOIN_MATRIX);
+            return Kernel { name, join, heads: 8, shared_bytes: MATRIX_SHARED_BYTES };
         }
-        let (of_f32, of_bf16, heads) = match (dim, group <= 4) {
-            (16, _) => (c"attend_f32_16_4", c"attend_bf16_16_4", 4),
-            (32, _) => (c"attend_f32_32_4", c"attend_bf16_32_4", 4),
-            (64, true) => (c"attend_f32_64_4", c"attend_bf16_64_4", 4),
-            (64, false) => (c"attend_f32_64_8", c"attend_bf16_64_8", 8),
-            (_, true) => (c"attend_f32_128_4", c"attend_bf16_128_4", 4),
-            (_, false) => (c"attend_f32_128_8", c"attend_bf16_128_8", 8),
+        let (kernel, heads) = match (dim, group <= 4) {
+            (16, _) => (ATTEND_16_4, 4),
+            (32, _) => (ATTEND_32_4, 4),
+            (64, true) => (ATTEND_64_4, 4),
+            (64, false) => (ATTEND_64_8, 8),
+            (_, true) => (ATTEND_128_4, 4),
+            (_, false) => (ATTEND_128_8, 8),
         };
-        let join = pick(kind, c"join_splits_f32", c"join_splits_bf16");
-        Kernel { name: pick(kind, of_f32, of_bf16), join, heads, shared_bytes: 0 }
+        Kernel { name: typed(kernel, kind), join: typed(JOIN_SPLITS, kind), heads, shared_bytes: 0 }
     }
-}
-
-/// A kernel by the type of its values.
-pub(crate) fn pick(kind: Kind, of_f32: &'static CStr, of_bf16: &'static CStr) -> &'static CStr {
-    if kind == Kind::Float { of_f32 } else { of_bf16 }
 }
 
 #[cfg(test)]
@@ -213,6 +216,8 @@ mod tests {
     /// The source asserts the same.
     #[test]
     fn shared_memory_is_what_the_source_lays_out() {
-        assert!(MATRIX_SOURCE.text.contains(&format!("sizeof(Run<DIM>) == {MATRIX_SHARED_BYTES}")));
+        for source in MATRIX_SOURCES {
+            assert!(source.text.contains(&format!("sizeof(Run<DIM>) == {MATRIX_SHARED_BYTES}")));
+        }
     }
 }

@@ -3,31 +3,25 @@
 use std::ffi::c_void;
 
 use super::{
-    Architecture, Source, grid, launch,
+    Architecture, Narrow, Source, grid, launch,
+    narrow::{NarrowNames, narrow_names, narrow_sources},
     product::{GROUP_THREADS, LARGE, Product},
     rows::threads_up_to,
-    source_text,
 };
 use crate::{Device, Grid, Result};
 
+const CHOOSE_EXPERTS: NarrowNames = narrow_names!("choose_experts");
+const SORT_CHOICES: NarrowNames = narrow_names!("sort_choices");
+const MULTIPLY_EXPERTS: NarrowNames = narrow_names!("multiply_experts");
+const ADD_EXPERTS: NarrowNames = narrow_names!("add_experts");
+
 /// CUDA C++ for NVIDIA's compute capability 9.0 alone.
-pub(crate) const SOURCE: Source = Source {
-    file: c"experts.cu",
-    text: source_text!(
-        [
-            "elements.cuh",
-            "block.cuh",
-            "rows.cuh",
-            "warpgroup.cuh",
-            "cluster.cuh",
-            "product.cuh",
-            "product.cu"
-        ],
-        "experts.cu"
-    ),
-    kernels: &[c"choose_experts", c"sort_choices", c"multiply_experts", c"add_experts"],
-    architecture: Architecture::Only("sm_90a"),
-};
+pub(crate) const SOURCES: [Source; 2] = narrow_sources!(
+    "experts.cu",
+    ["block.cuh", "rows.cuh", "warpgroup.cuh", "cluster.cuh", "product.cuh", "product.cu"],
+    [CHOOSE_EXPERTS, SORT_CHOICES, MULTIPLY_EXPERTS, ADD_EXPERTS],
+    Architecture::Only("sm_90a")
+);
 
 /// Experts of a layer that the kernels take.
 pub(crate) const MOST_EXPERTS: i64 = 1024;
@@ -54,13 +48,14 @@ pub(crate) struct Routes {
     pub(crate) per_token: i32,
 }
 
-/// Fills the routes by bf16 logits `[B, E]`.
+/// Fills the routes by logits `[B, E]`.
 ///
 /// # Safety
 /// For this and all functions below: addresses are those of tensors on `device` with these sizes, which live until the work
 /// is done. Outputs overlap with nothing else.
 pub(crate) unsafe fn route(
     device: &dyn Device,
+    narrow: Narrow,
     logits: *mut c_void,
     is_normalized: bool,
     routes: Routes,
@@ -72,13 +67,13 @@ pub(crate) unsafe fn route(
     unsafe {
         launch!(
             device,
-            c"choose_experts",
+            narrow.pick(CHOOSE_EXPERTS),
             grid(rows.into(), threads).early(),
             [logits, experts, per_token, is_normalized, chosen, weights]
         )?;
         launch!(
             device,
-            c"sort_choices",
+            narrow.pick(SORT_CHOICES),
             grid(1, threads).early(),
             [chosen, count, per_token, experts, ends, tokens, places]
         )
@@ -93,6 +88,7 @@ pub(crate) unsafe fn route(
 /// filled.
 pub(crate) unsafe fn multiply(
     device: &dyn Device,
+    narrow: Narrow,
     product: Product,
     of_tokens: bool,
     routes: Routes,
@@ -112,15 +108,16 @@ pub(crate) unsafe fn multiply(
         ..grid(blocks, GROUP_THREADS)
     };
     // SAFETY: the kernel's signature, and the caller's promise.
-    unsafe { launch!(device, c"multiply_experts", grid, [product, experts]) }
+    unsafe { launch!(device, narrow.pick(MULTIPLY_EXPERTS), grid, [product, experts]) }
 }
 
-/// Adds the experts' results, bf16 `[R, columns]`, to the rows `y` `[B, columns]` of their tokens.
+/// Adds the experts' results `[R, columns]` to the rows `y` `[B, columns]` of their tokens.
 ///
 /// # Safety
 /// The same as for [`route`]; the routes are filled.
 pub(crate) unsafe fn add_up(
     device: &dyn Device,
+    narrow: Narrow,
     y: *mut c_void,
     made: *mut c_void,
     columns: i64,
@@ -129,7 +126,9 @@ pub(crate) unsafe fn add_up(
     let Routes { weights, places, rows, per_token, .. } = routes;
     let grid = grid(rows.into(), SUM_THREADS).early();
     // SAFETY: the kernel's signature, and the caller's promise.
-    unsafe { launch!(device, c"add_experts", grid, [y, made, places, weights, per_token, columns as i32]) }
+    unsafe {
+        launch!(device, narrow.pick(ADD_EXPERTS), grid, [y, made, places, weights, per_token, columns as i32])
+    }
 }
 
 #[cfg(test)]
@@ -138,9 +137,10 @@ mod tests {
 
     #[test]
     fn the_kernel_is_the_one_that_a_grid_is_made_for() {
-        assert_eq!(LARGE.name, c"product_96_3");
-        assert!(SOURCE.text.contains("multiply_expert<96, 3>"));
-        assert!(SOURCE.text.contains(&format!("MOST_EXPERTS = {MOST_EXPERTS};")));
-        assert!(SOURCE.text.contains(&format!("__launch_bounds__({SUM_THREADS})\n    add_experts")));
+        assert_eq!(LARGE.names, narrow_names!("product_96_3"));
+        let [source, _] = SOURCES;
+        assert!(source.text.contains("multiply_expert<96, 3>"));
+        assert!(source.text.contains(&format!("MOST_EXPERTS = {MOST_EXPERTS};")));
+        assert!(source.text.contains(&format!("__launch_bounds__({SUM_THREADS})\n    NAMED(add_experts)")));
     }
 }

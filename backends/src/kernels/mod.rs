@@ -8,6 +8,7 @@ pub(crate) mod diffusion;
 pub(crate) mod experts;
 pub(crate) mod launch;
 pub(crate) mod model;
+pub(crate) mod narrow;
 pub(crate) mod product;
 pub(crate) mod rows;
 pub(crate) mod sample;
@@ -19,22 +20,37 @@ pub use cache::cache_kernels_in;
 pub(crate) use cache::cached;
 pub(crate) use launch::device_of;
 use launch::{grid, launch};
+pub(crate) use narrow::Narrow;
 use source::source_text;
 pub(crate) use source::{Architecture, Source};
 
-/// All files of kernels. A device without the first counts as one without kernels.
-pub(crate) const SOURCES: [Source; 13] = [
-    strategy::SOURCE,
-    model::SOURCE,
-    diffusion::SOURCE,
-    decode::F32_SOURCE,
-    decode::BF16_SOURCE,
-    decode::MATRIX_SOURCE,
-    sample::SOURCE,
-    product::SOURCE,
-    product::SOURCE_128,
-    product::SOURCE_MANY,
-    experts::SOURCE,
-    attention::SOURCE,
-    attention::BACKWARD_SOURCE,
+/// Files of kernels by family.
+const FAMILIES: [&[Source]; 10] = [
+    &[strategy::SOURCE, model::SOURCE, diffusion::SOURCE],
+    &decode::SOURCES,
+    &decode::MATRIX_SOURCES,
+    &sample::SOURCES,
+    &product::SOURCES,
+    &product::SOURCES_128,
+    &product::SOURCES_MANY,
+    &experts::SOURCES,
+    &attention::SOURCES,
+    &attention::BACKWARD_SOURCES,
 ];
+
+/// All files of kernels. A device without the first counts as one without kernels.
+pub(crate) const SOURCES: [Source; 23] = {
+    let mut sources = [strategy::SOURCE; 23];
+    let (mut count, mut family) = (0, 0);
+    while family < FAMILIES.len() {
+        let mut index = 0;
+        while index < FAMILIES[family].len() {
+            sources[count] = FAMILIES[family][index];
+            count += 1;
+            index += 1;
+        }
+        family += 1;
+    }
+    assert!(count == sources.len(), "the number of all files");
+    sources
+};

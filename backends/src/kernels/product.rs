@@ -1,57 +1,57 @@
 //! The kernels of `kernels/product*.cu`, and the division of a product into blocks. They run on libtorch's stream.
 
-use std::{
-    ffi::{CStr, c_void},
-    ptr,
-};
+use std::{ffi::c_void, ptr};
 
-use super::{Architecture, Source, grid, launch, rows::ceil_div, source_text};
+use super::{
+    Architecture, Narrow, Source, grid, launch,
+    narrow::{NarrowNames, narrow_names, narrow_sources},
+    rows::ceil_div,
+};
 use crate::{Device, Grid, Result};
 
-/// These kernels of `product.cu`: CUDA C++ for NVIDIA's compute capability 9.0 alone.
-macro_rules! products {
-    ($entries:literal, $kernels:expr) => {
-        Source {
-            file: c"product.cu",
-            text: source_text!(
-                ["elements.cuh", "warpgroup.cuh", "cluster.cuh", "product.cuh"],
-                "product.cu",
-                $entries
-            ),
-            kernels: $kernels,
-            architecture: Architecture::Only("sm_90a"),
-        }
-    };
-}
+const PRODUCT_48_5: NarrowNames = narrow_names!("product_48_5");
+const PRODUCT_48_8: NarrowNames = narrow_names!("product_48_8");
+const PRODUCT_64_6: NarrowNames = narrow_names!("product_64_6");
+const PRODUCT_80_6: NarrowNames = narrow_names!("product_80_6");
+const PRODUCT_96_3: NarrowNames = narrow_names!("product_96_3");
+const PRODUCT_112_4: NarrowNames = narrow_names!("product_112_4");
+const PRODUCT_128_ROWS_64_3: NarrowNames = narrow_names!("product_128_rows_64_3");
+const PRODUCT_128_ROWS_128_6: NarrowNames = narrow_names!("product_128_rows_128_6");
+const PRODUCT_128_ROWS_144_6: NarrowNames = narrow_names!("product_128_rows_144_6");
+
+/// CUDA C++ for NVIDIA's compute capability 9.0 alone.
+const ARCHITECTURE: Architecture = Architecture::Only("sm_90a");
 
 /// Products of up to 64 rows, each kernel by its rows of weights and its stages.
-pub(crate) const SOURCE: Source = products!(
+pub(crate) const SOURCES: [Source; 2] = narrow_sources!(
+    "product.cu",
+    ["block.cuh", "rows.cuh", "warpgroup.cuh", "cluster.cuh", "product.cuh"],
+    [PRODUCT_48_5, PRODUCT_48_8, PRODUCT_64_6, PRODUCT_80_6, PRODUCT_96_3, PRODUCT_112_4],
+    ARCHITECTURE,
     "PRODUCT(product_48_5, 1, 48, 5)
 PRODUCT(product_48_8, 1, 48, 8)
 PRODUCT(product_64_6, 1, 64, 6)
 PRODUCT(product_80_6, 1, 80, 6)
 PRODUCT(product_96_3, 1, 96, 3)
 PRODUCT(product_112_4, 1, 112, 4)
-",
-    &[c"product_48_5", c"product_48_8", c"product_64_6", c"product_80_6", c"product_96_3", c"product_112_4",]
+"
 );
 
 /// The same for up to 128 rows.
-pub(crate) const SOURCE_128: Source = products!(
+pub(crate) const SOURCES_128: [Source; 2] = narrow_sources!(
+    "product.cu",
+    ["block.cuh", "rows.cuh", "warpgroup.cuh", "cluster.cuh", "product.cuh"],
+    [PRODUCT_128_ROWS_64_3, PRODUCT_128_ROWS_128_6, PRODUCT_128_ROWS_144_6],
+    ARCHITECTURE,
     "PRODUCT(product_128_rows_64_3, 2, 64, 3)
 PRODUCT(product_128_rows_128_6, 2, 128, 6)
 PRODUCT(product_128_rows_144_6, 2, 144, 6)
-",
-    &[c"product_128_rows_64_3", c"product_128_rows_128_6", c"product_128_rows_144_6"]
+"
 );
 
 /// The same for any number of rows, with sums in the same order.
-pub(crate) const SOURCE_MANY: Source = Source {
-    file: c"product_many.cu",
-    text: source_text!(["elements.cuh", "warpgroup.cuh", "product.cuh"], "product_many.cu"),
-    kernels: &[MANY],
-    architecture: Architecture::Only("sm_90a"),
-};
+pub(crate) const SOURCES_MANY: [Source; 2] =
+    narrow_sources!("product_many.cu", ["warpgroup.cuh", "product.cuh"], [MANY], ARCHITECTURE);
 
 /// Rows of `x` that a product with a norm, or with gates, has at most.
 pub(crate) const MAX_ROWS: i64 = 128;
@@ -64,7 +64,7 @@ const CHUNK: i64 = 64;
 /// One of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
-    pub(crate) name: &'static CStr,
+    pub(crate) names: NarrowNames,
     /// Groups of [`GROUP_ROWS`] rows.
     groups: i64,
     /// Rows of weights of a block.
@@ -76,8 +76,8 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    const fn of(name: &'static CStr, [groups, tile, stages, at_once]: [i64; 4]) -> Self {
-        Self { name, groups, tile, stages, at_once }
+    const fn of(names: NarrowNames, [groups, tile, stages, at_once]: [i64; 4]) -> Self {
+        Self { names, groups, tile, stages, at_once }
     }
 
     /// Shared memory of a block if `parts` blocks share a tile's columns.
@@ -107,32 +107,33 @@ struct Kernels {
 const UP_TO_64: Kernels = Kernels {
     shared: SHARED,
     whole: &[
-        Kernel::of(c"product_48_5", [1, 48, 5, 3]),
+        Kernel::of(PRODUCT_48_5, [1, 48, 5, 3]),
         LARGE,
-        Kernel::of(c"product_48_8", [1, 48, 8, 2]),
+        Kernel::of(PRODUCT_48_8, [1, 48, 8, 2]),
         SHARED,
-        Kernel::of(c"product_80_6", [1, 80, 6, 2]),
-        Kernel::of(c"product_112_4", [1, 112, 4, 2]),
+        Kernel::of(PRODUCT_80_6, [1, 80, 6, 2]),
+        Kernel::of(PRODUCT_112_4, [1, 112, 4, 2]),
     ],
     large: LARGE,
 };
-const SHARED: Kernel = Kernel::of(c"product_64_6", [1, SHARED_TILE, 6, 2]);
-pub(crate) const LARGE: Kernel = Kernel::of(c"product_96_3", [1, 96, 3, 3]);
+const SHARED: Kernel = Kernel::of(PRODUCT_64_6, [1, SHARED_TILE, 6, 2]);
+pub(crate) const LARGE: Kernel = Kernel::of(PRODUCT_96_3, [1, 96, 3, 3]);
 const UP_TO_128: Kernels = Kernels {
-    shared: Kernel::of(c"product_128_rows_64_3", [2, SHARED_TILE, 3, 2]),
-    whole: &[LARGE_128, Kernel::of(c"product_128_rows_128_6", [2, 128, 6, 1])],
+    shared: Kernel::of(PRODUCT_128_ROWS_64_3, [2, SHARED_TILE, 3, 2]),
+    whole: &[LARGE_128, Kernel::of(PRODUCT_128_ROWS_128_6, [2, 128, 6, 1])],
     large: LARGE_128,
 };
-const LARGE_128: Kernel = Kernel::of(c"product_128_rows_144_6", [2, 144, 6, 1]);
+const LARGE_128: Kernel = Kernel::of(PRODUCT_128_ROWS_144_6, [2, 144, 6, 1]);
 
 /// The kernel for any number of rows, with sums in the order of the others.
-const MANY: &CStr = c"product_many";
+const MANY: NarrowNames = narrow_names!("product_many");
 /// Rows of `x` and of weights of one of its blocks, its threads, and the chunks that it holds.
 const MANY_TILE: i64 = 128;
 const MANY_THREADS: u32 = 256;
 const MANY_STAGES: i64 = 6;
 
-/// Sums of the squares of a vector's parts, fp32 `[tiles, MAX_ROWS]`, from which a norm is computed.
+/// Sums of the squares of a vector's parts, fp32 `[tiles + 1, MAX_ROWS]`, from which a norm is computed. In fp16 the last row has
+/// the unit of the norm's weights: the vector was multiplied by these, divided by it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Squares {
@@ -201,9 +202,9 @@ impl Product {
         }
     }
 
-    /// Returns true if a device has kernels for its weights.
-    pub(crate) fn fits(&self, device: &dyn Device) -> bool {
-        i64::from(self.inputs) % CHUNK == 0 && self.outputs % 8 == 0 && SOURCE.exists_on(device)
+    /// Returns true if a device has kernels for its weights, of this type.
+    pub(crate) fn fits(&self, device: &dyn Device, narrow: Narrow) -> bool {
+        i64::from(self.inputs) % CHUNK == 0 && self.outputs % 8 == 0 && narrow.pick(SOURCES).exists_on(device)
     }
 
     /// Returns true if the kernels for its rows are faster than a library's product and the norm after it, for a residual
@@ -274,14 +275,19 @@ impl Product {
     }
 }
 
-/// Multiplies up to [`MAX_ROWS`] rows of bf16. In products of up to [`GROUP_ROWS`] rows, a row's bits do not depend on the
+/// Multiplies up to [`MAX_ROWS`] rows. In products of up to [`GROUP_ROWS`] rows, a row's bits do not depend on the
 /// other rows or their number; nor do they in larger products.
 ///
 /// # Safety
 /// The product is aligned and its weights fit the device, on which its addresses are those of dense tensors of these sizes;
 /// they live until the work is done. `y` overlaps with nothing else. If it `is_early`, the previous kernel does not write the
 /// weights, and is no library's that lets the next one start before it has waited for its own predecessor.
-pub(crate) unsafe fn multiply(device: &dyn Device, product: Product, is_early: bool) -> Result<()> {
+pub(crate) unsafe fn multiply(
+    device: &dyn Device,
+    narrow: Narrow,
+    product: Product,
+    is_early: bool,
+) -> Result<()> {
     let multiprocessors = multiprocessors_of(device);
     let kernels = if i64::from(product.rows) > GROUP_ROWS { &UP_TO_128 } else { &UP_TO_64 };
     let parts = product.parts(multiprocessors);
@@ -293,7 +299,7 @@ pub(crate) unsafe fn multiply(device: &dyn Device, product: Product, is_early: b
         ..grid(product.tiles(kernel) * parts, kernel.groups as u32 * GROUP_THREADS)
     };
     // SAFETY: the kernels' signature, and the caller's promise.
-    unsafe { launch!(device, kernel.name, grid, [product]) }
+    unsafe { launch!(device, narrow.pick(kernel.names), grid, [product]) }
 }
 
 /// Multiplies any number of rows and adds the bias. Each row has the bits that [`multiply`] gives it among up to
@@ -301,19 +307,26 @@ pub(crate) unsafe fn multiply(device: &dyn Device, product: Product, is_early: b
 ///
 /// # Safety
 /// The same as for [`multiply`].
-pub(crate) unsafe fn multiply_by_rows(device: &dyn Device, product: Product, is_early: bool) -> Result<()> {
+pub(crate) unsafe fn multiply_by_rows(
+    device: &dyn Device,
+    narrow: Narrow,
+    product: Product,
+    is_early: bool,
+) -> Result<()> {
     let multiprocessors = multiprocessors_of(device);
     let blocks = product.many_blocks();
     if i64::from(product.rows) > GROUP_ROWS && blocks > multiprocessors / 2 {
         let shared_bytes = (2 * MANY_TILE * CHUNK * 2 * MANY_STAGES) as u32;
         let grid = Grid { shared_bytes, starts_early: is_early, ..grid(blocks, MANY_THREADS) };
         // SAFETY: the kernel's signature, and the caller's promise.
-        return unsafe { launch!(device, MANY, grid, [product, product.parts(multiprocessors) as i32]) };
+        return unsafe {
+            launch!(device, narrow.pick(MANY), grid, [product, product.parts(multiprocessors) as i32])
+        };
     }
     // Few blocks that take more rows would leave most of the device idle.
     for first in (0..product.rows).step_by(GROUP_ROWS as usize) {
         // SAFETY: the caller's promise, whose product has these rows.
-        unsafe { multiply(device, product.rows_from(first), is_early)? };
+        unsafe { multiply(device, narrow, product.rows_from(first), is_early)? };
     }
     Ok(())
 }
@@ -341,25 +354,26 @@ mod tests {
     #[test]
     fn products_are_cut_to_fill_a_device() {
         for (rows, outputs, inputs, is_gated, kernel, parts) in [
-            (64, 2048, 1536, false, c"product_64_6", 6),
-            (64, 1536, 8960, false, c"product_64_6", 8),
-            (64, 8960, 1536, true, c"product_48_5", 1),
-            (64, 4864, 896, true, c"product_48_8", 1),
-            (64, 4608, 3584, false, c"product_64_6", 3),
-            (64, 18944, 3584, true, c"product_96_3", 1),
-            (64, 14336, 4096, true, c"product_112_4", 1),
-            (64, 151_936, 1536, false, c"product_96_3", 1),
-            (64, 96, 64, false, c"product_48_8", 1),
-            (65, 2048, 1536, false, c"product_128_rows_64_3", 6),
-            (65, 8960, 1536, true, c"product_128_rows_144_6", 1),
-            (65, 4864, 896, true, c"product_128_rows_128_6", 1),
-            (65, 151_936, 1536, false, c"product_128_rows_144_6", 1),
+            (64, 2048, 1536, false, PRODUCT_64_6, 6),
+            (64, 1536, 8960, false, PRODUCT_64_6, 8),
+            (64, 8960, 1536, true, PRODUCT_48_5, 1),
+            (64, 4864, 896, true, PRODUCT_48_8, 1),
+            (64, 4608, 3584, false, PRODUCT_64_6, 3),
+            (64, 18944, 3584, true, PRODUCT_96_3, 1),
+            (64, 14336, 4096, true, PRODUCT_112_4, 1),
+            (64, 151_936, 1536, false, PRODUCT_96_3, 1),
+            (64, 96, 64, false, PRODUCT_48_8, 1),
+            (65, 2048, 1536, false, PRODUCT_128_ROWS_64_3, 6),
+            (65, 8960, 1536, true, PRODUCT_128_ROWS_144_6, 1),
+            (65, 4864, 896, true, PRODUCT_128_ROWS_128_6, 1),
+            (65, 151_936, 1536, false, PRODUCT_128_ROWS_144_6, 1),
         ] {
             let product = Product::new([ptr::null_mut(); 3], [rows, outputs, inputs]);
             let product = Product { is_gated: i32::from(is_gated), ..product };
             let kernels = if rows > GROUP_ROWS { &UP_TO_128 } else { &UP_TO_64 };
             assert_eq!(product.parts(132), parts, "{outputs} x {inputs}");
-            assert_eq!(product.kernel(kernels, parts, 132).name, kernel, "{rows} x {outputs} x {inputs}");
+            let names = product.kernel(kernels, parts, 132).names;
+            assert_eq!(names, kernel, "{rows} x {outputs} x {inputs}");
         }
     }
 
@@ -367,17 +381,17 @@ mod tests {
     /// 1 KiB for itself.
     #[test]
     fn kernels_are_what_their_sources_say() {
-        for (kernels, source) in [(UP_TO_64, SOURCE), (UP_TO_128, SOURCE_128)] {
+        for (kernels, [source, _]) in [(UP_TO_64, SOURCES), (UP_TO_128, SOURCES_128)] {
             for &kernel in kernels.whole.iter().chain([&kernels.shared, &kernels.large]) {
-                let Kernel { name, groups, tile, stages, at_once } = kernel;
-                let name = name.to_str().unwrap();
+                let Kernel { names, groups, tile, stages, at_once } = kernel;
+                let name = names[0].to_str().unwrap().strip_suffix("_bf16").unwrap();
                 assert!(
                     source.text.contains(&format!("PRODUCT({name}, {groups}, {tile}, {stages})")),
                     "{name}"
                 );
                 let most_parts = if tile == SHARED_TILE { 8 } else { 1 };
                 for parts in 1..=most_parts {
-                    let fixed = groups * GROUP_ROWS * 4 + 8; // scales, and what counts arrivals
+                    let fixed = groups * GROUP_ROWS * 4 + 8 + 32 * 4; // scales, what counts arrivals, sums of warps
                     let bytes = kernel.shared_bytes(parts) + fixed + 1024;
                     assert!(bytes * at_once <= 228 << 10, "{name} in {parts} parts takes {bytes} bytes");
                 }

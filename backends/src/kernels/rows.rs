@@ -4,17 +4,27 @@ use std::ffi::CStr;
 
 use tch::Kind;
 
+use super::Narrow;
+
 /// The names of a kernel for fp32, bf16 and fp16 values.
 pub(crate) type Typed = [&'static CStr; 3];
+
+/// The [`Typed`] names of a kernel.
+macro_rules! typed_names {
+    ($name:literal) => {
+        [
+            $crate::kernels::rows::name(concat!($name, "_f32\0")),
+            $crate::kernels::rows::name(concat!($name, "_bf16\0")),
+            $crate::kernels::rows::name(concat!($name, "_f16\0")),
+        ]
+    };
+}
+pub(crate) use typed_names;
 
 /// A constant for each kernel of a file, and `NAMES` of them all.
 macro_rules! typed_kernels {
     ($count:literal: $($constant:ident = $name:literal;)*) => {
-        $(const $constant: $crate::kernels::rows::Typed = [
-            $crate::kernels::rows::name(concat!($name, "_f32\0")),
-            $crate::kernels::rows::name(concat!($name, "_bf16\0")),
-            $crate::kernels::rows::name(concat!($name, "_f16\0")),
-        ];)*
+        $(const $constant: $crate::kernels::rows::Typed = $crate::kernels::rows::typed_names!($name);)*
         const NAMES: [&std::ffi::CStr; 3 * $count] = {
             let typed = [$($constant),*];
             assert!(typed.len() == $count, "the number in front is that of the kernels");
@@ -73,6 +83,11 @@ pub(crate) fn row_parts(rows: i64) -> i64 {
 
 pub(crate) fn part_rows(rows: i64) -> i64 {
     ceil_div(rows, MAX_PARTS).max(PART_ROWS)
+}
+
+/// Returns true if kernels of all types have this one.
+pub(crate) fn has_kernels(kind: Kind) -> bool {
+    kind == Kind::Float || Narrow::of(kind).is_some()
 }
 
 pub(crate) fn typed(kernel: Typed, kind: Kind) -> &'static CStr {

@@ -4,16 +4,33 @@ use std::ffi::c_void;
 
 use tch::Kind;
 
-use super::{Architecture, Source, decode::pick, grid, launch, rows::ceil_div, source_text};
+use super::{
+    Architecture, Source, grid, launch,
+    narrow::of_type,
+    rows::{Typed, ceil_div, has_kernels, lanes, typed, typed_names},
+    source_text,
+};
 use crate::{Device, Result};
 
-/// CUDA C++ that HIP compiles too.
-pub(crate) const SOURCE: Source = Source {
-    file: c"sample.cu",
-    text: source_text!(["elements.cuh", "block.cuh"], "sample.cu"),
-    kernels: &[c"measure_stripes_f32", c"measure_stripes_bf16", c"sample_f32", c"sample_bf16"],
-    architecture: Architecture::Any,
-};
+const MEASURE_STRIPES: Typed = typed_names!("measure_stripes");
+const SAMPLE: Typed = typed_names!("sample");
+
+/// CUDA C++ that HIP compiles too, for one type.
+macro_rules! source {
+    ($index:literal, $entries:literal) => {
+        Source {
+            file: c"sample.cu",
+            text: source_text!(["elements.cuh", "block.cuh"], "sample.cu", $entries),
+            kernels: &of_type([MEASURE_STRIPES, SAMPLE], $index),
+            architecture: Architecture::Any,
+        }
+    };
+}
+pub(crate) const SOURCES: [Source; 3] = [
+    source!(0, "KERNELS(float, f32)\n"),
+    source!(1, "KERNELS(Bf16, bf16)\n"),
+    source!(2, "KERNELS(F16, f16)\n"),
+];
 
 const THREADS: u32 = 1024;
 /// Stripes of 32 packs that a row of logits may have.
@@ -24,7 +41,7 @@ const STRIPE_THREADS: u32 = 256;
 
 /// Returns true if there are kernels for a vocabulary of this size.
 pub(crate) fn fit(kind: Kind, vocab: i64) -> bool {
-    matches!(kind, Kind::Float | Kind::BFloat16) && stripes(kind, vocab) <= MAX_STRIPES
+    has_kernels(kind) && stripes(kind, vocab) <= MAX_STRIPES
 }
 
 /// Number of stripes of a row of logits. The kernels keep two fp32 values for each.
@@ -52,20 +69,15 @@ pub(crate) unsafe fn sample(
     unsafe {
         launch!(
             device,
-            pick(kind, c"measure_stripes_f32", c"measure_stripes_bf16"),
+            typed(MEASURE_STRIPES, kind),
             grid(blocks, STRIPE_THREADS).early(),
             [logits, vocab, choices, measured]
         )?;
         launch!(
             device,
-            pick(kind, c"sample_f32", c"sample_bf16"),
+            typed(SAMPLE, kind),
             grid(rows, THREADS).early(),
             [logits, vocab, choices, measured, uniforms, seen, tokens, positions, chosen, logprobs]
         )
     }
-}
-
-/// Values of one access to memory.
-fn lanes(kind: Kind) -> i64 {
-    16 / kind.elt_size_in_bytes() as i64
 }

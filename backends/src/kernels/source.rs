@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use crate::Device;
 
 /// A file of kernels, compiled when the first of them is needed.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     pub(crate) file: &'static CStr,
     /// CUDA C++ that HIP compiles too.

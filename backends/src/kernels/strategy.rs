@@ -7,6 +7,7 @@ use tch::Kind;
 use super::{
     Architecture, Source,
     launch::{THREADS, blocks, erase},
+    rows::{typed, typed_names},
     source_text,
 };
 use crate::{Buffer, DType, Device, Grid, RawStream, ReduceOp, Result, Stream};
@@ -26,6 +27,7 @@ pub(super) const SOURCE: Source = Source {
         c"sum_ranks_f16",
         c"adamw_f32",
         c"adamw_bf16",
+        c"adamw_f16",
         c"sum_squares",
         c"sum_partial",
     ],
@@ -90,12 +92,7 @@ pub(crate) unsafe fn sum_ranks(
     is_added: bool,
     stream: RawStream,
 ) -> Result<()> {
-    let kernel = match kind {
-        Kind::Float => c"sum_ranks_f32",
-        Kind::BFloat16 => c"sum_ranks_bf16",
-        Kind::Half => c"sum_ranks_f16",
-        other => unreachable!("no device has kernels for {other:?}"),
-    };
+    let kernel = typed(typed_names!("sum_ranks"), kind);
     if len == 0 {
         return Ok(());
     }
@@ -107,7 +104,7 @@ pub(crate) unsafe fn sum_ranks(
     unsafe { device.launch(kernel, Grid::new(blocks(bytes), THREADS), &mut arguments, stream) }
 }
 
-/// One step over `len` elements. The gradient is fp32, or bf16 where `is_bf16`.
+/// One step over `len` elements. The gradient has the kind that it comes with, a float.
 ///
 /// # Safety
 /// Each address but that of `factors` has `len` elements on `device`, fp32 but for the gradient's; `factors` has
@@ -115,7 +112,7 @@ pub(crate) unsafe fn sum_ranks(
 pub(crate) unsafe fn adamw(
     device: &dyn Device,
     mut states: [*mut c_void; 3],
-    (mut gradient, is_bf16): (*mut c_void, bool),
+    (mut gradient, kind): (*mut c_void, Kind),
     mut factors: *mut c_void,
     len: usize,
     mut numbers: AdamW,
@@ -124,7 +121,7 @@ pub(crate) unsafe fn adamw(
     if len == 0 {
         return Ok(());
     }
-    let kernel = if is_bf16 { c"adamw_bf16" } else { c"adamw_f32" };
+    let kernel = typed(typed_names!("adamw"), kind);
     let mut count = len as u64;
     let [weights, exp_avg, exp_avg_sq] = &mut states;
     let mut arguments = [

@@ -92,19 +92,19 @@ fn multiply(
     let y = args.values("y", y, &[rows, outputs])?;
     let bias = bias.map(|bias| args.values("bias", bias, &[outputs])).transpose()?.unwrap_or(ptr::null_mut());
     let product = Product { bias, ..Product::new([x, weight, y], sizes) };
-    if args.kind() != Kind::BFloat16 || !product.fits(device) {
+    let Some(narrow) = args.narrow().filter(|&narrow| product.fits(device, narrow)) else {
         // SAFETY: the sizes of all tensors were checked, `y` is borrowed mutably, and libtorch takes memory back in the order
         // of its stream.
         return args.launched(unsafe {
             kernels::model::linear_by_rows(device, args.kind(), [x, weight, bias, y], sizes)
         });
-    }
+    };
     if !product.is_aligned() {
         // Another kernel would give other bits.
         return Err(args.refuse("x", "or another argument begins at no multiple of 16 bytes"));
     }
     // SAFETY: as above; the weights are the caller's promise.
-    args.launched(unsafe { kernels::product::multiply_by_rows(device, product, is_early) })
+    args.launched(unsafe { kernels::product::multiply_by_rows(device, narrow, product, is_early) })
 }
 
 /// [`attention()`], row by row.

@@ -8,7 +8,7 @@ use super::{Error, Result};
 use crate::{
     Device,
     kernels::{
-        self, Heads,
+        self, Heads, Narrow,
         diffusion::{Images, Spread},
     },
 };
@@ -27,7 +27,7 @@ impl Engine {
     pub fn of(tensor: &Tensor) -> Option<Engine> {
         match (tensor.device(), tensor.kind()) {
             (tch::Device::Cpu, Kind::Float) => Some(Engine::Cpu),
-            (_, Kind::Float | Kind::BFloat16 | Kind::Half) => kernels::device_of(tensor).map(Engine::Device),
+            (_, kind) if kernels::rows::has_kernels(kind) => kernels::device_of(tensor).map(Engine::Device),
             _ => None,
         }
     }
@@ -35,7 +35,7 @@ impl Engine {
 
 /// Returns true for 16-bit values on a CPU, which have to be widened for the shim's kernels.
 pub(super) fn is_narrow_on_host(tensor: &Tensor) -> bool {
-    tensor.device() == tch::Device::Cpu && matches!(tensor.kind(), Kind::BFloat16 | Kind::Half)
+    tensor.device() == tch::Device::Cpu && Narrow::of(tensor.kind()).is_some()
 }
 
 /// Checks of one call: they have the operation's name for messages, and the dtype and device of the first tensor, which the
@@ -56,6 +56,11 @@ impl Args {
     /// The dtype of its values.
     pub fn kind(self) -> Kind {
         self.kind
+    }
+
+    /// The same as a 16-bit float; `None` if it is another.
+    pub fn narrow(self) -> Option<Narrow> {
+        Narrow::of(self.kind)
     }
 
     /// The error for an argument.

@@ -12,10 +12,13 @@
 
 use std::ffi::{c_int, c_void};
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::{AttentionOptions, AttentionOutput, Causal, Error, Packing, Qkv, QkvGrads, Result};
-use crate::{Device, ffi, kernels::rows::ceil_div};
+use crate::{
+    Device, ffi,
+    kernels::{Narrow, rows::ceil_div},
+};
 
 /// Multiple of tokens that sequences must have for a plan: lengths that come from data seldom repeat.
 const PLANNED_LEN: i64 = 128;
@@ -51,7 +54,7 @@ unsafe extern "C" {
 pub(super) fn takes(q: &Tensor, packing: &Packing) -> bool {
     let head_dim = q.size()[2];
     let fits = head_dim % 8 == 0 && head_dim <= 256;
-    fits && matches!(q.kind(), Kind::BFloat16 | Kind::Half) && packing.tokens() > 0
+    fits && Narrow::of(q.kind()).is_some() && packing.tokens() > 0
 }
 
 /// See [`super::attention()`].

@@ -6,7 +6,7 @@ use super::{
     Result,
     check::{Args, Engine},
 };
-use crate::kernels;
+use crate::kernels::{self, Narrow};
 
 unsafe extern "C" {
     // shim/optimizer.cpp
@@ -68,7 +68,7 @@ impl AdamW {
 }
 
 /// One step of AdamW in place (Loshchilov and Hutter 2019; PyTorch's `torch.optim.AdamW`): all fp32 `[N]`, but that
-/// the gradient may be bf16.
+/// the gradient may be bf16 or fp16.
 ///
 /// `factors`, on the same device, is from [`AdamW::factors`]. Where its scale is not finite nothing is written, so
 /// that a step with a NaN in its gradient leaves weights and moments as they were.
@@ -92,10 +92,9 @@ pub fn adamw_(
     };
     let args = Args::new("adamw", weights);
     let [len] = args.dims("weights", weights)?;
-    let is_bf16 = gradient.kind() == Kind::BFloat16;
     let widened; // exact
     let gradient = match engine {
-        Engine::Cpu if is_bf16 => {
+        Engine::Cpu if Narrow::of(gradient.kind()).is_some() => {
             widened = gradient.f_to_kind(Kind::Float)?;
             &widened
         }
@@ -104,7 +103,8 @@ pub fn adamw_(
     let w = args.floats("weights", weights, &[len])?;
     let m = args.floats("exp_avg", exp_avg, &[len])?;
     let v = args.floats("exp_avg_sq", exp_avg_sq, &[len])?;
-    let g = args.dense("gradient", gradient, &[len], gradient_kind(gradient))?;
+    let kind = gradient_kind(gradient);
+    let g = args.dense("gradient", gradient, &[len], kind)?;
     let factors = args.floats("factors", factors, &[3])?;
     let numbers = adamw.numbers();
     // SAFETY: `floats` has checked that each holds `len` dense floats where the weights are (three for `factors`), and
@@ -126,7 +126,7 @@ pub fn adamw_(
             ),
             Engine::Device(device) => {
                 let states = [w, m, v].map(|address| address.cast());
-                let (gradient, factors) = ((g, is_bf16), factors.cast());
+                let (gradient, factors) = ((g, kind), factors.cast());
                 let len = weights.numel();
                 let launched = device.torch_stream().and_then(|stream| {
                     kernels::strategy::adamw(&*device, states, gradient, factors, len, numbers, stream)
@@ -138,9 +138,9 @@ pub fn adamw_(
     Ok(())
 }
 
-/// The dtype that a gradient must have: bf16 if it has that, and otherwise fp32.
+/// The dtype that a gradient must have: its own if that has 16 bits, and otherwise fp32.
 fn gradient_kind(gradient: &Tensor) -> Kind {
-    if gradient.kind() == Kind::BFloat16 { Kind::BFloat16 } else { Kind::Float }
+    if Narrow::of(gradient.kind()).is_some() { gradient.kind() } else { Kind::Float }
 }
 
 /// The sum of the squares of an fp32 `[N]`, as one fp64 element on the same device. Summed in fp64, in an order
@@ -249,16 +249,18 @@ mod tests {
     }
 
     #[test]
-    fn a_bf16_gradient_counts_as_its_values() {
+    fn a_gradient_of_16_bits_counts_as_its_values() {
         let hyper = AdamW { learning_rate: 1e-2, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1 };
         let factors = hyper.factors(&Tensor::from(0.5f32), &Tensor::from(1)).unwrap();
-        let gradient = Tensor::randn([1000], (Kind::BFloat16, Device::Cpu));
         let step = |gradient: &Tensor| {
             let [mut w, mut m, mut v] = [1.0, 0.5, 0.25].map(|value| Tensor::full([1000], value, FLOAT));
             adamw_(&mut w, &mut m, &mut v, gradient, &factors, &hyper).unwrap();
             w
         };
-        assert!(step(&gradient).equal(&step(&gradient.to_kind(Kind::Float))));
+        for kind in [Kind::BFloat16, Kind::Half] {
+            let gradient = Tensor::randn([1000], (kind, Device::Cpu));
+            assert!(step(&gradient).equal(&step(&gradient.to_kind(Kind::Float))), "{kind:?}");
+        }
     }
 
     #[test]
@@ -292,7 +294,7 @@ mod tests {
 mod tests_on_a_gpu {
     use std::sync::Arc;
 
-    use half::bf16;
+    use half::{bf16, f16};
     use tch::{Kind, Tensor};
 
     use super::{AdamW, adamw_, sum_of_squares};
@@ -321,9 +323,12 @@ mod tests_on_a_gpu {
         for step in 1..=5 {
             let hyper = AdamW { learning_rate: 1e-2, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1 };
             let mut gradient = values(len, 10 + step as u64);
-            if gradient_kind == Kind::BFloat16 {
-                gradient.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
-            }
+            let rounded = |x: f32| match gradient_kind {
+                Kind::BFloat16 => bf16::from_f32(x).to_f32(),
+                Kind::Half => f16::from_f32(x).to_f32(),
+                _ => x,
+            };
+            gradient.iter_mut().for_each(|x| *x = rounded(*x));
             for scale in [0.37f32, f32::NAN] {
                 let (scale, step) = (Tensor::from(scale), Tensor::from(f64::from(step)));
                 let factors = hyper.factors(&scale.to_device(at), &step.to_device(at)).unwrap();
@@ -344,7 +349,7 @@ mod tests_on_a_gpu {
     #[test]
     fn adamw_has_the_bits_of_the_host() {
         let Some(_open) = device() else { return };
-        for kind in [Kind::Float, Kind::BFloat16] {
+        for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
             for (len, skip) in [(0, 0), (1, 0), (7, 0), (4096, 0), (4099, 1), (4100, 2), (4100, 4)] {
                 steps_as_the_host_does(len, skip, kind);
             }
@@ -354,7 +359,7 @@ mod tests_on_a_gpu {
     #[test]
     fn large_adamw_steps_have_the_bits_of_the_host() {
         let Some(_open) = device() else { return };
-        for kind in [Kind::Float, Kind::BFloat16] {
+        for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
             steps_as_the_host_does(100_001, 1, kind);
             steps_as_the_host_does(1 << 20, 4, kind);
         }
@@ -391,7 +396,7 @@ mod tests_on_a_gpu {
             assert!(error.contains("`gradient`") && error.contains(words), "{error}");
         };
         check(&make(tch::Device::Cpu), "Cpu");
-        check(&on_device().to_kind(Kind::Half), "Half");
+        check(&on_device().to_kind(Kind::Double), "Double");
         check(&on_device().narrow(0, 0, 7), "7");
         check(&Tensor::zeros([16], (Kind::Float, tch::Device::Cuda(0))).slice(0, 0, 16, 2), "contiguous");
     }

@@ -34,7 +34,7 @@ impl Normed {
         Ok(Normed {
             values: Tensor::f_zeros([rows, dim], (kind, device))?,
             rstd: Tensor::f_zeros([rows], (Kind::Float, device))?,
-            squares: Tensor::f_zeros([kernels::product::tiles(dim), MAX_ROWS], (Kind::Float, device))?,
+            squares: Tensor::f_zeros([kernels::product::tiles(dim) + 1, MAX_ROWS], (Kind::Float, device))?,
             pending: None,
         })
     }
@@ -73,19 +73,27 @@ impl Normed {
     /// libtorch's error.
     pub fn values(&mut self) -> Result<&Tensor> {
         if let Some(eps) = self.pending.take() {
-            let (squares, dim) =
-                (self.squares.f_narrow(1, 0, self.rstd.size()[0])?, self.values.size()[1] as f64);
+            let ([rows, dim], tiles) = (self.size(), self.squares.size()[0] - 1);
+            let of_rows = self.squares.f_narrow(1, 0, rows)?;
+            let squares = of_rows.f_narrow(0, 0, tiles)?;
             drop(squares.f_sum_intlist_out(&self.rstd, [0i64].as_slice(), false, Kind::Float)?);
-            drop(self.rstd.f_div_scalar_(dim)?.f_add_scalar_(eps)?.f_rsqrt_()?);
+            drop(self.rstd.f_div_scalar_(dim as f64)?.f_add_scalar_(eps)?.f_rsqrt_()?);
+            if self.values.kind() == Kind::Half {
+                drop(self.rstd.f_mul_(&of_rows.f_get(tiles)?)?); // the unit
+            }
             drop(self.values.f_mul_(&self.rstd.f_unsqueeze(1)?)?);
         }
         Ok(&self.values)
     }
 
+    fn size(&self) -> [i64; 2] {
+        self.values.size().try_into().expect("rows of values")
+    }
+
     fn squares(&self, args: Args, eps: Option<f64>) -> Result<Squares> {
         let Some(eps) = eps else { return Ok(Squares::NONE) };
-        let tiles = kernels::product::tiles(self.values.size()[1]);
-        let of_tiles = args.floats("squares", &self.squares, &[tiles, MAX_ROWS])?.cast();
+        let tiles = kernels::product::tiles(self.size()[1]);
+        let of_tiles = args.floats("squares", &self.squares, &[tiles + 1, MAX_ROWS])?.cast();
         Ok(Squares { of_tiles, tiles: tiles as i32, eps: eps as f32 })
     }
 }
@@ -177,13 +185,13 @@ fn product(args: Args, x: &Tensor, weight: &Tensor, y: &mut Tensor, halves: i64)
 /// Multiplies by our kernel and says so, if there is one for it in a layer with `stream` elements in its residual stream.
 fn multiplied(args: Args, x: &Tensor, product: Product, stream: i32) -> Result<bool> {
     let Some(Engine::Device(device)) = Engine::of(x) else { return Ok(false) };
-    let is_ours = args.kind() == Kind::BFloat16 && product.is_quick(stream.into()) && product.is_aligned();
-    if !is_ours || !product.fits(&*device) {
+    let is_ours = product.is_quick(stream.into()) && product.is_aligned();
+    let Some(narrow) = args.narrow().filter(|&narrow| is_ours && product.fits(&*device, narrow)) else {
         return Ok(false);
-    }
+    };
     // SAFETY: the sizes of all tensors were checked, what is written is borrowed mutably, and libtorch takes memory back in
     // the order of its stream; weights are not what a step of decoding writes.
-    args.launched(unsafe { kernels::product::multiply(&*device, product, true) })?;
+    args.launched(unsafe { kernels::product::multiply(&*device, narrow, product, true) })?;
     Ok(true)
 }
 
@@ -193,7 +201,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        kernels::device_of,
+        kernels::{Narrow, device_of},
         ops::{Activation, composite, tests::*},
     };
 
@@ -247,28 +255,33 @@ mod tests {
         }
     }
 
-    /// By our kernels the scale is pending until the second product or until it is asked for.
+    /// By our kernels the scale is pending until the second product or until it is asked for. A large stream times large weights
+    /// is more than fp16 holds, and their norm is not.
     #[test]
     fn a_norm_between_two_products_is_a_norm() {
+        let sizes = [(1, 896, 896), (64, 1536, 256), (13, 3584, 64), (65, 128, 128), (128, 1536, 1536)];
+        let magnitudes = [(1.0f64, 1.0), (2e4, 64.0), (1e-3, 0.02)];
         for &place in PLACES.iter().filter(|(_, device)| *device != Device::Cpu) {
-            for (rows, hidden, inputs) in
-                [(1, 896, 896), (64, 1536, 256), (13, 3584, 64), (65, 128, 128), (128, 1536, 1536)]
+            for ((rows, hidden, inputs), (stream, weights)) in
+                sizes.into_iter().flat_map(|size| magnitudes.map(|magnitude| (size, magnitude)))
             {
-                let what = format!("{rows} x {hidden} x {inputs} in {place:?}");
-                let [x, before, norm] =
-                    [&[rows, inputs][..], &[rows, hidden], &[hidden]].map(|size| random(size, place));
+                let what = format!("{rows} x {hidden} x {inputs} of {stream} and {weights} in {place:?}");
+                let eps = 1e-3 * stream * stream;
+                let x = random(&[rows, inputs], place) * stream.min(2e3);
+                let (before, norm) =
+                    (random(&[rows, hidden], place) * stream, random(&[hidden], place) * weights);
                 let weight = random(&[hidden, inputs], place) * 0.05;
                 let next = random(&[192, hidden], place) * 0.05;
                 let mut y = before.copy();
                 let mut of_y = Normed::new(rows, hidden, place.0, place.1).unwrap();
-                add_linear_and_norm_(&mut y, &x, &weight, (&norm, 1e-3), &mut of_y).unwrap();
+                add_linear_and_norm_(&mut y, &x, &weight, (&norm, eps), &mut of_y).unwrap();
                 let [wide_x, wide_weight, wide_norm, wide_next] =
                     [&x, &weight, &norm, &next].map(|tensor| tensor.to_kind(Kind::Double));
                 let tolerance = 2.0 * tolerance(place.0, 1.0);
                 let expected = wide_x.mm(&wide_weight.tr()) + before.to_kind(Kind::Double);
                 assert_close(&what, &y, &expected, tolerance);
                 let y = y.to_kind(Kind::Double);
-                let mean = y.square().mean_dim([1i64].as_slice(), true, Kind::Double) + 1e-3;
+                let mean = y.square().mean_dim([1i64].as_slice(), true, Kind::Double) + eps;
                 let expected = y * mean.rsqrt() * wide_norm;
                 let mut z = Tensor::empty([rows, 192], place);
                 linear_into(&mut of_y, &next, None, &mut z).unwrap();
@@ -282,9 +295,10 @@ mod tests {
     #[test]
     fn a_row_has_the_same_bits_whatever_the_others_are() {
         let is_ours = |tensor: &Tensor| {
-            device_of(tensor).is_some_and(|device| kernels::product::SOURCE.exists_on(&*device))
+            let source = Narrow::of(tensor.kind()).map(|narrow| narrow.pick(kernels::product::SOURCES));
+            device_of(tensor).zip(source).is_some_and(|(device, source)| source.exists_on(&*device))
         };
-        for &place in PLACES.iter().filter(|(kind, _)| *kind == Kind::BFloat16) {
+        for &place in PLACES.iter().filter(|(kind, _)| Narrow::of(*kind).is_some()) {
             for (_, outputs, inputs) in SIZES.into_iter().filter(|size| size.2 % 64 == 0) {
                 let (x, weight) = (random(&[64, inputs], place), random(&[outputs, inputs], place));
                 if !is_ours(&x) {

@@ -3,12 +3,12 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::Result;
 use super::check::{Args, Engine};
 use super::decode::device_of;
+use super::{Error, Result};
 use crate::kernels::product::Product;
 use crate::kernels::{
-    self,
+    self, Narrow,
     experts::{MOST_EXPERTS, Routes},
 };
 
@@ -32,11 +32,10 @@ pub struct Routing {
 pub fn routes_in_place(like: &Tensor, experts: i64, [hidden, width]: [i64; 2]) -> Result<(), String> {
     let product = |outputs, inputs| Product::new([std::ptr::null_mut(); 3], [1, outputs, inputs]);
     let (expand, reduce) = (product(width, hidden), product(hidden, width));
-    let fits = |device: &dyn crate::Device| expand.fits(device) && reduce.fits(device);
-    match Engine::of(like) {
-        Some(Engine::Device(device))
-            if like.kind() == Kind::BFloat16 && fits(&*device) && experts <= MOST_EXPERTS =>
-        {
+    let fits =
+        |device: &dyn crate::Device, narrow| expand.fits(device, narrow) && reduce.fits(device, narrow);
+    match (Engine::of(like), Narrow::of(like.kind())) {
+        (Some(Engine::Device(device)), Some(narrow)) if fits(&*device, narrow) && experts <= MOST_EXPERTS => {
             Ok(())
         }
         _ => Err(format!(
@@ -82,35 +81,39 @@ impl Routing {
     /// [`super::Error::Argument`] for tensors that do not fit, or the device's error; so for all below.
     pub fn become_of(&mut self, logits: &Tensor, is_normalized: bool) -> Result<()> {
         let args = Args::new("Routing::become_of", logits);
-        let device = device_of(args, logits)?;
+        let (device, narrow) = (device_of(args, logits)?, narrow_of(args, "logits")?);
         let logits = args.values("logits", logits, &[self.rows(), self.ends.size()[0]])?;
         // SAFETY: the sizes of all tensors were checked, and what is written is borrowed mutably; libtorch takes memory back
         // in the order of its stream.
-        args.launched(unsafe { kernels::experts::route(&*device, logits, is_normalized, self.routes(args)?) })
+        args.launched(unsafe {
+            kernels::experts::route(&*device, narrow, logits, is_normalized, self.routes(args)?)
+        })
     }
 
     /// [`super::glu()`] with SiLU of each row of `x` `[B, C]` times the matrices of its experts, of all of them `[E 2 F, C]`, into
     /// the sorted rows `y` `[R, F]`.
     pub fn swiglu_linear_into(&self, x: &Tensor, weight: &Tensor, y: &mut Tensor) -> Result<()> {
         let args = Args::new("Routing::swiglu_linear_into", x);
-        let product = self.product(args, (x, self.rows()), weight, y, 2)?;
+        let (narrow, product) = self.product(args, (x, self.rows()), weight, y, 2)?;
         let (device, product) = (device_of(args, x)?, Product { is_gated: 1, ..product });
         // SAFETY: as in `become_of`; weights are not what a step of decoding writes.
-        args.launched(unsafe { kernels::experts::multiply(&*device, product, true, self.routes(args)?) })
+        args.launched(unsafe {
+            kernels::experts::multiply(&*device, narrow, product, true, self.routes(args)?)
+        })
     }
 
     /// Sorted rows `x` `[R, F]` times the matrices of their experts, of all of them `[E C, F]`, into `made` `[R, C]`, whose sum for
     /// each row, by what its experts count, is added to `y` `[B, C]`.
     pub fn add_linear_(&self, y: &mut Tensor, x: &Tensor, weight: &Tensor, made: &mut Tensor) -> Result<()> {
         let args = Args::new("Routing::add_linear_", x);
-        let product = self.product(args, (x, self.tokens.size()[0]), weight, made, 1)?;
+        let (narrow, product) = self.product(args, (x, self.tokens.size()[0]), weight, made, 1)?;
         let columns = made.size()[1];
         let y = args.values("y", y, &[self.rows(), columns])?;
         let (device, routes) = (device_of(args, x)?, self.routes(args)?);
         // SAFETY: as in `become_of`; weights are not what a step of decoding writes.
         args.launched(unsafe {
-            kernels::experts::multiply(&*device, product, false, routes)
-                .and_then(|()| kernels::experts::add_up(&*device, y, product.y, columns, routes))
+            kernels::experts::multiply(&*device, narrow, product, false, routes)
+                .and_then(|()| kernels::experts::add_up(&*device, narrow, y, product.y, columns, routes))
         })
     }
 
@@ -145,7 +148,7 @@ impl Routing {
         weight: &Tensor,
         y: &mut Tensor,
         halves: i64,
-    ) -> Result<Product> {
+    ) -> Result<(Narrow, Product)> {
         let ([_, inputs], [_, outputs]) = (args.dims("x", x)?, args.dims("y", y)?);
         let sorted = self.tokens.size()[0];
         let addresses = [
@@ -154,11 +157,21 @@ impl Routing {
             args.values("y", y, &[sorted, outputs])?,
         ];
         let product = Product::new(addresses, [sorted, outputs, inputs]);
-        if args.kind() != Kind::BFloat16 || !product.is_aligned() || !product.fits(&*device_of(args, x)?) {
-            return Err(args.refuse("weight", "is none that there are kernels for (`routes_in_place`)"));
+        let (device, narrow) = (device_of(args, x)?, narrow_of(args, "weight")?);
+        if !product.is_aligned() || !product.fits(&*device, narrow) {
+            return Err(no_kernels(args, "weight"));
         }
-        Ok(product)
+        Ok((narrow, product))
     }
+}
+
+/// The float of the values, for which there are kernels.
+fn narrow_of(args: Args, argument: &'static str) -> Result<Narrow> {
+    args.narrow().ok_or_else(|| no_kernels(args, argument))
+}
+
+fn no_kernels(args: Args, argument: &'static str) -> Error {
+    args.refuse(argument, "is none that there are kernels for (`routes_in_place`)")
 }
 
 #[cfg(test)]
@@ -171,7 +184,7 @@ mod tests {
     /// Against the operations of training: experts without rows, with more than a block takes at once, and equals.
     #[test]
     fn a_step_is_choice_dispatch_and_products() {
-        for &place in PLACES.iter().filter(|(kind, _)| *kind == Kind::BFloat16) {
+        for &place in PLACES.iter().filter(|(kind, _)| Narrow::of(*kind).is_some()) {
             for (rows, experts, per_token, hidden, width) in
                 [(1, 8, 2, 128, 64), (64, 128, 8, 256, 192), (150, 4, 2, 64, 128), (7, 60, 4, 320, 64)]
             {

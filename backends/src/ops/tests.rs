@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::{
     Activation, AttentionOptions, AttentionOutput, Causal, Packing, Qkv, QkvGrads, Rotation, Store, composite,
 };
-use crate::{BackendKind, DeviceId, Error};
+use crate::{BackendKind, DeviceId, Error, kernels::Narrow};
 
 const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
@@ -288,12 +288,12 @@ fn attention_kernels_equal_composites() {
     }
 }
 
-/// In bf16 on a GPU, against fp32: by our kernels where the device has them, whose tiles have 64 and 128 rows.
+/// In 16 bits on a GPU, against fp32: by our kernels where the device has them, whose tiles have 64 and 128 rows.
 #[test]
 fn attention_repeats_and_is_that_of_wide_values() {
     let lengths: [&[i64]; 3] = [&[300, 1, 0, 64, 129, 65], &[256, 256], &[700, 128]];
     let heads = [(6, 2, 128), (1, 1, 128), (7, 1, 64), (4, 4, 64)];
-    let is_narrow = |place: &&(Kind, Device)| place.0 == Kind::BFloat16;
+    let is_narrow = |place: &&(Kind, Device)| Narrow::of(place.0).is_some();
     for (&at, ((heads, kv_heads, dim), lengths)) in
         PLACES.iter().filter(is_narrow).flat_map(|at| pairs(&heads, lengths).map(move |case| (at, case)))
     {
@@ -321,7 +321,7 @@ fn attention_repeats_and_is_that_of_wide_values() {
                 backward(dout, qkv, output, options, grads).unwrap();
                 (out, lse, gradients)
             };
-            let what = format!("{heads} heads, {kv_heads} of {dim}, {lengths:?}, {window:?}");
+            let what = format!("{heads} heads, {kv_heads} of {dim}, {lengths:?}, {window:?}, {at:?}");
             let [wide_qkv, wide_dout] = [&qkv, &dout].map(|tensor| tensor.to_kind(Kind::Float));
             let ((out, lse, found), again) = (run(&qkv, &dout, false), run(&qkv, &dout, false));
             let (wide_out, wide_lse, expected) = run(&wide_qkv, &wide_dout, true);
@@ -435,9 +435,6 @@ fn check_product_by_rows(at: (Kind, Device), [rows, inner, columns]: [i64; 3], r
 #[test]
 fn attention_by_rows_depends_on_its_row_alone() {
     for (&at, window) in pairs(&PLACES, [None, Some(1), Some(7), Some(40), Some(300), Some(601)]) {
-        if at.0 == Kind::Half {
-            continue; // nothing decodes in it
-        }
         let (heads, kv_heads, dim) = (6, 2, 64);
         let lengths = [600i64, 1, 0, 17, 33];
         let packing = Packing::new(&lengths, at.1).unwrap();

@@ -1,4 +1,4 @@
-//! Attention by kernels of ours ([`crate::kernels::attention`]): bf16, heads of 64 or 128, on NVIDIA's compute capability 9.0. They
+//! Attention by kernels of ours ([`crate::kernels::attention`]): 16 bits, heads of 64 or 128, on NVIDIA's compute capability 9.0. They
 //! repeat themselves to the bit, take sequences of any lengths and windows, and read rows that sequences have in common where
 //! they lie (docs/results/training.md has all in figures).
 
@@ -10,7 +10,7 @@ use super::check::Args;
 use super::{AttentionOptions, AttentionOutput, Causal, Packing, Qkv, QkvGrads, Result, upload};
 use crate::Device;
 use crate::kernels::{
-    self, Heads,
+    self, Heads, Narrow,
     attention::{Backward, Forward, TILE, Tiles},
 };
 
@@ -73,11 +73,9 @@ pub(super) fn attention(
     causal: Causal,
 ) -> Result<Option<(Tensor, Tensor)>> {
     let args = Args::new("attention", qkv.q);
-    if !takes(args, device, qkv.q, causal)? {
-        return Ok(None);
-    }
+    let Some(narrow) = takes(args, device, qkv.q, causal)? else { return Ok(None) };
     let keys = Keys { layout: packing.layout()?, rows: packing.rows(), history: 0 };
-    attend(args, device, qkv, keys, causal)
+    attend(args, (device, narrow), qkv, keys, causal)
 }
 
 /// See [`super::attention_with_history`]; `None` where the kernels do not take these tensors.
@@ -87,21 +85,20 @@ pub(super) fn attention_with_history(
     causal: Causal,
 ) -> Result<Option<Tensor>> {
     let args = Args::new("attention_with_history", q);
-    if !takes(args, device, q, causal)? {
-        return Ok(None);
-    }
+    let Some(narrow) = takes(args, device, q, causal)? else { return Ok(None) };
     let ([rows, ..], [tokens, ..]) = (args.dims::<3>("q", q)?, args.dims::<3>("k", k)?);
     let history = tokens - rows;
     let layout = Layout::new(&[0, tokens], &[history], &[], q.device())?;
     let keys = Keys { layout: &layout, rows: tokens, history };
-    let done = attend(args, device, qkv, keys, causal)?;
+    let done = attend(args, (device, narrow), qkv, keys, causal)?;
     Ok(done.map(|(out, _)| out))
 }
 
-/// Returns true if there are kernels for queries like `q`.
-fn takes(args: Args, device: &dyn Device, q: &Tensor, causal: Causal) -> Result<bool> {
+/// The float of queries like `q`, if there are kernels for them.
+fn takes(args: Args, device: &dyn Device, q: &Tensor, causal: Causal) -> Result<Option<Narrow>> {
     let [_, _, dim] = args.dims("q", q)?;
-    Ok(args.kind() == Kind::BFloat16 && causal.scale > 0.0 && kernels::attention::exist_on(device, dim))
+    let exist = |&narrow: &Narrow| kernels::attention::exist_on(device, narrow, dim);
+    Ok(args.narrow().filter(|_| causal.scale > 0.0).filter(exist))
 }
 
 /// Rows of keys and values.
@@ -116,7 +113,7 @@ struct Keys<'a> {
 /// Attention of all rows but the first ones without a query.
 fn attend(
     args: Args,
-    device: &dyn Device,
+    (device, narrow): (&dyn Device, Narrow),
     Qkv { q, k, v }: Qkv,
     Keys { layout, rows, history }: Keys,
     causal: Causal,
@@ -141,7 +138,7 @@ fn attend(
     }
     // SAFETY: the sizes of all tensors were checked or made here; a layout's offsets rise from 0 to the number of tokens, its
     // rows are below `rows` and its tiles are of queries that there are; libtorch takes memory back in the order of its stream.
-    args.launched(unsafe { kernels::attention::forward(device, of_all, dim, layout.queries()) })?;
+    args.launched(unsafe { kernels::attention::forward(device, narrow, of_all, dim, layout.queries()) })?;
     Ok(Some((out, lse)))
 }
 
@@ -155,9 +152,7 @@ pub(super) fn attention_backward(
     QkvGrads { dq, dk, dv }: QkvGrads,
 ) -> Result<bool> {
     let args = Args::new("attention_backward", q);
-    if !takes(args, device, q, causal)? {
-        return Ok(false);
-    }
+    let Some(narrow) = takes(args, device, q, causal)? else { return Ok(false) };
     let (of_queries @ [rows, heads, dim], [_, kv_heads, _]) = (args.dims("q", q)?, args.dims("k", k)?);
     // A token's gradients have a row of their own, also where its key and value have not.
     let tokens = packing.tokens();
@@ -188,7 +183,7 @@ pub(super) fn attention_backward(
     let layout = packing.layout()?;
     let tiles = [layout.queries(), layout.keys()];
     // SAFETY: as in `attend`; what is written is borrowed mutably, or was made here.
-    args.launched(unsafe { kernels::attention::backward(device, backward, dim, tiles) })?;
+    args.launched(unsafe { kernels::attention::backward(device, narrow, backward, dim, tiles) })?;
     if let (Some(copies), Some(both)) = (packing.copies(), of_tokens) {
         let sums = copies.sum(&both.f_flatten(1, 2)?)?.f_view([rows, 2 * kv_heads, dim])?;
         let [of_k, of_v] = of_keys_and_values(&sums)?;
@@ -315,7 +310,7 @@ mod tests {
     /// A sequence in pieces, on a GPU in 16 bits, against the plain formula in fp32.
     #[test]
     fn a_piece_sees_what_is_before_it() {
-        for &at in PLACES.iter().filter(|place| matches!(place.0, Kind::BFloat16 | Kind::Half)) {
+        for &at in PLACES.iter().filter(|place| Narrow::of(place.0).is_some()) {
             for ((heads, kv_heads, dim), window) in
                 [(6, 2, 128), (3, 3, 64)].into_iter().flat_map(|heads| WINDOWS.map(|window| (heads, window)))
             {

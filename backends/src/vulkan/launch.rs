@@ -33,6 +33,7 @@ impl Launch<'_> {
                 b"sum_ranks_f16" => self.sum_ranks(Kind::F16),
                 b"adamw_f32" => self.adamw(Kind::F32),
                 b"adamw_bf16" => self.adamw(Kind::Bf16),
+                b"adamw_f16" => self.adamw(Kind::F16),
                 b"sum_squares" => self.sum_squares(),
                 b"sum_partial" => self.sum_partial(),
                 b"cast" => self.cast(),

@@ -51,7 +51,7 @@ fn adamw_has_the_bits_of_the_formula() {
     let Some(device) = device() else { return };
     let stream = stream(&device);
     let hyper = ops::AdamW { learning_rate: 1e-2, betas: (0.9, 0.98), eps: 1e-8, weight_decay: 0.1 };
-    for kind in [Kind::Float, Kind::BFloat16] {
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         for (len, skip) in [(1, 0), (7, 0), (4096, 0), (4099, 1), (100_001, 3)] {
             let mut host: Vec<[f32; 3]> = values(len, 1).into_iter().map(|w| [w, 0.0, 0.0]).collect();
             let column = |host: &[[f32; 3]], number: usize| {

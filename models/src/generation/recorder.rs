@@ -373,6 +373,8 @@ mod tests {
         device
     }
 
+    const DTYPES: [DType; 3] = [DType::F32, DType::Bf16, DType::F16];
+
     /// Creates a recorder for `rows` rows.
     fn recorder(device: &Arc<dyn Device>, (dtype, vocab_size): (DType, i64), rows: usize) -> Recorder {
         let config = DecoderConfig {
@@ -407,7 +409,15 @@ mod tests {
         let cache = KvCache::new(&config, 2, dtype, &Stream::torch(device).unwrap()).unwrap();
         let like = Tensor::zeros([1], (dtype.kind(), at));
         let decoder = Decoder::new(config, at).unwrap();
-        Recorder::on(device.clone(), &decoder, &like, &cache, rows).unwrap()
+        Recorder::new(&decoder, &like, &cache, rows).unwrap().unwrap()
+    }
+
+    #[test]
+    fn steps_are_recorded_in_every_precision() {
+        let Some(device) = device() else { return };
+        for dtype in DTYPES {
+            assert_eq!(recorder(&device, (dtype, 1003), 3).memory.logits.kind(), dtype.kind());
+        }
     }
 
     /// Returns sequences with every sampling method, with penalties and without, if `penalty` keeps them.
@@ -464,10 +474,11 @@ mod tests {
         let mut sequences = sequences(vocab, |penalty| penalty);
         let rows: Vec<usize> = (0..sequences.len()).collect();
         let mut recorder = recorder(device, (dtype, vocab), rows.len());
-        // In bf16 first, so that many values are equal.
+        // In 16 bits first, so that many values are equal.
+        let narrow = if dtype == DType::F16 { Kind::Half } else { Kind::BFloat16 };
         let values = Tensor::arange(STEPS * rows.len() as i64 * vocab, (Kind::Double, tch::Device::Cpu));
         let values = (&values * 0.37).sin() * 4.0 + (&values * &values * 0.011).cos() * 3.0;
-        let values = values.to_kind(Kind::BFloat16).to_kind(dtype.kind());
+        let values = values.to_kind(narrow).to_kind(dtype.kind());
         let logits = values.view([STEPS, -1, vocab]).unbind(0);
         let found = choose(&mut recorder, &logits, &sequences);
         let unpenalized = choose(&mut recorder, &logits, &self::sequences(vocab, |_| 1.0));
@@ -508,7 +519,7 @@ mod tests {
     #[test]
     fn a_device_chooses_as_the_host_does() {
         let Some(device) = device() else { return };
-        for dtype in [DType::F32, DType::Bf16] {
+        for dtype in DTYPES {
             // Vocabularies in which vectorized loads are unaligned, and aligned.
             check_choices(&device, dtype, 1003);
             check_choices(&device, dtype, 20_000);

@@ -11,7 +11,7 @@ use anyroll_models::{
 };
 use anyroll_strategy::Weights;
 
-use super::{AnswersTurns, Room, Sample, stop_condition};
+use super::{AnswersTurns, Capacity, Sample, stop_condition};
 use crate::{Result, train::turn_seed};
 
 /// Result of sampling.
@@ -153,7 +153,7 @@ impl Sampler {
     ) -> Result<Sampled> {
         let _threads = self.threads.map(Threads::set);
         // The cache lives no longer than this call: training has none.
-        let mut engine = self.room(asked).engine(&self.model, weights, version, &self.compute)?;
+        let mut engine = self.capacity(asked).engine(&self.model, weights, version, &self.compute)?;
         let mut turns = Turns {
             asked,
             limits: limits(asked),
@@ -240,8 +240,8 @@ impl Sampler {
     }
 
     /// Capacity needed to sample these.
-    pub fn room(&self, asked: &[SampleRequest]) -> Room {
-        Room {
+    pub fn capacity(&self, asked: &[SampleRequest]) -> Capacity {
+        Capacity {
             sequences: self.batch_size.min(asked.len()).max(1),
             longest: limits(asked).into_iter().max().unwrap_or(1),
             memory: self.cache_memory,

@@ -9,6 +9,7 @@
 //! exits with an error.
 
 mod child;
+mod interrupts;
 mod rank;
 mod supervise;
 
@@ -23,10 +24,9 @@ use std::time::{Duration, Instant};
 
 use anyroll_backends::Listener;
 use command_fds::{CommandFdExt, FdMapping};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 pub use child::{FailureKind, is_launched, report_failure, watch_parent};
+pub use interrupts::Interrupts;
 pub use rank::{Rank, RankError};
 
 /// Wait for the output of ranks that have ended. A background process of a rank may keep the pipe open.
@@ -121,18 +121,17 @@ pub enum Error {
     },
 }
 
-/// Starts the ranks of `plan` and waits until all have ended.
+/// Starts the ranks of `plan` and waits until all have ended. `interrupts` are caught before the first rank starts, so
+/// that no signal is missed.
 ///
 /// Each has `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` (this host), `MASTER_PORT` (already bound for rank 0),
 /// `OMP_NUM_THREADS` and, unless the user has set it, `OMP_WAIT_POLICY=passive`.
 ///
 /// If a rank fails, the others are ended within 6 seconds, and the error is that of the rank to blame.
 /// Ctrl-C, SIGTERM and SIGHUP are forwarded to every rank, which then save a checkpoint; a second signal
-/// kills them. After the first call the process itself ignores these signals.
-pub fn launch(plan: &LaunchPlan) -> Result<Outcome, Error> {
+/// kills them.
+pub fn launch(plan: &LaunchPlan, interrupts: &mut Interrupts) -> Result<Outcome, Error> {
     let prepare = |action| move |source| Error::Prepare { action, source };
-    // Before the first rank starts, so that no signal is missed.
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(prepare("catch signals"))?;
     let failures = tempfile::tempdir().map_err(prepare("make a temporary folder"))?;
     let (listener, port) = Listener::bind().map_err(prepare("bind a port"))?;
 
@@ -151,7 +150,7 @@ pub fn launch(plan: &LaunchPlan) -> Result<Outcome, Error> {
             }
         }
     }
-    let outcome = job.supervise(&mut signals);
+    let outcome = job.supervise(interrupts);
     drain(output);
     outcome
 }

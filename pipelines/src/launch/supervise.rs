@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use signal_hook::iterator::Signals;
 
 use super::child::{FailureKind, read_failure};
-use super::{Error, Outcome, failure_file};
+use super::{Error, Interrupts, Outcome, failure_file};
 
 /// Interval between polls of the ranks.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -70,10 +69,10 @@ impl Job {
     }
 
     /// Waits until every rank has ended; ends all ranks if one fails.
-    pub(super) fn supervise(&mut self, signals: &mut Signals) -> Result<Outcome, Error> {
+    pub(super) fn supervise(&mut self, interrupts: &mut Interrupts) -> Result<Outcome, Error> {
         let mut interrupted: Option<Instant> = None;
         loop {
-            for signal in signals.pending() {
+            for signal in interrupts.pending() {
                 match interrupted {
                     None => {
                         interrupted = Some(Instant::now());

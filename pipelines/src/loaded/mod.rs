@@ -30,7 +30,7 @@ use crate::{
     base_model::BaseModel,
     export::{Trained, open_checkpoint, policy},
     hub::Hub,
-    inference::{Room, Sampler},
+    inference::{Capacity, Sampler},
     prepare::Draft,
     run::Strategy,
     run_dir::RunDir,
@@ -194,9 +194,9 @@ impl LoadedModel {
     }
 
     /// An engine with these weights.
-    pub fn engine(&mut self, room: Room) -> Result<Engine> {
+    pub fn engine(&mut self, capacity: Capacity) -> Result<Engine> {
         let weights = self.zero.weights()?;
-        room.engine(self.zero.model(), &weights, self.version, &self.compute)
+        capacity.engine(self.zero.model(), &weights, self.version, &self.compute)
     }
 
     /// The weights.
@@ -280,7 +280,7 @@ fn found_at(path: &Path, options: &Options) -> Result<Found> {
     let dir = dir.map_err(|_| Error::NoModel { path: path.to_owned() })?;
     let saved = match named {
         Some(checkpoint) => Some(checkpoint),
-        None => checkpoint::list(&dir.checkpoints())?.pop(),
+        None => dir.newest_checkpoint()?,
     };
     let saved = saved
         .ok_or_else(|| Error::Resume { run: run.clone(), problem: "it has no checkpoint yet".to_owned() })?;

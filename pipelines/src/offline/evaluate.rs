@@ -7,8 +7,8 @@ use anyroll_strategy::Weights;
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Whole, Written,
-    learn::{Answering, Said, labels, lengths, rewards, score},
+    Tokenized, Whole,
+    gradient::{Answering, Said, labels, lengths, rewards, score},
     objective::{Sums, terms},
     pipeline::{TextModels, TextTask},
     step::Counts,
@@ -91,7 +91,7 @@ impl TextTask {
         let own = &self.held_out_own[..count];
         let labels = labels(own, Device::Cpu)?;
         let outputs = labels.numel();
-        let tokens: usize = own.iter().map(Written::answer_len).sum();
+        let tokens: usize = own.iter().map(Tokenized::answer_len).sum();
         let first = |all: &Tensor| all.f_narrow(0, 0, outputs as i64)?.f_to_device(Device::Cpu);
         let reference = models.of_held_out.as_ref().map(|it| first(&it.sequences)).transpose()?;
         let said = said.first(if said.heads.is_some() { tokens } else { outputs } as i64, Device::Cpu)?;

@@ -14,12 +14,12 @@ use anyroll_strategy::checkpoint::Saver;
 use tch::{Kind, Tensor};
 
 use super::{
-    Written,
-    learn::{Answering, score},
+    Tokenized,
+    gradient::{Answering, score},
     read,
     step::Lesson,
     teacher::{Taught, Teacher},
-    written::mismatched,
+    tokenized::mismatched,
 };
 use crate::{
     Result,
@@ -65,9 +65,9 @@ pub struct TextTask {
     pub held_out: Vec<Record>,
     /// This rank's part of the held-out records, in the form that the objective reads. Every rank has the same
     /// number: short parts repeat their last record.
-    pub held_out_own: Vec<Written>,
+    pub held_out_own: Vec<Tokenized>,
     /// The same number of prompts with answers of other records, if the objective uses these.
-    pub held_out_strangers: Vec<Written>,
+    pub held_out_strangers: Vec<Tokenized>,
     /// Number of this rank's held-out records without repetitions.
     pub held_out_count: usize,
     /// Held-out records whose prompts the policy completes.
@@ -94,7 +94,7 @@ pub struct TextModels<M: Model> {
 
 impl<M: Answering> TextModels<M> {
     /// The teacher's outputs for the answers' tokens; `None` without a teacher.
-    pub fn taught(&mut self, sequences: &[Written]) -> Result<Option<Taught>> {
+    pub fn taught(&mut self, sequences: &[Tokenized]) -> Result<Option<Taught>> {
         let device = self.learner.device();
         self.teacher.as_mut().map(|teacher| teacher.read(sequences, device)).transpose()
     }
@@ -284,8 +284,8 @@ impl TextTask {
     pub fn reference_logprobs<M: Answering>(
         &self,
         models: &mut TextModels<M>,
-        sequences: &[Written],
-        strangers: &[Written],
+        sequences: &[Tokenized],
+        strangers: &[Tokenized],
     ) -> Result<Option<Compared>> {
         if !self.config.objective.compares_with_reference() {
             return Ok(None);
@@ -312,7 +312,7 @@ impl TextTask {
         &self,
         learner: &mut Learner<M>,
         exchange: &Exchange,
-        strangers: &[Written],
+        strangers: &[Tokenized],
         reference: &Option<Compared>,
         (count, records): (usize, f64),
     ) -> Result<f64> {

@@ -8,12 +8,13 @@ use anyroll_models::Decoder;
 use anyroll_strategy::Zero;
 
 use super::{
-    Batch, Pass, Whole, Written, learn,
-    learn::{Answering, Seen},
+    Batch, Pass, Tokenized, Whole,
+    gradient::{Answering, Seen},
+    learn,
     objective::{Sums, likelihood_weight},
     pipeline::{TextModels, TextTask},
     read,
-    written::mismatched,
+    tokenized::mismatched,
 };
 use crate::{
     Result,
@@ -49,7 +50,7 @@ impl Lesson<'_> {
     }
 
     /// Tokenizes the records in the form that `objective` reads.
-    fn read(&self, objective: &Objective, records: &[Record]) -> Result<Vec<Written>> {
+    fn read(&self, objective: &Objective, records: &[Record]) -> Result<Vec<Tokenized>> {
         Ok(read(self.tokenizer, objective, self.turns, records)?)
     }
 
@@ -85,7 +86,7 @@ impl Lesson<'_> {
 }
 
 /// Number of tokens of the answers.
-fn answer_tokens(sequences: &[Written]) -> f64 {
+fn answer_tokens(sequences: &[Tokenized]) -> f64 {
     sequences.iter().map(|sequence| sequence.answer_len() as f64).sum()
 }
 
@@ -103,7 +104,7 @@ reduced! {
 
 impl Counts {
     /// Counts the answers of `sequences`.
-    pub fn of(sequences: &[Written]) -> Self {
+    pub fn of(sequences: &[Tokenized]) -> Self {
         let count = sequences.iter().filter(|sequence| sequence.desirable).count();
         let learnt = sequences.iter().filter(|sequence| sequence.desirable || sequence.reward.is_some());
         let tokens = learnt.map(|sequence| sequence.answer_len() as f64).sum();

@@ -8,7 +8,7 @@ use anyroll_config::DistillConfig;
 use anyroll_models::{self as models, HiddenModel, PackedBatch, hf::ModelFolder};
 use tch::{Device, Tensor};
 
-use super::{Written, written::pack};
+use super::{Tokenized, tokenized::pack};
 use crate::{
     Result,
     run::Role,
@@ -42,7 +42,7 @@ impl Teacher {
 
     /// Outputs for the answers in `sequences`, for a policy on `device`. Every rank must call this with the
     /// same number.
-    pub fn read(&mut self, sequences: &[Written], device: Device) -> Result<Taught> {
+    pub fn read(&mut self, sequences: &[Tokenized], device: Device) -> Result<Taught> {
         let divergence = self.divergence;
         self.model.score(|model, micro_batch_size| {
             let here = model.torch_device();

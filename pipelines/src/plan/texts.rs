@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Error, Result, offline,
-    offline::Written,
+    offline::Tokenized,
     opened,
     run::{Run, Strategy},
     train::zero_config,
@@ -483,8 +483,8 @@ impl Workload {
 /// records. The context is the rest of the longest sequence.
 fn longest_read(tokenizer: &Tokenizer, offline: &OfflineConfig, dataset: &Dataset) -> Result<(usize, usize)> {
     let read = offline::read(tokenizer, &offline.objective, offline.turns, &dataset.examples())?;
-    let most = |tokens: fn(&Written) -> usize| read.iter().map(tokens).max().unwrap_or(0);
-    let (all, answers) = (most(|it| it.tokens.len()), most(Written::answer_len));
+    let most = |tokens: fn(&Tokenized) -> usize| read.iter().map(tokens).max().unwrap_or(0);
+    let (all, answers) = (most(|it| it.tokens.len()), most(Tokenized::answer_len));
     Ok((all - answers, answers))
 }
 

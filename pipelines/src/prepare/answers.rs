@@ -4,7 +4,7 @@ use anyroll_config::{OfflineConfig, PipelineConfig, PrmConfig, Section};
 use anyroll_data::{Dataset, Record};
 
 use super::data::evaluated;
-use super::texts::{Policy, Room, refuse_unread, without_messages};
+use super::texts::{LengthLimit, Policy, refuse_unread, without_messages};
 use crate::offline::read;
 use crate::opened::Opened;
 
@@ -70,7 +70,7 @@ pub(super) fn check(
             sequences.iter().map(|it| it.tokens.len()).max().unwrap_or(0)
         }
     };
-    let Room { field, max_length, why } = policy.room();
+    let LengthLimit { field, max_length, why } = policy.length_limit();
     let root = root.given(&["pipeline.offline.objective", "pipeline.offline.turns", "pipeline.offline.data"]);
     let fits = root.ensure(
         longest <= max_length,

@@ -7,7 +7,7 @@ use anyroll_config::{
 use anyroll_data::{self, Counted, Dataset, Reading, Record, Tokenizer, TokenizerError};
 
 use super::locate::give_data;
-use super::texts::{Policy, Room, refuse_unread, without_messages};
+use super::texts::{LengthLimit, Policy, refuse_unread, without_messages};
 use crate::opened::Opened;
 
 /// Maximum number of prompts of an evaluation, since each is found by hashing candidates one by one.
@@ -221,7 +221,7 @@ pub(super) fn check_lengths(
         }
     };
     let at = at.given(&["pipeline.rlvr.warmup.steps", "pipeline.rlvr.reward"]);
-    let Room { max_length, why, .. } = policy.room();
+    let LengthLimit { max_length, why, .. } = policy.length_limit();
     let fits = |name: &str, new_tokens: usize| {
         let limit = format!("pipeline.rlvr.{name}");
         let is_enough = at.ensure(
@@ -257,7 +257,7 @@ fn remedy_of_length<'a>(
     prompt: usize,
     new_tokens: usize,
 ) -> (&'a str, String) {
-    let Room { field, max_length, .. } = policy.room();
+    let LengthLimit { field, max_length, .. } = policy.length_limit();
     let shorter_prompts = |most: usize| {
         format!("write `max_prompt_tokens: {most}` beside the file's path, which leaves longer prompts out")
     };

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{
-    Config, DataConfig, Devices, ModelConfig, OffloadConfig, Paths, PipelineConfig, Precision, RewardConfig,
-    RewardKind, RoleConfig, RolloutRoleConfig, Section, StrategyConfig, list, suggestion,
+    Config, DataConfig, Devices, ModelConfig, OffloadConfig, Paths, PipelineConfig, RewardConfig, RewardKind,
+    RoleConfig, RolloutRoleConfig, Section, StrategyConfig, list, suggestion,
 };
 use anyroll_data::files;
 
@@ -288,13 +288,13 @@ impl Resolver<'_> {
         );
     }
 
-    /// Reports a combination of devices and dtypes without strict sampling. Sampling and training are bitwise equal
-    /// only if each token is computed by itself; devices do that in fp32 and bf16.
+    /// Reports devices without strict sampling. Sampling and training are bitwise equal only if each token is
+    /// computed by itself.
     fn strict(&self, field: &str, backend: &str) {
         let able = self.machine.backends.iter().filter(|facts| facts.adds_by_rows);
-        let Some(facts) = able.clone().find(|facts| facts.name == backend) else {
+        if !able.clone().any(|facts| facts.name == backend) {
             let names: Vec<&str> = able.map(|facts| facts.name.as_str()).collect();
-            return self.at.refuse(
+            self.at.refuse(
                 field,
                 format!("`{backend}` has no products of matrices that add in one order for every number of rows"),
                 format!(
@@ -302,13 +302,7 @@ impl Resolver<'_> {
                     names.join(", ")
                 ),
             );
-        };
-        self.at.ensure(
-            facts.devices.is_none() || !matches!(self.config.strategy.precision, Precision::Fp16(_)),
-            "strategy.precision",
-            format!("with `rollout.strict` `{backend}` computes in fp32 or bf16"),
-            "write one of the two, or leave `strict` out",
-        );
+        }
     }
 
     fn memory(&self, local_ranks: usize) -> BTreeMap<String, usize> {

@@ -39,7 +39,7 @@ pub(super) struct Published {
 }
 
 /// Maximum tokens of a sequence of the policy.
-pub(super) struct Room<'a> {
+pub(super) struct LengthLimit<'a> {
     /// The field that sets the maximum.
     pub(super) field: &'static str,
     pub(super) max_length: usize,
@@ -79,15 +79,15 @@ impl<'a> Policy<'a> {
         }
     }
 
-    pub(super) fn room(&self) -> Room<'_> {
+    pub(super) fn length_limit(&self) -> LengthLimit<'_> {
         match self {
             Self::Made(decoder) => {
-                Room { field: "model.decoder.max_length", max_length: decoder.max_length, why: "" }
+                LengthLimit { field: "model.decoder.max_length", max_length: decoder.max_length, why: "" }
             }
             Self::Published(published) => {
                 let shape = published.folder.decoder_config();
                 let max_length = shape.max_position_embeddings as usize;
-                Room { field: "model.path", max_length, why: shape.why_no_longer() }
+                LengthLimit { field: "model.path", max_length, why: shape.why_no_longer() }
             }
         }
     }

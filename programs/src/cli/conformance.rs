@@ -154,7 +154,7 @@ fn run_jobs(world_sizes: &[usize]) -> Result<Vec<Outcome>> {
             threads: 1,
             env: vec![(OUTCOMES.into(), file.clone().into())],
         };
-        if launch::launch(&plan)? == launch::Outcome::Interrupted {
+        if launch::launch(&plan, &mut launch::Interrupts::catch()?)? == launch::Outcome::Interrupted {
             return Err(Error::Conformance(std::io::ErrorKind::Interrupted.into()));
         }
         let bytes = fs::read(&file).map_err(Error::Conformance)?;

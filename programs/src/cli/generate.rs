@@ -10,7 +10,7 @@ use anyroll_models::{
 };
 use anyroll_pipelines::{
     Error, Result,
-    inference::{Formats, Room, Spec, Texts, Vocabulary, cut, stop_condition},
+    inference::{Capacity, Formats, Spec, Texts, Vocabulary, cut, stop_condition},
     loaded::{Options, check_numbers},
 };
 use clap::{Args, builder::NonEmptyStringValueParser};
@@ -21,7 +21,7 @@ use serde_json::{Map, Value};
 use super::{
     columns::Columns,
     lines::{of_line, parsed},
-    model_args::{GuidanceArgs, ModelArgs, RoomArgs, SamplingArgs},
+    model_args::{CapacityArgs, GuidanceArgs, ModelArgs, SamplingArgs},
     prompt_lines::{Fields, NUMBERS, to_pass_on},
     stdout::print,
 };
@@ -69,7 +69,7 @@ pub(super) struct GenerateArgs {
     #[command(flatten)]
     guidance: GuidanceArgs,
     #[command(flatten)]
-    room: RoomArgs,
+    capacity: CapacityArgs,
 }
 
 /// Constant of this command's random stream.
@@ -223,8 +223,12 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
     let lengths = encoded.iter().map(|(_, prompt, params, ..)| prompt.len() + params.max_new_tokens);
     let longest = lengths.max().unwrap_or(0);
     let wanted = encoded.len() * args.samples as usize;
-    let room = Room { sequences: args.room.sequences.min(wanted).max(1), longest, memory: args.room.memory };
-    let mut engine = model.engine(room)?;
+    let capacity = Capacity {
+        sequences: args.capacity.sequences.min(wanted).max(1),
+        longest,
+        memory: args.capacity.memory,
+    };
+    let mut engine = model.engine(capacity)?;
     let mut asked = Vec::with_capacity(wanted);
     for (index, (line, prompt, params, stops, fields)) in encoded.into_iter().enumerate() {
         let first = index as u64 * args.samples;

@@ -17,6 +17,7 @@ mod model_args;
 mod plan;
 mod prompt_lines;
 mod quickstart;
+mod restarts;
 mod reward;
 mod run;
 mod schema;
@@ -175,6 +176,12 @@ struct RunArgs {
     /// Resume the run in this folder from its last checkpoint
     #[arg(long, value_name = "DIR", conflicts_with_all = ["accelerate_config", "deepspeed_config"])]
     resume: Option<PathBuf>,
+    /// Continue the run in `--output` if it has begun, and begin it if not; for launchers that start a job again
+    #[arg(long, requires = "output")]
+    auto_resume: bool,
+    /// Start the ranks again after a failure, from the newest checkpoint, at most so many times
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restarts: u32,
     /// Print a completion of training now and then
     #[arg(long)]
     show: bool,

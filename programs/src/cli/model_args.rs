@@ -145,7 +145,7 @@ impl SamplingArgs {
 
 /// Capacity of an engine.
 #[derive(Debug, Args)]
-pub(super) struct RoomArgs {
+pub(super) struct CapacityArgs {
     /// Sequences in flight
     #[arg(long, default_value_t = 64, value_parser = at_least_one)]
     pub sequences: usize,

@@ -15,6 +15,7 @@ use anyroll_pipelines::{
     launch::{self, LaunchPlan, Outcome, Rank},
     offline::Offline,
     opened::Opened,
+    output_error::OutputError,
     prepare::{self, Draft, Prepared, Purpose},
     progress::Screen,
     rlvr::Rlvr,
@@ -28,7 +29,7 @@ use signal_hook::{
     flag,
 };
 
-use super::{RunArgs, log_to, machine};
+use super::{RunArgs, log_to, machine, restarts::launch_with_restarts};
 
 /// The run folder that the parent created, for the ranks that it starts.
 const RUN_DIR: &str = "ANYROLL_RUN_DIR";
@@ -36,6 +37,9 @@ const RUN_DIR: &str = "ANYROLL_RUN_DIR";
 pub(super) fn run(args: &RunArgs) -> Result<u8> {
     launch::watch_parent();
     let rank = Rank::from_env()?;
+    if args.restarts > 0 && rank.is_some() && !launch::is_launched() {
+        return Err(Error::Restarts);
+    }
     let screen = Screen::default();
     let log = || {
         let writer = screen.clone();
@@ -74,23 +78,26 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
 
 /// Starts the ranks of this host and waits until they have ended.
 fn supervise(args: &RunArgs, draft: &Draft, run: &Run) -> Result<u8> {
-    let dir = folder(args, draft, run)?;
-    let _kept = if args.resume.is_none() { Some(dir.keep()?) } else { None };
+    let Folder { dir, has_begun } = folder(args, draft, run)?;
+    let _kept = if has_begun { None } else { Some(dir.keep()?) };
     let program = env::current_exe().map_err(|source| launch::Error::Start {
         rank: 0,
         program: "anyroll-engine".into(),
         source,
     })?;
+    let resumed = || {
+        let show = args.show.then(|| "--show".into());
+        ["run".into(), "--resume".into(), OsString::from(dir.path())].into_iter().chain(show).collect()
+    };
     let plan = LaunchPlan {
         program,
-        args: env::args_os().skip(1).collect(),
+        args: if has_begun { resumed() } else { env::args_os().skip(1).collect() },
         world_size: run.world_size,
         threads: run.threads,
         env: vec![(RUN_DIR.into(), OsString::from(dir.path()))],
     };
-    let outcome =
-        launch::launch(&plan).inspect_err(|error| record_failure(&dir, args.resume.is_some(), error));
-    Ok(outcome?.exit_code())
+    let record = |error: &launch::Error| record_failure(&dir, has_begun, error);
+    Ok(launch_with_restarts(plan, args.restarts, &dir, resumed, record)?.exit_code())
 }
 
 /// Writes the failure of the ranks to the run's log. It names the rank to blame, which each rank alone does not know.
@@ -105,16 +112,42 @@ fn record_failure(dir: &RunDir, is_resumed: bool, error: &launch::Error) {
     }
 }
 
-/// Creates the run folder, or opens the one to resume.
-fn folder(args: &RunArgs, draft: &Draft, run: &Run) -> Result<RunDir> {
+/// The folder of a run.
+struct Folder {
+    dir: RunDir,
+    /// True if the run is continued.
+    has_begun: bool,
+}
+
+/// Creates the run folder, or opens the one to continue.
+fn folder(args: &RunArgs, draft: &Draft, run: &Run) -> Result<Folder> {
     if let Some(dir) = &args.resume {
-        return Ok(RunDir::open(dir)?);
+        return Ok(Folder { dir: RunDir::open(dir)?, has_begun: true });
     }
     let path = match &args.output {
         Some(path) => path.clone(),
         None => RunDir::default_path(Path::new("runs"), &run.config.name, &jiff::Zoned::now()),
     };
-    Ok(RunDir::create(&path, draft.as_written(), &run.to_yaml())?)
+    match RunDir::create(&path, draft.as_written(), &run.to_yaml()) {
+        Ok(dir) => Ok(Folder { dir, has_begun: false }),
+        Err(OutputError::AlreadyARun { path }) if args.auto_resume => {
+            let dir = RunDir::open(&path)?;
+            let there = prepare::text_of(&dir.resolved())?;
+            match first_difference(&run.to_yaml(), &there) {
+                Some((here, there)) => Err(Error::OtherRun { folder: path, there, here }),
+                None => Ok(Folder { dir, has_begun: true }),
+            }
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The first line in which two texts differ, of each.
+fn first_difference(own: &str, other: &str) -> Option<(String, String)> {
+    let lines = own.lines().map(Some).chain([None]).zip(other.lines().map(Some).chain([None]));
+    let (own, other) = lines.into_iter().find(|(own, other)| own != other)?;
+    let line = |line: Option<&str>| line.map_or("nothing".to_owned(), |line| format!("`{}`", line.trim()));
+    Some((line(own), line(other)))
 }
 
 /// Runs as a rank.
@@ -122,11 +155,14 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     let Prepared { run, opened } = prepared;
     tch::set_num_threads(run.threads as i32);
     // Rank 0 writes the folder. Another launcher has not created it yet.
-    let dir = match (rank.rank, env::var_os(RUN_DIR)) {
-        (0, Some(path)) => Some(RunDir::open(Path::new(&path))?),
+    let folder = match (rank.rank, env::var_os(RUN_DIR)) {
+        (0, Some(path)) => {
+            Some(Folder { dir: RunDir::open(Path::new(&path))?, has_begun: args.resume.is_some() })
+        }
         (0, None) => Some(folder(args, draft, &run)?),
         _ => None,
     };
+    let (dir, has_begun) = folder.map_or((None, false), |it| (Some(it.dir), it.has_begun));
     let lock = dir.as_ref().map(RunDir::lock).transpose()?;
     let place = Place::open(&run, &rank)?;
     let exchange = Exchange::new(&place.group)?;
@@ -136,7 +172,8 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     let name = run.config.name.clone();
     let metrics = run.config.metrics.clone();
     let number = run_number(&run, data.as_deref());
-    let (resume, show) = (args.resume.is_some(), args.show);
+    // Rank 0 alone knows if `--auto-resume` found a run: another rank may look after it was created.
+    let (resume, show) = (exchange.gather(&has_begun)?[0], args.show);
     let job = Job { name: &name, data, number, dir, folder, resume, show, metrics };
     // Signals are caught only once the pipeline is made: a rank that still waits for the others, or for a reward to
     // start, has nothing to save, and the signal ends it.
@@ -192,12 +229,11 @@ fn same_config(run: &Run, data: Option<&str>, exchange: &Exchange) -> Result<()>
     let data = data.map(|digest| format!("records of the data: {digest}\n"));
     let own = run.config.to_yaml() + &data.unwrap_or_default();
     let all = exchange.gather(&own)?;
-    let Some(rank) = all.iter().position(|text| *text != all[0]) else { return Ok(()) };
-    let [own, first] = [rank, 0].map(|rank| &all[rank]);
-    let lines = own.lines().map(Some).chain([None]).zip(first.lines().map(Some).chain([None]));
-    let (own, first) = lines.into_iter().find(|(own, first)| own != first).expect("they differ");
-    let line = |line: Option<&str>| line.map_or("nothing".to_owned(), |line| format!("`{}`", line.trim()));
-    Err(Error::Configs { rank, own: line(own), first: line(first) })
+    let differ = |(rank, text): (usize, &String)| Some((rank, first_difference(text, &all[0])?));
+    match all.iter().enumerate().find_map(differ) {
+        Some((rank, (own, first))) => Err(Error::Configs { rank, own, first }),
+        None => Ok(()),
+    }
 }
 
 /// Path of the run folder on this rank. Refuses a folder that some rank does not see, since each writes its

@@ -7,12 +7,12 @@ use std::{
 
 use anyroll_pipelines::{
     Result,
-    inference::Room,
+    inference::Capacity,
     loaded::{Loaded, LoadedModel, Options},
 };
 use clap::{Args, builder::NonEmptyStringValueParser, value_parser};
 
-use super::model_args::{GuidanceArgs, ModelArgs, RoomArgs, at_least_one};
+use super::model_args::{CapacityArgs, GuidanceArgs, ModelArgs, at_least_one};
 use crate::serve::{self, Access, Host, Key, Origin, Served};
 
 #[derive(Debug, Args)]
@@ -61,7 +61,7 @@ pub(super) struct ServeArgs {
     #[command(flatten)]
     guidance: GuidanceArgs,
     #[command(flatten)]
-    room: RoomArgs,
+    capacity: CapacityArgs,
 }
 
 const MOST_SECONDS: u64 = 86_400;
@@ -72,8 +72,8 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
     eprintln!("loading {}", args.model.path().display());
     let (model, paths) = match args.model.load_any(loading)? {
         Loaded::Text(model) => {
-            let room = room(args, &model)?;
-            (Served::Text(model, room), "/v1/completions, /v1/chat/completions")
+            let capacity = capacity(args, &model)?;
+            (Served::Text(model, capacity), "/v1/completions, /v1/chat/completions")
         }
         Loaded::Scorer(_) if args.max_length.is_some() => {
             let problem =
@@ -108,7 +108,7 @@ pub(super) fn serve(args: &ServeArgs) -> Result<u8> {
 }
 
 /// Capacity for requests to a model that generates text.
-fn room(args: &ServeArgs, model: &LoadedModel) -> Result<Room> {
+fn capacity(args: &ServeArgs, model: &LoadedModel) -> Result<Capacity> {
     const DEFAULT_MAX_LENGTH: usize = 8192;
     let most = model.max_length();
     let longest = args.max_length.unwrap_or(DEFAULT_MAX_LENGTH.min(most));
@@ -118,5 +118,5 @@ fn room(args: &ServeArgs, model: &LoadedModel) -> Result<Room> {
         let problem = format!("is {longest}, must be from 2 to {most}, the most that the model takes{why}");
         return Err(anyroll_models::Error::Input { what: "--max-length", problem }.into());
     }
-    Ok(Room { sequences: args.room.sequences, longest, memory: args.room.memory })
+    Ok(Capacity { sequences: args.capacity.sequences, longest, memory: args.capacity.memory })
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyroll_data::Tokenizer;
-use anyroll_pipelines::{Error, Result, inference::Room, loaded::LoadedModel};
+use anyroll_pipelines::{Error, Result, inference::Capacity, loaded::LoadedModel};
 use axum::{
     Router,
     extract::State,
@@ -62,12 +62,12 @@ impl App {
 /// If the engine or the thread cannot be created.
 pub(super) fn start(
     mut model: LoadedModel,
-    room: Room,
+    capacity: Capacity,
     names: Names,
     failed: impl FnOnce(Error) + Send + 'static,
 ) -> Result<(Router, JoinHandle<()>)> {
     let counters = Arc::new(Counters::default());
-    let engine = model.engine(room)?;
+    let engine = model.engine(capacity)?;
     counters.set_load(engine.load());
     let failed = |error: anyroll_models::Error| failed(error.into());
     let (worker, thread) = Worker::start(engine, counters.clone(), failed).map_err(Error::Serve)?;
@@ -77,7 +77,7 @@ pub(super) fn start(
         names,
         compiler: Compiler::new(model.tokenizer),
         counters,
-        max_length: room.longest,
+        max_length: capacity.longest,
         requests: AtomicU64::new(0),
         unseeded: AtomicU64::new(0),
     });

@@ -31,7 +31,7 @@ use std::{
 
 use anyroll_pipelines::{
     Error, Result,
-    inference::Room,
+    inference::Capacity,
     loaded::{LoadedModel, LoadedScorer},
 };
 use axum::{
@@ -59,7 +59,7 @@ pub(crate) const KEY_VARIABLE: &str = "ANYROLL_API_KEY";
 /// A model to serve.
 pub(crate) enum Served {
     /// One that generates text, with the capacity of its engine.
-    Text(LoadedModel, Room),
+    Text(LoadedModel, Capacity),
     /// A reward model.
     Scorer(LoadedScorer),
 }
@@ -94,7 +94,7 @@ pub(crate) fn serve(model: Served, options: Options, ready: impl FnOnce(SocketAd
     };
     let generates = matches!(model, Served::Text(..));
     let (routes, engine) = match model {
-        Served::Text(model, room) => completions::start(model, room, options.names.clone(), failed)?,
+        Served::Text(model, capacity) => completions::start(model, capacity, options.names.clone(), failed)?,
         Served::Scorer(model) => rewards::start(model, options.names.clone(), failed)?,
     };
     let routes = options.access.guard(router(routes, options.names.clone(), generates));

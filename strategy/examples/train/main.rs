@@ -7,7 +7,7 @@
 //!
 //! - `mode=train`: `train`, `score`, or `ops`, which times each operation of a step separately;
 //! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: tokens per sequence and sequences per rank;
-//! - `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`);
+//! - `precision=bf16` (or `fp16`), `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`);
 //! - `steps=8`: timed steps, after two warm-up steps;
 //! - `digest=true`: print a digest of all weights' bits; `offload=true`: time offloading and loading the
 //!   optimizer's states.
@@ -29,7 +29,8 @@ use anyroll_models::{
     model::{Scores, ScoresGrad},
 };
 use anyroll_strategy::{
-    AdamW, Decays, ParamsOn, Precision, Recompute, State, StepStats, StepsOn, Zero, ZeroConfig, ZeroStage,
+    AdamW, Decays, LossScale, ParamsOn, Precision, Recompute, State, StepStats, StepsOn, Zero, ZeroConfig,
+    ZeroStage,
     plan::{self, Ranks},
 };
 use serde_json::{Value, json};
@@ -224,7 +225,11 @@ fn prepare(
 fn strategy(options: &Options) -> ZeroConfig {
     ZeroConfig {
         stage: ZeroStage::try_from(options.number("stage", 1) as u64).expect("a stage"),
-        precision: Precision::Bf16,
+        precision: match options.text("precision", "bf16") {
+            "bf16" => Precision::Bf16,
+            "fp16" => Precision::Fp16(LossScale::default()),
+            other => panic!("no precision {other:?}"),
+        },
         recompute: match options.text("recompute", "none") {
             "none" => Recompute::None,
             "selective" => Recompute::Selective,

@@ -29,7 +29,7 @@ pub use sync::SyncRollout;
 use super::rewards::Rewards;
 use crate::{
     Result,
-    inference::Room,
+    inference::Capacity,
     train::{Exchange, Learner},
 };
 
@@ -90,7 +90,7 @@ pub struct Spent {
 impl Round<'_> {
     /// Waits for offloads in flight until there is memory for the KV cache, and for the reserved rest. The cache then
     /// has the same size as after all offloads.
-    fn make_room(&mut self, model: &Decoder, room: Room) -> Result<()> {
+    fn make_room(&mut self, model: &Decoder, room: Capacity) -> Result<()> {
         let started = Instant::now();
         let policy = &mut self.learner.model;
         let leaving_bytes = policy.leaving_bytes();

@@ -19,7 +19,7 @@ use serde_json::{Map, json};
 
 use super::{
     columns::Columns,
-    model_args::{ModelArgs, RoomArgs, at_least_one},
+    model_args::{CapacityArgs, ModelArgs, at_least_one},
     stdout::print,
 };
 
@@ -81,7 +81,7 @@ pub(super) struct EvaluateArgs {
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
-    room: RoomArgs,
+    capacity: CapacityArgs,
 }
 
 pub(super) fn evaluate(args: &EvaluateArgs) -> Result<u8> {
@@ -89,7 +89,7 @@ pub(super) fn evaluate(args: &EvaluateArgs) -> Result<u8> {
     let (chat, system_prompt) = (args.chat, args.system.clone());
     let mut model = args.model.load(Options { chat, system_prompt, ..Options::default() })?;
     let max_new_tokens = exam.tokens_of(&model)?;
-    let place = Place { sequences: args.room.sequences, memory: args.room.memory };
+    let place = Place { sequences: args.capacity.sequences, memory: args.capacity.memory };
     let (all, ended, told) = (exam.completions(), Cell::new(0), Cell::new(Instant::now()));
     let progress = |count| {
         ended.set(ended.get() + count);

@@ -13,7 +13,7 @@ use crate::{Result, train::sample_seed};
 /// A prompt with an answer; a conversation may have several answers, each after its messages. A solution in steps has
 /// one for each labelled step: the token after the step, before which the step's score is read.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Written {
+pub struct Tokenized {
     /// Prompt, then answer, with an end token.
     pub tokens: Vec<i64>,
     /// Ranges of the answers, in order; at least one, the last up to the end of the tokens.
@@ -26,7 +26,7 @@ pub struct Written {
     pub step_labels: Vec<f64>,
 }
 
-impl Written {
+impl Tokenized {
     /// In a text without a prompt the first token cannot be predicted.
     fn new(prompt: &[i64], answer: &[i64]) -> Self {
         let behind = prompt.len().max(1)..prompt.len() + answer.len();
@@ -84,14 +84,14 @@ pub fn read(
     objective: &Objective,
     turns: Turns,
     records: &[Record],
-) -> Result<Vec<Written>, TokenizerError> {
+) -> Result<Vec<Tokenized>, TokenizerError> {
     let mut read = Vec::with_capacity(2 * records.len());
     for record in records {
-        let mut push = |written: Written| {
+        let mut push = |written: Tokenized| {
             // The second sequence is the worse answer to the same prompt.
             let is_worse = objective.compares() && read.len() % 2 == 1;
             let desirable = !is_worse && record.desirable != Some(false);
-            let written = Written { desirable, reward: record.reward, ..written };
+            let written = Tokenized { desirable, reward: record.reward, ..written };
             read.push(match record.cut {
                 Some(cut) => written.cut(cut),
                 None => written,
@@ -100,18 +100,18 @@ pub fn read(
         let worse = if objective.compares() { record.rejected() } else { None };
         let records = [Some(record), worse.as_ref()].into_iter().flatten();
         if let Some(prm) = objective.prm() {
-            read.push(Written::in_steps(tokenizer, prm, record)?);
+            read.push(Tokenized::in_steps(tokenizer, prm, record)?);
         } else if objective.is_of_numbers() {
             for record in records {
-                push(Written::new(&tokenizer.encode_whole(record)?, &[ANY_TOKEN]));
+                push(Tokenized::new(&tokenizer.encode_whole(record)?, &[ANY_TOKEN]));
             }
         } else if turns == Turns::All && !record.is_text() {
             let (tokens, answers) = tokenizer.encode_turns(record)?;
-            push(Written::of(tokens, answers));
+            push(Tokenized::of(tokens, answers));
         } else {
             let prompt = tokenizer.encode_prompt(record)?;
             for record in records {
-                push(Written::new(&prompt, &tokenizer.encode_answer(record)?));
+                push(Tokenized::new(&prompt, &tokenizer.encode_answer(record)?));
             }
         }
     }
@@ -134,13 +134,18 @@ pub fn mismatched(records: &[Record], range: Range<usize>, most: usize) -> Vec<R
 const ANY_TOKEN: i64 = 0;
 
 /// Packs sequences for a forward pass. A prefix shared with the sequence before is computed once.
-pub fn pack(sequences: &[Written], device: Device) -> Result<PackedBatch> {
+pub fn pack(sequences: &[Tokenized], device: Device) -> Result<PackedBatch> {
     answers_of(sequences, PackedBatch::sharing(&borrowed(sequences), 1.0, device)?)
 }
 
 /// Packs sequences for training. If adapters have dropout, each sequence gets its own mask and nothing is
 /// shared.
-pub fn pack_to_train(drops: bool, sequences: &[Written], pass: Pass, device: Device) -> Result<PackedBatch> {
+pub fn pack_to_train(
+    drops: bool,
+    sequences: &[Tokenized],
+    pass: Pass,
+    device: Device,
+) -> Result<PackedBatch> {
     if !drops {
         return pack(sequences, device);
     }
@@ -151,12 +156,12 @@ pub fn pack_to_train(drops: bool, sequences: &[Written], pass: Pass, device: Dev
     answers_of(sequences, packed)
 }
 
-fn borrowed(sequences: &[Written]) -> Vec<Sequence<'_>> {
+fn borrowed(sequences: &[Tokenized]) -> Vec<Sequence<'_>> {
     sequences.iter().map(|it| Sequence { tokens: &it.tokens, prompt_len: it.prompt_len() }).collect()
 }
 
 /// Excludes the messages between answers from the batch's targets.
-fn answers_of(sequences: &[Written], packed: PackedBatch) -> Result<PackedBatch> {
+fn answers_of(sequences: &[Tokenized], packed: PackedBatch) -> Result<PackedBatch> {
     if sequences.iter().all(|sequence| sequence.answers.len() == 1) {
         return Ok(packed);
     }
@@ -234,7 +239,7 @@ mod tests {
                 let tokens = if ends { [said(text), vec![stop]].concat() } else { said(text) };
                 let behind_the_first = 1..tokens.len();
                 let answers = vec![behind_the_first];
-                assert_eq!(read, [Written::of(tokens, answers)], "{text}");
+                assert_eq!(read, [Tokenized::of(tokens, answers)], "{text}");
             }
         }
     }
@@ -251,7 +256,8 @@ mod tests {
         let check = |record: &Record, prm: PrmConfig, expected: &Value| {
             let objective = Objective::Prm(prm);
             let read = read(&tokenizer, &objective, Turns::Last, std::slice::from_ref(record)).unwrap();
-            let [Written { tokens, answers, desirable: true, reward: None, step_labels }] = &read[..] else {
+            let [Tokenized { tokens, answers, desirable: true, reward: None, step_labels }] = &read[..]
+            else {
                 panic!("{read:?}")
             };
             let ids: Vec<i64> = serde_json::from_value(expected["input_ids"].clone()).unwrap();
@@ -313,7 +319,7 @@ mod tests {
     #[test]
     fn what_is_cut_keeps_answers_where_they_were() {
         let (tokens, answers) = ((0..12).collect(), vec![2..5, 7..12]);
-        let whole = Written::of(tokens, answers);
+        let whole = Tokenized::of(tokens, answers);
         let cut = |tokens, keep| {
             let cut = whole.clone().cut(Cut { tokens, keep });
             (cut.tokens, cut.answers)

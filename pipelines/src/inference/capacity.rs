@@ -10,7 +10,7 @@ use crate::Result;
 
 /// Capacity of an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Room {
+pub struct Capacity {
     /// Sequences in flight; at least 1.
     pub sequences: usize,
     /// Tokens of the longest sequence, completion included.
@@ -19,7 +19,7 @@ pub struct Room {
     pub memory: f64,
 }
 
-impl Room {
+impl Capacity {
     /// Bytes that must be free for a cache of this capacity, of `free_bytes`, including the fraction left to
     /// others.
     pub fn wanted_bytes(self, model: &Decoder, weights: &Weights, free_bytes: usize) -> usize {

@@ -10,11 +10,11 @@ use anyroll_strategy::{Weights, Zero};
 use tch::{Device, Kind, TchError, Tensor};
 
 use super::{
-    Written,
+    Tokenized,
     ilql::{HeadOutputs, Valued},
     objective::{Answers, Sums, Whole, terms},
     teacher::Taught,
-    written::{pack, pack_to_train},
+    tokenized::{pack, pack_to_train},
 };
 use crate::{
     Result,
@@ -248,7 +248,7 @@ impl Answering for IlqlModel {
 #[derive(Debug)]
 pub struct Batch<'a> {
     /// Sequences in the form that the objective reads.
-    pub sequences: &'a [Written],
+    pub sequences: &'a [Tokenized],
     /// Sequences per forward and backward pass. Pairs are never split, so at least one pair.
     pub micro_batch_size: usize,
     /// Outputs of the frozen reference for the answers, fp64 `[S]`, if the objective uses them.
@@ -350,7 +350,7 @@ fn added(sum: Option<Tensor>, next: Tensor) -> TchResult<Tensor> {
 /// call this with the same number of sequences.
 pub fn score<M: Answering>(
     model: &mut Zero<M>,
-    sequences: &[Written],
+    sequences: &[Tokenized],
     micro_batch_size: usize,
     with_adapters: bool,
     taught: Option<&Taught>,
@@ -380,7 +380,7 @@ pub fn whole_pairs(objective: &Objective, sequences: usize) -> usize {
 }
 
 /// 1 for each answer that is better or desirable, else 0; for solutions the labels of their steps: fp64 `[S]`.
-pub fn labels(sequences: &[Written], device: Device) -> Result<Tensor> {
+pub fn labels(sequences: &[Tokenized], device: Device) -> Result<Tensor> {
     let mut labels: Vec<f64> = Vec::with_capacity(sequences.len());
     for sequence in sequences {
         match &sequence.step_labels[..] {
@@ -392,13 +392,13 @@ pub fn labels(sequences: &[Written], device: Device) -> Result<Tensor> {
 }
 
 /// Reward of each answer, or 0: fp64 `[S]`.
-pub fn rewards(sequences: &[Written], device: Device) -> Result<Tensor> {
+pub fn rewards(sequences: &[Tokenized], device: Device) -> Result<Tensor> {
     let rewards: Vec<f64> = sequences.iter().map(|sequence| sequence.reward.unwrap_or(0.0)).collect();
     Ok(upload(&rewards, device).map_err(anyroll_models::Error::from)?)
 }
 
 /// Token count of each answer: int64 `[S]`.
-pub fn lengths(sequences: &[Written], device: Device) -> Result<Tensor> {
+pub fn lengths(sequences: &[Tokenized], device: Device) -> Result<Tensor> {
     let lengths: Vec<i64> = sequences.iter().map(|sequence| sequence.answer_len() as i64).collect();
     Ok(upload(&lengths, device).map_err(anyroll_models::Error::from)?)
 }

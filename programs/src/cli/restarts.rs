@@ -1,0 +1,97 @@
+//! Restarts of a run's ranks after a failure.
+
+use std::{ffi::OsString, time::Duration};
+
+use anyroll_config::error_chain::one_line;
+use anyroll_pipelines::{
+    json_lines,
+    launch::{self, Interrupts, LaunchPlan, Outcome},
+    run_dir::RunDir,
+    run_log::{LogKind, RunLog},
+};
+
+/// Time between a failure and the next start, in which a device's memory is given back.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Launches a job, and again after each failure, at most `most` times. `resumed` are the arguments of a start that
+/// continues the run in `dir`. `record` takes each failure.
+///
+/// A failure that repeats the one before it, at the same step, is not followed by another start.
+pub(super) fn launch_with_restarts(
+    mut plan: LaunchPlan,
+    most: u32,
+    dir: &RunDir,
+    resumed: impl Fn() -> Vec<OsString>,
+    record: impl Fn(&launch::Error),
+) -> Result<Outcome, launch::Error> {
+    let mut interrupts = Interrupts::catch()?;
+    let mut before: Option<Failure> = None;
+    for restart in 1.. {
+        let error = match launch::launch(&plan, &mut interrupts) {
+            Ok(outcome) => return Ok(outcome),
+            Err(error) => error,
+        };
+        record(&error);
+        if most == 0 {
+            return Err(error);
+        }
+        let failure = Failure::of(&error, dir);
+        if before.as_ref() == Some(&failure) {
+            tell(dir, &format!("no restart: the ranks failed in the same way before, {}", failure.place()));
+            return Err(error);
+        }
+        if restart > most {
+            tell(dir, &format!("no restart: {most} were made"));
+            return Err(error);
+        }
+        tell(dir, &format!("{}; restart {restart} of {most}, from {}", one_line(&error), newest(dir)));
+        if interrupts.arrives_within(PAUSE) {
+            return Ok(Outcome::Interrupted);
+        }
+        plan.args = resumed();
+        before = Some(failure);
+    }
+    unreachable!("restarts end")
+}
+
+/// The place from which the next start continues.
+fn newest(dir: &RunDir) -> String {
+    // A folder that cannot be read is told by the ranks.
+    let newest = dir.newest_checkpoint().unwrap_or_default();
+    let name = newest.as_ref().and_then(|path| path.file_name());
+    name.map_or("the beginning".to_owned(), |name| format!("checkpoint {}", name.display()))
+}
+
+/// Cause and place of a failure, whichever rank it was.
+#[derive(PartialEq)]
+struct Failure {
+    cause: String,
+    step: Option<u64>,
+}
+
+impl Failure {
+    fn of(error: &launch::Error, dir: &RunDir) -> Self {
+        // A log that cannot be read is told by the ranks.
+        let step = json_lines::last_step(&dir.metrics()).unwrap_or_default();
+        // All ranks may fail alike, and any of them first.
+        let cause = match error {
+            launch::Error::Failed { reason, .. } | launch::Error::Stalled { reason, .. } => reason.clone(),
+            launch::Error::Killed { signal, .. } => format!("signal {signal}"),
+            other => one_line(other),
+        };
+        Self { cause, step }
+    }
+
+    fn place(&self) -> String {
+        self.step.map_or("before its first step".to_owned(), |step| format!("after step {step}"))
+    }
+}
+
+/// Writes a line to the terminal and to the run's log.
+fn tell(dir: &RunDir, text: &str) {
+    tracing::warn!("{text}");
+    let logged = RunLog::open(&dir.log()).map(|mut log| log.append(LogKind::Line, text));
+    if !matches!(logged, Ok(Ok(()))) {
+        tracing::warn!(run = %dir.path().display(), "a restart could not be written to the run's log");
+    }
+}
