@@ -11,8 +11,8 @@ use std::{
 };
 
 use crate::{
-    Device, DeviceId, DeviceInfo, Grid, HostFn, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream, Result,
-    TorchDevice,
+    Device, DeviceId, DeviceInfo, DeviceLoad, Grid, HostFn, MemoryInfo, RawBuffer, RawEvent, RawSlice,
+    RawStream, Result, TorchDevice,
 };
 
 /// Wraps a device and lets work of its own streams (not libtorch's) start up to `max_delay` late, from a seeded
@@ -128,6 +128,9 @@ macro_rules! forward_safe {
         }
         fn memory_info(&self) -> Result<MemoryInfo> {
             self.device.memory_info()
+        }
+        fn load(&self) -> Option<DeviceLoad> {
+            self.device.load()
         }
         fn torch_device(&self) -> Option<TorchDevice> {
             self.device.torch_device()

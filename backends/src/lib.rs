@@ -42,8 +42,9 @@ pub use collective::{
     connect_through_host,
 };
 pub use device::{
-    BackendKind, BackendTraits, DType, Device, DeviceId, DeviceInfo, Diagnosis, Error, Grid, HostFn, Limits,
-    MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Result, TorchDevice, without_backtrace,
+    BackendKind, BackendTraits, DType, Device, DeviceId, DeviceInfo, DeviceLoad, Diagnosis, Error, Grid,
+    HostFn, Limits, MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Result, TorchDevice,
+    without_backtrace,
 };
 pub use ffi::prefer_folder;
 pub use host::memory::give_back_freed_memory;

@@ -2,6 +2,7 @@
 
 use crate::format::{number, shortened};
 use crate::samples::{Sample, Training};
+use serde_json::Value;
 
 /// Most characters of a text that is shown.
 pub const SHOWN_CHARS: usize = 800;
@@ -25,6 +26,20 @@ pub fn facts(sample: &Sample) -> String {
     facts.join(", ")
 }
 
+/// Columns that reward functions logged for a completion, as `TERM/COLUMN` with a short text.
+pub fn columns(sample: &Sample) -> impl Iterator<Item = (String, String)> {
+    const CHARS: usize = 200;
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let of_term = sample.columns.iter().flat_map(|(term, columns)| columns.iter().map(move |it| (term, it)));
+    of_term.map(move |(term, (name, value))| (format!("{term}/{name}"), shortened(&text(value), CHARS)))
+}
+
+/// [`facts`], followed by the [`columns`].
+pub fn facts_and_columns(sample: &Sample) -> String {
+    let columns = columns(sample).map(|(name, text)| format!(", {name} {text}"));
+    facts(sample) + &columns.collect::<String>()
+}
+
 /// The completion with the highest reward and the one with the lowest, of completions of one group; the first and the
 /// last of equal ones.
 pub fn best_and_worst<'a>(group: &[&'a Sample]) -> Option<[&'a Sample; 2]> {
@@ -46,12 +61,11 @@ pub fn groups(samples: &[Sample]) -> impl DoubleEndedIterator<Item = Vec<&Sample
 /// Lines for the terminal.
 pub fn lines(sample: &Sample) -> String {
     let mut text = format!("step {}, a completion of training: {}", sample.step, facts(sample));
-    for (name, value) in
-        [("prompt", &sample.prompt), ("completion", &sample.completion), ("answer", &sample.answer)]
-    {
-        let value = shortened(value, SHOWN_CHARS);
+    let texts = [("prompt", &sample.prompt), ("completion", &sample.completion), ("answer", &sample.answer)];
+    let texts = texts.map(|(name, text)| (name.to_owned(), shortened(text, SHOWN_CHARS)));
+    for (name, value) in texts.into_iter().chain(columns(sample)) {
         let value = value.lines().collect::<Vec<_>>().join("\n              ");
-        text += &format!("\n  {name:<12}{value}");
+        text += &format!("\n  {name:<11} {value}");
     }
     text
 }
@@ -63,7 +77,7 @@ pub fn markdown(samples: &[Sample]) -> String {
         let Some([best, worst]) = best_and_worst(&group) else { continue };
         text += &format!("**prompt**\n\n{}**answer**\n\n{}", code(&best.prompt), code(&best.answer));
         for (name, sample) in [("best", best), ("worst", worst)] {
-            text += &format!("**{name}**: {}\n\n{}", facts(sample), code(&sample.completion));
+            text += &format!("**{name}**: {}\n\n{}", facts_and_columns(sample), code(&sample.completion));
         }
         text += "---\n\n";
     }
@@ -92,6 +106,7 @@ pub(crate) mod tests {
             turns: Vec::new(),
             answer: "gold".to_owned(),
             reward,
+            columns: Default::default(),
             training: Some(Training {
                 group,
                 terms: [("math".to_owned(), Some(reward)), ("length".to_owned(), None)].into(),
@@ -111,6 +126,11 @@ pub(crate) mod tests {
              prompt      prompt 3\n  completion  first\n              second\n  answer      gold"
         );
         assert_eq!(facts(&sample(1, 0, "", 0.0)), "reward 0, math 0, advantage -0.5, 7 tokens, cut");
+        let logged = [("gold".to_owned(), "4".into()), ("right".to_owned(), true.into())];
+        let logged =
+            Sample { columns: [("python".to_owned(), logged.into())].into(), ..sample(1, 0, "", 0.0) };
+        assert!(lines(&logged).ends_with("answer      gold\n  python/gold 4\n  python/right true"));
+        assert!(facts_and_columns(&logged).ends_with("cut, python/gold 4, python/right true"));
         let failed = Sample { reward: f64::NAN, training: None, ..sample(1, 0, "", 0.0) };
         assert_eq!(facts(&failed), "reward failed");
     }

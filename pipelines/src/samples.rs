@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::json_lines::{self, JsonLines};
 use crate::output_error::Result;
@@ -21,6 +22,9 @@ pub enum Phase {
     /// A training step.
     Train,
 }
+
+/// Values of the columns that each term of the reward logged for a sample, by the term's name.
+pub type Columns = BTreeMap<String, BTreeMap<String, Value>>;
 
 /// One sample: a line of `samples.jsonl`.
 ///
@@ -46,6 +50,9 @@ pub struct Sample {
     /// not finite reads back as NaN.
     #[serde(deserialize_with = "nan_for_null")]
     pub reward: f64,
+    /// Columns that reward functions logged.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub columns: Columns,
     /// Facts of a sample of training.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<Training>,
@@ -178,6 +185,7 @@ mod tests {
             turns: Vec::new(),
             answer,
             reward: 0.0,
+            columns: Columns::new(),
             training: None,
         }
     }

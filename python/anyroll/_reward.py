@@ -9,6 +9,7 @@ from typing import Any
 
 # Parameters that are not columns of a record.
 PROMPT, COMPLETION = "prompt", "completion"
+LOG_METRIC, LOG_EXTRA = "log_metric", "log_extra"
 # Kinds of parameters that are passed by name.
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -37,16 +38,30 @@ class Reward:
         others = [it.replace(kind=it.KEYWORD_ONLY) if it.kind in BY_NAME else it for it in own]
         self.__signature__ = inspect.Signature([*lists, *others])
 
-    def __call__(self, *, prompts: Sequence[Any], completions: Sequence[Any], **columns: Sequence[Any]) -> list[float]:
+    def __call__(
+        self,
+        *,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        log_metric: Callable[[str, float], None] | None = None,
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+        **columns: Sequence[Any],
+    ) -> list[float]:
         """Returns a score for each completion."""
         cases = []
+        logged = [Extra() for _ in completions]
         for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             case = {PROMPT: prompt, COMPLETION: text_of(completion)}
             case.update((name, values[index]) for name, values in columns.items())
+            case.update({LOG_METRIC: log_metric or ignore, LOG_EXTRA: logged[index]})
             cases.append({name: it for name, it in case.items() if self._takes_all or name in self._parameters})
         if inspect.iscoroutinefunction(self.score):
-            return asyncio.run(self._gather(cases))
-        return [self.score(**case) for case in cases]
+            scores = asyncio.run(self._gather(cases))
+        else:
+            scores = [self.score(**case) for case in cases]
+        for name in dict.fromkeys(name for extra in logged for name in extra.values) if log_extra else ():
+            log_extra(name, [extra.values.get(name) for extra in logged])
+        return scores
 
     async def _gather(self, cases: list[dict[str, Any]]) -> list[float]:
         return list(await asyncio.gather(*(self.score(**case) for case in cases)))
@@ -60,6 +75,22 @@ class Reward:
         return {"python": python, **fields}
 
 
+class Extra:
+    """`log_extra` of one completion: keeps its value of each column."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def __call__(self, column: str, value: Any) -> None:
+        if column in self.values:
+            raise ValueError(f"the column {column!r} has a value for this completion already")
+        self.values[column] = value
+
+
+def ignore(name: str, value: float) -> None:
+    """`log_metric` where nobody records metrics."""
+
+
 def text_of(completion: Any) -> str:
     """Returns the text of a completion, which is a list of messages where the prompt is one."""
     return completion if isinstance(completion, str) else completion[-1]["content"]
@@ -69,7 +100,8 @@ def reward(function: Callable[..., Any]) -> Reward:
     """Makes a reward of a function of one completion.
 
     The function's parameters are `completion` (a text), and any of `prompt` (a text or messages), `answer`, `finished` (true
-    if the completion ended by itself) and the record's columns. It returns a number, and may be `async`.
+    if the completion ended by itself) and the record's columns. It returns a number, and may be `async`. With the parameter
+    `log_metric` it may call `log_metric(name, number)`, with `log_extra` `log_extra(column, value)`.
 
         @anyroll.reward
         def brevity(completion: str, answer: str) -> float:

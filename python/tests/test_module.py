@@ -28,6 +28,15 @@ async def wanted(completion, prompt, **columns):
     return float(columns["word"] in completion and prompt == "p")
 
 
+@anyroll.reward
+def logs(completion: str, log_metric, log_extra) -> float:
+    log_metric("length", len(completion))
+    log_extra("text", completion.upper())
+    if completion == "twice":
+        log_extra("text", "again")
+    return 0.0
+
+
 class Rewards(unittest.TestCase):
     def test_a_function_of_one_completion_is_called_with_lists(self):
         scores = brevity(prompts=["p", "p"], completions=["ab", "a"], answer=["ab", "ab"], unused=[1, 2])
@@ -35,6 +44,17 @@ class Rewards(unittest.TestCase):
         self.assertEqual(brevity.score("abc", "ab"), 0.5)
         message = [{"role": "assistant", "content": "ab"}]
         self.assertEqual(brevity(prompts=[[]], completions=[message], answer=["ab"]), [1.0])
+
+    def test_a_function_logs_a_value_of_each_completion(self):
+        metrics, columns = [], []
+        calls = {"log_metric": lambda *call: metrics.append(call), "log_extra": lambda *call: columns.append(call)}
+        self.assertEqual(logs(prompts=["p", "p"], completions=["ab", "c"], **calls), [0.0, 0.0])
+        self.assertEqual(metrics, [("length", 2), ("length", 1)])
+        self.assertEqual(columns, [("text", ["AB", "C"])])
+        self.assertEqual(logs(prompts=["p"], completions=["ab"]), [0.0])
+        self.assertEqual(list(inspect.signature(logs).parameters), ["prompts", "completions", "log_metric", "log_extra"])
+        with self.assertRaisesRegex(ValueError, "'text' has a value"):
+            logs(prompts=["p"], completions=["twice"])
 
     def test_an_async_function_is_awaited(self):
         lists = {"prompts": ["p", "q", "p"], "completions": ["yes", "yes", "no"], "word": ["yes"] * 3}

@@ -21,7 +21,7 @@ fn the_guide_from_trl_holds() {
 
 #[test]
 fn the_guide_from_verl_holds() {
-    follow("from_verl", 3);
+    follow("from_verl", 4);
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn the_guide_from_openrlhf_holds() {
 
 #[test]
 fn the_guide_from_roll_holds() {
-    follow("from_roll", 3);
+    follow("from_roll", 4);
 }
 
 /// Asserts that a page's reports and imported configs are what its `count` commands write.

@@ -1,12 +1,13 @@
 //! `anyroll init`: every config that it writes passes `anyroll check`, and nothing is overwritten or left unsaid.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::{anyroll, fail, published_model, succeed};
+use super::{ANYROLL, anyroll, fail, published_model, succeed};
 
 /// Writes 200 records in the form of each method, in several formats.
 fn data(folder: &Path) {
@@ -136,5 +137,94 @@ fn what_is_missing_is_named_and_what_would_not_run_is_not_written() {
         let error = fail(in_folder(folder.path(), all));
         assert!(error.contains(expected), "{args:?}: {error}, not {expected}");
         assert!(!folder.path().join("out.yaml").exists(), "{args:?}");
+    }
+}
+
+/// Runs `anyroll init` in `folder` on a terminal, with a text to type after each text that it shows. Returns the exit
+/// code, minus the signal that ended it, and all that was shown.
+fn on_terminal(folder: &Path, args: &[&str], typed: &[(&str, &str)]) -> (i64, String) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/python/terminal.py");
+    let mut command = Command::new("python3");
+    command.arg(script).arg(ANYROLL).arg("init").args(args).current_dir(folder);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(json!(typed).to_string().as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    (told["code"].as_i64().unwrap(), told["shown"].as_str().unwrap().to_owned())
+}
+
+fn files(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+const MODEL: &str = "model, a folder or a name on the hub: ";
+const DATA: &str = "data, a file of records: ";
+const METHODS: &str = "method, one of grpo, rloo, sft, dpo, kto, reward-model [grpo]: ";
+const REWARD: &str = "reward, such as math, exact, choice, code or ifeval [math]: ";
+const DEVICES: &str = "devices, one for each rank [1]: ";
+
+/// The config is the one that the same answers as options write.
+#[test]
+fn questions_on_a_terminal_are_asked_until_they_are_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    data(folder.path());
+    let model = published_model::model().canonicalize().unwrap();
+    let model = model.to_str().unwrap();
+    fs::write(folder.path().join("taken.yaml"), "mine").unwrap();
+    let typed = [
+        (MODEL, "\n"),
+        ("write a path or a name", "none\n"),
+        (MODEL, &format!("{model}\n")),
+        (DATA, "none.csv\n"),
+        (DATA, "sums.csv\n"),
+        (METHODS, "ppo\n"),
+        ("there is no method `ppo`", "\n"),
+        (REWARD, "maths\n"),
+        ("did you mean `math`?", "\n"),
+        ("backend [", "nowhere\n"),
+        ("there is no backend `nowhere`", "cpu\n"),
+        (DEVICES, "0\n"),
+        (DEVICES, "\n"),
+        ("file to write [grpo.yaml]: ", "taken.yaml\n"),
+        ("taken.yaml exists: name another file", "\n"),
+    ];
+    let (code, shown) = on_terminal(folder.path(), &[], &typed);
+    assert!(code == 0 && shown.contains("anyroll run grpo.yaml"), "{code}: {shown}");
+    assert_eq!(fs::read_to_string(folder.path().join("taken.yaml")).unwrap(), "mine");
+    let answered = fs::read_to_string(folder.path().join("grpo.yaml")).unwrap();
+    let options = ["init", "--model", model, "--data", "sums.csv", "--method", "grpo", "--reward", "math"];
+    let more = ["--backend", "cpu", "--devices", "1", "--force", "--yes"];
+    succeed(in_folder(folder.path(), options.into_iter().chain(more)));
+    assert_eq!(answered, fs::read_to_string(folder.path().join("grpo.yaml")).unwrap());
+    // Without a default, since the usual name is taken.
+    let all = ["--model", model, "--data", "sums.csv", "--method", "grpo", "--reward", "math"];
+    let all = [&all[..], &["--backend", "cpu", "--devices", "1"]].concat();
+    let typed = [("file to write: ", "\n"), ("write the file's name", "other.yaml\n")];
+    let (code, shown) = on_terminal(folder.path(), &all, &typed);
+    assert!(code == 0, "{shown}");
+    assert_eq!(answered, fs::read_to_string(folder.path().join("other.yaml")).unwrap());
+}
+
+#[test]
+fn an_interrupt_or_the_end_of_input_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    data(folder.path());
+    let model = published_model::model().canonicalize().unwrap();
+    let model = format!("{}\n", model.to_str().unwrap());
+    let before = files(folder.path());
+    let started = [(MODEL, &*model), (DATA, "sums.csv\n"), (METHODS, "\n"), (REWARD, "\n")];
+    for answered in 0..=started.len() {
+        let next = [MODEL, DATA, METHODS, REWARD, "backend ["][answered];
+        for (key, ends_with, words) in
+            [("\u{3}", -2, ""), ("\u{4}", 1, "standard input ended before the last question")]
+        {
+            let typed = [&started[..answered], &[(next, key)]].concat();
+            let (code, shown) = on_terminal(folder.path(), &[], &typed);
+            assert!(code == ends_with && shown.contains(words), "{answered}, {key:?}: {code}: {shown}");
+            assert_eq!(files(folder.path()), before);
+        }
     }
 }

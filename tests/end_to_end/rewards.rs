@@ -1,11 +1,14 @@
 //! Runs with a user's own rewards, and with selected completions.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use serde_json::{Value, json};
+
 use super::{
     ONE_RANK, TWO_RANKS, anyroll, assert_same, assert_same_steps, fail, finish, lasting_metrics, resume,
-    run_tiny, series, succeed, tiny,
+    run_tiny, series, succeed, tiny, whole_lines,
 };
 
 const FUNCTIONS: &str = r#"
@@ -16,6 +19,20 @@ def moody(prompts, completions, answer, finished):
     if prompts[0].startswith("1"):
         raise ValueError("a prompt that it does not like")
     return exact(completions, answer, finished)
+
+def logs(completions, answer, finished, log_metric, log_extra):
+    scores = exact(completions, answer, finished)
+    log_metric("right", scores[0])
+    log_metric("length/chars", len(completions[0]))
+    if scores[0]:
+        log_metric("only if right", 2)
+    log_extra("gold", answer)
+    log_extra("chars", [len(text) for text in completions])
+    return scores
+
+def logs_nan(completions, log_metric):
+    log_metric("oops", float("nan"))
+    return [0.0]
 "#;
 
 /// Returns the `--set` of a Python reward in a file of `folder`.
@@ -35,6 +52,49 @@ fn a_python_function_trains_as_the_same_reward_in_rust() {
     assert_eq!(series(&python, "loss/policy").len(), 12);
     assert_eq!(series(&python, "reward/mean"), series(&rust, "reward/mean"));
     assert_eq!(series(&python, "grad_norm"), series(&rust, "grad_norm"));
+}
+
+/// The logged metrics are compared with the scores that they repeat, and the columns with the samples beside them.
+#[test]
+fn a_python_function_logs_metrics_and_columns() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = python(folder.path(), "logs", 0.0);
+    succeed(anyroll(["check", TWO_RANKS, "--set", &own]));
+    let mixed = "pipeline.rlvr.selection={mixed_groups: {max_batches: 3}}";
+    let every = "pipeline.rlvr.samples={every: 1, groups: 4}";
+    for (name, sets) in [("plain", &[&*own, every][..]), ("mixed", &[&*own, every, mixed])] {
+        let run = run_tiny(&folder, name, TWO_RANKS, sets);
+        let right = series(&run, "logged/python/right");
+        assert!(right.len() == 12 && right.iter().any(|&mean| mean > 0.0), "{right:?}");
+        assert_eq!(right, series(&run, "reward/python/mean"));
+        assert!(series(&run, "logged/python/only if right").iter().all(|&mean| mean == 2.0));
+        assert!(series(&run, "logged/python/length/chars").iter().all(|&mean| mean > 0.0));
+        // An evaluation has a greedy completion and four samples of each prompt.
+        let greedy = series(&run, "eval/greedy").into_iter().zip(series(&run, "eval/pass@1"));
+        let means = greedy.map(|(greedy, sampled)| (greedy + 4.0 * sampled) / 5.0).collect::<Vec<_>>();
+        let logged = series(&run, "eval/logged/python/right");
+        assert!(logged.len() == means.len() && logged.len() > 1, "{logged:?} {means:?}");
+        assert!(logged.iter().zip(&means).all(|(a, b)| (a - b).abs() < 1e-9), "{logged:?} {means:?}");
+
+        let samples = whole_lines(&run.join("samples.jsonl"));
+        let samples = samples.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let mut phases = BTreeSet::new();
+        for sample in samples {
+            phases.insert(sample["phase"].as_str().unwrap().to_owned());
+            let chars = sample["completion"].as_str().unwrap().len();
+            let columns = json!({"python": {"gold": sample["answer"], "chars": chars}});
+            assert_eq!(sample["columns"], columns, "{sample}");
+        }
+        assert!(phases.contains("train") && phases.contains("after"), "{phases:?}");
+    }
+    let [one, again] = ["plain", "again"].map(|name| folder.path().join(name));
+    succeed(tiny(TWO_RANKS, &again, &[&own, every]));
+    assert_same(&one, &again);
+
+    let error = fail(tiny(TWO_RANKS, &folder.path().join("nan"), &[&python(folder.path(), "logs_nan", 0.0)]));
+    for words in ["log_metric('oops', nan): a metric is a finite number", "in logs_nan"] {
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 #[test]

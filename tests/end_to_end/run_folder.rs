@@ -56,6 +56,12 @@ fn check_metrics(run: &Path) {
     let numbers: Vec<u64> = steps.iter().map(|step| step["step"].as_u64().unwrap()).collect();
     assert!(numbers.iter().copied().eq(0..=12), "{numbers:?}");
     let has = |step: &serde_json::Map<String, Value>, name: &str| step.get(name).is_some_and(Value::is_f64);
+    for step in &steps[1..] {
+        // The host has no device's memory to tell apart, but processes.
+        let resident = step["perf/resident_bytes"].as_f64().unwrap();
+        assert!((1e7..1e11).contains(&resident), "{resident}");
+        assert!(step.keys().all(|name| !name.starts_with("perf/device_")), "{step:?}");
+    }
     for (number, step) in steps.iter().enumerate() {
         for name in ["reward/mean", "loss/policy", "grad_norm", "time/step_s"] {
             assert_eq!(has(step, name), number > 0, "{name} of step {number}");

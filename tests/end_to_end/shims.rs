@@ -74,6 +74,12 @@ fn stages_agree(backend: &str) {
     });
     let [Some(first), rest @ ..] = &runs else { return };
     assert!(!first.is_empty());
+    let run = folder.path().join("0");
+    let [used, share] = ["perf/device_used_bytes", "perf/device_used_share"].map(|name| series(&run, name));
+    assert!(used.len() == 3 && used.iter().all(|used| *used > 1e5), "{used:?}");
+    assert!(share.iter().all(|share| (0.0..=1.0).contains(share) && *share > 0.0), "{share:?}");
+    // No kernel driver knows the shim's device.
+    assert!(series(&run, "perf/device_utilization").is_empty());
     for (stage, run) in rest.iter().enumerate() {
         // Bytes differ, as expected; losses, rewards and norms do not.
         let of_training = |run: &[serde_json::Map<String, serde_json::Value>]| {

@@ -24,8 +24,9 @@ use std::{
 };
 
 use crate::{
-    Backend, BackendKind, BackendTraits, Collective, Device, DeviceId, DeviceInfo, Diagnosis, Error, Limits,
-    MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream, Reduction, Result, Store, TorchDevice,
+    Backend, BackendKind, BackendTraits, Collective, Device, DeviceId, DeviceInfo, DeviceLoad, Diagnosis,
+    Error, Limits, MemoryInfo, RawBuffer, RawEvent, RawSlice, RawStream, Reduction, Result, Store,
+    TorchDevice,
     device::{HostFn, opened},
     ffi::{self, library},
     host::work::HostFailures,
@@ -274,6 +275,13 @@ unsafe impl Device for Npu {
             allocated_bytes: self.allocated_bytes.load(Ordering::Relaxed),
             pinned_bytes: self.pinned.bytes(),
         })
+    }
+
+    fn load(&self) -> Option<DeviceLoad> {
+        let _entered = self.context.enter().ok()?;
+        let (free_bytes, total_bytes) = self.context.memory().ok()?;
+        // The library has no call for how busy the device is.
+        Some(DeviceLoad { used_bytes: total_bytes - free_bytes, total_bytes, busy: None })
     }
 
     fn torch_device(&self) -> Option<TorchDevice> {

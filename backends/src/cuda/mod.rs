@@ -201,6 +201,10 @@ impl Dialect for Calls {
         unsafe { self.launch_with(&config, function, arguments, ptr::null_mut()) }
     }
 
+    fn busy(&self, pci_bus_id: &str) -> Option<f64> {
+        nvml::busy(pci_bus_id)
+    }
+
     fn diagnose(
         &self,
         driver: &Driver,

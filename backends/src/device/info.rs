@@ -15,6 +15,18 @@ pub struct MemoryInfo {
     pub pinned_bytes: usize,
 }
 
+/// Use of a device by all processes, as its driver reports it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceLoad {
+    /// Memory in use now.
+    pub used_bytes: usize,
+    /// Total of the device.
+    pub total_bytes: usize,
+    /// Share of the time in which it was busy, from 0 to 1, since the last call of this process or over the driver's own
+    /// period; `None` if the driver does not report it.
+    pub busy: Option<f64>,
+}
+
 /// Facts about a device that are quick to read.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {

@@ -15,7 +15,7 @@ use std::{
 
 pub use dtype::DType;
 pub use error::{Error, Result, without_backtrace};
-pub use info::{DeviceInfo, Diagnosis, Limits, MemoryInfo};
+pub use info::{DeviceInfo, DeviceLoad, Diagnosis, Limits, MemoryInfo};
 pub use kind::{BackendKind, BackendTraits, DeviceId};
 pub use torch::TorchDevice;
 
@@ -100,6 +100,11 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     fn info(&self) -> DeviceInfo;
     /// Memory at this moment.
     fn memory_info(&self) -> Result<MemoryInfo>;
+    /// Use of the device by all processes, read in less than a millisecond and without waiting for its work; `None` where
+    /// the device is the host, or its driver does not report it.
+    fn load(&self) -> Option<DeviceLoad> {
+        None
+    }
     /// Place of this device's tensors in libtorch, or `None` if libtorch cannot compute on it.
     fn torch_device(&self) -> Option<TorchDevice>;
 

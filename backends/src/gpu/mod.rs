@@ -30,8 +30,8 @@ use std::{
 };
 
 use crate::{
-    Backend, BackendKind, Collective, Device, DeviceId, DeviceInfo, Diagnosis, Error, Grid, MemoryInfo,
-    RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Reduction, Result, Store, TorchDevice,
+    Backend, BackendKind, Collective, Device, DeviceId, DeviceInfo, DeviceLoad, Diagnosis, Error, Grid,
+    MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Reduction, Result, Store, TorchDevice,
     device::{HostFn, opened, unsupported},
     ffi::{
         self,
@@ -59,6 +59,7 @@ const TORCH_KIND: c_int = 1;
 #[derive(Debug)]
 struct Gpu {
     info: DeviceInfo,
+    pci_bus_id: String,
     /// The architecture that its kernels are compiled for, by the compiler's name.
     architecture: String,
     /// A kernel may start before the previous one has ended.
@@ -146,6 +147,7 @@ impl Gpu {
             .map_err(|failed| context.error(failed))?;
         let architecture = driver.dialect.architecture(driver, number);
         let architecture = architecture.map_err(|failed| context.error(failed))?;
+        let pci_bus_id = facts::pci_bus_id(driver, number).map_err(|failed| context.error(failed))?;
         let (mut pool, mut allocations) = (0, 0);
         let mut wait_for_releases: c_int = 0;
         // SAFETY: numbers and structs of our own; both handles are given back in `drop`.
@@ -157,6 +159,7 @@ impl Gpu {
         })?;
         Ok(Self {
             info,
+            pci_bus_id,
             can_start_early: driver.dialect.can_start_early(&architecture),
             architecture,
             granularity_bytes,
@@ -241,6 +244,13 @@ unsafe impl Device for Gpu {
             allocated_bytes: self.allocated_bytes.load(Ordering::Relaxed),
             pinned_bytes: self.pinned.bytes(),
         })
+    }
+
+    fn load(&self) -> Option<DeviceLoad> {
+        let _entered = self.context.enter().ok()?;
+        let (free_bytes, total_bytes) = self.context.memory().ok()?;
+        let busy = self.context.driver.dialect.busy(&self.pci_bus_id);
+        Some(DeviceLoad { used_bytes: total_bytes - free_bytes, total_bytes, busy })
     }
 
     fn torch_device(&self) -> Option<TorchDevice> {

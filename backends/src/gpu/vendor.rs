@@ -119,6 +119,10 @@ pub(crate) trait Dialect: fmt::Debug + Send + Sync {
     }
     /// The architecture of a device, by the compiler's name.
     fn architecture(&self, driver: &Driver, device: c_int) -> Result<String, Failed>;
+    /// See [`crate::DeviceLoad::busy`], of the device at a PCIe address.
+    fn busy(&self, _pci_bus_id: &str) -> Option<f64> {
+        None
+    }
     /// Facts that take a while to find out about the device `ordinal` of those at these PCIe addresses.
     fn diagnose(
         &self,

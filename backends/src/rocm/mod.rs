@@ -4,7 +4,11 @@
 //! libtorch's build for ROCm presents itself as `cuda`, with the same device type. A device is made current by its
 //! number: HIP's context calls are deprecated, and its pop leaves the pushed device current.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::{
+    ffi::{CStr, c_int, c_void},
+    fs,
+    path::Path,
+};
 
 use crate::{
     BackendKind, BackendTraits, Diagnosis, Limits, Result,
@@ -80,6 +84,9 @@ table! {
     }
 }
 
+/// Folder of the kernel's devices by PCIe address, where the driver `amdgpu` has a file with the percentage.
+const PCI_DEVICES: &str = "/sys/bus/pci/devices";
+
 /// Enumerations were renumbered in 6.0, and the struct of properties has another layout from then on.
 fn version(version: c_int) -> Result<String, String> {
     let (major, minor) = (version / 10_000_000, version / 100_000 % 100);
@@ -89,6 +96,17 @@ fn version(version: c_int) -> Result<String, String> {
         ));
     }
     Ok(format!("HIP {major}.{minor}"))
+}
+
+/// See [`Dialect::busy`], in a folder as [`PCI_DEVICES`].
+fn busy_in(devices: &Path, pci_bus_id: &str) -> Option<f64> {
+    let percent = fs::read_to_string(devices.join(pci_bus_id).join("gpu_busy_percent")).ok()?;
+    percent
+        .trim()
+        .parse::<u32>()
+        .ok()
+        .filter(|percent| *percent <= 100)
+        .map(|percent| f64::from(percent) / 100.0)
 }
 
 impl Dialect for Calls {
@@ -129,6 +147,10 @@ impl Dialect for Calls {
         Ok(name.to_string_lossy().into_owned())
     }
 
+    fn busy(&self, pci_bus_id: &str) -> Option<f64> {
+        busy_in(Path::new(PCI_DEVICES), pci_bus_id)
+    }
+
     fn diagnose(
         &self,
         _driver: &Driver,
@@ -156,6 +178,18 @@ mod tests {
         ]);
         for release in ["hip_6.4", "hip_7.2"] {
             assert_says(release, &facts);
+        }
+    }
+
+    #[test]
+    fn the_driver_tells_how_busy_a_device_is() {
+        let devices = tempfile::tempdir().unwrap();
+        let address = "0000:c1:00.0";
+        assert_eq!(busy_in(devices.path(), address), None);
+        fs::create_dir(devices.path().join(address)).unwrap();
+        for (text, expected) in [("37\n", Some(0.37)), ("0\n", Some(0.0)), ("101\n", None), ("\n", None)] {
+            fs::write(devices.path().join(address).join("gpu_busy_percent"), text).unwrap();
+            assert_eq!(busy_in(devices.path(), address), expected, "{text:?}");
         }
     }
 

@@ -32,7 +32,11 @@ const PROGRAMS: [Program; 8] = [
     Program { origin: Origin::OpenrlhfRm, names: &["openrlhf.cli.train_rm"], keys: flags },
     Program { origin: Origin::OpenrlhfPrm, names: &["openrlhf.cli.train_prm"], keys: flags },
     Program { origin: Origin::OpenrlhfKto, names: &["openrlhf.cli.train_kto"], keys: flags },
-    Program { origin: Origin::VerlSft, names: &["verl.trainer.fsdp_sft_trainer"], keys: overrides },
+    Program {
+        origin: Origin::VerlSft,
+        names: &["verl.trainer.fsdp_sft_trainer", "verl.trainer.sft_trainer"],
+        keys: overrides,
+    },
     Program {
         origin: Origin::Verl,
         names: &["verl.trainer.main_ppo", "recipe.dapo.main_dapo"],

@@ -79,7 +79,7 @@ pub enum Origin {
     OpenrlhfKto,
     /// A script or a line that calls `verl.trainer.main_ppo`, or its YAML.
     Verl,
-    /// A script or a line that calls `verl.trainer.fsdp_sft_trainer`.
+    /// A script or a line that calls `verl.trainer.sft_trainer`, or its predecessor `verl.trainer.fsdp_sft_trainer`.
     VerlSft,
     /// trlx's TRLConfig YAML.
     Trlx,

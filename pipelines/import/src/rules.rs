@@ -1,6 +1,6 @@
 //! Rules shared by several importers.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{ledger::Ledger, values};
 
@@ -139,6 +139,15 @@ pub(super) fn longest_prompt(ledger: &mut Ledger, key: &str, field: &str) {
     let tokens = count(ledger, key, 1);
     if ledger.peek(key).is_some() {
         ledger.change(key, field, tokens, "longer prompts are left out, not truncated");
+    }
+}
+
+/// Data files, one or a list.
+pub(super) fn files(ledger: &mut Ledger, key: &str, field: &str) {
+    match ledger.peek(key).cloned() {
+        Some(Value::Array(files)) if files.len() == 1 => ledger.map(key, field, values::text(&files[0])),
+        Some(files) => ledger.map(key, field, files),
+        None => {}
     }
 }
 

@@ -510,7 +510,8 @@ push_to_hub: true
         "seq_mean_token_sum_norm:\n          length: 512\n",
         "          scale: none\n",
         "          clip_low: 0.2\n          clip_high: 0.28\n",
-        "pattern: <think>.*</think>.*\n      weight: 0.2\n",
+        "<think>[^<]*(?:<(?:[^<t]",
+        "      weight: 0.2\n",
     ] {
         assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
     }

@@ -308,11 +308,36 @@ fn algorithm(ledger: &mut Ledger) {
     }
     masks(ledger, &a);
     loss(ledger, &a);
+    entropy(ledger, &a);
     ledger.flag("mask_truncated_completions", &format!("{R}.selection.leave_out_cut"));
     match ledger.truth("vllm_importance_sampling_correction") {
         Some(true) => ledger.idle("vllm_importance_sampling_correction", ONE_ENGINE),
         Some(false) => ledger.idle("vllm_importance_sampling_correction", "off"),
         None => {}
+    }
+}
+
+/// The entropy bonus, after the aggregation: TRL's is a mean over tokens whatever the loss is.
+fn entropy(ledger: &mut Ledger, a: &str) {
+    let (key, adaptive) = ("entropy_coef", "use_adaptive_entropy");
+    match ledger.truth(adaptive) {
+        Some(true) => ledger.refuse(adaptive, "the coefficient is constant: set `algorithm.entropy_coef`"),
+        Some(false) => ledger.idle(adaptive, "off"),
+        None => {}
+    }
+    let of_adaptive = "only with `use_adaptive_entropy`";
+    for name in ["entropy_coef_min", "entropy_coef_max", "entropy_coef_delta", "entropy_target"] {
+        ledger.idle_all(&[(name, of_adaptive)]);
+    }
+    let field = format!("{a}.entropy_coef");
+    let by_tokens = ledger.draft(&format!("{a}.aggregation")).is_none_or(|it| it == "token_mean");
+    match ledger.number(key) {
+        Some(coef) if coef < 0.0 => ledger.refuse(key, "entropy is only raised: 0 or above"),
+        Some(coef) if coef > 0.0 && !by_tokens => {
+            let why = "weighted as `aggregation` weights tokens; TRL's is the mean over tokens";
+            ledger.change(key, &field, values::json(coef), why);
+        }
+        _ => ledger.copy_number(key, &field),
     }
 }
 
@@ -457,17 +482,17 @@ fn rewards(ledger: &mut Ledger) {
         Some(Value::Array(weights)) => weights,
         _ => Vec::new(),
     };
-    let mut terms = Vec::new();
+    let (mut terms, mut differences) = (Vec::new(), Vec::new());
     for (index, name) in names.iter().enumerate() {
         let name = values::text(name);
-        let mut term = match name.strip_prefix("trl.rewards.").unwrap_or(&name) {
-            "accuracy_reward" | "reasoning_accuracy_reward" => json!({"math": {}}),
-            // `trl grpo` uses these numbers, whatever the longest completion is.
-            "get_soft_overlong_punishment" => json!({"length": {"max_tokens": 1280, "buffer_tokens": 256}}),
-            "think_format_reward" => json!({"regex": {"pattern": "<think>.*</think>.*"}}),
-            other => {
-                let why = format!("`{other}`: put the function in a file and use the `python` reward");
-                ledger.refuse(key, why);
+        let shipped = name.strip_prefix("trl.rewards.").unwrap_or(&name);
+        let mut term = match shipped_reward(shipped) {
+            Ok((term, difference)) => {
+                differences.extend((!difference.is_empty()).then(|| format!("`{shipped}`: {difference}")));
+                term
+            }
+            Err(why) => {
+                ledger.refuse(key, format!("`{shipped}`: {why}"));
                 return ledger.idle_all(&[("reward_weights", "with `reward_funcs`")]);
             }
         };
@@ -476,10 +501,50 @@ fn rewards(ledger: &mut Ledger) {
         }
         terms.push(term);
     }
-    ledger.map(key, &format!("{R}.reward"), terms);
+    let field = format!("{R}.reward");
+    match differences.is_empty() {
+        true => ledger.map(key, &field, terms),
+        false => ledger.change(key, &field, terms, differences.join("; ")),
+    }
     if ledger.peek("reward_weights").is_some() {
         ledger.fold("reward_weights", "in the rewards' terms");
     }
+}
+
+/// Text without `<think>`. The engine has no look-around, so each `<` is followed by anything but `think>`.
+const NO_SECOND_THINK: &str = "[^<]*(?:<(?:[^<t][^<]*|t(?:[^<h][^<]*|h(?:[^<i][^<]*|i(?:[^<n][^<]*|n(?:[^<k][^<]*|\
+                               k(?:[^<>][^<]*)?)?)?)?)?)?)*";
+
+/// Our term for a reward that TRL ships, with the difference between the two, empty if there is none; or the reason why
+/// there is none.
+fn shipped_reward(name: &str) -> Result<(Value, &'static str), &'static str> {
+    let think = || format!("<think>{NO_SECOND_THINK}</think>{NO_SECOND_THINK}");
+    Ok(match name {
+        "accuracy_reward" => (
+            json!({"math": {}}),
+            "an answer outside of LaTeX counts; a solution that cannot be read is refused",
+        ),
+        "reasoning_accuracy_reward" => (
+            json!({"math": {}}),
+            "an answer before `</think>`, or without it, counts; a solution that cannot be read is refused",
+        ),
+        // `trl grpo` uses these numbers, whatever the longest completion is.
+        "get_soft_overlong_punishment" => (json!({"length": {"max_tokens": 1280, "buffer_tokens": 256}}), ""),
+        "think_format_reward" => {
+            (json!({"regex": {"pattern": think()}}), "a completion that is cut at the length limit scores 0")
+        }
+        "get_repetition_penalty_reward" => {
+            return Err(
+                "it is called with options in Python; `repetition` counts n-grams of words, not of tokens",
+            );
+        }
+        "get_cosine_scaled_reward" => {
+            return Err(
+                "its scale by length is not here: put the function in a file and use the `python` reward",
+            );
+        }
+        _ => return Err("put the function in a file and use the `python` reward"),
+    })
 }
 
 fn data(ledger: &mut Ledger) {

@@ -15,6 +15,7 @@ mod failure;
 mod ifeval;
 mod judge;
 mod length;
+mod logged;
 mod math;
 mod model;
 mod pattern;
@@ -33,6 +34,7 @@ pub use exact::Exact;
 pub use ifeval::Ifeval;
 pub use judge::Judge;
 pub use length::Length;
+pub use logged::Logged;
 pub use math::Math;
 pub use model::{Model, OpenModel, Reader, Text, Texts, pack, scores_of};
 pub use pattern::Pattern;
@@ -99,6 +101,14 @@ pub trait Reward: Send + Sync {
     /// Scores `completion`. An error is for causes outside the policy, such as an invalid gold answer; an
     /// invalid completion gets a low score.
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error>;
+
+    /// Scores `completion`, with what a user's function logged for it.
+    ///
+    /// # Errors
+    /// The error of [`Self::score`].
+    fn score_and_log(&self, record: &Record, completion: &Completion) -> Result<(f64, Logged), Error> {
+        Ok((self.score(record, completion)?, Logged::default()))
+    }
 
     /// Refuses a record on which [`Self::score`] fails for every completion, as far as the record alone decides it.
     ///

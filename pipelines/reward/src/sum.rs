@@ -7,8 +7,8 @@ use anyroll_config::{RewardConfig, RewardKind, RewardTerm};
 use anyroll_data::Record;
 
 use super::{
-    Completion, Error, Exact, Failure, JointModel, Model, OpenModel, Reward, StartError, Takes, build,
-    distinct, model,
+    Completion, Error, Exact, Failure, JointModel, Logged, Model, OpenModel, Reward, StartError, Takes,
+    build, distinct, model,
 };
 
 /// Name of the environment's reward.
@@ -77,6 +77,8 @@ pub struct Score {
     pub measured: f64,
     /// Unweighted score of each term; `None` if the term does not apply to the record.
     pub parts: Vec<Option<f64>>,
+    /// Metrics and columns that each term logged.
+    pub logged: Vec<Logged>,
 }
 
 impl RewardSum {
@@ -141,10 +143,10 @@ impl RewardSum {
 
     /// Scores a case and stores it on the board under its number, along with any batches that it completes.
     pub(super) fn score_on(&self, board: &Mutex<Board>, number: usize, case: Case) {
-        let parts = self.score_each(&case);
+        let (parts, logged) = self.score_each(&case);
         let complete = {
             let mut board = lock(board);
-            board.put(number, Entry { case, parts });
+            board.put(number, Entry { case, parts, logged });
             self.complete_batches(&board, number)
         };
         for (term, reward, batch) in complete {
@@ -172,7 +174,7 @@ impl RewardSum {
             };
             board.add(index, &rest, scores);
         }
-        Ok(board.0.into_iter().flatten().map(|entry| self.outcome(entry.parts)).collect())
+        Ok(board.0.into_iter().flatten().map(|entry| self.outcome(entry.parts, entry.logged)).collect())
     }
 
     /// Returns true if some term applies to records of `domain`.
@@ -192,15 +194,20 @@ impl RewardSum {
     }
 
     /// Scores a case by all terms without batches, up to the first that fails.
-    fn score_each(&self, case: &Case) -> Parts {
+    fn score_each(&self, case: &Case) -> (Parts, Vec<Logged>) {
         let mut parts: Parts = self.terms.iter().map(|_| None).collect();
-        for (term, part) in self.terms.iter().zip(&mut parts) {
+        let mut logged = vec![Logged::default(); self.terms.len()];
+        for ((term, part), logged) in self.terms.iter().zip(&mut parts).zip(&mut logged) {
             if !term.is_for(&case.record.domain) {
                 continue;
             }
             let score = match &term.by {
                 By::Threads(reward) if reward.takes() == Takes::Each => {
-                    reward.score(&case.record, &case.completion())
+                    let scored = reward.score_and_log(&case.record, &case.completion());
+                    scored.map(|(score, of_term)| {
+                        *logged = of_term;
+                        score
+                    })
                 }
                 By::Environment => {
                     let given = case.episode.clone().expect("a config that was checked has an environment");
@@ -214,7 +221,7 @@ impl RewardSum {
                 break;
             }
         }
-        parts
+        (parts, logged)
     }
 
     /// Batches that are complete now that case `number` is on the board. Numbers decide which cases form a
@@ -236,7 +243,7 @@ impl RewardSum {
         complete
     }
 
-    fn outcome(&self, parts: Parts) -> Outcome {
+    fn outcome(&self, parts: Parts, logged: Vec<Logged>) -> Outcome {
         let (mut total, mut scores) = (0.0, Vec::with_capacity(parts.len()));
         for (index, (term, part)) in self.terms.iter().zip(parts).enumerate() {
             match part.transpose() {
@@ -249,7 +256,7 @@ impl RewardSum {
         }
         // The config's check ensures that every domain has a term.
         let measured = scores.iter().copied().flatten().next().unwrap_or(0.0);
-        Outcome::Scored(Score { total, measured, parts: scores })
+        Outcome::Scored(Score { total, measured, parts: scores, logged })
     }
 }
 
@@ -314,6 +321,8 @@ type Parts = Vec<Option<Result<f64, Error>>>;
 struct Entry {
     case: Case,
     parts: Parts,
+    /// Metrics and columns that each term logged.
+    logged: Vec<Logged>,
 }
 
 /// All cases so far, indexed by number.
@@ -400,7 +409,8 @@ mod tests {
         let check = |domain: &str, text: &str, total, measured, parts: [Option<f64>; 4]| {
             let record = record(domain);
             let Outcome::Scored(score) = score(&scorer, case(&record, text)) else { panic!("{text}") };
-            assert_eq!(score, Score { total, measured, parts: parts.to_vec() }, "{domain} {text}");
+            let logged = vec![Logged::default(); parts.len()];
+            assert_eq!(score, Score { total, measured, parts: parts.to_vec(), logged }, "{domain} {text}");
         };
         check("sums", "12", 0.5, 1.0, [Some(1.0), Some(1.0), None, Some(-0.5)]);
         check("words", "ab", -0.75, 0.0, [None, Some(0.0), Some(1.0), Some(-0.5)]);
@@ -479,7 +489,8 @@ mod tests {
                 let batch = found.iter().find(|ids| ids.split(' ').any(|id| id == number.to_string()));
                 let crowd = batch.map(|ids| ids.split(' ').count() as f64);
                 let total = 1.0 + 0.5 * crowd.unwrap_or(0.0);
-                assert_eq!(*score, Score { total, measured: 1.0, parts: vec![Some(1.0), crowd] }, "{number}");
+                assert_eq!((score.total, score.measured), (total, 1.0), "{number}");
+                assert_eq!(score.parts, [Some(1.0), crowd], "{number}");
             }
         }
     }

@@ -159,7 +159,7 @@ mod tests {
             text: answer.to_owned(),
             tokens,
             finished: tokens < 9,
-            score: Ok(Score { total: measured, measured, parts: vec![Some(measured)] }),
+            score: Ok(Score { total: measured, measured, parts: vec![Some(measured)], logged: Vec::new() }),
             extracted: Some(answer.to_owned()),
         }
     }

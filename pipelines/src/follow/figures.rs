@@ -12,7 +12,7 @@ pub struct FigurePlan {
     unit: f64,
     /// Least number of curves of a run: a single term is the reward itself.
     least: usize,
-    /// Metrics and their labels. A part in braces stands for any text without a slash, and is the same in both. Metrics
+    /// Metrics and their labels. A part in braces stands for a name of the run's own, and is the same in both. Metrics
     /// of `warmup/` are drawn over the steps of the warm-up.
     series: &'static [(&'static str, &'static str)],
 }
@@ -44,7 +44,7 @@ enum Range {
 }
 
 /// All charts, in the order of the page.
-pub const FIGURES: [FigurePlan; 29] = [
+pub const FIGURES: [FigurePlan; 33] = [
     FigurePlan {
         title: "Reward",
         kind: Kind::Noisy,
@@ -60,6 +60,14 @@ pub const FIGURES: [FigurePlan; 29] = [
         unit: 1.0,
         least: 2,
         series: &[("reward/{term}/mean", "{term}")],
+    },
+    FigurePlan {
+        title: "Logged by reward functions",
+        kind: Kind::Noisy,
+        range: Range::Data,
+        unit: 1.0,
+        least: 1,
+        series: &[("logged/{term}/{metric}", "{term} {metric}")],
     },
     FigurePlan {
         title: "Held-out accuracy",
@@ -84,6 +92,14 @@ pub const FIGURES: [FigurePlan; 29] = [
         unit: 1.0,
         least: 1,
         series: &[("eval/reward", "reward"), ("eval/brightness", "brightness")],
+    },
+    FigurePlan {
+        title: "Logged on held-out prompts",
+        kind: Kind::Marked,
+        range: Range::Data,
+        unit: 1.0,
+        least: 1,
+        series: &[("eval/logged/{term}/{metric}", "{term} {metric}")],
     },
     FigurePlan {
         title: "Held-out loss",
@@ -271,7 +287,27 @@ pub const FIGURES: [FigurePlan; 29] = [
         range: Range::FromZero,
         unit: 1_048_576.0,
         least: 1,
-        series: &[("perf/allocated_bytes", "training"), ("perf/generate_allocated_bytes", "generating")],
+        series: &[
+            ("perf/allocated_bytes", "training"),
+            ("perf/generate_allocated_bytes", "generating"),
+            ("perf/device_used_bytes", "in use, all processes"),
+        ],
+    },
+    FigurePlan {
+        title: "Device utilization",
+        kind: Kind::Noisy,
+        range: Range::Unit,
+        unit: 1.0,
+        least: 1,
+        series: &[("perf/device_utilization", "share of the time")],
+    },
+    FigurePlan {
+        title: "Memory of a process in MiB",
+        kind: Kind::Exact,
+        range: Range::FromZero,
+        unit: 1_048_576.0,
+        least: 1,
+        series: &[("perf/resident_bytes", "resident")],
     },
     FigurePlan {
         title: "Warm-up loss",

@@ -1,11 +1,11 @@
 //! The newest completions of a run.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 
 use crate::format::shortened;
-use crate::sample_text::{SHOWN_CHARS, facts};
+use crate::sample_text::{SHOWN_CHARS, columns, facts};
 use crate::samples::{Phase, Sample};
 
 /// Most completions that are kept.
@@ -29,6 +29,8 @@ pub struct SampleRow {
     answer: String,
     reward: f64,
     facts: String,
+    /// Columns that reward functions logged.
+    columns: BTreeMap<String, String>,
 }
 
 impl Rows {
@@ -45,6 +47,7 @@ impl Rows {
             answer: short(&sample.answer),
             reward: sample.reward,
             facts: facts(sample),
+            columns: columns(sample).collect(),
         });
         self.count += 1;
     }

@@ -91,7 +91,8 @@ mod tests {
 
     fn sample(step: u64, phase: Phase, prompt: &str, completion: &str, reward: f64) -> Sample {
         let [prompt, completion, answer] = [prompt, completion, "gold"].map(String::from);
-        Sample { step, phase, prompt, completion, turns: Vec::new(), answer, reward, training: None }
+        let (turns, columns) = Default::default();
+        Sample { step, phase, prompt, completion, turns, answer, reward, columns, training: None }
     }
 
     #[test]

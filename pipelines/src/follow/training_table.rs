@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::format::shortened;
-use crate::sample_text::{SHOWN_CHARS, best_and_worst, facts, groups};
+use crate::sample_text::{SHOWN_CHARS, best_and_worst, facts_and_columns, groups};
 use crate::samples::Sample;
 
 /// Number of steps shown, the newest ones.
@@ -44,7 +44,7 @@ impl TrainingTable {
 fn row(group: &[&Sample]) -> Option<Row> {
     let cell = |sample: &Sample| Cell {
         completion: shortened(&sample.completion, SHOWN_CHARS),
-        facts: facts(sample),
+        facts: facts_and_columns(sample),
     };
     let of_both = best_and_worst(group)?;
     let [prompt, answer] = [&of_both[0].prompt, &of_both[0].answer].map(|text| shortened(text, SHOWN_CHARS));

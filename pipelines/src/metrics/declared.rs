@@ -25,7 +25,7 @@ pub enum Reduction {
 /// A metric that a run can write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Declared {
-    /// Its name in `metrics.jsonl`; a part in braces stands for any text without a slash.
+    /// Its name in `metrics.jsonl`; a part in braces stands for a name of the run's own.
     pub name: &'static str,
     /// Its unit; empty for a plain number.
     pub unit: &'static str,
@@ -52,17 +52,17 @@ impl Declared {
     }
 }
 
-/// Returns true if `found` is `own` with a text for each `{...}`. A domain's name may have slashes; only the last
-/// part of a metric's name has none.
+/// Returns true if `found` is `own` with a text for each `{...}`. Domains and logged metrics have names of the user's,
+/// which may have slashes.
 fn matches(own: &str, found: &str) -> bool {
-    let Some((before, (_, after))) =
+    let Some((before, (part, after))) =
         own.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?)))
     else {
         return own == found;
     };
     let Some(found) = found.strip_prefix(before) else { return false };
     let ends = (1..=found.len()).filter(|&end| found.is_char_boundary(end));
-    let mut fitting = ends.filter(|&end| after.contains('/') || !found[..end].contains('/'));
+    let mut fitting = ends.filter(|&end| ["domain", "metric"].contains(&part) || !found[..end].contains('/'));
     fitting.any(|end| matches(after, &found[end..]))
 }
 
@@ -98,6 +98,12 @@ pub const DECLARED: &[Declared] = &[
     Declared::new("reward/{term}/errors", "samples", Sum, "Samples on which this term failed."),
     Declared::new("reward/{term}/timeouts", "samples", Sum, "Samples on which this term took too long."),
     Declared::new("reward/{term}/dropped", "samples", Sum, "Images without a finite score of this term."),
+    Declared::new(
+        "logged/{term}/{metric}",
+        "",
+        Mean,
+        "Mean of the values that a term's Python function logged with `log_metric`.",
+    ),
     Declared::new("reward/chosen", "", Mean, "Mean implicit reward of the better answers."),
     Declared::new("reward/rejected", "", Mean, "Mean implicit reward of the worse answers."),
     Declared::new(
@@ -396,6 +402,12 @@ pub const DECLARED: &[Declared] = &[
         "Mean brightness of images from noise that is never trained on.",
     ),
     Declared::new(
+        "eval/logged/{term}/{metric}",
+        "",
+        Mean,
+        "As `logged/{term}/{metric}`, over the completions of held-out prompts.",
+    ),
+    Declared::new(
         "eval/{term}",
         "",
         Mean,
@@ -444,6 +456,30 @@ pub const DECLARED: &[Declared] = &[
         "bytes",
         Last,
         "Memory allocated on rank 0's device while it samples, without libtorch's own.",
+    ),
+    Declared::new(
+        "perf/device_used_bytes",
+        "bytes",
+        Max,
+        "Most memory in use on a rank's device at the end of the step, by all processes.",
+    ),
+    Declared::new(
+        "perf/device_used_share",
+        "share",
+        Max,
+        "Largest share of a device's memory that is in use at the end of the step.",
+    ),
+    Declared::new(
+        "perf/device_utilization",
+        "share",
+        Mean,
+        "Share of the time since the step before in which the ranks' devices were busy, as drivers report it.",
+    ),
+    Declared::new(
+        "perf/resident_bytes",
+        "bytes",
+        Max,
+        "Most resident host memory of a rank's process at the end of the step.",
     ),
     Declared::new(
         "perf/generate_passes",
@@ -520,7 +556,11 @@ mod tests {
         assert_eq!(name("eval/gsm8k/maj@16"), Some("eval/{domain}/maj@{k}"));
         assert_eq!(name("eval/clip"), Some("eval/{term}"));
         assert_eq!(name("eval/sums/é/greedy"), Some("eval/{domain}/greedy"));
-        for none in ["reward", "reward/median", "reward//mean", "time/lunch_s", "eval/a/b/c"] {
+        assert_eq!(name("logged/python/mean"), Some("logged/{term}/{metric}"));
+        assert_eq!(name("eval/logged/python_2/a/b"), Some("eval/logged/{term}/{metric}"));
+        for none in
+            ["reward", "reward/median", "reward//mean", "time/lunch_s", "eval/a/b/c", "reward/a/b/mean"]
+        {
             assert_eq!(name(none), None, "{none}");
         }
     }

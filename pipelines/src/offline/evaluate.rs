@@ -161,7 +161,8 @@ impl TextTask {
             let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
             let completion = sample.text(&self.tokenizer);
             let reward = f64::from(u8::from(sample.finished() && completion == answer));
-            SampleLine { step, phase, prompt, completion, turns: Vec::new(), answer, reward, training: None }
+            let (turns, columns) = Default::default();
+            SampleLine { step, phase, prompt, completion, turns, answer, reward, columns, training: None }
         };
         Ok(own.iter().zip(&sampled.samples).map(line).collect())
     }

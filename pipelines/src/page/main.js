@@ -166,9 +166,10 @@ const page = {
   drawCharts() {
     this.charts.forEach((chart) => chart.draw());
     this.empty.hidden = this.charts.some((chart) => !chart.figure.hidden);
-    const has = shownRuns().some((run) => run.steps.curves.has("perf/allocated_bytes"));
-    const memory = has ? "" : "Memory of the device is not recorded yet. ";
-    this.device.textContent = `${memory}Runs do not record how busy their devices are.`;
+    const has = (metric) => shownRuns().some((run) => run.steps.curves.has(metric));
+    const isSilent = has("perf/resident_bytes") && !has("perf/device_utilization");
+    this.device.textContent = isSilent ? "The devices of these runs do not report how busy they are." : "";
+    this.device.hidden = !isSilent;
   },
 
   drawConfigs(drawn) {

@@ -51,15 +51,15 @@ function shownRuns() {
 
 /**
  * Curves of a run, over its steps or over those of the warm-up, that a figure's series names, with their labels: `reward/{term}/mean` is every term's. A part in
- * braces stands for any text without a slash.
+ * braces stands for any text, without a slash unless the name is the user's.
  */
 function matching(track, [pattern, label]) {
   if (!pattern.includes("{")) return track.curves.has(pattern) ? [{ metric: pattern, label }] : [];
-  const escaped = pattern.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{[^}]*\}/, "([^/]+)");
+  const escaped = pattern.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{([^}]*)\}/g, (_, name) => `(?<${name}>${["domain", "metric"].includes(name) ? ".+" : "[^/]+"})`);
   const found = [];
   for (const metric of track.curves.keys()) {
     const match = new RegExp(`^${escaped}$`).exec(metric);
-    if (match) found.push({ metric, label: label.replace(/\{[^}]*\}/, () => match[1]) });
+    if (match) found.push({ metric, label: label.replace(/\{([^}]*)\}/g, (_, name) => match.groups[name]) });
   }
   return found;
 }

@@ -39,17 +39,19 @@ class Newest {
     this.section.hidden = all.length === 0;
     const sought = this.search.value.toLowerCase();
     const isOfPhase = ({ phase }) => !this.phase.value || (phase === "train") === (this.phase.value === "train");
-    const has = ({ prompt, completion, answer }) => [prompt, completion, answer].some((text) => text.toLowerCase().includes(sought));
+    const has = ({ prompt, completion, answer, columns }) => [prompt, completion, answer, ...Object.values(columns)].some((text) => text.toLowerCase().includes(sought));
     const found = all.filter(({ row }) => isOfPhase(row) && has(row));
-    const rows = found.slice(0, MOST_DRAWN).map(({ run, row }) => {
+    const newest = found.slice(0, MOST_DRAWN);
+    const logged = [...new Set(newest.flatMap(({ row }) => Object.keys(row.columns)))];
+    const rows = newest.map(({ run, row }) => {
       const verdict = row.reward >= 1 ? "right" : "wrong";
       const mark = element("span", { class: "mark", title: verdict }, row.reward >= 1 ? "✓" : "✗");
       const step = element("td", {}, String(row.step), element("br"), element("span", { class: "reward" }, row.phase));
       const completion = element("td", { class: verdict }, mark, textBlock(row.completion), element("span", { class: "reward" }, row.facts));
-      const texts = [element("td", {}, textBlock(row.prompt)), completion, element("td", {}, textBlock(row.answer))];
+      const texts = [element("td", {}, textBlock(row.prompt)), completion, element("td", {}, textBlock(row.answer)), ...logged.map((name) => element("td", {}, name in row.columns ? textBlock(row.columns[name]) : "–"))];
       return element("tr", {}, drawn.length > 1 ? runCell(run) : null, step, ...texts);
     });
-    const headings = ["step", "prompt", "completion", "right answer"];
+    const headings = ["step", "prompt", "completion", "right answer", ...logged];
     this.wide.replaceChildren(table(drawn.length > 1 ? ["run", ...headings] : headings, rows));
     const shown = Math.min(found.length, MOST_DRAWN);
     this.section.querySelector(".note").textContent = `${shown} of ${found.length} that match, of the newest ${all.length} that were written; samples.jsonl has all.`;

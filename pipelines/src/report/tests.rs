@@ -118,6 +118,7 @@ fn demo_sample(step: u64, phase: Phase, prompt: u64) -> Sample {
         turns: Vec::new(),
         answer,
         reward,
+        columns: Default::default(),
         training: None,
     }
 }

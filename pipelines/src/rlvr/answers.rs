@@ -17,12 +17,12 @@ use crate::{
 };
 
 reduced! {
-    /// Failures of an evaluation.
-    struct Failures {
+    /// Statistics of an evaluation's completions.
+    struct Totals {
         /// Number of all completions.
         sum completions: u64,
-        /// Number of completions on which each term of the reward failed.
-        nested failed: Vec<f64>,
+        /// Statistics of each term of the reward.
+        nested terms: Vec<TermSums>,
     }
 }
 
@@ -46,8 +46,8 @@ pub struct Measured {
     pub samples: Vec<Sample>,
     /// Score of each, or the failure of its reward.
     pub scores: Vec<Result<Score, String>>,
-    /// Number of completions of all ranks on which each term of the reward failed.
-    pub failed: Vec<f64>,
+    /// Statistics of each term of the reward, over the completions of all ranks.
+    pub terms: Vec<TermSums>,
 }
 
 /// Scored answers to prompts.
@@ -119,18 +119,11 @@ impl Answering<'_> {
         });
         let scores = scores.collect();
         let terms = TermSums::of(grader.sum.names().len(), outcomes.iter());
-        let failed = terms.iter().map(|sums| sums.failed).collect();
-        let Failures { completions, failed } =
-            exchange.reduce(&Failures { completions: asked.len() as u64, failed })?;
+        let Totals { completions, terms } =
+            exchange.reduce(&Totals { completions: asked.len() as u64, terms })?;
+        let failed: Vec<f64> = terms.iter().map(|sums| sums.failed).collect();
         grader.check_error_rates(&failed, completions as usize, outcomes)?;
-        Ok(Measured { samples: sampled.samples, scores, failed })
-    }
-}
-
-impl Measured {
-    /// Measure of each completion; `None` if its reward failed.
-    pub fn values(&self) -> impl Iterator<Item = Option<f64>> {
-        self.scores.iter().map(|score| score.as_ref().ok().map(|score| score.measured))
+        Ok(Measured { samples: sampled.samples, scores, terms })
     }
 }
 

@@ -3,12 +3,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use anyroll_config::EvaluationConfig;
-use anyroll_data::{Record, Tokenizer};
+use anyroll_data::Record;
+use anyroll_reward::Score;
 
 use super::{
     Rlvr,
     answers::{Answering, Answers, Asking, Measured},
     grader::Grader,
+    terms::TermSums,
     written::turns,
 };
 use crate::{
@@ -57,32 +59,38 @@ pub fn evaluate(rlvr: &mut Rlvr, exchange: &Exchange, step: u64, phase: Phase) -
     let mut answering =
         Answering { engine, weights: &weights, grader, exchange, version: step, progress: &|_| () };
     let answers = answering.answers(records, first, &asking)?;
-    let failed: f64 = answers.greedy.failed.iter().chain(&answers.drawn.failed).sum();
+    let mut terms = answers.greedy.terms.clone();
+    terms.reduce(answers.drawn.terms.clone());
+    let failed: f64 = terms.iter().map(|sums| sums.failed).sum();
     let domains = of_domains(samples, held_out, records, &answers, &rewards.grader);
     let mut metrics = summary(samples, domains, exchange)?;
     if failed > 0.0 {
         metrics.insert("eval/errors", failed);
     }
+    metrics.merge(TermSums::logged_in_evaluation(&terms, rewards.grader.sum.names()));
     let value = |name| metrics.get(name).unwrap_or(f64::NAN);
     let summary = format!("held-out greedy {:.3}, pass@1 {:.3}", value("eval/greedy"), value("eval/pass@1"));
-    let samples = lines(&rewards.grader.tokenizer, records, &answers.greedy, step, phase);
+    let samples = lines(&rewards.grader, records, &answers.greedy, step, phase);
     Ok(Evaluation { metrics, samples, picture: None, summary })
 }
 
 /// Lines of `samples.jsonl`.
 fn lines(
-    tokenizer: &Tokenizer,
+    grader: &Grader,
     records: &[Arc<Record>],
     best: &Measured,
     step: u64,
     phase: Phase,
 ) -> Vec<SampleLine> {
-    let shown = records.iter().zip(&best.samples).zip(best.values()).take(SHOWN);
-    let line = |((record, sample), value): ((&Arc<Record>, &Sample), Option<f64>)| {
+    let tokenizer = &grader.tokenizer;
+    let shown = records.iter().zip(&best.samples).zip(&best.scores).take(SHOWN);
+    let line = |((record, sample), score): ((&Arc<Record>, &Sample), &Result<Score, String>)| {
         let (prompt, answer) = (record.prompt.clone(), record.answer.clone());
-        let (completion, reward) = (sample.transcript(tokenizer), value.unwrap_or(f64::NAN));
+        let (completion, reward) =
+            (sample.transcript(tokenizer), score.as_ref().map_or(f64::NAN, |it| it.measured));
+        let columns = score.as_ref().map(|score| grader.columns_of(score)).unwrap_or_default();
         let turns = turns(tokenizer, sample);
-        SampleLine { step, phase, prompt, completion, turns, answer, reward, training: None }
+        SampleLine { step, phase, prompt, completion, turns, answer, reward, columns, training: None }
     };
     shown.map(line).collect()
 }

@@ -6,13 +6,14 @@ use std::{
 };
 
 use anyroll_data::{Record, Tokenizer};
-use anyroll_reward::{Case, Outcome, RewardSum, Scorer, Scoring};
+use anyroll_reward::{Case, Outcome, RewardSum, Score, Scorer, Scoring};
 
 use super::reward_model::ShardedModel;
 use crate::{
     Error, Result,
     error_rates::check_error_rates,
     inference::{Episode, Sample},
+    samples::Columns,
     train::Exchange,
 };
 
@@ -47,6 +48,20 @@ impl Grader {
     /// A completion as input of rewards.
     pub fn case(&self, record: &Arc<Record>, sample: &Sample) -> Case {
         case(&self.tokenizer, record, sample)
+    }
+
+    /// Columns that reward functions logged for a completion; none if a term failed.
+    pub fn columns(&self, outcome: &Outcome) -> Columns {
+        match outcome {
+            Outcome::Scored(score) => self.columns_of(score),
+            Outcome::Failed { .. } => Columns::new(),
+        }
+    }
+
+    /// Columns that reward functions logged with a score.
+    pub fn columns_of(&self, score: &Score) -> Columns {
+        let terms = self.sum.names().zip(&score.logged).filter(|(_, logged)| !logged.columns.is_empty());
+        terms.map(|(name, logged)| (name.to_owned(), logged.columns.clone())).collect()
     }
 
     /// Waits for the outcomes of all completions handed over. Every rank must call this.

@@ -84,6 +84,7 @@ impl Rewards {
         let (of_samples, of_greedy) = outcomes.split_at(samples.len());
         let reported = samples.iter().zip(of_samples).enumerate();
         let report = |(index, (sample, outcome))| self.report(prompts[index / group_size], sample, outcome);
+        let columns = of_samples.iter().map(|outcome| self.grader.columns(outcome)).collect();
         let greedy_failures = of_greedy.iter().filter(|outcome| matches!(outcome, Outcome::Failed { .. }));
         let own = RankReport {
             samples: reported.map(report).collect(),
@@ -113,7 +114,7 @@ impl Rewards {
         }
         let greedy = fill(&greedy, 1);
         let selection = Metrics::new();
-        Ok(Scored { rows, greedy, own: samples, terms, staleness, batches: 1, selection, stop })
+        Ok(Scored { rows, greedy, own: samples, columns, terms, staleness, batches: 1, selection, stop })
     }
 
     fn report(&self, prompt: (u64, usize), sample: &Sample, outcome: &Outcome) -> Report {

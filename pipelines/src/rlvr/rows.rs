@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{rollout::Staleness, terms::TermSums};
-use crate::{inference::Sample, metrics::Metrics, train::Share};
+use crate::{inference::Sample, metrics::Metrics, samples::Columns, train::Share};
 
 /// A sample in the form that all ranks have.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,6 +39,8 @@ pub struct Scored {
     pub greedy: Vec<f64>,
     /// This rank's samples, in its own order: see [`Share::samples_of`].
     pub own: Vec<Sample>,
+    /// Columns that reward functions logged for each of these samples.
+    pub columns: Vec<Columns>,
     /// Statistics of each term of the reward, over all ranks.
     pub terms: Vec<TermSums>,
     /// Staleness over all ranks; `None` for rollout in the step.

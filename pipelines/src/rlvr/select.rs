@@ -13,6 +13,7 @@ use crate::{
     Result,
     inference::Sample,
     metrics::Metrics,
+    samples::Columns,
     train::{Exchange, Reduce},
 };
 
@@ -91,8 +92,10 @@ impl Selection {
     /// the selection does not depend on the number of ranks. Every rank must call this.
     fn pick(&self, task: &Task, exchange: &Exchange, batches: &[Scored]) -> Result<Scored> {
         let group_size = task.share.group_size;
+        let (own, columns) = self.deal(task, exchange, batches)?;
         let mut picked = Scored {
-            own: self.deal(task, exchange, batches)?,
+            own,
+            columns,
             batches: batches.len() as u64,
             selection: self.metrics(task),
             ..Scored::default()
@@ -120,26 +123,33 @@ impl Selection {
         metrics
     }
 
-    /// This rank's samples of the selected groups, in its own order. Every rank sends all of its selected samples as
+    /// This rank's samples of the selected groups with their columns, in its own order. Every rank sends all of its selected samples as
     /// JSON, since the format of checkpoints omits empty fields.
-    fn deal(&self, task: &Task, exchange: &Exchange, batches: &[Scored]) -> Result<Vec<Sample>> {
+    fn deal(
+        &self,
+        task: &Task,
+        exchange: &Exchange,
+        batches: &[Scored],
+    ) -> Result<(Vec<Sample>, Vec<Columns>)> {
         let (rank, group_size) = (exchange.rank(), task.share.group_size);
-        let mut own: Vec<(usize, &[Sample])> = Vec::new();
+        let mut own: Vec<(usize, &[Sample], &[Columns])> = Vec::new();
         for (place, &(batch, group)) in self.places.iter().enumerate() {
             let held = task.share.prompts_of(rank).position(|prompt| prompt == group);
             if let Some(at) = held {
-                own.push((place, &batches[batch].own[at * group_size..(at + 1) * group_size]));
+                let group = at * group_size..(at + 1) * group_size;
+                let Scored { own: samples, columns, .. } = &batches[batch];
+                own.push((place, &samples[group.clone()], &columns[group]));
             }
         }
         let own = serde_json::to_string(&own).expect("plain data");
-        let mut groups: Vec<Vec<Sample>> = vec![Vec::new(); self.places.len()];
+        let mut groups: Vec<Vec<(Sample, Columns)>> = vec![Vec::new(); self.places.len()];
         for text in exchange.gather(&own)? {
-            let of_rank: Vec<(usize, Vec<Sample>)> =
+            let of_rank: Vec<(usize, Vec<Sample>, Vec<Columns>)> =
                 serde_json::from_str(&text).expect("what a rank has written");
-            for (place, samples) in of_rank {
-                groups[place] = samples;
+            for (place, samples, columns) in of_rank {
+                groups[place] = samples.into_iter().zip(columns).collect();
             }
         }
-        Ok(task.share.prompts_of(rank).flat_map(|prompt| mem::take(&mut groups[prompt])).collect())
+        Ok(task.share.prompts_of(rank).flat_map(|prompt| mem::take(&mut groups[prompt])).unzip())
     }
 }

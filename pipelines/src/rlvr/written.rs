@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Result,
     inference::Sample,
-    samples::{Phase, Sample as SampleLine, Training, Turn},
+    samples::{Columns, Phase, Sample as SampleLine, Training, Turn},
     train::Exchange,
 };
 
@@ -60,7 +60,7 @@ impl Written<'_> {
         let share = &self.task.share;
         let mut batches: HashMap<u64, Vec<Record>> = HashMap::new();
         let (mut lines, mut end) = (Vec::new(), 0);
-        for (row, sample) in scored.of_rank(share, self.exchange.rank()) {
+        for ((row, sample), columns) in scored.of_rank(share, self.exchange.rank()).zip(&scored.columns) {
             let start = end;
             end += sample.completion_len();
             let Some(place) = chosen.iter().position(|group| *group == row / share.group_size) else {
@@ -71,7 +71,7 @@ impl Written<'_> {
                 self.dataset.train_batch(Draw::Rollout, self.task.seed, batch, share.prompts)
             });
             let line = self.line(&records[number], sample, (row, &scored.rows[row]), &advantages[start..end]);
-            lines.push((place, row, line));
+            lines.push((place, row, SampleLine { columns: columns.clone(), ..line }));
         }
         lines
     }
@@ -93,6 +93,7 @@ impl Written<'_> {
             turns: turns(tokenizer, sample),
             answer: record.answer.clone(),
             reward: if is_scored { row.reward } else { f64::NAN },
+            columns: Columns::new(),
             training: Some(Training {
                 group: index / self.task.share.group_size,
                 terms: self.grader.sum.names().map(str::to_owned).zip(row.terms.iter().copied()).collect(),

@@ -149,7 +149,7 @@ def flattened(prefix, value):
 
 
 def table(records):
-    """Columns and rows of samples: the facts of training, and the reward's terms, are columns of their own."""
+    """Columns and rows of samples: the facts of training, the reward's terms, and what reward functions logged, are columns of their own."""
     rows = []
     for record in records:
         training = record.get("training") or {}
@@ -158,6 +158,8 @@ def table(records):
         for facts in training.values():
             if isinstance(facts, dict):
                 row.update(facts)
+        for term, logged in record.get("columns", {}).items():
+            row.update({f"{term}/{name}": value for name, value in logged.items()})
         rows.append(row)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return columns, [[row.get(name) for name in columns] for row in rows]

@@ -4,6 +4,7 @@
 //! the run's position, writes the run folder and ends on request. [`Exchange`] and [`Share`] are common to all
 //! pipelines. [`Place`] is a role's device, `role` holds a model there, and [`Reference`] is a frozen model.
 
+mod device_load;
 mod exchange;
 mod learner;
 mod pipeline;
@@ -25,6 +26,7 @@ use std::{
 
 use anyroll_config::{MetricsConfig, error_chain::one_line};
 use anyroll_strategy::checkpoint::{self, Saver, Stamp};
+use device_load::device_load;
 use serde::{Deserialize, Serialize};
 
 pub use exchange::Exchange;
@@ -249,7 +251,8 @@ impl<P: Pipeline> Training<P> {
                 outcome => outcome?,
             };
             *steps += 1;
-            let (step, StepOutcome { metrics, samples, stop: asked }) = (*steps, outcome);
+            let (step, StepOutcome { mut metrics, samples, stop: asked }) = (*steps, outcome);
+            metrics.merge(device_load(&self.exchange)?);
             if self.saver.poll(self.exchange.group())? {
                 self.prune()?;
             }

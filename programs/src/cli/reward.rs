@@ -1,5 +1,6 @@
 //! `anyroll reward`: scores completions from a file with a reward.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyroll_config::error_chain::one_line;
@@ -55,6 +56,12 @@ struct Scored {
     score: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     extracted: Option<String>,
+    /// Metrics that the function logged.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    metrics: BTreeMap<String, f64>,
+    /// Columns that the function logged.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    columns: BTreeMap<String, Value>,
 }
 
 /// Returns exit code 0 only if there was a line and every line was scored.
@@ -102,8 +109,11 @@ fn score(reward: &dyn Reward, line: usize, text: &str) -> Result<Scored, String>
     let (id, columns) = (format!("line {line}"), case.columns);
     let record = Record { id, prompt, messages, answer, columns, ..Record::default() };
     let completion = Completion { text: &case.completion, tokens: case.tokens, finished: case.finished };
-    let score = reward.score(&record, &completion).map_err(|error| one_line(&error))?;
-    Ok(Scored { line, score, extracted: reward.extracted(&completion) })
+    let scored = reward.score_and_log(&record, &completion);
+    let (score, logged) = scored.map_err(|error| one_line(&error))?;
+    let metrics = logged.means().into_iter().map(|(name, mean)| (name.to_owned(), mean)).collect();
+    let extracted = reward.extracted(&completion);
+    Ok(Scored { line, score, extracted, metrics, columns: logged.columns })
 }
 
 #[cfg(test)]

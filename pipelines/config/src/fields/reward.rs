@@ -288,7 +288,7 @@ impl Signature {
     /// Returns the named arguments that a function receives besides columns; openrlhf's have no names.
     pub fn arguments(self) -> &'static [&'static str] {
         match self {
-            Self::Trl => &["prompts", "completions", "answer", "finished"],
+            Self::Trl => &["prompts", "completions", "answer", "finished", "log_metric", "log_extra"],
             Self::Verl => &["data_source", "solution_str", "ground_truth", "extra_info", "finished"],
             Self::Openrlhf => &[],
         }

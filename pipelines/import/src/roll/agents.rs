@@ -6,10 +6,9 @@ use serde_json::json;
 use crate::{ledger::Ledger, rules, shared::R};
 
 /// Keys of unsupported pipelines, with their counterparts here.
-const OTHERS: [(&str, &str); 4] = [
+const OTHERS: [(&str, &str); 3] = [
     ("sft_train.", "supervised training uses `pipeline: offline`, docs/guides/offline.md"),
     ("student.", "distillation is `objective: distill` of `pipeline: offline`, docs/guides/distillation.md"),
-    ("chosen_key", "training on pairs uses `pipeline: offline`, docs/guides/offline.md"),
     (
         "actor_train.model_args.model_config_kwargs.",
         "image models use `pipeline: diffusion`, docs/guides/diffusion.md",
@@ -24,7 +23,7 @@ pub(super) fn is_another(ledger: &mut Ledger) -> bool {
     let Some((start, why)) = OTHERS.iter().find(of) else { return false };
     let key = ledger.keys().find(|key| key.starts_with(start)).cloned().expect("just found");
     ledger.refuse(&key, *why);
-    ledger.idle_all(&[("*", "only the RLVR and agentic pipelines are imported")]);
+    ledger.idle_all(&[("*", "only the RLVR, agentic and DPO pipelines are imported")]);
     true
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::rewards::workers;
-use crate::{ledger::Ledger, shared::R, values};
+use crate::{ledger::Ledger, rules, shared::R, values};
 
 /// ROLL's default for the most tokens of a prompt.
 pub(super) const PROMPT_LENGTH: u64 = 1024;
@@ -54,11 +54,7 @@ pub(super) fn domain_of(worker: &str) -> &str {
 pub(super) fn data(ledger: &mut Ledger, domains: &Domains) {
     let key = "actor_train.data_args.file_name";
     let path = format!("{R}.data.file.path");
-    match ledger.peek(key).cloned() {
-        Some(Value::Array(files)) if files.len() == 1 => ledger.map(key, &path, values::text(&files[0])),
-        Some(files) => ledger.map(key, &path, files),
-        None => {}
-    }
+    rules::files(ledger, key, &path);
     for name in ["prompt", "messages"] {
         ledger.copy_text(&format!("actor_train.data_args.{name}"), &format!("{R}.data.file.columns.prompt"));
     }

@@ -1,9 +1,10 @@
 //! Importer of ROLL's RLVR YAML, both as of v0.2.1, which trained with DeepSpeed, and later versions with
-//! FSDP2.
+//! FSDP2; `pairs.rs` is that of its DPO pipeline.
 
 mod agents;
 mod data;
 mod loss;
+mod pairs;
 mod rewards;
 mod strategy;
 mod teacher;
@@ -140,7 +141,15 @@ const IDLE: [(&str, &str); 90] = [
     ("reward_pretrain", "no reward model and no critic is loaded"),
 ];
 
-const REFUSED: [(&str, &str); 21] = [
+const QUANTIZED: &str = "weights are not quantised";
+
+const REFUSED: [(&str, &str); 24] = [
+    ("actor_infer.strategy_args.strategy_config.quantization*", QUANTIZED),
+    ("actor_infer.strategy_args.strategy_config.hf_overrides.quantization_config*", QUANTIZED),
+    (
+        "actor_infer.strategy_args.strategy_config.kv_cache_dtype",
+        "keys and values have the policy's precision",
+    ),
     ("critic*", "set `pipeline.rlvr.critic` and the advantage `gae`"),
     ("async_generation_ratio", "set `rollout.async.ahead`"),
     ("use_additional_prompts", "the number of sampled prompts is fixed"),
@@ -168,13 +177,16 @@ pub(super) fn apply(ledger: &mut Ledger) {
     if agents::is_another(ledger) {
         return;
     }
+    if pairs::is_of_pairs(ledger) {
+        return pairs::apply(ledger);
+    }
     let teacher_alone = teacher::is_alone(ledger);
     ledger.assume(&defaults());
     agents::apply(ledger);
     ledger.copy_text("exp_name", "name");
     ledger.fill("backend", "auto");
-    model(ledger);
-    let ranks_per_replica = strategy::strategy(ledger);
+    model(ledger, &["actor_train", "actor_infer"]);
+    let ranks_per_replica = strategy::strategy(ledger, R);
     batches(ledger, ranks_per_replica);
     optimizer(ledger);
     sampling(ledger);
@@ -183,14 +195,23 @@ pub(super) fn apply(ledger: &mut Ledger) {
     rewards(ledger, &domains);
     data(ledger, &domains);
     single(ledger);
+    template(ledger);
+    refuse_before_idle(ledger);
+}
+
+/// Closes the rest of the keys; of the rollout's options, which have no effect, some are refused.
+fn refuse_before_idle(ledger: &mut Ledger) {
+    ledger.refuse_all(&REFUSED);
+    ledger.idle_all(&IDLE);
+}
+
+fn template(ledger: &mut Ledger) {
     let template = "prompts are rendered by the template in the model's folder";
     ledger.fold_all(&[
         ("actor_train.data_args.template", template),
         ("global_template", template),
         ("tag_to_template*", template),
     ]);
-    ledger.idle_all(&IDLE);
-    ledger.refuse_all(&REFUSED);
 }
 
 /// Factors that are supported at one value only.
@@ -207,16 +228,17 @@ fn single(ledger: &mut Ledger) {
     }
 }
 
-fn model(ledger: &mut Ledger) {
+/// The policy, which `roles` compute, and the reference.
+fn model(ledger: &mut Ledger, roles: &[&str]) {
     if let Some(name) = ledger.text("pretrain") {
         ledger.change("pretrain", "model.path", name, DOWNLOAD);
     }
     // ROLL reads these names only if all of them are given.
-    let roles = ["actor_train", "actor_infer", "reference"];
-    let names = roles.map(|role| format!("{role}.model_args.model_name_or_path"));
-    let all_given = names.iter().all(|key| ledger.peek(key).is_some_and(|name| !values::is_unset(name)));
-    let [train, infer, reference] = &names;
-    for key in [train, infer] {
+    let name = |role: &str| format!("{role}.model_args.model_name_or_path");
+    let (names, reference) = (roles.iter().map(|role| name(role)).collect::<Vec<_>>(), &name("reference"));
+    let is_given = |key: &String| ledger.peek(key).is_some_and(|name| !values::is_unset(name));
+    let all_given = names.iter().chain([reference]).all(is_given);
+    for key in &names {
         match all_given {
             true => same_model(ledger, key, "the policy is the model of `pretrain`"),
             false => ledger.idle_all(&[(key, "set by `pretrain`")]),

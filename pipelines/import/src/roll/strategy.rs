@@ -2,12 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{
-    deepspeed,
-    ledger::Ledger,
-    megatron,
-    shared::{ONE_PLACE, R},
-};
+use crate::{deepspeed, ledger::Ledger, megatron, shared::ONE_PLACE};
 
 /// Limit of a list of devices.
 const MOST_DEVICES: u64 = 1 << 16;
@@ -22,14 +17,14 @@ fn config(name: &str) -> String {
     format!("actor_train.strategy_args.strategy_config.{name}")
 }
 
-/// Imports the strategy's keys. Returns the number of ranks that share each layer, which have a common batch
+/// Imports the strategy's keys, with the optimizer's for `pipeline`. Returns the number of ranks that share each layer, which have a common batch
 /// there.
-pub(super) fn strategy(ledger: &mut Ledger) -> u64 {
+pub(super) fn strategy(ledger: &mut Ledger, pipeline: &str) -> u64 {
     let name = "actor_train.strategy_args.strategy_name";
     let mut ranks_per_replica = 1;
     match ledger.text(name).as_deref() {
         Some("deepspeed_train") => ledger.idle(name, "the stage is set in its section"),
-        Some("fsdp2_train") => fsdp2(ledger, name),
+        Some("fsdp2_train") => fsdp2(ledger, name, pipeline),
         Some("megatron_train") => {
             ranks_per_replica = megatron::apply(ledger, name, &config(""), &config(""));
             ledger.idle_all(&[(RECOMPUTE, "set by `recompute_granularity`")]);
@@ -38,7 +33,7 @@ pub(super) fn strategy(ledger: &mut Ledger) -> u64 {
         None => {}
     }
     ledger.either(RECOMPUTE, "strategy.recompute", "none", "full");
-    deepspeed::apply(ledger, &config(""), R);
+    deepspeed::apply(ledger, &config(""), pipeline);
     devices(ledger);
     let key = config("fsdp_size");
     match (ledger.whole(&key), world(ledger)) {
@@ -58,14 +53,14 @@ pub(super) fn world(ledger: &Ledger) -> u64 {
 }
 
 /// FSDP2 shards weights unless they stay gathered after forward. Its AdamW decays all weights.
-fn fsdp2(ledger: &mut Ledger, name: &str) {
+fn fsdp2(ledger: &mut Ledger, name: &str, pipeline: &str) {
     let [reshard, offload, split] = ["reshard_after_forward", "offload_policy", "ep_size"].map(config);
     let stage = if ledger.truth(&reshard) == Some(false) { 2 } else { 3 };
     ledger.change(name, STAGE, stage, "by the states that FSDP shards");
     if ledger.truth(&reshard).is_some() {
         ledger.fold(&reshard, "part of the stage");
     }
-    ledger.fill(&format!("{R}.optimizer.adamw.decays"), "all");
+    ledger.fill(&format!("{pipeline}.optimizer.adamw.decays"), "all");
     match ledger.truth(&offload) {
         Some(true) => {
             ledger.fill("strategy.offload.params", "cpu");

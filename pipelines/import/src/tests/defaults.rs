@@ -98,8 +98,63 @@ fn trls_rewards_and_shares_of_a_warm_up() {
     for line in ["          warmup_steps:\n            share: 0.05\n", "    - math: {}\n", length] {
         assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
     }
-    let own = imported("grpo.yaml", &text.replace("trl.rewards.accuracy", "my"), Origin::Trl);
-    check_refused(&own, &["reward_funcs"]);
+    for other in ["my_reward", "get_cosine_scaled_reward", "get_repetition_penalty_reward"] {
+        let own = imported("grpo.yaml", &text.replace("trl.rewards.accuracy_reward", other), Origin::Trl);
+        check_refused(&own, &["reward_funcs"]);
+    }
+    let length = "num_generations: 8\nreward_funcs: [get_soft_overlong_punishment]\n";
+    let row = |text: &str, key: &str| {
+        let import = imported("grpo.yaml", text, Origin::Trl);
+        import.rows.iter().find(|row| row.key == key).unwrap().to_string()
+    };
+    assert!(row(length, "reward_funcs").starts_with("mapped"));
+    let told = row(text, "reward_funcs");
+    assert!(told.starts_with("changed") && told.contains("outside of LaTeX counts"), "{told}");
+}
+
+/// TRL's pattern is `^<think>(?!.*<think>)(.*?)</think>.*$` with dots that match line breaks: one `<think>`, at the start,
+/// with a `</think>` behind it.
+#[test]
+fn trls_format_of_thoughts_is_matched_without_look_around() {
+    let text = "num_generations: 8\nreward_funcs: [think_format_reward]\n";
+    let yaml = imported("grpo.yaml", text, Origin::Trl).yaml();
+    let config: Value = serde_saphyr::from_str(&yaml).unwrap();
+    let pattern = config["pipeline"]["rlvr"]["reward"][0]["regex"]["pattern"].as_str().unwrap().to_owned();
+    let ours =
+        regex::RegexBuilder::new(&format!(r"\A(?:{pattern})\z")).dot_matches_new_line(true).build().unwrap();
+    let theirs = |text: &str| {
+        let rest = text.strip_prefix("<think>");
+        rest.is_some_and(|rest| !rest.contains("<think>") && rest.contains("</think>"))
+    };
+    let parts = ["<think>", "</think>", "<", "<t", "<thin", "k>", "think>", "a\n", ">"];
+    let (mut right, mut wrong) = (0, 0);
+    for number in 0..9usize.pow(6) {
+        let part = |place: u32| parts[number / 9usize.pow(place) % 9];
+        let text: String = (0..6).map(part).collect();
+        let verdict = theirs(&text);
+        assert_eq!(ours.is_match(&text), verdict, "{text}");
+        *(if verdict { &mut right } else { &mut wrong }) += 1;
+    }
+    assert!(right > 1000 && wrong > 1000, "{right} {wrong}");
+}
+
+#[test]
+fn trls_entropy_bonus() {
+    let common = "num_generations: 8\nreward_funcs: [get_soft_overlong_punishment]\n";
+    for (more, outcome, is_set) in [
+        ("entropy_coef: 0.01\n", "mapped", true),
+        ("entropy_coef: 0.01\nloss_type: grpo\n", "changed", true),
+        ("entropy_coef: 0.0\nloss_type: grpo\n", "mapped", false),
+        ("entropy_coef: -0.1\n", "refused", false),
+    ] {
+        let import = imported("grpo.yaml", &format!("{common}{more}"), Origin::Trl);
+        let row = import.rows.iter().find(|row| row.key == "entropy_coef").unwrap().to_string();
+        assert!(row.starts_with(outcome), "{row}");
+        assert_eq!(import.yaml().contains("      entropy_coef: 0.01\n"), is_set, "{}", import.yaml());
+    }
+    let adaptive = "use_adaptive_entropy: true\nentropy_target: 0.2\nentropy_coef: 0.1\n";
+    let import = imported("grpo.yaml", &format!("{common}{adaptive}"), Origin::Trl);
+    check_refused(&import, &["use_adaptive_entropy"]);
 }
 
 #[test]

@@ -325,10 +325,9 @@ fn rolls_agents() {
 
 #[test]
 fn rolls_other_pipelines_are_no_runs_of_this_one() {
-    for (keys, refused) in [
-        ("sft_train: {training_args: {learning_rate: 1.0e-5}}\n", "sft_train.training_args.learning_rate"),
-        ("chosen_key: chosen\nrejected_key: rejected\n", "chosen_key"),
-    ] {
+    for (keys, refused) in
+        [("sft_train: {training_args: {learning_rate: 1.0e-5}}\n", "sft_train.training_args.learning_rate")]
+    {
         let import = imported("other.yaml", &format!("rollout_batch_size: 8\n{keys}"), Origin::Roll);
         check_refused(&import, &[refused]);
         assert!(!import.yaml().contains("rlvr"), "{}", import.yaml());
@@ -434,4 +433,117 @@ rewards:
         .replace("student_", "actor_")
         .replace("teacher:\n", "use_opd: true\nteacher:\n  opd_kl_coef: 0.2\n");
     check(&mixed, &["        reinforce:\n          gamma: 1.0\n", "      kl_coef: 0.2\n"]);
+}
+
+const PAIRS: &str = "\
+exp_name: pairs
+seed: 7
+max_steps: 500
+save_steps: 500
+eval_steps: 100
+sequence_length: 512
+num_nodes: 1
+num_gpus_per_node: 8
+pretrain: Qwen/Qwen2.5-3B-Instruct
+ipo: false
+beta: 0.2
+label_smoothing: 0.1
+chosen_key: good
+rejected_key: bad
+global_template: qwen2_5
+validation:
+  data_args:
+    file_name: held.json
+actor_train:
+  model_args:
+    disable_gradient_checkpointing: false
+    dtype: bf16
+    model_type: ~
+  training_args:
+    lr_scheduler_type: constant
+    learning_rate: 1.0e-6
+    weight_decay: 0
+    per_device_train_batch_size: 16
+    gradient_accumulation_steps: 2
+    warmup_steps: 20
+    num_train_epochs: 10
+  data_args:
+    file_name:
+      - pairs.json
+    dataset_dir: data
+    preprocessing_num_workers: 1
+  strategy_args:
+    strategy_name: megatron_train
+    strategy_config:
+      tensor_model_parallel_size: 1
+      pipeline_model_parallel_size: 1
+      expert_model_parallel_size: 1
+      use_distributed_optimizer: true
+      recompute_granularity: full
+  device_mapping: list(range(0,8))
+  infer_batch_size: 16
+reference:
+  model_args:
+    disable_gradient_checkpointing: true
+    dtype: bf16
+    model_type: ~
+  strategy_args:
+    strategy_name: megatron_infer
+    strategy_config:
+      tensor_model_parallel_size: 1
+  device_mapping: list(range(0,8))
+  infer_batch_size: 8
+";
+
+#[test]
+fn its_pairs() {
+    let import = imported("dpo.yaml", PAIRS, Origin::Roll);
+    check_refused(&import, &[]);
+    check_loads_as("offline", &import);
+    for line in [
+        "name: pairs\nseed: 7\n",
+        "devices: 8\n",
+        "  chat: true\n",
+        "  micro_batch_size: 32\n",
+        "    batch_size: 256\n",
+        "      dpo:\n        beta: 0.2\n        label_smoothing: 0.1\n",
+        "          prompt: instruction\n          answer: good\n          rejected: bad\n",
+        "        path: pairs.json\n",
+        "        held_out: held.json\n",
+        "        max_tokens: 512\n",
+        "        constant:\n          warmup_steps: 20\n",
+        "    steps: 500\n",
+        "      every: 100\n",
+    ] {
+        assert!(import.yaml().contains(line), "no\n{line}in\n{}", import.yaml());
+    }
+    let identity = imported("dpo.yaml", &PAIRS.replace("ipo: false", "ipo: true"), Origin::Roll);
+    check_refused(&identity, &["ipo"]);
+    let blind = PAIRS.replace("validation:\n  data_args:\n    file_name: held.json\n", "");
+    let blind = imported("dpo.yaml", &blind, Origin::Roll);
+    check_refused(&blind, &[]);
+    assert!(blind.yaml().contains("      prompts: 0\n"), "{}", blind.yaml());
+}
+
+/// Quantized rollout is refused as verl's is, with its reason; other options of the engine have no effect.
+#[test]
+fn its_quantized_rollout() {
+    let engine = |options: &str| {
+        let text = format!(
+            "rollout_batch_size: 64\nmax_steps: 9\nactor_infer:\n  strategy_args:\n    strategy_name: vllm\n    \
+             strategy_config:\n      gpu_memory_utilization: 0.8\n{options}"
+        );
+        imported("roll.yaml", &text, Origin::Roll)
+    };
+    check_refused(&engine("      quantization: null\n"), &[]);
+    let import = engine(
+        "      quantization: fp8\n      hf_overrides:\n        quantization_config:\n          quant_method: fp8\n      \
+         kv_cache_dtype: fp8\n",
+    );
+    let options = "actor_infer.strategy_args.strategy_config";
+    let quantized = format!("{options}.quantization");
+    let method = format!("{options}.hf_overrides.quantization_config.quant_method");
+    check_refused(&import, &[&quantized, &method, &format!("{options}.kv_cache_dtype")]);
+    let row = import.rows.iter().find(|row| row.key == quantized).unwrap().to_string();
+    assert!(row.ends_with("(weights are not quantised)"), "{row}");
 }

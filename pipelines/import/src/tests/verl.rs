@@ -442,3 +442,65 @@ fn its_supervised_trainer() {
     check_refused(&import("ulysses_sequence_parallel_size=2"), &["ulysses_sequence_parallel_size"]);
     check_refused(&import("data.my_own=2"), &["data.my_own"]);
 }
+
+#[test]
+fn its_supervised_trainer_with_engines() {
+    let program = "torchrun --standalone --nproc_per_node=1 -m verl.trainer.sft_trainer";
+    let usual = "data.train_files=a.parquet model.path=m engine=fsdp";
+    let import = |more: &str| imported("sft.sh", &format!("{program} {usual} {more}"), Origin::VerlSft);
+    let few = import("data.messages_key=talk data.train_batch_size=64 optim.lr=1e-5 trainer.total_epochs=2");
+    check_refused(&few, &[]);
+    check_loads_as("offline", &few);
+    for line in [
+        "    turns: all\n",
+        "          answer: talk\n",
+        "        max_tokens: 1024\n",
+        "        long_prompts: refuse\n",
+        "    batch_size: 64\n",
+        "  micro_batch_size: 8\n", // 8192 tokens in sequences of 1024
+        "  zero_stage: 3\n  precision: bf16\n",
+        "  recompute: full\n",
+        "        learning_rate: 0.00001\n",
+        "        decays: all\n",
+        "      data_epochs: 2\n",
+        "      prompts: 0\n",
+        "seed: 1\n",
+    ] {
+        assert!(few.yaml().contains(line), "no\n{line}in\n{}", few.yaml());
+    }
+    let more = import(
+        "data.val_files=b.parquet data.use_dynamic_bsz=False data.micro_batch_size_per_gpu=2 data.truncation=left \
+         engine.strategy=fsdp2 engine.reshard_after_forward=False engine.dtype=float16 engine.offload_policy=True \
+         optim.lr_scheduler_type=cosine optim.lr_warmup_steps_ratio=0.1 optim.min_lr_ratio=0.1 optim.betas=[0.9,0.95] \
+         model.lora_rank=8 model.target_modules=all-linear trainer.max_ckpt_to_keep=3 trainer.save_freq=50 trainer.test_freq=10",
+    );
+    check_refused(&more, &[]);
+    for line in [
+        "  micro_batch_size: 2\n",
+        "  zero_stage: 2\n  precision: fp16\n",
+        "    optimizer: cpu_step\n",
+        "        held_out: b.parquet\n",
+        "          truncate: keep_end\n",
+        "        cosine:\n",
+        "          final_ratio: 0.1\n",
+        "      keep_last: 3\n",
+        "    rank: 8\n    alpha: 16\n",
+    ] {
+        assert!(more.yaml().contains(line), "no\n{line}in\n{}", more.yaml());
+    }
+    for (more, key) in [
+        ("engine.ulysses_sequence_parallel_size=2", "engine.ulysses_sequence_parallel_size"),
+        ("engine.qat.enable=True", "engine.qat.enable"),
+        ("model.lora_adapter_path=there", "model.lora_adapter_path"),
+        ("optim.optimizer=AdamW8bit", "optim.optimizer"),
+        ("data.my_own=2", "data.my_own"),
+    ] {
+        check_refused(&import(more), &[key]);
+    }
+    let megatron = imported(
+        "sft.sh",
+        &format!("{program} data.train_files=a.parquet model.path=m engine=megatron"),
+        Origin::VerlSft,
+    );
+    check_refused(&megatron, &["engine"]);
+}

@@ -5,6 +5,7 @@ mod algorithm;
 mod distillation;
 mod reward;
 pub(super) mod sft;
+mod sft_engine;
 mod tables;
 
 use serde_json::{Value, json};
@@ -155,7 +156,7 @@ fn strategy(ledger: &mut Ledger) {
         ("actor_rollout_ref.actor.model_engine", "part of the strategy"),
     ]);
     match ledger.text(&kind).as_deref() {
-        Some("fsdp" | "fsdp2") => fsdp(ledger, &kind),
+        Some("fsdp" | "fsdp2") => fsdp(ledger, &kind, &format!("{ACTOR}.fsdp_config")),
         Some("megatron") => megatron(ledger, &kind),
         _ => ledger.refuse(&kind, "set `strategy.zero_stage`"),
     }
@@ -219,9 +220,10 @@ fn precision(ledger: &mut Ledger, dtype: &str) {
     }
 }
 
-fn fsdp(ledger: &mut Ledger, kind: &str) {
+/// FSDP's keys below `section`; `kind` is the key that chooses it.
+fn fsdp(ledger: &mut Ledger, kind: &str, section: &str) {
     ledger.idle(kind, "the stage is set by `reshard_after_forward`");
-    let fsdp = |name: &str| format!("{ACTOR}.fsdp_config.{name}");
+    let fsdp = |name: &str| format!("{section}.{name}");
     let (reshard, stage) = (fsdp("reshard_after_forward"), "strategy.zero_stage");
     ledger.assume(&[(&reshard, json!(true)), (&fsdp("dtype"), json!("bfloat16"))]);
     match ledger.truth(&reshard) {

@@ -1,7 +1,9 @@
-//! Importer of verl's `fsdp_sft_trainer`: a command's overrides. Defaults are those of its `sft_trainer.yaml`.
+//! Importer of verl's `fsdp_sft_trainer`: a command's overrides. Defaults are those of its `sft_trainer.yaml`. Its
+//! successor is `sft_engine.rs`.
 
 use serde_json::{Value, json};
 
+use super::sft_engine;
 use crate::{
     ledger::Ledger,
     rules,
@@ -11,7 +13,7 @@ use crate::{
 };
 
 /// Pipeline of the imported configs.
-const P: &str = "pipeline.offline";
+pub(super) const P: &str = "pipeline.offline";
 
 const PACKED: &str = "sequences are always packed";
 const READER: &str = "every rank reads the data itself, without workers";
@@ -82,6 +84,9 @@ fn defaults() -> [(&'static str, Value); 16] {
 }
 
 pub(crate) fn apply(ledger: &mut Ledger) {
+    if sft_engine::is_engine(ledger) {
+        return sft_engine::apply(ledger);
+    }
     ledger.assume(&defaults());
     super::name(ledger);
     ledger.fill("backend", "auto");
@@ -106,6 +111,13 @@ fn model(ledger: &mut Ledger) {
     ledger.either("model.enable_gradient_checkpointing", "strategy.recompute", "full", "none");
     ledger.fill("strategy.zero_stage", 3);
     ledger.fill("strategy.precision", "bf16");
+    adapters(ledger);
+    if ledger.whole("ulysses_sequence_parallel_size") == Some(1) {
+        ledger.idle("ulysses_sequence_parallel_size", "off");
+    }
+}
+
+pub(super) fn adapters(ledger: &mut Ledger) {
     match ledger.number("model.lora_rank").is_some_and(|rank| rank > 0.0) {
         true => {
             ledger.assume(&[("model.lora_alpha", json!(16))]);
@@ -118,9 +130,6 @@ fn model(ledger: &mut Ledger) {
             ("model.lora_alpha", "the rank is 0"),
             ("model.target_modules", "the rank is 0"),
         ]),
-    }
-    if ledger.whole("ulysses_sequence_parallel_size") == Some(1) {
-        ledger.idle("ulysses_sequence_parallel_size", "off");
     }
 }
 
@@ -142,7 +151,7 @@ fn optimizer(ledger: &mut Ledger) {
 }
 
 /// Length of the run, and intervals of checkpoints and evaluations.
-fn run(ledger: &mut Ledger) {
+pub(super) fn run(ledger: &mut Ledger) {
     let field = format!("{P}.steps");
     rules::leave_unset(ledger, &["trainer.total_training_steps"]);
     rules::map_count(ledger, "trainer.total_training_steps", &field, 1);
@@ -158,22 +167,21 @@ fn run(ledger: &mut Ledger) {
 
 /// A record is a conversation, or a prompt with its answer, each possibly a field of its column.
 fn data(ledger: &mut Ledger) {
+    files_and_lengths(ledger);
+    columns(ledger, &format!("{P}.data.file.columns"));
+}
+
+pub(super) fn files_and_lengths(ledger: &mut Ledger) {
     let file = format!("{P}.data.file");
     for (key, field) in [("data.train_files", "path"), ("data.val_files", "held_out")] {
         rules::leave_unset(ledger, &[key]);
-        let files = match ledger.peek(key).cloned() {
-            None => continue,
-            Some(Value::Array(files)) if files.len() == 1 => files[0].clone(),
-            Some(files) => files,
-        };
-        ledger.map(key, &format!("{file}.{field}"), files);
+        rules::files(ledger, key, &format!("{file}.{field}"));
     }
     for key in ["data.train_max_samples", "data.val_max_samples"] {
         if ledger.number(key) == Some(-1.0) {
             ledger.idle(key, "all");
         }
     }
-    columns(ledger, &format!("{file}.columns"));
     ledger.copy_number("data.max_length", &format!("{file}.max_tokens"));
     let (cut, field) = ("data.truncation", format!("{file}.long_prompts"));
     match ledger.text(cut).as_deref() {

@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::{Completion, Error, Failure, Reward};
+use super::{Completion, Error, Failure, Logged, Reward};
 use worker::{Answer, Worker};
 
 /// A user's scoring function. It runs in separate processes, at most one per scoring thread. A process that
@@ -91,10 +91,11 @@ impl Python {
         let (messages, completion) = (&[][..], "");
         let case =
             Case { prompt, messages, completion, finished: true, answer, columns, image: Some(images) };
-        self.ask(&case).map_err(|failure| Error::new(self.name(), record, failure))
+        let scored = self.ask(&case).map_err(|failure| Error::new(self.name(), record, failure))?;
+        Ok(scored.map(|(score, _)| score))
     }
 
-    fn ask(&self, case: &Case) -> Result<Option<f64>, Failure> {
+    fn ask(&self, case: &Case) -> Result<Option<(f64, Logged)>, Failure> {
         let waiting = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut worker = match waiting {
             Some(worker) => worker,
@@ -105,7 +106,7 @@ impl Python {
         // A worker that failed is not used again.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(worker);
         match answer {
-            Answer::Score(score) => Ok(Some(score)),
+            Answer::Score(score, logged) => Ok(Some((score, logged))),
             Answer::Refused => Ok(None),
             Answer::Error(error) => Err(error.into()),
         }
@@ -128,6 +129,10 @@ impl Reward for Python {
     }
 
     fn score(&self, record: &Record, completion: &Completion) -> Result<f64, Error> {
+        self.score_and_log(record, completion).map(|(score, _)| score)
+    }
+
+    fn score_and_log(&self, record: &Record, completion: &Completion) -> Result<(f64, Logged), Error> {
         let Record { prompt, messages, answer, columns, .. } = record;
         let Completion { text, finished, .. } = *completion;
         let case = Case { prompt, messages, completion: text, finished, answer, columns, image: None };
@@ -225,6 +230,30 @@ def starts(completions):
         with open(completions[0], "a") as file:
             print(pid, file=file)
     time.sleep(97)
+
+class Thing:
+    def __str__(self):
+        return "a thing"
+
+def logs(completions, answer, log_metric, log_extra):
+    log_metric("chars", len(completions[0]))
+    log_metric("chars", 0)
+    log_metric("right/share", answer == completions)
+    log_extra("gold", answer)
+    for name, value in {"none": None, "flag": True, "nan": float("nan"), "big": 10**400, "thing": Thing()}.items():
+        log_extra(name, [value])
+    return [0.0]
+
+def logs_all(completions, **columns):
+    columns["log_metric"]("columns", len(columns))
+    return [0.0]
+
+def logs_wrongly(completions, log_metric, log_extra):
+    try:
+        eval(completions[0], {"metric": log_metric, "extra": log_extra})
+    finally:
+        log_metric("after", 1)
+    return [0.0]
 "#;
 
     fn python(function: &str, signature: Signature) -> (tempfile::TempDir, Result<Python, Failure>) {
@@ -282,6 +311,43 @@ def starts(completions):
         let (_folder, python) = python("reward_list", Signature::Openrlhf);
         let error = anyroll_config::error_chain::one_line(&score(&python.unwrap(), "many").unwrap_err());
         assert!(error.contains("2 rewards"), "{error}");
+    }
+
+    #[test]
+    fn a_function_logs_metrics_and_columns() {
+        let logged = |function: &str, text: &str| {
+            let (_folder, python) = python(function, Signature::Trl);
+            let python = python.unwrap();
+            python.check(&record()).unwrap();
+            let completion = Completion { text, tokens: None, finished: true };
+            python.score_and_log(&record(), &completion).map(|(_, logged)| logged)
+        };
+        let found = logged("logs", "4").unwrap();
+        let metrics = [("chars", 1.0), ("chars", 0.0), ("right/share", 1.0)];
+        assert_eq!(found.metrics, metrics.map(|(name, value)| (name.to_owned(), value)));
+        assert_eq!(found.means(), [("chars", 0.5), ("right/share", 1.0)].into());
+        let big = format!("1{}", "0".repeat(400));
+        let columns = serde_json::json!(
+            {"gold": "4", "none": null, "flag": true, "nan": "nan", "big": big, "thing": "a thing"}
+        );
+        assert_eq!(serde_json::json!(found.columns), columns);
+        // `bonus`, `data_source`, `answer`, `finished`, `prompts` and the two functions.
+        assert_eq!(logged("logs_all", "").unwrap().metrics, [("columns".to_owned(), 7.0)]);
+
+        for (call, words) in [
+            ("metric('a', float('nan'))", "log_metric('a', nan): a metric is a finite number"),
+            ("metric('a', '1')", "log_metric('a', '1'): a metric is a finite number"),
+            ("metric('a', [1])", "log_metric('a', [1]): a metric is a finite number"),
+            ("metric('', 1)", "log_metric('', ...): a name is a text"),
+            ("metric('a\\nb', 1)", "a name is a text of 1 to 200 characters in a line"),
+            ("extra('a', 'text')", "log_extra('a', 'text'): give a list"),
+            ("extra('a', [1, 2])", "log_extra('a', ...) was given 2 values for one completion"),
+            ("extra('a', [])", "log_extra('a', ...) was given 0 values for one completion"),
+            ("extra(1, [2])", "log_extra(1, ...): a name is a text"),
+        ] {
+            let error = anyroll_config::error_chain::one_line(&logged("logs_wrongly", call).unwrap_err());
+            assert!(error.contains(words) && error.contains("in logs_wrongly"), "{call}: {error}");
+        }
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! A Python process that scores completions, with messages as lines of JSON.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use anyroll_config::PythonConfig;
 use serde::Deserialize;
+use serde_json::Value;
 
-use super::Failure;
+use super::{Failure, Logged};
 use crate::process::{Process, absolute};
 
 const PROGRAM: &str = include_str!("worker.py");
@@ -24,7 +26,7 @@ pub(super) struct Worker {
 /// Answer of the function.
 #[derive(Debug, PartialEq)]
 pub(super) enum Answer {
-    Score(f64),
+    Score(f64, Logged),
     /// The function excluded the image.
     Refused,
     /// Message of an exception.
@@ -42,6 +44,10 @@ struct Line {
     score: Option<f64>,
     #[serde(default)]
     refused: bool,
+    #[serde(default)]
+    metrics: Vec<(String, f64)>,
+    #[serde(default)]
+    columns: BTreeMap<String, Value>,
     error: Option<String>,
 }
 
@@ -70,7 +76,9 @@ impl Worker {
     pub(super) fn ask(&mut self, case: String, timeout: Duration) -> Result<Answer, Failure> {
         self.process.say(case);
         match self.line(timeout)? {
-            Line { score: Some(score), .. } => Ok(Answer::Score(score)),
+            Line { score: Some(score), metrics, columns, .. } => {
+                Ok(Answer::Score(score, Logged { metrics, columns }))
+            }
             Line { refused: true, .. } => Ok(Answer::Refused),
             Line { error: Some(error), .. } => Ok(Answer::Error(error)),
             _ => Err("the worker answered without a score".into()),

@@ -61,6 +61,14 @@ fn found(prompt: &Prompt, completion: &Completion, sample: &Value, terms: &[Stri
             found["right"] = json!(completion.is_right());
             found["reward"] = json!(score.total);
             found["terms"] = Value::Object(parts.collect());
+            for (term, logged) in terms.iter().zip(&score.logged) {
+                if !logged.metrics.is_empty() {
+                    found["metrics"][term] = json!(logged.means());
+                }
+                if !logged.columns.is_empty() {
+                    found["columns"][term] = json!(logged.columns);
+                }
+            }
         }
         Err(error) => found["error"] = json!(error),
     }

@@ -54,7 +54,7 @@ impl Method {
 
     /// The method of this name.
     pub fn read(name: &str) -> Result<Self, String> {
-        <Self as ValueEnum>::from_str(name, true)
+        <Self as ValueEnum>::from_str(name, true).map_err(|_| format!("there is no method `{name}`"))
     }
 
     /// Returns true if completions are sampled and scored.
@@ -79,9 +79,10 @@ impl Method {
             Self::Grpo | Self::Rloo if weights < SMALL => {
                 of("2.0e-5", "measured in recipes/smollm2_arithmetic with 135 million weights")
             }
-            Self::Grpo | Self::Rloo => {
-                of("1.0e-6", "as DAPO, and verl's examples of GRPO, for 0.5 to 32 billion")
-            }
+            Self::Grpo | Self::Rloo => of(
+                "1.0e-6",
+                "the default of verl and of TRL's GRPO and RLOO, and DAPO's for 32 billion weights",
+            ),
             Self::Sft if weights < SMALL => {
                 of("1.0e-4", "measured in recipes/smollm2_sft_then_grpo with 135 million weights")
             }
@@ -93,7 +94,7 @@ impl Method {
             Self::Dpo if weights < MEDIUM => of("1.0e-6", "TRL's default for DPO"),
             Self::Dpo => of("5.0e-7", "as Zephyr and Tülu 3 for 7 and 8 billion weights"),
             Self::Kto if weights < MEDIUM => of("1.0e-6", "TRL's default for KTO"),
-            Self::Kto => of("5.0e-7", "the lower end of what TRL recommends for KTO"),
+            Self::Kto => of("5.0e-7", "the lower end of TRL's advice for KTO, 5e-7 to 5e-6"),
             Self::RewardModel if weights < SMALL => {
                 of("2.0e-5", "measured in recipes/smollm2_reward_model with 135 million weights")
             }

@@ -15,7 +15,7 @@ use anyroll_config::{Error as ConfigError, error_chain::one_line};
 use anyroll_pipelines::{
     Error, Result,
     atomic_file::write_atomic,
-    prepare::{Draft, Purpose},
+    prepare::{Draft, Purpose, read_reward},
     run::{BackendFacts, Machine},
 };
 use clap::Args;
@@ -76,11 +76,12 @@ pub(super) fn init(args: &InitArgs) -> Result<u8> {
         ("--method", args.method.is_some(), true),
         ("--backend", args.backend.is_some(), true),
     ])?;
-    let model = questions.answer(&args.model, "model, a folder or a name on the hub", None, path)?;
     let hub = args.download.hub();
-    let model_facts = ModelFacts::read(&model, &hub)?;
-    let data = questions.answer(&args.data, "data, a file of records", None, path)?;
-    let facts = DataFacts::read(&data, &hub)?;
+    let read_model = |path: &Path| ModelFacts::read(path, &hub);
+    let (model, model_facts) =
+        questions.opened(&args.model, "model, a folder or a name on the hub", read_model)?;
+    let read_data = |path: &Path| DataFacts::read(path, &hub);
+    let (data, facts) = questions.opened(&args.data, "data, a file of records", read_data)?;
     let guess = Method::of_columns(&facts);
     let method = questions.answer(&args.method, &Method::question(), Some(guess), Method::read)?;
     let columns = facts.columns_for(method, args.columns.as_ref())?;
@@ -90,7 +91,7 @@ pub(super) fn init(args: &InitArgs) -> Result<u8> {
         (true, given) => {
             let usual = facts.usual_reward(&columns).to_owned();
             let question = "reward, such as math, exact, choice, code or ifeval";
-            Some(questions.answer(given, question, Some(usual), |text| Ok(text.to_owned()))?)
+            Some(questions.answer(given, question, Some(usual), reward)?)
         }
     };
     let backend = questions.answer(&args.backend, "backend", first_usable(&machine), |name| {
@@ -105,14 +106,11 @@ pub(super) fn init(args: &InitArgs) -> Result<u8> {
         true => args.file.clone().unwrap_or(usual_file),
         false => {
             let usual = usual_file.display().to_string();
-            path(&questions.answer(&None, "file to write", Some(usual), |text| Ok(text.to_owned()))?)
-                .map_err(|problem| refused("FILE", problem))?
+            let usual = free(&usual, args.force).is_ok().then_some(usual);
+            questions.answer(&None, "file to write", usual, |text| free(text, args.force))?.into()
         }
     };
-    if file.exists() && !args.force {
-        let problem = format!("{} exists: name another file, or pass `--force`", file.display());
-        return Err(refused("FILE", problem));
-    }
+    free(&file.display().to_string(), args.force).map_err(|problem| refused("FILE", problem))?;
     let answers = Answers {
         model: in_config(&model, &file),
         data: in_config(&data, &file),
@@ -199,8 +197,21 @@ fn first_usable(machine: &Machine) -> Option<BackendKind> {
     usable.and_then(|it| BackendKind::all().find(|kind| kind.name() == it.name))
 }
 
-fn path(text: &str) -> std::result::Result<PathBuf, String> {
-    if text.is_empty() { Err("write a path or a name".to_owned()) } else { Ok(text.into()) }
+/// A reward of this name, or any other text: the check of the whole config reads it.
+fn reward(text: &str) -> std::result::Result<String, String> {
+    if text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+        read_reward(text, &[]).map_err(|error| one_line(&error))?;
+    }
+    Ok(text.to_owned())
+}
+
+/// The name of a file to write.
+fn free(file: &str, force: bool) -> std::result::Result<String, String> {
+    match Path::new(file).exists() {
+        _ if file.is_empty() => Err("write the file's name".to_owned()),
+        true if !force => Err(format!("{file} exists: name another file, or pass `--force`")),
+        _ => Ok(file.to_owned()),
+    }
 }
 
 /// A path as the config in `file` names it: unchanged beside the shell, and whole elsewhere.

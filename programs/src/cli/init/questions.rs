@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyroll_backends::BackendKind;
+use anyroll_config::error_chain::one_line;
 use anyroll_pipelines::{Result, output_error::OutputError};
 
 use super::{Method, refused};
@@ -19,12 +20,6 @@ pub(super) trait Shown {
 impl Shown for String {
     fn shown(&self) -> String {
         self.clone()
-    }
-}
-
-impl Shown for PathBuf {
-    fn shown(&self) -> String {
-        self.display().to_string()
     }
 }
 
@@ -99,27 +94,50 @@ impl Questions {
             return default.ok_or_else(problem);
         }
         let shown = default.as_ref().map_or(String::new(), |value| format!(" [{}]", value.shown()));
-        loop {
-            eprint!("{question}{shown}: ");
-            let _ = io::stderr().flush();
-            let mut line = String::new();
-            let read_line = io::stdin().read_line(&mut line);
-            let count =
-                read_line.map_err(|source| OutputError::io("read", Path::new("standard input"), source))?;
-            if count == 0 {
-                return Err(refused(
-                    "anyroll init",
-                    "standard input ended before the last question".to_owned(),
-                ));
+        ask(&format!("{question}{shown}"), |text| match &default {
+            Some(default) if text.is_empty() => Ok(default.clone()),
+            _ => read(text),
+        })
+    }
+
+    /// The given path or name with what `open` finds there, or those of the answer to `question`, which is asked again
+    /// until `open` takes it.
+    ///
+    /// # Errors
+    /// A given path that `open` refuses, or a terminal that ends.
+    pub fn opened<T>(
+        &self,
+        given: &Option<PathBuf>,
+        question: &str,
+        open: impl Fn(&Path) -> Result<T>,
+    ) -> Result<(PathBuf, T)> {
+        if let Some(given) = given {
+            return Ok((given.clone(), open(given)?));
+        }
+        ask(question, |text| {
+            if text.is_empty() {
+                return Err("write a path or a name".to_owned());
             }
-            let text = line.trim();
-            if let (true, Some(default)) = (text.is_empty(), &default) {
-                return Ok(default.clone());
-            }
-            match read(text) {
-                Ok(value) => return Ok(value),
-                Err(problem) => eprintln!("  {problem}"),
-            }
+            open(Path::new(text)).map(|found| (text.into(), found)).map_err(|error| one_line(&error))
+        })
+    }
+}
+
+/// The first answer to `question` that `read` takes.
+fn ask<T>(question: &str, read: impl Fn(&str) -> std::result::Result<T, String>) -> Result<T> {
+    loop {
+        eprint!("{question}: ");
+        let _ = io::stderr().flush();
+        let mut line = String::new();
+        let read_line = io::stdin().read_line(&mut line);
+        let count =
+            read_line.map_err(|source| OutputError::io("read", Path::new("standard input"), source))?;
+        if count == 0 {
+            return Err(refused("anyroll init", "standard input ended before the last question".to_owned()));
+        }
+        match read(line.trim()) {
+            Ok(value) => return Ok(value),
+            Err(problem) => eprintln!("  {problem}"),
         }
     }
 }
