@@ -97,7 +97,7 @@ pub static RULES: [Rule; 10] = [
     Rule {
         name: "apart",
         when: "mean of `rollout/logprob_diff_mean` over 10 steps is 0.05 nats or above",
-        remedy: "try `rollout.strict: true` or `strategy.precision: fp32` to find the cause, or set \
+        remedy: "in bf16 try `strategy.precision: fp16`; find the cause with `rollout.strict: true`; or set \
                  `algorithm.rollout_correction`; with `rollout.async` lower `ahead`",
         observe: |history| {
             let apart = history.mean("rollout/logprob_diff_mean", STEPS).filter(|apart| *apart >= 0.05);
