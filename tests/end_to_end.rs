@@ -262,6 +262,11 @@ fn wait_for_steps(run: &Path, steps: usize) {
     wait_until("steps are recorded", || whole_lines(&run.join("metrics.jsonl")).len() > steps);
 }
 
+/// Number of starts that the run's log has.
+fn starts(run: &Path) -> usize {
+    fs::read_to_string(run.join("log.jsonl")).unwrap_or_default().matches("\"kind\":\"start\"").count()
+}
+
 /// A run's metrics, an object a step. Each has a declaration.
 #[track_caller]
 fn metrics(run: &Path) -> Vec<Map<String, Value>> {

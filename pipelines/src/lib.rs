@@ -36,6 +36,7 @@ pub mod page;
 pub mod picture;
 pub mod plan;
 pub mod prepare;
+pub mod process_memory;
 pub mod progress;
 pub mod prometheus;
 pub mod report;

@@ -7,7 +7,7 @@ use nix::sys::signal::{Signal, kill};
 use super::{
     ONE_RANK, Process, TWO_RANKS, assert_nothing_left, assert_same, fail, finish, interrupt,
     other_launchers::{as_rank, free_port},
-    rank_of, run_tiny, succeed, tiny, wait_for_steps, wait_until,
+    rank_of, run_tiny, starts, succeed, tiny, wait_for_steps, wait_until,
 };
 
 fn with_restarts(mut command: Command, most: &str) -> Command {
@@ -19,11 +19,6 @@ fn again(config: &str, run: &Path, sets: &[&str]) -> Command {
     let mut command = tiny(config, run, sets);
     command.arg("--auto-resume");
     command
-}
-
-/// Number of starts that the run's log has.
-fn starts(run: &Path) -> usize {
-    fs::read_to_string(run.join("log.jsonl")).unwrap_or_default().matches("\"kind\":\"start\"").count()
 }
 
 #[test]

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::{
     ANYROLL, TINY, TWO_RANKS, assert_same, checkpoints, other_launchers::free_port, processes_of, run_tiny,
-    wait_for_steps, wait_within,
+    starts, wait_for_steps, wait_within,
 };
 
 /// Starts munge, the controller and two nodes. Arguments: a folder for files, and three ports.
@@ -142,11 +142,6 @@ impl Drop for Cluster {
             }
         }
     }
-}
-
-/// Number of starts that the run's log has.
-fn starts(run: &Path) -> usize {
-    fs::read_to_string(run.join("log.jsonl")).unwrap_or_default().matches("\"kind\":\"start\"").count()
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! NVIDIA's management library, which comes with the driver: what a device is connected with, and how busy it is.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     ffi::{CStr, CString, c_char, c_int, c_uint},
     ptr,
     sync::{Mutex, OnceLock, PoisonError},
@@ -40,7 +40,7 @@ pub(crate) struct Utilization {
 /// The library of this process, opened by the first that asks how busy a device is.
 static OPENED: OnceLock<Option<Nvml>> = OnceLock::new();
 /// Time of the newest sample that was read of a device, by PCIe address.
-static NEWEST: Mutex<Option<HashMap<String, u64>>> = Mutex::new(None);
+static NEWEST: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
 
 /// Share of the time in which a kernel ran on a device: the mean of the driver's samples since the last call. Without new
 /// ones it is that of the driver's last period.
@@ -48,7 +48,6 @@ pub(super) fn busy(pci_bus_id: &str) -> Option<f64> {
     let nvml = OPENED.get_or_init(Nvml::open).as_ref()?;
     let device = nvml.at(pci_bus_id)?;
     let mut newest = NEWEST.lock().unwrap_or_else(PoisonError::into_inner);
-    let newest = newest.get_or_insert_default();
     let last = newest.get(pci_bus_id).copied();
     let (kind, samples) = nvml.utilization_since(device, last.unwrap_or(0)).unwrap_or_default();
     let last_now = samples.iter().map(|sample| sample.time_us).max();

@@ -10,9 +10,8 @@ use tch::Kind;
 
 use super::{
     Architecture, Heads, Narrow, Source, grid, launch,
-    narrow::{NarrowNames, narrow_names, narrow_sources, of_type},
-    rows::{Typed, has_kernels, typed, typed_names},
-    source_text,
+    narrow::{NarrowNames, narrow_names, narrow_sources},
+    rows::{Typed, has_kernels, typed, typed_names, typed_sources},
 };
 use crate::{Device, Grid, Result};
 
@@ -27,22 +26,9 @@ const JOIN_SPLITS: Typed = typed_names!("join_splits");
 const KERNELS: [Typed; 7] =
     [ATTEND_16_4, ATTEND_32_4, ATTEND_64_4, ATTEND_64_8, ATTEND_128_4, ATTEND_128_8, JOIN_SPLITS];
 
-/// CUDA C++ that HIP compiles too, for one type.
-macro_rules! source {
-    ($index:literal, $entries:literal) => {
-        Source {
-            file: c"decode.cu",
-            text: source_text!(["elements.cuh", "block.cuh", "decode.cuh"], "decode.cu", $entries),
-            kernels: &of_type(KERNELS, $index),
-            architecture: Architecture::Any,
-        }
-    };
-}
-pub(crate) const SOURCES: [Source; 3] = [
-    source!(0, "KERNELS(float, f32)\n"),
-    source!(1, "KERNELS(Bf16, bf16)\n"),
-    source!(2, "KERNELS(F16, f16)\n"),
-];
+/// CUDA C++ that HIP compiles too.
+pub(crate) const SOURCES: [Source; 3] =
+    typed_sources!("decode.cu", ["elements.cuh", "block.cuh", "decode.cuh"], KERNELS);
 
 const MATRIX_64: NarrowNames = narrow_names!("attend_matrix_64");
 const MATRIX_128: NarrowNames = narrow_names!("attend_matrix_128");

@@ -21,6 +21,31 @@ macro_rules! typed_names {
 }
 pub(crate) use typed_names;
 
+/// A file of kernels for each type of values; `$kernels` are the [`Typed`] names of all.
+macro_rules! typed_sources {
+    ($file:literal, [$($shared:literal),+], $kernels:expr) => {
+        [
+            $crate::kernels::rows::typed_source!("KERNELS(float, f32)\n", 0, $file, [$($shared),+], $kernels),
+            $crate::kernels::rows::typed_source!("KERNELS(Bf16, bf16)\n", 1, $file, [$($shared),+], $kernels),
+            $crate::kernels::rows::typed_source!("KERNELS(F16, f16)\n", 2, $file, [$($shared),+], $kernels),
+        ]
+    };
+}
+pub(crate) use typed_sources;
+
+/// One of [`typed_sources`].
+macro_rules! typed_source {
+    ($entries:literal, $index:literal, $file:literal, [$($shared:literal),+], $kernels:expr) => {
+        $crate::kernels::Source {
+            file: $crate::kernels::rows::name(concat!($file, "\0")),
+            text: $crate::kernels::source_text!([$($shared),+], $file, $entries),
+            kernels: &$crate::kernels::narrow::of_type($kernels, $index),
+            architecture: $crate::kernels::Architecture::Any,
+        }
+    };
+}
+pub(crate) use typed_source;
+
 /// A constant for each kernel of a file, and `NAMES` of them all.
 macro_rules! typed_kernels {
     ($count:literal: $($constant:ident = $name:literal;)*) => {

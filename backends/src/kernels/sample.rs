@@ -5,32 +5,17 @@ use std::ffi::c_void;
 use tch::Kind;
 
 use super::{
-    Architecture, Source, grid, launch,
-    narrow::of_type,
-    rows::{Typed, ceil_div, has_kernels, lanes, typed, typed_names},
-    source_text,
+    Source, grid, launch,
+    rows::{Typed, ceil_div, has_kernels, lanes, typed, typed_names, typed_sources},
 };
 use crate::{Device, Result};
 
 const MEASURE_STRIPES: Typed = typed_names!("measure_stripes");
 const SAMPLE: Typed = typed_names!("sample");
 
-/// CUDA C++ that HIP compiles too, for one type.
-macro_rules! source {
-    ($index:literal, $entries:literal) => {
-        Source {
-            file: c"sample.cu",
-            text: source_text!(["elements.cuh", "block.cuh"], "sample.cu", $entries),
-            kernels: &of_type([MEASURE_STRIPES, SAMPLE], $index),
-            architecture: Architecture::Any,
-        }
-    };
-}
-pub(crate) const SOURCES: [Source; 3] = [
-    source!(0, "KERNELS(float, f32)\n"),
-    source!(1, "KERNELS(Bf16, bf16)\n"),
-    source!(2, "KERNELS(F16, f16)\n"),
-];
+/// CUDA C++ that HIP compiles too.
+pub(crate) const SOURCES: [Source; 3] =
+    typed_sources!("sample.cu", ["elements.cuh", "block.cuh"], [MEASURE_STRIPES, SAMPLE]);
 
 const THREADS: u32 = 1024;
 /// Stripes of 32 packs that a row of logits may have.

@@ -6,10 +6,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::Error;
-
-/// Interval between looks for a signal.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
+use super::{Error, POLL_INTERVAL};
 
 /// Ctrl-C, SIGTERM and SIGHUP, which the process itself ignores once they are caught.
 #[derive(Debug)]

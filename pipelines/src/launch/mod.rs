@@ -29,6 +29,9 @@ pub use child::{FailureKind, is_launched, report_failure, watch_parent};
 pub use interrupts::Interrupts;
 pub use rank::{Rank, RankError};
 
+/// Interval between polls of ranks and signals.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
 /// Wait for the output of ranks that have ended. A background process of a rank may keep the pipe open.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 

@@ -13,10 +13,8 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use super::child::{FailureKind, read_failure};
-use super::{Error, Interrupts, Outcome, failure_file};
+use super::{Error, Interrupts, Outcome, POLL_INTERVAL, failure_file};
 
-/// Interval between polls of the ranks.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// Wait for the ranks' own reports after a failure, before one is blamed.
 const BLAME_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time from SIGTERM to SIGKILL, and from SIGKILL to giving up on a process stuck in the kernel.

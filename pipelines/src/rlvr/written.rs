@@ -70,8 +70,9 @@ impl Written<'_> {
             let records = batches.entry(batch).or_insert_with(|| {
                 self.dataset.train_batch(Draw::Rollout, self.task.seed, batch, share.prompts)
             });
-            let line = self.line(&records[number], sample, (row, &scored.rows[row]), &advantages[start..end]);
-            lines.push((place, row, SampleLine { columns: columns.clone(), ..line }));
+            let of_row = (row, &scored.rows[row]);
+            let line = self.line(&records[number], sample, columns, of_row, &advantages[start..end]);
+            lines.push((place, row, line));
         }
         lines
     }
@@ -80,6 +81,7 @@ impl Written<'_> {
         &self,
         record: &Record,
         sample: &Sample,
+        columns: &Columns,
         (index, row): (usize, &Row),
         advantages: &[f64],
     ) -> SampleLine {
@@ -93,7 +95,7 @@ impl Written<'_> {
             turns: turns(tokenizer, sample),
             answer: record.answer.clone(),
             reward: if is_scored { row.reward } else { f64::NAN },
-            columns: Columns::new(),
+            columns: columns.clone(),
             training: Some(Training {
                 group: index / self.task.share.group_size,
                 terms: self.grader.sum.names().map(str::to_owned).zip(row.terms.iter().copied()).collect(),

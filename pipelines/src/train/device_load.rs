@@ -1,11 +1,9 @@
 //! Use of the ranks' devices and of their processes' memory, read once a step.
 
-use std::fs;
-
 use anyroll_backends::DeviceLoad;
 
 use super::{Exchange, reduced};
-use crate::{Result, metrics::Metrics};
+use crate::{Result, metrics::Metrics, process_memory::size_bytes};
 
 reduced! {
     /// Use of all ranks' devices.
@@ -28,7 +26,7 @@ reduced! {
 /// Returns metrics of all ranks' devices and processes; what no rank reports is left out. Every rank must call this.
 pub(super) fn device_load(exchange: &Exchange) -> Result<Metrics> {
     let device = exchange.group().stream().device().load();
-    Ok(exchange.reduce(&Load::of(device, resident_bytes()))?.metrics())
+    Ok(exchange.reduce(&Load::of(device, size_bytes("VmRSS").ok()))?.metrics())
 }
 
 impl Load {
@@ -58,17 +56,6 @@ impl Load {
         }
         metrics
     }
-}
-
-/// Resident host memory of this process; `None` if the kernel does not report it.
-fn resident_bytes() -> Option<u64> {
-    resident_in(&fs::read_to_string("/proc/self/status").ok()?)
-}
-
-/// Resident memory in the text of a process's `status`.
-fn resident_in(status: &str) -> Option<u64> {
-    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().strip_suffix("kB")?;
-    kib.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 #[cfg(test)]
@@ -101,16 +88,5 @@ mod tests {
             ["perf/device_used_bytes", "perf/device_used_share"]
         );
         assert!(metrics(vec![Load::of(None, None)]).is_empty());
-    }
-
-    #[test]
-    fn resident_memory_is_read_in_bytes() {
-        assert_eq!(resident_in("Name:\tx\nVmSize:\t  9 kB\nVmRSS:\t    1234 kB\n"), Some(1234 * 1024));
-        assert_eq!(resident_in("Name:\tx\n"), None);
-        // This test's own memory, with a buffer that is written.
-        let before = resident_bytes().unwrap();
-        let buffer = vec![1u8; 64 << 20];
-        let after = resident_bytes().unwrap();
-        assert!(buffer.iter().all(|byte| *byte == 1) && after > before + (48 << 20), "{before} {after}");
     }
 }

@@ -90,8 +90,13 @@ impl Failure {
 /// Writes a line to the terminal and to the run's log.
 fn tell(dir: &RunDir, text: &str) {
     tracing::warn!("{text}");
-    let logged = RunLog::open(&dir.log()).map(|mut log| log.append(LogKind::Line, text));
-    if !matches!(logged, Ok(Ok(()))) {
-        tracing::warn!(run = %dir.path().display(), "a restart could not be written to the run's log");
+    write_to_log(dir, LogKind::Line, text);
+}
+
+/// Writes a line on a failure to the run's log.
+pub(super) fn write_to_log(dir: &RunDir, kind: LogKind, text: &str) {
+    let written = RunLog::open(&dir.log()).map(|mut log| log.append(kind, text));
+    if !matches!(written, Ok(Ok(()))) {
+        tracing::warn!(run = %dir.path().display(), "the failure could not be written to the run's log");
     }
 }

@@ -21,7 +21,7 @@ use anyroll_pipelines::{
     rlvr::Rlvr,
     run::Run,
     run_dir::{Lock, RunDir},
-    run_log::{LogKind, RunLog},
+    run_log::LogKind,
     train::{Ended, Exchange, Job, Place, train},
 };
 use signal_hook::{
@@ -29,7 +29,10 @@ use signal_hook::{
     flag,
 };
 
-use super::{RunArgs, log_to, machine, restarts::launch_with_restarts};
+use super::{
+    RunArgs, log_to, machine,
+    restarts::{launch_with_restarts, write_to_log},
+};
 
 /// The run folder that the parent created, for the ranks that it starts.
 const RUN_DIR: &str = "ANYROLL_RUN_DIR";
@@ -106,10 +109,7 @@ fn record_failure(dir: &RunDir, is_resumed: bool, error: &launch::Error) {
     if is_resumed && dir.is_in_use() {
         return;
     }
-    let recorded = RunLog::open(&dir.log()).map(|mut log| log.append(LogKind::Failed, &one_line(error)));
-    if !matches!(recorded, Ok(Ok(()))) {
-        tracing::warn!(run = %dir.path().display(), "the failure could not be written to the run's log");
-    }
+    write_to_log(dir, LogKind::Failed, &one_line(error));
 }
 
 /// The folder of a run.

@@ -4,7 +4,6 @@
 //! format first, and is ended after some seconds. The server compiles only what has passed there.
 
 use std::{
-    fs,
     io::{self, BufRead, Write},
     num::NonZeroUsize,
     process::Stdio,
@@ -16,7 +15,10 @@ use std::{
 use anyroll_backends::give_back_freed_memory;
 use anyroll_data::Tokenizer;
 use anyroll_models::generation::Format;
-use anyroll_pipelines::inference::{Formats, Spec, Vocabulary};
+use anyroll_pipelines::{
+    inference::{Formats, Spec, Vocabulary},
+    process_memory::size_bytes,
+};
 use axum::http::StatusCode;
 use nix::sys::{
     prctl,
@@ -201,11 +203,7 @@ fn say(answer: &impl Serialize) -> io::Result<()> {
 
 /// Bounds the memory that this process may take from now on.
 fn limit_memory() -> io::Result<()> {
-    let status = fs::read_to_string("/proc/self/status")?;
-    let size =
-        status.lines().find_map(|line| line.strip_prefix("VmSize:")?.split_whitespace().next()?.parse().ok());
-    let size: u64 = size.ok_or_else(|| io::Error::other("/proc/self/status has no VmSize"))?;
     let (_, hard) = getrlimit(Resource::RLIMIT_AS)?;
-    let most = ((size << 10) + (MOST_MEMORY_MB << 20)).min(hard);
+    let most = (size_bytes("VmSize")? + (MOST_MEMORY_MB << 20)).min(hard);
     Ok(setrlimit(Resource::RLIMIT_AS, most, hard)?)
 }

@@ -297,12 +297,7 @@ fn micro_batch(ledger: &mut Ledger, world: u64) {
         let lengths = ["data.max_prompt_length", "data.max_response_length"]
             .map(|key| ledger.whole(key).unwrap_or(512));
         let longest = lengths[0].saturating_add(lengths[1]).max(1);
-        let room = rules::count(ledger, &tokens, 16384);
-        if ledger.peek(&tokens).is_some() {
-            let why = format!("as many sequences of up to {longest} tokens as fit into {room}");
-            ledger.change(&tokens, field, (room / longest).max(1), why);
-        }
-        ledger.fold(&dynamic, "micro-batches have a fixed number of sequences, of the longest length");
+        tokens_as_sequences(ledger, (&dynamic, &tokens), 16384, longest);
         return ledger.idle_all(&[(&per_device, "use_dynamic_bsz is on"), (&all, "use_dynamic_bsz is on")]);
     }
     rules::map_count(ledger, &per_device, field, 1);
@@ -311,6 +306,16 @@ fn micro_batch(ledger: &mut Ledger, world: u64) {
         ledger.change(&all, field, (sequences / world).max(1), format!("on each of {world} devices"));
     }
     ledger.fill(field, 1);
+}
+
+/// A micro-batch of as many of the longest sequences as a number of tokens, `usual` by default, has room for.
+fn tokens_as_sequences(ledger: &mut Ledger, (dynamic, tokens): (&str, &str), usual: u64, longest: u64) {
+    let room = rules::count(ledger, tokens, usual);
+    if ledger.peek(tokens).is_some() {
+        let why = format!("as many sequences of up to {longest} tokens as fit into {room}");
+        ledger.change(tokens, "strategy.micro_batch_size", (room / longest).max(1), why);
+    }
+    ledger.fold(dynamic, "micro-batches have a fixed number of sequences, of the longest length");
 }
 
 /// Length of the run, and intervals of checkpoints and evaluations.

@@ -16,20 +16,15 @@ use crate::{
 pub(super) const P: &str = "pipeline.offline";
 
 const PACKED: &str = "sequences are always packed";
-const READER: &str = "every rank reads the data itself, without workers";
+pub(super) const READER: &str = "every rank reads the data itself, without workers";
 
-const IDLE: [(&str, &str); 26] = [
+/// Keys of both trainers that change nothing here.
+const BOTH_IDLE: [(&str, &str); 15] = [
     ("data.use_shm", READER),
     ("data.balance_dp_token", "every rank has an equal share of each step"),
-    ("data.multiturn.tools_key", "conversations are rendered by the model's chat template"),
-    ("data.multiturn.enable_thinking_key", "conversations are rendered by the model's chat template"),
     ("model.use_shm", READER),
     ("model.trust_remote_code", "no code is run from a model's folder"),
     ("model.use_liger", "fused kernels are always used"),
-    ("model.strategy", "one layout serves every stage"),
-    ("model.fsdp_config.model_dtype", "the master weights are fp32"),
-    ("model.fsdp_config.wrap_policy.*", "a model is a list of blocks, each gathered separately"),
-    ("use_remove_padding", PACKED),
     ("trainer.default_local_dir", "set by --output"),
     ("trainer.default_hdfs_dir", "set by --output"),
     ("trainer.project_name", REPORTS),
@@ -37,26 +32,39 @@ const IDLE: [(&str, &str); 26] = [
     ("trainer.nnodes", "torchrun, Slurm or Kubernetes start the ranks of several hosts"),
     ("trainer.device", "`backend: auto` takes the first usable one"),
     ("trainer.resume_*", "`anyroll run --resume DIR`"),
-    ("trainer.checkpoint.*", "checkpoints contain everything"),
-    ("trainer.max_ckpt_to_keep", "set by `checkpoint.keep_last`"),
     ("trainer.profile_interval", REPORTS),
     ("trainer.balance_batch", "every rank has an equal share of each step"),
-    ("checkpoint_handler*", "checkpoints are in the run folder"),
     ("profiler.*", REPORTS),
+];
+
+const IDLE: [(&str, &str); 11] = [
+    ("data.multiturn.tools_key", "conversations are rendered by the model's chat template"),
+    ("data.multiturn.enable_thinking_key", "conversations are rendered by the model's chat template"),
+    ("model.strategy", "one layout serves every stage"),
+    ("model.fsdp_config.model_dtype", "the master weights are fp32"),
+    ("model.fsdp_config.wrap_policy.*", "a model is a list of blocks, each gathered separately"),
+    ("use_remove_padding", PACKED),
+    ("trainer.checkpoint.*", "checkpoints contain everything"),
+    ("trainer.max_ckpt_to_keep", "set by `checkpoint.keep_last`"),
+    ("checkpoint_handler*", "checkpoints are in the run folder"),
     ("data.micro_batch_size", "verl reads `micro_batch_size_per_gpu` instead"),
     ("data.name", REPORTS),
 ];
 
-const REFUSED: [(&str, &str); 9] = [
+/// Keys of both trainers that are refused.
+const BOTH_REFUSED: [(&str, &str); 5] = [
     ("$*", "the variable's value is unknown: write it out"),
     ("data.custom_cls.*", "records are read by their columns"),
-    ("data.chat_template", "the template is that of the model's folder"),
     (
         "data.apply_chat_template_kwargs*",
         "conversations are rendered by the model's chat template without options",
     ),
     ("data.train_max_samples", "shorten the file"),
     ("model.external_lib", "code from outside the model is not run"),
+];
+
+const REFUSED: [(&str, &str); 4] = [
+    ("data.chat_template", "the template is that of the model's folder"),
     ("model.fsdp_config.cpu_offload", "set `strategy.offload`"),
     ("model.fsdp_config.offload_params", "set `strategy.offload`"),
     ("ulysses_sequence_parallel_size", "sequences are not split over ranks"),
@@ -88,33 +96,45 @@ pub(crate) fn apply(ledger: &mut Ledger) {
         return sft_engine::apply(ledger);
     }
     ledger.assume(&defaults());
-    super::name(ledger);
-    ledger.fill("backend", "auto");
-    ledger.fill(&format!("{P}.objective"), "sft");
-    model(ledger);
+    model_of(ledger, "model.partial_pretrain");
+    strategy(ledger);
     rules::map_count(ledger, "data.train_batch_size", &format!("{P}.batch_size"), 256);
     rules::map_count(ledger, "data.micro_batch_size_per_gpu", "strategy.micro_batch_size", 4);
     ledger.copy_number("trainer.seed", "seed");
     optimizer(ledger);
     run(ledger);
     data(ledger);
-    ledger.fold_all(&[("trainer.n_gpus_per_node", "the launcher's processes decide it: set `devices`")]);
-    ledger.idle_all(&IDLE);
-    ledger.refuse_all(&REFUSED);
+    rest(ledger, &IDLE, &REFUSED);
 }
 
-fn model(ledger: &mut Ledger) {
-    if let Some(path) = ledger.text("model.partial_pretrain") {
-        ledger.change("model.partial_pretrain", "model.path", path, DOWNLOAD);
+/// Name, objective and model of a run; `path` is the key with the model's folder.
+pub(super) fn model_of(ledger: &mut Ledger, path: &str) {
+    super::name(ledger);
+    ledger.fill("backend", "auto");
+    ledger.fill(&format!("{P}.objective"), "sft");
+    if let Some(folder) = ledger.text(path) {
+        ledger.change(path, "model.path", folder, DOWNLOAD);
     }
     ledger.fill("model.chat", true);
     ledger.either("model.enable_gradient_checkpointing", "strategy.recompute", "full", "none");
+}
+
+fn strategy(ledger: &mut Ledger) {
     ledger.fill("strategy.zero_stage", 3);
     ledger.fill("strategy.precision", "bf16");
     adapters(ledger);
     if ledger.whole("ulysses_sequence_parallel_size") == Some(1) {
         ledger.idle("ulysses_sequence_parallel_size", "off");
     }
+}
+
+/// Keys without a field of their own: those of both trainers, and a trainer's own ones.
+pub(super) fn rest(ledger: &mut Ledger, idle: &[(&str, &str)], refused: &[(&str, &str)]) {
+    ledger.fold_all(&[("trainer.n_gpus_per_node", "the launcher's processes decide it: set `devices`")]);
+    ledger.idle_all(idle);
+    ledger.idle_all(&BOTH_IDLE);
+    ledger.refuse_all(refused);
+    ledger.refuse_all(&BOTH_REFUSED);
 }
 
 pub(super) fn adapters(ledger: &mut Ledger) {

@@ -3,31 +3,21 @@
 
 use serde_json::{Value, json};
 
-use super::sft::{P, adapters, files_and_lengths, run};
-use crate::{
-    ledger::Ledger,
-    rules,
-    shared::{DOWNLOAD, REPORTS},
-};
+use super::sft::{P, READER, adapters, files_and_lengths, model_of, rest, run};
+use crate::{ledger::Ledger, rules};
 
 const PACKED: &str = "sequences are always packed";
-const READER: &str = "every rank reads the data itself, without workers";
 const TEMPLATE: &str = "conversations are rendered by the model's chat template";
 const BLOCKS: &str = "blocks are hand-written";
 
-const IDLE: [(&str, &str); 43] = [
-    ("data.use_shm", READER),
+const IDLE: [(&str, &str); 28] = [
     ("data.num_workers", READER),
-    ("data.balance_dp_token", "every rank has an equal share of each step"),
     ("data.tools_key", TEMPLATE),
     ("data.enable_thinking_*", TEMPLATE),
     ("data.ignore_input_ids_mismatch", "a conversation is rendered as a whole"),
     ("data.pad_mode", PACKED),
     ("model.use_remove_padding", PACKED),
     ("engine.pad_to_length*", PACKED),
-    ("model.use_shm", READER),
-    ("model.trust_remote_code", "no code is run from a model's folder"),
-    ("model.use_liger", "fused kernels are always used"),
     ("model.use_fused_kernels", "fused kernels are always used"),
     ("model.fused_kernel_options.*", "fused kernels are always used"),
     ("model.tiled_mlp.*", BLOCKS),
@@ -45,32 +35,14 @@ const IDLE: [(&str, &str); 43] = [
     ("engine.turbo_config.*", "of another engine"),
     ("optim.total_training_steps", "the schedule ends with the run"),
     ("optim.zero_indexed_step", "a schedule starts with the first rate above 0"),
-    ("trainer.default_local_dir", "set by --output"),
-    ("trainer.default_hdfs_dir", "set by --output"),
-    ("trainer.project_name", REPORTS),
-    ("trainer.logger", REPORTS),
-    ("trainer.nnodes", "torchrun, Slurm or Kubernetes start the ranks of several hosts"),
-    ("trainer.device", "`backend: auto` takes the first usable one"),
-    ("trainer.resume_*", "`anyroll run --resume DIR`"),
-    ("trainer.profile_interval", REPORTS),
-    ("trainer.balance_batch", "every rank has an equal share of each step"),
     ("checkpoint.*", "checkpoints contain everything"),
-    ("profiler.*", REPORTS),
     ("optim", "the optimizer is AdamW"),
     ("model", "the model is a folder"),
     ("data.multiturn.enable", "records are always conversations"),
 ];
 
-const REFUSED: [(&str, &str); 17] = [
-    ("$*", "the variable's value is unknown: write it out"),
-    ("data.custom_cls.*", "records are read by their columns"),
-    (
-        "data.apply_chat_template_kwargs*",
-        "conversations are rendered by the model's chat template without options",
-    ),
-    ("data.train_max_samples", "shorten the file"),
+const REFUSED: [(&str, &str); 12] = [
     ("data.val_max_samples", "shorten the file"),
-    ("model.external_lib", "code from outside the model is not run"),
     ("model.hf_config_path", "the config is that of the model's folder"),
     ("model.tokenizer_path", "the tokenizer is that of the model's folder"),
     ("model.custom_chat_template", "the template is that of the model's folder"),
@@ -117,14 +89,7 @@ pub(super) fn is_engine(ledger: &Ledger) -> bool {
 pub(super) fn apply(ledger: &mut Ledger) {
     ledger.idle_ending("._target_", "configs do not name classes");
     ledger.assume(&defaults());
-    super::name(ledger);
-    ledger.fill("backend", "auto");
-    ledger.fill(&format!("{P}.objective"), "sft");
-    if let Some(path) = ledger.text("model.path") {
-        ledger.change("model.path", "model.path", path, DOWNLOAD);
-    }
-    ledger.fill("model.chat", true);
-    ledger.either("model.enable_gradient_checkpointing", "strategy.recompute", "full", "none");
+    model_of(ledger, "model.path");
     adapters(ledger);
     engine(ledger);
     rules::map_count(ledger, "data.train_batch_size", &format!("{P}.batch_size"), 256);
@@ -142,9 +107,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     if ledger.draft(&format!("{P}.data.file.held_out")).is_none() {
         ledger.fill(&format!("{P}.evaluation.prompts"), 0);
     }
-    ledger.fold_all(&[("trainer.n_gpus_per_node", "the launcher's processes decide it: set `devices`")]);
-    ledger.idle_all(&IDLE);
-    ledger.refuse_all(&REFUSED);
+    rest(ledger, &IDLE, &REFUSED);
 }
 
 /// FSDP's sharding; other engines are refused.
@@ -167,20 +130,14 @@ fn micro_batch(ledger: &mut Ledger) {
     let [dynamic, tokens, sequences] =
         ["use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu"]
             .map(|name| format!("data.{name}"));
-    let field = "strategy.micro_batch_size";
     match ledger.truth(&dynamic) {
         Some(true) => {
             let longest = ledger.whole("data.max_length").unwrap_or(1024).max(1);
-            let room = rules::count(ledger, &tokens, 8192);
-            if ledger.peek(&tokens).is_some() {
-                let why = format!("as many sequences of up to {longest} tokens as fit into {room}");
-                ledger.change(&tokens, field, (room / longest).max(1), why);
-            }
-            ledger.fold(&dynamic, "micro-batches have a fixed number of sequences, of the longest length");
+            super::tokens_as_sequences(ledger, (&dynamic, &tokens), 8192, longest);
             ledger.idle_all(&[(&sequences, "`use_dynamic_bsz` is on")]);
         }
         Some(false) => {
-            rules::map_count(ledger, &sequences, field, 4);
+            rules::map_count(ledger, &sequences, "strategy.micro_batch_size", 4);
             ledger.idle_all(&[(&dynamic, "off"), (&tokens, "`use_dynamic_bsz` is off")]);
         }
         None => ledger.refuse(&dynamic, "neither true nor false"),

@@ -90,13 +90,13 @@ pub struct Spent {
 impl Round<'_> {
     /// Waits for offloads in flight until there is memory for the KV cache, and for the reserved rest. The cache then
     /// has the same size as after all offloads.
-    fn make_room(&mut self, model: &Decoder, room: Capacity) -> Result<()> {
+    fn make_room(&mut self, model: &Decoder, capacity: Capacity) -> Result<()> {
         let started = Instant::now();
         let policy = &mut self.learner.model;
         let leaving_bytes = policy.leaving_bytes();
         if leaving_bytes > 0 {
             let free_bytes = policy.group().stream().device().memory_info()?.free_bytes + leaving_bytes;
-            policy.make_room(room.wanted_bytes(model, self.weights, free_bytes))?;
+            policy.make_room(capacity.wanted_bytes(model, self.weights, free_bytes))?;
         }
         self.spent.waited += started.elapsed();
         Ok(())
