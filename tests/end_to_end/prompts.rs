@@ -173,7 +173,7 @@ fn a_run_that_encoded_its_prompts_goes_on_with_the_same() {
     let records = folder.path().join("texts.txt");
     fs::write(&records, "a red cat\na blue dog\n\nwow! a cat!!\n").unwrap();
     let mut case = encoded(&model, &records, "encode: {}");
-    case.sets.push("pipeline.diffusion.steps=30".to_owned());
+    case.sets.push("pipeline.diffusion.steps=12".to_owned());
     let whole = case.run("whole", &[]);
     let run = case.folder.path().join("interrupted");
     interrupt(case.command(&run, &[]), &run, 5);
