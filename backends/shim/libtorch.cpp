@@ -5,4 +5,5 @@
 #include "graph.cpp"
 #include "memory.cpp"
 #include "npu.cpp"
+#include "profile.cpp"
 #include "tensor.cpp"

@@ -26,6 +26,7 @@ mod host_memory;
 mod kernels;
 mod nccl;
 pub mod ops;
+pub mod profile;
 mod rocm;
 mod safe;
 #[cfg(test)]

@@ -25,6 +25,18 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     write().map_err(|source| OutputError::io("write", path, source))
 }
 
+/// Like [`write_atomic`], for a file that `write` makes at the path that it is given.
+pub fn place<E: From<OutputError>>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+    let aside = aside(path);
+    write(&aside)?;
+    let publish = || {
+        File::open(&aside)?.sync_all()?;
+        fs::rename(&aside, path)?;
+        sync_folder_of(path)
+    };
+    publish().map_err(|source| OutputError::io("write", path, source).into())
+}
+
 /// Temporary name of a file: `report.html.partial` for `report.html`, in the same folder and so the same file
 /// system.
 fn aside(path: &Path) -> PathBuf {

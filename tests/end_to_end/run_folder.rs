@@ -9,8 +9,8 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use super::{
-    ONE_RANK, Process, anyroll, assert_same, checkpoints, fail, metrics, processes_of, resume, run_tiny,
-    succeed, tiny, wait_for_steps, whole_lines,
+    ONE_RANK, Process, TWO_RANKS, anyroll, assert_same, checkpoints, fail, metrics, processes_of, resume,
+    run_tiny, succeed, tiny, wait_for_steps, whole_lines,
 };
 
 #[test]
@@ -27,6 +27,33 @@ fn a_run_leaves_all_of_it_in_its_folder() {
     check_report(&run);
     check_tensorboard(&run);
     assert_eq!(checkpoints(&run), ["step_000008", "step_000012"]);
+}
+
+/// A timeline in Chrome's format has the recorded steps, their phases and libtorch's operations, and changes no metric.
+#[test]
+fn a_profile_is_a_timeline_of_some_steps() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = ["pipeline.rlvr.steps=6"];
+    let plain = run_tiny(&folder, "plain", TWO_RANKS, &sets);
+    let run = folder.path().join("run");
+    let mut command = tiny(TWO_RANKS, &run, &sets);
+    let ended = succeed(command.args(["--profile", "2"]));
+    assert!(ended.stderr.contains("profile/steps_3_to_4_rank_0.json"), "{}", ended.stderr);
+    assert_same(&plain, &run);
+    let files: Vec<_> = fs::read_dir(run.join("profile")).unwrap().map(|it| it.unwrap().path()).collect();
+    assert_eq!(files.len(), 2, "a file for each rank: {files:?}");
+    for file in files {
+        let trace: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let count = |name: &str| events.iter().filter(|event| event["name"] == name).count();
+        assert_eq!([2, 3, 4, 5].map(|step| count(&format!("step {step}"))), [0, 1, 1, 0], "{file:?}");
+        for name in ["gather weights", "rollout", "score", "prepare", "update", "optimizer"] {
+            assert_eq!(count(name), 2, "{name} in {file:?}");
+        }
+        for name in ["prefill", "forward 1", "backward 1", "aten::mm"] {
+            assert!(count(name) > 0, "{name} in {file:?}");
+        }
+    }
 }
 
 #[test]

@@ -49,6 +49,12 @@ unsafe extern "C" {
     // npu.cpp
     pub(crate) fn anyroll_npu_start(index: c_int) -> c_int;
 
+    // profile.cpp
+    pub(crate) fn anyroll_profile_begin(device_type: c_int) -> c_int;
+    pub(crate) fn anyroll_profile_end(path: *const c_char) -> c_int;
+    pub(crate) fn anyroll_span_begin(name: *const c_char) -> *mut c_void;
+    pub(crate) fn anyroll_span_end(span: *mut c_void);
+
     // c10d.cpp
     pub(crate) fn anyroll_store_tcp(
         host: *const c_char,

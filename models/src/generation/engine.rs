@@ -8,6 +8,7 @@
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
+use anyroll_backends::profile::span;
 use tch::Tensor;
 
 use super::{
@@ -261,6 +262,7 @@ impl Engine {
 impl Engine {
     /// Runs waiting prompts, or the next chunk of a long prompt.
     fn prefill(&mut self) -> Result<()> {
+        let _named = span(format_args!("prefill"));
         let Some((group, done)) = self.long.take() else {
             let (new, following): (Vec<UnderWay>, Vec<UnderWay>) =
                 self.admit().into_iter().partition(|(_, done)| *done == 0);
@@ -298,6 +300,7 @@ impl Engine {
         if self.live.is_empty() {
             return Ok(());
         }
+        let _named = span(format_args!("decode {}", self.live.len()));
         for chosen in self.runner.steps(&self.live)? {
             for (sequence, sampled) in self.live.iter_mut().zip(chosen) {
                 if sequence.completion.ending.is_none() {

@@ -3,6 +3,7 @@
 use std::{mem, ops::Range, time::Instant};
 
 use anyroll_algorithm::{Earned, fill_missing};
+use anyroll_backends::profile::span;
 use anyroll_config::{Advantage, GrpoConfig, MethodConfig, Scale};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
@@ -102,6 +103,7 @@ impl ImageTask {
         step: u64,
         stop: bool,
     ) -> Result<Scored> {
+        let _named = span(format_args!("score"));
         let scores = self.scorer.score(&self.paint_for_reward(latents, labels)?)?;
         self.exchange_scores(exchange, scores, step, stop)
     }

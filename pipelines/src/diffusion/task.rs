@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use anyroll_backends::profile::span;
 use anyroll_config::{DanceGrpoConfig, DiffusionConfig, FlowGrpoConfig, MethodConfig};
 use anyroll_models::{
     diffusion::{DenoiseBatch, Guidance, Sampler, SdeNoise, Transformer, Walk},
@@ -200,6 +201,7 @@ impl ImageTask {
 
     /// Samples this rank's part of a step, with noise at the method's denoising steps.
     pub fn sample(&self, weights: &Weights, rank: usize, step: u64) -> Result<Samples> {
+        let _named = span(format_args!("sample"));
         let (numbers, labels) = self.own_prompts(rank, step)?;
         let mut walks = Vec::new();
         for (index, part) in numbers.chunks(self.config.sampler.batch_size).enumerate() {

@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use anyroll_backends::profile::span;
+
 use super::{
     Carried, Rlvr, Task,
     prepare::prepare,
@@ -27,11 +29,13 @@ pub fn step(
 ) -> Result<StepOutcome> {
     let Rlvr { task, dataset, models, rollout, rewards, .. } = rlvr;
     let mut clock = Clock::start();
+    let named = span(format_args!("gather weights"));
     models.make_room()?;
     let waited = clock.lap();
     let weights = rollout.weights(&mut models.learner)?;
     models.learner.model.group().stream().synchronize()?; // only to measure how long ranks wait for each other's shards
     clock.gather = clock.lap();
+    drop(named);
 
     let (learner, spent) = (&mut models.learner, Spent { waited, ..Spent::default() });
     let mut round = Round { step, stop, exchange, weights: &weights, learner, rewards, spent };
@@ -47,8 +51,12 @@ pub fn step(
     if models.critic.is_none() {
         models.learner.load()?; // overlaps all work before the first optimizer step
     }
+    let named = span(format_args!("prepare"));
     let batch = prepare(task, models, exchange, &scored, carried)?;
+    drop(named);
+    let named = span(format_args!("update"));
     let updated = update(task, models, exchange, &scored, &batch, step)?;
+    drop(named);
     clock.train = clock.lap();
 
     let mut metrics = step_metrics(task, rewards, &scored, &updated);
@@ -80,9 +88,12 @@ fn collect(task: &Task, rollout: &mut dyn Rollout, round: &mut Round, first: u64
 /// Samples and scores the groups of batch `number`. Previous batches must have been taken.
 fn batch(rollout: &mut dyn Rollout, round: &mut Round, number: u64) -> Result<Scored> {
     let (started, waited) = (Instant::now(), round.spent.waited);
+    let named = span(format_args!("rollout"));
     let Groups { taken, scoring, effort, staleness } = rollout.groups(round, number)?;
+    drop(named);
     round.make_room_to_score()?;
     let sampled = Instant::now();
+    let _named = span(format_args!("score"));
     let outcomes = round.rewards.grader.finish(round.exchange, scoring)?;
     round.spent.rewarding += sampled.elapsed();
     round.spent.generating += sampled - started - (round.spent.waited - waited);

@@ -14,6 +14,7 @@ mod reference;
 mod role;
 mod seed;
 mod share;
+mod timeline;
 
 use std::{
     path::{Path, PathBuf},
@@ -24,6 +25,7 @@ use std::{
     time::Instant,
 };
 
+use anyroll_backends::profile::span;
 use anyroll_config::{MetricsConfig, error_chain::one_line};
 use anyroll_strategy::checkpoint::{self, Saver, Stamp};
 use device_load::device_load;
@@ -43,6 +45,7 @@ pub use reference::Reference;
 pub use role::{adamw, allocated_bytes, describe, hold, learning_rate, offloaded, zero_config};
 pub use seed::{Purpose, sample_seed, turn_seed};
 pub use share::Share;
+use timeline::Timeline;
 
 use crate::{
     Error, Result,
@@ -81,6 +84,8 @@ pub struct Job<'a> {
     pub resume: bool,
     /// True to print a completion of training now and then.
     pub show: bool,
+    /// Number of steps to record as a timeline; 0 for none.
+    pub profile: u64,
     /// Publication of the metrics by rank 0 while the run continues.
     pub metrics: MetricsConfig,
 }
@@ -139,6 +144,8 @@ struct Training<P: Pipeline> {
     journal: Option<Journal>,
     /// Writes checkpoints during the steps.
     saver: Saver,
+    /// Records some steps, if that was asked for.
+    timeline: Option<Timeline>,
     /// Loss of the last warm-up step of this process.
     warmup_loss: Option<f64>,
     /// Steps that were done when this process began.
@@ -147,7 +154,7 @@ struct Training<P: Pipeline> {
 
 impl<P: Pipeline> Training<P> {
     fn start(mut pipeline: P, exchange: Exchange, job: Job, screen: &Screen) -> Result<Self> {
-        let Job { name, data, number, dir, folder, resume, show, metrics } = job;
+        let Job { name, data, number, dir, folder, resume, show, profile, metrics } = job;
         let plan = pipeline.plan();
         let saved = if resume { checkpoint::list(&folder.join(CHECKPOINTS))? } else { Vec::new() };
         let (mut position, stamp) = match saved.split_last() {
@@ -173,9 +180,27 @@ impl<P: Pipeline> Training<P> {
         }
         let saver = Saver::of_run(stamp.map_or(number, |stamp| stamp.run));
         let (warmup_loss, first_step) = (None, position.steps);
-        let mut training =
-            Self { pipeline, plan, exchange, position, folder, journal, saver, warmup_loss, first_step };
+        let steps = (first_step, plan.steps);
+        let timeline = match exchange.group().stream().device().torch_device() {
+            Some(device) => Timeline::new(profile, steps, device, &folder, exchange.rank()),
+            None => None,
+        };
+        let mut training = Self {
+            pipeline,
+            plan,
+            exchange,
+            position,
+            folder,
+            journal,
+            saver,
+            timeline,
+            warmup_loss,
+            first_step,
+        };
         training.say(&format!("{description}; everything lands in {}", training.folder.display()));
+        if profile > 0 && training.timeline.is_none() {
+            training.say("no step is left to record as a timeline");
+        }
         if training.position.steps > 0 {
             training.freeze(true)?;
         }
@@ -246,11 +271,15 @@ impl<P: Pipeline> Training<P> {
         while self.position.steps < self.plan.steps {
             let wish = stop.load(Ordering::Relaxed);
             let Position { steps, carried, .. } = &mut self.position;
+            self.timeline.as_mut().map_or(Ok(()), |timeline| timeline.before(*steps))?;
+            let named = span(format_args!("step {}", *steps + 1));
             let outcome = match self.pipeline.step(&self.exchange, *steps, carried, wish) {
                 Err(Error::Unscored) => return self.leave_out_step(),
                 outcome => outcome?,
             };
+            drop(named);
             *steps += 1;
+            self.end_timeline()?;
             let (step, StepOutcome { mut metrics, samples, stop: asked }) = (*steps, outcome);
             metrics.merge(device_load(&self.exchange)?);
             if self.saver.poll(self.exchange.group())? {
@@ -274,6 +303,16 @@ impl<P: Pipeline> Training<P> {
             }
         }
         Ok(Ended::Finished)
+    }
+
+    /// Writes the timeline once its last step is done.
+    fn end_timeline(&mut self) -> Result<()> {
+        let Some(timeline) = &mut self.timeline else { return Ok(()) };
+        let written = timeline.after(self.position.steps - 1)?.map(|path| path.display().to_string());
+        if let Some(path) = written {
+            self.say(&format!("the timeline of this rank's steps is {path}"));
+        }
+        Ok(())
     }
 
     /// Ends the run as it was before the current step, with a checkpoint if there is none of it.
@@ -300,6 +339,7 @@ impl<P: Pipeline> Training<P> {
         phase: Phase,
     ) -> Result<Ended> {
         let started = Instant::now();
+        let _named = span(format_args!("evaluation"));
         let evaluation = match self.pipeline.evaluate(&self.exchange, step, phase) {
             Err(Error::Unscored) => {
                 self.say(&format!("step {step}: not evaluated, its completions are not scored yet"));

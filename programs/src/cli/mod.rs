@@ -185,6 +185,9 @@ struct RunArgs {
     /// Print a completion of training now and then
     #[arg(long)]
     show: bool,
+    /// Record so many steps as a timeline in the run's folder `profile`, after two that warm up
+    #[arg(long, value_name = "STEPS", default_value_t = 0)]
+    profile: u64,
     #[command(flatten)]
     download: DownloadArg,
 }

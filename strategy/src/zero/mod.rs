@@ -24,6 +24,7 @@ use std::{collections::VecDeque, sync::Arc};
 use anyroll_backends::{
     Buffer, CollectiveGroup, DType, Device, ReduceOp, Stream, Work,
     ops::{self, Store},
+    profile::span,
 };
 use anyroll_models::{
     Grads, Model, Output, OutputGrad, Saved, Unit, UnitGrads,
@@ -195,6 +196,7 @@ impl<M: Model> Zero<M> {
         self.trainable("step")?;
         self.needs("step", &[State::Params, State::Gradients, State::Optimizer])?;
         assert!(self.training_mut().accumulated, "a step needs the gradient of at least one micro-batch");
+        let _named = span(format_args!("optimizer"));
         let scaled_norm = self.global_norm()?;
         let training = self.training_mut();
         let adamw = training.adamw;
@@ -364,6 +366,7 @@ impl<M: Model> Zero<M> {
         save: bool,
         lasting: bool,
     ) -> Result<(Output<M::Scores>, Saved)> {
+        let _named = span(format_args!("forward {block}"));
         let views: Vec<&[Tensor]> = self.views(block);
         Ok(self.model.forward(block, &weights(&views, lasting), x, batch, save)?)
     }
@@ -394,7 +397,9 @@ impl<M: Model> Zero<M> {
         }
         let views = self.views(block);
         let mut grads = Grads::new(training.writing_of(model.units_of(block)));
+        let named = span(format_args!("backward {block}"));
         let below = model.backward(block, &weights(&views, lasting), &mut grads, saved, grad, batch);
+        drop(named);
         self.training = Some(training);
         let below = below?;
         for &unit in model.units_of(block) {
