@@ -26,7 +26,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Like [`write_atomic`], for a file that `write` makes at the path that it is given.
-pub fn place<E: From<OutputError>>(path: &Path, write: impl FnOnce(&Path) -> Result<(), E>) -> Result<(), E> {
+pub fn place(path: &Path, write: impl FnOnce(&Path) -> crate::Result<()>) -> crate::Result<()> {
     let aside = aside(path);
     write(&aside)?;
     let publish = || {
@@ -34,7 +34,7 @@ pub fn place<E: From<OutputError>>(path: &Path, write: impl FnOnce(&Path) -> Res
         fs::rename(&aside, path)?;
         sync_folder_of(path)
     };
-    publish().map_err(|source| OutputError::io("write", path, source).into())
+    Ok(publish().map_err(|source| OutputError::io("write", path, source))?)
 }
 
 /// Temporary name of a file: `report.html.partial` for `report.html`, in the same folder and so the same file

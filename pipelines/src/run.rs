@@ -182,8 +182,10 @@ pub struct Strategy {
     pub keep_logits: bool,
     /// States that are offloaded between uses.
     pub offload: OffloadConfig,
-    /// Sequences of a rank in one forward and backward pass.
+    /// Sequences of a rank in one forward and backward pass, unless there is a limit in tokens.
     pub micro_batch_size: usize,
+    /// Tokens of a rank in one forward and backward pass.
+    pub micro_batch_tokens: Option<usize>,
     /// Method of the sum in reduce collectives.
     pub reduction: Reduction,
     /// Timeout of a collective in seconds; after it the collective is aborted.
@@ -201,6 +203,7 @@ impl Role {
             keep_logits,
             offload,
             micro_batch_size,
+            micro_batch_tokens,
             reduction,
             collective_timeout_s,
         } = config;
@@ -216,6 +219,7 @@ impl Role {
             keep_logits: keep_logits == Some(true),
             offload,
             micro_batch_size,
+            micro_batch_tokens,
             reduction,
             collective_timeout_s,
         };
@@ -247,6 +251,7 @@ pub struct Batches {
     pub sequences_per_step: usize,
     /// A rank's completions in one optimizer update.
     pub sequences_per_update: usize,
-    /// Forward and backward passes of a rank in one optimizer update; the last one may be smaller.
-    pub micro_batches_per_update: usize,
+    /// Forward and backward passes of a rank in one optimizer update; the last one may be smaller. `None` if the
+    /// lengths of completions decide.
+    pub micro_batches_per_update: Option<usize>,
 }

@@ -37,7 +37,8 @@ fn a_profile_is_a_timeline_of_some_steps() {
     let plain = run_tiny(&folder, "plain", TWO_RANKS, &sets);
     let run = folder.path().join("run");
     let mut command = tiny(TWO_RANKS, &run, &sets);
-    let ended = succeed(command.args(["--profile", "2"]));
+    command.args(["--profile", "2"]);
+    let ended = succeed(command);
     assert!(ended.stderr.contains("profile/steps_3_to_4_rank_0.json"), "{}", ended.stderr);
     assert_same(&plain, &run);
     let files: Vec<_> = fs::read_dir(run.join("profile")).unwrap().map(|it| it.unwrap().path()).collect();

@@ -50,6 +50,14 @@ impl PackedSize {
         PackedSize { sequences, longest, tokens, copies: tokens, targets, is_taught: false }
     }
 
+    /// Returns the size with at most `tokens` tokens, of as many of the sequences as can be.
+    #[must_use]
+    pub fn within(self, tokens: usize) -> PackedSize {
+        let PackedSize { sequences, longest, tokens: all, copies, targets, is_taught } = self;
+        let (tokens, copies, targets) = (all.min(tokens), copies.min(tokens), targets.min(tokens));
+        PackedSize { sequences: sequences.min(tokens), longest, tokens, copies, targets, is_taught }
+    }
+
     /// Returns the largest size of `sequences` consecutive sequences, out of groups that share their prompt,
     /// if the cut ignores groups. They are packed by [`crate::PackedBatch::sharing`].
     pub fn of_groups(sequences: usize, group: usize, prompt: usize, completion: usize) -> PackedSize {

@@ -63,7 +63,7 @@ impl ImageTask {
         let noise = self.start_noise(noise_step, &numbers)?;
         let (mut stats, mut update, mut scores) = (Stats::default(), models.learner.begin(step), Vec::new());
         for mini_batch in 0..self.share.mini_batches {
-            for part in self.share.micro_batches(mini_batch, models.learner.micro_batch_size) {
+            for part in self.share.micro_batches(mini_batch, models.learner.micro_batch.sequences) {
                 scores.push(self.follow_back(models, refl, &noise, &labels, &part, &mut stats)?);
             }
             models.learner.step(&mut update)?;

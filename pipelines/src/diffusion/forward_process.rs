@@ -54,7 +54,7 @@ impl ImageTask {
         let scored_samples = ScoredSamples { nft, samples, goodness, step };
         let (mut stats, mut update) = (Stats::default(), models.learner.begin(step));
         for mini_batch in 0..self.share.mini_batches {
-            for part in self.share.micro_batches(mini_batch, models.learner.micro_batch_size) {
+            for part in self.share.micro_batches(mini_batch, models.learner.micro_batch.sequences) {
                 for draw in 0..nft.timesteps {
                     self.accumulate_noised(models, &scored_samples, &part, draw, &mut stats)?;
                 }

@@ -52,7 +52,7 @@ impl ImageTask {
         let timesteps = self.trained_timesteps(step, grpo.timestep_fraction);
         let (mut stats, mut update) = (Stats::default(), models.learner.begin(step));
         for mini_batch in 0..self.share.mini_batches {
-            for part in self.share.micro_batches(mini_batch, models.learner.micro_batch_size) {
+            for part in self.share.micro_batches(mini_batch, models.learner.micro_batch.sequences) {
                 for &timestep in &timesteps {
                     let one = Denoised { grpo, timestep, of: timesteps.len(), is_first: mini_batch == 0 };
                     self.accumulate_step(models, &samples, &advantages, &part, one, &mut stats)?;

@@ -25,8 +25,8 @@ impl ImageTask {
         warmup: &FlowMatchingConfig,
         step: u64,
     ) -> Result<WarmupStep> {
-        let Learner { model: policy, micro_batch_size, .. } = &mut models.learner;
-        let micro_batch_size = *micro_batch_size;
+        let Learner { model: policy, micro_batch, .. } = &mut models.learner;
+        let micro_batch_size = micro_batch.sequences;
         let (images, mut labels) = shapes::train_batch(self.seed, step, warmup.batch_size, self.device)?;
         let dropped = uniforms(Purpose::Dropout, self.seed, step, labels.len());
         for (label, drawn) in labels.iter_mut().zip(dropped) {

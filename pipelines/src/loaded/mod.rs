@@ -338,6 +338,7 @@ fn strategy(precision: Precision) -> Strategy {
         keep_logits: false,
         reduction: Reduction::Ordered,
         micro_batch_size: 1,
+        micro_batch_tokens: None,
         collective_timeout_s: 60.0,
     }
 }

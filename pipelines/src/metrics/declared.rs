@@ -499,6 +499,12 @@ pub const DECLARED: &[Declared] = &[
         Last,
         "Share of rank 0's training rows that a common prompt saved.",
     ),
+    Declared::new(
+        "perf/rank_balance",
+        "share",
+        Last,
+        "Mean of the ranks' training rows over the largest: below 1, ranks wait for the one with the longest completions.",
+    ),
     Declared::new("time/step_s", "s", Last, "Time of a whole step without its evaluation."),
     Declared::new("time/train_s", "s", Last, "Time of preparing and updating."),
     Declared::new("time/generate_s", "s", Last, "Time of sampling."),

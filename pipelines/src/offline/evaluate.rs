@@ -133,8 +133,8 @@ impl TextTask {
         let at_a_time = if models.teacher.is_some() { of_a_step } else { self.held_out_own.len().max(1) };
         let parts = self.held_out_own.chunks(at_a_time).map(|part| {
             let taught = models.taught(part)?;
-            let Learner { model, micro_batch_size, .. } = &mut models.learner;
-            score(model, part, *micro_batch_size, true, taught.as_ref())
+            let Learner { model, micro_batch, .. } = &mut models.learner;
+            score(model, part, *micro_batch, true, taught.as_ref())
         });
         Ok(Said::join(&parts.collect::<Result<Vec<_>>>()?)?)
     }

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Result,
-    train::{Exchange, Purpose, reduced},
+    train::{Exchange, MicroBatch, Purpose, reduced},
 };
 
 type TchResult<T> = std::result::Result<T, TchError>;
@@ -249,8 +249,8 @@ impl Answering for IlqlModel {
 pub struct Batch<'a> {
     /// Sequences in the form that the objective reads.
     pub sequences: &'a [Tokenized],
-    /// Sequences per forward and backward pass. Pairs are never split, so at least one pair.
-    pub micro_batch_size: usize,
+    /// Limit of a forward and backward pass. Pairs are never split, so at least one pair.
+    pub micro_batch: MicroBatch,
     /// Outputs of the frozen reference for the answers, fp64 `[S]`, if the objective uses them.
     pub reference: Option<Tensor>,
     /// Outputs of a teacher for the answers' tokens, if the objective uses them.
@@ -315,7 +315,11 @@ pub fn learn<M: Answering>(
     let (drops, device) = (policy.model().drops(), policy.torch_device());
     let mut seen = Seen::default();
     let (mut done, mut tokens) = (0, 0);
-    for part in batch.sequences.chunks(whole_pairs(objective, batch.micro_batch_size)) {
+    let whole = objective.answers();
+    let counts: Vec<usize> = batch.sequences.chunks(whole).map(|it| token_counts(it).iter().sum()).collect();
+    let micro_batch = batch.micro_batch.in_units_of(whole);
+    for units in micro_batch.split(&counts, 0..counts.len(), policy.group())? {
+        let part = &batch.sequences[units.start * whole..units.end * whole];
         let pass = Pass { first: pass.first + done, ..pass };
         let packed = beside_teacher(pack_to_train(drops, part, pass, device)?, batch.taught, &mut tokens)?;
         let (lengths, labels) = (lengths(part, device)?, labels(part, device)?);
@@ -351,13 +355,15 @@ fn added(sum: Option<Tensor>, next: Tensor) -> TchResult<Tensor> {
 pub fn score<M: Answering>(
     model: &mut Zero<M>,
     sequences: &[Tokenized],
-    micro_batch_size: usize,
+    micro_batch: MicroBatch,
     with_adapters: bool,
     taught: Option<&Taught>,
 ) -> Result<Said> {
     let device = model.torch_device();
     let mut tokens = 0;
-    let parts = sequences.chunks(micro_batch_size).map(|part| {
+    let parts = micro_batch.split(&token_counts(sequences), 0..sequences.len(), model.group())?;
+    let parts = parts.into_iter().map(|part| {
+        let part = &sequences[part];
         let batch = beside_teacher(pack(part, device)?, taught, &mut tokens)?;
         let batch = if with_adapters { batch } else { batch.without_adapters() };
         Ok(M::of_answers(&model.score(&batch)?, &lengths(part, device)?)?)
@@ -373,10 +379,9 @@ fn beside_teacher(packed: PackedBatch, taught: Option<&Taught>, before: &mut i64
     Ok(taught.beside(packed, start)?)
 }
 
-/// Number of sequences, rounded down to whole pairs (at least one) for objectives that compare.
-pub fn whole_pairs(objective: &Objective, sequences: usize) -> usize {
-    let answers = objective.answers();
-    (sequences / answers).max(1) * answers
+/// Number of tokens of each sequence.
+pub fn token_counts(sequences: &[Tokenized]) -> Vec<usize> {
+    sequences.iter().map(|sequence| sequence.tokens.len()).collect()
 }
 
 /// 1 for each answer that is better or desirable, else 0; for solutions the labels of their steps: fp64 `[S]`.

@@ -294,11 +294,12 @@ impl TextTask {
         let both = [sequences, strangers].concat();
         let logprobs = match reference {
             Some(reference) => {
-                let score = |model: &mut _, size| Ok(score(model, &both, size, true, None)?.logprobs);
+                let score =
+                    |model: &mut _, micro_batch| Ok(score(model, &both, micro_batch, true, None)?.logprobs);
                 let logprobs = reference.score(score)?;
                 logprobs.f_to_device(learner.device())?
             }
-            None => score(&mut learner.model, &both, learner.micro_batch_size, false, None)?.logprobs,
+            None => score(&mut learner.model, &both, learner.micro_batch, false, None)?.logprobs,
         };
         let (own, others) = (sequences.len() as i64, strangers.len() as i64);
         let sequences = logprobs.f_narrow(0, 0, own)?;
@@ -319,7 +320,7 @@ impl TextTask {
         let Some(compared) = reference.as_ref().filter(|_| self.config.objective.estimates_kl()) else {
             return Ok(0.0);
         };
-        let logprobs = score(&mut learner.model, strangers, learner.micro_batch_size, true, None)?.logprobs;
+        let logprobs = score(&mut learner.model, strangers, learner.micro_batch, true, None)?.logprobs;
         let gained = logprobs.f_sub(&compared.strangers)?.f_narrow(0, 0, count as i64)?;
         let sum = exchange.reduce(&f64::try_from(gained.f_sum(Kind::Double)?)?)?;
         Ok((sum / records).max(0.0))
@@ -352,11 +353,11 @@ impl<M: Answering> Pipeline for Offline<M> {
     fn warmup_step(&mut self, exchange: &Exchange, step: u64) -> Result<WarmupStep> {
         let Self { task, models, .. } = self;
         let warmup = task.config.warmup.as_ref().expect("the plan has warm-up steps");
-        let Learner { model, micro_batch_size, .. } = &mut models.learner;
+        let Learner { model, micro_batch, .. } = &mut models.learner;
         let policy = M::writer(model).expect("only a model of language has a warm-up");
         let dataset = task.to_warm_up.as_ref().unwrap_or(&task.dataset);
         let lesson = Lesson { dataset, ..task.lesson() };
-        lesson.warmup_step(policy, exchange, warmup, *micro_batch_size, step)
+        lesson.warmup_step(policy, exchange, warmup, *micro_batch, step)
     }
 
     fn check_divergence(&mut self) -> Result<()> {

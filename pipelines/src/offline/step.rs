@@ -19,7 +19,7 @@ use super::{
 use crate::{
     Result,
     metrics::Metrics,
-    train::{Exchange, Purpose, StepOutcome, WarmupStep, learning_rate, reduced},
+    train::{Exchange, MicroBatch, Purpose, StepOutcome, WarmupStep, learning_rate, reduced},
 };
 
 /// Source of records, and their tokenizer.
@@ -55,13 +55,13 @@ impl Lesson<'_> {
     }
 
     /// Runs one supervised warm-up step of `policy` on the answers. The loss is the mean negative
-    /// log-likelihood of the answers' tokens. `micro_batch_size` applies if the warm-up sets none of its own.
+    /// log-likelihood of the answers' tokens. `micro_batch` applies if the warm-up sets no size of its own.
     pub fn warmup_step(
         &self,
         policy: &mut Zero<Decoder>,
         exchange: &Exchange,
         warmup: &WarmupConfig,
-        micro_batch_size: usize,
+        micro_batch: MicroBatch,
         step: u64,
     ) -> Result<WarmupStep> {
         let (records, own) = self.records(exchange, Draw::Warmup, step, warmup.batch_size);
@@ -70,7 +70,7 @@ impl Lesson<'_> {
         let records = warmup.batch_size as f64;
         let batch = Batch {
             sequences: &sequences,
-            micro_batch_size: warmup.micro_batch_size.unwrap_or(micro_batch_size),
+            micro_batch: warmup.micro_batch_size.map_or(micro_batch, MicroBatch::of_sequences),
             reference: None,
             taught: None,
             whole: Whole { records, better: records, worse: 0.0, tokens, kl: 0.0 },
@@ -161,7 +161,7 @@ impl TextTask {
         let kl = self.kl(learner, exchange, &strangers, &reference, of_kl)?;
         let batch = Batch {
             sequences: &sequences,
-            micro_batch_size: learner.micro_batch_size,
+            micro_batch: learner.micro_batch,
             reference: reference.map(|compared| compared.sequences),
             taught: taught.as_ref(),
             whole: Whole { records, better, worse, tokens, kl },

@@ -8,7 +8,7 @@ use anyroll_config::DistillConfig;
 use anyroll_models::{self as models, HiddenModel, PackedBatch, hf::ModelFolder};
 use tch::{Device, Tensor};
 
-use super::{Tokenized, tokenized::pack};
+use super::{Tokenized, gradient::token_counts, tokenized::pack};
 use crate::{
     Result,
     run::Role,
@@ -44,10 +44,11 @@ impl Teacher {
     /// same number.
     pub fn read(&mut self, sequences: &[Tokenized], device: Device) -> Result<Taught> {
         let divergence = self.divergence;
-        self.model.score(|model, micro_batch_size| {
+        self.model.score(|model, micro_batch| {
             let here = model.torch_device();
-            let parts = sequences.chunks(micro_batch_size);
-            let parts = parts.map(|part| Ok(model.score(&pack(part, here)?)?)).collect::<Result<Vec<_>>>()?;
+            let parts = micro_batch.split(&token_counts(sequences), 0..sequences.len(), model.group())?;
+            let parts = parts.into_iter().map(|part| Ok(model.score(&pack(&sequences[part], here)?)?));
+            let parts = parts.collect::<Result<Vec<_>>>()?;
             let rows = moved(&Tensor::f_cat(&parts, 0)?, device)?;
             let (unit, param) = model.model().lm_head();
             let weights = model.unit_weights(unit)?.swap_remove(param);

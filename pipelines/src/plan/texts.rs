@@ -312,9 +312,15 @@ impl Texts {
 
     /// The largest micro-batch of samples.
     fn micro_batch(&self, strategy: &Strategy) -> PackedSize {
-        let sequences = strategy.micro_batch_size.min(self.samples_per_rank);
         let Workload { prompt, completion, sharing, .. } = self.work;
-        PackedSize::of_groups(sequences, sharing, prompt, completion)
+        match strategy.micro_batch_tokens {
+            None => {
+                let sequences = strategy.micro_batch_size.min(self.samples_per_rank);
+                PackedSize::of_groups(sequences, sharing, prompt, completion)
+            }
+            // The shortest completions give the most sequences, the longest the most targets.
+            Some(tokens) => PackedSize::uniform(self.samples_per_rank, prompt, completion).within(tokens),
+        }
     }
 
     fn training(&self, policy: &Strategy) -> usize {
@@ -325,7 +331,10 @@ impl Texts {
         let rl = PackedSize { is_taught, ..self.micro_batch(policy) };
         let warmup = self.work.warmup.as_ref().filter(|warmup| warmup.steps > 0).map(|warmup| {
             let own = warmup.batch_size / self.here.ranks.world_size;
-            PackedSize::uniform(warmup.micro_batch_size.unwrap_or(micro_batch).min(own), prompt, answer)
+            match (warmup.micro_batch_size, policy.micro_batch_tokens) {
+                (None, Some(tokens)) => PackedSize::uniform(own, prompt, answer).within(tokens),
+                (size, _) => PackedSize::uniform(size.unwrap_or(micro_batch).min(own), prompt, answer),
+            }
         });
         let sizes = [Some(rl), warmup].into_iter().flatten();
         let model = if policy.keep_logits { &self.keeping_logits } else { &self.model };

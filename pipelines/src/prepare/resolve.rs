@@ -13,6 +13,7 @@ use super::steps::Length;
 use super::{answers, data, steps};
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
+use crate::train::MicroBatch;
 
 /// Maximum number of ranks of one host on the cpu; a larger number is a typing mistake.
 const MOST_HOST_RANKS: usize = 1024;
@@ -47,8 +48,8 @@ pub(super) fn resolve(
     resolver.check_strict(&policy, rollout.as_ref().and_then(Option::as_ref));
     let world_size = resolver.world_size(local_ranks);
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
-    let micro_batch_size = policy.strategy.micro_batch_size;
-    let batches = world_size.and_then(|world_size| resolver.batches(world_size, micro_batch_size));
+    let micro_batch = MicroBatch::of(&policy.strategy);
+    let batches = world_size.and_then(|world_size| resolver.batches(world_size, micro_batch));
     let reward_models = resolver.reward_models(&policy);
     let memory_bytes = resolver.memory(local_ranks);
     let config = resolver.filled(threads);
@@ -156,6 +157,11 @@ impl Resolver<'_> {
                 params: own.offload.params.unwrap_or(top.offload.params),
             },
             micro_batch_size: own.micro_batch_size.unwrap_or(top.micro_batch_size),
+            // A role's own number of sequences is not limited by the tokens of all roles.
+            micro_batch_tokens: match own.micro_batch_size {
+                Some(_) => own.micro_batch_tokens,
+                None => own.micro_batch_tokens.or(top.micro_batch_tokens),
+            },
             reduction: top.reduction,
             collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),
         };
@@ -385,7 +391,7 @@ impl Resolver<'_> {
     }
 
     /// Division of a step into ranks, mini-batches and micro-batches.
-    fn batches(&self, world_size: usize, micro_batch_size: usize) -> Option<Batches> {
+    fn batches(&self, world_size: usize, micro_batch: MicroBatch) -> Option<Batches> {
         let at = self.at.below("pipeline").below(self.config.pipeline.name());
         let step = Step::of(&self.config.pipeline);
         let shared = |at: &Section, field: &str, value: usize, parts: usize, what: &str, by: &str| {
@@ -410,7 +416,7 @@ impl Resolver<'_> {
             return None;
         }
         let is_sound = [step.field, "mini_batches", "group_size"].iter().all(|field| at.is_sound(field));
-        if !is_sound || micro_batch_size == 0 {
+        if !is_sound || micro_batch.sequences == 0 {
             return None;
         }
         let prompts_per_rank = step.prompts / world_size;
@@ -420,7 +426,10 @@ impl Resolver<'_> {
             prompts_per_rank,
             sequences_per_step: sequences * world_size,
             sequences_per_update,
-            micro_batches_per_update: sequences_per_update.div_ceil(micro_batch_size),
+            micro_batches_per_update: match micro_batch.tokens {
+                Some(_) => None,
+                None => Some(sequences_per_update.div_ceil(micro_batch.sequences)),
+            },
         })
     }
 

@@ -235,6 +235,8 @@ const MALFORMED: &[Malformed] = malformed! {
     "heads: 2" => "heads: 3", "4:26", "model.decoder.hidden_size", "3 heads of an even width do not make 16", "a multiple of 6";
     "max_length: 16" => "max_length: 10", "4:86", "model.decoder.max_length", "the longest prompt is 7 tokens", "write 15 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: most}", "5:45", "strategy.zero_stage", "`most`", "a stage, 0 to 3, or `auto`";
+    "{micro_batch_size: 8}" => "{micro_batch_tokens: 14}", "5:32", "strategy.micro_batch_tokens", "has up to 15 tokens", "write 15 or above";
+    "{micro_batch_size: 8}" => "{micro_batch_tokens: 0}", "5:32", "strategy.micro_batch_tokens", "it is 0", "write a whole number, 1 or above";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, zero_stage: 4}", "5:45", "strategy.zero_stage", "there is no stage 4", "write 0, 1, 2, 3 or auto";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: {fp16: {initial_scale: 3}}}", "5:67", "strategy.precision.fp16.initial_scale", "3.0 is out of range", "a power of two, 1 to 2^24";
     "{micro_batch_size: 8}" => "{micro_batch_size: 8, precision: {fp16: {growth_interval: 0}}}", "5:69", "strategy.precision.fp16.growth_interval", "it is 0", "write a whole number, 1 or above";
@@ -602,7 +604,7 @@ fn a_run_knows_its_ranks_and_their_share() {
         prompts_per_rank: 2,
         sequences_per_step: 16,
         sequences_per_update: 4,
-        micro_batches_per_update: 1,
+        micro_batches_per_update: Some(1),
     };
     assert_eq!(run.batches, expected);
     assert_eq!(run.reference, None);

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{
-    Config, DataConfig, DecoderConfig, ModelConfig, OfflineConfig, RlvrConfig, Section, Turns,
+    Config, DataConfig, DecoderConfig, ModelConfig, OfflineConfig, RlvrConfig, RolesConfig, Section, Turns,
 };
 use anyroll_data::{Dataset, Tokenizer, TokenizerError};
 use anyroll_models::hf::{self, ModelFolder};
@@ -153,6 +153,7 @@ pub(super) fn of_rlvr(
         (Some(policy), Some(dataset)) => data::check_lengths(rlvr, policy, dataset, at),
         _ => None,
     };
+    check_micro_batches(config, longest, at);
     let reference =
         reference::open(config, policy.as_ref().zip(dataset.as_ref()), longest, at, reads_weights);
     finish(config, policy, dataset, reference, reward_models)
@@ -178,9 +179,28 @@ pub(super) fn of_offline(
         (Some(policy), Some(dataset)) => answers::check(offline, policy, dataset, at),
         _ => None,
     };
+    // A record's answers are never split.
+    check_micro_batches(config, longest.map(|longest| longest * offline.objective.answers()), at);
     let reference =
         reference::open(config, policy.as_ref().zip(dataset.as_ref()), longest, at, reads_weights);
     finish(config, policy, dataset, reference, Some(Vec::new()))
+}
+
+/// Reports limits of micro-batches below the `longest` sequence, in tokens.
+fn check_micro_batches(config: &Config, longest: Option<usize>, at: &Section) {
+    let RolesConfig { policy, reference, critic, rollout: _ } = &config.roles;
+    let roles = [("policy", policy), ("reference", reference), ("critic", critic)];
+    let of_roles = roles.map(|(name, role)| (format!("roles.{name}."), role.strategy.micro_batch_tokens));
+    let all = of_roles.into_iter().chain([(String::new(), config.strategy.micro_batch_tokens)]);
+    for (role, tokens) in all {
+        let (Some(tokens), Some(longest)) = (tokens, longest) else { continue };
+        at.ensure(
+            tokens >= longest,
+            &format!("{role}strategy.micro_batch_tokens"),
+            format!("what is never split, a sequence or a pair, has up to {longest} tokens"),
+            format!("write {longest} or above"),
+        );
+    }
 }
 
 fn open_data(

@@ -18,6 +18,7 @@ use super::{
     advantages::spreads,
     loss::{ValueStats, ValueTargets, count, value_loss},
     pack::Packing,
+    prepare::token_counts,
     rows::Scored,
 };
 use crate::{
@@ -153,8 +154,9 @@ impl Critic {
         self.learner.load()?;
         let own = self.learner.device();
         let model = &mut self.learner.model;
-        let parts = samples.chunks(self.learner.micro_batch_size);
-        let parts = parts.map(|samples| Ok(model.score(&packing.pack(own, samples)?)?));
+        let lengths = token_counts(samples);
+        let parts = self.learner.micro_batch.split(&lengths, 0..samples.len(), model.group())?;
+        let parts = parts.into_iter().map(|part| Ok(model.score(&packing.pack(own, &samples[part])?)?));
         let parts: Vec<Tensor> = parts.collect::<Result<_>>()?;
         Ok(Tensor::f_cat(&parts, 0)?.f_to_device(device)?)
     }
@@ -170,12 +172,14 @@ impl Critic {
     ) -> Result<Metrics> {
         let Task { config, share, packing, .. } = task;
         let (aggregation, clip) = (config.algorithm.aggregation, self.config.value_clip);
-        let (device, size) = (self.learner.device(), self.learner.micro_batch_size);
+        let (device, micro_batch) = (self.learner.device(), self.learner.micro_batch);
+        let lengths = token_counts(&scored.own);
         let targets = targets.on(device)?;
         let mut stats = ValueStats::default();
         let update = self.learner.update(step, config.epochs, share.mini_batches, |model, mini_batch| {
             let count = count(aggregation, &scored.trained_lengths(share.range(mini_batch.index)));
-            for part in share.micro_batches(mini_batch.index, size) {
+            let own = share.own_range(mini_batch.index);
+            for part in micro_batch.split(&lengths, own, model.group())? {
                 let targets = targets.part(part.clone())?;
                 let batch = packing.pack(device, &scored.own[part])?;
                 model.accumulate(&batch, |values| {

@@ -32,20 +32,20 @@ impl Models {
     pub fn policy_scores(&mut self, task: &Task, samples: &[Sample]) -> Result<[Tensor; 2]> {
         let device = self.learner.device();
         let pack = |samples: &[Sample]| task.packing.pack(device, samples);
-        scores(&mut self.learner.model, self.learner.micro_batch_size, samples, pack)
+        scores(&mut self.learner.model, self.learner.micro_batch, samples, pack)
     }
 
     /// The reference's log-probs, or those of the policy without adapters; `None` without a KL term.
     pub fn reference_logprobs(&mut self, task: &Task, samples: &[Sample]) -> Result<Option<Tensor>> {
         let device = self.learner.device();
         let [logprobs, _] = match &mut self.reference {
-            Some(reference) => reference.score(|model, size| {
+            Some(reference) => reference.score(|model, micro_batch| {
                 let own = model.torch_device();
-                scores(model, size, samples, |samples| task.packing.pack(own, samples))
+                scores(model, micro_batch, samples, |samples| task.packing.pack(own, samples))
             })?,
             None if task.has_adapters && task.config.algorithm.kl_coef > 0.0 => {
                 let pack = |samples: &[Sample]| Ok(task.packing.pack(device, samples)?.without_adapters());
-                scores(&mut self.learner.model, self.learner.micro_batch_size, samples, pack)?
+                scores(&mut self.learner.model, self.learner.micro_batch, samples, pack)?
             }
             None => return Ok(None),
         };

@@ -158,8 +158,8 @@ impl Pipeline for Rlvr {
         let warmup = task.config.warmup.as_ref().expect("the plan has warm-up steps");
         let tokenizer = &engine.sampler.tokenizer;
         let lesson = Lesson { dataset, tokenizer, seed: task.seed, turns: Turns::Last };
-        let Learner { model, micro_batch_size, .. } = &mut models.learner;
-        lesson.warmup_step(model, exchange, warmup, *micro_batch_size, step)
+        let Learner { model, micro_batch, .. } = &mut models.learner;
+        lesson.warmup_step(model, exchange, warmup, *micro_batch, step)
     }
 
     fn check_divergence(&mut self) -> Result<()> {

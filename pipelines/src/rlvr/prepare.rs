@@ -14,7 +14,11 @@ use super::{
     pipeline::Carried,
     rows::Scored,
 };
-use crate::{Result, inference::Sample, train::Exchange};
+use crate::{
+    Result,
+    inference::Sample,
+    train::{Exchange, MicroBatch},
+};
 
 /// A rank's samples of a step, ready for training.
 pub struct Batch {
@@ -127,17 +131,22 @@ fn seen(advantages: &TokenAdvantages, values: &[f64], trained: &[bool]) -> Vec<V
 /// distributions.
 pub(super) fn scores(
     model: &mut Zero<Decoder>,
-    micro_batch_size: usize,
+    micro_batch: MicroBatch,
     samples: &[Sample],
     pack: impl Fn(&[Sample]) -> Result<PackedBatch>,
 ) -> Result<[Tensor; 2]> {
     let (mut logprobs, mut entropies) = (Vec::new(), Vec::new());
-    for samples in samples.chunks(micro_batch_size) {
-        let scores = model.score(&pack(samples)?)?;
+    for part in micro_batch.split(&token_counts(samples), 0..samples.len(), model.group())? {
+        let scores = model.score(&pack(&samples[part])?)?;
         logprobs.push(scores.logprobs);
         entropies.push(scores.entropy);
     }
     Ok([Tensor::f_cat(&logprobs, 0)?, Tensor::f_cat(&entropies, 0)?])
+}
+
+/// Returns the number of tokens of each sample.
+pub(super) fn token_counts(samples: &[Sample]) -> Vec<usize> {
+    samples.iter().map(|sample| sample.sequence().tokens.len()).collect()
 }
 
 /// Copies values of tokens to the host; waits for the device.

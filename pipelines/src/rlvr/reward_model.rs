@@ -138,6 +138,7 @@ mod tests {
             keep_logits: false,
             offload: OffloadConfig { optimizer: OptimizerOffload::None, params },
             micro_batch_size: 2,
+            micro_batch_tokens: None,
             reduction: Reduction::Ordered,
             collective_timeout_s: 60.0,
         };

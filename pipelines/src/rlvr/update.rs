@@ -6,13 +6,13 @@ use std::time::Duration;
 use super::{
     Decoder, Models, Task,
     loss::{LossStats, LossTotals, count, policy_loss},
-    prepare::Batch,
+    prepare::{Batch, token_counts},
     rows::Scored,
 };
 use crate::{
     Error, Result,
     metrics::Metrics,
-    train::{Exchange, Learner, MiniBatch, Stepped},
+    train::{Exchange, Learner, MiniBatch, Stepped, reduced},
 };
 
 /// Results of an update of the policy, over all ranks.
@@ -23,8 +23,22 @@ pub struct PolicyUpdate {
     pub stepped: Stepped,
     /// Fraction of the sequences' tokens that shared prompts saved.
     pub shared_rows: f64,
+    /// Mean number of a rank's training rows over the largest.
+    pub rank_balance: f64,
     /// Time that compute waited for states to load.
     pub load_wait: Duration,
+}
+
+reduced! {
+    /// What went through the policy in an update, over all ranks.
+    struct Passed {
+        /// Statistics of the losses.
+        nested totals: LossTotals,
+        /// Training rows.
+        sum rows: f64,
+        /// Training rows of the rank with most.
+        max most_rows: f64,
+    }
 }
 
 /// Results of a step's update.
@@ -66,14 +80,15 @@ fn update_policy(
     step: u64,
 ) -> Result<PolicyUpdate> {
     let Task { config, share, packing, .. } = task;
-    let (device, size) = (learner.device(), learner.micro_batch_size);
+    let (device, micro_batch) = (learner.device(), learner.micro_batch);
+    let lengths = token_counts(&scored.own);
     let numbers: Vec<usize> = share.samples_of(exchange.rank()).collect();
     let mut stats = LossStats::default();
     let (mut rows, mut inputs) = (0, 0);
     let update = learner.update(step, config.epochs, share.mini_batches, |policy, mini_batch| {
         let MiniBatch { epoch, index } = mini_batch;
         let count = count(config.algorithm.aggregation, &scored.trained_lengths(share.range(index)));
-        for part in share.micro_batches(index, size) {
+        for part in micro_batch.split(&lengths, share.own_range(index), policy.group())? {
             let targets = batch.targets.part(part.clone())?;
             let pass = step * config.epochs as u64 + epoch as u64;
             let packed = packing.pack_to_train(device, &scored.own[part.clone()], pass, &numbers[part])?;
@@ -90,7 +105,8 @@ fn update_policy(
         Ok(())
     })?;
     let stepped = learner.finish(update)?;
-    let totals = exchange.reduce(&stats.read()?)?;
+    let own = Passed { totals: stats.read()?, rows: rows as f64, most_rows: rows as f64 };
+    let Passed { totals, rows: all_rows, most_rows } = exchange.reduce(&own)?;
     if config.rollout.strict && totals.largest_drift != 0.0 {
         return Err(Error::NotStrict { largest: totals.largest_drift });
     }
@@ -98,6 +114,7 @@ fn update_policy(
         totals,
         stepped,
         shared_rows: 1.0 - rows as f64 / inputs as f64,
+        rank_balance: all_rows / (most_rows * exchange.world_size() as f64),
         load_wait: learner.model.load_wait()?,
     })
 }

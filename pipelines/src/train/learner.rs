@@ -9,7 +9,7 @@ use anyroll_strategy::{
     checkpoint::{self, Saver},
 };
 
-use super::{Place, adamw, allocated_bytes, hold, learning_rate, offloaded};
+use super::{MicroBatch, Place, adamw, allocated_bytes, hold, learning_rate, offloaded};
 use crate::{Result, metrics::Metrics, run::Role};
 
 /// A model with its optimizer, held under a role's strategy.
@@ -19,8 +19,8 @@ use crate::{Result, metrics::Metrics, run::Role};
 pub struct Learner<M: Model> {
     /// Weights, gradients and moments, sharded over the ranks.
     pub model: Zero<M>,
-    /// Sequences or images of a rank in one forward and backward pass.
-    pub micro_batch_size: usize,
+    /// Limit of a forward and backward pass.
+    pub micro_batch: MicroBatch,
     /// States that are offloaded between steps, or while another model needs the memory.
     offloaded: Vec<State>,
     /// The part of `offloaded` that is offloaded after every step.
@@ -86,8 +86,8 @@ impl<M: Model> Learner<M> {
         let first = schedule.warmup.as_ref().unwrap_or(&schedule.optimizer);
         let model = hold(model, strategy, place, Some(adamw(first)), weights)?;
         let offloaded = offloaded(strategy);
-        let micro_batch_size = strategy.micro_batch_size;
-        Ok(Self { model, micro_batch_size, leaving: offloaded.clone(), offloaded, schedule })
+        let micro_batch = MicroBatch::of(strategy);
+        Ok(Self { model, micro_batch, leaving: offloaded.clone(), offloaded, schedule })
     }
 
     /// Keeps the states on the device after a step, since nothing else needs the memory.

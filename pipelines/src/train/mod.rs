@@ -7,6 +7,7 @@
 mod device_load;
 mod exchange;
 mod learner;
+mod micro_batch;
 mod pipeline;
 mod place;
 mod reduce;
@@ -33,6 +34,7 @@ use serde::{Deserialize, Serialize};
 
 pub use exchange::Exchange;
 pub use learner::{Learner, MiniBatch, Schedule, Stepped, Update};
+pub use micro_batch::MicroBatch;
 pub use pipeline::{Evaluation, Kept, Nothing, Pipeline, Plan, StepOutcome, WarmupStep};
 pub use place::Place;
 #[cfg(test)]
@@ -279,8 +281,8 @@ impl<P: Pipeline> Training<P> {
             };
             drop(named);
             *steps += 1;
-            self.end_timeline()?;
             let (step, StepOutcome { mut metrics, samples, stop: asked }) = (*steps, outcome);
+            self.end_timeline()?;
             metrics.merge(device_load(&self.exchange)?);
             if self.saver.poll(self.exchange.group())? {
                 self.prune()?;

@@ -7,7 +7,7 @@ use anyroll_strategy::{State, Zero, checkpoint};
 use serde_json::Value;
 use tch::Device;
 
-use super::{Kept, Place, hold, offloaded};
+use super::{Kept, MicroBatch, Place, hold, offloaded};
 use crate::{Error, Result, run::Role};
 
 /// A frozen copy of the policy, or another model, whose output may differ from a policy's.
@@ -15,8 +15,8 @@ use crate::{Error, Result, run::Role};
 pub struct Reference<M: Model = Decoder> {
     /// Weights of the reference.
     model: Zero<M>,
-    /// Sequences that a rank scores at a time.
-    micro_batch_size: usize,
+    /// Limit of what a rank scores at a time.
+    micro_batch: MicroBatch,
     /// States that are on the device only during scoring.
     offloaded: Vec<State>,
 }
@@ -79,8 +79,8 @@ impl<M: Model> Reference<M> {
     }
 
     fn held(model: Zero<M>, role: &Role) -> Self {
-        let micro_batch_size = role.strategy.micro_batch_size;
-        Self { model, micro_batch_size, offloaded: offloaded(&role.strategy) }
+        let micro_batch = MicroBatch::of(&role.strategy);
+        Self { model, micro_batch, offloaded: offloaded(&role.strategy) }
     }
 
     /// Offloads the states that may be offloaded.
@@ -89,10 +89,10 @@ impl<M: Model> Reference<M> {
         Ok(())
     }
 
-    /// Calls `score` with the model and its micro-batch size; all states are on the device during the call.
-    pub fn score<S>(&mut self, score: impl FnOnce(&mut Zero<M>, usize) -> Result<S>) -> Result<S> {
+    /// Calls `score` with the model and the limit of its micro-batches; all states are on the device during the call.
+    pub fn score<S>(&mut self, score: impl FnOnce(&mut Zero<M>, MicroBatch) -> Result<S>) -> Result<S> {
         self.model.load_states(&self.offloaded)?;
-        let scores = score(&mut self.model, self.micro_batch_size)?;
+        let scores = score(&mut self.model, self.micro_batch)?;
         self.model.offload_states(&self.offloaded)?;
         Ok(scores)
     }

@@ -58,7 +58,7 @@ impl Timeline {
         let Some(recording) = self.recording.take_if(|_| step + 1 == self.end) else { return Ok(None) };
         let folder = self.file.parent().expect("it is in a folder");
         fs::create_dir_all(folder).map_err(|source| OutputError::io("make", folder, source))?;
-        place(&self.file, |aside| Ok::<_, crate::Error>(recording.write(aside)?))?;
+        place(&self.file, |aside| Ok(recording.write(aside)?))?;
         Ok(Some(&self.file))
     }
 }

@@ -27,18 +27,21 @@ pub(super) fn check(CheckArgs { config: args, no_code }: &CheckArgs) -> Result<u
     let machine = machine(Rank::from_env()?);
     let Prepared { run, opened } = draft.prepare(&machine, purpose)?;
     let batches = run.batches;
+    let micro_batches = match (batches.micro_batches_per_update, run.policy.strategy.micro_batch_tokens) {
+        (None, Some(tokens)) => format!("micro-batches of up to {tokens} tokens"),
+        (count, _) => format!("{} micro-batches", count.unwrap_or_default()),
+    };
     let facts = data_facts(&run, &opened)?;
     let facts: String = facts.iter().map(|fact| format!("# {fact}\n")).collect();
     print(format_args!(
-        "{}# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in {} \
-         micro-batches\n{facts}",
+        "{}# {} ranks on {}, {} CPU threads each; a step has {} sequences, {} a rank in one optimizer update, in \
+         {micro_batches}\n{facts}",
         run.to_yaml(),
         run.world_size,
         run.policy.backend,
         run.threads,
         batches.sequences_per_step,
         batches.sequences_per_update,
-        batches.micro_batches_per_update,
     ))?;
     for facts in machine.missing(&run) {
         let reason = facts.unavailable.as_deref().unwrap_or_default();

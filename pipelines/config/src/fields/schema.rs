@@ -204,6 +204,7 @@ impl Config {
         self.validate_logits(at);
         self.roles.validate(self, &at.below("roles"));
         self.metrics.validate(&at.below("metrics"));
+        self.validate_micro_batches(at);
         self.validate_kinds(at);
         let pipeline = at.below("pipeline").below(self.pipeline.name());
         match &self.pipeline {
@@ -222,6 +223,17 @@ impl Config {
             "strategy.keep_logits",
             "what this trains makes no logits",
             "leave it out",
+        );
+    }
+
+    /// Reports a limit in tokens for a model without tokens.
+    fn validate_micro_batches(&self, at: &Section) {
+        let is_of_images = matches!(self.pipeline, PipelineConfig::Diffusion(_));
+        at.when(at.is_read("pipeline")).ensure(
+            !(is_of_images && self.strategy.micro_batch_tokens.is_some()),
+            "strategy.micro_batch_tokens",
+            "`diffusion` trains on images, which are not counted in tokens",
+            "write `micro_batch_size`",
         );
     }
 

@@ -41,6 +41,10 @@ pub struct StrategyConfig {
     /// results are equal up to rounding. Default 8.
     #[serde(default = "eight")]
     pub micro_batch_size: usize,
+    /// Number of tokens of a micro-batch, in place of `micro_batch_size`; 1 or above, and at least those of the longest
+    /// sequence. Sequences of unequal length then fill micro-batches evenly. Only for language models. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch_tokens: Option<usize>,
     /// Order in which collectives sum. All roles share one order. Default ordered.
     #[serde(default)]
     pub reduction: Reduction,
@@ -61,6 +65,7 @@ impl Default for StrategyConfig {
             keep_logits: None,
             offload: OffloadConfig::default(),
             micro_batch_size: eight(),
+            micro_batch_tokens: None,
             reduction: Reduction::default(),
             collective_timeout_s: one_minute(),
         }
@@ -141,6 +146,9 @@ pub struct StrategyOverride {
     /// Override of `strategy.micro_batch_size`. Default: no override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch_size: Option<usize>,
+    /// Override of `strategy.micro_batch_tokens`. Default: no override; none if the role has a `micro_batch_size`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batch_tokens: Option<usize>,
     /// Override of `strategy.collective_timeout_s`. Default: no override.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collective_timeout_s: Option<f64>,
@@ -168,6 +176,7 @@ impl StrategyConfig {
             recompute: Some(self.recompute),
             offload: OffloadOverride { optimizer: Some(optimizer), params: Some(params) },
             micro_batch_size: Some(self.micro_batch_size),
+            micro_batch_tokens: self.micro_batch_tokens,
             collective_timeout_s: Some(self.collective_timeout_s),
         };
         said.validate(at);
@@ -187,6 +196,9 @@ impl StrategyOverride {
         }
         if let Some(size) = self.micro_batch_size {
             at.positive("micro_batch_size", size);
+        }
+        if let Some(tokens) = self.micro_batch_tokens {
+            at.positive("micro_batch_tokens", tokens);
         }
         if let Some(timeout_s) = self.collective_timeout_s {
             validate_collective_timeout(at, timeout_s);

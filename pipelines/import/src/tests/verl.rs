@@ -228,8 +228,9 @@ fn losses_and_their_clips() {
         ("fsdp_config.offload_policy=True", &["    params: cpu\n", "    optimizer: cpu_step\n"]),
         (
             "use_dynamic_bsz=True ppo_max_token_len_per_gpu=8192 ppo_micro_batch_size_per_gpu=1",
-            &["micro_batch_size: 8\n"],
+            &["micro_batch_tokens: 8192\n"],
         ),
+        ("use_dynamic_bsz=True ppo_max_token_len_per_gpu=8", &["micro_batch_tokens: 1024\n"]),
         ("ppo_micro_batch_size=64", &["micro_batch_size: 8\n"]),
     ] {
         check(&actor(keys), lines);
@@ -457,7 +458,7 @@ fn its_supervised_trainer_with_engines() {
         "        max_tokens: 1024\n",
         "        long_prompts: refuse\n",
         "    batch_size: 64\n",
-        "  micro_batch_size: 8\n", // 8192 tokens in sequences of 1024
+        "  micro_batch_tokens: 8192\n",
         "  zero_stage: 3\n  precision: bf16\n",
         "  recompute: full\n",
         "        learning_rate: 0.00001\n",

@@ -297,7 +297,7 @@ fn micro_batch(ledger: &mut Ledger, world: u64) {
         let lengths = ["data.max_prompt_length", "data.max_response_length"]
             .map(|key| ledger.whole(key).unwrap_or(512));
         let longest = lengths[0].saturating_add(lengths[1]).max(1);
-        tokens_as_sequences(ledger, (&dynamic, &tokens), 16384, longest);
+        limit_in_tokens(ledger, (&dynamic, &tokens), 16384, longest);
         return ledger.idle_all(&[(&per_device, "use_dynamic_bsz is on"), (&all, "use_dynamic_bsz is on")]);
     }
     rules::map_count(ledger, &per_device, field, 1);
@@ -308,14 +308,17 @@ fn micro_batch(ledger: &mut Ledger, world: u64) {
     ledger.fill(field, 1);
 }
 
-/// A micro-batch of as many of the longest sequences as a number of tokens, `usual` by default, has room for.
-fn tokens_as_sequences(ledger: &mut Ledger, (dynamic, tokens): (&str, &str), usual: u64, longest: u64) {
-    let room = rules::count(ledger, tokens, usual);
-    if ledger.peek(tokens).is_some() {
-        let why = format!("as many sequences of up to {longest} tokens as fit into {room}");
-        ledger.change(tokens, "strategy.micro_batch_size", (room / longest).max(1), why);
+/// A micro-batch with a limit in tokens, `usual` by default, and at least one sequence of the `longest` length.
+fn limit_in_tokens(ledger: &mut Ledger, (dynamic, tokens): (&str, &str), usual: u64, longest: u64) {
+    const FIELD: &str = "strategy.micro_batch_tokens";
+    match rules::count(ledger, tokens, usual) {
+        room if room < longest && ledger.peek(tokens).is_some() => {
+            let why = format!("a sequence of up to {longest} tokens is never split");
+            ledger.change(tokens, FIELD, longest, why);
+        }
+        _ => drop(rules::map_count(ledger, tokens, FIELD, usual)),
     }
-    ledger.fold(dynamic, "micro-batches have a fixed number of sequences, of the longest length");
+    ledger.idle(dynamic, "the limit of a micro-batch is in tokens");
 }
 
 /// Length of the run, and intervals of checkpoints and evaluations.

@@ -125,7 +125,7 @@ fn engine(ledger: &mut Ledger) {
     }
 }
 
-/// A number of sequences, or as many of the longest ones as a number of tokens has room for.
+/// A number of sequences, or of tokens.
 fn micro_batch(ledger: &mut Ledger) {
     let [dynamic, tokens, sequences] =
         ["use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu"]
@@ -133,7 +133,7 @@ fn micro_batch(ledger: &mut Ledger) {
     match ledger.truth(&dynamic) {
         Some(true) => {
             let longest = ledger.whole("data.max_length").unwrap_or(1024).max(1);
-            super::tokens_as_sequences(ledger, (&dynamic, &tokens), 8192, longest);
+            super::limit_in_tokens(ledger, (&dynamic, &tokens), 8192, longest);
             ledger.idle_all(&[(&sequences, "`use_dynamic_bsz` is on")]);
         }
         Some(false) => {
