@@ -229,6 +229,12 @@ pub enum Error {
          (torchrun has --max-restarts, Slurm --requeue), with --auto-resume in place of --restarts"
     )]
     Restarts,
+    /// `--restarts` with several machines.
+    #[error(
+        "--restarts starts the ranks of one machine again, and accelerate's file has several: leave it out, and give \
+         the same command with --auto-resume on each machine again"
+    )]
+    RestartsOfMachines,
     /// `--auto-resume` found a run of another config.
     #[error(
         "{} holds a run with {there} where this one has {here}: choose another --output, or continue that run with --resume",

@@ -1,5 +1,6 @@
 //! Ranks started by another launcher: torchrun, srun, a Kubernetes operator.
 
+use std::fs;
 use std::io::{self, Write};
 use std::iter;
 use std::net::{Ipv4Addr, TcpListener};
@@ -41,6 +42,35 @@ fn ranks_of_another_launcher_are_a_job() {
         assert_eq!(ended.code, Some(0), "{ended:#?}");
     }
     assert_same(&ours, &run);
+}
+
+/// Each machine has its own file, and starts its own ranks.
+#[test]
+fn machines_of_accelerate_start_their_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let ours = run_tiny(&folder, "ours", TWO_RANKS, &[]);
+    let port = free_port();
+    let on_machine = |index: usize, run: &Path| {
+        let file = folder.path().join(format!("machine_{index}.yaml"));
+        let text = format!(
+            "num_machines: 2\nnum_processes: 2\nuse_cpu: true\nmachine_rank: {index}\n\
+             main_process_ip: 127.0.0.1\nmain_process_port: {port}\nrdzv_backend: static\n"
+        );
+        fs::write(&file, text).unwrap();
+        let mut command = tiny(TWO_RANKS, run, &[]);
+        command.arg("--accelerate-config").arg(file);
+        command
+    };
+    let run = folder.path().join("theirs");
+    for ended in [0, 1].map(|index| Process::start(on_machine(index, &run))).map(Process::finish) {
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+        // They have their meaning, and are no difference to report.
+        assert!(!ended.stderr.contains("num_machines"), "{ended:#?}");
+    }
+    assert_same(&ours, &run);
+    let mut restarted = on_machine(0, &folder.path().join("restarted"));
+    restarted.args(["--restarts", "1"]);
+    assert!(fail(restarted).contains("accelerate's file has several"));
 }
 
 /// Each host may have its own files.

@@ -4,7 +4,13 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{Error, Origin, deepspeed, document::Document, ledger::Ledger, rules, values};
+use super::{
+    Error, Origin, deepspeed,
+    document::Document,
+    ledger::Ledger,
+    machines::{self, Machines},
+    rules, values,
+};
 
 const LAUNCHER: &str =
     "`anyroll run` starts the ranks of a host; torchrun, Slurm or Kubernetes those of several";
@@ -66,11 +72,13 @@ const REFUSED: [(&str, &str); 9] = [
     ("deepspeed_config.offload_param_nvme_path", "nothing is offloaded to disks; use cpu"),
 ];
 
-/// Imports all keys; optimizer settings of a deepspeed section go to that of `pipeline`.
-pub(super) fn apply(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result<(), Error> {
+/// Imports all keys; optimizer settings of a deepspeed section go to that of `pipeline`. Returns the machines that the
+/// file places.
+pub(super) fn apply(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result<Option<Machines>, Error> {
     include_deepspeed(ledger, path, pipeline)?;
     unsaid_stage(ledger);
-    processes(ledger);
+    let machines = machines::take(ledger);
+    processes(ledger, machines.is_some());
     precision(ledger);
     distributed_type(ledger);
     unsplit(ledger);
@@ -78,7 +86,7 @@ pub(super) fn apply(ledger: &mut Ledger, path: &Path, pipeline: &str) -> Result<
     fsdp_section(ledger);
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
-    Ok(())
+    Ok(machines)
 }
 
 /// Includes `deepspeed_config_file`, relative to a folder above the file that names it, or to the current one.
@@ -125,10 +133,12 @@ fn unsplit(ledger: &mut Ledger) {
     }
 }
 
-fn processes(ledger: &mut Ledger) {
+/// Takes the number of processes. `is_placed`: the file says where the ranks of all machines meet.
+fn processes(ledger: &mut Ledger, is_placed: bool) {
     let hosts = ledger.whole("num_machines").unwrap_or(1).max(1);
     match hosts {
         1 => ledger.idle_all(&[("num_machines", LAUNCHER)]),
+        _ if is_placed => ledger.pass("num_machines", "WORLD_SIZE"),
         _ => ledger.fold("num_machines", "each host has its part of the processes; a launcher starts them"),
     }
     let mut processes = ledger.whole("num_processes").filter(|all| *all > 0);

@@ -249,6 +249,11 @@ impl Ledger {
         self.close(key, Outcome::Changed { to: String::new(), why: why.into() });
     }
 
+    /// Closes a key with the same meaning here, whose value goes to the ranks' environment variable `variable`.
+    pub(super) fn pass(&mut self, key: &str, variable: &str) {
+        self.close(key, Outcome::Mapped { to: variable.to_owned() });
+    }
+
     /// Closes a key that has no effect here.
     pub(super) fn idle(&mut self, key: &str, why: impl Into<String>) {
         self.close(key, Outcome::Idle { why: why.into() });

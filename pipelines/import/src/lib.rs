@@ -14,6 +14,7 @@ mod command;
 mod deepspeed;
 mod document;
 mod ledger;
+mod machines;
 mod megatron;
 mod openrlhf;
 mod openrlhf_offline;
@@ -38,6 +39,7 @@ use clap::ValueEnum;
 use serde_json::Value;
 
 pub use ledger::{Outcome, Row};
+pub use machines::Machines;
 
 use document::Document;
 use ledger::Ledger;
@@ -137,6 +139,8 @@ pub struct Import {
     pub origin: Origin,
     /// One row per key, in the order of the file.
     pub rows: Vec<Row>,
+    /// Machines among which accelerate's file places this one.
+    pub machines: Option<Machines>,
     draft: ledger::Draft,
 }
 
@@ -155,6 +159,8 @@ pub struct Changes {
     pub sets: Vec<String>,
     /// Rows to report: settings with a different meaning here, and defaults of the other system.
     pub told: Vec<Row>,
+    /// Machines among which accelerate's file places this one.
+    pub machines: Option<Machines>,
 }
 
 /// Changes that `origin`'s file at `path` makes to a run with our config `config`, given as text.
@@ -183,9 +189,10 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
             .ok_or_else(|| Error::Unknown { path: path.to_owned(), hint: document.hint.clone() })?,
     };
     let mut ledger = Ledger::new(document);
+    let mut machines = None;
     match origin {
         Origin::Roll => roll::apply(&mut ledger),
-        Origin::Accelerate => accelerate::apply(&mut ledger, path, pipeline)?,
+        Origin::Accelerate => machines = accelerate::apply(&mut ledger, path, pipeline)?,
         Origin::Deepspeed => deepspeed::apply(&mut ledger, "", pipeline),
         Origin::Trl => trl::apply(&mut ledger),
         Origin::TrlSft => trl_offline::apply(&mut ledger, trl_offline::Trainer::Sft),
@@ -207,7 +214,7 @@ fn import_for(path: &Path, origin: Option<Origin>, pipeline: &str) -> Result<Imp
     }
     rules::settings_of_the_shell(&mut ledger);
     let (draft, rows) = ledger.finish();
-    Ok(Import { origin, rows, draft })
+    Ok(Import { origin, rows, machines, draft })
 }
 
 impl Import {
@@ -228,8 +235,8 @@ impl Import {
             Outcome::Changed { .. } => false,
             Outcome::Idle { .. } | Outcome::Refused { .. } => true,
         };
-        let sets = self.draft.sets();
-        Ok(Changes { sets, told: self.rows.into_iter().filter(|row| !is_plain(row)).collect() })
+        let (sets, machines) = (self.draft.sets(), self.machines);
+        Ok(Changes { sets, machines, told: self.rows.into_iter().filter(|row| !is_plain(row)).collect() })
     }
 
     /// Number of unsupported settings.

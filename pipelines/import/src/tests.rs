@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::{Value, json};
 
-use super::{Import, Origin, Outcome, changes, import};
+use super::{Import, Machines, Origin, Outcome, changes, import};
 use anyroll_pipelines::prepare::Draft;
 
 /// Imports `text` as a file called `name`, whose system must be recognized by its keys.
@@ -119,6 +119,40 @@ fn accelerates_processes_have_the_devices_it_names() {
     check_refused(&import("gpu_ids: 0,2\nnum_processes: 3\n"), &["gpu_ids"]);
     check_refused(&import("gpu_ids: GPU-5d2c\nnum_processes: 1\n"), &["gpu_ids"]);
     check_refused(&import("num_machines: 2\nnum_processes: 15\n"), &["num_processes"]);
+}
+
+#[test]
+fn accelerates_machines_have_a_place() {
+    let import = |more: &str| {
+        let text = format!("distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 16\n{more}");
+        imported("machines.yaml", &text, Origin::Accelerate)
+    };
+    let (own, at) = ("machine_rank: 1\n", "main_process_ip: 10.0.0.1\n");
+    for (more, port) in [
+        ("main_process_port: 29501\nrdzv_backend: static\n", 29501),
+        ("main_process_port: null\nrdzv_backend: c10d\n", 29500),
+        ("", 29500),
+    ] {
+        let import = import(&format!("{own}{at}{more}"));
+        check_refused(&import, &[]);
+        let master_addr = "10.0.0.1".to_owned();
+        assert_eq!(import.machines, Some(Machines { count: 2, index: 1, master_addr, master_port: port }));
+        let rows = [("machine_rank", "mapped    machine_rank: 1 -> RANK"), ("num_machines", "mapped")];
+        check_rows(&import, &rows);
+        assert_eq!(import.yaml(), "devices: 8\nstrategy:\n  zero_stage: 0\n", "{more}");
+    }
+    for (more, refused) in [
+        (format!("{own}{at}rdzv_backend: etcd\n"), "rdzv_backend"),
+        (format!("machine_rank: 2\n{at}"), "machine_rank"),
+        (format!("{own}{at}main_process_port: 0\n"), "main_process_port"),
+        (at.to_owned(), "main_process_ip"),
+    ] {
+        check_refused(&import(&more), &[refused]);
+    }
+    // Another launcher has its own address, and one machine needs none.
+    assert_eq!(import(own).machines, None);
+    let text = format!("distributed_type: MULTI_GPU\nnum_machines: 1\n{own}{at}");
+    assert_eq!(imported("one.yaml", &text, Origin::Accelerate).machines, None);
 }
 
 #[test]

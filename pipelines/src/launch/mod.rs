@@ -45,12 +45,27 @@ pub struct LaunchPlan {
     pub program: PathBuf,
     /// Its arguments, the same for all ranks.
     pub args: Vec<OsString>,
-    /// Number of ranks.
+    /// Number of ranks on this host.
     pub world_size: usize,
     /// CPU threads of each rank's math, given as `OMP_NUM_THREADS`.
     pub threads: usize,
     /// Additional environment variables of every rank.
     pub env: Vec<(OsString, OsString)>,
+    /// Place of these ranks among those of several hosts; `None`: they are all.
+    pub place: Option<HostPlace>,
+}
+
+/// Place of a host's ranks in a job on several hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPlace {
+    /// The first rank of this host.
+    pub first_rank: usize,
+    /// Number of ranks on all hosts.
+    pub world_size: usize,
+    /// The host of rank 0.
+    pub master_addr: String,
+    /// Port of the ranks' rendezvous there.
+    pub master_port: u16,
 }
 
 /// End of a job that did not fail.
@@ -124,11 +139,12 @@ pub enum Error {
     },
 }
 
-/// Starts the ranks of `plan` and waits until all have ended. `interrupts` are caught before the first rank starts, so
+/// Starts the ranks of `plan` and waits until these have ended. `interrupts` are caught before the first rank starts, so
 /// that no signal is missed.
 ///
-/// Each has `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` (this host), `MASTER_PORT` (already bound for rank 0),
-/// `OMP_NUM_THREADS` and, unless the user has set it, `OMP_WAIT_POLICY=passive`.
+/// Each has `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT` (of this host and already bound for rank 0,
+/// unless the plan has a place among several hosts), `OMP_NUM_THREADS` and, unless the user has set it,
+/// `OMP_WAIT_POLICY=passive`.
 ///
 /// If a rank fails, the others are ended within 6 seconds, and the error is that of the rank to blame.
 /// Ctrl-C, SIGTERM and SIGHUP are forwarded to every rank, which then save a checkpoint; a second signal
@@ -136,13 +152,21 @@ pub enum Error {
 pub fn launch(plan: &LaunchPlan, interrupts: &mut Interrupts) -> Result<Outcome, Error> {
     let prepare = |action| move |source| Error::Prepare { action, source };
     let failures = tempfile::tempdir().map_err(prepare("make a temporary folder"))?;
-    let (listener, port) = Listener::bind().map_err(prepare("bind a port"))?;
+    let (listener, place) = match &plan.place {
+        Some(place) => (Listener::default(), place.clone()),
+        None => {
+            let (listener, master_port) = Listener::bind().map_err(prepare("bind a port"))?;
+            let (world_size, master_addr) = (plan.world_size, "127.0.0.1".to_owned());
+            (listener, HostPlace { first_rank: 0, world_size, master_addr, master_port })
+        }
+    };
 
-    let mut job = supervise::Job::new(failures.path());
+    let mut job = supervise::Job::new(place.first_rank, failures.path());
     let mut output = Vec::new();
-    for rank in 0..plan.world_size {
+    for local_rank in 0..plan.world_size {
+        let rank = place.first_rank + local_rank;
         // The first rank alone gets the socket: peers that connect learn of its death.
-        match start(plan, rank, port, listener.take(), failures.path()) {
+        match start(plan, &place, local_rank, listener.take(), failures.path()) {
             Ok(mut child) => {
                 output.extend(print_output(rank, &mut child));
                 job.add(child);
@@ -163,24 +187,25 @@ fn failure_file(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank}.json"))
 }
 
-/// Starts rank `rank`, which inherits `socket`, the one that listens at `port`.
+/// Starts a rank of this host, which inherits `socket`, the one that listens at the rendezvous.
 fn start(
     plan: &LaunchPlan,
-    rank: usize,
-    port: u16,
+    place: &HostPlace,
+    local_rank: usize,
     socket: Option<TcpListener>,
     failures: &Path,
 ) -> io::Result<Child> {
+    let rank = place.first_rank + local_rank;
     let mut command = Command::new(&plan.program);
     command
         .args(&plan.args)
         .envs(plan.env.iter().map(|(name, value)| (name, value)))
         .envs(anyroll_backends::rank_environment())
         .env("RANK", rank.to_string())
-        .env("LOCAL_RANK", rank.to_string())
-        .env("WORLD_SIZE", plan.world_size.to_string())
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", port.to_string())
+        .env("LOCAL_RANK", local_rank.to_string())
+        .env("WORLD_SIZE", place.world_size.to_string())
+        .env("MASTER_ADDR", &place.master_addr)
+        .env("MASTER_PORT", place.master_port.to_string())
         .env("OMP_NUM_THREADS", plan.threads.to_string())
         .env(child::FAILURE_FILE, failure_file(failures, rank))
         // Closes when the parent ends; `watch_parent` reads it.

@@ -19,13 +19,15 @@ use super::{Error, Interrupts, Outcome, POLL_INTERVAL, failure_file};
 const BLAME_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time from SIGTERM to SIGKILL, and from SIGKILL to giving up on a process stuck in the kernel.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time from the end of rank 0, which writes the report and ends last, to that of the others.
+/// Time from the end of rank 0, which writes the report and ends last, to that of the others. On another host it is the
+/// first rank's.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time from an interrupt to the end of a rank that saves a checkpoint.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The ranks of a job, in order.
+/// The ranks of a job on this host, in order.
 pub(super) struct Job {
+    first_rank: usize,
     ranks: Vec<RankProcess>,
     failures: PathBuf,
 }
@@ -56,9 +58,9 @@ const UNEXPLAINED: u8 = 1;
 const CONSEQUENCE: u8 = 2;
 
 impl Job {
-    /// Creates a job without ranks, whose failure reports are files in `failures`.
-    pub(super) fn new(failures: &Path) -> Self {
-        Self { ranks: Vec::new(), failures: failures.to_owned() }
+    /// Creates a job without ranks, of which `first_rank` will be the first. Failure reports are files in `failures`.
+    pub(super) fn new(first_rank: usize, failures: &Path) -> Self {
+        Self { first_rank, ranks: Vec::new(), failures: failures.to_owned() }
     }
 
     /// Adds the next rank.
@@ -93,7 +95,7 @@ impl Job {
             if let Some(rank) = self.lingering() {
                 self.end();
                 let seconds = LINGER_TIMEOUT.as_secs();
-                let reason = format!("it had not ended {seconds} s after rank 0 did");
+                let reason = format!("it had not ended {seconds} s after rank {} did", self.first_rank);
                 return Err(Error::Failed { rank, reason });
             }
             thread::sleep(POLL_INTERVAL);
@@ -124,7 +126,7 @@ impl Job {
     /// Error when all failed ranks blame another: a rank still running waits for nobody, so the others waited
     /// for it.
     fn stalled(&self, error: Error) -> Error {
-        match (error, self.ranks.iter().position(|rank| rank.ended.is_none())) {
+        match (error, self.first_running()) {
             (Error::Failed { rank: waiting, reason }, Some(rank)) => Error::Stalled { rank, waiting, reason },
             (error, _) => error,
         }
@@ -135,7 +137,7 @@ impl Job {
             self.ranks.iter().enumerate().filter(move |(_, process)| process.has_failed(interrupted));
         failed.filter_map(|(rank, process)| {
             let ended = process.ended?;
-            let (likelihood, error) = self.explain(rank, ended.status);
+            let (likelihood, error) = self.explain(self.first_rank + rank, ended.status);
             Some(Blame { likelihood, at: ended.at, error })
         })
     }
@@ -186,7 +188,11 @@ impl Job {
         if first.at.elapsed() < LINGER_TIMEOUT {
             return None;
         }
-        self.ranks.iter().position(|rank| rank.ended.is_none())
+        self.first_running()
+    }
+
+    fn first_running(&self) -> Option<usize> {
+        Some(self.first_rank + self.ranks.iter().position(|rank| rank.ended.is_none())?)
     }
 
     /// Signals the ranks only; their child processes are theirs to end after saving.

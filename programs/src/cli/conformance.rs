@@ -153,6 +153,7 @@ fn run_jobs(world_sizes: &[usize]) -> Result<Vec<Outcome>> {
             world_size: *world_size,
             threads: 1,
             env: vec![(OUTCOMES.into(), file.clone().into())],
+            place: None,
         };
         if launch::launch(&plan, &mut launch::Interrupts::catch()?)? == launch::Outcome::Interrupted {
             return Err(Error::Conformance(std::io::ErrorKind::Interrupted.into()));

@@ -9,10 +9,11 @@ use std::{
 };
 
 use anyroll_config::{Config, PipelineConfig, error_chain::one_line};
+use anyroll_import::Machines;
 use anyroll_pipelines::{
     Error, Result,
     diffusion::{self, Diffusion},
-    launch::{self, LaunchPlan, Outcome, Rank},
+    launch::{self, HostPlace, Interrupts, LaunchPlan, Outcome, Rank},
     offline::Offline,
     opened::Opened,
     output_error::OutputError,
@@ -54,10 +55,12 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     if speaks {
         log();
     }
+    let mut machines = None;
     let draft = match (&args.config, &args.resume) {
         (Some(path), _) => {
             let text = prepare::text_of(path)?;
-            let sets = args.strategy.sets(&text, &args.sets)?;
+            let sets;
+            (sets, machines) = args.strategy.changes(&text, &args.sets)?;
             Draft::parse(path, text, &sets)?.with_hub(args.download.hub())
         }
         (None, Some(dir)) => {
@@ -73,9 +76,10 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     if !speaks {
         log();
     }
-    match rank {
-        None => supervise(args, &draft, &prepared.run),
-        Some(rank) => work(args, &draft, prepared, rank, &screen),
+    match (rank, machines) {
+        (None, None) => supervise(args, &draft, &prepared.run),
+        (None, Some(machines)) => supervise_part(args, &prepared.run, machines),
+        (Some(rank), _) => work(args, &draft, prepared, rank, &screen),
     }
 }
 
@@ -83,24 +87,52 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
 fn supervise(args: &RunArgs, draft: &Draft, run: &Run) -> Result<u8> {
     let Folder { dir, has_begun } = folder(args, draft, run)?;
     let _kept = if has_begun { None } else { Some(dir.keep()?) };
-    let program = env::current_exe().map_err(|source| launch::Error::Start {
-        rank: 0,
-        program: "anyroll-engine".into(),
-        source,
-    })?;
     let resumed = || {
         let show = args.show.then(|| "--show".into());
         ["run".into(), "--resume".into(), OsString::from(dir.path())].into_iter().chain(show).collect()
     };
     let plan = LaunchPlan {
-        program,
+        program: program()?,
         args: if has_begun { resumed() } else { env::args_os().skip(1).collect() },
         world_size: run.world_size,
         threads: run.threads,
         env: vec![(RUN_DIR.into(), OsString::from(dir.path()))],
+        place: None,
     };
     let record = |error: &launch::Error| record_failure(&dir, has_begun, error);
     Ok(launch_with_restarts(plan, args.restarts, &dir, resumed, record)?.exit_code())
+}
+
+/// Starts this machine's ranks of a job on several machines, and waits until these have ended. The ranks make the run
+/// folder, as under another launcher.
+fn supervise_part(args: &RunArgs, run: &Run, machines: Machines) -> Result<u8> {
+    if args.restarts > 0 {
+        return Err(Error::RestartsOfMachines);
+    }
+    let Machines { count, index, master_addr, master_port } = machines;
+    let local = run.world_size;
+    let plan = LaunchPlan {
+        program: program()?,
+        args: env::args_os().skip(1).collect(),
+        world_size: local,
+        threads: run.threads,
+        env: Vec::new(),
+        place: Some(HostPlace {
+            first_rank: index * local,
+            world_size: count * local,
+            master_addr,
+            master_port,
+        }),
+    };
+    Ok(launch::launch(&plan, &mut Interrupts::catch()?)?.exit_code())
+}
+
+fn program() -> Result<PathBuf, launch::Error> {
+    env::current_exe().map_err(|source| launch::Error::Start {
+        rank: 0,
+        program: "anyroll-engine".into(),
+        source,
+    })
 }
 
 /// Writes the failure of the ranks to the run's log. It names the rank to blame, which each rank alone does not know.

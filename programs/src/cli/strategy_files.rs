@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyroll_import::Origin;
+use anyroll_import::{Machines, Origin};
 use anyroll_pipelines::{Error, Result};
 use clap::Args;
 
@@ -19,11 +19,11 @@ pub(super) struct StrategyFiles {
 
 impl StrategyFiles {
     /// Overrides of the config with the text `config`: first those of a file, whose differences are logged,
-    /// then the user's `sets`.
-    pub(super) fn sets(&self, config: &str, sets: &[String]) -> Result<Vec<String>> {
+    /// then the user's `sets`. Also the machines among which the file places this one.
+    pub(super) fn changes(&self, config: &str, sets: &[String]) -> Result<(Vec<String>, Option<Machines>)> {
         let files =
             [(&self.accelerate_config, Origin::Accelerate), (&self.deepspeed_config, Origin::Deepspeed)];
-        let mut all = Vec::new();
+        let (mut all, mut machines) = (Vec::new(), None);
         for (file, origin) in files {
             if let Some(file) = file {
                 let changes = anyroll_import::changes(file, origin, config)
@@ -32,9 +32,10 @@ impl StrategyFiles {
                     tracing::warn!("{}: {row}", file.display());
                 }
                 all.extend(changes.sets);
+                machines = changes.machines;
             }
         }
         all.extend_from_slice(sets);
-        Ok(all)
+        Ok((all, machines))
     }
 }
