@@ -1,10 +1,13 @@
 //! Input of a decoder in training: sequences of unequal length, packed without padding.
 
+mod cut;
+
 use std::ops::Range;
 
 use anyroll_backends::ops::{Divergence, Packing, upload};
 use tch::{Device, Tensor};
 
+use crate::slice::Slice;
 use crate::{Error, Result};
 
 /// A prompt and its completion.
@@ -73,6 +76,8 @@ pub struct PackedBatch {
     pub(crate) row_keys: Option<Tensor>,
     /// Teacher to compare with.
     pub(crate) teacher: Option<Teacher>,
+    /// This rank's rows, if several ranks run the batch together: tokens and targets are then those of the rows.
+    pub(crate) slice: Option<Slice>,
 }
 
 impl PackedBatch {
@@ -119,6 +124,7 @@ impl PackedBatch {
             adapters: true,
             row_keys: None,
             teacher: None,
+            slice: None,
         })
     }
 
@@ -185,7 +191,7 @@ impl PackedBatch {
 
     /// Returns the number of input tokens N; shared ones count once.
     pub fn tokens(&self) -> i64 {
-        self.packing.rows()
+        self.tokens.numel() as i64
     }
 
     /// Returns the number of input tokens with shared ones counted for each sequence.

@@ -21,6 +21,7 @@ mod memory_trace;
 pub mod model;
 pub mod passes;
 mod random;
+mod slice;
 pub mod t5;
 
 pub use batch::{PackedBatch, Sequence, Teacher, targets_in};
@@ -37,3 +38,4 @@ pub use model::{
     Grads, Model, Output, OutputGrad, ParamSpec, Saved, Scores, ScoresGrad, Unit, UnitGrads, Weights,
 };
 pub use random::normals;
+pub use slice::Peers;

@@ -5,9 +5,11 @@
 //! in backward, views to write gradients to. So the holder of the weights may shard them, gather them just in
 //! time, and reduce the gradients block by block.
 
+use std::sync::Arc;
+
 use tch::Tensor;
 
-use crate::Result;
+use crate::{Error, Peers, Result};
 use anyroll_backends::ops::{self, Store};
 
 /// Parameters that are laid out, gathered and reduced together, in one flat buffer.
@@ -145,6 +147,38 @@ pub trait Model: Send + Sync {
     fn refill(&self, _block: usize, _weights: &Weights, saved: Saved, _batch: &Self::Batch) -> Result<Saved> {
         Ok(saved)
     }
+
+    /// Cuts the batches of all `peers`, which run them together: returns this rank's part of each, in rank order. All
+    /// of them call this at once. The default refuses.
+    ///
+    /// # Errors
+    /// A model or a batch that cannot be cut, a failure of another rank, or libtorch's error.
+    fn cut(&self, _batch: &Self::Batch, _peers: &Arc<dyn Peers>) -> Result<Vec<Self::Batch>> {
+        Err(not_cut())
+    }
+
+    /// Joins the ranks' scores of `part`, which [`Self::cut`] returned, to those of the whole batch. All ranks call
+    /// this.
+    ///
+    /// # Errors
+    /// The errors of [`Self::cut`].
+    fn join_scores(&self, _scores: Self::Scores, _part: &Self::Batch) -> Result<Self::Scores> {
+        Err(not_cut())
+    }
+
+    /// Returns the gradient of this rank's scores of `part` from that of the whole batch, which only the batch's rank
+    /// has. All ranks call this.
+    ///
+    /// # Errors
+    /// The errors of [`Self::cut`].
+    fn cut_grad(&self, _grad: Option<Self::ScoresGrad>, _part: &Self::Batch) -> Result<Self::ScoresGrad> {
+        Err(not_cut())
+    }
+}
+
+fn not_cut() -> Error {
+    let problem = "this model does not split it over ranks".to_owned();
+    Error::Input { what: "batch", problem }
 }
 
 /// Output of a block.

@@ -16,6 +16,7 @@ mod error;
 pub mod layout;
 mod loss_scale;
 mod memory;
+mod mesh;
 mod offload_arena;
 mod optimizer;
 pub mod plan;
@@ -28,6 +29,7 @@ mod zero;
 
 pub use config::{AdamW, ParamsOn, StepsOn, ZeroConfig, ZeroStage};
 pub use error::{Error, Result};
+pub use mesh::Mesh;
 pub use optimizer::{StepStats, Stepped};
 pub use schedule::Schedule;
 pub use settings::{Decays, Fp16Config, Precision, Recompute};

@@ -124,6 +124,11 @@ impl Packing {
         self.copies().map_or_else(|| self.tokens(), Copies::rows)
     }
 
+    /// The row of each token, if there are fewer rows than tokens.
+    pub fn shared_rows(&self) -> Option<&[i64]> {
+        self.sharing.as_ref().map(|sharing| sharing.rows.as_slice())
+    }
+
     /// The rows' copies in the order of the tokens, if there are fewer rows.
     pub(super) fn copies(&self) -> Option<&Copies> {
         self.sharing.as_ref().map(|sharing| &sharing.copies)

@@ -19,9 +19,7 @@
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway. So forward saves little more than the inputs of attention and of SwiGLU.
 
-use anyroll_backends::ops::{
-    self, Activation, AttentionOptions, AttentionOutput, Causal, Choice, Packing, Qkv, QkvGrads, Rotation,
-};
+use anyroll_backends::ops::{self, Activation, Causal, Choice, Packing, QkvGrads, Rotation};
 use tch::{Kind, Tensor};
 
 use super::experts::{self, Experts, MixtureOutput, MixtureTape};
@@ -30,6 +28,7 @@ use super::multipliers::multiply_;
 use super::{DecoderConfig, NormPlaces, QkNorm, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
+use crate::slice::Slice;
 
 /// Indices of the MLP's input and its projection among the saved tensors.
 const X2: usize = 5;
@@ -101,7 +100,7 @@ pub(super) struct Projected {
     /// Reciprocal standard deviations of the input norm, `[N]`; `[0]` without a norm.
     rstd: Tensor,
     /// The projection `[N, H + 2 K, D]`. `v` is a view of it; without qk-norm `q` and `k` are, too.
-    qkv: Tensor,
+    pub(super) qkv: Tensor,
     /// Reciprocal standard deviations of qk-norm, `[N, H]` and `[N, K]`, or `[N]` each.
     qk_rstd: Option<(Tensor, Tensor)>,
 }
@@ -109,12 +108,21 @@ pub(super) struct Projected {
 /// A block's inputs that depend on the batch and the layer.
 pub(super) struct Layer<'a> {
     pub packing: &'a Packing,
+    /// This rank's rows, if several ranks run the batch together.
+    pub slice: Option<&'a Slice>,
     /// See [`ops::rope_table`].
     pub rope_table: Tensor,
     /// Number of tokens that a token sees, including itself; `None`: all before it.
     pub window: Option<i64>,
     /// Dropout of adapters, in training.
     pub drops: Option<AdapterDropout<'a>>,
+}
+
+impl Layer<'_> {
+    /// Returns the place of each of this rank's rows in its sequences.
+    fn positions(&self) -> &Tensor {
+        self.slice.map_or_else(|| self.packing.positions(), |slice| &slice.positions)
+    }
 }
 
 /// Intermediate results of the second half of a block.
@@ -258,11 +266,8 @@ impl Block {
         save: bool,
     ) -> Result<(Tensor, Saved)> {
         let drops = layer.drops;
-        let projected = self.project(weights, x, (layer.packing.positions(), &layer.rope_table), drops)?;
-        let (attended, lse) = {
-            let Projected { q, k, v, .. } = &projected;
-            self.math.attention(q, k, v, layer.packing, self.causal(layer.window))?
-        };
+        let mut projected = self.project(weights, x, (layer.positions(), &layer.rope_table), drops)?;
+        let (attended, lse) = self.attend(&mut projected, layer)?;
         let finished = self.finish_saving(weights, x, &attended, drops, save)?;
         let Finished { out, x2, rstd2, gate_up, branches, choice } = finished;
         if !save {
@@ -667,24 +672,26 @@ impl Block {
         qk_normed: Option<[Tensor; 4]>,
         layer: &Layer,
     ) -> Result<Tensor> {
-        let (positions, rope_table) = (layer.packing.positions(), &layer.rope_table);
-        let qkv = &attended.qkv;
-        let mut dqkv = qkv.f_empty_like()?;
-        let flat = [-1, (self.heads + 2 * self.kv_heads) * self.head_dim];
-        let [q, k, v] = self.split(qkv)?;
+        let (positions, rope_table) = (layer.positions(), &layer.rope_table);
+        let (rows, heads) = (attended.dout.size()[0], self.heads + 2 * self.kv_heads);
+        let like = (attended.dout.kind(), attended.dout.device());
+        let mut dqkv = Tensor::f_empty([rows, heads, self.head_dim], like)?;
+        let flat = [rows, heads * self.head_dim];
         let [mut dq, mut dk, mut dv] = self.split(&dqkv)?;
         let Some([q_normed, k_normed, q_rstd, k_rstd]) = qk_normed else {
             let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
-            self.attend_backward(Qkv { q: &q, k: &k, v: &v }, &attended, layer, grads)?;
+            self.attend_backward(&attended, None, layer, grads)?;
             let mut dqk = dqkv.f_narrow(1, 0, self.heads + self.kv_heads)?;
             ops::rope_(&mut dqk, positions, rope_table, Rotation::Inverse)?;
             return Ok(dqkv.f_view(flat)?);
         };
 
-        let (mut dq_normed, mut dk_normed) = (q_normed.f_empty_like()?, k_normed.f_empty_like()?);
+        let [q, k, _] = self.split(&attended.qkv)?;
+        let [mut dq_normed, mut dk_normed] =
+            [Tensor::f_empty(q.size(), like)?, Tensor::f_empty(k.size(), like)?];
         drop(dqkv.f_zero_()?); // the norms add to it
         let of_attention = QkvGrads { dq: &mut dq_normed, dk: &mut dk_normed, dv: &mut dv };
-        self.attend_backward(Qkv { q: &q_normed, k: &k_normed, v: &v }, &attended, layer, of_attention)?;
+        self.attend_backward(&attended, Some([&q_normed, &k_normed]), layer, of_attention)?;
         ops::rope_(&mut dq_normed, positions, rope_table, Rotation::Inverse)?;
         ops::rope_(&mut dk_normed, positions, rope_table, Rotation::Inverse)?;
         let (q_norm, k_norm) = self.qk_norm.expect("only a block with qk-norm saves normed queries");
@@ -697,20 +704,6 @@ impl Block {
             self.norm_backward_(weights, grads, norm, of_norm, &mut dheads)?;
         }
         Ok(dqkv.f_view(flat)?)
-    }
-
-    /// Writes the gradients of queries, keys and values.
-    fn attend_backward(
-        &self,
-        qkv: Qkv,
-        Attended { dout, out, lse, .. }: &Attended,
-        &Layer { packing, window, .. }: &Layer,
-        grads: QkvGrads,
-    ) -> Result<()> {
-        let output = AttentionOutput { out, lse };
-        let options =
-            AttentionOptions { packing, causal: self.causal(window), deterministic: self.deterministic };
-        Ok(ops::attention_backward(dout, qkv, output, options, grads)?)
     }
 
     /// Unpacks the tensors that [`Self::forward`] saved.
@@ -758,9 +751,9 @@ struct MlpTape<'a> {
 }
 
 /// Inputs of attention's backward: its output with the gradient, its log-sum-exp and the projection.
-struct Attended {
-    dout: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    qkv: Tensor,
+pub(super) struct Attended {
+    pub dout: Tensor,
+    pub out: Tensor,
+    pub lse: Tensor,
+    pub qkv: Tensor,
 }

@@ -160,6 +160,23 @@ impl DecoderConfig {
         }
     }
 
+    /// Checks that `ranks` ranks can run a batch together: each has the same number of query heads, and one key head or
+    /// more.
+    ///
+    /// # Errors
+    /// [`Error::Config`](crate::Error::Config) otherwise.
+    pub fn check_ranks(&self, ranks: i64) -> Result<()> {
+        let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
+        check_config(heads % ranks == 0, "num_attention_heads", || {
+            format!("is {heads}, which {ranks} ranks cannot share evenly")
+        })?;
+        check_config(kv_heads % ranks == 0 || ranks % kv_heads == 0, "num_key_value_heads", || {
+            format!(
+                "is {kv_heads}, which {ranks} ranks cannot share evenly, nor can one head serve several of them"
+            )
+        })
+    }
+
     /// Returns the number of tokens that a token sees in a layer, including itself; `None`: all before it.
     pub fn window_of(&self, layer: usize) -> Option<i64> {
         self.sliding_window.as_ref().filter(|window| window.layers[layer]).map(|window| window.tokens)

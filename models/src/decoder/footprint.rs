@@ -23,7 +23,7 @@ struct MlpBytes {
     backward: usize,
 }
 
-/// Size of a [`crate::PackedBatch`].
+/// Size of a [`crate::PackedBatch`], or of a rank's part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PackedSize {
     /// Number of sequences.
@@ -38,6 +38,8 @@ pub struct PackedSize {
     pub targets: usize,
     /// True if the batch has a teacher.
     pub is_taught: bool,
+    /// Number of ranks that run the batch together. Rows and targets are those of one rank.
+    pub ranks: usize,
 }
 
 impl PackedSize {
@@ -47,7 +49,16 @@ impl PackedSize {
         let longest = (prompt + completion).saturating_sub(1);
         let tokens = sequences * longest;
         let targets = sequences * completion;
-        PackedSize { sequences, longest, tokens, copies: tokens, targets, is_taught: false }
+        PackedSize { sequences, longest, tokens, copies: tokens, targets, is_taught: false, ranks: 1 }
+    }
+
+    /// Returns the largest part of a rank if `ranks` ranks run the batch together.
+    #[must_use]
+    pub fn over(self, ranks: usize) -> PackedSize {
+        let (tokens, copies) = (self.tokens.div_ceil(ranks), self.copies.div_ceil(ranks));
+        // Consecutive rows may all have targets, and rows that sequences share have several.
+        let targets = self.targets.min(tokens + self.copies - self.tokens);
+        PackedSize { tokens, copies, targets, ranks, ..self }
     }
 
     /// Returns the size with at most `tokens` tokens, of as many of the sequences as can be.
@@ -100,7 +111,8 @@ impl Decoder {
         runs: Runs,
     ) -> usize {
         let (tokens, copies) = (prompt_tokens, prompt_tokens);
-        let size = PackedSize { sequences: 1, longest, tokens, copies, targets: 0, is_taught: false };
+        let size =
+            PackedSize { sequences: 1, longest, tokens, copies, targets: 0, is_taught: false, ranks: 1 };
         // In addition to the block's own: copies of the cached keys and values.
         let kv = 2 * self.config.num_key_value_heads as usize * self.config.head_dim as usize;
         let layers = (0..self.inner_blocks.len()).map(|layer| self.layer_bytes(layer, &size, runs));
@@ -133,11 +145,19 @@ impl Decoder {
         let (x, mlp) = (rows(config.hidden_size as usize), rows(config.intermediate_size as usize));
         let (q, kv) = (rows(heads * dim), rows(kv_heads * dim));
         let qkv = q + 2 * kv;
+        // Inputs of attention over all rows, if ranks run the batch together: each has one key head at least.
+        let is_split = size.ranks > 1;
+        let inputs = if is_split { q + 2 * rows(kv_heads.max(size.ranks) * dim) } else { 0 };
+        let normed = if is_split { inputs } else { q + kv };
         let qk_norm = match config.qk_norm {
-            Some(QkNorm::PerHead) => q + kv + floats(heads + kv_heads),
-            Some(QkNorm::Together) => q + kv + floats(2),
+            Some(QkNorm::PerHead) => normed + floats(heads + kv_heads),
+            Some(QkNorm::Together) => normed + floats(2),
             None => 0,
         };
+        let saved_qkv = if is_split && config.qk_norm.is_none() { inputs } else { qkv };
+        // Sent and received rows exist twice in addition.
+        let (travels, travels_back) =
+            if is_split { (3 * inputs, (6 * q).max(2 * q + 3 * inputs)) } else { (0, 0) };
         // Input of a branch norm, or output of the norm before the MLP.
         let (of_branch, h2) = match config.norms {
             NormPlaces::Before => (0, x),
@@ -166,7 +186,7 @@ impl Decoder {
         // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations. Norms on
         // branch outputs save their deviations in addition to their inputs.
         let rstd = if h2 > 0 { floats(1) } else { 0 };
-        let before_mlp = x + rstd + qkv + q + lse + x + rstd + qk_norm + 2 * of_branch;
+        let before_mlp = x + rstd + saved_qkv + q + lse + x + rstd + qk_norm + 2 * of_branch;
         let gate_up = 2 * mlp;
         let seen = 2 * between + dropped(mlp);
         let with_adapters = match (dora, block.drops()) {
@@ -204,16 +224,17 @@ impl Decoder {
         let saved = before_mlp + mlp_bytes.gate_up + mlp_bytes.choice;
         let (scores, scores_backward) = self.attention_bytes(size, runs);
         // While scores exist, nothing of the second half does.
-        let attending = rstd + qkv + qk_norm + q + lse + copied(qkv + q + lse) + scores;
+        let attending = rstd + qkv + qk_norm + q + lse + copied(qkv + q + lse) + scores + travels;
         // The MLP's memory is freed. Attention has its output's gradient, the gradients of the projection and
         // of normed heads, and the library's workspace.
         let qk_norm_backward = if config.qk_norm.is_some() { q + kv } else { 0 };
         let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + copied(lse) + scores_backward;
+        let in_attention = in_attention + travels_back;
         let in_attention =
             in_attention.max(q + at_projection(x, q, x) + of_branch + multiplied).max(in_norm + of_branch);
         // After attention, its inputs are freed, and the first norm's output is computed.
-        let after =
-            (qkv + x + at_projection(qkv, x, rows(of_qkv * dim))).saturating_sub(q + qkv + lse + qk_norm);
+        let after = (qkv + x + at_projection(qkv, x, rows(of_qkv * dim)))
+            .saturating_sub(q + saved_qkv + lse + qk_norm);
         let in_mlp = mlp_bytes.gate_up + mlp_bytes.choice + 2 * of_branch;
         let attention_backward = in_attention.max(after).saturating_sub(in_mlp);
         BlockBytes {
@@ -285,6 +306,7 @@ impl Decoder {
         if runs.size() == F32 {
             // A composition over all scores of a padded batch: three tensors of that size forward, five
             // backward.
+            let heads = heads.div_ceil(size.ranks);
             let scores = size.sequences * heads * size.longest * size.longest * F32;
             return (3 * scores, 5 * scores);
         }

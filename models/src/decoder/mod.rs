@@ -23,7 +23,10 @@ mod math;
 mod multipliers;
 mod recorded;
 mod rope;
+mod spread;
 mod value;
+
+use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
@@ -40,11 +43,13 @@ pub(crate) use recorded::StepMemory;
 pub use rope::{OtherRope, RopeScaling};
 pub use value::{ValueHead, ValueModel};
 
+use crate::Error;
 use crate::error::check_config;
 use crate::model::{
     Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit, Weights,
 };
-use crate::{PackedBatch, Result};
+use crate::slice::Slice;
+use crate::{PackedBatch, Peers, Result};
 use block::{Block, Layer};
 use embedding::Embedding;
 use head::Head;
@@ -271,6 +276,7 @@ impl Decoder {
         let layer = block - 1;
         Layer {
             packing: &batch.packing,
+            slice: batch.slice.as_ref(),
             rope_table: self.rope_tables.of(layer),
             window: self.config.window_of(layer),
             drops: batch.row_keys.as_ref().map(|keys| AdapterDropout { keys }),
@@ -374,6 +380,31 @@ impl Model for Decoder {
             }
         }
     }
+
+    fn cut(&self, batch: &PackedBatch, peers: &Arc<dyn Peers>) -> Result<Vec<PackedBatch>> {
+        self.config.check_ranks(peers.count() as i64)?;
+        batch.cut(peers)
+    }
+
+    fn join_scores(&self, scores: Scores, part: &PackedBatch) -> Result<Scores> {
+        let Scores { logprobs, entropy, .. } = scores;
+        let [logprobs, entropy] = of_slice(part).join([&logprobs, &entropy])?;
+        Ok(Scores { logprobs, entropy, divergence: None })
+    }
+
+    fn cut_grad(&self, grad: Option<ScoresGrad>, part: &PackedBatch) -> Result<ScoresGrad> {
+        let grad = grad.map(|ScoresGrad { logprobs, entropy, .. }| {
+            let entropy = entropy.map_or_else(|| logprobs.f_zeros_like(), Ok)?;
+            Ok::<_, Error>([logprobs, entropy])
+        });
+        let [logprobs, entropy] = of_slice(part).cut(grad.transpose()?)?;
+        Ok(ScoresGrad { logprobs, entropy: Some(entropy), divergence: None })
+    }
+}
+
+/// Returns the slice of a batch that [`Model::cut`] returned.
+fn of_slice(part: &PackedBatch) -> &Slice {
+    part.slice.as_ref().expect("the batch was cut")
 }
 
 /// Returns the units of a decoder, from the embedding's to the head's.

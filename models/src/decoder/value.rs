@@ -6,13 +6,15 @@
 //! score the steps of a text, read the values at the tokens after the steps.
 
 use anyroll_backends::ops::{self, Store};
+use std::sync::Arc;
+
 use tch::{Device, Tensor};
 
 use super::footprint::sorting_bytes;
-use super::{Decoder, DecoderConfig, PackedSize, matrix_spec, norm_spec, wide};
+use super::{Decoder, DecoderConfig, PackedSize, matrix_spec, norm_spec, of_slice, wide};
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Weights};
-use crate::{PackedBatch, Result};
+use crate::{PackedBatch, Peers, Result};
 
 /// Head of a [`ValueModel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,5 +249,19 @@ impl Model for ValueModel {
                 self.decoder.backward(block, weights, grads, saved, OutputGrad::Hidden(dy), batch)
             }
         }
+    }
+
+    fn cut(&self, batch: &PackedBatch, peers: &Arc<dyn Peers>) -> Result<Vec<PackedBatch>> {
+        self.decoder.cut(batch, peers)
+    }
+
+    fn join_scores(&self, values: Tensor, part: &PackedBatch) -> Result<Tensor> {
+        let [values] = of_slice(part).join([&values])?;
+        Ok(values)
+    }
+
+    fn cut_grad(&self, dvalues: Option<Tensor>, part: &PackedBatch) -> Result<Tensor> {
+        let [dvalues] = of_slice(part).cut(dvalues.map(|dvalues| [dvalues]))?;
+        Ok(dvalues)
     }
 }

@@ -27,13 +27,14 @@ use anyroll_backends::{
     profile::span,
 };
 use anyroll_models::{
-    Grads, Model, Output, OutputGrad, Saved, Unit, UnitGrads,
+    Grads, Model, Output, OutputGrad, Peers, Saved, Unit, UnitGrads,
     init::{Seed, WeightSource},
 };
 use tch::{Kind, Tensor};
 
 use crate::{
-    AdamW, Error, ParamsOn, Recompute, Result, State, StepStats, Stepped, StepsOn, ZeroConfig, ZeroStage,
+    AdamW, Error, Mesh, ParamsOn, Recompute, Result, State, StepStats, Stepped, StepsOn, ZeroConfig,
+    ZeroStage,
     layout::Layout,
     loss_scale::{Counters, Scaler},
     memory::{Pool, flat, param_views},
@@ -48,7 +49,10 @@ use offload::Transfers;
 pub struct Zero<M: Model> {
     pub(crate) model: Arc<M>,
     pub(crate) config: ZeroConfig,
+    /// All ranks, which share the weights.
     pub(crate) group: CollectiveGroup,
+    /// The ranks that run batches together with this one, if there are any.
+    peers: Option<Arc<dyn Peers>>,
     pub(crate) compute: Stream,
     pub(crate) transfers: Transfers,
     pub(crate) units: Vec<UnitState>,
@@ -95,7 +99,7 @@ struct Reducing {
 
 impl<M: Model> Zero<M> {
     /// Fills the model's weights from `seed`. With `adamw`, all units but the frozen ones are trainable. Each
-    /// rank of `group` holds its part. `config` may be a [`ZeroStage`] alone.
+    /// rank of `mesh` holds its part; it may be a [`CollectiveGroup`] alone. `config` may be a [`ZeroStage`] alone.
     ///
     /// # Errors
     /// [`Error::NothingToTrain`] for `adamw` on a model whose units are all frozen, or the device's.
@@ -104,10 +108,10 @@ impl<M: Model> Zero<M> {
         config: impl Into<ZeroConfig>,
         adamw: Option<AdamW>,
         device: &Arc<dyn Device>,
-        group: CollectiveGroup,
+        mesh: impl Into<Mesh>,
         seed: u64,
     ) -> Result<Self> {
-        Self::from_source(model, config, adamw, device, group, &Seed(seed))
+        Self::from_source(model, config, adamw, device, mesh, &Seed(seed))
     }
 
     /// Like [`Self::new`], with weights from `source`; a rank reads only the part that it keeps.
@@ -116,11 +120,12 @@ impl<M: Model> Zero<M> {
         config: impl Into<ZeroConfig>,
         adamw: Option<AdamW>,
         device: &Arc<dyn Device>,
-        group: CollectiveGroup,
+        mesh: impl Into<Mesh>,
         source: &dyn WeightSource,
     ) -> Result<Self> {
-        let config = config.into();
+        let (config, mesh) = (config.into(), mesh.into());
         let compute = Stream::torch(device)?;
+        let (group, peers) = (mesh.world().clone(), mesh.peers(&compute));
         let units: Result<Vec<_>> = model
             .units()
             .iter()
@@ -129,7 +134,7 @@ impl<M: Model> Zero<M> {
         let gathered = Pool::new(&compute);
         let transfers = Transfers::new(device)?;
         let mut zero =
-            Self { model, config, group, compute, transfers, units: units?, gathered, training: None };
+            Self { model, config, group, peers, compute, transfers, units: units?, gathered, training: None };
         zero.training = adamw.map(|adamw| zero.training_state(adamw)).transpose()?;
         zero.init_weights(source)?;
         Ok(zero)
@@ -154,6 +159,9 @@ impl<M: Model> Zero<M> {
     /// Runs forward and backward of one micro-batch and adds its gradient to the step's. `loss` turns the
     /// head's scores into the gradient of the loss. It divides by the global count, so the ranks'
     /// micro-batches add up to the loss. Every rank calls this equally often.
+    ///
+    /// Ranks that run batches together run those of all of them, one after the other. Each sees the scores of its
+    /// own batch alone. A gradient is then a sum over the rows of one rank, which the reduction adds to the others.
     pub fn accumulate(
         &mut self,
         batch: &M::Batch,
@@ -162,9 +170,21 @@ impl<M: Model> Zero<M> {
         self.trainable("accumulate")?;
         self.needs("accumulate", &[State::Params, State::Gradients])?;
         let first = self.training_mut().first_block;
-        let (scores, kept) = self.forward(batch, first)?;
-        let grad = loss(&scores)?;
-        self.backward_to(first, batch, kept, grad)?;
+        let Some(peers) = self.peers.clone() else {
+            let (scores, kept) = self.forward(batch, first)?;
+            let grad = loss(&scores)?;
+            self.backward_to(first, batch, kept, grad)?;
+            return Ok(());
+        };
+        let (model, mut loss) = (self.model.clone(), Some(loss));
+        for (owner, part) in model.cut(batch, &peers)?.iter().enumerate() {
+            let (scores, kept) = self.forward(part, first)?;
+            let scores = model.join_scores(scores, part)?;
+            let loss = loss.take_if(|_| owner == peers.rank());
+            let grad = loss.map(|loss| loss(&scores)).transpose()?;
+            let grad = model.cut_grad(grad, part)?;
+            self.backward_to(first, part, kept, grad)?;
+        }
         Ok(())
     }
 
@@ -173,6 +193,7 @@ impl<M: Model> Zero<M> {
     pub fn record(&mut self, batch: &M::Batch) -> Result<(M::Scores, Tape)> {
         self.trainable("record")?;
         self.needs("record", &[State::Params, State::Gradients])?;
+        assert!(self.peers.is_none(), "ranks that run batches together record no tape");
         let (scores, kept) = self.forward(batch, 0)?;
         Ok((scores, Tape(kept)))
     }
@@ -236,7 +257,14 @@ impl<M: Model> Zero<M> {
     /// Returns the head's scores of a batch, without a gradient.
     pub fn score(&mut self, batch: &M::Batch) -> Result<M::Scores> {
         self.needs("score", &[State::Params])?;
-        Ok(self.forward(batch, self.model.blocks())?.0)
+        let (model, blocks) = (self.model.clone(), self.model.blocks());
+        let Some(peers) = self.peers.clone() else { return Ok(self.forward(batch, blocks)?.0) };
+        let mut own = None;
+        for (owner, part) in model.cut(batch, &peers)?.iter().enumerate() {
+            let scores = model.join_scores(self.forward(part, blocks)?.0, part)?;
+            own = own.or((owner == peers.rank()).then_some(scores));
+        }
+        Ok(own.expect("each rank has a batch"))
     }
 
     /// Starts a new optimizer with fresh states, for the next phase of a run.

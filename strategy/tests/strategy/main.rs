@@ -11,6 +11,7 @@ mod plain_loop;
 mod plan;
 mod precision;
 mod seals;
+mod sequence;
 mod shared;
 mod stages;
 mod streamed;

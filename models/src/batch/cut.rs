@@ -1,0 +1,205 @@
+//! Batches cut into slices for several ranks: each sends its own to the others, and takes its rows of all.
+
+use std::sync::Arc;
+
+use anyroll_backends::ops::{Packing, upload};
+use tch::{Device, Tensor};
+
+use super::PackedBatch;
+use crate::slice::{Peers, Slice, padded};
+use crate::{Error, Result};
+
+impl PackedBatch {
+    /// Returns this rank's slice of the batches of all `peers`, in rank order. All of them call this at once. Waits for
+    /// the device.
+    pub(crate) fn cut(&self, peers: &Arc<dyn Peers>) -> Result<Vec<PackedBatch>> {
+        let device = self.tokens.device();
+        let sent = Message::of(self)?.encoded();
+        let lengths = host(&peers.all_gather(&upload(&[sent.len() as i64], device)?)?)?;
+        let longest = lengths.into_iter().max().unwrap_or(0);
+        let all = host(&peers.all_gather(&padded(&upload(&sent, device)?, longest)?)?)?;
+        let messages = all.chunks_exact(longest as usize).map(Message::decoded);
+        messages.enumerate().map(|(owner, message)| message.slice(owner, peers, device)).collect()
+    }
+}
+
+fn host(values: &Tensor) -> Result<Vec<i64>> {
+    Ok(Vec::try_from(values.f_flatten(0, -1)?.f_to_device(Device::Cpu)?)?)
+}
+
+/// Number of values before the lists of an encoded [`Message`].
+const HEADER: usize = 10;
+
+/// A batch as ranks send it to each other.
+#[derive(Debug, PartialEq)]
+struct Message {
+    temperature: f64,
+    adapters: bool,
+    extremes: Option<[i64; 2]>,
+    /// Number of inputs of each sequence, and the row of each input.
+    lengths: Vec<i64>,
+    rows: Vec<i64>,
+    /// The token of each row, and its key of dropout if the batch has these.
+    tokens: Vec<i64>,
+    row_keys: Option<Vec<i64>>,
+    /// The row of each target, and the targets.
+    target_rows: Vec<i64>,
+    targets: Vec<i64>,
+}
+
+impl Message {
+    fn of(batch: &PackedBatch) -> Result<Message> {
+        if batch.teacher.is_some() {
+            let problem = "its rows are not cut for several ranks".to_owned();
+            return Err(Error::Input { what: "teacher", problem });
+        }
+        let packing = &batch.packing;
+        Ok(Message {
+            temperature: batch.temperature,
+            adapters: batch.adapters,
+            extremes: batch.extremes,
+            lengths: packing.offsets().windows(2).map(|ends| ends[1] - ends[0]).collect(),
+            rows: packing.shared_rows().map_or_else(|| (0..packing.tokens()).collect(), <[i64]>::to_vec),
+            tokens: host(&batch.tokens)?,
+            row_keys: batch.row_keys.as_ref().map(host).transpose()?,
+            target_rows: host(&batch.target_rows)?,
+            targets: host(&batch.targets)?,
+        })
+    }
+
+    fn encoded(&self) -> Vec<i64> {
+        let [least, most] = self.extremes.unwrap_or_default();
+        let flags = [self.adapters, self.extremes.is_some(), self.row_keys.is_some()].map(i64::from);
+        let sizes = [&self.lengths, &self.rows, &self.tokens, &self.targets].map(|list| list.len() as i64);
+        let temperature = [self.temperature.to_bits().cast_signed()];
+        let header: [&[i64]; 4] = [&temperature, &flags, &[least, most], &sizes];
+        let keys = self.row_keys.as_deref().unwrap_or_default();
+        let lists = [&self.lengths, &self.rows, &self.tokens, keys, &self.target_rows, &self.targets];
+        [header.concat(), lists.concat()].concat()
+    }
+
+    fn decoded(values: &[i64]) -> Message {
+        let (header, mut rest) = values.split_at(HEADER);
+        let &[temperature, adapters, has_extremes, has_keys, least, most, sequences, inputs, rows, targets] =
+            header
+        else {
+            unreachable!("a header has {HEADER} values")
+        };
+        let mut list = |len: i64| {
+            let (list, behind) = rest.split_at(len as usize);
+            rest = behind;
+            list.to_vec()
+        };
+        Message {
+            temperature: f64::from_bits(temperature.cast_unsigned()),
+            adapters: adapters != 0,
+            extremes: (has_extremes != 0).then_some([least, most]),
+            lengths: list(sequences),
+            rows: list(inputs),
+            tokens: list(rows),
+            row_keys: (has_keys != 0).then(|| list(rows)),
+            target_rows: list(targets),
+            targets: list(targets),
+        }
+    }
+
+    /// Returns this rank's slice of the batch of rank `owner`.
+    fn slice(self, owner: usize, peers: &Arc<dyn Peers>, device: Device) -> Result<PackedBatch> {
+        let (rank, ranks) = (peers.rank(), peers.count());
+        let rows = self.tokens.len().div_ceil(ranks);
+        let own = |mut values: Vec<i64>| {
+            values.resize(rows * ranks, 0);
+            upload(&values[rank * rows..(rank + 1) * rows], device)
+        };
+        let packing = Packing::sharing(&self.lengths, &self.rows, device)?;
+        let (first, count) = ((rank * rows) as i64, rows as i64);
+        let positions = padded(packing.positions(), (rows * ranks) as i64)?.f_narrow(0, first, count)?;
+        let Places { own: own_targets, places, padded: padded_targets } =
+            Places::new(&self.target_rows, rows, (rank, ranks));
+        let of_own = |values: &[i64]| -> Vec<i64> {
+            own_targets.iter().map(|&target| values[target as usize]).collect()
+        };
+        let target_rows: Vec<i64> = of_own(&self.target_rows).iter().map(|row| row - first).collect();
+        let targets = of_own(&self.targets);
+        let slice = Slice {
+            peers: peers.clone(),
+            owner,
+            positions,
+            own_targets: upload(&own_targets, device)?,
+            places: upload(&places, device)?,
+            padded_targets,
+        };
+        Ok(PackedBatch {
+            target_rows: upload(&target_rows, device)?,
+            targets: upload(&targets, device)?,
+            tokens: own(self.tokens)?,
+            row_keys: self.row_keys.map(own).transpose()?,
+            packing,
+            extremes: self.extremes,
+            temperature: self.temperature,
+            adapters: self.adapters,
+            teacher: None,
+            slice: Some(slice),
+        })
+    }
+}
+
+/// Places of a batch's targets among those of its ranks.
+struct Places {
+    /// See [`Slice`].
+    own: Vec<i64>,
+    places: Vec<i64>,
+    padded: i64,
+}
+
+impl Places {
+    /// A target belongs to the rank of its row; each rank has `rows` rows.
+    fn new(target_rows: &[i64], rows: usize, (rank, ranks): (usize, usize)) -> Places {
+        let mut counts = vec![0; ranks];
+        let place = |&row: &i64| {
+            let of = row as usize / rows;
+            counts[of] += 1;
+            (of, counts[of] - 1)
+        };
+        let of_targets: Vec<(usize, i64)> = target_rows.iter().map(place).collect();
+        let padded = counts.into_iter().max().unwrap_or(0);
+        let own = (0..).zip(&of_targets).filter(|(_, (of, _))| *of == rank).map(|(target, _)| target);
+        Places {
+            own: own.collect(),
+            places: of_targets.iter().map(|(of, place)| *of as i64 * padded + place).collect(),
+            padded,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_arrives_as_it_was_sent() {
+        let mut message = Message {
+            temperature: 0.7,
+            adapters: true,
+            extremes: Some([3, 9]),
+            lengths: vec![3, 0, 2],
+            rows: vec![0, 1, 2, 0, 3],
+            tokens: vec![9, 8, 7, 3],
+            row_keys: Some(vec![1, -2, 3, 4]),
+            target_rows: vec![1, 2, 3],
+            targets: vec![5, 6, 4],
+        };
+        assert_eq!(Message::decoded(&message.encoded()), message);
+        (message.row_keys, message.extremes) = (None, None);
+        // Behind a shorter message is padding.
+        assert_eq!(Message::decoded(&[message.encoded(), vec![0; 4]].concat()), message);
+    }
+
+    #[test]
+    fn targets_find_their_places_among_those_of_all_ranks() {
+        // The second rank has rows 2 and 3, and most targets. The third has none.
+        let Places { own, places, padded } = Places::new(&[0, 2, 3, 1, 3], 2, (1, 3));
+        assert_eq!((own, padded), (vec![1, 2, 4], 3));
+        assert_eq!(places, [0, 3, 4, 1, 5]);
+    }
+}

@@ -1,0 +1,96 @@
+//! The part of a rank in a batch that several ranks run together: a [`Slice`] of its rows.
+//!
+//! All blocks but attention work row by row. Attention works head by head on all rows of a sequence, so its inputs travel
+//! from this rank's rows with all heads to all rows with this rank's heads, and its output travels back
+//! (DeepSpeed-Ulysses, Jacobs et al. 2023). Ranks take turns: they run the batch of the first, then of the second.
+
+use std::{fmt, sync::Arc};
+
+use tch::{Kind, Tensor};
+
+use crate::Result;
+
+/// The ranks that run batches together. Each calls the same operations with the same shapes in the same order.
+pub trait Peers: fmt::Debug + Send + Sync {
+    /// This rank's number among them.
+    fn rank(&self) -> usize;
+
+    /// Number of ranks.
+    fn count(&self) -> usize;
+
+    /// Sends part `i` of `parts` `[ranks, ...]` to rank `i`. Returns the parts received, in rank order.
+    ///
+    /// # Errors
+    /// A failure of the device or of another rank.
+    fn all_to_all(&self, parts: &Tensor) -> Result<Tensor>;
+
+    /// Returns the tensors of all ranks, stacked in rank order: `[ranks, ...]`.
+    ///
+    /// # Errors
+    /// A failure of the device or of another rank.
+    fn all_gather(&self, own: &Tensor) -> Result<Tensor>;
+}
+
+/// This rank's part of a batch: equal numbers of consecutive rows for each rank, with padding after the last. Its batch
+/// has the tokens and targets of these rows, and the packing of all.
+#[derive(Debug)]
+pub(crate) struct Slice {
+    pub(crate) peers: Arc<dyn Peers>,
+    /// The rank whose batch it is.
+    pub(crate) owner: usize,
+    /// Place of each of this rank's rows in its sequences: int64 `[n]`.
+    pub(crate) positions: Tensor,
+    /// Indices of this rank's targets among all: int64 `[m]`.
+    pub(crate) own_targets: Tensor,
+    /// Place of each target of the batch in the padded targets of all ranks, one after the other: int64 `[M]`.
+    pub(crate) places: Tensor,
+    /// Number of targets to which every rank's are padded.
+    pub(crate) padded_targets: i64,
+}
+
+impl Slice {
+    /// Returns the number of ranks.
+    pub(crate) fn ranks(&self) -> i64 {
+        self.peers.count() as i64
+    }
+
+    /// Returns the number of this rank's rows.
+    pub(crate) fn rows(&self) -> i64 {
+        self.positions.size()[0]
+    }
+
+    /// Joins fp32 numbers of each rank's targets, `[m]` each, to those of the whole batch, `[M]` each.
+    pub(crate) fn join<const N: usize>(&self, of_own: [&Tensor; N]) -> Result<[Tensor; N]> {
+        let own = padded(&Tensor::f_stack(&of_own, 1)?, self.padded_targets)?;
+        columns(&self.peers.all_gather(&own)?.f_flatten(0, 1)?.f_index_select(0, &self.places)?)
+    }
+
+    /// Returns this rank's part of fp32 numbers of all targets, `[M]` each, which only the batch's rank has.
+    pub(crate) fn cut<const N: usize>(&self, of_all: Option<[Tensor; N]>) -> Result<[Tensor; N]> {
+        let sent = match of_all {
+            Some(of_all) => Tensor::f_stack(&of_all, 1)?,
+            None => {
+                let size = [self.places.size()[0], N as i64];
+                Tensor::f_zeros(size, (Kind::Float, self.positions.device()))?
+            }
+        };
+        let of_owner = self.peers.all_gather(&sent)?.f_select(0, self.owner as i64)?;
+        columns(&of_owner.f_index_select(0, &self.own_targets)?)
+    }
+}
+
+/// Splits `[M, N]` into N dense columns.
+fn columns<const N: usize>(rows: &Tensor) -> Result<[Tensor; N]> {
+    let columns = rows.f_tr()?.f_contiguous()?.f_unbind(0)?;
+    Ok(columns.try_into().expect("one column for each"))
+}
+
+/// Returns `x` with zeros after its rows, `rows` in all.
+pub(crate) fn padded(x: &Tensor, rows: i64) -> Result<Tensor> {
+    let mut size = x.size();
+    size[0] = rows - size[0];
+    if size[0] == 0 {
+        return Ok(x.f_contiguous()?);
+    }
+    Ok(Tensor::f_cat(&[x, &Tensor::f_zeros(&size, (x.kind(), x.device()))?], 0)?)
+}

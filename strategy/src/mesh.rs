@@ -1,0 +1,95 @@
+//! [`Mesh`]: the layout of the ranks, and their groups.
+
+use std::sync::Arc;
+
+use anyroll_backends::{Buffer, CollectiveGroup, DType, Stream};
+use anyroll_models::{self as models, Peers};
+use tch::Tensor;
+
+use crate::Result;
+
+/// The ranks as `replicas x sequence`, with the ranks of a sequence next to each other: ranks `r S` to `(r + 1) S - 1` run
+/// their batches together, each a slice of the rows. Weights and gradients are sharded over all ranks. A
+/// [`CollectiveGroup`] alone is a mesh in which each rank runs its own batches.
+#[derive(Clone, Debug)]
+pub struct Mesh {
+    world: CollectiveGroup,
+    /// The ranks that share this rank's batches; `None` if there are no others.
+    sequence: Option<CollectiveGroup>,
+}
+
+impl From<CollectiveGroup> for Mesh {
+    fn from(world: CollectiveGroup) -> Self {
+        Self { world, sequence: None }
+    }
+}
+
+impl Mesh {
+    /// Lays out the ranks of `world`, of which `sequence` consecutive ones share their batches; it divides their number.
+    /// Every rank calls this. Blocks the host.
+    pub fn new(world: CollectiveGroup, sequence: usize) -> Result<Self> {
+        if sequence == 1 {
+            return Ok(world.into());
+        }
+        let (rank, world_size) = (world.rank(), world.world_size());
+        assert!(world_size.is_multiple_of(sequence), "{sequence} of {world_size} ranks share a batch");
+        let color = (rank / sequence) as u32;
+        let sequence = world.split("sequence", Some(color), (rank % sequence) as i32)?;
+        Ok(Self { world, sequence })
+    }
+
+    /// Returns all ranks.
+    pub fn world(&self) -> &CollectiveGroup {
+        &self.world
+    }
+
+    /// Returns the ranks that share this rank's batches, whose tensors `compute` writes and reads.
+    pub(crate) fn peers(&self, compute: &Stream) -> Option<Arc<dyn Peers>> {
+        let group = self.sequence.clone()?;
+        Some(Arc::new(Sequence { group, compute: compute.clone() }))
+    }
+}
+
+/// The ranks of a sequence.
+#[derive(Debug)]
+struct Sequence {
+    group: CollectiveGroup,
+    compute: Stream,
+}
+
+impl Sequence {
+    /// Copies `tensor` to memory that collectives read.
+    fn buffer(&self, tensor: &Tensor) -> models::Result<Buffer> {
+        let buffer = self.room(tensor, tensor.numel())?;
+        buffer.tensor(&tensor.size())?.f_copy_(tensor)?;
+        Ok(buffer)
+    }
+
+    /// Allocates memory for `len` elements of the type of `tensor`.
+    fn room(&self, tensor: &Tensor, len: usize) -> models::Result<Buffer> {
+        let dtype = DType::of(tensor.kind()).expect("ranks send tensors of the types of weights and tokens");
+        Ok(Buffer::zeros(&self.compute, len, dtype)?)
+    }
+}
+
+impl Peers for Sequence {
+    fn rank(&self) -> usize {
+        self.group.rank()
+    }
+
+    fn count(&self) -> usize {
+        self.group.world_size()
+    }
+
+    fn all_to_all(&self, parts: &Tensor) -> models::Result<Tensor> {
+        let (sent, received) = (self.buffer(parts)?, self.room(parts, parts.numel())?);
+        self.group.all_to_all(&received, &sent, &self.compute)?.wait_stream(&self.compute)?;
+        Ok(received.tensor(&parts.size())?)
+    }
+
+    fn all_gather(&self, own: &Tensor) -> models::Result<Tensor> {
+        let (sent, all) = (self.buffer(own)?, self.room(own, own.numel() * self.count())?);
+        self.group.all_gather(&all, &sent, &self.compute)?.wait_stream(&self.compute)?;
+        Ok(all.tensor(&[&[self.count() as i64], own.size().as_slice()].concat())?)
+    }
+}

@@ -1,0 +1,280 @@
+//! Ranks that run their batches together, each a slice of the rows, compared with a rank that runs them alone.
+
+use std::{ops::Range, sync::Arc};
+
+use anyroll_backends::{CollectiveGroup, Device};
+use anyroll_models::{
+    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, Model, NormPlaces,
+    PackedBatch, QkNorm, Scores, ScoresGrad, Sequence, SlidingWindow, ValueModel,
+};
+use anyroll_strategy::{AdamW, Decays, Mesh, Precision, Recompute, Zero, ZeroConfig, ZeroStage};
+use tch::{Kind, Tensor};
+
+use crate::harness::{STAGES, ranks};
+
+/// Groups of samples of one prompt, a multiple of every number of ranks. The last are short: of fewer rows than ranks, and
+/// of none.
+const GROUPS: usize = 4;
+const PROMPT_LEN: usize = 5;
+
+/// AdamW with steps nearly proportional to the gradient, so that weights show it.
+const NEARLY_SGD: AdamW = AdamW {
+    betas: (0.0, 0.0),
+    eps: 1.0,
+    weight_decay: 0.0,
+    decays: Decays::Matrices,
+    max_grad_norm: f64::INFINITY,
+};
+
+/// A model, and options of its training.
+struct Case {
+    name: &'static str,
+    model: Arc<Decoder>,
+    recompute: Recompute,
+    /// True if prompts are shared, false if adapters have dropout.
+    shares_prompts: bool,
+}
+
+/// Scores of a rank's sequences before two optimizer steps, the norms of their gradients, and the weights after them.
+#[derive(Clone, Debug, PartialEq)]
+struct Outcome {
+    scores: Vec<f32>,
+    norms: Vec<f64>,
+    weights: Vec<f32>,
+}
+
+/// Decoders with four heads of queries: like Qwen 2.5, with fewer key heads than ranks; like Qwen 3, with experts; like
+/// Gemma 3; and like OLMo 2.
+fn cases() -> [Case; 4] {
+    let plain = DecoderConfig {
+        vocab_size: 13,
+        intermediate_size: 20,
+        initializer_range: 0.3,
+        ..DecoderConfig::plain(2, 16, 4)
+    };
+    let experts = ExpertsConfig {
+        num_experts: 4,
+        num_experts_per_tok: 2,
+        moe_intermediate_size: 10,
+        norm_topk_prob: true,
+        layers: vec![true, false],
+        names: ExpertNames::Usual,
+    };
+    let window = SlidingWindow { tokens: 4, layers: vec![true, false] };
+    let qwen2 =
+        DecoderConfig { num_key_value_heads: 2, qkv_bias: true, tie_word_embeddings: true, ..plain.clone() };
+    let qwen3 = DecoderConfig { qk_norm: Some(QkNorm::PerHead), experts: Some(experts), ..plain.clone() };
+    let gemma3 = DecoderConfig {
+        num_key_value_heads: 1,
+        head_dim: 6,
+        qk_norm: Some(QkNorm::PerHead),
+        norms: NormPlaces::Both,
+        sliding_window: Some(window),
+        ..plain.clone()
+    };
+    let olmo2 = DecoderConfig { qk_norm: Some(QkNorm::Together), norms: NormPlaces::After, ..plain };
+    let lora = LoraConfig { dropout: 0.3, ..LoraConfig::new(4, 8.0, LoraTarget::ALL.to_vec()) };
+    let device = tch::Device::Cpu;
+    let whole = |config: DecoderConfig| Arc::new(Decoder::new(config, device).unwrap());
+    let adapted = Arc::new(Decoder::with_lora(gemma3.clone(), &lora, device).unwrap());
+    let case = |name, model, recompute, shares_prompts| Case { name, model, recompute, shares_prompts };
+    [
+        case("Qwen 2.5", whole(qwen2), Recompute::None, true),
+        case("Qwen 3", whole(qwen3), Recompute::Full, true),
+        case("Gemma 3 with adapters", adapted, Recompute::Selective, false),
+        case("OLMo 2", whole(olmo2), Recompute::None, true),
+    ]
+}
+
+/// Returns the sequences of a group: a prompt, and completions of several lengths.
+fn sequences(group: usize) -> Vec<Vec<i64>> {
+    let lengths = match group {
+        2 => vec![3],
+        3 => vec![1],
+        _ => (0..3).map(|sample| 7 + (group * 3 + sample * 2) % 7).collect(),
+    };
+    let sequence = |(sample, length): (usize, usize)| {
+        let token = |at: usize| group * 5 + at * at * 3 + at + if at < PROMPT_LEN { 0 } else { sample * 7 };
+        (0..length).map(|at| (token(at) % 13) as i64).collect()
+    };
+    lengths.into_iter().enumerate().map(sequence).collect()
+}
+
+fn pack(shares_prompts: bool, group: usize) -> PackedBatch {
+    let sequences = sequences(group);
+    let prompt_len = |tokens: &[i64]| PROMPT_LEN.min(tokens.len() - 1).max(1);
+    let sequences: Vec<Sequence> =
+        sequences.iter().map(|tokens| Sequence { tokens, prompt_len: prompt_len(tokens) }).collect();
+    match shares_prompts {
+        true => PackedBatch::sharing(&sequences, 0.8, tch::Device::Cpu).unwrap(),
+        false => {
+            let keys: Vec<u64> =
+                (0..sequences.len() as u64).map(|sample| sample * 10 + group as u64).collect();
+            PackedBatch::new(&sequences, 0.8, tch::Device::Cpu).unwrap().with_dropout(&keys).unwrap()
+        }
+    }
+}
+
+/// A loss of log-probs and entropies whose gradient differs from target to target.
+fn loss(scores: &Scores) -> ScoresGrad {
+    let logprobs = (&scores.logprobs * 0.01 - 0.02) * (&scores.entropy + 1.0);
+    ScoresGrad { logprobs, entropy: Some(&scores.logprobs * 0.005), divergence: None }
+}
+
+fn floats(tensor: &Tensor) -> Vec<f32> {
+    Vec::try_from(tensor.to_kind(Kind::Float).reshape([-1])).unwrap()
+}
+
+fn own_groups(group: &CollectiveGroup) -> Range<usize> {
+    let own = GROUPS / group.world_size();
+    group.rank() * own..(group.rank() + 1) * own
+}
+
+/// Takes two optimizer steps with a micro-batch of each of the rank's groups.
+fn trained<M: Model<Batch = PackedBatch>>(
+    zero: &mut Zero<M>,
+    pack: impl Fn(usize) -> PackedBatch,
+    read: impl Fn(&M::Scores) -> Vec<f32>,
+    loss: impl Fn(&M::Scores) -> M::ScoresGrad,
+) -> Outcome {
+    let own = own_groups(zero.group());
+    let scores = own.clone().flat_map(|group| read(&zero.score(&pack(group)).unwrap())).collect();
+    let steps = (0..2).map(|_| {
+        for group in own.clone() {
+            zero.accumulate(&pack(group), |scores| Ok(loss(scores))).unwrap();
+        }
+        let step = zero.step(0.5).unwrap();
+        zero.finish_step(&step).unwrap().grad_norm.unwrap()
+    });
+    let norms = steps.collect();
+    let weights = zero.weights().unwrap().iter().flatten().flat_map(floats).collect();
+    Outcome { scores, norms, weights }
+}
+
+fn run(case: &Case, config: ZeroConfig, device: &Arc<dyn Device>, mesh: Mesh) -> Outcome {
+    let config = ZeroConfig { recompute: case.recompute, ..config };
+    let mut zero = Zero::new(case.model.clone(), config, Some(NEARLY_SGD), device, mesh, 7).unwrap();
+    let read = |scores: &Scores| [floats(&scores.logprobs), floats(&scores.entropy)].concat();
+    trained(&mut zero, |group| pack(case.shares_prompts, group), read, loss)
+}
+
+/// Joins the scores of all ranks, which must agree in everything else.
+fn joined(of_ranks: impl IntoIterator<Item = Outcome>) -> Outcome {
+    let of_ranks: Vec<Outcome> = of_ranks.into_iter().collect();
+    let scores = of_ranks.iter().flat_map(|rank| rank.scores.clone()).collect();
+    let all = Outcome { scores, ..of_ranks[0].clone() };
+    for rank in of_ranks {
+        assert!((&rank.norms, &rank.weights) == (&all.norms, &all.weights), "ranks differ");
+    }
+    all
+}
+
+/// The outcomes of all cases at all `configs`, on `world_size` ranks of which `sequence` share their batches.
+fn outcomes(world_size: usize, sequence: usize, harsh: bool, configs: &[ZeroConfig]) -> Vec<Vec<Outcome>> {
+    let cases = cases();
+    let mut of_ranks: Vec<_> = ranks(world_size, harsh, |device, group| {
+        let mesh = Mesh::new(group, sequence).unwrap();
+        let runs = cases.iter().flat_map(|case| configs.iter().map(move |&config| (case, config)));
+        runs.map(|(case, config)| run(case, config, device, mesh.clone())).collect::<Vec<_>>()
+    })
+    .into_iter()
+    .map(Vec::into_iter)
+    .collect();
+    let mut next = || joined(of_ranks.iter_mut().map(|outcomes| outcomes.next().unwrap()));
+    cases.iter().map(|_| configs.iter().map(|_| next()).collect()).collect()
+}
+
+#[track_caller]
+fn assert_near(what: &str, split: &Outcome, whole: &Outcome) {
+    for (split, whole) in split.norms.iter().zip(&whole.norms) {
+        assert!(*whole > 1e-2, "{what}: no gradient");
+        assert!((split - whole).abs() < 1e-5 * whole, "{what}: norm {split} is not {whole}");
+    }
+    for (split, whole) in [(&split.scores, &whole.scores), (&split.weights, &whole.weights)] {
+        assert_eq!(split.len(), whole.len(), "{what}");
+        for (split, whole) in split.iter().zip(whole) {
+            assert!((split - whole).abs() < 1e-5, "{what}: {split} is not {whole}");
+        }
+    }
+}
+
+#[test]
+fn slices_over_ranks_give_the_scores_and_gradients_of_one_rank() {
+    let alone = outcomes(1, 1, false, &[ZeroStage::Zero0.into()]);
+    let stages = STAGES.map(ZeroConfig::from);
+    for (world_size, sequence) in [(2, 2), (4, 2), (4, 4)] {
+        let split = outcomes(world_size, sequence, false, &stages);
+        for ((case, split), alone) in cases().iter().zip(&split).zip(&alone) {
+            let what = format!("{}, {world_size} ranks, {sequence} together", case.name);
+            assert_near(&what, &split[0], &alone[0]);
+            assert!(split.iter().all(|stage| *stage == split[0]), "{what}: stages differ");
+        }
+        if (world_size, sequence) == (4, 2) {
+            let again = outcomes(world_size, sequence, true, &stages[3..]);
+            assert!(again.iter().zip(&split).all(|(again, split)| again[0] == split[0]), "runs differ");
+        }
+    }
+}
+
+#[test]
+fn slices_in_bf16_are_within_its_rounding() {
+    let config = ZeroConfig { precision: Precision::Bf16, ..ZeroStage::Zero2.into() };
+    let [alone, split] =
+        [(1, 1), (2, 2)].map(|(world_size, sequence)| outcomes(world_size, sequence, false, &[config]));
+    for ((case, split), alone) in cases().iter().zip(&split).zip(&alone) {
+        let apart = split[0].scores.iter().zip(&alone[0].scores).map(|(split, alone)| (split - alone).abs());
+        assert!(
+            apart.fold(0.0, f32::max) < 0.1,
+            "{}: {:?} {:?}",
+            case.name,
+            split[0].scores,
+            alone[0].scores
+        );
+        let norms = split[0].norms.iter().zip(&alone[0].norms);
+        // A router may choose another expert after rounding.
+        let bound = if case.name == "Qwen 3" { 0.3 } else { 0.05 };
+        assert!(
+            norms.clone().all(|(split, alone)| (split - alone).abs() < bound * alone),
+            "{}: {norms:?}",
+            case.name
+        );
+    }
+}
+
+#[test]
+fn values_of_slices_are_those_of_one_rank() {
+    let values = |world_size, sequence| {
+        let of_ranks = ranks(world_size, false, |device, group| {
+            let mesh = Mesh::new(group, sequence).unwrap();
+            let config = cases()[0].model.config().clone();
+            let model = Arc::new(ValueModel::new(config, tch::Device::Cpu).unwrap());
+            let mut zero = Zero::new(model, ZeroStage::Zero1, Some(NEARLY_SGD), device, mesh, 7).unwrap();
+            // The head starts at 0: the second step is the first that changes the blocks.
+            let loss = |values: &Tensor| (values - 1.0) * 0.05;
+            trained(&mut zero, |group| pack(true, group), floats, loss);
+            trained(&mut zero, |group| pack(true, group), floats, loss)
+        });
+        joined(of_ranks)
+    };
+    assert_near("values", &values(4, 4), &values(1, 1));
+}
+
+#[test]
+fn heads_that_ranks_cannot_share_are_refused() {
+    let shape = |heads, kv_heads| DecoderConfig {
+        num_key_value_heads: kv_heads,
+        ..DecoderConfig::plain(1, 24, heads)
+    };
+    for (heads, kv_heads, ranks, field) in [
+        (4, 4, 3, "num_attention_heads"),
+        (12, 4, 6, "num_key_value_heads"),
+        (4, 1, 4, ""),
+        (12, 6, 3, ""),
+        (12, 2, 4, ""),
+    ] {
+        let message = shape(heads, kv_heads)
+            .check_ranks(ranks)
+            .map_or_else(|error| error.to_string(), |()| String::new());
+        assert!(message.contains(field) && message.is_empty() == field.is_empty(), "{message}");
+    }
+}
