@@ -44,6 +44,7 @@ mod restarts;
 mod resume;
 mod rewards;
 mod run_folder;
+mod sequence;
 mod serve;
 mod shims;
 mod slurm;

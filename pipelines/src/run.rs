@@ -186,6 +186,8 @@ pub struct Strategy {
     pub micro_batch_size: usize,
     /// Tokens of a rank in one forward and backward pass.
     pub micro_batch_tokens: Option<usize>,
+    /// Ranks that run their micro-batches together, each a slice of the rows.
+    pub sequence_parallel: usize,
     /// Method of the sum in reduce collectives.
     pub reduction: Reduction,
     /// Timeout of a collective in seconds; after it the collective is aborted.
@@ -204,6 +206,7 @@ impl Role {
             offload,
             micro_batch_size,
             micro_batch_tokens,
+            sequence_parallel,
             reduction,
             collective_timeout_s,
         } = config;
@@ -220,6 +223,7 @@ impl Role {
             offload,
             micro_batch_size,
             micro_batch_tokens,
+            sequence_parallel,
             reduction,
             collective_timeout_s,
         };

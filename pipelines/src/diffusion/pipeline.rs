@@ -61,7 +61,7 @@ impl Diffusion {
             warmup: warmup.map(|warmup| warmup.optimizer.clone()),
         };
         let learner = Learner::new(task.model.clone(), &run.policy, &place, &*task.weights, schedule)?;
-        let exchange = Exchange::new(&place.group)?;
+        let exchange = Exchange::new(place.group())?;
         let models = ImageModels { learner, reference: None, old: None };
         Ok(Self { run, place, exchange, task, models, base: None })
     }

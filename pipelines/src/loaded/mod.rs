@@ -324,7 +324,7 @@ fn place(options: &Options) -> Result<Place> {
     let rendezvous = Rendezvous::in_this_process(1, TIMEOUT).map_err(Error::Port)?;
     let comm = connect(&*device, &rendezvous[0])?;
     let group = CollectiveGroup::new("inference", comm, &device, TIMEOUT)?;
-    Ok(Place { device, group })
+    Ok(Place { device, mesh: group.into() })
 }
 
 /// Strategy of a whole model on one device.
@@ -336,6 +336,7 @@ fn strategy(precision: Precision) -> Strategy {
         offload: OffloadConfig { optimizer: OptimizerOffload::None, params: Offload::None },
         deterministic: true,
         keep_logits: false,
+        sequence_parallel: 1,
         reduction: Reduction::Ordered,
         micro_batch_size: 1,
         micro_batch_tokens: None,

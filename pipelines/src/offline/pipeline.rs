@@ -242,7 +242,7 @@ impl TextTask {
         place: &Place,
     ) -> Result<Self> {
         let held_out = dataset.held_out(run.evaluated)?;
-        let (rank, world_size) = (place.group.rank(), place.group.world_size());
+        let (rank, world_size) = (place.group().rank(), place.group().world_size());
         let (own, held_out_count) = part(&held_out, rank, world_size);
         let longest = base.config.max_position_embeddings as usize;
         let room = config.data.max_tokens().unwrap_or(longest).min(longest);

@@ -313,14 +313,15 @@ impl Texts {
     /// The largest micro-batch of samples.
     fn micro_batch(&self, strategy: &Strategy) -> PackedSize {
         let Workload { prompt, completion, sharing, .. } = self.work;
-        match strategy.micro_batch_tokens {
+        let size = match strategy.micro_batch_tokens {
             None => {
                 let sequences = strategy.micro_batch_size.min(self.samples_per_rank);
                 PackedSize::of_groups(sequences, sharing, prompt, completion)
             }
             // The shortest completions give the most sequences, the longest the most targets.
             Some(tokens) => PackedSize::uniform(self.samples_per_rank, prompt, completion).within(tokens),
-        }
+        };
+        size.over(strategy.sequence_parallel)
     }
 
     fn training(&self, policy: &Strategy) -> usize {
@@ -331,10 +332,11 @@ impl Texts {
         let rl = PackedSize { is_taught, ..self.micro_batch(policy) };
         let warmup = self.work.warmup.as_ref().filter(|warmup| warmup.steps > 0).map(|warmup| {
             let own = warmup.batch_size / self.here.ranks.world_size;
-            match (warmup.micro_batch_size, policy.micro_batch_tokens) {
+            let size = match (warmup.micro_batch_size, policy.micro_batch_tokens) {
                 (None, Some(tokens)) => PackedSize::uniform(own, prompt, answer).within(tokens),
                 (size, _) => PackedSize::uniform(size.unwrap_or(micro_batch).min(own), prompt, answer),
-            }
+            };
+            size.over(policy.sequence_parallel)
         });
         let sizes = [Some(rl), warmup].into_iter().flatten();
         let model = if policy.keep_logits { &self.keeping_logits } else { &self.model };

@@ -22,6 +22,7 @@ mod reference;
 mod resolve;
 mod reward_models;
 mod rewards;
+mod sequence;
 mod stage;
 mod steps;
 mod texts;

@@ -10,7 +10,7 @@ use anyroll_config::{
 use anyroll_data::files;
 
 use super::steps::Length;
-use super::{answers, data, steps};
+use super::{answers, data, sequence, steps};
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 use crate::train::MicroBatch;
@@ -47,6 +47,7 @@ pub(super) fn resolve(
     let rollout = config.roles.rollout.as_ref().map(|rollout| resolver.rollout(&policy, rollout));
     resolver.check_strict(&policy, rollout.as_ref().and_then(Option::as_ref));
     let world_size = resolver.world_size(local_ranks);
+    sequence::check(config, opened, world_size, at);
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
     let micro_batch = MicroBatch::of(&policy.strategy);
     let batches = world_size.and_then(|world_size| resolver.batches(world_size, micro_batch));
@@ -162,6 +163,7 @@ impl Resolver<'_> {
                 Some(_) => own.micro_batch_tokens,
                 None => own.micro_batch_tokens.or(top.micro_batch_tokens),
             },
+            sequence_parallel: top.sequence_parallel,
             reduction: top.reduction,
             collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),
         };

@@ -44,6 +44,7 @@ impl Resolver<'_> {
             offload: OffloadConfig { optimizer: OptimizerOffload::None, params: offload.params },
             micro_batch_size: model.batch_size,
             micro_batch_tokens: None,
+            sequence_parallel: self.config.strategy.sequence_parallel,
             reduction: self.config.strategy.reduction,
             collective_timeout_s: collective_timeout_s.unwrap_or(policy.strategy.collective_timeout_s),
         };

@@ -104,7 +104,7 @@ impl Rlvr {
         let critic = critic_place.map(critic).transpose()?.flatten();
         let (tokenizer, task_of) = (base.tokenizer.clone(), task.clone());
         let prompts =
-            Prompts { dataset: dataset.clone(), tokenizer, task: task_of, rank: place.group.rank() };
+            Prompts { dataset: dataset.clone(), tokenizer, task: task_of, rank: place.group().rank() };
         let rollout = setup::rollout(&run, prompts, &engine, rank)?;
         let rewards = setup::rewards(&run, sum, held, &task, &base, &place, rank)?;
         let models = Models { learner, reference: None, critic };
@@ -226,7 +226,7 @@ impl Pipeline for Rlvr {
     fn load(&mut self, path: &Path) -> Result<()> {
         self.models.learner.restore(path)?;
         if self.is_asynchronous() {
-            let group = &self.place.group;
+            let group = self.place.group();
             let refused = |problem: String| Error::Resume { run: path.to_owned(), problem };
             let bytes = checkpoint::own(path, group.rank(), group.world_size())?.ok_or_else(|| {
                 refused("it has no completions in flight: write `rollout.async.ahead: 0` again".to_owned())

@@ -139,6 +139,7 @@ mod tests {
             offload: OffloadConfig { optimizer: OptimizerOffload::None, params },
             micro_batch_size: 2,
             micro_batch_tokens: None,
+            sequence_parallel: 1,
             reduction: Reduction::Ordered,
             collective_timeout_s: 60.0,
         };
@@ -149,7 +150,7 @@ mod tests {
     /// `None` for texts that are too long.
     fn scores(config: &RewardModelConfig, role: &Role, cases: &[&[(Record, String)]]) -> Vec<Option<u64>> {
         let of_ranks = ranks(cases.len(), |place| {
-            let own = cases[place.group.rank()];
+            let own = cases[place.group().rank()];
             let own: Vec<(&Record, Completion)> =
                 own.iter().map(|(record, text)| (record, ended(text))).collect();
             let mut model = ShardedModel::new(Model::open(config).unwrap(), role, &place).unwrap();

@@ -144,7 +144,7 @@ mod tests {
     fn rows_arrive_to_the_bit_however_many_each_rank_has() {
         let counts = [[0, 3, 1], [500, 0, 20], [2, 2, 2], [500, 900, 0]];
         let gathered = ranks(3, |place| {
-            let exchange = Exchange::new(&place.group).unwrap();
+            let exchange = Exchange::new(place.group()).unwrap();
             counts
                 .map(|counts| exchange.gather_rows(&rows(exchange.rank(), counts[exchange.rank()])).unwrap())
         });
@@ -186,7 +186,7 @@ mod tests {
             Numbers { total: value, most: value, least: value, stop: rank == 1, rows }
         };
         let found = ranks(3, |place| {
-            let exchange = Exchange::new(&place.group).unwrap();
+            let exchange = Exchange::new(place.group()).unwrap();
             let rank = exchange.rank();
             let all = exchange.reduce(&number(rank, vec![number(rank, Vec::new())])).unwrap();
             (all, exchange.any(rank == 2).unwrap(), exchange.any(false).unwrap())

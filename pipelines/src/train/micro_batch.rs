@@ -129,12 +129,12 @@ mod tests {
     fn ranks_agree_on_the_number_of_micro_batches() {
         let limit = MicroBatch { sequences: 1, tokens: Some(8) };
         let of_ranks = ranks(2, |place| {
-            let lengths = if place.group.rank() == 0 { [9, 1, 2, 1, 1] } else { [9, 8, 8, 8, 1] };
-            limit.split(&lengths, 1..5, &place.group).unwrap()
+            let lengths = if place.group().rank() == 0 { [9, 1, 2, 1, 1] } else { [9, 8, 8, 8, 1] };
+            limit.split(&lengths, 1..5, place.group()).unwrap()
         });
         assert_eq!(of_ranks, [vec![1..2, 2..3, 3..4, 4..5], vec![1..2, 2..3, 3..4, 4..5]]);
         let apart = MicroBatch::of_sequences(3);
-        let of_ranks = ranks(1, |place| apart.split(&[1; 8], 1..8, &place.group).unwrap());
+        let of_ranks = ranks(1, |place| apart.split(&[1; 8], 1..8, place.group()).unwrap());
         assert_eq!(of_ranks, [vec![1..4, 4..7, 7..8]]);
     }
 }

@@ -6,6 +6,7 @@ use anyroll_backends::{
     BackendKind, CollectiveGroup, Device, DeviceId, Reduction, TorchDevice, connect_with, open,
 };
 use anyroll_config::{self as config};
+use anyroll_strategy::Mesh;
 
 use crate::{
     Result,
@@ -13,13 +14,13 @@ use crate::{
     run::{Role, Run},
 };
 
-/// A device and its group of ranks.
+/// A device and the ranks that it computes with.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// The device.
     pub device: Arc<dyn Device>,
-    /// The group of all ranks.
-    pub group: CollectiveGroup,
+    /// All ranks, and those that share micro-batches.
+    pub mesh: Mesh,
 }
 
 impl Place {
@@ -44,7 +45,12 @@ impl Place {
         };
         let comm = connect_with(reduction, &*device, &rendezvous)?;
         let group = CollectiveGroup::new(name, comm, &device, timeout)?;
-        Ok(Self { device, group })
+        Ok(Self { device, mesh: Mesh::new(group, role.strategy.sequence_parallel)? })
+    }
+
+    /// The group of all ranks.
+    pub fn group(&self) -> &CollectiveGroup {
+        self.mesh.world()
     }
 
     /// The device of libtorch's computations.
@@ -88,6 +94,8 @@ pub(super) mod tests {
     /// Runs `rank` on `world_size` threads, each at a place of its own on the host; returns their results.
     pub fn ranks<R: Send>(world_size: usize, rank: impl Fn(Place) -> R + Sync) -> Vec<R> {
         let host = |ordinal| open(DeviceId { backend: BackendKind::CPU, ordinal }).unwrap();
-        on_threads(world_size, host, |device, group| rank(Place { device: device.clone(), group }))
+        on_threads(world_size, host, |device, group| {
+            rank(Place { device: device.clone(), mesh: group.into() })
+        })
     }
 }

@@ -21,7 +21,7 @@ pub fn hold<M: Model>(
     weights: &dyn WeightSource,
 ) -> Result<Zero<M>> {
     let config = zero_config(strategy);
-    let mut zero = Zero::from_source(model, config, adamw, &place.device, place.group.clone(), weights)?;
+    let mut zero = Zero::from_source(model, config, adamw, &place.device, place.mesh.clone(), weights)?;
     zero.prepare_offload(&offloaded(strategy));
     Ok(zero)
 }

@@ -141,8 +141,12 @@ impl Report {
     fn text(&self) -> String {
         let Self { planner, run, .. } = self;
         let memory = of_memory(run.policy_memory_bytes());
+        let together = match run.policy.strategy.sequence_parallel {
+            1 => String::new(),
+            ranks => format!(", each on {ranks} ranks"),
+        };
         let mut text = format!(
-            "{}: {} parameters in {}, {} ranks on {}, each {memory}\nmicro-batches of {} {}; every rank holds the same\n{} steps{}\n",
+            "{}: {} parameters in {}, {} ranks on {}, each {memory}\nmicro-batches of {} {}{together}; every rank holds the same\n{} steps{}\n",
             run.config.name,
             planner.parameters(),
             run.policy.strategy.precision.name(),

@@ -197,7 +197,7 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     let (dir, has_begun) = folder.map_or((None, false), |it| (Some(it.dir), it.has_begun));
     let lock = dir.as_ref().map(RunDir::lock).transpose()?;
     let place = Place::open(&run, &rank)?;
-    let exchange = Exchange::new(&place.group)?;
+    let exchange = Exchange::new(place.group())?;
     let data = opened.digest().map(|digest| format!("{digest:08x}"));
     same_config(&run, data.as_deref(), &exchange)?;
     let folder = shared_folder(dir.as_ref().zip(lock.as_ref()), &exchange)?;

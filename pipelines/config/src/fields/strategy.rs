@@ -45,6 +45,11 @@ pub struct StrategyConfig {
     /// sequence. Sequences of unequal length then fill micro-batches evenly. Only for language models. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch_tokens: Option<usize>,
+    /// Number of ranks that run each of their micro-batches together, every rank a slice of its rows; it divides the
+    /// number of ranks. A sequence of a language model may then be that many times longer than a device's memory
+    /// allows. All roles share the number; results are equal up to rounding. Default 1.
+    #[serde(default = "one")]
+    pub sequence_parallel: usize,
     /// Order in which collectives sum. All roles share one order. Default ordered.
     #[serde(default)]
     pub reduction: Reduction,
@@ -66,6 +71,7 @@ impl Default for StrategyConfig {
             offload: OffloadConfig::default(),
             micro_batch_size: eight(),
             micro_batch_tokens: None,
+            sequence_parallel: one(),
             reduction: Reduction::default(),
             collective_timeout_s: one_minute(),
         }
@@ -180,6 +186,7 @@ impl StrategyConfig {
             collective_timeout_s: Some(self.collective_timeout_s),
         };
         said.validate(at);
+        at.positive("sequence_parallel", self.sequence_parallel);
         said.offload.validate_of_policy(&at.below("offload"));
     }
 }
@@ -236,6 +243,10 @@ pub(super) fn validate_collective_timeout(at: &Section, timeout_s: f64) {
 
 fn yes() -> bool {
     true
+}
+
+fn one() -> usize {
+    1
 }
 
 fn eight() -> usize {

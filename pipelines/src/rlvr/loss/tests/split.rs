@@ -60,7 +60,7 @@ pub(super) fn assert_near(what: &str, split: &(f64, Vec<f32>), whole: &(f64, Vec
 
 fn value_update(
     aggregation: Aggregation,
-    Place { device, group }: Place,
+    Place { device, mesh }: Place,
     micro_batch_size: usize,
 ) -> (f64, Vec<f32>) {
     let (sequences, lengths) = sequences();
@@ -75,8 +75,8 @@ fn value_update(
     let all: Vec<f64> = targets.lengths.iter().map(|&length| length as f64).collect();
     let count = count(aggregation, &all);
     let model = Arc::new(ValueModel::new(decoder().config().clone(), tch::Device::Cpu).unwrap());
-    let own = own(&group);
-    let mut zero = Zero::new(model, ZeroStage::Zero1, Some(NEARLY_SGD), &device, group, 0).unwrap();
+    let own = own(mesh.world());
+    let mut zero = Zero::new(model, ZeroStage::Zero1, Some(NEARLY_SGD), &device, mesh, 0).unwrap();
     let mut clipped = 0.0;
     // The second update changes the blocks, since the head starts at 0.
     let mut norm = 0.0;
@@ -115,11 +115,11 @@ fn updates(world_size: usize, micro_batch_size: usize) -> Vec<(f64, Vec<f32>)> {
 
 fn update(
     algorithm: &AlgorithmConfig,
-    Place { device, group }: Place,
+    Place { device, mesh }: Place,
     micro_batch_size: usize,
 ) -> (f64, Vec<f32>) {
-    let own = own(&group);
-    let mut zero = Zero::new(decoder(), ZeroStage::Zero0, Some(NEARLY_SGD), &device, group, 0).unwrap();
+    let own = own(mesh.world());
+    let mut zero = Zero::new(decoder(), ZeroStage::Zero0, Some(NEARLY_SGD), &device, mesh, 0).unwrap();
     let (sequences, lengths) = sequences();
     let all: Vec<f64> = lengths.iter().map(|&length| length as f64).collect();
     let count = count(algorithm.aggregation, &all);

@@ -146,7 +146,7 @@ fn update(world_size: usize, micro_batch_size: usize, is_masked: bool) -> (f64, 
     of_ranks.swap_remove(0)
 }
 
-fn update_rank(Place { device, group }: Place, micro_batch_size: usize, is_masked: bool) -> (f64, Vec<f32>) {
+fn update_rank(Place { device, mesh }: Place, micro_batch_size: usize, is_masked: bool) -> (f64, Vec<f32>) {
     let bits = |mask: &str| mask.bytes().map(|bit| f64::from(bit - b'0')).collect::<Vec<f64>>();
     let mask: Vec<Vec<f64>> = (0..SAMPLES).map(|index| bits(MASKS[index % MASKS.len()])).collect();
     let samples = samples(&mask);
@@ -176,8 +176,8 @@ fn update_rank(Place { device, group }: Place, micro_batch_size: usize, is_maske
         lengths: if is_masked { all } else { sampled.clone() },
     };
     let count = count(aggregation, &sampled.iter().map(|&length| length as f64).collect::<Vec<_>>());
-    let own = own(&group);
-    let mut zero = Zero::new(decoder(), ZeroStage::Zero2, Some(NEARLY_SGD), &device, group, 0).unwrap();
+    let own = own(mesh.world());
+    let mut zero = Zero::new(decoder(), ZeroStage::Zero2, Some(NEARLY_SGD), &device, mesh, 0).unwrap();
     for part in parts(own, micro_batch_size) {
         let samples = &samples[part.clone()];
         let sequences: Vec<_> = samples.iter().map(Sample::sequence).collect();
