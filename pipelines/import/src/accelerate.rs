@@ -60,13 +60,18 @@ const IDLE: [(&str, &str); 40] = [
     ("mixed_precision_config.*", "precision is set by `strategy.precision`"),
 ];
 
-const REFUSED: [(&str, &str); 9] = [
+/// The trainer's file counts the batch, and does not know the split.
+const SEQUENCE: &str = "set `strategy.sequence_parallel`, and divide the batch by it: ranks that share a sequence have one batch there";
+
+const REFUSED: [(&str, &str); 11] = [
     ("fsdp_config.fsdp_ignored_modules", "all weights are sharded"),
     ("megatron_lm_config", "layers are not split over ranks; zero_stage 3 shards their weights"),
     ("fp8_config.*", "precisions are fp32, bf16 and fp16"),
     ("megatron_lm_config.*", "layers are not split over ranks; zero_stage 3 shards their weights"),
     ("deepspeed_config.deepspeed_moe_layer_cls_names", "experts are sharded like other weights"),
-    ("parallelism_config.*", "sequences and layers are not split over ranks"),
+    ("parallelism_config.parallelism_config_cp_*", SEQUENCE),
+    ("parallelism_config.parallelism_config_sp_*", SEQUENCE),
+    ("parallelism_config.*", "layers are not split over ranks; zero_stage 3 shards their weights"),
     ("use_xpu", "no backend supports it"),
     ("deepspeed_config.offload_optimizer_nvme_path", "nothing is offloaded to disks; use cpu"),
     ("deepspeed_config.offload_param_nvme_path", "nothing is offloaded to disks; use cpu"),

@@ -25,6 +25,11 @@ pub(super) fn map_count(ledger: &mut Ledger, key: &str, field: &str, default: u6
     count
 }
 
+/// Number of ranks that share each sequence.
+pub(super) fn ranks_of_a_sequence(ledger: &mut Ledger, key: &str) -> u64 {
+    map_count(ledger, key, "strategy.sequence_parallel", 1)
+}
+
 /// Closes keys that stand for a variable of the shell, under which the program is started.
 pub(super) fn settings_of_the_shell(ledger: &mut Ledger) {
     for key in ["cuda_visible_devices", "CUDA_VISIBLE_DEVICES"] {

@@ -143,7 +143,7 @@ const IDLE: [(&str, &str); 90] = [
 
 const QUANTIZED: &str = "weights are not quantised";
 
-const REFUSED: [(&str, &str); 24] = [
+const REFUSED: [(&str, &str); 23] = [
     ("actor_infer.strategy_args.strategy_config.quantization*", QUANTIZED),
     ("actor_infer.strategy_args.strategy_config.hf_overrides.quantization_config*", QUANTIZED),
     (
@@ -163,7 +163,6 @@ const REFUSED: [(&str, &str); 24] = [
     ("use_kl_loss", "set `algorithm.kl_in`"),
     ("whiten_rewards", "advantages are whitened, by `whiten_advantages`"),
     ("reward_model*", "set a verifiable reward in `pipeline.rlvr.reward`"),
-    ("actor_train.model_args.ulysses_size", "sequences are not split over ranks"),
     ("actor_train.model_args.freeze_module_prefix", "train all layers, or set `model.lora`"),
     ("use_reward_scaling", "set `algorithm.reward_norm`"),
     ("use_reward_norm", "set `algorithm.reward_norm`"),

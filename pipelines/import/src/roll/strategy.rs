@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::{deepspeed, ledger::Ledger, megatron, shared::ONE_PLACE};
+use crate::{deepspeed, ledger::Ledger, megatron, rules, shared::ONE_PLACE};
 
 /// Limit of a list of devices.
 const MOST_DEVICES: u64 = 1 << 16;
@@ -17,8 +17,8 @@ fn config(name: &str) -> String {
     format!("actor_train.strategy_args.strategy_config.{name}")
 }
 
-/// Imports the strategy's keys, with the optimizer's for `pipeline`. Returns the number of ranks that share each layer, which have a common batch
-/// there.
+/// Imports the strategy's keys, with the optimizer's for `pipeline`. Returns the number of ranks that share each layer
+/// or sequence, which have a common batch there.
 pub(super) fn strategy(ledger: &mut Ledger, pipeline: &str) -> u64 {
     let name = "actor_train.strategy_args.strategy_name";
     let mut ranks_per_replica = 1;
@@ -42,6 +42,7 @@ pub(super) fn strategy(ledger: &mut Ledger, pipeline: &str) -> u64 {
     }
     ledger.refuse_all(&[("actor_train.strategy_args.strategy_config*", "it configures another engine")]);
     ranks_per_replica
+        .saturating_mul(rules::ranks_of_a_sequence(ledger, "actor_train.model_args.ulysses_size"))
 }
 
 /// Number of training ranks.

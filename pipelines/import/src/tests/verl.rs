@@ -232,6 +232,7 @@ fn losses_and_their_clips() {
         ),
         ("use_dynamic_bsz=True ppo_max_token_len_per_gpu=8", &["micro_batch_tokens: 1024\n"]),
         ("ppo_micro_batch_size=64", &["micro_batch_size: 8\n"]),
+        ("ulysses_sequence_parallel_size=2", &["  sequence_parallel: 2\n"]),
     ] {
         check(&actor(keys), lines);
     }
@@ -239,7 +240,6 @@ fn losses_and_their_clips() {
         ("policy_loss.loss_mode=clip_cov", &["policy_loss.loss_mode"][..]),
         ("loss_agg_mode=token-sum", &["loss_agg_mode"]),
         ("ppo_mini_batch_size=300", &["ppo_mini_batch_size"]),
-        ("ulysses_sequence_parallel_size=2", &["ulysses_sequence_parallel_size"]),
         ("strategy=megatron megatron.context_parallel_size=2", &["megatron.context_parallel_size"]),
         ("strategy=veomni", &["strategy"]),
         ("use_kl_loss=True kl_loss_type=full", &["kl_loss_type"]),
@@ -440,7 +440,9 @@ fn its_supervised_trainer() {
     for line in ["    turns: all\n", "          answer: talk\n", "          truncate: keep_end\n"] {
         assert!(turns.yaml().contains(line), "no\n{line}in\n{}", turns.yaml());
     }
-    check_refused(&import("ulysses_sequence_parallel_size=2"), &["ulysses_sequence_parallel_size"]);
+    let split = import("ulysses_sequence_parallel_size=2");
+    check_refused(&split, &[]);
+    assert!(split.yaml().contains("  sequence_parallel: 2\n"), "{}", split.yaml());
     check_refused(&import("data.my_own=2"), &["data.my_own"]);
 }
 
@@ -490,7 +492,6 @@ fn its_supervised_trainer_with_engines() {
         assert!(more.yaml().contains(line), "no\n{line}in\n{}", more.yaml());
     }
     for (more, key) in [
-        ("engine.ulysses_sequence_parallel_size=2", "engine.ulysses_sequence_parallel_size"),
         ("engine.qat.enable=True", "engine.qat.enable"),
         ("model.lora_adapter_path=there", "model.lora_adapter_path"),
         ("optim.optimizer=AdamW8bit", "optim.optimizer"),

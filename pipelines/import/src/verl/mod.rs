@@ -161,11 +161,7 @@ fn strategy(ledger: &mut Ledger) {
         _ => ledger.refuse(&kind, "set `strategy.zero_stage`"),
     }
     for key in ["ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"] {
-        let key = format!("{ACTOR}.{key}");
-        match ledger.whole(&key) {
-            Some(1) => ledger.idle(&key, "off"),
-            _ => ledger.refuse_all(&[(&key, "sequences are not split over ranks")]),
-        }
+        rules::ranks_of_a_sequence(ledger, &format!("{ACTOR}.{key}"));
     }
     ledger.idle_all(&[(&format!("{REFERENCE}.ulysses_sequence_parallel_size"), "the same as the policy's")]);
     ledger.copy_number("actor_rollout_ref.nccl_timeout", "strategy.collective_timeout_s");

@@ -63,11 +63,10 @@ const BOTH_REFUSED: [(&str, &str); 5] = [
     ("model.external_lib", "code from outside the model is not run"),
 ];
 
-const REFUSED: [(&str, &str); 4] = [
+const REFUSED: [(&str, &str); 3] = [
     ("data.chat_template", "the template is that of the model's folder"),
     ("model.fsdp_config.cpu_offload", "set `strategy.offload`"),
     ("model.fsdp_config.offload_params", "set `strategy.offload`"),
-    ("ulysses_sequence_parallel_size", "sequences are not split over ranks"),
 ];
 
 fn defaults() -> [(&'static str, Value); 16] {
@@ -123,9 +122,7 @@ fn strategy(ledger: &mut Ledger) {
     ledger.fill("strategy.zero_stage", 3);
     ledger.fill("strategy.precision", "bf16");
     adapters(ledger);
-    if ledger.whole("ulysses_sequence_parallel_size") == Some(1) {
-        ledger.idle("ulysses_sequence_parallel_size", "off");
-    }
+    rules::ranks_of_a_sequence(ledger, "ulysses_sequence_parallel_size");
 }
 
 /// Keys without a field of their own: those of both trainers, and a trainer's own ones.

@@ -41,7 +41,7 @@ const IDLE: [(&str, &str); 28] = [
     ("data.multiturn.enable", "records are always conversations"),
 ];
 
-const REFUSED: [(&str, &str); 12] = [
+const REFUSED: [(&str, &str); 11] = [
     ("data.val_max_samples", "shorten the file"),
     ("model.hf_config_path", "the config is that of the model's folder"),
     ("model.tokenizer_path", "the tokenizer is that of the model's folder"),
@@ -50,7 +50,6 @@ const REFUSED: [(&str, &str); 12] = [
     ("model.enable_activation_offload", "set `strategy.recompute`"),
     ("model.exclude_modules", "name the matrices with adapters in `model.lora.targets`"),
     ("model.lora_adapter_path", "set the adapter's folder as `model.path`"),
-    ("engine.ulysses_sequence_parallel_size", "sequences are not split over ranks"),
     ("engine.full_determinism", "set `strategy.deterministic`"),
     ("engine.qat.*", "weights are not quantised"),
     ("engine.strategy", "set `strategy.zero_stage`"),
@@ -120,9 +119,7 @@ fn engine(ledger: &mut Ledger) {
     if matches!(ledger.text("engine.strategy").as_deref(), Some("fsdp" | "fsdp2")) {
         super::fsdp(ledger, "engine.strategy", "engine");
     }
-    if ledger.whole("engine.ulysses_sequence_parallel_size") == Some(1) {
-        ledger.idle("engine.ulysses_sequence_parallel_size", "off");
-    }
+    rules::ranks_of_a_sequence(ledger, "engine.ulysses_sequence_parallel_size");
 }
 
 /// A number of sequences, or of tokens.
