@@ -64,9 +64,13 @@ impl PackedSize {
     /// Returns the size with at most `tokens` tokens, of as many of the sequences as can be.
     #[must_use]
     pub fn within(self, tokens: usize) -> PackedSize {
-        let PackedSize { sequences, longest, tokens: all, copies, targets, is_taught } = self;
-        let (tokens, copies, targets) = (all.min(tokens), copies.min(tokens), targets.min(tokens));
-        PackedSize { sequences: sequences.min(tokens), longest, tokens, copies, targets, is_taught }
+        PackedSize {
+            sequences: self.sequences.min(tokens),
+            tokens: self.tokens.min(tokens),
+            copies: self.copies.min(tokens),
+            targets: self.targets.min(tokens),
+            ..self
+        }
     }
 
     /// Returns the largest size of `sequences` consecutive sequences, out of groups that share their prompt,

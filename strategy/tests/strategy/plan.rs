@@ -5,11 +5,11 @@ use std::sync::Arc;
 use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
 use anyroll_models::{
     Activation, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, LoraTargets,
-    ModulePattern, Multipliers, NormPlaces, PackedBatch, PackedSize, QkNorm, Runs, ScoresGrad, Sequence,
-    Unit, ValueModel,
+    ModulePattern, Multipliers, NormPlaces, PackedBatch, PackedSize, QkNorm, Runs, Scores, ScoresGrad,
+    Sequence, Unit, ValueModel,
 };
 use anyroll_strategy::{
-    ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
+    Mesh, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
     plan::{Ranks, driver_bytes, held, scoring_activations, training_activations, whole_weights},
 };
 use tch::Tensor;
@@ -276,6 +276,34 @@ fn activations_are_those_that_are_planned() {
             let batch = batch(sequences, len, 200);
             let (_, measured) = tensor_peak_bytes(|| drop(zero.score(&batch).unwrap())).unwrap();
             assert_planned(scoring_activations(&*model, &size, RUNS), measured, &format!("{name}, scoring"));
+        });
+    }
+}
+
+/// Memory that ranks send from and receive to is the device's own, which the meter does not see.
+#[test]
+fn activations_of_a_rank_of_several_are_within_those_that_are_planned() {
+    const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
+    let (sequences, len) = (6, 48);
+    let whole = PackedSize::uniform(sequences, 2, len - 2);
+    for (qk_norm, recompute) in [(false, Recompute::None), (true, Recompute::None), (false, Recompute::Full)]
+    {
+        let model = Arc::new(Decoder::new(wide(qk_norm, true), tch::Device::Cpu).unwrap());
+        let config = ZeroConfig { recompute, ..ZeroStage::Zero1.into() };
+        let [alone, planned] =
+            [1, 2].map(|ranks| training_activations(&*model, &whole.over(ranks), config, RUNS));
+        ranks(2, false, |device, group| {
+            let mesh = Mesh::new(group, 2).unwrap();
+            let mut zero = Zero::new(model.clone(), config, Some(ADAMW), device, mesh, 7).unwrap();
+            let batch = batch(sequences, len, 200);
+            let gradient = |scores: &Scores| {
+                let logprobs = scores.logprobs.full_like(-0.01);
+                Ok(ScoresGrad { logprobs, entropy: None, divergence: None })
+            };
+            let (_, measured) = tensor_peak_bytes(|| zero.accumulate(&batch, gradient).unwrap()).unwrap();
+            let what = format!("{measured} measured, {planned} planned, {alone} alone, {recompute:?}");
+            assert!(measured * 2 > planned && measured < planned, "{what}");
+            assert!(planned * 2 > alone && planned * 5 < alone * 4, "{what}");
         });
     }
 }
