@@ -229,12 +229,20 @@ pub enum Error {
          (torchrun has --max-restarts, Slurm --requeue), with --auto-resume in place of --restarts"
     )]
     Restarts,
-    /// `--restarts` with several machines.
+    /// `--nnodes` was given to a rank of another launcher.
     #[error(
-        "--restarts starts the ranks of one machine again, and accelerate's file has several: leave it out, and give \
-         the same command with --auto-resume on each machine again"
+        "--nnodes is for hosts on which anyroll starts the ranks, and another launcher started this one, since RANK is set: \
+         leave --nnodes out, or start one `anyroll run` on each host without that launcher"
     )]
-    RestartsOfMachines,
+    StartedHosts,
+    /// The index of this host is out of range.
+    #[error("--node-rank is {node_rank}, must be below --nnodes, which is {nnodes}")]
+    NodeRank {
+        /// The index.
+        node_rank: u32,
+        /// Number of hosts.
+        nnodes: u32,
+    },
     /// `--auto-resume` found a run of another config.
     #[error(
         "{} holds a run with {there} where this one has {here}: choose another --output, or continue that run with --resume",

@@ -17,6 +17,8 @@ pub struct Machine {
     pub backends: Vec<BackendFacts>,
     /// This process's rank, if a launcher set one.
     pub rank: Option<Rank>,
+    /// Number of hosts whose supervisors start the ranks, each those of its host; 1 under another launcher.
+    pub hosts: usize,
 }
 
 /// Facts about a backend, known before a device is opened.

@@ -22,7 +22,7 @@ fn process() {
     let plan = |program, args: &[&str]| LaunchPlan {
         program,
         args: args.iter().map(Into::into).collect(),
-        world_size: std::env::var(WORLD_SIZE).unwrap().parse().unwrap(),
+        local_ranks: std::env::var(WORLD_SIZE).unwrap().parse().unwrap(),
         threads: 3,
         env: vec![("EXTRA".into(), "more".into()), (ROLE.into(), "rank".into())],
         place: None,
@@ -313,7 +313,7 @@ fn a_program_that_is_not_there_is_named() {
     let plan = LaunchPlan {
         program: "/nowhere/anyroll".into(),
         args: Vec::new(),
-        world_size: 2,
+        local_ranks: 2,
         threads: 1,
         env: Vec::new(),
         place: None,

@@ -1,6 +1,7 @@
-//! Several hosts on one machine, and runs across them.
+//! Several hosts on one machine: runs across them, and supervisors that agree.
 
 mod network;
+mod restarts;
 
 use std::iter;
 use std::process::Command;
@@ -8,6 +9,9 @@ use std::time::{Duration, Instant};
 
 use super::{Ended, Process, TWO_RANKS, assert_same, run_tiny, tiny};
 use network::Network;
+
+/// Changes of a run that soon makes steps and does not end by itself.
+const ENDLESS: [&str; 2] = ["pipeline.rlvr.warmup.steps=5", "pipeline.rlvr.steps=1000000"];
 
 /// Starts a job as another launcher does: on each host as many ranks as it has devices, which meet at `master`.
 fn start_ranks(

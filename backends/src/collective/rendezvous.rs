@@ -3,7 +3,7 @@
 use std::{
     ffi::{CString, c_void},
     io,
-    net::{Ipv4Addr, TcpListener},
+    net::{IpAddr, Ipv4Addr, TcpListener},
     os::fd::IntoRawFd,
     sync::{
         Arc, Mutex, PoisonError,
@@ -57,7 +57,7 @@ impl Rendezvous {
     /// # Errors
     /// If no port is free.
     pub fn in_this_process(world_size: usize, timeout: Duration) -> io::Result<Vec<Self>> {
-        let (listener, port) = Listener::bind()?;
+        let (listener, port) = Listener::bind(Ipv4Addr::LOCALHOST.into())?;
         let mut ranks: Vec<_> =
             (0..world_size).map(|rank| Self::on_this_host(rank, world_size, port, timeout)).collect();
         ranks[0].listener = listener;
@@ -109,12 +109,12 @@ impl Rendezvous {
 pub struct Listener(Arc<Mutex<Option<TcpListener>>>);
 
 impl Listener {
-    /// Binds a port that the system assigns, for this host alone. Returns the port too.
+    /// Binds a port of an address, which the system assigns. Returns the port too.
     ///
     /// # Errors
     /// If no port is free.
-    pub fn bind() -> io::Result<(Self, u16)> {
-        let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    pub fn bind(address: IpAddr) -> io::Result<(Self, u16)> {
+        let socket = TcpListener::bind((address, 0))?;
         let port = socket.local_addr()?.port();
         Ok((socket.into(), port))
     }

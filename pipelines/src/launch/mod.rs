@@ -9,13 +9,16 @@
 //! exits with an error.
 
 mod child;
+mod error;
+mod hosts;
 mod interrupts;
+mod orders;
 mod rank;
 mod supervise;
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -24,10 +27,16 @@ use std::time::{Duration, Instant};
 
 use anyroll_backends::Listener;
 use command_fds::{CommandFdExt, FdMapping};
+use serde::{Deserialize, Serialize};
 
 pub use child::{FailureKind, is_launched, report_failure, watch_parent};
+pub use error::Error;
+pub use hosts::{Hosts, Leader, Lost, follow, host_name};
 pub use interrupts::Interrupts;
 pub use rank::{Rank, RankError};
+
+use orders::{News, Orders};
+use supervise::{Blame, End, Job};
 
 /// Interval between polls of ranks and signals.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -46,30 +55,15 @@ pub struct LaunchPlan {
     /// Its arguments, the same for all ranks.
     pub args: Vec<OsString>,
     /// Number of ranks on this host.
-    pub world_size: usize,
+    pub local_ranks: usize,
     /// CPU threads of each rank's math, given as `OMP_NUM_THREADS`.
     pub threads: usize,
     /// Additional environment variables of every rank.
     pub env: Vec<(OsString, OsString)>,
-    /// Place of these ranks among those of several hosts; `None`: they are all.
-    pub place: Option<HostPlace>,
-}
-
-/// Place of a host's ranks in a job on several hosts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HostPlace {
-    /// The first rank of this host.
-    pub first_rank: usize,
-    /// Number of ranks on all hosts.
-    pub world_size: usize,
-    /// The host of rank 0.
-    pub master_addr: String,
-    /// Port of the ranks' rendezvous there.
-    pub master_port: u16,
 }
 
 /// End of a job that did not fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub enum Outcome {
     /// Every rank ended with exit code 0.
     Finished,
@@ -87,99 +81,72 @@ impl Outcome {
     }
 }
 
-/// A failed job. The first line of the message names the rank to blame.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// A rank ended with an error; `reason` is the chain that it reported.
-    #[error("rank {rank} failed: {reason}")]
-    Failed {
-        /// The first rank that failed by itself, as far as known.
-        rank: usize,
-        /// Its error with all causes.
-        reason: String,
-    },
-    /// A rank was killed from outside, or crashed.
-    #[error("rank {rank} was killed by signal {signal} ({name})")]
-    Killed {
-        /// The rank.
-        rank: usize,
-        /// The signal's number.
-        signal: i32,
-        /// The signal's name.
-        name: &'static str,
-    },
-    /// A rank kept the others waiting, without failing itself.
-    #[error("rank {rank} stalled: it was still running after rank {waiting} failed: {reason}")]
-    Stalled {
-        /// The rank that the others waited for.
-        rank: usize,
-        /// The first rank that gave up.
-        waiting: usize,
-        /// Its error with all causes.
-        reason: String,
-    },
-    /// A rank's program could not be started.
-    #[error("rank {rank} failed: cannot start {}", program.display())]
-    Start {
-        /// The rank.
-        rank: usize,
-        /// The program.
-        program: PathBuf,
-        /// Cause.
-        source: io::Error,
-    },
-    /// The parent could not prepare the job.
-    #[error("cannot {action} to start the ranks")]
-    Prepare {
-        /// The attempted action.
-        action: &'static str,
-        /// Cause.
-        source: io::Error,
-    },
+/// This host's part of a job.
+struct Part {
+    /// The first rank of this host.
+    first_rank: usize,
+    /// Number of ranks on all hosts.
+    world_size: usize,
+    /// The host of rank 0, and the port of the ranks' rendezvous there.
+    master_addr: String,
+    master_port: u16,
+    /// The socket that listens at that port; empty on other hosts.
+    listener: Listener,
 }
 
-/// Starts the ranks of `plan` and waits until these have ended. `interrupts` are caught before the first rank starts, so
-/// that no signal is missed.
+/// Starts the ranks of `plan`, which are the whole job, and waits until all have ended. `interrupts` are caught before the
+/// first rank starts, so that no signal is missed.
 ///
-/// Each has `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and `MASTER_PORT` (of this host and already bound for rank 0,
-/// unless the plan has a place among several hosts), `OMP_NUM_THREADS` and, unless the user has set it,
-/// `OMP_WAIT_POLICY=passive`.
+/// Each has `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` (this host), `MASTER_PORT` (already bound for rank 0),
+/// `OMP_NUM_THREADS` and, unless the user has set it, `OMP_WAIT_POLICY=passive`.
 ///
 /// If a rank fails, the others are ended within 6 seconds, and the error is that of the rank to blame.
 /// Ctrl-C, SIGTERM and SIGHUP are forwarded to every rank, which then save a checkpoint; a second signal
 /// kills them.
 pub fn launch(plan: &LaunchPlan, interrupts: &mut Interrupts) -> Result<Outcome, Error> {
-    let prepare = |action| move |source| Error::Prepare { action, source };
-    let failures = tempfile::tempdir().map_err(prepare("make a temporary folder"))?;
-    let (listener, place) = match &plan.place {
-        Some(place) => (Listener::default(), place.clone()),
-        None => {
-            let (listener, master_port) = Listener::bind().map_err(prepare("bind a port"))?;
-            let (world_size, master_addr) = (plan.world_size, "127.0.0.1".to_owned());
-            (listener, HostPlace { first_rank: 0, world_size, master_addr, master_port })
+    let address = Ipv4Addr::LOCALHOST;
+    let (listener, master_port) = bind(address.into())?;
+    let (world_size, master_addr) = (plan.local_ranks, address.to_string());
+    let part = Part { first_rank: 0, world_size, master_addr, master_port, listener };
+    match run(plan, &part, interrupts) {
+        End::Done(outcome) => Ok(outcome),
+        End::Failed(blame) => Err(blame.error),
+        End::Ordered => unreachable!("there is no other host"),
+    }
+}
+
+/// A socket for the ranks' rendezvous, and its port.
+fn bind(address: IpAddr) -> Result<(Listener, u16), Error> {
+    Listener::bind(address).map_err(|source| Error::Prepare { action: "bind a port", source })
+}
+
+/// Runs this host's part of a job to its end.
+fn run(plan: &LaunchPlan, part: &Part, orders: &mut impl Orders) -> End {
+    let failures = match tempfile::tempdir() {
+        Ok(failures) => failures,
+        Err(source) => {
+            let blame = Blame::certain(Error::Prepare { action: "make a temporary folder", source });
+            orders.tell(News::Failed(&blame));
+            return End::Failed(blame);
         }
     };
-
-    let mut job = supervise::Job::new(place.first_rank, failures.path());
+    let mut job = Job::new(part.first_rank, failures.path());
     let mut output = Vec::new();
-    for local_rank in 0..plan.world_size {
-        let rank = place.first_rank + local_rank;
-        // The first rank alone gets the socket: peers that connect learn of its death.
-        match start(plan, &place, local_rank, listener.take(), failures.path()) {
+    for local_rank in 0..plan.local_ranks {
+        match start(plan, part, local_rank, failures.path()) {
             Ok(mut child) => {
-                output.extend(print_output(rank, &mut child));
+                output.extend(print_output(part.first_rank + local_rank, &mut child));
                 job.add(child);
             }
             Err(source) => {
-                job.end();
-                return Err(Error::Start { rank, program: plan.program.clone(), source });
+                let (rank, program) = (part.first_rank + local_rank, plan.program.clone());
+                return job.fail(Blame::certain(Error::Start { rank, program, source }), orders);
             }
         }
     }
-    let outcome = job.supervise(interrupts);
+    let end = job.supervise(orders);
     drain(output);
-    outcome
+    end
 }
 
 /// File in which rank `rank` reports its failure.
@@ -187,15 +154,10 @@ fn failure_file(folder: &Path, rank: usize) -> PathBuf {
     folder.join(format!("rank-{rank}.json"))
 }
 
-/// Starts a rank of this host, which inherits `socket`, the one that listens at the rendezvous.
-fn start(
-    plan: &LaunchPlan,
-    place: &HostPlace,
-    local_rank: usize,
-    socket: Option<TcpListener>,
-    failures: &Path,
-) -> io::Result<Child> {
-    let rank = place.first_rank + local_rank;
+/// Starts a rank of this host. Rank 0 inherits the socket of the rendezvous; it alone, so that peers that connect learn of
+/// its death.
+fn start(plan: &LaunchPlan, part: &Part, local_rank: usize, failures: &Path) -> io::Result<Child> {
+    let rank = part.first_rank + local_rank;
     let mut command = Command::new(&plan.program);
     command
         .args(&plan.args)
@@ -203,9 +165,9 @@ fn start(
         .envs(anyroll_backends::rank_environment())
         .env("RANK", rank.to_string())
         .env("LOCAL_RANK", local_rank.to_string())
-        .env("WORLD_SIZE", place.world_size.to_string())
-        .env("MASTER_ADDR", &place.master_addr)
-        .env("MASTER_PORT", place.master_port.to_string())
+        .env("WORLD_SIZE", part.world_size.to_string())
+        .env("MASTER_ADDR", &part.master_addr)
+        .env("MASTER_PORT", part.master_port.to_string())
         .env("OMP_NUM_THREADS", plan.threads.to_string())
         .env(child::FAILURE_FILE, failure_file(failures, rank))
         // Closes when the parent ends; `watch_parent` reads it.
@@ -213,7 +175,7 @@ fn start(
         // A separate process group: Ctrl-C on the terminal reaches the parent only, which forwards it once,
         // and a rank can be killed with its child processes.
         .process_group(0);
-    if let Some(socket) = socket {
+    if let Some(socket) = part.listener.take() {
         let mapping = FdMapping { parent_fd: socket.into(), child_fd: child::FIRST_SOCKET };
         command.env(child::SOCKETS, "1").fd_mappings(vec![mapping]).map_err(io::Error::other)?;
     }

@@ -13,23 +13,34 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use super::child::{FailureKind, read_failure};
-use super::{Error, Interrupts, Outcome, POLL_INTERVAL, failure_file};
+use super::orders::{News, Order, Orders};
+use super::{Error, Outcome, POLL_INTERVAL, failure_file};
 
 /// Wait for the ranks' own reports after a failure, before one is blamed.
-const BLAME_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const BLAME_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time from SIGTERM to SIGKILL, and from SIGKILL to giving up on a process stuck in the kernel.
-const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time from the end of rank 0, which writes the report and ends last, to that of the others. On another host it is the
-/// first rank's.
-const LINGER_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time from the end of rank 0, which writes the report and ends last, to that of the others.
+pub(super) const LINGER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time from an interrupt to the end of a rank that saves a checkpoint.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The ranks of a job on this host, in order.
 pub(super) struct Job {
+    /// Number of the first one in the whole job.
     first_rank: usize,
     ranks: Vec<RankProcess>,
     failures: PathBuf,
+}
+
+/// End of this host's ranks.
+pub(super) enum End {
+    /// All ended as they should.
+    Done(Outcome),
+    /// One failed, and the others were ended.
+    Failed(Blame),
+    /// Another host's order ended them.
+    Ordered,
 }
 
 struct RankProcess {
@@ -44,21 +55,30 @@ struct Ended {
 }
 
 /// A rank's failure, with the likelihood that it caused the others: a smaller value is likelier.
-struct Blame {
-    likelihood: u8,
+pub(super) struct Blame {
+    pub(super) likelihood: u8,
     at: Instant,
-    error: Error,
+    pub(super) error: Error,
 }
 
 /// Only a failure of this rank explains it.
-const CERTAIN: u8 = 0;
+pub(super) const CERTAIN: u8 = 0;
 /// It gave no reason.
 const UNEXPLAINED: u8 = 1;
+/// It did not fail itself, and others waited for it.
+pub(super) const STALLED: u8 = 2;
 /// Its report blames another rank.
-const CONSEQUENCE: u8 = 2;
+pub(super) const CONSEQUENCE: u8 = 3;
+
+impl Blame {
+    /// Only this error explains the failure.
+    pub(super) fn certain(error: Error) -> Self {
+        Self { likelihood: CERTAIN, at: Instant::now(), error }
+    }
+}
 
 impl Job {
-    /// Creates a job without ranks, of which `first_rank` will be the first. Failure reports are files in `failures`.
+    /// Creates a job without ranks, the first of which is `first_rank`. Their failure reports are files in `failures`.
     pub(super) fn new(first_rank: usize, failures: &Path) -> Self {
         Self { first_rank, ranks: Vec::new(), failures: failures.to_owned() }
     }
@@ -68,17 +88,27 @@ impl Job {
         self.ranks.push(RankProcess { child, ended: None });
     }
 
-    /// Waits until every rank has ended; ends all ranks if one fails.
-    pub(super) fn supervise(&mut self, interrupts: &mut Interrupts) -> Result<Outcome, Error> {
+    /// Waits until every rank has ended; ends all ranks if one fails or `orders` say so.
+    pub(super) fn supervise(&mut self, orders: &mut impl Orders) -> End {
         let mut interrupted: Option<Instant> = None;
         loop {
-            for signal in interrupts.pending() {
-                match interrupted {
-                    None => {
+            while let Some(order) = orders.next() {
+                match order {
+                    Order::Signal(signal) | Order::Interrupt(signal) if interrupted.is_none() => {
                         interrupted = Some(Instant::now());
                         self.forward(signal);
+                        orders.tell(News::Interrupted(signal));
                     }
-                    Some(_) => self.send_groups(Signal::SIGKILL),
+                    Order::Interrupt(_) => {}
+                    Order::Signal(_) | Order::Kill => {
+                        interrupted.get_or_insert_with(Instant::now);
+                        self.send_groups(Signal::SIGKILL);
+                        orders.tell(News::Killed);
+                    }
+                    Order::End => {
+                        self.end();
+                        return End::Ordered;
+                    }
                 }
             }
             if interrupted.is_some_and(|since| since.elapsed() > SAVE_TIMEOUT) {
@@ -86,17 +116,17 @@ impl Job {
             }
             self.poll();
             if self.ranks.iter().any(|rank| rank.has_failed(interrupted.is_some())) {
-                return Err(self.fail(interrupted.is_some()));
+                let blame = self.blame(interrupted.is_some());
+                return self.fail(blame, orders);
             }
             if self.all_ended() {
                 let finished = self.ranks.iter().all(RankProcess::has_finished);
-                return Ok(if finished { Outcome::Finished } else { Outcome::Interrupted });
+                return End::Done(if finished { Outcome::Finished } else { Outcome::Interrupted });
             }
             if let Some(rank) = self.lingering() {
-                self.end();
                 let seconds = LINGER_TIMEOUT.as_secs();
                 let reason = format!("it had not ended {seconds} s after rank {} did", self.first_rank);
-                return Err(Error::Failed { rank, reason });
+                return self.fail(Blame::certain(Error::Failed { rank, reason }), orders);
             }
             thread::sleep(POLL_INTERVAL);
         }
@@ -110,34 +140,41 @@ impl Job {
         }
     }
 
-    /// Finds the rank to blame, then ends the others. A killed rank is known at once. If a rank failed by
-    /// itself, collectives of the others may fail first, so reports are awaited.
-    fn fail(&mut self, interrupted: bool) -> Error {
+    /// Tells the other hosts of a failure, then ends all ranks.
+    pub(super) fn fail(&mut self, blame: Blame, orders: &mut impl Orders) -> End {
+        orders.tell(News::Failed(&blame));
+        self.end();
+        End::Failed(blame)
+    }
+
+    /// Finds the rank to blame. A killed rank is known at once. If a rank failed by itself, collectives of the others may
+    /// fail first, so reports are awaited.
+    fn blame(&mut self, interrupted: bool) -> Blame {
         self.poll_until(BLAME_TIMEOUT, |job| {
             job.all_ended() || job.blames(interrupted).any(|blame| blame.likelihood == CERTAIN)
         });
         let blame = self.blames(interrupted).min_by_key(|blame| (blame.likelihood, blame.at));
         let blame = blame.expect("a rank has failed");
-        let error = if blame.likelihood == CONSEQUENCE { self.stalled(blame.error) } else { blame.error };
-        self.end();
-        error
+        if blame.likelihood == CONSEQUENCE { self.stalled(blame) } else { blame }
     }
 
-    /// Error when all failed ranks blame another: a rank still running waits for nobody, so the others waited
-    /// for it.
-    fn stalled(&self, error: Error) -> Error {
-        match (error, self.first_running()) {
-            (Error::Failed { rank: waiting, reason }, Some(rank)) => Error::Stalled { rank, waiting, reason },
-            (error, _) => error,
+    /// Blame when all failed ranks blame another: a rank still running waits for nobody, so the others waited for it.
+    fn stalled(&self, blame: Blame) -> Blame {
+        match (blame, self.ranks.iter().position(|rank| rank.ended.is_none())) {
+            (Blame { at, error: Error::Failed { rank: waiting, reason }, .. }, Some(index)) => {
+                let rank = self.first_rank + index;
+                Blame { likelihood: STALLED, at, error: Error::Stalled { rank, waiting, reason } }
+            }
+            (blame, _) => blame,
         }
     }
 
     fn blames(&self, interrupted: bool) -> impl Iterator<Item = Blame> {
         let failed =
             self.ranks.iter().enumerate().filter(move |(_, process)| process.has_failed(interrupted));
-        failed.filter_map(|(rank, process)| {
+        failed.filter_map(|(index, process)| {
             let ended = process.ended?;
-            let (likelihood, error) = self.explain(self.first_rank + rank, ended.status);
+            let (likelihood, error) = self.explain(self.first_rank + index, ended.status);
             Some(Blame { likelihood, at: ended.at, error })
         })
     }
@@ -188,10 +225,6 @@ impl Job {
         if first.at.elapsed() < LINGER_TIMEOUT {
             return None;
         }
-        self.first_running()
-    }
-
-    fn first_running(&self) -> Option<usize> {
         Some(self.first_rank + self.ranks.iter().position(|rank| rank.ended.is_none())?)
     }
 

@@ -377,9 +377,9 @@ impl Resolver<'_> {
         None
     }
 
-    /// The world size. The launcher sets the number of hosts, and the config sets the ranks of each host.
+    /// The world size. The launcher or the command sets the number of hosts, and the config the ranks of each host.
     fn world_size(&self, local_ranks: usize) -> Option<usize> {
-        let Some(rank) = &self.machine.rank else { return Some(local_ranks) };
+        let Some(rank) = &self.machine.rank else { return Some(self.machine.hosts * local_ranks) };
         let holds = self.at.ensure(
             rank.local_rank < local_ranks && rank.world_size.is_multiple_of(local_ranks),
             "devices",

@@ -125,7 +125,7 @@ pub fn machine() -> Machine {
         BackendFacts { unavailable: Some("libgone.so is not there".to_owned()), ..facts("gone", true, None) };
     let backends =
         vec![broken, facts("gpu", true, Some(4)), facts("cpu", true, None), facts("picture", false, Some(1))];
-    Machine { cores: 8, backends, rank: None }
+    Machine { cores: 8, backends, rank: None, hosts: 1 }
 }
 
 fn resolve(sets: &[&str], machine: &Machine) -> Result<Run, Error> {
@@ -650,6 +650,9 @@ fn a_launcher_brings_more_hosts() {
         Machine { rank: Some(rank), ..machine() }
     };
     assert_eq!(resolve(&["devices=2"], &rank(4, 1)).unwrap().world_size, 4);
+    let of_two = Machine { hosts: 2, ..machine() };
+    assert_eq!(resolve(&["devices=2"], &of_two).unwrap().world_size, 4);
+    assert_eq!(resolve(&["devices=2"], &of_two).unwrap().policy.ordinals.len(), 2);
     for (world_size, local_rank) in [(3, 0), (1, 0), (4, 2)] {
         let error = resolve(&["devices=2"], &rank(world_size, local_rank)).unwrap_err().to_string();
         assert!(error.contains("devices: each host has 2 ranks by this"), "{error}");

@@ -55,7 +55,7 @@ fn supervise(backend: BackendKind, json: bool) -> Result<u8> {
     let plan = LaunchPlan {
         program: env::current_exe().map_err(Error::Bench)?,
         args: env::args_os().skip(1).collect(),
-        world_size,
+        local_ranks: world_size,
         threads: (std::thread::available_parallelism().map_or(1, usize::from) / world_size).max(1),
         env: vec![(FIGURES.into(), file.clone().into())],
         place: None,

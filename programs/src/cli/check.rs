@@ -21,7 +21,7 @@ pub(super) struct CheckArgs {
 
 pub(super) fn check(CheckArgs { config: args, no_code }: &CheckArgs) -> Result<u8> {
     let text = prepare::text_of(&args.config)?;
-    let (sets, _) = args.strategy.changes(&text, &args.sets)?;
+    let sets = args.strategy.changes(&text, &args.sets)?.tell();
     let draft = Draft::parse(&args.config, text, &sets)?.with_hub(args.download.hub());
     let purpose = if *no_code { Purpose::CheckWithoutCode } else { Purpose::Check };
     let machine = machine(Rank::from_env()?);

@@ -150,7 +150,7 @@ fn run_jobs(world_sizes: &[usize]) -> Result<Vec<Outcome>> {
         let plan = LaunchPlan {
             program: env::current_exe().map_err(Error::Conformance)?,
             args: env::args_os().skip(1).collect(),
-            world_size: *world_size,
+            local_ranks: *world_size,
             threads: 1,
             env: vec![(OUTCOMES.into(), file.clone().into())],
             place: None,

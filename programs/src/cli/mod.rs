@@ -10,6 +10,7 @@ mod evaluate;
 mod export;
 mod export_wandb;
 mod generate;
+mod hosts;
 mod import;
 mod init;
 mod lines;
@@ -45,6 +46,7 @@ use anyroll_pipelines::{
     run::{BackendFacts, Machine},
 };
 use clap::{Args, Parser, Subcommand};
+use hosts::HostArgs;
 use strategy_files::StrategyFiles;
 use tracing_subscriber::EnvFilter;
 
@@ -182,6 +184,8 @@ struct RunArgs {
     /// Start the ranks again after a failure, from the newest checkpoint, at most so many times
     #[arg(long, value_name = "N", default_value_t = 0)]
     restarts: u32,
+    #[command(flatten)]
+    hosts: HostArgs,
     /// Print a completion of training now and then
     #[arg(long)]
     show: bool,
@@ -311,5 +315,5 @@ fn machine(rank: Option<Rank>) -> Machine {
         }
     });
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Machine { cores, backends: backends.collect(), rank }
+    Machine { cores, backends: backends.collect(), rank, hosts: 1 }
 }

@@ -97,7 +97,7 @@ fn machine_of(args: &PlanArgs, takes_all: bool) -> Machine {
         memory_bytes: here.iter().find(|facts| facts.name == kind.name()).and_then(|it| it.memory_bytes),
         unavailable: None,
     });
-    Machine { cores: 1, backends: backends.collect(), rank: None }
+    Machine { cores: 1, backends: backends.collect(), rank: None, hosts: 1 }
 }
 
 /// The config's own plan and its stages; `None` if `auto` finds no stage.

@@ -13,7 +13,7 @@ use anyroll_pipelines::{
 /// Time between a failure and the next start, in which a device's memory is given back.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Launches a job, and again after each failure, at most `most` times. `resumed` are the arguments of a start that
+/// Starts a job by `start`, and again after each failure, at most `most` times. `resumed` are the arguments of a start that
 /// continues the run in `dir`. `record` takes each failure.
 ///
 /// A failure that repeats the one before it, at the same step, is not followed by another start.
@@ -22,17 +22,18 @@ pub(super) fn launch_with_restarts(
     most: u32,
     dir: &RunDir,
     resumed: impl Fn() -> Vec<OsString>,
+    mut start: impl FnMut(&LaunchPlan, &mut Interrupts) -> Result<Outcome, launch::Error>,
     record: impl Fn(&launch::Error),
 ) -> Result<Outcome, launch::Error> {
     let mut interrupts = Interrupts::catch()?;
     let mut before: Option<Failure> = None;
     for restart in 1.. {
-        let error = match launch::launch(&plan, &mut interrupts) {
+        let error = match start(&plan, &mut interrupts) {
             Ok(outcome) => return Ok(outcome),
             Err(error) => error,
         };
         record(&error);
-        if most == 0 {
+        if most == 0 || error.is_final() {
             return Err(error);
         }
         let failure = Failure::of(&error, dir);
@@ -73,13 +74,7 @@ impl Failure {
     fn of(error: &launch::Error, dir: &RunDir) -> Self {
         // A log that cannot be read is told by the ranks.
         let step = json_lines::last_step(&dir.metrics()).unwrap_or_default();
-        // All ranks may fail alike, and any of them first.
-        let cause = match error {
-            launch::Error::Failed { reason, .. } | launch::Error::Stalled { reason, .. } => reason.clone(),
-            launch::Error::Killed { signal, .. } => format!("signal {signal}"),
-            other => one_line(other),
-        };
-        Self { cause, step }
+        Self { cause: error.cause(), step }
     }
 
     fn place(&self) -> String {

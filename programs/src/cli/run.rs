@@ -3,24 +3,24 @@
 use std::{
     env,
     ffi::OsString,
+    mem,
     ops::ControlFlow,
     path::{self, Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
 };
 
 use anyroll_config::{Config, PipelineConfig, error_chain::one_line};
-use anyroll_import::Machines;
 use anyroll_pipelines::{
     Error, Result,
     diffusion::{self, Diffusion},
-    launch::{self, HostPlace, Interrupts, LaunchPlan, Outcome, Rank},
+    launch::{self, Hosts, Interrupts, LaunchPlan, Leader, Outcome, Rank},
     offline::Offline,
     opened::Opened,
     output_error::OutputError,
     prepare::{self, Draft, Prepared, Purpose},
     progress::Screen,
     rlvr::Rlvr,
-    run::Run,
+    run::{Machine, Run},
     run_dir::{Lock, RunDir},
     run_log::LogKind,
     train::{Ended, Exchange, Job, Place, train},
@@ -40,7 +40,16 @@ const RUN_DIR: &str = "ANYROLL_RUN_DIR";
 
 pub(super) fn run(args: &RunArgs) -> Result<u8> {
     launch::watch_parent();
-    let rank = Rank::from_env()?;
+    let text = args.config.as_ref().map(|path| prepare::text_of(path)).transpose()?;
+    let changes = text.as_ref().map(|text| args.strategy.changes(text, &args.sets)).transpose()?;
+    // A rank of another launcher is placed by that.
+    let machines = changes.as_ref().and_then(|it| it.machines.clone()).filter(|_| env::var_os("RANK").is_none());
+    let hosts = if launch::is_launched() { None } else { args.hosts.hosts(machines)? };
+    // Under srun each host has one such process, which is no rank.
+    let rank = if hosts.is_some() { None } else { Rank::from_env()? };
+    if hosts.is_some() && env::var_os("RANK").is_some() {
+        return Err(Error::StartedHosts);
+    }
     if args.restarts > 0 && rank.is_some() && !launch::is_launched() {
         return Err(Error::Restarts);
     }
@@ -51,17 +60,14 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     };
     // A rank is a process and may run on another host, so it reads the config and its files itself: open folders and
     // tokenizers are not sent. Only one process logs the warnings.
-    let speaks = rank.as_ref().is_none_or(|rank| rank.rank == 0 && !launch::is_launched());
+    let follows = hosts.as_ref().is_some_and(|hosts| hosts.node_rank > 0);
+    let speaks = !follows && rank.as_ref().is_none_or(|rank| rank.rank == 0 && !launch::is_launched());
     if speaks {
         log();
     }
-    let mut machines = None;
-    let draft = match (&args.config, &args.resume) {
-        (Some(path), _) => {
-            let text = prepare::text_of(path)?;
-            let sets;
-            (sets, machines) = args.strategy.changes(&text, &args.sets)?;
-            Draft::parse(path, text, &sets)?.with_hub(args.download.hub())
+    let draft = match (args.config.as_ref().zip(text).zip(changes), &args.resume) {
+        (Some(((path, text), changes)), _) => {
+            Draft::parse(path, text, &changes.tell())?.with_hub(args.download.hub())
         }
         (None, Some(dir)) => {
             let resolved = RunDir::open(dir)?.resolved();
@@ -72,67 +78,72 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
         }
         (None, None) => unreachable!("clap requires one of them"),
     };
-    let prepared = draft.prepare(&machine(rank.clone()), Purpose::Run)?;
+    let machine = Machine { hosts: hosts.as_ref().map_or(1, |hosts| hosts.nnodes), ..machine(rank.clone()) };
+    let prepared = draft.prepare(&machine, Purpose::Run)?;
     if !speaks {
         log();
     }
-    match (rank, machines) {
-        (None, None) => supervise(args, &draft, &prepared.run),
-        (None, Some(machines)) => supervise_part(args, &prepared.run, machines),
-        (Some(rank), _) => work(args, &draft, prepared, rank, &screen),
+    match rank {
+        None => supervise(args, &draft, &prepared.run, hosts.as_ref()),
+        Some(rank) => work(args, &draft, prepared, rank, &screen),
     }
 }
 
-/// Starts the ranks of this host and waits until they have ended.
-fn supervise(args: &RunArgs, draft: &Draft, run: &Run) -> Result<u8> {
-    let Folder { dir, has_begun } = folder(args, draft, run)?;
-    let _kept = if has_begun { None } else { Some(dir.keep()?) };
-    let resumed = || {
-        let show = args.show.then(|| "--show".into());
-        ["run".into(), "--resume".into(), OsString::from(dir.path())].into_iter().chain(show).collect()
-    };
-    let plan = LaunchPlan {
-        program: program()?,
-        args: if has_begun { resumed() } else { env::args_os().skip(1).collect() },
-        world_size: run.world_size,
-        threads: run.threads,
-        env: vec![(RUN_DIR.into(), OsString::from(dir.path()))],
-        place: None,
-    };
-    let record = |error: &launch::Error| record_failure(&dir, has_begun, error);
-    Ok(launch_with_restarts(plan, args.restarts, &dir, resumed, record)?.exit_code())
-}
-
-/// Starts this machine's ranks of a job on several machines, and waits until these have ended. The ranks make the run
-/// folder, as under another launcher.
-fn supervise_part(args: &RunArgs, run: &Run, machines: Machines) -> Result<u8> {
-    if args.restarts > 0 {
-        return Err(Error::RestartsOfMachines);
-    }
-    let Machines { count, index, master_addr, master_port } = machines;
-    let local = run.world_size;
-    let plan = LaunchPlan {
-        program: program()?,
-        args: env::args_os().skip(1).collect(),
-        world_size: local,
-        threads: run.threads,
-        env: Vec::new(),
-        place: Some(HostPlace {
-            first_rank: index * local,
-            world_size: count * local,
-            master_addr,
-            master_port,
-        }),
-    };
-    Ok(launch::launch(&plan, &mut Interrupts::catch()?)?.exit_code())
-}
-
-fn program() -> Result<PathBuf, launch::Error> {
-    env::current_exe().map_err(|source| launch::Error::Start {
+/// Starts the ranks of this host and waits until those of all hosts have ended.
+fn supervise(args: &RunArgs, draft: &Draft, run: &Run, hosts: Option<&Hosts>) -> Result<u8> {
+    let program = env::current_exe().map_err(|source| launch::Error::Start {
         rank: 0,
         program: "anyroll-engine".into(),
         source,
-    })
+    })?;
+    let plan = LaunchPlan {
+        program,
+        args: env::args_os().skip(1).collect(),
+        local_ranks: run.policy.ordinals.len(),
+        threads: run.threads,
+        env: Vec::new(),
+    };
+    let resumed = |folder: &Path| {
+        let show = args.show.then(|| "--show".into());
+        ["run".into(), "--resume".into(), OsString::from(folder)].into_iter().chain(show).collect()
+    };
+    match hosts {
+        Some(hosts) if hosts.node_rank > 0 => {
+            Ok(launch::follow(hosts, &plan, args.restarts > 0, resumed)?.exit_code())
+        }
+        _ => lead(args, folder(args, draft, run)?, plan, hosts, resumed),
+    }
+}
+
+/// Decides on starts for all hosts, or for this one alone.
+fn lead(
+    args: &RunArgs,
+    Folder { dir, has_begun }: Folder,
+    mut plan: LaunchPlan,
+    hosts: Option<&Hosts>,
+    resumed: impl Fn(&Path) -> Vec<OsString>,
+) -> Result<u8> {
+    let _kept = if has_begun { None } else { Some(dir.keep()?) };
+    plan.env.push((RUN_DIR.into(), OsString::from(dir.path())));
+    if has_begun {
+        plan.args = resumed(dir.path());
+    }
+    let mut leader = hosts.map(|hosts| Leader::listen(hosts, plan.local_ranks)).transpose()?;
+    let absolute = path::absolute(dir.path()).unwrap_or_else(|_| dir.path().to_owned());
+    let mut continues = has_begun;
+    let start = |plan: &LaunchPlan, interrupts: &mut Interrupts| {
+        let continues = mem::replace(&mut continues, true);
+        match &mut leader {
+            Some(leader) => leader.launch(plan, continues.then_some(&absolute), interrupts),
+            None => launch::launch(plan, interrupts),
+        }
+    };
+    let record = |error: &launch::Error| record_failure(&dir, has_begun, error);
+    let outcome = launch_with_restarts(plan, args.restarts, &dir, || resumed(dir.path()), start, record);
+    if let Some(leader) = leader {
+        leader.part(outcome.as_ref().copied());
+    }
+    Ok(outcome?.exit_code())
 }
 
 /// Writes the failure of the ranks to the run's log. It names the rank to blame, which each rank alone does not know.
@@ -197,7 +208,7 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     let (dir, has_begun) = folder.map_or((None, false), |it| (Some(it.dir), it.has_begun));
     let lock = dir.as_ref().map(RunDir::lock).transpose()?;
     let place = Place::open(&run, &rank)?;
-    let exchange = Exchange::new(place.group())?;
+    let exchange = Exchange::new(&place.group)?;
     let data = opened.digest().map(|digest| format!("{digest:08x}"));
     same_config(&run, data.as_deref(), &exchange)?;
     let folder = shared_folder(dir.as_ref().zip(lock.as_ref()), &exchange)?;
@@ -205,8 +216,8 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     let metrics = run.config.metrics.clone();
     let number = run_number(&run, data.as_deref());
     // Rank 0 alone knows if `--auto-resume` found a run: another rank may look after it was created.
-    let (resume, show, profile) = (exchange.gather(&has_begun)?[0], args.show, args.profile);
-    let job = Job { name: &name, data, number, dir, folder, resume, show, profile, metrics };
+    let (resume, show) = (exchange.gather(&has_begun)?[0], args.show);
+    let job = Job { name: &name, data, number, dir, folder, resume, show, metrics };
     // Signals are caught only once the pipeline is made: a rank that still waits for the others, or for a reward to
     // start, has nothing to save, and the signal ends it.
     let ended = match (run.config.pipeline.clone(), opened) {

@@ -18,24 +18,38 @@ pub(super) struct StrategyFiles {
 }
 
 impl StrategyFiles {
-    /// Overrides of the config with the text `config`: first those of a file, whose differences are logged,
-    /// then the user's `sets`. Also the machines among which the file places this one.
-    pub(super) fn changes(&self, config: &str, sets: &[String]) -> Result<(Vec<String>, Option<Machines>)> {
+    /// Overrides of the config with the text `config`: first those of a file, then the user's `sets`.
+    pub(super) fn changes(&self, config: &str, sets: &[String]) -> Result<Changes> {
         let files =
             [(&self.accelerate_config, Origin::Accelerate), (&self.deepspeed_config, Origin::Deepspeed)];
-        let (mut all, mut machines) = (Vec::new(), None);
+        let mut all = Changes { sets: Vec::new(), machines: None, told: Vec::new() };
         for (file, origin) in files {
             if let Some(file) = file {
                 let changes = anyroll_import::changes(file, origin, config)
                     .map_err(|error| Error::Import(error.into()))?;
-                for row in changes.told {
-                    tracing::warn!("{}: {row}", file.display());
-                }
-                all.extend(changes.sets);
-                machines = changes.machines;
+                all.told.extend(changes.told.iter().map(|row| format!("{}: {row}", file.display())));
+                all.sets.extend(changes.sets);
+                all.machines = changes.machines;
             }
         }
-        all.extend_from_slice(sets);
-        Ok((all, machines))
+        all.sets.extend_from_slice(sets);
+        Ok(all)
+    }
+}
+
+/// Overrides of a config.
+pub(super) struct Changes {
+    sets: Vec<String>,
+    /// The machines among which a file places this one.
+    pub(super) machines: Option<Machines>,
+    /// Differences between what a file says and what it becomes.
+    told: Vec<String>,
+}
+
+impl Changes {
+    /// Logs the differences, and returns the overrides.
+    pub(super) fn tell(self) -> Vec<String> {
+        self.told.iter().for_each(|told| tracing::warn!("{told}"));
+        self.sets
     }
 }
