@@ -1,5 +1,6 @@
-//! Several hosts on one machine: runs across them, and supervisors that agree.
+//! Several hosts on one machine: runs across them, links that fail, and hosts that vanish.
 
+mod faults;
 mod network;
 mod restarts;
 

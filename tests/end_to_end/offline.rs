@@ -39,7 +39,7 @@ fn small<'a>(config: &'a str, sets: &[&'a str]) -> Vec<&'a str> {
     [&SMALL[..], &schedule, sets].concat()
 }
 
-fn command(config: &str, run: &Path, sets: &[&str]) -> std::process::Command {
+pub(super) fn command(config: &str, run: &Path, sets: &[&str]) -> std::process::Command {
     changed(config, run, &small(config, sets))
 }
 

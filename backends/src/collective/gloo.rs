@@ -10,7 +10,7 @@ use std::{
     ffi::{CString, c_int, c_void},
     iter,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -56,6 +56,10 @@ struct Shared {
     timeout: Duration,
     aborted: AtomicBool,
     failure: Mutex<Option<Error>>,
+    /// Peer of the transfer that is waited for.
+    awaited: Mutex<Option<usize>>,
+    /// Name of each rank's host, unless all are on one.
+    hosts: OnceLock<Vec<String>>,
 }
 
 // SAFETY: c10d's process groups lock inside, and operations come from one stream's thread at a time.
@@ -222,6 +226,17 @@ impl Collective for Gloo {
         }
     }
 
+    fn name_hosts(&self, names: &[String]) {
+        if names.windows(2).any(|pair| pair[0] != pair[1]) {
+            let _ = self.shared.hosts.set(names.to_owned()); // the same each time
+        }
+    }
+
+    fn waits_for(&self) -> Option<String> {
+        let peer = *self.shared.awaited.lock().unwrap();
+        peer.map(|peer| self.shared.words_for(peer))
+    }
+
     fn check(&self) -> Result<()> {
         self.shared.state("check")
     }
@@ -261,7 +276,8 @@ impl Shared {
             return Err(ffi::last_error());
         }
         let aborted = AtomicBool::new(false);
-        Ok(Shared { raw, rank, world_size, timeout, aborted, failure: Mutex::default() })
+        let (failure, awaited, hosts) = (Mutex::default(), Mutex::default(), OnceLock::new());
+        Ok(Shared { raw, rank, world_size, timeout, aborted, failure, awaited, hosts })
     }
 
     fn state(&self, call: &str) -> Result<()> {
@@ -319,10 +335,11 @@ impl Shared {
             let bytes = tensor.f_view_dtype(Kind::Uint8)?;
             let start = if *is_send { ffi::anyroll_gloo_send } else { ffi::anyroll_gloo_recv };
             // SAFETY: the group is live, and so is the tensor's memory until `finish` returns.
-            started.push(unsafe { start(self.raw, ffi::tensor_ptr(&bytes), *peer as c_int, TAG) });
+            started.push((*peer, unsafe { start(self.raw, ffi::tensor_ptr(&bytes), *peer as c_int, TAG) }));
         }
         // All are waited for, also after a failure: the memory is in use until then.
-        started.into_iter().map(|work| self.finish(call, work)).fold(Ok(()), Result::and)
+        let finish = |(peer, work)| self.finish(call, peer, work);
+        started.into_iter().map(finish).fold(Ok(()), Result::and)
     }
 
     /// Gives every rank the slice of every other; each brings its own.
@@ -374,20 +391,28 @@ impl Shared {
         reduce_in_rank_order(&theirs, op)
     }
 
-    /// Waits for an operation that was started, or returns the error of its start.
-    fn finish(&self, call: &'static str, work: *mut c_void) -> Result<()> {
+    /// A rank, and its host if there are several.
+    fn words_for(&self, rank: usize) -> String {
+        let host = self.hosts.get().and_then(|names| names.get(rank));
+        host.map_or_else(|| format!("rank {rank}"), |host| format!("rank {rank} on {host}"))
+    }
+
+    /// Waits for a transfer that was started with `peer`, or returns the error of its start.
+    fn finish(&self, call: &'static str, peer: usize, work: *mut c_void) -> Result<()> {
         let error = || Error::Collective {
             call: call.into(),
             rank: self.rank,
             world_size: self.world_size,
-            message: ffi::last_error(),
+            message: format!("with {}: {}", self.words_for(peer), ffi::last_error()),
         };
         if work.is_null() {
             return Err(error());
         }
+        *self.awaited.lock().unwrap() = Some(peer);
         // SAFETY: the shim handed us this Work, and we free it once.
         let code = unsafe { ffi::anyroll_work_wait(work, millis(self.timeout)) };
         let outcome = if code == 0 { Ok(()) } else { Err(error()) };
+        *self.awaited.lock().unwrap() = None;
         // SAFETY: as above; c10d's own threads hold their own reference.
         unsafe { ffi::anyroll_work_free(work) };
         outcome

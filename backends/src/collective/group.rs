@@ -106,6 +106,11 @@ impl CollectiveGroup {
         self.0.comm.world_size()
     }
 
+    /// See [`Collective::name_hosts`].
+    pub fn name_hosts(&self, names: &[String]) {
+        self.0.comm.name_hosts(names);
+    }
+
     /// See [`Collective::sums_in_rank_order`].
     pub fn sums_in_rank_order(&self) -> bool {
         self.0.comm.sums_in_rank_order()
@@ -284,11 +289,12 @@ impl Inner {
         let mut recorder = self.recorder.lock().unwrap();
         let Some(call) = recorder.overdue(self.timeout) else { return };
         let error = Error::Timeout {
-            call: call.into(),
+            call,
             group: self.name.clone(),
             rank: self.comm.rank(),
             world_size: self.comm.world_size(),
             timeout: self.timeout,
+            waits_for: self.comm.waits_for().map(String::into_boxed_str),
             recent: recorder.show(),
         };
         tracing::error!("{error}");

@@ -121,6 +121,12 @@ pub trait Collective: Send + Sync + fmt::Debug {
     /// Returns a communicator of the ranks with the same color, ordered by `key`, then by rank; `None` for a rank without a
     /// color. Every rank of `self` calls it. Blocks the host.
     fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Arc<dyn Collective>>>;
+    /// Takes the name of each rank's host, for messages.
+    fn name_hosts(&self, _names: &[String]) {}
+    /// The rank that the operation in flight waits for, in words, if the library tells it.
+    fn waits_for(&self) -> Option<String> {
+        None
+    }
     /// Returns the error that ended this communicator, if one has.
     fn check(&self) -> Result<()>;
     /// Ends the communicator: pending and later operations fail, and nothing on this rank waits for them.

@@ -143,14 +143,25 @@ pub(crate) struct Part {
 /// A key-value store shared by all ranks.
 #[derive(Debug)]
 pub struct Store {
-    raw: *mut c_void,
+    raw: Arc<Raw>,
     rendezvous: Rendezvous,
 }
 
-// SAFETY: c10d's stores lock inside; every call of this type may come from any thread.
-unsafe impl Send for Store {}
+/// c10d's store, for this value and for calls of it that have not come back.
+#[derive(Debug)]
+struct Raw(*mut c_void);
+
+// SAFETY: c10d's stores lock inside; every call may come from any thread.
+unsafe impl Send for Raw {}
 // SAFETY: as above.
-unsafe impl Sync for Store {}
+unsafe impl Sync for Raw {}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: the last use; c10d keeps what its own groups still need by reference count.
+        unsafe { ffi::anyroll_store_free(self.0) };
+    }
+}
 
 impl Store {
     /// Waits, up to the time-out, until all ranks are there. A process may connect more than once; what it gets
@@ -193,7 +204,7 @@ impl Store {
     pub(crate) fn prefix(&self, prefix: &str, rank: usize, world_size: usize) -> Result<Self> {
         let prefix = self.key(prefix)?;
         // SAFETY: `self.raw` is live.
-        let raw = unsafe { ffi::anyroll_store_prefix(self.raw, prefix.as_ptr()) };
+        let raw = unsafe { ffi::anyroll_store_prefix(self.raw(), prefix.as_ptr()) };
         Self::owned(raw, Rendezvous { rank, world_size, ..self.rendezvous.clone() })
     }
 
@@ -202,11 +213,11 @@ impl Store {
     pub fn next_part(&self) -> Result<Self> {
         let Rendezvous { rank, world_size, .. } = self.rendezvous;
         let groups = self.key(&format!("groups/{rank}"))?;
-        // SAFETY: the store is live.
-        let number = unsafe { ffi::anyroll_store_add(self.raw, groups.as_ptr(), 1) };
-        if number < 0 {
-            return Err(self.rendezvous.error(ffi::last_error()));
-        }
+        let number = self.ask(move |raw| {
+            // SAFETY: the store is live.
+            let number = unsafe { ffi::anyroll_store_add(raw, groups.as_ptr(), 1) };
+            if number < 0 { Err(ffi::last_error()) } else { Ok(number) }
+        })?;
         self.prefix(&format!("group/{number}/"), rank, world_size)
     }
 
@@ -217,20 +228,36 @@ impl Store {
 
     /// Sets a key for all ranks.
     pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        let key = self.key(key)?;
-        // SAFETY: the store is live, and `value` is readable for its length.
-        let code = unsafe { ffi::anyroll_store_set(self.raw, key.as_ptr(), value.as_ptr(), value.len()) };
-        if code == 0 { Ok(()) } else { Err(self.rendezvous.error(ffi::last_error())) }
+        let (key, value) = (self.key(key)?, value.to_owned());
+        self.ask(move |raw| {
+            // SAFETY: the store is live, and `value` is readable for its length.
+            let code = unsafe { ffi::anyroll_store_set(raw, key.as_ptr(), value.as_ptr(), value.len()) };
+            if code == 0 { Ok(()) } else { Err(ffi::last_error()) }
+        })
     }
 
-    /// Returns true if some rank has set the key.
+    /// Returns true if some rank has set the key. Waits without end if the host of the store is gone, so that it is for a
+    /// thread of its own.
     pub(crate) fn is_set(&self, key: &str) -> Result<bool> {
         let key = self.key(key)?;
         // SAFETY: the store is live.
-        match unsafe { ffi::anyroll_store_is_set(self.raw, key.as_ptr()) } {
+        match unsafe { ffi::anyroll_store_is_set(self.raw(), key.as_ptr()) } {
             ..0 => Err(self.rendezvous.error(ffi::last_error())),
             is_set => Ok(is_set > 0),
         }
+    }
+
+    /// Asks c10d, which waits for an answer without end if the host of the store is gone, and returns in time.
+    fn ask<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(*mut c_void) -> Result<T, String> + Send + 'static,
+    ) -> Result<T> {
+        let (raw, place) = (self.raw.clone(), self.rendezvous.clone());
+        let ask = move || call(raw.0).map_err(|problem| place.error(problem));
+        let silent = |_: Option<&str>| {
+            self.rendezvous.error("the store does not answer in time: is the host of rank 0 gone?".into())
+        };
+        self.rendezvous.in_time(self.rendezvous.timeout + GRACE, None, ask, silent)
     }
 
     /// The same store once more, for another owner.
@@ -242,22 +269,21 @@ impl Store {
     /// Waits, up to the time-out, until some rank has set the key. Values are at most 8 KiB.
     pub fn get(&self, key: &str) -> Result<Vec<u8>> {
         const CAPACITY: usize = 8 << 10;
-        let mut value = vec![0; CAPACITY];
-        let name = self.key(key)?;
+        let (name, key) = (self.key(key)?, key.to_owned());
         let timeout_ms = millis(self.rendezvous.timeout);
-        // SAFETY: the store is live, and `value` is writable for its length.
-        let len = unsafe {
-            ffi::anyroll_store_get(self.raw, name.as_ptr(), value.as_mut_ptr(), CAPACITY, timeout_ms)
-        };
-        let len = usize::try_from(len)
-            .map_err(|_| self.rendezvous.error(format!("{key}: {}", ffi::last_error())))?;
-        if len > CAPACITY {
-            return Err(self
-                .rendezvous
-                .error(format!("the value of {key} has {len} bytes, more than {CAPACITY}")));
-        }
-        value.truncate(len);
-        Ok(value)
+        self.ask(move |raw| {
+            let mut value = vec![0; CAPACITY];
+            // SAFETY: the store is live, and `value` is writable for its length.
+            let len = unsafe {
+                ffi::anyroll_store_get(raw, name.as_ptr(), value.as_mut_ptr(), CAPACITY, timeout_ms)
+            };
+            let len = usize::try_from(len).map_err(|_| format!("{key}: {}", ffi::last_error()))?;
+            if len > CAPACITY {
+                return Err(format!("the value of {key} has {len} bytes, more than {CAPACITY}"));
+            }
+            value.truncate(len);
+            Ok(value)
+        })
     }
 
     /// Divides the ranks by color, each part in the order of `key`, then of rank; a rank without a color is in no
@@ -290,7 +316,7 @@ impl Store {
     }
 
     pub(crate) fn raw(&self) -> *mut c_void {
-        self.raw
+        self.raw.0
     }
 
     fn key(&self, key: &str) -> Result<CString> {
@@ -301,14 +327,7 @@ impl Store {
         if raw.is_null() {
             return Err(rendezvous.error(ffi::last_error()));
         }
-        Ok(Self { raw, rendezvous })
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        // SAFETY: the last use; c10d keeps what its own groups still need by reference count.
-        unsafe { ffi::anyroll_store_free(self.raw) };
+        Ok(Self { raw: Arc::new(Raw(raw)), rendezvous })
     }
 }
 

@@ -60,11 +60,12 @@ pub enum Error {
     },
     /// A collective passed its deadline. The communicator is aborted; `recent` lists its last operations.
     #[error(
-        "{call} on rank {rank} of {world_size} did not finish within {timeout:?}; communicator {group:?} is aborted\n{recent}"
+        "{call} on rank {rank} of {world_size} did not finish within {timeout:?}{}; communicator {group:?} is aborted\n{recent}",
+        .waits_for.as_ref().map_or(String::new(), |other| format!(": it waits for {other}"))
     )]
     Timeout {
         /// The operation.
-        call: String,
+        call: &'static str,
         /// Name of the process group.
         group: String,
         /// This rank.
@@ -73,6 +74,8 @@ pub enum Error {
         world_size: usize,
         /// The deadline that passed.
         timeout: Duration,
+        /// The rank that it waits for, in words, if that is known.
+        waits_for: Option<Box<str>>,
         /// The flight recorder's last entries, one a line.
         recent: String,
     },

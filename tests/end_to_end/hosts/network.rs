@@ -29,9 +29,14 @@ echo ready
 exec cat
 "#;
 
+/// The switch in place of the kernel's whose links delay and lose frames. Few kernels have netem.
+const LOSSY_SWITCH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/end_to_end/hosts/lossy_switch.py");
+
 /// Hosts that end with this value. The files of this machine are on all of them.
 pub(super) struct Network {
+    hosts: Vec<String>,
     switch: Child,
+    lossy_switch: Option<Child>,
     folder: TempDir,
 }
 
@@ -58,7 +63,8 @@ impl Network {
         let started = command.spawn().map(|mut switch| {
             let mut said = String::new();
             BufReader::new(switch.stdout.take().unwrap()).read_line(&mut said).unwrap();
-            let mut network = Self { switch, folder };
+            let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
+            let mut network = Self { hosts, switch, lossy_switch: None, folder };
             if said == "ready\n" { Ok(network) } else { Err(network.problem()) }
         });
         let problem = match started {
@@ -95,9 +101,52 @@ impl Network {
         on_host
     }
 
+    /// Takes a host's link away. Nobody is told.
+    pub(super) fn cut(&self, host: &str) {
+        self.link(host, "down");
+    }
+
+    /// Gives a host's link back.
+    pub(super) fn restore(&self, host: &str) {
+        self.link(host, "up");
+    }
+
+    fn link(&self, host: &str, state: &str) {
+        run(self.at_switch().args(["ip", "link", "set", &port(host), state]));
+    }
+
+    /// Delays all frames by this much, and loses this fraction of them. Needs `python`.
+    pub(super) fn degrade(&mut self, python: &str, delay_ms: u32, loss: f64) {
+        for host in &self.hosts {
+            run(enter(&self.pid(host), &["--net"]).args([python, LOSSY_SWITCH, "whole", "eth0"]));
+            run(self.at_switch().args(["ip", "link", "set", &port(host), "nomaster"]));
+        }
+        let mut command = self.at_switch();
+        command.args([python, LOSSY_SWITCH, &delay_ms.to_string(), &loss.to_string(), "0"]);
+        command.args(self.hosts.iter().map(|host| port(host))).stdout(Stdio::piped());
+        let mut switch = command.spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(switch.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        assert_eq!(said, "ready\n");
+        self.lossy_switch = Some(switch);
+    }
+
     fn pid(&self, host: &str) -> String {
         fs::read_to_string(self.folder.path().join(format!("pid_{host}"))).unwrap().trim().to_owned()
     }
+
+    fn at_switch(&self) -> Command {
+        enter(&self.switch.id().to_string(), &["--net"])
+    }
+}
+
+/// The switch's end of a host's link.
+fn port(host: &str) -> String {
+    format!("port_{host}")
+}
+
+fn run(command: &mut Command) {
+    assert!(command.status().unwrap().success(), "{command:?}");
 }
 
 /// A command in namespaces of a process, whose user owns them.
@@ -109,6 +158,10 @@ fn enter(pid: &str, namespaces: &[&str]) -> Command {
 
 impl Drop for Network {
     fn drop(&mut self) {
+        if let Some(mut switch) = self.lossy_switch.take() {
+            let _ = switch.kill();
+            let _ = switch.wait();
+        }
         // The switch and the hosts end with their input.
         drop(self.switch.stdin.take());
         let _ = self.switch.wait();

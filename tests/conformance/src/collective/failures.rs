@@ -48,10 +48,10 @@ fn alone(m: &Member) -> Verdict {
         let start = Instant::now();
         let outcome = group.all_reduce(&buffer, ReduceOp::Sum, &m.compute)?.wait();
         in_time(start, SHORT)?;
-        let Err(Error::Timeout { call, group, rank, world_size, timeout, recent }) = outcome else {
+        let Err(Error::Timeout { call, group, rank, world_size, timeout, recent, .. }) = outcome else {
             return same("the error", format!("{outcome:?}"), "Timeout".into());
         };
-        same("call and group", (call.as_str(), group.as_str()), ("all_reduce", "doomed"))?;
+        same("call and group", (call, group.as_str()), ("all_reduce", "doomed"))?;
         same("rank of world size", (rank, world_size), (0, m.world_size))?;
         same("deadline", timeout, SHORT)?;
         for word in ["all_reduce", "Bf16 x 6", "started"] {
