@@ -25,7 +25,6 @@ fn process() {
         local_ranks: std::env::var(WORLD_SIZE).unwrap().parse().unwrap(),
         threads: 3,
         env: vec![("EXTRA".into(), "more".into()), (ROLE.into(), "rank".into())],
-        place: None,
     };
     let plan = match std::env::var(ROLE).as_deref() {
         // Ranks that run a shell script.
@@ -316,7 +315,6 @@ fn a_program_that_is_not_there_is_named() {
         local_ranks: 2,
         threads: 1,
         env: Vec::new(),
-        place: None,
     };
     let error = launch(&plan, &mut Interrupts::catch().unwrap()).unwrap_err();
     assert_eq!(error.to_string(), "rank 0 failed: cannot start /nowhere/anyroll");

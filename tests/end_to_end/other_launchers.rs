@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::{Process, TWO_RANKS, assert_same, fail, run_tiny, tiny, wait_until};
+use super::{Process, TWO_RANKS, assert_same, fail, run_tiny, succeed, tiny, wait_until};
 
 /// A port that no other call returns and the system does not assign, as the user of a launcher picks one.
 pub(super) fn free_port() -> u16 {
@@ -67,6 +67,29 @@ fn machines_of_accelerate_start_their_ranks() {
         // They have their meaning, and are no difference to report.
         assert!(!ended.stderr.contains("num_machines"), "{ended:#?}");
     }
+    assert_same(&ours, &run);
+}
+
+/// Open MPI's launcher, which Debian has in `openmpi-bin`.
+#[test]
+fn mpirun_starts_the_ranks_of_a_job() {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        return io::stderr().write_all(b"SKIPPED: mpirun: it is not installed\n").unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let ours = run_tiny(&folder, "ours", TWO_RANKS, &[]);
+    let run = folder.path().join("theirs");
+    let rank = tiny(TWO_RANKS, &run, &[]);
+    let mut command = Command::new("mpirun");
+    command.args(["--allow-run-as-root", "--oversubscribe", "-np", "2"]);
+    command.arg(rank.get_program()).args(rank.get_args());
+    command.current_dir(rank.get_current_dir().unwrap_or(Path::new(".")));
+    for (name, value) in rank.get_envs() {
+        assert_eq!(value, None, "{name:?} is set");
+        command.env_remove(name);
+    }
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", free_port().to_string());
+    succeed(command);
     assert_same(&ours, &run);
 }
 

@@ -58,7 +58,6 @@ fn supervise(backend: BackendKind, json: bool) -> Result<u8> {
         local_ranks: world_size,
         threads: (std::thread::available_parallelism().map_or(1, usize::from) / world_size).max(1),
         env: vec![(FIGURES.into(), file.clone().into())],
-        place: None,
     };
     let outcome = launch::launch(&plan, &mut launch::Interrupts::catch()?)?;
     if outcome == launch::Outcome::Interrupted {

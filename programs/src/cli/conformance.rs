@@ -153,7 +153,6 @@ fn run_jobs(world_sizes: &[usize]) -> Result<Vec<Outcome>> {
             local_ranks: *world_size,
             threads: 1,
             env: vec![(OUTCOMES.into(), file.clone().into())],
-            place: None,
         };
         if launch::launch(&plan, &mut launch::Interrupts::catch()?)? == launch::Outcome::Interrupted {
             return Err(Error::Conformance(std::io::ErrorKind::Interrupted.into()));
