@@ -2,6 +2,7 @@
 
 mod faults;
 mod network;
+mod random;
 mod restarts;
 
 use std::iter;
