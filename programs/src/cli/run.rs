@@ -43,7 +43,8 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     let text = args.config.as_ref().map(|path| prepare::text_of(path)).transpose()?;
     let changes = text.as_ref().map(|text| args.strategy.changes(text, &args.sets)).transpose()?;
     // A rank of another launcher is placed by that.
-    let machines = changes.as_ref().and_then(|it| it.machines.clone()).filter(|_| env::var_os("RANK").is_none());
+    let machines =
+        changes.as_ref().and_then(|it| it.machines.clone()).filter(|_| env::var_os("RANK").is_none());
     let hosts = if launch::is_launched() { None } else { args.hosts.hosts(machines)? };
     // Under srun each host has one such process, which is no rank.
     let rank = if hosts.is_some() { None } else { Rank::from_env()? };

@@ -8,6 +8,7 @@
 //! - `mode=train`: `train`, `score`, or `ops`, which times each operation of a step separately;
 //! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: tokens per sequence and sequences per rank;
 //! - `precision=bf16` (or `fp16`), `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`);
+//! - `sequence=1`: ranks that run their micro-batches together, each a slice of the rows;
 //! - `steps=8`: timed steps, after two warm-up steps;
 //! - `digest=true`: print a digest of all weights' bits; `offload=true`: time offloading and loading the
 //!   optimizer's states.
@@ -29,8 +30,8 @@ use anyroll_models::{
     model::{Scores, ScoresGrad},
 };
 use anyroll_strategy::{
-    AdamW, Decays, Fp16Config, ParamsOn, Precision, Recompute, State, StepStats, StepsOn, Zero, ZeroConfig,
-    ZeroStage,
+    AdamW, Decays, Fp16Config, Mesh, ParamsOn, Precision, Recompute, State, StepStats, StepsOn, Zero,
+    ZeroConfig, ZeroStage,
     plan::{self, Ranks},
 };
 use serde_json::{Value, json};
@@ -98,7 +99,7 @@ fn planned_gib(
     };
     let longest = options.number("seq", 4096);
     let tokens = batch.tokens() as usize;
-    let size = PackedSize::uniform(tokens / longest, 1, longest);
+    let size = PackedSize::uniform(tokens / longest, 1, longest).over(options.number("sequence", 1));
     let runs = Runs { dtype: config.precision.dtype(), on_host: device.id().backend.is_host() };
     let held = plan::held(&**model, config, true, ranks).device();
     let activations = plan::training_activations(&**model, &size, config, runs);
@@ -218,7 +219,8 @@ fn prepare(
     let sequences: Vec<Sequence> =
         tokens.chunks(seq + 1).map(|tokens| Sequence { tokens, prompt_len: 1 }).collect();
     let batch = PackedBatch::new(&sequences, 1.0, at).unwrap();
-    let zero = Zero::from_source(Arc::new(model), strategy(options), adamw, device, group, &Noise).unwrap();
+    let mesh = Mesh::new(group, options.number("sequence", 1)).unwrap();
+    let zero = Zero::from_source(Arc::new(model), strategy(options), adamw, device, mesh, &Noise).unwrap();
     (zero, batch)
 }
 
