@@ -63,7 +63,7 @@ impl Block {
         let own = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
         let output = AttentionOutput { out: &out, lse };
         ops::attention_backward(&dout, Qkv { q: &q, k: &k, v: &v }, output, options, own)?;
-        self.from_heads(&dinputs, slice, grads)
+        self.send_back(&dinputs, slice, grads)
     }
 
     fn own_heads(&self, slice: &Slice) -> i64 {
@@ -108,7 +108,7 @@ impl Block {
     /// The backward of [`Self::to_heads`]: sends the gradients `[N', h + 2 k, D]` of this rank's heads to the ranks of
     /// their rows, and writes those of this rank's rows. Gradients of a key head that several ranks read are summed in
     /// rank order.
-    fn from_heads(&self, dinputs: &Tensor, slice: &Slice, grads: QkvGrads) -> Result<()> {
+    fn send_back(&self, dinputs: &Tensor, slice: &Slice, grads: QkvGrads) -> Result<()> {
         let (ranks, dim) = (slice.ranks(), self.head_dim);
         let heads = dinputs.size()[1];
         let received = slice.peers.all_to_all(&dinputs.f_view([ranks, slice.rows(), heads, dim])?)?;

@@ -209,8 +209,8 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     let (dir, has_begun) = folder.map_or((None, false), |it| (Some(it.dir), it.has_begun));
     let lock = dir.as_ref().map(RunDir::lock).transpose()?;
     let place = Place::open(&run, &rank)?;
-    let exchange = Exchange::new(&place.group)?;
-    place.group.name_hosts(&exchange.gather(&launch::host_name())?);
+    let exchange = Exchange::new(place.group())?;
+    place.group().name_hosts(&exchange.gather(&launch::host_name())?);
     let data = opened.digest().map(|digest| format!("{digest:08x}"));
     same_config(&run, data.as_deref(), &exchange)?;
     let folder = shared_folder(dir.as_ref().zip(lock.as_ref()), &exchange)?;
@@ -218,8 +218,8 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     let metrics = run.config.metrics.clone();
     let number = run_number(&run, data.as_deref());
     // Rank 0 alone knows if `--auto-resume` found a run: another rank may look after it was created.
-    let (resume, show) = (exchange.gather(&has_begun)?[0], args.show);
-    let job = Job { name: &name, data, number, dir, folder, resume, show, metrics };
+    let (resume, show, profile) = (exchange.gather(&has_begun)?[0], args.show, args.profile);
+    let job = Job { name: &name, data, number, dir, folder, resume, show, profile, metrics };
     // Signals are caught only once the pipeline is made: a rank that still waits for the others, or for a reward to
     // start, has nothing to save, and the signal ends it.
     let ended = match (run.config.pipeline.clone(), opened) {

@@ -314,7 +314,7 @@ fn limit_in_tokens(ledger: &mut Ledger, (dynamic, tokens): (&str, &str), usual: 
         }
         _ => drop(rules::map_count(ledger, tokens, FIELD, usual)),
     }
-    ledger.idle(dynamic, "the limit of a micro-batch is in tokens");
+    ledger.fold(dynamic, "the limit of a micro-batch is in tokens");
 }
 
 /// Length of the run, and intervals of checkpoints and evaluations.
