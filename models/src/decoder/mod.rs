@@ -80,7 +80,7 @@ impl Decoder {
     /// Lays out a decoder whose weights and batches will be on `device`.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for invalid sizes, or libtorch's error.
+    /// [`Error::Config`] for invalid sizes, or libtorch's error.
     pub fn new(config: DecoderConfig, device: Device) -> Result<Decoder> {
         Decoder::lay_out(config, None, device)
     }

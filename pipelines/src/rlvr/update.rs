@@ -30,7 +30,7 @@ pub struct PolicyUpdate {
 }
 
 reduced! {
-    /// What went through the policy in an update, over all ranks.
+    /// Statistics of an update of the policy, over all ranks.
     struct Passed {
         /// Statistics of the losses.
         nested totals: LossTotals,

@@ -106,7 +106,12 @@ fn supervise(args: &RunArgs, draft: &Draft, run: &Run, hosts: Option<&Hosts>) ->
     };
     let resumed = |folder: &Path| {
         let show = args.show.then(|| "--show".into());
-        ["run".into(), "--resume".into(), OsString::from(folder)].into_iter().chain(show).collect()
+        let profile = (args.profile > 0).then(|| format!("--profile={}", args.profile).into());
+        ["run".into(), "--resume".into(), OsString::from(folder)]
+            .into_iter()
+            .chain(show)
+            .chain(profile)
+            .collect()
     };
     match hosts {
         Some(hosts) if hosts.node_rank > 0 => {
