@@ -4,8 +4,8 @@
 //! has a number and a rendezvous of its own. The others follow: they start their ranks when told to, and tell how these
 //! ended. A failure anywhere ends the ranks everywhere, and the leader decides if there is another attempt.
 //!
-//! A supervisor hears from the other side of its [`Link`] every second. One that is silent is given up, so that every wait
-//! for another host has an end. c10d's store is not used here, since many of its calls have none.
+//! A supervisor hears from the other side of its [`link::Link`] every second. One that is silent is given up, so that
+//! every wait for another host has an end. c10d's store is not used here, since many of its calls have none.
 
 mod follower;
 mod leader;
