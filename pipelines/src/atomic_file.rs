@@ -18,9 +18,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || {
         let mut file = File::create(&aside)?;
         file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&aside, path)?;
-        sync_folder_of(path)
+        publish(&aside, path)
     };
     write().map_err(|source| OutputError::io("write", path, source))
 }
@@ -29,12 +27,14 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<()> {
 pub fn place(path: &Path, write: impl FnOnce(&Path) -> crate::Result<()>) -> crate::Result<()> {
     let aside = aside(path);
     write(&aside)?;
-    let publish = || {
-        File::open(&aside)?.sync_all()?;
-        fs::rename(&aside, path)?;
-        sync_folder_of(path)
-    };
-    Ok(publish().map_err(|source| OutputError::io("write", path, source))?)
+    Ok(publish(&aside, path).map_err(|source| OutputError::io("write", path, source))?)
+}
+
+/// Flushes the whole file `aside` to disk and renames it.
+fn publish(aside: &Path, path: &Path) -> std::io::Result<()> {
+    File::open(aside)?.sync_all()?;
+    fs::rename(aside, path)?;
+    sync_folder_of(path)
 }
 
 /// Temporary name of a file: `report.html.partial` for `report.html`, in the same folder and so the same file

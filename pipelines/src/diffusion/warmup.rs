@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     Result,
-    train::{Exchange, Learner, WarmupStep, learning_rate},
+    train::{Exchange, Learner, WarmupStep, chunks, learning_rate},
 };
 
 impl ImageTask {
@@ -26,7 +26,6 @@ impl ImageTask {
         step: u64,
     ) -> Result<WarmupStep> {
         let Learner { model: policy, micro_batch, .. } = &mut models.learner;
-        let micro_batch_size = micro_batch.sequences;
         let (images, mut labels) = shapes::train_batch(self.seed, step, warmup.batch_size, self.device)?;
         let dropped = uniforms(Purpose::Dropout, self.seed, step, labels.len());
         for (label, drawn) in labels.iter_mut().zip(dropped) {
@@ -45,8 +44,7 @@ impl ImageTask {
         let per_rank = warmup.batch_size / exchange.world_size();
         let own = exchange.rank() * per_rank..(exchange.rank() + 1) * per_rank;
         let mut loss = 0.0;
-        for start in own.clone().step_by(micro_batch_size) {
-            let part = start..(start + micro_batch_size).min(own.end);
+        for part in chunks(own, micro_batch.sequences) {
             let batch = DenoiseBatch {
                 latents: rows(&noised, &part)?,
                 sigmas: rows(&sigmas, &part)?.f_flatten(0, -1)?,

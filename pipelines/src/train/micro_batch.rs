@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use anyroll_backends::CollectiveGroup;
 
-use super::Exchange;
+use super::{Exchange, share::chunks};
 use crate::{Result, run::Strategy};
 
 /// Limit of a micro-batch: a rank's forward and backward pass.
@@ -40,8 +40,7 @@ impl MicroBatch {
         group: &CollectiveGroup,
     ) -> Result<Vec<Range<usize>>> {
         let Some(tokens) = self.tokens else {
-            let end = |start: usize| (start + self.sequences).min(part.end);
-            return Ok(part.clone().step_by(self.sequences).map(|start| start..end(start)).collect());
+            return Ok(chunks(part, self.sequences).collect());
         };
         let lengths = &lengths[part.clone()];
         let needed = with_at_most(tokens, lengths, 0).len();

@@ -47,6 +47,7 @@ pub use reference::Reference;
 pub use role::{adamw, allocated_bytes, describe, hold, learning_rate, offloaded, zero_config};
 pub use seed::{Purpose, sample_seed, turn_seed};
 pub use share::Share;
+pub(crate) use share::chunks;
 use timeline::Timeline;
 
 use crate::{

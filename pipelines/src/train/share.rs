@@ -50,8 +50,7 @@ impl Share {
         mini_batch: usize,
         size: usize,
     ) -> impl Iterator<Item = Range<usize>> + use<> {
-        let own = self.own_range(mini_batch);
-        own.clone().step_by(size).map(move |start| start..(start + size).min(own.end))
+        chunks(self.own_range(mini_batch), size)
     }
 
     /// Reorders values from the ranks' own orders to the step's order.
@@ -73,6 +72,11 @@ impl Share {
         let len = self.samples() / self.mini_batches;
         mini_batch * len..(mini_batch + 1) * len
     }
+}
+
+/// Splits a range into ranges of `size`, of which the last may be smaller.
+pub(crate) fn chunks(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    range.clone().step_by(size).map(move |start| start..(start + size).min(range.end))
 }
 
 #[cfg(test)]

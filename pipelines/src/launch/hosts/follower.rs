@@ -25,7 +25,7 @@ const PART_TIMEOUT: Duration = Duration::from_secs(10);
 /// of ranks that continue the run in a folder. If `waits`, a leader that is gone is waited for.
 ///
 /// # Errors
-/// That of the job, as host 0 tells it, or if there is no host 0.
+/// Error of the job, as host 0 tells it, or if there is no host 0.
 pub fn follow(
     hosts: &Hosts,
     plan: &LaunchPlan,

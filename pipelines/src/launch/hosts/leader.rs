@@ -88,7 +88,7 @@ impl Leader {
     /// host by the arguments of `plan`.
     ///
     /// # Errors
-    /// Those of the host to blame, and of hosts that do not come or are gone.
+    /// Errors of the host to blame, and of hosts that do not come or are gone.
     pub fn launch(
         &mut self,
         plan: &LaunchPlan,
