@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 
 use crate::Result;
 
-/// The ranks that run batches together. Each calls the same operations with the same shapes in the same order.
+/// Ranks that run the same passes together. Each calls the same operations with the same shapes in the same order.
 pub trait Peers: fmt::Debug + Send + Sync {
     /// This rank's number among them.
     fn rank(&self) -> usize;
@@ -29,6 +29,12 @@ pub trait Peers: fmt::Debug + Send + Sync {
     /// # Errors
     /// A failure of the device or of another rank.
     fn all_gather(&self, own: &Tensor) -> Result<Tensor>;
+
+    /// Replaces `x` by the sum over all ranks: the same bits on each.
+    ///
+    /// # Errors
+    /// A failure of the device or of another rank.
+    fn sum_(&self, x: &mut Tensor) -> Result<()>;
 }
 
 /// This rank's part of a batch: equal numbers of consecutive rows for each rank, with padding after the last. Its batch

@@ -29,7 +29,7 @@ mod zero;
 
 pub use config::{AdamW, ParamsOn, StepsOn, ZeroConfig, ZeroStage};
 pub use error::{Error, Result};
-pub use mesh::Mesh;
+pub use mesh::{Mesh, neighbours, peers};
 pub use optimizer::{StepStats, Stepped};
 pub use schedule::Schedule;
 pub use settings::{Decays, Fp16Config, Precision, Recompute};

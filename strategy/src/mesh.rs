@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use anyroll_backends::{Buffer, CollectiveGroup, DType, Stream};
+use anyroll_backends::{Buffer, CollectiveGroup, DType, ReduceOp, Stream};
 use anyroll_models::{self as models, Peers};
 use tch::Tensor;
 
@@ -31,11 +31,8 @@ impl Mesh {
         if sequence == 1 {
             return Ok(world.into());
         }
-        let (rank, world_size) = (world.rank(), world.world_size());
-        assert!(world_size.is_multiple_of(sequence), "{sequence} of {world_size} ranks share a batch");
-        let color = (rank / sequence) as u32;
-        let sequence = world.split("sequence", Some(color), (rank % sequence) as i32)?;
-        Ok(Self { world, sequence })
+        let sequence = neighbours(&world, "sequence", sequence)?;
+        Ok(Self { world, sequence: Some(sequence) })
     }
 
     /// Returns all ranks.
@@ -45,19 +42,31 @@ impl Mesh {
 
     /// Returns the ranks that share this rank's batches, whose tensors `compute` writes and reads.
     pub(crate) fn peers(&self, compute: &Stream) -> Option<Arc<dyn Peers>> {
-        let group = self.sequence.clone()?;
-        Some(Arc::new(Sequence { group, compute: compute.clone() }))
+        self.sequence.as_ref().map(|group| peers(group, compute))
     }
 }
 
-/// The ranks of a sequence.
+/// Returns the group of this rank's `count` neighbours, called `name`: ranks `r C` to `(r + 1) C - 1` of `world`, where
+/// C = `count` divides their number. Every rank calls this. Blocks the host.
+pub fn neighbours(world: &CollectiveGroup, name: &str, count: usize) -> Result<CollectiveGroup> {
+    let (rank, world_size) = (world.rank(), world.world_size());
+    assert!(world_size.is_multiple_of(count), "{world_size} ranks in groups of {count}");
+    let group = world.split(name, Some((rank / count) as u32), (rank % count) as i32)?;
+    Ok(group.expect("a rank with a color has a group"))
+}
+
+/// Returns the ranks of `group` as [`Peers`], whose tensors `compute` writes and reads.
+pub fn peers(group: &CollectiveGroup, compute: &Stream) -> Arc<dyn Peers> {
+    Arc::new(Neighbours { group: group.clone(), compute: compute.clone() })
+}
+
 #[derive(Debug)]
-struct Sequence {
+struct Neighbours {
     group: CollectiveGroup,
     compute: Stream,
 }
 
-impl Sequence {
+impl Neighbours {
     /// Copies `tensor` to memory that collectives read.
     fn buffer(&self, tensor: &Tensor) -> models::Result<Buffer> {
         let buffer = self.room(tensor, tensor.numel())?;
@@ -72,7 +81,7 @@ impl Sequence {
     }
 }
 
-impl Peers for Sequence {
+impl Peers for Neighbours {
     fn rank(&self) -> usize {
         self.group.rank()
     }
@@ -91,5 +100,11 @@ impl Peers for Sequence {
         let (sent, all) = (self.buffer(own)?, self.room(own, own.numel() * self.count())?);
         self.group.all_gather(&all, &sent, &self.compute)?.wait_stream(&self.compute)?;
         Ok(all.tensor(&[&[self.count() as i64], own.size().as_slice()].concat())?)
+    }
+
+    fn sum_(&self, x: &mut Tensor) -> models::Result<()> {
+        let buffer = self.buffer(x)?;
+        self.group.all_reduce(&buffer, ReduceOp::Sum, &self.compute)?.wait_stream(&self.compute)?;
+        Ok(x.f_copy_(&buffer.tensor(&x.size())?)?)
     }
 }

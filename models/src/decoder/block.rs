@@ -19,6 +19,8 @@
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway. So forward saves little more than the inputs of attention and of SwiGLU.
 
+use std::sync::Arc;
+
 use anyroll_backends::ops::{self, Activation, Causal, Choice, Packing, QkvGrads, Rotation};
 use tch::{Kind, Tensor};
 
@@ -28,7 +30,7 @@ use super::multipliers::multiply_;
 use super::{DecoderConfig, NormPlaces, QkNorm, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
-use crate::slice::Slice;
+use crate::slice::{Peers, Slice};
 
 /// Indices of the MLP's input and its projection among the saved tensors.
 const X2: usize = 5;
@@ -77,6 +79,8 @@ pub(super) struct Block {
     pub math: Math,
     /// Adapters of the matrices, if there are any.
     pub(super) lora: Option<Lora>,
+    /// The ranks that each have some heads and columns of the block, if it is split. Sizes are then this rank's.
+    pub(super) peers: Option<Arc<dyn Peers>>,
 }
 
 /// Returns the units of all decoder blocks, and the blocks.
@@ -233,6 +237,7 @@ impl Block {
             deterministic: true,
             math: Math::Fast,
             lora: None,
+            peers: None,
         };
         (params, block)
     }
@@ -338,7 +343,7 @@ impl Block {
         }
         let gate_up = self.linear(Projection::GateUp, weights, &h2, drops)?;
         let activated = ops::glu(&gate_up, self.activation)?;
-        let out = if self.mlp_norm.is_none() && self.residual_multiplier == 1.0 {
+        let out = if self.mlp_norm.is_none() && self.residual_multiplier == 1.0 && self.peers.is_none() {
             self.add_down(weights, &mut x2, &activated, drops, save)?
         } else {
             let product = self.linear(Projection::Down, weights, &activated, drops)?;
@@ -357,15 +362,21 @@ impl Block {
         }
     }
 
+    /// Sums this rank's part of a branch's output over the ranks that share the block, if there are any.
+    pub(super) fn sum_parts_(&self, product: &mut Tensor) -> Result<()> {
+        self.peers.as_ref().map_or(Ok(()), |peers| peers.sum_(product))
+    }
+
     /// Turns the last product of a branch into the branch's output. The inputs of the norm's backward are
     /// pushed to `kept`.
     fn end_branch(
         &self,
         weights: &Weights,
         norm: Option<usize>,
-        product: Tensor,
+        mut product: Tensor,
         kept: Option<&mut Vec<Tensor>>,
     ) -> Result<Tensor> {
+        self.sum_parts_(&mut product)?;
         let mut y = match norm {
             Some(norm) => {
                 let (y, rstd) = ops::rms_norm(&product, weights.get(0, norm), self.eps)?;

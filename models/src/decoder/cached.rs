@@ -96,6 +96,9 @@ impl Decoder {
     pub(crate) fn logits(&self, weights: &[Weights], x: &Tensor) -> Result<Tensor> {
         let weights = &weights[self.blocks() - 1];
         let logits = self.head.logits(weights, x)?;
+        if let Some(split) = &self.split {
+            return split.join_logits(&logits);
+        }
         match &self.guide {
             Some(guide) => guide.added_to(&logits, weights, &self.head.normed(weights, x)?),
             None => Ok(logits),
@@ -111,7 +114,10 @@ impl Decoder {
         positions: &Tensor,
         mut attend: impl FnMut(usize, &Projected) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let mut x = self.embedding.forward(&weights[0], tokens)?;
+        let mut x = match &self.split {
+            None => self.embedding.forward(&weights[0], tokens)?,
+            Some(split) => split.embed(self.embedding, &weights[0], tokens)?,
+        };
         for (layer, block) in self.inner_blocks.iter().enumerate() {
             let weights = &weights[layer + 1];
             let projected = block.project(weights, &x, (positions, &self.rope_tables.of(layer)), None)?;

@@ -112,7 +112,15 @@ impl Block {
             let activated = ops::glu(&gate_up, Activation::Silu)?;
             self.math.grouped_linear(&activated, weights.get(0, self.down), &dispatch.groups)?
         };
-        let out = dispatch.add_up(x2, &product, Some(&choice.weights()?))?;
+        let of_chosen = choice.weights()?;
+        let out = match &self.peers {
+            None => dispatch.add_up(x2, &product, Some(&of_chosen))?,
+            Some(peers) => {
+                let mut sum = dispatch.add_up(&x2.f_zeros_like()?, &product, Some(&of_chosen))?;
+                peers.sum_(&mut sum)?;
+                sum.f_add_(x2)?
+            }
+        };
         Ok(MixtureOutput { out, gate_up, choice })
     }
 

@@ -23,6 +23,7 @@ mod math;
 mod multipliers;
 mod recorded;
 mod rope;
+mod split;
 mod spread;
 mod value;
 
@@ -57,6 +58,7 @@ use ilql::Guide;
 use lora::{AdapterDropout, Lora};
 use math::Math;
 use rope::RopeTables;
+use split::Split;
 
 /// A decoder for one device. It holds no weights.
 #[derive(Debug)]
@@ -74,6 +76,8 @@ pub struct Decoder {
     rope_tables: RopeTables,
     /// Heads of values that guide completions, if there are any.
     guide: Option<Guide>,
+    /// This rank's part, if several ranks hold the matrices together.
+    split: Option<Split>,
 }
 
 impl Decoder {
@@ -113,7 +117,6 @@ impl Decoder {
         }
         let rope_tables = RopeTables::new(&config, device)?;
         let embedding = Embedding::new(&config);
-        let guide = None;
         Ok(Decoder {
             config,
             units,
@@ -123,7 +126,8 @@ impl Decoder {
             inner_blocks,
             head,
             rope_tables,
-            guide,
+            guide: None,
+            split: None,
         })
     }
 
@@ -157,6 +161,7 @@ impl Decoder {
             head: self.head,
             rope_tables: self.rope_tables.on(device)?,
             guide: self.guide.clone(),
+            split: self.split.clone(),
         })
     }
 
@@ -229,6 +234,7 @@ impl Decoder {
             head: self.head,
             rope_tables: self.rope_tables.clone(),
             guide: None,
+            split: self.split.clone(),
         }
     }
 

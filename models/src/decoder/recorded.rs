@@ -177,6 +177,9 @@ impl Decoder {
     /// Checks that [`Self::decode_in_place`] supports this decoder with weights like `like`. Otherwise
     /// returns the reason.
     pub(crate) fn decodes_in_place(&self, like: &Tensor) -> Result<(), String> {
+        if self.split.is_some() {
+            return Err("several ranks hold its matrices together".to_owned());
+        }
         if self.config.norms == NormPlaces::Both || self.config.activation != ops::Activation::Silu {
             return Err("it has norms on both sides of branches, or an activation other than SiLU".to_owned());
         }

@@ -39,6 +39,22 @@ impl<M: Model> Zero<M> {
         (0..self.units.len()).map(|index| self.whole_unit(index, |param| is_own(index, param))).collect()
     }
 
+    /// Returns what `part` makes of each unit's whole weights, in memory of its own: about a `ranks`-th of them, for
+    /// generation by several ranks together. Gathers one unit at a time, so that no rank holds the whole model. Every
+    /// rank calls.
+    pub fn weights_in_parts(
+        &mut self,
+        ranks: usize,
+        part: impl Fn(usize, &[Tensor]) -> anyroll_models::Result<Vec<Tensor>>,
+    ) -> Result<Weights> {
+        self.needs("weights_in_parts", &[State::Params])?;
+        let lens = self.units.iter().map(|unit| unit.layout.len * unit.dtype.size_bytes());
+        let (total, largest) = lens.fold((0, 0), |(total, most), len| (total + len, len.max(most)));
+        self.make_room(total / ranks + largest)?;
+        let units = 0..self.units.len();
+        units.map(|index| Ok(part(index, &self.whole_unit(index, |_| false)?)?)).collect()
+    }
+
     /// Returns the weights of one unit, like [`Self::weights`]. Every rank calls.
     pub fn unit_weights(&mut self, index: usize) -> Result<Vec<Tensor>> {
         self.needs("unit_weights", &[State::Params])?;

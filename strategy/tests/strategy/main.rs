@@ -13,6 +13,7 @@ mod precision;
 mod seals;
 mod sequence;
 mod shared;
+mod split;
 mod stages;
 mod streamed;
 mod targets;

@@ -28,11 +28,13 @@ mod magnitude;
 mod merge;
 mod targets;
 
+use std::ops::Range;
+
 use anyroll_backends::ops;
 use tch::Tensor;
 
 use super::block::Block;
-use super::{DecoderConfig, math::Math, recorded::Scratch};
+use super::{DecoderConfig, math::Math, recorded::Scratch, split::Cut};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Unit, Weights};
 pub use config::{AdapterShape, LoraConfig, ModulePattern, lora_scale};
@@ -59,6 +61,16 @@ pub(super) enum Projection {
     O,
     GateUp,
     Down,
+}
+
+impl Projection {
+    const ALL: [Projection; 4] = [Projection::Qkv, Projection::O, Projection::GateUp, Projection::Down];
+}
+
+/// Returns the parts of `ranges` that lie in `bounds`.
+fn within(ranges: &[Range<i64>], bounds: &Range<i64>) -> Vec<Range<i64>> {
+    let clipped = ranges.iter().map(|range| range.start.max(bounds.start)..range.end.min(bounds.end));
+    clipped.filter(|range| !range.is_empty()).collect()
 }
 
 /// Dropout of adapters in training.
@@ -195,6 +207,38 @@ impl Lora {
     /// Returns true if adapters have magnitudes.
     pub fn is_dora(&self) -> bool {
         self.dora
+    }
+
+    /// Returns the adapters of a rank that has this part of each projection's matrix.
+    pub fn part(&self, of: impl Fn(Projection) -> Cut) -> Lora {
+        let mut part = self.clone();
+        for projection in Projection::ALL {
+            let Cut::Rows(own) = of(projection) else { continue };
+            for adapter in &mut part.adapters[projection as usize] {
+                let len = |range: Range<i64>| within(&own, &range).iter().map(|it| it.end - it.start).sum();
+                let (start, end) = (adapter.start, adapter.start + adapter.columns);
+                (adapter.start, adapter.columns) = (len(0..start), len(start..end));
+            }
+        }
+        part
+    }
+
+    /// Returns a rank's part of the parameter `param` of the adapters' unit.
+    pub fn cut(&self, param: usize, of: impl Fn(Projection) -> Cut) -> Cut {
+        let all =
+            Projection::ALL.map(|projection| self.at(projection).iter().map(move |it| (projection, it)));
+        for (projection, adapter) in all.into_iter().flatten() {
+            match of(projection) {
+                Cut::Rows(own) if adapter.b == param => {
+                    let rows = within(&own, &(adapter.start..adapter.start + adapter.columns));
+                    let of_b = |it: Range<i64>| it.start - adapter.start..it.end - adapter.start;
+                    return Cut::Rows(rows.into_iter().map(of_b).collect());
+                }
+                Cut::Columns(own) if adapter.a == param => return Cut::Columns(own),
+                _ => {}
+            }
+        }
+        Cut::Whole
     }
 
     /// Returns true if a projection has adapters.

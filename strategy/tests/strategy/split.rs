@@ -1,0 +1,159 @@
+//! Ranks that sample together, each with a part of every matrix, compared with a rank that has all of them.
+
+use std::{ops::Range, sync::Arc};
+
+use anyroll_backends::{DType, Stream};
+use anyroll_models::{
+    Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget,
+    Multipliers, NormPlaces, ParamSpec, QkNorm, Request, Sample, SamplingParams, SlidingWindow,
+    generation::Limits, init::WeightSource,
+};
+use anyroll_strategy::{Weights, Zero, ZeroStage, neighbours, peers};
+
+use crate::harness::{STAGES, ranks};
+
+/// Weights that differ from element to element, also where adapters begin with zeros.
+#[derive(Debug)]
+struct Noise;
+
+impl WeightSource for Noise {
+    fn read(&self, spec: &ParamSpec, range: Range<usize>, values: &mut [f32]) -> anyroll_models::Result<()> {
+        let salt = spec.name.bytes().fold(7, |sum: usize, byte| sum * 31 % 1009 + usize::from(byte));
+        let center = if spec.shape.len() == 1 && spec.name.contains("norm") { 1.0 } else { 0.0 };
+        for (value, at) in values.iter_mut().zip(range) {
+            *value = center + 0.6 * ((at * 37 + salt) as f32 * 0.7).sin();
+        }
+        Ok(())
+    }
+}
+
+/// Decoders like Qwen 2.5, with two key heads; like Qwen 3, with experts; like Gemma 3; and like Granite, with biases and
+/// adapters of every matrix.
+fn models() -> [(&'static str, Arc<Decoder>); 4] {
+    let plain = DecoderConfig { vocab_size: 13, intermediate_size: 20, ..DecoderConfig::plain(2, 16, 4) };
+    let experts = ExpertsConfig {
+        num_experts: 4,
+        num_experts_per_tok: 2,
+        moe_intermediate_size: 12,
+        norm_topk_prob: true,
+        layers: vec![true, false],
+        names: ExpertNames::Usual,
+    };
+    let qwen2 =
+        DecoderConfig { num_key_value_heads: 2, qkv_bias: true, tie_word_embeddings: true, ..plain.clone() };
+    let qwen3 = DecoderConfig { qk_norm: Some(QkNorm::PerHead), experts: Some(experts), ..plain.clone() };
+    let gemma3 = DecoderConfig {
+        num_key_value_heads: 1,
+        head_dim: 6,
+        qk_norm: Some(QkNorm::PerHead),
+        norms: NormPlaces::Both,
+        sliding_window: Some(SlidingWindow { tokens: 4, layers: vec![true, false] }),
+        ..plain.clone()
+    };
+    let multipliers =
+        Multipliers { residual: 0.5, embedding: 2.0, logits_scaling: 1.5, ..Multipliers::default() };
+    let granite = DecoderConfig { qkv_bias: true, o_bias: true, mlp_bias: true, multipliers, ..plain };
+    let lora = LoraConfig::new(3, 4.0, LoraTarget::ALL.to_vec());
+    let device = tch::Device::Cpu;
+    let whole = |config: DecoderConfig| Arc::new(Decoder::new(config, device).unwrap());
+    [
+        ("Qwen 2.5", whole(qwen2)),
+        ("Qwen 3", whole(qwen3)),
+        ("Gemma 3", whole(gemma3)),
+        ("Granite with adapters", Arc::new(Decoder::with_lora(granite, &lora, device).unwrap())),
+    ]
+}
+
+/// Greedy and drawn completions of short prompts, and of one that is longer than a pass.
+fn completions(decoder: &Arc<Decoder>, weights: Weights, compute: &Stream) -> Vec<Completion> {
+    let cache = KvCache::new(decoder.config(), 30, DType::F32, compute).unwrap();
+    let limits = Limits { sequences: 5, prefill_tokens: 16 };
+    let mut engine = Engine::new(decoder.clone(), weights, 0, cache, limits).unwrap();
+    for (prompt, temperature) in
+        [(vec![1, 2, 3], 1.0), (vec![12; 4], 0.0), ((0..37).map(|at| at % 13).collect(), 0.7)]
+    {
+        let params = SamplingParams { temperature, max_new_tokens: 8, ..SamplingParams::default() };
+        let samples = (0..3).map(|seed| Sample { seed, ..Sample::default() }).collect();
+        engine
+            .submit(Request { prompt, params: Arc::new(params), stop: None, format: None, samples })
+            .unwrap();
+    }
+    let mut all = Vec::new();
+    engine.run(|id, completion| all.push((id, completion))).unwrap();
+    all.sort_by_key(|(id, _)| *id);
+    all.into_iter().map(|(_, completion)| completion).collect()
+}
+
+/// The completions of `together` of `world_size` ranks, of each rank, for each model: as they are, and with merged
+/// adapters.
+fn split(world_size: usize, together: usize, stage: ZeroStage) -> Vec<Vec<[Vec<Completion>; 2]>> {
+    ranks(world_size, stage == ZeroStage::Zero2, |device, group| {
+        let compute = Stream::torch(device).unwrap();
+        let group_of = neighbours(&group, "rollout", together).unwrap();
+        let of_model = |(_, model): (_, Arc<Decoder>)| {
+            let split = Arc::new(model.split(peers(&group_of, &compute)).unwrap());
+            let mut zero = Zero::from_source(model, stage, None, device, group.clone(), &Noise).unwrap();
+            let mut parts =
+                || zero.weights_in_parts(together, |unit, whole| split.own_part(unit, whole)).unwrap();
+            let merged = Arc::new(split.merged());
+            [
+                completions(&split, parts(), &compute),
+                completions(&merged, split.merge(parts()).unwrap(), &compute),
+            ]
+        };
+        models().into_iter().map(of_model).collect()
+    })
+}
+
+fn alone() -> Vec<[Vec<Completion>; 2]> {
+    let of_ranks = ranks(1, false, |device, group| {
+        let compute = Stream::torch(device).unwrap();
+        let of_model = |(_, model): (_, Arc<Decoder>)| {
+            let mut zero =
+                Zero::from_source(model.clone(), ZeroStage::Zero0, None, device, group.clone(), &Noise)
+                    .unwrap();
+            let merged = Arc::new(model.merged());
+            let own = zero.weights_with_own(|unit, param| model.merges_into(unit, param)).unwrap();
+            [
+                completions(&model, zero.weights().unwrap(), &compute),
+                completions(&merged, model.merge(own).unwrap(), &compute),
+            ]
+        };
+        models().into_iter().map(of_model).collect()
+    });
+    of_ranks.into_iter().next().unwrap()
+}
+
+#[test]
+fn ranks_that_each_have_a_part_sample_what_one_rank_does() {
+    let alone = alone();
+    for (world_size, together, stage) in [(2, 2, STAGES[0]), (4, 4, STAGES[3]), (4, 2, STAGES[2])] {
+        let of_ranks = split(world_size, together, stage);
+        assert!(of_ranks.iter().all(|rank| *rank == of_ranks[0]), "{together} ranks differ");
+        for (((name, _), alone), split) in models().iter().zip(&alone).zip(&of_ranks[0]) {
+            for (alone, split) in alone.iter().flatten().zip(split.iter().flatten()) {
+                let what = format!("{name}, {together} ranks");
+                assert_eq!(split.tokens, alone.tokens, "{what}");
+                for (split, alone) in split.logprobs.iter().zip(&alone.logprobs) {
+                    assert!((split - alone).abs() < 1e-4, "{what}: {split} is not {alone}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn shapes_that_ranks_cannot_hold_together_are_refused() {
+    let plain = DecoderConfig::plain(1, 24, 4);
+    let refused = |config: DecoderConfig, field: &str| {
+        let message = config.check_split(4).unwrap_err().to_string();
+        assert!(message.contains(field), "{message}");
+    };
+    assert!(plain.check_split(4).is_ok());
+    refused(
+        DecoderConfig { num_attention_heads: 6, num_key_value_heads: 6, ..plain.clone() },
+        "num_attention_heads",
+    );
+    refused(DecoderConfig { intermediate_size: 22, ..plain.clone() }, "intermediate_size");
+    refused(DecoderConfig { qk_norm: Some(QkNorm::Together), ..plain }, "qk_norm");
+}
