@@ -49,6 +49,7 @@ mod serve;
 mod shims;
 mod slurm;
 mod strict;
+mod tensor;
 mod trackers;
 mod videos;
 mod watch;

@@ -35,6 +35,43 @@ pub trait Peers: fmt::Debug + Send + Sync {
     /// # Errors
     /// A failure of the device or of another rank.
     fn sum_(&self, x: &mut Tensor) -> Result<()>;
+
+    /// Returns true if exchanges can be part of a recorded step.
+    fn are_recorded(&self) -> bool;
+
+    /// Allocates memory for exchanges of up to `elements` elements of each rank in recorded steps, of the type and on the
+    /// device of `like`.
+    ///
+    /// # Errors
+    /// The device's error (out of memory).
+    fn room(&self, elements: i64, like: &Tensor) -> Result<Arc<dyn Room>>;
+
+    /// Bounds the time of the recorded steps that run now.
+    ///
+    /// # Errors
+    /// A failure of the device or of another rank.
+    fn watch(&self) -> Result<()>;
+
+    /// Returns the failure that ended the exchanges, if one has. Results that were read before are then none.
+    ///
+    /// # Errors
+    /// That failure.
+    fn check(&self) -> Result<()>;
+}
+
+/// Memory in which ranks exchange their parts in recorded steps.
+pub trait Room: fmt::Debug + Send + Sync {
+    /// Returns the parts of all ranks, of `len` elements each: `[ranks, len]`. This rank writes its own.
+    ///
+    /// # Errors
+    /// libtorch's.
+    fn parts(&self, len: i64) -> Result<Tensor>;
+
+    /// Sends this rank's part of `len` elements to the other ranks, and receives theirs, on libtorch's stream.
+    ///
+    /// # Errors
+    /// A failure of the device or of another rank.
+    fn exchange(&self, len: i64) -> Result<()>;
 }
 
 /// This rank's part of a batch: equal numbers of consecutive rows for each rank, with padding after the last. Its batch

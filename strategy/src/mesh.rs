@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyroll_backends::{Buffer, CollectiveGroup, DType, ReduceOp, Stream};
-use anyroll_models::{self as models, Peers};
+use anyroll_models::{self as models, Peers, Room};
 use tch::Tensor;
 
 use crate::Result;
@@ -69,13 +69,13 @@ struct Neighbours {
 impl Neighbours {
     /// Copies `tensor` to memory that collectives read.
     fn buffer(&self, tensor: &Tensor) -> models::Result<Buffer> {
-        let buffer = self.room(tensor, tensor.numel())?;
+        let buffer = self.memory(tensor, tensor.numel())?;
         buffer.tensor(&tensor.size())?.f_copy_(tensor)?;
         Ok(buffer)
     }
 
     /// Allocates memory for `len` elements of the type of `tensor`.
-    fn room(&self, tensor: &Tensor, len: usize) -> models::Result<Buffer> {
+    fn memory(&self, tensor: &Tensor, len: usize) -> models::Result<Buffer> {
         let dtype = DType::of(tensor.kind()).expect("ranks send tensors of the types of weights and tokens");
         Ok(Buffer::zeros(&self.compute, len, dtype)?)
     }
@@ -91,13 +91,13 @@ impl Peers for Neighbours {
     }
 
     fn all_to_all(&self, parts: &Tensor) -> models::Result<Tensor> {
-        let (sent, received) = (self.buffer(parts)?, self.room(parts, parts.numel())?);
+        let (sent, received) = (self.buffer(parts)?, self.memory(parts, parts.numel())?);
         self.group.all_to_all(&received, &sent, &self.compute)?.wait_stream(&self.compute)?;
         Ok(received.tensor(&parts.size())?)
     }
 
     fn all_gather(&self, own: &Tensor) -> models::Result<Tensor> {
-        let (sent, all) = (self.buffer(own)?, self.room(own, own.numel() * self.count())?);
+        let (sent, all) = (self.buffer(own)?, self.memory(own, own.numel() * self.count())?);
         self.group.all_gather(&all, &sent, &self.compute)?.wait_stream(&self.compute)?;
         Ok(all.tensor(&[&[self.count() as i64], own.size().as_slice()].concat())?)
     }
@@ -106,5 +106,44 @@ impl Peers for Neighbours {
         let buffer = self.buffer(x)?;
         self.group.all_reduce(&buffer, ReduceOp::Sum, &self.compute)?.wait_stream(&self.compute)?;
         Ok(x.f_copy_(&buffer.tensor(&x.size())?)?)
+    }
+
+    fn are_recorded(&self) -> bool {
+        self.group.is_recordable()
+    }
+
+    fn room(&self, elements: i64, like: &Tensor) -> models::Result<Arc<dyn Room>> {
+        let parts = self.memory(like, elements as usize * self.count())?;
+        Ok(Arc::new(Parts { group: self.group.clone(), parts }))
+    }
+
+    fn watch(&self) -> models::Result<()> {
+        Ok(self.group.watch("recorded steps", &self.compute)?)
+    }
+
+    fn check(&self) -> models::Result<()> {
+        Ok(self.group.check()?)
+    }
+}
+
+/// The parts of all ranks of a group.
+#[derive(Debug)]
+struct Parts {
+    group: CollectiveGroup,
+    parts: Buffer,
+}
+
+impl Room for Parts {
+    fn parts(&self, len: i64) -> models::Result<Tensor> {
+        let ranks = self.group.world_size();
+        Ok(self.parts.slice(0..ranks * len as usize).tensor(&[ranks as i64, len])?)
+    }
+
+    fn exchange(&self, len: i64) -> models::Result<()> {
+        let (len, rank) = (len as usize, self.group.rank());
+        let all = self.parts.slice(0..self.group.world_size() * len);
+        // While a step is recorded, libtorch has another stream.
+        let compute = Stream::torch(self.group.stream().device())?;
+        Ok(self.group.all_gather_on(&all, &all.slice(rank * len..(rank + 1) * len), &compute)?)
     }
 }

@@ -111,6 +111,14 @@ pub fn whole_weights<M: Model>(
     lens.sum::<usize>() * config.precision.dtype().size_bytes()
 }
 
+/// Returns the bytes that [`crate::Zero::weights_in_parts`] allocates at its peak for `parts` ranks together: a rank's part of
+/// all units, and one whole unit.
+pub fn weights_in_parts<M: Model>(model: &M, config: ZeroConfig, ranks: Ranks, parts: usize) -> usize {
+    let lens = model.units().iter().map(|unit| Layout::new(unit, ranks.world_size).len);
+    let (total, largest) = lens.fold((0, 0), |(total, most), len| (total + len, len.max(most)));
+    (total / parts + largest) * config.precision.dtype().size_bytes()
+}
+
 /// Returns the peak of activations in forward and backward of one micro-batch, in bytes.
 pub fn training_activations<M: Footprint>(
     model: &M,

@@ -12,7 +12,7 @@ use super::{
 };
 
 const MERGE: &str = "pipeline.rlvr.rollout.merge_adapters=true";
-const LORA: &str = "model.lora={rank: 4, targets: [v_proj, down_proj]}";
+pub const LORA: &str = "model.lora={rank: 4, targets: [v_proj, down_proj]}";
 /// Bytes of the matrices with such adapters, fused as they are: in two layers q, k and v together, and down.
 const MATRICES: f64 = (2 * 4 * (16 * 32 + 24 * 16)) as f64;
 /// Bytes of the adapters in their padded units.
@@ -28,7 +28,7 @@ fn completions(run: &Path, step: u64) -> Vec<(String, String)> {
 }
 
 #[track_caller]
-fn trained(folder: &TempDir, name: &str, sets: &[&str]) -> std::path::PathBuf {
+pub fn trained(folder: &TempDir, name: &str, sets: &[&str]) -> std::path::PathBuf {
     let (run, command) = run(folder, name, sets);
     succeed(command);
     assert!(series(&run, "grad_norm").iter().any(|&norm| norm > 0.0), "nothing was learned");

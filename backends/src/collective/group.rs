@@ -60,6 +60,21 @@ struct Entry {
 }
 
 impl Entry {
+    /// An operation that begins after `after`, if that is not the previous one, until `done`.
+    fn begun(call: &'static str, after: Option<Event>, done: Event) -> Self {
+        Self {
+            sequence: 0,
+            call,
+            dtype: None,
+            len: 0,
+            enqueued_at: Instant::now(),
+            after,
+            started_at: None,
+            done,
+            is_done: false,
+        }
+    }
+
     /// Returns true once it is done. Queries the device only until then.
     fn is_done(&mut self) -> bool {
         self.is_done = self.is_done || self.done.is_complete().unwrap_or(false);
@@ -169,6 +184,25 @@ impl CollectiveGroup {
         self.run("barrier", &[], after, |comm, stream| comm.barrier(stream))
     }
 
+    /// See [`Collective::is_recordable`].
+    pub fn is_recordable(&self) -> bool {
+        self.0.comm.is_recordable()
+    }
+
+    /// Enqueues an all-gather on `stream` itself, for a step that is recorded there: it has no deadline, but that of
+    /// [`Self::watch`].
+    pub fn all_gather_on(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
+        self.assert_lengths("all_gather", output, input);
+        self.0.comm.all_gather(output, input, stream)
+    }
+
+    /// Gives what runs on `stream` now the deadline of an operation called `call`.
+    pub fn watch(&self, call: &'static str, stream: &Stream) -> Result<()> {
+        self.check()?;
+        self.0.recorder.lock().unwrap().push(Entry::begun(call, None, stream.record()?));
+        Ok(())
+    }
+
     /// See [`Collective::split`].
     pub fn split(&self, name: impl Into<String>, color: Option<u32>, key: i32) -> Result<Option<Self>> {
         self.check()?;
@@ -216,15 +250,9 @@ impl CollectiveGroup {
         // One that fails half-way has begun as well: then `work` goes here, and keeps its buffers until that is over.
         outcome?;
         self.0.recorder.lock().unwrap().push(Entry {
-            sequence: 0,
-            call,
             dtype: work.buffers.first().map(Buffer::dtype),
             len: work.buffers.first().map_or(0, Buffer::len),
-            enqueued_at: Instant::now(),
-            after,
-            started_at: None,
-            done,
-            is_done: false,
+            ..Entry::begun(call, after, done)
         });
         Ok(work)
     }

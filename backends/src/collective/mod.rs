@@ -123,6 +123,10 @@ pub trait Collective: Send + Sync + fmt::Debug {
     fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Arc<dyn Collective>>>;
     /// Takes the name of each rank's host, for messages.
     fn name_hosts(&self, _names: &[String]) {}
+    /// Returns true if operations may be part of a recording of their stream ([`crate::Graph`]).
+    fn is_recordable(&self) -> bool {
+        false
+    }
     /// The rank that the operation in flight waits for, in words, if the library tells it.
     fn waits_for(&self) -> Option<String> {
         None

@@ -267,6 +267,10 @@ impl Collective for Nccl {
         }
     }
 
+    fn is_recordable(&self) -> bool {
+        true
+    }
+
     fn check(&self) -> Result<()> {
         self.comm.check()
     }

@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     Decoder, ExpertsConfig, KvCache, NormPlaces, block::Block, experts::Experts, lora::Projection,
-    math::Math, multipliers::multiply_,
+    math::Math, multipliers::multiply_, split::SplitMemory,
 };
 use crate::Result;
 use crate::model::{Model, Weights};
@@ -35,6 +35,8 @@ pub(crate) struct StepMemory {
     scratch: Scratch,
     /// Memory of experts, if there are any.
     mixture: Option<MixtureMemory>,
+    /// Memory of exchanges, if several ranks hold the decoder together.
+    split: Option<SplitMemory>,
 }
 
 /// Memory of a layer with experts, where each of B rows chooses J: R = B J.
@@ -119,6 +121,7 @@ struct Stream<'a> {
     /// Its norm.
     h: &'a mut Normed,
     scratch: &'a mut Scratch,
+    split: Option<&'a SplitMemory>,
 }
 
 /// Weights of the norms at the end of a branch.
@@ -151,6 +154,9 @@ impl StepMemory {
             mixture: (config.experts.as_ref())
                 .map(|experts| MixtureMemory::new(experts, config.hidden_size, rows, (kind, device)))
                 .transpose()?,
+            split: (decoder.split.as_ref())
+                .map(|split| SplitMemory::new(split, rows, &zeros(&[0], kind)?))
+                .transpose()?,
         })
     }
 
@@ -169,6 +175,7 @@ impl StepMemory {
             activated: first(&self.activated)?,
             scratch: self.scratch.first(rows)?,
             mixture: self.mixture.as_ref().map(|mixture| mixture.first(rows)).transpose()?,
+            split: self.split.as_ref().map(|split| split.first(rows)).transpose()?,
         })
     }
 }
@@ -177,8 +184,8 @@ impl Decoder {
     /// Checks that [`Self::decode_in_place`] supports this decoder with weights like `like`. Otherwise
     /// returns the reason.
     pub(crate) fn decodes_in_place(&self, like: &Tensor) -> Result<(), String> {
-        if self.split.is_some() {
-            return Err("several ranks hold its matrices together".to_owned());
+        if self.split.as_ref().is_some_and(|split| !split.is_recorded()) {
+            return Err("the collectives of the ranks that hold it together are not recorded".to_owned());
         }
         if self.config.norms == NormPlaces::Both || self.config.activation != ops::Activation::Silu {
             return Err("it has norms on both sides of branches, or an activation other than SiLU".to_owned());
@@ -208,7 +215,12 @@ impl Decoder {
             Some(block) => block.input_norm.map(|norm| weights[layer + 1].get(0, norm)),
             None => Some(self.head.norm(head_weights)),
         };
-        self.embedding.forward_into(&weights[0], &memory.tokens, &mut memory.x)?;
+        match &mut memory.split {
+            None => self.embedding.forward_into(&weights[0], &memory.tokens, &mut memory.x)?,
+            Some(split) => {
+                split.embed_into(self.embedding, &weights[0], &memory.tokens, &mut memory.x)?;
+            }
+        }
         if let Some(norm) = norm_before(0) {
             memory.h.become_norm_of(&memory.x, norm, self.config.rms_norm_eps)?;
         }
@@ -220,7 +232,10 @@ impl Decoder {
             let next_norm = norm_before(layer + 1);
             block.decode_in_place(&weights[layer + 1], next_norm, memory, how, cache, parts)?;
         }
-        self.head.logits_into(head_weights, &mut memory.h, &mut memory.logits)
+        let StepMemory { h, logits, split, .. } = memory;
+        let Some(split) = split else { return self.head.logits_into(head_weights, h, logits) };
+        self.head.logits_into(head_weights, h, &mut split.own_logits(logits.size()[0])?)?;
+        split.join_logits_into(logits)
     }
 }
 
@@ -236,7 +251,10 @@ impl Block {
         cache: PagedCache,
         parts: &mut AttentionParts,
     ) -> Result<()> {
-        let StepMemory { positions, x, h, qkv, attended, gate_up, activated, scratch, mixture, .. } = memory;
+        let StepMemory {
+            positions, x, h, qkv, attended, gate_up, activated, scratch, mixture, split, ..
+        } = memory;
+        let split = split.as_ref();
         let of = |param: usize| weights.get(0, param);
         let mut stream = Normed::unscaled(x);
         let input = if self.input_norm.is_some() { &mut *h } else { &mut stream };
@@ -262,9 +280,9 @@ impl Block {
         let rotation = StepRotation { norms, table: rope_table };
         ops::attend_into(qkv, rotation, positions, cache, causal, parts, attended)?;
         let norms = BranchNorms { output: self.attention_norm.map(of), next: self.mlp_input_norm.map(of) };
-        self.end_branch_in_place(Projection::O, weights, attended, norms, Stream { x, h, scratch })?;
+        self.end_branch_in_place(Projection::O, weights, attended, norms, Stream { x, h, scratch, split })?;
         if let (Some(experts), Some(mixture)) = (self.experts, mixture) {
-            return self.mix_in_place(experts, weights, next_norm, Stream { x, h, scratch }, mixture);
+            return self.mix_in_place(experts, weights, next_norm, Stream { x, h, scratch, split }, mixture);
         }
         let input = if self.mlp_input_norm.is_some() { &mut *h } else { &mut stream };
         let apart = self.gate_up_bias.is_some() || self.adapts(Projection::GateUp);
@@ -281,7 +299,7 @@ impl Block {
             ops::swiglu_linear_into(input, of(self.gate_up), gate_up, activated)?;
         }
         let norms = BranchNorms { output: self.mlp_norm.map(of), next: next_norm };
-        self.end_branch_in_place(Projection::Down, weights, activated, norms, Stream { x, h, scratch })
+        self.end_branch_in_place(Projection::Down, weights, activated, norms, Stream { x, h, scratch, split })
     }
 
     /// Adds the experts' output for the stream's norm to the stream, and computes its next norm.
@@ -290,7 +308,7 @@ impl Block {
         experts: Experts,
         weights: &Weights,
         next_norm: Option<&Tensor>,
-        Stream { x, h, .. }: Stream,
+        Stream { x, h, split, .. }: Stream,
         mixture: &mut MixtureMemory,
     ) -> Result<()> {
         let MixtureMemory { logits, routing, activated, made } = mixture;
@@ -298,7 +316,15 @@ impl Block {
         self.math.linear_into(h, of(experts.router), None, logits)?;
         routing.become_of(logits, experts.is_normalized)?;
         routing.swiglu_linear_into(h.values()?, of(self.gate_up), activated)?;
-        routing.add_linear_(x, activated, of(self.down), made)?;
+        match split {
+            None => routing.add_linear_(x, activated, of(self.down), made)?,
+            Some(split) => {
+                let (mut own, mut sum) = (split.own(&x.size())?, h.values()?.shallow_clone());
+                routing.add_linear_(&mut own.f_zero_()?, activated, of(self.down), made)?;
+                split.sum_into(&mut sum)?;
+                drop(x.f_add_(&sum)?);
+            }
+        }
         let norm = next_norm.expect("blocks with experts have norms on branch inputs");
         Ok(h.become_norm_of(x, norm, self.eps)?)
     }
@@ -313,17 +339,21 @@ impl Block {
         norms: BranchNorms,
         stream: Stream,
     ) -> Result<()> {
-        if norms.output.is_none() && self.residual_multiplier == 1.0 {
+        if norms.output.is_none() && self.residual_multiplier == 1.0 && stream.split.is_none() {
             let next = norms.next.expect("branches have a norm on their input or output");
             return self.add_and_norm_in_place(projection, weights, y, next, stream);
         }
-        let Stream { x, h, scratch } = stream;
+        let Stream { x, h, scratch, split } = stream;
         // Uses the memory of the next norm, or of none.
         let mut product = h.values()?.shallow_clone();
+        let mut own = split.map_or_else(|| Ok(product.shallow_clone()), |split| split.own(&x.size()))?;
         let (matrix, bias) =
             (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));
-        self.math.linear_into(&mut Normed::unscaled(y), matrix, bias, &mut product)?;
-        self.adapt_in_place(projection, weights, y, scratch, &mut product)?;
+        self.math.linear_into(&mut Normed::unscaled(y), matrix, bias, &mut own)?;
+        self.adapt_in_place(projection, weights, y, scratch, &mut own)?;
+        if let Some(split) = split {
+            split.sum_into(&mut product)?;
+        }
         if let Some(norm) = norms.output {
             ops::rms_norm_(&mut product, norm, self.eps)?;
         }
@@ -343,7 +373,7 @@ impl Block {
         weights: &Weights,
         y: &Tensor,
         norm: &Tensor,
-        Stream { x, h, scratch }: Stream,
+        Stream { x, h, scratch, .. }: Stream,
     ) -> Result<()> {
         let (matrix, bias) =
             (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));

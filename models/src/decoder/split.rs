@@ -5,9 +5,12 @@
 //! sum over the ranks, at its end. The residual stream and the logits have the same bits on every rank, and so do the
 //! chosen tokens. Of a mixture each rank has some columns of every expert.
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::block::Block;
 use super::embedding::Embedding;
@@ -16,7 +19,7 @@ use super::{Decoder, DecoderConfig, ExpertsConfig, QkNorm};
 use crate::error::check_config;
 use crate::model::Weights;
 use crate::slice::padded;
-use crate::{Peers, Result};
+use crate::{Peers, Result, Room};
 
 /// This rank's part of a tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +35,9 @@ pub(super) enum Cut {
     First,
 }
 
+/// Number of rows of which the head has a multiple.
+const EVEN: i64 = 64;
+
 /// A rank's part of a decoder's sizes.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
@@ -45,7 +51,9 @@ pub(super) struct Part {
 pub(super) struct Split {
     peers: Arc<dyn Peers>,
     part: Part,
-    /// Of each parameter of each unit.
+    /// See [`Part::places`]. Behind a lock only because tch's tensors are not `Sync`; nothing writes to it.
+    places: Arc<Mutex<Tensor>>,
+    /// Cut of each parameter of each unit.
     cuts: Vec<Vec<Cut>>,
 }
 
@@ -71,6 +79,22 @@ impl DecoderConfig {
             "spans all heads of a token, which are on several ranks".to_owned()
         })
     }
+
+    /// Returns the sizes of each of `ranks` ranks that hold the decoder together ([`Self::check_split`]): all have the same
+    /// number of heads and columns. The vocabulary stays whole, since logits do.
+    pub fn part(&self, ranks: i64) -> DecoderConfig {
+        let experts = self.experts.as_ref().map(|experts| ExpertsConfig {
+            moe_intermediate_size: experts.moe_intermediate_size / ranks,
+            ..experts.clone()
+        });
+        DecoderConfig {
+            num_attention_heads: self.num_attention_heads / ranks,
+            num_key_value_heads: (self.num_key_value_heads / ranks).max(1),
+            intermediate_size: self.intermediate_size / ranks,
+            experts,
+            ..self.clone()
+        }
+    }
 }
 
 impl Decoder {
@@ -87,7 +111,7 @@ impl Decoder {
         })?;
         let part =
             Part { whole: self.config.clone(), rank: peers.rank() as i64, ranks: peers.count() as i64 };
-        let config = part.config();
+        let config = self.config.part(part.ranks);
         let of_block = |block: &Block| Block {
             heads: config.num_attention_heads,
             kv_heads: config.num_key_value_heads,
@@ -95,6 +119,7 @@ impl Decoder {
             peers: Some(peers.clone()),
             ..block.clone()
         };
+        let places = Arc::new(Mutex::new(part.places(self.rope_tables.of(0).device())?));
         let units = self.units.iter().enumerate();
         let cuts = units
             .map(|(unit, spec)| (0..spec.params.len()).map(|param| self.cut_of(&part, unit, param)).collect())
@@ -108,7 +133,7 @@ impl Decoder {
             head: self.head,
             rope_tables: self.rope_tables.clone(),
             guide: None,
-            split: Some(Split { peers, part, cuts }),
+            split: Some(Split { peers, part, places, cuts }),
             config,
         })
     }
@@ -150,37 +175,47 @@ impl Decoder {
 }
 
 impl Part {
-    /// Returns the sizes of the part.
-    fn config(&self) -> DecoderConfig {
-        let whole = &self.whole;
-        let len = |range: Range<i64>| range.end - range.start;
-        let experts = whole.experts.as_ref().map(|experts| ExpertsConfig {
-            moe_intermediate_size: experts.moe_intermediate_size / self.ranks,
-            ..experts.clone()
-        });
-        DecoderConfig {
-            num_attention_heads: len(self.own(whole.num_attention_heads)),
-            num_key_value_heads: len(self.own(whole.num_key_value_heads)),
-            intermediate_size: whole.intermediate_size / self.ranks,
-            experts,
-            ..whole.clone()
-        }
-    }
-
     /// Returns this rank's part of `count` heads or columns. If there are fewer heads than ranks, several have the same.
     fn own(&self, count: i64) -> Range<i64> {
         let first = self.rank * count / self.ranks;
         first..first + (count / self.ranks).max(1)
     }
 
-    /// Returns the number of tokens of a rank: the last has fewer.
-    fn tokens(&self) -> i64 {
-        (self.whole.vocab_size + self.ranks - 1) / self.ranks
+    /// Returns the tokens of a rank; the last ranks may have fewer.
+    fn tokens(&self, rank: i64) -> Range<i64> {
+        let (own, all) = ((self.whole.vocab_size + self.ranks - 1) / self.ranks, self.whole.vocab_size);
+        (rank * own).min(all)..((rank + 1) * own).min(all)
+    }
+
+    /// Returns the number of rows of a rank's embeddings and of its head: at least one of zeros is behind those of its
+    /// tokens. Products want an even width.
+    fn vocabulary_rows(&self) -> i64 {
+        let most = self.tokens(0).end + 1;
+        (most + EVEN - 1) / EVEN * EVEN
     }
 
     fn of_vocabulary(&self) -> Cut {
-        let (own, all) = (self.tokens(), self.whole.vocab_size);
-        Cut::Padded((self.rank * own).min(all)..((self.rank + 1) * own).min(all), own)
+        Cut::Padded(self.tokens(self.rank), self.vocabulary_rows())
+    }
+
+    /// Returns the place of each token in this rank's embeddings, int64 `[V]`: that of zeros if it is another rank's.
+    fn places(&self, device: Device) -> Result<Tensor> {
+        let own = self.tokens(self.rank);
+        let zeros = self.vocabulary_rows() - 1;
+        let place = |token: i64| if own.contains(&token) { token - own.start } else { zeros };
+        let places: Vec<i64> = (0..self.whole.vocab_size).map(place).collect();
+        Ok(Tensor::f_from_slice(&places)?.f_to_device(device)?)
+    }
+
+    /// Writes the logits `[R, V]` of all tokens, of those of each rank, `[ranks, R, _]`.
+    fn join_logits_into(&self, of_ranks: &Tensor, logits: &mut Tensor) -> Result<()> {
+        for rank in 0..self.ranks {
+            let tokens = self.tokens(rank);
+            let count = tokens.end - tokens.start;
+            let own = of_ranks.f_select(0, rank)?.f_narrow(1, 0, count)?;
+            logits.f_narrow(1, tokens.start, count)?.f_copy_(&own)?;
+        }
+        Ok(())
     }
 
     /// Returns the part of a layer's matrix without experts.
@@ -258,19 +293,100 @@ impl Part {
 impl Split {
     /// Returns the embeddings `[N, C]` of `tokens` `[N]`: each is on one rank, and the others add zeros.
     pub fn embed(&self, embedding: Embedding, weights: &Weights, tokens: &Tensor) -> Result<Tensor> {
-        let count = self.part.tokens();
-        let own = tokens.f_sub_scalar(self.part.rank * count)?;
-        let is_own = own.f_ge(0)?.f_logical_and(&own.f_lt(count)?)?;
-        let mut rows = embedding.forward(weights, &own.f_clamp(0, count - 1)?)?;
-        drop(rows.f_masked_fill_(&is_own.f_logical_not()?.f_unsqueeze(1)?, 0.0)?);
+        let mut rows = embedding.forward(weights, &self.places().f_index_select(0, tokens)?)?;
         self.peers.sum_(&mut rows)?;
         Ok(rows)
     }
 
-    /// Returns the logits `[R, V]` of all tokens, of this rank's `own`.
+    /// Returns the logits `[R, V]` of all tokens, of those of this rank's rows.
     pub fn join_logits(&self, own: &Tensor) -> Result<Tensor> {
-        let all = self.peers.all_gather(own)?.f_transpose(0, 1)?.f_flatten(1, 2)?;
-        Ok(all.f_narrow(1, 0, self.part.whole.vocab_size)?.f_contiguous()?)
+        let size = [own.size()[0], self.part.whole.vocab_size];
+        let mut logits = Tensor::f_empty(size, (own.kind(), own.device()))?;
+        self.part.join_logits_into(&self.peers.all_gather(own)?, &mut logits)?;
+        Ok(logits)
+    }
+
+    fn places(&self) -> Tensor {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone()
+    }
+
+    /// Returns true if steps can be recorded.
+    pub fn is_recorded(&self) -> bool {
+        self.peers.are_recorded()
+    }
+
+    /// The ranks that have the other parts.
+    pub fn peers(&self) -> &dyn Peers {
+        &*self.peers
+    }
+}
+
+/// Memory for what the ranks of a split decoder exchange in a recorded step, for up to B rows.
+#[derive(Debug)]
+pub(super) struct SplitMemory {
+    split: Split,
+    room: Arc<dyn Room>,
+    /// Place of each row's token in this rank's embeddings, int64 `[B]`.
+    places: Tensor,
+}
+
+impl SplitMemory {
+    /// Allocates memory for `rows` rows of the type and on the device of `like`.
+    pub fn new(split: &Split, rows: i64, like: &Tensor) -> Result<SplitMemory> {
+        let widest = split.part.vocabulary_rows().max(split.part.whole.hidden_size);
+        let room = split.peers.room(rows * widest, like)?;
+        let places = Tensor::f_zeros([rows], (Kind::Int64, like.device()))?;
+        Ok(SplitMemory { split: split.clone(), room, places })
+    }
+
+    /// Returns views of the first `rows` rows.
+    pub fn first(&self, rows: i64) -> Result<SplitMemory> {
+        let places = self.places.f_narrow(0, 0, rows)?;
+        Ok(SplitMemory { split: self.split.clone(), room: self.room.clone(), places })
+    }
+
+    /// Returns the memory of this rank's part of a tensor of this size.
+    pub fn own(&self, size: &[i64]) -> Result<Tensor> {
+        let parts = self.room.parts(size.iter().product())?;
+        Ok(parts.f_select(0, self.split.part.rank)?.f_view(size)?)
+    }
+
+    /// Computes the sum of all ranks' parts, which were written to [`Self::own`].
+    pub fn sum_into(&self, sum: &mut Tensor) -> Result<()> {
+        let (len, size) = (sum.numel() as i64, sum.size());
+        self.room.exchange(len)?;
+        let parts =
+            self.room.parts(len)?.f_view([&[self.split.part.ranks], &size[..]].concat().as_slice())?;
+        drop(parts.f_sum_intlist_out(sum, [0].as_slice(), false, sum.kind())?);
+        Ok(())
+    }
+
+    /// Computes the embeddings of `tokens` `[B]`.
+    pub fn embed_into(
+        &mut self,
+        embedding: Embedding,
+        weights: &Weights,
+        tokens: &Tensor,
+        rows: &mut Tensor,
+    ) -> Result<()> {
+        drop(self.split.places().f_index_select_out(&self.places, 0, tokens)?);
+        embedding.forward_into(weights, &self.places, &mut self.own(&rows.size())?)?;
+        self.sum_into(rows)
+    }
+
+    /// Returns the memory of the logits `[B, _]` of this rank's tokens.
+    pub fn own_logits(&self, rows: i64) -> Result<Tensor> {
+        self.own(&[rows, self.split.part.vocabulary_rows()])
+    }
+
+    /// Writes the logits `[B, V]` of all tokens, after each rank wrote those of its own to [`Self::own_logits`].
+    pub fn join_logits_into(&self, logits: &mut Tensor) -> Result<()> {
+        let Part { ranks, .. } = self.split.part;
+        let (rows, width) = (logits.size()[0], self.split.part.vocabulary_rows());
+        self.room.exchange(rows * width)?;
+        self.split
+            .part
+            .join_logits_into(&self.room.parts(rows * width)?.f_view([ranks, rows, width])?, logits)
     }
 }
 

@@ -151,7 +151,13 @@ impl Recorder {
             top_logprobs.push(TopLogprobs::of(&logits, &sequences)?);
             self.sample(&logits, &sequences, step)?;
         }
+        if let Some(peers) = decoder.peers() {
+            peers.watch()?;
+        }
         let mut sampled = self.read(live.len(), steps)?;
+        if let Some(peers) = decoder.peers() {
+            peers.check()?;
+        }
         for (of_step, sampled) in top_logprobs.iter().zip(&mut sampled) {
             if let Some(of_step) = of_step {
                 of_step.write_to(&sequences, sampled)?;

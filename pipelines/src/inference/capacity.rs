@@ -46,6 +46,8 @@ impl Capacity {
         let room = KvCache::blocks_in(model.config(), dtype, (free_bytes * self.memory) as usize);
         // Space for one sequence is always requested; the device fails if there is none.
         let least = KvCache::blocks_for(1, self.longest);
+        // Ranks that sample together have the same sequences in their caches.
+        let room = model.least_of_ranks(room, weights[0][0].device())?;
         let blocks = self.blocks().min(room).max(least);
         let cache = KvCache::new(model.config(), blocks, dtype, compute)?;
         Ok(Engine::new(model.clone(), shared(weights), version, cache, Limits::new(self.sequences))?)

@@ -10,6 +10,7 @@ use anyroll_models::{
     generation::{SampleId, StopCondition},
 };
 use anyroll_strategy::Weights;
+use serde::{Deserialize, Serialize};
 
 use super::{AnswersTurns, Capacity, Sample, stop_condition};
 use crate::{Result, train::turn_seed};
@@ -27,7 +28,7 @@ pub struct Sampled {
 }
 
 /// Sampling parameters.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// Divisor of the logits; 0 always takes the most likely token.
     pub temperature: f64,

@@ -5,7 +5,7 @@ use anyroll_config::{KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, 
 use anyroll_data::{Dataset, Tokenizer};
 use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, ValueModel, generation::Limits};
 use anyroll_strategy::plan::{
-    Held, driver_bytes, held, scoring_activations, training_activations, whole_weights,
+    Held, driver_bytes, held, scoring_activations, training_activations, weights_in_parts, whole_weights,
 };
 
 use super::{
@@ -28,8 +28,12 @@ pub struct Texts {
     model: Decoder,
     /// The policy with kept logits.
     keeping_logits: Decoder,
-    /// The policy without adapters, if they are merged for sampling.
-    merged: Option<Decoder>,
+    /// The model that samples, if it is not the policy's: without adapters that are merged, or a rank's part.
+    sampled: Option<Decoder>,
+    /// True if adapters are merged for sampling.
+    merges: bool,
+    /// Number of ranks that sample together.
+    together: usize,
     /// The reference or teacher.
     reference: Decoder,
     critic: Option<ValueModel>,
@@ -86,9 +90,15 @@ impl Texts {
             Rollout { sampling, runs_ahead: ahead > 0 }
         });
         let merges = rlvr.is_some_and(|rlvr| rlvr.rollout.merge_adapters);
+        let together = rlvr.map_or(1, |rlvr| rlvr.rollout.tensor_parallel);
         let with_adapters = model(false)?;
         Ok(Self {
-            merged: merges.then(|| with_adapters.merged()),
+            sampled: match together {
+                1 => merges.then(|| with_adapters.merged()),
+                ranks => Some(Decoder::new(with_adapters.config().part(ranks as i64), tch::Device::Cpu)?),
+            },
+            merges,
+            together,
             model: with_adapters,
             keeping_logits: model(true)?,
             reference: reference.transpose()?.map_or_else(|| model(false), Ok)?,
@@ -295,9 +305,12 @@ impl Texts {
         models.chain(hosts).max_by_key(PhaseBytes::total)
     }
 
-    /// Bytes of the whole copy of the policy's weights used for sampling.
+    /// Bytes of the copy of the policy's weights used for sampling.
     fn whole(&self, policy: &Strategy, group: &DeviceGroup) -> usize {
-        let is_own = |unit, param| self.merged.is_some() && self.model.merges_into(unit, param);
+        if self.together > 1 {
+            return weights_in_parts(&self.model, zero_config(policy), group.ranks, self.together);
+        }
+        let is_own = |unit, param| self.merges && self.model.merges_into(unit, param);
         whole_weights(&self.model, zero_config(policy), group.ranks, is_own)
     }
 
@@ -375,12 +388,12 @@ impl Texts {
         mut generate: PhaseBytes,
         busiest: usize,
     ) -> (PhaseBytes, usize) {
-        let (shape, dtype) = (self.model.config(), runs.dtype);
+        let model = self.sampled.as_ref().unwrap_or(&self.model);
+        let (shape, dtype) = (model.config(), runs.dtype);
         let sequences = sequences.max(1);
         let (prompt, longest) = (self.work.prompt, self.work.prompt + completion);
         let limits = Limits::new(sequences);
         let prompts = limits.prefill_tokens.min(sequences * prompt);
-        let model = self.merged.as_ref().unwrap_or(&self.model);
         let sampling = model.sampling_bytes(sequences, prompts, prompt, runs);
         generate.activations = if runs.on_host { sampling } else { sampling.max(busiest) };
 
@@ -459,7 +472,7 @@ impl Workload {
                 sharing: if run.shares_prompts { rlvr.group_size } else { 1 },
                 warmup: rlvr.warmup.clone(),
                 sampling: Some(Sampling {
-                    sequences: rlvr.rollout.batch_size.min(per_rank),
+                    sequences: rlvr.rollout.batch_size.min(per_rank) * rlvr.rollout.tensor_parallel,
                     completion: {
                         let rollout = rlvr.rollout.max_new_tokens;
                         rollout.max(rlvr.evaluation.max_new_tokens(rollout))

@@ -25,6 +25,7 @@ mod rewards;
 mod sequence;
 mod stage;
 mod steps;
+mod tensor;
 mod texts;
 mod trackers;
 

@@ -5,6 +5,7 @@ use std::{num::NonZeroUsize, sync::Arc};
 use anyroll_backends::{BackendKind, Stream, ops};
 use anyroll_config::RlvrConfig;
 use anyroll_reward::{OpenModel, RewardSum, Scorer};
+use anyroll_strategy::{neighbours, peers};
 use tch::Tensor;
 
 use super::{
@@ -15,7 +16,7 @@ use super::{
     rewards::Rewards,
     rollout::{
         Devices, Engine, GroupQueue, InFlightRollout, OwnDevicesRollout, Prompts, Rollout, SyncRollout,
-        sampler,
+        Together, sampler,
     },
 };
 use crate::{
@@ -24,7 +25,7 @@ use crate::{
     environment::Environment,
     launch::Rank,
     run::Run,
-    train::{Place, Share, zero_config},
+    train::{Exchange, Place, Share, zero_config},
 };
 
 /// The options of a run, which are the same on every rank.
@@ -86,12 +87,20 @@ pub fn engine(
 ) -> Result<Engine> {
     let rollout = &config.rollout;
     let (compute, threads) = (Stream::torch(&place.device)?, threads(run, config, model));
-    let sampled = if rollout.merge_adapters { Arc::new(model.merged()) } else { model.clone() };
+    let together = (rollout.tensor_parallel > 1).then(|| {
+        let group = neighbours(place.group(), "rollout", rollout.tensor_parallel)?;
+        let part = Arc::new(model.split(peers(&group, &compute))?);
+        Ok::<_, Error>(Together { part, exchange: Exchange::new(&group)? })
+    });
+    let together = together.transpose()?;
+    let own = together.as_ref().map_or(model, |together| &together.part);
+    let sampled = if rollout.merge_adapters { Arc::new(own.merged()) } else { own.clone() };
     let environment = Environment::new(rollout, base.tokenizer.clone()).map_err(Error::NoEnvironment)?;
     Ok(Engine {
         sampler: sampler(rollout, sampled, compute, base.tokenizer.clone(), threads),
         environment,
         merged: rollout.merge_adapters.then(|| model.clone()),
+        together,
     })
 }
 

@@ -5,16 +5,19 @@
 //! port. Rank 0 prints one JSON object. `bench/train/run.py` starts the ranks and contains the commands. Keys
 //! and their defaults:
 //!
-//! - `mode=train`: `train`, `score`, or `ops`, which times each operation of a step separately;
+//! - `mode=train`: `train`, `score`, `generate`, or `ops`, which times each operation of a step separately;
 //! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: tokens per sequence and sequences per rank;
 //! - `precision=bf16` (or `fp16`), `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`);
 //! - `sequence=1`: ranks that run their micro-batches together, each a slice of the rows;
+//! - for `generate`: `together=1`, ranks that sample together; `batch=64` sequences of each such group, `prompt=256`,
+//!   `tokens=256`;
 //! - `steps=8`: timed steps, after two warm-up steps;
 //! - `digest=true`: print a digest of all weights' bits; `offload=true`: time offloading and loading the
 //!   optimizer's states.
 
 #![forbid(unsafe_code)]
 
+mod generate;
 mod offload;
 mod ops;
 mod shapes;
@@ -75,6 +78,7 @@ fn main() {
     let group = CollectiveGroup::new("world", comm, &device, TIMEOUT).unwrap();
     let result = match options.text("mode", "train") {
         "train" => train(&device, group, &options),
+        "generate" => generate::times(&device, group, &options),
         "score" => score(&device, group, &options),
         "ops" => ops::times(&device, &options),
         other => panic!("no mode {other:?}"),

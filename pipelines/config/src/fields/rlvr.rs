@@ -170,6 +170,11 @@ pub struct RolloutConfig {
     /// slot. Default 64.
     #[serde(default = "sixty_four")]
     pub batch_size: usize,
+    /// Number of ranks that sample together, each with a part of every matrix and of the KV cache; it divides the number
+    /// of ranks. A model may then be that many times larger than a device's memory allows. They run the sequences of all
+    /// of them at a time. Default 1.
+    #[serde(default = "one", skip_serializing_if = "is_one_rank")]
+    pub tensor_parallel: usize,
     /// True if log-probs in sampling must be bitwise equal to log-probs in training, independent of the batch. A step
     /// with a difference ends the run. Matrix products and attention are slower. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -494,6 +499,7 @@ impl RolloutConfig {
         at.ensure(!self.stop.contains(&String::new()), "stop", "a text is empty", help);
         at.positive("max_new_tokens", self.max_new_tokens);
         at.positive("batch_size", self.batch_size);
+        at.positive("tensor_parallel", self.tensor_parallel);
     }
 }
 
@@ -501,6 +507,11 @@ impl RolloutConfig {
 
 fn one() -> usize {
     1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_one_rank(count: &usize) -> bool {
+    *count == 1
 }
 
 fn one_f64() -> f64 {

@@ -93,6 +93,11 @@ impl ModelConfig {
         matches!(self, Self::Folder(folder) if folder.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0))
     }
 
+    /// Returns true if adapters have magnitudes.
+    pub fn has_dora(&self) -> bool {
+        matches!(self, Self::Folder(folder) if folder.lora.as_ref().is_some_and(|lora| lora.dora))
+    }
+
     /// Returns true if adapters are trained instead of the weights.
     pub fn has_adapters(&self) -> bool {
         match self {

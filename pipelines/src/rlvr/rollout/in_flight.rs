@@ -87,7 +87,7 @@ impl Rollout for InFlightRollout {
         let asked: Vec<SampleRequest> = open.iter().map(asked).collect();
         let must_sample = !queue.is_enough(step, wanted, bound);
         if must_sample {
-            round.make_room(&engine.sampler.model, engine.sampler.capacity(&asked))?;
+            round.make_room(engine, &asked)?;
         }
 
         let Round { weights, learner, rewards, .. } = round;

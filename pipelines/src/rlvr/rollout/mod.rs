@@ -18,7 +18,7 @@ use anyroll_reward::Scoring;
 use anyroll_strategy::Weights;
 
 pub use devices::Devices;
-pub use engine::{Engine, sampler};
+pub use engine::{Engine, Together, sampler};
 pub use in_flight::InFlightRollout;
 pub use own_devices::OwnDevicesRollout;
 pub use prompts::Prompts;
@@ -29,7 +29,7 @@ pub use sync::SyncRollout;
 use super::rewards::Rewards;
 use crate::{
     Result,
-    inference::Capacity,
+    inference::SampleRequest,
     train::{Exchange, Learner},
 };
 
@@ -90,13 +90,19 @@ pub struct Spent {
 impl Round<'_> {
     /// Waits for offloads in flight until there is memory for the KV cache, and for the reserved rest. The cache then
     /// has the same size as after all offloads.
-    fn make_room(&mut self, model: &Decoder, capacity: Capacity) -> Result<()> {
+    fn make_room(&mut self, engine: &Engine, asked: &[SampleRequest]) -> Result<()> {
         let started = Instant::now();
+        // Each of several ranks that sample together has a cache of the same size, for the requests of all.
+        if engine.together.is_some() {
+            self.learner.finish_leaving()?;
+        }
         let policy = &mut self.learner.model;
         let leaving_bytes = policy.leaving_bytes();
         if leaving_bytes > 0 {
             let free_bytes = policy.group().stream().device().memory_info()?.free_bytes + leaving_bytes;
-            policy.make_room(capacity.wanted_bytes(model, self.weights, free_bytes))?;
+            let wanted_bytes =
+                engine.sampler.capacity(asked).wanted_bytes(&engine.sampler.model, self.weights, free_bytes);
+            policy.make_room(wanted_bytes)?;
         }
         self.spent.waited += started.elapsed();
         Ok(())

@@ -32,7 +32,7 @@ impl Rollout for SyncRollout {
             self.prompts.asked(&prompts[index], at, queue.groups[index].samples[at].clone())
         };
         let asked: Vec<SampleRequest> = open.iter().map(asked).collect();
-        round.make_room(&self.engine.sampler.model, self.engine.sampler.capacity(&asked))?;
+        round.make_room(&self.engine, &asked)?;
 
         let Round { step, weights, learner, rewards, .. } = round;
         let scoring = rewards.grader.begin();

@@ -1,0 +1,51 @@
+//! Checks of `rollout.tensor_parallel`.
+
+use anyroll_config::{Config, PipelineConfig, RlvrConfig, Section};
+
+use crate::opened::Opened;
+
+const FIELD: &str = "pipeline.rlvr.rollout.tensor_parallel";
+
+/// Reports ranks that cannot sample together.
+pub(super) fn check(config: &Config, opened: Option<&Opened>, world_size: Option<usize>, at: &Section) {
+    let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { return };
+    let ranks = rlvr.rollout.tensor_parallel;
+    if ranks <= 1 || !at.is_read("pipeline") {
+        return;
+    }
+    if let Some(part) = apart(config, rlvr) {
+        at.refuse(
+            FIELD,
+            format!("{part}, where each rank samples by itself"),
+            "write 1, or leave one of them out",
+        );
+        return;
+    }
+    if let Some(world_size) = world_size {
+        at.ensure(
+            world_size.is_multiple_of(ranks),
+            FIELD,
+            format!("{world_size} ranks cannot be divided into groups of {ranks}"),
+            format!("write a divisor of {world_size}, or other `devices`"),
+        );
+    }
+    let shape = opened.and_then(Opened::texts).map(|texts| &texts.base.config);
+    if let Some(Err(error)) = shape.map(|shape| shape.check_split(ranks as i64)) {
+        let help = "each rank takes the same number of heads and columns: write a divisor of the query heads that divides \
+                    the key heads or that they divide, and that divides `intermediate_size`";
+        at.refuse(FIELD, error.to_string(), help);
+    }
+}
+
+/// Returns the part of the config that needs ranks which sample by themselves.
+fn apart(config: &Config, rlvr: &RlvrConfig) -> Option<&'static str> {
+    let rollout = &rlvr.rollout;
+    let parts = [
+        (config.roles.rollout.is_some(), "`roles.rollout` has devices of its own"),
+        (rollout.environment.is_some(), "`rollout.environment` answers turn by turn"),
+        (rollout.asynchronous.ahead > 0, "`rollout.async` stops at a rank's own completions"),
+        (rollout.strict, "`rollout.strict` wants the sums of training"),
+        (config.model.has_dora(), "`lora.dora` needs the norms of whole rows"),
+    ];
+    parts.into_iter().find(|(is_asked, _)| *is_asked).map(|(_, part)| part)
+}
