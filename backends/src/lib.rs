@@ -39,13 +39,13 @@ use std::{str::FromStr, sync::Arc};
 
 pub use backend::Backend;
 pub use collective::{
-    Collective, CollectiveGroup, Listener, P2p, ReduceOp, Reduction, Rendezvous, Store, Work,
+    Collective, CollectiveGroup, HostExchange, Listener, P2p, ReduceOp, Reduction, Rendezvous, Store, Work,
     connect_through_host,
 };
 pub use device::{
     BackendKind, BackendTraits, DType, Device, DeviceId, DeviceInfo, DeviceLoad, Diagnosis, Error, Grid,
-    HostFn, Limits, MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Result, TorchDevice,
-    without_backtrace,
+    HostFn, Limits, MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Result, SharedHandle,
+    TorchDevice, without_backtrace,
 };
 pub use ffi::prefer_folder;
 pub use host::memory::give_back_freed_memory;

@@ -38,4 +38,4 @@ pub use model::{
     Grads, Model, Output, OutputGrad, ParamSpec, Saved, Scores, ScoresGrad, Unit, UnitGrads, Weights,
 };
 pub use random::normals;
-pub use slice::{Peers, Room};
+pub use slice::{Peers, Room, join_columns};

@@ -39,12 +39,34 @@ pub trait Peers: fmt::Debug + Send + Sync {
     /// Returns true if exchanges can be part of a recorded step.
     fn are_recorded(&self) -> bool;
 
-    /// Allocates memory for exchanges of up to `elements` elements of each rank in recorded steps, of the type and on the
+    /// Returns memory for exchanges in recorded steps, of up to `elements` elements of each rank, of the type and on the
     /// device of `like`.
     ///
     /// # Errors
     /// The device's error (out of memory).
     fn room(&self, elements: i64, like: &Tensor) -> Result<Arc<dyn Room>>;
+}
+
+/// Memory in which ranks exchange their parts in recorded steps. All exchanges are on libtorch's stream, and a recorded step
+/// has an even number.
+pub trait Room: fmt::Debug + Send + Sync {
+    /// Returns the memory of this rank's part in the next exchange, which is to be written before.
+    ///
+    /// # Errors
+    /// libtorch's.
+    fn own(&self, size: &[i64]) -> Result<Tensor>;
+
+    /// Writes the sum of all ranks' parts to `sum`, or adds it, rounded, to `sum`: the same bits on each rank.
+    ///
+    /// # Errors
+    /// A failure of the device or of another rank.
+    fn sum_into(&self, sum: &mut Tensor, is_added: bool) -> Result<()>;
+
+    /// Joins the parts `[rows, width]` of all ranks, of each the first `count` columns, until `joined` `[rows, columns]` is full.
+    ///
+    /// # Errors
+    /// A failure of the device or of another rank.
+    fn join_into(&self, joined: &mut Tensor, widths: [i64; 2]) -> Result<()>;
 
     /// Bounds the time of the recorded steps that run now.
     ///
@@ -52,26 +74,26 @@ pub trait Peers: fmt::Debug + Send + Sync {
     /// A failure of the device or of another rank.
     fn watch(&self) -> Result<()>;
 
-    /// Returns the failure that ended the exchanges, if one has. Results that were read before are then none.
+    /// Returns the failure that ended the exchanges, if one has: what was read before is then no result. Waits for the
+    /// device.
     ///
     /// # Errors
     /// That failure.
     fn check(&self) -> Result<()>;
 }
 
-/// Memory in which ranks exchange their parts in recorded steps.
-pub trait Room: fmt::Debug + Send + Sync {
-    /// Returns the parts of all ranks, of `len` elements each: `[ranks, len]`. This rank writes its own.
-    ///
-    /// # Errors
-    /// libtorch's.
-    fn parts(&self, len: i64) -> Result<Tensor>;
-
-    /// Sends this rank's part of `len` elements to the other ranks, and receives theirs, on libtorch's stream.
-    ///
-    /// # Errors
-    /// A failure of the device or of another rank.
-    fn exchange(&self, len: i64) -> Result<()>;
+/// Joins parts `[ranks, rows, width]`, of each the first `count` columns, until `joined` `[rows, columns]` is full.
+///
+/// # Errors
+/// libtorch's.
+pub fn join_columns(parts: &Tensor, count: i64, joined: &mut Tensor) -> Result<()> {
+    let columns = joined.size()[1];
+    for (rank, start) in (0..).zip((0..columns).step_by(count as usize)) {
+        let count = count.min(columns - start);
+        let part = parts.f_select(0, rank)?.f_narrow(1, 0, count)?;
+        joined.f_narrow(1, start, count)?.f_copy_(&part)?;
+    }
+    Ok(())
 }
 
 /// This rank's part of a batch: equal numbers of consecutive rows for each rank, with padding after the last. Its batch

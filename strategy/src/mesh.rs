@@ -1,9 +1,9 @@
 //! [`Mesh`]: the layout of the ranks, and their groups.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use anyroll_backends::{Buffer, CollectiveGroup, DType, ReduceOp, Stream};
-use anyroll_models::{self as models, Peers, Room};
+use anyroll_backends::{Buffer, CollectiveGroup, DType, HostExchange, ReduceOp, Stream};
+use anyroll_models::{self as models, Peers, Room, join_columns};
 use tch::Tensor;
 
 use crate::Result;
@@ -57,13 +57,15 @@ pub fn neighbours(world: &CollectiveGroup, name: &str, count: usize) -> Result<C
 
 /// Returns the ranks of `group` as [`Peers`], whose tensors `compute` writes and reads.
 pub fn peers(group: &CollectiveGroup, compute: &Stream) -> Arc<dyn Peers> {
-    Arc::new(Neighbours { group: group.clone(), compute: compute.clone() })
+    Arc::new(Neighbours { group: group.clone(), compute: compute.clone(), shared: Mutex::default() })
 }
 
 #[derive(Debug)]
 struct Neighbours {
     group: CollectiveGroup,
     compute: Stream,
+    /// Memory that the devices of the ranks share, once it was asked for; `None` in it if they share none.
+    shared: Mutex<Option<Option<Arc<HostExchange>>>>,
 }
 
 impl Neighbours {
@@ -113,12 +115,108 @@ impl Peers for Neighbours {
     }
 
     fn room(&self, elements: i64, like: &Tensor) -> models::Result<Arc<dyn Room>> {
-        let parts = self.memory(like, elements as usize * self.count())?;
-        Ok(Arc::new(Parts { group: self.group.clone(), parts }))
+        let dtype = DType::of(like.kind()).expect("ranks send tensors of the types of weights");
+        let len_bytes = elements as usize * dtype.size_bytes();
+        let mut shared = self.shared.lock().expect("no panic while it is held");
+        if shared.as_ref().is_none_or(|shared| shared.as_ref().is_some_and(|it| it.len_bytes() < len_bytes)) {
+            // What is too small stays: twice the length bounds the sum of all.
+            let exchange = HostExchange::new(&self.group, len_bytes.next_power_of_two())?;
+            *shared = Some(exchange.map(Arc::new));
+        }
+        let group = self.group.clone();
+        Ok(match shared.as_ref().expect("made above") {
+            Some(exchange) => Arc::new(HostRoom { group, exchange: exchange.clone(), dtype }),
+            None => {
+                let parts = self.memory(like, elements as usize * self.count())?;
+                Arc::new(GroupRoom { group, parts, sum: self.memory(like, elements as usize)? })
+            }
+        })
+    }
+}
+
+/// Exchanges by kernels between the devices of a host.
+#[derive(Debug)]
+struct HostRoom {
+    group: CollectiveGroup,
+    exchange: Arc<HostExchange>,
+    dtype: DType,
+}
+
+impl Room for HostRoom {
+    fn own(&self, size: &[i64]) -> models::Result<Tensor> {
+        let len = size.iter().product::<i64>() as usize;
+        Ok(self.exchange.own(len, self.dtype).tensor(size)?)
+    }
+
+    fn sum_into(&self, sum: &mut Tensor, is_added: bool) -> models::Result<()> {
+        Ok(self.exchange.sum(sum, is_added)?)
+    }
+
+    fn join_into(&self, joined: &mut Tensor, widths: [i64; 2]) -> models::Result<()> {
+        Ok(self.exchange.join(joined, widths)?)
     }
 
     fn watch(&self) -> models::Result<()> {
-        Ok(self.group.watch("recorded steps", &self.compute)?)
+        watch(&self.group)
+    }
+
+    fn check(&self) -> models::Result<()> {
+        self.group.check()?;
+        if self.exchange.has_failed()? {
+            self.group.give_up("recorded steps")?;
+        }
+        Ok(())
+    }
+}
+
+/// Exchanges by the group's library.
+#[derive(Debug)]
+struct GroupRoom {
+    group: CollectiveGroup,
+    parts: Buffer,
+    sum: Buffer,
+}
+
+impl GroupRoom {
+    /// Returns the parts of all ranks, `[ranks, ...]`.
+    fn gathered(&self, size: &[i64]) -> models::Result<Tensor> {
+        let (len, ranks) = (size.iter().product::<i64>() as usize, self.group.world_size());
+        let all = self.parts.slice(0..ranks * len);
+        // While a step is recorded, libtorch has another stream.
+        let compute = Stream::torch(self.group.stream().device())?;
+        self.group.all_gather_on(&all, &self.own_of(len), &compute)?;
+        Ok(all.tensor(&[&[ranks as i64], size].concat())?)
+    }
+
+    fn own_of(&self, len: usize) -> Buffer {
+        self.parts.slice(self.group.rank() * len..(self.group.rank() + 1) * len)
+    }
+}
+
+impl Room for GroupRoom {
+    fn own(&self, size: &[i64]) -> models::Result<Tensor> {
+        Ok(self.own_of(size.iter().product::<i64>() as usize).tensor(size)?)
+    }
+
+    fn sum_into(&self, sum: &mut Tensor, is_added: bool) -> models::Result<()> {
+        let (parts, kind) = (self.gathered(&sum.size())?, sum.kind());
+        let to = match is_added {
+            true => self.sum.slice(0..sum.numel()).tensor(&sum.size())?,
+            false => sum.shallow_clone(),
+        };
+        drop(parts.f_sum_intlist_out(&to, [0].as_slice(), false, kind)?);
+        if is_added {
+            drop(sum.f_add_(&to)?);
+        }
+        Ok(())
+    }
+
+    fn join_into(&self, joined: &mut Tensor, [width, count]: [i64; 2]) -> models::Result<()> {
+        join_columns(&self.gathered(&[joined.size()[0], width])?, count, joined)
+    }
+
+    fn watch(&self) -> models::Result<()> {
+        watch(&self.group)
     }
 
     fn check(&self) -> models::Result<()> {
@@ -126,24 +224,7 @@ impl Peers for Neighbours {
     }
 }
 
-/// The parts of all ranks of a group.
-#[derive(Debug)]
-struct Parts {
-    group: CollectiveGroup,
-    parts: Buffer,
-}
-
-impl Room for Parts {
-    fn parts(&self, len: i64) -> models::Result<Tensor> {
-        let ranks = self.group.world_size();
-        Ok(self.parts.slice(0..ranks * len as usize).tensor(&[ranks as i64, len])?)
-    }
-
-    fn exchange(&self, len: i64) -> models::Result<()> {
-        let (len, rank) = (len as usize, self.group.rank());
-        let all = self.parts.slice(0..self.group.world_size() * len);
-        // While a step is recorded, libtorch has another stream.
-        let compute = Stream::torch(self.group.stream().device())?;
-        Ok(self.group.all_gather_on(&all, &all.slice(rank * len..(rank + 1) * len), &compute)?)
-    }
+/// Gives what libtorch's stream has now the deadline of an operation.
+fn watch(group: &CollectiveGroup) -> models::Result<()> {
+    Ok(group.watch("recorded steps", &Stream::torch(group.stream().device())?)?)
 }

@@ -131,6 +131,11 @@ impl CollectiveGroup {
         self.0.comm.sums_in_rank_order()
     }
 
+    /// The time that an operation may take.
+    pub fn timeout(&self) -> Duration {
+        self.0.timeout
+    }
+
     /// The stream on which the operations run.
     pub fn stream(&self) -> &Stream {
         &self.0.stream
@@ -218,6 +223,15 @@ impl CollectiveGroup {
     /// Ends the group: pending and later operations fail.
     pub fn abort(&self) {
         self.0.comm.abort("its group was ended");
+    }
+
+    /// Ends the group, since a kernel's wait in `call` has failed.
+    ///
+    /// # Errors
+    /// The group's failure.
+    pub fn give_up(&self, call: &'static str) -> Result<()> {
+        self.0.give_up(call, &self.0.recorder.lock().unwrap());
+        self.check()
     }
 
     /// The flight recorder's last operations, one a line.
@@ -315,7 +329,13 @@ impl Inner {
     /// Ends the group when its oldest operation is past its deadline.
     fn enforce_deadline(&self) {
         let mut recorder = self.recorder.lock().unwrap();
-        let Some(call) = recorder.overdue(self.timeout) else { return };
+        if let Some(call) = recorder.overdue(self.timeout) {
+            self.give_up(call, &recorder);
+        }
+    }
+
+    /// Ends the group, since `call` took too long.
+    fn give_up(&self, call: &'static str, recorder: &Recorder) {
         let error = Error::Timeout {
             call,
             group: self.name.clone(),

@@ -33,6 +33,9 @@ pub struct RawEvent(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RawGraph(pub u64);
 
+/// The name under which other processes of the host open shared memory.
+pub type SharedHandle = [u8; 64];
+
 /// A part of a device allocation; offset and length in bytes. Not a bare address, since Vulkan has none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawSlice {
@@ -148,6 +151,15 @@ pub unsafe trait Device: Send + Sync + fmt::Debug {
     /// memory only where it is written.
     fn arena_is_zeroed(&self) -> bool {
         false
+    }
+
+    /// Allocates zeroed memory that other processes of the host may open. It stays until the process ends.
+    fn shared_alloc(&self, _len: usize) -> Result<(RawBuffer, SharedHandle)> {
+        unsupported(self.id(), "memory shared with other processes")
+    }
+    /// Opens the shared memory of another process and device, for kernels of this one. It stays open until the process ends.
+    fn shared_open(&self, _handle: &SharedHandle) -> Result<RawBuffer> {
+        unsupported(self.id(), "memory shared with other processes")
     }
 
     /// Allocates zeroed, page-locked host memory.

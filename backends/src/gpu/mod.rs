@@ -16,6 +16,7 @@ mod facts;
 mod graphs;
 mod module;
 mod pinned;
+mod shared;
 mod vendor;
 
 use std::{
@@ -31,7 +32,8 @@ use std::{
 
 use crate::{
     Backend, BackendKind, Collective, Device, DeviceId, DeviceInfo, DeviceLoad, Diagnosis, Error, Grid,
-    MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Reduction, Result, Store, TorchDevice,
+    MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Reduction, Result, SharedHandle, Store,
+    TorchDevice,
     device::{HostFn, opened, unsupported},
     ffi::{
         self,
@@ -321,6 +323,16 @@ unsafe impl Device for Gpu {
 
     fn arena_granularity_bytes(&self) -> usize {
         self.granularity_bytes
+    }
+
+    fn shared_alloc(&self, len: usize) -> Result<(RawBuffer, SharedHandle)> {
+        let (address, handle) = shared::alloc(&self.context, len)?;
+        self.allocated_bytes.fetch_add(len, Ordering::Relaxed);
+        Ok((RawBuffer(address), handle))
+    }
+
+    fn shared_open(&self, handle: &SharedHandle) -> Result<RawBuffer> {
+        shared::open(&self.context, handle).map(RawBuffer)
     }
 
     unsafe fn alloc_pinned(&self, len: usize) -> Result<*mut u8> {

@@ -5,6 +5,7 @@ pub(crate) mod attention;
 mod cache;
 pub(crate) mod decode;
 pub(crate) mod diffusion;
+pub(crate) mod exchange;
 pub(crate) mod experts;
 pub(crate) mod launch;
 pub(crate) mod model;
@@ -25,7 +26,7 @@ use source::source_text;
 pub(crate) use source::{Architecture, Source};
 
 /// Files of kernels by family.
-const FAMILIES: [&[Source]; 10] = [
+const FAMILIES: [&[Source]; 11] = [
     &[strategy::SOURCE, model::SOURCE, diffusion::SOURCE],
     &decode::SOURCES,
     &decode::MATRIX_SOURCES,
@@ -34,13 +35,14 @@ const FAMILIES: [&[Source]; 10] = [
     &product::SOURCES_128,
     &product::SOURCES_MANY,
     &experts::SOURCES,
+    &exchange::SOURCES,
     &attention::SOURCES,
     &attention::BACKWARD_SOURCES,
 ];
 
 /// All files of kernels. A device without the first counts as one without kernels.
-pub(crate) const SOURCES: [Source; 23] = {
-    let mut sources = [strategy::SOURCE; 23];
+pub(crate) const SOURCES: [Source; 26] = {
+    let mut sources = [strategy::SOURCE; 26];
     let (mut count, mut family) = (0, 0);
     while family < FAMILIES.len() {
         let mut index = 0;

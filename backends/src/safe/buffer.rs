@@ -31,6 +31,8 @@ struct Memory {
     raw: RawBuffer,
     len_bytes: usize,
     arena: Option<ArenaState>,
+    /// True if it stays until the process ends.
+    is_kept: bool,
 }
 
 #[derive(Debug)]
@@ -46,10 +48,16 @@ impl Buffer {
         let len_bytes = len.saturating_mul(dtype.size_bytes()).max(1);
         // SAFETY: `Memory` owns the allocation and releases it.
         let raw = unsafe { stream.device().alloc(len_bytes)? };
-        let memory = Arc::new(Memory { home: stream.clone(), raw, len_bytes, arena: None });
+        let memory = Arc::new(Memory { home: stream.clone(), raw, len_bytes, arena: None, is_kept: false });
         let buffer = Self { memory, offset_bytes: 0, len, dtype };
         buffer.fill(0, stream)?;
         Ok(buffer)
+    }
+
+    /// Bytes of memory that stays until the process ends.
+    pub(crate) fn kept(stream: &Stream, raw: RawBuffer, len_bytes: usize) -> Self {
+        let memory = Memory { home: stream.clone(), raw, len_bytes, arena: None, is_kept: true };
+        Self { memory: Arc::new(memory), offset_bytes: 0, len: len_bytes, dtype: DType::U8 }
     }
 
     /// Number of elements.
@@ -184,6 +192,9 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let device = self.home.device();
+        if self.is_kept {
+            return;
+        }
         let Some(arena) = &self.arena else {
             // SAFETY: the last owner; the release is ordered after the work on `home`.
             report(unsafe { device.free(self.raw, self.len_bytes, self.home.raw()) });
@@ -237,8 +248,15 @@ impl Arena {
         // SAFETY: `Memory` owns the reservation and releases it.
         let raw = unsafe { device.arena_reserve(len_bytes)? };
         let state = ArenaState { name: name.into(), mapped: Mutex::new(false) };
-        let arena =
-            Self { memory: Arc::new(Memory { home: stream.clone(), raw, len_bytes, arena: Some(state) }) };
+        let arena = Self {
+            memory: Arc::new(Memory {
+                home: stream.clone(),
+                raw,
+                len_bytes,
+                arena: Some(state),
+                is_kept: false,
+            }),
+        };
         arena.map()?;
         if !device.arena_is_zeroed() {
             arena.buffer(0..len_bytes, DType::U8).fill(0, stream)?;

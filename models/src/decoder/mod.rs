@@ -196,11 +196,6 @@ impl Decoder {
         self
     }
 
-    /// Returns the ranks that hold the decoder together with this one, if there are any.
-    pub(crate) fn peers(&self) -> Option<&dyn Peers> {
-        self.split.as_ref().map(Split::peers)
-    }
-
     /// Returns true if heads of values guide completions.
     pub(crate) fn is_guided(&self) -> bool {
         self.guide.is_some()

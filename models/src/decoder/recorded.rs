@@ -8,8 +8,8 @@ use super::{
     Decoder, ExpertsConfig, KvCache, NormPlaces, block::Block, experts::Experts, lora::Projection,
     math::Math, multipliers::multiply_, split::SplitMemory,
 };
-use crate::Result;
 use crate::model::{Model, Weights};
+use crate::{Result, Room};
 
 /// Memory that a step reads and writes, for up to B rows, or views of the first of them. After
 /// `ops::sample_into`, `tokens` and `positions` belong to the next step.
@@ -158,6 +158,11 @@ impl StepMemory {
                 .map(|split| SplitMemory::new(split, rows, &zeros(&[0], kind)?))
                 .transpose()?,
         })
+    }
+
+    /// Memory of exchanges, if several ranks hold the decoder together.
+    pub fn room(&self) -> Option<&dyn Room> {
+        self.split.as_ref().map(SplitMemory::room)
     }
 
     /// Returns views of the first `rows` rows.
@@ -319,10 +324,9 @@ impl Block {
         match split {
             None => routing.add_linear_(x, activated, of(self.down), made)?,
             Some(split) => {
-                let (mut own, mut sum) = (split.own(&x.size())?, h.values()?.shallow_clone());
-                routing.add_linear_(&mut own.f_zero_()?, activated, of(self.down), made)?;
-                split.sum_into(&mut sum)?;
-                drop(x.f_add_(&sum)?);
+                let mut own = split.room().own(&x.size())?.f_zero_()?;
+                routing.add_linear_(&mut own, activated, of(self.down), made)?;
+                split.room().sum_into(x, true)?;
             }
         }
         let norm = next_norm.expect("blocks with experts have norms on branch inputs");
@@ -339,26 +343,30 @@ impl Block {
         norms: BranchNorms,
         stream: Stream,
     ) -> Result<()> {
-        if norms.output.is_none() && self.residual_multiplier == 1.0 && stream.split.is_none() {
+        let is_plain = norms.output.is_none() && self.residual_multiplier == 1.0;
+        if is_plain && stream.split.is_none() {
             let next = norms.next.expect("branches have a norm on their input or output");
             return self.add_and_norm_in_place(projection, weights, y, next, stream);
         }
         let Stream { x, h, scratch, split } = stream;
         // Uses the memory of the next norm, or of none.
         let mut product = h.values()?.shallow_clone();
-        let mut own = split.map_or_else(|| Ok(product.shallow_clone()), |split| split.own(&x.size()))?;
+        let mut own =
+            split.map_or_else(|| Ok(product.shallow_clone()), |split| split.room().own(&x.size()))?;
         let (matrix, bias) =
             (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));
         self.math.linear_into(&mut Normed::unscaled(y), matrix, bias, &mut own)?;
         self.adapt_in_place(projection, weights, y, scratch, &mut own)?;
         if let Some(split) = split {
-            split.sum_into(&mut product)?;
+            split.room().sum_into(if is_plain { x } else { &mut product }, is_plain)?;
         }
         if let Some(norm) = norms.output {
             ops::rms_norm_(&mut product, norm, self.eps)?;
         }
-        multiply_(&mut product, self.residual_multiplier)?;
-        drop(x.f_add_(&product)?);
+        if !is_plain {
+            multiply_(&mut product, self.residual_multiplier)?;
+            drop(x.f_add_(&product)?);
+        }
         match norms.next {
             Some(norm) => Ok(h.become_norm_of(x, norm, self.eps)?),
             None => Ok(()),

@@ -18,7 +18,7 @@ use super::lora::Projection;
 use super::{Decoder, DecoderConfig, ExpertsConfig, QkNorm};
 use crate::error::check_config;
 use crate::model::Weights;
-use crate::slice::padded;
+use crate::slice::{join_columns, padded};
 use crate::{Peers, Result, Room};
 
 /// This rank's part of a tensor.
@@ -207,17 +207,6 @@ impl Part {
         Ok(Tensor::f_from_slice(&places)?.f_to_device(device)?)
     }
 
-    /// Writes the logits `[R, V]` of all tokens, of those of each rank, `[ranks, R, _]`.
-    fn join_logits_into(&self, of_ranks: &Tensor, logits: &mut Tensor) -> Result<()> {
-        for rank in 0..self.ranks {
-            let tokens = self.tokens(rank);
-            let count = tokens.end - tokens.start;
-            let own = of_ranks.f_select(0, rank)?.f_narrow(1, 0, count)?;
-            logits.f_narrow(1, tokens.start, count)?.f_copy_(&own)?;
-        }
-        Ok(())
-    }
-
     /// Returns the part of a layer's matrix without experts.
     fn of(&self, projection: Projection) -> Cut {
         let DecoderConfig { num_attention_heads, num_key_value_heads, head_dim, .. } = self.whole;
@@ -302,7 +291,7 @@ impl Split {
     pub fn join_logits(&self, own: &Tensor) -> Result<Tensor> {
         let size = [own.size()[0], self.part.whole.vocab_size];
         let mut logits = Tensor::f_empty(size, (own.kind(), own.device()))?;
-        self.part.join_logits_into(&self.peers.all_gather(own)?, &mut logits)?;
+        join_columns(&self.peers.all_gather(own)?, self.part.tokens(0).end, &mut logits)?;
         Ok(logits)
     }
 
@@ -313,11 +302,6 @@ impl Split {
     /// Returns true if steps can be recorded.
     pub fn is_recorded(&self) -> bool {
         self.peers.are_recorded()
-    }
-
-    /// The ranks that have the other parts.
-    pub fn peers(&self) -> &dyn Peers {
-        &*self.peers
     }
 }
 
@@ -345,20 +329,9 @@ impl SplitMemory {
         Ok(SplitMemory { split: self.split.clone(), room: self.room.clone(), places })
     }
 
-    /// Returns the memory of this rank's part of a tensor of this size.
-    pub fn own(&self, size: &[i64]) -> Result<Tensor> {
-        let parts = self.room.parts(size.iter().product())?;
-        Ok(parts.f_select(0, self.split.part.rank)?.f_view(size)?)
-    }
-
-    /// Computes the sum of all ranks' parts, which were written to [`Self::own`].
-    pub fn sum_into(&self, sum: &mut Tensor) -> Result<()> {
-        let (len, size) = (sum.numel() as i64, sum.size());
-        self.room.exchange(len)?;
-        let parts =
-            self.room.parts(len)?.f_view([&[self.split.part.ranks], &size[..]].concat().as_slice())?;
-        drop(parts.f_sum_intlist_out(sum, [0].as_slice(), false, sum.kind())?);
-        Ok(())
+    /// The memory of exchanges.
+    pub fn room(&self) -> &dyn Room {
+        &*self.room
     }
 
     /// Computes the embeddings of `tokens` `[B]`.
@@ -370,23 +343,19 @@ impl SplitMemory {
         rows: &mut Tensor,
     ) -> Result<()> {
         drop(self.split.places().f_index_select_out(&self.places, 0, tokens)?);
-        embedding.forward_into(weights, &self.places, &mut self.own(&rows.size())?)?;
-        self.sum_into(rows)
+        embedding.forward_into(weights, &self.places, &mut self.room.own(&rows.size())?)?;
+        self.room.sum_into(rows, false)
     }
 
     /// Returns the memory of the logits `[B, _]` of this rank's tokens.
     pub fn own_logits(&self, rows: i64) -> Result<Tensor> {
-        self.own(&[rows, self.split.part.vocabulary_rows()])
+        self.room.own(&[rows, self.split.part.vocabulary_rows()])
     }
 
     /// Writes the logits `[B, V]` of all tokens, after each rank wrote those of its own to [`Self::own_logits`].
     pub fn join_logits_into(&self, logits: &mut Tensor) -> Result<()> {
-        let Part { ranks, .. } = self.split.part;
-        let (rows, width) = (logits.size()[0], self.split.part.vocabulary_rows());
-        self.room.exchange(rows * width)?;
-        self.split
-            .part
-            .join_logits_into(&self.room.parts(rows * width)?.f_view([ranks, rows, width])?, logits)
+        let part = &self.split.part;
+        self.room.join_into(logits, [part.vocabulary_rows(), part.tokens(0).end])
     }
 }
 

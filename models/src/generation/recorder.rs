@@ -20,7 +20,7 @@ use super::{
     top_logprobs::TopLogprobs,
 };
 use crate::{
-    Decoder, KvCache, Result,
+    Decoder, KvCache, Result, Room,
     decoder::{
         StepMemory,
         kv_cache::{BLOCK_TOKENS, SCRATCH_BLOCK, blocks_of},
@@ -151,13 +151,10 @@ impl Recorder {
             top_logprobs.push(TopLogprobs::of(&logits, &sequences)?);
             self.sample(&logits, &sequences, step)?;
         }
-        if let Some(peers) = decoder.peers() {
-            peers.watch()?;
-        }
+        let room = self.memory.room();
+        room.map_or(Ok(()), Room::watch)?;
         let mut sampled = self.read(live.len(), steps)?;
-        if let Some(peers) = decoder.peers() {
-            peers.check()?;
-        }
+        room.map_or(Ok(()), Room::check)?;
         for (of_step, sampled) in top_logprobs.iter().zip(&mut sampled) {
             if let Some(of_step) = of_step {
                 of_step.write_to(&sequences, sampled)?;
