@@ -20,6 +20,7 @@ mod ffi;
 pub mod flat;
 mod gpu;
 mod host;
+mod host_exchange;
 #[cfg(test)]
 #[path = "../examples/host_memory/mod.rs"]
 mod host_memory;
@@ -39,7 +40,7 @@ use std::{str::FromStr, sync::Arc};
 
 pub use backend::Backend;
 pub use collective::{
-    Collective, CollectiveGroup, HostExchange, Listener, P2p, ReduceOp, Reduction, Rendezvous, Store, Work,
+    Collective, CollectiveGroup, Listener, P2p, ReduceOp, Reduction, Rendezvous, Store, Work,
     connect_through_host,
 };
 pub use device::{
@@ -49,6 +50,7 @@ pub use device::{
 };
 pub use ffi::prefer_folder;
 pub use host::memory::give_back_freed_memory;
+pub use host_exchange::HostExchange;
 pub use kernels::cache_kernels_in;
 pub use safe::{Arena, Buffer, Event, Graph, PinnedBuffer, Stream};
 pub use threads::on_threads;

@@ -5,7 +5,6 @@ pub(crate) mod communicator;
 pub(crate) mod gloo;
 mod group;
 mod host_copies;
-mod host_exchange;
 pub(crate) mod in_rank_order;
 mod notice;
 pub(crate) mod rendezvous;
@@ -15,7 +14,6 @@ use std::{fmt, sync::Arc};
 use crate::{Buffer, DType, Error, Result, Stream};
 pub use gloo::connect_through_host;
 pub use group::{CollectiveGroup, Work};
-pub use host_exchange::HostExchange;
 pub use rendezvous::{Listener, Rendezvous, Store};
 
 /// The operation that combines elements of several ranks.

@@ -57,7 +57,7 @@ pub(crate) struct Ranks {
     pub(crate) limit_ns: u64,
 }
 
-/// What a rank keeps for the kernels: the turns that its blocks have taken, and whether a wait has failed.
+/// Memory of a rank for the kernels: the turns that its blocks have taken, and a number that says if a wait has failed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct State {
     pub(crate) taken: *mut c_void,

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::shared::{DOWNLOAD, NO_EPOCHS, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
+use super::shared::{
+    ALL_WEIGHTS, DOWNLOAD, NO_EPOCHS, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE,
+};
 use super::{
     ledger::Ledger,
     openrlhf_rewards::{REWARD_MODEL, reward_clip, rewards},
@@ -122,7 +124,8 @@ fn defaults() -> [(&'static str, Value); 16] {
     ]
 }
 
-pub(super) const IDLE: [(&str, &str); 36] = [
+pub(super) const IDLE: [(&str, &str); 37] = [
+    ("vllm.tensor_parallel_size", ALL_WEIGHTS),
     ("vllm*", ONE_ENGINE),
     ("enforce_eager", ONE_ENGINE),
     ("enable_prefix_caching", ONE_ENGINE),

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::shared::{DOWNLOAD, ONE_ENGINE, R, REPORTS, ROLLOUT_BATCH_SIZE};
+use super::shared::{ALL_WEIGHTS, DOWNLOAD, ONE_ENGINE, R, REPORTS, ROLLOUT_BATCH_SIZE};
 use super::{ledger::Ledger, rules, schedule::Schedule, values};
 
 fn defaults() -> [(&'static str, Value); 18] {
@@ -29,8 +29,9 @@ fn defaults() -> [(&'static str, Value); 18] {
     ]
 }
 
-pub(super) const IDLE: [(&str, &str); 32] = [
+pub(super) const IDLE: [(&str, &str); 33] = [
     ("use_vllm", ONE_ENGINE),
+    ("vllm_tensor_parallel_size", ALL_WEIGHTS),
     ("vllm_*", ONE_ENGINE),
     ("ds3_gather_for_generation", ONE_ENGINE),
     ("use_transformers_paged", ONE_ENGINE),

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use tables::{ENGINE, IDLE, REFUSED};
 
-use super::shared::{DOWNLOAD, NO_EPOCHS, ONE_ENGINE, R, ROLLOUT_BATCH_SIZE};
+use super::shared::{ALL_WEIGHTS, DOWNLOAD, NO_EPOCHS, ONE_ENGINE, R, ROLLOUT_BATCH_SIZE};
 use super::{ledger::Ledger, megatron, rules, schedule::Schedule};
 
 const ACTOR: &str = "actor_rollout_ref.actor";
@@ -68,6 +68,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     }
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
+    ledger.idle_all(&[(&format!("{ROLLOUT}.tensor_model_parallel_size"), ALL_WEIGHTS)]);
     for name in ENGINE {
         ledger.idle_all(&[(&format!("{ROLLOUT}.{name}"), ONE_ENGINE)]);
     }

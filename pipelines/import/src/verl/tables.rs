@@ -146,7 +146,7 @@ pub(super) const REFUSED: [(&str, &str); 29] = [
 ];
 
 /// Keys of `rollout` that configure its engines or the weights' way to them.
-pub(super) const ENGINE: [&str; 50] = [
+pub(super) const ENGINE: [&str; 49] = [
     "name",
     "mode",
     "dtype",
@@ -154,7 +154,6 @@ pub(super) const ENGINE: [&str; 50] = [
     "enforce_eager",
     "cudagraph_capture_sizes",
     "free_cache_engine",
-    "tensor_model_parallel_size",
     "data_parallel_size",
     "expert_parallel_size",
     "pipeline_model_parallel_size",

@@ -9,9 +9,8 @@ use std::{
 
 use tch::{Kind, Tensor};
 
-use super::group::CollectiveGroup;
 use crate::{
-    Buffer, DType, PinnedBuffer, RawBuffer, Result, SharedHandle, Stream,
+    Buffer, CollectiveGroup, DType, PinnedBuffer, RawBuffer, Result, SharedHandle, Stream,
     device::unsupported,
     kernels::exchange::{self, MOST_BLOCKS, MOST_RANKS, Ranks, State},
 };
