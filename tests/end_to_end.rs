@@ -48,6 +48,7 @@ mod sequence;
 mod serve;
 mod shims;
 mod slurm;
+mod storage;
 mod strict;
 mod tensor;
 mod trackers;

@@ -273,10 +273,33 @@ pub enum Error {
         /// The same line of rank 0.
         first: String,
     },
+    /// A store of objects failed.
+    #[error(transparent)]
+    Storage(#[from] crate::storage::StorageError),
+    /// The newest checkpoint could not be brought back from the store.
+    #[error("the newest checkpoint could not be read from `checkpoint.storage`: {problem}")]
+    NotRestored {
+        /// The rank, and the reason.
+        problem: String,
+    },
+    /// The run is over, and its last checkpoint is on this host only.
+    #[error("{problem}; it is in the folders of the hosts")]
+    NotStored {
+        /// The checkpoint and the reason.
+        problem: String,
+    },
+    /// A new run would mix its checkpoints with others.
+    #[error(
+        "`checkpoint.storage` {url} holds checkpoints of a run: continue it with --auto-resume, or name another place"
+    )]
+    Stored {
+        /// The place.
+        url: String,
+    },
     /// A host has another folder at the run's path, or none.
     #[error(
         "rank {rank} does not see the run folder {}, where every rank writes its part of a checkpoint: \
-         put --output on a file system that all hosts share", folder.display()
+         put --output on a file system that all hosts share, or name a store in `checkpoint.storage`", folder.display()
     )]
     NotShared {
         /// The first rank without it.
@@ -284,6 +307,12 @@ pub enum Error {
         /// The folder, as on rank 0.
         folder: std::path::PathBuf,
     },
+    /// Rank 0 would encode a run's texts into a folder that other hosts do not see.
+    #[error(
+        "texts are encoded into the run's folder, which some hosts do not see: encode them before by `anyroll embed`, or put \
+         --output on a file system that all hosts share"
+    )]
+    EncodesApart,
     /// A run's model cannot be exported.
     #[error("cannot export {}: {problem}", run.display())]
     Export {

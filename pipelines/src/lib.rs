@@ -1,7 +1,7 @@
 //! The training loops over a config's parts: from a YAML file to a run folder.
 //!
 //! In reading order, each module uses only earlier ones. [`launch`] starts ranks, and [`run`] has the types of a run
-//! on a machine. [`inference`] and [`environment`] are parts of a step, and [`journal`] writes its results. [`train`]
+//! on a machine. [`storage`] keeps files elsewhere. [`inference`] and [`environment`] are parts of a step, and [`journal`] writes its results. [`train`]
 //! is the loop, and [`rlvr`], [`offline`] and [`diffusion`] are pipelines. [`opened`] has the files that a config
 //! names, and [`plan`] computes memory. [`prepare`] turns a YAML file into a run. [`loaded`] opens a trained model, and
 //! [`evaluation`] measures it. `tests/tidy.rs` refuses cycles.
@@ -46,6 +46,7 @@ pub mod run_dir;
 pub mod run_log;
 mod sample_text;
 pub mod samples;
+pub mod storage;
 pub mod tensorboard;
 pub mod trackers;
 pub mod train;

@@ -64,6 +64,10 @@ pub struct RunDir {
 }
 
 impl RunDir {
+    /// Files that rank 0 writes, and that a run continues to write after a resume.
+    pub const RECORDS: [&str; 7] =
+        [CONFIG, RESOLVED, "metrics.jsonl", "warmup.jsonl", "samples.jsonl", "advice.jsonl", "log.jsonl"];
+
     /// The run folder and checkpoint that `path` names; the checkpoint is `None` if `path` is the run folder
     /// itself. A run's checkpoints are in its `checkpoints/`, and the best one in the run folder.
     pub fn and_checkpoint(path: &Path) -> (PathBuf, Option<PathBuf>) {

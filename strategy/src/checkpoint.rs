@@ -13,6 +13,9 @@
 //! The folder is written under a temporary name and renamed once everything is on disk, so a folder with its
 //! final name is complete. [`Saver`] writes in the background, during training.
 //!
+//! Ranks of several hosts may write to a folder on each host ([`Folders`]). Each folder then has the files of its host's
+//! ranks, and the manifest.
+//!
 //! Frozen units are left out: they are unchanged since training began, so the caller of [`load`] has already
 //! built them.
 //!
@@ -20,6 +23,7 @@
 //! ranks at stage 3 loads on one rank at stage 0. A rank's own state loads only at the world size that wrote
 //! it.
 
+mod folders;
 mod manifest;
 mod saver;
 mod seal;
@@ -34,7 +38,9 @@ use std::{
 use anyroll_models::Model;
 use tch::Tensor;
 
-use manifest::{MANIFEST, Manifest};
+pub use folders::{Folders, Save};
+pub use manifest::MANIFEST;
+use manifest::Manifest;
 pub use saver::Saver;
 pub use seal::Stamp;
 pub use weights::CheckpointWeights;
@@ -50,16 +56,27 @@ const F32_BYTES: usize = size_of::<f32>();
 const WRONG_SUM: &str = "its checksum is wrong";
 
 /// Writes a checkpoint to the new folder `path`. Every rank calls; all return once it is complete and on
-/// disk. Its files belong to `stamp`, the same on all ranks. [`load`] returns `extra`, which is rank 0's.
+/// disk. Its files belong to the stamp of `save`, the same on all ranks. [`load`] returns `extra`, which is rank 0's.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] if a file cannot be written. A checkpoint that was at `path` before is then still
 /// there.
-pub fn save<M: Model>(zero: &mut Zero<M>, path: &Path, stamp: Stamp, extra: serde_json::Value) -> Result<()> {
-    let mut saver = Saver::of_run(stamp.run);
+pub fn save<M: Model>(
+    zero: &mut Zero<M>,
+    path: &Path,
+    save: impl Into<Save>,
+    extra: serde_json::Value,
+) -> Result<()> {
+    let Save { stamp, folders } = save.into();
+    let mut saver = Saver::of_run(stamp.run).into_folders(folders);
     saver.at(stamp.step).start(zero, path, extra)?;
     saver.finish(zero.group())?;
     Ok(())
+}
+
+/// Puts the complete checkpoint in the folder `aside` at `path`, in place of one that is there.
+pub fn place(aside: &Path, path: &Path) -> Result<()> {
+    put_in_place(&RealDisk, aside, path).map_err(failed(path))
 }
 
 /// Renames the complete checkpoint `aside` to `path`. A checkpoint already at `path` is moved away only now,
@@ -150,6 +167,26 @@ pub fn verify(path: &Path) -> Result<()> {
         manifest.own(path, rank).map_or(Ok(()), |own| own.open().map(drop))?;
     }
     manifest.parts.keys().try_for_each(|name| verify(&manifest.part(path, name)?.0))
+}
+
+/// Returns the paths of the checkpoint's files that are missing, or are others than its manifests say. Reads all of it.
+///
+/// # Errors
+/// Errors of a manifest that is missing or damaged.
+pub fn broken(path: &Path) -> Result<Vec<PathBuf>> {
+    let manifest = Manifest::read(path)?;
+    let mut broken = Vec::new();
+    for rank in 0..manifest.world_size {
+        for file in [Some(manifest.shard(path, rank)), manifest.own(path, rank)].into_iter().flatten() {
+            if file.open().is_err() {
+                broken.push(file.path);
+            }
+        }
+    }
+    for name in manifest.parts.keys() {
+        broken.extend(self::broken(&manifest.part(path, name)?.0)?);
+    }
+    Ok(broken)
 }
 
 /// Returns the `own` bytes that `rank` of `world_size` ranks gave [`Saver::start_with`], or `None` if no rank

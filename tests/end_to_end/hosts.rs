@@ -4,6 +4,7 @@ mod faults;
 mod network;
 mod random;
 mod restarts;
+mod storage;
 
 use std::iter;
 use std::process::Command;

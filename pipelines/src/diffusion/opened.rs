@@ -45,6 +45,13 @@ pub enum PaintedTexts {
     },
 }
 
+impl PaintedTexts {
+    /// Returns true if the run encodes them.
+    pub fn are_to_encode(&self) -> bool {
+        matches!(self, Self::ToEncode { .. })
+    }
+}
+
 /// Encoded texts.
 pub struct EncodedTexts {
     /// The file of the embeddings.

@@ -139,7 +139,7 @@ impl Pipeline for Diffusion {
             checkpoint::load(&mut frozen, &path)?;
         } else {
             frozen.copy_weights_from(&mut self.models.learner.model)?;
-            checkpoint::save(&mut frozen, &path, kept.stamp(), Value::Null)?;
+            checkpoint::save(&mut frozen, &path, kept.save(), Value::Null)?;
         }
         self.base = Some(self.task.evaluation_images(&mut frozen, &self.exchange, true)?.images);
         if self.has_old_policy() && self.models.old.is_none() {
@@ -164,8 +164,8 @@ impl Pipeline for Diffusion {
     fn save(&mut self, saver: &mut Saver, path: &Path, position: Value) -> Result<()> {
         if let Some(old) = &mut self.models.old {
             let path = old_policy(path);
-            checkpoint::save(old, &path, saver.stamp(), Value::Null)?;
-            if self.exchange.rank() == 0 {
+            checkpoint::save(old, &path, saver.save(), Value::Null)?;
+            if saver.save().folders.leads(self.exchange.rank()) {
                 // One more than the number of checkpoints, since this step's checkpoint is not written yet.
                 let keep = self.plan().keep_last + 1;
                 checkpoint::prune(path.parent().expect("it has just been joined"), keep)?;

@@ -9,7 +9,7 @@ use anyroll_config::{CriticConfig, RlvrConfig};
 use anyroll_models::{ValueModel, init::WeightSource};
 use anyroll_strategy::{
     Zero,
-    checkpoint::{self, Stamp},
+    checkpoint::{self, Save},
 };
 use tch::Tensor;
 
@@ -129,11 +129,11 @@ impl Critic {
         Ok(self.learner.offload()?)
     }
 
-    /// Writes the critic into the new checkpoint `folder`, with the checkpoint's `stamp`.
-    pub fn save(&mut self, folder: &Path, stamp: Stamp) -> anyroll_strategy::Result<()> {
+    /// Writes the critic into the new checkpoint `folder`, as a part of its `save`.
+    pub fn save(&mut self, folder: &Path, save: Save) -> anyroll_strategy::Result<()> {
         self.learner.load()?;
         let path = folder.join(FOLDER);
-        checkpoint::save(&mut self.learner.model, &path, stamp, serde_json::Value::Null)?;
+        checkpoint::save(&mut self.learner.model, &path, save, serde_json::Value::Null)?;
         self.learner.offload()
     }
 

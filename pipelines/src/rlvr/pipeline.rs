@@ -217,9 +217,9 @@ impl Pipeline for Rlvr {
         let in_flight = self.rollout.in_flight();
         let in_flight = in_flight.map(|groups| serde_json::to_vec(groups).expect("plain data"));
         let Models { learner, critic, .. } = &mut self.models;
-        let stamp = saver.stamp();
+        let save = saver.save();
         learner.save(saver, path, position, in_flight, |folder| {
-            critic.as_mut().map_or(Ok(()), |critic| critic.save(folder, stamp))
+            critic.as_mut().map_or(Ok(()), |critic| critic.save(folder, save))
         })
     }
 

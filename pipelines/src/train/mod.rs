@@ -8,6 +8,7 @@ mod device_load;
 mod exchange;
 mod learner;
 mod micro_batch;
+mod mirror;
 mod pipeline;
 mod place;
 mod reduce;
@@ -28,6 +29,7 @@ use std::{
 
 use anyroll_backends::profile::span;
 use anyroll_config::{MetricsConfig, error_chain::one_line};
+pub use anyroll_strategy::checkpoint::Folders;
 use anyroll_strategy::checkpoint::{self, Saver, Stamp};
 use device_load::device_load;
 use serde::{Deserialize, Serialize};
@@ -35,6 +37,7 @@ use serde::{Deserialize, Serialize};
 pub use exchange::Exchange;
 pub use learner::{Learner, MiniBatch, Schedule, Stepped, Update};
 pub use micro_batch::MicroBatch;
+pub use mirror::{Mirror, fetch_records, newest};
 pub use pipeline::{Evaluation, Kept, Nothing, Pipeline, Plan, StepOutcome, WarmupStep};
 pub use place::Place;
 #[cfg(test)]
@@ -83,6 +86,10 @@ pub struct Job<'a> {
     pub dir: Option<RunDir>,
     /// Path of the run folder on this rank.
     pub folder: PathBuf,
+    /// Folders of the ranks.
+    pub folders: Folders,
+    /// Copies of the checkpoints in a store.
+    pub mirror: Option<Mirror>,
     /// True to resume from the folder's last checkpoint.
     pub resume: bool,
     /// True to print a completion of training now and then.
@@ -147,6 +154,10 @@ struct Training<P: Pipeline> {
     journal: Option<Journal>,
     /// Writes checkpoints during the steps.
     saver: Saver,
+    /// The checkpoint that is being written, or was last.
+    saving: Option<PathBuf>,
+    /// Copies them to a store.
+    mirror: Option<Mirror>,
     /// Records some steps, if that was asked for.
     timeline: Option<Timeline>,
     /// Loss of the last warm-up step of this process.
@@ -157,9 +168,10 @@ struct Training<P: Pipeline> {
 
 impl<P: Pipeline> Training<P> {
     fn start(mut pipeline: P, exchange: Exchange, job: Job, screen: &Screen) -> Result<Self> {
-        let Job { name, data, number, dir, folder, resume, show, profile, metrics } = job;
+        let Job { name, data, number, dir, folder, folders, mut mirror, resume, show, profile, metrics } =
+            job;
         let plan = pipeline.plan();
-        let saved = if resume { checkpoint::list(&folder.join(CHECKPOINTS))? } else { Vec::new() };
+        let saved = if resume { saved(&folder, mirror.as_mut(), &exchange)? } else { Vec::new() };
         let (mut position, stamp) = match saved.split_last() {
             Some((last, _)) => {
                 load(&mut pipeline, &plan, last, data.as_deref()).map_err(|error| or_older(error, &saved))?
@@ -181,7 +193,7 @@ impl<P: Pipeline> Training<P> {
         if let Some(journal) = journal.as_mut().filter(|_| show) {
             journal.show_samples();
         }
-        let saver = Saver::of_run(stamp.map_or(number, |stamp| stamp.run));
+        let saver = Saver::of_run(stamp.map_or(number, |stamp| stamp.run)).into_folders(folders);
         let (warmup_loss, first_step) = (None, position.steps);
         let steps = (first_step, plan.steps);
         let timeline = match exchange.group().stream().device().torch_device() {
@@ -196,6 +208,8 @@ impl<P: Pipeline> Training<P> {
             folder,
             journal,
             saver,
+            saving: None,
+            mirror,
             timeline,
             warmup_loss,
             first_step,
@@ -285,9 +299,7 @@ impl<P: Pipeline> Training<P> {
             let (step, StepOutcome { mut metrics, samples, stop: asked }) = (*steps, outcome);
             self.end_timeline()?;
             metrics.merge(device_load(&self.exchange)?);
-            if self.saver.poll(self.exchange.group())? {
-                self.prune()?;
-            }
+            self.poll_save()?;
             let is_last = step == self.plan.steps;
             let every = self.plan.evaluate_every;
             let mut evaluated = Ended::Finished;
@@ -330,8 +342,9 @@ impl<P: Pipeline> Training<P> {
     }
 
     fn freeze(&mut self, is_saved: bool) -> Result<()> {
-        let run = self.saver.stamp().run;
-        self.pipeline.freeze(Kept { folder: &self.folder, run, is_saved })
+        let save = self.saver.save();
+        let (run, folders) = (save.stamp.run, save.folders);
+        self.pipeline.freeze(Kept { folder: &self.folder, run, folders, is_saved })
     }
 
     /// Without the evaluation where completions are not scored before the run has to stop.
@@ -379,19 +392,70 @@ impl<P: Pipeline> Training<P> {
                 journal.report_between_steps()?;
             }
         }
-        let path = self.folder.join(CHECKPOINTS).join(format!("step_{:06}", self.position.steps));
+        self.save_to(self.folder.join(CHECKPOINTS).join(format!("step_{:06}", self.position.steps)))
+    }
+
+    /// Starts a checkpoint in a folder, once the one before it is complete.
+    fn save_to(&mut self, path: PathBuf) -> Result<()> {
+        self.end_save()?;
         let position = serde_json::to_value(&self.position).expect("plain numbers");
-        self.pipeline.save(self.saver.at(self.position.steps), &path, position)
+        self.pipeline.save(self.saver.at(self.position.steps), &path, position)?;
+        self.saving = Some(path);
+        Ok(())
+    }
+
+    /// Completes the checkpoint in flight if it is written by now. Until a copy is over, the next checkpoint stays aside, as
+    /// it may take the place of what is copied.
+    fn poll_save(&mut self) -> Result<()> {
+        if let Some(mirror) = &mut self.mirror {
+            let failed = mirror.poll(&self.exchange)?;
+            let is_busy = mirror.is_busy();
+            self.warn(failed);
+            if is_busy {
+                return Ok(());
+            }
+        }
+        if self.saver.poll(self.exchange.group())? { self.copy_save() } else { Ok(()) }
     }
 
     /// Waits for the checkpoint in flight, if there is one.
+    fn end_save(&mut self) -> Result<()> {
+        self.end_copy()?;
+        if self.saver.finish(self.exchange.group())? { self.copy_save() } else { Ok(()) }
+    }
+
+    /// Waits for the last checkpoint and its copy.
     fn finish_save(&mut self) -> Result<()> {
-        self.saver.finish(self.exchange.group())?;
+        self.end_save()?;
+        self.prune()?;
+        self.end_copy()?;
+        let failure = self.mirror.as_ref().and_then(Mirror::failure);
+        failure.map_or(Ok(()), |problem| Err(Error::NotStored { problem: problem.to_owned() }))
+    }
+
+    fn end_copy(&mut self) -> Result<()> {
+        let Some(mirror) = &mut self.mirror else { return Ok(()) };
+        let failed = mirror.finish(&self.exchange)?;
+        self.warn(failed);
+        Ok(())
+    }
+
+    /// Starts to copy the checkpoint that has just been completed.
+    fn copy_save(&mut self) -> Result<()> {
+        if let Some((mirror, path)) = self.mirror.as_mut().zip(self.saving.take()) {
+            mirror.start(&self.exchange, &path)?;
+        }
         self.prune()
     }
 
+    fn warn(&self, problem: Option<String>) {
+        if let Some(problem) = problem {
+            self.say(&format!("warning: {problem}"));
+        }
+    }
+
     fn prune(&self) -> Result<()> {
-        if self.journal.is_some() {
+        if self.saver.save().folders.leads(self.exchange.rank()) {
             checkpoint::prune(&self.folder.join(CHECKPOINTS), self.plan.keep_last)?;
         }
         Ok(())
@@ -403,8 +467,7 @@ impl<P: Pipeline> Training<P> {
         let score = self.pipeline.best_by(metrics).filter(|_| trains);
         let Some(score) = score.filter(|score| is_best(*score, self.position.best)) else { return Ok(()) };
         self.position.best = Some(score);
-        let position = serde_json::to_value(&self.position).expect("plain numbers");
-        self.pipeline.save(self.saver.at(self.position.steps), &self.folder.join(BEST), position)
+        self.save_to(self.folder.join(BEST))
     }
 
     /// Writes the report and prints the table; after an interruption, also prints the command to resume.
@@ -455,6 +518,15 @@ fn is_best(score: f64, best: Option<f64>) -> bool {
 
 const CHECKPOINTS: &str = "checkpoints";
 const BEST: &str = "best";
+
+/// Checkpoints in the run's folder that the run may continue from, sorted. The last one is that of a store, if it has one
+/// that is newer.
+fn saved(folder: &Path, mirror: Option<&mut Mirror>, exchange: &Exchange) -> Result<Vec<PathBuf>> {
+    let list = || checkpoint::list(&folder.join(CHECKPOINTS));
+    let Some(mirror) = mirror else { return Ok(list()?) };
+    let Some(newest) = mirror.restore(exchange)? else { return Ok(Vec::new()) };
+    Ok(list()?.into_iter().filter(|path| *path <= newest).collect())
+}
 
 /// Restarts a run that ended before its first checkpoint: its steps are repeated, and their records rewritten.
 /// Reports a run with more records than are possible without a checkpoint, since it has lost one.

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use anyroll_strategy::checkpoint::{Saver, Stamp};
+use anyroll_strategy::checkpoint::{Folders, Save, Saver, Stamp};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::Exchange;
@@ -82,6 +82,8 @@ pub struct Kept<'a> {
     pub folder: &'a Path,
     /// Number of the run, contained in the files.
     pub run: u32,
+    /// Folders of the ranks.
+    pub folders: Folders,
     /// True if the models were saved before.
     pub is_saved: bool,
 }
@@ -90,6 +92,11 @@ impl Kept<'_> {
     /// Stamp of the files.
     pub fn stamp(&self) -> Stamp {
         Stamp { run: self.run, step: 0 }
+    }
+
+    /// The save that writes them.
+    pub fn save(&self) -> Save {
+        Save { stamp: self.stamp(), folders: self.folders }
     }
 }
 

@@ -59,7 +59,7 @@ impl Reference {
             checkpoint::load(&mut model, &path)?;
         } else {
             model.copy_weights_from(policy)?;
-            checkpoint::save(&mut model, &path, kept.stamp(), Value::Null)?;
+            checkpoint::save(&mut model, &path, kept.save(), Value::Null)?;
         }
         Ok(Self::held(model, role))
     }

@@ -8,20 +8,23 @@ use anyroll_pipelines::{
     launch::{self, Interrupts, LaunchPlan, Outcome},
     run_dir::RunDir,
     run_log::{LogKind, RunLog},
+    storage::Storage,
+    train,
 };
 
 /// Time between a failure and the next start, in which a device's memory is given back.
 const PAUSE: Duration = Duration::from_secs(1);
+const BEGINNING: &str = "the beginning";
 
 /// Starts a job by `start`, and again after each failure, at most `most` times. `resumed` are the arguments of a start that
-/// continues the run in `dir`. `record` takes each failure.
+/// continues the run in `dir`, and the place from which it does, in words. `record` takes each failure.
 ///
 /// A failure that repeats the one before it, at the same step, is not followed by another start.
 pub(super) fn launch_with_restarts(
     mut plan: LaunchPlan,
     most: u32,
     dir: &RunDir,
-    resumed: impl Fn() -> Vec<OsString>,
+    resumed: impl Fn() -> (Vec<OsString>, String),
     mut start: impl FnMut(&LaunchPlan, &mut Interrupts) -> Result<Outcome, launch::Error>,
     record: impl Fn(&launch::Error),
 ) -> Result<Outcome, launch::Error> {
@@ -45,22 +48,32 @@ pub(super) fn launch_with_restarts(
             tell(dir, &format!("no restart: {most} were made"));
             return Err(error);
         }
-        tell(dir, &format!("{}; restart {restart} of {most}, from {}", one_line(&error), newest(dir)));
+        let (args, from) = resumed();
+        tell(dir, &format!("{}; restart {restart} of {most}, from {from}", one_line(&error)));
         if interrupts.arrives_within(PAUSE) {
             return Ok(Outcome::Interrupted);
         }
-        plan.args = resumed();
+        plan.args = args;
         before = Some(failure);
     }
     unreachable!("restarts end")
 }
 
-/// The place from which the next start continues.
-fn newest(dir: &RunDir) -> String {
+/// The place from which the next start continues, in words.
+pub(super) fn newest(dir: &RunDir) -> String {
     // A folder that cannot be read is told by the ranks.
     let newest = dir.newest_checkpoint().unwrap_or_default();
     let name = newest.as_ref().and_then(|path| path.file_name());
-    name.map_or("the beginning".to_owned(), |name| format!("checkpoint {}", name.display()))
+    name.map_or(BEGINNING.to_owned(), |name| format!("checkpoint {}", name.display()))
+}
+
+/// The same for a run that continues from a store.
+pub(super) fn newest_in(storage: &Storage) -> String {
+    match train::newest(storage) {
+        Ok(name) => name.map_or(BEGINNING.to_owned(), |name| format!("checkpoint {name}")),
+        // A store that cannot be read is told by the ranks.
+        Err(_) => "the newest checkpoint".to_owned(),
+    }
 }
 
 /// Cause and place of a failure, whichever rank it was.

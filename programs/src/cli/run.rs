@@ -7,6 +7,7 @@ use std::{
     ops::ControlFlow,
     path::{self, Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
+    time::Duration,
 };
 
 use anyroll_config::{Config, PipelineConfig, error_chain::one_line};
@@ -23,7 +24,8 @@ use anyroll_pipelines::{
     run::{Machine, Run},
     run_dir::{Lock, RunDir},
     run_log::LogKind,
-    train::{Ended, Exchange, Job, Place, train},
+    storage::Storage,
+    train::{self, Ended, Exchange, Folders, Job, Mirror, Place, train},
 };
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
@@ -32,11 +34,13 @@ use signal_hook::{
 
 use super::{
     RunArgs, log_to, machine,
-    restarts::{launch_with_restarts, write_to_log},
+    restarts::{launch_with_restarts, newest, newest_in, write_to_log},
 };
 
 /// The run folder that the parent created, for the ranks that it starts.
 const RUN_DIR: &str = "ANYROLL_RUN_DIR";
+/// Most time for the first words with the run's store.
+const REACHED_WITHIN: Duration = Duration::from_secs(30);
 
 pub(super) fn run(args: &RunArgs) -> Result<u8> {
     launch::watch_parent();
@@ -84,10 +88,25 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     if !speaks {
         log();
     }
+    // Each host once.
+    if rank.as_ref().is_none_or(|rank| rank.local_rank == 0 && !launch::is_launched())
+        && let Some(storage) = storage(&prepared.run, Some(REACHED_WITHIN))?
+    {
+        storage.check()?;
+    }
     match rank {
         None => supervise(args, &draft, &prepared.run, hosts.as_ref()),
         Some(rank) => work(args, &draft, prepared, rank, &screen),
     }
+}
+
+/// The run's store, whose requests end `within` a time or that of the config.
+fn storage(run: &Run, within: Option<Duration>) -> Result<Option<Arc<Storage>>> {
+    let checkpoint = run.config.pipeline.checkpoint();
+    let timeout = Duration::from_secs(checkpoint.storage_timeout_s);
+    let timeout = within.map_or(timeout, |within| within.min(timeout));
+    let storage = checkpoint.storage.as_ref().map(|url| Storage::open(url, timeout));
+    Ok(storage.transpose()?.map(Arc::new))
 }
 
 /// Starts the ranks of this host and waits until those of all hosts have ended.
@@ -115,9 +134,16 @@ fn supervise(args: &RunArgs, draft: &Draft, run: &Run, hosts: Option<&Hosts>) ->
     };
     match hosts {
         Some(hosts) if hosts.node_rank > 0 => {
+            // The folder is that of host 0. With a store this host has its own, and may not have begun the run.
+            let stored = run.config.pipeline.checkpoint().storage.is_some();
+            let resumed = |folder: &Path| if stored { plan.args.clone() } else { resumed(folder) };
             Ok(launch::follow(hosts, &plan, args.restarts > 0, resumed)?.exit_code())
         }
-        _ => lead(args, folder(args, draft, run)?, plan, hosts, resumed),
+        _ => {
+            let storage = storage(run, None)?;
+            let folder = folder(args, draft, run, storage.as_deref())?;
+            lead(args, folder, plan, (hosts, storage.as_deref()), resumed)
+        }
     }
 }
 
@@ -126,7 +152,7 @@ fn lead(
     args: &RunArgs,
     Folder { dir, has_begun }: Folder,
     mut plan: LaunchPlan,
-    hosts: Option<&Hosts>,
+    (hosts, storage): (Option<&Hosts>, Option<&Storage>),
     resumed: impl Fn(&Path) -> Vec<OsString>,
 ) -> Result<u8> {
     let _kept = if has_begun { None } else { Some(dir.keep()?) };
@@ -145,7 +171,10 @@ fn lead(
         }
     };
     let record = |error: &launch::Error| record_failure(&dir, has_begun, error);
-    let outcome = launch_with_restarts(plan, args.restarts, &dir, || resumed(dir.path()), start, record);
+    // Hosts continue together from what all of them can have.
+    let newest = || storage.filter(|_| hosts.is_some()).map_or_else(|| newest(&dir), newest_in);
+    let again = || (resumed(dir.path()), newest());
+    let outcome = launch_with_restarts(plan, args.restarts, &dir, again, start, record);
     if let Some(leader) = leader {
         leader.part(outcome.as_ref().copied());
     }
@@ -169,25 +198,42 @@ struct Folder {
 }
 
 /// Creates the run folder, or opens the one to continue.
-fn folder(args: &RunArgs, draft: &Draft, run: &Run) -> Result<Folder> {
+fn folder(args: &RunArgs, draft: &Draft, run: &Run, storage: Option<&Storage>) -> Result<Folder> {
     if let Some(dir) = &args.resume {
         return Ok(Folder { dir: RunDir::open(dir)?, has_begun: true });
+    }
+    let stored = storage.map(|storage| Ok::<_, Error>((storage, train::newest(storage)?.is_some())));
+    let stored = stored.transpose()?.filter(|(_, has_checkpoint)| *has_checkpoint);
+    if let (Some((storage, _)), false) = (stored, args.auto_resume) {
+        return Err(Error::Stored { url: storage.url().to_owned() });
     }
     let path = match &args.output {
         Some(path) => path.clone(),
         None => RunDir::default_path(Path::new("runs"), &run.config.name, &jiff::Zoned::now()),
     };
     match RunDir::create(&path, draft.as_written(), &run.to_yaml()) {
-        Ok(dir) => Ok(Folder { dir, has_begun: false }),
+        Ok(dir) => {
+            if let Some((storage, _)) = stored {
+                train::fetch_records(storage, dir.path())?;
+                same_run(&dir, run)?;
+            }
+            Ok(Folder { dir, has_begun: stored.is_some() })
+        }
         Err(OutputError::AlreadyARun { path }) if args.auto_resume => {
             let dir = RunDir::open(&path)?;
-            let there = prepare::text_of(&dir.resolved())?;
-            match first_difference(&run.to_yaml(), &there) {
-                Some((here, there)) => Err(Error::OtherRun { folder: path, there, here }),
-                None => Ok(Folder { dir, has_begun: true }),
-            }
+            same_run(&dir, run)?;
+            Ok(Folder { dir, has_begun: true })
         }
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Refuses a folder of a run with another config.
+fn same_run(dir: &RunDir, run: &Run) -> Result<()> {
+    let there = prepare::text_of(&dir.resolved())?;
+    match first_difference(&run.to_yaml(), &there) {
+        Some((here, there)) => Err(Error::OtherRun { folder: dir.path().to_owned(), there, here }),
+        None => Ok(()),
     }
 }
 
@@ -203,12 +249,13 @@ fn first_difference(own: &str, other: &str) -> Option<(String, String)> {
 fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &Screen) -> Result<u8> {
     let Prepared { run, opened } = prepared;
     tch::set_num_threads(run.threads as i32);
+    let storage = storage(&run, None)?;
     // Rank 0 writes the folder. Another launcher has not created it yet.
     let folder = match (rank.rank, env::var_os(RUN_DIR)) {
         (0, Some(path)) => {
             Some(Folder { dir: RunDir::open(Path::new(&path))?, has_begun: args.resume.is_some() })
         }
-        (0, None) => Some(folder(args, draft, &run)?),
+        (0, None) => Some(folder(args, draft, &run, storage.as_deref())?),
         _ => None,
     };
     let (dir, has_begun) = folder.map_or((None, false), |it| (Some(it.dir), it.has_begun));
@@ -218,13 +265,29 @@ fn work(args: &RunArgs, draft: &Draft, prepared: Prepared, rank: Rank, screen: &
     place.group().name_hosts(&exchange.gather(&launch::host_name())?);
     let data = opened.digest().map(|digest| format!("{digest:08x}"));
     same_config(&run, data.as_deref(), &exchange)?;
-    let folder = shared_folder(dir.as_ref().zip(lock.as_ref()), &exchange)?;
+    // Rank 0 alone knows if `--auto-resume` found a run: another rank may look after it was created.
+    let resume = exchange.gather(&has_begun)?[0];
+    let of_rank_0 = dir.as_ref().zip(lock.as_ref());
+    // With a store each host may have a folder of its own.
+    let named = args.output.as_deref().or(args.resume.as_deref()).filter(|_| storage.is_some());
+    let host = match shared_folder(of_rank_0, named, &exchange)? {
+        Seen { folder, missing: None, .. } => HostFolder { path: folder, folders: Folders::One, _lock: None },
+        Seen { folder, missing: Some(rank), .. } if storage.is_none() => {
+            return Err(Error::NotShared { rank, folder });
+        }
+        seen => {
+            refuse_to_encode(&opened)?;
+            let make = |path: &Path| make_folder(path, draft, &run, resume);
+            host_folder(named, &rank, seen, &exchange, make)?
+        }
+    };
+    let keep_last = run.config.pipeline.checkpoint().keep_last;
+    let mirror = storage.map(|storage| Mirror::new(storage, &host.path, host.folders, keep_last));
     let name = run.config.name.clone();
     let metrics = run.config.metrics.clone();
     let number = run_number(&run, data.as_deref());
-    // Rank 0 alone knows if `--auto-resume` found a run: another rank may look after it was created.
-    let (resume, show, profile) = (exchange.gather(&has_begun)?[0], args.show, args.profile);
-    let job = Job { name: &name, data, number, dir, folder, resume, show, profile, metrics };
+    let (show, profile, folders, folder) = (args.show, args.profile, host.folders, host.path.clone());
+    let job = Job { name: &name, data, number, dir, folder, folders, mirror, resume, show, profile, metrics };
     // Signals are caught only once the pipeline is made: a rank that still waits for the others, or for a reward to
     // start, has nothing to save, and the signal ends it.
     let ended = match (run.config.pipeline.clone(), opened) {
@@ -286,9 +349,25 @@ fn same_config(run: &Run, data: Option<&str>, exchange: &Exchange) -> Result<()>
     }
 }
 
-/// Path of the run folder on this rank. Refuses a folder that some rank does not see, since each writes its
-/// part of a checkpoint there.
-fn shared_folder(own: Option<(&RunDir, &Lock)>, exchange: &Exchange) -> Result<PathBuf> {
+/// The run's folder on this host.
+struct HostFolder {
+    path: PathBuf,
+    folders: Folders,
+    /// Lock of a folder that rank 0 does not see, on the rank that made it.
+    _lock: Option<Lock>,
+}
+
+/// Rank 0's folder.
+struct Seen {
+    folder: PathBuf,
+    /// True if this rank sees it.
+    is_here: bool,
+    /// The first rank that does not.
+    missing: Option<usize>,
+}
+
+/// Finds out which ranks see rank 0's folder: at the path that is `named` on their host, or else at rank 0's.
+fn shared_folder(own: Option<(&RunDir, &Lock)>, named: Option<&Path>, exchange: &Exchange) -> Result<Seen> {
     let said = own.map_or(String::new(), |(dir, lock)| {
         let path = path::absolute(dir.path()).unwrap_or_else(|_| dir.path().to_owned());
         format!("{}\n{}", lock.mark(), path.display())
@@ -296,11 +375,47 @@ fn shared_folder(own: Option<(&RunDir, &Lock)>, exchange: &Exchange) -> Result<P
     let said = exchange.gather(&said)?.swap_remove(0);
     let (mark, path) = said.split_once('\n').expect("rank 0 says both");
     let folder = PathBuf::from(path);
-    let sees = exchange.gather(&Lock::is_at(&folder, mark))?;
-    match sees.iter().position(|sees| !sees) {
-        Some(rank) => Err(Error::NotShared { rank, folder }),
-        None => Ok(own.map_or(folder, |(dir, _)| dir.path().to_owned())),
+    let is_here = Lock::is_at(named.unwrap_or(&folder), mark);
+    let missing = exchange.gather(&is_here)?.iter().position(|sees| !sees);
+    Ok(Seen { folder: own.map_or(folder, |(dir, _)| dir.path().to_owned()), is_here, missing })
+}
+
+/// The folder of this host, where some do not see rank 0's: the `named` one, or else one at the path of rank 0's. One rank
+/// of the host makes it.
+fn host_folder(
+    named: Option<&Path>,
+    rank: &Rank,
+    Seen { folder, is_here, .. }: Seen,
+    exchange: &Exchange,
+    make: impl Fn(&Path) -> Result<Lock>,
+) -> Result<HostFolder> {
+    let path = named.filter(|_| !is_here).map_or(folder, Path::to_owned);
+    let makes = !is_here && rank.local_rank == 0;
+    let lock = if makes { Some(make(&path)?) } else { None };
+    // Now it is there for all ranks of the host.
+    exchange.gather(&())?;
+    Ok(HostFolder { path, folders: Folders::OfHosts { is_first: makes || rank.rank == 0 }, _lock: lock })
+}
+
+/// Refuses texts that rank 0 would encode into its folder, for all ranks.
+fn refuse_to_encode(opened: &Opened) -> Result<()> {
+    match opened {
+        Opened::Images(images) if images.texts.are_to_encode() => Err(Error::EncodesApart),
+        _ => Ok(()),
     }
+}
+
+/// Makes the folder of a host that does not see rank 0's, or opens the one that it had before the run was resumed.
+fn make_folder(path: &Path, draft: &Draft, run: &Run, resume: bool) -> Result<Lock> {
+    let dir = match RunDir::create(path, draft.as_written(), &run.to_yaml()) {
+        Err(OutputError::AlreadyARun { path }) if resume => {
+            let dir = RunDir::open(&path)?;
+            same_run(&dir, run)?;
+            dir
+        }
+        made => made?,
+    };
+    Ok(dir.lock()?)
 }
 
 /// A flag that Ctrl-C, SIGTERM and SIGHUP set.

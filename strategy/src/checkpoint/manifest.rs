@@ -16,7 +16,8 @@ use super::{
 };
 use crate::{Result, layout::Layout, loss_scale::Counters};
 
-pub(super) const MANIFEST: &str = "manifest.json";
+/// Name of the file that makes a folder a checkpoint.
+pub const MANIFEST: &str = "manifest.json";
 const FORMAT: u32 = 3;
 /// The format before checksums of files were in the manifest, and a seal in each file.
 const UNSEALED: u32 = 2;

@@ -13,7 +13,7 @@ use anyroll_backends::{Buffer, CollectiveGroup, DType, PinnedBuffer, Stream};
 use anyroll_models::Model;
 
 use super::{
-    F32_BYTES, failed, is_at,
+    F32_BYTES, Folders, Save, failed, is_at,
     manifest::{FileSums, MANIFEST, Manifest, sum_of},
     own_name, put_in_place,
     seal::{END_BYTES, Seal, Stamp},
@@ -30,6 +30,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Saver {
     disk: Arc<dyn Disk>,
+    folders: Folders,
     /// The run, and the step of the next save.
     stamp: Stamp,
     /// Allocated at the first save and reused, since pinning memory takes longer than the copy.
@@ -43,6 +44,8 @@ struct Pending {
     path: PathBuf,
     /// `Some` on rank 0 only. The files' checksums are filled in once they are written.
     manifest: Option<Manifest>,
+    /// True if this rank completes the folder.
+    leads: bool,
     writing: JoinHandle<(PinnedBuffer, Result<FileSums>)>,
 }
 
@@ -55,12 +58,17 @@ impl Default for Saver {
 impl Saver {
     /// Returns a saver for `disk`, which may be one that fails in tests.
     pub fn on(disk: Arc<dyn Disk>) -> Self {
-        Self { disk, stamp: Stamp::default(), memory: None, pending: None }
+        Self { disk, folders: Folders::One, stamp: Stamp::default(), memory: None, pending: None }
     }
 
     /// Returns a saver for the run with this number, which is the same on all ranks.
     pub fn of_run(run: u32) -> Self {
         Self { stamp: Stamp { run, step: 0 }, ..Self::default() }
+    }
+
+    /// The same saver for other folders than one that all ranks see.
+    pub fn into_folders(self, folders: Folders) -> Self {
+        Self { folders, ..self }
     }
 
     /// Sets the step of the next save.
@@ -72,6 +80,11 @@ impl Saver {
     /// Run and step of the next save.
     pub fn stamp(&self) -> Stamp {
         self.stamp
+    }
+
+    /// The next save, for further models that are saved with it.
+    pub fn save(&self) -> Save {
+        Save { stamp: self.stamp, folders: self.folders }
     }
 
     /// Starts to write a checkpoint to the new folder `path`. Returns once no later work on the device can
@@ -108,8 +121,8 @@ impl Saver {
         self.finish(&zero.group().clone())?;
         zero.needs("save", &[State::Params, State::Optimizer])?;
         let rank = zero.group().rank();
-        let aside = aside(path);
-        let made = if rank == 0 { self.make_room(&aside) } else { Ok(()) };
+        let (aside, leads) = (aside(path), self.folders.leads(rank));
+        let made = if leads { self.make_room(&aside) } else { Ok(()) };
         agree(zero.group(), path, made)?;
         others(&aside)?;
         let mut manifest = Manifest::new(zero.model().units(), zero.group().world_size(), self.stamp);
@@ -130,7 +143,7 @@ impl Saver {
         };
         let writing = thread::Builder::new().name("checkpoint".into()).spawn(write).map_err(failed(path))?;
         let manifest = (rank == 0).then_some(manifest);
-        self.pending = Some(Pending { path: path.to_owned(), manifest, writing });
+        self.pending = Some(Pending { path: path.to_owned(), manifest, leads, writing });
         Ok(())
     }
 
@@ -151,7 +164,7 @@ impl Saver {
     /// [`Error::Checkpoint`] if this rank could not write, [`Error::CheckpointOfPeer`] if another rank could
     /// not. A checkpoint that was at the path before is then still there.
     pub fn finish(&mut self, group: &CollectiveGroup) -> Result<bool> {
-        let Some(Pending { path, manifest, writing }) = self.pending.take() else { return Ok(false) };
+        let Some(Pending { path, manifest, leads, writing }) = self.pending.take() else { return Ok(false) };
         let written = match writing.join() {
             Ok((memory, written)) => {
                 self.memory = Some(memory);
@@ -160,7 +173,12 @@ impl Saver {
             Err(_) => Err(failed(&path)(io::Error::other("the thread that wrote it panicked"))),
         };
         let files = exchange_sums(group, &path, written)?;
-        let placed = manifest.map_or(Ok(()), |manifest| self.place(&path, Manifest { files, ..manifest }));
+        let text = manifest.map(|manifest| Manifest { files, ..manifest }.to_text());
+        let text = match self.folders {
+            Folders::One => text,
+            Folders::OfHosts { .. } => Some(of_first(group, text)?),
+        };
+        let placed = text.filter(|_| leads).map_or(Ok(()), |text| self.complete(&path, &text));
         agree(group, &path, placed)?;
         Ok(true)
     }
@@ -170,9 +188,9 @@ impl Saver {
         self.disk.remove_folder(aside).and_then(|()| self.disk.create_folder(aside)).map_err(failed(aside))
     }
 
-    fn place(&self, path: &Path, manifest: Manifest) -> Result<()> {
+    fn complete(&self, path: &Path, manifest: &str) -> Result<()> {
         let aside = aside(path);
-        self.disk.write(&aside.join(MANIFEST), manifest.to_text().as_bytes()).map_err(failed(&aside))?;
+        self.disk.write(&aside.join(MANIFEST), manifest.as_bytes()).map_err(failed(&aside))?;
         put_in_place(&*self.disk, &aside, path).map_err(failed(path))
     }
 }
@@ -272,6 +290,17 @@ fn agree(group: &CollectiveGroup, path: &Path, own: Result<()>) -> Result<()> {
 /// Returns the flags of all ranks, by rank.
 fn flags(group: &CollectiveGroup, own: bool) -> Result<Vec<bool>> {
     Ok(gather(group, &[u8::from(own)])?.iter().map(|&flag| flag != 0).collect())
+}
+
+/// Returns the text of rank 0, which alone has one.
+fn of_first(group: &CollectiveGroup, text: Option<String>) -> Result<String> {
+    let mut bytes = text.unwrap_or_default().into_bytes();
+    let lengths = gather(group, &(bytes.len() as u64).to_le_bytes())?;
+    let length = u64::from_le_bytes(*lengths.first_chunk().expect("a group has a rank")) as usize;
+    bytes.resize(length, 0);
+    let mut all = gather(group, &bytes)?;
+    all.truncate(length);
+    Ok(String::from_utf8(all).expect("a text of rank 0"))
 }
 
 /// Returns the bytes of all ranks, by rank. Every rank passes equally many.

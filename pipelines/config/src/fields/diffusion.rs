@@ -264,13 +264,8 @@ impl DiffusionConfig {
         if let Some(warmup) = &self.warmup {
             warmup.validate(&at.below("warmup"));
         }
-        for (name, value) in [
-            ("evaluation.every", self.evaluation.every),
-            ("checkpoint.every", self.checkpoint.every),
-            ("checkpoint.keep_last", self.checkpoint.keep_last as u64),
-        ] {
-            at.positive(name, value);
-        }
+        at.positive("evaluation.every", self.evaluation.every);
+        self.checkpoint.validate(&at.below("checkpoint"));
         at.ensure(
             !self.checkpoint.keep_best,
             "checkpoint.keep_best",

@@ -400,14 +400,12 @@ impl OfflineConfig {
 impl OfflineConfig {
     /// Reports invalid fields of the pipeline of `config`.
     pub(super) fn validate(&self, config: &Config, at: &Section) {
-        for (name, value) in [
-            ("batch_size", self.batch_size as u64),
-            ("evaluation.every", self.evaluation.every),
-            ("checkpoint.every", self.checkpoint.every),
-            ("checkpoint.keep_last", self.checkpoint.keep_last as u64),
-        ] {
+        for (name, value) in
+            [("batch_size", self.batch_size as u64), ("evaluation.every", self.evaluation.every)]
+        {
             at.positive(name, value);
         }
+        self.checkpoint.validate(&at.below("checkpoint"));
         at.given(&["evaluation.prompts"]).ensure(
             self.evaluation.prompts != Some(0) || !self.checkpoint.keep_best,
             "checkpoint.keep_best",

@@ -301,12 +301,11 @@ impl RlvrConfig {
             ("evaluation.every", self.evaluation.every),
             ("evaluation.prompts", self.evaluation.prompts.map_or(1, |prompts| prompts as u64)),
             ("evaluation.samples", self.evaluation.samples as u64),
-            ("checkpoint.every", self.checkpoint.every),
-            ("checkpoint.keep_last", self.checkpoint.keep_last as u64),
             ("samples.groups", self.samples.groups as u64),
         ] {
             at.positive(name, value);
         }
+        self.checkpoint.validate(&at.below("checkpoint"));
         self.evaluation.validate(&at.below("evaluation"));
         self.validate_without_steps(at);
         self.validate_environment(config, at);

@@ -142,6 +142,15 @@ impl PipelineConfig {
         }
     }
 
+    /// Returns the interval and place of checkpoints.
+    pub fn checkpoint(&self) -> &CheckpointConfig {
+        match self {
+            Self::Rlvr(rlvr) => &rlvr.checkpoint,
+            Self::Offline(offline) => &offline.checkpoint,
+            Self::Diffusion(diffusion) => &diffusion.checkpoint,
+        }
+    }
+
     /// Returns true if the pipeline has a reference.
     pub fn has_reference(&self) -> bool {
         match self {
@@ -182,11 +191,56 @@ pub struct CheckpointConfig {
     pub keep_last: usize,
     /// True if the policy with the best `eval/greedy` is kept as well, in the run folder's `best`. Default false.
     pub keep_best: bool,
+    /// A store that has a copy of the checkpoints, so that hosts need no shared folder: `s3://BUCKET/FOLDER`,
+    /// `gs://BUCKET/FOLDER`, `az://CONTAINER/FOLDER` or `file:///FOLDER`, one for each run. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub storage: Option<String>,
+    /// Seconds for which a request to the store is tried again; 1 or above. Default 180.
+    #[serde(skip_serializing_if = "is_default_timeout")]
+    pub storage_timeout_s: u64,
+}
+
+/// Default of [`CheckpointConfig::storage_timeout_s`].
+const STORAGE_TIMEOUT_S: u64 = 180;
+
+fn is_default_timeout(seconds: &u64) -> bool {
+    *seconds == STORAGE_TIMEOUT_S
 }
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self { every: 50, keep_last: 2, keep_best: false }
+        Self {
+            every: 50,
+            keep_last: 2,
+            keep_best: false,
+            storage: None,
+            storage_timeout_s: STORAGE_TIMEOUT_S,
+        }
+    }
+}
+
+impl CheckpointConfig {
+    /// Kinds of stores, as their URLs begin.
+    pub const STORES: [&str; 4] = ["s3://", "gs://", "az://", "file:///"];
+
+    pub(super) fn validate(&self, at: &Section) {
+        for (name, number) in [
+            ("every", self.every),
+            ("keep_last", self.keep_last as u64),
+            ("storage_timeout_s", self.storage_timeout_s),
+        ] {
+            at.positive(name, number);
+        }
+        if let Some(storage) = &self.storage {
+            let names_a_place =
+                Self::STORES.iter().any(|store| storage.strip_prefix(store).is_some_and(|it| !it.is_empty()));
+            at.ensure(
+                names_a_place,
+                "storage",
+                format!("`{storage}` is no place in a store"),
+                "write s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, az://CONTAINER/FOLDER or file:///FOLDER",
+            );
+        }
     }
 }
 
