@@ -229,6 +229,16 @@ pub enum Error {
          (torchrun has --max-restarts, Slurm --requeue), with --auto-resume in place of --restarts"
     )]
     Restarts,
+    /// The run can go on with no smaller number of hosts.
+    #[error("`elastic.min` is {min}, and with {nnodes} hosts the run could not go on without one: {problem}")]
+    NotElastic {
+        /// Least number of hosts.
+        min: usize,
+        /// Number of hosts.
+        nnodes: usize,
+        /// Problem of the largest smaller number.
+        problem: String,
+    },
     /// `--nnodes` was given to a rank of another launcher.
     #[error(
         "--nnodes is for hosts on which anyroll starts the ranks, and another launcher started this one, since RANK is set: \

@@ -1,5 +1,6 @@
 //! Several hosts on one machine: runs across them, links that fail, and hosts that vanish.
 
+mod elastic;
 mod faults;
 mod network;
 mod random;

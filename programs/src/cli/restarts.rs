@@ -96,7 +96,7 @@ impl Failure {
 }
 
 /// Writes a line to the terminal and to the run's log.
-fn tell(dir: &RunDir, text: &str) {
+pub(super) fn tell(dir: &RunDir, text: &str) {
     tracing::warn!("{text}");
     write_to_log(dir, LogKind::Line, text);
 }

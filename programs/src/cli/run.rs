@@ -34,7 +34,7 @@ use signal_hook::{
 
 use super::{
     RunArgs, log_to, machine,
-    restarts::{launch_with_restarts, newest, newest_in, write_to_log},
+    restarts::{launch_with_restarts, newest, newest_in, tell, write_to_log},
 };
 
 /// The run folder that the parent created, for the ranks that it starts.
@@ -94,8 +94,10 @@ pub(super) fn run(args: &RunArgs) -> Result<u8> {
     {
         storage.check()?;
     }
+    let elastic =
+        Elastic { draft: &draft, machine: &machine, min: prepared.run.config.elastic.map(|it| it.min) };
     match rank {
-        None => supervise(args, &draft, &prepared.run, hosts.as_ref()),
+        None => supervise(args, &elastic, &prepared.run, hosts.as_ref()),
         Some(rank) => work(args, &draft, prepared, rank, &screen),
     }
 }
@@ -109,8 +111,55 @@ fn storage(run: &Run, within: Option<Duration>) -> Result<Option<Arc<Storage>>> 
     Ok(storage.transpose()?.map(Arc::new))
 }
 
+/// Numbers of hosts with which a run can go on.
+struct Elastic<'a> {
+    draft: &'a Draft,
+    machine: &'a Machine,
+    /// `elastic.min`; `None` if all hosts are needed.
+    min: Option<usize>,
+}
+
+impl Elastic<'_> {
+    /// Returns the problems of a run on so many hosts.
+    fn problem(&self, hosts: usize) -> Option<Error> {
+        let machine = Machine { hosts, ..self.machine.clone() };
+        self.draft.prepare(&machine, Purpose::Plan).err().map(Error::from)
+    }
+
+    /// Refuses a run that can go on with no smaller number of hosts.
+    ///
+    /// # Errors
+    /// [`Error::NotElastic`], with the problem of the largest such number.
+    fn check(&self, nnodes: usize, restarts: u32) -> Result<()> {
+        let Some(min) = self.min else { return Ok(()) };
+        if restarts == 0 || nnodes == 1 {
+            tracing::warn!("`elastic` has no effect without `--nnodes` of 2 or above and `--restarts`");
+            return Ok(());
+        }
+        let refused = |problem: String| Err(Error::NotElastic { min, nnodes, problem });
+        if min >= nnodes {
+            return refused("it must be below `--nnodes`".to_owned());
+        }
+        if let PipelineConfig::Rlvr(rlvr) = self.config()
+            && rlvr.rollout.asynchronous.ahead > 0
+        {
+            return refused("`rollout.async` keeps completions of each rank in flight".to_owned());
+        }
+        let mut problems = (min..nnodes).rev().map(|hosts| self.problem(hosts));
+        match problems.next().flatten() {
+            Some(first) if problems.all(|problem| problem.is_some()) => refused(one_line(&first)),
+            _ => Ok(()),
+        }
+    }
+
+    fn config(&self) -> &PipelineConfig {
+        &self.draft.config().expect("a run was made of it").pipeline
+    }
+}
+
 /// Starts the ranks of this host and waits until those of all hosts have ended.
-fn supervise(args: &RunArgs, draft: &Draft, run: &Run, hosts: Option<&Hosts>) -> Result<u8> {
+fn supervise(args: &RunArgs, elastic: &Elastic, run: &Run, hosts: Option<&Hosts>) -> Result<u8> {
+    elastic.check(hosts.map_or(1, |hosts| hosts.nnodes), args.restarts)?;
     let program = env::current_exe().map_err(|source| launch::Error::Start {
         rank: 0,
         program: "anyroll-engine".into(),
@@ -141,10 +190,22 @@ fn supervise(args: &RunArgs, draft: &Draft, run: &Run, hosts: Option<&Hosts>) ->
         }
         _ => {
             let storage = storage(run, None)?;
-            let folder = folder(args, draft, run, storage.as_deref())?;
-            lead(args, folder, plan, (hosts, storage.as_deref()), resumed)
+            let folder = folder(args, elastic.draft, run, storage.as_deref())?;
+            let fits =
+                |hosts| elastic.min.is_some_and(|min| hosts >= min) && elastic.problem(hosts).is_none();
+            let job = JobOfHosts { hosts, storage: storage.as_deref(), fits: &fits };
+            lead(args, folder, plan, job, resumed)
         }
     }
+}
+
+/// A job, as its leader sees it.
+struct JobOfHosts<'a> {
+    /// `None` if this host is the only one.
+    hosts: Option<&'a Hosts>,
+    storage: Option<&'a Storage>,
+    /// Returns true if the job can go on with so many hosts.
+    fits: &'a dyn Fn(usize) -> bool,
 }
 
 /// Decides on starts for all hosts, or for this one alone.
@@ -152,7 +213,7 @@ fn lead(
     args: &RunArgs,
     Folder { dir, has_begun }: Folder,
     mut plan: LaunchPlan,
-    (hosts, storage): (Option<&Hosts>, Option<&Storage>),
+    JobOfHosts { hosts, storage, fits }: JobOfHosts,
     resumed: impl Fn(&Path) -> Vec<OsString>,
 ) -> Result<u8> {
     let _kept = if has_begun { None } else { Some(dir.keep()?) };
@@ -160,13 +221,16 @@ fn lead(
     if has_begun {
         plan.args = resumed(dir.path());
     }
-    let mut leader = hosts.map(|hosts| Leader::listen(hosts, plan.local_ranks)).transpose()?;
+    let mut leader = hosts.map(|hosts| Leader::listen(hosts, plan.local_ranks, fits)).transpose()?;
     let absolute = path::absolute(dir.path()).unwrap_or_else(|_| dir.path().to_owned());
     let mut continues = has_begun;
     let start = |plan: &LaunchPlan, interrupts: &mut Interrupts| {
         let continues = mem::replace(&mut continues, true);
         match &mut leader {
-            Some(leader) => leader.launch(plan, continues.then_some(&absolute), interrupts),
+            Some(leader) => {
+                let tell = |text: &str| tell(&dir, text);
+                leader.launch(plan, continues.then_some(&absolute), interrupts, tell)
+            }
             None => launch::launch(plan, interrupts),
         }
     };

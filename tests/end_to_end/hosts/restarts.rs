@@ -15,16 +15,22 @@ use super::{ENDLESS, Network};
 /// Most time from a failure to the end of the job, apart from waits that the job is asked for.
 const MOST: Duration = Duration::from_secs(30);
 
-/// A supervisor of two hosts, of one rank each.
-fn command(host: &str, run: &Path, sets: &[&str], more: &[&str]) -> Command {
+/// A supervisor of hosts of one rank each, two unless `more` has their number.
+pub(super) fn command(host: &str, run: &Path, sets: &[&str], more: &[&str]) -> Command {
     let mut command = tiny(TWO_RANKS, run, &[&["devices=1"], sets].concat());
-    command
-        .args(["--node-rank", if host == "a" { "0" } else { "1" }, "--master-addr", "10.77.0.1"])
-        .args(more);
+    command.args(["--node-rank", index_of(host), "--master-addr", "10.77.0.1"]).args(more);
     if !more.contains(&"--nnodes") {
         command.args(["--nnodes", "2"]);
     }
     command
+}
+
+fn index_of(host: &str) -> &'static str {
+    match host {
+        "a" => "0",
+        "b" => "1",
+        _ => "2",
+    }
 }
 
 pub(super) fn supervisor(network: &Network, host: &str, run: &Path, sets: &[&str], more: &[&str]) -> Process {
@@ -36,7 +42,7 @@ fn both(network: &Network, run: &Path, sets: &[&str], more: &[&str]) -> [Process
 }
 
 #[track_caller]
-fn assert_words(ended: &Ended, words: &[&str]) {
+pub(super) fn assert_words(ended: &Ended, words: &[&str]) {
     for words in words {
         assert!(ended.stderr.contains(words), "no {words:?} in {ended:#?}");
     }

@@ -48,11 +48,22 @@ pub struct Config {
     /// Differences of single roles from the top level. Default: none.
     #[serde(default, skip_serializing_if = "is_default")]
     pub roles: RolesConfig,
+    /// Fewer hosts after one is lost, by `anyroll run --restarts`. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elastic: Option<ElasticConfig>,
     /// Publication of the metrics while the run continues. Default: none.
     #[serde(default, skip_serializing_if = "is_default")]
     pub metrics: MetricsConfig,
     /// The pipeline of the run.
     pub pipeline: PipelineConfig,
+}
+
+/// Number of hosts of a run that goes on without those that are lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ElasticConfig {
+    /// Least number of hosts; 1 or above, and below `--nnodes`.
+    pub min: usize,
 }
 
 /// Devices of a host: a count, `all`, or a list of ordinals.
@@ -255,6 +266,9 @@ impl Config {
             format!("`{name}` cannot start the name of a folder"),
             "use letters, digits, `-`, `_` and `.`, first a letter or digit",
         );
+        if let Some(ElasticConfig { min }) = self.elastic {
+            at.positive("elastic.min", min as u64);
+        }
         if let Some(threads) = self.threads {
             at.number_of_threads("threads", threads);
         }

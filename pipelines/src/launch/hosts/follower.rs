@@ -106,13 +106,13 @@ impl Follower<'_> {
                 return Ok(Ok(Outcome::Interrupted));
             }
             match self.link.wait(POLL_INTERVAL)? {
-                Some(Message::Start { attempt, port, resume }) => {
+                Some(Message::Start { attempt, port, seat, resume }) => {
                     if attempt > 1 {
                         tracing::warn!("the ranks start again, attempt {attempt}");
                     }
                     let args = resume.map_or_else(|| plan.args.clone(), |folder| resumed(&folder));
                     let plan = LaunchPlan { args, ..plan.clone() };
-                    let part = self.hosts.part(plan.local_ranks, port, Listener::default());
+                    let part = self.hosts.part(seat, plan.local_ranks, port, Listener::default());
                     let outcome = match run(&plan, &part, self) {
                         End::Done(outcome) => Some(outcome),
                         End::Failed(_) | End::Ordered => None,

@@ -16,7 +16,7 @@ use super::super::supervise::{
 };
 use super::super::{Error, Interrupts, LaunchPlan, Outcome, POLL_INTERVAL, bind, run};
 use super::link::{Link, Lost};
-use super::{Hello, Hosts, Message, Report};
+use super::{Hello, Hosts, Message, Report, Seat};
 
 /// Time from a connection to its first words.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,8 +30,7 @@ const PART_TIMEOUT: Duration = Duration::from_secs(5);
 const TELL_AFTER: Duration = Duration::from_secs(5);
 
 /// See the module's description.
-#[derive(Debug)]
-pub struct Leader {
+pub struct Leader<'a> {
     hosts: Hosts,
     hello: Hello,
     /// Address at which sockets for other hosts are bound: any of this host.
@@ -41,6 +40,12 @@ pub struct Leader {
     /// Names of hosts that have been here.
     names: BTreeMap<usize, String>,
     attempt: u32,
+    /// Returns true if the job can go on with so many hosts.
+    fits: &'a dyn Fn(usize) -> bool,
+    /// Hosts that did not come back, and are not waited for again.
+    given_up: BTreeSet<usize>,
+    /// Hosts of the attempt, in order; host 0 is the first.
+    members: Vec<usize>,
     /// The thread that listens ends with it.
     _listening: Arc<()>,
 }
@@ -51,12 +56,13 @@ struct Follower {
     link: Link,
 }
 
-impl Leader {
-    /// Listens to the other hosts, of which each has as many ranks as this one.
+impl<'a> Leader<'a> {
+    /// Listens to the other hosts, of which each has as many ranks as this one. `fits` tells with which
+    /// smaller numbers of hosts the job can go on after one is lost.
     ///
     /// # Errors
     /// If the port cannot be bound.
-    pub fn listen(hosts: &Hosts, local_ranks: usize) -> Result<Self, Error> {
+    pub fn listen(hosts: &Hosts, local_ranks: usize, fits: &'a dyn Fn(usize) -> bool) -> Result<Self, Error> {
         let port = hosts.master_port;
         let listen = |source| Error::Listen { port, source };
         let has_v4 = hosts.resolve().map_err(listen)?.iter().any(|address| address.is_ipv4());
@@ -79,13 +85,16 @@ impl Leader {
             followers: BTreeMap::new(),
             names: BTreeMap::new(),
             attempt: 0,
+            fits,
+            given_up: BTreeSet::new(),
+            members: (0..hosts.nnodes).collect(),
             _listening: listening,
         })
     }
 
     /// Waits until all hosts have come, starts the ranks of all and waits until they have ended, as
     /// [`launch`](super::super::launch) does for one host. With `resume` the ranks continue the run in this folder, on this
-    /// host by the arguments of `plan`.
+    /// host by the arguments of `plan`. `tell` takes a line on hosts that the job goes on without.
     ///
     /// # Errors
     /// Errors of the host to blame, and of hosts that do not come or are gone.
@@ -94,15 +103,21 @@ impl Leader {
         plan: &LaunchPlan,
         resume: Option<&Path>,
         interrupts: &mut Interrupts,
+        tell: impl Fn(&str),
     ) -> Result<Outcome, Error> {
-        if !self.gather(interrupts)? {
+        if !self.gather(interrupts, tell)? {
             return Ok(Outcome::Interrupted);
         }
         let (listener, port) = bind(self.any)?;
         self.attempt += 1;
-        let resume = resume.map(Path::to_owned);
-        self.send_all(&Message::Start { attempt: self.attempt, port, resume });
-        let part = self.hosts.part(plan.local_ranks, port, listener);
+        let hosts = self.members.len();
+        for (index, host) in self.members.iter().enumerate() {
+            if let Some(follower) = self.followers.get(host) {
+                let (attempt, resume) = (self.attempt, resume.map(Path::to_owned));
+                follower.link.send(&Message::Start { attempt, port, seat: Seat { index, hosts }, resume });
+            }
+        }
+        let part = self.hosts.part(Seat { index: 0, hosts }, plan.local_ranks, port, listener);
         let mut attempt = Attempt::new(self, interrupts);
         let end = run(plan, &part, &mut attempt);
         attempt.conclude(&end)
@@ -119,8 +134,8 @@ impl Leader {
         }
     }
 
-    /// Waits until all hosts are there; false after an interrupt.
-    fn gather(&mut self, interrupts: &mut Interrupts) -> Result<bool, Error> {
+    /// Waits until all hosts are there, or all that are left of an elastic job; false after an interrupt.
+    fn gather(&mut self, interrupts: &mut Interrupts, tell: impl Fn(&str)) -> Result<bool, Error> {
         let started = Instant::now();
         let mut is_told = false;
         loop {
@@ -132,28 +147,51 @@ impl Leader {
             }
             self.welcome();
             let absent = self.absent();
-            let Some(absent) = absent else { return Ok(true) };
             let waited = self.hosts.join_timeout;
-            if started.elapsed() >= waited {
-                return Err(Error::Absent { absent, waited });
+            if absent.iter().all(|host| self.given_up.contains(host)) || started.elapsed() >= waited {
+                self.choose(&absent, tell)?;
+                return Ok(true);
             }
             if !is_told && started.elapsed() >= TELL_AFTER {
                 is_told = true;
-                tracing::warn!("waits for {absent}, {} s at most", waited.as_secs());
+                tracing::warn!("waits for {}, {} s at most", self.named(&absent), waited.as_secs());
             }
             thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Hosts that are not there, in words; `None` if all are.
-    fn absent(&self) -> Option<String> {
-        let absent = (1..self.hosts.nnodes).filter(|host| !self.followers.contains_key(host));
-        let named = absent.map(|host| match self.names.get(&host) {
+    /// Chooses the hosts of the next attempt: all, or the most of those that are there with which an elastic job can go on.
+    fn choose(&mut self, absent: &[usize], tell: impl Fn(&str)) -> Result<(), Error> {
+        let all = self.hosts.nnodes;
+        let present: Vec<usize> = (0..all).filter(|host| !absent.contains(host)).collect();
+        // Before the first attempt, a host that is not there is a mistake.
+        let fits = |count: usize| count == all || self.attempt > 0 && (self.fits)(count);
+        let Some(count) = (1..=present.len()).rev().find(|&count| fits(count)) else {
+            return Err(Error::Absent { absent: self.named(absent), waited: self.hosts.join_timeout });
+        };
+        if count < all && count != self.members.len() {
+            let absent = self.named(absent);
+            tell(&format!("{absent} did not come back: the run goes on with {count} of {all} hosts"));
+        } else if count == all && self.members.len() < all {
+            tell(&format!("all {all} hosts are there again"));
+        }
+        self.given_up = absent.iter().copied().collect();
+        self.members = present[..count].to_vec();
+        Ok(())
+    }
+
+    /// Hosts that are not there.
+    fn absent(&self) -> Vec<usize> {
+        (1..self.hosts.nnodes).filter(|host| !self.followers.contains_key(host)).collect()
+    }
+
+    /// Hosts in words.
+    fn named(&self, hosts: &[usize]) -> String {
+        let named = hosts.iter().map(|host| match self.names.get(host) {
             Some(name) => format!("host {host} ({name})"),
             None => format!("host {host}"),
         });
-        let named: Vec<String> = named.collect();
-        (!named.is_empty()).then(|| named.join(", "))
+        named.collect::<Vec<_>>().join(", ")
     }
 
     /// Takes those who have come, and refuses those who cannot be part of the job.
@@ -245,8 +283,8 @@ fn greet(stream: TcpStream, to: &Sender<(Hello, Link)>) {
 }
 
 /// An attempt to run the job on all hosts.
-struct Attempt<'a> {
-    leader: &'a mut Leader,
+struct Attempt<'a, 'f> {
+    leader: &'a mut Leader<'f>,
     interrupts: &'a mut Interrupts,
     /// Orders of followers to this host's ranks.
     orders: VecDeque<Order>,
@@ -260,9 +298,9 @@ struct Attempt<'a> {
     is_interrupted: bool,
 }
 
-impl<'a> Attempt<'a> {
-    fn new(leader: &'a mut Leader, interrupts: &'a mut Interrupts) -> Self {
-        let running = leader.followers.keys().copied().collect();
+impl<'a, 'f> Attempt<'a, 'f> {
+    fn new(leader: &'a mut Leader<'f>, interrupts: &'a mut Interrupts) -> Self {
+        let running = leader.members[1..].iter().copied().collect();
         Self {
             leader,
             interrupts,
@@ -395,7 +433,7 @@ impl<'a> Attempt<'a> {
     }
 }
 
-impl Orders for Attempt<'_> {
+impl Orders for Attempt<'_, '_> {
     fn next(&mut self) -> Option<Order> {
         if let Some(signal) = self.interrupts.pending().next() {
             return Some(Order::Signal(signal));

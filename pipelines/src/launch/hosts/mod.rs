@@ -2,7 +2,8 @@
 //!
 //! The supervisor of host 0 leads: it listens at a port, waits until all hosts have come, and starts attempts. An attempt
 //! has a number and a rendezvous of its own. The others follow: they start their ranks when told to, and tell how these
-//! ended. A failure anywhere ends the ranks everywhere, and the leader decides if there is another attempt.
+//! ended. A failure anywhere ends the ranks everywhere, and the leader decides if there is another attempt. An elastic job
+//! goes on without hosts that do not come back. A host that is there and has no place in an attempt waits for the next one.
 //!
 //! A supervisor hears from the other side of its [`link::Link`] every second. One that is silent is given up, so that
 //! every wait for another host has an end. c10d's store is not used here, since many of its calls have none.
@@ -53,15 +54,24 @@ impl Hosts {
     }
 
     /// This host's part of an attempt, whose ranks meet at a port of host 0.
-    fn part(&self, local_ranks: usize, master_port: u16, listener: Listener) -> Part {
+    fn part(&self, seat: Seat, local_ranks: usize, master_port: u16, listener: Listener) -> Part {
         Part {
-            first_rank: self.node_rank * local_ranks,
-            world_size: self.nnodes * local_ranks,
+            first_rank: seat.index * local_ranks,
+            world_size: seat.hosts * local_ranks,
             master_addr: self.master_addr.clone(),
             master_port,
             listener,
         }
     }
+}
+
+/// Place of a host among those of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+struct Seat {
+    /// From 0. That of host 0 is 0.
+    index: usize,
+    /// Number of hosts, which is below that of the job after some were lost.
+    hosts: usize,
 }
 
 /// First words of a follower.
@@ -96,6 +106,8 @@ enum Message {
         attempt: u32,
         /// Port of the ranks' rendezvous.
         port: u16,
+        /// The follower's place among the hosts of the attempt.
+        seat: Seat,
         /// Folder of the run to continue; `None`: the ranks begin one.
         resume: Option<PathBuf>,
     },
