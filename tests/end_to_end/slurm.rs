@@ -15,8 +15,8 @@ use nix::{
 use tempfile::TempDir;
 
 use super::{
-    ANYROLL, TINY, TWO_RANKS, assert_same, checkpoints, other_launchers::free_port, processes_of, run_tiny,
-    starts, wait_for_steps, wait_within,
+    ANYROLL, ONE_RANK, TINY, TWO_RANKS, assert_same, checkpoints, other_launchers::free_port, processes_of,
+    run_tiny, starts, wait_for_steps, wait_within,
 };
 
 /// Starts munge, the controller and two nodes. Arguments: a folder for files, and three ports.
@@ -121,6 +121,17 @@ impl Cluster {
         self.says("sbatch", &args).trim().to_owned()
     }
 
+    /// Submits the array of `deploy/slurm` with these indices, with runs in `folder`.
+    fn submit_array(&self, indices: &str, folder: &Path, options: &[&str]) {
+        let log = self.folder.path().join("job.log");
+        let array = format!("--array={indices}");
+        let mut args = vec![array.as_str(), "--gpus-per-node=0", "--output", log.to_str().unwrap()];
+        args.extend(options);
+        args.extend(["deploy/slurm/anyroll_array.sbatch", ONE_RANK, folder.to_str().unwrap()]);
+        args.extend(TINY.iter().flat_map(|set| ["--set", set]));
+        self.says("sbatch", &args);
+    }
+
     /// A field of the job, such as `JobState` or `Restarts`.
     fn field(&self, job: &str, name: &str) -> String {
         let told = self.says("scontrol", &["show", "job", job]);
@@ -175,4 +186,28 @@ fn a_job_saves_before_its_time_limit_and_requeues_itself() {
     wait_within(MOST, "no job is left", || cluster.says("squeue", &["-h"]).is_empty());
     assert!(processes_of(&run).is_empty());
     assert!(cluster.log().contains("interrupted after"), "{}", cluster.log());
+}
+
+#[test]
+fn an_array_has_a_run_for_each_seed_or_line() {
+    let Some(cluster) = Cluster::start() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let sweep = path("sweep.txt");
+    fs::write(&sweep, "--set seed=5\n--set seed=6 --set pipeline.rlvr.group_size=2\n").unwrap();
+    cluster.submit_array("3", &path("seeds"), &[]);
+    let export = format!("--export=ALL,SWEEP={}", sweep.display());
+    cluster.submit_array("1-2", &path("sweep"), &[&export]);
+    wait_within(MOST, "no job is left", || cluster.says("squeue", &["-h"]).is_empty());
+    for (run, sets) in [
+        ("seeds/3", &["seed=3"][..]),
+        ("sweep/1", &["seed=5"]),
+        ("sweep/2", &["seed=6", "pipeline.rlvr.group_size=2"]),
+    ] {
+        assert!(path(run).join("report.html").exists(), "{}", cluster.log());
+        assert_same(
+            &run_tiny(&folder, &format!("{run} alone").replace('/', " "), ONE_RANK, sets),
+            &path(run),
+        );
+    }
 }
