@@ -4,8 +4,6 @@
 //! place from forward to backward, forward keeps that function's graph. If they may be freed in between, the
 //! graph would point to freed memory: forward then keeps only the input, and backward recomputes the block.
 
-use std::iter;
-
 use anyroll_backends::ops::Store;
 use tch::Tensor;
 
@@ -99,8 +97,8 @@ impl<T: AutogradModel> Model for T {
         let (out, kept) = if save && weights.lasts() {
             let layout = self.layout();
             let trains = |unit: usize| layout.units[layout.units_of[block][unit]].trainable;
-            let graph = Graph::record(&weights, trains, input, input_grad, run)?;
-            (graph.output.f_detach()?, graph.into_tensors())
+            let graph = Graph::record(&weights, trains, &[(input, input_grad)], one_to_one(run))?;
+            (graph.outputs[0].f_detach()?, graph.into_tensors())
         } else {
             let kept = x.filter(|_| save).map(Tensor::shallow_clone);
             (run(&weights, input)?, kept.into_iter().collect())
@@ -132,12 +130,11 @@ impl<T: AutogradModel> Model for T {
             Graph::of_tensors(saved.0)
         } else {
             let input = saved.0.first().unwrap_or(input);
-            Graph::record(&weights, trains, input, input_grad, |weights, x| {
-                self.run(block, weights, x, batch)
-            })?
+            let run = |weights: &Weights, x: &Tensor| self.run(block, weights, x, batch);
+            Graph::record(&weights, trains, &[(input, input_grad)], one_to_one(run))?
         };
         let trained: Vec<_> = trained(&weights, trains).collect();
-        let mut found = graph.gradients(&grad)?.into_iter();
+        let mut found = graph.gradients(&[&grad])?.into_iter();
         for (unit, param) in trained {
             let gradient = found.next().expect("one gradient for each leaf");
             grads.put(unit, param, |buffer, how| store(buffer, &gradient, how))?;
@@ -146,24 +143,30 @@ impl<T: AutogradModel> Model for T {
     }
 }
 
-/// A block's output, and the tensors that it can be differentiated with respect to.
-struct Graph {
-    output: Tensor,
-    /// The trained weights, unit by unit, then the input if its gradient is needed.
+/// Turns a function from one tensor to one tensor into one of lists, for [`Graph::record`].
+fn one_to_one(
+    function: impl FnOnce(&Weights, &Tensor) -> Result<Tensor>,
+) -> impl FnOnce(&Weights, &[Tensor]) -> Result<Vec<Tensor>> {
+    |weights, inputs| Ok(vec![function(weights, &inputs[0])?])
+}
+
+/// A function's outputs, and the tensors that they can be differentiated with respect to.
+pub(crate) struct Graph {
+    pub outputs: Vec<Tensor>,
+    /// The trained weights, unit by unit, then the inputs whose gradient is needed.
     leaves: Vec<Tensor>,
 }
 
 impl Graph {
-    /// Runs `function` on `weights` and `input`, without copying them.
+    /// Runs `function` on `weights` and `inputs`, without copying them. Inputs with true need a gradient.
     ///
     /// # Errors
     /// The function's own, or libtorch's.
-    fn record(
+    pub fn record(
         weights: &Weights,
         trains: impl Fn(usize) -> bool,
-        input: &Tensor,
-        input_grad: bool,
-        function: impl FnOnce(&Weights, &Tensor) -> Result<Tensor>,
+        inputs: &[(&Tensor, bool)],
+        function: impl FnOnce(&Weights, &[Tensor]) -> Result<Vec<Tensor>>,
     ) -> Result<Graph> {
         let as_leaf = |tensor: &Tensor, is_leaf: bool| Ok(tensor.f_detach()?.f_set_requires_grad(is_leaf)?);
         let mut tensors = Vec::with_capacity(weights.units().len());
@@ -171,44 +174,51 @@ impl Graph {
             let params = params.iter().map(|param| as_leaf(param, trains(unit)));
             tensors.push(params.collect::<Result<Vec<Tensor>>>()?);
         }
-        let input = as_leaf(input, input_grad)?;
+        let of_function: Vec<Tensor> =
+            inputs.iter().map(|&(input, is_leaf)| as_leaf(input, is_leaf)).collect::<Result<_>>()?;
         let views: Vec<&[Tensor]> = tensors.iter().map(Vec::as_slice).collect();
-        let output = function(&Weights::new(&views), &input)?;
+        let outputs = function(&Weights::new(&views), &of_function)?;
         let trained = trained(weights, trains).map(|(unit, param)| tensors[unit][param].shallow_clone());
-        let leaves = trained.chain(input_grad.then(|| input.shallow_clone())).collect();
-        Ok(Graph { output, leaves })
+        let wanted = of_function.iter().zip(inputs).filter(|(_, (_, is_leaf))| *is_leaf);
+        let leaves = trained.chain(wanted.map(|(input, _)| input.shallow_clone())).collect();
+        Ok(Graph { outputs, leaves })
     }
 
-    /// Converts the graph to tensors that a block can save.
+    /// Converts the graph of one output to tensors that a block can save.
     fn into_tensors(self) -> Vec<Tensor> {
-        iter::once(self.output).chain(self.leaves).collect()
+        self.outputs.into_iter().chain(self.leaves).collect()
     }
 
     /// Inverse of [`Self::into_tensors`].
     fn of_tensors(mut tensors: Vec<Tensor>) -> Graph {
         let leaves = tensors.split_off(1);
-        Graph { output: tensors.pop().expect("a graph has an output"), leaves }
+        Graph { outputs: tensors, leaves }
     }
 
-    /// Returns the gradient of `sum(output * grad_output)` for each leaf; undefined for a leaf that does not
-    /// influence the output.
+    /// Returns the gradient of `sum(output * grad)` over all outputs for each leaf; undefined for a leaf that does
+    /// not influence them.
     ///
     /// # Errors
     /// libtorch's.
-    fn gradients(self, grad_output: &Tensor) -> Result<Vec<Tensor>> {
-        let objective = self.output.f_mul(grad_output)?.f_sum(self.output.kind())?;
-        Ok(Tensor::f_run_backward(&[objective], &self.leaves, false, false)?)
+    pub fn gradients(self, grads: &[&Tensor]) -> Result<Vec<Tensor>> {
+        let objective =
+            |(output, grad): (&Tensor, &&Tensor)| Ok(output.f_mul(*grad)?.f_sum(output.kind())?);
+        let objectives = self.outputs.iter().zip(grads).map(objective).collect::<Result<Vec<Tensor>>>()?;
+        Ok(Tensor::f_run_backward(&objectives, &self.leaves, false, false)?)
     }
 }
 
 /// Lists the trained parameters among `weights` as (unit, parameter) indices.
-fn trained(weights: &Weights, trains: impl Fn(usize) -> bool) -> impl Iterator<Item = (usize, usize)> {
+pub(crate) fn trained(
+    weights: &Weights,
+    trains: impl Fn(usize) -> bool,
+) -> impl Iterator<Item = (usize, usize)> {
     let units = weights.units().iter().enumerate().filter(move |(unit, _)| trains(*unit));
     units.flat_map(|(unit, params)| (0..params.len()).map(move |param| (unit, param)))
 }
 
 /// Writes or adds a gradient; an undefined one counts as 0.
-fn store(
+pub(crate) fn store(
     buffer: &mut Tensor,
     gradient: &Tensor,
     how: Store,

@@ -26,10 +26,10 @@ pub mod t5;
 
 pub use batch::{PackedBatch, Sequence, Teacher, targets_in};
 pub use decoder::{
-    Activation, AdapterShape, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, HiddenModel, IlqlGrad,
-    IlqlModel, IlqlScores, KvCache, LoraConfig, LoraTarget, LoraTargets, ModulePattern, Multipliers,
-    NormPlaces, OfAction, OtherRope, PackedSize, QkNorm, RopeScaling, SlidingWindow, ValueHead, ValueModel,
-    WithIlqlHeads, lora_scale,
+    Activation, AdapterShape, Decoder, DecoderConfig, DeepseekV3, ExpertNames, ExpertsConfig, Expressed,
+    HiddenModel, IlqlGrad, IlqlModel, IlqlScores, KvCache, LoraConfig, LoraTarget, LoraTargets,
+    ModulePattern, Multipliers, NormPlaces, OfAction, OtherRope, PackedSize, Pairs, QkNorm, RopeScaling,
+    SlidingWindow, ValueHead, ValueModel, WithIlqlHeads, lora_scale,
 };
 pub use error::{Error, Result};
 pub use footprint::{BlockBytes, Footprint, Runs};

@@ -42,6 +42,17 @@ LLAMA3 = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
 )
 MOE = dict(head_dim=6, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=10)
+# Every width of a head differs.
+MLA = dict(
+    num_key_value_heads=4,
+    kv_lora_rank=10,
+    qk_nope_head_dim=6,
+    qk_rope_head_dim=4,
+    v_head_dim=8,
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=10,
+)
 FAMILIES = {
     "qwen2": ("Qwen2", {}),
     "qwen2_tied_yarn": (
@@ -181,6 +192,42 @@ FAMILIES = {
             rope_scaling=dict(type="longrope", short_factor=[1.0, 1.17, 3.4], long_factor=[1.0, 7.5, 64.25]),
         ),
     ),
+    "deepseek_v3": (
+        "DeepseekV3",
+        dict(
+            MLA,
+            num_hidden_layers=3,
+            q_lora_rank=12,
+            n_group=4,
+            topk_group=2,
+            n_shared_experts=2,
+            first_k_dense_replace=1,
+            routed_scaling_factor=1.7,
+        ),
+    ),
+    "deepseek_v3_plain": (
+        "DeepseekV3",
+        dict(
+            MLA,
+            q_lora_rank=None,
+            n_group=1,
+            topk_group=1,
+            n_shared_experts=1,
+            first_k_dense_replace=0,
+            routed_scaling_factor=0.6,
+            norm_topk_prob=False,
+            rope_interleave=False,
+            attention_bias=True,
+            tie_word_embeddings=True,
+            rope_scaling=dict(
+                rope_type="yarn", factor=4.0, mscale=0.7, mscale_all_dim=0.9, original_max_position_embeddings=16
+            ),
+        ),
+    ),
+    "glm4": ("Glm4", dict(head_dim=8)),
+    "glm4_unbiased": (
+        "Glm4", dict(head_dim=8, partial_rotary_factor=0.75, attention_bias=False, tie_word_embeddings=True)
+    ),
     "olmo3_biased": (
         "Olmo3", dict(num_hidden_layers=4, num_key_value_heads=4, sliding_window=5, attention_bias=True)
     ),
@@ -194,6 +241,14 @@ def fill(model, random, norms):
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=random)
         weight.data = norms + 0.3 * noise if name.endswith("norm.weight") else 0.3 * noise
+    for bias in correction_biases(model).values():
+        # Above 0, or experts that no group offers could be chosen, of which all are equal.
+        bias.data = 0.3 * torch.rand(bias.shape, generator=random)
+
+
+def correction_biases(model):
+    """What a router adds to its scores to choose by: saved, but never differentiated."""
+    return {name: it for name, it in model.named_buffers() if name.endswith("e_score_correction_bias")}
 
 
 def logprobs(model, sequences):
@@ -249,6 +304,7 @@ def make(name, family, special, folder):
             "logits": torch.stack([model(sequence[None]).logits[0, -1] for sequence in sequences]),
             # An expert that no token went to has none.
             **{f"grad.{weight}": grad_of(value).clone() for weight, value in model.named_parameters()},
+            **{f"grad.{name}": torch.zeros_like(bias) for name, bias in correction_biases(model).items()},
             **generate(model, random),
             "bf16_logprobs": logprobs(model.bfloat16(), sequences),
         }

@@ -83,14 +83,11 @@ pub(super) struct Block {
     pub(super) peers: Option<Arc<dyn Peers>>,
 }
 
-/// Returns the units of all decoder blocks, and the blocks.
-pub(super) fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<Block>) {
-    let layers = (0..config.num_hidden_layers).map(|layer| {
-        let name = format!("model.layers.{layer}");
-        let (params, block) = Block::params(config, layer, &name);
-        (Unit { name, params, trainable: true }, block)
-    });
-    layers.unzip()
+/// Returns the unit of a layer's block, and the block.
+pub(super) fn layout(config: &DecoderConfig, layer: usize) -> (Unit, Block) {
+    let name = format!("model.layers.{layer}");
+    let (params, block) = Block::params(config, layer, &name);
+    (Unit { name, params, trainable: true }, block)
 }
 
 /// Inputs of attention.
@@ -124,7 +121,7 @@ pub(super) struct Layer<'a> {
 
 impl Layer<'_> {
     /// Returns the place of each of this rank's rows in its sequences.
-    fn positions(&self) -> &Tensor {
+    pub fn positions(&self) -> &Tensor {
         self.slice.map_or_else(|| self.packing.positions(), |slice| &slice.positions)
     }
 }
@@ -240,21 +237,6 @@ impl Block {
             peers: None,
         };
         (params, block)
-    }
-
-    /// Returns the block with adapters, which lie in a second unit.
-    pub fn with_lora(&self, lora: Lora) -> Block {
-        Block { lora: Some(lora), ..self.clone() }
-    }
-
-    /// Returns true if the adapters have dropout in training.
-    pub fn drops(&self) -> bool {
-        self.lora.as_ref().is_some_and(Lora::drops)
-    }
-
-    /// Returns the ranks of adapters, matrix by matrix.
-    pub fn ranks(&self) -> impl Iterator<Item = Vec<usize>> {
-        self.lora.iter().flat_map(Lora::ranks)
     }
 
     /// Returns the attention mask and scale of a layer with this window.

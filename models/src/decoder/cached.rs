@@ -3,7 +3,7 @@
 use anyroll_backends::ops::{Causal, Packing};
 use tch::Tensor;
 
-use super::{Decoder, KvCache, block::Projected};
+use super::{Decoder, KvCache};
 use crate::model::{Model, Weights};
 use crate::{Error, Result};
 
@@ -57,9 +57,9 @@ impl Decoder {
         cache: &mut KvCache,
     ) -> Result<Tensor> {
         let packing = &prompts.packing;
-        let x = self.layers(weights, &prompts.tokens, packing.positions(), |layer, it| {
-            store(cache, layer, it, &prompts.rows, &prompts.places)?;
-            Ok(self.head.math.attention(&it.q, &it.k, &it.v, packing, self.causal(layer))?.0)
+        let x = self.layers(weights, &prompts.tokens, packing.positions(), |layer, [q, k, v]| {
+            store(cache, layer, [k, v], &prompts.rows, &prompts.places)?;
+            Ok(self.head.math.attention(q, k, v, packing, self.causal(layer))?.0)
         })?;
         self.logits(weights, &x.f_index_select(0, &prompts.last_rows)?)
     }
@@ -67,12 +67,12 @@ impl Decoder {
     /// Runs the next tokens of sequences and caches their keys and values. Returns the head's input for each
     /// token `[N, C]`.
     pub(crate) fn extend(&self, weights: &[Weights], pieces: &Pieces, cache: &mut KvCache) -> Result<Tensor> {
-        self.layers(weights, &pieces.tokens, &pieces.positions, |layer, it| {
-            store(cache, layer, it, &pieces.rows, &pieces.places)?;
+        self.layers(weights, &pieces.tokens, &pieces.positions, |layer, [q, k, v]| {
+            store(cache, layer, [k, v], &pieces.rows, &pieces.places)?;
             let (mut attended, mut start) = (Vec::with_capacity(pieces.contexts.len()), 0);
             for (rows, context) in &pieces.contexts {
                 let (keys, values) = cache.read(layer, context)?;
-                let q = it.q.f_narrow(0, start, *rows)?;
+                let q = q.f_narrow(0, start, *rows)?;
                 let math = self.head.math;
                 attended.push(math.attention_with_history(&q, &keys, &values, self.causal(layer))?);
                 start += rows;
@@ -83,11 +83,11 @@ impl Decoder {
 
     /// Runs one token of each sequence. Returns its logits `[B, V]`.
     pub(crate) fn decode(&self, weights: &[Weights], step: &Step, cache: &mut KvCache) -> Result<Tensor> {
-        let x = self.layers(weights, &step.tokens, &step.positions, |layer, it| {
-            cache.store(layer, &it.k, &it.v, &step.places)?;
+        let x = self.layers(weights, &step.tokens, &step.positions, |layer, [q, k, v]| {
+            cache.store(layer, k, v, &step.places)?;
             let (keys, values) = cache.layer(layer);
             let (tables, lengths) = (&step.tables, &step.lengths);
-            self.head.math.decode_attention(&it.q, (keys, values), (tables, lengths), self.causal(layer))
+            self.head.math.decode_attention(q, (keys, values), (tables, lengths), self.causal(layer))
         })?;
         self.logits(weights, &x)
     }
@@ -112,7 +112,7 @@ impl Decoder {
         weights: &[Weights],
         tokens: &Tensor,
         positions: &Tensor,
-        mut attend: impl FnMut(usize, &Projected) -> Result<Tensor>,
+        mut attend: impl FnMut(usize, &[Tensor; 3]) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let mut x = match &self.split {
             None => self.embedding.forward(&weights[0], tokens)?,
@@ -120,8 +120,8 @@ impl Decoder {
         };
         for (layer, block) in self.inner_blocks.iter().enumerate() {
             let weights = &weights[layer + 1];
-            let projected = block.project(weights, &x, (positions, &self.rope_tables.of(layer)), None)?;
-            let attended = attend(layer, &projected)?;
+            let qkv = block.project(weights, &x, positions, &self.rope_tables.of(layer))?;
+            let attended = attend(layer, &qkv)?;
             x = block.finish(weights, &x, &attended)?;
         }
         Ok(x)
@@ -156,6 +156,12 @@ impl Decoder {
 }
 
 /// Caches rows of keys and values.
-fn store(cache: &mut KvCache, layer: usize, it: &Projected, rows: &Tensor, places: &Tensor) -> Result<()> {
-    cache.store(layer, &it.k.f_index_select(0, rows)?, &it.v.f_index_select(0, rows)?, places)
+fn store(
+    cache: &mut KvCache,
+    layer: usize,
+    [k, v]: [&Tensor; 2],
+    rows: &Tensor,
+    places: &Tensor,
+) -> Result<()> {
+    cache.store(layer, &k.f_index_select(0, rows)?, &v.f_index_select(0, rows)?, places)
 }

@@ -2,7 +2,7 @@
 
 use anyroll_backends::ops::Activation;
 
-use super::{Multipliers, OtherRope, RopeScaling};
+use super::{Expressed, Multipliers, OtherRope, RopeScaling};
 use crate::Result;
 use crate::error::{check_config, check_layers};
 
@@ -25,6 +25,8 @@ pub struct DecoderConfig {
     pub intermediate_size: i64,
     /// Layers with a mixture of experts instead of the MLP, and its shape; `None`: no layer.
     pub experts: Option<ExpertsConfig>,
+    /// Layers that libtorch differentiates, instead of this decoder's own; `None`: its own.
+    pub expressed: Option<Expressed>,
     /// Added to the mean square in a norm.
     pub rms_norm_eps: f64,
     /// Base of the rotary frequencies.
@@ -124,7 +126,7 @@ pub enum ExpertNames {
 const MOST_POSITIONS: i64 = 1 << 24;
 
 /// Limit on any width, far above existing models, so that sizes do not overflow.
-const MOST_WIDTH: i64 = 1 << 22;
+pub(super) const MOST_WIDTH: i64 = 1 << 22;
 
 impl DecoderConfig {
     /// Returns a small decoder with as many heads of keys as of queries, no biases, and nothing that only some
@@ -139,6 +141,7 @@ impl DecoderConfig {
             head_dim: width / heads,
             intermediate_size: 4 * width,
             experts: None,
+            expressed: None,
             rms_norm_eps: 1e-6,
             rope_theta: 10_000.0,
             partial_rotary_factor: 1.0,
@@ -166,6 +169,9 @@ impl DecoderConfig {
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) otherwise.
     pub fn check_ranks(&self, ranks: i64) -> Result<()> {
+        check_config(self.expressed.is_none(), "architectures", || {
+            "have layers that libtorch differentiates, whose attention is not split over ranks".to_owned()
+        })?;
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         check_config(heads % ranks == 0, "num_attention_heads", || {
             format!("is {heads}, which {ranks} ranks cannot share evenly")
@@ -189,7 +195,8 @@ impl DecoderConfig {
 
     /// Returns the number of rotated elements of a head, R.
     pub fn rotary_dim(&self) -> i64 {
-        (self.head_dim as f64 * self.partial_rotary_factor) as i64
+        let of_expressed = self.expressed.as_ref().and_then(Expressed::rotary_dim);
+        of_expressed.unwrap_or((self.head_dim as f64 * self.partial_rotary_factor) as i64)
     }
 
     /// Explains, for an error about `max_position_embeddings`, why longer texts are refused although the
@@ -205,7 +212,8 @@ impl DecoderConfig {
 
     /// Returns the factor of the attention scores.
     pub fn attention_multiplier(&self) -> f64 {
-        self.multipliers.attention.unwrap_or(1.0 / (self.head_dim as f64).sqrt())
+        let factor = self.expressed.as_ref().map_or(1.0, |of| of.attention_factor(self));
+        self.multipliers.attention.unwrap_or(factor / (self.head_dim as f64).sqrt())
     }
 
     /// Checks that the sizes are valid.
@@ -255,6 +263,9 @@ impl DecoderConfig {
         }
         if let Some(experts) = &self.experts {
             experts.validate(self)?;
+        }
+        if let Some(expressed) = &self.expressed {
+            expressed.validate(self)?;
         }
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         check_config(heads % kv_heads == 0, "num_key_value_heads", || {

@@ -3,10 +3,10 @@
 use anyroll_backends::ops::padded_rows;
 use num_integer::Integer;
 
-use super::{Decoder, ExpertsConfig, NormPlaces, QkNorm, head, lora::Lora};
+use super::{Decoder, ExpertsConfig, NormPlaces, QkNorm, head, layer_block::LayerBlock, lora::Lora};
 use crate::batch;
 use crate::footprint::{BlockBytes, Footprint, Runs};
-use crate::model::Model;
+use crate::model::{Model, Unit};
 
 const F32: usize = size_of::<f32>();
 /// Peak number of fp32 tensors of a chunk's logits that a divergence creates; its gradient has the most.
@@ -141,7 +141,15 @@ impl Decoder {
     }
 
     fn layer_bytes(&self, layer: usize, size: &PackedSize, runs: Runs) -> BlockBytes {
-        let (config, block) = (&self.config, &self.inner_blocks[layer]);
+        let adapted = &self.inner_blocks[layer];
+        let (config, block) = match adapted {
+            LayerBlock::Written(block) => (&self.config, &**block),
+            LayerBlock::Expressed(block) => {
+                let units: Vec<&Unit> =
+                    self.units_of[layer + 1].iter().map(|&unit| &self.units[unit]).collect();
+                return block.block_bytes(&self.config, &units, self.attention_bytes(size, runs), size, runs);
+            }
+        };
         let [heads, kv_heads, dim] =
             [config.num_attention_heads, config.num_key_value_heads, config.head_dim].map(|it| it as usize);
         let rows = |width: usize| size.tokens * width * runs.size();
@@ -172,8 +180,8 @@ impl Decoder {
         let copied =
             |bytes: usize| if size.copies > size.tokens { bytes / size.tokens * size.copies } else { 0 };
         // Rows between an adapter's two products: the widest adapter, and all adapters of a projection.
-        let between = rows(block.ranks().flatten().max().unwrap_or(0));
-        let all_between = rows(block.ranks().map(|ranks| ranks.iter().sum()).max().unwrap_or(0));
+        let between = rows(adapted.ranks().flatten().max().unwrap_or(0));
+        let all_between = rows(adapted.ranks().map(|ranks| ranks.iter().sum()).max().unwrap_or(0));
         // With magnitudes, a matrix and its product.
         let dora = block.lora.as_ref().is_some_and(Lora::is_dora);
         // Widest output with one adapter.
@@ -185,7 +193,7 @@ impl Decoder {
         let sum = if dora { widest * runs.size() } else { 0 };
         // With dropout, an adapter's view of its input of this size; in backward, its part of the gradient
         // first.
-        let dropped = |input: usize| if block.drops() { input } else { 0 };
+        let dropped = |input: usize| if adapted.drops() { input } else { 0 };
 
         // x, rstd, qkv, attended, lse, x2, rstd2, gate_up; with qk-norm q, k and their deviations. Norms on
         // branch outputs save their deviations in addition to their inputs.
@@ -193,7 +201,7 @@ impl Decoder {
         let before_mlp = x + rstd + saved_qkv + q + lse + x + rstd + qk_norm + 2 * of_branch;
         let gate_up = 2 * mlp;
         let seen = 2 * between + dropped(mlp);
-        let with_adapters = match (dora, block.drops()) {
+        let with_adapters = match (dora, adapted.drops()) {
             (false, _) => seen,
             // The block's output is no longer computed in place.
             (true, false) => x.max(seen + sum),
@@ -206,7 +214,7 @@ impl Decoder {
         // gradient, a column's products.
         let at_projection = |output: usize, input: usize, column: usize| match dora {
             false => 2 * dropped(input),
-            true if block.drops() => output + sum.max(2 * input + column),
+            true if adapted.drops() => output + sum.max(2 * input + column),
             true => output + sum.max(column),
         };
         // For norms on branch outputs: the gradients of a norm's output and of its input; the latter reuses

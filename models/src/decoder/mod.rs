@@ -13,11 +13,13 @@ mod cached;
 mod config;
 mod embedding;
 mod experts;
+mod expressed;
 mod footprint;
 mod head;
 mod hidden;
 mod ilql;
 pub(crate) mod kv_cache;
+mod layer_block;
 pub(crate) mod lora;
 mod math;
 mod multipliers;
@@ -34,6 +36,7 @@ use tch::{Device, Kind, Tensor};
 pub use anyroll_backends::ops::Activation;
 pub(crate) use cached::{Pieces, Prefill, Step};
 pub use config::{DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, QkNorm, SlidingWindow};
+pub use expressed::{DeepseekV3, Expressed, Pairs};
 pub use footprint::PackedSize;
 pub use hidden::HiddenModel;
 pub use ilql::{IlqlGrad, IlqlModel, IlqlScores, OfAction, WithIlqlHeads};
@@ -51,10 +54,11 @@ use crate::model::{
 };
 use crate::slice::Slice;
 use crate::{PackedBatch, Peers, Result};
-use block::{Block, Layer};
+use block::Layer;
 use embedding::Embedding;
 use head::Head;
 use ilql::Guide;
+use layer_block::LayerBlock;
 use lora::{AdapterDropout, Lora};
 use math::Math;
 use rope::RopeTables;
@@ -69,9 +73,9 @@ pub struct Decoder {
     units_of: Vec<Vec<usize>>,
     embedding: Embedding,
     /// Decoder block of each layer, with its adapters off.
-    plain_blocks: Vec<Block>,
+    plain_blocks: Vec<LayerBlock>,
     /// Decoder block of each layer with its adapters, if there are any.
-    inner_blocks: Vec<Block>,
+    inner_blocks: Vec<LayerBlock>,
     head: Head,
     rope_tables: RopeTables,
     /// Heads of values that guide completions, if there are any.
@@ -134,7 +138,7 @@ impl Decoder {
     /// Makes gradients bitwise repeatable (the default), or lets them differ between runs if that is faster.
     #[must_use]
     pub fn deterministic(mut self, deterministic: bool) -> Decoder {
-        self.all_blocks().for_each(|block| block.deterministic = deterministic);
+        self.all_blocks().for_each(|block| block.set_deterministic(deterministic));
         self
     }
 
@@ -182,7 +186,7 @@ impl Decoder {
     /// Returns true if the adapters have dropout in training. A training batch then needs
     /// [`PackedBatch::with_dropout`].
     pub fn drops(&self) -> bool {
-        self.inner_blocks.iter().any(Block::drops)
+        self.inner_blocks.iter().any(LayerBlock::drops)
     }
 
     /// If `strict`, makes a token's results bitwise equal in training, scoring and generation, in any batch;
@@ -191,7 +195,7 @@ impl Decoder {
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Decoder {
         let math = if strict { Math::ByRows } else { Math::Fast };
-        self.all_blocks().for_each(|block| block.math = math);
+        self.all_blocks().for_each(|block| block.set_math(math));
         self.head.math = math;
         self
     }
@@ -241,7 +245,7 @@ impl Decoder {
     /// Returns true if [`Self::merge`] changes the parameter `param` of the unit `unit`.
     pub fn merges_into(&self, unit: usize, param: usize) -> bool {
         let layer = unit.checked_sub(1).and_then(|layer| self.inner_blocks.get(layer));
-        let lora = layer.and_then(|block| block.lora.as_ref());
+        let lora = layer.and_then(LayerBlock::lora);
         lora.is_some_and(|lora| lora.matrices().any(|matrix| matrix == param))
     }
 
@@ -263,17 +267,17 @@ impl Decoder {
     /// Lists the layers with adapters: the layer's unit, the adapters' unit, and their indices in it.
     fn adapted(&self) -> impl Iterator<Item = (usize, usize, &Lora)> {
         let layers = self.units_of[1..].iter().zip(&self.inner_blocks);
-        layers.filter_map(|(units, block)| match (units.as_slice(), &block.lora) {
+        layers.filter_map(|(units, block)| match (units.as_slice(), block.lora()) {
             (&[own, adapters], Some(lora)) => Some((own, adapters, lora)),
             _ => None,
         })
     }
 
-    fn all_blocks(&mut self) -> impl Iterator<Item = &mut Block> {
+    fn all_blocks(&mut self) -> impl Iterator<Item = &mut LayerBlock> {
         self.plain_blocks.iter_mut().chain(&mut self.inner_blocks)
     }
 
-    fn block_for(&self, block: usize, batch: &PackedBatch) -> &Block {
+    fn block_for(&self, block: usize, batch: &PackedBatch) -> &LayerBlock {
         if batch.adapters { &self.inner_blocks[block - 1] } else { &self.plain_blocks[block - 1] }
     }
 
@@ -424,9 +428,9 @@ pub(crate) fn lora_units(config: &DecoderConfig, lora: &LoraConfig) -> Vec<Unit>
     lora::layout(config, lora, &blocks).into_iter().flatten().map(|(unit, _)| unit).collect()
 }
 
-fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<Block>, Head) {
+fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<LayerBlock>, Head) {
     let mut units = vec![embedding::unit(config)];
-    let (mut block_units, blocks) = block::layout(config);
+    let (mut block_units, blocks) = layer_block::layout(config);
     units.append(&mut block_units);
     let (head_unit, head) = head::layout(config);
     units.push(head_unit);

@@ -5,8 +5,8 @@ use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, Ro
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Decoder, ExpertsConfig, KvCache, NormPlaces, block::Block, experts::Experts, lora::Projection,
-    math::Math, multipliers::multiply_, split::SplitMemory,
+    Decoder, ExpertsConfig, KvCache, NormPlaces, block::Block, experts::Experts, layer_block::LayerBlock,
+    lora::Projection, math::Math, multipliers::multiply_, split::SplitMemory,
 };
 use crate::model::{Model, Weights};
 use crate::{Result, Room};
@@ -86,8 +86,8 @@ pub(super) struct Scratch {
 
 impl Scratch {
     fn new(decoder: &Decoder, rows: i64, options: (Kind, Device)) -> Result<Scratch> {
-        let rank = decoder.inner_blocks.iter().flat_map(Block::ranks).flatten().max();
-        let widths = decoder.inner_blocks.iter().filter_map(|block| Some(block.lora.as_ref()?.widest()));
+        let rank = decoder.inner_blocks.iter().flat_map(LayerBlock::ranks).flatten().max();
+        let widths = decoder.inner_blocks.iter().filter_map(|block| Some(block.lora()?.widest()));
         let widest = widths.max().filter(|_| decoder.is_strict()).unwrap_or(0);
         let values = |width: i64| Tensor::f_zeros([rows, width], options);
         Ok(Scratch { between: values(rank.unwrap_or(0) as i64)?, product: values(widest)? })
@@ -192,6 +192,9 @@ impl Decoder {
         if self.split.as_ref().is_some_and(|split| !split.is_recorded()) {
             return Err("the collectives of the ranks that hold it together are not recorded".to_owned());
         }
+        if self.config.expressed.is_some() {
+            return Err("libtorch differentiates its layers, which have no kernels of their own".to_owned());
+        }
         if self.config.norms == NormPlaces::Both || self.config.activation != ops::Activation::Silu {
             return Err("it has norms on both sides of branches, or an activation other than SiLU".to_owned());
         }
@@ -217,7 +220,7 @@ impl Decoder {
     ) -> Result<()> {
         let head_weights = &weights[self.blocks() - 1];
         let norm_before = |layer: usize| match self.plain_blocks.get(layer) {
-            Some(block) => block.input_norm.map(|norm| weights[layer + 1].get(0, norm)),
+            Some(block) => block.written().input_norm.map(|norm| weights[layer + 1].get(0, norm)),
             None => Some(self.head.norm(head_weights)),
         };
         match &mut memory.split {
@@ -235,7 +238,7 @@ impl Decoder {
             let rope_table = self.rope_tables.of(layer);
             let how = (self.causal(layer), &rope_table);
             let next_norm = norm_before(layer + 1);
-            block.decode_in_place(&weights[layer + 1], next_norm, memory, how, cache, parts)?;
+            block.written().decode_in_place(&weights[layer + 1], next_norm, memory, how, cache, parts)?;
         }
         let StepMemory { h, logits, split, .. } = memory;
         let Some(split) = split else { return self.head.logits_into(head_weights, h, logits) };

@@ -205,6 +205,14 @@ impl RopeScaling {
         }
     }
 
+    /// Returns YaRN's temperature with the weight `scale`; 1 without YaRN.
+    pub(super) fn growth(&self, scale: f64) -> f64 {
+        match *self {
+            RopeScaling::Yarn { factor, .. } if factor > 1.0 => 0.1 * scale * factor.ln() + 1.0,
+            _ => 1.0,
+        }
+    }
+
     /// Returns the maximum number of tokens of a text, for a model whose file says `longest`.
     pub(crate) fn most_positions(&self, longest: i64) -> i64 {
         match *self {

@@ -14,7 +14,8 @@ use tch::{Device, Kind, Tensor};
 
 use super::block::Block;
 use super::embedding::Embedding;
-use super::lora::Projection;
+use super::layer_block::LayerBlock;
+use super::lora::{Lora, Projection};
 use super::{Decoder, DecoderConfig, ExpertsConfig, QkNorm};
 use crate::error::check_config;
 use crate::model::Weights;
@@ -64,6 +65,9 @@ impl DecoderConfig {
     /// [`Error::Config`](crate::Error::Config) with the field that they cannot share.
     pub fn check_split(&self, ranks: i64) -> Result<()> {
         self.check_ranks(ranks)?;
+        check_config(self.expressed.is_none(), "model_type", || {
+            "has layers that libtorch differentiates, which are not split over ranks".to_owned()
+        })?;
         let experts = self.experts.as_ref();
         let widths = [
             ("intermediate_size", Some(self.intermediate_size)),
@@ -105,19 +109,22 @@ impl Decoder {
     /// [`Error::Config`](crate::Error::Config) for sizes that the ranks cannot share, or adapters with magnitudes.
     pub fn split(&self, peers: Arc<dyn Peers>) -> Result<Decoder> {
         self.config.check_split(peers.count() as i64)?;
-        let is_dora = self.inner_blocks.iter().filter_map(|block| block.lora.as_ref()).any(|it| it.is_dora());
+        let is_dora = self.inner_blocks.iter().filter_map(LayerBlock::lora).any(Lora::is_dora);
         check_config(!is_dora, "lora.dora", || {
             "needs the norms of whole rows, which are on several ranks".to_owned()
         })?;
         let part =
             Part { whole: self.config.clone(), rank: peers.rank() as i64, ranks: peers.count() as i64 };
         let config = self.config.part(part.ranks);
-        let of_block = |block: &Block| Block {
-            heads: config.num_attention_heads,
-            kv_heads: config.num_key_value_heads,
-            lora: block.lora.as_ref().map(|lora| lora.part(|projection| part.of(projection))),
-            peers: Some(peers.clone()),
-            ..block.clone()
+        let of_block = |block: &LayerBlock| {
+            let block = block.written();
+            LayerBlock::Written(Box::new(Block {
+                heads: config.num_attention_heads,
+                kv_heads: config.num_key_value_heads,
+                lora: block.lora.as_ref().map(|lora| lora.part(|projection| part.of(projection))),
+                peers: Some(peers.clone()),
+                ..block.clone()
+            }))
         };
         let places = Arc::new(Mutex::new(part.places(self.rope_tables.of(0).device())?));
         let units = self.units.iter().enumerate();
@@ -152,9 +159,9 @@ impl Decoder {
     fn cut_of(&self, part: &Part, unit: usize, param: usize) -> Cut {
         let is_of = |units: &Vec<usize>| units.contains(&unit);
         match (1..=self.config.num_hidden_layers).find(|&block| is_of(&self.units_of[block])) {
-            Some(block) if block == unit => part.of_block(&self.plain_blocks[block - 1], param),
+            Some(block) if block == unit => part.of_block(self.plain_blocks[block - 1].written(), param),
             Some(block) => {
-                let lora = self.inner_blocks[block - 1].lora.as_ref().expect("the unit is that of adapters");
+                let lora = self.inner_blocks[block - 1].lora().expect("the unit is that of adapters");
                 lora.cut(param, |projection| part.of(projection))
             }
             None if unit == 0 || param > 0 => part.of_vocabulary(),

@@ -188,8 +188,11 @@ fn targets(weights: &WeightFiles, config: &DecoderConfig) -> LoraTargets {
         let [a, _] = lora::names(&format!("{}.weight", target.module(layer)));
         weights.contains(&a)
     };
-    let all = || LoraTarget::all_of(config).iter().copied().chain(LoraTarget::foreign_to(config));
-    let of_layer = |layer| all().filter(|target| is_there(layer, target)).collect();
+    let foreign: Vec<LoraTarget> = LoraTarget::foreign_to(config).collect();
+    let of_layer = |layer| {
+        let all = LoraTarget::of_layer(config, layer).into_iter().chain(foreign.iter().copied());
+        all.filter(|target| is_there(layer, target)).collect()
+    };
     LoraTargets::of_layers((0..config.num_hidden_layers).map(of_layer).collect())
 }
 

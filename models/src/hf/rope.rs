@@ -34,8 +34,17 @@ pub(super) enum RopeKind {
     Usual,
     /// Layers with a sliding window have their own angles: without the scaling, unless newer files differ.
     ByWindow,
-    /// Heads may be rotated in part, and every name of a scaling means `longrope` (Phi-3).
+    /// Like [`Self::Usual`], but heads may be rotated in part.
     InPart,
+    /// Heads may be rotated in part, and every name of a scaling means `longrope` (Phi-3).
+    LongInPart,
+}
+
+impl RopeKind {
+    /// Returns true if heads may be rotated in part.
+    pub fn turns_parts(self) -> bool {
+        matches!(self, RopeKind::InPart | RopeKind::LongInPart)
+    }
 }
 
 /// Kinds of layers that have their own rotations in newer files of some families.
@@ -127,9 +136,9 @@ impl Rope<'_> {
             let problem = "is set, a rotation per kind of layer, which is not supported here: write that of full attention instead";
             return Err(field(self.path, format!("{}.{kind}", self.name), problem));
         }
-        let is_phi = self.of.kind == RopeKind::InPart;
+        let is_phi = self.of.kind == RopeKind::LongInPart;
         let in_part = self.optional("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0);
-        if in_part && !is_phi {
+        if in_part && !self.of.kind.turns_parts() {
             return Err(field(self.path, format!("{}.partial_rotary_factor", self.name), TURNED_WHOLE));
         }
         let kind = self.fields.get("rope_type").or_else(|| self.fields.get("type"));

@@ -13,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::holder::Holder;
 
-const FAMILIES: [&str; 31] = [
+const FAMILIES: [&str; 35] = [
     "qwen2",
     "qwen2_tied_yarn",
     "qwen2_window",
@@ -45,6 +45,10 @@ const FAMILIES: [&str; 31] = [
     "phi3_longrope_partial",
     "gemma3",
     "gemma3_scaled",
+    "glm4",
+    "glm4_unbiased",
+    "deepseek_v3",
+    "deepseek_v3_plain",
 ];
 
 /// Tolerance of each value, relative to the largest of its tensor if that is above 1.

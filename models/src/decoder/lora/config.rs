@@ -113,6 +113,12 @@ impl LoraConfig {
         check_config((0.0..1.0).contains(&self.dropout), "lora.dropout", || {
             format!("is {}, must be at least 0 and below 1", self.dropout)
         })?;
+        for (field, is_set) in [("lora.dora", self.dora), ("lora.dropout", self.dropout > 0.0)] {
+            check_config(config.expressed.is_none() || !is_set, field, || {
+                "is set, but a layer that libtorch differentiates has plain adapters only: leave it out"
+                    .to_owned()
+            })?;
+        }
         self.targets.validate(config)
     }
 }

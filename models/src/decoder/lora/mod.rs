@@ -34,6 +34,7 @@ use anyroll_backends::ops;
 use tch::Tensor;
 
 use super::block::Block;
+use super::layer_block::LayerBlock;
 use super::{DecoderConfig, math::Math, recorded::Scratch, split::Cut};
 use crate::Result;
 use crate::model::{Grads, Init, ParamSpec, Part, Unit, Weights};
@@ -50,8 +51,8 @@ pub use targets::{LoraTarget, LoraTargets};
 pub(super) struct Lora {
     dropout: f64,
     dora: bool,
-    /// Adapters of each [`Projection`].
-    adapters: [Vec<Adapter>; 4],
+    /// Adapters of each [`Projection`], or of each matrix of an expressed layer.
+    adapters: Vec<Vec<Adapter>>,
 }
 
 /// A block's product with a matrix. Adapters at one projection share their input.
@@ -71,6 +72,18 @@ impl Projection {
 fn within(ranges: &[Range<i64>], bounds: &Range<i64>) -> Vec<Range<i64>> {
     let clipped = ranges.iter().map(|range| range.start.max(bounds.start)..range.end.min(bounds.end));
     clipped.filter(|range| !range.is_empty()).collect()
+}
+
+/// Place of a matrix in a layer.
+pub(super) struct Place {
+    /// Number of the product with it.
+    pub projection: usize,
+    /// Index of the (fused) parameter.
+    pub matrix: usize,
+    /// Its first row there.
+    pub start: i64,
+    pub inputs: i64,
+    pub outputs: i64,
 }
 
 /// Dropout of adapters in training.
@@ -108,7 +121,7 @@ pub(super) struct InnerGrads {
 pub(super) fn layout(
     config: &DecoderConfig,
     lora: &LoraConfig,
-    blocks: &[Block],
+    blocks: &[LayerBlock],
 ) -> Vec<Option<(Unit, Lora)>> {
     let layers = blocks.iter().enumerate().map(|(layer, block)| {
         (!lora.targets.of(layer).is_empty()).then(|| {
@@ -119,24 +132,16 @@ pub(super) fn layout(
     layers.collect()
 }
 
-fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize) -> (Vec<ParamSpec>, Lora) {
-    let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
-    let q = config.num_attention_heads * config.head_dim;
-    let kv = config.num_key_value_heads * config.head_dim;
-    let mut params = Vec::new();
-    let mut adapters = [const { Vec::new() }; 4];
+fn params(
+    config: &DecoderConfig,
+    lora: &LoraConfig,
+    block: &LayerBlock,
+    layer: usize,
+) -> (Vec<ParamSpec>, Lora) {
+    let (mut params, mut adapters) = (Vec::new(), Vec::new());
     for (number, &target) in lora.targets.of(layer).iter().enumerate() {
-        let (projection, start, inputs, outputs) = match target {
-            LoraTarget::Q => (Projection::Qkv, 0, hidden, q),
-            LoraTarget::K => (Projection::Qkv, q, hidden, kv),
-            LoraTarget::V => (Projection::Qkv, q + kv, hidden, kv),
-            LoraTarget::Qkv => (Projection::Qkv, 0, hidden, q + 2 * kv),
-            LoraTarget::O => (Projection::O, 0, q, hidden),
-            LoraTarget::Gate => (Projection::GateUp, 0, hidden, intermediate),
-            LoraTarget::Up => (Projection::GateUp, intermediate, hidden, intermediate),
-            LoraTarget::GateUp => (Projection::GateUp, 0, hidden, 2 * intermediate),
-            LoraTarget::Down => (Projection::Down, 0, intermediate, hidden),
-        };
+        let place = block.place_of(target, config).expect("targets were checked against the layer");
+        let Place { projection, matrix, start, inputs, outputs } = place;
         let (a, module) = (params.len(), target.module(layer));
         let (shape, weight) = (lora.shape_of(&module), format!("{module}.weight"));
         params.extend(pair(&weight, shape.rank, inputs, outputs));
@@ -144,9 +149,9 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize
             params.push(magnitudes(&weight, outputs, inputs));
             a + 2
         });
-        let (matrix, _) = block.params_at(projection);
         let salt = (layer * 2 * LoraTarget::ALL.len() + 2 * number) as u32;
-        adapters[projection as usize].push(Adapter {
+        adapters.resize_with(adapters.len().max(projection + 1), Vec::new);
+        adapters[projection].push(Adapter {
             matrix,
             a,
             b: a + 1,
@@ -158,6 +163,28 @@ fn params(config: &DecoderConfig, lora: &LoraConfig, block: &Block, layer: usize
         });
     }
     (params, Lora { dropout: lora.dropout, dora: lora.dora, adapters })
+}
+
+impl Block {
+    /// Returns the place of a matrix; `None` for one that no block of this kind has.
+    pub fn place_of(&self, target: LoraTarget, config: &DecoderConfig) -> Option<Place> {
+        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+        let [q, kv] = [self.heads, self.kv_heads].map(|heads| heads * self.head_dim);
+        let (projection, start, inputs, outputs) = match target {
+            LoraTarget::Q => (Projection::Qkv, 0, hidden, q),
+            LoraTarget::K => (Projection::Qkv, q, hidden, kv),
+            LoraTarget::V => (Projection::Qkv, q + kv, hidden, kv),
+            LoraTarget::Qkv => (Projection::Qkv, 0, hidden, q + 2 * kv),
+            LoraTarget::O => (Projection::O, 0, q, hidden),
+            LoraTarget::Gate => (Projection::GateUp, 0, hidden, intermediate),
+            LoraTarget::Up => (Projection::GateUp, intermediate, hidden, intermediate),
+            LoraTarget::GateUp => (Projection::GateUp, 0, hidden, 2 * intermediate),
+            LoraTarget::Down => (Projection::Down, 0, intermediate, hidden),
+            LoraTarget::Named(_) => return None,
+        };
+        let (matrix, _) = self.params_at(projection);
+        Some(Place { projection: projection as usize, matrix, start, inputs, outputs })
+    }
 }
 
 /// Returns the specs of A and B for the weight `name` of `[outputs, inputs]`.
@@ -257,7 +284,13 @@ impl Lora {
     }
 
     fn at(&self, projection: Projection) -> &[Adapter] {
-        &self.adapters[projection as usize]
+        self.adapters.get(projection as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Lists the products at a matrix of an expressed layer: the indices of A and B, and the scale.
+    pub fn products(&self, matrix: usize) -> impl Iterator<Item = (usize, usize, f64)> {
+        let adapters = self.adapters.get(matrix).into_iter().flatten();
+        adapters.map(|adapter| (adapter.a, adapter.b, adapter.shape.scale))
     }
 
     /// Adds the adapters' effect to the matrix product `y` `[N, out]` of `x` `[N, in]`.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::DecoderConfig;
+use super::super::expressed::ExpressedBlock;
 use crate::Result;
 use crate::error::check_config;
 
@@ -27,6 +28,8 @@ pub enum LoraTarget {
     GateUp,
     /// The MLP's down projection.
     Down,
+    /// A matrix of a layer that libtorch differentiates, by its name in the layer.
+    Named(&'static str),
 }
 
 impl LoraTarget {
@@ -44,14 +47,32 @@ impl LoraTarget {
     pub const FUSED: [LoraTarget; 4] = [LoraTarget::Qkv, LoraTarget::O, LoraTarget::GateUp, LoraTarget::Down];
 
     /// Returns all matrices of a layer of this model.
-    pub fn all_of(config: &DecoderConfig) -> &'static [LoraTarget] {
-        if config.fused_projections { &LoraTarget::FUSED } else { &LoraTarget::ALL }
+    pub fn of_layer(config: &DecoderConfig, layer: usize) -> Vec<LoraTarget> {
+        match &config.expressed {
+            Some(of) => {
+                ExpressedBlock::layout(config, of, layer).1.modules().map(LoraTarget::Named).collect()
+            }
+            None if config.fused_projections => LoraTarget::FUSED.to_vec(),
+            None => LoraTarget::ALL.to_vec(),
+        }
     }
 
-    /// Returns the matrices that only models of the other kind have.
+    /// Returns the matrices that some layer of this model has.
+    pub fn all_of(config: &DecoderConfig) -> Vec<LoraTarget> {
+        let mut all = Vec::new();
+        for target in (0..config.num_hidden_layers).flat_map(|layer| LoraTarget::of_layer(config, layer)) {
+            if !all.contains(&target) {
+                all.push(target);
+            }
+        }
+        all
+    }
+
+    /// Returns the matrices that only models of another kind have.
     pub(crate) fn foreign_to(config: &DecoderConfig) -> impl Iterator<Item = LoraTarget> {
-        let (own, all) = (LoraTarget::all_of(config), LoraTarget::ALL.into_iter().chain(LoraTarget::FUSED));
-        all.filter(|target| !own.contains(target))
+        let own: Vec<&str> = LoraTarget::all_of(config).into_iter().map(LoraTarget::name).collect();
+        let all = LoraTarget::ALL.into_iter().chain(LoraTarget::FUSED);
+        all.filter(move |target| !own.contains(&target.name()))
     }
 
     /// Returns the name in a layer, such as `self_attn.q_proj`.
@@ -66,6 +87,7 @@ impl LoraTarget {
             LoraTarget::Up => "mlp.up_proj",
             LoraTarget::GateUp => "mlp.gate_up_proj",
             LoraTarget::Down => "mlp.down_proj",
+            LoraTarget::Named(name) => name,
         }
     }
 
@@ -124,10 +146,11 @@ impl LoraTargets {
     /// Returns the name of the first target that this model does not have, if any: part of a fused tensor, or
     /// a fusion of separate ones. Adapters apply to tensors in files, like PEFT's.
     pub fn first_foreign(&self, config: &DecoderConfig) -> Option<String> {
-        let all = (0..config.num_hidden_layers)
-            .flat_map(|layer| self.of(layer).iter().map(move |target| (layer, target)));
-        let mut others = all.filter(|(_, target)| !LoraTarget::all_of(config).contains(target));
-        others.next().map(|(layer, target)| target.module(layer))
+        (0..config.num_hidden_layers).find_map(|layer| {
+            let own = LoraTarget::of_layer(config, layer);
+            let foreign = self.of(layer).iter().find(|target| !own.contains(target))?;
+            Some(foreign.module(layer))
+        })
     }
 
     /// Returns the names as PEFT's files and ours have them: matrices such as `q_proj`, and the layers if not

@@ -5,7 +5,9 @@
 //! of rotations and of mixtures.
 
 mod class;
+mod deepseek_v3;
 mod gemma3;
+mod glm4;
 mod granite;
 mod llama;
 mod mistral;
@@ -33,7 +35,7 @@ use class::Class;
 pub(super) use reader::Reader;
 
 /// All families. A decoder made from scratch is written as the first one that has its shape.
-pub(super) const FAMILIES: [&Family; 13] = [
+pub(super) const FAMILIES: [&Family; 15] = [
     &qwen2::FAMILY,
     &qwen3::FAMILY,
     &qwen3_moe::FAMILY,
@@ -47,6 +49,8 @@ pub(super) const FAMILIES: [&Family; 13] = [
     &granite::FAMILY,
     &phi3::FAMILY,
     &gemma3::FAMILY,
+    &glm4::FAMILY,
+    &deepseek_v3::FAMILY,
 ];
 
 /// A family of models with one class in `transformers`.
@@ -197,6 +201,7 @@ fn of_no_family(config: &DecoderConfig) -> Error {
 fn differences(one: &DecoderConfig, other: &DecoderConfig) -> Vec<&'static str> {
     let traits = [
         ("num_experts", one.experts == other.experts),
+        ("expressed", one.expressed == other.expressed),
         ("norms", one.norms == other.norms && one.norm_offset == other.norm_offset),
         ("hidden_act", one.activation == other.activation),
         ("qk_norm", one.qk_norm == other.qk_norm),

@@ -11,7 +11,7 @@ pub(super) const FAMILY: Family = Family {
         needs_kv_heads: false,
         rms_norm_eps: 1e-5,
         sliding_window: None,
-        rope: RopeKind::InPart,
+        rope: RopeKind::LongInPart,
         ..Class::USUAL
     },
     write,

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 
 use super::super::config::ConfigFile;
-use super::super::rope::{RopeFields, RopeKind, Rotations, TURNED_WHOLE};
+use super::super::rope::{RopeFields, Rotations, TURNED_WHOLE};
 use super::super::{Error, Result, field};
 use super::class::Class;
 use crate::{Activation, DecoderConfig, OtherRope, SlidingWindow};
@@ -27,8 +27,7 @@ impl Reader<'_> {
         let silu = self.class.activation != Activation::Silu || is_silu;
         self.ensure(silu, "hidden_act", "must be `silu`")?;
         self.ensure_no_dropout("attention_dropout")?;
-        let whole =
-            self.class.rope == RopeKind::InPart || file.partial_rotary_factor.is_none_or(|it| it == 1.0);
+        let whole = self.class.rope.turns_parts() || file.partial_rotary_factor.is_none_or(|it| it == 1.0);
         self.ensure(whole, "partial_rotary_factor", TURNED_WHOLE)?;
         let plain = self.get::<serde_json::Value>("quantization_config")?.is_none();
         self.ensure(plain, "quantization_config", "is set; weights must be fp32, bf16 or fp16")
@@ -88,6 +87,11 @@ impl Reader<'_> {
             local_theta,
         };
         rope.read()
+    }
+
+    /// Returns the fraction of a head that is rotated, if the file has one.
+    pub fn rotary_part(&self) -> Result<Option<f64>> {
+        Ok(self.rotations()?.partial.or(self.shared.partial_rotary_factor))
     }
 
     /// Returns true for each layer that `layer_types` gives a sliding window; `None`: the file has no such field.

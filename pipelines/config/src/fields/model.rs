@@ -91,14 +91,18 @@ impl LoraConfig {
         &self,
         model: &anyroll_models::DecoderConfig,
     ) -> Result<anyroll_models::LoraConfig, (&'static str, &str)> {
-        let all = LoraTarget::all_of(model);
-        let mut chosen = vec![vec![false; all.len()]; model.num_hidden_layers];
+        let layers = 0..model.num_hidden_layers;
+        let mut chosen: Vec<Vec<(LoraTarget, bool)>> = layers
+            .map(|layer| {
+                LoraTarget::of_layer(model, layer).into_iter().map(|target| (target, false)).collect()
+            })
+            .collect();
         for entry in &self.targets {
             let unknown = ("targets", entry.as_str());
             let pattern = ModulePattern::new(entry).ok_or(unknown)?;
             let mut found = false;
             for (layer, chosen) in chosen.iter_mut().enumerate().filter(|(layer, _)| self.is_in(*layer)) {
-                for (target, chosen) in all.iter().zip(chosen) {
+                for (target, chosen) in chosen {
                     let matches = pattern.matches(&target.module(layer));
                     *chosen |= matches;
                     found |= matches;
@@ -106,8 +110,8 @@ impl LoraConfig {
             }
             found.then_some(()).ok_or(unknown)?;
         }
-        let of_layer = |chosen: Vec<bool>| {
-            all.iter().zip(chosen).filter(|(_, chosen)| *chosen).map(|(&target, _)| target).collect()
+        let of_layer = |targets: Vec<(LoraTarget, bool)>| {
+            targets.into_iter().filter(|(_, chosen)| *chosen).map(|(target, _)| target).collect()
         };
         Ok(anyroll_models::LoraConfig {
             rank: self.rank as i64,
