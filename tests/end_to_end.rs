@@ -15,6 +15,7 @@ mod distillation;
 mod environments;
 mod epochs;
 mod evaluation;
+mod expressed;
 mod failures;
 mod first_model;
 mod foreign_bytes;

@@ -33,6 +33,10 @@ UNEQUAL = dict(
 )
 # Of a Phi-3, whose q, k and v are one matrix, and whose MLP's two are another.
 FUSED = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
+# Of layers that differ, but for the experts of a mixture.
+LATENT = dict(
+    target_modules=r".*\.self_attn\.([qo]_proj|[qk]v?_[ab]_proj.*)|.*layers\.0\.mlp\.(gate|down)_proj|.*\.shared_experts\.up_proj"
+)
 # Beside biases, which stay outside of what magnitudes scale.
 DORA = dict(use_dora=True, target_modules=ALL)
 KEYS = [9, 1 << 60, 0, 77, 3]
@@ -110,6 +114,8 @@ def make(name, options, base="qwen2"):
     golden |= {f"grad.{saved[name]}": weight.grad.clone() for name, weight in adapter.items()}
     merged = model.merge_and_unload()
     golden |= {f"merged.{name}": weight.detach().clone() for name, weight in merged.named_parameters()}
+    saved_too = [it for it in merged.named_buffers() if it[0].endswith("e_score_correction_bias")]
+    golden |= {f"merged.{name}": bias.clone() for name, bias in saved_too}
     save_file(golden, folder / "golden.safetensors")
 
 
@@ -134,3 +140,6 @@ make("lora_phi3", dict(target_modules=FUSED, rank_pattern={"1.self_attn.qkv_proj
 make("lora_phi3_dropout", dict(target_modules=["qkv_proj", "gate_up_proj"], lora_dropout=0.4), "phi3_window")
 make("lora_dora_phi3", dict(target_modules=FUSED, use_dora=True), "phi3_window")
 make("lora_dora_phi3_dropout", dict(target_modules=FUSED, use_dora=True, lora_dropout=0.4), "phi3")
+# In layers that libtorch differentiates.
+make("lora_deepseek_v3", LATENT, "deepseek_v3")
+make("lora_glm4", dict(target_modules=["q_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"]), "glm4")

@@ -122,6 +122,8 @@ fn scores_and_gradients_equal_peft() {
     assert_eq!((found.rslora, found.rank_pattern[0].1), (true, 5));
     check_scores_and_gradients(&golden, 2 * 4);
     check_scores_and_gradients(&golden_of("lora_dora_phi3"), 2 * 4);
+    check_scores_and_gradients(&golden_of("lora_deepseek_v3"), (5 + 2) + 2 * (5 + 1));
+    check_scores_and_gradients(&golden_of("lora_glm4"), 2 * 5);
 }
 
 /// Compared with PEFT given the same masks.
@@ -253,6 +255,8 @@ fn merged_weights_equal_those_of_peft() {
     check_merged(&golden_of("lora_dora_gemma3"));
     check_merged(&golden_of("lora_phi3"));
     check_merged(&golden_of("lora_dora_phi3"));
+    check_merged(&golden_of("lora_deepseek_v3"));
+    check_merged(&golden_of("lora_glm4"));
 }
 
 /// Checks weights merged by a source, and by the decoder.
@@ -357,6 +361,7 @@ fn merged_weights_sample_what_adapters_do() {
         ("lora_dora_gemma3", Kind::Float, 1e-4),
         ("lora_phi3", Kind::Float, 1e-4),
         ("lora_dora_phi3", Kind::Float, 1e-4),
+        ("lora_deepseek_v3", Kind::Float, 1e-4),
         ("lora", Kind::BFloat16, 0.1),
         ("lora_dora", Kind::BFloat16, 0.1),
     ] {
@@ -391,6 +396,7 @@ fn an_adapter_is_written_as_peft_reads_it() {
     check_written("lora_dora_dropout");
     check_written("lora_phi3");
     check_written("lora_dora_phi3_dropout");
+    check_written("lora_deepseek_v3");
 }
 
 fn check_written(name: &str) {

@@ -22,6 +22,10 @@ pub(super) fn open(lora: &LoraConfig, folder: &ModelFolder, at: &Section) -> Opt
     let help = format!("write names, or patterns of the end of one; in a layer there is {}", list(&names));
     at.ensure(!lora.targets.is_empty(), "targets", "the list is empty", help.clone());
     check_layers(lora, model.num_hidden_layers, at);
+    for (field, is_set) in [("dora", lora.dora), ("dropout", lora.dropout > 0.0)] {
+        let message = "libtorch differentiates this model's layers, which have plain adapters only";
+        at.ensure(model.expressed.is_none() || !is_set, field, message, "leave it out");
+    }
     let of_shape = ["rank", "targets", "layers", "rank_pattern", "alpha_pattern"];
     if !of_shape.iter().all(|field| at.is_sound(field)) {
         return None;

@@ -10,7 +10,7 @@ use anyroll_config::{
 use anyroll_data::files;
 
 use super::steps::Length;
-use super::{answers, data, sequence, steps, tensor};
+use super::{answers, data, expressed, sequence, steps, tensor};
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 use crate::train::MicroBatch;
@@ -49,6 +49,7 @@ pub(super) fn resolve(
     let world_size = resolver.world_size(local_ranks);
     sequence::check(config, opened, world_size, at);
     tensor::check(config, opened, world_size, at);
+    expressed::check(config, opened, at);
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
     let micro_batch = MicroBatch::of(&policy.strategy);
     let batches = world_size.and_then(|world_size| resolver.batches(world_size, micro_batch));

@@ -1,6 +1,7 @@
 //! Tests of the whole strategy layer; ranks are threads.
 
 mod checkpoints;
+mod expressed;
 mod folders;
 mod fp16;
 mod frozen;
