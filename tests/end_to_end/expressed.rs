@@ -65,12 +65,10 @@ fn a_model_that_nobody_differentiated_by_hand_learns_at_stage_3() {
     let folder = tempfile::tempdir().unwrap();
     latent(&folder);
     let (run, command) =
-        run_latent(&folder, "run", &["devices=2", "strategy.zero_stage=3", "pipeline.rlvr.steps=12"]);
+        run_latent(&folder, "run", &["devices=2", "strategy.zero_stage=3", "pipeline.rlvr.steps=10"]);
     succeed(command);
     let rewards = series(&run, "reward/mean");
-    println!("{rewards:?} {:?}", series(&run, "rollout/logprob_diff_max"));
-    let (first, last) = (rewards[0], rewards[rewards.len() - 1]);
-    assert!(last > first + 0.1, "{rewards:?}");
+    assert!(rewards[0] < 0.2 && rewards[9] > 0.6, "{rewards:?}");
     assert!(series(&run, "rollout/logprob_diff_max").iter().all(|&difference| difference < 1e-3));
 }
 
@@ -90,5 +88,5 @@ fn what_such_a_model_cannot_do_is_refused_by_name_before_it_runs() {
     check(&["model.lora={rank: 2, dora: true}"], &["model.lora.dora", differentiated]);
     check(&["model.lora={rank: 2, dropout: 0.1}"], &["model.lora.dropout", differentiated]);
     let experts = "model.lora={rank: 2, targets: [experts.0.up_proj]}";
-    check(&[experts], &["model.lora.targets", "`experts.0.up_proj` names no matrix", "kv_a_proj_with_mqa"]);
+    check(&[experts], &["model.lora.targets", "`experts.0.up_proj` names no matrix"]);
 }

@@ -156,10 +156,13 @@ impl LoraTargets {
     /// Returns the names as PEFT's files and ours have them: matrices such as `q_proj`, and the layers if not
     /// all. If layers differ, full names such as `model.layers.0.self_attn.q_proj`.
     pub fn names(&self) -> (Vec<String>, Option<Vec<usize>>) {
-        let of_all = |targets: &Vec<LoraTarget>| {
-            let ends = targets.iter().map(|target| target.name().rsplit('.').next().unwrap_or_default());
-            ends.map(str::to_owned).collect()
+        let end = |target: &LoraTarget| match target {
+            // A shared expert's matrix has the same end as those of the experts beside it.
+            LoraTarget::Named(name) => *name,
+            written => written.name().rsplit('.').next().unwrap_or_default(),
         };
+        let of_all =
+            |targets: &Vec<LoraTarget>| targets.iter().map(|target| end(target).to_owned()).collect();
         match self {
             LoraTargets::Everywhere(targets) => (of_all(targets), None),
             LoraTargets::ByLayer(layers) => {
@@ -197,5 +200,17 @@ impl LoraTargets {
         check_config(last < layers, "lora.targets", || {
             format!("has layer {last}, but the model has layers 0 to {}", layers - 1)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_tell_a_shared_expert_from_those_beside_it() {
+        let targets = vec![LoraTarget::Named("mlp.shared_experts.up_proj"), LoraTarget::O];
+        let names = ["mlp.shared_experts.up_proj", "o_proj"].map(str::to_owned).to_vec();
+        assert_eq!(LoraTargets::Everywhere(targets).names(), (names, None));
     }
 }

@@ -2,8 +2,8 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    Activation, DecoderConfig, ExpertNames, Multipliers, NormPlaces, OtherRope, QkNorm, RopeScaling,
-    SlidingWindow,
+    Activation, DecoderConfig, DeepseekV3, ExpertNames, Expressed, Multipliers, NormPlaces, OtherRope, Pairs,
+    QkNorm, RopeScaling, SlidingWindow,
 };
 
 /// Reads a small Llama's file with `changes`; a null removes a field.
@@ -446,6 +446,56 @@ fn mixtral_and_olmoe_have_experts_in_all_layers() {
         let error = moe(family, changes).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn layers_that_libtorch_differentiates_are_read() {
+    let latent = |changes: Value| {
+        let mut file = json!({"architectures": ["DeepseekV3ForCausalLM"], "scoring_func": "sigmoid"});
+        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        read(file)
+    };
+    let of = |changes: Value| match latent(changes).unwrap().expressed {
+        Some(Expressed::DeepseekV3(of)) => of,
+        other => panic!("{other:?}"),
+    };
+    let DeepseekV3 { q_lora_rank, pairs, n_group, topk_group, norm_topk_prob, .. } = of(json!({}));
+    assert_eq!((q_lora_rank, pairs, n_group, topk_group), (Some(1536), Pairs::Adjacent, 8, 4));
+    assert!(norm_topk_prob);
+    let silent = latent(json!({})).unwrap();
+    assert_eq!((silent.head_dim, silent.rotary_dim(), silent.num_key_value_heads), (192, 64, 2));
+    assert_eq!(of(json!({"q_lora_rank": null})).q_lora_rank, None);
+    // The softmax's scale grows with the factor, squared.
+    let yarn = json!({"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0});
+    let grown = latent(json!({"rope_scaling": yarn})).unwrap().attention_multiplier();
+    let expected = (0.1 * 40f64.ln() + 1.0).powi(2) / 192f64.sqrt();
+    assert!((grown - expected).abs() < 1e-12, "{grown} {expected}");
+    for (changes, expected) in [
+        (json!({"scoring_func": "softmax"}), "`scoring_func` must be `sigmoid`"),
+        (json!({"topk_method": "greedy"}), "`topk_method` must be `noaux_tc`"),
+        (json!({"moe_layer_freq": 2}), "`moe_layer_freq` is 2, must be 1"),
+        (json!({"num_key_value_heads": 1}), "`num_key_value_heads` is 1, must be the 2 heads"),
+        (json!({"v_head_dim": 193}), "`v_head_dim` is 193, must be at most the 192"),
+        (json!({"qk_rope_head_dim": 63}), "`qk_rope_head_dim` is 63, must be even"),
+        (json!({"n_group": 256}), "`n_group` is 256, must divide n_routed_experts = 256"),
+        (json!({"topk_group": 9}), "`topk_group` is 9, must be at most n_group = 8"),
+        (json!({"num_experts_per_tok": 129}), "`num_experts_per_tok` is 129, but a token's groups have 128"),
+        (json!({"n_shared_experts": 0}), "`n_shared_experts` is 0, must be 1 to"),
+        (json!({"architectures": ["DeepseekV2ForCausalLM"]}), "which has another router"),
+    ] {
+        let error = latent(changes).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let glm = |changes: Value| {
+        let mut file = json!({"architectures": ["Glm4ForCausalLM"], "num_key_value_heads": 1, "head_dim": 8});
+        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        read(file)
+    };
+    assert_eq!(glm(json!({})).unwrap().rotary_dim(), 4);
+    let new = json!({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}});
+    assert_eq!(glm(new).unwrap().rotary_dim(), 6);
+    let error = glm(json!({"architectures": ["GlmForCausalLM"]})).unwrap_err().to_string();
+    assert!(error.contains("other norms than `Glm4ForCausalLM`"), "{error}");
 }
 
 #[test]
