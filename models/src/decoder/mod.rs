@@ -1,5 +1,6 @@
 //! A decoder-only language model: RMSNorm, rotary positions, grouped-query attention, SwiGLU; the shapes of
-//! Qwen2, Qwen2.5, Qwen3 (with experts as well), Llama, Mistral, SmolLM3, OLMo 2 and 3, and Granite.
+//! Qwen2, Qwen2.5, Qwen3 (with experts as well), Llama, Mistral, SmolLM3, OLMo 2 and 3, and Granite. Other layers are
+//! expressed in operations ([`expressed`]).
 //!
 //! Its blocks are the embedding, the decoder blocks and the head. Each has its own unit of weights; a tied
 //! head also reads the embedding's unit.
@@ -191,7 +192,8 @@ impl Decoder {
 
     /// If `strict`, makes a token's results bitwise equal in training, scoring and generation, in any batch;
     /// otherwise they agree up to the order of sums. Strict passes fail if
-    /// [`anyroll_backends::ops::exist_by_rows`] is false.
+    /// [`anyroll_backends::ops::exist_by_rows`] is false. Layers that libtorch differentiates have one order of sums,
+    /// which depends on the number of rows.
     #[must_use]
     pub fn strict(mut self, strict: bool) -> Decoder {
         let math = if strict { Math::ByRows } else { Math::Fast };

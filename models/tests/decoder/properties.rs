@@ -1,6 +1,9 @@
 //! Properties of any decoder, tested without a reference.
 
+use std::path::Path;
+
 use anyroll_close::largest_difference;
+use anyroll_models::hf::ModelFolder;
 use anyroll_models::{Decoder, DecoderConfig, Model, PackedBatch, QkNorm, Sequence, SlidingWindow, Weights};
 use tch::{Device, Kind, Tensor};
 
@@ -113,27 +116,38 @@ fn rows_in_common_come_to_the_same() {
         [(Some(QkNorm::PerHead), None), (None, None), (None, Some(window.clone()))]
     {
         let config = DecoderConfig { qk_norm, sliding_window, ..config() };
-        let [apart, shared] = [PackedBatch::new, PackedBatch::sharing].map(|pack| {
-            let batch = pack(&sequences, 0.8, Device::Cpu).unwrap();
-            let mut holder = holder(config.clone(), Kind::Double);
-            let (scores, saved) = holder.forward(&batch, true);
-            holder.backward(&batch, saved, dlogprobs.shallow_clone(), Some(dentropy.shallow_clone()));
-            (scores, holder)
-        });
-        assert!(largest_difference(&apart.0.logprobs, &shared.0.logprobs) <= 1e-13);
-        assert!(largest_difference(&apart.0.entropy, &shared.0.entropy) <= 1e-13);
-        for (unit, (apart, shared)) in apart.1.grads.iter().zip(&shared.1.grads).enumerate() {
-            for (param, (apart, shared)) in apart.views().iter().zip(shared.views()).enumerate() {
-                let difference = largest_difference(apart, shared);
-                assert!(difference <= 1e-12, "unit {unit} param {param}: {difference}");
-            }
-        }
+        check_rows_in_common(&config, &sequences, [&dlogprobs, &dentropy]);
         // Strict mode has only one order of sums.
         let decoder = Decoder::new(config, Device::Cpu).unwrap().strict(true);
         let strict = Holder::new(decoder, 1);
         let [apart, shared] = [PackedBatch::new, PackedBatch::sharing]
             .map(|pack| strict.forward(&pack(&sequences, 0.8, Device::Cpu).unwrap(), false).0);
         assert!(apart.logprobs.equal(&shared.logprobs));
+    }
+    // Differentiated by libtorch.
+    for family in ["deepseek_v3", "glm4"] {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/hf").join(family);
+        let folder = ModelFolder::open_shape(&folder).unwrap();
+        check_rows_in_common(folder.decoder_config(), &sequences, [&dlogprobs, &dentropy]);
+    }
+}
+
+/// Compares scores and gradients with shared rows and without.
+fn check_rows_in_common(config: &DecoderConfig, sequences: &[Sequence], [dlogprobs, dentropy]: [&Tensor; 2]) {
+    let [apart, shared] = [PackedBatch::new, PackedBatch::sharing].map(|pack| {
+        let batch = pack(sequences, 0.8, Device::Cpu).unwrap();
+        let mut holder = holder(config.clone(), Kind::Double);
+        let (scores, saved) = holder.forward(&batch, true);
+        holder.backward(&batch, saved, dlogprobs.shallow_clone(), Some(dentropy.shallow_clone()));
+        (scores, holder)
+    });
+    assert!(largest_difference(&apart.0.logprobs, &shared.0.logprobs) <= 1e-13);
+    assert!(largest_difference(&apart.0.entropy, &shared.0.entropy) <= 1e-13);
+    for (unit, (apart, shared)) in apart.1.grads.iter().zip(&shared.1.grads).enumerate() {
+        for (param, (apart, shared)) in apart.views().iter().zip(shared.views()).enumerate() {
+            let difference = largest_difference(apart, shared);
+            assert!(difference <= 1e-12, "unit {unit} param {param}: {difference}");
+        }
     }
 }
 

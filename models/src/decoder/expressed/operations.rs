@@ -52,7 +52,7 @@ pub(super) trait Value: Sized {
     fn rms_norm(&self, weight: &Self, eps: f64) -> Result<Self>;
     /// Rotates heads `[N, H, R]` by the cosines and sines of their positions, fp32 `[N, R]`.
     fn rotated(&self, turns: &Self, pairs: Pairs) -> Result<Self>;
-    /// Converts to fp32.
+    /// Converts to fp32, if it is narrower.
     fn wide(&self) -> Result<Self>;
     /// Returns the values in another shape, in which -1 is computed.
     fn shaped(&self, size: &[i64]) -> Result<Self>;
@@ -150,7 +150,7 @@ impl Value for Tensor {
     fn rotated(&self, turns: &Tensor, pairs: Pairs) -> Result<Tensor> {
         let half = turns.size()[1] / 2;
         let [cos, sin] = [0, half].map(|start| turns.f_narrow(1, start, half)?.f_unsqueeze(1));
-        let (cos, sin, wide) = (cos?, sin?, self.f_to_kind(Kind::Float)?);
+        let (cos, sin, wide) = (cos?, sin?, self.wide()?);
         let (a, b) = match pairs {
             Pairs::Adjacent => {
                 let pairs = wide.f_unflatten(2, [half, 2])?;
@@ -167,7 +167,7 @@ impl Value for Tensor {
     }
 
     fn wide(&self) -> Result<Tensor> {
-        Ok(self.f_to_kind(Kind::Float)?)
+        super::super::wide(self)
     }
 
     fn shaped(&self, size: &[i64]) -> Result<Tensor> {
