@@ -201,8 +201,7 @@ impl Graph {
     /// # Errors
     /// libtorch's.
     pub fn gradients(self, grads: &[&Tensor]) -> Result<Vec<Tensor>> {
-        let objective =
-            |(output, grad): (&Tensor, &&Tensor)| Ok(output.f_mul(*grad)?.f_sum(output.kind())?);
+        let objective = |(output, grad): (&Tensor, &&Tensor)| Ok(output.f_mul(grad)?.f_sum(output.kind())?);
         let objectives = self.outputs.iter().zip(grads).map(objective).collect::<Result<Vec<Tensor>>>()?;
         Ok(Tensor::f_run_backward(&objectives, &self.leaves, false, false)?)
     }

@@ -16,7 +16,7 @@ pub(super) enum LayerBlock {
     /// With a hand-written backward.
     Written(Box<Block>),
     /// Differentiated by libtorch.
-    Expressed(ExpressedBlock),
+    Expressed(Box<ExpressedBlock>),
 }
 
 /// Returns the units of all decoder blocks, and the blocks.
@@ -24,7 +24,7 @@ pub(super) fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<LayerBlock>) {
     let layers = (0..config.num_hidden_layers).map(|layer| match &config.expressed {
         Some(of) => {
             let (unit, block) = ExpressedBlock::layout(config, of, layer);
-            (unit, LayerBlock::Expressed(block))
+            (unit, LayerBlock::Expressed(Box::new(block)))
         }
         None => {
             let (unit, block) = block::layout(config, layer);

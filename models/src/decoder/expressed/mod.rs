@@ -44,8 +44,8 @@ pub enum Expressed {
 /// The layer of an architecture.
 #[derive(Clone, Debug)]
 enum Layer {
-    DeepseekV3(deepseek_v3::Layer),
-    Glm4(glm4::Layer),
+    DeepseekV3(Box<deepseek_v3::Layer>),
+    Glm4(Box<glm4::Layer>),
 }
 
 impl Expressed {
@@ -91,8 +91,10 @@ impl Expressed {
 
     fn layer(&self, params: &mut Params, layer: usize) -> Layer {
         match self {
-            Expressed::DeepseekV3(of) => Layer::DeepseekV3(deepseek_v3::Layer::new(of, params, layer)),
-            Expressed::Glm4 => Layer::Glm4(glm4::Layer::new(params)),
+            Expressed::DeepseekV3(of) => {
+                Layer::DeepseekV3(Box::new(deepseek_v3::Layer::new(of, params, layer)))
+            }
+            Expressed::Glm4 => Layer::Glm4(Box::new(glm4::Layer::new(params))),
         }
     }
 }
