@@ -237,7 +237,7 @@ fn a_folder_that_does_not_fit_is_refused_before_anything_starts() {
 
 /// Returns the greedy completion of each prompt by the model in a folder, with an adapter if there is one,
 /// computed by `transformers`. `None`, with a printed message, without that package.
-pub(super) fn in_transformers(prompts: &[&str], model: &Path, adapter: Option<&Path>) -> Option<Vec<String>> {
+fn in_transformers(prompts: &[&str], model: &Path, adapter: Option<&Path>) -> Option<Vec<String>> {
     let python = super::python_with("transformers, peft", "exported folders were not opened by others")?;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/python/greedy_of_folder.py");
     let mut command = Command::new(&python);
