@@ -1,6 +1,6 @@
 //! A decoder-only language model: RMSNorm, rotary positions, grouped-query attention, SwiGLU; the shapes of
 //! Qwen2, Qwen2.5, Qwen3 (with experts as well), Llama, Mistral, SmolLM3, OLMo 2 and 3, and Granite. Other layers are
-//! expressed in operations ([`expressed`]).
+//! expressed in operations (`expressed`).
 //!
 //! Its blocks are the embedding, the decoder blocks and the head. Each has its own unit of weights; a tied
 //! head also reads the embedding's unit.
