@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 use tempfile::TempDir;
 
 use super::{
-    anyroll, assert_same, assert_same_steps, asynchronous::assert_repeats, fail, finish, last_checkpoint,
-    lasting_metrics, published_model::model, series, succeed, whole_lines,
+    DEADLINE, Process, anyroll, assert_same, assert_same_steps, asynchronous::assert_repeats, fail, finish,
+    last_checkpoint, lasting_metrics, published_model::model, series, succeed, whole_lines,
 };
 
 const GUESS: &str = "configs/rlvr_guess_cpu.yaml";
@@ -155,7 +155,8 @@ fn who_listens_learns_more_than_can_be_had_without() {
     let run = folder.path().join("run");
     let mut command = anyroll(["run", GUESS, "--output", run.to_str().unwrap()]);
     command.args(["--set", "pipeline.rlvr.steps=80"]);
-    succeed(command);
+    let ended = Process::start(command).finish_within(2 * DEADLINE);
+    assert_eq!(ended.code, Some(0), "{ended:#?}");
     let pass_at_1 = series(&run, "eval/pass@1");
     let (before, after) = (pass_at_1[0], *pass_at_1.last().unwrap());
     assert!(before < 0.3, "the warm-up alone reaches {before}");
