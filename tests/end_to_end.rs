@@ -314,6 +314,18 @@ fn last_checkpoint(run: &Path) -> (String, BTreeMap<String, Vec<u8>>) {
     (name, files)
 }
 
+/// Copies a folder into one that may exist.
+fn copy_folder(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_folder(&entry.path(), &target),
+            false => drop(fs::copy(entry.path(), target).unwrap()),
+        }
+    }
+}
+
 fn read_files(folder: &Path, prefix: &str, files: &mut BTreeMap<String, Vec<u8>>) {
     for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
         let name = format!("{prefix}{}", entry.file_name().into_string().unwrap());

@@ -10,7 +10,7 @@ use std::{
 use tch::{Kind, Tensor};
 
 use crate::{
-    Buffer, CollectiveGroup, DType, PinnedBuffer, RawBuffer, Result, SharedHandle, Stream,
+    Buffer, CollectiveGroup, DType, RawBuffer, Result, SharedHandle, Stream,
     device::unsupported,
     kernels::exchange::{self, MOST_BLOCKS, MOST_RANKS, Ranks, State},
 };
@@ -104,10 +104,8 @@ impl HostExchange {
 
     /// Returns true if a wait of a kernel that has ended has failed. Waits for the device.
     pub fn has_failed(&self) -> Result<bool> {
-        let stream = Stream::torch(self.own.home().device())?;
-        let mut host = PinnedBuffer::new(stream.device(), size_of::<i32>())?;
-        host.copy_from(0, &self.state.slice(MOST_BLOCKS..MOST_BLOCKS + 1), &stream)?;
-        Ok(host.bytes()?.iter().any(|&byte| byte != 0))
+        let failed = self.state.slice(MOST_BLOCKS..MOST_BLOCKS + 1).tensor(&[1])?;
+        Ok(failed.f_int64_value(&[0])? != 0)
     }
 
     /// Returns the memory of this exchange, and the address of `out`.
@@ -137,20 +135,8 @@ impl HostExchange {
 
 /// Gathers the handles of all ranks; a rank without one has `None`.
 fn told(group: &CollectiveGroup, own: Option<&SharedHandle>) -> Result<Vec<Option<SharedHandle>>> {
-    const LEN: usize = size_of::<SharedHandle>() + 1;
-    let stream = Stream::new(group.stream().device())?;
-    let all = Buffer::zeros(&stream, LEN * group.world_size(), DType::U8)?;
-    let mine = all.slice(group.rank() * LEN..(group.rank() + 1) * LEN);
-    let mut host = PinnedBuffer::new(stream.device(), all.len())?;
-    if let Some(own) = own {
-        host.bytes_mut()?[0] = 1;
-        host.bytes_mut()?[1..LEN].copy_from_slice(own);
-    }
-    host.copy_to(0, &mine, &stream)?;
-    let work = group.all_gather(&all, &mine, &stream)?;
-    work.wait()?;
-    work.wait_stream(&stream)?;
-    host.copy_from(0, &all, &stream)?;
+    let own = own.map_or([0; size_of::<SharedHandle>() + 1].to_vec(), |own| [&[1], &own[..]].concat());
+    let all = group.gather_bytes(&own, &Stream::new(group.stream().device())?)?;
     let of_rank = |bytes: &[u8]| (bytes[0] == 1).then(|| bytes[1..].try_into().expect("a handle's length"));
-    Ok(host.bytes()?.chunks_exact(LEN).map(of_rank).collect())
+    Ok(all.chunks_exact(own.len()).map(of_rank).collect())
 }

@@ -78,7 +78,7 @@ pub trait Room: fmt::Debug + Send + Sync {
     /// device.
     ///
     /// # Errors
-    /// That failure.
+    /// The failure itself.
     fn check(&self) -> Result<()>;
 }
 

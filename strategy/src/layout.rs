@@ -87,6 +87,13 @@ impl Layout {
     }
 }
 
+/// Returns the most memory that `parts` ranks together need for units of these lengths, cut one after the other: a part of all,
+/// and one whole.
+pub(crate) fn parts_len(lens: impl Iterator<Item = usize>, parts: usize) -> usize {
+    let (total, largest) = lens.fold((0, 0), |(total, most), len| (total + len, len.max(most)));
+    total / parts + largest
+}
+
 /// Returns the offset at which the next parameter may start after `elements` elements.
 pub(crate) fn aligned(elements: usize) -> usize {
     elements.next_multiple_of(ALIGN_ELEMENTS)

@@ -11,7 +11,7 @@ use anyroll_models::{BlockBytes, Footprint, Model, Runs};
 
 use crate::{
     ParamsOn, Recompute, StepsOn, ZeroConfig,
-    layout::Layout,
+    layout::{Layout, parts_len},
     readers::{first_reader, first_trained_block},
 };
 
@@ -115,8 +115,7 @@ pub fn whole_weights<M: Model>(
 /// all units, and one whole unit.
 pub fn weights_in_parts<M: Model>(model: &M, config: ZeroConfig, ranks: Ranks, parts: usize) -> usize {
     let lens = model.units().iter().map(|unit| Layout::new(unit, ranks.world_size).len);
-    let (total, largest) = lens.fold((0, 0), |(total, most), len| (total + len, len.max(most)));
-    (total / parts + largest) * config.precision.dtype().size_bytes()
+    parts_len(lens, parts) * config.precision.dtype().size_bytes()
 }
 
 /// Returns the peak of activations in forward and backward of one micro-batch, in bytes.

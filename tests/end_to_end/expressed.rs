@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyroll_models::hf::{ExportDtype, FolderContents, FolderKind, ModelFolder, config_file, write_folder};
-use anyroll_models::{Decoder, DecoderConfig, DeepseekV3, Expressed, Model, Pairs, init::Seed};
+use anyroll_models::hf::ModelFolder;
+use anyroll_models::{DecoderConfig, DeepseekV3, Expressed, Pairs};
 use tempfile::TempDir;
 
-use super::published_model::{model, run};
+use super::published_model::{model, run, write_random};
 use super::{anyroll, fail, series, succeed};
 
 /// Writes a random model with the tokenizer of the tiny one.
@@ -40,18 +40,7 @@ fn latent(folder: &TempDir) -> PathBuf {
         expressed: Some(Expressed::DeepseekV3(expressed)),
         ..DecoderConfig::plain(2, 16, 4)
     };
-    let files = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
-    let decoder = Decoder::new(config, tch::Device::Cpu).unwrap();
-    let contents = FolderContents {
-        kind: FolderKind::Model,
-        config: config_file(decoder.config(), &[321]).unwrap(),
-        copied: &files.map(|name| model().join(name)),
-        made: &[],
-        units: decoder.units(),
-        weights: &Seed(3),
-        dtype: ExportDtype::Fp32,
-    };
-    write_folder(&to, &contents).unwrap();
+    write_random(&to, config);
     to
 }
 

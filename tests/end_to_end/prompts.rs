@@ -11,28 +11,19 @@ use tch::{Kind, Tensor};
 use tempfile::TempDir;
 
 use super::diffusers::{Case, by_function};
-use super::{Process, anyroll, assert_same, fail, interrupt, resume, series, succeed, wait_until};
+use super::{
+    Process, anyroll, assert_same, copy_folder, fail, interrupt, resume, series, succeed, wait_until,
+};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
 }
 
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let target = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy(&entry.path(), &target),
-            false => drop(fs::copy(entry.path(), target).unwrap()),
-        }
-    }
-}
-
 /// Creates the tiny model `name` with its text encoders, in diffusers' format.
 fn model(folder: &TempDir, name: &str) -> PathBuf {
     let model = folder.path().join(name);
-    copy(&golden(&format!("tiny_{name}/model")), &model);
-    copy(&golden(&format!("text_encoders/{name}")), &model);
+    copy_folder(&golden(&format!("tiny_{name}/model")), &model);
+    copy_folder(&golden(&format!("text_encoders/{name}")), &model);
     model
 }
 
@@ -296,7 +287,7 @@ fn prompts_that_cannot_be_embedded_are_refused_and_leave_no_file() {
     Tensor::write_safetensors(&weights, &first).unwrap();
     fs::remove_file(model.join("tokenizer/merges.txt")).unwrap();
     check(&texts, &[], &["cannot read", "tokenizer/merges.txt"]);
-    copy(&golden("text_encoders/sd3/tokenizer"), &model.join("tokenizer"));
+    copy_folder(&golden("text_encoders/sd3/tokenizer"), &model.join("tokenizer"));
     fs::write(&out, "mine").unwrap();
     let error = fail(embed(&model, &texts, &out, &[]));
     assert!(error.contains("cannot write") && error.contains("exists"), "{error}");

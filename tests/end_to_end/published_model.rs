@@ -31,6 +31,12 @@ fn phi(folder: &TempDir) -> PathBuf {
         attention_factor: None,
     };
     let config = DecoderConfig { fused_projections: true, qkv_bias: false, rope_scaling, ..shape };
+    write_random(&to, config);
+    to
+}
+
+/// Writes a random model of this shape, with the tokenizer of the tiny one.
+pub(super) fn write_random(to: &Path, config: DecoderConfig) {
     let files = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"];
     let decoder = Decoder::new(config, tch::Device::Cpu).unwrap();
     let contents = FolderContents {
@@ -42,8 +48,7 @@ fn phi(folder: &TempDir) -> PathBuf {
         weights: &Seed(3),
         dtype: ExportDtype::Fp32,
     };
-    write_folder(&to, &contents).unwrap();
-    to
+    write_folder(to, &contents).unwrap();
 }
 
 /// Makes the published config small: on the CPU, with a reward for completions that end by themselves.

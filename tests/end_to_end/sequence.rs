@@ -21,8 +21,17 @@ const FULL: [&str; 5] = [
 
 /// Asserts that the first steps agree up to rounding, which later ones may multiply through other samples.
 #[track_caller]
-fn assert_near(alone: &Path, together: &Path) {
-    for name in ["reward/mean", "loss/policy", "entropy", "kl/reference", "grad_norm", "critic/vf_loss"] {
+pub(super) fn assert_near(alone: &Path, together: &Path) {
+    const NAMES: [&str; 7] = [
+        "eval/greedy",
+        "reward/mean",
+        "loss/policy",
+        "entropy",
+        "kl/reference",
+        "grad_norm",
+        "critic/vf_loss",
+    ];
+    for name in NAMES {
         for (alone, together) in series(alone, name).iter().zip(series(together, name)).take(3) {
             assert!(
                 (alone - together).abs() <= 1e-4 * alone.abs().max(1.0),

@@ -1,30 +1,14 @@
 //! `rollout.tensor_parallel`: ranks that sample together, each with a part of every matrix.
 
-use std::path::Path;
-
 use super::merged_adapters::{LORA, trained};
+use super::sequence::assert_near;
 use super::{
     TWO_RANKS, anyroll, assert_same, assert_same_steps, fail, interrupt, lasting_metrics, resume, run_tiny,
-    series, succeed, tiny,
+    succeed, tiny,
 };
 
 const FIELD: &str = "pipeline.rlvr.rollout.tensor_parallel";
 const TOGETHER: &str = "pipeline.rlvr.rollout.tensor_parallel=2";
-
-/// Asserts that the first steps agree up to rounding, which later ones may multiply through other samples.
-#[track_caller]
-fn assert_near(alone: &Path, together: &Path) {
-    for name in ["eval/greedy", "reward/mean", "loss/policy", "entropy", "grad_norm"] {
-        for (alone, together) in series(alone, name).iter().zip(series(together, name)).take(3) {
-            assert!(
-                (alone - together).abs() <= 1e-4 * alone.abs().max(1.0),
-                "{name}: {alone} and {together}"
-            );
-        }
-    }
-    let apart = series(together, "rollout/logprob_diff_max");
-    assert!(!apart.is_empty() && apart.iter().all(|&difference| difference < 1e-4), "{apart:?}");
-}
 
 #[test]
 fn ranks_that_sample_together_learn_as_ranks_that_do_not() {

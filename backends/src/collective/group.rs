@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Buffer, Collective, DType, Device, Error, Event, P2p, ReduceOp, Result, Stream};
+use crate::{Buffer, Collective, DType, Device, Error, Event, P2p, PinnedBuffer, ReduceOp, Result, Stream};
 
 /// Operations that the flight recorder remembers once they are done.
 const RECORDED: usize = 256;
@@ -155,6 +155,22 @@ impl CollectiveGroup {
     pub fn all_gather(&self, output: &Buffer, input: &Buffer, after: &Stream) -> Result<Work> {
         self.assert_lengths("all_gather", output, input);
         self.run("all_gather", &[input, output], after, |comm, stream| comm.all_gather(output, input, stream))
+    }
+
+    /// Returns the bytes of all ranks' hosts, by rank. Every rank passes equally many, at least one. They travel over `stream`,
+    /// which the host waits for.
+    pub fn gather_bytes(&self, own: &[u8], stream: &Stream) -> Result<Vec<u8>> {
+        let (start, len) = (self.rank() * own.len(), self.world_size() * own.len());
+        let all = Buffer::zeros(stream, len, DType::U8)?;
+        let mine = all.slice(start..start + own.len());
+        let mut host = PinnedBuffer::new(stream.device(), len)?;
+        host.bytes_mut()?[..own.len()].copy_from_slice(own);
+        host.copy_to(0, &mine, stream)?;
+        let work = self.all_gather(&all, &mine, stream)?;
+        work.wait()?;
+        work.wait_stream(stream)?;
+        host.copy_from(0, &all, stream)?;
+        Ok(host.bytes()?.to_vec())
     }
 
     /// See [`Collective::reduce_scatter`].

@@ -92,7 +92,7 @@ pub(crate) unsafe fn sum(
 /// Writes rows of `all` columns to `out`: of each rank's part, of `width` columns, the first `count`.
 ///
 /// # Safety
-/// As in [`sum`]; `out` has `rows * all` elements, and the parts `rows * width`.
+/// The conditions of [`sum`]; `out` has `rows * all` elements, and the parts `rows * width`.
 pub(crate) unsafe fn join(
     device: &dyn Device,
     kind: Kind,

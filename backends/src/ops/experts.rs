@@ -69,7 +69,34 @@ impl Choice {
     }
 }
 
-/// Order of the R = N J rows of tokens, sorted by expert, and for one expert by token.
+/// Order of the R = N J choices of tokens, which lie token by token, when sorted by expert, and for one expert by token.
+#[derive(Debug)]
+pub struct ExpertOrder {
+    /// The choice of each sorted row: int64 `[R]`.
+    pub order: Tensor,
+    /// The sorted row of each choice: int64 `[R]`.
+    pub places: Tensor,
+    /// Ends of the experts' rows, see [`Groups::new`]: int32 `[E]`.
+    pub ends: Tensor,
+}
+
+impl ExpertOrder {
+    /// Sorts the tokens' chosen experts, `[N, J]`, of `experts`.
+    ///
+    /// # Errors
+    /// libtorch's (out of memory).
+    pub fn new(chosen: &Tensor, experts: i64) -> Result<ExpertOrder> {
+        let options = (Kind::Int64, chosen.device());
+        let (sorted, order) = chosen.f_flatten(0, 1)?.f_sort_stable(true, 0, false)?;
+        let mut places = order.f_empty_like()?;
+        drop(places.f_scatter_(0, &order, &Tensor::f_arange(order.size()[0], options)?)?);
+        let numbers = Tensor::f_arange(experts, options)?;
+        let ends = numbers.f_searchsorted(&sorted, true, true, "right", None::<&Tensor>)?;
+        Ok(ExpertOrder { order, places, ends })
+    }
+}
+
+/// Rows of tokens sorted by expert: see [`ExpertOrder`].
 #[derive(Debug)]
 pub struct Dispatch {
     /// The rows of each expert.
@@ -87,12 +114,7 @@ impl Dispatch {
     /// The same as [`Choice::new`].
     pub fn new(chosen: &Tensor, experts: i64) -> Result<Dispatch> {
         let [_, per_token] = Args::new("Dispatch::new", chosen).dims("chosen", chosen)?;
-        let options = (Kind::Int64, chosen.device());
-        let (sorted, order) = chosen.f_flatten(0, 1)?.f_sort_stable(true, 0, false)?;
-        let mut places = order.f_empty_like()?;
-        drop(places.f_scatter_(0, &order, &Tensor::f_arange(order.size()[0], options)?)?);
-        let numbers = Tensor::f_arange(experts, options)?;
-        let ends = numbers.f_searchsorted(&sorted, true, true, "right", None::<&Tensor>)?;
+        let ExpertOrder { order, places, ends } = ExpertOrder::new(chosen, experts)?;
         Ok(Dispatch {
             groups: Groups::new(ends)?,
             tokens: order.f_div_scalar_mode(per_token, "floor")?,

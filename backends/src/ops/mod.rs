@@ -67,7 +67,7 @@ use decode::{device_of_kernels, rms_norm_into};
 pub use divergence::Divergence;
 pub use dropout::{Dropout, dropout};
 pub use embedding::{embedding_backward, sum_rows};
-pub use experts::{Choice, Dispatch};
+pub use experts::{Choice, Dispatch, ExpertOrder};
 pub use glu::{glu, glu_backward_};
 pub use graph::{Asked, differentiable};
 pub use grouped::{

@@ -17,14 +17,7 @@ pub(super) fn check(config: &Config, opened: Option<&Opened>, world_size: Option
         at.refuse(FIELD, format!("{part} cannot be split over ranks"), "leave it out");
         return;
     }
-    if let Some(world_size) = world_size {
-        at.ensure(
-            world_size.is_multiple_of(ranks),
-            FIELD,
-            format!("{world_size} ranks cannot be divided into groups of {ranks}"),
-            format!("write a divisor of {world_size}, or other `devices`"),
-        );
-    }
+    check_groups(FIELD, ranks, world_size, at);
     for (what, shape) in opened.and_then(Opened::texts).into_iter().flat_map(shapes) {
         if let Err(error) = shape.check_ranks(ranks as i64) {
             let help = "each rank takes the same number of heads: write a divisor of the query heads that divides the key heads \
@@ -32,6 +25,17 @@ pub(super) fn check(config: &Config, opened: Option<&Opened>, world_size: Option
             at.refuse(FIELD, format!("{what}: {error}"), help);
         }
     }
+}
+
+/// Reports a field whose groups of ranks do not divide all ranks.
+pub(super) fn check_groups(field: &str, ranks: usize, world_size: Option<usize>, at: &Section) {
+    let Some(world_size) = world_size else { return };
+    at.ensure(
+        world_size.is_multiple_of(ranks),
+        field,
+        format!("{world_size} ranks cannot be divided into groups of {ranks}"),
+        format!("write a divisor of {world_size}, or other `devices`"),
+    );
 }
 
 /// Returns the part of a pipeline that works on whole micro-batches only.

@@ -2,6 +2,7 @@
 
 use anyroll_config::{Config, PipelineConfig, RlvrConfig, Section};
 
+use super::sequence::check_groups;
 use crate::opened::Opened;
 
 const FIELD: &str = "pipeline.rlvr.rollout.tensor_parallel";
@@ -21,14 +22,7 @@ pub(super) fn check(config: &Config, opened: Option<&Opened>, world_size: Option
         );
         return;
     }
-    if let Some(world_size) = world_size {
-        at.ensure(
-            world_size.is_multiple_of(ranks),
-            FIELD,
-            format!("{world_size} ranks cannot be divided into groups of {ranks}"),
-            format!("write a divisor of {world_size}, or other `devices`"),
-        );
-    }
+    check_groups(FIELD, ranks, world_size, at);
     let shape = opened.and_then(Opened::texts).map(|texts| &texts.base.config);
     if let Some(Err(error)) = shape.map(|shape| shape.check_split(ranks as i64)) {
         let help = "each rank takes the same number of heads and columns: write a divisor of the query heads that divides \

@@ -2,7 +2,7 @@
 
 use std::{any::type_name, collections::HashMap, sync::Mutex};
 
-use anyroll_backends::{Buffer, CollectiveGroup, DType, PinnedBuffer, Stream};
+use anyroll_backends::{CollectiveGroup, Stream};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::Reduce;
@@ -103,16 +103,8 @@ impl Exchange {
     /// Gathers every rank's bytes, padded with zeros to `len`, which is equal on every rank and above 0.
     fn all_gather(&self, mut own: Vec<u8>, len: usize) -> Result<Vec<Vec<u8>>> {
         own.resize(len, 0);
-        let all = Buffer::zeros(&self.stream, len * self.world_size(), DType::U8)?;
-        let mine = all.slice(self.rank() * len..(self.rank() + 1) * len);
-        let mut host = PinnedBuffer::new(self.stream.device(), len * self.world_size())?;
-        host.bytes_mut()?[..len].copy_from_slice(&own);
-        host.copy_to(0, &mine, &self.stream)?;
-        let work = self.group.all_gather(&all, &mine, &self.stream)?;
-        work.wait()?;
-        work.wait_stream(&self.stream)?;
-        host.copy_from(0, &all, &self.stream)?;
-        Ok(host.bytes()?.chunks_exact(len).map(<[u8]>::to_vec).collect())
+        let all = self.group.gather_bytes(&own, &self.stream)?;
+        Ok(all.chunks_exact(len).map(<[u8]>::to_vec).collect())
     }
 }
 

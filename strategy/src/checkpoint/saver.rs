@@ -9,7 +9,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use anyroll_backends::{Buffer, CollectiveGroup, DType, PinnedBuffer, Stream};
+use anyroll_backends::{CollectiveGroup, PinnedBuffer, Stream};
 use anyroll_models::Model;
 
 use super::{
@@ -305,16 +305,5 @@ fn of_first(group: &CollectiveGroup, text: Option<String>) -> Result<String> {
 
 /// Returns the bytes of all ranks, by rank. Every rank passes equally many.
 fn gather(group: &CollectiveGroup, own: &[u8]) -> Result<Vec<u8>> {
-    let stream = Stream::new(group.stream().device())?;
-    let (start, len) = (group.rank() * own.len(), group.world_size() * own.len());
-    let all = Buffer::zeros(&stream, len, DType::U8)?;
-    let mine = all.slice(start..start + own.len());
-    let mut host = PinnedBuffer::new(stream.device(), len)?;
-    host.bytes_mut()?[..own.len()].copy_from_slice(own);
-    host.copy_to(0, &mine, &stream)?;
-    let work = group.all_gather(&all, &mine, &stream)?;
-    work.wait()?;
-    work.wait_stream(&stream)?;
-    host.copy_from(0, &all, &stream)?;
-    Ok(host.bytes()?.to_vec())
+    Ok(group.gather_bytes(own, &Stream::new(group.stream().device())?)?)
 }

@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use super::Zero;
 use crate::{
     Result, State, Weights,
-    layout::aligned,
+    layout::{aligned, parts_len},
     memory::{flat, param_views},
     optimizer::{MASTER, Part},
     weights::{Arriving, UnitState, WeightsStorage, Whole},
@@ -49,8 +49,7 @@ impl<M: Model> Zero<M> {
     ) -> Result<Weights> {
         self.needs("weights_in_parts", &[State::Params])?;
         let lens = self.units.iter().map(|unit| unit.layout.len * unit.dtype.size_bytes());
-        let (total, largest) = lens.fold((0, 0), |(total, most), len| (total + len, len.max(most)));
-        self.make_room(total / ranks + largest)?;
+        self.make_room(parts_len(lens, ranks))?;
         let units = 0..self.units.len();
         units.map(|index| Ok(part(index, &self.whole_unit(index, |_| false)?)?)).collect()
     }

@@ -8,7 +8,8 @@ use std::{
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, faults, on_threads, open};
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, PackedBatch, QkNorm, ScoresGrad, Sequence,
+    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, PackedBatch, QkNorm, ScoresGrad,
+    Sequence, SlidingWindow,
 };
 use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
@@ -54,6 +55,37 @@ fn shape(tied: bool) -> DecoderConfig {
         tie_word_embeddings: tied,
         ..DecoderConfig::plain(3, 12, 2)
     }
+}
+
+/// Shapes with four heads of queries: a plain one; like Qwen 2.5, with two key heads; like Qwen 3, with experts; and like Gemma 3.
+pub fn four_heads() -> [DecoderConfig; 4] {
+    let plain = DecoderConfig {
+        vocab_size: 13,
+        intermediate_size: 20,
+        initializer_range: 0.3,
+        ..DecoderConfig::plain(2, 16, 4)
+    };
+    let experts = ExpertsConfig {
+        num_experts: 4,
+        num_experts_per_tok: 2,
+        moe_intermediate_size: 12,
+        norm_topk_prob: true,
+        layers: vec![true, false],
+        names: ExpertNames::Usual,
+    };
+    let window = SlidingWindow { tokens: 4, layers: vec![true, false] };
+    let qwen2 =
+        DecoderConfig { num_key_value_heads: 2, qkv_bias: true, tie_word_embeddings: true, ..plain.clone() };
+    let qwen3 = DecoderConfig { qk_norm: Some(QkNorm::PerHead), experts: Some(experts), ..plain.clone() };
+    let gemma3 = DecoderConfig {
+        num_key_value_heads: 1,
+        head_dim: 6,
+        qk_norm: Some(QkNorm::PerHead),
+        norms: NormPlaces::Both,
+        sliding_window: Some(window),
+        ..plain.clone()
+    };
+    [plain, qwen2, qwen3, gemma3]
 }
 
 /// Returns a strategy with the same weights and optimizer states at every configuration.

@@ -4,13 +4,13 @@ use std::{ops::Range, sync::Arc};
 
 use anyroll_backends::{CollectiveGroup, Device};
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, Model, NormPlaces,
-    PackedBatch, QkNorm, Scores, ScoresGrad, Sequence, SlidingWindow, ValueModel,
+    Decoder, DecoderConfig, LoraConfig, LoraTarget, Model, NormPlaces, PackedBatch, QkNorm, Scores,
+    ScoresGrad, Sequence, ValueModel,
 };
 use anyroll_strategy::{AdamW, Decays, Mesh, Precision, Recompute, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
 
-use crate::harness::{STAGES, ranks};
+use crate::harness::{STAGES, four_heads, ranks};
 
 /// Groups of samples of one prompt, a multiple of every number of ranks. The last are short: of fewer rows than ranks, and
 /// of none.
@@ -46,32 +46,7 @@ struct Outcome {
 /// Decoders with four heads of queries: like Qwen 2.5, with fewer key heads than ranks; like Qwen 3, with experts; like
 /// Gemma 3; and like OLMo 2.
 fn cases() -> [Case; 4] {
-    let plain = DecoderConfig {
-        vocab_size: 13,
-        intermediate_size: 20,
-        initializer_range: 0.3,
-        ..DecoderConfig::plain(2, 16, 4)
-    };
-    let experts = ExpertsConfig {
-        num_experts: 4,
-        num_experts_per_tok: 2,
-        moe_intermediate_size: 10,
-        norm_topk_prob: true,
-        layers: vec![true, false],
-        names: ExpertNames::Usual,
-    };
-    let window = SlidingWindow { tokens: 4, layers: vec![true, false] };
-    let qwen2 =
-        DecoderConfig { num_key_value_heads: 2, qkv_bias: true, tie_word_embeddings: true, ..plain.clone() };
-    let qwen3 = DecoderConfig { qk_norm: Some(QkNorm::PerHead), experts: Some(experts), ..plain.clone() };
-    let gemma3 = DecoderConfig {
-        num_key_value_heads: 1,
-        head_dim: 6,
-        qk_norm: Some(QkNorm::PerHead),
-        norms: NormPlaces::Both,
-        sliding_window: Some(window),
-        ..plain.clone()
-    };
+    let [plain, qwen2, qwen3, gemma3] = four_heads();
     let olmo2 = DecoderConfig { qk_norm: Some(QkNorm::Together), norms: NormPlaces::After, ..plain };
     let lora = LoraConfig { dropout: 0.3, ..LoraConfig::new(4, 8.0, LoraTarget::ALL.to_vec()) };
     let device = tch::Device::Cpu;

@@ -4,13 +4,12 @@ use std::{ops::Range, sync::Arc};
 
 use anyroll_backends::{DType, Stream};
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget,
-    Multipliers, NormPlaces, ParamSpec, QkNorm, Request, Sample, SamplingParams, SlidingWindow,
-    generation::Limits, init::WeightSource,
+    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Multipliers, ParamSpec,
+    QkNorm, Request, Sample, SamplingParams, generation::Limits, init::WeightSource,
 };
 use anyroll_strategy::{Weights, Zero, ZeroStage, neighbours, peers};
 
-use crate::harness::{STAGES, ranks};
+use crate::harness::{STAGES, four_heads, ranks};
 
 /// Weights that differ from element to element, also where adapters begin with zeros.
 #[derive(Debug)]
@@ -30,26 +29,7 @@ impl WeightSource for Noise {
 /// Decoders like Qwen 2.5, with two key heads; like Qwen 3, with experts; like Gemma 3; and like Granite, with biases and
 /// adapters of every matrix.
 fn models() -> [(&'static str, Arc<Decoder>); 4] {
-    let plain = DecoderConfig { vocab_size: 13, intermediate_size: 20, ..DecoderConfig::plain(2, 16, 4) };
-    let experts = ExpertsConfig {
-        num_experts: 4,
-        num_experts_per_tok: 2,
-        moe_intermediate_size: 12,
-        norm_topk_prob: true,
-        layers: vec![true, false],
-        names: ExpertNames::Usual,
-    };
-    let qwen2 =
-        DecoderConfig { num_key_value_heads: 2, qkv_bias: true, tie_word_embeddings: true, ..plain.clone() };
-    let qwen3 = DecoderConfig { qk_norm: Some(QkNorm::PerHead), experts: Some(experts), ..plain.clone() };
-    let gemma3 = DecoderConfig {
-        num_key_value_heads: 1,
-        head_dim: 6,
-        qk_norm: Some(QkNorm::PerHead),
-        norms: NormPlaces::Both,
-        sliding_window: Some(SlidingWindow { tokens: 4, layers: vec![true, false] }),
-        ..plain.clone()
-    };
+    let [plain, qwen2, qwen3, gemma3] = four_heads();
     let multipliers =
         Multipliers { residual: 0.5, embedding: 2.0, logits_scaling: 1.5, ..Multipliers::default() };
     let granite = DecoderConfig { qkv_bias: true, o_bias: true, mlp_bias: true, multipliers, ..plain };

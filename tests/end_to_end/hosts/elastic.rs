@@ -1,12 +1,11 @@
 //! A job that goes on with fewer hosts.
 
 use std::fs;
-use std::path::Path;
 
 use nix::sys::signal::Signal;
 
 use super::super::{
-    Process, assert_nothing_left, assert_same, checkpoints, fail, resume, starts, wait_for_steps,
+    Process, assert_nothing_left, assert_same, checkpoints, copy_folder, fail, resume, starts, wait_for_steps,
 };
 use super::restarts::{assert_words, command, supervisor};
 use super::{Network, start_ranks};
@@ -18,17 +17,6 @@ const SETS: [&str; 4] = [
     "pipeline.rlvr.warmup.batch_size=24",
     "pipeline.rlvr.checkpoint.keep_last=20",
 ];
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
-        let to = to.join(entry.file_name());
-        match entry.file_type().unwrap().is_dir() {
-            true => copy(&entry.path(), &to),
-            false => drop(fs::copy(entry.path(), to).unwrap()),
-        }
-    }
-}
 
 #[test]
 fn a_run_goes_on_without_a_host_that_does_not_come_back() {
@@ -51,7 +39,7 @@ fn a_run_goes_on_without_a_host_that_does_not_come_back() {
     // The same by hand: the two hosts resume from the checkpoint of three.
     let (_, after) = a.stderr.split_once("from checkpoint ").unwrap();
     let by_hand = folder.path().join("by hand");
-    copy(&run, &by_hand);
+    copy_folder(&run, &by_hand);
     for later in checkpoints(&by_hand).iter().filter(|name| name.as_str() > &after[..11]) {
         fs::remove_dir_all(by_hand.join("checkpoints").join(later)).unwrap();
     }

@@ -64,6 +64,9 @@ impl Runner<'_> {
         if self.hardware.shims {
             return Err("golden curves are those of hardware, and this machine's devices are shims".into());
         }
+        if let Some(other) = &train.curves_of {
+            return Err(format!("{} has the curves of {other}: record one of its cells", cell.name));
+        }
         let curves =
             Curves::of_run(&self.train(cell, train)?.join("metrics.jsonl"), &train.curves, train.until_step)?;
         let path = self.matrix.golden(self.root, cell);
@@ -102,7 +105,7 @@ impl Runner<'_> {
             format!("strategy.zero_stage={}", cell.zero_stage.unwrap_or_default()),
             format!("strategy.precision={}", cell.precision.as_deref().unwrap_or_default()),
         ];
-        for set in own.iter().chain(&train.set) {
+        for set in own.iter().chain(&train.set).chain(&train.also_set) {
             command.args(["--set", set]);
         }
         self.finish(command, &folder, cell)?;

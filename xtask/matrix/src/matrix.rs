@@ -62,6 +62,12 @@ pub struct Train {
     /// Further changes to it, each like an argument of `--set`.
     #[serde(default)]
     pub set: Vec<String>,
+    /// Changes after those, so that `set` may be another pipeline's.
+    #[serde(default)]
+    pub also_set: Vec<String>,
+    /// Pipeline with whose golden curves it is compared; by default its own.
+    #[serde(default)]
+    pub curves_of: Option<String>,
     /// Metrics that are compared with the golden ones, step by step.
     #[serde(default)]
     pub curves: Vec<String>,
@@ -177,6 +183,11 @@ impl Matrix {
             Some(Pipeline::Train(train)) if train.curves.is_empty() == product.tolerance.is_some() => {
                 Err(format!("the cells of {name} need `tolerance` if and only if it has `curves`"))
             }
+            Some(Pipeline::Train(Train { curves_of: Some(other), .. }))
+                if !self.pipelines.contains_key(other) =>
+            {
+                Err(format!("`curves_of: {other}` of {name} is not in `pipelines`"))
+            }
             Some(_) => Ok(()),
         }
     }
@@ -201,7 +212,11 @@ impl Matrix {
     pub fn golden(&self, root: &Path, cell: &Cell) -> PathBuf {
         let precision = cell.precision.as_deref().unwrap_or_default();
         let folder = &self.backends[&cell.backend].curves;
-        root.join("ci/golden").join(folder).join(format!("{}-{precision}.tsv", cell.pipeline))
+        let pipeline = match &self.pipelines[&cell.pipeline] {
+            Pipeline::Train(Train { curves_of: Some(other), .. }) => other,
+            _ => &cell.pipeline,
+        };
+        root.join("ci/golden").join(folder).join(format!("{pipeline}-{precision}.tsv"))
     }
 }
 
@@ -273,6 +288,9 @@ cells:
         assert_eq!(names[..4], ["cpu-x1-conformance", "cpu-x4-conformance", of_sort[0], of_sort[1]]);
         assert_eq!(names.len(), 6);
         assert!(matrix.golden(Path::new(""), &matrix.cells[3]).ends_with("golden/cpu/sort-bf16.tsv"));
+        let other = FILE.replace("curves: [loss]", "curves: [loss], curves_of: conformance");
+        let matrix = Matrix::parse(&other).unwrap();
+        assert!(matrix.golden(Path::new(""), &matrix.cells[3]).ends_with("cpu/conformance-bf16.tsv"));
     }
 
     #[test]
@@ -288,6 +306,7 @@ cells:
         check("    precision: [fp32, bf16]\n", "", "need `zero_stage` and `precision`");
         check(", curves: [loss]", "", "cannot fail");
         check("    tolerance: {absolute: 1.0e-6, relative: 0.01}\n", "", "`tolerance` if and only if");
+        check("curves: [loss]", "curves: [loss], curves_of: sorts", "`curves_of: sorts` of sort is not in");
         check("curves: cpu", "curve: cpu", "curve");
     }
 

@@ -1,7 +1,7 @@
 //! The operations that layers are expressed with, over values of any kind: libtorch's tensors, which it
 //! differentiates, and [`TracedTensor`](crate::memory_trace::TracedTensor)s, which have a size alone.
 
-use anyroll_backends::ops::{self, Asked, Groups, Store};
+use anyroll_backends::ops::{self, Asked, ExpertOrder, Groups, Store};
 use tch::{Kind, Tensor};
 
 use crate::Result;
@@ -88,31 +88,20 @@ impl WeightsOf<Tensor> for Weights<'_> {
     }
 }
 
-/// Order of the rows of experts.
+/// Order of the rows of experts, of which each token has J.
 pub(super) struct Routes {
-    /// The row of each sorted one, if a token's J rows lie together: int64 `[R]`.
-    order: Tensor,
-    /// The sorted row of each of those: int64 `[R]`.
-    places: Tensor,
-    /// Ends of the experts' rows: int32 `[E]`.
-    ends: Tensor,
+    order: ExpertOrder,
     per_token: i64,
 }
 
 impl Routes {
     /// Sorts the chosen experts `[N, J]` of `experts`.
     fn of(chosen: &Tensor, experts: i64) -> Result<Routes> {
-        let options = (Kind::Int64, chosen.device());
-        let (sorted, order) = chosen.f_flatten(0, 1)?.f_sort_stable(true, 0, false)?;
-        let mut places = order.f_empty_like()?;
-        drop(places.f_scatter_(0, &order, &Tensor::f_arange(order.size()[0], options)?)?);
-        let numbers = Tensor::f_arange(experts, options)?;
-        let ends = numbers.f_searchsorted(&sorted, true, true, "right", None::<&Tensor>)?;
-        Ok(Routes { order, places, ends, per_token: chosen.size()[1] })
+        Ok(Routes { order: ExpertOrder::new(chosen, experts)?, per_token: chosen.size()[1] })
     }
 
     fn groups(&self) -> Result<Groups> {
-        Ok(Groups::new(self.ends.shallow_clone())?)
+        Ok(Groups::new(self.order.ends.shallow_clone())?)
     }
 }
 
@@ -217,7 +206,7 @@ impl Value for Tensor {
     fn spread(&self, routes: &Routes) -> Result<Tensor> {
         // A token's rows lie together first, so that no two gradients are added to one row at once.
         let rows = self.f_unsqueeze(1)?.f_expand([-1, routes.per_token, -1], false)?.f_flatten(0, 1)?;
-        Ok(rows.f_index_select(0, &routes.order)?)
+        Ok(rows.f_index_select(0, &routes.order.order)?)
     }
 
     fn grouped_linear(&self, weight: &Tensor, routes: &Routes) -> Result<Tensor> {
@@ -238,7 +227,7 @@ impl Value for Tensor {
     }
 
     fn collected(&self, weights: &Tensor, routes: &Routes) -> Result<Tensor> {
-        let rows = self.f_index_select(0, &routes.places)?.f_unflatten(0, [-1, routes.per_token])?;
+        let rows = self.f_index_select(0, &routes.order.places)?.f_unflatten(0, [-1, routes.per_token])?;
         let sum = rows.f_mul(&weights.f_unsqueeze(2)?)?.f_sum_dim_intlist(
             [1i64].as_slice(),
             false,
