@@ -27,13 +27,16 @@ def main():
     parser.add_argument("--timeout-s", type=float, default=300, help="for each run")
     parser.add_argument("runs", nargs="+")
     options = parser.parse_args()
+    failed = 0
     for run in options.runs:
         who, _, keys = run.partition(":")
         keys = [key for key in keys.split(",") if key]
-        start(options, who, keys)
+        failed += not start(options, who, keys)
+    sys.exit(failed > 0)
 
 
 def start(options, who, keys):
+    """Returns true if every rank ended well."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -57,6 +60,7 @@ def start(options, who, keys):
                 rank.send_signal(signal.SIGKILL)
     if any(failed):
         print(f"{who} {' '.join(keys)}: ended with {failed}", file=sys.stderr, flush=True)
+    return not any(failed)
 
 
 if __name__ == "__main__":
