@@ -47,6 +47,7 @@ mod rewards;
 mod run_folder;
 mod sequence;
 mod serve;
+mod shard_groups;
 mod shims;
 mod slurm;
 mod storage;

@@ -1,8 +1,8 @@
 """All that one host of N GPUs is measured by, in one run: `run.py --gpus 8 OUT [PART ...] [--python PYTHON]`.
 
     cargo build --release --workspace --examples
-    python3 bench/host/run.py --gpus 4 /tmp/host                      # every part, in the order below
-    python3 bench/host/run.py --gpus 2 --backend cpu /tmp/host        # tries the script: tiny shapes, no peer
+    python3 bench/host/run.py --gpus 4 OUT                      # every part, in the order below
+    python3 bench/host/run.py --gpus 2 --backend cpu OUT        # tries the script: tiny shapes, no peer
 
 Each part has a limit in seconds; what exceeds it is ended, and the others go on. OUT/results.jsonl has a line for each
 command: its part, name, seconds, exit status, and the JSON objects that it printed. OUT/logs has its output.

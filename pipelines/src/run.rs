@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyroll_config::{
-    Config, OffloadConfig, Precision, Recompute, Reduction, RewardConfig, StrategyConfig, ZeroStage,
+    Config, OffloadConfig, Precision, Recompute, Reduction, RewardConfig, ShardGroup, StrategyConfig,
+    ZeroStage,
 };
 
 use crate::launch::Rank;
@@ -190,6 +191,8 @@ pub struct Strategy {
     pub micro_batch_tokens: Option<usize>,
     /// Ranks that run their micro-batches together, each a slice of the rows.
     pub sequence_parallel: usize,
+    /// Ranks that share one replica of a model.
+    pub shard_group: ShardGroup,
     /// Method of the sum in reduce collectives.
     pub reduction: Reduction,
     /// Timeout of a collective in seconds; after it the collective is aborted.
@@ -209,6 +212,7 @@ impl Role {
             micro_batch_size,
             micro_batch_tokens,
             sequence_parallel,
+            shard_group,
             reduction,
             collective_timeout_s,
         } = config;
@@ -226,6 +230,7 @@ impl Role {
             micro_batch_size,
             micro_batch_tokens,
             sequence_parallel,
+            shard_group,
             reduction,
             collective_timeout_s,
         };

@@ -19,13 +19,13 @@ pub struct Layout {
     pub params: Vec<Range<usize>>,
     /// Length of the whole buffer: a multiple of the world size.
     pub len: usize,
-    /// Number of equal shards.
-    pub world_size: usize,
+    /// Number of equal shards: the ranks of a shard group, which divide the world size.
+    pub shards: usize,
     decay: Vec<bool>,
 }
 
 impl Layout {
-    /// Lays out `unit` for `world_size` ranks.
+    /// Lays out `unit` for `world_size` ranks, each of which has a shard of its own.
     pub fn new(unit: &Unit, world_size: usize) -> Self {
         let mut end = 0;
         let mut params = Vec::with_capacity(unit.params.len());
@@ -35,15 +35,21 @@ impl Layout {
             end = aligned(start + param.elements());
         }
         let len = end.next_multiple_of(world_size.lcm(&PAD_ELEMENTS));
-        Self { params, len, world_size, decay: unit.params.iter().map(|param| param.decay).collect() }
+        let decay = unit.params.iter().map(|param| param.decay).collect();
+        Self { params, len, shards: world_size, decay }
+    }
+
+    /// The same layout in `shards` shards, a divisor of the world size.
+    pub fn in_shards(self, shards: usize) -> Self {
+        Self { shards, ..self }
     }
 
     /// Returns the length of one shard.
     pub fn shard_len(&self) -> usize {
-        self.len / self.world_size
+        self.len / self.shards
     }
 
-    /// Returns the shard of `rank`.
+    /// Returns the shard of the rank `rank` of a shard group.
     pub fn shard(&self, rank: usize) -> Range<usize> {
         rank * self.shard_len()..(rank + 1) * self.shard_len()
     }

@@ -8,19 +8,26 @@ use tch::Tensor;
 
 use crate::Result;
 
-/// The ranks as `replicas x sequence`, with the ranks of a sequence next to each other: ranks `r S` to `(r + 1) S - 1` run
-/// their batches together, each a slice of the rows. Weights and gradients are sharded over all ranks. A
-/// [`CollectiveGroup`] alone is a mesh in which each rank runs its own batches.
+/// Layout of the ranks. Two divisions are independent of each other:
+/// - by state: ranks `r S` to `(r + 1) S - 1` are a shard group, over which weights, gradients and moments are sharded. Each
+///   group holds a replica of the model. S is all ranks, unless [`Self::in_shard_groups`] says otherwise;
+/// - by rows: ranks `r Q` to `(r + 1) Q - 1` run their batches together, each a slice of the rows (Q = `sequence`).
+///
+/// A [`CollectiveGroup`] alone is a mesh of one shard group, in which each rank runs its own batches.
 #[derive(Clone, Debug)]
 pub struct Mesh {
     world: CollectiveGroup,
+    /// The ranks that share one replica of the model.
+    pub(crate) shards: CollectiveGroup,
+    /// The ranks with the same shard of all replicas; `None` for one replica.
+    pub(crate) replicas: Option<CollectiveGroup>,
     /// The ranks that share this rank's batches; `None` if there are no others.
     sequence: Option<CollectiveGroup>,
 }
 
 impl From<CollectiveGroup> for Mesh {
     fn from(world: CollectiveGroup) -> Self {
-        Self { world, sequence: None }
+        Self { shards: world.clone(), world, replicas: None, sequence: None }
     }
 }
 
@@ -32,7 +39,35 @@ impl Mesh {
             return Ok(world.into());
         }
         let sequence = neighbours(&world, "sequence", sequence)?;
-        Ok(Self { world, sequence: Some(sequence) })
+        Ok(Self { sequence: Some(sequence), ..world.into() })
+    }
+
+    /// Divides the ranks into shard groups of `ranks` neighbours, a divisor of their number. Every rank calls this. Blocks the
+    /// host.
+    ///
+    /// Gradients are summed over a shard group in each micro-batch, and over the replicas once in a step. Both sums are in
+    /// rank order, if the group's are.
+    pub fn in_shard_groups(self, ranks: usize) -> Result<Self> {
+        if ranks == self.world.world_size() {
+            return Ok(self);
+        }
+        let shards = neighbours(&self.world, "shards", ranks)?;
+        let (shard, replica) = (shards.rank(), self.world.rank() / ranks);
+        let replicas = self.world.split("replicas", Some(shard as u32), replica as i32)?;
+        Ok(Self { shards, replicas, ..self })
+    }
+
+    /// Returns which of as many equal slices of the model's states as there are ranks this rank saves: one of its own shard.
+    pub(crate) fn saved_slice(&self) -> usize {
+        let (replica, replicas) =
+            self.replicas.as_ref().map_or((0, 1), |group| (group.rank(), group.world_size()));
+        self.shards.rank() * replicas + replica
+    }
+
+    /// The error that ended one of the groups, if one has.
+    pub(crate) fn check(&self) -> Result<()> {
+        let groups = [Some(&self.world), Some(&self.shards), self.replicas.as_ref(), self.sequence.as_ref()];
+        Ok(groups.into_iter().flatten().try_for_each(CollectiveGroup::check)?)
     }
 
     /// Returns all ranks.

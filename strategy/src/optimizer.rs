@@ -112,6 +112,12 @@ impl OptimizerState {
         Ok(self.gradient.f_narrow(0, start as i64, shard.len() as i64)?)
     }
 
+    /// Returns the memory of [`Self::own_gradient`].
+    pub(crate) fn own_gradient_buffer(&self, shard: Range<usize>) -> Buffer {
+        let start = shard.start - self.range.start;
+        self.gradient_memory.buffer(start..start + shard.len(), DType::F32)
+    }
+
     /// Returns the part of the state with index `which` at `shard` in the unit. The caller has made it ready.
     pub(crate) fn part(&self, which: usize, shard: &Range<usize>) -> Result<Part> {
         let start = shard.start - self.range.start;

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyroll_backends::DType;
-use anyroll_models::{BlockBytes, Footprint, Model, Runs};
+use anyroll_models::{BlockBytes, Footprint, Model, Runs, Unit};
 
 use crate::{
     ParamsOn, Recompute, StepsOn, ZeroConfig,
@@ -20,10 +20,18 @@ use crate::{
 pub struct Ranks {
     /// Number of ranks.
     pub world_size: usize,
+    /// Number of ranks that share a replica of the model: a divisor of all.
+    pub shards: usize,
     /// Arenas are rounded up to a multiple of this ([`anyroll_backends::Device::arena_granularity_bytes`]).
     pub granularity_bytes: usize,
     /// Copy of [`anyroll_backends::CollectiveGroup::sums_in_rank_order`].
     pub sums_in_rank_order: bool,
+}
+
+impl Ranks {
+    fn layout(self, unit: &Unit) -> Layout {
+        Layout::new(unit, self.world_size).in_shards(self.shards)
+    }
 }
 
 /// Memory of each rank's device while a model trains or scores, in bytes, without activations. It is the same
@@ -40,6 +48,8 @@ pub struct Held {
     pub gathered: usize,
     /// Whole gradients of a few blocks at a time, and their slices received from other ranks.
     pub reducing: usize,
+    /// Received slices of the sum over replicas, which the communication library keeps.
+    pub replicas: usize,
     /// Host memory of weights held there, and of an optimizer that steps there.
     pub host: usize,
     /// Pinned memory for background checkpoints, allocated at the first one.
@@ -49,13 +59,13 @@ pub struct Held {
 impl Held {
     /// Returns the bytes on the device.
     pub fn device(&self) -> usize {
-        self.weights + self.gradients + self.optimizer + self.gathered + self.reducing
+        self.weights + self.gradients + self.optimizer + self.gathered + self.reducing + self.replicas
     }
 }
 
 /// Computes the memory of `model`. An untrained model has no optimizer.
 pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks) -> Held {
-    let layouts: Vec<Layout> = model.units().iter().map(|unit| Layout::new(unit, ranks.world_size)).collect();
+    let layouts: Vec<Layout> = model.units().iter().map(|unit| ranks.layout(unit)).collect();
     let arena = |bytes: usize| bytes.max(1).next_multiple_of(ranks.granularity_bytes);
     let (weight, float) = (config.precision.dtype().size_bytes(), DType::F32.size_bytes());
     let mut held = Held::default();
@@ -68,7 +78,10 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
         if trained && unit.trainable {
             let stepped = layout.stepped(config.stage, 0).len() * float;
             held.gradients += arena(stepped);
-            held.saved += 3 * layout.shard_len() * float; // the weight and two moments
+            if ranks.sums_in_rank_order && ranks.shards < ranks.world_size {
+                held.replicas = held.replicas.max(layout.shard_len() * float);
+            }
+            held.saved += 3 * layout.len / ranks.world_size * float; // the weight and two moments
             match config.steps_on {
                 StepsOn::Device => held.optimizer += arena(stepped * config.optimizer_values()),
                 // Plus a staging buffer for the gradient, and then for the new weights.
@@ -79,7 +92,7 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
     let mut walk = Walk::new(model, &layouts, config, ranks);
     if trained {
         walk.accumulate();
-        held.reducing = ranks.world_size * size_of::<f64>(); // the ranks' parts of the norm
+        held.reducing = ranks.shards * size_of::<f64>(); // the ranks' parts of the norm
     } else {
         walk.score();
     }
@@ -105,16 +118,17 @@ pub fn whole_weights<M: Model>(
     ranks: Ranks,
     is_own: impl Fn(usize, usize) -> bool,
 ) -> usize {
-    let lens = model.units().iter().enumerate().map(|(index, unit)| {
-        Layout::new(unit, ranks.world_size).whole_len(config.gathers(), |param| is_own(index, param))
-    });
+    let lens =
+        model.units().iter().enumerate().map(|(index, unit)| {
+            ranks.layout(unit).whole_len(config.gathers(), |param| is_own(index, param))
+        });
     lens.sum::<usize>() * config.precision.dtype().size_bytes()
 }
 
 /// Returns the bytes that [`crate::Zero::weights_in_parts`] allocates at its peak for `parts` ranks together: a rank's part of
 /// all units, and one whole unit.
 pub fn weights_in_parts<M: Model>(model: &M, config: ZeroConfig, ranks: Ranks, parts: usize) -> usize {
-    let lens = model.units().iter().map(|unit| Layout::new(unit, ranks.world_size).len);
+    let lens = model.units().iter().map(|unit| ranks.layout(unit).len);
     parts_len(lens, parts) * config.precision.dtype().size_bytes()
 }
 
@@ -209,7 +223,7 @@ impl<'a, M: Model> Walk<'a, M> {
             model,
             layouts,
             gathers: config.gathers(),
-            receives: ranks.sums_in_rank_order && ranks.world_size > 1,
+            receives: ranks.sums_in_rank_order && ranks.shards > 1,
             whole: vec![false; layouts.len()],
             gathered: PoolSize::default(),
             writing: vec![false; layouts.len()],

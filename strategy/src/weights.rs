@@ -73,8 +73,7 @@ impl Arriving {
 
 impl UnitState {
     /// Creates weights that are all zero.
-    pub(crate) fn new(unit: &Unit, world_size: usize, config: ZeroConfig, compute: &Stream) -> Result<Self> {
-        let layout = Layout::new(unit, world_size);
+    pub(crate) fn new(unit: &Unit, layout: Layout, config: ZeroConfig, compute: &Stream) -> Result<Self> {
         let (len, dtype) = (layout.resident(config.stage, 0).len(), config.precision.dtype());
         let len_bytes = len * dtype.size_bytes();
         if config.params_on == ParamsOn::Host {

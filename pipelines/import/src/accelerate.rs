@@ -17,7 +17,7 @@ const LAUNCHER: &str =
 const SHARDED: &str = "weights are created and kept as shards; `anyroll export` gathers them";
 const BLOCKS: &str = "a model is a list of blocks, each gathered separately";
 
-const IDLE: [(&str, &str); 40] = [
+const IDLE: [(&str, &str); 39] = [
     ("command_file", LAUNCHER),
     ("mpirun_*", LAUNCHER),
     ("deepspeed_config.seq_parallel_communication_data_type", deepspeed::UNSPLIT),
@@ -54,8 +54,7 @@ const IDLE: [(&str, &str); 40] = [
     ("fsdp_config.fsdp_cpu_ram_efficient_loading", SHARDED),
     ("fsdp_config.fsdp_sync_module_states", SHARDED),
     ("fsdp_config.fsdp_state_dict_type", SHARDED),
-    ("parallelism_config.parallelism_config_dp_replicate_size", "all ranks are used"),
-    ("parallelism_config.parallelism_config_dp_shard_size", "all ranks are used"),
+    ("parallelism_config.parallelism_config_dp_replicate_size", "the other factor of all ranks"),
     ("gradient_accumulation_steps", "computed from the batch sizes"),
     ("mixed_precision_config.*", "precision is set by `strategy.precision`"),
 ];
@@ -135,6 +134,11 @@ fn unsplit(ledger: &mut Ledger) {
             ledger.idle(&size(name), "off");
             ledger.idle_all(&[(&format!("parallelism_config.parallelism_config_{name}_*"), "off")]);
         }
+    }
+    let shards = size("dp_shard");
+    match ledger.whole(&size("dp_replicate")).unwrap_or(1) {
+        1 => ledger.idle_all(&[(&shards, "shards span all ranks")]),
+        _ => rules::shard_group(ledger, &shards),
     }
 }
 
@@ -250,7 +254,11 @@ fn fsdp_section(ledger: &mut Ledger) {
         Some("1" | "FULL_SHARD") => ledger.map(&sharding, field, 3),
         Some("2" | "SHARD_GRAD_OP") => ledger.map(&sharding, field, 2),
         Some("3" | "NO_SHARD") => ledger.map(&sharding, field, 0),
-        Some(_) => ledger.refuse(&sharding, "shards span all ranks; FULL_SHARD is zero_stage 3"),
+        Some(hybrid @ ("4" | "5" | "HYBRID_SHARD" | "HYBRID_SHARD_ZERO2")) => {
+            ledger.fill("strategy.shard_group", "host");
+            ledger.map(&sharding, field, if hybrid == "4" || hybrid == "HYBRID_SHARD" { 3 } else { 2 });
+        }
+        Some(_) => ledger.refuse(&sharding, "no such strategy; FULL_SHARD is zero_stage 3"),
         None => {}
     }
     let reshard = key("reshard_after_forward");

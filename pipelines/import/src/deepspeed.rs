@@ -123,12 +123,11 @@ fn off(ledger: &mut Ledger, prefix: &str) {
     for section in sections {
         ledger.idle_all(&[(&section, "off")]);
     }
-    for (name, usual) in [("zero_hpz_partition_size", 1.0), ("mics_shard_size", -1.0)] {
-        let key = format!("{prefix}zero_optimization.{name}");
-        if ledger.number(&key) == Some(usual) {
-            ledger.idle(&key, "off");
-        }
+    let secondary = format!("{prefix}zero_optimization.zero_hpz_partition_size");
+    if ledger.number(&secondary) == Some(1.0) {
+        ledger.idle(&secondary, "off");
     }
+    rules::shard_group(ledger, &format!("{prefix}zero_optimization.mics_shard_size"));
     let unsplit = format!("{prefix}seq_parallel_communication_data_type");
     ledger.idle_all(&[(&unsplit, UNSPLIT)]);
 }

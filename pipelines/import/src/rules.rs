@@ -30,6 +30,14 @@ pub(super) fn ranks_of_a_sequence(ledger: &mut Ledger, key: &str) -> u64 {
     map_count(ledger, key, "strategy.sequence_parallel", 1)
 }
 
+/// Number of ranks over which states are sharded; -1 is all.
+pub(super) fn shard_group(ledger: &mut Ledger, key: &str) {
+    match ledger.number(key) {
+        Some(-1.0) => ledger.idle(key, "shards span all ranks"),
+        _ => drop(map_count(ledger, key, "strategy.shard_group", 1)),
+    }
+}
+
 /// Closes keys that stand for a variable of the shell, under which the program is started.
 pub(super) fn settings_of_the_shell(ledger: &mut Ledger) {
     for key in ["cuda_visible_devices", "CUDA_VISIBLE_DEVICES"] {

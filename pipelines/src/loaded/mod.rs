@@ -12,7 +12,7 @@ use std::{
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_config::{
     Config, FolderConfig, ModelConfig, Objective, Offload, OffloadConfig, OptimizerOffload, PipelineConfig,
-    Precision, Recompute, Reduction,
+    Precision, Recompute, Reduction, ShardGroup,
 };
 use anyroll_data::Tokenizer;
 use anyroll_models::{
@@ -337,6 +337,7 @@ fn strategy(precision: Precision) -> Strategy {
         deterministic: true,
         keep_logits: false,
         sequence_parallel: 1,
+        shard_group: ShardGroup::All,
         reduction: Reduction::Ordered,
         micro_batch_size: 1,
         micro_batch_tokens: None,

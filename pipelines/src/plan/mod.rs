@@ -69,7 +69,7 @@ impl PhaseBytes {
         self.weights += held.weights;
         self.gradients += held.gradients;
         self.optimizer += held.optimizer;
-        self.buffers += held.gathered + held.reducing;
+        self.buffers += held.gathered + held.reducing + held.replicas;
     }
 }
 

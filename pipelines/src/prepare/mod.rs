@@ -24,6 +24,7 @@ mod resolve;
 mod reward_models;
 mod rewards;
 mod sequence;
+mod shards;
 mod stage;
 mod steps;
 mod tensor;

@@ -10,7 +10,7 @@ use anyroll_config::{
 use anyroll_data::files;
 
 use super::steps::Length;
-use super::{answers, data, expressed, sequence, steps, tensor};
+use super::{answers, data, expressed, sequence, shards, steps, tensor};
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 use crate::train::MicroBatch;
@@ -49,6 +49,7 @@ pub(super) fn resolve(
     let world_size = resolver.world_size(local_ranks);
     sequence::check(config, opened, world_size, at);
     tensor::check(config, opened, world_size, at);
+    shards::check(config, world_size, at);
     expressed::check(config, opened, at);
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
     let micro_batch = MicroBatch::of(&policy.strategy);
@@ -166,6 +167,7 @@ impl Resolver<'_> {
                 None => own.micro_batch_tokens.or(top.micro_batch_tokens),
             },
             sequence_parallel: top.sequence_parallel,
+            shard_group: top.shard_group,
             reduction: top.reduction,
             collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),
         };

@@ -110,7 +110,7 @@ mod tests {
     use crate::{run::Strategy, train::ranks};
     use anyroll_config::{
         Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction, RewardDtype,
-        RewardModelConfig,
+        RewardModelConfig, ShardGroup,
     };
 
     /// Config of the model in the folder `name` of the golden files.
@@ -140,6 +140,7 @@ mod tests {
             micro_batch_size: 2,
             micro_batch_tokens: None,
             sequence_parallel: 1,
+            shard_group: ShardGroup::All,
             reduction: Reduction::Ordered,
             collective_timeout_s: 60.0,
         };

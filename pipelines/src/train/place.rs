@@ -45,7 +45,9 @@ impl Place {
         };
         let comm = connect_with(reduction, &*device, &rendezvous)?;
         let group = CollectiveGroup::new(name, comm, &device, timeout)?;
-        Ok(Self { device, mesh: Mesh::new(group, role.strategy.sequence_parallel)? })
+        let shards = role.strategy.shard_group.ranks(group.world_size(), role.ordinals.len());
+        let mesh = Mesh::new(group, role.strategy.sequence_parallel)?.in_shard_groups(shards)?;
+        Ok(Self { device, mesh })
     }
 
     /// The group of all ranks.

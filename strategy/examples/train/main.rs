@@ -9,6 +9,7 @@
 //! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: tokens per sequence and sequences per rank;
 //! - `precision=bf16` (or `fp16`), `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`);
 //! - `sequence=1`: ranks that run their micro-batches together, each a slice of the rows;
+//! - `shards=WORLD_SIZE`: ranks over which states are sharded, with a replica in each such group;
 //! - for `generate`: `together=1`, ranks that sample together; `batch=64` sequences of each such group, `prompt=256`,
 //!   `tokens=256`;
 //! - `steps=8`: timed steps, after two warm-up steps;
@@ -98,6 +99,7 @@ fn planned_gib(
     let (model, config, group) = (zero.model(), strategy(options), zero.group());
     let ranks = Ranks {
         world_size: group.world_size(),
+        shards: options.number("shards", group.world_size()),
         granularity_bytes: device.arena_granularity_bytes(),
         sums_in_rank_order: group.sums_in_rank_order(),
     };
@@ -223,7 +225,8 @@ fn prepare(
     let sequences: Vec<Sequence> =
         tokens.chunks(seq + 1).map(|tokens| Sequence { tokens, prompt_len: 1 }).collect();
     let batch = PackedBatch::new(&sequences, 1.0, at).unwrap();
-    let mesh = Mesh::new(group, options.number("sequence", 1)).unwrap();
+    let shards = options.number("shards", group.world_size());
+    let mesh = Mesh::new(group, options.number("sequence", 1)).unwrap().in_shard_groups(shards).unwrap();
     let zero = Zero::from_source(Arc::new(model), strategy(options), adamw, device, mesh, &Noise).unwrap();
     (zero, batch)
 }

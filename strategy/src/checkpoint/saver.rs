@@ -46,6 +46,8 @@ struct Pending {
     manifest: Option<Manifest>,
     /// True if this rank completes the folder.
     leads: bool,
+    /// The number of this rank's shard among the files.
+    slice: usize,
     writing: JoinHandle<(PinnedBuffer, Result<FileSums>)>,
 }
 
@@ -126,7 +128,8 @@ impl Saver {
         agree(zero.group(), path, made)?;
         others(&aside)?;
         let mut manifest = Manifest::new(zero.model().units(), zero.group().world_size(), self.stamp);
-        let seal = manifest.seal(rank).expect("a new manifest has a stamp");
+        let slice = zero.mesh.saved_slice();
+        let [seal, own_seal] = [slice, rank].map(|it| manifest.seal(it).expect("a new manifest has a stamp"));
         if rank == 0 {
             (manifest.optimizer, manifest.extra) = (zero.counters()?, extra);
             manifest.parts = parts(&aside)?;
@@ -135,15 +138,15 @@ impl Saver {
         let disk = self.disk.clone();
         let write = move || {
             let written =
-                write_shard(&*disk, &mut memory, seal, &aside.join(shard_name(rank))).and_then(|shard| {
-                    let own = own.map(|own| write_own(&*disk, own, seal, &aside.join(own_name(rank))));
+                write_shard(&*disk, &mut memory, seal, &aside.join(shard_name(slice))).and_then(|shard| {
+                    let own = own.map(|own| write_own(&*disk, own, own_seal, &aside.join(own_name(rank))));
                     Ok(FileSums { shard, own: own.transpose()? })
                 });
             (memory, written)
         };
         let writing = thread::Builder::new().name("checkpoint".into()).spawn(write).map_err(failed(path))?;
         let manifest = (rank == 0).then_some(manifest);
-        self.pending = Some(Pending { path: path.to_owned(), manifest, leads, writing });
+        self.pending = Some(Pending { path: path.to_owned(), manifest, leads, slice, writing });
         Ok(())
     }
 
@@ -164,7 +167,9 @@ impl Saver {
     /// [`Error::Checkpoint`] if this rank could not write, [`Error::CheckpointOfPeer`] if another rank could
     /// not. A checkpoint that was at the path before is then still there.
     pub fn finish(&mut self, group: &CollectiveGroup) -> Result<bool> {
-        let Some(Pending { path, manifest, leads, writing }) = self.pending.take() else { return Ok(false) };
+        let Some(Pending { path, manifest, leads, slice, writing }) = self.pending.take() else {
+            return Ok(false);
+        };
         let written = match writing.join() {
             Ok((memory, written)) => {
                 self.memory = Some(memory);
@@ -172,7 +177,7 @@ impl Saver {
             }
             Err(_) => Err(failed(&path)(io::Error::other("the thread that wrote it panicked"))),
         };
-        let files = exchange_sums(group, &path, written)?;
+        let files = exchange_sums(group, &path, slice, written)?;
         let text = manifest.map(|manifest| Manifest { files, ..manifest }.to_text());
         let text = match self.folders {
             Folders::One => text,
@@ -260,23 +265,37 @@ fn parts(aside: &Path) -> Result<BTreeMap<String, u32>> {
     Ok(parts)
 }
 
-/// Returns the checksums of all ranks' files, by rank, or an error on every rank if any rank has one.
-fn exchange_sums(group: &CollectiveGroup, path: &Path, own: Result<FileSums>) -> Result<Vec<FileSums>> {
-    // A flag of an error, a flag of an own file, then both checksums.
-    let mut mine = [1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+/// Returns the checksums of all files: of the shards by their number, which is `slice` for this rank's, and of the own files by
+/// rank. Returns an error on every rank if any rank has one.
+fn exchange_sums(
+    group: &CollectiveGroup,
+    path: &Path,
+    slice: usize,
+    own: Result<FileSums>,
+) -> Result<Vec<FileSums>> {
+    // A flag of an error, a flag of an own file, both checksums, and the shard's number.
+    let mut mine = [0; 14];
+    mine[0] = u8::from(own.is_err());
+    mine[10..].copy_from_slice(&(slice as u32).to_le_bytes());
     if let Ok(FileSums { shard, own }) = &own {
-        (mine[0], mine[1]) = (0, u8::from(own.is_some()));
+        mine[1] = u8::from(own.is_some());
         mine[2..6].copy_from_slice(&shard.to_le_bytes());
-        mine[6..].copy_from_slice(&own.unwrap_or(0).to_le_bytes());
+        mine[6..10].copy_from_slice(&own.unwrap_or(0).to_le_bytes());
     }
     let all = gather(group, &mine)?;
     own?;
-    let sum = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("a checksum has 4 bytes"));
-    let sums = all.chunks_exact(mine.len()).enumerate().map(|(rank, theirs)| match theirs[0] {
-        0 => Ok(FileSums { shard: sum(&theirs[2..6]), own: (theirs[1] == 1).then(|| sum(&theirs[6..])) }),
-        _ => Err(Error::CheckpointOfPeer { path: path.to_owned(), rank }),
-    });
-    sums.collect()
+    let of_ranks: Vec<&[u8]> = all.chunks_exact(mine.len()).collect();
+    if let Some(rank) = of_ranks.iter().position(|theirs| theirs[0] != 0) {
+        return Err(Error::CheckpointOfPeer { path: path.to_owned(), rank });
+    }
+    let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("4 bytes"));
+    let own_sum = |theirs: &&[u8]| (theirs[1] == 1).then(|| number(&theirs[6..10]));
+    let mut sums: Vec<_> =
+        of_ranks.iter().map(|theirs| FileSums { shard: 0, own: own_sum(theirs) }).collect();
+    for theirs in of_ranks {
+        sums[number(&theirs[10..]) as usize].shard = number(&theirs[2..6]);
+    }
+    Ok(sums)
 }
 
 /// Returns an error on every rank if any rank has one.

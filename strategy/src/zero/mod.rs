@@ -9,7 +9,7 @@
 //!    are sent to their owners, in the precision of the blocks. This runs on the communication stream, during
 //!    the next block's backward. Each rank sums the slices it receives in fp32, in rank order, into an
 //!    accumulator.
-//! 4. The global norm, from each rank's own shard in fp64. The clipping factor, the fp16 loss scale and the
+//! 4. With several replicas (hybrid sharding), the sum of their accumulators. Then the global norm, from each rank's own shard in fp64. The clipping factor, the fp16 loss scale and the
 //!    step count stay on the device.
 //! 5. At stage 0 a gather of the accumulated gradients. AdamW steps the part that this rank owns. At stages 1
 //!    and 2 the new weights are gathered, and their first use waits for them.
@@ -19,7 +19,7 @@
 mod offload;
 mod weights;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use anyroll_backends::{
     Buffer, CollectiveGroup, DType, Device, ReduceOp, Stream, Work,
@@ -49,7 +49,8 @@ use offload::Transfers;
 pub struct Zero<M: Model> {
     pub(crate) model: Arc<M>,
     pub(crate) config: ZeroConfig,
-    /// All ranks, which share the weights.
+    pub(crate) mesh: Mesh,
+    /// The mesh's shard group: the ranks that share one replica of the weights.
     pub(crate) group: CollectiveGroup,
     /// The ranks that run batches together with this one, if there are any.
     peers: Option<Arc<dyn Peers>>,
@@ -125,16 +126,26 @@ impl<M: Model> Zero<M> {
     ) -> Result<Self> {
         let (config, mesh) = (config.into(), mesh.into());
         let compute = Stream::torch(device)?;
-        let (group, peers) = (mesh.world().clone(), mesh.peers(&compute));
-        let units: Result<Vec<_>> = model
-            .units()
-            .iter()
-            .map(|unit| UnitState::new(unit, group.world_size(), config, &compute))
-            .collect();
+        let (group, peers) = (mesh.shards.clone(), mesh.peers(&compute));
+        let new_unit = |unit| {
+            let layout = Layout::new(unit, mesh.world().world_size()).in_shards(group.world_size());
+            UnitState::new(unit, layout, config, &compute)
+        };
+        let units: Result<Vec<_>> = model.units().iter().map(new_unit).collect();
         let gathered = Pool::new(&compute);
         let transfers = Transfers::new(device)?;
-        let mut zero =
-            Self { model, config, group, peers, compute, transfers, units: units?, gathered, training: None };
+        let mut zero = Self {
+            model,
+            config,
+            mesh,
+            group,
+            peers,
+            compute,
+            transfers,
+            units: units?,
+            gathered,
+            training: None,
+        };
         zero.training = adamw.map(|adamw| zero.training_state(adamw)).transpose()?;
         zero.init_weights(source)?;
         Ok(zero)
@@ -145,9 +156,9 @@ impl<M: Model> Zero<M> {
         &self.model
     }
 
-    /// Returns the ranks that share the model.
+    /// Returns all ranks.
     pub fn group(&self) -> &CollectiveGroup {
-        &self.group
+        self.mesh.world()
     }
 
     /// Returns the number of optimizer steps since the optimizer was created, including those skipped after
@@ -218,6 +229,7 @@ impl<M: Model> Zero<M> {
         self.needs("step", &[State::Params, State::Gradients, State::Optimizer])?;
         assert!(self.training_mut().accumulated, "a step needs the gradient of at least one micro-batch");
         let _named = span(format_args!("optimizer"));
+        self.sum_replicas()?;
         let scaled_norm = self.global_norm()?;
         let training = self.training_mut();
         let adamw = training.adamw;
@@ -245,7 +257,7 @@ impl<M: Model> Zero<M> {
     pub fn finish_step(&self, stats: &StepStats) -> Result<Stepped> {
         let grad_norm = stats.grad_norm.f_double_value(&[])?;
         let loss_scale = stats.loss_scale.as_ref().map(|scale| scale.f_double_value(&[])).transpose()?;
-        self.group.check()?;
+        self.mesh.check()?;
         // In fp16 a smaller scale may help, if there is one.
         let skipped = !grad_norm.is_finite();
         if skipped && loss_scale.is_none_or(|scale| scale <= 1.0) {
@@ -287,13 +299,19 @@ impl<M: Model> Zero<M> {
         self.units.iter().map(|unit| &unit.layout)
     }
 
-    /// Returns this rank's shards of a unit's moments.
+    /// Returns the part of a unit that this rank saves: its shard, or with several replicas a slice of it.
+    pub(crate) fn saved_range(&self, index: usize) -> Range<usize> {
+        let len = self.units[index].layout.len / self.mesh.world().world_size();
+        let slice = self.mesh.saved_slice();
+        slice * len..(slice + 1) * len
+    }
+
+    /// Returns this rank's saved part of a unit's moments.
     pub(crate) fn saved_moments(&mut self, index: usize) -> Result<Option<[Part; 2]>> {
-        let compute = self.compute.clone();
-        let shard = self.units[index].layout.shard(self.group.rank());
+        let (compute, saved) = (self.compute.clone(), self.saved_range(index));
         let Some(state) = self.state_mut(index) else { return Ok(None) };
         state.storage.ready(&compute)?;
-        Ok(Some([state.part(EXP_AVG, &shard)?, state.part(EXP_AVG_SQ, &shard)?]))
+        Ok(Some([state.part(EXP_AVG, &saved)?, state.part(EXP_AVG_SQ, &saved)?]))
     }
 
     pub(crate) fn restore_moments(
@@ -483,6 +501,22 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
+    /// Adds the gradients of all replicas, in rank order: each rank's accumulated shard becomes the sum of those of the ranks
+    /// that have the same one.
+    fn sum_replicas(&mut self) -> Result<()> {
+        let Some(replicas) = &self.mesh.replicas else { return Ok(()) };
+        let rank = self.group.rank();
+        let training = self.training.as_mut().expect("checked by `step`");
+        let mut sums = Vec::with_capacity(self.units.len());
+        for (unit, state) in self.units.iter().zip(&mut training.states) {
+            let Some(state) = state else { continue };
+            state.gradient_memory.ready_to_write(&self.compute)?;
+            let own = state.own_gradient_buffer(unit.layout.shard(rank));
+            sums.push(replicas.all_reduce(&own, ReduceOp::Sum, &self.compute)?);
+        }
+        sums.iter().try_for_each(|sum| Ok(sum.wait_stream(&self.compute)?))
+    }
+
     /// Returns the norm of the whole gradient on the device: fp64, one element. At every stage each rank
     /// squares its own shard, and the partial sums are added in rank order.
     fn global_norm(&mut self) -> Result<Tensor> {
@@ -497,7 +531,7 @@ impl<M: Model> Zero<M> {
         Ok(self.sum_of_ranks(&Tensor::f_stack(&partial, 0)?.f_sum(Kind::Double)?)?.f_sqrt()?)
     }
 
-    /// Sums one fp64 element over all ranks, in rank order.
+    /// Sums one fp64 element over the shard group, in rank order.
     pub(crate) fn sum_of_ranks(&self, own: &Tensor) -> Result<Tensor> {
         let (rank, world_size) = (self.group.rank(), self.group.world_size());
         let training = self.training.as_ref().expect("public calls check that there is an optimizer");

@@ -200,23 +200,23 @@ impl<M: Model> Zero<M> {
 impl<M: Model> Zero<M> {
     /// Like [`Self::own_weights`], but without a copy if they are fp32.
     pub(crate) fn saved_weights(&mut self, index: usize) -> Result<Part> {
-        let compute = self.compute.clone();
-        let shard = self.units[index].layout.shard(self.group.rank());
+        let (compute, saved) = (self.compute.clone(), self.saved_range(index));
         if let Some(state) = self.state_mut(index)
             && state.master.is_some()
         {
             state.storage.ready(&compute)?;
-            return state.part(MASTER, &shard);
+            return state.part(MASTER, &saved);
         }
         let weights = self.own_weights(index)?;
+        let kept = self.resident_ranges(index).0;
         if let UnitState { dtype: DType::F32, storage: WeightsStorage::Device { resident, .. }, .. } =
             &self.units[index]
         {
-            let is_shard = resident.len() == shard.len();
-            return Ok(Part::Device(if is_shard { resident.clone() } else { resident.slice(shard) }));
+            return Ok(Part::Device(resident.slice(saved.start - kept.start..saved.end - kept.start)));
         }
-        let wide = Buffer::zeros(&self.compute, shard.len(), DType::F32)?;
-        flat(&wide)?.f_copy_(&weights)?;
+        let start = saved.start - self.units[index].layout.shard(self.group.rank()).start;
+        let wide = Buffer::zeros(&self.compute, saved.len(), DType::F32)?;
+        flat(&wide)?.f_copy_(&weights.f_narrow(0, start as i64, saved.len() as i64)?)?;
         Ok(Part::Device(wide))
     }
 

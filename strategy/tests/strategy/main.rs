@@ -14,6 +14,7 @@ mod plan;
 mod precision;
 mod seals;
 mod sequence;
+mod shard_groups;
 mod shared;
 mod split;
 mod stages;

@@ -22,6 +22,7 @@ mod shapes;
 fn ranks_of(device: &Arc<dyn Device>, group: &CollectiveGroup) -> Ranks {
     Ranks {
         world_size: group.world_size(),
+        shards: group.world_size(),
         granularity_bytes: device.arena_granularity_bytes(),
         sums_in_rank_order: group.sums_in_rank_order(),
     }
@@ -395,7 +396,8 @@ fn plans_are_what_was_measured_on_gpus() {
     for (shape, world_size, stage, recompute, measured) in MEASURED {
         let model = Decoder::new(shapes::decoder(shape, 4096), tch::Device::Cpu).unwrap();
         let config = ZeroConfig { precision: Precision::Bf16, recompute, ..stage.into() };
-        let at = Ranks { world_size, granularity_bytes: 2 << 20, sums_in_rank_order: true };
+        let at =
+            Ranks { world_size, shards: world_size, granularity_bytes: 2 << 20, sums_in_rank_order: true };
         let held = held(&model, config, true, at);
         let activations = training_activations(&model, &PackedSize::uniform(4, 1, 4096), config, runs);
         let planned = (held.device() + activations + driver_bytes(world_size)) as f64 / GIB;

@@ -4,7 +4,7 @@ pub use anyroll_strategy::{Fp16Config, Precision, Recompute};
 use serde::{Deserialize, Serialize};
 
 use super::schema::is_default;
-use super::stage::ZeroStage;
+use super::{shard_group::ShardGroup, stage::ZeroStage};
 use crate::document::Section;
 
 /// Largest initial loss scale: a loss of 1 overflows fp16 long before.
@@ -50,6 +50,11 @@ pub struct StrategyConfig {
     /// allows. All roles share the number; results are equal up to rounding. Default 1.
     #[serde(default = "one")]
     pub sequence_parallel: usize,
+    /// Ranks over which states are sharded at stages 1 to 3: `all`, the ranks of each `host`, or a number of neighbouring
+    /// ranks that divides all. Several groups hold a replica each, so that weights are gathered within a group, and gradients
+    /// cross groups once per step (hybrid sharding). All roles share the groups; results are equal up to rounding. Default all.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub shard_group: ShardGroup,
     /// Order in which collectives sum. All roles share one order. Default ordered.
     #[serde(default)]
     pub reduction: Reduction,
@@ -72,6 +77,7 @@ impl Default for StrategyConfig {
             micro_batch_size: eight(),
             micro_batch_tokens: None,
             sequence_parallel: one(),
+            shard_group: ShardGroup::All,
             reduction: Reduction::default(),
             collective_timeout_s: one_minute(),
         }
@@ -187,6 +193,9 @@ impl StrategyConfig {
         };
         said.validate(at);
         at.positive("sequence_parallel", self.sequence_parallel);
+        if let ShardGroup::Ranks(ranks) = self.shard_group {
+            at.positive("shard_group", ranks);
+        }
         said.offload.validate_of_policy(&at.below("offload"));
     }
 }

@@ -38,6 +38,7 @@ fn definition(name: &str, section: &Section, all: &Sections) -> Value {
     described(match name {
         "ModelConfig" => one_of_models(all),
         "ZeroStage" => json!({"enum": [0, 1, 2, 3, "auto"]}),
+        "ShardGroup" => json!({"anyOf": [whole(1), {"enum": ["all", "host"]}]}),
         "Devices" => json!({"anyOf": [whole(0), {"const": "all"}, list(whole(0))]}),
         "RewardConfig" => {
             let words = without_fields(rows("RewardKind"), all);

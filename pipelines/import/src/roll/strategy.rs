@@ -38,7 +38,7 @@ pub(super) fn strategy(ledger: &mut Ledger, pipeline: &str) -> u64 {
     let key = config("fsdp_size");
     match (ledger.whole(&key), world(ledger)) {
         (Some(size), world) if size == world => ledger.idle(&key, "shards span all ranks"),
-        _ => ledger.refuse_all(&[(&key, "shards span all ranks")]),
+        _ => rules::shard_group(ledger, &key),
     }
     ledger.refuse_all(&[("actor_train.strategy_args.strategy_config*", "it configures another engine")]);
     ranks_per_replica

@@ -74,6 +74,29 @@ fn accelerates_sections_shard_where_they_do_not_say_how() {
 }
 
 #[test]
+fn hybrid_sharding_becomes_shard_groups() {
+    for (text, origin, group) in [
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n",
+            Origin::Accelerate,
+            "host",
+        ),
+        (
+            "distributed_type: FSDP\nparallelism_config: {parallelism_config_dp_replicate_size: 2, \
+             parallelism_config_dp_shard_size: 4}\n",
+            Origin::Accelerate,
+            "4",
+        ),
+        ("zero_optimization: {stage: 3, mics_shard_size: 8}\n", Origin::Deepspeed, "8"),
+    ] {
+        let import = imported("a.yaml", text, origin);
+        check_refused(&import, &[]);
+        let lines = ["  zero_stage: 3\n", &format!("  shard_group: {group}\n")];
+        assert!(lines.iter().all(|line| import.yaml().contains(line)), "{text}{}", import.yaml());
+    }
+}
+
+#[test]
 fn accelerates_sizes_of_one_split_nothing() {
     let text = |size: u32| {
         let size =

@@ -278,8 +278,7 @@ fn rolls_fsdp_and_megatron() {
     check(&import("fsdp2_train", fsdp), &["zero_stage: 3\n", "decays: all\n", "mini_batches: 2\n"]);
     let gathered = "reshard_after_forward: false, offload_policy: true";
     check(&import("fsdp2_train", gathered), &["zero_stage: 2\n", "optimizer: cpu_step\n"]);
-    let parts = import("fsdp2_train", "fsdp_size: 2");
-    check_refused(&parts, &["actor_train.strategy_args.strategy_config.fsdp_size"]);
+    check(&import("fsdp2_train", "fsdp_size: 2"), &["  shard_group: 2\n"]);
     let whole = "tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, expert_model_parallel_size: 1, \
                  use_distributed_optimizer: true, recompute_granularity: full";
     check(&import("megatron_train", whole), &["zero_stage: 1\n", "recompute: full\n", "mini_batches: 2\n"]);

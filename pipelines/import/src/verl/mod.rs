@@ -228,12 +228,7 @@ fn fsdp(ledger: &mut Ledger, kind: &str, section: &str) {
         None => ledger.refuse(&reshard, "neither true nor false"),
     }
     precision(ledger, &fsdp("dtype"));
-    let size = fsdp("fsdp_size");
-    match ledger.number(&size) {
-        Some(-1.0) => ledger.idle(&size, "shards span all ranks"),
-        Some(_) => ledger.refuse(&size, "shards span all ranks"),
-        None => {}
-    }
+    rules::shard_group(ledger, &fsdp("fsdp_size"));
     offload(ledger, &fsdp);
 }
 
