@@ -15,6 +15,7 @@ mod collective;
 mod cpu;
 mod cuda;
 mod device;
+mod exit;
 pub mod faults;
 mod ffi;
 pub mod flat;
@@ -48,6 +49,7 @@ pub use device::{
     HostFn, Limits, MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Result, SharedHandle,
     TorchDevice, without_backtrace,
 };
+pub use exit::exit_at_once;
 pub use ffi::prefer_folder;
 pub use host::memory::give_back_freed_memory;
 pub use host_exchange::HostExchange;

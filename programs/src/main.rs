@@ -7,8 +7,9 @@ mod cli;
 mod serve;
 mod watch;
 
-use std::{any::Any, panic, process};
+use std::{any::Any, panic};
 
+use anyroll_backends::exit_at_once;
 use anyroll_config::error_chain::panic_text;
 use anyroll_pipelines::launch::{self, FailureKind};
 
@@ -20,7 +21,7 @@ fn main() -> ! {
     });
     // Exits without returning: threads of a failed collective may never end, and must not keep the process
     // alive.
-    process::exit(code.into())
+    exit_at_once(code)
 }
 
 /// Exit code of a panic, as Rust programs have it.
