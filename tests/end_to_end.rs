@@ -6,6 +6,7 @@
 
 mod advice;
 mod asynchronous;
+mod balance;
 mod code_reward;
 mod commands;
 mod critic;

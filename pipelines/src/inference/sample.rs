@@ -27,7 +27,7 @@ pub struct Sample {
     /// Reason why it ended; `None` if it is in flight.
     pub ending: Option<Ending>,
     /// The environment's results, if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub episode: Option<Episode>,
 }
 

@@ -12,9 +12,10 @@
 //! 8. `prepare`: inputs of the loss for a rank's tokens;
 //! 9. `advantages/mod`: advantages of tokens from rows;
 //! 10. `algorithm/advantages`: the estimators, such as GRPO's;
-//! 11. `update`: epochs, mini-batches and micro-batches, by `train/learner`;
-//! 12. `loss/mod`: the gradient of a micro-batch;
-//! 13. `algorithm/losses/clipped`: the loss of a token, one file of several.
+//! 11. `balance`: samples dealt anew, if ranks shall have as many tokens;
+//! 12. `update`: epochs, mini-batches and micro-batches, by `train/learner`;
+//! 13. `loss/mod`: the gradient of a micro-batch;
+//! 14. `algorithm/losses/clipped`: the loss of a token, one file of several.
 //!
 //! Other modules: `select` is dynamic sampling, and `critic` predicts values. `models` and `setup` create the parts
 //! of a run, and `pack` creates batches. `step_metrics` has the metrics of a step, `written` has completions for the run
@@ -23,6 +24,7 @@
 
 mod advantages;
 mod answers;
+mod balance;
 mod control;
 mod critic;
 mod evaluate;

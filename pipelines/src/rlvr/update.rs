@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::{
     Decoder, Models, Task,
+    balance::{Dealt, dealt},
     loss::{LossStats, LossTotals, count, policy_loss},
     prepare::{Batch, token_counts},
     rows::Scored,
@@ -81,17 +82,24 @@ fn update_policy(
 ) -> Result<PolicyUpdate> {
     let Task { config, share, packing, .. } = task;
     let (device, micro_batch) = (learner.device(), learner.micro_batch);
-    let lengths = token_counts(&scored.own);
-    let numbers: Vec<usize> = share.samples_of(exchange.rank()).collect();
+    let dealt = match config.balance_ranks && exchange.world_size() > 1 {
+        true => Some(dealt(task, exchange, &scored.own, &batch.targets)?),
+        false => None,
+    };
+    let (samples, targets, numbers) = match &dealt {
+        Some(Dealt { samples, targets, numbers }) => (samples, targets, numbers.clone()),
+        None => (&scored.own, &batch.targets, share.samples_of(exchange.rank()).collect()),
+    };
+    let lengths = token_counts(samples);
     let mut stats = LossStats::default();
     let (mut rows, mut inputs) = (0, 0);
     let update = learner.update(step, config.epochs, share.mini_batches, |policy, mini_batch| {
         let MiniBatch { epoch, index } = mini_batch;
         let count = count(config.algorithm.aggregation, &scored.trained_lengths(share.range(index)));
         for part in micro_batch.split(&lengths, share.own_range(index), policy.group())? {
-            let targets = batch.targets.part(part.clone())?;
+            let targets = targets.part(part.clone())?;
             let pass = step * config.epochs as u64 + epoch as u64;
-            let packed = packing.pack_to_train(device, &scored.own[part.clone()], pass, &numbers[part])?;
+            let packed = packing.pack_to_train(device, &samples[part.clone()], pass, &numbers[part])?;
             (rows, inputs) = (rows + packed.tokens(), inputs + packed.inputs());
             policy.accumulate(&packed, |scores| {
                 if mini_batch.is_first() {

@@ -45,6 +45,11 @@ pub struct RlvrConfig {
     /// Number of epochs over a step's completions; 1 or above. Default 1.
     #[serde(default = "one")]
     pub epochs: usize,
+    /// True if the policy's updates deal each mini-batch's samples to the ranks by their tokens, so that no rank waits long
+    /// for the one with the longest completions. Each rank has as many samples as before, and groups stay together if
+    /// `share_prompts` is true. Results are equal up to rounding. Default false.
+    #[serde(default)]
+    pub balance_ranks: bool,
     /// True if consecutive sequences with a common prefix, such as the prompt of a group, share the prefix's forward
     /// pass in training and scoring. The gradients are equal up to the order of sums. Default true, unless adapters
     /// have dropout, which differs between samples.

@@ -253,6 +253,7 @@ fn offload(ledger: &mut Ledger, fsdp: &dyn Fn(&str) -> String) {
 
 /// verl counts the training batch and the mini-batch in prompts, the micro-batch in completions per device.
 fn batches(ledger: &mut Ledger) {
+    ledger.switch("trainer.balance_batch", "pipeline.rlvr.balance_ranks", true);
     let world = rules::map_count(ledger, "trainer.n_gpus_per_node", "devices", 8);
     let hosts = ledger.whole("trainer.nnodes").unwrap_or(1).max(1);
     let prompts = rules::map_count(ledger, "data.train_batch_size", &format!("{R}.prompts_per_step"), 1024);

@@ -9,7 +9,7 @@ const SCORING: &str = "scoring uses `strategy.micro_batch_size`";
 const BLOCKS: &str = "a model is a list of blocks, each gathered separately";
 const ONE_READER: &str = "every rank reads the data itself, without workers";
 
-pub(super) const IDLE: [(&str, &str); 86] = [
+pub(super) const IDLE: [(&str, &str); 85] = [
     ("trainer.use_legacy_worker_impl", ONE_ENGINE),
     ("actor_rollout_ref.actor.use_prefix_grouper", PACKED),
     ("actor_rollout_ref.model.torch_dtype", "the master weights are fp32"),
@@ -89,7 +89,6 @@ pub(super) const IDLE: [(&str, &str); 86] = [
     ("critic.rollout_n", "it is the group's size"),
     ("trainer.nnodes", "torchrun, Slurm or Kubernetes start the ranks of several hosts"),
     ("trainer.device", "`backend: auto` takes the first usable one"),
-    ("trainer.balance_batch", "every rank has an equal share of each mini-batch"),
     ("trainer.project_name", REPORTS),
     ("trainer.logger", REPORTS),
     ("trainer.log_val_generations", REPORTS),
