@@ -54,6 +54,22 @@ fn two_hosts_train_as_one() {
     }
 }
 
+/// Each host holds a replica, as pairs of one host do.
+#[test]
+fn hosts_hold_replicas() {
+    let Some(network) = Network::of(&["a", "b"]) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let sets = ["pipeline.rlvr.steps=8", "strategy.zero_stage=3"];
+    let one =
+        run_tiny(&folder, "one", TWO_RANKS, &[&sets[..], &["devices=4", "strategy.shard_group=2"]].concat());
+    let run = folder.path().join("two");
+    let rank = tiny(TWO_RANKS, &run, &[&sets[..], &["devices=2", "strategy.shard_group=host"]].concat());
+    for ended in start_ranks(&network, &["a", "b"], (2, "a"), &rank).into_iter().map(Process::finish) {
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+    }
+    assert_same(&one, &run);
+}
+
 #[test]
 fn ranks_that_cannot_reach_one_another_end_in_time_and_say_why() {
     let Some(network) = Network::of(&["a", "b"]) else { return };
