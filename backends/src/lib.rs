@@ -45,9 +45,9 @@ pub use collective::{
     connect_through_host,
 };
 pub use device::{
-    BackendKind, BackendTraits, DType, Device, DeviceId, DeviceInfo, DeviceLoad, Diagnosis, Error, Grid,
-    HostFn, Limits, MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Result, SharedHandle,
-    TorchDevice, without_backtrace,
+    BackendKind, BackendTraits, Card, DType, Device, DeviceId, DeviceInfo, DeviceLoad, Diagnosis, Error,
+    Grid, HostFn, Limits, MemoryInfo, RawBuffer, RawEvent, RawGraph, RawSlice, RawStream, Result,
+    SharedHandle, TorchDevice, without_backtrace,
 };
 pub use exit::exit_at_once;
 pub use ffi::prefer_folder;

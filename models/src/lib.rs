@@ -26,8 +26,8 @@ pub mod t5;
 
 pub use batch::{PackedBatch, Sequence, Teacher, targets_in};
 pub use decoder::{
-    Activation, AdapterShape, Decoder, DecoderConfig, DeepseekV3, ExpertNames, ExpertsConfig, Expressed,
-    HiddenModel, IlqlGrad, IlqlModel, IlqlScores, KvCache, LoraConfig, LoraTarget, LoraTargets,
+    Activation, AdapterShape, BlockWork, Decoder, DecoderConfig, DeepseekV3, ExpertNames, ExpertsConfig,
+    Expressed, HiddenModel, IlqlGrad, IlqlModel, IlqlScores, KvCache, LoraConfig, LoraTarget, LoraTargets,
     ModulePattern, Multipliers, NormPlaces, OfAction, OtherRope, PackedSize, Pairs, QkNorm, RopeScaling,
     SlidingWindow, ValueHead, ValueModel, WithIlqlHeads, lora_scale,
 };

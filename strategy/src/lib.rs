@@ -2,8 +2,8 @@
 //!
 //! Read in this order: [`layout`] places parameters in a flat buffer, [`Zero`] implements all ZeRO stages
 //! over it, [`AdamW`] and [`Schedule`] set how it steps. [`State`] names what can leave the device between
-//! steps, [`checkpoint`] saves a model to disk, and [`plan`] computes memory sizes beforehand. This crate
-//! knows neither rewards nor vendors.
+//! steps, [`checkpoint`] saves a model to disk. [`plan`] computes memory sizes beforehand, and [`timeline`] a step's
+//! time. This crate knows neither rewards nor vendors.
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +24,7 @@ mod readers;
 mod schedule;
 mod settings;
 mod state;
+pub mod timeline;
 mod weights;
 mod zero;
 

@@ -1,5 +1,6 @@
 //! [`Device`]: what a backend supplies. The safe types above it are in [`crate::safe`].
 
+mod cards;
 mod dtype;
 mod error;
 mod info;
@@ -13,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+pub use cards::Card;
 pub use dtype::DType;
 pub use error::{Error, Result, without_backtrace};
 pub use info::{DeviceInfo, DeviceLoad, Diagnosis, Limits, MemoryInfo};

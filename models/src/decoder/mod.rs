@@ -29,6 +29,7 @@ mod rope;
 mod split;
 mod spread;
 mod value;
+mod work;
 
 use std::sync::Arc;
 
@@ -47,6 +48,7 @@ pub use multipliers::Multipliers;
 pub(crate) use recorded::StepMemory;
 pub use rope::{OtherRope, RopeScaling};
 pub use value::{ValueHead, ValueModel};
+pub use work::BlockWork;
 
 use crate::Error;
 use crate::error::check_config;

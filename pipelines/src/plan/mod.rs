@@ -12,6 +12,7 @@ mod images;
 mod reward;
 mod stage;
 mod texts;
+pub mod time;
 
 use anyroll_config::PipelineConfig;
 use anyroll_models::Runs;

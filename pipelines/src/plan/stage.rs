@@ -116,7 +116,7 @@ impl Stages {
 
 impl Strategies {
     /// Strategies of `run` at these stages.
-    fn of(run: &Run, stages: Stages) -> Self {
+    pub(super) fn of(run: &Run, stages: Stages) -> Self {
         let at = |role: &Role, zero_stage| Strategy { zero_stage, ..role.strategy.clone() };
         let of =
             |role: &Option<Role>, stage: Option<u8>| role.as_ref().zip(stage).map(|(role, it)| at(role, it));

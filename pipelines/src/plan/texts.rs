@@ -25,26 +25,26 @@ use crate::{
 
 /// Plans the memory of a run of a language model.
 pub struct Texts {
-    model: Decoder,
+    pub(super) model: Decoder,
     /// The policy with kept logits.
-    keeping_logits: Decoder,
+    pub(super) keeping_logits: Decoder,
     /// The model that samples, if it is not the policy's: without adapters that are merged, or a rank's part.
     sampled: Option<Decoder>,
     /// True if adapters are merged for sampling.
     merges: bool,
     /// Number of ranks that sample together.
-    together: usize,
+    pub(super) together: usize,
     /// The reference or teacher.
-    reference: Decoder,
-    critic: Option<ValueModel>,
+    pub(super) reference: Decoder,
+    pub(super) critic: Option<ValueModel>,
     reward_models: Vec<RewardModel>,
-    work: Workload,
+    pub(super) work: Workload,
     /// The policy's devices.
     here: DeviceGroup,
     others: Vec<DeviceGroup>,
     rollout: Option<Rollout>,
-    samples_per_rank: usize,
-    scores_itself: bool,
+    pub(super) samples_per_rank: usize,
+    pub(super) scores_itself: bool,
     /// True if the reference is a teacher whose head the policy's head reads in the loss.
     is_taught: bool,
     /// True if the policy's states are offloaded in every step, false if only for an evaluation.
@@ -428,14 +428,14 @@ impl GroupHeld<'_> {
 }
 
 /// Sequence lengths and sampling of a step.
-struct Workload {
+pub(super) struct Workload {
     /// Tokens of the longest prompt, of the longest gold answer with its end token, and of the longest
     /// trained completion.
-    prompt: usize,
+    pub(super) prompt: usize,
     answer: usize,
-    completion: usize,
+    pub(super) completion: usize,
     /// Adjacent sequences that compute their prompt once; 1 if prompts are not shared.
-    sharing: usize,
+    pub(super) sharing: usize,
     warmup: Option<WarmupConfig>,
     /// Sampling of a step; `None` if nothing is sampled.
     sampling: Option<Sampling>,

@@ -1,0 +1,267 @@
+//! The times of a model's passes and steps, from its shapes, a device's rates and a network.
+
+use std::cell::Cell;
+
+use anyroll_models::{BlockWork, Decoder, Model, PackedSize, Runs, ValueModel};
+use anyroll_strategy::{
+    Recompute, ZeroConfig,
+    timeline::{Durations, Elapsed, Timeline},
+};
+
+use super::{
+    demand::Demand,
+    network::{Cost, Group, Network},
+    rates::Rates,
+};
+
+/// Memory for gathered weights of sampling is made, cleared and read again: 15.2 GB took 0.095 s and 3.1 GB 0.024 s
+/// (docs/results/decoding.md and rl_step.md), of which links explain a fourth.
+const FRESH_BYTES_PER_S: f64 = 190e9;
+
+/// A model whose work is counted.
+pub(super) trait Worked: Model {
+    /// Work of a block; `None` for one that libtorch differentiates.
+    fn work(&self, block: usize, size: &PackedSize, runs: Runs, thins: bool) -> Option<BlockWork>;
+}
+
+impl Worked for Decoder {
+    fn work(&self, block: usize, size: &PackedSize, runs: Runs, thins: bool) -> Option<BlockWork> {
+        self.work(block, size, runs, thins)
+    }
+}
+
+impl Worked for ValueModel {
+    /// The head is a matrix of a row or two.
+    fn work(&self, block: usize, size: &PackedSize, runs: Runs, thins: bool) -> Option<BlockWork> {
+        let work = self.decoder().work(block, size, runs, thins)?;
+        Some(if block + 1 == self.blocks() { BlockWork::default() } else { work })
+    }
+}
+
+/// Where a model's ranks are, and what they share.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub network: Network,
+    /// Ranks that share one set of shards.
+    pub shards: Group,
+    /// True if gradients are summed in rank order, by their receivers.
+    pub ordered: bool,
+}
+
+/// Durations of a micro-batch of one size. They add up what they are asked for.
+pub(super) struct Passes {
+    blocks: Vec<BlockWork>,
+    place: Place,
+    rates: Rates,
+    /// Ranks that run the micro-batch together.
+    together: usize,
+    demand: Cell<Demand>,
+}
+
+impl Passes {
+    /// Durations of `model` over a micro-batch, one of whose `size.ranks` parts a rank has. `None` for a model with
+    /// blocks whose work is not counted.
+    pub fn new(
+        model: &impl Worked,
+        size: &PackedSize,
+        config: ZeroConfig,
+        (place, rates): (Place, Rates),
+    ) -> Option<Self> {
+        let runs = Runs { dtype: config.precision.dtype(), on_host: false };
+        let thins = config.recompute == Recompute::Selective;
+        let blocks: Option<Vec<_>> =
+            (0..model.blocks()).map(|block| model.work(block, size, runs, thins)).collect();
+        Some(Self { blocks: blocks?, place, rates, together: size.ranks, demand: Cell::default() })
+    }
+
+    /// Operations of a forward and a backward without repetitions.
+    pub fn model_flops(&self) -> f64 {
+        let of = |it: &BlockWork| it.products + it.products_backward + it.attention + it.attention_backward;
+        self.blocks.iter().map(of).sum()
+    }
+
+    /// Returns the demand since the last call.
+    pub fn take_demand(&self) -> Demand {
+        self.demand.take()
+    }
+
+    fn asks(&self, demand: Demand) -> f64 {
+        self.demand.set(self.demand.get() + demand);
+        demand.compute_s + demand.memory_s
+    }
+
+    fn costs(&self, cost: Cost) -> f64 {
+        self.demand.set(self.demand.get() + Demand::of(cost));
+        cost.seconds()
+    }
+
+    /// All-to-alls of rows, for which compute waits.
+    fn exchange(&self, bytes: f64) -> f64 {
+        if self.together == 1 || bytes == 0.0 {
+            return 0.0;
+        }
+        let group = self.place.network.neighbours(self.together).expect("checked by the caller");
+        self.costs(self.place.network.exchange(group, bytes))
+    }
+}
+
+impl Durations for Passes {
+    fn forward(&self, block: usize) -> f64 {
+        let it = &self.blocks[block];
+        let compute_s = it.products / self.rates.products + it.attention / self.rates.attention;
+        let memory_s = it.traffic / self.rates.traffic;
+        self.asks(Demand { compute_s, memory_s, ..Demand::default() }) + self.exchange(it.exchanged)
+    }
+
+    fn backward(&self, block: usize) -> f64 {
+        let it = &self.blocks[block];
+        let attention = it.attention_backward / self.rates.attention_backward;
+        let compute_s = it.products_backward / self.rates.products + attention;
+        let memory_s = it.traffic_backward / self.rates.traffic;
+        self.asks(Demand { compute_s, memory_s, ..Demand::default() }) + self.exchange(it.exchanged_backward)
+    }
+
+    fn again(&self, block: usize) -> f64 {
+        let compute_s = self.blocks[block].products_again / self.rates.products;
+        self.asks(Demand { compute_s, ..Demand::default() })
+    }
+
+    fn gather(&self, bytes: usize) -> f64 {
+        self.costs(self.place.network.gather(self.place.shards, bytes as f64))
+    }
+
+    fn reduce(&self, bytes: usize) -> f64 {
+        let Place { network, shards, ordered } = self.place;
+        let bytes = bytes as f64;
+        self.costs(if ordered {
+            network.exchange(shards, bytes)
+        } else {
+            network.reduce_scatter(shards, bytes)
+        })
+    }
+
+    fn replicate(&self, bytes: usize) -> f64 {
+        let Place { network, shards, ordered } = self.place;
+        let replicas = network.replicas(shards);
+        if replicas.ranks == 1 {
+            return 0.0;
+        }
+        let bytes = bytes as f64;
+        let reduce =
+            if ordered { network.exchange(replicas, bytes) } else { network.reduce_scatter(replicas, bytes) };
+        self.costs(reduce) + self.costs(network.gather(replicas, bytes))
+    }
+
+    fn memory(&self, bytes: usize) -> f64 {
+        self.asks(Demand { memory_s: bytes as f64 / self.rates.memory, ..Demand::default() })
+    }
+
+    fn copy(&self, bytes: usize) -> f64 {
+        let host_link_s = bytes as f64 / self.rates.host_link;
+        self.demand.set(self.demand.get() + Demand { host_link_s, ..Demand::default() });
+        host_link_s
+    }
+
+    fn slowdown(&self) -> f64 {
+        self.rates.slowdown
+    }
+}
+
+/// The micro-batches of a rank between two updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Update {
+    /// Micro-batches of the same size, and its size.
+    pub count: usize,
+    pub size: PackedSize,
+    /// A smaller one at the end.
+    pub rest: Option<PackedSize>,
+}
+
+/// Times of a step's parts and their demands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Trained {
+    pub forward: (Elapsed, Demand),
+    pub backward: (Elapsed, Demand),
+    pub optimizer: (Elapsed, Demand),
+    /// Whole weights for sampling after the step.
+    pub gathered: (Elapsed, Demand),
+    pub model_flops: f64,
+}
+
+impl Trained {
+    /// Seconds of forward, backward and the optimizer.
+    pub fn seconds(&self) -> f64 {
+        self.forward.0.total + self.backward.0.total + self.optimizer.0.total
+    }
+}
+
+/// Optimizer states that are on the host when a step begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Away {
+    /// Bytes to load.
+    pub bytes: usize,
+}
+
+/// Times of `updates` updates of `model`, and of gathering its weights afterwards. With `again` the step before it counts
+/// too, whose gathers are in flight.
+pub(super) fn trained(
+    model: &impl Worked,
+    config: ZeroConfig,
+    (update, updates): (Update, usize),
+    away: Away,
+    at: (Place, Rates),
+) -> Option<Trained> {
+    let full = Passes::new(model, &update.size, config, at)?;
+    let rest = update.rest.and_then(|size| Passes::new(model, &size, config, at));
+    let sizes: Vec<&Passes> = std::iter::repeat_n(&full, update.count).chain(&rest).collect();
+    let turns = full.together;
+    let mut line = Timeline::new(model, config, at.0.shards.ranks, &full);
+    let mut trained = Trained::default();
+    let states_at = full.copy(away.bytes);
+    trained.optimizer.1 = full.take_demand();
+    let add = |sum: &mut (Elapsed, Demand), elapsed: Elapsed, passes: &Passes| {
+        sum.0.total += elapsed.total;
+        sum.0.waited += elapsed.waited;
+        sum.1 = sum.1 + passes.take_demand();
+    };
+    for _ in 0..updates {
+        for (index, &passes) in sizes.iter().enumerate() {
+            line.set_durations(passes);
+            for turn in 0..turns {
+                let is_last = index + 1 == sizes.len() && turn + 1 == turns;
+                let forward = line.time(|line| line.forward(true));
+                add(&mut trained.forward, forward, passes);
+                let backward = line.time(|line| line.backward(is_last));
+                add(&mut trained.backward, backward, passes);
+                trained.model_flops += passes.model_flops();
+            }
+        }
+        line.set_durations(&full);
+        let step = line.time(|line| line.step(states_at));
+        add(&mut trained.optimizer, step, &full);
+    }
+    let gathered = line.time(|line| line.gather_all(|bytes| bytes as f64 / FRESH_BYTES_PER_S));
+    add(&mut trained.gathered, gathered, &full);
+    Some(trained)
+}
+
+/// Time of scoring micro-batches without a gradient.
+pub(super) fn scored(
+    model: &impl Worked,
+    config: ZeroConfig,
+    update: Update,
+    at: (Place, Rates),
+) -> Option<(Elapsed, Demand)> {
+    let full = Passes::new(model, &update.size, config, at)?;
+    let rest = update.rest.and_then(|size| Passes::new(model, &size, config, at));
+    let mut line = Timeline::new(model, config, at.0.shards.ranks, &full);
+    let mut demand = Demand::default();
+    let elapsed = line.time(|line| {
+        for passes in std::iter::repeat_n(&full, update.count).chain(&rest) {
+            line.set_durations(passes);
+            (0..passes.together).for_each(|_| line.forward(false));
+            demand = demand + passes.take_demand();
+        }
+    });
+    Some((elapsed, demand))
+}
