@@ -271,6 +271,9 @@ pub enum Error {
         "`anyroll plan` supports runs of text and image models, not runs that train a reward model or `ilql`"
     )]
     NoPlan,
+    /// A step's time is not known.
+    #[error(transparent)]
+    NoTime(#[from] crate::plan::time::NoTime),
     /// Ranks have different configs or data. The choice of `zero_stage: auto` is part of a config.
     #[error(
         "rank {rank} has {own} where rank 0 has {first}: start all ranks with one config and the same files"

@@ -1,4 +1,7 @@
-//! `anyroll plan`: memory of a run before it starts, for every choice of stage, offload and recomputation.
+//! `anyroll plan`: memory of a run before it starts, for every choice of stage, offload and recomputation, and the time of a
+//! step on many hosts.
+
+mod time;
 
 use std::path::PathBuf;
 
@@ -7,7 +10,10 @@ use anyroll_config::{Devices, Offload, OptimizerOffload, Recompute};
 use anyroll_pipelines::{
     Result,
     format::gib,
-    plan::{Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, settle},
+    plan::{
+        Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, settle,
+        time::{Cluster, NoTime},
+    },
     prepare::{Draft, Prepared, Purpose},
     run::{BackendFacts, Machine, Run},
 };
@@ -16,6 +22,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{DownloadArg, machine, stdout::print};
+use time::{TimeArgs, Times};
 
 /// Arguments of `anyroll plan`.
 #[derive(Debug, Args)]
@@ -31,7 +38,9 @@ pub(super) struct PlanArgs {
     /// Number of ranks, one device each, which need not be in this machine [default: the config's]
     #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     world: Option<u32>,
-    /// Print JSON, in bytes
+    #[command(flatten)]
+    time: TimeArgs,
+    /// Print JSON, in bytes and seconds
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -58,11 +67,14 @@ fn bytes(text: &str) -> std::result::Result<usize, String> {
 }
 
 pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
+    let cluster = args.time.cluster()?;
+    let world = args.world.map(|world| world as usize).or(cluster.map(|cluster| cluster.world_size()));
     let mut sets = args.sets.clone();
-    sets.extend(args.world.map(|world| format!("devices={world}")));
+    sets.extend(world.map(|world| format!("devices={world}")));
     let draft = Draft::read(&args.config, &sets)?.with_hub(args.download.hub());
     let takes_all = draft.config().is_some_and(|config| config.devices == Devices::All);
-    let Prepared { mut run, opened } = draft.prepare(&machine_of(args, takes_all), Purpose::Plan)?;
+    let Prepared { mut run, opened } =
+        draft.prepare(&machine_of((args.memory, world), takes_all), Purpose::Plan)?;
     if let Some(memory) = args.memory {
         let of_devices = BackendKind::all().filter(|kind| !kind.is_host());
         let backends = of_devices.map(|kind| kind.name().to_owned()).chain([run.policy.backend.clone()]);
@@ -75,20 +87,40 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
     let undecided = own.as_ref().filter(|_| !is_settled);
     let keeping_logits = undecided.and_then(|(stages, _)| planner.keeping_logits(&run, *stages));
     let auto = auto(&run, &settled);
-    let report = Report { auto, choices, planner, run, configured: own, keeping_logits };
+    let times = cluster.map(|cluster| times(&args.time, (&planner, &run, &settled), cluster)).transpose()?;
+    let report = Report { auto, times, choices, planner, run, configured: own, keeping_logits };
     print(if args.json { report.json() } else { report.text() })?;
     Ok(0)
 }
 
-/// This machine, or one with every device asked for if `--memory` or `--world` is given; one device if the config `takes_all`.
-fn machine_of(args: &PlanArgs, takes_all: bool) -> Machine {
+/// Times of a step at the config's stages, or those that `auto` chose.
+fn times(
+    args: &TimeArgs,
+    (planner, run, settled): (&Planner, &Run, &Result<Option<Settled>, Unsettled>),
+    cluster: Cluster,
+) -> Result<Times> {
+    let settled = settled.as_ref().map_err(|_| NoTime::NoStage)?;
+    let mut run = run.clone();
+    let stages = match settled {
+        Some(settled) => {
+            run.policy.strategy.keep_logits |= settled.keep_logits == Some(true);
+            settled.stages
+        }
+        None => Stages::of(&run),
+    };
+    Times::new(args, (planner, &run), stages, cluster)
+}
+
+/// This machine, or one with every device asked for if `--memory`, `--world` or `--hosts` is given; one device if the
+/// config `takes_all`.
+fn machine_of((memory, world): (Option<usize>, Option<usize>), takes_all: bool) -> Machine {
     const MANY: usize = 1 << 16;
-    if args.memory.is_none() && args.world.is_none() {
+    if memory.is_none() && world.is_none() {
         return machine(None);
     }
     let count = if takes_all { 1 } else { MANY };
     // Memory of the devices here counts only without `--memory`.
-    let here = if args.memory.is_none() { machine(None).backends } else { Vec::new() };
+    let here = if memory.is_none() { machine(None).backends } else { Vec::new() };
     let backends = BackendKind::all().map(|kind| BackendFacts {
         name: kind.name().to_owned(),
         runs_models: kind.runs_models(),
@@ -135,6 +167,7 @@ struct Report {
     /// The same plan with `keep_logits`, if the config does not set it.
     keeping_logits: Option<MemoryPlan>,
     choices: Vec<Choice>,
+    times: Option<Times>,
 }
 
 impl Report {
@@ -162,7 +195,9 @@ impl Report {
         if let Some((stages, plan)) = &self.configured {
             text += &self.phases(stages.policy, plan);
         }
-        text + &self.table()
+        text += &self.table();
+        text.extend(self.times.iter().map(Times::text));
+        text
     }
 
     /// The config's own plan, phase by phase.
@@ -248,7 +283,7 @@ impl Report {
     }
 
     fn json(&self) -> String {
-        let Self { planner, run, auto, configured, keeping_logits, choices } = self;
+        let Self { planner, run, auto, configured, keeping_logits, choices, times } = self;
         let (prompt, completion) = planner.longest().unzip();
         let memory_bytes = run.policy_memory_bytes();
         let of = |plan: &MemoryPlan| {
@@ -284,6 +319,7 @@ impl Report {
             "configured": configured.as_ref().map(|(stages, plan)| json!({"zero_stage": stages.policy, "plan": of(plan)})),
             "keeping_logits": keeping_logits.as_ref().map(of),
             "choices": choices,
+            "time": times.as_ref().map(Times::json),
         });
         serde_json::to_string_pretty(&report).expect("plain data") + "\n"
     }

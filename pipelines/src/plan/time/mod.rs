@@ -29,6 +29,8 @@ use crate::run::{Run, Strategy};
 pub struct Cluster {
     /// Data sheet of a device.
     pub sheet: Sheet,
+    /// True if the sheet's matrix products are those of 16 bits, false if of the run's precision.
+    pub is_16_bit: bool,
     /// Number of hosts.
     pub hosts: usize,
     /// Devices of a host.
@@ -49,8 +51,28 @@ impl Cluster {
 }
 
 /// Reason why a step's time is not known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoTime {
+    /// Several hosts without a link.
+    #[error("several hosts need the rate of their links: add `--link 400Gb/s`, or `--link 50GB/s`")]
+    NoLink,
+    /// Figures of the devices.
+    #[error("a step's time needs the devices' figures: add `--device H100` or another card, or {missing}")]
+    NoDevice {
+        /// The options that are missing.
+        missing: String,
+    },
+    /// No stage of `auto`.
+    #[error(
+        "a step's time needs a stage, and `auto` finds none: add `--memory 80GiB`, or set `strategy.zero_stage` to 3"
+    )]
+    NoStage,
+    /// Single precision on a card of the table.
+    #[error(
+        "the figures of `--device` are those of 16 bits, and the config's `strategy.precision` is fp32: use bf16 or fp16, or \
+         add `--device-flops`"
+    )]
+    Fp32,
     /// A model of images.
     #[error(
         "a step's time is planned for language models only: leave out `--hosts`, and use `--world` for its memory"

@@ -4,7 +4,7 @@ use anyroll_backends::Card;
 
 /// Matrix products in a step. Alone they reach 0.72 to 0.84 (docs/results/training.md, operations of a step); a device at
 /// its power limit is slower in a step. Fitted to the rows `fit` of `measured.tsv`.
-const PRODUCTS: f64 = 0.69;
+const PRODUCTS: f64 = 0.67;
 /// Attention forward: 628 of 989 TFLOP/s, half of the square counted (the same table).
 const ATTENTION: f64 = 0.63;
 /// Attention backward by the own kernel: 426 TFLOP/s; if it need not repeat its bits 466.

@@ -8,6 +8,12 @@ use super::{demand::Demand, rates::Rates};
 /// Waits between a layer's kernels in a decoding step: 22 us at 0.5B and 1.5B with 64 rows, by the mean of a step less
 /// the bytes of weights, keys and values (docs/results/decoding.md).
 const LAYER_S: f64 = 22e-6;
+/// Rows up to which a step's products are kernels that compute while they read weights (docs/guides/cuda.md). The library's,
+/// for more rows, take the time of their operations in addition.
+const FEW_ROWS: usize = 64;
+/// Recording of steps, and other host work at the start of sampling: fitted to 0.411 s of sampling in a step of four H200s
+/// (docs/results/rl_step.md).
+const START_S: f64 = 0.05;
 /// An exchange between ranks that sample together, two per layer: 7B on two devices (the same page).
 const EXCHANGE_S: f64 = 8e-6;
 
@@ -37,10 +43,10 @@ impl Sampling {
         let decode = Demand {
             compute_s: scaled(demand.compute_s),
             memory_s: scaled(demand.memory_s),
-            launches_s: scaled(demand.launches_s),
+            launches_s: START_S + scaled(demand.launches_s),
             ..Demand::default()
         };
-        (read + scaled(step), decode + Demand { compute_s: read, ..Demand::default() })
+        (START_S + read + scaled(step), decode + Demand { compute_s: read, ..Demand::default() })
     }
 
     fn reading(&self, model: &Decoder, rates: &Rates) -> f64 {
@@ -68,7 +74,11 @@ impl Sampling {
             launches_s: layers * LAYER_S + exchanges,
             ..Demand::default()
         };
-        (demand.compute_s + demand.memory_s + demand.launches_s, demand)
+        let device = match self.in_flight <= FEW_ROWS {
+            true => demand.compute_s.max(demand.memory_s),
+            false => demand.compute_s + demand.memory_s,
+        };
+        (device + demand.launches_s, demand)
     }
 
     /// Weights that a step reads, over those of one token: with experts, more of them the more tokens choose.

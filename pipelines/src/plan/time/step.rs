@@ -1,6 +1,6 @@
 //! The phases of a step of a language model, following [`crate::rlvr`] and [`crate::offline`].
 
-use anyroll_config::{Offload, OptimizerOffload, PipelineConfig, Reduction};
+use anyroll_config::{Offload, OptimizerOffload, PipelineConfig, Precision, Reduction};
 use anyroll_models::{Decoder, PackedSize};
 use anyroll_strategy::{
     plan::{Ranks, held},
@@ -31,6 +31,9 @@ impl Texts {
     ) -> Result<StepTime, NoTime> {
         let policy = &strategies.policy;
         let place = place(policy, cluster, sharers)?;
+        if cluster.is_16_bit && policy.precision == Precision::Fp32 {
+            return Err(NoTime::Fp32);
+        }
         if policy.offload.optimizer == OptimizerOffload::CpuStep {
             return Err(NoTime::CpuStep);
         }
