@@ -37,6 +37,7 @@ mod other_tools;
 mod own_devices;
 mod paths;
 mod plan;
+mod plan_time;
 mod prm;
 mod prompts;
 mod published_model;

@@ -34,18 +34,16 @@ impl Texts {
         if cluster.is_16_bit && policy.precision == Precision::Fp32 {
             return Err(NoTime::Fp32);
         }
-        if policy.offload.optimizer == OptimizerOffload::CpuStep {
+        let mut trained = [Some(policy), strategies.critic.as_ref()].into_iter().flatten();
+        if trained.any(|it| it.offload.optimizer == OptimizerOffload::CpuStep) {
             return Err(NoTime::CpuStep);
         }
         let step = Step { texts: self, run, strategies, at: (place, cluster.rates(policy)) };
-        let mut phases = Vec::new();
-        let sampling = step.sampling()?;
-        phases.extend(sampling);
-        phases.extend(step.scoring()?);
-        phases.extend(step.critic()?);
-        let before = phases.iter().skip(1).map(|phase| phase.seconds).sum();
-        let trained = step.training(before)?;
-        phases.extend(step.training_phases(&trained, sampling.map_or(0.0, |phase| phase.seconds)));
+        let sampling = step.sampling();
+        let between: Vec<Phase> = [step.scoring()?, step.critic()?].into_iter().flatten().collect();
+        let trained = step.training(between.iter().map(|phase| phase.seconds).sum())?;
+        let training = step.training_phases(&trained, sampling.map_or(0.0, |phase| phase.seconds));
+        let phases = sampling.into_iter().chain(between).chain(training).collect();
         Ok(step.finish(phases, &trained))
     }
 }
@@ -72,10 +70,11 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    fn sampling(&self) -> Result<Option<Phase>, NoTime> {
-        let PipelineConfig::Rlvr(rlvr) = &self.run.config.pipeline else { return Ok(None) };
-        if self.run.rollout.is_some() || self.texts.model.config().expressed.is_some() {
-            return Ok(None);
+    /// Sampling on the policy's devices.
+    fn sampling(&self) -> Option<Phase> {
+        let PipelineConfig::Rlvr(rlvr) = &self.run.config.pipeline else { return None };
+        if self.run.rollout.is_some() {
+            return None;
         }
         let (together, samples) = (self.texts.together, self.texts.samples_per_rank);
         let sampling = Sampling {
@@ -88,7 +87,7 @@ impl Step<'_> {
         };
         let dtype = zero_config(&self.strategies.policy).precision.dtype();
         let (seconds, demand) = sampling.time(&self.texts.model, dtype, &self.at.1);
-        Ok(Some(Phase::new("sampling", Elapsed { total: seconds, waited: 0.0 }, demand)))
+        Some(Phase::new("sampling", Elapsed { total: seconds, waited: 0.0 }, demand))
     }
 
     /// Log-probs of the reference, or of the policy itself.
@@ -145,9 +144,9 @@ impl Step<'_> {
         }
         let leaving = self.offloaded() as f64 / self.at.1.host_link;
         if leaving > 0.0 {
-            // Sampling goes on meanwhile.
+            // Sampling goes on meanwhile. States return while the passes run; the optimizer waits for the rest.
             let waited = (leaving - sampling).max(0.0);
-            let demand = Demand { host_link_s: leaving, ..Demand::default() };
+            let demand = Demand { host_link_s: 2.0 * leaving, ..Demand::default() };
             phases.push(Phase::new("offload", Elapsed { total: waited, waited }, demand));
         }
         phases

@@ -217,8 +217,7 @@ pub(super) fn trained(
     let turns = full.together;
     let mut line = Timeline::new(model, config, at.0.shards.ranks, &full);
     let mut trained = Trained::default();
-    let states_at = full.copy(away.bytes);
-    trained.optimizer.1 = full.take_demand();
+    let states_at = away.bytes as f64 / at.1.host_link;
     let add = |sum: &mut (Elapsed, Demand), elapsed: Elapsed, passes: &Passes| {
         sum.0.total += elapsed.total;
         sum.0.waited += elapsed.waited;
@@ -237,6 +236,9 @@ pub(super) fn trained(
             }
         }
         line.set_durations(&full);
+        // The part of the copies that the passes did not hide.
+        let late = (states_at - line.now()).max(0.0);
+        trained.optimizer.1 = trained.optimizer.1 + Demand { host_link_s: late, ..Demand::default() };
         let step = line.time(|line| line.step(states_at));
         add(&mut trained.optimizer, step, &full);
     }

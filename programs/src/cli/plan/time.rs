@@ -1,6 +1,7 @@
 //! A step's time on paper, for hosts that need not be here.
 
 use anyroll_backends::Card;
+use anyroll_config::Reduction;
 use anyroll_pipelines::{
     Result,
     plan::{
@@ -87,9 +88,10 @@ pub(super) struct Times {
     whole: StepTime,
     /// The same work of each device on one host alone.
     one_host: StepTime,
-    /// Shards in each host and replicas across, which this version does not run; `None` if nothing is sharded or there is
-    /// one host.
+    /// Shards in each host and replicas across; `None` if nothing is sharded or there is one host.
     hybrid: Option<StepTime>,
+    /// With sums by the library; `None` if the config has them, or there is one host.
+    library: Option<StepTime>,
 }
 
 impl Times {
@@ -103,8 +105,14 @@ impl Times {
         let one = Cluster { hosts: 1, ..cluster };
         let is_hybrid = cluster.hosts > 1 && stages.policy > 0;
         let hybrid = is_hybrid.then(|| planner.time(run, stages, &cluster, per_host)).transpose()?;
+        let is_library = run.policy.strategy.reduction == Reduction::Library;
+        let mut by_library = run.clone();
+        by_library.policy.strategy.reduction = Reduction::Library;
+        let library = (cluster.hosts > 1 && !is_library)
+            .then(|| planner.time(&by_library, stages, &cluster, cluster.world_size()));
         Ok(Self {
             cluster,
+            library: library.transpose()?,
             device: args.device(),
             stage: stages.policy,
             whole: planner.time(run, stages, &cluster, cluster.world_size())?,
@@ -117,15 +125,20 @@ impl Times {
         let Cluster { hosts, devices_per_host, link, .. } = self.cluster;
         let link = link.map_or(String::new(), |link| format!(", {} Gb/s of a host", link * 8.0 / 1e9));
         let mut text = format!(
-            "\na step on paper, on {hosts} hosts of {devices_per_host} {}{link}; nothing of it is measured here\n\nZeRO {} over all {} ranks\n",
+            "\na step on paper, on {} of {devices_per_host} {}{link}; nothing of it is measured here\n\nZeRO {} over all {} ranks\n",
+            if hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") },
             self.device,
             self.stage,
             self.cluster.world_size(),
         );
         text += &self.of(&self.whole);
+        text.extend(self.library.iter().map(|library| {
+            let tokens = library.training_tokens_per_s;
+            format!("with `reduction: library`: {tokens:.0} tokens/s of a device in training\n")
+        }));
         if let Some(hybrid) = &self.hybrid {
             text += &format!(
-                "\nhybrid sharding, not part of this version: shards in each host, replicas across\n{}",
+                "\nhybrid sharding on paper: shards in each host, replicas across\n{}",
                 self.of(hybrid)
             );
         }
@@ -136,6 +149,7 @@ impl Times {
         let mut text = format!("{:<12}{:>10}{:>10}  bounded by\n", "phase", "seconds", "waiting");
         let all: f64 = step.phases.iter().map(|phase| phase.waited_s).sum();
         for Phase { name, seconds, waited_s, bound, .. } in &step.phases {
+            let bound = if *seconds < 5e-4 { "hidden" } else { bound };
             text += &format!("{name:<12}{seconds:>10.3}{waited_s:>10.3}  {bound}\n");
         }
         text += &format!("{:<12}{:>10.3}{all:>10.3}\n", "step", step.seconds);
@@ -163,6 +177,7 @@ impl Times {
             "step": self.whole,
             "one_host": self.one_host,
             "hybrid": self.hybrid,
+            "library": self.library,
         })
     }
 }
