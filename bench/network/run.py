@@ -1,10 +1,12 @@
 """Trains on two hosts of one machine whose links have a rate, and compares the time of a step with `anyroll plan`.
 
     python3 bench/network/run.py [--rates 50 100 200] [--stages 1 3] [--steps 6] [--json FILE]
+    python3 bench/network/run.py --bytes [--stages 0 1 2 3]
 
 Hosts are network namespaces, and a token bucket (`tc tbf`) limits what each sends, in Mb/s. A decoder of 2.6 million
 weights in fp32 takes part. The plan's products are as fast as makes the measured training of links without a limit. The
-time that a limit adds then follows from the plan. Needs `ip`, `tc` and user namespaces.
+time that a limit adds then follows from the plan. `--bytes` compares what a host sends in a step, which no other work on
+the machine disturbs. Needs `ip`, `tc` and user namespaces.
 """
 
 import argparse
@@ -58,7 +60,7 @@ def sets(stage, steps):
 
 
 def measured(stage, rate, steps):
-    """Medians of `time/step_s` and `time/train_s` of the steps after the first."""
+    """Medians of `time/step_s` and `time/train_s` of the steps after the first, and the bytes that host 0 sent."""
     with tempfile.TemporaryDirectory() as folder:
         pids = [f"{folder}/here", f"{folder}/there"]
         make = ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", MAKE, "sh", *pids, rate or ""]
@@ -76,21 +78,26 @@ def measured(stage, rate, steps):
             _, error = rank.communicate(timeout=600)
             if rank.returncode != 0:
                 sys.exit(error)
+        enter = ["nsenter", "--target", Path(pids[0]).read_text().strip(), "--user", "--preserve-credentials", "--net"]
+        link = subprocess.run([*enter, "ip", "-s", "-j", "link", "show", "here"], check=True, capture_output=True)
+        sent = json.loads(link.stdout)[0]["stats64"]["tx"]["bytes"]
         hosts.stdin.close()
         hosts.wait()
         rows = [json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()]
         times = [(row["time/step_s"], row["time/train_s"]) for row in rows if "time/step_s" in row][1:]
-        return [statistics.median(values) for values in zip(*times)]
+        return [statistics.median(values) for values in zip(*times)], sent
 
 
 def planned(stage, rate, flops):
-    """Seconds of training, and of the phases after sampling, of a device so fast in all but its products."""
+    """Seconds of training, of the phases after sampling, and of bytes, of a device so fast in all but its products."""
     options = f"--hosts 2 --devices-per-host 1 --link {rate or 1e6}Mb/s --device-flops {flops / 1e9}GFLOP/s"
     figures = "--device-memory-rate 1TB/s --device-link 1TB/s --host-link 1TB/s --memory 80GiB --json"
     command = [PROGRAM, "plan", CONFIG, *sets(stage, 2), *options.split(), *figures.split()]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     step = json.loads(done.stdout)["time"]["step"]
-    return step["training_s"], sum(it["seconds"] for it in step["phases"] if it["name"] != "sampling")
+    phases = [it for it in step["phases"] if it["name"] != "sampling"]
+    bytes_s = sum(it["demand"]["between_hosts_s"] for it in phases)
+    return step["training_s"], sum(it["seconds"] for it in phases), bytes_s
 
 
 def main():
@@ -98,18 +105,23 @@ def main():
     parser.add_argument("--rates", type=int, nargs="+", default=[50, 100, 200])
     parser.add_argument("--stages", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--bytes", action="store_true")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows = []
-    for stage in arguments.stages:
-        free, training = measured(stage, None, arguments.steps)
+    for stage in arguments.stages if arguments.bytes else []:
+        few, many = (measured(stage, None, steps)[1] for steps in (4, 8))
+        sent, plan = (many - few) / 4 / 1e6, planned(stage, 8, 1e9)[2]  # 8 Mb/s are a megabyte per second
+        print(f"ZeRO {stage}: a host sends {sent:.2f} MB per step, planned {plan:.2f} ({plan / sent - 1:+.1%})", flush=True)
+    for stage in [] if arguments.bytes else arguments.stages:
+        (free, training), _ = measured(stage, None, arguments.steps)
         # Time and operations are proportional as long as nothing else takes time.
         flops = 1e9 * planned(stage, None, 1e9)[0] / training
         print(f"ZeRO {stage}: {free:.3f} s without a limit, of which {training:.3f} of training")
         for rate in arguments.rates:
             added = planned(stage, rate, flops)[1] - planned(stage, None, flops)[1]
             row = {"stage": stage, "rate_mbit": rate, "free_s": free, "planned_s": free + added}
-            row["measured_s"] = measured(stage, rate, arguments.steps)[0]
+            row["measured_s"] = measured(stage, rate, arguments.steps)[0][0]
             rows.append(row)
             error = row["planned_s"] / row["measured_s"] - 1
             print(f"  {rate:>4} Mb/s: {row['measured_s']:.3f} s, planned {row['planned_s']:.3f} ({error:+.1%})", flush=True)

@@ -273,7 +273,7 @@ pub enum Error {
     NoPlan,
     /// A step's time is not known.
     #[error(transparent)]
-    NoTime(#[from] crate::plan::time::NoTime),
+    NoTime(#[from] crate::no_time::NoTime),
     /// Ranks have different configs or data. The choice of `zero_stage: auto` is part of a config.
     #[error(
         "rank {rank} has {own} where rank 0 has {first}: start all ranks with one config and the same files"

@@ -29,6 +29,7 @@ pub mod launch;
 pub mod loaded;
 pub mod measure;
 pub mod metrics;
+mod no_time;
 pub mod offline;
 pub mod opened;
 pub mod output_error;
@@ -52,3 +53,4 @@ pub mod trackers;
 pub mod train;
 
 pub use error::{Error, Result};
+pub use no_time::NoTime;

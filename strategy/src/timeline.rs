@@ -276,8 +276,8 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
             let (len, shard) = (self.layouts[unit].len, self.layouts[unit].shard_len());
             let added = if self.accumulated { 2 } else { 1 };
             self.run(self.durations.memory(len * weight + added * shard * F32));
-            let duration = self.durations.replicate(shard * F32);
-            if is_last && duration > 0.0 {
+            let duration = if is_last { self.durations.replicate(shard * F32) } else { 0.0 };
+            if duration > 0.0 {
                 let start = self.replicas.max(self.now);
                 self.replicas = start + duration;
                 self.busy.push(start..self.replicas);

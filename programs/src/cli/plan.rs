@@ -8,11 +8,11 @@ use std::path::PathBuf;
 use anyroll_backends::BackendKind;
 use anyroll_config::{Devices, Offload, OptimizerOffload, Recompute};
 use anyroll_pipelines::{
-    Result,
+    NoTime, Result,
     format::gib,
     plan::{
         Choice, MemoryPlan, PhaseBytes, Planner, Settled, Stages, Tightest, Unsettled, choices, settle,
-        time::{Cluster, NoTime},
+        time::Cluster,
     },
     prepare::{Draft, Prepared, Purpose},
     run::{BackendFacts, Machine, Run},

@@ -8,7 +8,7 @@ use anyroll_strategy::{
 };
 
 use super::{
-    Cluster, NoTime, Phase, StepTime,
+    Cluster, Phase, StepTime,
     demand::Demand,
     network::Network,
     rates::Rates,
@@ -16,6 +16,7 @@ use super::{
     training::{Away, Place, Trained, Update, Worked, scored, trained},
 };
 use crate::{
+    NoTime,
     plan::{Strategies, texts::Texts},
     run::{Run, Strategy},
     train::zero_config,

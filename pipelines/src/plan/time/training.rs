@@ -38,7 +38,7 @@ impl Worked for ValueModel {
     }
 }
 
-/// Where a model's ranks are, and what they share.
+/// Ranks of a model, and their network.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub network: Network,
@@ -266,4 +266,76 @@ pub(super) fn scored(
         }
     });
     Some((elapsed, demand))
+}
+
+#[cfg(test)]
+mod tests {
+    use anyroll_models::{Decoder, DecoderConfig, PackedSize};
+    use anyroll_strategy::{Precision, ZeroConfig, ZeroStage};
+
+    use super::{Away, Place, Trained, Update, trained};
+    use crate::plan::time::{
+        network::Network,
+        rates::{Rates, Sheet},
+    };
+
+    const SHEET: Sheet = Sheet { flops: 1e9, memory: 1e9, in_host: 1e6, host_link: 1e6 };
+
+    /// Two micro-batches of a decoder on two hosts of two devices, whose shards are those of `sharers` ranks.
+    fn at(stage: ZeroStage, sharers: usize, (ordered, between): (bool, f64)) -> Trained {
+        let shape = DecoderConfig { tie_word_embeddings: false, ..DecoderConfig::plain(2, 16, 4) };
+        let model = Decoder::new(shape, tch::Device::Cpu).unwrap();
+        let rates = Rates::new(SHEET, 2, true);
+        let network = Network { hosts: 2, devices_per_host: 2, in_host: 1e6, between };
+        let place = Place { network, shards: network.neighbours(sharers).unwrap(), ordered };
+        let config = ZeroConfig { precision: Precision::Bf16, ..stage.into() };
+        let update = Update { count: 2, size: PackedSize::uniform(2, 4, 5), rest: None };
+        trained(&model, config, (update, 1), Away::default(), (place, rates)).unwrap()
+    }
+
+    /// Bytes of the flat buffers in bf16: embedding, two layers and head, each parameter padded to 64 elements.
+    const EMBEDDING: f64 = 2.0 * 256.0;
+    const LAYER: f64 = 2.0 * (64.0 + 768.0 + 256.0 + 64.0 + 2048.0 + 1024.0);
+    const HEAD: f64 = 2.0 * (64.0 + 192.0);
+
+    fn close(found: f64, expected: f64) {
+        assert!((found / expected - 1.0).abs() < 1e-9, "{found}, not {expected}");
+    }
+
+    #[test]
+    fn a_step_sends_the_bytes_of_its_stage() {
+        let all = EMBEDDING + 2.0 * LAYER + HEAD;
+        let whole = at(ZeroStage::Zero3, 4, (false, 1e5));
+        // Three of four parts of each unit, twice for two micro-batches. The head stays for its backward.
+        close(whole.forward.1.between_hosts_s, 2.0 * 0.75 * all / 1e5);
+        close(whole.backward.1.between_hosts_s, 2.0 * 0.75 * (all - HEAD + all) / 1e5);
+        // The ranks' parts of the norm, eight bytes each.
+        close(whole.optimizer.1.between_hosts_s, 0.75 * 32.0 / 1e5);
+        // Slices for two ranks of the other host, of two ranks, in place of three parts of a ring.
+        let ordered = at(ZeroStage::Zero3, 4, (true, 1e5));
+        close(ordered.backward.1.between_hosts_s, 2.0 * (0.75 * (all - HEAD) + 2.0 * 0.5 * all) / 1e5);
+        // Below stage 3 weights are gathered once, after the step.
+        let one = at(ZeroStage::Zero1, 4, (false, 1e5));
+        assert_eq!(one.forward.1.between_hosts_s, 0.0);
+        close(one.optimizer.1.between_hosts_s, 0.75 * (32.0 + all) / 1e5);
+    }
+
+    #[test]
+    fn hybrid_shards_cross_hosts_once_per_step() {
+        let all = EMBEDDING + 2.0 * LAYER + HEAD;
+        let hybrid = at(ZeroStage::Zero3, 2, (false, 1e5));
+        assert_eq!(hybrid.forward.1.between_hosts_s, 0.0);
+        close(hybrid.forward.1.in_host_s, 2.0 * 0.5 * all / 1e6);
+        // A shard in fp32 is as large as half of the weights twice; two groups of replicas reduce and gather half of it.
+        close(hybrid.backward.1.between_hosts_s, 2.0 * 2.0 * 0.5 * all / 1e5);
+        close(hybrid.forward.1.compute_s, at(ZeroStage::Zero3, 4, (false, 1e5)).forward.1.compute_s);
+    }
+
+    #[test]
+    fn slower_links_are_never_faster() {
+        for (stage, sharers) in [(ZeroStage::Zero0, 4), (ZeroStage::Zero2, 4), (ZeroStage::Zero3, 2)] {
+            let seconds = [1e9, 1e7, 1e5, 1e3].map(|link| at(stage, sharers, (true, link)).seconds());
+            assert!(seconds.is_sorted() && seconds[3] > 2.0 * seconds[0], "{stage:?}: {seconds:?}");
+        }
+    }
 }

@@ -3,10 +3,10 @@
 use anyroll_backends::Card;
 use anyroll_config::Reduction;
 use anyroll_pipelines::{
-    Result,
+    NoTime, Result,
     plan::{
         Planner, Stages,
-        time::{Cluster, NoTime, Phase, Sheet, StepTime},
+        time::{Cluster, Phase, Sheet, StepTime},
     },
     run::Run,
 };
