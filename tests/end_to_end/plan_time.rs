@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde_json::Value;
 
-use super::{TWO_RANKS, anyroll, succeed};
+use super::{TWO_RANKS, anyroll, finish, succeed};
 
 const STEP: &str = "bench/many_hosts/step.yaml";
 const H200: [&str; 2] = ["--device", "H200"];
@@ -71,7 +71,7 @@ fn a_step_on_many_hosts_is_a_table_for_people() {
 fn a_step_without_figures_is_refused_with_the_option_to_give() {
     let refused = |config: &str, options: &[&str], parts: &[&str]| {
         let args = ["plan", config, "--memory", "80GiB"].into_iter().chain(options.iter().copied());
-        let ended = anyroll(args.collect::<Vec<_>>());
+        let ended = finish(anyroll(args.collect::<Vec<_>>()));
         assert!(matches!(ended.code, Some(1 | 2)), "{ended:#?}");
         for part in parts {
             assert!(ended.stderr.contains(part), "no {part:?} in {}", ended.stderr);

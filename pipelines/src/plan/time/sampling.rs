@@ -91,3 +91,33 @@ impl Sampling {
         1.0 + of_layers * (read - chosen) * width / model.active_weights()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use anyroll_backends::DType;
+    use anyroll_models::{Decoder, DecoderConfig};
+
+    use super::{LAYER_S, START_S, Sampling};
+    use crate::plan::time::rates::{Rates, Sheet};
+
+    #[test]
+    fn a_decoding_step_reads_weights_keys_and_values() {
+        let model = Decoder::new(DecoderConfig::plain(1, 16, 4), tch::Device::Cpu).unwrap();
+        let sheet = Sheet { flops: 1e12, memory: 1e6, in_host: 1e9, host_link: 1e9 };
+        let rates = Rates::new(sheet, 1, true);
+        let sampling =
+            Sampling { sequences: 4, in_flight: 2, prompts: 1, prompt: 8, completion: 16, together: 1 };
+        // Matrices of the layer and the head in bf16, and 16 tokens of keys and values of each of two sequences.
+        let bytes = f64::from(2 * (4 * 16 * 16 + 3 * 16 * 64 + 12 * 16) + 2 * 16 * (2 * 16 * 2));
+        let (step, demand) = sampling.step(&model, DType::Bf16, &rates);
+        assert_eq!(demand.memory_s, bytes / rates.memory);
+        assert_eq!(step, demand.memory_s + LAYER_S);
+        // Twice 16 steps for four sequences, and a prompt of eight tokens without logits.
+        let (seconds, _) = sampling.time(&model, DType::Bf16, &rates);
+        let read = f64::from(2 * 8 * (4 * 16 * 16 + 3 * 16 * 64)) / rates.prefill;
+        assert!((seconds - (32.0 * step + read + START_S)).abs() < 1e-9, "{seconds}");
+        // Two ranks have half of it each, and exchange rows twice per layer.
+        let (both, _) = Sampling { together: 2, ..sampling }.step(&model, DType::Bf16, &rates);
+        assert!(both < step && both > step / 2.0);
+    }
+}
