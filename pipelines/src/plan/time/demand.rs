@@ -45,6 +45,11 @@ impl Demand {
         all.into_iter().fold((0.0, "nothing"), |most, it| if it.0 > most.0 { it } else { most }).1
     }
 
+    /// Returns true if [`Self::bound`] is the device's compute or memory.
+    pub(super) fn is_bound_by_device(&self) -> bool {
+        ["compute", "device memory"].contains(&self.bound())
+    }
+
     fn each(self, other: Self, with: impl Fn(f64, f64) -> f64) -> Self {
         Self {
             compute_s: with(self.compute_s, other.compute_s),

@@ -64,13 +64,16 @@ pub struct Phase {
     pub waited_s: f64,
     /// Seconds of each resource, some of them next to others.
     pub demand: Demand,
-    /// The resource that is needed longest.
+    /// The resource that is needed longest, or collectives of the phases before.
     pub bound: &'static str,
 }
 
 impl Phase {
     fn new(name: &'static str, Elapsed { total, waited }: Elapsed, demand: Demand) -> Self {
-        Self { name, seconds: total, waited_s: waited, demand, bound: demand.bound() }
+        // A phase may also wait for what others have submitted: the optimizer for sums over replicas.
+        let is_others = 2.0 * waited > total && demand.is_bound_by_device();
+        let bound = if is_others { "collectives in flight" } else { demand.bound() };
+        Self { name, seconds: total, waited_s: waited, demand, bound }
     }
 }
 

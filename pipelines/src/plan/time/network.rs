@@ -77,7 +77,7 @@ impl Network {
     /// All-gather of `bytes` in all, as a ring: each link passes on all but one part.
     pub fn gather(&self, group: Group, bytes: f64) -> Cost {
         let passed = bytes * (group.ranks - 1) as f64 / group.ranks as f64;
-        let turns_between = if group.hosts > 1 { group.hosts - 1 } else { 0 };
+        let turns_between = group.hosts.saturating_sub(1);
         self.cost(group, passed, passed, turns_between)
     }
 

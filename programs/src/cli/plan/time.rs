@@ -149,7 +149,7 @@ impl Times {
         let mut text = format!("{:<12}{:>10}{:>10}  bounded by\n", "phase", "seconds", "waiting");
         let all: f64 = step.phases.iter().map(|phase| phase.waited_s).sum();
         for Phase { name, seconds, waited_s, bound, .. } in &step.phases {
-            let bound = if *seconds < 5e-4 { "hidden" } else { bound };
+            let bound = if *seconds == 0.0 { "hidden" } else { bound };
             text += &format!("{name:<12}{seconds:>10.3}{waited_s:>10.3}  {bound}\n");
         }
         text += &format!("{:<12}{:>10.3}{all:>10.3}\n", "step", step.seconds);
