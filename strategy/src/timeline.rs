@@ -149,7 +149,7 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
         for &unit in &trained {
             self.run(self.durations.memory(self.layouts[unit].shard_len() * F32));
         }
-        let norm = self.collective(self.durations.gather(size_of::<f64>() * self.layouts[0].world_size));
+        let norm = self.collective(self.durations.gather(size_of::<f64>() * self.layouts[0].shards));
         self.wait(norm);
         if self.config.stage == ZeroStage::Zero0 {
             for &unit in &trained {

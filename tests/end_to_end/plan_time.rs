@@ -47,6 +47,12 @@ fn a_step_on_many_hosts_has_phases_and_bounds() {
     // The library's sums send less between hosts than slices to each rank.
     let library = plan(2, "10Gb/s", &["strategy.reduction=library"])["time"].clone();
     assert!(training(&library["step"]) < training(&slow["step"]));
+    // A config with replicas on hosts is planned as one.
+    let replicas = plan(2, "10Gb/s", &["strategy.shard_group=host"]);
+    assert_eq!(replicas["time"]["step"], slow["hybrid"]);
+    assert_eq!(replicas["time"]["hybrid"], Value::Null);
+    let weights = |report: &Value| number(&report["configured"]["plan"]["train"]["weights"]);
+    assert_eq!(weights(&replicas), 2.0 * weights(&report), "each host holds a replica");
 }
 
 #[test]
@@ -58,11 +64,11 @@ fn a_step_on_many_hosts_is_a_table_for_people() {
     {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
-    assert!(!text.contains("hybrid"), "{text}");
+    assert!(!text.contains("shard_group"), "{text}");
     let args =
         ["plan", STEP, "--hosts", "2", "--devices-per-host", "8", "--link", "50GB/s", "--memory", "141GB"];
     let text = succeed(anyroll([&args[..], &H200].concat())).stdout;
-    for part in ["2 hosts of 8 H200", "400 Gb/s", "hybrid sharding", "% of one host"] {
+    for part in ["2 hosts of 8 H200", "400 Gb/s", "with `shard_group: host`", "% of one host"] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
 }
@@ -152,7 +158,7 @@ fn table(model: &str) -> String {
             number(&whole["seconds"]),
         )
     };
-    let mut text = "| GPUs | Gb/s of a host | ZeRO-3 | backward is bounded by | `reduction: library` | hybrid, on paper | a step, s |\n|---|---|---|---|---|---|---|\n".to_owned();
+    let mut text = "| GPUs | Gb/s of a host | ZeRO-3 | backward is bounded by | `reduction: library` | `shard_group: host` | a step, s |\n|---|---|---|---|---|---|---|\n".to_owned();
     for two in rows.chunks(2) {
         let lines: Vec<String> = std::thread::scope(|scope| {
             let threads: Vec<_> = two.iter().map(|it| scope.spawn(|| row(it))).collect();

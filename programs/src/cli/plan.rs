@@ -6,7 +6,7 @@ mod time;
 use std::path::PathBuf;
 
 use anyroll_backends::BackendKind;
-use anyroll_config::{Devices, Offload, OptimizerOffload, Recompute};
+use anyroll_config::{Devices, Offload, OptimizerOffload, Recompute, ShardGroup};
 use anyroll_pipelines::{
     NoTime, Result,
     format::gib,
@@ -79,6 +79,11 @@ pub(super) fn plan(args: &PlanArgs) -> Result<u8> {
         let of_devices = BackendKind::all().filter(|kind| !kind.is_host());
         let backends = of_devices.map(|kind| kind.name().to_owned()).chain([run.policy.backend.clone()]);
         run.memory_bytes.extend(backends.map(|backend| (backend, memory)));
+    }
+    if let Some(cluster) = &cluster
+        && run.policy.strategy.shard_group == ShardGroup::Host
+    {
+        run.policy.strategy.shard_group = ShardGroup::Ranks(cluster.devices_per_host);
     }
     let planner = Planner::new(&run, &opened)?;
     let settled = settle(&planner, &run);

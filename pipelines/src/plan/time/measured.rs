@@ -150,7 +150,12 @@ impl Row {
             together: 1,
         };
         let (sampled, _) = sampling.time(&model, config.precision.dtype(), &rates);
-        let ranks = Ranks { world_size: self.devices, granularity_bytes: 1, sums_in_rank_order: true };
+        let ranks = Ranks {
+            world_size: self.devices,
+            shards: self.devices,
+            granularity_bytes: 1,
+            sums_in_rank_order: true,
+        };
         let states = held(&model, config, true, ranks).optimizer;
         let size = PackedSize::of_groups(16, 8, 128, self.tokens);
         let update = Update { count: own / 16, size, rest: None };

@@ -161,8 +161,8 @@ impl Step<'_> {
         if !samples || policy.offload.optimizer != OptimizerOffload::BetweenSteps {
             return 0;
         }
-        let ranks =
-            Ranks { world_size: self.at.0.shards.ranks, granularity_bytes: 1, sums_in_rank_order: true };
+        let shards = self.at.0.shards.ranks;
+        let ranks = Ranks { world_size: shards, shards, granularity_bytes: 1, sums_in_rank_order: true };
         held(&self.texts.model, zero_config(policy), true, ranks).optimizer
     }
 

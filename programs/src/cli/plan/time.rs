@@ -84,11 +84,13 @@ pub(super) struct Times {
     cluster: Cluster,
     device: &'static str,
     stage: u8,
-    /// Shards over all ranks.
+    /// Ranks of a shard group.
+    sharers: usize,
+    /// The config's step.
     whole: StepTime,
     /// The same work of each device on one host alone.
     one_host: StepTime,
-    /// Shards in each host and replicas across; `None` if nothing is sharded or there is one host.
+    /// Shards in each host and replicas across; `None` if it is the config's step, nothing is sharded, or there is one host.
     hybrid: Option<StepTime>,
     /// With sums by the library; `None` if the config has them, or there is one host.
     library: Option<StepTime>,
@@ -103,20 +105,22 @@ impl Times {
     ) -> Result<Self> {
         let per_host = cluster.devices_per_host;
         let one = Cluster { hosts: 1, ..cluster };
-        let is_hybrid = cluster.hosts > 1 && stages.policy > 0;
+        let sharers = run.policy.strategy.shard_group.ranks(cluster.world_size(), per_host);
+        let is_hybrid = cluster.hosts > 1 && stages.policy > 0 && sharers != per_host;
         let hybrid = is_hybrid.then(|| planner.time(run, stages, &cluster, per_host)).transpose()?;
         let is_library = run.policy.strategy.reduction == Reduction::Library;
         let mut by_library = run.clone();
         by_library.policy.strategy.reduction = Reduction::Library;
-        let library = (cluster.hosts > 1 && !is_library)
-            .then(|| planner.time(&by_library, stages, &cluster, cluster.world_size()));
+        let library =
+            (cluster.hosts > 1 && !is_library).then(|| planner.time(&by_library, stages, &cluster, sharers));
         Ok(Self {
             cluster,
             library: library.transpose()?,
             device: args.device(),
             stage: stages.policy,
-            whole: planner.time(run, stages, &cluster, cluster.world_size())?,
-            one_host: planner.time(run, stages, &one, per_host)?,
+            sharers,
+            whole: planner.time(run, stages, &cluster, sharers)?,
+            one_host: planner.time(run, stages, &one, sharers.min(per_host))?,
             hybrid,
         })
     }
@@ -125,11 +129,14 @@ impl Times {
         let Cluster { hosts, devices_per_host, link, .. } = self.cluster;
         let link = link.map_or(String::new(), |link| format!(", {} Gb/s of a host", link * 8.0 / 1e9));
         let mut text = format!(
-            "\na step on paper, on {} of {devices_per_host} {}{link}; nothing of it is measured here\n\nZeRO {} over all {} ranks\n",
+            "\na step on paper, on {} of {devices_per_host} {}{link}; nothing of it is measured here\n\nZeRO {} over {}\n",
             if hosts == 1 { "1 host".to_owned() } else { format!("{hosts} hosts") },
             self.device,
             self.stage,
-            self.cluster.world_size(),
+            match (self.sharers, self.cluster.world_size()) {
+                (sharers, ranks) if sharers == ranks => format!("all {ranks} ranks"),
+                (sharers, ranks) => format!("groups of {sharers} of {ranks} ranks"),
+            },
         );
         text += &self.of(&self.whole);
         text.extend(self.library.iter().map(|library| {
@@ -138,7 +145,7 @@ impl Times {
         }));
         if let Some(hybrid) = &self.hybrid {
             text += &format!(
-                "\nhybrid sharding on paper: shards in each host, replicas across\n{}",
+                "\nwith `shard_group: host`: shards in each host, replicas across\n{}",
                 self.of(hybrid)
             );
         }
