@@ -1,6 +1,6 @@
 //! The training loops over a config's parts: from a YAML file to a run folder.
 //!
-//! In reading order, each module uses only earlier ones. [`launch`] starts ranks, and [`run`] has the types of a run
+//! In reading order, each module uses only earlier ones. [`link`] connects processes, [`launch`] starts ranks, and [`run`] has the types of a run
 //! on a machine. [`storage`] keeps files elsewhere. [`inference`] and [`environment`] are parts of a step, and [`journal`] writes its results. [`train`]
 //! is the loop, and [`rlvr`], [`offline`] and [`diffusion`] are pipelines. [`opened`] has the files that a config
 //! names, and [`plan`] computes memory. [`prepare`] turns a YAML file into a run. [`loaded`] opens a trained model, and
@@ -26,6 +26,7 @@ pub mod inference;
 pub mod journal;
 pub mod json_lines;
 pub mod launch;
+pub mod link;
 pub mod loaded;
 pub mod measure;
 pub mod metrics;

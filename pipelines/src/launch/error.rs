@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyroll_config::error_chain::one_line;
 
-use super::Lost;
+use crate::link::Lost;
 
 /// A failed job. The first line of the message names the rank to blame.
 #[derive(Debug, thiserror::Error)]

@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 pub use child::{FailureKind, is_launched, report_failure, watch_parent};
 pub use error::Error;
-pub use hosts::{Hosts, Leader, Lost, follow, host_name};
+pub use hosts::{Hosts, Leader, follow, host_name};
 pub use interrupts::Interrupts;
 pub use rank::{Rank, RankError};
 

@@ -1,8 +1,6 @@
 //! The supervisors of hosts other than 0: they start and end ranks as the leader says.
 
 use std::ffi::OsString;
-use std::io;
-use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,11 +9,9 @@ use anyroll_backends::Listener;
 use super::super::orders::{News, Order, Orders};
 use super::super::supervise::End;
 use super::super::{Error, Interrupts, LaunchPlan, Outcome, POLL_INTERVAL, run};
-use super::link::{Link, Lost};
 use super::{Hello, Hosts, Message, Report};
+use crate::link::{Link, Lost};
 
-/// Time of one attempt to connect to an address.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Interval between attempts to connect.
 const RETRY_EVERY: Duration = Duration::from_millis(500);
 /// Time from an interrupt between attempts to the leader's last word.
@@ -51,10 +47,14 @@ pub fn follow(
 }
 
 /// Finds the leader; `None` after an interrupt.
-fn connect(hosts: &Hosts, local_ranks: usize, interrupts: &mut Interrupts) -> Result<Option<Link>, Error> {
+fn connect(
+    hosts: &Hosts,
+    local_ranks: usize,
+    interrupts: &mut Interrupts,
+) -> Result<Option<Link<Message>>, Error> {
     let started = Instant::now();
     loop {
-        let source = match find(hosts) {
+        let source = match Link::to((&hosts.master_addr, hosts.master_port)) {
             Ok(link) => {
                 link.send(&Message::Hello(Hello::of(hosts, local_ranks)));
                 return Ok(Some(link));
@@ -71,20 +71,9 @@ fn connect(hosts: &Hosts, local_ranks: usize, interrupts: &mut Interrupts) -> Re
     }
 }
 
-fn find(hosts: &Hosts) -> io::Result<Link> {
-    let mut problem = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    for address in hosts.resolve()? {
-        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).and_then(Link::over) {
-            Ok(link) => return Ok(link),
-            Err(error) => problem = error,
-        }
-    }
-    Err(problem)
-}
-
 struct Follower<'a> {
     hosts: &'a Hosts,
-    link: Link,
+    link: Link<Message>,
     interrupts: &'a mut Interrupts,
     lost: Option<Lost>,
 }

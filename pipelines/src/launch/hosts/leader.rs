@@ -1,10 +1,8 @@
 //! [`Leader`]: the supervisor of host 0, which decides for all hosts.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::path::Path;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,13 +13,9 @@ use super::super::supervise::{
     BLAME_TIMEOUT, CERTAIN, CONSEQUENCE, END_TIMEOUT, End, LINGER_TIMEOUT, STALLED,
 };
 use super::super::{Error, Interrupts, LaunchPlan, Outcome, POLL_INTERVAL, bind, run};
-use super::link::{Link, Lost};
 use super::{Hello, Hosts, Message, Report, Seat};
+use crate::link::{Arrivals, Link, Lost};
 
-/// Time from a connection to its first words.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval at which the leader looks for connections.
-const ACCEPT_EVERY: Duration = Duration::from_millis(50);
 /// Time from the order to end ranks to the news that they have ended: SIGTERM, SIGKILL and the way there and back.
 const FOLLOW_TIMEOUT: Duration = Duration::from_secs(END_TIMEOUT.as_secs() * 2 + 6);
 /// Time from the last words of a job to the end of the connections.
@@ -35,7 +29,7 @@ pub struct Leader<'a> {
     hello: Hello,
     /// Address at which sockets for other hosts are bound: any of this host.
     any: IpAddr,
-    arrivals: Receiver<(Hello, Link)>,
+    arrivals: Arrivals<Message>,
     followers: BTreeMap<usize, Follower>,
     /// Names of hosts that have been here.
     names: BTreeMap<usize, String>,
@@ -46,14 +40,12 @@ pub struct Leader<'a> {
     given_up: BTreeSet<usize>,
     /// Hosts of the attempt, in order; host 0 is the first.
     members: Vec<usize>,
-    /// The thread that listens ends with it.
-    _listening: Arc<()>,
 }
 
 #[derive(Debug)]
 struct Follower {
     name: String,
-    link: Link,
+    link: Link<Message>,
 }
 
 impl<'a> Leader<'a> {
@@ -68,14 +60,7 @@ impl<'a> Leader<'a> {
         let has_v4 = hosts.resolve().map_err(listen)?.iter().any(|address| address.is_ipv4());
         let any = if has_v4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let listener = TcpListener::bind((any, port)).map_err(listen)?;
-        listener.set_nonblocking(true).map_err(listen)?;
-        let (to, arrivals) = mpsc::channel();
-        let listening = Arc::new(());
-        let lasting = Arc::downgrade(&listening);
-        thread::Builder::new()
-            .name("listen".into())
-            .spawn(move || accept(&listener, &to, &lasting))
-            .map_err(listen)?;
+        let arrivals = Arrivals::at(listener).map_err(listen)?;
         let hello = Hello::of(hosts, local_ranks);
         Ok(Self {
             hosts: hosts.clone(),
@@ -88,7 +73,6 @@ impl<'a> Leader<'a> {
             fits,
             given_up: BTreeSet::new(),
             members: (0..hosts.nnodes).collect(),
-            _listening: listening,
         })
     }
 
@@ -196,7 +180,8 @@ impl<'a> Leader<'a> {
 
     /// Takes those who have come, and refuses those who cannot be part of the job.
     fn welcome(&mut self) {
-        while let Ok((hello, link)) = self.arrivals.try_recv() {
+        while let Some((first, link)) = self.arrivals.next() {
+            let Message::Hello(hello) = first else { continue };
             match self.objection(&hello) {
                 Some(reason) => link.send(&Message::Refused(reason)),
                 None => {
@@ -258,27 +243,6 @@ impl<'a> Leader<'a> {
     fn name(&self, host: usize) -> String {
         let own = (host == 0).then(|| self.hello.name.clone());
         own.or_else(|| self.names.get(&host).cloned()).unwrap_or_default()
-    }
-}
-
-/// Greets those who connect, each in a thread of its own, as long as the leader lasts.
-fn accept(listener: &TcpListener, to: &Sender<(Hello, Link)>, lasting: &Weak<()>) {
-    while lasting.strong_count() > 0 {
-        match listener.accept() {
-            Ok((stream, _)) => {
-                let to = to.clone();
-                // One that cannot be greeted comes again.
-                let _ = thread::Builder::new().name("greet".into()).spawn(move || greet(stream, &to));
-            }
-            Err(_) => thread::sleep(ACCEPT_EVERY),
-        }
-    }
-}
-
-fn greet(stream: TcpStream, to: &Sender<(Hello, Link)>) {
-    let Ok(link) = Link::over(stream) else { return };
-    if let Ok(Some(Message::Hello(hello))) = link.wait(HELLO_TIMEOUT) {
-        let _ = to.send((hello, link));
     }
 }
 

@@ -5,12 +5,11 @@
 //! ended. A failure anywhere ends the ranks everywhere, and the leader decides if there is another attempt. An elastic job
 //! goes on without hosts that do not come back. A host that is there and has no place in an attempt waits for the next one.
 //!
-//! A supervisor hears from the other side of its [`link::Link`] every second. One that is silent is given up, so that
+//! A supervisor hears from the other side of its [`Link`](crate::link::Link) every second. One that is silent is given up, so that
 //! every wait for another host has an end. c10d's store is not used here, since many of its calls have none.
 
 mod follower;
 mod leader;
-mod link;
 
 use std::fs;
 use std::io;
@@ -27,7 +26,6 @@ use super::{Outcome, Part};
 
 pub use follower::follow;
 pub use leader::Leader;
-pub use link::Lost;
 
 /// Hosts of a job, and the place of this one among them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,8 +92,6 @@ impl Hello {
 /// Words of one supervisor to another.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 enum Message {
-    /// The sender is there.
-    Beat,
     /// A follower has come.
     Hello(Hello),
     /// The leader does not take a follower.
@@ -124,6 +120,8 @@ enum Message {
     /// The leader ends the job. The error is in words.
     Over(Result<Outcome, String>),
 }
+
+impl crate::link::Message for Message {}
 
 /// A failure of a host's ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
