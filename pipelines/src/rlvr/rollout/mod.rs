@@ -8,6 +8,7 @@ mod in_flight;
 mod own_devices;
 mod prompts;
 mod queue;
+mod sampling_device;
 mod staleness;
 mod sync;
 
@@ -23,6 +24,7 @@ pub use in_flight::InFlightRollout;
 pub use own_devices::OwnDevicesRollout;
 pub use prompts::Prompts;
 pub use queue::{Group, GroupQueue};
+pub use sampling_device::SamplingDevice;
 pub use staleness::Staleness;
 pub use sync::SyncRollout;
 
@@ -140,6 +142,8 @@ pub struct Effort {
     pub kept_tokens: u64,
     /// Sampling time of separate rollout devices; `None` without such devices.
     pub own_devices: Option<Duration>,
+    /// Time for which the rank has waited until such devices had the weights.
+    pub sent: Duration,
 }
 
 impl Effort {
@@ -152,6 +156,7 @@ impl Effort {
                 (Some(own), Some(other)) => Some(own + other),
                 (own, other) => own.or(other),
             },
+            sent: self.sent + other.sent,
         }
     }
 }

@@ -18,7 +18,7 @@ use anyroll_strategy::Weights;
 
 use super::{
     Effort, Group, GroupQueue, Groups, Prompts, Rollout, Round, Staleness,
-    devices::{Devices, Goal},
+    devices::{Devices, Done, Goal},
     prompts::Prompt,
     queue::unfinished,
 };
@@ -143,12 +143,12 @@ impl Rollout for OwnDevicesRollout {
     }
 
     fn settle(&mut self) -> Result<()> {
-        let Some((sampled, took)) = self.devices.wait()? else { return Ok(()) };
+        let Some(Done { sampled, took, sent }) = self.devices.wait()? else { return Ok(()) };
         for ((number, at), sample) in mem::take(&mut self.asked).into_iter().zip(sampled.samples) {
             let group = self.queue.groups.iter_mut().find(|group| group.number == number);
             group.expect("it stays until it is whole").samples[at] = sample;
         }
-        let done = Effort { passes: sampled.passes, kept_tokens: 0, own_devices: Some(took) };
+        let done = Effort { passes: sampled.passes, kept_tokens: 0, own_devices: Some(took), sent };
         self.done = self.done.joined(done);
         Ok(())
     }

@@ -50,7 +50,8 @@ impl Rollout for SyncRollout {
             ControlFlow::Continue(())
         })?;
         left?;
-        let effort = Effort { passes: sampled.passes, kept_tokens: sampled.kept_tokens, own_devices: None };
+        let (passes, kept_tokens) = (sampled.passes, sampled.kept_tokens);
+        let effort = Effort { passes, kept_tokens, ..Effort::default() };
         write_back(&mut queue.groups, open, sampled.samples);
         Ok(Groups { taken: queue.groups, scoring, effort, staleness: None })
     }
