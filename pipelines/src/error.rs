@@ -45,6 +45,65 @@ pub enum Error {
     /// Another system's config could not be imported. The importer is a crate that this one does not use.
     #[error(transparent)]
     Import(Box<dyn std::error::Error + Send + Sync>),
+    /// An engine of a rollout host is gone.
+    #[error("the engine on {host} is gone: {problem}")]
+    LostEngine {
+        /// Its host.
+        host: String,
+        /// Sign of its end.
+        problem: String,
+    },
+    /// Rollout hosts have not come.
+    #[error(
+        "this rank has {there} of {least} engines of rollout hosts, and waited for {waited:?}: start `anyroll rollout \
+         CONFIG --trainer HOST` on them, or write a longer `roles.rollout.hosts.join_timeout_s`"
+    )]
+    NoRolloutHost {
+        /// Engines that it needs.
+        least: usize,
+        /// Engines that it has.
+        there: usize,
+        /// Time for which it waited.
+        waited: std::time::Duration,
+    },
+    /// The port for rollout hosts cannot be used.
+    #[error(
+        "cannot listen to rollout hosts at port {port}: write another `roles.rollout.hosts.port`, on all hosts"
+    )]
+    RolloutPort {
+        /// The port.
+        port: u16,
+        /// Cause.
+        source: std::io::Error,
+    },
+    /// A rollout host has not found the trainer.
+    #[error(
+        "no trainer was found at {address} within {waited:?}: is `anyroll run` started there, with this config?"
+    )]
+    NoTrainer {
+        /// Its address and port.
+        address: String,
+        /// Time for which it was waited for.
+        waited: std::time::Duration,
+        /// Failure of the last attempt.
+        source: std::io::Error,
+    },
+    /// A trainer does not take this rollout host.
+    #[error("the trainer at {address} and this rollout host do not match: {reason}")]
+    TrainerRefuses {
+        /// Its address and port.
+        address: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The trainer of a rollout host has ended before its run has.
+    #[error("the trainer at {address} is gone: {problem}")]
+    TrainerGone {
+        /// Its address and port.
+        address: String,
+        /// Sign of its end.
+        problem: crate::link::Lost,
+    },
     /// A thread could not be started.
     #[error("a thread that samples or scores could not be started")]
     Thread(#[source] std::io::Error),

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyroll_config::{
-    Config, OffloadConfig, Precision, Recompute, Reduction, RewardConfig, ShardGroup, StrategyConfig,
-    ZeroStage,
+    Config, OffloadConfig, Precision, Recompute, Reduction, RewardConfig, RolloutHostsConfig, ShardGroup,
+    StrategyConfig, ZeroStage,
 };
 
 use crate::launch::Rank;
@@ -40,22 +40,23 @@ pub struct BackendFacts {
 }
 
 impl BackendFacts {
-    /// Number of devices to choose from: those of this machine, or any number if the backend is not on it.
-    pub(crate) fn available_devices(&self) -> Option<usize> {
+    /// Number of devices to choose from: those of this machine, or any number if the backend is not on it, or the devices
+    /// are not `is_here`.
+    pub(crate) fn available_devices(&self, is_here: bool) -> Option<usize> {
         const MANY: usize = 1 << 16;
-        self.devices.map(|devices| if self.unavailable.is_some() { MANY } else { devices })
+        self.devices.map(|devices| if self.unavailable.is_some() || !is_here { MANY } else { devices })
     }
 }
 
 impl Machine {
     /// Backends of a run that cannot be used on this machine.
     pub fn missing<'a>(&'a self, run: &'a Run) -> impl Iterator<Item = &'a BackendFacts> {
-        let rollout = run.rollout.as_ref().map(|rollout| &rollout.backend);
+        let rollout = run.rollout.iter().filter(|rollout| rollout.hosts.is_none());
         let models = run.config.pipeline.reward().into_iter().flat_map(RewardConfig::models);
         let names: Vec<&String> = run
             .roles()
             .map(|role| &role.backend)
-            .chain(rollout)
+            .chain(rollout.map(|rollout| &rollout.backend))
             .chain(models.map(|model| &model.backend))
             .collect();
         self.backends.iter().filter(move |facts| facts.unavailable.is_some() && names.contains(&&facts.name))
@@ -146,14 +147,30 @@ impl Run {
 pub struct RolloutRole {
     /// The backend's name.
     pub backend: String,
-    /// The devices of each rank of this host, by local rank.
+    /// The devices of each rank of this host, by local rank; with `hosts`, those of a rollout host, together.
     pub ordinals: Vec<Vec<usize>>,
+    /// The hosts of the devices; `None` if they are on the ranks' hosts.
+    pub hosts: Option<RolloutHostsConfig>,
 }
 
 impl RolloutRole {
     /// Description for the terminal.
     pub fn describe(&self) -> String {
-        format!("rollout on {} {:?}", self.backend, self.ordinals.concat())
+        let devices = format!("rollout on {} {:?}", self.backend, self.ordinals.concat());
+        match self.hosts {
+            Some(RolloutHostsConfig { min: 1, .. }) => format!("{devices} of a rollout host or more"),
+            Some(RolloutHostsConfig { min, .. }) => {
+                format!("{devices} of each of {min} rollout hosts or more")
+            }
+            None => devices,
+        }
+    }
+
+    /// Number of devices that sample for rank `rank` of `world_size`. With hosts: the number before the first step.
+    pub fn devices_of(&self, rank: usize, world_size: usize) -> usize {
+        let devices = self.ordinals[0].len();
+        let of_hosts = |hosts: RolloutHostsConfig| (hosts.min * devices + world_size - 1 - rank) / world_size;
+        self.hosts.map_or(devices, of_hosts)
     }
 }
 

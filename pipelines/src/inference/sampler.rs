@@ -66,7 +66,7 @@ impl Sampling {
 }
 
 /// A requested completion.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SampleRequest {
     /// Its prompt, and its tokens so far.
     pub sample: Sample,

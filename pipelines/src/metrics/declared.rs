@@ -510,6 +510,12 @@ pub const DECLARED: &[Declared] = &[
     Declared::new("time/generate_s", "s", Last, "Time of sampling."),
     Declared::new("time/reward_s", "s", Last, "Time of scoring beyond sampling."),
     Declared::new("time/rollout_s", "s", Last, "Time that rollout's own devices sampled for the step."),
+    Declared::new(
+        "perf/rollout_engines",
+        "",
+        Last,
+        "Engines on rollout's own devices that sampled for rank 0.",
+    ),
     Declared::new("time/weights_s", "s", Last, "Time waited until rollout's own devices had the weights."),
     Declared::new("time/offload_s", "s", Last, "Time spent waiting for states to leave the device."),
     Declared::new("time/gather_s", "s", Last, "Time of gathering the weights for sampling."),

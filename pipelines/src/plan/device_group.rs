@@ -39,6 +39,8 @@ impl Member {
 pub(super) struct DeviceGroup {
     backend: String,
     ordinals: BTreeSet<usize>,
+    /// True for devices of rollout hosts.
+    is_elsewhere: bool,
     members: BTreeSet<Member>,
     pub(super) on_host: bool,
     pub(super) ranks: Ranks,
@@ -53,10 +55,11 @@ impl DeviceGroup {
             role.backend == run.policy.backend && run.policy.ordinals.contains(ordinal)
         };
         let mut here = BTreeSet::from([Member::Policy]);
-        let mut others = BTreeMap::<(&str, usize), BTreeSet<Member>>::new();
+        let mut others = BTreeMap::<(&str, bool, usize), BTreeSet<Member>>::new();
         for rollout in run.rollout.iter().filter(|rollout| !is_host(&rollout.backend)) {
             for ordinal in rollout.ordinals.iter().flatten() {
-                others.entry((&rollout.backend, *ordinal)).or_default().insert(Member::Rollout);
+                let place = (&*rollout.backend, rollout.hosts.is_some(), *ordinal);
+                others.entry(place).or_default().insert(Member::Rollout);
             }
         }
         for (member, role) in members(run) {
@@ -64,21 +67,28 @@ impl DeviceGroup {
                 if policys(role, ordinal) {
                     here.insert(member);
                 } else {
-                    others.entry((&role.backend, *ordinal)).or_default().insert(member);
+                    others.entry((&role.backend, false, *ordinal)).or_default().insert(member);
                 }
             }
         }
-        let mut alike = BTreeMap::<(&str, BTreeSet<Member>), BTreeSet<usize>>::new();
-        for ((backend, ordinal), members) in others {
-            alike.entry((backend, members)).or_default().insert(ordinal);
+        let mut alike = BTreeMap::<(&str, bool, BTreeSet<Member>), BTreeSet<usize>>::new();
+        for ((backend, is_elsewhere, ordinal), members) in others {
+            alike.entry((backend, is_elsewhere, members)).or_default().insert(ordinal);
         }
         let policys = run.policy.ordinals.iter().copied().collect();
-        let here = Self::new(run, &run.policy.backend, policys, here);
-        let group = |((backend, members), ordinals)| Self::new(run, backend, ordinals, members);
+        let here = Self::new(run, (&run.policy.backend, false), policys, here);
+        let group = |((backend, is_elsewhere, members), ordinals)| {
+            Self::new(run, (backend, is_elsewhere), ordinals, members)
+        };
         (here, alike.into_iter().map(group).collect())
     }
 
-    fn new(run: &Run, backend: &str, ordinals: BTreeSet<usize>, members: BTreeSet<Member>) -> Self {
+    fn new(
+        run: &Run,
+        (backend, is_elsewhere): (&str, bool),
+        ordinals: BTreeSet<usize>,
+        members: BTreeSet<Member>,
+    ) -> Self {
         let on_host = is_host(backend);
         let shard_group = run.policy.strategy.shard_group;
         let ranks = Ranks {
@@ -89,7 +99,8 @@ impl DeviceGroup {
             sums_in_rank_order: on_host || run.policy.strategy.reduction == Reduction::Ordered,
         };
         let memory_bytes = run.memory_bytes.get(backend).copied();
-        Self { backend: backend.to_owned(), ordinals, members, on_host, ranks, memory_bytes }
+        let backend = backend.to_owned();
+        Self { backend, ordinals, is_elsewhere, members, on_host, ranks, memory_bytes }
     }
 
     pub(super) fn holds(&self, member: Member) -> bool {
@@ -111,6 +122,7 @@ impl DeviceGroup {
         DevicePlan {
             backend: self.backend.clone(),
             devices: self.ordinals.iter().copied().collect(),
+            on_rollout_hosts: self.is_elsewhere,
             roles: self.members.iter().map(|member| member.name()).collect(),
             memory_bytes: self.memory_bytes,
             generate,
@@ -145,6 +157,8 @@ pub struct DevicePlan {
     pub backend: String,
     /// Ordinals of the devices.
     pub devices: Vec<usize>,
+    /// True for devices of rollout hosts.
+    pub on_rollout_hosts: bool,
     /// Names of the roles that they hold.
     pub roles: Vec<&'static str>,
     /// Memory of a device per rank, if known.
@@ -184,6 +198,7 @@ impl DevicePlan {
 
     /// Backend and ordinals as text.
     pub fn place(&self) -> String {
-        format!("{} {:?}", self.backend, self.devices)
+        let of_hosts = if self.on_rollout_hosts { " of rollout hosts" } else { "" };
+        format!("{} {:?}{of_hosts}", self.backend, self.devices)
     }
 }

@@ -80,7 +80,8 @@ impl Texts {
         let samples_per_rank = run.batches.sequences_per_step / run.world_size;
         let rollout = rlvr.zip(run.rollout.as_ref()).map(|(rlvr, role)| {
             let ahead = rlvr.rollout.asynchronous.ahead;
-            let under_way = (samples_per_rank * ahead.max(1) as usize).div_ceil(role.ordinals[0].len());
+            let under_way = (samples_per_rank * ahead.max(1) as usize)
+                .div_ceil(role.devices_of(run.world_size - 1, run.world_size));
             let sequences = rlvr.rollout.batch_size.min(under_way);
             let sampling = Sampling {
                 sequences,

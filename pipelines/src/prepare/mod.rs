@@ -68,6 +68,8 @@ pub enum Purpose {
     CheckWithoutCode,
     /// Plan the memory, for any machine; `zero_stage: auto` stays unresolved.
     Plan,
+    /// Sample on this machine for a run on other hosts, whose backends and devices are assumed. Weights are not read.
+    Rollout,
 }
 
 /// A run that can start, with the opened files of its config.
@@ -150,10 +152,10 @@ impl Draft {
     /// All problems.
     pub fn prepare(&self, machine: &Machine, purpose: Purpose) -> Result<Prepared, Error> {
         self.checked(|config, at| {
-            let opened = open::open(config, at, purpose != Purpose::Plan);
-            let checks = matches!(purpose, Purpose::Check | Purpose::CheckWithoutCode);
-            let run = resolve::resolve(config, at, machine, opened.as_ref(), checks);
-            if purpose != Purpose::Plan {
+            let trains = !matches!(purpose, Purpose::Plan | Purpose::Rollout);
+            let opened = open::open(config, at, trains);
+            let run = resolve::resolve(config, at, machine, opened.as_ref(), purpose);
+            if trains {
                 rewards::have_keys(config, at);
             }
             // Rank 0 starts the trackers.
@@ -165,13 +167,13 @@ impl Draft {
             match purpose {
                 Purpose::Check => rewards::start(config, dataset, true, at),
                 Purpose::CheckWithoutCode => rewards::start(config, dataset, false, at),
-                Purpose::Run | Purpose::Plan => {}
+                Purpose::Run | Purpose::Plan | Purpose::Rollout => {}
             }
             let (mut run, opened) = run.zip(opened).filter(|_| at.is_config_sound())?;
             // The memory of a device that is not here is unknown.
             let has_memory =
                 machine.missing(&run).next().is_none() || run.roles().all(|role| !role.has_open_stage);
-            if purpose != Purpose::Plan && has_memory {
+            if trains && has_memory {
                 stage::settle(&mut run, &opened, at);
             }
             Some(Prepared { run, opened })

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{
     Config, DataConfig, Devices, ModelConfig, OffloadConfig, Paths, PipelineConfig, RewardConfig, RewardKind,
-    RoleConfig, RolloutRoleConfig, Section, StrategyConfig, list, suggestion,
+    RoleConfig, RolloutHostsConfig, RolloutRoleConfig, Section, StrategyConfig, list, suggestion,
 };
 use anyroll_data::files;
 
 use super::steps::Length;
-use super::{answers, data, expressed, sequence, shards, steps, tensor};
+use super::{Purpose, answers, data, expressed, sequence, shards, steps, tensor};
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 use crate::train::MicroBatch;
@@ -19,20 +19,19 @@ use crate::train::MicroBatch;
 const MOST_HOST_RANKS: usize = 1024;
 
 /// Resolves `config`, or reports the parts that are impossible on `machine`. If `opened` is `None`, that was reported
-/// before, and there is no run. With `assumes_backends`, a backend that is not on this machine is no problem, and has
-/// every device asked for.
+/// before, and there is no run. `purpose` decides which backends must be on this machine.
 pub(super) fn resolve(
     config: &Config,
     at: &Section,
     machine: &Machine,
     opened: Option<&Opened>,
-    assumes_backends: bool,
+    purpose: Purpose,
 ) -> Option<Run> {
     let own_shift = match opened {
         Some(Opened::Images(images)) => images.model.folder.shift(),
         _ => 1.0,
     };
-    let resolver = Resolver { at, config, machine, own_shift, assumes_backends };
+    let resolver = Resolver { at, config, machine, own_shift, purpose };
     let policy = resolver.role("roles.policy", &config.roles.policy);
     let beside = |path: &str, role: &RoleConfig| {
         let role = resolver.role(path, role)?;
@@ -44,9 +43,12 @@ pub(super) fn resolve(
     let critic = has_critic.then(|| beside("roles.critic", &config.roles.critic));
     let policy = policy?;
     let local_ranks = policy.ordinals.len();
-    let rollout = config.roles.rollout.as_ref().map(|rollout| resolver.rollout(&policy, rollout));
-    resolver.check_strict(&policy, rollout.as_ref().and_then(Option::as_ref));
     let world_size = resolver.world_size(local_ranks);
+    let rollout = config.roles.rollout.as_ref().map(|rollout| match rollout.hosts {
+        Some(hosts) => resolver.rollout_hosts(rollout, hosts, world_size),
+        None => resolver.rollout(&policy, rollout),
+    });
+    resolver.check_strict(&policy, rollout.as_ref().and_then(Option::as_ref));
     sequence::check(config, opened, world_size, at);
     tensor::check(config, opened, world_size, at);
     shards::check(config, world_size, at);
@@ -142,13 +144,13 @@ pub(super) struct Resolver<'a> {
     machine: &'a Machine,
     /// The shift of the model's own scheduler; 1 without one.
     own_shift: f64,
-    /// True if a backend that is not on this machine is no problem.
-    assumes_backends: bool,
+    purpose: Purpose,
 }
 
 impl Resolver<'_> {
     fn role(&self, path: &str, role: &RoleConfig) -> Option<Role> {
-        let (facts, ordinals) = self.place(path, role.backend.as_ref(), role.devices.as_ref())?;
+        let is_here = self.purpose != Purpose::Rollout;
+        let (facts, ordinals) = self.place(path, (role.backend.as_ref(), role.devices.as_ref()), is_here)?;
         let (top, own) = (&self.config.strategy, &role.strategy);
         let strategy = StrategyConfig {
             zero_stage: own.zero_stage.unwrap_or(top.zero_stage),
@@ -174,12 +176,13 @@ impl Resolver<'_> {
         Some(Role::new(facts.name.clone(), ordinals, strategy))
     }
 
-    /// The backend and devices of a role, from its own fields or the top level's.
+    /// The backend and devices of a role, from its own fields or the top level's. Devices that are not `is_here` are on
+    /// another host, which has every one asked for.
     fn place(
         &self,
         path: &str,
-        backend: Option<&String>,
-        devices: Option<&Devices>,
+        (backend, devices): (Option<&String>, Option<&Devices>),
+        is_here: bool,
     ) -> Option<(&BackendFacts, Vec<usize>)> {
         let (backend_field, backend) = match backend {
             Some(backend) => (format!("{path}.backend"), backend),
@@ -189,8 +192,8 @@ impl Resolver<'_> {
             Some(devices) => (format!("{path}.devices"), devices),
             None => ("devices".to_owned(), &self.config.devices),
         };
-        let facts = self.backend(&backend_field, backend)?;
-        Some((facts, self.ordinals(&devices_field, devices, facts)?))
+        let facts = self.backend_at(&backend_field, backend, is_here)?;
+        Some((facts, self.ordinals_at(&devices_field, devices, facts, is_here)?))
     }
 
     /// Returns true if every rank has a device for the role: the policy's, or the same number of other devices.
@@ -217,16 +220,15 @@ impl Resolver<'_> {
     /// Devices for rollout that are not the policy's.
     fn rollout(&self, policy: &Role, config: &RolloutRoleConfig) -> Option<RolloutRole> {
         let path = "roles.rollout";
-        let is_for_rlvr = self.at.when(self.at.is_read("pipeline")).ensure(
-            matches!(self.config.pipeline, PipelineConfig::Rlvr(_)),
-            path,
-            "only `rlvr` samples on devices of its own",
-            "leave it out",
-        );
-        if !is_for_rlvr {
+        if !self.samples() {
             return None;
         }
-        let (facts, ordinals) = self.place(path, config.backend.as_ref(), config.devices.as_ref())?;
+        if self.purpose == Purpose::Rollout {
+            let help = "write `hosts: {}` in it, on the trainer's host too";
+            self.at.refuse(path, "its devices are those of the trainer's host", help);
+            return None;
+        }
+        let (facts, ordinals) = self.place(path, (config.backend.as_ref(), config.devices.as_ref()), true)?;
         let ranks = policy.ordinals.len();
         let is_even = self.at.ensure(
             ordinals.len().is_multiple_of(ranks),
@@ -243,11 +245,55 @@ impl Resolver<'_> {
         }
         let of_ranks = || ordinals.chunks(ordinals.len() / ranks).map(<[usize]>::to_vec).collect();
         let is_own = is_even && shared.is_none();
-        is_own.then(|| RolloutRole { backend: facts.name.clone(), ordinals: of_ranks() })
+        is_own.then(|| RolloutRole { backend: facts.name.clone(), ordinals: of_ranks(), hosts: None })
+    }
+
+    /// Devices of rollout hosts, of which this is one or none.
+    fn rollout_hosts(
+        &self,
+        config: &RolloutRoleConfig,
+        hosts: RolloutHostsConfig,
+        world_size: Option<usize>,
+    ) -> Option<RolloutRole> {
+        let path = "roles.rollout";
+        if !self.samples() {
+            return None;
+        }
+        let is_here = self.purpose == Purpose::Rollout;
+        let place = self.place(path, (config.backend.as_ref(), config.devices.as_ref()), is_here);
+        let ((facts, ordinals), world_size) = (place?, world_size?);
+        let devices = hosts.min.saturating_mul(ordinals.len());
+        // A rollout host does not know the number of ranks.
+        let holds = self.at.when(!is_here).ensure(
+            devices >= world_size,
+            &format!("{path}.hosts.min"),
+            format!("the {} hosts have {devices} devices, and there are {world_size} ranks", hosts.min),
+            format!("write {} or more, so that each rank has a device", world_size.div_ceil(ordinals.len())),
+        );
+        holds.then(|| RolloutRole {
+            backend: facts.name.clone(),
+            ordinals: vec![ordinals],
+            hosts: Some(hosts),
+        })
+    }
+
+    /// Returns true if the pipeline can have devices of its own for rollout. Otherwise reports a problem.
+    fn samples(&self) -> bool {
+        self.at.when(self.at.is_read("pipeline")).ensure(
+            matches!(self.config.pipeline, PipelineConfig::Rlvr(_)),
+            "roles.rollout",
+            "only `rlvr` samples on devices of its own",
+            "leave it out",
+        )
     }
 
     /// The backend of this name, or the one that `auto` chooses.
     pub(super) fn backend(&self, field: &str, name: &str) -> Option<&BackendFacts> {
+        self.backend_at(field, name, self.purpose != Purpose::Rollout)
+    }
+
+    /// The same for a backend that must be usable on this machine if it `is_here`.
+    fn backend_at(&self, field: &str, name: &str, is_here: bool) -> Option<&BackendFacts> {
         if !self.at.is_read(field) {
             return None;
         }
@@ -276,7 +322,8 @@ impl Resolver<'_> {
             self.at.refuse(field, message, format!("train on one of {}", models.join(", ")));
             return None;
         }
-        if let Some(reason) = facts.unavailable.as_ref().filter(|_| !self.assumes_backends) {
+        let assumes = !is_here || matches!(self.purpose, Purpose::Check | Purpose::CheckWithoutCode);
+        if let Some(reason) = facts.unavailable.as_ref().filter(|_| !assumes) {
             let message = format!("`{name}` cannot be used on this machine: {reason}");
             self.at.refuse(field, message, "see `anyroll doctor`; `auto` takes what is usable");
             return None;
@@ -332,17 +379,28 @@ impl Resolver<'_> {
         devices: &Devices,
         facts: &BackendFacts,
     ) -> Option<Vec<usize>> {
+        self.ordinals_at(field, devices, facts, self.purpose != Purpose::Rollout)
+    }
+
+    /// The same for devices that this machine must have if they are `is_here`.
+    fn ordinals_at(
+        &self,
+        field: &str,
+        devices: &Devices,
+        facts: &BackendFacts,
+        is_here: bool,
+    ) -> Option<Vec<usize>> {
         if !self.at.is_read(field) {
             return None;
         }
-        let Some(available) = facts.available_devices() else {
+        let Some(available) = facts.available_devices(is_here) else {
             return self.host_ranks(field, devices, facts);
         };
         let ordinals: Vec<usize> = match devices {
             // The check below refuses one too many; a huge count is not expanded first.
             Devices::Count(count) => (0..(*count).min(available + 1)).collect(),
             // The machine that runs the config has at least one.
-            Devices::All if facts.unavailable.is_some() => vec![0],
+            Devices::All if facts.unavailable.is_some() || !is_here => vec![0],
             Devices::All => (0..available).collect(),
             Devices::List(list) => list.clone(),
         };

@@ -51,6 +51,7 @@ pub(crate) use answers::{Answering, Answers, Asking, Measured};
 pub(crate) use grader::Grader;
 pub use pipeline::{Carried, Rlvr};
 pub(crate) use rollout::Engine;
+pub use rollout::{Served, Trainer, serve};
 
 use anyroll_models::Decoder;
 use critic::Critic;

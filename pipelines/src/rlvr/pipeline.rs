@@ -80,7 +80,7 @@ impl Rlvr {
     pub fn new(run: Run, config: &RlvrConfig, opened: Texts, place: Place, rank: &Rank) -> Result<Self> {
         let Texts { dataset, base, reference: published, reward_models } = opened;
         let (held, on_host) = reward_model::divide(reward_models, &run.reward_models);
-        let model = setup::policy(&run, config, &base, &place)?;
+        let model = setup::policy(&run, config, &base, place.torch_device()?)?;
         let sum = RewardSum::new(&config.reward, on_host)?;
         let engine = Arc::new(setup::engine(&run, config, &base, &model, &place)?);
         let task = Arc::new(Task::new(&run, config, &base, &model));
@@ -105,7 +105,7 @@ impl Rlvr {
         let (tokenizer, task_of) = (base.tokenizer.clone(), task.clone());
         let prompts =
             Prompts { dataset: dataset.clone(), tokenizer, task: task_of, rank: place.group().rank() };
-        let rollout = setup::rollout(&run, prompts, &engine, rank)?;
+        let rollout = setup::rollout(&run, prompts, &engine, &place, rank)?;
         let rewards = setup::rewards(&run, sum, held, &task, &base, &place, rank)?;
         let models = Models { learner, reference: None, critic };
         let weights = base.weights;
@@ -235,6 +235,10 @@ impl Pipeline for Rlvr {
             self.rollout.restore(groups);
         }
         self.models.critic.as_mut().map_or(Ok(()), |critic| critic.restore(path))
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.rollout.end()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, sync::Arc};
 
 use anyroll_backends::{BackendKind, Stream, ops};
-use anyroll_config::RlvrConfig;
+use anyroll_config::{RlvrConfig, RolloutConfig};
 use anyroll_reward::{OpenModel, RewardSum, Scorer};
 use anyroll_strategy::{neighbours, peers};
 use tch::Tensor;
@@ -15,7 +15,7 @@ use super::{
     reward_model::ShardedModel,
     rewards::Rewards,
     rollout::{
-        Devices, Engine, GroupQueue, InFlightRollout, OwnDevicesRollout, Prompts, Rollout, SyncRollout,
+        Devices, Door, Engine, GroupQueue, InFlightRollout, OwnDevicesRollout, Prompts, Rollout, SyncRollout,
         Together, sampler,
     },
 };
@@ -64,9 +64,8 @@ impl Task {
     }
 }
 
-/// Creates the policy's model on `place`. With `rollout.strict` its log-probs are bitwise equal to those of sampling.
-pub fn policy(run: &Run, config: &RlvrConfig, base: &BaseModel, place: &Place) -> Result<Arc<Decoder>> {
-    let device = place.torch_device()?;
+/// Creates the policy's model on `device`. With `rollout.strict` its log-probs are bitwise equal to those of sampling.
+pub fn policy(run: &Run, config: &RlvrConfig, base: &BaseModel, device: tch::Device) -> Result<Arc<Decoder>> {
     let model = base.policy(device, &run.policy.strategy)?.strict(config.rollout.strict);
     if config.rollout.strict {
         let kind = zero_config(&run.policy.strategy).precision.dtype().kind();
@@ -75,6 +74,11 @@ pub fn policy(run: &Run, config: &RlvrConfig, base: &BaseModel, place: &Place) -
         ops::exist_by_rows(&like, dim, vocab).map_err(|reason| Error::NoStrict { reason })?;
     }
     Ok(Arc::new(model))
+}
+
+/// The model that samples in place of `policy`: without adapters if they are merged.
+pub fn sampled(rollout: &RolloutConfig, policy: &Arc<Decoder>) -> Arc<Decoder> {
+    if rollout.merge_adapters { Arc::new(policy.merged()) } else { policy.clone() }
 }
 
 /// Creates the engine that samples `model` on the policy's device.
@@ -94,7 +98,7 @@ pub fn engine(
     });
     let together = together.transpose()?;
     let own = together.as_ref().map_or(model, |together| &together.part);
-    let sampled = if rollout.merge_adapters { Arc::new(own.merged()) } else { own.clone() };
+    let sampled = sampled(rollout, own);
     let environment = Environment::new(rollout, base.tokenizer.clone()).map_err(Error::NoEnvironment)?;
     Ok(Engine {
         sampler: sampler(rollout, sampled, compute, base.tokenizer.clone(), threads),
@@ -127,12 +131,21 @@ pub fn rewards(
 }
 
 /// Creates the rollout of the config.
-pub fn rollout(run: &Run, prompts: Prompts, engine: &Arc<Engine>, rank: &Rank) -> Result<Box<dyn Rollout>> {
+pub fn rollout(
+    run: &Run,
+    prompts: Prompts,
+    engine: &Arc<Engine>,
+    place: &Place,
+    rank: &Rank,
+) -> Result<Box<dyn Rollout>> {
     let config = &prompts.task.config.rollout;
     let engine = engine.clone();
     Ok(match &run.rollout {
         Some(role) => {
-            let devices = Devices::open(&engine, config, role, rank.local_rank)?;
+            let devices = match role.hosts {
+                Some(hosts) => Devices::elsewhere(Door::open(run, &prompts.task.config, hosts, place, rank)?),
+                None => Devices::open(&engine, config, role, rank.local_rank)?,
+            };
             Box::new(OwnDevicesRollout::new(prompts, devices))
         }
         None if config.asynchronous.ahead > 0 => {

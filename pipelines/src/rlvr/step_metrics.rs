@@ -84,6 +84,7 @@ impl Clock {
         if let Some(own_devices) = effort.own_devices {
             metrics.insert("time/rollout_s", own_devices.as_secs_f64());
             metrics.insert("time/weights_s", effort.sent.as_secs_f64());
+            metrics.insert("perf/rollout_engines", effort.engines as f64);
         }
         metrics
     }

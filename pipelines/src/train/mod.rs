@@ -239,6 +239,7 @@ impl<P: Pipeline> Training<P> {
         if ended == Ended::Finished {
             self.pipeline.check_divergence()?;
         }
+        self.pipeline.end()?;
         self.tell(ended)?;
         Ok(ended)
     }

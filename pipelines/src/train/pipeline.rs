@@ -73,6 +73,11 @@ pub trait Pipeline {
 
     /// Loads a checkpoint of [`Self::save`].
     fn load(&mut self, path: &Path) -> Result<()>;
+
+    /// Tells processes of the run that are no ranks that it has ended without a failure.
+    fn end(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Location of a run's frozen models, which are saved before the first RL step.

@@ -20,6 +20,7 @@ mod prompt_lines;
 mod quickstart;
 mod restarts;
 mod reward;
+mod rollout;
 mod run;
 mod schema;
 mod score;
@@ -92,6 +93,8 @@ Examples:
 enum Command {
     /// Train a model from a config
     Run(RunArgs),
+    /// Sample on this host for a run on other hosts
+    Rollout(rollout::RolloutArgs),
     /// Write the first config, quickstart.yaml, and train with it
     Quickstart(quickstart::QuickstartArgs),
     /// Write a commented config for a model and data
@@ -226,12 +229,13 @@ pub fn main() -> u8 {
     }
     let command = Cli::parse().command;
     // A process that may be one of several ranks sets up its log itself.
-    if !matches!(command, Command::Run(_) | Command::Conformance(_)) {
+    if !matches!(command, Command::Run(_) | Command::Rollout(_) | Command::Conformance(_)) {
         log_to(io::stderr);
     }
     let is_run = matches!(command, Command::Run(_));
     let outcome = match command {
         Command::Run(args) => run::run(&args),
+        Command::Rollout(args) => rollout::rollout(&args),
         Command::Init(args) => init::init(&args),
         Command::Check(args) => check::check(&args),
         Command::Schema => schema::schema(),

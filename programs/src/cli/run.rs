@@ -483,7 +483,7 @@ fn make_folder(path: &Path, draft: &Draft, run: &Run, resume: bool) -> Result<Lo
 }
 
 /// A flag that Ctrl-C, SIGTERM and SIGHUP set.
-fn stop_flag() -> Result<Arc<AtomicBool>> {
+pub(super) fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         flag::register(signal, stop.clone()).map_err(Error::Signals)?;

@@ -36,9 +36,32 @@ pub struct RolloutRoleConfig {
     pub backend: Option<String>,
     /// Devices, none of them in the top-level `devices`. The number of devices is the number of ranks or a multiple,
     /// split equally between the ranks. On a host, which is one device, the count is a number of engines in addition to
-    /// the ranks.
+    /// the ranks. With `hosts`: the devices of each rollout host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices: Option<Devices>,
+    /// Rollout hosts, which sample in place of devices of the ranks' hosts. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hosts: Option<RolloutHostsConfig>,
+}
+
+/// Hosts that only sample, each with `anyroll rollout CONFIG --trainer HOST`. They join before the first step or later, and
+/// leave at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RolloutHostsConfig {
+    /// Number of hosts whose devices must have joined before the first sampling; 1 or above. Together they have a device
+    /// for each rank.
+    pub min: usize,
+    /// Port at which rank 0 takes rollout hosts. The ranks also listen at ports that their systems assign.
+    pub port: u16,
+    /// Time in seconds that a rank waits for a rollout host while it has none. After it the run ends with an error.
+    pub join_timeout_s: f64,
+}
+
+impl Default for RolloutHostsConfig {
+    fn default() -> Self {
+        Self { min: 1, port: 29600, join_timeout_s: 300.0 }
+    }
 }
 
 /// Differences of a role from the top level; an absent field has the value of the top level.
@@ -82,6 +105,12 @@ impl RolesConfig {
             "a model of images is compared with itself as it was before training",
             "leave it out",
         );
+        if let Some(hosts) = self.rollout.as_ref().and_then(|rollout| rollout.hosts.as_ref()) {
+            let at = at.below("rollout.hosts");
+            at.positive("min", hosts.min as u64);
+            at.ensure(hosts.port > 0, "port", "port 0 is none", "write a port, 1 to 65535");
+            at.seconds("join_timeout_s", hosts.join_timeout_s);
+        }
         // With adapters the reference has no strategy, unless it is another model.
         at.when(at.root().is_sound("model.lora")).ensure(
             !config.model.has_adapters() || self.reference == RoleConfig::default() || self.reference.path.is_some(),

@@ -14,8 +14,9 @@ use std::{
 
 use anyroll_config::RolloutConfig;
 use anyroll_strategy::Weights;
+use serde::{Deserialize, Serialize};
 
-use super::{Engine, SamplingDevice};
+use super::{Door, Engine, SamplingDevice};
 use crate::{
     Error, Result,
     inference::{Sample, SampleRequest, Sampled},
@@ -23,7 +24,7 @@ use crate::{
 };
 
 /// Condition for a device to stop sampling with its weights.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct Goal {
     /// Number of samples that must end, the first of all requests.
     pub due: usize,
@@ -50,6 +51,14 @@ pub trait RolloutEngine: fmt::Debug + Send {
         ended: &dyn Fn(usize, &Sample),
         stops: &dyn Fn() -> bool,
     ) -> Result<Sampled>;
+
+    /// Returns true if the engine is gone, with the samples that it had not sent back.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
+    /// Says that the run has ended without a failure.
+    fn end(&mut self) {}
 }
 
 /// Samples of an engine.
@@ -67,6 +76,8 @@ pub struct Dealt {
 #[derive(Debug)]
 pub struct Devices {
     engines: Vec<Box<dyn RolloutEngine>>,
+    /// The way of engines of other hosts; `None` if all are in this process.
+    door: Option<Door>,
     running: Option<Running>,
     /// Time for which this rank has waited until engines had the weights, since it was last asked.
     sent: Duration,
@@ -102,6 +113,8 @@ pub struct Done {
     pub took: Duration,
     /// Time for which the rank has waited until the devices had the weights.
     pub sent: Duration,
+    /// Number of the devices.
+    pub engines: usize,
 }
 
 impl Devices {
@@ -118,12 +131,23 @@ impl Devices {
             Ok::<_, Error>(Box::new(device) as Box<dyn RolloutEngine>)
         };
         let engines = role.ordinals[local_rank].iter().map(open).collect::<Result<_>>()?;
-        Ok(Self { engines, running: None, sent: Duration::ZERO })
+        Ok(Self { engines, door: None, running: None, sent: Duration::ZERO })
+    }
+
+    /// Devices of other hosts, as they come through `door`.
+    pub fn elsewhere(door: Door) -> Self {
+        Self { engines: Vec::new(), door: Some(door), running: None, sent: Duration::ZERO }
+    }
+
+    /// Returns true if devices come and go, so that samples may be left unfinished that were due.
+    pub fn come_and_go(&self) -> bool {
+        self.door.is_some()
     }
 
     /// Sends `weights` of step `version`, and starts sampling with them. Prompts are dealt to the devices; equal
     /// prompts stay together. Each device samples until it has reached `goal`, and leaves the other samples
-    /// unfinished. Its thread calls `ended` with each sample and its index when the sample ends.
+    /// unfinished. Its thread calls `ended` with each sample and its index when the sample ends. Without a device, which
+    /// may still come, nothing starts.
     pub fn start(
         &mut self,
         weights: &Weights,
@@ -133,6 +157,11 @@ impl Devices {
         ended: impl Fn(usize, &Sample) + Send + Sync + 'static,
     ) -> Result<()> {
         assert!(self.running.is_none(), "what is sampled was not waited for");
+        if let Some(door) = &mut self.door
+            && !door.fill(&mut self.engines, weights)?
+        {
+            return Ok(());
+        }
         let samples: Vec<Sample> = asked.iter().map(|asked| asked.sample.clone()).collect();
         let dealt = deal(asked, self.engines.len(), goal);
         let (ended, given_up) = (Arc::new(ended), Arc::new(AtomicBool::new(false)));
@@ -162,7 +191,7 @@ impl Devices {
     pub fn wait(&mut self) -> Result<Option<Done>> {
         let Some(mut running) = self.running.take() else { return Ok(None) };
         let mut all = Sampled { samples: mem::take(&mut running.samples), passes: 0, kept_tokens: 0 };
-        let mut took = Duration::ZERO;
+        let (mut took, engines) = (Duration::ZERO, running.threads.len());
         while let Some(thread) = running.threads.pop_front() {
             let part = thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?;
             all.passes = all.passes.max(part.sampled.passes);
@@ -170,9 +199,19 @@ impl Devices {
             for (number, sample) in part.numbers.into_iter().zip(part.sampled.samples) {
                 all.samples[number] = sample;
             }
-            self.engines.push(part.engine);
+            if !part.engine.is_lost() {
+                self.engines.push(part.engine);
+            }
         }
-        Ok(Some(Done { sampled: all, took, sent: mem::take(&mut self.sent) }))
+        Ok(Some(Done { sampled: all, took, sent: mem::take(&mut self.sent), engines }))
+    }
+
+    /// Tells devices of other hosts that the run has ended without a failure.
+    pub fn end(&mut self) -> Result<()> {
+        self.wait()?;
+        self.engines.iter_mut().for_each(|engine| engine.end());
+        self.door.iter().for_each(Door::close);
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ mod in_flight;
 mod own_devices;
 mod prompts;
 mod queue;
+mod remote;
 mod sampling_device;
 mod staleness;
 mod sync;
@@ -24,6 +25,7 @@ pub use in_flight::InFlightRollout;
 pub use own_devices::OwnDevicesRollout;
 pub use prompts::Prompts;
 pub use queue::{Group, GroupQueue};
+pub use remote::{Door, Served, Trainer, serve};
 pub use sampling_device::SamplingDevice;
 pub use staleness::Staleness;
 pub use sync::SyncRollout;
@@ -56,6 +58,11 @@ pub trait Rollout {
 
     /// Continues with the groups of a checkpoint.
     fn restore(&mut self, _groups: GroupQueue) {}
+
+    /// Tells rollout hosts that the run has ended without a failure.
+    fn end(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Inputs of a step's sampling and scoring.
@@ -144,6 +151,8 @@ pub struct Effort {
     pub own_devices: Option<Duration>,
     /// Time for which the rank has waited until such devices had the weights.
     pub sent: Duration,
+    /// Number of such devices that began the step's completions.
+    pub engines: usize,
 }
 
 impl Effort {
@@ -157,6 +166,7 @@ impl Effort {
                 (own, other) => own.or(other),
             },
             sent: self.sent + other.sent,
+            engines: self.engines.max(other.engines),
         }
     }
 }

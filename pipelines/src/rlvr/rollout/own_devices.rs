@@ -127,9 +127,20 @@ impl Rollout for OwnDevicesRollout {
         let prompts = self.prompts.begin(&mut self.queue, batch, ahead)?;
         let wanted = self.prompts.per_batch();
         self.settle()?;
-        // Completions that the previous step did not request: all in the first step, or without rollout ahead.
-        self.ask(round, &prompts[..wanted])?;
-        self.settle()?;
+        // Completions that the previous step did not request: all in the first step, or without rollout ahead. And those of
+        // engines that were lost.
+        loop {
+            self.ask(round, &prompts[..wanted])?;
+            self.settle()?;
+            if !self.devices.come_and_go() {
+                break;
+            }
+            // Ranks go on together, since one may wait for engines for longer than a collective may take.
+            let is_whole = self.queue.groups[..wanted].iter().all(Group::is_whole);
+            if !round.exchange.any(!is_whole)? {
+                break;
+            }
+        }
         let own_devices = self.done.own_devices.or(Some(Duration::ZERO));
         let effort = Effort { own_devices, ..mem::take(&mut self.done) };
         let taken = self.queue.take(wanted);
@@ -143,12 +154,12 @@ impl Rollout for OwnDevicesRollout {
     }
 
     fn settle(&mut self) -> Result<()> {
-        let Some(Done { sampled, took, sent }) = self.devices.wait()? else { return Ok(()) };
+        let Some(Done { sampled, took, sent, engines }) = self.devices.wait()? else { return Ok(()) };
         for ((number, at), sample) in mem::take(&mut self.asked).into_iter().zip(sampled.samples) {
             let group = self.queue.groups.iter_mut().find(|group| group.number == number);
             group.expect("it stays until it is whole").samples[at] = sample;
         }
-        let done = Effort { passes: sampled.passes, kept_tokens: 0, own_devices: Some(took), sent };
+        let done = Effort { passes: sampled.passes, kept_tokens: 0, own_devices: Some(took), sent, engines };
         self.done = self.done.joined(done);
         Ok(())
     }
@@ -159,5 +170,9 @@ impl Rollout for OwnDevicesRollout {
 
     fn restore(&mut self, groups: GroupQueue) {
         self.queue = groups;
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.devices.end()
     }
 }

@@ -2,8 +2,9 @@
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use anyroll_backends::{Stream, ops};
+use anyroll_backends::{Device, Stream, ops};
 use anyroll_config::RolloutConfig;
+use anyroll_data::Tokenizer;
 use anyroll_models::Decoder;
 use anyroll_strategy::{Weights, shared};
 use tch::Tensor;
@@ -53,11 +54,11 @@ pub struct SamplingDevice {
     sampler: Sampler,
     torch: tch::Device,
     /// The last weights that were sent; empty before the first ones.
-    weights: Weights,
+    pub(super) weights: Weights,
     /// The weights that sample, if they have not sampled yet: the last ones, or their merged form.
     ready: Weights,
     /// Version of the weights.
-    version: u64,
+    pub(super) version: u64,
     /// The policy's model, if its adapters are merged for sampling.
     merged: Option<Arc<Decoder>>,
 }
@@ -66,15 +67,26 @@ impl SamplingDevice {
     /// Opens a device, which samples like `engine` with the options of `rollout`.
     pub fn open(engine: &Engine, rollout: &RolloutConfig, (backend, ordinal): (&str, usize)) -> Result<Self> {
         let device = open_device(backend, ordinal)?;
-        let torch = torch_device(&*device)?;
-        let (model, compute) = (Arc::new(engine.sampler.model.on(torch)?), Stream::torch(&device)?);
-        let sampler = sampler(rollout, model, compute, engine.sampler.tokenizer.clone(), None);
-        let (weights, ready, merged) = (Weights::new(), Weights::new(), engine.merged.clone());
+        let model = Arc::new(engine.sampler.model.on(torch_device(&*device)?)?);
+        let models = (model, engine.merged.clone());
+        Self::new(rollout, &device, models, engine.sampler.tokenizer.clone())
+    }
+
+    /// The engine of an open device, for a model on it. `merged` is the policy's, if its adapters are merged for sampling.
+    pub fn new(
+        rollout: &RolloutConfig,
+        device: &Arc<dyn Device>,
+        (model, merged): (Arc<Decoder>, Option<Arc<Decoder>>),
+        tokenizer: Arc<Tokenizer>,
+    ) -> Result<Self> {
+        let (torch, compute) = (torch_device(&**device)?, Stream::torch(device)?);
+        let sampler = sampler(rollout, model, compute, tokenizer, None);
+        let (weights, ready) = (Weights::new(), Weights::new());
         Ok(Self { sampler, torch, weights, ready, version: 0, merged })
     }
 
     /// Samples next with the present values of the device's weights, those of step `version`.
-    fn take(&mut self, version: u64) -> Result<()> {
+    pub(super) fn take(&mut self, version: u64) -> Result<()> {
         let weights = shared(&self.weights);
         self.version = version;
         self.ready = match &self.merged {
