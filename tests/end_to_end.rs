@@ -46,6 +46,7 @@ mod reproducibility;
 mod restarts;
 mod resume;
 mod rewards;
+mod rollout_hosts;
 mod run_folder;
 mod sequence;
 mod serve;

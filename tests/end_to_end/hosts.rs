@@ -5,6 +5,7 @@ mod faults;
 mod network;
 mod random;
 mod restarts;
+mod rollout;
 mod storage;
 
 use std::iter;

@@ -48,6 +48,14 @@ pub(super) fn resolve(
         Some(hosts) => resolver.rollout_hosts(rollout, hosts, world_size),
         None => resolver.rollout(&policy, rollout),
     });
+    let samples_here =
+        purpose != Purpose::Rollout || config.roles.rollout.as_ref().is_some_and(|it| it.hosts.is_some());
+    at.ensure(
+        samples_here,
+        "roles.rollout",
+        "its devices are those of the trainer's host",
+        "write `hosts: {}` in it, on the trainer's host too",
+    );
     resolver.check_strict(&policy, rollout.as_ref().and_then(Option::as_ref));
     sequence::check(config, opened, world_size, at);
     tensor::check(config, opened, world_size, at);
@@ -223,11 +231,6 @@ impl Resolver<'_> {
         if !self.samples() {
             return None;
         }
-        if self.purpose == Purpose::Rollout {
-            let help = "write `hosts: {}` in it, on the trainer's host too";
-            self.at.refuse(path, "its devices are those of the trainer's host", help);
-            return None;
-        }
         let (facts, ordinals) = self.place(path, (config.backend.as_ref(), config.devices.as_ref()), true)?;
         let ranks = policy.ordinals.len();
         let is_even = self.at.ensure(
@@ -264,8 +267,8 @@ impl Resolver<'_> {
         let ((facts, ordinals), world_size) = (place?, world_size?);
         let devices = hosts.min.saturating_mul(ordinals.len());
         // A rollout host does not know the number of ranks.
-        let holds = self.at.when(!is_here).ensure(
-            devices >= world_size,
+        let holds = self.at.ensure(
+            is_here || devices >= world_size,
             &format!("{path}.hosts.min"),
             format!("the {} hosts have {devices} devices, and there are {world_size} ranks", hosts.min),
             format!("write {} or more, so that each rank has a device", world_size.div_ceil(ordinals.len())),

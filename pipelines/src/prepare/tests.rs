@@ -13,6 +13,7 @@ mod paths;
 mod references;
 mod repository;
 mod reward_models;
+mod rollout_hosts;
 mod schedules;
 mod several;
 mod sharing;
@@ -28,7 +29,7 @@ use anyroll_data::Dataset;
 
 use super::*;
 use crate::launch::Rank;
-use crate::run::{BackendFacts, Batches, Role, Strategy};
+use crate::run::{BackendFacts, Batches, Role, RolloutRole, Strategy};
 use repository::brought;
 
 /// The smallest config; every other field has a default.

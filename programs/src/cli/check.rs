@@ -43,6 +43,12 @@ pub(super) fn check(CheckArgs { config: args, no_code }: &CheckArgs) -> Result<u
         batches.sequences_per_step,
         batches.sequences_per_update,
     ))?;
+    if let Some(rollout) = run.rollout.as_ref().filter(|rollout| rollout.hosts.is_some()) {
+        eprintln!(
+            "note: {}, started there by `anyroll rollout CONFIG --trainer HOST`; its devices were not checked",
+            rollout.describe()
+        );
+    }
     for facts in machine.missing(&run) {
         let reason = facts.unavailable.as_deref().unwrap_or_default();
         eprintln!(

@@ -66,6 +66,7 @@ Examples:
   anyroll run configs/rlvr_sort_cpu.yaml                     train; everything lands in runs/<name>-<time>/
   anyroll run configs/rlvr_sort_cpu.yaml --set seed=1 --set pipeline.rlvr.steps=50
   anyroll run --resume runs/rlvr_sort_cpu-20260101-120000    resume from the last checkpoint, bitwise
+  anyroll rollout CONFIG --trainer HOST                      sample on this host's devices for a run on another
   anyroll watch runs                                         a live page of these runs, at http://127.0.0.1:8088/
   anyroll check configs/rlvr_sort_cpu_2ranks.yaml            print the resolved config, without running it
   anyroll plan configs/rlvr_sort_cpu.yaml --memory 80GiB --world 4

@@ -13,7 +13,7 @@ use anyroll_pipelines::{
 };
 
 /// Time between a failure and the next start, in which a device's memory is given back.
-const PAUSE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: Duration = Duration::from_secs(1);
 const BEGINNING: &str = "the beginning";
 
 /// Starts a job by `start`, and again after each failure, at most `most` times. `resumed` are the arguments of a start that

@@ -2,7 +2,7 @@
 
 use std::{env, io, time::Duration};
 
-use anyroll_config::PipelineConfig;
+use anyroll_config::{PipelineConfig, error_chain::one_line};
 use anyroll_pipelines::{
     Result,
     launch::{self, Interrupts, LaunchPlan, Outcome, Rank},
@@ -12,7 +12,7 @@ use anyroll_pipelines::{
 };
 use clap::Args;
 
-use super::{ConfigArgs, log_to, machine, run::stop_flag};
+use super::{ConfigArgs, log_to, machine, restarts::PAUSE, run::stop_flag};
 
 #[derive(Debug, Args)]
 pub(super) struct RolloutArgs {
@@ -24,10 +24,15 @@ pub(super) struct RolloutArgs {
     /// Wait so many seconds for the trainer
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     join_timeout: u32,
+    /// Look for the trainer again after it is gone, or after another failure, at most so many times
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restarts: u32,
 }
 
 /// Starts an engine for each of this host's rollout devices, or runs as one of them.
-pub(super) fn rollout(RolloutArgs { config: args, trainer, join_timeout }: &RolloutArgs) -> Result<u8> {
+pub(super) fn rollout(
+    RolloutArgs { config: args, trainer, join_timeout, restarts }: &RolloutArgs,
+) -> Result<u8> {
     launch::watch_parent();
     // An engine has a rank among those of its host alone.
     let rank = Rank::from_env()?;
@@ -57,7 +62,7 @@ pub(super) fn rollout(RolloutArgs { config: args, trainer, join_timeout }: &Roll
             threads: run.threads,
             env: Vec::new(),
         };
-        return Ok(launch::launch(&plan, &mut Interrupts::catch()?)?.exit_code());
+        return Ok(launch_again(&plan, *restarts)?.exit_code());
     };
     let (PipelineConfig::Rlvr(rlvr), Some(texts), Some(hosts)) =
         (&run.config.pipeline, opened.into_texts(), run.rollout.as_ref().and_then(|role| role.hosts))
@@ -76,4 +81,19 @@ pub(super) fn rollout(RolloutArgs { config: args, trainer, join_timeout }: &Roll
         Served::Over => Outcome::Finished.exit_code(),
         Served::Stopped => Outcome::Interrupted.exit_code(),
     })
+}
+
+/// Starts the engines, and again after each failure, at most `most` times.
+fn launch_again(plan: &LaunchPlan, most: u32) -> Result<Outcome, launch::Error> {
+    let mut interrupts = Interrupts::catch()?;
+    for restart in 1..=most {
+        match launch::launch(plan, &mut interrupts) {
+            Ok(outcome) => return Ok(outcome),
+            Err(error) => tracing::warn!("{}; restart {restart} of {most}", one_line(&error)),
+        }
+        if interrupts.arrives_within(PAUSE) {
+            return Ok(Outcome::Interrupted);
+        }
+    }
+    launch::launch(plan, &mut interrupts)
 }

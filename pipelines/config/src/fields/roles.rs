@@ -49,12 +49,14 @@ pub struct RolloutRoleConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RolloutHostsConfig {
-    /// Number of hosts whose devices must have joined before the first sampling; 1 or above. Together they have a device
-    /// for each rank.
+    /// Number of hosts whose devices must have joined before the first sampling, with a device for each rank; 1 or above.
+    /// Default 1.
     pub min: usize,
-    /// Port at which rank 0 takes rollout hosts. The ranks also listen at ports that their systems assign.
+    /// Port at which rank 0 takes rollout hosts; 1 to 65535. The ranks also listen at ports that their systems assign.
+    /// Default 29600.
     pub port: u16,
-    /// Time in seconds that a rank waits for a rollout host while it has none. After it the run ends with an error.
+    /// Time in seconds that a rank without an engine waits for a rollout host before the run ends with an error; above 0,
+    /// at most 3600. Default 300.
     pub join_timeout_s: f64,
 }
 

@@ -42,7 +42,7 @@ fn in_words(kind: &str, all: &Sections) -> String {
     }
     match kind {
         "" => String::new(),
-        "u8" | "u32" | "u64" | "usize" | "i64" => "whole number".into(),
+        "u8" | "u16" | "u32" | "u64" | "usize" | "i64" => "whole number".into(),
         "f64" => "number".into(),
         "bool" => "true or false".into(),
         "String" | "SocketAddr" => "text".into(),

@@ -176,7 +176,7 @@ fn value(kind: &str, all: &Sections) -> Value {
         return json!({"type": "object", "additionalProperties": value(kind, all)});
     }
     match kind {
-        "u8" | "u32" | "u64" | "usize" => whole(0),
+        "u8" | "u16" | "u32" | "u64" | "usize" => whole(0),
         "i64" => json!({"type": "integer"}),
         "f64" => json!({"type": "number"}),
         "bool" => json!({"type": "boolean"}),
@@ -248,7 +248,7 @@ fn default(row: &Row, kind: &str, all: &Sections) -> Option<Value> {
         "String" | "PathBuf" => (word.len() < written.len()).then(|| word.into()),
         "bool" => word.parse::<bool>().ok().map(Value::from),
         "f64" => word.parse::<f64>().ok().map(|_| as_number(word, "number")),
-        "u8" | "u32" | "u64" | "usize" | "i64" | "ZeroStage" | "Devices" => {
+        "u8" | "u16" | "u32" | "u64" | "usize" | "i64" | "ZeroStage" | "Devices" => {
             word.parse::<i64>().ok().map(Value::from)
         }
         "tuple" => serde_json::from_str(word).ok(),

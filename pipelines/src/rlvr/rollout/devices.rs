@@ -144,6 +144,11 @@ impl Devices {
         self.door.is_some()
     }
 
+    /// Returns true if there is no device at present.
+    pub fn is_empty(&self) -> bool {
+        self.engines.is_empty()
+    }
+
     /// Sends `weights` of step `version`, and starts sampling with them. Prompts are dealt to the devices; equal
     /// prompts stay together. Each device samples until it has reached `goal`, and leaves the other samples
     /// unfinished. Its thread calls `ended` with each sample and its index when the sample ends. Without a device, which

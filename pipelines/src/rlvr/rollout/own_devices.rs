@@ -9,7 +9,12 @@
 //! its beginning, to which the devices' threads hand over each completion when it ends. Completions keep their
 //! indices in it across a resume, so that the same ones are scored together.
 
-use std::{collections::BTreeMap, mem, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    mem,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use anyroll_data::Record;
 use anyroll_models::Decoder;
@@ -23,7 +28,7 @@ use super::{
     queue::unfinished,
 };
 use crate::{
-    Result,
+    Error, Result,
     inference::Sample,
     rlvr::{grader::case, rewards::Rewards},
     train::Learner,
@@ -139,6 +144,10 @@ impl Rollout for OwnDevicesRollout {
             let is_whole = self.queue.groups[..wanted].iter().all(Group::is_whole);
             if !round.exchange.any(!is_whole)? {
                 break;
+            }
+            let stops = self.devices.is_empty() && round.rewards.grader.stop.load(Ordering::Relaxed);
+            if round.exchange.any(stops)? {
+                return Err(Error::Unscored);
             }
         }
         let own_devices = self.done.own_devices.or(Some(Duration::ZERO));

@@ -59,7 +59,7 @@ enum Word {
     Weights { version: u64 },
     /// They have come.
     Received { version: u64 },
-    /// So many requests follow, to be sampled until the goal.
+    /// Number of requests that follow, to be sampled until the goal.
     Begin { goal: Goal, requests: usize },
     /// A request, with its number among those of all engines.
     Request { number: usize, request: SampleRequest },
@@ -165,5 +165,23 @@ impl InFlight {
             self.0.pop_front();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_of_another_version_or_config_are_refused() {
+        let hello = |version: &str, model: &str| Hello {
+            version: version.to_owned(),
+            config: vec![("model".to_owned(), model.to_owned()), ("rollout".to_owned(), "{}".to_owned())],
+        };
+        let own = hello("1", "a");
+        assert_eq!(own.objection(&hello("1", "a")), None);
+        assert_eq!(own.objection(&hello("2", "a")).unwrap(), "its version is 2, and the trainer's is 1");
+        let words = own.objection(&hello("1", "b")).unwrap();
+        assert!(words.starts_with("its `model` is b, and the trainer's is a: "), "{words}");
     }
 }

@@ -47,3 +47,28 @@ impl Form {
         Ok((buffer, views))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use anyroll_backends::{BackendKind, DeviceId, open};
+
+    use super::*;
+
+    #[test]
+    fn a_unit_arrives_in_memory_that_has_its_form() {
+        let device = open(DeviceId { backend: BackendKind::CPU, ordinal: 0 }).unwrap();
+        let stream = Stream::torch(&device).unwrap();
+        let tensor = |shape: &[i64]| Tensor::rand(shape, (tch::Kind::BFloat16, tch::Device::Cpu));
+        let weights = vec![vec![tensor(&[3, 5]), tensor(&[7])], vec![]];
+        let forms: Vec<Form> =
+            serde_json::from_str(&serde_json::to_string(&Form::all(&weights)).unwrap()).unwrap();
+        assert_eq!(forms, Form::all(&weights));
+        let (buffer, mut views) = forms[0].memory(&stream).unwrap();
+        for (view, tensor) in views.iter_mut().zip(&weights[0]) {
+            view.copy_(tensor);
+        }
+        assert_eq!((buffer.len(), buffer.dtype()), (2 * ALIGNMENT, DType::Bf16));
+        assert_eq!(views, weights[0]);
+        assert!(forms[1].memory(&stream).unwrap().0.is_empty());
+    }
+}
