@@ -3,6 +3,7 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -17,9 +18,12 @@ use super::{
 const AHEAD: &str = "pipeline.rlvr.rollout.async.ahead=1";
 const ENDLESS: &str = "pipeline.rlvr.steps=1000000";
 
-/// Returns a port that is free now.
+/// Returns a port that is free now. It is below those that systems assign, so that no other test gets it meanwhile.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static TRIED: AtomicU16 = AtomicU16::new(0);
+    let first = 20_000 + (std::process::id() % 100) as u16 * 100;
+    let mut ports = std::iter::repeat_with(|| first + TRIED.fetch_add(1, Ordering::Relaxed) % 100);
+    ports.find(|port| TcpListener::bind(("0.0.0.0", *port)).is_ok()).expect("ports without end")
 }
 
 /// Returns the `--set` of `hosts` rollout hosts with so many devices each, and the port of rank 0 for them.
