@@ -20,7 +20,9 @@ fn hosts_that_sample_are_used_and_lost() {
     let sets = [AHEAD, HOSTS];
     let hosts = start(&sets);
     let trainer = Process::start(network.on("a", &tiny(ONE_RANK, &run, &sets)));
-    for ended in [trainer].into_iter().chain(hosts).map(Process::finish) {
+    let trainer = trainer.finish();
+    assert!(trainer.code == Some(0) && !trainer.stderr.contains("samples no more"), "{trainer:#?}");
+    for ended in hosts.map(Process::finish) {
         assert_eq!(ended.code, Some(0), "{ended:#?}");
     }
     assert_same(&own, &run);

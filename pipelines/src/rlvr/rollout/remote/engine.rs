@@ -1,6 +1,9 @@
 //! [`RemoteEngine`]: a rank's side of an engine in another process.
 
-use std::time::{Duration, Instant};
+use std::{
+    cell::Cell,
+    time::{Duration, Instant},
+};
 
 use anyroll_backends::{CollectiveGroup, Stream};
 use anyroll_config::error_chain::one_line;
@@ -60,7 +63,14 @@ impl RemoteEngine {
     fn hand_over(&mut self, weights: &Weights, version: u64) -> Result<()> {
         self.link.send(&Word::Weights { version });
         let mut in_flight = InFlight::default();
-        let is_there = || self.hear(Duration::ZERO).map(drop);
+        // The engine may have all of the weights before this side knows that they are gone.
+        let answer = Cell::new(None);
+        let is_there = || {
+            if let Some(word) = self.hear(Duration::ZERO)? {
+                answer.set(Some(word));
+            }
+            Ok(())
+        };
         for (unit, form) in weights.iter().zip(Form::all(weights)) {
             in_flight.wait(COPIES - 1, is_there)?;
             let (buffer, mut copies) = form.memory(&self.compute)?;
@@ -70,7 +80,11 @@ impl RemoteEngine {
             in_flight.push(self.group.broadcast(&buffer, 0, &self.compute)?, &self.group)?;
         }
         in_flight.wait(0, is_there)?;
-        match self.hear(self.timeout)? {
+        let answer = match answer.take() {
+            None => self.hear(self.timeout)?,
+            answer => answer,
+        };
+        match answer {
             Some(Word::Received { version: received }) if received == version => {}
             Some(_) => return Err(self.error("it says what no engine says")),
             None => return Err(self.error(format!("the weights did not come within {:?}", self.timeout))),
