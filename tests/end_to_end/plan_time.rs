@@ -52,7 +52,8 @@ fn a_step_on_many_hosts_has_phases_and_bounds() {
     assert_eq!(replicas["time"]["step"], slow["hybrid"]);
     assert_eq!(replicas["time"]["hybrid"], Value::Null);
     let weights = |report: &Value| number(&report["configured"]["plan"]["train"]["weights"]);
-    assert_eq!(weights(&replicas), 2.0 * weights(&report), "each host holds a replica");
+    let ratio = weights(&replicas) / weights(&report);
+    assert!((1.99..2.01).contains(&ratio), "each host holds a replica: {ratio}");
 }
 
 #[test]
