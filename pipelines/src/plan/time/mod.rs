@@ -1,8 +1,8 @@
 //! A step's time on paper, by phases, with the resource that bounds each.
 //!
 //! Work comes from the model's shapes ([`Decoder::work`](anyroll_models::Decoder::work)), and the walk of a step from the
-//! strategy ([`anyroll_strategy::timeline`]). This module adds the rates that a device reaches ([`rates`]), collectives
-//! over hosts ([`network`]) and sampling. `measured.tsv` has the measurements that it is compared with.
+//! strategy ([`anyroll_strategy::timeline`]). This module adds the rates that a device reaches (`rates`), collectives
+//! over hosts (`network`) and sampling. `measured.tsv` has the measurements that it is compared with.
 
 mod demand;
 mod network;
