@@ -54,9 +54,8 @@ pub struct Timeline<'a, M, D> {
     /// Time at which compute is done with all that was submitted.
     now: f64,
     waited: f64,
-    /// The same of collectives, of sums over replicas, and of copies to the device.
+    /// The same of collectives, and of copies to the device.
     collectives: f64,
-    replicas: f64,
     copies: f64,
     /// Intervals in which collectives run, that may still be ahead of compute.
     busy: Vec<Range<f64>>,
@@ -81,7 +80,6 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
             now: 0.0,
             waited: 0.0,
             collectives: 0.0,
-            replicas: 0.0,
             copies: 0.0,
             busy: Vec::new(),
             whole,
@@ -118,8 +116,8 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
         }
     }
 
-    /// Walks backward. After the last micro-batch of a step replicas sum their shards.
-    pub fn backward(&mut self, is_last: bool) {
+    /// Walks backward.
+    pub fn backward(&mut self) {
         let last = self.model.blocks() - 1;
         for block in (self.first..=last).rev() {
             self.enter(block, (block > self.first).then(|| block - 1));
@@ -131,21 +129,26 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
             let model = self.model;
             for &unit in model.units_of(block) {
                 if model.units()[unit].trainable && first_reader(model, unit) == block {
-                    self.reduce(unit, is_last);
+                    self.reduce(unit);
                 }
             }
             self.leave(block, self.first..block);
         }
-        self.settle(0, is_last);
-        self.accumulated = !is_last;
+        self.settle(0);
+        self.accumulated = true;
     }
 
-    /// Walks the optimizer's step. Its states are on the device from `states_at` on.
+    /// Walks the optimizer's step, which begins with the sum over replicas. Its states are on the device from `states_at` on.
     pub fn step(&mut self, states_at: f64) {
         const F32: usize = 4;
         let trained: Vec<usize> =
             (0..self.layouts.len()).filter(|&unit| self.model.units()[unit].trainable).collect();
-        self.wait(self.replicas);
+        let shards = trained.iter().map(|&unit| self.layouts[unit].shard_len() * F32);
+        let sums: f64 = shards.map(|bytes| self.durations.replicate(bytes)).sum();
+        if sums > 0.0 {
+            let end = self.collective(sums);
+            self.wait(end);
+        }
         for &unit in &trained {
             self.run(self.durations.memory(self.layouts[unit].shard_len() * F32));
         }
@@ -178,11 +181,12 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
                 self.wait(end); // before the next user of this memory
             }
         }
+        self.accumulated = false;
     }
 
     /// Waits for everything in flight.
     pub fn finish(&mut self) {
-        self.wait(self.collectives.max(self.replicas).max(self.copies));
+        self.wait(self.collectives.max(self.copies));
     }
 
     /// Gathers all weights for sampling, unit by unit, if they are not whole on each rank anyway.
@@ -258,16 +262,16 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
         self.collectives
     }
 
-    fn reduce(&mut self, unit: usize, is_last: bool) {
+    fn reduce(&mut self, unit: usize) {
         let weight = self.config.precision.dtype().size_bytes();
         let duration = self.durations.reduce(self.layouts[unit].len * weight);
         let end = self.collective(duration);
         self.reducing.push_back((unit, end));
-        self.settle(1, is_last);
+        self.settle(1);
     }
 
     /// Accumulates slices that have arrived, until at most `in_flight` are left.
-    fn settle(&mut self, in_flight: usize, is_last: bool) {
+    fn settle(&mut self, in_flight: usize) {
         const F32: usize = 4;
         let weight = self.config.precision.dtype().size_bytes();
         while self.reducing.len() > in_flight {
@@ -276,12 +280,6 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
             let (len, shard) = (self.layouts[unit].len, self.layouts[unit].shard_len());
             let added = if self.accumulated { 2 } else { 1 };
             self.run(self.durations.memory(len * weight + added * shard * F32));
-            let duration = if is_last { self.durations.replicate(shard * F32) } else { 0.0 };
-            if duration > 0.0 {
-                let start = self.replicas.max(self.now);
-                self.replicas = start + duration;
-                self.busy.push(start..self.replicas);
-            }
         }
     }
 
@@ -375,7 +373,7 @@ mod tests {
         let model = decoder();
         assert_eq!((model.blocks(), model.units().len()), (6, 6));
         let mut line = Timeline::new(&model, config, 2, &durations);
-        [line.time(|it| it.forward(true)), line.time(|it| it.backward(true)), line.time(|it| it.step(0.0))]
+        [line.time(|it| it.forward(true)), line.time(|it| it.backward()), line.time(|it| it.step(0.0))]
     }
 
     fn close(found: Elapsed, total: f64, waited: f64) {
@@ -430,15 +428,15 @@ mod tests {
     }
 
     #[test]
-    fn replicas_sum_their_shards_once_beside_backward() {
+    fn replicas_sum_their_shards_once_before_the_step() {
         let model = decoder();
         let durations = Fixed { backward: 2.0, replicate: 1.0, ..Fixed::default() };
         let mut line = Timeline::new(&model, at(ZeroStage::Zero3), 2, &durations);
         line.forward(true);
-        close(line.time(|it| it.backward(false)), 12.0, 0.0);
+        close(line.time(|it| it.backward()), 12.0, 0.0);
         line.forward(true);
-        close(line.time(|it| it.backward(true)), 12.0, 0.0);
-        close(line.time(|it| it.step(0.0)), 2.0, 2.0); // the last two units
+        close(line.time(|it| it.backward()), 12.0, 0.0);
+        close(line.time(|it| it.step(0.0)), 6.0, 6.0); // as `Zero` sums all units after backward
     }
 
     /// States on their way from the host hold up the optimizer, not the passes before it.

@@ -70,7 +70,7 @@ pub struct Phase {
 
 impl Phase {
     fn new(name: &'static str, Elapsed { total, waited }: Elapsed, demand: Demand) -> Self {
-        // A phase may also wait for what others have submitted: the optimizer for sums over replicas.
+        // A phase may also wait for what others have submitted: forward for gathers of new weights.
         let is_others = 2.0 * waited > total && demand.is_bound_by_device();
         let bound = if is_others { "collectives in flight" } else { demand.bound() };
         Self { name, seconds: total, waited_s: waited, demand, bound }
