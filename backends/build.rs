@@ -20,9 +20,7 @@ fn main() {
         .warnings(false) // libtorch's headers warn by the thousand; ours are checked with -Wall by hand
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
-        .include("shim/gloo_stub")
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        .define("USE_C10D_GLOO", None)
         .define("USE_DISTRIBUTED", None)
         .files([
             "shim/attention.cpp",

@@ -1,28 +1,15 @@
-// Rendezvous and host collectives: c10d's TCPStore and Gloo, which libtorch_cpu carries on every machine.
+// The rendezvous: c10d's TCPStore, which libtorch_cpu carries on every machine.
 #include <c10/util/Logging.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <chrono>
 #include <cstring>
-#include <sstream>
 #include <string>
 #include "shim.h"
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
-using GlooPtr = c10::intrusive_ptr<c10d::ProcessGroupGloo>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using std::chrono::milliseconds;
-
-static at::Tensor& tensor(void* t) { return *static_cast<at::Tensor*>(t); }
-static c10d::ProcessGroupGloo& group(void* pg) { return **static_cast<GlooPtr*>(pg); }
-
-// Starts an operation and hands its Work to Rust, which waits on it with a deadline.
-template <typename Start>
-static void* started(Start start) {
-  return guarded<void*>(nullptr, [&]() -> void* { return new WorkPtr(start()); });
-}
 
 extern "C" {
 // ---- TCPStore ----
@@ -76,40 +63,4 @@ int64_t anyroll_store_get(void* store, const char* key, uint8_t* out, size_t cap
   });
 }
 void anyroll_store_free(void* store) { delete static_cast<StorePtr*>(store); }
-
-// ---- Gloo ----
-// Offers other ranks the addresses of `interfaces`, names separated by commas, or, if that is empty, the address `host`.
-void* anyroll_gloo_new(void* store, int rank, int world_size, int64_t timeout_ms, const char* host,
-                       const char* interfaces) {
-  return guarded<void*>(nullptr, [&]() -> void* {
-    auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
-    options->threads = 0;  // they are for collectives of Gloo's own, of which there are none
-    std::istringstream names(interfaces);
-    for (std::string name; std::getline(names, name, ',');)
-      options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(name));
-    if (options->devices.empty()) options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(host));
-    return new GlooPtr(
-        c10::make_intrusive<c10d::ProcessGroupGloo>(*static_cast<StorePtr*>(store), rank, world_size, options));
-  });
-}
-void anyroll_gloo_free(void* pg) { delete static_cast<GlooPtr*>(pg); }
-
-void* anyroll_gloo_send(void* pg, void* t, int peer, int tag) {
-  return started([&]() -> WorkPtr {
-    std::vector<at::Tensor> tensors{tensor(t)};
-    return group(pg).send(tensors, peer, tag);
-  });
-}
-void* anyroll_gloo_recv(void* pg, void* t, int peer, int tag) {
-  return started([&]() -> WorkPtr {
-    std::vector<at::Tensor> tensors{tensor(t)};
-    return group(pg).recv(tensors, peer, tag);
-  });
-}
-
-// 0: done, -1: failed, with the reason in the last error.
-int anyroll_work_wait(void* work, int64_t timeout_ms) {
-  return guarded<int>(-1, [&] { return (*static_cast<WorkPtr*>(work))->wait(milliseconds(timeout_ms)) ? 0 : -1; });
-}
-void anyroll_work_free(void* work) { delete static_cast<WorkPtr*>(work); }
 }

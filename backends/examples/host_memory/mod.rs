@@ -1,5 +1,5 @@
-//! A backend to start from: memory of the host, and streams that are threads. Collectives are Gloo's, which moves whatever
-//! the host can reach. `docs/adding_a_backend.md` says what each part becomes on an accelerator.
+//! A backend to start from: memory of the host, and streams that are threads. Collectives go over TCP, which moves
+//! whatever the host can reach. `docs/adding_a_backend.md` says what each part becomes on an accelerator.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},

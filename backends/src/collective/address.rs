@@ -9,6 +9,8 @@ use std::{
     net::{IpAddr, ToSocketAddrs, UdpSocket},
 };
 
+use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
+
 use super::rendezvous::{Rendezvous, Store};
 use crate::Result;
 
@@ -31,6 +33,29 @@ impl fmt::Display for Offered {
 }
 
 impl Offered {
+    /// Returns the address: of interfaces that of the first which has one, of IPv4 before IPv6.
+    ///
+    /// # Errors
+    /// The names, if none of them has an address, or the system's words.
+    pub(super) fn address(&self) -> Result<IpAddr, String> {
+        let names = match self {
+            Offered::Address(address) => return Ok(*address),
+            Offered::Interfaces(names) => names,
+        };
+        let found: Vec<(String, IpAddr)> = getifaddrs()
+            .map_err(|error| format!("the interfaces of this host: {error}"))?
+            .filter_map(|interface| Some((interface.interface_name, ip(&interface.address?)?)))
+            .collect();
+        let of = |name: &str| {
+            let addresses = || found.iter().filter(|(of, _)| of == name).map(|(_, address)| *address);
+            addresses().find(IpAddr::is_ipv4).or_else(|| addresses().next())
+        };
+        names
+            .split(',')
+            .find_map(|name| of(name.trim()))
+            .ok_or_else(|| "no such interface has an address".to_owned())
+    }
+
     /// Finds the address for the ranks of `store`.
     ///
     /// # Errors
@@ -59,6 +84,14 @@ impl Offered {
         }
         Ok(Offered::Address(seen_by_others(route.from, &routes, is_of_this_host)))
     }
+}
+
+/// Returns the address, unless it is of another family or counts on one link only.
+fn ip(address: &SockaddrStorage) -> Option<IpAddr> {
+    let of_v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+    let of_v6 =
+        || address.as_sockaddr_in6().map(|address| address.ip()).filter(|ip| !ip.is_unicast_link_local());
+    of_v4.or_else(|| of_v6().map(IpAddr::V6))
 }
 
 /// Both ends of the way from a rank to the rendezvous.

@@ -2,19 +2,20 @@
 
 mod address;
 pub(crate) mod communicator;
-pub(crate) mod gloo;
 mod group;
 mod host_copies;
 pub(crate) mod in_rank_order;
+mod links;
 mod notice;
 pub(crate) mod rendezvous;
+pub(crate) mod sockets;
 
 use std::{fmt, sync::Arc};
 
 use crate::{Buffer, DType, Error, Result, Stream};
-pub use gloo::connect_through_host;
 pub use group::{CollectiveGroup, Work};
 pub use rendezvous::{Listener, Rendezvous, Store};
+pub use sockets::connect_through_host;
 
 /// The operation that combines elements of several ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -37,8 +37,8 @@ pub struct Rendezvous {
     pub agent_store: Option<String>,
     /// The socket on which rank 0 serves the store; empty: it binds `master_port` itself.
     pub listener: Listener,
-    /// Interfaces whose addresses Gloo offers the other ranks, names separated by commas; `None`: the address on the way
-    /// to the rendezvous.
+    /// Interfaces, names separated by commas: the other ranks are offered the address of the first that has one. `None`: the
+    /// address on the way to the rendezvous.
     pub interfaces: Option<String>,
     /// Time that ranks wait for one another, here and in every collective.
     pub timeout: Duration,

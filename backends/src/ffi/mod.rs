@@ -81,19 +81,6 @@ unsafe extern "C" {
         timeout_ms: i64,
     ) -> i64;
     pub(crate) fn anyroll_store_free(store: *mut c_void);
-    pub(crate) fn anyroll_gloo_new(
-        store: *mut c_void,
-        rank: c_int,
-        world_size: c_int,
-        timeout_ms: i64,
-        host: *const c_char,
-        interfaces: *const c_char,
-    ) -> *mut c_void;
-    pub(crate) fn anyroll_gloo_free(pg: *mut c_void);
-    pub(crate) fn anyroll_gloo_send(pg: *mut c_void, t: *mut c_void, peer: c_int, tag: c_int) -> *mut c_void;
-    pub(crate) fn anyroll_gloo_recv(pg: *mut c_void, t: *mut c_void, peer: c_int, tag: c_int) -> *mut c_void;
-    pub(crate) fn anyroll_work_wait(work: *mut c_void, timeout_ms: i64) -> c_int;
-    pub(crate) fn anyroll_work_free(work: *mut c_void);
 }
 
 /// The message of the last call of this thread that failed, without the C++ backtrace.

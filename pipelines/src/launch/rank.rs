@@ -19,7 +19,7 @@ pub struct Rank {
     pub master_port: u16,
     /// Prefix of our keys in the store that the launcher serves there; `None` if rank 0 serves it.
     pub agent_store: Option<String>,
-    /// Interfaces whose addresses Gloo offers the other ranks; see [`Rendezvous::interfaces`].
+    /// Interfaces whose address the other ranks are offered; see [`Rendezvous::interfaces`].
     pub interfaces: Option<String>,
 }
 

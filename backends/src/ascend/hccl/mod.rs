@@ -25,8 +25,8 @@ use crate::{
     Buffer, Collective, DType, Device, P2p, PinnedBuffer, ReduceOp, Result, Store, Stream,
     collective::{
         communicator::{Communicator, Workspace},
-        gloo::reduce_in_rank_order,
         in_rank_order::InRankOrder,
+        sockets::reduce_in_rank_order,
     },
     device::unsupported,
 };

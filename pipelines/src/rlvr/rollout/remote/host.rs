@@ -48,7 +48,7 @@ pub struct Trainer<'a> {
     pub port: u16,
     /// Most time to wait for it.
     pub join_timeout: Duration,
-    /// Interfaces whose addresses Gloo offers the trainer.
+    /// Interfaces whose address the trainer is offered.
     pub interfaces: Option<String>,
 }
 

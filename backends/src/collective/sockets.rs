@@ -1,13 +1,13 @@
-//! [`Collective`] over libtorch's Gloo: for the CPU, and for devices that have no library of their own.
+//! [`Collective`] over TCP: for the CPU, and for devices that have no library of their own.
 //!
-//! Operations run on the stream's host thread. Gloo only moves bytes here, straight between the buffers of two
-//! ranks, or between copies of them in pinned memory where the host does not see a device's own; sums are ours, in
-//! rank order and in fp32 for floats, so that every rank gets the same bits at every world size and for every element
-//! type. Gloo's own collectives are left alone: libtorch 2.11 notes each of them in one table of all groups of the
-//! process, without a lock, and groups that begin at the same time crash.
+//! Operations run on the stream's host thread. Sockets move bytes straight between the buffers of two ranks, or between
+//! copies of them in pinned memory where the host does not see a device's own. Sums are in rank order, and in fp32 for
+//! floats, so that every rank gets the same bits at every world size and for every element type.
+//!
+//! libtorch's Gloo could move the bytes too. With more ranks than cores it spends half of their time on a thread that asks
+//! for a lock whose holder waits for that very core.
 
 use std::{
-    ffi::{CString, c_int, c_void},
     iter,
     sync::{
         Arc, Mutex, OnceLock,
@@ -21,12 +21,13 @@ use tch::{Kind, Tensor};
 use super::{
     address::Offered,
     host_copies::{HostCopies, Operand},
+    links::{Broken, Links, Transfer},
     notice::Notice,
-    rendezvous::{Rendezvous, millis},
+    rendezvous::Rendezvous,
 };
-use crate::{Buffer, Collective, Error, P2p, ReduceOp, Result, Store, Stream, ffi};
+use crate::{Buffer, Collective, Error, P2p, ReduceOp, Result, Store, Stream};
 
-/// Gloo gives up this much later than the deadline of the group above, which then names the operation first.
+/// Transfers give up this much later than the deadline of the group above, which then names the operation first.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Connects the ranks that share `store` through the host's memory: for a backend without a library of collectives, whose
@@ -35,12 +36,12 @@ const GRACE: Duration = Duration::from_secs(1);
 /// # Errors
 /// [`Error::Rendezvous`] when ranks do not meet.
 pub fn connect_through_host(store: Store) -> Result<Arc<dyn Collective>> {
-    Ok(Arc::new(Gloo::connect(store)?))
+    Ok(Arc::new(Sockets::connect(store)?))
 }
 
 /// See the module's description.
 #[derive(Debug)]
-struct Gloo {
+struct Sockets {
     shared: Arc<Shared>,
     store: Store,
     splits: AtomicU64,
@@ -50,24 +51,17 @@ struct Gloo {
 /// State that operations in flight share.
 #[derive(Debug)]
 struct Shared {
-    raw: *mut c_void,
+    links: Links,
     rank: usize,
     world_size: usize,
     timeout: Duration,
     aborted: AtomicBool,
     failure: Mutex<Option<Error>>,
-    /// Peer of the transfer that is waited for.
-    awaited: Mutex<Option<usize>>,
     /// Name of each rank's host, unless all are on one.
     hosts: OnceLock<Vec<String>>,
 }
 
-// SAFETY: c10d's process groups lock inside, and operations come from one stream's thread at a time.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Gloo {
+impl Sockets {
     fn connect(store: Store) -> Result<Self> {
         let offered = Offered::to_ranks_of(&store)?;
         let rendezvous = store.rendezvous();
@@ -81,7 +75,6 @@ impl Gloo {
             let late = || format!("not all came within {:?}", rendezvous.timeout);
             failed(heard.map_or_else(late, str::to_owned))
         };
-        // Gloo tries again, and each time for as long as it may.
         let (deadline, notice) = (rendezvous.timeout + GRACE, Notice::among(&store)?);
         let shared = rendezvous.in_time(deadline, notice.as_ref(), connect, ended);
         let shared = Arc::new(Notice::telling(notice.as_ref(), shared)?);
@@ -120,7 +113,7 @@ impl Gloo {
     }
 }
 
-impl Collective for Gloo {
+impl Collective for Sockets {
     fn rank(&self) -> usize {
         self.shared.rank
     }
@@ -135,38 +128,38 @@ impl Collective for Gloo {
 
     fn broadcast(&self, buffer: &Buffer, root: usize, stream: &Stream) -> Result<()> {
         let operands = [Operand::Update(&buffer.as_bytes())];
-        self.enqueue("broadcast", &operands, stream, move |gloo, tensors| gloo.spread(&tensors[0], root))
+        self.enqueue("broadcast", &operands, stream, move |shared, tensors| shared.spread(&tensors[0], root))
     }
 
     fn all_reduce(&self, buffer: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
         op.check(buffer.dtype())?;
-        self.enqueue("all_reduce", &[Operand::Update(buffer)], stream, move |gloo, tensors| {
+        self.enqueue("all_reduce", &[Operand::Update(buffer)], stream, move |shared, tensors| {
             let whole = &tensors[0];
             // Each rank reduces one slice of all, and then everybody gets every slice. The last may be shorter.
-            let slices = slices(whole, whole.numel().div_ceil(gloo.world_size), gloo.world_size)?;
-            let reduced = gloo.reduce("all_reduce", &slices, op)?;
-            slices[gloo.rank].shallow_clone().f_copy_(&reduced)?;
-            gloo.gather("all_reduce", &slices)
+            let slices = slices(whole, whole.numel().div_ceil(shared.world_size), shared.world_size)?;
+            let reduced = shared.reduce("all_reduce", &slices, op)?;
+            slices[shared.rank].shallow_clone().f_copy_(&reduced)?;
+            shared.gather("all_reduce", &slices)
         })
     }
 
     fn all_gather(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
         let operands = [Operand::Write(output), Operand::Read(input)];
-        self.enqueue("all_gather", &operands, stream, move |gloo, tensors| {
+        self.enqueue("all_gather", &operands, stream, move |shared, tensors| {
             let (output, input) = (&tensors[0], &tensors[1]);
-            let slices = slices(output, input.numel(), gloo.world_size)?;
-            copy_unless_same(&slices[gloo.rank], input)?;
-            gloo.gather("all_gather", &slices)
+            let slices = slices(output, input.numel(), shared.world_size)?;
+            copy_unless_same(&slices[shared.rank], input)?;
+            shared.gather("all_gather", &slices)
         })
     }
 
     fn reduce_scatter(&self, output: &Buffer, input: &Buffer, op: ReduceOp, stream: &Stream) -> Result<()> {
         op.check(input.dtype())?;
         let operands = [Operand::Write(output), Operand::Read(input)];
-        self.enqueue("reduce_scatter", &operands, stream, move |gloo, tensors| {
+        self.enqueue("reduce_scatter", &operands, stream, move |shared, tensors| {
             let (output, input) = (&tensors[0], &tensors[1]);
-            let slices = slices(input, output.numel(), gloo.world_size)?;
-            let reduced = gloo.reduce("reduce_scatter", &slices, op)?;
+            let slices = slices(input, output.numel(), shared.world_size)?;
+            let reduced = shared.reduce("reduce_scatter", &slices, op)?;
             output.shallow_clone().f_copy_(&reduced)?;
             Ok(())
         })
@@ -174,14 +167,15 @@ impl Collective for Gloo {
 
     fn all_to_all(&self, output: &Buffer, input: &Buffer, stream: &Stream) -> Result<()> {
         let operands = [Operand::Write(output), Operand::Read(input)];
-        self.enqueue("all_to_all", &operands, stream, move |gloo, tensors| {
+        self.enqueue("all_to_all", &operands, stream, move |shared, tensors| {
             let (output, input) = (&tensors[0], &tensors[1]);
-            let len = input.numel() / gloo.world_size;
-            let (to, from) = (slices(output, len, gloo.world_size)?, slices(input, len, gloo.world_size)?);
-            copy_unless_same(&to[gloo.rank], &from[gloo.rank])?;
-            let sends = gloo.peers().map(|peer| Transfer::send(&from[peer], peer));
-            let receives = gloo.peers().map(|peer| Transfer::receive(&to[peer], peer));
-            gloo.exchange("all_to_all", &receives.chain(sends).collect::<Vec<_>>())
+            let len = input.numel() / shared.world_size;
+            let (to, from) =
+                (slices(output, len, shared.world_size)?, slices(input, len, shared.world_size)?);
+            copy_unless_same(&to[shared.rank], &from[shared.rank])?;
+            let sends = shared.peers().map(|peer| Transfer::send(&from[peer], peer));
+            let receives = shared.peers().map(|peer| Transfer::receive(&to[peer], peer));
+            shared.exchange("all_to_all", &receives.chain(sends).collect::<Vec<_>>())
         })
     }
 
@@ -203,18 +197,17 @@ impl Collective for Gloo {
                 P2p::Recv { from, .. } => (*from, false),
             })
             .collect();
-        self.enqueue("batch", &operands, stream, move |gloo, tensors| {
-            let ready = peers.into_iter().zip(tensors).map(|((peer, is_send), tensor)| Transfer {
-                tensor: tensor.shallow_clone(),
-                peer,
-                is_send,
+        self.enqueue("batch", &operands, stream, move |shared, tensors| {
+            let ready = peers.into_iter().zip(tensors).map(|((peer, is_send), tensor)| match is_send {
+                true => Transfer::send(tensor, peer),
+                false => Transfer::receive(tensor, peer),
             });
-            gloo.exchange("batch", &ready.collect::<Vec<_>>())
+            shared.exchange("batch", &ready.collect::<Vec<_>>())
         })
     }
 
     fn barrier(&self, stream: &Stream) -> Result<()> {
-        self.enqueue("barrier", &[], stream, |gloo, _| gloo.meet())
+        self.enqueue("barrier", &[], stream, |shared, _| shared.meet())
     }
 
     fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Arc<dyn Collective>>> {
@@ -233,8 +226,7 @@ impl Collective for Gloo {
     }
 
     fn waits_for(&self) -> Option<String> {
-        let peer = *self.shared.awaited.lock().unwrap();
-        peer.map(|peer| self.shared.words_for(peer))
+        self.shared.links.awaited().map(|peer| self.shared.words_for(peer))
     }
 
     fn check(&self) -> Result<()> {
@@ -243,7 +235,7 @@ impl Collective for Gloo {
 
     fn abort(&self, _why: &str) {
         self.shared.aborted.store(true, Ordering::Release);
-        self.shared.interrupt();
+        self.shared.links.close();
     }
 }
 
@@ -251,33 +243,21 @@ impl Shared {
     /// Connects this rank of `store` to the others.
     ///
     /// # Errors
-    /// The words of Gloo.
+    /// The failure, in words.
     fn connect(store: &Store, offered: &Offered) -> Result<Self, String> {
         let Rendezvous { rank, world_size, timeout, .. } = *store.rendezvous();
         let timeout = timeout + GRACE;
-        let (host, interfaces) = match offered {
-            Offered::Address(address) => (address.to_string(), String::new()),
-            Offered::Interfaces(names) => (String::new(), names.clone()),
-        };
-        let [host, interfaces] =
-            [host, interfaces].map(|text| CString::new(text).expect("no variable and no address has a NUL"));
-        // SAFETY: the store and the strings live through the call.
-        let raw = unsafe {
-            ffi::anyroll_gloo_new(
-                store.raw(),
-                rank as c_int,
-                world_size as c_int,
-                millis(timeout),
-                host.as_ptr(),
-                interfaces.as_ptr(),
-            )
-        };
-        if raw.is_null() {
-            return Err(ffi::last_error());
-        }
+        let links = Links::connect(store, offered.address()?, timeout)?;
         let aborted = AtomicBool::new(false);
-        let (failure, awaited, hosts) = (Mutex::default(), Mutex::default(), OnceLock::new());
-        Ok(Shared { raw, rank, world_size, timeout, aborted, failure, awaited, hosts })
+        Ok(Shared {
+            links,
+            rank,
+            world_size,
+            timeout,
+            aborted,
+            failure: Mutex::default(),
+            hosts: OnceLock::new(),
+        })
     }
 
     fn state(&self, call: &str) -> Result<()> {
@@ -294,29 +274,7 @@ impl Shared {
     fn fail(&self, error: Error) {
         if !self.aborted.load(Ordering::Acquire) {
             self.failure.lock().unwrap().get_or_insert(error);
-            self.interrupt();
-        }
-    }
-
-    /// Wakes whoever waits in this communicator: here, and through the closed connections on the other ranks.
-    ///
-    /// Gloo has no call for it. But a receive that passes its deadline fails everything that is pending on the
-    /// communicator's connections and closes them, so one that nobody answers does it.
-    fn interrupt(&self) {
-        const UNANSWERED_TAG: c_int = c_int::MAX;
-        let nothing = Tensor::zeros([1], (Kind::Uint8, tch::Device::Cpu));
-        for peer in (0..self.world_size).filter(|peer| *peer != self.rank) {
-            // SAFETY: the group is live, and the tensor is until the receive has failed.
-            let work = unsafe {
-                ffi::anyroll_gloo_recv(self.raw, ffi::tensor_ptr(&nothing), peer as c_int, UNANSWERED_TAG)
-            };
-            if !work.is_null() {
-                // SAFETY: the shim handed us this Work, and we free it once. It fails, as it should.
-                unsafe {
-                    ffi::anyroll_work_wait(work, 1);
-                    ffi::anyroll_work_free(work);
-                }
-            }
+            self.links.close();
         }
     }
 
@@ -326,20 +284,14 @@ impl Shared {
         (1..world_size).map(move |step| (rank + step) % world_size)
     }
 
-    /// Runs all transfers at once. Those of no elements are nothing, on both sides.
+    /// Makes all transfers at once.
     fn exchange(&self, call: &'static str, transfers: &[Transfer]) -> Result<()> {
-        const TAG: c_int = 0; // transfers between two ranks match in order, so one tag serves all
-        let mut started = Vec::with_capacity(transfers.len());
-        for Transfer { tensor, peer, is_send } in transfers.iter().filter(|one| one.tensor.numel() > 0) {
-            // Gloo knows few element types; everything is bytes to what only moves it.
-            let bytes = tensor.f_view_dtype(Kind::Uint8)?;
-            let start = if *is_send { ffi::anyroll_gloo_send } else { ffi::anyroll_gloo_recv };
-            // SAFETY: the group is live, and so is the tensor's memory until `finish` returns.
-            started.push((*peer, unsafe { start(self.raw, ffi::tensor_ptr(&bytes), *peer as c_int, TAG) }));
-        }
-        // All are waited for, also after a failure: the memory is in use until then.
-        let finish = |(peer, work)| self.finish(call, peer, work);
-        started.into_iter().map(finish).fold(Ok(()), Result::and)
+        self.links.exchange(transfers, self.timeout)?.map_err(|Broken { peer, message }| Error::Collective {
+            call: call.into(),
+            rank: self.rank,
+            world_size: self.world_size,
+            message: format!("with {}: {message}", self.words_for(peer)),
+        })
     }
 
     /// Gives every rank the slice of every other; each brings its own.
@@ -396,53 +348,6 @@ impl Shared {
         let host = self.hosts.get().and_then(|names| names.get(rank));
         host.map_or_else(|| format!("rank {rank}"), |host| format!("rank {rank} on {host}"))
     }
-
-    /// Waits for a transfer that was started with `peer`, or returns the error of its start.
-    fn finish(&self, call: &'static str, peer: usize, work: *mut c_void) -> Result<()> {
-        let error = || Error::Collective {
-            call: call.into(),
-            rank: self.rank,
-            world_size: self.world_size,
-            message: format!("with {}: {}", self.words_for(peer), ffi::last_error()),
-        };
-        if work.is_null() {
-            return Err(error());
-        }
-        *self.awaited.lock().unwrap() = Some(peer);
-        // SAFETY: the shim handed us this Work, and we free it once.
-        let code = unsafe { ffi::anyroll_work_wait(work, millis(self.timeout)) };
-        let outcome = if code == 0 { Ok(()) } else { Err(error()) };
-        *self.awaited.lock().unwrap() = None;
-        // SAFETY: as above; c10d's own threads hold their own reference.
-        unsafe { ffi::anyroll_work_free(work) };
-        outcome
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // The destructor joins Gloo's threads. None waits for another rank: after a success there is nothing to
-        // wait for, and a failure has interrupted them.
-        // SAFETY: no operation holds the group any more.
-        unsafe { ffi::anyroll_gloo_free(self.raw) };
-    }
-}
-
-/// One transfer of an operation.
-struct Transfer {
-    tensor: Tensor,
-    peer: usize,
-    is_send: bool,
-}
-
-impl Transfer {
-    fn send(tensor: &Tensor, to: usize) -> Self {
-        Self { tensor: tensor.shallow_clone(), peer: to, is_send: true }
-    }
-
-    fn receive(tensor: &Tensor, from: usize) -> Self {
-        Self { tensor: tensor.shallow_clone(), peer: from, is_send: false }
-    }
 }
 
 /// `count` views of `len` elements each, in order; shorter where `tensor` ends.
@@ -492,7 +397,6 @@ mod tests {
     use super::*;
     use crate::{BackendKind, DType, DeviceId, Rendezvous, open};
 
-    /// libtorch's own collectives crash here: see the module's description.
     #[test]
     fn groups_of_one_process_begin_side_by_side() {
         let places = Rendezvous::in_this_process(1, Duration::from_secs(60)).unwrap();
@@ -503,11 +407,11 @@ mod tests {
             let buffer = Buffer::zeros(&stream, 1, DType::U8).unwrap();
             for number in 0..100 {
                 let part = store.prefix(&format!("{thread}/{number}/"), 0, 1).unwrap();
-                let gloo = Gloo::connect(part).unwrap();
-                gloo.broadcast(&buffer, 0, &stream).unwrap();
-                gloo.barrier(&stream).unwrap();
+                let group = Sockets::connect(part).unwrap();
+                group.broadcast(&buffer, 0, &stream).unwrap();
+                group.barrier(&stream).unwrap();
                 stream.synchronize().unwrap();
-                gloo.check().unwrap();
+                group.check().unwrap();
             }
         };
         let begin = &begin;
