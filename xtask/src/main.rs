@@ -108,7 +108,13 @@ fn run(args: &[OsString]) -> Result<()> {
 
 fn test(args: &[OsString]) -> Result<()> {
     Setup::default().run(&root())?;
-    cargo(&["test", "--release", "--workspace"], args)
+    // Several tests run at once and share the cores: one more than these, since some wait for others' programs, and each
+    // with one thread of its own in libtorch.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let tests = (cores + 1).to_string();
+    let asked = [("RUST_TEST_THREADS", tests.as_str()), ("OMP_NUM_THREADS", "1")];
+    let variables: Vec<_> = asked.into_iter().filter(|(name, _)| env::var_os(name).is_none()).collect();
+    process::cargo_with(&["test", "--release", "--workspace"], args, &variables)
 }
 
 /// Builds the wheel; with `--test` installs and tries it, too.
