@@ -28,6 +28,7 @@ mod ilql;
 mod image_rewards;
 mod inference;
 mod init;
+mod layers;
 mod learning;
 mod merged_adapters;
 mod mistakes;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use anyroll_backends::ops::{Divergence, Packing, upload};
 use tch::{Device, Tensor};
 
-use crate::slice::Slice;
+use crate::slice::{Slice, Turn};
 use crate::{Error, Result};
 
 /// A prompt and its completion.
@@ -76,7 +76,9 @@ pub struct PackedBatch {
     pub(crate) row_keys: Option<Tensor>,
     /// Teacher to compare with.
     pub(crate) teacher: Option<Teacher>,
-    /// This rank's rows, if several ranks run the batch together: tokens and targets are then those of the rows.
+    /// Its place among the batches of several ranks, if these run them together.
+    pub(crate) turn: Option<Turn>,
+    /// This rank's rows, if several ranks each take some: tokens and targets are then those of the rows.
     pub(crate) slice: Option<Slice>,
 }
 
@@ -124,6 +126,7 @@ impl PackedBatch {
             adapters: true,
             row_keys: None,
             teacher: None,
+            turn: None,
             slice: None,
         })
     }

@@ -10,6 +10,7 @@
 mod autograd;
 pub mod batch;
 pub mod clip;
+mod cut;
 pub mod decoder;
 pub mod diffusion;
 mod error;
@@ -25,6 +26,7 @@ mod slice;
 pub mod t5;
 
 pub use batch::{PackedBatch, Sequence, Teacher, targets_in};
+pub use cut::{Cut, Run};
 pub use decoder::{
     Activation, AdapterShape, BlockWork, Decoder, DecoderConfig, DeepseekV3, ExpertNames, ExpertsConfig,
     Expressed, HiddenModel, IlqlGrad, IlqlModel, IlqlScores, KvCache, LoraConfig, LoraTarget, LoraTargets,
@@ -38,4 +40,4 @@ pub use model::{
     Grads, Model, Output, OutputGrad, ParamSpec, Saved, Scores, ScoresGrad, Unit, UnitGrads, Weights,
 };
 pub use random::normals;
-pub use slice::{Peers, Room, join_columns};
+pub use slice::{Peers, Room, Sharers, absent, join_columns};

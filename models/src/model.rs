@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tch::Tensor;
 
-use crate::{Error, Peers, Result};
+use crate::{Cut, Error, Peers, Result, Sharers};
 use anyroll_backends::ops::{self, Store};
 
 /// Parameters that are laid out, gathered and reduced together, in one flat buffer.
@@ -148,12 +148,30 @@ pub trait Model: Send + Sync {
         Ok(saved)
     }
 
-    /// Cuts the batches of all `peers`, which run them together: returns this rank's part of each, in rank order. All
+    /// Returns this rank's part of the model, which `peers` hold and run together. Its units have the shapes of
+    /// [`Self::cut_on`]. The default refuses.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a shape that the ranks cannot share.
+    fn split_over(&self, _peers: &Arc<dyn Peers>) -> Result<Self>
+    where
+        Self: Sized,
+    {
+        let problem = "is of a kind that ranks do not hold together".to_owned();
+        Err(Error::Input { what: "model", problem })
+    }
+
+    /// Returns the part that `rank` has of a parameter, of a model that [`Self::split_over`] returned.
+    fn cut_on(&self, _rank: usize, _unit: usize, _param: usize) -> Cut {
+        Cut::Whole
+    }
+
+    /// Cuts the batches of all `sharers`, which run them together: returns this rank's part of each, in rank order. All
     /// of them call this at once. The default refuses.
     ///
     /// # Errors
     /// A model or a batch that cannot be cut, a failure of another rank, or libtorch's error.
-    fn cut(&self, _batch: &Self::Batch, _peers: &Arc<dyn Peers>) -> Result<Vec<Self::Batch>> {
+    fn cut(&self, _batch: &Self::Batch, _sharers: &Sharers) -> Result<Vec<Self::Batch>> {
         Err(not_cut())
     }
 

@@ -6,7 +6,7 @@
 
 use std::{fmt, sync::Arc};
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::Result;
 
@@ -96,13 +96,85 @@ pub fn join_columns(parts: &Tensor, count: i64, joined: &mut Tensor) -> Result<(
     Ok(())
 }
 
+/// Returns the first of `count` ranks whose others do not exist: for a model whose part is planned and not run.
+pub fn absent(count: usize) -> Arc<dyn Peers> {
+    Arc::new(Absent { count })
+}
+
+#[derive(Debug)]
+struct Absent {
+    count: usize,
+}
+
+impl Peers for Absent {
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn all_to_all(&self, _: &Tensor) -> Result<Tensor> {
+        unreachable!("a planned model is not run")
+    }
+
+    fn all_gather(&self, _: &Tensor) -> Result<Tensor> {
+        unreachable!("a planned model is not run")
+    }
+
+    fn sum_(&self, _: &mut Tensor) -> Result<()> {
+        unreachable!("a planned model is not run")
+    }
+
+    fn are_recorded(&self) -> bool {
+        false
+    }
+
+    fn room(&self, _: i64, _: &Tensor) -> Result<Arc<dyn Room>> {
+        unreachable!("a planned model is not run")
+    }
+}
+
+/// The ranks that run their batches together.
+#[derive(Clone, Debug)]
+pub struct Sharers {
+    /// All of them: each runs the batches of all.
+    pub all: Arc<dyn Peers>,
+    /// Those that each take a slice of the rows; `None` if this rank runs all rows.
+    pub rows: Option<Arc<dyn Peers>>,
+}
+
+/// A batch's place among those that several ranks run together.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    pub(crate) peers: Arc<dyn Peers>,
+    /// The rank whose batch it is.
+    pub(crate) owner: usize,
+    /// Number of the batch's targets.
+    pub(crate) targets: i64,
+}
+
+impl Turn {
+    /// Returns fp32 numbers of all targets, `[M]` each, which only the batch's rank has.
+    pub(crate) fn of_owner<const N: usize>(
+        &self,
+        of_all: Option<[Tensor; N]>,
+        device: Device,
+    ) -> Result<Tensor> {
+        let sent = match of_all {
+            Some(of_all) => Tensor::f_stack(&of_all, 1)?,
+            None => Tensor::f_zeros([self.targets, N as i64], (Kind::Float, device))?,
+        };
+        Ok(self.peers.all_gather(&sent)?.f_select(0, self.owner as i64)?)
+    }
+}
+
 /// This rank's part of a batch: equal numbers of consecutive rows for each rank, with padding after the last. Its batch
 /// has the tokens and targets of these rows, and the packing of all.
 #[derive(Debug)]
 pub(crate) struct Slice {
     pub(crate) peers: Arc<dyn Peers>,
-    /// The rank whose batch it is.
-    pub(crate) owner: usize,
     /// Place of each of this rank's rows in its sequences: int64 `[n]`.
     pub(crate) positions: Tensor,
     /// Indices of this rank's targets among all: int64 `[m]`.
@@ -129,23 +201,10 @@ impl Slice {
         let own = padded(&Tensor::f_stack(&of_own, 1)?, self.padded_targets)?;
         columns(&self.peers.all_gather(&own)?.f_flatten(0, 1)?.f_index_select(0, &self.places)?)
     }
-
-    /// Returns this rank's part of fp32 numbers of all targets, `[M]` each, which only the batch's rank has.
-    pub(crate) fn cut<const N: usize>(&self, of_all: Option<[Tensor; N]>) -> Result<[Tensor; N]> {
-        let sent = match of_all {
-            Some(of_all) => Tensor::f_stack(&of_all, 1)?,
-            None => {
-                let size = [self.places.size()[0], N as i64];
-                Tensor::f_zeros(size, (Kind::Float, self.positions.device()))?
-            }
-        };
-        let of_owner = self.peers.all_gather(&sent)?.f_select(0, self.owner as i64)?;
-        columns(&of_owner.f_index_select(0, &self.own_targets)?)
-    }
 }
 
 /// Splits `[M, N]` into N dense columns.
-fn columns<const N: usize>(rows: &Tensor) -> Result<[Tensor; N]> {
+pub(crate) fn columns<const N: usize>(rows: &Tensor) -> Result<[Tensor; N]> {
     let columns = rows.f_tr()?.f_contiguous()?.f_unbind(0)?;
     Ok(columns.try_into().expect("one column for each"))
 }

@@ -31,6 +31,11 @@ pub enum NoTime {
     /// Layers that libtorch differentiates.
     #[error("a step's time is not planned for layers that libtorch differentiates: leave out `--hosts`")]
     Layers,
+    /// Ranks that hold layers together.
+    #[error(
+        "a step's time is not planned with `strategy.tensor_parallel`: leave out `--hosts`, or set it to 1"
+    )]
+    Tensor,
     /// An optimizer on the host.
     #[error(
         "a step's time is not planned with `strategy.offload.optimizer: cpu_step`, whose speed depends on the host: use \

@@ -208,6 +208,8 @@ pub struct Strategy {
     pub micro_batch_tokens: Option<usize>,
     /// Ranks that run their micro-batches together, each a slice of the rows.
     pub sequence_parallel: usize,
+    /// Ranks that hold every layer together.
+    pub tensor_parallel: usize,
     /// Ranks that share one replica of a model.
     pub shard_group: ShardGroup,
     /// Method of the sum in reduce collectives.
@@ -229,6 +231,7 @@ impl Role {
             micro_batch_size,
             micro_batch_tokens,
             sequence_parallel,
+            tensor_parallel,
             shard_group,
             reduction,
             collective_timeout_s,
@@ -247,6 +250,7 @@ impl Role {
             micro_batch_size,
             micro_batch_tokens,
             sequence_parallel,
+            tensor_parallel,
             shard_group,
             reduction,
             collective_timeout_s,

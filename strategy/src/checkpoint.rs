@@ -35,7 +35,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyroll_models::Model;
+use anyroll_models::{Model, Run};
 use tch::Tensor;
 
 pub use folders::{Folders, Save};
@@ -255,6 +255,8 @@ pub fn prune(folder: &Path, keep: usize) -> Result<()> {
 
 /// Host memory for the part of each unit that this rank keeps.
 struct Targets {
+    /// Places of this rank's elements in the whole units.
+    runs: Vec<Vec<Run>>,
     weights: Vec<Target<1>>,
     moments: Vec<Option<Target<2>>>,
 }
@@ -271,7 +273,8 @@ impl Targets {
             moments
                 .push(stepped.map(|range| (range.clone(), [vec![0.0; range.len()], vec![0.0; range.len()]])));
         }
-        Self { weights, moments }
+        let runs = (0..weights.len()).map(|index| zero.unit_runs(index)).collect();
+        Self { runs, weights, moments }
     }
 
     /// Copies the elements that overlap with the shard of `rank`, whose values are `shard`.
@@ -286,12 +289,13 @@ impl Targets {
                 values
             };
             let (range, [weights]) = &mut self.weights[index];
-            copy_overlap(range, weights, &held, next());
+            let runs = &self.runs[index];
+            copy_overlap(range, weights, runs, &held, next());
             if manifest.optimizer.is_some() {
                 let values = [next(), next()];
                 if let Some((range, moments)) = &mut self.moments[index] {
                     for (moment, values) in moments.iter_mut().zip(values) {
-                        copy_overlap(range, moment, &held, values);
+                        copy_overlap(range, moment, runs, &held, values);
                     }
                 }
             }
@@ -299,11 +303,22 @@ impl Targets {
     }
 }
 
-fn copy_overlap(to_range: &Range<usize>, to: &mut [f32], from_range: &Range<usize>, from: &[f32]) {
-    let (start, end) = (to_range.start.max(from_range.start), to_range.end.min(from_range.end));
-    if start < end {
-        to[start - to_range.start..end - to_range.start]
-            .copy_from_slice(&from[start - from_range.start..end - from_range.start]);
+/// Copies the elements of `runs` that lie in both ranges: `to_range` of this rank's unit, and `from_range` of the whole one.
+fn copy_overlap(
+    to_range: &Range<usize>,
+    to: &mut [f32],
+    runs: &[Run],
+    from_range: &Range<usize>,
+    from: &[f32],
+) {
+    for &Run { own, whole, len } in runs {
+        // Counted from the run's start.
+        let start = to_range.start.saturating_sub(own).max(from_range.start.saturating_sub(whole));
+        let end = to_range.end.saturating_sub(own).min(from_range.end.saturating_sub(whole)).min(len);
+        if start < end {
+            let (to_start, from_start) = (own + start - to_range.start, whole + start - from_range.start);
+            to[to_start..to_start + end - start].copy_from_slice(&from[from_start..from_start + end - start]);
+        }
     }
 }
 

@@ -26,13 +26,16 @@ impl<M: Model> Zero<M> {
 
     /// Returns the number of trained weights that are infinite or NaN, over all ranks' shards.
     fn non_finite_weights(&mut self) -> Result<f64> {
-        let model = self.model.clone();
+        let model = self.own.clone();
         let mut found = Tensor::f_zeros([], (Kind::Double, self.torch_device()))?;
         for (index, _) in model.units().iter().enumerate().filter(|(_, unit)| unit.trainable) {
             let kind = self.units[index].dtype.kind();
             let rounded = self.own_weights(index)?.f_to_kind(kind)?;
-            let wrong = rounded.f_isfinite()?.f_logical_not()?.f_sum(Kind::Double)?;
-            found = found.f_add(&wrong.f_to_device(found.device())?)?;
+            let wrong = rounded.f_isfinite()?.f_logical_not()?;
+            for range in &self.counted[index] {
+                let wrong = wrong.f_narrow(0, range.start as i64, range.len() as i64)?.f_sum(Kind::Double)?;
+                found = found.f_add(&wrong.f_to_device(found.device())?)?;
+            }
         }
         Ok(self.sum_of_ranks(&found)?.f_double_value(&[])?)
     }

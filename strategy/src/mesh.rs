@@ -3,47 +3,81 @@
 use std::sync::{Arc, Mutex};
 
 use anyroll_backends::{Buffer, CollectiveGroup, DType, HostExchange, ReduceOp, Stream};
-use anyroll_models::{self as models, Peers, Room, join_columns};
+use anyroll_models::{self as models, Peers, Room, Sharers, join_columns};
 use tch::Tensor;
 
 use crate::Result;
 
-/// Layout of the ranks. Two divisions are independent of each other:
-/// - by state: ranks `r S` to `(r + 1) S - 1` are a shard group, over which weights, gradients and moments are sharded. Each
-///   group holds a replica of the model. S is all ranks, unless [`Self::in_shard_groups`] says otherwise;
-/// - by rows: ranks `r Q` to `(r + 1) Q - 1` run their batches together, each a slice of the rows (Q = `sequence`).
+/// Layout of the ranks. Three divisions, each of neighbours within the one before:
+/// - by matrices: ranks `r T` to `(r + 1) T - 1` are a tensor group. Each holds some heads and columns of every layer, and
+///   all run their batches together ([`Self::in_tensor_groups`]). The ranks with the same place in their groups have the same
+///   parts, so what follows is among these;
+/// - by rows: Q of them run their batches together, each a slice of the rows ([`Self::in_sequence_groups`]);
+/// - by state: a shard group, over which weights, gradients and moments are sharded. S ranks, with all places, hold a replica
+///   of the model. S is all ranks, unless [`Self::in_shard_groups`] says otherwise. It does not depend on Q.
 ///
 /// A [`CollectiveGroup`] alone is a mesh of one shard group, in which each rank runs its own batches.
 #[derive(Clone, Debug)]
 pub struct Mesh {
     world: CollectiveGroup,
-    /// The ranks that share one replica of the model.
+    /// The ranks that hold one model together; `None` if each holds whole layers.
+    pub(crate) tensor: Option<CollectiveGroup>,
+    /// The ranks with the same part of the layers.
+    alike: CollectiveGroup,
+    /// The ranks that share one replica of this part.
     pub(crate) shards: CollectiveGroup,
     /// The ranks with the same shard of all replicas; `None` for one replica.
     pub(crate) replicas: Option<CollectiveGroup>,
-    /// The ranks that share this rank's batches; `None` if there are no others.
+    /// The ranks that each take a slice of the rows; `None` if there are no others.
     sequence: Option<CollectiveGroup>,
+    /// The ranks that share this rank's batches; `None` if there are no others.
+    sharers: Option<CollectiveGroup>,
 }
 
 impl From<CollectiveGroup> for Mesh {
     fn from(world: CollectiveGroup) -> Self {
-        Self { shards: world.clone(), world, replicas: None, sequence: None }
+        Self {
+            alike: world.clone(),
+            shards: world.clone(),
+            world,
+            tensor: None,
+            replicas: None,
+            sequence: None,
+            sharers: None,
+        }
     }
 }
 
 impl Mesh {
-    /// Lays out the ranks of `world`, of which `sequence` consecutive ones share their batches; it divides their number.
-    /// Every rank calls this. Blocks the host.
-    pub fn new(world: CollectiveGroup, sequence: usize) -> Result<Self> {
-        if sequence == 1 {
-            return Ok(world.into());
+    /// Divides the ranks into tensor groups of `ranks` neighbours, a divisor of their number. Comes before the other
+    /// divisions. Every rank calls this. Blocks the host.
+    pub fn in_tensor_groups(self, ranks: usize) -> Result<Self> {
+        if ranks == 1 {
+            return Ok(self);
         }
-        let sequence = neighbours(&world, "sequence", sequence)?;
-        Ok(Self { sequence: Some(sequence), ..world.into() })
+        let tensor = neighbours(&self.world, "tensor", ranks)?;
+        let (group, place) = (self.world.rank() / ranks, tensor.rank());
+        let alike = self.world.split("alike", Some(place as u32), group as i32)?;
+        let alike = alike.expect("a rank with a color has a group");
+        Ok(Self { shards: alike.clone(), alike, sharers: Some(tensor.clone()), tensor: Some(tensor), ..self })
     }
 
-    /// Divides the ranks into shard groups of `ranks` neighbours, a divisor of their number. Every rank calls this. Blocks the
-    /// host.
+    /// Divides the ranks with the same part into groups of `ranks` neighbours that run their batches together; a divisor of
+    /// their number. Every rank calls this. Blocks the host.
+    pub fn in_sequence_groups(self, ranks: usize) -> Result<Self> {
+        if ranks == 1 {
+            return Ok(self);
+        }
+        let sequence = neighbours(&self.alike, "sequence", ranks)?;
+        let sharers = match self.tensor_ranks() {
+            1 => sequence.clone(),
+            parts => neighbours(&self.world, "sharers", parts * ranks)?,
+        };
+        Ok(Self { sequence: Some(sequence), sharers: Some(sharers), ..self })
+    }
+
+    /// Divides the ranks into groups of `ranks` neighbours that hold a replica of the model, a divisor of their number and a
+    /// multiple of a tensor group's. Every rank calls this. Blocks the host.
     ///
     /// Gradients are summed over a shard group in each micro-batch, and over the replicas once in a step. Both sums are in
     /// rank order, if the group's are.
@@ -51,23 +85,37 @@ impl Mesh {
         if ranks == self.world.world_size() {
             return Ok(self);
         }
-        let shards = neighbours(&self.world, "shards", ranks)?;
-        let (shard, replica) = (shards.rank(), self.world.rank() / ranks);
-        let replicas = self.world.split("replicas", Some(shard as u32), replica as i32)?;
+        let ranks = ranks / self.tensor_ranks();
+        let shards = neighbours(&self.alike, "shards", ranks)?;
+        let (shard, replica) = (shards.rank(), self.alike.rank() / ranks);
+        let replicas = self.alike.split("replicas", Some(shard as u32), replica as i32)?;
         Ok(Self { shards, replicas, ..self })
     }
 
-    /// Returns which of as many equal slices of the model's states as there are ranks this rank saves: one of its own shard.
+    /// Returns which of as many equal slices of the model's states as there are ranks this rank saves. Unless ranks hold the
+    /// model together, it is one of its own shard.
     pub(crate) fn saved_slice(&self) -> usize {
         let (replica, replicas) =
             self.replicas.as_ref().map_or((0, 1), |group| (group.rank(), group.world_size()));
-        self.shards.rank() * replicas + replica
+        let place = self.tensor.as_ref().map_or(0, CollectiveGroup::rank);
+        (self.shards.rank() * replicas + replica) * self.tensor_ranks() + place
     }
 
     /// The error that ended one of the groups, if one has.
     pub(crate) fn check(&self) -> Result<()> {
-        let groups = [Some(&self.world), Some(&self.shards), self.replicas.as_ref(), self.sequence.as_ref()];
-        Ok(groups.into_iter().flatten().try_for_each(CollectiveGroup::check)?)
+        let others = [&self.tensor, &self.replicas, &self.sequence, &self.sharers].map(Option::as_ref);
+        let groups = [&self.world, &self.alike, &self.shards].into_iter().chain(others.into_iter().flatten());
+        Ok(groups.into_iter().try_for_each(CollectiveGroup::check)?)
+    }
+
+    /// Returns the number of ranks that hold one model together.
+    pub(crate) fn tensor_ranks(&self) -> usize {
+        self.tensor.as_ref().map_or(1, CollectiveGroup::world_size)
+    }
+
+    /// Returns the number of ranks with the same part of the layers.
+    pub(crate) fn alike_ranks(&self) -> usize {
+        self.alike.world_size()
     }
 
     /// Returns all ranks.
@@ -76,8 +124,9 @@ impl Mesh {
     }
 
     /// Returns the ranks that share this rank's batches, whose tensors `compute` writes and reads.
-    pub(crate) fn peers(&self, compute: &Stream) -> Option<Arc<dyn Peers>> {
-        self.sequence.as_ref().map(|group| peers(group, compute))
+    pub(crate) fn sharers(&self, compute: &Stream) -> Option<Sharers> {
+        let all = peers(self.sharers.as_ref()?, compute);
+        Some(Sharers { all, rows: self.sequence.as_ref().map(|group| peers(group, compute)) })
     }
 }
 

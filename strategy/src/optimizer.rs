@@ -191,6 +191,14 @@ pub(crate) enum Part {
 }
 
 impl Part {
+    /// Returns the values on `device`.
+    pub(crate) fn on(&self, device: Device) -> Result<Tensor> {
+        match self {
+            Self::Device(buffer) => flat(buffer),
+            Self::Host(tensor) => Ok(tensor.f_to_device(device)?),
+        }
+    }
+
     /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         match self {

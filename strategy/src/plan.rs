@@ -22,6 +22,8 @@ pub struct Ranks {
     pub world_size: usize,
     /// Number of ranks that share a replica of the model: a divisor of all.
     pub shards: usize,
+    /// Number of ranks that hold every layer together: a divisor of both. A model is then a rank's part.
+    pub tensor: usize,
     /// Arenas are rounded up to a multiple of this ([`anyroll_backends::Device::arena_granularity_bytes`]).
     pub granularity_bytes: usize,
     /// Copy of [`anyroll_backends::CollectiveGroup::sums_in_rank_order`].
@@ -30,7 +32,12 @@ pub struct Ranks {
 
 impl Ranks {
     fn layout(self, unit: &Unit) -> Layout {
-        Layout::new(unit, self.world_size).in_shards(self.shards)
+        Layout::new(unit, self.world_size / self.tensor).in_shards(self.shards / self.tensor)
+    }
+
+    /// Returns the layout of a unit of the whole model, once its parts are joined.
+    fn whole_layout(self, unit: &Unit) -> Layout {
+        if self.tensor > 1 { Layout::new(unit, self.world_size) } else { self.layout(unit) }
     }
 }
 
@@ -81,7 +88,8 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
             if ranks.sums_in_rank_order && ranks.shards < ranks.world_size {
                 held.replicas = held.replicas.max(layout.shard_len() * float);
             }
-            held.saved += 3 * layout.len / ranks.world_size * float; // the weight and two moments
+            let alike = ranks.world_size / ranks.tensor;
+            held.saved += 3 * layout.len / alike * float; // the weight and two moments
             match config.steps_on {
                 StepsOn::Device => held.optimizer += arena(stepped * config.optimizer_values()),
                 // Plus a staging buffer for the gradient, and then for the new weights.
@@ -92,7 +100,7 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
     let mut walk = Walk::new(model, &layouts, config, ranks);
     if trained {
         walk.accumulate();
-        held.reducing = ranks.shards * size_of::<f64>(); // the ranks' parts of the norm
+        held.reducing = (ranks.shards / ranks.tensor).max(ranks.tensor) * size_of::<f64>(); // the ranks' parts of the norm
     } else {
         walk.score();
     }
@@ -110,25 +118,25 @@ pub fn driver_bytes(world_size: usize) -> usize {
     if world_size == 1 { 1900 * MIB } else { 3700 * MIB }
 }
 
-/// Returns the bytes that [`crate::Zero::weights_with_own`] allocates: all units if they must be gathered,
-/// otherwise the parameters that `is_own` accepts.
+/// Returns the bytes that [`crate::Zero::weights_with_own`] allocates for the whole `model`: all units if they must be
+/// gathered or joined, otherwise the parameters that `is_own` accepts.
 pub fn whole_weights<M: Model>(
     model: &M,
     config: ZeroConfig,
     ranks: Ranks,
     is_own: impl Fn(usize, usize) -> bool,
 ) -> usize {
-    let lens =
-        model.units().iter().enumerate().map(|(index, unit)| {
-            ranks.layout(unit).whole_len(config.gathers(), |param| is_own(index, param))
-        });
+    let lens = model.units().iter().enumerate().map(|(index, unit)| {
+        let gathers = config.gathers() || ranks.tensor > 1;
+        ranks.whole_layout(unit).whole_len(gathers, |param| is_own(index, param))
+    });
     lens.sum::<usize>() * config.precision.dtype().size_bytes()
 }
 
 /// Returns the bytes that [`crate::Zero::weights_in_parts`] allocates at its peak for `parts` ranks together: a rank's part of
-/// all units, and one whole unit.
+/// all units of the whole `model`, and one whole unit.
 pub fn weights_in_parts<M: Model>(model: &M, config: ZeroConfig, ranks: Ranks, parts: usize) -> usize {
-    let lens = model.units().iter().map(|unit| ranks.layout(unit).len);
+    let lens = model.units().iter().map(|unit| ranks.whole_layout(unit).len);
     parts_len(lens, parts) * config.precision.dtype().size_bytes()
 }
 
@@ -223,7 +231,7 @@ impl<'a, M: Model> Walk<'a, M> {
             model,
             layouts,
             gathers: config.gathers(),
-            receives: ranks.sums_in_rank_order && ranks.shards > 1,
+            receives: ranks.sums_in_rank_order && ranks.shards > ranks.tensor,
             whole: vec![false; layouts.len()],
             gathered: PoolSize::default(),
             writing: vec![false; layouts.len()],

@@ -11,7 +11,7 @@ use super::{
 const TOGETHER: &str = "strategy.sequence_parallel=2";
 
 /// A reference, a critic, several epochs and shared prompts.
-const FULL: [&str; 5] = [
+pub(super) const FULL: [&str; 5] = [
     "pipeline.rlvr.algorithm.advantage={gae: {}}",
     "pipeline.rlvr.critic={optimizer: {adamw: {learning_rate: 1.0e-3}}}",
     "pipeline.rlvr.algorithm.kl_coef=0.05",

@@ -6,20 +6,49 @@ use anyroll_backends::ops::{Packing, upload};
 use tch::{Device, Tensor};
 
 use super::PackedBatch;
-use crate::slice::{Peers, Slice, padded};
+use crate::slice::{Peers, Sharers, Slice, Turn, columns, padded};
 use crate::{Error, Result};
 
 impl PackedBatch {
-    /// Returns this rank's slice of the batches of all `peers`, in rank order. All of them call this at once. Waits for
-    /// the device.
-    pub(crate) fn cut(&self, peers: &Arc<dyn Peers>) -> Result<Vec<PackedBatch>> {
+    /// Returns the batches of all `sharers`, in rank order: of each this rank's slice, if it takes one. All of them call
+    /// this at once. Waits for the device.
+    pub(crate) fn cut(&self, sharers: &Sharers) -> Result<Vec<PackedBatch>> {
+        let Sharers { all: peers, rows } = sharers;
         let device = self.tokens.device();
         let sent = Message::of(self)?.encoded();
         let lengths = host(&peers.all_gather(&upload(&[sent.len() as i64], device)?)?)?;
         let longest = lengths.into_iter().max().unwrap_or(0);
         let all = host(&peers.all_gather(&padded(&upload(&sent, device)?, longest)?)?)?;
         let messages = all.chunks_exact(longest as usize).map(Message::decoded);
-        messages.enumerate().map(|(owner, message)| message.slice(owner, peers, device)).collect()
+        let batches = messages.enumerate().map(|(owner, message)| {
+            let targets = message.targets.len() as i64;
+            let turn = Turn { peers: peers.clone(), owner, targets };
+            let batch = match rows {
+                Some(rows) => message.slice(rows, device)?,
+                None => message.whole(device)?,
+            };
+            Ok(PackedBatch { turn: Some(turn), ..batch })
+        });
+        batches.collect()
+    }
+
+    /// Joins fp32 numbers of the targets of a batch that [`Self::cut`] returned, on each rank those of its rows, to those of
+    /// the whole batch.
+    pub(crate) fn join<const N: usize>(&self, of_own: [&Tensor; N]) -> Result<[Tensor; N]> {
+        match &self.slice {
+            Some(slice) => slice.join(of_own),
+            None => Ok(of_own.map(Tensor::shallow_clone)),
+        }
+    }
+
+    /// Returns this rank's part of fp32 numbers of all targets, `[M]` each, which only the batch's rank has.
+    pub(crate) fn cut_numbers<const N: usize>(&self, of_all: Option<[Tensor; N]>) -> Result<[Tensor; N]> {
+        let turn = self.turn.as_ref().expect("the batch was cut");
+        let of_all = turn.of_owner(of_all, self.tokens.device())?;
+        match &self.slice {
+            Some(slice) => columns(&of_all.f_index_select(0, &slice.own_targets)?),
+            None => columns(&of_all),
+        }
     }
 }
 
@@ -103,8 +132,25 @@ impl Message {
         }
     }
 
-    /// Returns this rank's slice of the batch of rank `owner`.
-    fn slice(self, owner: usize, peers: &Arc<dyn Peers>, device: Device) -> Result<PackedBatch> {
+    /// Returns the batch.
+    fn whole(self, device: Device) -> Result<PackedBatch> {
+        Ok(PackedBatch {
+            packing: Packing::sharing(&self.lengths, &self.rows, device)?,
+            tokens: upload(&self.tokens, device)?,
+            target_rows: upload(&self.target_rows, device)?,
+            targets: upload(&self.targets, device)?,
+            row_keys: self.row_keys.map(|keys| upload(&keys, device)).transpose()?,
+            extremes: self.extremes,
+            temperature: self.temperature,
+            adapters: self.adapters,
+            teacher: None,
+            turn: None,
+            slice: None,
+        })
+    }
+
+    /// Returns this rank's slice of the batch.
+    fn slice(self, peers: &Arc<dyn Peers>, device: Device) -> Result<PackedBatch> {
         let (rank, ranks) = (peers.rank(), peers.count());
         let rows = self.tokens.len().div_ceil(ranks);
         let own = |mut values: Vec<i64>| {
@@ -123,7 +169,6 @@ impl Message {
         let targets = of_own(&self.targets);
         let slice = Slice {
             peers: peers.clone(),
-            owner,
             positions,
             own_targets: upload(&own_targets, device)?,
             places: upload(&places, device)?,
@@ -139,6 +184,7 @@ impl Message {
             temperature: self.temperature,
             adapters: self.adapters,
             teacher: None,
+            turn: None,
             slice: Some(slice),
         })
     }

@@ -21,7 +21,7 @@
 
 use std::sync::Arc;
 
-use anyroll_backends::ops::{self, Activation, Causal, Choice, Packing, QkvGrads, Rotation};
+use anyroll_backends::ops::{self, Activation, Causal, Choice, Packing, QkvGrads, Rotation, Store};
 use tch::{Kind, Tensor};
 
 use super::experts::{self, Experts, MixtureOutput, MixtureTape};
@@ -81,6 +81,8 @@ pub(super) struct Block {
     pub(super) lora: Option<Lora>,
     /// The ranks that each have some heads and columns of the block, if it is split. Sizes are then this rank's.
     pub(super) peers: Option<Arc<dyn Peers>>,
+    /// Number of ranks that have the same key heads; 1 unless there are fewer heads than ranks.
+    pub(super) kv_sharers: i64,
 }
 
 /// Returns the unit of a layer's block, and the block.
@@ -235,6 +237,7 @@ impl Block {
             math: Math::Fast,
             lora: None,
             peers: None,
+            kv_sharers: 1,
         };
         (params, block)
     }
@@ -499,6 +502,7 @@ impl Block {
         let (mut h, inner_grads) = self.input_backward(Projection::Qkv, weights, &dqkv, drops)?;
         let of_norm = NormTape { dy: &mut h, x: &x, rstd: &rstd };
         self.stream_backward_(weights, grads, self.input_norm, of_norm, &mut dx)?;
+        self.sum_kv_(&dqkv)?;
         self.weight_backward(Projection::Qkv, weights, grads, (&dqkv, &h), drops, inner_grads)?;
         Ok(dx)
     }
@@ -575,10 +579,14 @@ impl Block {
         drops: Option<AdapterDropout>,
     ) -> Result<(Tensor, InnerGrads)> {
         let matrix = weights.get(0, self.params_at(projection).0);
-        match &self.lora {
-            Some(lora) => lora.input_backward(projection, weights, matrix, dy, drops),
-            None => Ok((dy.f_mm(matrix)?, InnerGrads::default())),
+        let (mut dx, inner_grads) = match &self.lora {
+            Some(lora) => lora.input_backward(projection, weights, matrix, dy, drops)?,
+            None => (dy.f_mm(matrix)?, InnerGrads::default()),
+        };
+        if !projection.reads_part() {
+            self.sum_parts_(&mut dx)?;
         }
+        Ok((dx, inner_grads))
     }
 
     /// Writes the gradients of a projection's matrix, bias and adapters.
@@ -593,7 +601,11 @@ impl Block {
     ) -> Result<()> {
         let (matrix, bias) = self.params_at(projection);
         if let Some(bias) = bias {
-            grads.put(0, bias, |buffer, how| ops::sum_rows(dy, buffer, how))?;
+            let is_of_first = projection.reads_part();
+            grads.put(0, bias, |buffer, how| match &self.peers {
+                Some(peers) if is_of_first && peers.rank() > 0 => Ok(drop(buffer.f_zero_()?)),
+                _ => ops::sum_rows(dy, buffer, how),
+            })?;
         }
         grads.put_linear(0, matrix, dy, x)?;
         let Some(lora) = &self.lora else { return Ok(()) };
@@ -694,9 +706,43 @@ impl Block {
             let [mut dnormed, heads, mut dheads] =
                 [self.normed_together(dnormed)?, self.normed_together(heads)?, self.normed_together(dheads)?];
             let of_norm = NormTape { dy: &mut dnormed, x: &heads, rstd };
-            self.norm_backward_(weights, grads, norm, of_norm, &mut dheads)?;
+            self.heads_norm_backward_(weights, grads, norm, of_norm, &mut dheads)?;
         }
         Ok(dqkv.f_view(flat)?)
+    }
+
+    /// Like [`Self::norm_backward_`], for a norm of heads, of which each rank has some.
+    fn heads_norm_backward_(
+        &self,
+        weights: &Weights,
+        grads: &mut Grads,
+        param: usize,
+        of_norm: NormTape,
+        dx: &mut Tensor,
+    ) -> Result<()> {
+        let Some(peers) = &self.peers else {
+            return self.norm_backward_(weights, grads, param, of_norm, dx);
+        };
+        let (weight, NormTape { dy, x, rstd }) = (weights.get(0, param), of_norm);
+        let mut dweight = weight.f_empty_like()?;
+        ops::rms_norm_backward_(dy, x, rstd, weight, dx, &mut dweight, Store::Write)?;
+        peers.sum_(&mut dweight)?;
+        grads.put(0, param, |buffer, how| match how {
+            Store::Write => Ok(buffer.f_copy_(&dweight)?),
+            Store::Add => Ok(drop(buffer.f_add_(&dweight)?)),
+        })
+    }
+
+    /// Adds the gradients of keys and values in `dqkv` `[N, (H + 2 K) D]` over the ranks that have the same key heads,
+    /// which each have the part of their own queries.
+    fn sum_kv_(&self, dqkv: &Tensor) -> Result<()> {
+        let Some(peers) = self.peers.as_ref().filter(|_| self.kv_sharers > 1) else { return Ok(()) };
+        let (first, width) = (self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim);
+        let mut own = dqkv.f_narrow(1, first, width)?;
+        let all = peers.all_gather(&own)?;
+        let sharers =
+            all.f_narrow(0, peers.rank() as i64 / self.kv_sharers * self.kv_sharers, self.kv_sharers)?;
+        Ok(own.f_copy_(&sharers.f_sum_dim_intlist([0].as_slice(), false, None)?)?)
     }
 
     /// Unpacks the tensors that [`Self::forward`] saved.

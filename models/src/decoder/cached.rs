@@ -114,10 +114,7 @@ impl Decoder {
         positions: &Tensor,
         mut attend: impl FnMut(usize, &[Tensor; 3]) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let mut x = match &self.split {
-            None => self.embedding.forward(&weights[0], tokens)?,
-            Some(split) => split.embed(self.embedding, &weights[0], tokens)?,
-        };
+        let mut x = self.embed(&weights[0], tokens)?;
         for (layer, block) in self.inner_blocks.iter().enumerate() {
             let weights = &weights[layer + 1];
             let qkv = block.project(weights, &x, positions, &self.rope_tables.of(layer))?;
@@ -125,6 +122,14 @@ impl Decoder {
             x = block.finish(weights, &x, &attended)?;
         }
         Ok(x)
+    }
+
+    /// Returns the embeddings `[N, C]` of `tokens` `[N]`.
+    pub(super) fn embed(&self, weights: &Weights, tokens: &Tensor) -> Result<Tensor> {
+        match &self.split {
+            None => self.embedding.forward(weights, tokens),
+            Some(split) => split.embed(self.embedding, weights, tokens),
+        }
     }
 
     /// Returns an error if a sequence is longer than the model's positions.

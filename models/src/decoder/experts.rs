@@ -158,7 +158,8 @@ impl Block {
         // Without the routing weights, which are applied between the products. So their gradient is a sum
         // over F instead of C.
         let mut activated = ops::grouped_input_backward(&dproduct, weights.get(0, self.down), groups)?;
-        let dchosen = dispatch.dots(&activated, &ops::glu(&gate_up, Activation::Silu)?)?;
+        let mut dchosen = dispatch.dots(&activated, &ops::glu(&gate_up, Activation::Silu)?)?;
+        self.sum_parts_(&mut dchosen)?;
         let dlogits = choice.backward(&dchosen)?.f_to_kind(dx.kind())?;
         let of_rows = dispatch.sorted(&choice.weights()?)?;
         drop(activated.f_mul_(&of_rows)?);
@@ -172,7 +173,15 @@ impl Block {
         let dgate_up = gate_up;
         let mut h2 = {
             let drows = ops::grouped_input_backward(&dgate_up, weights.get(0, self.gate_up), groups)?;
-            dispatch.add_up(&dlogits.f_mm(weights.get(0, experts.router))?, &drows, None)?
+            let of_router = dlogits.f_mm(weights.get(0, experts.router))?;
+            match &self.peers {
+                None => dispatch.add_up(&of_router, &drows, None)?,
+                Some(peers) => {
+                    let mut sum = dispatch.add_up(&of_router.f_zeros_like()?, &drows, None)?;
+                    peers.sum_(&mut sum)?;
+                    sum.f_add_(&of_router)?
+                }
+            }
         };
         let of_norm = NormTape { dy: &mut h2, x, rstd };
         self.stream_backward_(weights, grads, self.mlp_input_norm, of_norm, dx)?;

@@ -3,7 +3,9 @@
 use anyroll_backends::ops::padded_rows;
 use num_integer::Integer;
 
-use super::{Decoder, ExpertsConfig, NormPlaces, QkNorm, head, layer_block::LayerBlock, lora::Lora};
+use super::{
+    Decoder, ExpertsConfig, NormPlaces, QkNorm, head, layer_block::LayerBlock, lora::Lora, split::Split,
+};
 use crate::batch;
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::model::{Model, Unit};
@@ -249,16 +251,18 @@ impl Decoder {
             .saturating_sub(q + saved_qkv + lse + qk_norm);
         let in_mlp = mlp_bytes.gate_up + mlp_bytes.choice + 2 * of_branch;
         let attention_backward = in_attention.max(after).saturating_sub(in_mlp);
+        // What ranks that hold the layer together send to each other, and do not add in place.
+        let sent = if self.split.is_some() { 2 * x } else { 0 };
         BlockBytes {
             input: x,
             saved,
             thinned: saved - mlp_bytes.gate_up,
-            forward: (before_mlp - x + mlp_bytes.forward).max(attending),
+            forward: (before_mlp - x + mlp_bytes.forward + sent).max(attending),
             // The residual stream of an MLP stays in place, or a norm's input exists next to its output.
             // Nothing is dropped.
-            scoring: (before_mlp - x + mlp_bytes.scoring).max(attending),
+            scoring: (before_mlp - x + mlp_bytes.scoring + sent).max(attending),
             output_grad: x,
-            backward: mlp_bytes.backward.max(attention_backward) + all_between + 2 * between,
+            backward: mlp_bytes.backward.max(attention_backward) + all_between + 2 * between + sent,
         }
     }
 
@@ -333,7 +337,7 @@ impl Decoder {
         let hidden = self.config.hidden_size as usize;
         let (rows, all) = (size.targets * hidden * runs.size(), size.tokens * hidden * runs.size());
         let per_target = size.targets * F32;
-        let vocab = self.config.vocab_size as usize;
+        let vocab = self.split.as_ref().map_or(self.config.vocab_size, Split::vocabulary_rows) as usize;
         let logits_of = |targets: usize| targets * vocab * runs.size();
         let logits = match size.is_taught {
             false => logits_of(size.targets.min(head::chunk_rows(vocab, runs.size()))),

@@ -8,7 +8,7 @@
 use anyroll_backends::ops::{self, LogProbs, Normed, Store};
 use tch::Tensor;
 
-use super::{DecoderConfig, math::Math, matrix_spec, multipliers::divide_, norm_spec};
+use super::{DecoderConfig, math::Math, matrix_spec, multipliers::divide_, norm_spec, split::Split};
 use crate::batch::Teacher;
 use crate::model::{Grads, Saved, Scores, ScoresGrad, Unit, Weights};
 use crate::{PackedBatch, Result};
@@ -61,13 +61,15 @@ pub(super) fn layout(config: &DecoderConfig) -> (Unit, Head) {
 }
 
 impl Head {
-    /// Maps `x` `[N, C]` to a log-probability and an entropy per target.
+    /// Maps `x` `[N, C]` to a log-probability and an entropy per target. With `split` this rank has the logits of some
+    /// tokens.
     pub fn forward(
         &self,
         weights: &Weights,
         x: &Tensor,
         batch: &PackedBatch,
         save: bool,
+        split: Option<&Split>,
     ) -> Result<(Scores, Saved)> {
         let x_rows = x.f_index_select(0, &batch.target_rows)?;
         let (h, rstd) = ops::rms_norm(&x_rows, self.norm(weights), self.eps)?;
@@ -75,7 +77,10 @@ impl Head {
         for (start, length) in chunks_of(batch, self.lm_head(weights)) {
             let logits = self.project(weights, &h.f_narrow(0, start, length)?, self.math)?;
             let targets = batch.targets.f_narrow(0, start, length)?;
-            chunks.push(ops::logprobs(&logits, &targets, batch.temperature)?);
+            chunks.push(match split {
+                None => ops::logprobs(&logits, &targets, batch.temperature)?,
+                Some(split) => split.logprobs(&logits, &targets, batch.temperature)?,
+            });
             if let Some(teacher) = &batch.teacher {
                 divergences.push(teacher.divergence.of(&logits, &teacher.logits(start, length)?)?);
             }
@@ -101,10 +106,15 @@ impl Head {
         saved: Saved,
         (grad, others): (&ScoresGrad, Option<&Tensor>),
         batch: &PackedBatch,
+        split: Option<&Split>,
     ) -> Result<Tensor> {
         let ([x_rows, rstd, h, lse, entropy], kept) = saved.unpack_first();
         let (mut kept, lm_head) = (kept.into_iter(), self.lm_head(weights));
         let mut dh = h.f_empty_like()?;
+        let targets = match split {
+            None => batch.targets.shallow_clone(),
+            Some(split) => split.places_of(&batch.targets)?,
+        };
         for (start, length) in chunks_of(batch, lm_head) {
             let rows = |tensor: &Tensor| tensor.f_narrow(0, start, length);
             let mut dlogits = match kept.next() {
@@ -121,7 +131,7 @@ impl Head {
             let dentropy = grad.entropy.as_ref().map(rows).transpose()?;
             ops::logprobs_backward_(
                 &mut dlogits,
-                &rows(&batch.targets)?,
+                &rows(&targets)?,
                 batch.temperature,
                 (&rows(&lse)?, &rows(&entropy)?),
                 &rows(&grad.logprobs)?,
@@ -130,9 +140,15 @@ impl Head {
             if let Some(toward_teacher) = toward_teacher {
                 drop(dlogits.f_add_(&toward_teacher)?);
             }
+            if let Some(split) = split {
+                split.clear_padding(&dlogits)?;
+            }
             divide_(&mut dlogits, self.logits_scaling)?;
             drop(dlogits.f_mm_out(&rows(&dh)?, lm_head)?);
             grads.put_linear(self.lm_head.0, self.lm_head.1, &dlogits, &rows(&h)?)?;
+        }
+        if let Some(split) = split {
+            split.peers().sum_(&mut dh)?;
         }
         if let Some(others) = others {
             drop(dh.f_add_(others)?);

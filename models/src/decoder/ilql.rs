@@ -408,7 +408,7 @@ impl Model for IlqlModel {
         }
         let x = x.expect("only the first block has no input");
         let head = &self.decoder.head;
-        let (language, of_language) = head.forward(weights, x, batch, save)?;
+        let (language, of_language) = head.forward(weights, x, batch, save, None)?;
         let rows = x.f_index_select(0, &batch.target_rows)?;
         let (h, _) = ops::rms_norm(&rows, head.norm(weights), head.eps)?;
         let (HeadScores { qs, target_q, values }, own) = self.scores(weights, &h, batch)?;
@@ -441,7 +441,7 @@ impl Model for IlqlModel {
                 let h = Head::normed_rows(&saved);
                 let dh = self.scores_backward(weights, grads, (&h, &lses, &entropies), &grad, batch)?;
                 let head = &self.decoder.head;
-                Ok(Some(head.backward(weights, grads, saved, (&grad.language, Some(&dh)), batch)?))
+                Ok(Some(head.backward(weights, grads, saved, (&grad.language, Some(&dh)), batch, None)?))
             }
             OutputGrad::Hidden(dy) => {
                 self.decoder.backward(block, weights, grads, saved, OutputGrad::Hidden(dy), batch)

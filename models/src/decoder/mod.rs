@@ -55,8 +55,7 @@ use crate::error::check_config;
 use crate::model::{
     Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit, Weights,
 };
-use crate::slice::Slice;
-use crate::{PackedBatch, Peers, Result};
+use crate::{Cut, PackedBatch, Peers, Result, Sharers};
 use block::Layer;
 use embedding::Embedding;
 use head::Head;
@@ -346,12 +345,12 @@ impl Model for Decoder {
         if block == 0 {
             self.check_length(batch.packing.max_len())?;
             self.check_tokens(batch.extremes.into_iter().flatten())?;
-            let hidden = self.embedding.forward(weights, &batch.tokens)?;
+            let hidden = self.embed(weights, &batch.tokens)?;
             return Ok((Output::Hidden(hidden), Saved::default()));
         }
         let x = x.expect("only the first block has no input");
         if block + 1 == self.blocks() {
-            let (scores, saved) = self.head.forward(weights, x, batch, save)?;
+            let (scores, saved) = self.head.forward(weights, x, batch, save, self.split.as_ref())?;
             return Ok((Output::Scores(scores), saved));
         }
         let layer = self.layer(block, batch);
@@ -382,7 +381,10 @@ impl Model for Decoder {
     ) -> Result<Option<Tensor>> {
         match grad_output {
             OutputGrad::Hidden(dy) if block == 0 => {
-                self.embedding.backward(grads, &dy, &batch.tokens)?;
+                match &self.split {
+                    None => self.embedding.backward(grads, &dy, &batch.tokens)?,
+                    Some(split) => split.embed_backward(self.embedding, grads, &dy, &batch.tokens)?,
+                }
                 Ok(None)
             }
             OutputGrad::Hidden(dy) => {
@@ -390,19 +392,30 @@ impl Model for Decoder {
                 Ok(Some(self.block_for(block, batch).backward(weights, grads, saved, dy, &layer)?))
             }
             OutputGrad::Scores(grad) => {
-                Ok(Some(self.head.backward(weights, grads, saved, (&grad, None), batch)?))
+                let (split, grad) = (self.split.as_ref(), (&grad, None));
+                Ok(Some(self.head.backward(weights, grads, saved, grad, batch, split)?))
             }
         }
     }
 
-    fn cut(&self, batch: &PackedBatch, peers: &Arc<dyn Peers>) -> Result<Vec<PackedBatch>> {
-        self.config.check_ranks(peers.count() as i64)?;
-        batch.cut(peers)
+    fn split_over(&self, peers: &Arc<dyn Peers>) -> Result<Decoder> {
+        self.split(peers.clone())
+    }
+
+    fn cut_on(&self, rank: usize, unit: usize, param: usize) -> Cut {
+        self.split.as_ref().map_or(Cut::Whole, |split| split.cut_on(rank, unit, param))
+    }
+
+    fn cut(&self, batch: &PackedBatch, sharers: &Sharers) -> Result<Vec<PackedBatch>> {
+        if let Some(rows) = &sharers.rows {
+            self.config.check_ranks(rows.count() as i64)?;
+        }
+        batch.cut(sharers)
     }
 
     fn join_scores(&self, scores: Scores, part: &PackedBatch) -> Result<Scores> {
         let Scores { logprobs, entropy, .. } = scores;
-        let [logprobs, entropy] = of_slice(part).join([&logprobs, &entropy])?;
+        let [logprobs, entropy] = part.join([&logprobs, &entropy])?;
         Ok(Scores { logprobs, entropy, divergence: None })
     }
 
@@ -411,14 +424,9 @@ impl Model for Decoder {
             let entropy = entropy.map_or_else(|| logprobs.f_zeros_like(), Ok)?;
             Ok::<_, Error>([logprobs, entropy])
         });
-        let [logprobs, entropy] = of_slice(part).cut(grad.transpose()?)?;
+        let [logprobs, entropy] = part.cut_numbers(grad.transpose()?)?;
         Ok(ScoresGrad { logprobs, entropy: Some(entropy), divergence: None })
     }
-}
-
-/// Returns the slice of a batch that [`Model::cut`] returned.
-fn of_slice(part: &PackedBatch) -> &Slice {
-    part.slice.as_ref().expect("the batch was cut")
 }
 
 /// Returns the units of a decoder, from the embedding's to the head's.

@@ -1,15 +1,20 @@
-//! A decoder that several ranks hold together, for sampling: each has some heads and some columns of every layer, and
-//! some tokens of the embedding and the head (Megatron-LM, Shoeybi et al. 2019).
+//! A decoder that several ranks hold together: each has some heads and some columns of every layer, and some tokens of the
+//! embedding and the head (Megatron-LM, Shoeybi et al. 2019).
 //!
 //! Queries, keys, values, gates and ups are cut by their output, and what reads them by its input. So a branch needs one
-//! sum over the ranks, at its end. The residual stream and the logits have the same bits on every rank, and so do the
-//! chosen tokens. Of a mixture each rank has some columns of every expert.
+//! sum over the ranks at its end, and its backward one at the branch's begin. The residual stream, its gradient and the
+//! logits have the same bits on every rank, and so do the chosen tokens and the gradients of what is whole on every rank.
+//! Of a mixture each rank has some columns of every expert.
+//!
+//! In training no rank has the logits of all tokens: log-probs and entropies come from each rank's own, and three numbers
+//! per target travel.
 
 use std::{
     ops::Range,
     sync::{Arc, Mutex, PoisonError},
 };
 
+use anyroll_backends::ops::{self, LogProbs};
 use tch::{Device, Kind, Tensor};
 
 use super::block::Block;
@@ -18,26 +23,14 @@ use super::layer_block::LayerBlock;
 use super::lora::{Lora, Projection};
 use super::{Decoder, DecoderConfig, ExpertsConfig, QkNorm};
 use crate::error::check_config;
-use crate::model::Weights;
-use crate::slice::{join_columns, padded};
-use crate::{Peers, Result, Room};
-
-/// This rank's part of a tensor.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Cut {
-    Whole,
-    /// Ranges of rows, one after the other.
-    Rows(Vec<Range<i64>>),
-    /// A range of the columns.
-    Columns(Range<i64>),
-    /// A range of the rows, with zeros behind them up to this many.
-    Padded(Range<i64>, i64),
-    /// All of it on the first rank and zeros on the others, whose sum it enters.
-    First,
-}
+use crate::model::{self, Grads, ParamSpec, Unit, Weights};
+use crate::slice::join_columns;
+use crate::{Cut, Peers, Result, Room};
 
 /// Number of rows of which the head has a multiple.
 const EVEN: i64 = 64;
+/// Logit of a row of zeros behind those of tokens. Its probability is 0, in every element type.
+const NEVER: f64 = -30000.0;
 
 /// A rank's part of a decoder's sizes.
 #[derive(Clone, Debug)]
@@ -54,8 +47,8 @@ pub(super) struct Split {
     part: Part,
     /// See [`Part::places`]. Behind a lock only because tch's tensors are not `Sync`; nothing writes to it.
     places: Arc<Mutex<Tensor>>,
-    /// Cut of each parameter of each unit.
-    cuts: Vec<Vec<Cut>>,
+    /// Cut of each parameter of each unit, on each rank.
+    cuts: Vec<Vec<Vec<Cut>>>,
 }
 
 impl DecoderConfig {
@@ -102,7 +95,7 @@ impl DecoderConfig {
 }
 
 impl Decoder {
-    /// Returns this rank's part of the decoder, for generation by `peers` together with the weights that [`Self::own_part`]
+    /// Returns this rank's part of the decoder, which `peers` hold together, for the weights that [`Self::own_part`]
     /// returns. Its config has the sizes of the part, but the whole vocabulary.
     ///
     /// # Errors
@@ -121,20 +114,27 @@ impl Decoder {
             LayerBlock::Written(Box::new(Block {
                 heads: config.num_attention_heads,
                 kv_heads: config.num_key_value_heads,
-                lora: block.lora.as_ref().map(|lora| lora.part(|projection| part.of(projection))),
+                kv_sharers: part.ranks / part.ranks.min(part.whole.num_key_value_heads),
+                lora: block.lora.as_ref().map(|lora| lora.part(|projection| part.of(projection), &peers)),
                 peers: Some(peers.clone()),
                 ..block.clone()
             }))
         };
         let places = Arc::new(Mutex::new(part.places(self.rope_tables.of(0).device())?));
-        let units = self.units.iter().enumerate();
-        let cuts = units
-            .map(|(unit, spec)| (0..spec.params.len()).map(|param| self.cut_of(&part, unit, param)).collect())
-            .collect();
+        let cuts_of = |rank: i64| -> Vec<Vec<Cut>> {
+            let part = Part { rank, ..part.clone() };
+            let cuts = |(unit, of): (usize, &Unit)| {
+                (0..of.params.len()).map(|param| self.cut_of(&part, unit, param)).collect()
+            };
+            self.units.iter().enumerate().map(cuts).collect()
+        };
+        let cuts: Vec<_> = (0..part.ranks).map(cuts_of).collect();
+        let own = &cuts[peers.rank()];
+        let units = self.units.iter().zip(own).map(|(unit, cuts)| part_of_unit(unit, cuts)).collect();
         Ok(Decoder {
             plain_blocks: self.plain_blocks.iter().map(of_block).collect(),
             inner_blocks: self.inner_blocks.iter().map(of_block).collect(),
-            units: self.units.clone(),
+            units,
             units_of: self.units_of.clone(),
             embedding: self.embedding,
             head: self.head,
@@ -151,8 +151,8 @@ impl Decoder {
     /// If the decoder is not split.
     pub fn own_part(&self, unit: usize, whole: &[Tensor]) -> Result<Vec<Tensor>> {
         let split = self.split.as_ref().expect("it is split");
-        let tensors = whole.iter().zip(&split.cuts[unit]);
-        tensors.map(|(tensor, cut)| split.part.copy(tensor, cut)).collect()
+        let tensors = whole.iter().zip(&split.cuts[split.part.rank as usize][unit]);
+        tensors.map(|(tensor, cut)| cut.copy(tensor)).collect()
     }
 
     /// Returns the cut of a parameter of a unit.
@@ -260,36 +260,28 @@ impl Part {
                 None => self.of(Projection::Down),
             }
         } else if is(block.o_bias) || is(block.down_bias) {
-            Cut::First
+            // It enters the ranks' sum once.
+            if self.rank == 0 { Cut::Whole } else { Cut::Zeros }
         } else {
             Cut::Whole
         }
     }
+}
 
-    /// Copies this rank's part of a tensor.
-    fn copy(&self, whole: &Tensor, cut: &Cut) -> Result<Tensor> {
-        let rows = |range: &Range<i64>| whole.f_narrow(0, range.start, range.end - range.start);
-        Ok(match cut {
-            Cut::Whole => copied(whole)?,
-            Cut::Rows(ranges) => {
-                let parts = ranges.iter().map(rows).collect::<Result<Vec<_>, _>>()?;
-                Tensor::f_cat(&parts, 0)?
-            }
-            Cut::Columns(range) => copied(&whole.f_narrow(1, range.start, range.end - range.start)?)?,
-            Cut::Padded(range, len) => {
-                let own = rows(range)?;
-                if own.size()[0] == *len { copied(&own)? } else { padded(&own, *len)? }
-            }
-            Cut::First if self.rank == 0 => copied(whole)?,
-            Cut::First => whole.f_zeros_like()?,
-        })
-    }
+/// Returns the unit of a rank with these parts of its parameters.
+fn part_of_unit(unit: &Unit, cuts: &[Cut]) -> Unit {
+    let params = unit.params.iter().zip(cuts).map(|(spec, cut)| {
+        let shape = cut.shape(&spec.shape);
+        let parts = vec![model::Part { name: spec.name.clone(), rows: shape[0] }];
+        ParamSpec { shape, parts, ..spec.clone() }
+    });
+    Unit { params: params.collect(), ..unit.clone() }
 }
 
 impl Split {
     /// Returns the embeddings `[N, C]` of `tokens` `[N]`: each is on one rank, and the others add zeros.
     pub fn embed(&self, embedding: Embedding, weights: &Weights, tokens: &Tensor) -> Result<Tensor> {
-        let mut rows = embedding.forward(weights, &self.places().f_index_select(0, tokens)?)?;
+        let mut rows = embedding.forward(weights, &self.places_of(tokens)?)?;
         self.peers.sum_(&mut rows)?;
         Ok(rows)
     }
@@ -300,6 +292,75 @@ impl Split {
         let mut logits = Tensor::f_empty(size, (own.kind(), own.device()))?;
         join_columns(&self.peers.all_gather(own)?, self.part.tokens(0).end, &mut logits)?;
         Ok(logits)
+    }
+
+    /// Adds the gradient `dy` `[N, C]` of [`Self::embed`].
+    pub fn embed_backward(
+        &self,
+        embedding: Embedding,
+        grads: &mut Grads,
+        dy: &Tensor,
+        tokens: &Tensor,
+    ) -> Result<()> {
+        embedding.backward(grads, dy, &self.places_of(tokens)?)?;
+        grads.put(0, 0, |buffer, _| {
+            let own = self.own_tokens();
+            drop(buffer.f_narrow(0, own, buffer.size()[0] - own)?.f_zero_()?);
+            Ok(())
+        })
+    }
+
+    /// Scores `targets` `[M]` like [`ops::logprobs`], from this rank's `logits` `[M, _]`. Sets those of no token to
+    /// [`NEVER`].
+    pub fn logprobs(&self, logits: &Tensor, targets: &Tensor, temperature: f64) -> Result<LogProbs> {
+        let width = logits.size()[1] - self.own_tokens();
+        drop(logits.f_narrow(1, self.own_tokens(), width)?.f_fill_(NEVER)?);
+        let own = ops::logprobs(logits, &self.places_of(targets)?, temperature)?;
+        let sent = Tensor::f_stack(&[&own.logprobs, &own.entropy, &own.lse], 0)?;
+        let all = self.peers.all_gather(&sent)?;
+        let of_ranks = |number: i64| all.f_select(1, number);
+        let (logprobs, entropies, sums) = (of_ranks(0)?, of_ranks(1)?, of_ranks(2)?);
+        let lse = sums.f_logsumexp([0].as_slice(), false)?;
+        // Log-probability that a token is one of the rank's.
+        let log_shares = sums.f_sub(&lse)?;
+        let owners = targets.f_floor_divide_scalar(self.part.tokens(0).end)?.f_unsqueeze(0)?;
+        let logprobs = logprobs.f_add(&log_shares)?.f_gather(0, &owners, false)?.f_squeeze_dim(0)?;
+        let entropy = entropies.f_sub(&log_shares)?.f_mul(&log_shares.f_exp()?)?;
+        let entropy = entropy.f_sum_dim_intlist([0].as_slice(), false, None)?;
+        Ok(LogProbs { logprobs, entropy, lse })
+    }
+
+    /// Sets the gradient of logits of no token to 0.
+    pub fn clear_padding(&self, dlogits: &Tensor) -> Result<()> {
+        let own = self.own_tokens();
+        drop(dlogits.f_narrow(1, own, dlogits.size()[1] - own)?.f_zero_()?);
+        Ok(())
+    }
+
+    /// Returns the places of `tokens` among this rank's: that of a row of zeros for those of other ranks.
+    pub fn places_of(&self, tokens: &Tensor) -> Result<Tensor> {
+        Ok(self.places().f_index_select(0, tokens)?)
+    }
+
+    /// Returns the part that `rank` has of a parameter.
+    pub fn cut_on(&self, rank: usize, unit: usize, param: usize) -> Cut {
+        self.cuts[rank][unit][param].clone()
+    }
+
+    /// Returns the number of rows of this rank's part of the head.
+    pub fn vocabulary_rows(&self) -> i64 {
+        self.part.vocabulary_rows()
+    }
+
+    /// The ranks that hold the decoder together.
+    pub fn peers(&self) -> &dyn Peers {
+        &*self.peers
+    }
+
+    /// Returns the number of this rank's tokens.
+    fn own_tokens(&self) -> i64 {
+        let own = self.part.tokens(self.part.rank);
+        own.end - own.start
     }
 
     fn places(&self) -> Tensor {
@@ -364,11 +425,4 @@ impl SplitMemory {
         let part = &self.split.part;
         self.room.join_into(logits, [part.vocabulary_rows(), part.tokens(0).end])
     }
-}
-
-/// Returns a dense copy in memory of its own.
-fn copied(x: &Tensor) -> Result<Tensor> {
-    let mut copy = Tensor::f_empty(x.size(), (x.kind(), x.device()))?;
-    copy.f_copy_(x)?;
-    Ok(copy)
 }

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use tch::{Device, Tensor};
 
 use super::footprint::sorting_bytes;
-use super::{Decoder, DecoderConfig, PackedSize, matrix_spec, norm_spec, of_slice, wide};
+use super::{Decoder, DecoderConfig, PackedSize, matrix_spec, norm_spec, wide};
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::model::{Grads, Init, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Weights};
-use crate::{PackedBatch, Peers, Result};
+use crate::{Cut, PackedBatch, Peers, Result, Sharers};
 
 /// Head of a [`ValueModel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -251,17 +251,29 @@ impl Model for ValueModel {
         }
     }
 
-    fn cut(&self, batch: &PackedBatch, peers: &Arc<dyn Peers>) -> Result<Vec<PackedBatch>> {
-        self.decoder.cut(batch, peers)
+    fn split_over(&self, peers: &Arc<dyn Peers>) -> Result<ValueModel> {
+        let decoder = self.decoder.split_over(peers)?;
+        // The head is whole on every rank.
+        let mut units = decoder.units().to_vec();
+        units[self.head_unit] = self.units[self.head_unit].clone();
+        Ok(ValueModel { decoder, head: self.head, units, ..*self })
+    }
+
+    fn cut_on(&self, rank: usize, unit: usize, param: usize) -> Cut {
+        if unit == self.head_unit { Cut::Whole } else { self.decoder.cut_on(rank, unit, param) }
+    }
+
+    fn cut(&self, batch: &PackedBatch, sharers: &Sharers) -> Result<Vec<PackedBatch>> {
+        self.decoder.cut(batch, sharers)
     }
 
     fn join_scores(&self, values: Tensor, part: &PackedBatch) -> Result<Tensor> {
-        let [values] = of_slice(part).join([&values])?;
+        let [values] = part.join([&values])?;
         Ok(values)
     }
 
     fn cut_grad(&self, dvalues: Option<Tensor>, part: &PackedBatch) -> Result<Tensor> {
-        let [dvalues] = of_slice(part).cut(dvalues.map(|dvalues| [dvalues]))?;
+        let [dvalues] = part.cut_numbers(dvalues.map(|dvalues| [dvalues]))?;
         Ok(dvalues)
     }
 }

@@ -67,7 +67,7 @@ const REFUSED: [(&str, &str); 31] = [
     ("data_efficiency.*", "curricula are not supported; order the data instead"),
     ("compression_training.*", "weights are not compressed"),
     ("hybrid_engine.*", "training and generation share one engine already"),
-    ("tensor_parallel.*", "layers are not split over ranks; zero_stage 3 shards their weights"),
+    ("tensor_parallel.*", "the cut of a layer is that of its family: set `strategy.tensor_parallel`"),
     ("pipeline.*", "layers are not staged over ranks; zero_stage 3 shards their weights"),
     ("amp.*", "apex is not supported; use bf16"),
     ("elasticity.*", "the number of ranks is fixed in a run"),
@@ -128,6 +128,7 @@ fn off(ledger: &mut Ledger, prefix: &str) {
         ledger.idle(&secondary, "off");
     }
     rules::shard_group(ledger, &format!("{prefix}zero_optimization.mics_shard_size"));
+    rules::ranks_of_a_layer(ledger, &format!("{prefix}tensor_parallel.autotp_size"));
     let unsplit = format!("{prefix}seq_parallel_communication_data_type");
     ledger.idle_all(&[(&unsplit, UNSPLIT)]);
 }

@@ -1,8 +1,7 @@
-//! Importer of Megatron's options inside other configs. Megatron splits layers over ranks, which changes the
-//! placement of weights but not the computation: here they are sharded. Its distributed optimizer equals ZeRO
-//! stage 1.
+//! Importer of Megatron's options inside other configs. Its tensor parallelism is ours. Stages of layers change the
+//! placement of weights but not the computation: here they are sharded. Its distributed optimizer equals ZeRO stage 1.
 
-use super::ledger::Ledger;
+use super::{ledger::Ledger, rules};
 
 const STAGE: &str = "strategy.zero_stage";
 const FUSED: &str = "fused kernels are always used";
@@ -29,7 +28,7 @@ const IDLE: [(&str, &str); 39] = [
     ("use_mbridge", "weights are read in Hugging Face's layout"),
     ("vanilla_mbridge", "weights are read in Hugging Face's layout"),
     ("use_dist_checkpointing", "checkpoints load at any number of ranks"),
-    ("sequence_parallel", "only for split layers"),
+    ("sequence_parallel", "norms compute all rows on every rank"),
     ("expert_tensor_parallel_size", "experts are sharded like other weights"),
     ("virtual_pipeline_model_parallel_size", PIPELINE),
     ("account_for_*", PIPELINE),
@@ -72,16 +71,18 @@ pub(super) fn apply(ledger: &mut Ledger, name: &str, section: &str, layers: &str
 
 fn stage(ledger: &mut Ledger, name: &str, section: &str) -> u64 {
     let key = |name: &str| format!("{section}{name}");
-    let sizes = ["tensor_model_parallel_size", "pipeline_model_parallel_size"].map(key);
-    let spread = sizes.iter().filter_map(|key| ledger.whole(key)).fold(1, u64::saturating_mul).max(1);
+    let [tensor, stages] = ["tensor_model_parallel_size", "pipeline_model_parallel_size"].map(key);
+    let ranks = |key: &str| ledger.whole(key).unwrap_or(1).max(1);
+    let spread = ranks(&tensor).saturating_mul(ranks(&stages));
     let shards = key("use_distributed_optimizer");
-    let (stage, why) = match (spread, ledger.truth(&shards)) {
-        (1, Some(false)) => (0, "every rank has a whole model"),
-        (1, _) => (1, "every rank has a whole model and a part of the optimizer states"),
-        _ => (3, "layers are not split over ranks: their weights are sharded"),
+    let (stage, why) = match (ranks(&stages), ledger.truth(&shards)) {
+        (1, Some(false)) => (0, "every rank has all layers"),
+        (1, _) => (1, "every rank has all layers and a part of the optimizer states"),
+        _ => (3, "layers are not staged over ranks: their weights are sharded"),
     };
     ledger.change(name, STAGE, stage, why);
-    for key in sizes.iter().chain([&shards]) {
+    rules::ranks_of_a_layer(ledger, &tensor);
+    for key in [&stages, &shards] {
         match (ledger.peek(key).is_some(), ledger.whole(key)) {
             (false, _) => {}
             (true, Some(1)) if *key != shards => ledger.idle(key, "off"),

@@ -164,11 +164,10 @@ pub(super) const IDLE: [(&str, &str); 37] = [
     ("actor.gradient_checkpointing_reentrant", "blocks are recomputed as a whole"),
 ];
 
-pub(super) const REFUSED: [(&str, &str); 19] = [
+pub(super) const REFUSED: [(&str, &str); 18] = [
     ("data.image_key", "prompts are texts: for records without images leave it out"),
     ("ds.zpg", "ZeRO++ is not supported"),
     ("ds.load_in_4bit", "weights are not quantised"),
-    ("ds.tensor_parallel_size", "layers are not split over ranks; zero_stage 3 shards their weights"),
     ("ds.deepcompile", "nothing is compiled"),
     ("train.async_enable", "set `rollout.async.ahead`"),
     (
@@ -242,6 +241,7 @@ pub(super) fn strategy(ledger: &mut Ledger, section: &str) {
         ledger.map("bf16", "strategy.precision", "bf16");
     }
     rules::ranks_of_a_sequence(ledger, "ds.ring_attn_size");
+    rules::ranks_of_a_layer(ledger, "ds.tensor_parallel_size");
     ledger.idle_all(&[("ds.ring_attn_head_stride", "ranks exchange heads, and no ring of keys")]);
     ledger.switch("ds.adam_offload", "strategy.offload.optimizer", "cpu_step");
     let recompute = format!("{section}gradient_checkpointing_enable");

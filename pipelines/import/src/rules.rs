@@ -30,6 +30,14 @@ pub(super) fn ranks_of_a_sequence(ledger: &mut Ledger, key: &str) -> u64 {
     map_count(ledger, key, "strategy.sequence_parallel", 1)
 }
 
+/// Number of ranks that hold every layer together.
+pub(super) fn ranks_of_a_layer(ledger: &mut Ledger, key: &str) {
+    match ledger.whole(key) {
+        Some(1) => ledger.idle(key, "off"),
+        _ => drop(map_count(ledger, key, "strategy.tensor_parallel", 1)),
+    }
+}
+
 /// Number of ranks over which states are sharded; -1 is all.
 pub(super) fn shard_group(ledger: &mut Ledger, key: &str) {
     match ledger.number(key) {

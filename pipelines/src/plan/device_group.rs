@@ -90,10 +90,11 @@ impl DeviceGroup {
         members: BTreeSet<Member>,
     ) -> Self {
         let on_host = is_host(backend);
-        let shard_group = run.policy.strategy.shard_group;
+        let (shard_group, tensor) = (run.policy.strategy.shard_group, run.policy.strategy.tensor_parallel);
         let ranks = Ranks {
             world_size: run.world_size,
             shards: shard_group.ranks(run.world_size, run.policy.ordinals.len()),
+            tensor,
             granularity_bytes: GRANULARITY_BYTES[usize::from(on_host)],
             // A host has no communication library that sums.
             sums_in_rank_order: on_host || run.policy.strategy.reduction == Reduction::Ordered,

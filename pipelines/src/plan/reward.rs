@@ -2,16 +2,22 @@
 
 use anyroll_backends::DType;
 use anyroll_config::RewardModelConfig;
-use anyroll_models::{Model, PackedSize, Runs, ValueModel};
+use anyroll_models::{PackedSize, Runs, ValueModel};
 use anyroll_reward::OpenModel;
 use anyroll_strategy::plan::{Held, Ranks, held, scoring_activations};
 
-use super::{away, on_host};
+use super::{
+    away, on_host,
+    texts::{parameters, part},
+};
 use crate::{Result, run::Strategy, train::zero_config};
 
 /// A reward model.
 pub(super) struct RewardModel {
+    /// A rank's part of it, on devices.
     model: ValueModel,
+    /// Number of parameters of all of it.
+    parameters: usize,
     dtype: DType,
     batch_size: usize,
 }
@@ -26,9 +32,15 @@ pub(super) struct RewardHeld {
 
 impl RewardModel {
     /// Creates the planner's part of the model of `config`, whose folder was `opened`.
-    pub(super) fn new(config: &RewardModelConfig, opened: &OpenModel) -> Result<Self> {
-        let model = opened.model(tch::Device::Cpu)?;
-        Ok(Self { model, dtype: config.dtype.dtype(), batch_size: config.batch_size })
+    pub(super) fn new(config: &RewardModelConfig, opened: &OpenModel, tensor: usize) -> Result<Self> {
+        let whole = opened.model(tch::Device::Cpu)?;
+        let parameters = parameters(&whole);
+        Ok(Self {
+            model: part(whole, tensor)?,
+            parameters,
+            dtype: config.dtype.dtype(),
+            batch_size: config.batch_size,
+        })
     }
 
     /// Parts on the device of a rank that holds it under `strategy`.
@@ -42,8 +54,7 @@ impl RewardModel {
     /// Host memory per rank: the whole model if `strategy` is `None`.
     pub(super) fn host_bytes(&self, strategy: Option<&Strategy>, ranks: Ranks) -> usize {
         let Some(strategy) = strategy else {
-            let params = self.model.units().iter().flat_map(|unit| &unit.params);
-            return params.map(|param| param.elements()).sum::<usize>() * self.dtype.size_bytes();
+            return self.parameters * self.dtype.size_bytes();
         };
         on_host(strategy, &held(&self.model, zero_config(strategy), false, ranks))
     }

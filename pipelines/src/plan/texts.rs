@@ -3,7 +3,7 @@
 
 use anyroll_config::{KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Turns, WarmupConfig};
 use anyroll_data::{Dataset, Tokenizer};
-use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, ValueModel, generation::Limits};
+use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, ValueModel, absent, generation::Limits};
 use anyroll_strategy::plan::{
     Held, driver_bytes, held, scoring_activations, training_activations, weights_in_parts, whole_weights,
 };
@@ -25,6 +25,9 @@ use crate::{
 
 /// Plans the memory of a run of a language model.
 pub struct Texts {
+    /// The policy.
+    whole: Decoder,
+    /// A rank's part of it, like all models below.
     pub(super) model: Decoder,
     /// The policy with kept logits.
     pub(super) keeping_logits: Decoder,
@@ -58,17 +61,19 @@ impl Texts {
     /// If no model has the shape.
     pub fn new(run: &Run, opened: &opened::Texts) -> Result<Self> {
         let opened::Texts { dataset, base, reference, reward_models } = opened;
-        let model = |keep| {
+        let tensor = run.policy.strategy.tensor_parallel;
+        let whole = |keep| {
             let strategy = Strategy { keep_logits: keep, ..run.policy.strategy.clone() };
             base.policy(tch::Device::Cpu, &strategy)
         };
+        let model = |keep| part(whole(keep)?, tensor);
         let reference =
             reference.as_ref().map(|folder| Decoder::new(folder.decoder_config().clone(), tch::Device::Cpu));
         let critic = run.critic.as_ref().map(|_| ValueModel::new(base.config.clone(), tch::Device::Cpu));
         let rlvr = if let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline { Some(rlvr) } else { None };
         let configs = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models());
         let reward_models =
-            configs.zip(reward_models).map(|(config, opened)| RewardModel::new(config, opened));
+            configs.zip(reward_models).map(|(config, opened)| RewardModel::new(config, opened, tensor));
         let estimates_kl = matches!(
             &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.estimates_kl()
         );
@@ -92,18 +97,23 @@ impl Texts {
         });
         let merges = rlvr.is_some_and(|rlvr| rlvr.rollout.merge_adapters);
         let together = rlvr.map_or(1, |rlvr| rlvr.rollout.tensor_parallel);
-        let with_adapters = model(false)?;
+        let policy = whole(false)?;
         Ok(Self {
-            sampled: match together {
-                1 => merges.then(|| with_adapters.merged()),
-                ranks => Some(Decoder::new(with_adapters.config().part(ranks as i64), tch::Device::Cpu)?),
+            sampled: match (together, tensor) {
+                (1, 1) => merges.then(|| policy.merged()),
+                (1, _) => Some(if merges { policy.merged() } else { whole(false)? }),
+                (ranks, _) => Some(Decoder::new(policy.config().part(ranks as i64), tch::Device::Cpu)?),
             },
+            whole: policy,
             merges,
             together,
-            model: with_adapters,
+            model: model(false)?,
             keeping_logits: model(true)?,
-            reference: reference.transpose()?.map_or_else(|| model(false), Ok)?,
-            critic: critic.transpose()?,
+            reference: match reference.transpose()? {
+                Some(published) => part(published, tensor)?,
+                None => model(false)?,
+            },
+            critic: critic.transpose()?.map(|critic| part(critic, tensor)).transpose()?,
             reward_models: reward_models.collect::<Result<_>>()?,
             here,
             others,
@@ -120,7 +130,7 @@ impl Texts {
 
     /// The number of parameters.
     pub fn parameters(&self) -> usize {
-        self.model.units().iter().flat_map(|unit| &unit.params).map(|param| param.elements()).sum()
+        parameters(&self.whole)
     }
 
     /// Tokens of the longest prompt, and of the longest completion.
@@ -309,10 +319,10 @@ impl Texts {
     /// Bytes of the copy of the policy's weights used for sampling.
     fn whole(&self, policy: &Strategy, group: &DeviceGroup) -> usize {
         if self.together > 1 {
-            return weights_in_parts(&self.model, zero_config(policy), group.ranks, self.together);
+            return weights_in_parts(&self.whole, zero_config(policy), group.ranks, self.together);
         }
-        let is_own = |unit, param| self.merges && self.model.merges_into(unit, param);
-        whole_weights(&self.model, zero_config(policy), group.ranks, is_own)
+        let is_own = |unit, param| self.merges && self.whole.merges_into(unit, param);
+        whole_weights(&self.whole, zero_config(policy), group.ranks, is_own)
     }
 
     /// Activations of the critic's phase.
@@ -408,6 +418,16 @@ impl Texts {
         generate.kv_cache = cache(wanted.min(room).max(least));
         (generate, cache(least))
     }
+}
+
+/// The part of a model that a rank holds, of `ranks` that hold it together.
+pub(super) fn part<M: Model>(whole: M, ranks: usize) -> Result<M> {
+    if ranks == 1 { Ok(whole) } else { Ok(whole.split_over(&absent(ranks))?) }
+}
+
+/// The number of parameters.
+pub(super) fn parameters(model: &impl Model) -> usize {
+    model.units().iter().flat_map(|unit| &unit.params).map(|param| param.elements()).sum()
 }
 
 /// Each role's part on one device, with its strategy.

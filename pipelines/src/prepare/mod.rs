@@ -16,6 +16,7 @@ mod environment;
 mod expressed;
 mod image_rewards;
 mod images;
+mod layers;
 mod locate;
 mod open;
 mod pair;

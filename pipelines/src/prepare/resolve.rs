@@ -10,7 +10,7 @@ use anyroll_config::{
 use anyroll_data::files;
 
 use super::steps::Length;
-use super::{Purpose, answers, data, expressed, sequence, shards, steps, tensor};
+use super::{Purpose, answers, data, expressed, layers, sequence, shards, steps, tensor};
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 use crate::train::MicroBatch;
@@ -59,6 +59,7 @@ pub(super) fn resolve(
     resolver.check_strict(&policy, rollout.as_ref().and_then(Option::as_ref));
     sequence::check(config, opened, world_size, at);
     tensor::check(config, opened, world_size, at);
+    layers::check(config, opened, (world_size, local_ranks), at);
     shards::check(config, world_size, at);
     expressed::check(config, opened, at);
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
@@ -177,6 +178,7 @@ impl Resolver<'_> {
                 None => own.micro_batch_tokens.or(top.micro_batch_tokens),
             },
             sequence_parallel: top.sequence_parallel,
+            tensor_parallel: top.tensor_parallel,
             shard_group: top.shard_group,
             reduction: top.reduction,
             collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),

@@ -39,7 +39,7 @@ pub(super) fn check_groups(field: &str, ranks: usize, world_size: Option<usize>,
 }
 
 /// Returns the part of a pipeline that works on whole micro-batches only.
-fn unsplit(pipeline: &PipelineConfig) -> Option<&'static str> {
+pub(super) fn unsplit(pipeline: &PipelineConfig) -> Option<&'static str> {
     match pipeline {
         PipelineConfig::Diffusion(_) => Some("a model of images"),
         PipelineConfig::Offline(offline) if offline.objective.ilql().is_some() => {
@@ -56,7 +56,7 @@ fn unsplit(pipeline: &PipelineConfig) -> Option<&'static str> {
 }
 
 /// Returns the shapes of all models that the ranks share.
-fn shapes(texts: &Texts) -> Vec<(&'static str, &DecoderConfig)> {
+pub(super) fn shapes(texts: &Texts) -> Vec<(&'static str, &DecoderConfig)> {
     let Texts { base, reference, reward_models, .. } = texts;
     let reference = reference.iter().map(|folder| ("the reference", folder.decoder_config()));
     let reward_models = reward_models.iter().map(|opened| ("a reward model", opened.folder.decoder_config()));

@@ -45,8 +45,10 @@ impl Place {
         };
         let comm = connect_with(reduction, &*device, &rendezvous)?;
         let group = CollectiveGroup::new(name, comm, &device, timeout)?;
-        let shards = role.strategy.shard_group.ranks(group.world_size(), role.ordinals.len());
-        let mesh = Mesh::new(group, role.strategy.sequence_parallel)?.in_shard_groups(shards)?;
+        let strategy = &role.strategy;
+        let shards = strategy.shard_group.ranks(group.world_size(), role.ordinals.len());
+        let mesh = Mesh::from(group).in_tensor_groups(strategy.tensor_parallel)?;
+        let mesh = mesh.in_sequence_groups(strategy.sequence_parallel)?.in_shard_groups(shards)?;
         Ok(Self { device, mesh })
     }
 

@@ -179,7 +179,8 @@ impl Report {
     fn text(&self) -> String {
         let Self { planner, run, .. } = self;
         let memory = of_memory(run.policy_memory_bytes());
-        let together = match run.policy.strategy.sequence_parallel {
+        let strategy = &run.policy.strategy;
+        let together = match strategy.sequence_parallel * strategy.tensor_parallel {
             1 => String::new(),
             ranks => format!(", each on {ranks} ranks"),
         };

@@ -98,6 +98,7 @@ fn planned_gib(
 ) -> f64 {
     let (model, config, group) = (zero.model(), strategy(options), zero.group());
     let ranks = Ranks {
+        tensor: 1,
         world_size: group.world_size(),
         shards: options.number("shards", group.world_size()),
         granularity_bytes: device.arena_granularity_bytes(),
@@ -226,7 +227,11 @@ fn prepare(
         tokens.chunks(seq + 1).map(|tokens| Sequence { tokens, prompt_len: 1 }).collect();
     let batch = PackedBatch::new(&sequences, 1.0, at).unwrap();
     let shards = options.number("shards", group.world_size());
-    let mesh = Mesh::new(group, options.number("sequence", 1)).unwrap().in_shard_groups(shards).unwrap();
+    let mesh = Mesh::from(group)
+        .in_sequence_groups(options.number("sequence", 1))
+        .unwrap()
+        .in_shard_groups(shards)
+        .unwrap();
     let zero = Zero::from_source(Arc::new(model), strategy(options), adamw, device, mesh, &Noise).unwrap();
     (zero, batch)
 }

@@ -17,6 +17,7 @@
 //! Shards, the order of summation and the norm are the same at every stage, so the results are bitwise equal.
 
 mod offload;
+mod tensor;
 mod weights;
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
@@ -27,7 +28,7 @@ use anyroll_backends::{
     profile::span,
 };
 use anyroll_models::{
-    Grads, Model, Output, OutputGrad, Peers, Saved, Unit, UnitGrads,
+    Grads, Model, Output, OutputGrad, Saved, Sharers, Unit, UnitGrads,
     init::{Seed, WeightSource},
 };
 use tch::{Kind, Tensor};
@@ -38,6 +39,7 @@ use crate::{
     layout::Layout,
     loss_scale::{Counters, Scaler},
     memory::{Pool, flat, param_views},
+    mesh::peers,
     optimizer::{EXP_AVG, EXP_AVG_SQ, OptimizerState, Part, StepHyper},
     readers::{first_reader, first_trained_block},
     weights::{Arriving, UnitState, WeightsStorage},
@@ -47,17 +49,22 @@ use offload::Transfers;
 /// A model's weights on this rank, and the states that training adds.
 #[derive(Debug)]
 pub struct Zero<M: Model> {
-    pub(crate) model: Arc<M>,
+    /// The whole model.
+    model: Arc<M>,
+    /// The part of it that this rank holds and runs: all of it, unless ranks hold it together.
+    pub(crate) own: Arc<M>,
     pub(crate) config: ZeroConfig,
     pub(crate) mesh: Mesh,
     /// The mesh's shard group: the ranks that share one replica of the weights.
     pub(crate) group: CollectiveGroup,
     /// The ranks that run batches together with this one, if there are any.
-    peers: Option<Arc<dyn Peers>>,
+    sharers: Option<Sharers>,
     pub(crate) compute: Stream,
     pub(crate) transfers: Transfers,
     pub(crate) units: Vec<UnitState>,
     pub(crate) gathered: Pool,
+    /// Elements of this rank's shard of each unit that count in sums over all ranks.
+    pub(crate) counted: Vec<Vec<Range<usize>>>,
     pub(crate) training: Option<Training>,
 }
 
@@ -126,32 +133,39 @@ impl<M: Model> Zero<M> {
     ) -> Result<Self> {
         let (config, mesh) = (config.into(), mesh.into());
         let compute = Stream::torch(device)?;
-        let (group, peers) = (mesh.shards.clone(), mesh.peers(&compute));
+        let (group, sharers) = (mesh.shards.clone(), mesh.sharers(&compute));
+        let own = match &mesh.tensor {
+            None => model.clone(),
+            Some(group) => Arc::new(model.split_over(&peers(group, &compute))?),
+        };
         let new_unit = |unit| {
-            let layout = Layout::new(unit, mesh.world().world_size()).in_shards(group.world_size());
+            let layout = Layout::new(unit, mesh.alike_ranks()).in_shards(group.world_size());
             UnitState::new(unit, layout, config, &compute)
         };
-        let units: Result<Vec<_>> = model.units().iter().map(new_unit).collect();
+        let units: Result<Vec<_>> = own.units().iter().map(new_unit).collect();
         let gathered = Pool::new(&compute);
         let transfers = Transfers::new(device)?;
         let mut zero = Self {
             model,
+            own,
             config,
             mesh,
             group,
-            peers,
+            sharers,
             compute,
             transfers,
             units: units?,
             gathered,
+            counted: Vec::new(),
             training: None,
         };
+        zero.counted = (0..zero.units.len()).map(|index| zero.first_elements(index)).collect();
         zero.training = adamw.map(|adamw| zero.training_state(adamw)).transpose()?;
         zero.init_weights(source)?;
         Ok(zero)
     }
 
-    /// Returns the model.
+    /// Returns the whole model.
     pub fn model(&self) -> &Arc<M> {
         &self.model
     }
@@ -181,17 +195,17 @@ impl<M: Model> Zero<M> {
         self.trainable("accumulate")?;
         self.needs("accumulate", &[State::Params, State::Gradients])?;
         let first = self.training_mut().first_block;
-        let Some(peers) = self.peers.clone() else {
+        let Some(sharers) = self.sharers.clone() else {
             let (scores, kept) = self.forward(batch, first)?;
             let grad = loss(&scores)?;
             self.backward_to(first, batch, kept, grad)?;
             return Ok(());
         };
-        let (model, mut loss) = (self.model.clone(), Some(loss));
-        for (owner, part) in model.cut(batch, &peers)?.iter().enumerate() {
+        let (model, mut loss) = (self.own.clone(), Some(loss));
+        for (owner, part) in model.cut(batch, &sharers)?.iter().enumerate() {
             let (scores, kept) = self.forward(part, first)?;
             let scores = model.join_scores(scores, part)?;
-            let loss = loss.take_if(|_| owner == peers.rank());
+            let loss = loss.take_if(|_| owner == sharers.all.rank());
             let grad = loss.map(|loss| loss(&scores)).transpose()?;
             let grad = model.cut_grad(grad, part)?;
             self.backward_to(first, part, kept, grad)?;
@@ -204,7 +218,7 @@ impl<M: Model> Zero<M> {
     pub fn record(&mut self, batch: &M::Batch) -> Result<(M::Scores, Tape)> {
         self.trainable("record")?;
         self.needs("record", &[State::Params, State::Gradients])?;
-        assert!(self.peers.is_none(), "ranks that run batches together record no tape");
+        assert!(self.sharers.is_none(), "ranks that run batches together record no tape");
         let (scores, kept) = self.forward(batch, 0)?;
         Ok((scores, Tape(kept)))
     }
@@ -242,7 +256,7 @@ impl<M: Model> Zero<M> {
         }
         let hyper = StepHyper { adamw, learning_rate };
         for index in 0..self.units.len() {
-            if self.model.units()[index].trainable {
+            if self.own.units()[index].trainable {
                 self.step_unit(index, &factors, &hyper)?;
             }
         }
@@ -269,12 +283,12 @@ impl<M: Model> Zero<M> {
     /// Returns the head's scores of a batch, without a gradient.
     pub fn score(&mut self, batch: &M::Batch) -> Result<M::Scores> {
         self.needs("score", &[State::Params])?;
-        let (model, blocks) = (self.model.clone(), self.model.blocks());
-        let Some(peers) = self.peers.clone() else { return Ok(self.forward(batch, blocks)?.0) };
+        let (model, blocks) = (self.own.clone(), self.own.blocks());
+        let Some(sharers) = self.sharers.clone() else { return Ok(self.forward(batch, blocks)?.0) };
         let mut own = None;
-        for (owner, part) in model.cut(batch, &peers)?.iter().enumerate() {
+        for (owner, part) in model.cut(batch, &sharers)?.iter().enumerate() {
             let scores = model.join_scores(self.forward(part, blocks)?.0, part)?;
-            own = own.or((owner == peers.rank()).then_some(scores));
+            own = own.or((owner == sharers.all.rank()).then_some(scores));
         }
         Ok(own.expect("each rank has a batch"))
     }
@@ -299,19 +313,28 @@ impl<M: Model> Zero<M> {
         self.units.iter().map(|unit| &unit.layout)
     }
 
-    /// Returns the part of a unit that this rank saves: its shard, or with several replicas a slice of it.
+    /// Returns the part of a whole unit that this rank saves: its shard, or with several replicas a slice of it.
     pub(crate) fn saved_range(&self, index: usize) -> Range<usize> {
-        let len = self.units[index].layout.len / self.mesh.world().world_size();
+        let len = self.whole_layout(index).len / self.mesh.world().world_size();
         let slice = self.mesh.saved_slice();
         slice * len..(slice + 1) * len
     }
 
     /// Returns this rank's saved part of a unit's moments.
     pub(crate) fn saved_moments(&mut self, index: usize) -> Result<Option<[Part; 2]>> {
-        let (compute, saved) = (self.compute.clone(), self.saved_range(index));
+        let (compute, is_split, device) = (self.compute.clone(), self.is_split(), self.torch_device());
+        let part = match is_split {
+            false => self.saved_range(index),
+            true => self.units[index].layout.shard(self.group.rank()),
+        };
         let Some(state) = self.state_mut(index) else { return Ok(None) };
         state.storage.ready(&compute)?;
-        Ok(Some([state.part(EXP_AVG, &saved)?, state.part(EXP_AVG_SQ, &saved)?]))
+        let moments = [state.part(EXP_AVG, &part)?, state.part(EXP_AVG_SQ, &part)?];
+        if !is_split {
+            return Ok(Some(moments));
+        }
+        let [exp_avg, exp_avg_sq] = moments.map(|moment| self.saved_of_whole(index, &moment.on(device)?));
+        Ok(Some([exp_avg?, exp_avg_sq?]))
     }
 
     pub(crate) fn restore_moments(
@@ -346,7 +369,7 @@ impl<M: Model> Zero<M> {
 impl<M: Model> Zero<M> {
     /// Runs all blocks. Keeps the state that backward needs, of each block from `first_kept` on.
     fn forward(&mut self, batch: &M::Batch, first_kept: usize) -> Result<(M::Scores, Vec<BlockTape>)> {
-        let model = self.model.clone();
+        let model = self.own.clone();
         let last = model.blocks() - 1;
         let (recompute, stay) = (self.config.recompute, self.weights_stay());
         let mut kept = Vec::with_capacity(model.blocks());
@@ -387,7 +410,7 @@ impl<M: Model> Zero<M> {
         grad: M::ScoresGrad,
     ) -> Result<Option<Tensor>> {
         let mut grad = Some(OutputGrad::Scores(self.training_mut().scaler.scaled(grad)?));
-        for (block, kept) in (first..self.model.blocks()).zip(kept).rev() {
+        for (block, kept) in (first..self.own.blocks()).zip(kept).rev() {
             let above = grad.expect("an inner block has an input");
             grad = self.backward_block(block, first, batch, kept, above)?.map(OutputGrad::Hidden);
         }
@@ -414,7 +437,7 @@ impl<M: Model> Zero<M> {
     ) -> Result<(Output<M::Scores>, Saved)> {
         let _named = span(format_args!("forward {block}"));
         let views: Vec<&[Tensor]> = self.views(block);
-        Ok(self.model.forward(block, &weights(&views, lasting), x, batch, save)?)
+        Ok(self.own.forward(block, &weights(&views, lasting), x, batch, save)?)
     }
 
     fn backward_block(
@@ -431,11 +454,11 @@ impl<M: Model> Zero<M> {
             BlockTape::Saved(saved) => saved,
             BlockTape::Thin(saved) => {
                 let views = self.views(block);
-                self.model.refill(block, &weights(&views, lasting), saved, batch)?
+                self.own.refill(block, &weights(&views, lasting), saved, batch)?
             }
             BlockTape::Input(x) => self.run_forward(block, x.as_ref(), batch, true, lasting)?.1,
         };
-        let model = self.model.clone();
+        let model = self.own.clone();
         let mut training = self.training.take().expect("checked by `accumulate`");
         for &unit in model.units_of(block).iter().filter(|&&unit| model.units()[unit].trainable) {
             let layout = &self.units[unit].layout;
@@ -523,25 +546,34 @@ impl<M: Model> Zero<M> {
         let rank = self.group.rank();
         let training = self.training.as_mut().expect("checked by `step`");
         let mut partial = Vec::with_capacity(self.units.len());
-        for (unit, state) in self.units.iter().zip(&mut training.states) {
+        for ((unit, state), counted) in self.units.iter().zip(&mut training.states).zip(&self.counted) {
             let Some(state) = state else { continue };
             state.gradient_memory.ready_to_read(&self.compute)?;
-            partial.push(ops::sum_of_squares(&state.own_gradient(unit.layout.shard(rank))?)?);
+            let gradient = state.own_gradient(unit.layout.shard(rank))?;
+            for range in counted {
+                let part = gradient.f_narrow(0, range.start as i64, range.len() as i64)?;
+                partial.push(ops::sum_of_squares(&part)?);
+            }
         }
         Ok(self.sum_of_ranks(&Tensor::f_stack(&partial, 0)?.f_sum(Kind::Double)?)?.f_sqrt()?)
     }
 
-    /// Sums one fp64 element over the shard group, in rank order.
+    /// Sums one fp64 element over the shard group, in rank order, and then over the tensor group.
     pub(crate) fn sum_of_ranks(&self, own: &Tensor) -> Result<Tensor> {
-        let (rank, world_size) = (self.group.rank(), self.group.world_size());
+        let total = self.sum_over(&self.group, own)?;
+        self.mesh.tensor.as_ref().map_or(Ok(total.shallow_clone()), |tensor| self.sum_over(tensor, &total))
+    }
+
+    fn sum_over(&self, group: &CollectiveGroup, own: &Tensor) -> Result<Tensor> {
+        let (rank, world_size) = (group.rank(), group.world_size());
         let training = self.training.as_ref().expect("public calls check that there is an optimizer");
         // Collectives have no fp64, so the sums are sent as bytes.
         const BYTES: usize = size_of::<f64>();
-        let all = &training.of_ranks;
+        let all = training.of_ranks.slice(0..world_size * BYTES);
         let mine = all.slice(rank * BYTES..(rank + 1) * BYTES);
         flat(&mine)?.f_view_dtype(Kind::Double)?.f_copy_(own)?;
-        self.group.all_gather(all, &mine, &self.compute)?.wait_stream(&self.compute)?;
-        let sums = flat(all)?.f_view_dtype(Kind::Double)?;
+        group.all_gather(&all, &mine, &self.compute)?.wait_stream(&self.compute)?;
+        let sums = flat(&all)?.f_view_dtype(Kind::Double)?;
         let mut total = sums.f_select(0, 0)?.copy();
         for other in 1..world_size as i64 {
             total = total.f_add(&sums.f_select(0, other)?)?;
@@ -626,7 +658,7 @@ impl<M: Model> Zero<M> {
 
     fn training_state(&self, adamw: AdamW) -> Result<Training> {
         let mut states = Vec::with_capacity(self.units.len());
-        for (layout, unit) in self.layouts().zip(self.model.units()) {
+        for (layout, unit) in self.layouts().zip(self.own.units()) {
             let range = layout.stepped(self.config.stage, self.group.rank());
             states.push(match unit.trainable {
                 true => Some(OptimizerState::new(&unit.name, layout, range, self.config, &self.compute)?),
@@ -634,7 +666,8 @@ impl<M: Model> Zero<M> {
             });
         }
         let device = states.iter().flatten().next().ok_or(Error::NothingToTrain)?.gradient.device();
-        let first_block = first_trained_block(&*self.model);
+        let first_block = first_trained_block(&*self.own);
+        let ranks = self.group.world_size().max(self.mesh.tensor_ranks());
         Ok(Training {
             adamw,
             step: 0,
@@ -643,7 +676,7 @@ impl<M: Model> Zero<M> {
             first_block,
             gradients: Pool::new(&self.compute),
             received: Pool::new(&self.compute),
-            of_ranks: Buffer::zeros(&self.compute, self.group.world_size() * size_of::<f64>(), DType::U8)?,
+            of_ranks: Buffer::zeros(&self.compute, ranks * size_of::<f64>(), DType::U8)?,
             writing: self.units.iter().map(|_| None).collect(),
             reducing: VecDeque::new(),
             accumulated: false,

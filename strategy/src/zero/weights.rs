@@ -29,8 +29,10 @@ impl<M: Model> Zero<M> {
     pub fn weights_with_own(&mut self, is_own: impl Fn(usize, usize) -> bool) -> Result<Weights> {
         self.needs("weights", &[State::Params])?;
         let gathers = self.config.gathers();
+        let gathers = gathers || self.is_split();
         let lens = self.units.iter().enumerate().map(|(index, unit)| {
-            unit.layout.whole_len(gathers, |param| is_own(index, param)) * unit.dtype.size_bytes()
+            let len = self.whole_layout(index).whole_len(gathers, |param| is_own(index, param));
+            len * unit.dtype.size_bytes()
         });
         let bytes = lens.sum();
         if bytes > 0 {
@@ -48,7 +50,8 @@ impl<M: Model> Zero<M> {
         part: impl Fn(usize, &[Tensor]) -> anyroll_models::Result<Vec<Tensor>>,
     ) -> Result<Weights> {
         self.needs("weights_in_parts", &[State::Params])?;
-        let lens = self.units.iter().map(|unit| unit.layout.len * unit.dtype.size_bytes());
+        let dtype = self.config.precision.dtype();
+        let lens = (0..self.units.len()).map(|index| self.whole_layout(index).len * dtype.size_bytes());
         self.make_room(parts_len(lens, ranks))?;
         let units = 0..self.units.len();
         units.map(|index| Ok(part(index, &self.whole_unit(index, |_| false)?)?)).collect()
@@ -61,15 +64,27 @@ impl<M: Model> Zero<M> {
     }
 
     fn whole_unit(&mut self, index: usize, is_own: impl Fn(usize) -> bool) -> Result<Vec<Tensor>> {
-        if self.config.gathers() { self.gathered_unit(index) } else { self.resident_unit(index, is_own) }
+        if !self.is_split() && !self.config.gathers() {
+            return self.resident_unit(index, is_own);
+        }
+        let whole = {
+            let part = self.part_of_unit(index)?;
+            self.join_parts(index, &part)?
+        };
+        param_views(&self.model.units()[index], &self.whole_layout(index), &whole)
     }
 
-    /// Gathers a whole unit into memory outside the pool, which lives as long as the caller wants.
-    fn gathered_unit(&mut self, index: usize) -> Result<Vec<Tensor>> {
+    /// Returns the weights of a unit that the shard group has together. If they must be gathered, it is into memory outside
+    /// the pool, which lives as long as the caller wants.
+    fn part_of_unit(&mut self, index: usize) -> Result<Buffer> {
+        if !self.config.gathers() {
+            self.fetch(index)?;
+            return Ok(self.units[index].whole.as_ref().expect("fetched").buffer.clone());
+        }
         let unit = &self.units[index];
         let buffer = Buffer::zeros(&self.compute, unit.layout.len, unit.dtype)?;
         self.gather_into(index, &buffer)?.wait(&self.compute)?;
-        param_views(&self.model.units()[index], &self.units[index].layout, &buffer)
+        Ok(buffer)
     }
 
     /// Returns a unit that is whole on this rank anyway, with copies of the weights that `is_own` accepts.
@@ -118,7 +133,7 @@ impl<M: Model> Zero<M> {
         let own = self.own_weights(unit)?.f_to_kind(Kind::Float)?;
         let theirs = self.own_weights(source)?.f_to_kind(Kind::Float)?;
         let whole = self.gather_shards(unit, &own.f_lerp(&theirs, share)?)?;
-        self.set_unit(unit, &whole)
+        self.set_unit(unit, &flat(&whole)?)
     }
 
     /// Sets the weights to the result of `mix` on this rank's shards of its own and of `other`'s weights.
@@ -136,7 +151,7 @@ impl<M: Model> Zero<M> {
             let theirs = ops::moved(&other.own_weights(index)?, own.device())?;
             let mixed = mix(own, theirs)?;
             let whole = self.gather_shards(index, &mixed)?;
-            self.set_unit(index, &whole)?;
+            self.set_unit(index, &flat(&whole)?)?;
         }
         Ok(())
     }
@@ -147,11 +162,11 @@ impl<M: Model> Zero<M> {
         let (call, states) = ("copy_shared_weights_from", [State::Params, State::Optimizer]);
         self.needs(call, &states)?;
         other.needs(call, &states)?;
-        let (model, theirs) = (self.model.clone(), other.model.clone());
+        let (model, theirs) = (self.own.clone(), other.own.clone());
         for (index, (unit, from)) in model.units().iter().zip(theirs.units()).enumerate() {
             let (own, given) = (self.own_weights(index)?, other.own_weights(index)?);
-            let whole = self.gather_shards(index, &own)?;
-            let given = ops::moved(&other.gather_shards(index, &given)?, whole.device())?;
+            let whole = flat(&self.gather_shards(index, &own)?)?;
+            let given = ops::moved(&flat(&other.gather_shards(index, &given)?)?, whole.device())?;
             for (spec, range) in unit.params.iter().zip(&self.units[index].layout.params) {
                 let same =
                     from.params.iter().position(|it| (&it.name, &it.shape) == (&spec.name, &spec.shape));
@@ -167,27 +182,26 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// Gathers a whole unit in fp32 from the ranks' shards.
-    fn gather_shards(&self, index: usize, own: &Tensor) -> Result<Tensor> {
+    /// Gathers a unit in fp32 from the shards of the shard group.
+    pub(super) fn gather_shards(&self, index: usize, own: &Tensor) -> Result<Buffer> {
         let layout = &self.units[index].layout;
         let whole = Buffer::zeros(&self.compute, layout.len, DType::F32)?;
         let mine = whole.slice(layout.shard(self.group.rank()));
         flat(&mine)?.f_copy_(own)?;
         self.group.all_gather(&whole, &mine, &self.compute)?.wait_stream(&self.compute)?;
-        flat(&whole)
+        Ok(whole)
     }
 
     /// Fills the weights from `source`; reads only the part that this rank keeps.
     pub(crate) fn init_weights(&mut self, source: &dyn WeightSource) -> Result<()> {
-        let model = self.model.clone();
-        for (index, unit) in model.units().iter().enumerate() {
+        for index in 0..self.units.len() {
             let (kept, _) = self.resident_ranges(index);
             let mut values = vec![0.0; kept.len()];
-            for (spec, param) in unit.params.iter().zip(&self.units[index].layout.params) {
-                let (start, end) = (param.start.max(kept.start), param.end.min(kept.end));
+            for (param, at) in self.units[index].layout.params.iter().enumerate() {
+                let (start, end) = (at.start.max(kept.start), at.end.min(kept.end));
                 if start < end {
                     let values = &mut values[start - kept.start..end - kept.start];
-                    source.read(spec, start - param.start..end - param.start, values)?;
+                    self.read_part(source, (index, param), start - at.start..end - at.start, values)?;
                 }
             }
             self.set_resident(index, &Tensor::f_from_slice(&values)?)?;
@@ -201,6 +215,10 @@ impl<M: Model> Zero<M> {
     /// Like [`Self::own_weights`], but without a copy if they are fp32.
     pub(crate) fn saved_weights(&mut self, index: usize) -> Result<Part> {
         let (compute, saved) = (self.compute.clone(), self.saved_range(index));
+        if self.is_split() {
+            let own = self.own_weights(index)?;
+            return self.saved_of_whole(index, &own);
+        }
         if let Some(state) = self.state_mut(index)
             && state.master.is_some()
         {
@@ -301,7 +319,7 @@ impl<M: Model> Zero<M> {
 impl<M: Model> Zero<M> {
     /// Makes a block's weights ready for the compute stream, and starts to gather those of `next`.
     pub(crate) fn enter(&mut self, block: usize, next: Option<usize>) -> Result<()> {
-        let model = self.model.clone();
+        let model = self.own.clone();
         for &unit in model.units_of(block) {
             self.fetch(unit)?;
         }
@@ -316,7 +334,7 @@ impl<M: Model> Zero<M> {
         if !self.config.gathers() {
             return Ok(());
         }
-        let model = self.model.clone();
+        let model = self.own.clone();
         for &unit in model.units_of(block) {
             let needed = soon.clone().any(|other| model.units_of(other).contains(&unit));
             if !needed && let Some(whole) = self.units[unit].whole.take() {
@@ -329,7 +347,7 @@ impl<M: Model> Zero<M> {
     /// Returns the views of a block's weights; the block was entered.
     pub(crate) fn views(&self, block: usize) -> Vec<&[Tensor]> {
         let whole = |&unit: &usize| &*self.units[unit].whole.as_ref().expect("the block was entered").views;
-        self.model.units_of(block).iter().map(whole).collect()
+        self.own.units_of(block).iter().map(whole).collect()
     }
 
     /// Makes compute wait for gathers in flight, and drops gathered weights.
@@ -357,7 +375,7 @@ impl<M: Model> Zero<M> {
         }
         if unit.whole.is_none() {
             let buffer = self.gathered.take(&unit.layout, unit.dtype)?;
-            let views = param_views(&self.model.units()[index], &unit.layout, &buffer)?;
+            let views = param_views(&self.own.units()[index], &unit.layout, &buffer)?;
             let arriving = Some(self.gather_into(index, &buffer)?);
             self.units[index].whole = Some(Whole { buffer, views, arriving });
         }

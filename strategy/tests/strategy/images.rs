@@ -319,8 +319,13 @@ fn plans_are_what_was_measured_on_gpus() {
     let runs = Runs { dtype: DType::Bf16, on_host: false };
     for (world_size, stage, measured) in MEASURED {
         let config = ZeroConfig { precision: Precision::Bf16, ..stage.into() };
-        let at =
-            Ranks { world_size, shards: world_size, granularity_bytes: 2 << 20, sums_in_rank_order: true };
+        let at = Ranks {
+            world_size,
+            shards: world_size,
+            tensor: 1,
+            granularity_bytes: 2 << 20,
+            sums_in_rank_order: true,
+        };
         let passes = recorded_activations(&model, &size, config, runs);
         let activations = passes.forward.max(passes.backward);
         let held = held(&model, config, true, at).device();

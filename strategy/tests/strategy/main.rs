@@ -20,3 +20,4 @@ mod split;
 mod stages;
 mod streamed;
 mod targets;
+mod tensor;

@@ -21,6 +21,7 @@ mod shapes;
 
 fn ranks_of(device: &Arc<dyn Device>, group: &CollectiveGroup) -> Ranks {
     Ranks {
+        tensor: 1,
         world_size: group.world_size(),
         shards: group.world_size(),
         granularity_bytes: device.arena_granularity_bytes(),
@@ -294,7 +295,7 @@ fn activations_of_a_rank_of_several_are_within_those_that_are_planned() {
         let [alone, planned] =
             [1, 2].map(|ranks| training_activations(&*model, &whole.over(ranks), config, RUNS));
         ranks(2, false, |device, group| {
-            let mesh = Mesh::new(group, 2).unwrap();
+            let mesh = Mesh::from(group).in_sequence_groups(2).unwrap();
             let mut zero = Zero::new(model.clone(), config, Some(ADAMW), device, mesh, 7).unwrap();
             let batch = batch(sequences, len, 200);
             let gradient = |scores: &Scores| {
@@ -396,8 +397,13 @@ fn plans_are_what_was_measured_on_gpus() {
     for (shape, world_size, stage, recompute, measured) in MEASURED {
         let model = Decoder::new(shapes::decoder(shape, 4096), tch::Device::Cpu).unwrap();
         let config = ZeroConfig { precision: Precision::Bf16, recompute, ..stage.into() };
-        let at =
-            Ranks { world_size, shards: world_size, granularity_bytes: 2 << 20, sums_in_rank_order: true };
+        let at = Ranks {
+            world_size,
+            shards: world_size,
+            tensor: 1,
+            granularity_bytes: 2 << 20,
+            sums_in_rank_order: true,
+        };
         let held = held(&model, config, true, at);
         let activations = training_activations(&model, &PackedSize::uniform(4, 1, 4096), config, runs);
         let planned = (held.device() + activations + driver_bytes(world_size)) as f64 / GIB;

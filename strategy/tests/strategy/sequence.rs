@@ -18,7 +18,7 @@ const GROUPS: usize = 4;
 const PROMPT_LEN: usize = 5;
 
 /// AdamW with steps nearly proportional to the gradient, so that weights show it.
-const NEARLY_SGD: AdamW = AdamW {
+pub const NEARLY_SGD: AdamW = AdamW {
     betas: (0.0, 0.0),
     eps: 1.0,
     weight_decay: 0.0,
@@ -27,20 +27,20 @@ const NEARLY_SGD: AdamW = AdamW {
 };
 
 /// A model, and options of its training.
-struct Case {
-    name: &'static str,
-    model: Arc<Decoder>,
-    recompute: Recompute,
+pub struct Case {
+    pub name: &'static str,
+    pub model: Arc<Decoder>,
+    pub recompute: Recompute,
     /// True if prompts are shared, false if adapters have dropout.
-    shares_prompts: bool,
+    pub shares_prompts: bool,
 }
 
 /// Scores of a rank's sequences before two optimizer steps, the norms of their gradients, and the weights after them.
 #[derive(Clone, Debug, PartialEq)]
-struct Outcome {
-    scores: Vec<f32>,
-    norms: Vec<f64>,
-    weights: Vec<f32>,
+pub struct Outcome {
+    pub scores: Vec<f32>,
+    pub norms: Vec<f64>,
+    pub weights: Vec<f32>,
 }
 
 /// Decoders with four heads of queries: like Qwen 2.5, with fewer key heads than ranks; like Qwen 3, with experts; like
@@ -75,7 +75,7 @@ fn sequences(group: usize) -> Vec<Vec<i64>> {
     lengths.into_iter().enumerate().map(sequence).collect()
 }
 
-fn pack(shares_prompts: bool, group: usize) -> PackedBatch {
+pub fn pack(shares_prompts: bool, group: usize) -> PackedBatch {
     let sequences = sequences(group);
     let prompt_len = |tokens: &[i64]| PROMPT_LEN.min(tokens.len() - 1).max(1);
     let sequences: Vec<Sequence> =
@@ -91,12 +91,12 @@ fn pack(shares_prompts: bool, group: usize) -> PackedBatch {
 }
 
 /// A loss of log-probs and entropies whose gradient differs from target to target.
-fn loss(scores: &Scores) -> ScoresGrad {
+pub fn loss(scores: &Scores) -> ScoresGrad {
     let logprobs = (&scores.logprobs * 0.01 - 0.02) * (&scores.entropy + 1.0);
     ScoresGrad { logprobs, entropy: Some(&scores.logprobs * 0.005), divergence: None }
 }
 
-fn floats(tensor: &Tensor) -> Vec<f32> {
+pub fn floats(tensor: &Tensor) -> Vec<f32> {
     Vec::try_from(tensor.to_kind(Kind::Float).reshape([-1])).unwrap()
 }
 
@@ -106,7 +106,7 @@ fn own_groups(group: &CollectiveGroup) -> Range<usize> {
 }
 
 /// Takes two optimizer steps with a micro-batch of each of the rank's groups.
-fn trained<M: Model<Batch = PackedBatch>>(
+pub fn trained<M: Model<Batch = PackedBatch>>(
     zero: &mut Zero<M>,
     pack: impl Fn(usize) -> PackedBatch,
     read: impl Fn(&M::Scores) -> Vec<f32>,
@@ -134,7 +134,7 @@ fn run(case: &Case, config: ZeroConfig, device: &Arc<dyn Device>, mesh: Mesh) ->
 }
 
 /// Joins the scores of all ranks, which must agree in everything else.
-fn joined(of_ranks: impl IntoIterator<Item = Outcome>) -> Outcome {
+pub fn joined(of_ranks: impl IntoIterator<Item = Outcome>) -> Outcome {
     let of_ranks: Vec<Outcome> = of_ranks.into_iter().collect();
     let scores = of_ranks.iter().flat_map(|rank| rank.scores.clone()).collect();
     let all = Outcome { scores, ..of_ranks[0].clone() };
@@ -146,9 +146,20 @@ fn joined(of_ranks: impl IntoIterator<Item = Outcome>) -> Outcome {
 
 /// The outcomes of all cases at all `configs`, on `world_size` ranks of which `sequence` share their batches.
 fn outcomes(world_size: usize, sequence: usize, harsh: bool, configs: &[ZeroConfig]) -> Vec<Vec<Outcome>> {
-    let cases = cases();
+    let mesh = |group| Mesh::from(group).in_sequence_groups(sequence).unwrap();
+    outcomes_on(world_size, mesh, harsh, &cases(), configs)
+}
+
+/// The outcomes of `cases` at all `configs`, on `world_size` ranks laid out as `mesh`.
+pub fn outcomes_on(
+    world_size: usize,
+    mesh: impl Fn(CollectiveGroup) -> Mesh + Sync,
+    harsh: bool,
+    cases: &[Case],
+    configs: &[ZeroConfig],
+) -> Vec<Vec<Outcome>> {
     let mut of_ranks: Vec<_> = ranks(world_size, harsh, |device, group| {
-        let mesh = Mesh::new(group, sequence).unwrap();
+        let mesh = mesh(group);
         let runs = cases.iter().flat_map(|case| configs.iter().map(move |&config| (case, config)));
         runs.map(|(case, config)| run(case, config, device, mesh.clone())).collect::<Vec<_>>()
     })
@@ -160,7 +171,7 @@ fn outcomes(world_size: usize, sequence: usize, harsh: bool, configs: &[ZeroConf
 }
 
 #[track_caller]
-fn assert_near(what: &str, split: &Outcome, whole: &Outcome) {
+pub fn assert_near(what: &str, split: &Outcome, whole: &Outcome) {
     for (split, whole) in split.norms.iter().zip(&whole.norms) {
         assert!(*whole > 1e-2, "{what}: no gradient");
         assert!((split - whole).abs() < 1e-5 * whole, "{what}: norm {split} is not {whole}");
@@ -220,7 +231,7 @@ fn slices_in_bf16_are_within_its_rounding() {
 fn values_of_slices_are_those_of_one_rank() {
     let values = |world_size, sequence| {
         let of_ranks = ranks(world_size, false, |device, group| {
-            let mesh = Mesh::new(group, sequence).unwrap();
+            let mesh = Mesh::from(group).in_sequence_groups(sequence).unwrap();
             let config = cases()[0].model.config().clone();
             let model = Arc::new(ValueModel::new(config, tch::Device::Cpu).unwrap());
             let mut zero = Zero::new(model, ZeroStage::Zero1, Some(NEARLY_SGD), device, mesh, 7).unwrap();

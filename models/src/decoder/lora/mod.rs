@@ -28,16 +28,16 @@ mod magnitude;
 mod merge;
 mod targets;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use anyroll_backends::ops;
 use tch::Tensor;
 
 use super::block::Block;
 use super::layer_block::LayerBlock;
-use super::{DecoderConfig, math::Math, recorded::Scratch, split::Cut};
-use crate::Result;
+use super::{DecoderConfig, math::Math, recorded::Scratch};
 use crate::model::{Grads, Init, ParamSpec, Part, Unit, Weights};
+use crate::{Cut, Peers, Result};
 pub use config::{AdapterShape, LoraConfig, ModulePattern, lora_scale};
 pub(crate) use config::{
     PREFIX, check_product, is_adapter, is_second, magnitude_name, matrix_of_magnitudes, names,
@@ -53,6 +53,8 @@ pub(super) struct Lora {
     dora: bool,
     /// Adapters of each [`Projection`], or of each matrix of an expressed layer.
     adapters: Vec<Vec<Adapter>>,
+    /// The ranks that each have a part of the adapters, if they are split.
+    peers: Option<Arc<dyn Peers>>,
 }
 
 /// A block's product with a matrix. Adapters at one projection share their input.
@@ -66,6 +68,12 @@ pub(super) enum Projection {
 
 impl Projection {
     const ALL: [Projection; 4] = [Projection::Qkv, Projection::O, Projection::GateUp, Projection::Down];
+
+    /// Returns true if a rank of a split block has a part of the input and all of the output; otherwise it is the other way
+    /// round.
+    pub(super) fn reads_part(self) -> bool {
+        matches!(self, Projection::O | Projection::Down)
+    }
 }
 
 /// Returns the parts of `ranges` that lie in `bounds`.
@@ -162,7 +170,7 @@ fn params(
             salt,
         });
     }
-    (params, Lora { dropout: lora.dropout, dora: lora.dora, adapters })
+    (params, Lora { dropout: lora.dropout, dora: lora.dora, adapters, peers: None })
 }
 
 impl Block {
@@ -215,6 +223,9 @@ pub(crate) fn magnitudes(name: &str, outputs: i64, inputs: i64) -> ParamSpec {
     }
 }
 
+/// Bits of a salt above those that tell a model's adapters apart.
+const RANK_BITS: u32 = 20;
+
 /// Index of the adapters' unit among the units of a layer's block.
 const UNIT: usize = 1;
 
@@ -236,12 +247,21 @@ impl Lora {
         self.dora
     }
 
-    /// Returns the adapters of a rank that has this part of each projection's matrix.
-    pub fn part(&self, of: impl Fn(Projection) -> Cut) -> Lora {
-        let mut part = self.clone();
+    /// Returns the adapters of one of `peers`, which has this part of each projection's matrix.
+    pub fn part(&self, of: impl Fn(Projection) -> Cut, peers: &Arc<dyn Peers>) -> Lora {
+        let mut part = Lora { peers: Some(peers.clone()), ..self.clone() };
         for projection in Projection::ALL {
-            let Cut::Rows(own) = of(projection) else { continue };
-            for adapter in &mut part.adapters[projection as usize] {
+            let Cut::Rows(own) = of(projection) else {
+                // Masks of other columns are others.
+                let salt = (peers.rank() as u32) << RANK_BITS;
+                part.adapters
+                    .get_mut(projection as usize)
+                    .into_iter()
+                    .flatten()
+                    .for_each(|it| it.salt ^= salt);
+                continue;
+            };
+            for adapter in part.adapters.get_mut(projection as usize).into_iter().flatten() {
                 let len = |range: Range<i64>| within(&own, &range).iter().map(|it| it.end - it.start).sum();
                 let (start, end) = (adapter.start, adapter.start + adapter.columns);
                 (adapter.start, adapter.columns) = (len(0..start), len(start..end));
@@ -387,7 +407,10 @@ impl Lora {
             drop(dx.f_add_(&self.dropped(adapter, &dseen, drops)?)?);
             Ok(dz)
         });
-        let inner = inner.collect::<Result<_>>()?;
+        let mut inner = inner.collect::<Result<Vec<_>>>()?;
+        if !projection.reads_part() {
+            self.sum_parts_(&mut inner)?;
+        }
         Ok((dx, InnerGrads { inner, scaled }))
     }
 
@@ -404,7 +427,10 @@ impl Lora {
         let dsum = inner_grads.scaled.as_ref().map_or(dy, |scaled| &scaled.dsum);
         for (number, (adapter, dz)) in self.at(projection).iter().zip(&inner_grads.inner).enumerate() {
             let seen = self.dropped(adapter, x, drops)?;
-            let z = self.inner(adapter, weights, &seen, Math::Fast)?;
+            let mut z = self.inner(adapter, weights, &seen, Math::Fast)?;
+            if projection.reads_part() {
+                self.sum_parts_(std::slice::from_mut(&mut z))?;
+            }
             let dsum = dsum.f_narrow(1, adapter.start, adapter.columns)?;
             grads.put_linear(UNIT, adapter.b, &dsum, &z)?;
             grads.put_linear(UNIT, adapter.a, dz, &seen)?;
@@ -413,6 +439,13 @@ impl Lora {
             }
         }
         Ok(())
+    }
+
+    /// Replaces each rank's part of rows between A and B by the sum over the ranks that share the adapters, if there are
+    /// any.
+    fn sum_parts_(&self, between: &mut [Tensor]) -> Result<()> {
+        let Some(peers) = &self.peers else { return Ok(()) };
+        between.iter_mut().try_for_each(|it| peers.sum_(it))
     }
 
     /// Applies an adapter's dropout to its input `x`, or to the gradient of that input.

@@ -50,6 +50,12 @@ pub struct StrategyConfig {
     /// allows. All roles share the number; results are equal up to rounding. Default 1.
     #[serde(default = "one")]
     pub sequence_parallel: usize,
+    /// Number of neighbouring ranks that hold every layer of a language model together, each some heads and columns; it divides
+    /// the number of ranks, the heads and the widths (Megatron-LM). Their micro-batches run one after the other, on all of them,
+    /// and `zero_stage` shards each rank's part over the other groups. All roles share the number; results are equal up to
+    /// rounding. Default 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub tensor_parallel: usize,
     /// Ranks over which states are sharded at stages 1 to 3: `all`, the ranks of each `host`, or a number of neighbouring
     /// ranks that divides all. Several groups hold a replica each, so that weights are gathered within a group, and gradients
     /// cross groups once per step (hybrid sharding). All roles share the groups; results are equal up to rounding. Default all.
@@ -77,6 +83,7 @@ impl Default for StrategyConfig {
             micro_batch_size: eight(),
             micro_batch_tokens: None,
             sequence_parallel: one(),
+            tensor_parallel: one(),
             shard_group: ShardGroup::All,
             reduction: Reduction::default(),
             collective_timeout_s: one_minute(),
@@ -193,6 +200,7 @@ impl StrategyConfig {
         };
         said.validate(at);
         at.positive("sequence_parallel", self.sequence_parallel);
+        at.positive("tensor_parallel", self.tensor_parallel);
         if let ShardGroup::Ranks(ranks) = self.shard_group {
             at.positive("shard_group", ranks);
         }
@@ -256,6 +264,10 @@ fn yes() -> bool {
 
 fn one() -> usize {
     1
+}
+
+fn is_one(number: &usize) -> bool {
+    *number == 1
 }
 
 fn eight() -> usize {

@@ -97,6 +97,22 @@ fn hybrid_sharding_becomes_shard_groups() {
 }
 
 #[test]
+fn layers_are_split_as_there() {
+    for (text, origin) in [
+        (
+            "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n\
+             parallelism_config: {parallelism_config_tp_size: 4}\n",
+            Origin::Accelerate,
+        ),
+        ("zero_optimization: {stage: 1}\ntensor_parallel: {autotp_size: 4}\n", Origin::Deepspeed),
+    ] {
+        let import = imported("a.yaml", text, origin);
+        check_refused(&import, &[]);
+        assert!(import.yaml().contains("  tensor_parallel: 4\n"), "{text}{}", import.yaml());
+    }
+}
+
+#[test]
 fn accelerates_sizes_of_one_split_nothing() {
     let text = |size: u32| {
         let size =

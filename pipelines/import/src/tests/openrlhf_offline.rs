@@ -158,8 +158,8 @@ fn what_they_say_and_we_have_not_is_refused() {
         (format!("{DPO} --ipo --label_smoothing 0.1"), &["model.label_smoothing"]),
         (format!("{RM} --model.margin_loss_enable --optim muon"), &["model.margin_loss_enable", "optim"]),
         (
-            format!("{RM} --ds.tensor_parallel_size 2 --data.dataset_probs 0.5,0.5"),
-            &["ds.tensor_parallel_size", "data.dataset_probs"],
+            format!("{RM} --ds.load_in_4bit --data.dataset_probs 0.5,0.5"),
+            &["ds.load_in_4bit", "data.dataset_probs"],
         ),
     ] {
         let folder = tempfile::tempdir().unwrap();

@@ -46,6 +46,8 @@ fn openrlhfs_command_is_found_in_a_script() {
 fn openrlhfs_ring_becomes_a_split_of_heads() {
     let ring = imported_from(&format!("{PPO} --ring_attn_size 2 --ring_head_stride 2"), Origin::Openrlhf);
     check_lines(&ring, &["  sequence_parallel: 2\n"]);
+    let layers = imported_from(&format!("{PPO} --ds_tensor_parallel_size 2"), Origin::Openrlhf);
+    check_lines(&layers, &["  tensor_parallel: 2\n"]);
     let mut rows = ring.rows.iter().filter(|row| row.key.contains("ring"));
     assert!(rows.all(|row| !matches!(row.outcome, Outcome::Refused { .. })), "{:#?}", ring.rows);
 }

@@ -283,7 +283,10 @@ fn rolls_fsdp_and_megatron() {
                  use_distributed_optimizer: true, recompute_granularity: full";
     check(&import("megatron_train", whole), &["zero_stage: 1\n", "recompute: full\n", "mini_batches: 2\n"]);
     let split = "tensor_model_parallel_size: 2, sequence_parallel: true, use_distributed_optimizer: true";
-    check(&import("megatron_train", split), &["zero_stage: 3\n", "mini_batches: 4\n"]);
+    check(
+        &import("megatron_train", split),
+        &["zero_stage: 1\n", "  tensor_parallel: 2\n", "mini_batches: 4\n"],
+    );
     let shared = "device_mapping: '[0,1,2,3]', model_args: {ulysses_size: 2}, strategy_args: {strategy_name: fsdp2_train}, \
                   training_args: {per_device_train_batch_size: 1, gradient_accumulation_steps: 4}";
     let shared = roll(&format!("actor_train: {{{shared}}}\n"), MATH);

@@ -251,9 +251,9 @@ fn losses_and_their_clips() {
     }
 }
 
-/// Split layers are sharded instead, and biases are not decayed.
+/// Stages of layers are sharded instead, and biases are not decayed.
 #[test]
-fn megatrons_layers_are_sharded() {
+fn megatrons_layers_are_split_as_there() {
     let check = |keys: &str, lines: &[&str]| {
         let keys = keys.replace('@', "actor_rollout_ref.actor.");
         check(&keys, lines);
@@ -264,8 +264,15 @@ fn megatrons_layers_are_sharded() {
         +@megatron.override_transformer_config.recompute_granularity=full";
     check(
         split,
-        &["zero_stage: 3\n", "recompute: full\n", "optimizer: between_steps\n", "precision: bf16\n"],
+        &[
+            "zero_stage: 1\n",
+            "tensor_parallel: 2\n",
+            "recompute: full\n",
+            "optimizer: between_steps\n",
+            "precision: bf16\n",
+        ],
     );
+    check("model_engine=megatron @megatron.pipeline_model_parallel_size=2", &["zero_stage: 3\n"]);
     check("--config-name=ppo_megatron_trainer", &["zero_stage: 1\n", "decays: matrices\n"]);
     let host = "+@optim.override_optimizer_config.optimizer_cpu_offload=True @strategy=megatron";
     check(host, &["optimizer: cpu_step\n"]);

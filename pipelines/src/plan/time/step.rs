@@ -35,6 +35,9 @@ impl Texts {
         if cluster.is_16_bit && policy.precision == Precision::Fp32 {
             return Err(NoTime::Fp32);
         }
+        if policy.tensor_parallel > 1 {
+            return Err(NoTime::Tensor);
+        }
         let mut trained = [Some(policy), strategies.critic.as_ref()].into_iter().flatten();
         if trained.any(|it| it.offload.optimizer == OptimizerOffload::CpuStep) {
             return Err(NoTime::CpuStep);
@@ -162,7 +165,8 @@ impl Step<'_> {
             return 0;
         }
         let shards = self.at.0.shards.ranks;
-        let ranks = Ranks { world_size: shards, shards, granularity_bytes: 1, sums_in_rank_order: true };
+        let ranks =
+            Ranks { world_size: shards, shards, tensor: 1, granularity_bytes: 1, sums_in_rank_order: true };
         held(&self.texts.model, zero_config(policy), true, ranks).optimizer
     }
 

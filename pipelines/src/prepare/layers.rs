@@ -1,0 +1,61 @@
+//! Checks of `strategy.tensor_parallel`.
+
+use anyroll_config::{Config, Section, ShardGroup};
+
+use super::sequence::{check_groups, shapes, unsplit};
+use crate::opened::Opened;
+
+const FIELD: &str = "strategy.tensor_parallel";
+
+/// Reports ranks that cannot hold layers together. `on_host` is their number on each host.
+pub(super) fn check(
+    config: &Config,
+    opened: Option<&Opened>,
+    (world_size, on_host): (Option<usize>, usize),
+    at: &Section,
+) {
+    let ranks = config.strategy.tensor_parallel;
+    if ranks <= 1 || !at.is_read("pipeline") {
+        return;
+    }
+    let dora = config.model.has_dora().then_some("`lora.dora`, which needs the norms of whole rows,");
+    if let Some(part) = unsplit(&config.pipeline).or(dora) {
+        at.refuse(FIELD, format!("{part} cannot be split over ranks"), "leave it out");
+        return;
+    }
+    check_groups(FIELD, ranks, world_size, at);
+    let sequence = config.strategy.sequence_parallel.max(1);
+    if sequence > 1 {
+        check_groups(FIELD, ranks * sequence, world_size, at);
+    }
+    check_replicas(config, ranks, on_host, at);
+    for (what, shape) in opened.and_then(Opened::texts).into_iter().flat_map(shapes) {
+        let split = shape.check_split(ranks as i64);
+        let of_part = split.and_then(|()| shape.part(ranks as i64).check_ranks(sequence as i64));
+        if let Err(error) = of_part {
+            let of_part =
+                if sequence > 1 { ", and `strategy.sequence_parallel` one of a rank's heads" } else { "" };
+            let help = format!(
+                "each rank takes the same number of heads and columns: write a divisor of the query heads that divides the \
+                 key heads or that they divide, and that divides `intermediate_size`{of_part}"
+            );
+            at.refuse(FIELD, format!("{what}: {error}"), help);
+        }
+    }
+}
+
+/// Reports replicas that are no whole tensor groups.
+fn check_replicas(config: &Config, ranks: usize, on_host: usize, at: &Section) {
+    let (replica, what) = match config.strategy.shard_group {
+        ShardGroup::All => return,
+        ShardGroup::Host => (on_host, "`shard_group: host`"),
+        ShardGroup::Ranks(replica) => (replica, "`shard_group`"),
+    };
+    let message = format!("{what} is {replica} ranks, which cannot be divided into groups of {ranks}");
+    at.ensure(
+        replica.is_multiple_of(ranks),
+        FIELD,
+        message,
+        "write a divisor of it, or a multiple of this there",
+    );
+}
