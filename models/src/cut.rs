@@ -5,12 +5,7 @@ use std::ops::Range;
 use tch::Tensor;
 
 use crate::Result;
-use crate::init::WeightSource;
-use crate::model::ParamSpec;
 use crate::slice::padded;
-
-/// Most values that are read together, with what lies between.
-const MOST_READ: usize = 1 << 20;
 
 /// A rank's part of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,44 +118,6 @@ impl Cut {
             Cut::Padded(range, _) => vec![run(0, range.start * row, len(range) * row)],
             Cut::Zeros => Vec::new(),
         }
-    }
-
-    /// Reads the values `range` of the part of a parameter, row-major. `spec` is that of the whole parameter.
-    ///
-    /// # Errors
-    /// The source's.
-    pub fn read(
-        &self,
-        source: &dyn WeightSource,
-        spec: &ParamSpec,
-        range: Range<usize>,
-        values: &mut [f32],
-    ) -> Result<()> {
-        values.fill(0.0);
-        let within = |run: Run| {
-            let (start, end) = (run.own.max(range.start), (run.own + run.len).min(range.end));
-            (start < end).then(|| Run {
-                own: start - range.start,
-                whole: run.whole + start - run.own,
-                len: end - start,
-            })
-        };
-        let runs: Vec<Run> = self.runs(&spec.shape).into_iter().filter_map(within).collect();
-        let mut rest = &runs[..];
-        let mut read = Vec::new();
-        while let [first, others @ ..] = rest {
-            let is_near = |run: &&Run| run.whole + run.len - first.whole <= MOST_READ;
-            let (near, behind) = rest.split_at(1 + others.iter().take_while(is_near).count());
-            let last = near.last().expect("the first is near");
-            read.resize(last.whole + last.len - first.whole, 0.0);
-            source.read(spec, first.whole..last.whole + last.len, &mut read)?;
-            for run in near {
-                let start = run.whole - first.whole;
-                values[run.own..run.own + run.len].copy_from_slice(&read[start..start + run.len]);
-            }
-            rest = behind;
-        }
-        Ok(())
     }
 
     /// Returns the elements of the part, row-major, that no rank before has, of a tensor of this shape. `before` is the

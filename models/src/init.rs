@@ -4,9 +4,12 @@ use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
 
-use crate::Result;
 use crate::model::{Init, ParamSpec};
 use crate::random::Numbers;
+use crate::{Cut, Result, Run};
+
+/// Most values of a part that are read together, with those between them.
+const MOST_READ: usize = 1 << 20;
 
 /// A source of parameter values.
 pub trait WeightSource {
@@ -37,6 +40,39 @@ pub fn whole(source: &dyn WeightSource, spec: &ParamSpec, kind: Kind, device: De
     let mut values = vec![0.0; spec.elements()];
     source.read(spec, 0..values.len(), &mut values)?;
     Ok(Tensor::f_from_slice(&values)?.f_view(&spec.shape[..])?.f_to_device(device)?.f_to_kind(kind)?)
+}
+
+/// Reads the values `range` of a part of a parameter, row-major. `spec` is that of the whole parameter.
+///
+/// # Errors
+/// The source's.
+pub fn read_part(
+    source: &dyn WeightSource,
+    (spec, cut): (&ParamSpec, &Cut),
+    range: Range<usize>,
+    values: &mut [f32],
+) -> Result<()> {
+    values.fill(0.0);
+    let within = |run: Run| {
+        let (start, end) = (run.own.max(range.start), (run.own + run.len).min(range.end));
+        let (own, whole) = (start - range.start, run.whole + start - run.own);
+        (start < end).then(|| Run { own, whole, len: end - start })
+    };
+    let runs: Vec<Run> = cut.runs(&spec.shape).into_iter().filter_map(within).collect();
+    let (mut rest, mut read) = (&runs[..], Vec::new());
+    while let [first, others @ ..] = rest {
+        let is_near = |run: &&Run| run.whole + run.len - first.whole <= MOST_READ;
+        let (near, behind) = rest.split_at(1 + others.iter().take_while(is_near).count());
+        let last = near.last().expect("the first is near");
+        read.resize(last.whole + last.len - first.whole, 0.0);
+        source.read(spec, first.whole..last.whole + last.len, &mut read)?;
+        for run in near {
+            let start = run.whole - first.whole;
+            values[run.own..run.own + run.len].copy_from_slice(&read[start..start + run.len]);
+        }
+        rest = behind;
+    }
+    Ok(())
 }
 
 /// Source of the values that [`fill`] generates from this seed.

@@ -141,7 +141,7 @@ impl Peers for Absent {
 pub struct Sharers {
     /// All of them: each runs the batches of all.
     pub all: Arc<dyn Peers>,
-    /// Those that each take a slice of the rows; `None` if this rank runs all rows.
+    /// Ranks that each take a slice of the rows; `None` if this rank runs all rows.
     pub rows: Option<Arc<dyn Peers>>,
 }
 

@@ -4,7 +4,10 @@
 use std::ops::Range;
 
 use anyroll_backends::Buffer;
-use anyroll_models::{Model, Run, init::WeightSource};
+use anyroll_models::{
+    Model, Run,
+    init::{self, WeightSource},
+};
 use tch::Tensor;
 
 use super::Zero;
@@ -106,7 +109,10 @@ impl<M: Model> Zero<M> {
         let spec = &self.model.units()[index].params[param];
         match &self.mesh.tensor {
             None => source.read(spec, range, values)?,
-            Some(group) => self.own.cut_on(group.rank(), index, param).read(source, spec, range, values)?,
+            Some(group) => {
+                let cut = self.own.cut_on(group.rank(), index, param);
+                init::read_part(source, (spec, &cut), range, values)?;
+            }
         }
         Ok(())
     }
