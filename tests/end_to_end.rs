@@ -13,6 +13,7 @@ mod critic;
 mod diffusers;
 mod diffusion;
 mod distillation;
+mod eight_bits;
 mod environments;
 mod epochs;
 mod evaluation;

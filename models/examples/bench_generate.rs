@@ -1,10 +1,10 @@
 //! Times generation with random weights in bf16 on the first GPU: `bench_generate SIZE BATCH... [--prompt
-//! 256] [--tokens 512] [--group 1] [--lora RANK [--merged]] [--fp16] [--strict] [--steps]`.
+//! 256] [--tokens 512] [--group 1] [--lora RANK [--merged]] [--fp16] [--fp8] [--strict] [--steps]`.
 //!
 //! SIZE is 0.5b, 1.5b or 7b (Qwen2.5's shapes), olmo2-1b, or a mixture: olmoe, or 30b-a3b (Qwen3's shape, 61
 //! GB of weights). `--group` samples share a prompt. With `--lora` every matrix of a layer has an adapter;
-//! `--merged` merges them first and reports the time. `--fp16` takes fp16 in place of bf16. `--strict`
-//! computes row by row. Prints one JSON line
+//! `--merged` merges them first and reports the time. `--fp16` takes fp16 in place of bf16. `--fp8`
+//! keeps the layers' matrices in 8 bits. `--strict` computes row by row. Prints one JSON line
 //! per batch size; `--steps` adds the times of the single operations of a decoding step.
 //! `bench/generate/run.py` runs it against its peer.
 
@@ -29,7 +29,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1).peekable();
     let size = arguments.next().expect("usage: bench_generate SIZE BATCH..., see its source");
     let (mut batches, mut lora, mut merged, mut strict, mut steps) = (Vec::new(), None, false, false, false);
-    let mut dtype = DType::Bf16;
+    let (mut dtype, mut fp8) = (DType::Bf16, false);
     let mut work = Work { prompt: 256, tokens: 512, group: 1 };
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().expect("a number follows").parse().expect("a number");
@@ -40,6 +40,7 @@ fn main() {
             "--lora" => lora = Some(number() as i64),
             "--merged" => merged = true,
             "--fp16" => dtype = DType::F16,
+            "--fp8" => fp8 = true,
             "--strict" => strict = true,
             "--steps" => steps = true,
             batch => batches.push(batch.parse::<usize>().expect("a batch size")),
@@ -67,6 +68,15 @@ fn main() {
         println!("{{\"size\": \"{size}\", \"merge_s\": {:.4}}}", started.elapsed().as_secs_f64());
         decoder = Arc::new(decoder.merged());
     }
+    if fp8 {
+        stream.synchronize().unwrap();
+        let started = Instant::now();
+        weights = decoder.all_in_eight_bits(weights).unwrap();
+        stream.synchronize().unwrap();
+        println!("{{\"size\": \"{size}\", \"round_s\": {:.4}}}", started.elapsed().as_secs_f64());
+    }
+    let weight_bytes: usize =
+        weights.iter().flatten().map(|it| it.numel() * it.kind().elt_size_in_bytes()).sum();
     for batch in batches {
         let run = || {
             let blocks = KvCache::blocks_for(batch, work.prompt + work.tokens);
@@ -82,14 +92,15 @@ fn main() {
         let made = (batch * tokens) as f64;
         println!(
             "{{\"size\": \"{size}\", \"dtype\": \"{dtype:?}\", \"batch\": {batch}, \"prompt\": {prompt}, \"tokens\": {tokens}, \
-             \"group\": {group}, \"lora\": {}, \"merged\": {merged}, \"strict\": {strict}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
+             \"group\": {group}, \"lora\": {}, \"fp8\": {fp8}, \"weight_bytes\": {weight_bytes}, \"merged\": {merged}, \"strict\": {strict}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
             lora.unwrap_or(0),
             made / whole.as_secs_f64(),
             prefill.as_secs_f64(),
             (whole - prefill).as_secs_f64() * 1e3 / tokens as f64,
         );
         if steps {
-            operations(&config, (dtype.kind(), torch(&device)), batch as i64, (prompt + tokens / 2) as i64);
+            let length = (prompt + tokens / 2) as i64;
+            operations(&config, (dtype.kind(), torch(&device)), (batch as i64, length), fp8);
         }
     }
 }
@@ -187,7 +198,7 @@ fn generate(
 }
 
 /// Times the single operations of a step, recorded, in microseconds, with their number per step.
-fn operations(config: &DecoderConfig, at: (Kind, Device), rows: i64, length: i64) {
+fn operations(config: &DecoderConfig, at: (Kind, Device), (rows, length): (i64, i64), fp8: bool) {
     let DecoderConfig { hidden_size, intermediate_size, head_dim, vocab_size, .. } = *config;
     let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
     let random = |size: &[i64]| Tensor::randn(size, at) * 0.1;
@@ -195,7 +206,10 @@ fn operations(config: &DecoderConfig, at: (Kind, Device), rows: i64, length: i64
     let qkv_width = (heads + 2 * kv_heads) * head_dim;
     // One copy per layer, so that weights, keys and values come from memory as in a step.
     let weights = |outputs: i64, inputs: i64, count: usize| -> Vec<Tensor> {
-        (0..count).map(|_| random(&[outputs, inputs])).collect()
+        let weight = |_| random(&[outputs, inputs]);
+        let narrow =
+            |weight: Tensor| if fp8 && count > 1 { ops::in_eight_bits(&weight).unwrap() } else { weight };
+        (0..count).map(weight).map(narrow).collect()
     };
     let normed = |dim: i64| {
         let mut normed = Normed::new(rows, dim, at.0, at.1).unwrap();

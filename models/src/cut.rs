@@ -142,7 +142,7 @@ fn len(range: &Range<i64>) -> i64 {
 }
 
 /// Returns a dense copy in memory of its own.
-fn copied(x: &Tensor) -> Result<Tensor> {
+pub(crate) fn copied(x: &Tensor) -> Result<Tensor> {
     let mut copy = Tensor::f_empty(x.size(), (x.kind(), x.device()))?;
     copy.f_copy_(x)?;
     Ok(copy)

@@ -93,11 +93,14 @@ impl Layout {
     }
 }
 
-/// Returns the most memory that `parts` ranks together need for units of these lengths, cut one after the other: a part of all,
-/// and one whole.
-pub(crate) fn parts_len(lens: impl Iterator<Item = usize>, parts: usize) -> usize {
-    let (total, largest) = lens.fold((0, 0), |(total, most), len| (total + len, len.max(most)));
-    total / parts + largest
+/// Returns the most memory of units that become others one after the other, from the bytes of each and of what it becomes: all
+/// of the latter, and the largest unit. A unit that stays as it is takes its bytes if it is gathered.
+pub(crate) fn made_bytes(units: impl Iterator<Item = (usize, Option<usize>)>, gathers: bool) -> usize {
+    let add = |(total, largest): (usize, usize), (whole, made): (usize, Option<usize>)| {
+        (total + made.unwrap_or(if gathers { whole } else { 0 }), largest.max(whole))
+    };
+    let (total, largest) = units.fold((0, 0), add);
+    total + largest
 }
 
 /// Returns the offset at which the next parameter may start after `elements` elements.

@@ -11,7 +11,7 @@ use anyroll_models::{BlockBytes, Footprint, Model, Runs, Unit};
 
 use crate::{
     ParamsOn, Recompute, StepsOn, ZeroConfig,
-    layout::{Layout, parts_len},
+    layout::{Layout, made_bytes},
     readers::{first_reader, first_trained_block},
 };
 
@@ -133,11 +133,19 @@ pub fn whole_weights<M: Model>(
     lens.sum::<usize>() * config.precision.dtype().size_bytes()
 }
 
-/// Returns the bytes that [`crate::Zero::weights_in_parts`] allocates at its peak for `parts` ranks together: a rank's part of
-/// all units of the whole `model`, and one whole unit.
-pub fn weights_in_parts<M: Model>(model: &M, config: ZeroConfig, ranks: Ranks, parts: usize) -> usize {
-    let lens = model.units().iter().map(|unit| ranks.whole_layout(unit).len);
-    parts_len(lens, parts) * config.precision.dtype().size_bytes()
+/// Returns the bytes that [`crate::Zero::weights_made`] allocates at its peak.
+pub fn weights_made<M: Model>(
+    model: &M,
+    config: ZeroConfig,
+    ranks: Ranks,
+    made: impl Fn(usize, usize, usize) -> Option<usize>,
+) -> usize {
+    let element = config.precision.dtype().size_bytes();
+    let units = model.units().iter().enumerate().map(|(index, unit)| {
+        let whole = ranks.whole_layout(unit).len * element;
+        (whole, made(index, whole, element))
+    });
+    made_bytes(units, config.gathers() || ranks.tensor > 1)
 }
 
 /// Returns the peak of activations in forward and backward of one micro-batch, in bytes.

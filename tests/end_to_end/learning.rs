@@ -5,7 +5,7 @@ use super::{ONE_RANK, run_tiny, series};
 const CONTROL: &str = "configs/rlvr_sort_random_reward_cpu.yaml";
 
 /// Four digits, and enough samples for a useful gradient.
-const SHORT: [&str; 9] = [
+pub(super) const SHORT: [&str; 9] = [
     "pipeline.rlvr.data.sort.digits=4",
     "pipeline.rlvr.rollout.max_new_tokens=5",
     "pipeline.rlvr.warmup.steps=60",

@@ -11,6 +11,7 @@ pub(crate) mod launch;
 pub(crate) mod model;
 pub(crate) mod narrow;
 pub(crate) mod product;
+pub(crate) mod product_eight;
 pub(crate) mod rows;
 pub(crate) mod sample;
 pub(crate) mod source;
@@ -26,7 +27,7 @@ use source::source_text;
 pub(crate) use source::{Architecture, Source};
 
 /// Files of kernels by family.
-const FAMILIES: [&[Source]; 11] = [
+const FAMILIES: [&[Source]; 12] = [
     &[strategy::SOURCE, model::SOURCE, diffusion::SOURCE],
     &decode::SOURCES,
     &decode::MATRIX_SOURCES,
@@ -34,6 +35,7 @@ const FAMILIES: [&[Source]; 11] = [
     &product::SOURCES,
     &product::SOURCES_128,
     &product::SOURCES_MANY,
+    &product_eight::SOURCES,
     &experts::SOURCES,
     &exchange::SOURCES,
     &attention::SOURCES,
@@ -41,8 +43,8 @@ const FAMILIES: [&[Source]; 11] = [
 ];
 
 /// All files of kernels. A device without the first counts as one without kernels.
-pub(crate) const SOURCES: [Source; 26] = {
-    let mut sources = [strategy::SOURCE; 26];
+pub(crate) const SOURCES: [Source; 28] = {
+    let mut sources = [strategy::SOURCE; 28];
     let (mut count, mut family) = (0, 0);
     while family < FAMILIES.len() {
         let mut index = 0;

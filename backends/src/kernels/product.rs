@@ -20,7 +20,7 @@ const PRODUCT_128_ROWS_128_6: NarrowNames = narrow_names!("product_128_rows_128_
 const PRODUCT_128_ROWS_144_6: NarrowNames = narrow_names!("product_128_rows_144_6");
 
 /// CUDA C++ for NVIDIA's compute capability 9.0 alone.
-const ARCHITECTURE: Architecture = Architecture::Only("sm_90a");
+pub(super) const ARCHITECTURE: Architecture = Architecture::Only("sm_90a");
 
 /// Products of up to 64 rows, each kernel by its rows of weights and its stages.
 pub(crate) const SOURCES: [Source; 2] = narrow_sources!(
@@ -56,7 +56,7 @@ pub(crate) const SOURCES_MANY: [Source; 2] =
 /// Rows of `x` that a product with a norm, or with gates, has at most.
 pub(crate) const MAX_ROWS: i64 = 128;
 /// Rows that four warps multiply.
-const GROUP_ROWS: i64 = 64;
+pub(super) const GROUP_ROWS: i64 = 64;
 pub(crate) const GROUP_THREADS: u32 = 128;
 /// Columns of `x` and of the weights that are read at a time.
 const CHUNK: i64 = 64;
@@ -66,42 +66,59 @@ const CHUNK: i64 = 64;
 pub(crate) struct Kernel {
     pub(crate) names: NarrowNames,
     /// Groups of [`GROUP_ROWS`] rows.
-    groups: i64,
+    pub(super) groups: i64,
     /// Rows of weights of a block.
-    tile: i64,
-    /// Chunks that a block holds.
-    stages: i64,
+    pub(super) tile: i64,
+    /// Chunks of `x` that a block holds.
+    pub(super) stages: i64,
+    /// Chunks of weights that it holds.
+    weight_stages: i64,
     /// Its blocks that a multiprocessor has room for.
-    at_once: i64,
+    pub(super) at_once: i64,
 }
 
 impl Kernel {
-    const fn of(names: NarrowNames, [groups, tile, stages, at_once]: [i64; 4]) -> Self {
-        Self { names, groups, tile, stages, at_once }
+    pub(super) const fn of(names: NarrowNames, [groups, tile, stages, at_once]: [i64; 4]) -> Self {
+        Self { names, groups, tile, stages, weight_stages: stages, at_once }
+    }
+
+    /// A kernel that holds so many chunks of weights, and others in registers.
+    pub(super) const fn with_weight_stages(self, weight_stages: i64) -> Self {
+        Self { weight_stages, ..self }
     }
 
     /// Shared memory of a block if `parts` blocks share a tile's columns.
     pub(crate) fn shared_bytes(self, parts: i64) -> i64 {
         let pairs = self.groups * GROUP_ROWS / 2;
         let inbox = (parts - 1) * ceil_div(pairs, parts) * PAIR_BYTES;
-        (self.groups * GROUP_ROWS + self.tile) * CHUNK * 2 * self.stages + inbox
+        (self.groups * GROUP_ROWS * self.stages + self.tile * self.weight_stages) * CHUNK * 2 + inbox
+    }
+
+    /// Grid of a product of so many tiles, each in so many parts.
+    pub(super) fn grid(self, tiles: i64, parts: i64, is_early: bool) -> Grid {
+        Grid {
+            cluster: parts as u32,
+            shared_bytes: self.shared_bytes(parts) as u32,
+            starts_early: is_early,
+            ..grid(tiles * parts, self.groups as u32 * GROUP_THREADS)
+        }
     }
 }
 
 /// Sums of two rows of a tile that blocks share.
 const PAIR_BYTES: i64 = 2 * SHARED_TILE * 4;
 /// Rows of weights of such a tile, and of one that has a norm.
-const SHARED_TILE: i64 = 64;
+pub(super) const SHARED_TILE: i64 = 64;
 
 /// Kernels for one range of rows.
 #[derive(Debug)]
-struct Kernels {
+pub(super) struct Kernels {
     /// The kernel for tiles that blocks share, and for those with a norm.
-    shared: Kernel,
+    pub(super) shared: Kernel,
     /// Kernels for all other products that one of them takes at once.
-    whole: &'static [Kernel],
+    pub(super) whole: &'static [Kernel],
     /// The kernel for the rest.
-    large: Kernel,
+    pub(super) large: Kernel,
 }
 
 const UP_TO_64: Kernels = Kernels {
@@ -204,7 +221,12 @@ impl Product {
 
     /// Returns true if a device has kernels for its weights, of this type.
     pub(crate) fn fits(&self, device: &dyn Device, narrow: Narrow) -> bool {
-        i64::from(self.inputs) % CHUNK == 0 && self.outputs % 8 == 0 && narrow.pick(SOURCES).exists_on(device)
+        self.is_even() && narrow.pick(SOURCES).exists_on(device)
+    }
+
+    /// Returns true if its sizes are multiples of what the kernels read at a time.
+    pub(super) fn is_even(&self) -> bool {
+        i64::from(self.inputs) % CHUNK == 0 && self.outputs % 8 == 0
     }
 
     /// Returns true if the kernels for its rows are faster than a library's product and the norm after it, for a residual
@@ -225,7 +247,7 @@ impl Product {
     /// any size fit at once, unless their parts would be too short. It does not depend on the rows, so the order of a sum is
     /// fixed. This choice and those of kernels were the fastest on an H200, or nearly so, in whole layers of Qwen2.5 0.5B, 1.5B
     /// and 7B, Qwen3 1.7B and 4B, and Llama 3 8B.
-    fn parts(&self, multiprocessors: i64) -> i64 {
+    pub(super) fn parts(&self, multiprocessors: i64) -> i64 {
         const FEWEST: i64 = 3; // chunks of a part
         let (tiles, chunks) =
             (ceil_div(i64::from(self.outputs), SHARED_TILE), i64::from(self.inputs) / CHUNK);
@@ -237,7 +259,7 @@ impl Product {
 
     /// The kernel for `parts` parts: among those that take a whole product at once, the one that leaves the least of the device
     /// idle.
-    fn kernel(&self, kernels: &Kernels, parts: i64, multiprocessors: i64) -> Kernel {
+    pub(super) fn kernel(&self, kernels: &Kernels, parts: i64, multiprocessors: i64) -> Kernel {
         if parts > 1 || !self.norm.is_null() {
             return kernels.shared;
         }
@@ -259,13 +281,13 @@ impl Product {
         tiles(self.rows) * tiles(self.outputs)
     }
 
-    /// Up to [`GROUP_ROWS`] of its rows.
-    fn rows_from(self, first: i32) -> Self {
+    /// Up to `most` of its rows.
+    pub(super) fn rows_from(self, first: i32, most: i64) -> Self {
         let row = |matrix: *mut c_void, columns: i32| {
             matrix.wrapping_byte_add(first as usize * columns as usize * size_of::<u16>())
         };
         let (x, y) = (row(self.x, self.inputs), row(self.y, self.outputs));
-        Self { x, y, rows: (self.rows - first).min(GROUP_ROWS as i32), ..self }
+        Self { x, y, rows: (self.rows - first).min(most as i32), ..self }
     }
 
     /// Tiles of a kernel that cover its columns.
@@ -292,12 +314,7 @@ pub(crate) unsafe fn multiply(
     let kernels = if i64::from(product.rows) > GROUP_ROWS { &UP_TO_128 } else { &UP_TO_64 };
     let parts = product.parts(multiprocessors);
     let kernel = product.kernel(kernels, parts, multiprocessors);
-    let grid = Grid {
-        cluster: parts as u32,
-        shared_bytes: kernel.shared_bytes(parts) as u32,
-        starts_early: is_early,
-        ..grid(product.tiles(kernel) * parts, kernel.groups as u32 * GROUP_THREADS)
-    };
+    let grid = kernel.grid(product.tiles(kernel), parts, is_early);
     // SAFETY: the kernels' signature, and the caller's promise.
     unsafe { launch!(device, narrow.pick(kernel.names), grid, [product]) }
 }
@@ -326,12 +343,12 @@ pub(crate) unsafe fn multiply_by_rows(
     // Few blocks that take more rows would leave most of the device idle.
     for first in (0..product.rows).step_by(GROUP_ROWS as usize) {
         // SAFETY: the caller's promise, whose product has these rows.
-        unsafe { multiply(device, narrow, product.rows_from(first), is_early)? };
+        unsafe { multiply(device, narrow, product.rows_from(first, GROUP_ROWS), is_early)? };
     }
     Ok(())
 }
 
-fn multiprocessors_of(device: &dyn Device) -> i64 {
+pub(super) fn multiprocessors_of(device: &dyn Device) -> i64 {
     device.multiprocessors().expect("a device with these kernels counts them")
 }
 
@@ -344,7 +361,7 @@ mod tests {
         let start = |address: usize| ptr::without_provenance_mut(address);
         let product = Product::new([start(0x1000), start(0x2000), start(0x3000)], [150, 8, 64]);
         let taken = [0, 64, 128].map(|first| {
-            let part = product.rows_from(first);
+            let part = product.rows_from(first, GROUP_ROWS);
             assert_eq!((part.weight.addr(), part.outputs, part.inputs), (0x2000, 8, 64));
             (part.rows, part.x.addr() - 0x1000, part.y.addr() - 0x3000)
         });
@@ -383,7 +400,7 @@ mod tests {
     fn kernels_are_what_their_sources_say() {
         for (kernels, [source, _]) in [(UP_TO_64, SOURCES), (UP_TO_128, SOURCES_128)] {
             for &kernel in kernels.whole.iter().chain([&kernels.shared, &kernels.large]) {
-                let Kernel { names, groups, tile, stages, at_once } = kernel;
+                let Kernel { names, groups, tile, stages, at_once, .. } = kernel;
                 let name = names[0].to_str().unwrap().strip_suffix("_bf16").unwrap();
                 assert!(
                     source.text.contains(&format!("PRODUCT({name}, {groups}, {tile}, {stages})")),

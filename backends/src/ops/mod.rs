@@ -30,6 +30,7 @@ mod cpu_kernels;
 mod decode;
 mod divergence;
 mod dropout;
+mod eight_bits;
 mod embedding;
 mod experts;
 mod flash;
@@ -66,6 +67,7 @@ pub use decode::{
 use decode::{device_of_kernels, rms_norm_into};
 pub use divergence::Divergence;
 pub use dropout::{Dropout, dropout};
+pub use eight_bits::{EIGHT_BIT_COLUMNS, in_eight_bits, is_in_eight_bits, rows_of_scales, widened};
 pub use embedding::{embedding_backward, sum_rows};
 pub use experts::{Choice, Dispatch, ExpertOrder};
 pub use glu::{glu, glu_backward_};
@@ -80,7 +82,10 @@ pub use modulation::{GatedSum, gated_add, gated_sums_behind, modulated_norm};
 pub use norm::{add_rms_norm_, rms_norm, rms_norm_backward_};
 pub use optimizer::{AdamW, adamw_, sum_of_squares};
 pub use packing::{Packing, copy_across, moved, upload};
-pub use product::{Normed, add_linear_, add_linear_and_norm_, linear_into, swiglu_linear_into};
+pub use product::{
+    Normed, add_linear_, add_linear_and_norm_, is_quick_in_eight_bits, linear, linear_into,
+    multiplies_in_eight_bits, swiglu_linear_into,
+};
 pub use ranks::sum_ranks;
 pub use rope::{Rotation, rope_, rope_frequencies, rope_table};
 pub use routing::{Routing, routes_in_place};

@@ -1,14 +1,15 @@
 //! Products of a step of decoding: few rows, into memory that is given.
 
-use std::ptr;
+use std::{ffi::c_void, ptr};
 
 use tch::{Device, Kind, Tensor};
 
 use super::check::{Args, Engine};
-use super::{Result, rms_norm_into, swiglu_into};
+use super::{Result, eight_bits, is_in_eight_bits, rms_norm_into, swiglu_into, widened};
 use crate::kernels::{
     self,
     product::{MAX_ROWS, Product, Squares},
+    product_eight,
 };
 
 /// The norm of a residual stream `[B, C]`, from what ends the stream to the products that begin with it. Where our kernels
@@ -98,7 +99,8 @@ impl Normed {
     }
 }
 
-/// `x W^T + bias`, where `x` is `[B, C]`, `weight` `[F, C]` and `bias` `[F]`, into `y` `[B, F]`.
+/// `x W^T + bias`, where `x` is `[B, C]`, `weight` `[F, C]` and `bias` `[F]`, into `y` `[B, F]`. Here and below `weight` may
+/// also be [in 8 bits](super::in_eight_bits).
 ///
 /// # Errors
 /// [`super::Error::Argument`] for tensors that do not fit, or the device's or libtorch's error; so for all below.
@@ -106,17 +108,28 @@ pub fn linear_into(x: &mut Normed, weight: &Tensor, bias: Option<&Tensor>, y: &m
     let args = Args::new("linear_into", &x.values);
     let before = x.squares(args, x.pending)?;
     let bias_at = bias.map(|bias| args.values("bias", bias, &[y.size()[1]])).transpose()?;
-    let product = product(args, &x.values, weight, y, 1)?;
+    let (product, scales) = product(args, &x.values, weight, y, 1)?;
     let product = Product { bias: bias_at.unwrap_or(ptr::null_mut()), before, ..product };
-    if multiplied(args, &x.values, product, product.inputs.min(product.outputs))? {
+    if multiplied(args, &x.values, (product, scales), product.inputs.min(product.outputs))? {
         return Ok(());
     }
-    let (x, weight) = (x.values()?, weight.f_tr()?);
+    let (x, weight) = (x.values()?, transposed(weight, args)?);
     match bias {
         Some(bias) => drop(bias.f_addmm_out(y, x, &weight)?),
         None => drop(x.f_mm_out(y, &weight)?),
     }
     Ok(())
+}
+
+/// The same in new memory.
+pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    if !is_quick_in_eight_bits(x, weight) {
+        return Ok(x.f_linear(&widened(weight, x.kind())?, bias)?);
+    }
+    let size = [x.size()[0], eight_bits::rows_of(weight)];
+    let mut y = Tensor::f_empty(size, (x.kind(), x.device()))?;
+    linear_into(&mut Normed::unscaled(x), weight, bias, &mut y)?;
+    Ok(y)
 }
 
 /// [`super::glu()`] with SiLU of `x W^T`, where `x` is `[B, C]` and `weight` `[2 F, C]`, into `y` `[B, F]`; by way of `gate_up`
@@ -129,20 +142,22 @@ pub fn swiglu_linear_into(
 ) -> Result<()> {
     let args = Args::new("swiglu_linear_into", &x.values);
     let before = x.squares(args, x.pending)?;
-    let product = Product { before, is_gated: 1, ..product(args, &x.values, weight, y, 2)? };
-    if multiplied(args, &x.values, product, product.inputs)? {
+    let (product, scales) = product(args, &x.values, weight, y, 2)?;
+    let product = Product { before, is_gated: 1, ..product };
+    if multiplied(args, &x.values, (product, scales), product.inputs)? {
         return Ok(());
     }
-    drop(x.values()?.f_mm_out(gate_up, &weight.f_tr()?)?);
+    drop(x.values()?.f_mm_out(gate_up, &transposed(weight, args)?)?);
     swiglu_into(gate_up, y)
 }
 
 /// `y` `[B, F]` becomes `y + x W^T`, where `x` is `[B, C]` and `weight` `[F, C]`.
 pub fn add_linear_(y: &mut Tensor, x: &Tensor, weight: &Tensor) -> Result<()> {
     let args = Args::new("add_linear_", x);
-    let product = Product { is_added: 1, ..product(args, x, weight, y, 1)? };
-    if !multiplied(args, x, product, product.outputs)? {
-        drop(y.f_addmm_(x, &weight.f_tr()?)?);
+    let (product, scales) = product(args, x, weight, y, 1)?;
+    let product = Product { is_added: 1, ..product };
+    if !multiplied(args, x, (product, scales), product.outputs)? {
+        drop(y.f_addmm_(x, &transposed(weight, args)?)?);
     }
     Ok(())
 }
@@ -156,14 +171,15 @@ pub fn add_linear_and_norm_(
     normed: &mut Normed,
 ) -> Result<()> {
     let args = Args::new("add_linear_and_norm_", x);
+    let (product, scales) = product(args, x, weight, y, 1)?;
     let product = Product {
         norm: args.values("norm", norm, &[y.size()[1]])?,
         normed: args.values("normed", &normed.values, &y.size())?,
         after: normed.squares(args, Some(eps))?,
         is_added: 1,
-        ..product(args, x, weight, y, 1)?
+        ..product
     };
-    if multiplied(args, x, product, product.outputs)? {
+    if multiplied(args, x, (product, scales), product.outputs)? {
         normed.pending = Some(eps);
         return Ok(());
     }
@@ -171,27 +187,73 @@ pub fn add_linear_and_norm_(
     normed.become_norm_of(y, norm, eps)
 }
 
+/// A product, and the scales of its weights if they are in 8 bits.
+type Scaled = (Product, Option<*mut c_void>);
+
 /// `x W^T` into `y`, where there are so many rows of weights for a column of `y`.
-fn product(args: Args, x: &Tensor, weight: &Tensor, y: &mut Tensor, halves: i64) -> Result<Product> {
+fn product(args: Args, x: &Tensor, weight: &Tensor, y: &mut Tensor, halves: i64) -> Result<Scaled> {
     let ([rows, inputs], [_, outputs]) = (args.dims("x", x)?, args.dims("y", y)?);
-    let addresses = [
-        args.values("x", x, &[rows, inputs])?,
-        args.values("weight", weight, &[halves * outputs, inputs])?,
-        args.values("y", y, &[rows, outputs])?,
-    ];
-    Ok(Product::new(addresses, [rows, outputs, inputs]))
+    let size = [halves * outputs, inputs];
+    let (weight_at, scales) = match is_in_eight_bits(weight) {
+        true => {
+            let (values, scales) = eight_bits::parts(weight)?;
+            let values = args.dense("weight", &values, &size, values.kind())?;
+            (values, Some(args.floats("scales", &scales, &size[..1])?.cast()))
+        }
+        false => (args.values("weight", weight, &size)?, None),
+    };
+    let addresses =
+        [args.values("x", x, &[rows, inputs])?, weight_at, args.values("y", y, &[rows, outputs])?];
+    Ok((Product::new(addresses, [rows, outputs, inputs]), scales))
+}
+
+/// The transpose of a weight matrix in the dtype of the values.
+fn transposed(weight: &Tensor, args: Args) -> Result<Tensor> {
+    Ok(widened(weight, args.kind())?.f_tr()?)
+}
+
+/// Returns true if a device multiplies a few rows like `like` with a matrix in 8 bits without a copy of the matrix, so that a
+/// step with such products can be recorded.
+pub fn multiplies_in_eight_bits(like: &Tensor, matrix: &Tensor) -> bool {
+    let sizes = [1, eight_bits::rows_of(matrix), matrix.size()[1]];
+    let product = Product::new([ptr::null_mut(); 3], sizes);
+    match (Engine::of(like), kernels::Narrow::of(like.kind())) {
+        (Some(Engine::Device(device)), Some(narrow)) => product_eight::exist_for(&product, &*device, narrow),
+        _ => false,
+    }
+}
+
+/// Returns true if `weight` is in 8 bits, and a device multiplies `x` with it faster than with a copy in 16 bits.
+pub fn is_quick_in_eight_bits(x: &Tensor, weight: &Tensor) -> bool {
+    const MOST_ROWS: i64 = 512;
+    is_in_eight_bits(weight)
+        && x.size()[0] <= MOST_ROWS
+        && x.is_contiguous()
+        && multiplies_in_eight_bits(x, weight)
 }
 
 /// Multiplies by our kernel and says so, if there is one for it in a layer with `stream` elements in its residual stream.
-fn multiplied(args: Args, x: &Tensor, product: Product, stream: i32) -> Result<bool> {
-    let Some(Engine::Device(device)) = Engine::of(x) else { return Ok(false) };
-    let is_ours = product.is_quick(stream.into()) && product.is_aligned();
-    let Some(narrow) = args.narrow().filter(|&narrow| is_ours && product.fits(&*device, narrow)) else {
+fn multiplied(args: Args, x: &Tensor, (product, scales): Scaled, stream: i32) -> Result<bool> {
+    let (Some(Engine::Device(device)), Some(narrow)) = (Engine::of(x), args.narrow()) else {
         return Ok(false);
     };
+    let rows = i64::from(product.rows);
+    let has_norms = [product.before, product.after].iter().any(|squares| !squares.of_tiles.is_null());
+    let is_ours = match scales {
+        Some(_) => (rows <= MAX_ROWS || !has_norms) && product_eight::exist_for(&product, &*device, narrow),
+        None => product.is_quick(stream.into()) && product.fits(&*device, narrow),
+    };
+    if !(is_ours && product.is_aligned()) {
+        return Ok(false);
+    }
     // SAFETY: the sizes of all tensors were checked, what is written is borrowed mutably, and libtorch takes memory back in
     // the order of its stream; weights are not what a step of decoding writes.
-    args.launched(unsafe { kernels::product::multiply(&*device, narrow, product, true) })?;
+    args.launched(unsafe {
+        match scales {
+            Some(scales) => product_eight::multiply_eight(&*device, narrow, product, scales),
+            None => kernels::product::multiply(&*device, narrow, product, true),
+        }
+    })?;
     Ok(true)
 }
 
@@ -202,7 +264,7 @@ mod tests {
     use super::*;
     use crate::{
         kernels::{Narrow, device_of},
-        ops::{Activation, composite, tests::*},
+        ops::{Activation, EIGHT_BIT_COLUMNS, composite, in_eight_bits, tests::*},
     };
 
     /// Sizes for which a product is cut in every way on an H200 (`kernels/product.rs`), and some for which it is not.
@@ -286,6 +348,52 @@ mod tests {
                 let mut z = Tensor::empty([rows, 192], place);
                 linear_into(&mut of_y, &next, None, &mut z).unwrap();
                 assert_close(&what, &z, &expected.mm(&wide_next.tr()), 2.0 * tolerance);
+                assert_close(&what, of_y.values().unwrap(), &expected, 2.0 * tolerance);
+            }
+        }
+    }
+
+    /// For any number of rows, those of many chunks and few, split over blocks and not.
+    #[test]
+    fn products_in_eight_bits_are_those_of_the_values_that_these_are() {
+        let sizes = [(200, 1536, 1536), (300, 64, 128), (128, 4864, 896), (64, 18944, 3584)];
+        for &place in PLACES.iter() {
+            let on_host = place.1 == Device::Cpu;
+            let few = SIZES.into_iter().chain(sizes).filter(|size| size.2 % EIGHT_BIT_COLUMNS == 0);
+            for (rows, outputs, inputs) in few.filter(|size| !on_host || size.1 * size.2 < 1 << 22) {
+                let what = format!("{rows} x {outputs} x {inputs} in {place:?}");
+                let [x, bias, before] =
+                    [&[rows, inputs][..], &[outputs], &[rows, outputs]].map(|size| random(size, place));
+                let scales = random(&[2 * outputs, 1], place).exp2();
+                let weight = random(&[2 * outputs, inputs], place) * 0.05 * scales;
+                let half = in_eight_bits(&weight.narrow(0, 0, outputs)).unwrap();
+                let both = in_eight_bits(&weight).unwrap();
+                let [wide_x, wide_bias, wide_before] =
+                    [&x, &bias, &before].map(|tensor| tensor.to_kind(Kind::Double));
+                let expected = wide_x.mm(&widened(&both, Kind::Double).unwrap().tr());
+                let tolerance = 4.0 * tolerance(place.0, 1.0);
+                let mut y = before.copy();
+                linear_into(&mut normed(&x), &half, Some(&bias), &mut y).unwrap();
+                let product = expected.narrow(1, 0, outputs);
+                assert_close(&what, &y, &(&product + &wide_bias), tolerance);
+                let mut y = before.copy();
+                add_linear_(&mut y, &x, &half).unwrap();
+                assert_close(&what, &y, &(&product + &wide_before), tolerance);
+                if on_host {
+                    continue;
+                }
+                let (mut gate_up, mut y) = (Tensor::empty([rows, 2 * outputs], place), before.copy());
+                swiglu_linear_into(&mut normed(&x), &both, &mut gate_up, &mut y).unwrap();
+                let gated = composite::glu(&expected.to_kind(place.0), Activation::Silu).unwrap();
+                assert_close(&what, &y, &gated, 4.0 * tolerance);
+                let mut y = before.copy();
+                let norm = random(&[outputs], place);
+                let mut of_y = Normed::new(rows, outputs, place.0, place.1).unwrap();
+                add_linear_and_norm_(&mut y, &x, &half, (&norm, 1e-3), &mut of_y).unwrap();
+                assert_close(&what, &y, &(product + wide_before), tolerance);
+                let wide = y.to_kind(Kind::Double);
+                let mean = wide.square().mean_dim([1i64].as_slice(), true, Kind::Double) + 1e-3;
+                let expected = wide * mean.rsqrt() * norm.to_kind(Kind::Double);
                 assert_close(&what, of_y.values().unwrap(), &expected, 2.0 * tolerance);
             }
         }

@@ -15,10 +15,10 @@ pub(super) enum Math {
 }
 
 impl Math {
-    /// Returns `x W^T + bias`.
+    /// Returns `x W^T + bias`. Here and below W may be [in 8 bits](ops::in_eight_bits).
     pub fn linear(self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         match self {
-            Math::Fast => Ok(x.f_linear(weight, bias)?),
+            Math::Fast => Ok(ops::linear(x, weight, bias)?),
             Math::ByRows => Ok(ops::linear_by_rows(x, weight, bias)?),
         }
     }
@@ -26,8 +26,12 @@ impl Math {
     /// Returns `to + x W^T`, in the memory of `to` unless that is kept.
     pub fn add_linear(self, to: &mut Tensor, x: &Tensor, weight: &Tensor, kept: bool) -> Result<Tensor> {
         let product = match self {
-            Math::Fast if kept => return Ok(to.f_addmm(x, &weight.f_tr()?)?),
-            Math::Fast => return Ok(to.f_addmm_(x, &weight.f_tr()?)?),
+            Math::Fast if kept => return Ok(to.f_addmm(x, &ops::widened(weight, x.kind())?.f_tr()?)?),
+            Math::Fast if ops::is_quick_in_eight_bits(x, weight) => {
+                ops::add_linear_(to, x, weight)?;
+                return Ok(to.shallow_clone());
+            }
+            Math::Fast => return Ok(to.f_addmm_(x, &ops::widened(weight, x.kind())?.f_tr()?)?),
             Math::ByRows => ops::linear_by_rows(x, weight, None)?,
         };
         Ok(if kept { to.f_add(&product)? } else { to.f_add_(&product)? })

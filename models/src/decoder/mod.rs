@@ -12,6 +12,7 @@
 mod block;
 mod cached;
 mod config;
+mod eight_bits;
 mod embedding;
 mod experts;
 mod expressed;

@@ -43,7 +43,10 @@ impl ModelRunner {
         sequences: usize,
     ) -> Result<ModelRunner> {
         let like = &weights[0][0];
-        let recorder = Recorder::new(&decoder, like, &cache, sequences)?;
+        let recorder = match decoder.multiplies_in_place(&weights) {
+            Ok(()) => Recorder::new(&decoder, like, &cache, sequences)?,
+            Err(reason) => Err(reason),
+        };
         if let Err(reason) = &recorder {
             tracing::debug!("steps are not recorded: {reason}");
         }

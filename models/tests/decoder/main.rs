@@ -1,5 +1,6 @@
 //! Tests of the whole decoder.
 
+mod eight_bits;
 mod format;
 mod generation;
 mod gguf;

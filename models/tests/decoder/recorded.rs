@@ -94,11 +94,12 @@ struct Shape {
     lora: Option<LoraConfig>,
     strict: bool,
     prefill_tokens: usize,
+    eight_bits: bool,
 }
 
 impl From<DecoderConfig> for Shape {
     fn from(config: DecoderConfig) -> Shape {
-        Shape { config, lora: None, strict: false, prefill_tokens: 1 << 14 }
+        Shape { config, lora: None, strict: false, prefill_tokens: 1 << 14, eight_bits: false }
     }
 }
 
@@ -140,7 +141,8 @@ impl Shape {
             let values = Tensor::from_slice(&init::fill(&spec, 3)).view(spec.shape.as_slice());
             values.to_kind(kind).to_device(at)
         };
-        decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect()
+        let all = decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect();
+        if self.eight_bits { decoder.all_in_eight_bits(all).unwrap() } else { all }
     }
 }
 
@@ -196,7 +198,8 @@ fn scores(
     let device = device(id).unwrap();
     let torch = device.torch_device().unwrap().tch();
     let decoder = Arc::new(shape.decoder(torch));
-    let weights = shape.weights(&decoder, (torch, dtype.kind()));
+    let mut weights = shape.weights(&decoder, (torch, dtype.kind()));
+    weights.iter_mut().flatten().for_each(|it| *it = ops::widened(it, dtype.kind()).unwrap());
     let holder = Holder { decoder, weights, grads: Vec::new() };
     let prompts =
         prompts(shape.config.vocab_size).flat_map(|(prompt, count)| repeat_n(prompt, count as usize));
@@ -411,6 +414,36 @@ fn recorded_steps_in_16_bits_stay_near_training() {
             let mean = errors.sum::<f64>() / found.len() as f64;
             eprintln!("{dtype:?}, {params:?}: log-probs differ by {mean:.5} on average");
             assert!(mean < most, "{dtype:?}: log-probs differ by {mean} on average: {params:?}, {shape:?}");
+        }
+    }
+}
+
+/// The training forward with the values that the weights in 8 bits are is the reference.
+#[test]
+fn recorded_steps_in_eight_bits_stay_near_training_with_their_values() {
+    let sizes = |config: DecoderConfig| DecoderConfig {
+        hidden_size: 256,
+        intermediate_size: 512,
+        initializer_range: 0.1,
+        ..config
+    };
+    let adapted = Shape::with_adapters(sizes(config(12, 128, false)), &LoraTarget::ALL);
+    let others = [sizes(config(4, 64, true)), biased(sizes(config(12, 128, false)))].map(Shape::from);
+    for shape in others.into_iter().chain([adapted]).map(|shape| Shape { eight_bits: true, ..shape }) {
+        for (dtype, most) in [(DType::Bf16, 0.03), (DType::F16, 0.03 / 8.0)] {
+            let at = (gpu(), dtype);
+            let Some(recorded) = completions(&shape, at, &SamplingParams::default()) else { return };
+            let expected = scores(&shape, at, &recorded, (1.0, recorded.len()));
+            let rounded =
+                scores(&Shape { eight_bits: false, ..shape.clone() }, at, &recorded, (1.0, recorded.len()));
+            let found: Vec<f32> = recorded.into_iter().flat_map(|completion| completion.logprobs).collect();
+            let mean = |others: &[f32]| {
+                let apart = found.iter().zip(others).map(|(a, b)| f64::from((a - b).abs()));
+                apart.sum::<f64>() / found.len() as f64
+            };
+            let [apart, by_rounding] = [mean(&expected), mean(&rounded)];
+            eprintln!("{dtype:?}: log-probs differ by {apart:.5} on average, by the 8 bits {by_rounding:.5}");
+            assert!(apart < most && apart < by_rounding, "{dtype:?}: {apart}, {by_rounding}: {shape:?}");
         }
     }
 }

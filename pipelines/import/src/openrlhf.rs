@@ -621,6 +621,7 @@ fn evaluation(ledger: &mut Ledger, file: &str, why: &str) {
 /// Since 0.10 a prompt and its completion share `max_len` tokens. Without another limit a completion may use
 /// all of them.
 fn lengths(ledger: &mut Ledger) {
+    ledger.rollout_weights("vllm.quantization");
     let (all, field) = ("data.max_len", format!("{R}.rollout.max_new_tokens"));
     if ledger.peek("rollout.max_new_tokens").is_some() || ledger.peek("prompt_max_len").is_some() {
         ledger.assume(&[("rollout.max_new_tokens", json!(1024))]);

@@ -607,6 +607,10 @@ python3 -m openrlhf.cli.train_ppo_ray \\
     check_refused(&ahead, &[]);
     check_loads(&ahead);
     assert!(ahead.yaml().contains("      async:\n        ahead: 1\n"), "{}", ahead.yaml());
+    let narrow = format!("{} --vllm.quantization fp8\n", old.trim_end());
+    let narrow = imported("narrow.sh", &narrow, Origin::Openrlhf);
+    check_refused(&narrow, &[]);
+    assert!(narrow.yaml().contains("      weights: fp8\n"), "{}", narrow.yaml());
     let new = "\
 python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --actor.model_name_or_path models/llama \
 --reward.remote_url rewards/mine.py --train.batch_size 128 --rollout.batch_size 128 \

@@ -189,7 +189,8 @@ impl Exam {
     ) -> Result<Vec<Prompt>> {
         let max_new_tokens = self.tokens_of(model)?;
         let sampler = model.sampler(place.sequences, place.memory, &self.stop);
-        let engine = Engine { sampler, environment: None, merged: None, together: None };
+        let engine =
+            Engine { sampler, environment: None, merged: None, in_eight_bits: false, together: None };
         let exchange = Exchange::new(model.group())?;
         let weights = model.weights()?;
         let mut grader = Grader {

@@ -1,11 +1,13 @@
 //! Memory of language-model runs, following the steps of [`crate::rlvr`] and [`crate::offline`]. Every
 //! sequence counts with the longest possible length.
 
-use anyroll_config::{KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, Turns, WarmupConfig};
+use anyroll_config::{
+    KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, RolloutWeights, Turns, WarmupConfig,
+};
 use anyroll_data::{Dataset, Tokenizer};
 use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, ValueModel, absent, generation::Limits};
 use anyroll_strategy::plan::{
-    Held, driver_bytes, held, scoring_activations, training_activations, weights_in_parts, whole_weights,
+    Held, driver_bytes, held, scoring_activations, training_activations, weights_made, whole_weights,
 };
 
 use super::{
@@ -19,6 +21,7 @@ use crate::{
     Error, Result, offline,
     offline::Tokenized,
     opened,
+    rlvr::sampled_bytes,
     run::{Run, Strategy},
     train::zero_config,
 };
@@ -35,6 +38,8 @@ pub struct Texts {
     sampled: Option<Decoder>,
     /// True if adapters are merged for sampling.
     merges: bool,
+    /// True if it samples with weights in 8 bits.
+    in_eight_bits: bool,
     /// Number of ranks that sample together.
     pub(super) together: usize,
     /// The reference or teacher.
@@ -80,7 +85,7 @@ impl Texts {
         let is_taught = matches!(
             &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.distills().is_some()
         );
-        let asks_itself = rlvr.is_some_and(|rlvr| rlvr.algorithm.old_logprobs == OldLogprobs::Recompute);
+        let asks_itself = rlvr.is_some_and(|rlvr| rlvr.old_logprobs() == OldLogprobs::Recompute);
         let (here, others) = DeviceGroup::all(run);
         let samples_per_rank = run.batches.sequences_per_step / run.world_size;
         let rollout = rlvr.zip(run.rollout.as_ref()).map(|(rlvr, role)| {
@@ -106,6 +111,7 @@ impl Texts {
             },
             whole: policy,
             merges,
+            in_eight_bits: rlvr.is_some_and(|rlvr| rlvr.rollout.weights == RolloutWeights::Fp8),
             together,
             model: model(false)?,
             keeping_logits: model(true)?,
@@ -227,7 +233,11 @@ impl Texts {
         GroupHeld {
             own: group.holds(Member::Policy).then(|| decoder(policy, &self.model, true)),
             copied: match group.holds(Member::Rollout) {
-                true => self.parameters() * zero_config(policy).precision.dtype().size_bytes(),
+                true => {
+                    let element = zero_config(policy).precision.dtype().size_bytes();
+                    let [narrow, _] = if self.in_eight_bits { self.narrowed(element) } else { [0, 0] };
+                    self.parameters() * element + narrow
+                }
                 false => 0,
             },
             frozen: here(reference, Member::Reference).map(|it| decoder(it, &self.reference, false)),
@@ -318,11 +328,24 @@ impl Texts {
 
     /// Bytes of the copy of the policy's weights used for sampling.
     fn whole(&self, policy: &Strategy, group: &DeviceGroup) -> usize {
-        if self.together > 1 {
-            return weights_in_parts(&self.whole, zero_config(policy), group.ranks, self.together);
+        let (model, config) = (&self.whole, zero_config(policy));
+        let ranks = (self.together > 1).then_some(self.together);
+        let narrow = self.in_eight_bits.then(|| self.narrowed(config.precision.dtype().size_bytes()));
+        if ranks.is_some() || (self.in_eight_bits && !self.merges) {
+            let how = (ranks, self.in_eight_bits && !self.merges);
+            let made = |unit, whole, element| sampled_bytes(model, how, unit, [whole, element]);
+            return weights_made(model, config, group.ranks, made);
         }
-        let is_own = |unit, param| self.merges && self.whole.merges_into(unit, param);
-        whole_weights(&self.whole, zero_config(policy), group.ranks, is_own)
+        let is_own = |unit, param| self.merges && model.merges_into(unit, param);
+        // Merged weights are freed unit by unit while they are rounded.
+        whole_weights(model, config, group.ranks, is_own) + narrow.map_or(0, |[_, largest]| largest)
+    }
+
+    /// Bytes of the layers' weights in 8 bits, of all and of the largest layer.
+    fn narrowed(&self, element: usize) -> [usize; 2] {
+        let units = 0..self.whole.units().len();
+        let layers = units.filter_map(|unit| self.whole.eight_bit_bytes(unit, element));
+        layers.fold([0, 0], |[total, largest], bytes| [total + bytes, largest.max(bytes)])
     }
 
     /// Activations of the critic's phase.
@@ -405,7 +428,9 @@ impl Texts {
         let (prompt, longest) = (self.work.prompt, self.work.prompt + completion);
         let limits = Limits::new(sequences);
         let prompts = limits.prefill_tokens.min(sequences * prompt);
-        let sampling = model.sampling_bytes(sequences, prompts, prompt, runs);
+        // A pass over prompts widens one matrix in 8 bits at a time, here and where kernels do not multiply with it.
+        let widened = if self.in_eight_bits { model.widest_matrix_bytes(dtype.size_bytes()) } else { 0 };
+        let sampling = model.sampling_bytes(sequences, prompts, prompt, runs) + widened;
         generate.activations = if runs.on_host { sampling } else { sampling.max(busiest) };
 
         // Divides free memory as `inference::Room` does.

@@ -31,6 +31,7 @@ mod steps;
 mod tensor;
 mod texts;
 mod trackers;
+mod weights;
 
 use std::path::Path;
 

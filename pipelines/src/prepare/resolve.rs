@@ -10,7 +10,7 @@ use anyroll_config::{
 use anyroll_data::files;
 
 use super::steps::Length;
-use super::{Purpose, answers, data, expressed, layers, sequence, shards, steps, tensor};
+use super::{Purpose, answers, data, expressed, layers, sequence, shards, steps, tensor, weights};
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 use crate::train::MicroBatch;
@@ -60,6 +60,7 @@ pub(super) fn resolve(
     sequence::check(config, opened, world_size, at);
     tensor::check(config, opened, world_size, at);
     layers::check(config, opened, (world_size, local_ranks), at);
+    weights::check(config, opened, at);
     shards::check(config, world_size, at);
     expressed::check(config, opened, at);
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
@@ -547,6 +548,9 @@ impl Resolver<'_> {
         }
         if let PipelineConfig::Rlvr(rlvr) = &mut config.pipeline {
             rlvr.share_prompts.get_or_insert(!config.model.drops());
+            let (old_logprobs, correction) = (rlvr.old_logprobs(), rlvr.rollout_correction());
+            rlvr.algorithm.old_logprobs.get_or_insert(old_logprobs);
+            rlvr.algorithm.rollout_correction.get_or_insert(correction);
             self.fill_data(&mut rlvr.data)?;
             if let RewardConfig::Sum(terms) = &mut rlvr.reward {
                 for (index, term) in terms.iter_mut().enumerate() {

@@ -20,6 +20,7 @@ mod sharing;
 mod steps;
 mod strict;
 mod trackers;
+mod weights;
 
 use std::fmt;
 use std::path::PathBuf;

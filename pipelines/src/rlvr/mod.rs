@@ -50,7 +50,7 @@ pub use answers::Verdicts;
 pub(crate) use answers::{Answering, Answers, Asking, Measured};
 pub(crate) use grader::Grader;
 pub use pipeline::{Carried, Rlvr};
-pub(crate) use rollout::Engine;
+pub(crate) use rollout::{Engine, sampled_bytes};
 pub use rollout::{Served, Trainer, serve};
 
 use anyroll_models::Decoder;

@@ -50,7 +50,7 @@ pub fn prepare(
     let lengths = lengths(samples);
     let sampled: Vec<f32> = samples.iter().flat_map(|sample| sample.logprobs.iter().copied()).collect();
     let rollout_logprobs = models.to_device(&sampled)?;
-    let (old_logprobs, entropies) = match algorithm.old_logprobs {
+    let (old_logprobs, entropies) = match task.config.old_logprobs() {
         OldLogprobs::Rollout => (rollout_logprobs.shallow_clone(), None),
         OldLogprobs::Recompute => {
             let [logprobs, entropies] = models.policy_scores(task, samples)?;
@@ -73,7 +73,7 @@ pub fn prepare(
     let advantages = makes.of_tokens(&evidence)?;
 
     let correction =
-        Correction::new(&algorithm.rollout_correction, &old_logprobs, &rollout_logprobs, &lengths)?;
+        Correction::new(&task.config.rollout_correction(), &old_logprobs, &rollout_logprobs, &lengths)?;
     let trained = makes.trained_tokens(scored);
     let mut weights_of_tokens = token_weights(algorithm.aggregation, &lengths);
     for (weight, _) in weights_of_tokens.iter_mut().zip(&trained).filter(|(_, trained)| !**trained) {

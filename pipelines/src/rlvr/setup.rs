@@ -3,7 +3,7 @@
 use std::{num::NonZeroUsize, sync::Arc};
 
 use anyroll_backends::{BackendKind, Stream, ops};
-use anyroll_config::{RlvrConfig, RolloutConfig};
+use anyroll_config::{RlvrConfig, RolloutConfig, RolloutWeights};
 use anyroll_reward::{OpenModel, RewardSum, Scorer};
 use anyroll_strategy::{neighbours, peers};
 use tch::Tensor;
@@ -104,6 +104,7 @@ pub fn engine(
         sampler: sampler(rollout, sampled, compute, base.tokenizer.clone(), threads),
         environment,
         merged: rollout.merge_adapters.then(|| model.clone()),
+        in_eight_bits: rollout.weights == RolloutWeights::Fp8,
         together,
     })
 }

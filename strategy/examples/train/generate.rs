@@ -45,9 +45,9 @@ pub fn times(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options
         let started = Instant::now();
         weights = Some(match &split {
             None => zero.weights().unwrap(),
-            Some(split) => {
-                zero.weights_in_parts(together, |unit, whole| split.own_part(unit, whole)).unwrap()
-            }
+            Some(split) => zero
+                .weights_made(|_, whole, _| Some(whole / together), |unit, whole| split.own_part(unit, whole))
+                .unwrap(),
         });
         compute.synchronize().unwrap();
         ways.push(started.elapsed().as_secs_f64());

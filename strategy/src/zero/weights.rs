@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use super::Zero;
 use crate::{
     Result, State, Weights,
-    layout::{aligned, parts_len},
+    layout::{aligned, made_bytes},
     memory::{flat, param_views},
     optimizer::{MASTER, Part},
     weights::{Arriving, UnitState, WeightsStorage, Whole},
@@ -41,20 +41,24 @@ impl<M: Model> Zero<M> {
         (0..self.units.len()).map(|index| self.whole_unit(index, |param| is_own(index, param))).collect()
     }
 
-    /// Returns what `part` makes of each unit's whole weights, in memory of its own: about a `ranks`-th of them, for
-    /// generation by several ranks together. Gathers one unit at a time, so that no rank holds the whole model. Every
-    /// rank calls.
-    pub fn weights_in_parts(
+    /// Returns what `make` makes of each unit's whole weights, in memory of its own: for generation by several ranks
+    /// together, or with smaller weights. Gathers one unit at a time, so that no rank holds the whole model. `made` returns
+    /// the bytes of what becomes of a unit, from its index, its own bytes and those of an element; `None` if it stays as it
+    /// is. Every rank calls.
+    pub fn weights_made(
         &mut self,
-        ranks: usize,
-        part: impl Fn(usize, &[Tensor]) -> anyroll_models::Result<Vec<Tensor>>,
+        made: impl Fn(usize, usize, usize) -> Option<usize>,
+        make: impl Fn(usize, &[Tensor]) -> anyroll_models::Result<Vec<Tensor>>,
     ) -> Result<Weights> {
-        self.needs("weights_in_parts", &[State::Params])?;
-        let dtype = self.config.precision.dtype();
-        let lens = (0..self.units.len()).map(|index| self.whole_layout(index).len * dtype.size_bytes());
-        self.make_room(parts_len(lens, ranks))?;
+        self.needs("weights_made", &[State::Params])?;
+        let units = self.units.iter().enumerate().map(|(index, unit)| {
+            let whole = self.whole_layout(index).len * unit.dtype.size_bytes();
+            (whole, made(index, whole, unit.dtype.size_bytes()))
+        });
+        let bytes = made_bytes(units, self.config.gathers() || self.is_split());
+        self.make_room(bytes)?;
         let units = 0..self.units.len();
-        units.map(|index| Ok(part(index, &self.whole_unit(index, |_| false)?)?)).collect()
+        units.map(|index| Ok(make(index, &self.whole_unit(index, |_| false)?)?)).collect()
     }
 
     /// Returns the weights of one unit, like [`Self::weights`]. Every rank calls.

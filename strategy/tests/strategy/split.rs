@@ -8,6 +8,7 @@ use anyroll_models::{
     QkNorm, Request, Sample, SamplingParams, generation::Limits, init::WeightSource,
 };
 use anyroll_strategy::{Weights, Zero, ZeroStage, neighbours, peers};
+use tch::Tensor;
 
 use crate::harness::{STAGES, four_heads, ranks};
 
@@ -73,8 +74,10 @@ fn split(world_size: usize, together: usize, stage: ZeroStage) -> Vec<Vec<[Vec<C
         let of_model = |(_, model): (_, Arc<Decoder>)| {
             let split = Arc::new(model.split(peers(&group_of, &compute)).unwrap());
             let mut zero = Zero::from_source(model, stage, None, device, group.clone(), &Noise).unwrap();
-            let mut parts =
-                || zero.weights_in_parts(together, |unit, whole| split.own_part(unit, whole)).unwrap();
+            let mut parts = || {
+                let part = |unit: usize, whole: &[Tensor]| split.own_part(unit, whole);
+                zero.weights_made(|_, whole, _| Some(whole / together), part).unwrap()
+            };
             let merged = Arc::new(split.merged());
             [
                 completions(&split, parts(), &compute),
@@ -117,6 +120,48 @@ fn ranks_that_each_have_a_part_sample_what_one_rank_does() {
                 for (split, alone) in split.logprobs.iter().zip(&alone.logprobs) {
                     assert!((split - alone).abs() < 1e-4, "{what}: {split} is not {alone}");
                 }
+            }
+        }
+    }
+}
+
+/// Matrices that are cut by their columns have scales of their own on each rank. Values far below a row's largest may round
+/// otherwise by that.
+#[test]
+fn parts_in_eight_bits_sample_what_one_rank_does_with_them() {
+    let shape = DecoderConfig {
+        vocab_size: 13,
+        num_key_value_heads: 2,
+        head_dim: 16,
+        intermediate_size: 64,
+        max_position_embeddings: 80,
+        ..DecoderConfig::plain(2, 32, 4)
+    };
+    let sampled = |world_size: usize, stage: ZeroStage| {
+        ranks(world_size, false, |device, group| {
+            let (compute, model) =
+                (Stream::torch(device).unwrap(), Decoder::new(shape.clone(), tch::Device::Cpu));
+            let model = Arc::new(model.unwrap());
+            let together = neighbours(&group, "rollout", world_size).unwrap();
+            let split = (world_size > 1).then(|| model.split(peers(&together, &compute)).unwrap());
+            let mut zero =
+                Zero::from_source(model.clone(), stage, None, device, group.clone(), &Noise).unwrap();
+            let made = |unit: usize, whole: &[Tensor]| match &split {
+                Some(split) => split.in_eight_bits(unit, &split.own_part(unit, whole)?),
+                None => model.in_eight_bits(unit, whole),
+            };
+            let weights = zero.weights_made(|_, whole, _| Some(whole), made).unwrap();
+            completions(&split.map_or_else(|| model.clone(), Arc::new), weights, &compute)
+        })
+    };
+    let alone = &sampled(1, STAGES[0])[0];
+    for stage in [STAGES[0], STAGES[3]] {
+        let of_ranks = sampled(2, stage);
+        assert_eq!(of_ranks[0], of_ranks[1]);
+        for (split, alone) in of_ranks[0].iter().zip(alone) {
+            assert_eq!(split.tokens, alone.tokens);
+            for (split, alone) in split.logprobs.iter().zip(&alone.logprobs) {
+                assert!((split - alone).abs() < 1e-4, "{split} is not {alone}");
             }
         }
     }

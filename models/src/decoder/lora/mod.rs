@@ -67,7 +67,7 @@ pub(super) enum Projection {
 }
 
 impl Projection {
-    const ALL: [Projection; 4] = [Projection::Qkv, Projection::O, Projection::GateUp, Projection::Down];
+    pub const ALL: [Projection; 4] = [Projection::Qkv, Projection::O, Projection::GateUp, Projection::Down];
 
     /// Returns true if a rank of a split block has a part of the input and all of the output; otherwise it is the other way
     /// round.

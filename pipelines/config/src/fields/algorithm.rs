@@ -38,10 +38,14 @@ pub struct AlgorithmConfig {
     pub kl_in: KlTerm,
     /// Weight of the entropy bonus in the loss; 0 or above, and 0 adds no bonus. Default 0.
     pub entropy_coef: f64,
-    /// Source of the behaviour log-probs in the ratio's denominator. Default `rollout`.
-    pub old_logprobs: OldLogprobs,
-    /// Importance weights that correct the difference between sampling and training. Default `none`.
-    pub rollout_correction: RolloutCorrection,
+    /// Source of the behaviour log-probs in the ratio's denominator. Default `rollout`, and `recompute` with
+    /// `rollout.weights: fp8`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub old_logprobs: Option<OldLogprobs>,
+    /// Importance weights that correct the difference between sampling and training. Default `none`, and `truncate` with
+    /// `rollout.weights: fp8` and `old_logprobs: recompute`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout_correction: Option<RolloutCorrection>,
     /// Threshold on a sequence's mean of rollout log-prob minus new log-prob; above 0. In a sequence above the
     /// threshold, tokens of a negative advantage are masked out of the policy loss. Default: no mask.
     pub off_policy_mask: Option<f64>,
@@ -282,13 +286,13 @@ impl AlgorithmConfig {
         }
         at.number("entropy_coef", entropy_coef, entropy_coef >= 0.0, "0 or above");
         validate_ranges(loss.ranges(), &at.below("loss").below(self.loss.name()));
-        self.rollout_correction.validate(&at.below("rollout_correction"));
+        rlvr.rollout_correction().validate(&at.below("rollout_correction"));
         let threshold = self.off_policy_mask.unwrap_or(1.0);
         at.number("off_policy_mask", threshold, threshold > 0.0, "above 0");
         let share = self.top_entropy.unwrap_or(0.5);
         let holds = share > 0.0 && share < 1.0;
         at.number("top_entropy", share, holds, "above 0 and below 1, or leave it out");
-        self.validate_as_a_whole(&at);
+        self.validate_as_a_whole(&at, rlvr);
     }
 
     /// Reports rewards for which the requested normalization is impossible.
@@ -352,23 +356,24 @@ impl AlgorithmConfig {
     }
 
     /// Reports fields that have no effect together, or another effect than their names say.
-    fn validate_as_a_whole(&self, at: &Section) {
+    fn validate_as_a_whole(&self, at: &Section, rlvr: &RlvrConfig) {
         let of_logprobs = at.given(&["old_logprobs"]);
+        let recomputes = rlvr.old_logprobs() == OldLogprobs::Recompute;
         of_logprobs.ensure(
-            self.rollout_correction == RolloutCorrection::None || self.old_logprobs == OldLogprobs::Recompute,
+            rlvr.rollout_correction() == RolloutCorrection::None || recomputes,
             "rollout_correction",
             "all its weights are 1, since the old log-probs are those of the rollout",
             "write `old_logprobs: recompute` beside it",
         );
         of_logprobs.ensure(
-            self.top_entropy.is_none() || self.old_logprobs == OldLogprobs::Recompute,
+            self.top_entropy.is_none() || recomputes,
             "top_entropy",
             "entropies before the first update of a step come with log-probs that are computed again",
             "write `old_logprobs: recompute` beside it",
         );
         let refused = self.loss.formula().refuses_correction();
         at.ensure(
-            self.rollout_correction == RolloutCorrection::None || refused.is_none(),
+            rlvr.rollout_correction() == RolloutCorrection::None || refused.is_none(),
             "rollout_correction",
             refused.unwrap_or_default(),
             "leave it out, and write `old_logprobs: rollout`: then they are of the whole difference",

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::algorithm::AlgorithmConfig;
+use super::algorithm::{AlgorithmConfig, OldLogprobs, RolloutCorrection};
 use super::critic::CriticConfig;
 use super::data::DataConfig;
 use super::environment::EnvironmentConfig;
@@ -189,6 +189,10 @@ pub struct RolloutConfig {
     /// differs a little from the trained one. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
     pub merge_adapters: bool,
+    /// Form of the weights that sample, in rollout and evaluation. With `fp8` the old log-probs and the correction have
+    /// other defaults. Default `policy`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub weights: RolloutWeights,
     /// Environment that replies to the model, turn by turn. Default: none, and a completion is one turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<EnvironmentConfig>,
@@ -199,6 +203,18 @@ pub struct RolloutConfig {
     /// on.
     #[serde(rename = "async", default, skip_serializing_if = "is_default")]
     pub asynchronous: AsyncConfig,
+}
+
+/// Form of the weights that sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RolloutWeights {
+    /// The policy's weights, in `strategy.precision`.
+    #[default]
+    Policy,
+    /// The layers' matrices rounded to 8 bits, e4m3 with a scale for each row, anew after each step. Half the memory to
+    /// hold and to read, in products of `strategy.precision`.
+    Fp8,
 }
 
 /// Asynchronous rollout: completions that a step begins and a later step trains on. A step ends sampling as soon as
@@ -296,6 +312,7 @@ impl RlvrConfig {
         self.selection.validate(&at.given(&["group_size"]).below("selection"), self.group_size);
         self.rollout.validate(&at.below("rollout"));
         self.validate_async(&at.below("rollout"));
+        self.validate_weights(&config.model, at);
         self.algorithm.validate(self, at);
         self.optimizer.validate(&at.below("optimizer"));
         self.validate_critic(at);
@@ -359,6 +376,53 @@ impl RlvrConfig {
             "`rollout.strict` wants training's log-probs, and tokens of an earlier step have those of its weights",
             "write `ahead: 0`, or leave `strict` out",
         );
+    }
+
+    /// Reports fields that exclude weights in 8 bits. `at` is the pipeline.
+    fn validate_weights(&self, model: &ModelConfig, at: &Section) {
+        if self.rollout.weights != RolloutWeights::Fp8 {
+            return;
+        }
+        at.ensure(
+            !self.rollout.strict,
+            "rollout.weights",
+            "`rollout.strict` wants the log-probs of training, whose weights are not rounded to 8 bits",
+            "leave one of the two out",
+        );
+        let dora = at.when(at.root().is_sound("model.lora") && at.root().is_read("model"));
+        dora.ensure(
+            !model.has_dora() || self.rollout.merge_adapters,
+            "rollout.weights",
+            "`lora.dora` needs the norms of rows that are not rounded to 8 bits",
+            "write `merge_adapters: true` beside it, or leave one of the two out",
+        );
+        at.given(&["algorithm.old_logprobs"]).ensure(
+            self.old_logprobs() == OldLogprobs::Rollout
+                || self.rollout_correction() != RolloutCorrection::None,
+            "algorithm.rollout_correction",
+            "with `rollout.weights: fp8` sampling differs from training, and nothing corrects the difference",
+            "write `truncate`, or leave it out; or write `old_logprobs: rollout`",
+        );
+    }
+
+    /// Source of the behaviour log-probs. With weights in 8 bits it is by default another pass, unless the loss refuses a
+    /// correction.
+    pub fn old_logprobs(&self) -> OldLogprobs {
+        let corrects = self.rollout.weights == RolloutWeights::Fp8
+            && self.algorithm.loss.formula().refuses_correction().is_none();
+        let default = if corrects { OldLogprobs::Recompute } else { OldLogprobs::Rollout };
+        self.algorithm.old_logprobs.unwrap_or(default)
+    }
+
+    /// Correction of the difference between sampling and training. With weights in 8 bits and log-probs of another pass it is
+    /// by default truncated importance sampling.
+    pub fn rollout_correction(&self) -> RolloutCorrection {
+        let corrects = self.rollout.weights == RolloutWeights::Fp8
+            && self.old_logprobs() == OldLogprobs::Recompute
+            && self.algorithm.loss.formula().refuses_correction().is_none();
+        let default =
+            if corrects { RolloutCorrection::Truncate(Default::default()) } else { RolloutCorrection::None };
+        self.algorithm.rollout_correction.unwrap_or(default)
     }
 
     /// Reports an environment without a reward, and the reverse, and fields that exclude an environment.

@@ -141,7 +141,7 @@ const IDLE: [(&str, &str); 90] = [
     ("reward_pretrain", "no reward model and no critic is loaded"),
 ];
 
-const QUANTIZED: &str = "weights are not quantised";
+const QUANTIZED: &str = "`rollout.weights` is `policy` or `fp8`";
 
 const REFUSED: [(&str, &str); 23] = [
     ("actor_infer.strategy_args.strategy_config.quantization*", QUANTIZED),
@@ -352,6 +352,7 @@ fn sampling(ledger: &mut Ledger) {
     for name in ["temperature", "top_p", "top_k"] {
         ledger.copy_number(&args(name), &format!("{rollout}.{name}"));
     }
+    ledger.rollout_weights("actor_infer.strategy_args.strategy_config.quantization");
     let length = format!("{rollout}.max_new_tokens");
     let prompt = ledger.whole("prompt_length").unwrap_or(PROMPT_LENGTH);
     match (ledger.whole("response_length"), ledger.whole("sequence_length")) {

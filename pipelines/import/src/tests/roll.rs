@@ -528,7 +528,7 @@ fn its_pairs() {
     assert!(blind.yaml().contains("      prompts: 0\n"), "{}", blind.yaml());
 }
 
-/// Quantized rollout is refused as verl's is, with its reason; other options of the engine have no effect.
+/// Rollout with weights in 8 bits, other forms of which are refused with the reason; other options of the engine have no effect.
 #[test]
 fn its_quantized_rollout() {
     let engine = |options: &str| {
@@ -546,7 +546,11 @@ fn its_quantized_rollout() {
     let options = "actor_infer.strategy_args.strategy_config";
     let quantized = format!("{options}.quantization");
     let method = format!("{options}.hf_overrides.quantization_config.quant_method");
-    check_refused(&import, &[&quantized, &method, &format!("{options}.kv_cache_dtype")]);
+    check_refused(&import, &[&method, &format!("{options}.kv_cache_dtype")]);
+    assert!(import.yaml().contains("      weights: fp8\n"), "{}", import.yaml());
+    check_loads(&engine("      quantization: fp8\n"));
+    let import = engine("      quantization: awq\n");
+    check_refused(&import, &[&quantized]);
     let row = import.rows.iter().find(|row| row.key == quantized).unwrap().to_string();
-    assert!(row.ends_with("(weights are not quantised)"), "{row}");
+    assert!(row.ends_with("(`rollout.weights` is `policy` or `fp8`)"), "{row}");
 }

@@ -372,6 +372,16 @@ fn rewards_and_columns() {
 }
 
 #[test]
+fn weights_in_eight_bits() {
+    check("actor_rollout_ref.rollout.quantization=fp8", &["      weights: fp8\n"]);
+    check_loads(&command("actor_rollout_ref.rollout.quantization=fp8"));
+    let [method, form] =
+        ["quantization_config_file", "quantization"].map(|it| format!("actor_rollout_ref.rollout.{it}"));
+    check_refused(&command(&format!("{method}=q.json {form}=torchao")), &[&method, &form]);
+    check_refused(&command(&format!("{form}=null")), &[]);
+}
+
+#[test]
 fn adapters() {
     let lora = "actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.target_modules=[q_proj,v_proj]";
     check(lora, &["  lora:\n    rank: 32\n    alpha: 16\n    targets:\n    - q_proj\n    - v_proj\n"]);

@@ -414,6 +414,7 @@ fn sampling(ledger: &mut Ledger) {
         Some(all) if all <= 0.0 => ledger.map(&key("top_k"), &field("top_k"), 0),
         _ => ledger.copy_number(&key("top_k"), &field("top_k")),
     }
+    ledger.rollout_weights(&key("quantization"));
     ledger.fill(&field("batch_size"), ROLLOUT_BATCH_SIZE);
     let turns = key("multi_turn.enable");
     if ledger.truth(&turns) != Some(true) {

@@ -110,7 +110,7 @@ pub(super) const REFUSED: [(&str, &str); 29] = [
     ("data.image_key", IMAGES),
     ("data.video_key", IMAGES),
     ("data.audio_key", IMAGES),
-    ("actor_rollout_ref.rollout.quantization*", "weights are not quantised"),
+    ("actor_rollout_ref.rollout.quantization*", "`rollout.weights` is `policy` or `fp8`"),
     ("actor_rollout_ref.rollout.enable_rollout_routing_replay", "one engine routes once"),
     ("actor_rollout_ref.actor.router_replay*", "one engine routes once"),
     ("$*", "the variable's value is unknown: write it out"),

@@ -1,6 +1,6 @@
 //! The phases of a step of a language model, following [`crate::rlvr`] and [`crate::offline`].
 
-use anyroll_config::{Offload, OptimizerOffload, PipelineConfig, Precision, Reduction};
+use anyroll_config::{Offload, OptimizerOffload, PipelineConfig, Precision, Reduction, RolloutWeights};
 use anyroll_models::{Decoder, PackedSize};
 use anyroll_strategy::{
     plan::{Ranks, held},
@@ -227,6 +227,9 @@ impl Step<'_> {
         if let PipelineConfig::Rlvr(rlvr) = &self.run.config.pipeline {
             if rlvr.rollout.strict {
                 parts.push("the cost of `rollout.strict`".into());
+            }
+            if rlvr.rollout.weights == RolloutWeights::Fp8 {
+                parts.push("the gain of `rollout.weights: fp8`".into());
             }
             if self.run.config.model.has_adapters() && !rlvr.rollout.merge_adapters {
                 parts.push("the cost of sampling with separate adapters".into());

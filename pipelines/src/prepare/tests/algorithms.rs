@@ -40,8 +40,8 @@ fn an_algorithm_is_read_with_its_constants() {
             kl_in: KlTerm::Reward(KlRewardConfig {
                 adaptive: Some(AdaptiveKlConfig { target: 0.5, horizon: 10_000.0 }),
             }),
-            old_logprobs: OldLogprobs::Recompute,
-            rollout_correction: RolloutCorrection::Mask(MaskConfig::default()),
+            old_logprobs: Some(OldLogprobs::Recompute),
+            rollout_correction: Some(RolloutCorrection::Mask(MaskConfig::default())),
             ..default()
         },
     );
@@ -61,7 +61,7 @@ fn an_algorithm_is_read_with_its_constants() {
         AlgorithmConfig {
             advantage: Advantage::Gdpo(GdpoConfig { eps: 1e-4 }),
             loss: PolicyLoss::Vespo(vespo),
-            old_logprobs: OldLogprobs::Recompute,
+            old_logprobs: Some(OldLogprobs::Recompute),
             top_entropy: Some(0.2),
             ..default()
         },

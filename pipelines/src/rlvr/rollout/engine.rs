@@ -8,6 +8,7 @@ use anyroll_data::{Record, Tokenizer};
 use anyroll_models::Decoder;
 use anyroll_strategy::{Weights, Zero};
 use serde::{Deserialize, Serialize};
+use tch::Tensor;
 
 use crate::{
     Result,
@@ -24,6 +25,8 @@ pub struct Engine {
     pub environment: Option<Environment>,
     /// The policy's model, if its adapters are merged for sampling.
     pub merged: Option<Arc<Decoder>>,
+    /// True if the layers' matrices are in 8 bits for sampling.
+    pub in_eight_bits: bool,
     /// The ranks that sample together, if there are several; there is no environment then.
     pub together: Option<Together>,
 }
@@ -38,16 +41,43 @@ pub struct Together {
 
 impl Engine {
     /// The policy's weights for the sampler. With merged adapters they include a copy of the matrices with adapters,
-    /// which lives as long as the weights.
+    /// which lives as long as the weights. Matrices in 8 bits are rounded from the present ones, unit by unit, or once all
+    /// adapters are merged.
     pub fn weights(&self, policy: &mut Zero<Decoder>) -> Result<Weights> {
-        if let Some(Together { part, exchange }) = &self.together {
-            let weights =
-                policy.weights_in_parts(exchange.world_size(), |unit, whole| part.own_part(unit, whole))?;
-            return Ok(if self.merged.is_some() { part.merge(weights)? } else { weights });
+        let weights = match (&self.merged, &self.together) {
+            (None, None) if !self.in_eight_bits => return Ok(policy.weights()?),
+            (None, _) => {
+                let made = |unit, whole, element| self.made_bytes(unit, whole, element);
+                return Ok(policy.weights_made(made, |unit, whole| self.made(unit, whole))?);
+            }
+            (Some(_), Some(Together { part, exchange })) => {
+                let made = |_, whole, _| Some(whole / exchange.world_size());
+                part.merge(policy.weights_made(made, |unit, whole| part.own_part(unit, whole))?)?
+            }
+            (Some(model), None) => {
+                model.merge(policy.weights_with_own(|unit, param| model.merges_into(unit, param))?)?
+            }
+        };
+        Ok(if self.in_eight_bits { self.sampler.model.all_in_eight_bits(weights)? } else { weights })
+    }
+
+    /// The sampler's weights of a unit without adapters to merge: this rank's part of the `whole` ones, in 8 bits if it
+    /// samples with them.
+    fn made(&self, unit: usize, whole: &[Tensor]) -> anyroll_models::Result<Vec<Tensor>> {
+        let model = &self.sampler.model;
+        match &self.together {
+            Some(Together { part, .. }) if self.in_eight_bits => {
+                model.in_eight_bits(unit, &part.own_part(unit, whole)?)
+            }
+            Some(Together { part, .. }) => part.own_part(unit, whole),
+            None => model.in_eight_bits(unit, whole),
         }
-        let Some(model) = &self.merged else { return Ok(policy.weights()?) };
-        let weights = policy.weights_with_own(|unit, param| model.merges_into(unit, param))?;
-        Ok(model.merge(weights)?)
+    }
+
+    /// The bytes of these weights, from those of the whole unit and of one element.
+    fn made_bytes(&self, unit: usize, whole: usize, element: usize) -> Option<usize> {
+        let ranks = self.together.as_ref().map(|together| together.exchange.world_size());
+        sampled_bytes(&self.sampler.model, (ranks, self.in_eight_bits), unit, [whole, element])
     }
 
     /// Samples with `weights` of step `version`; `records` are those of the requests. `look` gets the samples, and
@@ -112,6 +142,21 @@ impl Asked {
 impl From<Asked> for SampleRequest {
     fn from(Asked { prompt, seed, how, max_new_tokens }: Asked) -> Self {
         Self { sample: Sample::begin(prompt), seed, how, max_new_tokens }
+    }
+}
+
+/// The bytes that sampling allocates for a unit of so many bytes, of elements of so many: by several ranks together, or with
+/// weights in 8 bits, or both. `None` if it samples with the unit as it is.
+pub fn sampled_bytes(
+    model: &Decoder,
+    (ranks, in_eight_bits): (Option<usize>, bool),
+    unit: usize,
+    [whole, element]: [usize; 2],
+) -> Option<usize> {
+    let narrow = if in_eight_bits { model.eight_bit_bytes(unit, element) } else { None };
+    match ranks {
+        Some(ranks) => Some(narrow.unwrap_or(whole) / ranks),
+        None => narrow,
     }
 }
 

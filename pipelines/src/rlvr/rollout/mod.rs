@@ -20,7 +20,7 @@ use anyroll_reward::Scoring;
 use anyroll_strategy::Weights;
 
 pub use devices::Devices;
-pub use engine::{Engine, Together, sampler};
+pub use engine::{Engine, Together, sampled_bytes, sampler};
 pub use in_flight::InFlightRollout;
 pub use own_devices::OwnDevicesRollout;
 pub use prompts::Prompts;

@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, sync::Arc};
 
 use anyroll_backends::{Device, Stream, ops};
-use anyroll_config::RolloutConfig;
+use anyroll_config::{RolloutConfig, RolloutWeights};
 use anyroll_data::Tokenizer;
 use anyroll_models::Decoder;
 use anyroll_strategy::{Weights, shared};
@@ -55,12 +55,14 @@ pub struct SamplingDevice {
     torch: tch::Device,
     /// The last weights that were sent; empty before the first ones.
     pub(super) weights: Weights,
-    /// The weights that sample, if they have not sampled yet: the last ones, or their merged form.
+    /// The weights that sample, if they have not sampled yet: the last ones, or their merged form, or either in 8 bits.
     ready: Weights,
     /// Version of the weights.
     pub(super) version: u64,
     /// The policy's model, if its adapters are merged for sampling.
     merged: Option<Arc<Decoder>>,
+    /// True if the layers' matrices are in 8 bits for sampling.
+    in_eight_bits: bool,
 }
 
 impl SamplingDevice {
@@ -82,17 +84,19 @@ impl SamplingDevice {
         let (torch, compute) = (torch_device(&**device)?, Stream::torch(device)?);
         let sampler = sampler(rollout, model, compute, tokenizer, None);
         let (weights, ready) = (Weights::new(), Weights::new());
-        Ok(Self { sampler, torch, weights, ready, version: 0, merged })
+        let in_eight_bits = rollout.weights == RolloutWeights::Fp8;
+        Ok(Self { sampler, torch, weights, ready, version: 0, merged, in_eight_bits })
     }
 
     /// Samples next with the present values of the device's weights, those of step `version`.
     pub(super) fn take(&mut self, version: u64) -> Result<()> {
         let weights = shared(&self.weights);
         self.version = version;
-        self.ready = match &self.merged {
+        let merged = match &self.merged {
             Some(model) => model.merge(weights)?,
             None => weights,
         };
+        self.ready = if self.in_eight_bits { self.sampler.model.all_in_eight_bits(merged)? } else { merged };
         Ok(())
     }
 }
