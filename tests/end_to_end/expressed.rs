@@ -80,6 +80,7 @@ fn what_such_a_model_cannot_do_is_refused_by_name_before_it_runs() {
     let differentiated = "libtorch differentiates";
     check(&["pipeline.rlvr.rollout.strict=true"], &["rollout.strict", differentiated]);
     check(&["devices=2", "strategy.sequence_parallel=2"], &["strategy.sequence_parallel", differentiated]);
+    check(&["devices=2", "strategy.tensor_parallel=2"], &["strategy.tensor_parallel", differentiated]);
     check(&["model.lora={rank: 2, dora: true}"], &["model.lora.dora", differentiated]);
     check(&["model.lora={rank: 2, dropout: 0.1}"], &["model.lora.dropout", differentiated]);
     let experts = "model.lora={rank: 2, targets: [experts.0.up_proj]}";

@@ -8,7 +8,7 @@ use anyroll_models::{
     Model, Run,
     init::{self, WeightSource},
 };
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::Zero;
 use crate::{
@@ -51,13 +51,12 @@ impl<M: Model> Zero<M> {
         Ok(joined)
     }
 
-    /// Returns the part that this rank saves of a whole unit's state, whose shard on this rank is `own`. Every rank calls.
+    /// Returns the part that this rank saves of a whole unit's state, whose shard on this rank is `own`: on the host, since the
+    /// device has no room for another copy of all states. Every rank calls.
     pub(super) fn saved_of_whole(&self, index: usize, own: &Tensor) -> Result<Part> {
         let whole = self.join_parts(index, &self.gather_shards(index, own)?)?;
-        let saved = whole.slice(self.saved_range(index));
-        let copy = Buffer::zeros(&self.compute, saved.len(), saved.dtype())?;
-        flat(&copy)?.f_copy_(&flat(&saved)?)?;
-        Ok(Part::Device(copy))
+        let saved = flat(&whole.slice(self.saved_range(index)))?;
+        Ok(Part::Host(saved.f_to_device_(Device::Cpu, Kind::Float, false, true)?))
     }
 
     /// Returns where the elements of this rank's unit are in the whole one, in the order of both.
