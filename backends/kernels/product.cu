@@ -63,11 +63,11 @@ __device__ inline void put_squares(const Product& of, int tile, int row, float s
 
 // ---- sums that are whole ----
 
-// Makes y of a tile's sums where the thread has them.
+// Makes y of a tile's sums where the thread has them, of a pair of rows.
 template <int TILE>
 __device__ inline void put_own(const Product& of, int tile, const float (&sums)[TILE / 2], const float* scales,
-                               float unit) {
-  const int row = row_of(own_pair()), within = threadIdx.x % 4 * 2;
+                               float unit, int pair) {
+  const int row = row_of(pair), within = threadIdx.x % 4 * 2;
   const float scale = scales[row], scale_below = scales[row + 8];
   if (of.is_gated) {
 #pragma unroll
@@ -283,7 +283,7 @@ __device__ inline void multiply_tile(const Product& of, const Cluster& cluster, 
       return;
     }
   }
-  put_own<TILE>(of, tile, sums, scales, unit);
+  put_own<TILE>(of, tile, sums, scales, unit, own_pair());
 }
 
 // ---- entries ----

@@ -59,66 +59,49 @@ pub(crate) const MAX_ROWS: i64 = 128;
 pub(super) const GROUP_ROWS: i64 = 64;
 pub(crate) const GROUP_THREADS: u32 = 128;
 /// Columns of `x` and of the weights that are read at a time.
-const CHUNK: i64 = 64;
+pub(super) const CHUNK: i64 = 64;
 
 /// One of the kernels.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kernel {
     pub(crate) names: NarrowNames,
     /// Groups of [`GROUP_ROWS`] rows.
-    pub(super) groups: i64,
+    groups: i64,
     /// Rows of weights of a block.
-    pub(super) tile: i64,
-    /// Chunks of `x` that a block holds.
-    pub(super) stages: i64,
-    /// Chunks of weights that it holds.
-    weight_stages: i64,
+    tile: i64,
+    /// Chunks that a block holds.
+    stages: i64,
     /// Its blocks that a multiprocessor has room for.
-    pub(super) at_once: i64,
+    at_once: i64,
 }
 
 impl Kernel {
-    pub(super) const fn of(names: NarrowNames, [groups, tile, stages, at_once]: [i64; 4]) -> Self {
-        Self { names, groups, tile, stages, weight_stages: stages, at_once }
-    }
-
-    /// A kernel that holds so many chunks of weights, and others in registers.
-    pub(super) const fn with_weight_stages(self, weight_stages: i64) -> Self {
-        Self { weight_stages, ..self }
+    const fn of(names: NarrowNames, [groups, tile, stages, at_once]: [i64; 4]) -> Self {
+        Self { names, groups, tile, stages, at_once }
     }
 
     /// Shared memory of a block if `parts` blocks share a tile's columns.
     pub(crate) fn shared_bytes(self, parts: i64) -> i64 {
         let pairs = self.groups * GROUP_ROWS / 2;
         let inbox = (parts - 1) * ceil_div(pairs, parts) * PAIR_BYTES;
-        (self.groups * GROUP_ROWS * self.stages + self.tile * self.weight_stages) * CHUNK * 2 + inbox
-    }
-
-    /// Grid of a product of so many tiles, each in so many parts.
-    pub(super) fn grid(self, tiles: i64, parts: i64, is_early: bool) -> Grid {
-        Grid {
-            cluster: parts as u32,
-            shared_bytes: self.shared_bytes(parts) as u32,
-            starts_early: is_early,
-            ..grid(tiles * parts, self.groups as u32 * GROUP_THREADS)
-        }
+        (self.groups * GROUP_ROWS + self.tile) * CHUNK * 2 * self.stages + inbox
     }
 }
 
 /// Sums of two rows of a tile that blocks share.
-const PAIR_BYTES: i64 = 2 * SHARED_TILE * 4;
+pub(super) const PAIR_BYTES: i64 = 2 * SHARED_TILE * 4;
 /// Rows of weights of such a tile, and of one that has a norm.
-pub(super) const SHARED_TILE: i64 = 64;
+const SHARED_TILE: i64 = 64;
 
 /// Kernels for one range of rows.
 #[derive(Debug)]
-pub(super) struct Kernels {
+struct Kernels {
     /// The kernel for tiles that blocks share, and for those with a norm.
-    pub(super) shared: Kernel,
+    shared: Kernel,
     /// Kernels for all other products that one of them takes at once.
-    pub(super) whole: &'static [Kernel],
+    whole: &'static [Kernel],
     /// The kernel for the rest.
-    pub(super) large: Kernel,
+    large: Kernel,
 }
 
 const UP_TO_64: Kernels = Kernels {
@@ -259,7 +242,7 @@ impl Product {
 
     /// The kernel for `parts` parts: among those that take a whole product at once, the one that leaves the least of the device
     /// idle.
-    pub(super) fn kernel(&self, kernels: &Kernels, parts: i64, multiprocessors: i64) -> Kernel {
+    fn kernel(&self, kernels: &Kernels, parts: i64, multiprocessors: i64) -> Kernel {
         if parts > 1 || !self.norm.is_null() {
             return kernels.shared;
         }
@@ -281,13 +264,13 @@ impl Product {
         tiles(self.rows) * tiles(self.outputs)
     }
 
-    /// Up to `most` of its rows.
-    pub(super) fn rows_from(self, first: i32, most: i64) -> Self {
+    /// Up to [`GROUP_ROWS`] of its rows.
+    fn rows_from(self, first: i32) -> Self {
         let row = |matrix: *mut c_void, columns: i32| {
             matrix.wrapping_byte_add(first as usize * columns as usize * size_of::<u16>())
         };
         let (x, y) = (row(self.x, self.inputs), row(self.y, self.outputs));
-        Self { x, y, rows: (self.rows - first).min(most as i32), ..self }
+        Self { x, y, rows: (self.rows - first).min(GROUP_ROWS as i32), ..self }
     }
 
     /// Tiles of a kernel that cover its columns.
@@ -314,7 +297,12 @@ pub(crate) unsafe fn multiply(
     let kernels = if i64::from(product.rows) > GROUP_ROWS { &UP_TO_128 } else { &UP_TO_64 };
     let parts = product.parts(multiprocessors);
     let kernel = product.kernel(kernels, parts, multiprocessors);
-    let grid = kernel.grid(product.tiles(kernel), parts, is_early);
+    let grid = Grid {
+        cluster: parts as u32,
+        shared_bytes: kernel.shared_bytes(parts) as u32,
+        starts_early: is_early,
+        ..grid(product.tiles(kernel) * parts, kernel.groups as u32 * GROUP_THREADS)
+    };
     // SAFETY: the kernels' signature, and the caller's promise.
     unsafe { launch!(device, narrow.pick(kernel.names), grid, [product]) }
 }
@@ -343,7 +331,7 @@ pub(crate) unsafe fn multiply_by_rows(
     // Few blocks that take more rows would leave most of the device idle.
     for first in (0..product.rows).step_by(GROUP_ROWS as usize) {
         // SAFETY: the caller's promise, whose product has these rows.
-        unsafe { multiply(device, narrow, product.rows_from(first, GROUP_ROWS), is_early)? };
+        unsafe { multiply(device, narrow, product.rows_from(first), is_early)? };
     }
     Ok(())
 }
@@ -361,7 +349,7 @@ mod tests {
         let start = |address: usize| ptr::without_provenance_mut(address);
         let product = Product::new([start(0x1000), start(0x2000), start(0x3000)], [150, 8, 64]);
         let taken = [0, 64, 128].map(|first| {
-            let part = product.rows_from(first, GROUP_ROWS);
+            let part = product.rows_from(first);
             assert_eq!((part.weight.addr(), part.outputs, part.inputs), (0x2000, 8, 64));
             (part.rows, part.x.addr() - 0x1000, part.y.addr() - 0x3000)
         });
@@ -400,7 +388,7 @@ mod tests {
     fn kernels_are_what_their_sources_say() {
         for (kernels, [source, _]) in [(UP_TO_64, SOURCES), (UP_TO_128, SOURCES_128)] {
             for &kernel in kernels.whole.iter().chain([&kernels.shared, &kernels.large]) {
-                let Kernel { names, groups, tile, stages, at_once, .. } = kernel;
+                let Kernel { names, groups, tile, stages, at_once } = kernel;
                 let name = names[0].to_str().unwrap().strip_suffix("_bf16").unwrap();
                 assert!(
                     source.text.contains(&format!("PRODUCT({name}, {groups}, {tile}, {stages})")),

@@ -3,76 +3,70 @@
 use std::ffi::c_void;
 
 use super::{
-    Narrow, Source, launch,
+    Narrow, Source, grid, launch,
     narrow::{NarrowNames, narrow_names, narrow_sources},
-    product::{
-        ARCHITECTURE, GROUP_ROWS, Kernel, Kernels, MAX_ROWS, Product, SHARED_TILE, multiprocessors_of,
-    },
+    product::{ARCHITECTURE, CHUNK, GROUP_ROWS, GROUP_THREADS, PAIR_BYTES, Product, multiprocessors_of},
+    rows::ceil_div,
 };
-use crate::{Device, Result};
+use crate::{Device, Grid, Result};
 
-const EIGHT_48: NarrowNames = narrow_names!("product_eight_48");
 const EIGHT_64: NarrowNames = narrow_names!("product_eight_64");
-const EIGHT_80: NarrowNames = narrow_names!("product_eight_80");
-const EIGHT_96: NarrowNames = narrow_names!("product_eight_96");
-const EIGHT_112: NarrowNames = narrow_names!("product_eight_112");
-const EIGHT_128_ROWS_64: NarrowNames = narrow_names!("product_eight_128_rows_64");
-const EIGHT_128_ROWS_128: NarrowNames = narrow_names!("product_eight_128_rows_128");
-const EIGHT_128_ROWS_144: NarrowNames = narrow_names!("product_eight_128_rows_144");
+const EIGHT_256: NarrowNames = narrow_names!("product_eight_256");
+const EIGHT_320: NarrowNames = narrow_names!("product_eight_320");
 
-/// Each kernel by its groups of 64 rows, its rows of weights, its stages, the chunks of weights that a thread reads ahead,
-/// and the blocks of a multiprocessor.
+/// Each kernel by its groups of four warps, its stages, and the blocks of a multiprocessor.
 pub(crate) const SOURCES: [Source; 2] = narrow_sources!(
     "product_eight.cu",
     ["block.cuh", "rows.cuh", "warpgroup.cuh", "cluster.cuh", "product.cuh", "product.cu"],
-    [
-        EIGHT_48,
-        EIGHT_64,
-        EIGHT_80,
-        EIGHT_96,
-        EIGHT_112,
-        EIGHT_128_ROWS_64,
-        EIGHT_128_ROWS_128,
-        EIGHT_128_ROWS_144
-    ],
+    [EIGHT_64, EIGHT_256, EIGHT_320],
     ARCHITECTURE,
-    "EIGHT(product_eight_48, 1, 48, 5, 4, 3)
-EIGHT(product_eight_64, 1, 64, 5, 6, 2)
-EIGHT(product_eight_80, 1, 80, 6, 4, 2)
-EIGHT(product_eight_96, 1, 96, 5, 4, 3)
-EIGHT(product_eight_112, 1, 112, 5, 4, 2)
-EIGHT(product_eight_128_rows_64, 2, 64, 3, 4, 2)
-EIGHT(product_eight_128_rows_128, 2, 128, 4, 6, 1)
-EIGHT(product_eight_128_rows_144, 2, 144, 4, 6, 1)
+    "EIGHT(product_eight_64, 1, 6, 3)
+EIGHT(product_eight_256, 4, 6, 1)
+EIGHT(product_eight_320, 5, 5, 1)
 "
 );
 
-/// Chunks of weights in shared memory: one is multiplied while the next one is widened.
-const WIDE: i64 = 2;
-
-const fn kernel(names: NarrowNames, sizes: [i64; 4]) -> Kernel {
-    Kernel::of(names, sizes).with_weight_stages(WIDE)
+/// One of the kernels.
+#[derive(Clone, Copy, Debug)]
+struct Kernel {
+    names: NarrowNames,
+    /// Groups of four warps, each with [`GROUP_ROWS`] rows of weights.
+    groups: i64,
+    /// Chunks that a block holds.
+    stages: i64,
 }
 
-const UP_TO_64: Kernels = Kernels {
-    shared: SHARED,
-    whole: &[
-        kernel(EIGHT_48, [1, 48, 5, 3]),
-        LARGE,
-        SHARED,
-        kernel(EIGHT_80, [1, 80, 6, 2]),
-        kernel(EIGHT_112, [1, 112, 5, 2]),
-    ],
-    large: LARGE,
-};
-const SHARED: Kernel = kernel(EIGHT_64, [1, SHARED_TILE, 5, 2]);
-const LARGE: Kernel = kernel(EIGHT_96, [1, 96, 5, 3]);
-const UP_TO_128: Kernels = Kernels {
-    shared: kernel(EIGHT_128_ROWS_64, [2, SHARED_TILE, 3, 2]),
-    whole: &[LARGE_128, kernel(EIGHT_128_ROWS_128, [2, 128, 4, 1])],
-    large: LARGE_128,
-};
-const LARGE_128: Kernel = kernel(EIGHT_128_ROWS_144, [2, 144, 4, 1]);
+/// The kernel for tiles that blocks share, and for those with a norm.
+const SHARED: Kernel = Kernel { names: EIGHT_64, groups: 1, stages: 6 };
+const KERNELS: [Kernel; 3] = [
+    Kernel { names: EIGHT_320, groups: 5, stages: 5 },
+    Kernel { names: EIGHT_256, groups: 4, stages: 6 },
+    SHARED,
+];
+
+impl Kernel {
+    /// The kernel for a product in `parts` parts: the one with which a multiprocessor has the fewest rows of weights at most,
+    /// and of those the largest, which reads the fewest rows of `x`.
+    fn of(product: &Product, parts: i64, multiprocessors: i64) -> Self {
+        if parts > 1 || !product.norm.is_null() {
+            return SHARED;
+        }
+        let most = |kernel: &Kernel| ceil_div(kernel.tiles(product), multiprocessors) * kernel.groups;
+        KERNELS.into_iter().min_by_key(most).expect("there are kernels")
+    }
+
+    /// Tiles that cover the columns of a product.
+    fn tiles(self, product: &Product) -> i64 {
+        let halves = if product.is_gated == 1 { 2 } else { 1 };
+        ceil_div(i64::from(product.outputs), self.groups * GROUP_ROWS / halves)
+    }
+
+    /// Shared memory of a block if `parts` blocks share a tile's columns.
+    fn shared_bytes(self, parts: i64) -> i64 {
+        let inbox = (parts - 1) * ceil_div(GROUP_ROWS / 2, parts) * PAIR_BYTES;
+        (GROUP_ROWS * 2 + self.groups * GROUP_ROWS) * CHUNK * self.stages + inbox
+    }
+}
 
 /// Returns true if a device has kernels for a product with 16-bit values of this type.
 pub(crate) fn exist_for(product: &Product, device: &dyn Device, narrow: Narrow) -> bool {
@@ -91,40 +85,56 @@ pub(crate) unsafe fn multiply_eight(
     scales: *mut c_void,
 ) -> Result<()> {
     let multiprocessors = multiprocessors_of(device);
-    for first in (0..product.rows).step_by(MAX_ROWS as usize) {
-        let product = product.rows_from(first, MAX_ROWS);
-        let kernels = if i64::from(product.rows) > GROUP_ROWS { &UP_TO_128 } else { &UP_TO_64 };
-        let parts = product.parts(multiprocessors);
-        let kernel = product.kernel(kernels, parts, multiprocessors);
-        let grid = kernel.grid(product.tiles(kernel), parts, true);
-        // SAFETY: the kernels' signature, and the caller's promise.
-        unsafe { launch!(device, narrow.pick(kernel.names), grid, [product, scales])? };
-    }
-    Ok(())
+    let parts = product.parts(multiprocessors);
+    let kernel = Kernel::of(&product, parts, multiprocessors);
+    let lots = ceil_div(i64::from(product.rows), GROUP_ROWS);
+    let grid = Grid {
+        cluster: parts as u32,
+        shared_bytes: kernel.shared_bytes(parts) as u32,
+        starts_early: true,
+        ..grid(kernel.tiles(&product) * lots * parts, kernel.groups as u32 * GROUP_THREADS)
+    };
+    // SAFETY: the kernels' signature, and the caller's promise.
+    unsafe { launch!(device, narrow.pick(kernel.names), grid, [product, scales, lots as i32]) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ptr;
+
     use super::*;
 
     /// The kernels' names and sizes, and their number at once on an H200, as for 16 bits.
     #[test]
     fn kernels_are_what_their_sources_say() {
         let [source, _] = SOURCES;
-        for kernels in [UP_TO_64, UP_TO_128] {
-            for &kernel in kernels.whole.iter().chain([&kernels.shared, &kernels.large]) {
-                let name = kernel.names[0].to_str().unwrap().strip_suffix("_bf16").unwrap();
-                let (groups, tile, stages, at_once) =
-                    (kernel.groups, kernel.tile, kernel.stages, kernel.at_once);
-                let begin = format!("EIGHT({name}, {groups}, {tile}, {stages}, ");
-                let line = source.text.lines().find(|line| line.starts_with(&begin)).expect(&begin);
-                assert!(line.ends_with(&format!(", {at_once})")), "{line}");
-                let most_parts = if tile == SHARED_TILE { 8 } else { 1 };
-                for parts in 1..=most_parts {
-                    let bytes = kernel.shared_bytes(parts) + 2048 + 1024; // with what is not dynamic
-                    assert!(bytes * at_once <= 228 << 10, "{name} in {parts} parts takes {bytes} bytes");
-                }
-            }
+        for kernel in KERNELS {
+            let name = kernel.names[0].to_str().unwrap().strip_suffix("_bf16").unwrap();
+            let begin = format!("EIGHT({name}, {}, {}, ", kernel.groups, kernel.stages);
+            let line = source.text.lines().find(|line| line.starts_with(&begin)).expect(&begin);
+            let at_once: i64 = line[begin.len()..].trim_end_matches(')').parse().unwrap();
+            let bytes = kernel.shared_bytes(1) + 2048; // with what is not dynamic
+            assert!(bytes * at_once <= 228 << 10, "{name} takes {bytes} bytes");
+            let turned = GROUP_ROWS * (kernel.groups * GROUP_ROWS + 4) * 4;
+            assert!(turned + PAIR_BYTES * GROUP_ROWS / 2 <= kernel.shared_bytes(1) || kernel.groups > 1);
+            assert!(turned <= kernel.shared_bytes(1), "{name} turns {turned} bytes of sums");
+        }
+        assert!((SHARED.shared_bytes(8) + 2048) * 2 <= 228 << 10);
+    }
+
+    #[test]
+    fn products_are_cut_to_fill_a_device() {
+        for (outputs, inputs, is_gated, kernel, parts) in [
+            (18944, 3584, true, EIGHT_320, 1),
+            (14336, 4096, true, EIGHT_256, 1),
+            (8960, 1536, true, EIGHT_64, 1),
+            (3584, 18944, false, EIGHT_64, 4),
+            (4608, 3584, false, EIGHT_64, 3),
+        ] {
+            let product = Product::new([ptr::null_mut(); 3], [64, outputs, inputs]);
+            let product = Product { is_gated: i32::from(is_gated), ..product };
+            assert_eq!(product.parts(132), parts, "{outputs} x {inputs}");
+            assert_eq!(Kernel::of(&product, parts, 132).names, kernel, "{outputs} x {inputs}");
         }
     }
 }

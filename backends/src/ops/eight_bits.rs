@@ -2,7 +2,8 @@
 //!
 //! A row's scale is the smallest power of two with which no value exceeds 448, so that each value of the matrix in 8 bits is
 //! exactly one of fp32 and of bf16, and a product has the sums of the same values in 16 bits. The matrix is one tensor of
-//! e4m3, `[rows + scales, columns]`: the rows, and behind them the bytes of the fp32 scales.
+//! e4m3, `[rows + scales, columns]`: the rows, and behind them the bytes of the fp32 scales. If columns are a multiple of 64,
+//! each 64 of them lie in the order in which a kernel multiplies them ([`paired`]).
 
 use tch::{Kind, Tensor};
 
@@ -46,7 +47,8 @@ pub fn in_eight_bits(matrix: &Tensor) -> Result<Tensor> {
         let part = |of: &Tensor| of.f_narrow(0, start, at_once.min(rows - start));
         let wide = part(matrix)?.f_to_kind(Kind::Float)?;
         let of_rows = scales_of(&wide)?;
-        part(&values)?.f_copy_(&wide.f_div(&of_rows.f_unsqueeze(1)?)?)?;
+        let (mut to, from) = paired(&part(&values)?, &wide.f_div(&of_rows.f_unsqueeze(1)?)?)?;
+        to.f_copy_(&from)?;
         part(&scales)?.f_copy_(&of_rows)?;
     }
     Ok(packed)
@@ -78,6 +80,17 @@ pub(super) fn parts(packed: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((packed.f_narrow(0, 0, rows)?, scales))
 }
 
+/// Views of the values of a matrix in 8 bits and of the same matrix otherwise, whose elements correspond. Of each 64 columns
+/// in 8 bits, 16 neighbours are those of a thread of the kernel: four of each 16 columns.
+fn paired(values: &Tensor, wide: &Tensor) -> Result<(Tensor, Tensor)> {
+    let [rows, columns] = <[i64; 2]>::try_from(wide.size()).expect("a matrix");
+    if columns % 64 != 0 {
+        return Ok((values.shallow_clone(), wide.shallow_clone()));
+    }
+    let of_threads = values.f_view([rows, columns / 64, 4, 4, 2, 2])?;
+    Ok((of_threads.f_permute([0, 1, 3, 4, 2, 5])?, wide.f_view([rows, columns / 64, 4, 2, 4, 2])?))
+}
+
 /// Returns a matrix in the dtype `kind`: the same one if it is not in 8 bits.
 ///
 /// # Errors
@@ -89,7 +102,10 @@ pub fn widened(matrix: &Tensor, kind: Kind) -> Result<Tensor> {
     let (values, scales) = parts(matrix)?;
     // fp16 has no place for small scales.
     let exact = if kind == Kind::Half { Kind::Float } else { kind };
-    let wide = values.f_to_kind(exact)?.f_mul_(&scales.f_to_kind(exact)?.f_unsqueeze(1)?)?;
+    let mut wide = Tensor::f_empty(values.size(), (exact, values.device()))?;
+    let (from, mut to) = paired(&values, &wide)?;
+    to.f_copy_(&from)?;
+    drop(wide.f_mul_(&scales.f_to_kind(exact)?.f_unsqueeze(1)?)?);
     Ok(wide.f_to_kind(kind)?)
 }
 
@@ -140,13 +156,13 @@ mod tests {
     #[test]
     fn values_are_those_of_a_cast() {
         let matrix = random(&[9, 64], (Kind::Float, tch::Device::Cpu));
-        let (values, scales) = parts(&in_eight_bits(&matrix).unwrap()).unwrap();
-        let cast = (&matrix / scales.unsqueeze(1)).to_kind(Kind::Float8e4m3fn);
-        assert_eq!(values.to_kind(Kind::Float), cast.to_kind(Kind::Float));
-        assert!(
-            bool::try_from(values.to_kind(Kind::Float).abs().amax([1i64].as_slice(), false).gt(223.9).all())
-                .unwrap()
-        );
+        let packed = in_eight_bits(&matrix).unwrap();
+        let scales = parts(&packed).unwrap().1.unsqueeze(1);
+        let values = widened(&packed, Kind::Float).unwrap() / &scales;
+        let cast = (&matrix / scales).to_kind(Kind::Float8e4m3fn).to_kind(Kind::Float);
+        assert_eq!(values, cast);
+        let largest = values.abs().amax([1i64].as_slice(), false);
+        assert!(bool::try_from(largest.gt(223.9).all()).unwrap(), "{largest}");
     }
 
     #[test]

@@ -607,7 +607,7 @@ python3 -m openrlhf.cli.train_ppo_ray \\
     check_refused(&ahead, &[]);
     check_loads(&ahead);
     assert!(ahead.yaml().contains("      async:\n        ahead: 1\n"), "{}", ahead.yaml());
-    let narrow = format!("{} --vllm.quantization fp8\n", old.trim_end());
+    let narrow = old.replace("--colocate_all_models", "--colocate_all_models --vllm.quantization fp8");
     let narrow = imported("narrow.sh", &narrow, Origin::Openrlhf);
     check_refused(&narrow, &[]);
     assert!(narrow.yaml().contains("      weights: fp8\n"), "{}", narrow.yaml());

@@ -212,8 +212,8 @@ pub enum RolloutWeights {
     /// The policy's weights, in `strategy.precision`.
     #[default]
     Policy,
-    /// The layers' matrices rounded to 8 bits, e4m3 with a scale for each row, anew after each step. Half the memory to
-    /// hold and to read, in products of `strategy.precision`.
+    /// The layers' matrices rounded to 8 bits, e4m3 with a scale for each row, anew after each step: half of their
+    /// memory, in products of `strategy.precision`.
     Fp8,
 }
 

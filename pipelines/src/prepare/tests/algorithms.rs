@@ -13,7 +13,9 @@ fn an_algorithm_is_read_with_its_constants() {
     };
     let default = AlgorithmConfig::default;
     check("{}", default());
-    check("{advantage: grpo, loss: clipped, kl_in: loss, rollout_correction: none}", default());
+    check("{advantage: grpo, loss: clipped, kl_in: loss}", default());
+    let none = Some(RolloutCorrection::None);
+    check("{rollout_correction: none}", AlgorithmConfig { rollout_correction: none, ..default() });
     let reinforce = Advantage::Reinforce(ReinforceConfig { gamma: 1.0 });
     check(
         "{advantage: reinforce, whiten_advantages: true, reward_clip: 10, advantage_clip: 2}",

@@ -46,8 +46,13 @@ fn what_excludes_rounded_weights_is_refused() {
     check(&[&model, data], "rollout.weights", "`lora.dora`");
     let merge = "pipeline.rlvr.rollout.merge_adapters=true";
     read(SMALL, &[FP8, &model, data, merge]).unwrap().resolve(&machine()).unwrap();
-    check(&["model.decoder.intermediate_size=76"], "rollout.weights", "intermediate_size");
     let experts = ["num_experts=4", "num_experts_per_tok=2", "moe_intermediate_size=32"];
     let experts = experts.map(|field| format!("model.decoder.{field}"));
-    check(&experts.each_ref().map(String::as_str), "rollout.weights", "num_experts");
+    let experts: Vec<&str> = experts.iter().map(String::as_str).collect();
+    for (sets, message) in
+        [(&["model.decoder.intermediate_size=76"][..], "intermediate_size"), (&experts, "num_experts")]
+    {
+        let error = only_problem(resolve(&[&[FP8], sets].concat(), &machine()).unwrap_err());
+        assert!(error.field == "pipeline.rlvr.rollout.weights" && error.message.contains(message), "{error}");
+    }
 }
