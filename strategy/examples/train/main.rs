@@ -9,6 +9,7 @@
 //! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: tokens per sequence and sequences per rank;
 //! - `precision=bf16` (or `fp16`), `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`);
 //! - `sequence=1`: ranks that run their micro-batches together, each a slice of the rows;
+//! - `tensor=1`: ranks that hold every layer together, each some heads and columns;
 //! - `shards=WORLD_SIZE`: ranks over which states are sharded, with a replica in each such group;
 //! - for `generate`: `together=1`, ranks that sample together; `batch=64` sequences of each such group, `prompt=256`,
 //!   `tokens=256`;
@@ -29,7 +30,7 @@ use anyroll_backends::{
     CollectiveGroup, Device, DeviceId, Event, Rendezvous, Stream, TorchDevice, connect, open,
 };
 use anyroll_models::{
-    Decoder, PackedBatch, PackedSize, ParamSpec, Runs, Sequence,
+    Decoder, Model, PackedBatch, PackedSize, ParamSpec, Runs, Sequence, absent,
     init::WeightSource,
     model::{Scores, ScoresGrad},
 };
@@ -96,9 +97,11 @@ fn planned_gib(
     device: &Arc<dyn Device>,
     options: &Options,
 ) -> f64 {
-    let (model, config, group) = (zero.model(), strategy(options), zero.group());
+    let (config, group, tensor) = (strategy(options), zero.group(), options.number("tensor", 1));
+    let part = (tensor > 1).then(|| zero.model().split_over(&absent(tensor)).unwrap());
+    let model = part.as_ref().unwrap_or(zero.model());
     let ranks = Ranks {
-        tensor: 1,
+        tensor,
         world_size: group.world_size(),
         shards: options.number("shards", group.world_size()),
         granularity_bytes: device.arena_granularity_bytes(),
@@ -108,8 +111,8 @@ fn planned_gib(
     let tokens = batch.tokens() as usize;
     let size = PackedSize::uniform(tokens / longest, 1, longest).over(options.number("sequence", 1));
     let runs = Runs { dtype: config.precision.dtype(), on_host: device.id().backend.is_host() };
-    let held = plan::held(&**model, config, true, ranks).device();
-    let activations = plan::training_activations(&**model, &size, config, runs);
+    let held = plan::held(model, config, true, ranks).device();
+    let activations = plan::training_activations(model, &size, config, runs);
     let driver = if runs.on_host { 0 } else { plan::driver_bytes(ranks.world_size) };
     (held + activations + driver) as f64 / f64::from(1 << 30)
 }
@@ -228,6 +231,8 @@ fn prepare(
     let batch = PackedBatch::new(&sequences, 1.0, at).unwrap();
     let shards = options.number("shards", group.world_size());
     let mesh = Mesh::from(group)
+        .in_tensor_groups(options.number("tensor", 1))
+        .unwrap()
         .in_sequence_groups(options.number("sequence", 1))
         .unwrap()
         .in_shard_groups(shards)
