@@ -156,8 +156,10 @@ fn an_exported_adapter_names_its_base_as_it_was_given() {
 #[test]
 fn copies_are_there_while_it_samples_and_no_longer() {
     let folder = tempfile::tempdir().unwrap();
+    // The least of some steps: in others the watchdog still has the memory of an exchange that is done.
     let held = |run: &Path| {
-        ["perf/generate_allocated_bytes", "perf/allocated_bytes"].map(|name| series(run, name)[1])
+        let least = |name| series(run, name)[1..].iter().copied().fold(f64::INFINITY, f64::min);
+        ["perf/generate_allocated_bytes", "perf/allocated_bytes"].map(least)
     };
     for (stage, copied) in [("strategy.zero_stage=1", MATRICES), ("strategy.zero_stage=3", -ADAPTERS)] {
         let separate = held(&trained(&folder, &format!("{stage} separate"), &[LORA, stage]));

@@ -603,7 +603,10 @@ impl Block {
         if let Some(bias) = bias {
             let is_of_first = projection.reads_part();
             grads.put(0, bias, |buffer, how| match &self.peers {
-                Some(peers) if is_of_first && peers.rank() > 0 => Ok(drop(buffer.f_zero_()?)),
+                Some(peers) if is_of_first && peers.rank() > 0 => {
+                    drop(buffer.f_zero_()?);
+                    Ok(())
+                }
                 _ => ops::sum_rows(dy, buffer, how),
             })?;
         }
@@ -729,7 +732,10 @@ impl Block {
         peers.sum_(&mut dweight)?;
         grads.put(0, param, |buffer, how| match how {
             Store::Write => Ok(buffer.f_copy_(&dweight)?),
-            Store::Add => Ok(drop(buffer.f_add_(&dweight)?)),
+            Store::Add => {
+                drop(buffer.f_add_(&dweight)?);
+                Ok(())
+            }
         })
     }
 

@@ -46,8 +46,10 @@ fn what_excludes_rounded_weights_is_refused() {
     check(&[&model, data], "rollout.weights", "`lora.dora`");
     let merge = "pipeline.rlvr.rollout.merge_adapters=true";
     read(SMALL, &[FP8, &model, data, merge]).unwrap().resolve(&machine()).unwrap();
+    let published = ["qk_norm=true", "qkv_bias=false"];
     let experts = ["num_experts=4", "num_experts_per_tok=2", "moe_intermediate_size=32"];
-    let experts = experts.map(|field| format!("model.decoder.{field}"));
+    let experts = [&published[..], &experts].concat();
+    let experts: Vec<String> = experts.iter().map(|field| format!("model.decoder.{field}")).collect();
     let experts: Vec<&str> = experts.iter().map(String::as_str).collect();
     for (sets, message) in
         [(&["model.decoder.intermediate_size=76"][..], "intermediate_size"), (&experts, "num_experts")]
