@@ -77,10 +77,11 @@ impl<M: Model> Zero<M> {
     pub(crate) fn first_elements(&self, index: usize) -> Vec<Range<usize>> {
         let layout = &self.units[index].layout;
         let shard = layout.shard(self.group.rank());
-        let Some(group) = self.mesh.tensor.as_ref().filter(|group| group.rank() > 0) else {
-            return vec![0..shard.len()];
-        };
         let mut found: Vec<Range<usize>> = Vec::new();
+        let Some(group) = self.mesh.tensor.as_ref().filter(|group| group.rank() > 0) else {
+            found.push(0..shard.len());
+            return found;
+        };
         for (param, spec) in self.model.units()[index].params.iter().enumerate() {
             let cut = |rank: usize| self.own.cut_on(rank, index, param);
             let first = cut(group.rank()).first_elements(Some(&cut(group.rank() - 1)), &spec.shape);
