@@ -601,13 +601,10 @@ impl Block {
     ) -> Result<()> {
         let (matrix, bias) = self.params_at(projection);
         if let Some(bias) = bias {
-            let is_of_first = projection.reads_part();
-            grads.put(0, bias, |buffer, how| match &self.peers {
-                Some(peers) if is_of_first && peers.rank() > 0 => {
-                    drop(buffer.f_zero_()?);
-                    Ok(())
-                }
-                _ => ops::sum_rows(dy, buffer, how),
+            let is_elsewhere = projection.reads_part() && self.peers.as_ref().is_some_and(|it| it.rank() > 0);
+            grads.put(0, bias, |buffer, how| match is_elsewhere {
+                true => Ok(buffer.f_copy_(&buffer.f_zeros_like()?)?),
+                false => ops::sum_rows(dy, buffer, how),
             })?;
         }
         grads.put_linear(0, matrix, dy, x)?;
@@ -732,10 +729,7 @@ impl Block {
         peers.sum_(&mut dweight)?;
         grads.put(0, param, |buffer, how| match how {
             Store::Write => Ok(buffer.f_copy_(&dweight)?),
-            Store::Add => {
-                drop(buffer.f_add_(&dweight)?);
-                Ok(())
-            }
+            Store::Add => Ok(buffer.f_copy_(&buffer.f_add(&dweight)?)?),
         })
     }
 
