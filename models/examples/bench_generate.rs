@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 use std::{
+    mem::take,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -60,20 +61,19 @@ fn main() {
     };
     let mut decoder = Arc::new(decoder.unwrap().strict(strict));
     let mut weights = weights(&decoder, (dtype.kind(), torch(&device)));
-    if merged {
+    let timed = |name: &str, made: &mut dyn FnMut()| {
         stream.synchronize().unwrap();
         let started = Instant::now();
-        weights = decoder.merge(weights).unwrap();
+        made();
         stream.synchronize().unwrap();
-        println!("{{\"size\": \"{size}\", \"merge_s\": {:.4}}}", started.elapsed().as_secs_f64());
+        println!("{{\"size\": \"{size}\", \"{name}\": {:.4}}}", started.elapsed().as_secs_f64());
+    };
+    if merged {
+        timed("merge_s", &mut || weights = decoder.merge(take(&mut weights)).unwrap());
         decoder = Arc::new(decoder.merged());
     }
     if fp8 {
-        stream.synchronize().unwrap();
-        let started = Instant::now();
-        weights = decoder.all_in_eight_bits(weights).unwrap();
-        stream.synchronize().unwrap();
-        println!("{{\"size\": \"{size}\", \"round_s\": {:.4}}}", started.elapsed().as_secs_f64());
+        timed("round_s", &mut || weights = decoder.all_in_eight_bits(take(&mut weights)).unwrap());
     }
     let weight_bytes: usize =
         weights.iter().flatten().map(|it| it.numel() * it.kind().elt_size_in_bytes()).sum();

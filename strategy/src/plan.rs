@@ -35,6 +35,11 @@ impl Ranks {
         Layout::new(unit, self.world_size / self.tensor).in_shards(self.shards / self.tensor)
     }
 
+    /// Returns true if a whole unit is in new memory: it is gathered, or joined of parts, or both.
+    fn make_whole_units(self, config: ZeroConfig) -> bool {
+        config.gathers() || self.tensor > 1
+    }
+
     /// Returns the layout of a unit of the whole model, once its parts are joined.
     fn whole_layout(self, unit: &Unit) -> Layout {
         if self.tensor > 1 { Layout::new(unit, self.world_size) } else { self.layout(unit) }
@@ -127,7 +132,7 @@ pub fn whole_weights<M: Model>(
     is_own: impl Fn(usize, usize) -> bool,
 ) -> usize {
     let lens = model.units().iter().enumerate().map(|(index, unit)| {
-        let gathers = config.gathers() || ranks.tensor > 1;
+        let gathers = ranks.make_whole_units(config);
         ranks.whole_layout(unit).whole_len(gathers, |param| is_own(index, param))
     });
     lens.sum::<usize>() * config.precision.dtype().size_bytes()
@@ -145,7 +150,7 @@ pub fn weights_made<M: Model>(
         let whole = ranks.whole_layout(unit).len * element;
         (whole, made(index, whole, element))
     });
-    made_bytes(units, config.gathers() || ranks.tensor > 1)
+    made_bytes(units, ranks.make_whole_units(config))
 }
 
 /// Returns the peak of activations in forward and backward of one micro-batch, in bytes.

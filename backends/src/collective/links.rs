@@ -112,7 +112,7 @@ impl Links {
     ///
     /// # Errors
     /// The first failure. What the other transfers have moved by then is not defined.
-    pub fn exchange(&self, transfers: &[Transfer], timeout: Duration) -> Checked<Result<(), Broken>> {
+    pub fn exchange(&self, transfers: &[Transfer], timeout: Duration) -> Result<(), Broken> {
         let deadline = Instant::now() + timeout;
         let mut pending = self.pending(transfers)?;
         let outcome = loop {
@@ -131,7 +131,7 @@ impl Links {
             }
         };
         self.await_rank(None);
-        Ok(outcome)
+        outcome
     }
 
     /// The rank of a transfer that is waited for, if one is.
@@ -151,7 +151,7 @@ impl Links {
     }
 
     /// Returns the transfers by rank, without ranks that have none.
-    fn pending(&self, transfers: &[Transfer]) -> Checked<Vec<Pending<'_>>> {
+    fn pending(&self, transfers: &[Transfer]) -> Result<Vec<Pending<'_>>, Broken> {
         let mut pending: Vec<Pending<'_>> = Vec::new();
         for Transfer { tensor, peer, is_send } in transfers.iter().filter(|one| one.tensor.numel() > 0) {
             let stream = self.streams[*peer].as_ref().expect("transfers are with other ranks");
@@ -165,7 +165,8 @@ impl Links {
                 pending.len() - 1
             });
             let queue = if *is_send { &mut pending[at].sends } else { &mut pending[at].receives };
-            queue.push_back(Message::of(tensor)?);
+            let message = Message::of(tensor);
+            queue.push_back(message.map_err(|error| Broken { peer: *peer, message: error.to_string() })?);
         }
         Ok(pending)
     }
@@ -391,7 +392,7 @@ mod tests {
             let peer = 1 - rank;
             let sends = [Transfer::send(&first, peer), Transfer::send(&second, peer)];
             let receives = got.each_ref().map(|got| Transfer::receive(got, peer));
-            links.exchange(&sends.into_iter().chain(receives).collect::<Vec<_>>(), TIMEOUT).unwrap().unwrap();
+            links.exchange(&sends.into_iter().chain(receives).collect::<Vec<_>>(), TIMEOUT).unwrap();
             for (message, got) in got.iter().enumerate() {
                 assert!(got.equal(&number(peer, message as i64)), "message {message} of rank {peer}");
             }
@@ -401,7 +402,7 @@ mod tests {
     #[test]
     fn failures_have_their_reason_and_come_in_time() {
         let bytes = |len: i64| Tensor::zeros([len], (Kind::Uint8, tch::Device::Cpu));
-        let run = |links: &Links, transfer, timeout| links.exchange(&[transfer], timeout).unwrap();
+        let run = |links: &Links, transfer, timeout| links.exchange(&[transfer], timeout);
         // Lengths that differ.
         let outcomes = pair(|rank, links| match rank {
             0 => run(links, Transfer::send(&bytes(3), 1), TIMEOUT).map_err(|broken| broken.message),
@@ -441,7 +442,7 @@ mod tests {
             let links = Links::connect(&store, LOCALHOST, TIMEOUT).unwrap();
             let byte = Tensor::from_slice(&[7_u8]);
             let transfer = if number == 0 { Transfer::send(&byte, 1) } else { Transfer::receive(&byte, 0) };
-            links.exchange(&[transfer], TIMEOUT).unwrap().unwrap();
+            links.exchange(&[transfer], TIMEOUT).unwrap();
         };
         let connect = &connect;
         thread::scope(|scope| [0, 1].map(|number| drop(scope.spawn(move || connect(number)))));

@@ -286,7 +286,7 @@ impl Shared {
 
     /// Makes all transfers at once.
     fn exchange(&self, call: &'static str, transfers: &[Transfer]) -> Result<()> {
-        self.links.exchange(transfers, self.timeout)?.map_err(|Broken { peer, message }| Error::Collective {
+        self.links.exchange(transfers, self.timeout).map_err(|Broken { peer, message }| Error::Collective {
             call: call.into(),
             rank: self.rank,
             world_size: self.world_size,

@@ -101,7 +101,7 @@ pub(crate) unsafe fn multiply(
     }
     let tokens = if of_tokens { routes.tokens } else { std::ptr::null_mut() };
     let experts = Experts { ends: routes.ends, tokens };
-    let blocks = product.tiles(LARGE) * i64::from(routes.experts);
+    let blocks = product.tiles(LARGE.tile) * i64::from(routes.experts);
     let grid = Grid {
         shared_bytes: LARGE.shared_bytes(1) as u32,
         starts_early: true,

@@ -68,7 +68,7 @@ pub(crate) struct Kernel {
     /// Groups of [`GROUP_ROWS`] rows.
     groups: i64,
     /// Rows of weights of a block.
-    tile: i64,
+    pub(super) tile: i64,
     /// Chunks that a block holds.
     stages: i64,
     /// Its blocks that a multiprocessor has room for.
@@ -82,10 +82,14 @@ impl Kernel {
 
     /// Shared memory of a block if `parts` blocks share a tile's columns.
     pub(crate) fn shared_bytes(self, parts: i64) -> i64 {
-        let pairs = self.groups * GROUP_ROWS / 2;
-        let inbox = (parts - 1) * ceil_div(pairs, parts) * PAIR_BYTES;
+        let inbox = inbox_bytes(self.groups * GROUP_ROWS, parts);
         (self.groups * GROUP_ROWS + self.tile) * CHUNK * 2 * self.stages + inbox
     }
+}
+
+/// Shared memory for the sums that a block gets of a tile with so many rows of `x`, if `parts` blocks share the tile's columns.
+pub(super) fn inbox_bytes(rows: i64, parts: i64) -> i64 {
+    (parts - 1) * ceil_div(rows / 2, parts) * PAIR_BYTES
 }
 
 /// Sums of two rows of a tile that blocks share.
@@ -247,8 +251,8 @@ impl Product {
             return kernels.shared;
         }
         let room = |kernel: &Kernel| kernel.at_once * multiprocessors;
-        let idle = |kernel: &Kernel| (room(kernel) - self.tiles(*kernel)) * 1000 / room(kernel);
-        let takes_all = |kernel: &&Kernel| self.tiles(**kernel) <= room(kernel);
+        let idle = |kernel: &Kernel| (room(kernel) - self.tiles(kernel.tile)) * 1000 / room(kernel);
+        let takes_all = |kernel: &&Kernel| self.tiles(kernel.tile) <= room(kernel);
         kernels
             .whole
             .iter()
@@ -273,10 +277,10 @@ impl Product {
         Self { x, y, rows: (self.rows - first).min(GROUP_ROWS as i32), ..self }
     }
 
-    /// Tiles of a kernel that cover its columns.
-    pub(crate) fn tiles(&self, kernel: Kernel) -> i64 {
+    /// Tiles of so many rows of weights that cover its columns.
+    pub(super) fn tiles(&self, tile: i64) -> i64 {
         let halves = if self.is_gated == 1 { 2 } else { 1 };
-        ceil_div(i64::from(self.outputs), kernel.tile / halves)
+        ceil_div(i64::from(self.outputs), tile / halves)
     }
 }
 
@@ -301,7 +305,7 @@ pub(crate) unsafe fn multiply(
         cluster: parts as u32,
         shared_bytes: kernel.shared_bytes(parts) as u32,
         starts_early: is_early,
-        ..grid(product.tiles(kernel) * parts, kernel.groups as u32 * GROUP_THREADS)
+        ..grid(product.tiles(kernel.tile) * parts, kernel.groups as u32 * GROUP_THREADS)
     };
     // SAFETY: the kernels' signature, and the caller's promise.
     unsafe { launch!(device, narrow.pick(kernel.names), grid, [product]) }

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::{
     Narrow, Source, grid, launch,
     narrow::{NarrowNames, narrow_names, narrow_sources},
-    product::{ARCHITECTURE, CHUNK, GROUP_ROWS, GROUP_THREADS, PAIR_BYTES, Product, multiprocessors_of},
+    product::{ARCHITECTURE, CHUNK, GROUP_ROWS, GROUP_THREADS, Product, inbox_bytes, multiprocessors_of},
     rows::ceil_div,
 };
 use crate::{Device, Grid, Result};
@@ -51,20 +51,18 @@ impl Kernel {
         if parts > 1 || !product.norm.is_null() {
             return SHARED;
         }
-        let most = |kernel: &Kernel| ceil_div(kernel.tiles(product), multiprocessors) * kernel.groups;
+        let most = |kernel: &Kernel| ceil_div(product.tiles(kernel.tile()), multiprocessors) * kernel.groups;
         KERNELS.into_iter().min_by_key(most).expect("there are kernels")
     }
 
-    /// Tiles that cover the columns of a product.
-    fn tiles(self, product: &Product) -> i64 {
-        let halves = if product.is_gated == 1 { 2 } else { 1 };
-        ceil_div(i64::from(product.outputs), self.groups * GROUP_ROWS / halves)
+    /// Rows of weights of a tile.
+    fn tile(self) -> i64 {
+        self.groups * GROUP_ROWS
     }
 
     /// Shared memory of a block if `parts` blocks share a tile's columns.
     fn shared_bytes(self, parts: i64) -> i64 {
-        let inbox = (parts - 1) * ceil_div(GROUP_ROWS / 2, parts) * PAIR_BYTES;
-        (GROUP_ROWS * 2 + self.groups * GROUP_ROWS) * CHUNK * self.stages + inbox
+        (GROUP_ROWS * 2 + self.tile()) * CHUNK * self.stages + inbox_bytes(GROUP_ROWS, parts)
     }
 }
 
@@ -92,7 +90,7 @@ pub(crate) unsafe fn multiply_eight(
         cluster: parts as u32,
         shared_bytes: kernel.shared_bytes(parts) as u32,
         starts_early: true,
-        ..grid(kernel.tiles(&product) * lots * parts, kernel.groups as u32 * GROUP_THREADS)
+        ..grid(product.tiles(kernel.tile()) * lots * parts, kernel.groups as u32 * GROUP_THREADS)
     };
     // SAFETY: the kernels' signature, and the caller's promise.
     unsafe { launch!(device, narrow.pick(kernel.names), grid, [product, scales, lots as i32]) }
@@ -102,7 +100,7 @@ pub(crate) unsafe fn multiply_eight(
 mod tests {
     use std::ptr;
 
-    use super::*;
+    use super::{super::product::PAIR_BYTES, *};
 
     /// The kernels' names and sizes, and their number at once on an H200, as for 16 bits.
     #[test]

@@ -29,6 +29,7 @@ use super::lora::{AdapterDropout, InnerGrads, Lora, Projection};
 use super::multipliers::multiply_;
 use super::{DecoderConfig, NormPlaces, QkNorm, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
+use crate::autograd;
 use crate::model::{Grads, Init, ParamSpec, Part, Saved, Unit, Weights};
 use crate::slice::{Peers, Slice};
 
@@ -603,7 +604,7 @@ impl Block {
         if let Some(bias) = bias {
             let is_elsewhere = projection.reads_part() && self.peers.as_ref().is_some_and(|it| it.rank() > 0);
             grads.put(0, bias, |buffer, how| match is_elsewhere {
-                true => Ok(buffer.f_copy_(&buffer.f_zeros_like()?)?),
+                true => autograd::store(buffer, &Tensor::new(), how),
                 false => ops::sum_rows(dy, buffer, how),
             })?;
         }
@@ -727,10 +728,7 @@ impl Block {
         let mut dweight = weight.f_empty_like()?;
         ops::rms_norm_backward_(dy, x, rstd, weight, dx, &mut dweight, Store::Write)?;
         peers.sum_(&mut dweight)?;
-        grads.put(0, param, |buffer, how| match how {
-            Store::Write => Ok(buffer.f_copy_(&dweight)?),
-            Store::Add => Ok(buffer.f_copy_(&buffer.f_add(&dweight)?)?),
-        })
+        grads.put(0, param, |buffer, how| autograd::store(buffer, &dweight, how))
     }
 
     /// Adds the gradients of keys and values in `dqkv` `[N, (H + 2 K) D]` over the ranks that have the same key heads,

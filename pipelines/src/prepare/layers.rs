@@ -3,6 +3,7 @@
 use anyroll_config::{Config, Section, ShardGroup};
 
 use super::sequence::{check_groups, shapes, unsplit};
+use super::tensor::EQUAL_PARTS;
 use crate::opened::Opened;
 
 const FIELD: &str = "strategy.tensor_parallel";
@@ -35,11 +36,7 @@ pub(super) fn check(
         if let Err(error) = of_part {
             let of_part =
                 if sequence > 1 { ", and `strategy.sequence_parallel` one of a rank's heads" } else { "" };
-            let help = format!(
-                "each rank takes the same number of heads and columns: write a divisor of the query heads that divides the \
-                 key heads or that they divide, and that divides `intermediate_size`{of_part}"
-            );
-            at.refuse(FIELD, format!("{what}: {error}"), help);
+            at.refuse(FIELD, format!("{what}: {error}"), format!("{EQUAL_PARTS}{of_part}"));
         }
     }
 }

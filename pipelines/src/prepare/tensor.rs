@@ -7,6 +7,10 @@ use crate::opened::Opened;
 
 const FIELD: &str = "pipeline.rlvr.rollout.tensor_parallel";
 
+/// Remedy for a model of which ranks cannot have equal parts.
+pub(super) const EQUAL_PARTS: &str = "each rank takes the same number of heads and columns: write a divisor of the query heads \
+                                      that divides the key heads or that they divide, and that divides `intermediate_size`";
+
 /// Reports ranks that cannot sample together.
 pub(super) fn check(config: &Config, opened: Option<&Opened>, world_size: Option<usize>, at: &Section) {
     let PipelineConfig::Rlvr(rlvr) = &config.pipeline else { return };
@@ -25,9 +29,7 @@ pub(super) fn check(config: &Config, opened: Option<&Opened>, world_size: Option
     check_groups(FIELD, ranks, world_size, at);
     let shape = opened.and_then(Opened::texts).map(|texts| &texts.base.config);
     if let Some(Err(error)) = shape.map(|shape| shape.check_split(ranks as i64)) {
-        let help = "each rank takes the same number of heads and columns: write a divisor of the query heads that divides \
-                    the key heads or that they divide, and that divides `intermediate_size`";
-        at.refuse(FIELD, error.to_string(), help);
+        at.refuse(FIELD, error.to_string(), EQUAL_PARTS);
     }
 }
 

@@ -28,8 +28,7 @@ impl<M: Model> Zero<M> {
     /// in the unit. Resident weights among them are copied.
     pub fn weights_with_own(&mut self, is_own: impl Fn(usize, usize) -> bool) -> Result<Weights> {
         self.needs("weights", &[State::Params])?;
-        let gathers = self.config.gathers();
-        let gathers = gathers || self.is_split();
+        let gathers = self.makes_whole_units();
         let lens = self.units.iter().enumerate().map(|(index, unit)| {
             let len = self.whole_layout(index).whole_len(gathers, |param| is_own(index, param));
             len * unit.dtype.size_bytes()
@@ -55,7 +54,7 @@ impl<M: Model> Zero<M> {
             let whole = self.whole_layout(index).len * unit.dtype.size_bytes();
             (whole, made(index, whole, unit.dtype.size_bytes()))
         });
-        let bytes = made_bytes(units, self.config.gathers() || self.is_split());
+        let bytes = made_bytes(units, self.makes_whole_units());
         self.make_room(bytes)?;
         let units = 0..self.units.len();
         units.map(|index| Ok(make(index, &self.whole_unit(index, |_| false)?)?)).collect()
@@ -68,14 +67,17 @@ impl<M: Model> Zero<M> {
     }
 
     fn whole_unit(&mut self, index: usize, is_own: impl Fn(usize) -> bool) -> Result<Vec<Tensor>> {
-        if !self.is_split() && !self.config.gathers() {
+        if !self.makes_whole_units() {
             return self.resident_unit(index, is_own);
         }
-        let whole = {
-            let part = self.part_of_unit(index)?;
-            self.join_parts(index, &part)?
-        };
+        let part = self.part_of_unit(index)?;
+        let whole = self.join_parts(index, &part)?;
         param_views(&self.model.units()[index], &self.whole_layout(index), &whole)
+    }
+
+    /// Returns true if a whole unit is in new memory: it is gathered, or joined of parts, or both.
+    fn makes_whole_units(&self) -> bool {
+        self.config.gathers() || self.is_split()
     }
 
     /// Returns the weights of a unit that the shard group has together. If they must be gathered, it is into memory outside

@@ -251,17 +251,14 @@ impl Lora {
     pub fn part(&self, of: impl Fn(Projection) -> Cut, peers: &Arc<dyn Peers>) -> Lora {
         let mut part = Lora { peers: Some(peers.clone()), ..self.clone() };
         for projection in Projection::ALL {
+            let adapters = part.adapters.get_mut(projection as usize).into_iter().flatten();
             let Cut::Rows(own) = of(projection) else {
                 // Masks of other columns are others.
                 let salt = (peers.rank() as u32) << RANK_BITS;
-                part.adapters
-                    .get_mut(projection as usize)
-                    .into_iter()
-                    .flatten()
-                    .for_each(|it| it.salt ^= salt);
+                adapters.for_each(|it| it.salt ^= salt);
                 continue;
             };
-            for adapter in part.adapters.get_mut(projection as usize).into_iter().flatten() {
+            for adapter in adapters {
                 let len = |range: Range<i64>| within(&own, &range).iter().map(|it| it.end - it.start).sum();
                 let (start, end) = (adapter.start, adapter.start + adapter.columns);
                 (adapter.start, adapter.columns) = (len(0..start), len(start..end));

@@ -408,18 +408,20 @@ impl RlvrConfig {
     /// Source of the behaviour log-probs. With weights in 8 bits it is by default another pass, unless the loss refuses a
     /// correction.
     pub fn old_logprobs(&self) -> OldLogprobs {
-        let corrects = self.rollout.weights == RolloutWeights::Fp8
-            && self.algorithm.loss.formula().refuses_correction().is_none();
-        let default = if corrects { OldLogprobs::Recompute } else { OldLogprobs::Rollout };
+        let default = if self.corrects_rounding() { OldLogprobs::Recompute } else { OldLogprobs::Rollout };
         self.algorithm.old_logprobs.unwrap_or(default)
+    }
+
+    /// Returns true if weights sample in 8 bits and the loss takes a correction of that.
+    fn corrects_rounding(&self) -> bool {
+        self.rollout.weights == RolloutWeights::Fp8
+            && self.algorithm.loss.formula().refuses_correction().is_none()
     }
 
     /// Correction of the difference between sampling and training. With weights in 8 bits and log-probs of another pass it is
     /// by default truncated importance sampling.
     pub fn rollout_correction(&self) -> RolloutCorrection {
-        let corrects = self.rollout.weights == RolloutWeights::Fp8
-            && self.old_logprobs() == OldLogprobs::Recompute
-            && self.algorithm.loss.formula().refuses_correction().is_none();
+        let corrects = self.corrects_rounding() && self.old_logprobs() == OldLogprobs::Recompute;
         let default =
             if corrects { RolloutCorrection::Truncate(Default::default()) } else { RolloutCorrection::None };
         self.algorithm.rollout_correction.unwrap_or(default)
