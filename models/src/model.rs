@@ -161,7 +161,26 @@ pub trait Model: Send + Sync {
         Err(Error::Input { what: "model", problem })
     }
 
-    /// Returns the part that `rank` has of a parameter, of a model that [`Self::split_over`] returned.
+    /// Returns this rank's part of a model with experts, which are spread over `peers`; `None` if it has no experts. Its units
+    /// are those of the whole model without experts, in their order, and behind them those of experts. The default is of a
+    /// model without experts.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for experts that the ranks cannot share.
+    fn spread_experts(&self, _peers: &Arc<dyn Peers>) -> Result<Option<Self>>
+    where
+        Self: Sized,
+    {
+        Ok(None)
+    }
+
+    /// Returns the unit and the index in it that a parameter of a rank's part has in the whole model.
+    fn whole_place(&self, unit: usize, param: usize) -> (usize, usize) {
+        (unit, param)
+    }
+
+    /// Returns the part that `rank` has of a parameter, of a model that [`Self::split_over`] or [`Self::spread_experts`]
+    /// returned.
     fn cut_on(&self, _rank: usize, _unit: usize, _param: usize) -> Cut {
         Cut::Whole
     }

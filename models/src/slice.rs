@@ -24,6 +24,13 @@ pub trait Peers: fmt::Debug + Send + Sync {
     /// A failure of the device or of another rank.
     fn all_to_all(&self, parts: &Tensor) -> Result<Tensor>;
 
+    /// Sends the first `sent[0]` rows of `rows` `[R, ...]` to rank 0, those behind them to rank 1 and so on. Returns the rows
+    /// received, `received[i]` of rank `i`, in rank order. A number may be 0; ranks know each other's. Frees `rows` early.
+    ///
+    /// # Errors
+    /// A failure of the device or of another rank.
+    fn all_to_all_rows(&self, rows: Tensor, sent: &[usize], received: &[usize]) -> Result<Tensor>;
+
     /// Returns the tensors of all ranks, stacked in rank order: `[ranks, ...]`.
     ///
     /// # Errors
@@ -116,6 +123,10 @@ impl Peers for Absent {
     }
 
     fn all_to_all(&self, _: &Tensor) -> Result<Tensor> {
+        unreachable!("a planned model is not run")
+    }
+
+    fn all_to_all_rows(&self, _: Tensor, _: &[usize], _: &[usize]) -> Result<Tensor> {
         unreachable!("a planned model is not run")
     }
 

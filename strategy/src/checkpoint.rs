@@ -117,10 +117,10 @@ pub fn load<M: Model>(zero: &mut Zero<M>, path: &Path) -> Result<serde_json::Val
         let values: Vec<f32> = values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         targets.take_shard(&manifest, rank, &values);
     }
-    for (index, (_, [weights])) in targets.weights.iter().enumerate() {
-        if manifest.units[index].trainable {
-            zero.set_resident(index, &Tensor::f_from_slice(weights)?)?;
-        }
+    let saved = targets.parts.iter().zip(&manifest.units).filter(|(_, unit)| unit.trainable);
+    for &part in saved.flat_map(|(parts, _)| parts) {
+        let (_, [weights]) = &targets.weights[part];
+        zero.set_resident(part, &Tensor::f_from_slice(weights)?)?;
     }
     for (index, moments) in targets.moments.iter().enumerate() {
         if let Some((_, [exp_avg, exp_avg_sq])) = moments {
@@ -255,6 +255,8 @@ pub fn prune(folder: &Path, keep: usize) -> Result<()> {
 
 /// Host memory for the part of each unit that this rank keeps.
 struct Targets {
+    /// This rank's units that have a part of each whole unit.
+    parts: Vec<Vec<usize>>,
     /// Places of this rank's elements in the whole units.
     runs: Vec<Vec<Run>>,
     weights: Vec<Target<1>>,
@@ -274,7 +276,7 @@ impl Targets {
                 .push(stepped.map(|range| (range.clone(), [vec![0.0; range.len()], vec![0.0; range.len()]])));
         }
         let runs = (0..weights.len()).map(|index| zero.unit_runs(index)).collect();
-        Self { runs, weights, moments }
+        Self { parts: zero.parts.clone(), runs, weights, moments }
     }
 
     /// Copies the elements that overlap with the shard of `rank`, whose values are `shard`.
@@ -288,16 +290,21 @@ impl Targets {
                 rest = tail;
                 values
             };
-            let (range, [weights]) = &mut self.weights[index];
-            let runs = &self.runs[index];
-            copy_overlap(range, weights, runs, &held, next());
-            if manifest.optimizer.is_some() {
-                let values = [next(), next()];
-                if let Some((range, moments)) = &mut self.moments[index] {
-                    for (moment, values) in moments.iter_mut().zip(values) {
-                        copy_overlap(range, moment, runs, &held, values);
-                    }
-                }
+            let weights = next();
+            let moments = manifest.optimizer.is_some().then(|| [next(), next()]);
+            for at in 0..self.parts[index].len() {
+                self.copy(self.parts[index][at], &held, weights, moments);
+            }
+        }
+    }
+
+    /// Copies the elements of this rank's unit `part` that overlap with the range `held` of the whole unit.
+    fn copy(&mut self, part: usize, held: &Range<usize>, weights: &[f32], moments: Option<[&[f32]; 2]>) {
+        let ((range, [own]), runs) = (&mut self.weights[part], &self.runs[part]);
+        copy_overlap(range, own, runs, held, weights);
+        if let (Some((range, own)), Some(moments)) = (&mut self.moments[part], moments) {
+            for (own, moment) in own.iter_mut().zip(moments) {
+                copy_overlap(range, own, runs, held, moment);
             }
         }
     }

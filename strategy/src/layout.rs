@@ -93,11 +93,12 @@ impl Layout {
     }
 }
 
-/// Returns the most memory of units that become others one after the other, from the bytes of each and of what it becomes: all
-/// of the latter, and the largest unit. A unit that stays as it is takes its bytes if it is gathered.
-pub(crate) fn made_bytes(units: impl Iterator<Item = (usize, Option<usize>)>, gathers: bool) -> usize {
-    let add = |(total, largest): (usize, usize), (whole, made): (usize, Option<usize>)| {
-        (total + made.unwrap_or(if gathers { whole } else { 0 }), largest.max(whole))
+/// Returns the most memory of units that become others one after the other, from the bytes of each and of what it becomes, and
+/// true if it is in new memory: all of what they become, and the largest unit. A unit that stays as it is takes its bytes if it
+/// is in new memory.
+pub(crate) fn made_bytes(units: impl Iterator<Item = (usize, Option<usize>, bool)>) -> usize {
+    let add = |(total, largest): (usize, usize), (whole, made, is_new): (usize, Option<usize>, bool)| {
+        (total + made.unwrap_or(if is_new { whole } else { 0 }), largest.max(whole))
     };
     let (total, largest) = units.fold((0, 0), add);
     total + largest

@@ -8,13 +8,16 @@ use tch::Tensor;
 
 use crate::Result;
 
-/// Layout of the ranks. Three divisions, each of neighbours within the one before:
+/// Layout of the ranks. Four divisions, each of neighbours within the one before:
 /// - by matrices: ranks `r T` to `(r + 1) T - 1` are a tensor group. Each holds some heads and columns of every layer, and
 ///   all run their batches together ([`Self::in_tensor_groups`]). The ranks with the same place in their groups have the same
 ///   parts, so what follows is among these;
 /// - by rows: Q of them run their batches together, each a slice of the rows ([`Self::in_sequence_groups`]);
 /// - by state: a shard group, over which weights, gradients and moments are sharded. S ranks, with all places, hold a replica
 ///   of the model. S is all ranks, unless [`Self::in_shard_groups`] says otherwise. It does not depend on Q.
+/// - by experts: within a shard group, E of them each have a part of the experts of every layer ([`Self::in_expert_groups`]).
+///   The states of experts are sharded over the S / E ranks with the same part, all others over S ranks. It does not depend
+///   on Q either: a rank runs its own rows, and those that are sent to its experts.
 ///
 /// A [`CollectiveGroup`] alone is a mesh of one shard group, in which each rank runs its own batches.
 #[derive(Clone, Debug)]
@@ -28,10 +31,21 @@ pub struct Mesh {
     pub(crate) shards: CollectiveGroup,
     /// The ranks with the same shard of all replicas; `None` for one replica.
     pub(crate) replicas: Option<CollectiveGroup>,
+    /// The ranks among which experts are spread; `None` if each runs all experts.
+    pub(crate) experts: Option<ExpertGroups>,
     /// The ranks that each take a slice of the rows; `None` if there are no others.
     sequence: Option<CollectiveGroup>,
     /// The ranks that share this rank's batches; `None` if there are no others.
     sharers: Option<CollectiveGroup>,
+}
+
+/// The ranks that a rank's experts depend on.
+#[derive(Clone, Debug)]
+pub(crate) struct ExpertGroups {
+    /// Those that have all experts together, each its own.
+    pub(crate) holders: CollectiveGroup,
+    /// Those of the shard group that have the same experts.
+    pub(crate) shards: CollectiveGroup,
 }
 
 impl From<CollectiveGroup> for Mesh {
@@ -42,6 +56,7 @@ impl From<CollectiveGroup> for Mesh {
             world,
             tensor: None,
             replicas: None,
+            experts: None,
             sequence: None,
             sharers: None,
         }
@@ -92,6 +107,20 @@ impl Mesh {
         Ok(Self { shards, replicas, ..self })
     }
 
+    /// Divides each shard group into groups of `ranks` neighbours among which experts are spread, a divisor of its ranks. Comes
+    /// after the other divisions, and not with tensor groups. Every rank calls this. Blocks the host.
+    pub fn in_expert_groups(self, ranks: usize) -> Result<Self> {
+        if ranks == 1 {
+            return Ok(self);
+        }
+        assert!(self.tensor.is_none(), "a rank has a part of the experts, or of each");
+        let holders = neighbours(&self.shards, "experts", ranks)?;
+        let (place, group) = (holders.rank(), self.shards.rank() / ranks);
+        let shards = self.shards.split("shards of experts", Some(place as u32), group as i32)?;
+        let shards = shards.expect("a rank with a color has a group");
+        Ok(Self { experts: Some(ExpertGroups { holders, shards }), ..self })
+    }
+
     /// Returns which of as many equal slices of the model's states as there are ranks this rank saves. Unless ranks hold the
     /// model together, it is one of its own shard.
     pub(crate) fn saved_slice(&self) -> usize {
@@ -104,13 +133,20 @@ impl Mesh {
     /// The error that ended one of the groups, if one has.
     pub(crate) fn check(&self) -> Result<()> {
         let others = [&self.tensor, &self.replicas, &self.sequence, &self.sharers].map(Option::as_ref);
-        let groups = [&self.world, &self.alike, &self.shards].into_iter().chain(others.into_iter().flatten());
+        let of_experts = self.experts.iter().flat_map(|experts| [&experts.holders, &experts.shards]);
+        let others = others.into_iter().flatten().chain(of_experts);
+        let groups = [&self.world, &self.alike, &self.shards].into_iter().chain(others);
         Ok(groups.into_iter().try_for_each(CollectiveGroup::check)?)
     }
 
     /// Returns the number of ranks that hold one model together.
     pub(crate) fn tensor_ranks(&self) -> usize {
         self.tensor.as_ref().map_or(1, CollectiveGroup::world_size)
+    }
+
+    /// Returns the number of ranks among which experts are spread.
+    pub(crate) fn expert_ranks(&self) -> usize {
+        self.experts.as_ref().map_or(1, |experts| experts.holders.world_size())
     }
 
     /// Returns the number of ranks with the same part of the layers.
@@ -180,6 +216,20 @@ impl Peers for Neighbours {
         let (sent, received) = (self.buffer(parts)?, self.memory(parts, parts.numel())?);
         self.group.all_to_all(&received, &sent, &self.compute)?.wait_stream(&self.compute)?;
         Ok(received.tensor(&parts.size())?)
+    }
+
+    fn all_to_all_rows(&self, rows: Tensor, sent: &[usize], received: &[usize]) -> models::Result<Tensor> {
+        let mut size = rows.size();
+        let width = size[1..].iter().product::<i64>() as usize;
+        let elements = |lens: &[usize]| lens.iter().map(|len| len * width).collect::<Vec<_>>();
+        let (sent, received) = (elements(sent), elements(received));
+        let own = self.buffer(&rows)?;
+        let all = self.memory(&rows, received.iter().sum())?;
+        drop(rows);
+        let work = self.group.all_to_all_of((&all, &received), (&own, &sent), &self.compute)?;
+        work.wait_stream(&self.compute)?;
+        size[0] = (all.len() / width) as i64;
+        Ok(all.tensor(&size)?)
     }
 
     fn all_gather(&self, own: &Tensor) -> models::Result<Tensor> {

@@ -148,9 +148,9 @@ pub fn weights_made<M: Model>(
     let element = config.precision.dtype().size_bytes();
     let units = model.units().iter().enumerate().map(|(index, unit)| {
         let whole = ranks.whole_layout(unit).len * element;
-        (whole, made(index, whole, element))
+        (whole, made(index, whole, element), ranks.make_whole_units(config))
     });
-    made_bytes(units, ranks.make_whole_units(config))
+    made_bytes(units)
 }
 
 /// Returns the peak of activations in forward and backward of one micro-batch, in bytes.

@@ -1,10 +1,14 @@
 //! Weights of one unit: the part that this rank keeps, and the whole unit while it is on the device.
 
-use anyroll_backends::{Buffer, DType, Event, PinnedBuffer, Stream, Work};
+use std::ops::Range;
+
+use anyroll_backends::{Buffer, CollectiveGroup, DType, Event, PinnedBuffer, Stream, Work};
 use anyroll_models::Unit;
 use tch::Tensor;
 
-use crate::{ParamsOn, Result, ZeroConfig, layout::Layout, memory::param_views, offload_arena::OffloadArena};
+use crate::{
+    Mesh, ParamsOn, Result, ZeroConfig, layout::Layout, memory::param_views, offload_arena::OffloadArena,
+};
 
 /// Every whole weight of a model: one list of tensors per unit.
 pub type Weights = Vec<Vec<Tensor>>;
@@ -18,6 +22,10 @@ pub fn shared(weights: &Weights) -> Weights {
 #[derive(Debug)]
 pub(crate) struct UnitState {
     pub(crate) layout: Layout,
+    /// The ranks over which it is sharded.
+    pub(crate) group: CollectiveGroup,
+    /// The ranks that each have a part of the parameters; `None` if this rank's are whole.
+    pub(crate) holders: Option<CollectiveGroup>,
     pub(crate) dtype: DType,
     pub(crate) storage: WeightsStorage,
     /// The whole unit, while it is on the device.
@@ -72,14 +80,25 @@ impl Arriving {
 }
 
 impl UnitState {
-    /// Creates weights that are all zero.
-    pub(crate) fn new(unit: &Unit, layout: Layout, config: ZeroConfig, compute: &Stream) -> Result<Self> {
+    /// Creates weights of this rank's part of a unit that are all zero. The ranks of `mesh` hold them together.
+    pub(crate) fn new(
+        (unit, is_of_experts): (&Unit, bool),
+        mesh: &Mesh,
+        config: ZeroConfig,
+        compute: &Stream,
+    ) -> Result<Self> {
+        let (group, holders) = match mesh.experts.as_ref().filter(|_| is_of_experts) {
+            Some(of) => (of.shards.clone(), Some(of.holders.clone())),
+            None => (mesh.shards.clone(), mesh.tensor.clone()),
+        };
+        let alike = mesh.alike_ranks() / if is_of_experts { mesh.expert_ranks() } else { 1 };
+        let layout = Layout::new(unit, alike).in_shards(group.world_size());
         let (len, dtype) = (layout.resident(config.stage, 0).len(), config.precision.dtype());
         let len_bytes = len * dtype.size_bytes();
         if config.params_on == ParamsOn::Host {
             // A unit without parameters has no bytes, but pinned memory cannot be empty.
             let storage = WeightsStorage::Host(PinnedBuffer::new(compute.device(), len_bytes.max(1))?);
-            return Ok(Self { layout, dtype, storage, whole: None });
+            return Ok(Self { layout, group, holders, dtype, storage, whole: None });
         }
         let memory = OffloadArena::zeros(format!("weights of {}", unit.name), compute, len_bytes)?;
         let resident = memory.buffer(0..len, dtype);
@@ -89,6 +108,12 @@ impl UnitState {
             let views = param_views(unit, &layout, &resident)?;
             Some(Whole { buffer: resident.clone(), views, arriving: None })
         };
-        Ok(Self { layout, dtype, storage: WeightsStorage::Device { memory, resident }, whole })
+        let storage = WeightsStorage::Device { memory, resident };
+        Ok(Self { layout, group, holders, dtype, storage, whole })
+    }
+
+    /// Returns this rank's shard.
+    pub(crate) fn shard(&self) -> Range<usize> {
+        self.layout.shard(self.group.rank())
     }
 }

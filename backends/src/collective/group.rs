@@ -194,6 +194,31 @@ impl CollectiveGroup {
         self.run("all_to_all", &[input, output], after, |comm, stream| comm.all_to_all(output, input, stream))
     }
 
+    /// An all-to-all of parts of any lengths: sends the first `sent[0]` elements of `input` to rank 0, those behind them to rank
+    /// 1 and so on, and writes the `received[i]` elements from rank `i` behind those from the ranks before to `output`. What a
+    /// rank sends to another is what the other receives; a length may be 0. Transfers are those of [`Collective::batch`].
+    pub fn all_to_all_of(
+        &self,
+        (output, received): (&Buffer, &[usize]),
+        (input, sent): (&Buffer, &[usize]),
+        after: &Stream,
+    ) -> Result<Work> {
+        let (to, from) = (self.parts(input, sent), self.parts(output, received));
+        let rank = self.rank();
+        let mut transfers = Vec::with_capacity(2 * (to.len() - 1));
+        for peer in (0..to.len()).filter(|&peer| peer != rank) {
+            transfers.push(P2p::Send { buffer: to[peer].clone(), to: peer });
+            transfers.push(P2p::Recv { buffer: from[peer].clone(), from: peer });
+        }
+        transfers.retain(|transfer| !transfer.buffer().is_empty());
+        self.run("all_to_all", &[input, output], after, |comm, stream| {
+            if !to[rank].is_empty() {
+                from[rank].copy_from(&to[rank], stream)?;
+            }
+            comm.batch(&transfers, stream)
+        })
+    }
+
     /// See [`Collective::batch`].
     pub fn batch(&self, transfers: &[P2p], after: &Stream) -> Result<Work> {
         let buffers: Vec<&Buffer> = transfers.iter().map(P2p::buffer).collect();
@@ -253,6 +278,19 @@ impl CollectiveGroup {
     /// The flight recorder's last operations, one a line.
     pub fn recent(&self) -> String {
         self.0.recorder.lock().unwrap().show()
+    }
+
+    /// Returns consecutive parts of a buffer, one of each rank, of these lengths.
+    fn parts(&self, buffer: &Buffer, lens: &[usize]) -> Vec<Buffer> {
+        let name = &self.0.name;
+        assert_eq!(lens.len(), self.world_size(), "all_to_all of group {name}: a length for each rank");
+        assert_eq!(lens.iter().sum::<usize>(), buffer.len(), "all_to_all of group {name}");
+        let part = |end: &mut usize, len: &usize| {
+            let start = *end;
+            *end += len;
+            Some(buffer.slice(start..*end))
+        };
+        lens.iter().scan(0, part).collect()
     }
 
     fn assert_lengths(&self, call: &str, whole: &Buffer, slice: &Buffer) {

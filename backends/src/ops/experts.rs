@@ -139,8 +139,17 @@ impl Dispatch {
 
     /// The scalar products of the sorted rows `[R, F]` of `a` and of `b`, as those of each token's choices: fp32 `[N, J]`.
     pub fn dots(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        let dots = a.f_mul(b)?.f_sum_dim_intlist([-1i64].as_slice(), false, accumulator(a))?;
-        Ok(dots.f_index_select(0, &self.places.f_view([-1])?)?.f_view_as(&self.places)?)
+        self.of_choices(&row_dots(a, b)?)
+    }
+
+    /// Numbers of the sorted rows `[R]` as those of each token's choices: `[N, J]`; the inverse of [`Self::sorted`].
+    pub fn of_choices(&self, of_rows: &Tensor) -> Result<Tensor> {
+        Ok(self.unsorted(of_rows)?.f_view_as(&self.places)?)
+    }
+
+    /// Sorted rows `[R, ...]` in the order of the tokens' choices.
+    pub fn unsorted(&self, rows: &Tensor) -> Result<Tensor> {
+        Ok(rows.f_index_select(0, &self.places.f_view([-1])?)?)
     }
 
     /// `base` `[N, C]` plus the sum of each token's sorted rows `[R, C]`, weighted by `weights` `[N, J]` if there are any:
@@ -157,6 +166,14 @@ impl Dispatch {
         }
         Ok(sum.f_to_kind(rows.kind())?)
     }
+}
+
+/// The scalar products of the rows `[R, F]` of `a` and of `b`: fp32 `[R]`.
+///
+/// # Errors
+/// libtorch's (out of memory).
+pub fn row_dots(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    Ok(a.f_mul(b)?.f_sum_dim_intlist([-1i64].as_slice(), false, accumulator(a))?)
 }
 
 fn sum_of_row(rows: &Tensor) -> Result<Tensor> {

@@ -40,6 +40,15 @@ impl Groups {
         self.ends.size()[0]
     }
 
+    /// The number of rows of each group: int32 `[E]`.
+    ///
+    /// # Errors
+    /// libtorch's (out of memory).
+    pub fn counts(&self) -> Result<Tensor> {
+        let before = self.ends.f_narrow(0, 0, self.count() - 1)?.f_constant_pad_nd([1, 0])?;
+        Ok(self.ends.f_sub(&before)?)
+    }
+
     /// The beginning and the length of each group. On a device this waits for it, the first time.
     fn spans(&self) -> Result<impl Iterator<Item = (i64, i64)>> {
         if self.on_host.get().is_none() {
@@ -165,6 +174,7 @@ fn is_one_operation(x: &Tensor, weight: &Tensor, groups: &Groups) -> bool {
     let is_aligned = |width: i64| (width as usize * element).is_multiple_of(ALIGNMENT_BYTES);
     let begins_aligned = |tensor: &Tensor| (tensor.data_ptr() as usize).is_multiple_of(ALIGNMENT_BYTES);
     matches!(x.device(), Device::Cuda(_))
+        && x.size()[0] > 0
         && x.kind() == Kind::BFloat16
         && groups.count() <= MOST_GROUPS
         && size[1..].iter().all(|&width| is_aligned(width))

@@ -69,7 +69,7 @@ pub use divergence::Divergence;
 pub use dropout::{Dropout, dropout};
 pub use eight_bits::{EIGHT_BIT_COLUMNS, in_eight_bits, is_in_eight_bits, rows_of_scales, widened};
 pub use embedding::{embedding_backward, sum_rows};
-pub use experts::{Choice, Dispatch, ExpertOrder};
+pub use experts::{Choice, Dispatch, ExpertOrder, row_dots};
 pub use glu::{glu, glu_backward_};
 pub use graph::{Asked, differentiable};
 pub use grouped::{

@@ -27,6 +27,7 @@ use tch::{Kind, Tensor};
 use super::experts::{self, Experts, MixtureOutput, MixtureTape};
 use super::lora::{AdapterDropout, InnerGrads, Lora, Projection};
 use super::multipliers::multiply_;
+use super::spread_experts::Spread;
 use super::{DecoderConfig, NormPlaces, QkNorm, math::Math, matrix_spec, norm_spec, recorded::Scratch};
 use crate::Result;
 use crate::autograd;
@@ -82,6 +83,9 @@ pub(super) struct Block {
     pub(super) lora: Option<Lora>,
     /// The ranks that each have some heads and columns of the block, if it is split. Sizes are then this rank's.
     pub(super) peers: Option<Arc<dyn Peers>>,
+    /// The ranks among which the experts are spread, if they are. `gate_up` and `down` are then of this rank's experts, and
+    /// indices in their unit.
+    pub(super) spread: Option<Spread>,
     /// Number of ranks that have the same key heads; 1 unless there are fewer heads than ranks.
     pub(super) kv_sharers: i64,
 }
@@ -137,8 +141,9 @@ struct Finished {
     gate_up: Tensor,
     /// Inputs of the norms of both branches, each with its reciprocal standard deviations.
     branches: Vec<Tensor>,
-    /// Choice of experts, if there are any.
+    /// Choice of experts, if there are any, and the rows that travel if experts are spread over ranks.
     choice: Option<Choice>,
+    counts: Option<Tensor>,
 }
 
 impl Block {
@@ -238,6 +243,7 @@ impl Block {
             math: Math::Fast,
             lora: None,
             peers: None,
+            spread: None,
             kv_sharers: 1,
         };
         (params, block)
@@ -260,7 +266,7 @@ impl Block {
         let mut projected = self.project(weights, x, (layer.positions(), &layer.rope_table), drops)?;
         let (attended, lse) = self.attend(&mut projected, layer)?;
         let finished = self.finish_saving(weights, x, &attended, drops, save)?;
-        let Finished { out, x2, rstd2, gate_up, branches, choice } = finished;
+        let Finished { out, x2, rstd2, gate_up, branches, choice, counts } = finished;
         if !save {
             return Ok((out, Saved::default()));
         }
@@ -270,6 +276,7 @@ impl Block {
             saved.extend([q, k, q_rstd, k_rstd]);
         }
         saved.extend(branches);
+        saved.extend(counts);
         saved.extend(choice.into_iter().flat_map(Experts::save));
         Ok((out, Saved(saved)))
     }
@@ -324,8 +331,8 @@ impl Block {
             None => self.norm_input(weights, None, &x2.f_add_(x)?)?,
         };
         if let Some(experts) = self.experts {
-            let MixtureOutput { out, gate_up, choice } = self.mix(experts, weights, &x2, h2)?;
-            return Ok(Finished { out, x2, rstd2, gate_up, branches, choice: Some(choice) });
+            let MixtureOutput { out, gate_up, choice, counts } = self.mix(experts, weights, &x2, h2)?;
+            return Ok(Finished { out, x2, rstd2, gate_up, branches, choice: Some(choice), counts });
         }
         let gate_up = self.linear(Projection::GateUp, weights, &h2, drops)?;
         let activated = ops::glu(&gate_up, self.activation)?;
@@ -336,7 +343,7 @@ impl Block {
             let kept = save.then_some(&mut branches);
             self.end_branch(weights, self.mlp_norm, product, kept)?.f_add_(&x2)?
         };
-        Ok(Finished { out, x2, rstd2, gate_up, branches, choice: None })
+        Ok(Finished { out, x2, rstd2, gate_up, branches, choice: None, counts: None })
     }
 
     /// Returns a branch's input for the stream `x` `[N, C]`, and the norm's reciprocal standard deviations.
@@ -463,7 +470,10 @@ impl Block {
     ) -> Result<Saved> {
         let (h2, _) = self.norm_input(weights, self.mlp_input_norm, &saved[X2])?;
         let gate_up = match (self.experts, saved.last()) {
-            (Some(experts), Some(chosen)) => self.expand_again(experts, weights, h2, chosen)?,
+            (Some(experts), Some(chosen)) => {
+                let counts = self.spread.as_ref().map(|_| &saved[saved.len() - OF_CHOICE - 1]);
+                self.expand_again(experts, weights, h2, (chosen, counts))?
+            }
             _ => self.linear(Projection::GateUp, weights, &h2, drops)?,
         };
         saved.insert(GATE_UP, gate_up);
@@ -480,13 +490,13 @@ impl Block {
         layer: &Layer,
     ) -> Result<Tensor> {
         let drops = layer.drops;
-        let (saved, qk_normed, [of_attention, of_mlp], choice) = self.unpack(saved);
+        let (saved, qk_normed, [of_attention, of_mlp], counts, choice) = self.unpack(saved);
         let [x, rstd, qkv, attended, lse, x2, rstd2, gate_up] = saved;
         let mut dx = dout; // the residual stream: each branch adds its part
 
         match self.experts.zip(choice) {
             Some((experts, choice)) => {
-                let tape = MixtureTape { x: &x2, rstd: &rstd2, gate_up, choice: &choice };
+                let tape = MixtureTape { x: &x2, rstd: &rstd2, gate_up, choice: &choice, counts };
                 self.mix_backward(experts, weights, grads, tape, &mut dx)?;
             }
             None => {
@@ -749,8 +759,12 @@ impl Block {
         let mut first = |count: usize| Saved(others.drain(..count).collect());
         let of_qk_norm = self.qk_norm.map(|_| first(4).unpack());
         let of_branches = [self.attention_norm, self.mlp_norm].map(|norm| norm.map(|_| first(2).unpack()));
+        let counts = self.spread.as_ref().map(|_| {
+            let [counts] = first(1).unpack();
+            counts
+        });
         let choice = self.experts.map(|experts| experts.saved(first(OF_CHOICE)));
-        (of_block, of_qk_norm, of_branches, choice)
+        (of_block, of_qk_norm, of_branches, counts, choice)
     }
 
     /// Returns views of the queries, keys and values in `[N, H + 2 K, D]`.
@@ -764,9 +778,9 @@ impl Block {
     }
 }
 
-/// Saved tensors of every block, of qk-norm, of the norms of attention and MLP outputs, and of the choice of
-/// experts.
-type Unpacked = ([Tensor; 8], Option<[Tensor; 4]>, [Option<[Tensor; 2]>; 2], Option<Choice>);
+/// Saved tensors of every block, of qk-norm, of the norms of attention and MLP outputs, of rows that travel to experts, and of
+/// the choice of experts.
+type Unpacked = ([Tensor; 8], Option<[Tensor; 4]>, [Option<[Tensor; 2]>; 2], Option<Tensor>, Option<Choice>);
 
 /// Inputs of the backward of a norm.
 pub(super) struct NormTape<'a> {

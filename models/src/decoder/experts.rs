@@ -4,10 +4,11 @@
 //! Backward sorts the rows again, which is cheap compared with the products. It reaches the router through
 //! the weights of the chosen experts.
 
-use anyroll_backends::ops::{self, Activation, Choice, Dispatch};
+use anyroll_backends::ops::{self, Activation, Choice};
 use tch::Tensor;
 
 use super::block::{Block, NormTape};
+use super::expert_rows::ExpertRows;
 use super::{DecoderConfig, ExpertNames, ExpertsConfig, math::Math, matrix_spec};
 use crate::Result;
 use crate::model::{Grads, ParamSpec, Part, Saved, Weights};
@@ -29,6 +30,8 @@ pub(super) struct MixtureOutput {
     /// `[R, 2 F]`, sorted by expert.
     pub gate_up: Tensor,
     pub choice: Choice,
+    /// See [`ExpertRows::counts`].
+    pub counts: Option<Tensor>,
 }
 
 /// State of a mixture's forward.
@@ -38,6 +41,7 @@ pub(super) struct MixtureTape<'a> {
     pub rstd: &'a Tensor,
     pub gate_up: Tensor,
     pub choice: &'a Choice,
+    pub counts: Option<Tensor>,
 }
 
 /// Returns the router, and all experts' gate-and-up and down matrices, in the layer `prefix`.
@@ -90,10 +94,6 @@ impl Experts {
         let [probs, chosen] = saved.unpack();
         Choice { probs, chosen, is_normalized: self.is_normalized }
     }
-
-    fn dispatch(self, chosen: &Tensor) -> Result<Dispatch> {
-        Ok(Dispatch::new(chosen, self.count)?)
-    }
 }
 
 impl Block {
@@ -106,29 +106,45 @@ impl Block {
         h2: Tensor,
     ) -> Result<MixtureOutput> {
         let choice = experts.choose(weights, &h2, self.math)?;
-        let dispatch = experts.dispatch(&choice.chosen)?;
-        let gate_up = self.expand(weights, h2, &dispatch)?;
+        let rows = self.rows(experts, &choice.chosen, None)?;
+        let gate_up = self.expand(weights, h2, &rows)?;
         let product = {
             let activated = ops::glu(&gate_up, Activation::Silu)?;
-            self.math.grouped_linear(&activated, weights.get(0, self.down), &dispatch.groups)?
+            self.math.grouped_linear(&activated, self.of_experts(weights, self.down), rows.groups())?
         };
         let of_chosen = choice.weights()?;
         let out = match &self.peers {
-            None => dispatch.add_up(x2, &product, Some(&of_chosen))?,
+            None => rows.add_up(x2, &product, Some(&of_chosen))?,
             Some(peers) => {
-                let mut sum = dispatch.add_up(&x2.f_zeros_like()?, &product, Some(&of_chosen))?;
+                let mut sum = rows.add_up(&x2.f_zeros_like()?, &product, Some(&of_chosen))?;
                 peers.sum_(&mut sum)?;
                 sum.f_add_(x2)?
             }
         };
-        Ok(MixtureOutput { out, gate_up, choice })
+        Ok(MixtureOutput { out, gate_up, choice, counts: rows.counts() })
+    }
+
+    /// Returns the rows of tokens that chose `chosen`, at their experts.
+    fn rows(&self, experts: Experts, chosen: &Tensor, counts: Option<&Tensor>) -> Result<ExpertRows> {
+        let peers = self.spread.as_ref().map(|spread| &spread.peers);
+        ExpertRows::new(chosen, experts.count, peers, counts)
+    }
+
+    /// Position of the unit with the experts' matrices among the block's.
+    fn experts_unit(&self) -> usize {
+        self.spread.as_ref().map_or(0, |spread| spread.unit)
+    }
+
+    /// Returns the matrices `param` of all of this rank's experts.
+    fn of_experts<'a>(&self, weights: &Weights<'a>, param: usize) -> &'a Tensor {
+        weights.get(self.experts_unit(), param)
     }
 
     /// Computes the experts' gates and inputs `[R, 2 F]` for the rows of `h2` `[N, C]`.
-    fn expand(&self, weights: &Weights, h2: Tensor, dispatch: &Dispatch) -> Result<Tensor> {
-        let sorted = dispatch.spread(&h2)?;
+    fn expand(&self, weights: &Weights, h2: Tensor, rows: &ExpertRows) -> Result<Tensor> {
+        let sorted = rows.spread(&h2)?;
         drop(h2);
-        self.math.grouped_linear(&sorted, weights.get(0, self.gate_up), &dispatch.groups)
+        self.math.grouped_linear(&sorted, self.of_experts(weights, self.gate_up), rows.groups())
     }
 
     /// Recomputes [`MixtureOutput::gate_up`] for tokens that chose `chosen`.
@@ -137,9 +153,9 @@ impl Block {
         experts: Experts,
         weights: &Weights,
         h2: Tensor,
-        chosen: &Tensor,
+        (chosen, counts): (&Tensor, Option<&Tensor>),
     ) -> Result<Tensor> {
-        self.expand(weights, h2, &experts.dispatch(chosen)?)
+        self.expand(weights, h2, &self.rows(experts, chosen, counts)?)
     }
 
     /// Runs the backward of [`Self::mix`] and of the norm before it: adds the gradient of the stream before
@@ -149,35 +165,37 @@ impl Block {
         experts: Experts,
         weights: &Weights,
         grads: &mut Grads,
-        MixtureTape { x, rstd, mut gate_up, choice }: MixtureTape,
+        MixtureTape { x, rstd, mut gate_up, choice, counts }: MixtureTape,
         dx: &mut Tensor,
     ) -> Result<()> {
-        let dispatch = experts.dispatch(&choice.chosen)?;
-        let groups = &dispatch.groups;
-        let dproduct = dispatch.spread(dx)?;
+        let rows = self.rows(experts, &choice.chosen, counts.as_ref())?;
+        let groups = rows.groups();
+        let dproduct = rows.spread(dx)?;
         // Without the routing weights, which are applied between the products. So their gradient is a sum
         // over F instead of C.
-        let mut activated = ops::grouped_input_backward(&dproduct, weights.get(0, self.down), groups)?;
-        let mut dchosen = dispatch.dots(&activated, &ops::glu(&gate_up, Activation::Silu)?)?;
+        let mut activated =
+            ops::grouped_input_backward(&dproduct, self.of_experts(weights, self.down), groups)?;
+        let mut dchosen = rows.dots(&activated, &ops::glu(&gate_up, Activation::Silu)?)?;
         self.sum_parts_(&mut dchosen)?;
         let dlogits = choice.backward(&dchosen)?.f_to_kind(dx.kind())?;
-        let of_rows = dispatch.sorted(&choice.weights()?)?;
+        let of_rows = rows.sorted(&choice.weights()?)?;
         drop(activated.f_mul_(&of_rows)?);
         ops::glu_backward_(&mut gate_up, &mut activated, Activation::Silu)?;
         drop(activated.f_mul_(&of_rows)?);
-        grads.put(0, self.down, |buffer, how| {
+        grads.put(self.experts_unit(), self.down, |buffer, how| {
             ops::grouped_weight_backward(&dproduct, &activated, groups, buffer, how)
         })?;
         drop((dproduct, activated, of_rows));
 
         let dgate_up = gate_up;
         let mut h2 = {
-            let drows = ops::grouped_input_backward(&dgate_up, weights.get(0, self.gate_up), groups)?;
+            let drows =
+                ops::grouped_input_backward(&dgate_up, self.of_experts(weights, self.gate_up), groups)?;
             let of_router = dlogits.f_mm(weights.get(0, experts.router))?;
             match &self.peers {
-                None => dispatch.add_up(&of_router, &drows, None)?,
+                None => rows.add_up(&of_router, &drows, None)?,
                 Some(peers) => {
-                    let mut sum = dispatch.add_up(&of_router.f_zeros_like()?, &drows, None)?;
+                    let mut sum = rows.add_up(&of_router.f_zeros_like()?, &drows, None)?;
                     peers.sum_(&mut sum)?;
                     sum.f_add_(&of_router)?
                 }
@@ -186,8 +204,13 @@ impl Block {
         let of_norm = NormTape { dy: &mut h2, x, rstd };
         self.stream_backward_(weights, grads, self.mlp_input_norm, of_norm, dx)?;
         grads.put_linear(0, experts.router, &dlogits, &h2)?;
-        grads.put(0, self.gate_up, |buffer, how| {
-            ops::grouped_weight_backward(&dgate_up, &dispatch.spread(&h2)?, groups, buffer, how)
+        let unit = self.experts_unit();
+        if !grads.wants(unit) {
+            return Ok(()); // no row travels for frozen experts
+        }
+        let sorted = rows.spread(&h2)?;
+        grads.put(unit, self.gate_up, |buffer, how| {
+            ops::grouped_weight_backward(&dgate_up, &sorted, groups, buffer, how)
         })
     }
 }

@@ -14,6 +14,7 @@ mod cached;
 mod config;
 mod eight_bits;
 mod embedding;
+mod expert_rows;
 mod experts;
 mod expressed;
 mod footprint;
@@ -29,6 +30,7 @@ mod recorded;
 mod rope;
 mod split;
 mod spread;
+mod spread_experts;
 mod value;
 mod work;
 
@@ -66,6 +68,7 @@ use lora::{AdapterDropout, Lora};
 use math::Math;
 use rope::RopeTables;
 use split::Split;
+use spread_experts::SpreadUnits;
 
 /// A decoder for one device. It holds no weights.
 #[derive(Debug)]
@@ -85,6 +88,8 @@ pub struct Decoder {
     guide: Option<Guide>,
     /// This rank's part, if several ranks hold the matrices together.
     split: Option<Split>,
+    /// Units of experts, if these are spread over ranks.
+    spread: Option<SpreadUnits>,
 }
 
 impl Decoder {
@@ -135,6 +140,7 @@ impl Decoder {
             rope_tables,
             guide: None,
             split: None,
+            spread: None,
         })
     }
 
@@ -169,6 +175,7 @@ impl Decoder {
             rope_tables: self.rope_tables.on(device)?,
             guide: self.guide.clone(),
             split: self.split.clone(),
+            spread: self.spread.clone(),
         })
     }
 
@@ -243,6 +250,7 @@ impl Decoder {
             rope_tables: self.rope_tables.clone(),
             guide: None,
             split: self.split.clone(),
+            spread: None,
         }
     }
 
@@ -403,8 +411,20 @@ impl Model for Decoder {
         self.split(peers.clone())
     }
 
+    fn spread_experts(&self, peers: &Arc<dyn Peers>) -> Result<Option<Decoder>> {
+        self.spread(peers)
+    }
+
+    fn whole_place(&self, unit: usize, param: usize) -> (usize, usize) {
+        self.spread.as_ref().map_or((unit, param), |spread| spread.whole_place(unit, param))
+    }
+
     fn cut_on(&self, rank: usize, unit: usize, param: usize) -> Cut {
-        self.split.as_ref().map_or(Cut::Whole, |split| split.cut_on(rank, unit, param))
+        match (&self.split, &self.spread) {
+            (Some(split), _) => split.cut_on(rank, unit, param),
+            (None, Some(spread)) => spread.cut_on(rank, unit, param),
+            (None, None) => Cut::Whole,
+        }
     }
 
     fn cut(&self, batch: &PackedBatch, sharers: &Sharers) -> Result<Vec<PackedBatch>> {

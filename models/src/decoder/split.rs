@@ -141,6 +141,7 @@ impl Decoder {
             rope_tables: self.rope_tables.clone(),
             guide: None,
             split: Some(Split { peers, part, places, cuts }),
+            spread: None,
             config,
         })
     }
@@ -269,7 +270,7 @@ impl Part {
 }
 
 /// Returns the unit of a rank with these parts of its parameters.
-fn part_of_unit(unit: &Unit, cuts: &[Cut]) -> Unit {
+pub(super) fn part_of_unit(unit: &Unit, cuts: &[Cut]) -> Unit {
     let params = unit.params.iter().zip(cuts).map(|(spec, cut)| {
         let shape = cut.shape(&spec.shape);
         let parts = vec![model::Part { name: spec.name.clone(), rows: shape[0] }];

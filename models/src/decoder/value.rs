@@ -259,6 +259,17 @@ impl Model for ValueModel {
         Ok(ValueModel { decoder, head: self.head, units, ..*self })
     }
 
+    fn spread_experts(&self, peers: &Arc<dyn Peers>) -> Result<Option<ValueModel>> {
+        let Some(decoder) = self.decoder.spread_experts(peers)? else { return Ok(None) };
+        let mut units = decoder.units().to_vec();
+        units[self.head_unit] = self.units[self.head_unit].clone();
+        Ok(Some(ValueModel { decoder, head: self.head, units, ..*self }))
+    }
+
+    fn whole_place(&self, unit: usize, param: usize) -> (usize, usize) {
+        self.decoder.whole_place(unit, param)
+    }
+
     fn cut_on(&self, rank: usize, unit: usize, param: usize) -> Cut {
         if unit == self.head_unit { Cut::Whole } else { self.decoder.cut_on(rank, unit, param) }
     }

@@ -17,7 +17,7 @@
 //! Shards, the order of summation and the norm are the same at every stage, so the results are bitwise equal.
 
 mod offload;
-mod tensor;
+mod parts;
 mod weights;
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
@@ -55,13 +55,14 @@ pub struct Zero<M: Model> {
     pub(crate) own: Arc<M>,
     pub(crate) config: ZeroConfig,
     pub(crate) mesh: Mesh,
-    /// The mesh's shard group: the ranks that share one replica of the weights.
-    pub(crate) group: CollectiveGroup,
     /// The ranks that run batches together with this one, if there are any.
     sharers: Option<Sharers>,
     pub(crate) compute: Stream,
     pub(crate) transfers: Transfers,
+    /// Units of this rank's part.
     pub(crate) units: Vec<UnitState>,
+    /// For each unit of the whole model, those of this rank's part that have its parameters.
+    pub(crate) parts: Vec<Vec<usize>>,
     pub(crate) gathered: Pool,
     /// Elements of this rank's shard of each unit that count in sums over all ranks.
     pub(crate) counted: Vec<Vec<Range<usize>>>,
@@ -133,16 +134,15 @@ impl<M: Model> Zero<M> {
     ) -> Result<Self> {
         let (config, mesh) = (config.into(), mesh.into());
         let compute = Stream::torch(device)?;
-        let (group, sharers) = (mesh.shards.clone(), mesh.sharers(&compute));
-        let own = match &mesh.tensor {
-            None => model.clone(),
-            Some(group) => Arc::new(model.split_over(&peers(group, &compute))?),
+        let sharers = mesh.sharers(&compute);
+        let own = own_part(&model, &mesh, &compute)?;
+        let of_experts = model.units().len()..;
+        let new_unit = |(index, unit): (usize, &Unit)| {
+            UnitState::new((unit, of_experts.contains(&index)), &mesh, config, &compute)
         };
-        let new_unit = |unit| {
-            let layout = Layout::new(unit, mesh.alike_ranks()).in_shards(group.world_size());
-            UnitState::new(unit, layout, config, &compute)
-        };
-        let units: Result<Vec<_>> = own.units().iter().map(new_unit).collect();
+        let units: Result<Vec<_>> = own.units().iter().enumerate().map(new_unit).collect();
+        let mut parts = vec![Vec::new(); model.units().len()];
+        (0..own.units().len()).for_each(|index| parts[own.whole_place(index, 0).0].push(index));
         let gathered = Pool::new(&compute);
         let transfers = Transfers::new(device)?;
         let mut zero = Self {
@@ -150,11 +150,11 @@ impl<M: Model> Zero<M> {
             own,
             config,
             mesh,
-            group,
             sharers,
             compute,
             transfers,
             units: units?,
+            parts,
             gathered,
             counted: Vec::new(),
             training: None,
@@ -313,28 +313,37 @@ impl<M: Model> Zero<M> {
         self.units.iter().map(|unit| &unit.layout)
     }
 
-    /// Returns the part of a whole unit that this rank saves: its shard, or with several replicas a slice of it.
+    /// Returns the part of a unit of the whole model that this rank saves: its shard, or with several replicas a slice of it.
     pub(crate) fn saved_range(&self, index: usize) -> Range<usize> {
         let len = self.whole_layout(index).len / self.mesh.world().world_size();
         let slice = self.mesh.saved_slice();
         slice * len..(slice + 1) * len
     }
 
-    /// Returns this rank's saved part of a unit's moments.
+    /// Returns this rank's saved part of the moments of a unit of the whole model.
     pub(crate) fn saved_moments(&mut self, index: usize) -> Result<Option<[Part; 2]>> {
-        let (compute, is_split, device) = (self.compute.clone(), self.is_split(), self.torch_device());
-        let part = match is_split {
-            false => self.saved_range(index),
-            true => self.units[index].layout.shard(self.group.rank()),
-        };
+        if !self.is_joined(index) {
+            let part = self.saved_range(index);
+            return self.moments(index, &part);
+        }
+        let (device, mut of_parts) = (self.torch_device(), [Vec::new(), Vec::new()]);
+        for part in self.parts[index].clone() {
+            let shard = self.units[part].shard();
+            let Some(moments) = self.moments(part, &shard)? else { return Ok(None) };
+            for (of_parts, moment) in of_parts.iter_mut().zip(moments) {
+                of_parts.push(moment.on(device)?);
+            }
+        }
+        let [exp_avg, exp_avg_sq] = of_parts.map(|of_parts| self.saved_of_whole(index, &of_parts));
+        Ok(Some([exp_avg?, exp_avg_sq?]))
+    }
+
+    /// Returns the moments of the elements `part` of a unit; `None` if it is frozen.
+    fn moments(&mut self, index: usize, part: &Range<usize>) -> Result<Option<[Part; 2]>> {
+        let compute = self.compute.clone();
         let Some(state) = self.state_mut(index) else { return Ok(None) };
         state.storage.ready(&compute)?;
-        let moments = [state.part(EXP_AVG, &part)?, state.part(EXP_AVG_SQ, &part)?];
-        if !is_split {
-            return Ok(Some(moments));
-        }
-        let [exp_avg, exp_avg_sq] = moments.map(|moment| self.saved_of_whole(index, &moment.on(device)?));
-        Ok(Some([exp_avg?, exp_avg_sq?]))
+        Ok(Some([state.part(EXP_AVG, part)?, state.part(EXP_AVG_SQ, part)?]))
     }
 
     pub(crate) fn restore_moments(
@@ -482,7 +491,7 @@ impl<M: Model> Zero<M> {
 
     /// Starts to send a unit's gradient to its owners, and accumulates older ones.
     fn reduce(&mut self, unit: usize) -> Result<()> {
-        let (group, layout) = (self.group.clone(), &self.units[unit].layout);
+        let UnitState { group, layout, .. } = &self.units[unit];
         let training = self.training.as_mut().expect("checked by `accumulate`");
         let (whole, grads) = training.writing[unit].take().expect("a gradient was opened");
         assert!(grads.all_written(), "a block left a gradient of unit {unit} unwritten");
@@ -503,19 +512,18 @@ impl<M: Model> Zero<M> {
 
     /// Accumulates gradients that have arrived, until at most `in_flight` are left.
     fn settle(&mut self, in_flight: usize) -> Result<()> {
-        let rank = self.group.rank();
         let training = self.training.as_mut().expect("public calls check that there is an optimizer");
         let how = if training.accumulated { Store::Add } else { Store::Write };
         while training.reducing.len() > in_flight {
             let Reducing { unit, whole, received, work } = training.reducing.pop_front().expect("not empty");
-            let layout = &self.units[unit].layout;
+            let (layout, shard) = (&self.units[unit].layout, self.units[unit].shard());
             work.iter().try_for_each(|work| work.wait_stream(&self.compute))?;
             let state = training.states[unit].as_mut().expect("only trained units are reduced");
             state.gradient_memory.ready_to_write(&self.compute)?;
-            let arrived = received.clone().unwrap_or_else(|| whole.slice(layout.shard(rank)));
+            let arrived = received.clone().unwrap_or_else(|| whole.slice(shard.clone()));
             let slices = arrived.len() / layout.shard_len();
             let by_rank = arrived.tensor(&[slices as i64, layout.shard_len() as i64])?;
-            ops::sum_ranks(&by_rank, &mut state.own_gradient(layout.shard(rank))?, how)?;
+            ops::sum_ranks(&by_rank, &mut state.own_gradient(shard)?, how)?;
             training.gradients.put(layout, whole);
             if let Some(received) = received {
                 training.received.put(layout, received);
@@ -528,13 +536,12 @@ impl<M: Model> Zero<M> {
     /// that have the same one.
     fn sum_replicas(&mut self) -> Result<()> {
         let Some(replicas) = &self.mesh.replicas else { return Ok(()) };
-        let rank = self.group.rank();
         let training = self.training.as_mut().expect("checked by `step`");
         let mut sums = Vec::with_capacity(self.units.len());
         for (unit, state) in self.units.iter().zip(&mut training.states) {
             let Some(state) = state else { continue };
             state.gradient_memory.ready_to_write(&self.compute)?;
-            let own = state.own_gradient_buffer(unit.layout.shard(rank));
+            let own = state.own_gradient_buffer(unit.shard());
             sums.push(replicas.all_reduce(&own, ReduceOp::Sum, &self.compute)?);
         }
         sums.iter().try_for_each(|sum| Ok(sum.wait_stream(&self.compute)?))
@@ -543,13 +550,12 @@ impl<M: Model> Zero<M> {
     /// Returns the norm of the whole gradient on the device: fp64, one element. At every stage each rank
     /// squares its own shard, and the partial sums are added in rank order.
     fn global_norm(&mut self) -> Result<Tensor> {
-        let rank = self.group.rank();
         let training = self.training.as_mut().expect("checked by `step`");
         let mut partial = Vec::with_capacity(self.units.len());
         for ((unit, state), counted) in self.units.iter().zip(&mut training.states).zip(&self.counted) {
             let Some(state) = state else { continue };
             state.gradient_memory.ready_to_read(&self.compute)?;
-            let gradient = state.own_gradient(unit.layout.shard(rank))?;
+            let gradient = state.own_gradient(unit.shard())?;
             for range in counted {
                 let part = gradient.f_narrow(0, range.start as i64, range.len() as i64)?;
                 partial.push(ops::sum_of_squares(&part)?);
@@ -560,7 +566,7 @@ impl<M: Model> Zero<M> {
 
     /// Sums one fp64 element over the shard group, in rank order, and then over the tensor group.
     pub(crate) fn sum_of_ranks(&self, own: &Tensor) -> Result<Tensor> {
-        let total = self.sum_over(&self.group, own)?;
+        let total = self.sum_over(&self.mesh.shards, own)?;
         self.mesh.tensor.as_ref().map_or(Ok(total.shallow_clone()), |tensor| self.sum_over(tensor, &total))
     }
 
@@ -583,14 +589,13 @@ impl<M: Model> Zero<M> {
 
     /// Gathers the accumulated gradients if this rank steps more than its shard.
     fn gather_gradients(&mut self) -> Result<()> {
-        let rank = self.group.rank();
         let training = self.training.as_ref().expect("checked by `step`");
         for (unit, state) in self.units.iter().zip(&training.states) {
             let Some(state) = state else { continue };
             if state.range.len() > unit.layout.shard_len() {
                 let whole = state.gradient_memory.buffer(0..unit.layout.len, DType::F32);
-                let mine = whole.slice(unit.layout.shard(rank));
-                self.group.all_gather(&whole, &mine, &self.compute)?.wait_stream(&self.compute)?;
+                let mine = whole.slice(unit.shard());
+                unit.group.all_gather(&whole, &mine, &self.compute)?.wait_stream(&self.compute)?;
             }
         }
         Ok(())
@@ -625,7 +630,7 @@ impl<M: Model> Zero<M> {
         state.step(&owned, factors, hyper, (&self.compute, &self.transfers.to_device))?;
         let mut arriving = None;
         if self.config.stage >= ZeroStage::Zero1 && self.config.stage < ZeroStage::Zero3 {
-            arriving = Some(self.group.all_gather(&target, &owned, &self.compute)?);
+            arriving = Some(unit.group.all_gather(&target, &owned, &self.compute)?);
         }
         if self.config.params_on == ParamsOn::Host {
             if let Some(work) = arriving {
@@ -658,8 +663,9 @@ impl<M: Model> Zero<M> {
 
     fn training_state(&self, adamw: AdamW) -> Result<Training> {
         let mut states = Vec::with_capacity(self.units.len());
-        for (layout, unit) in self.layouts().zip(self.own.units()) {
-            let range = layout.stepped(self.config.stage, self.group.rank());
+        for (state, unit) in self.units.iter().zip(self.own.units()) {
+            let UnitState { layout, group, .. } = state;
+            let range = layout.stepped(self.config.stage, group.rank());
             states.push(match unit.trainable {
                 true => Some(OptimizerState::new(&unit.name, layout, range, self.config, &self.compute)?),
                 false => None,
@@ -667,7 +673,7 @@ impl<M: Model> Zero<M> {
         }
         let device = states.iter().flatten().next().ok_or(Error::NothingToTrain)?.gradient.device();
         let first_block = first_trained_block(&*self.own);
-        let ranks = self.group.world_size().max(self.mesh.tensor_ranks());
+        let ranks = self.mesh.shards.world_size().max(self.mesh.tensor_ranks());
         Ok(Training {
             adamw,
             step: 0,
@@ -695,6 +701,16 @@ impl<M: Model> Zero<M> {
     fn training_mut(&mut self) -> &mut Training {
         self.training.as_mut().expect("public calls check that there is an optimizer")
     }
+}
+
+/// Returns the part of the model that this rank of `mesh` holds and runs.
+fn own_part<M: Model>(model: &Arc<M>, mesh: &Mesh, compute: &Stream) -> Result<Arc<M>> {
+    if let Some(group) = &mesh.tensor {
+        return Ok(Arc::new(model.split_over(&peers(group, compute))?));
+    }
+    let Some(experts) = &mesh.experts else { return Ok(model.clone()) };
+    let part = model.spread_experts(&peers(&experts.holders, compute))?;
+    Ok(part.map_or_else(|| model.clone(), Arc::new))
 }
 
 /// State that a forward pass keeps for its backward. It holds device memory until then.

@@ -28,16 +28,16 @@ impl<M: Model> Zero<M> {
     /// in the unit. Resident weights among them are copied.
     pub fn weights_with_own(&mut self, is_own: impl Fn(usize, usize) -> bool) -> Result<Weights> {
         self.needs("weights", &[State::Params])?;
-        let gathers = self.makes_whole_units();
-        let lens = self.units.iter().enumerate().map(|(index, unit)| {
-            let len = self.whole_layout(index).whole_len(gathers, |param| is_own(index, param));
-            len * unit.dtype.size_bytes()
+        let (units, element) = (0..self.parts.len(), self.config.precision.dtype().size_bytes());
+        let lens = units.clone().map(|index| {
+            let is_made = self.makes_whole_unit(index);
+            self.whole_layout(index).whole_len(is_made, |param| is_own(index, param)) * element
         });
         let bytes = lens.sum();
         if bytes > 0 {
             self.make_room(bytes)?;
         }
-        (0..self.units.len()).map(|index| self.whole_unit(index, |param| is_own(index, param))).collect()
+        units.map(|index| self.whole_unit(index, |param| is_own(index, param))).collect()
     }
 
     /// Returns what `make` makes of each unit's whole weights, in memory of its own: for generation by several ranks
@@ -50,34 +50,35 @@ impl<M: Model> Zero<M> {
         make: impl Fn(usize, &[Tensor]) -> anyroll_models::Result<Vec<Tensor>>,
     ) -> Result<Weights> {
         self.needs("weights_made", &[State::Params])?;
-        let units = self.units.iter().enumerate().map(|(index, unit)| {
-            let whole = self.whole_layout(index).len * unit.dtype.size_bytes();
-            (whole, made(index, whole, unit.dtype.size_bytes()))
+        let (units, element) = (0..self.parts.len(), self.config.precision.dtype().size_bytes());
+        let lens = units.clone().map(|index| {
+            let whole = self.whole_layout(index).len * element;
+            (whole, made(index, whole, element), self.makes_whole_unit(index))
         });
-        let bytes = made_bytes(units, self.makes_whole_units());
+        let bytes = made_bytes(lens);
         self.make_room(bytes)?;
-        let units = 0..self.units.len();
         units.map(|index| Ok(make(index, &self.whole_unit(index, |_| false)?)?)).collect()
     }
 
-    /// Returns the weights of one unit, like [`Self::weights`]. Every rank calls.
+    /// Returns the weights of one unit of the whole model, like [`Self::weights`]. Every rank calls.
     pub fn unit_weights(&mut self, index: usize) -> Result<Vec<Tensor>> {
         self.needs("unit_weights", &[State::Params])?;
         self.whole_unit(index, |_| false)
     }
 
     fn whole_unit(&mut self, index: usize, is_own: impl Fn(usize) -> bool) -> Result<Vec<Tensor>> {
-        if !self.makes_whole_units() {
+        if !self.makes_whole_unit(index) {
             return self.resident_unit(index, is_own);
         }
-        let part = self.part_of_unit(index)?;
-        let whole = self.join_parts(index, &part)?;
+        let parts: Result<Vec<_>> =
+            self.parts[index].clone().into_iter().map(|part| self.part_of_unit(part)).collect();
+        let whole = self.join_parts(index, parts?)?;
         param_views(&self.model.units()[index], &self.whole_layout(index), &whole)
     }
 
-    /// Returns true if a whole unit is in new memory: it is gathered, or joined of parts, or both.
-    fn makes_whole_units(&self) -> bool {
-        self.config.gathers() || self.is_split()
+    /// Returns true if a unit of the whole model is in new memory: it is gathered, or joined of parts, or both.
+    fn makes_whole_unit(&self, index: usize) -> bool {
+        self.config.gathers() || self.is_joined(index)
     }
 
     /// Returns the weights of a unit that the shard group has together. If they must be gathered, it is into memory outside
@@ -168,17 +169,23 @@ impl<M: Model> Zero<M> {
         let (call, states) = ("copy_shared_weights_from", [State::Params, State::Optimizer]);
         self.needs(call, &states)?;
         other.needs(call, &states)?;
+        assert_eq!(self.mesh.expert_ranks(), other.mesh.expert_ranks(), "experts are spread alike");
         let (model, theirs) = (self.own.clone(), other.own.clone());
-        for (index, (unit, from)) in model.units().iter().zip(theirs.units()).enumerate() {
-            let (own, given) = (self.own_weights(index)?, other.own_weights(index)?);
+        // Units of spread experts come behind all others, of which the other model may have more.
+        let others = (self.parts.len(), other.parts.len());
+        let source = |index: usize| if index < others.0 { index } else { index - others.0 + others.1 };
+        for (index, unit) in model.units().iter().enumerate() {
+            let source = source(index);
+            let Some(from) = theirs.units().get(source) else { continue };
+            let (own, given) = (self.own_weights(index)?, other.own_weights(source)?);
             let whole = flat(&self.gather_shards(index, &own)?)?;
-            let given = ops::moved(&flat(&other.gather_shards(index, &given)?)?, whole.device())?;
+            let given = ops::moved(&flat(&other.gather_shards(source, &given)?)?, whole.device())?;
             for (spec, range) in unit.params.iter().zip(&self.units[index].layout.params) {
                 let same =
                     from.params.iter().position(|it| (&it.name, &it.shape) == (&spec.name, &spec.shape));
                 if let Some(param) = same {
                     let (to, start) =
-                        (range.start as i64, other.units[index].layout.params[param].start as i64);
+                        (range.start as i64, other.units[source].layout.params[param].start as i64);
                     let len = range.len() as i64;
                     whole.f_narrow(0, to, len)?.f_copy_(&given.f_narrow(0, start, len)?)?;
                 }
@@ -188,13 +195,13 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// Gathers a unit in fp32 from the shards of the shard group.
+    /// Gathers a unit in fp32 from the shards of its group.
     pub(super) fn gather_shards(&self, index: usize, own: &Tensor) -> Result<Buffer> {
-        let layout = &self.units[index].layout;
-        let whole = Buffer::zeros(&self.compute, layout.len, DType::F32)?;
-        let mine = whole.slice(layout.shard(self.group.rank()));
+        let unit = &self.units[index];
+        let whole = Buffer::zeros(&self.compute, unit.layout.len, DType::F32)?;
+        let mine = whole.slice(unit.shard());
         flat(&mine)?.f_copy_(own)?;
-        self.group.all_gather(&whole, &mine, &self.compute)?.wait_stream(&self.compute)?;
+        unit.group.all_gather(&whole, &mine, &self.compute)?.wait_stream(&self.compute)?;
         Ok(whole)
     }
 
@@ -218,12 +225,14 @@ impl<M: Model> Zero<M> {
 
 /// Reads and writes of checkpoints.
 impl<M: Model> Zero<M> {
-    /// Like [`Self::own_weights`], but without a copy if they are fp32.
+    /// Returns this rank's saved part of a unit of the whole model, like [`Self::own_weights`], but without a copy if they are
+    /// fp32.
     pub(crate) fn saved_weights(&mut self, index: usize) -> Result<Part> {
         let (compute, saved) = (self.compute.clone(), self.saved_range(index));
-        if self.is_split() {
-            let own = self.own_weights(index)?;
-            return self.saved_of_whole(index, &own);
+        if self.is_joined(index) {
+            let parts = self.parts[index].clone();
+            let own: Result<Vec<_>> = parts.into_iter().map(|part| self.own_weights(part)).collect();
+            return self.saved_of_whole(index, &own?);
         }
         if let Some(state) = self.state_mut(index)
             && state.master.is_some()
@@ -238,7 +247,7 @@ impl<M: Model> Zero<M> {
         {
             return Ok(Part::Device(resident.slice(saved.start - kept.start..saved.end - kept.start)));
         }
-        let start = saved.start - self.units[index].layout.shard(self.group.rank()).start;
+        let start = saved.start - self.units[index].shard().start;
         let wide = Buffer::zeros(&self.compute, saved.len(), DType::F32)?;
         flat(&wide)?.f_copy_(&weights.f_narrow(0, start as i64, saved.len() as i64)?)?;
         Ok(Part::Device(wide))
@@ -246,7 +255,7 @@ impl<M: Model> Zero<M> {
 
     /// Returns this rank's shard of a unit's weights, in the highest precision available.
     pub(crate) fn own_weights(&mut self, index: usize) -> Result<Tensor> {
-        let shard = self.units[index].layout.shard(self.group.rank());
+        let shard = self.units[index].shard();
         let compute = self.compute.clone();
         if let Some(state) = self.state_mut(index)
             && let Some(master) = &state.master
@@ -283,8 +292,8 @@ impl<M: Model> Zero<M> {
 
     /// Returns the part of a unit that this rank keeps: of its weights and of its moments.
     pub(crate) fn resident_ranges(&self, index: usize) -> (Range<usize>, Option<Range<usize>>) {
-        let layout = &self.units[index].layout;
-        let weights = layout.resident(self.config.stage, self.group.rank());
+        let UnitState { layout, group, .. } = &self.units[index];
+        let weights = layout.resident(self.config.stage, group.rank());
         let state = self.training.as_ref().and_then(|training| training.states[index].as_ref());
         (weights, state.map(|state| state.range.clone()))
     }
@@ -391,10 +400,11 @@ impl<M: Model> Zero<M> {
     /// Starts to fill `whole` with a unit's weights, from the host and from the other ranks.
     fn gather_into(&mut self, index: usize, whole: &Buffer) -> Result<Arriving> {
         let kept = self.resident_ranges(index).0;
-        match &mut self.units[index].storage {
+        let UnitState { group, storage, .. } = &mut self.units[index];
+        match storage {
             WeightsStorage::Device { memory, resident } => {
                 memory.ready_to_read(&self.compute)?;
-                Ok(Arriving::Gather(self.group.all_gather(whole, resident, &self.compute)?))
+                Ok(Arriving::Gather(group.all_gather(whole, resident, &self.compute)?))
             }
             WeightsStorage::Host(memory) => {
                 let to_device = &self.transfers.to_device;
@@ -404,7 +414,7 @@ impl<M: Model> Zero<M> {
                 if mine.len() == whole.len() {
                     return Ok(Arriving::Copy(to_device.record()?));
                 }
-                Ok(Arriving::Gather(self.group.all_gather(whole, &mine, to_device)?))
+                Ok(Arriving::Gather(group.all_gather(whole, &mine, to_device)?))
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Tests of the whole strategy layer; ranks are threads.
 
 mod checkpoints;
+mod experts;
 mod expressed;
 mod folders;
 mod fp16;

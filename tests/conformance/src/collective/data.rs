@@ -20,6 +20,7 @@ pub(super) fn cases(dtypes: &[DType]) -> Vec<Case<Member>> {
             Case::new(format!("all_to_all: {dtype:?}"), move |m| all_to_all(m, dtype)),
             Case::new(format!("batch: {dtype:?}, around a ring"), move |m| ring(m, dtype)),
             Case::new(format!("batch: {dtype:?}, between all pairs, in order"), move |m| pairs(m, dtype)),
+            Case::new(format!("all_to_all: {dtype:?}, of any lengths"), move |m| unequal(m, dtype)),
         ]);
         for op in ReduceOp::ALL {
             cases.extend([
@@ -187,6 +188,35 @@ fn pairs(m: &Member, dtype: DType) -> Verdict {
     m.group.batch(&transfers, &m.compute)?.wait()?;
     for (what, received, want) in expected {
         tally.holds(&what, &received, &want, &m.compute);
+    }
+    tally.verdict()
+}
+
+/// Parts of other lengths from each rank to each, some of none; in the last round a rank gets all, and in the one before none
+/// gets anything.
+fn unequal(m: &Member, dtype: DType) -> Verdict {
+    let last = m.world_size - 1;
+    let lens: [fn(usize, usize, usize) -> usize; 4] = [
+        |from, to, _| (from * 37 + to * 11) % 64,
+        |from, to, _| if from == to { 0 } else { 1000 + from },
+        |_, _, _| 0,
+        |from, to, last| if to == last { 5 + from } else { 0 },
+    ];
+    let mut tally = Tally::default();
+    for (round, len) in lens.into_iter().enumerate() {
+        let part = |from: usize, to: usize| {
+            random(dtype, len(from, to, last), (round * 10_000 + from * 100 + to) as u64)
+        };
+        let ranks = 0..m.world_size;
+        let sent: Vec<usize> = ranks.clone().map(|to| len(m.rank, to, last)).collect();
+        let received: Vec<usize> = ranks.clone().map(|from| len(from, m.rank, last)).collect();
+        let given: Vec<u8> = ranks.clone().flat_map(|to| part(m.rank, to)).collect();
+        let wanted: Vec<u8> = ranks.flat_map(|from| part(from, m.rank)).collect();
+        let (input, output) = (m.place(&given, dtype)?, m.place(&vec![0xee; wanted.len()], dtype)?);
+        let work = m.group.all_to_all_of((&output.inner, &received), (&input.inner, &sent), &m.compute)?;
+        work.wait()?;
+        tally.holds(&format!("round {round}"), &output, &wanted, &m.compute);
+        tally.holds(&format!("round {round}: what was sent"), &input, &given, &m.compute);
     }
     tally.verdict()
 }

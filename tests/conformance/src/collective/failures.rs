@@ -30,6 +30,7 @@ pub(super) fn cases() -> Vec<Case<Member>> {
             "timeout: a rank that nobody joins ends with Error::Timeout, which tells what happened",
             alone,
         ),
+        Case::new("timeout: an all_to_all of lengths that nobody joins ends in time", alone_with_lengths),
         Case::new("timeout: ranks that miss one end in time, behind a queue of operations too", missing),
         Case::new("timeout: what another rank has given up is an error, and never a result", given_up),
         Case::new("timeout: a rendezvous to which a rank does not come ends in time", rendezvous),
@@ -57,6 +58,23 @@ fn alone(m: &Member) -> Verdict {
         for word in ["all_reduce", "Bf16 x 6", "started"] {
             ensure!(recent.contains(word), "the flight recorder's lines lack {word:?}:\n{recent}");
         }
+        Ok(())
+    })
+}
+
+fn alone_with_lengths(m: &Member) -> Verdict {
+    m.needs_peers()?;
+    let group = doomed(m, "doomed", SHORT)?;
+    on_rank_0(m, || {
+        let buffer = Buffer::zeros(&m.compute, 5, DType::F32)?;
+        let mut lens = vec![0; m.world_size];
+        lens[1] = 5;
+        let output = Buffer::zeros(&m.compute, 5, DType::F32)?;
+        let start = Instant::now();
+        let outcome = group.all_to_all_of((&output, &lens), (&buffer, &lens), &m.compute)?.wait();
+        in_time(start, SHORT)?;
+        let is_timeout = matches!(&outcome, Err(Error::Timeout { call: "all_to_all", .. }));
+        ensure!(is_timeout, "the error is {outcome:?}, not Timeout");
         Ok(())
     })
 }
@@ -163,6 +181,8 @@ fn after_failure(m: &Member) -> Verdict {
     let small = Buffer::zeros(after, 4, DType::F32)?;
     let large = Buffer::zeros(after, 4 * m.world_size, DType::F32)?;
     let send = P2p::Send { buffer: small.clone(), to: peer };
+    let lens = vec![4; m.world_size];
+    let parts = (&large, &lens[..]);
     let calls = [
         ("broadcast", group.broadcast(&small, 0, after).map(drop)),
         ("all_reduce", group.all_reduce(&small, ReduceOp::Sum, after).map(drop)),
@@ -170,6 +190,7 @@ fn after_failure(m: &Member) -> Verdict {
         ("reduce_scatter", group.reduce_scatter(&small, &large, ReduceOp::Sum, after).map(drop)),
         ("all_to_all", group.all_to_all(&large, &large.clone(), after).map(drop)),
         ("batch", group.batch(&[send], after).map(drop)),
+        ("all_to_all of lengths", group.all_to_all_of(parts, parts, after).map(drop)),
         ("barrier", group.barrier(after).map(drop)),
         ("split", group.split("child", Some(0), 0).map(drop)),
         ("check", group.check()),
@@ -178,7 +199,7 @@ fn after_failure(m: &Member) -> Verdict {
     for (call, outcome) in calls {
         ensure!(outcome.is_err(), "{call} succeeded on an aborted group");
     }
-    ensure!(took < AT_ONCE, "nine calls that fail took {took:?}");
+    ensure!(took < AT_ONCE, "ten calls that fail took {took:?}");
     group.abort(); // a second time does nothing
     Ok(())
 }
