@@ -174,6 +174,11 @@ pub trait Model: Send + Sync {
         Ok(None)
     }
 
+    /// Returns true if [`Self::spread_experts`] takes parameters out of a unit of the whole model.
+    fn has_experts(&self, _unit: usize) -> bool {
+        false
+    }
+
     /// Returns the unit and the index in it that a parameter of a rank's part has in the whole model.
     fn whole_place(&self, unit: usize, param: usize) -> (usize, usize) {
         (unit, param)

@@ -36,6 +36,11 @@ pub enum NoTime {
         "a step's time is not planned with `strategy.tensor_parallel`: leave out `--hosts`, or set it to 1"
     )]
     Tensor,
+    /// Experts on several ranks.
+    #[error(
+        "a step's time is not planned with `strategy.expert_parallel`: leave out `--hosts`, or set it to 1"
+    )]
+    Experts,
     /// An optimizer on the host.
     #[error(
         "a step's time is not planned with `strategy.offload.optimizer: cpu_step`, whose speed depends on the host: use \

@@ -210,6 +210,8 @@ pub struct Strategy {
     pub sequence_parallel: usize,
     /// Ranks that hold every layer together.
     pub tensor_parallel: usize,
+    /// Ranks among which experts are spread.
+    pub expert_parallel: usize,
     /// Ranks that share one replica of a model.
     pub shard_group: ShardGroup,
     /// Method of the sum in reduce collectives.
@@ -232,6 +234,7 @@ impl Role {
             micro_batch_tokens,
             sequence_parallel,
             tensor_parallel,
+            expert_parallel,
             shard_group,
             reduction,
             collective_timeout_s,
@@ -251,6 +254,7 @@ impl Role {
             micro_batch_tokens,
             sequence_parallel,
             tensor_parallel,
+            expert_parallel,
             shard_group,
             reduction,
             collective_timeout_s,

@@ -24,6 +24,8 @@ pub struct Ranks {
     pub shards: usize,
     /// Number of ranks that hold every layer together: a divisor of both. A model is then a rank's part.
     pub tensor: usize,
+    /// Number of ranks among which experts are spread: a divisor of `shards`. A model is then a rank's part.
+    pub experts: usize,
     /// Arenas are rounded up to a multiple of this ([`anyroll_backends::Device::arena_granularity_bytes`]).
     pub granularity_bytes: usize,
     /// Copy of [`anyroll_backends::CollectiveGroup::sums_in_rank_order`].
@@ -31,18 +33,24 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    fn layout(self, unit: &Unit) -> Layout {
-        Layout::new(unit, self.world_size / self.tensor).in_shards(self.shards / self.tensor)
+    /// Returns the number of ranks that together have one unit of a rank's part, of spread experts or not.
+    fn holders(self, is_of_experts: bool) -> usize {
+        if is_of_experts { self.experts } else { self.tensor }
     }
 
-    /// Returns true if a whole unit is in new memory: it is gathered, or joined of parts, or both.
-    fn make_whole_units(self, config: ZeroConfig) -> bool {
-        config.gathers() || self.tensor > 1
+    /// Returns the layout of a unit of a rank's part, that `holders` ranks have together.
+    fn layout(self, unit: &Unit, holders: usize) -> Layout {
+        Layout::new(unit, self.world_size / holders).in_shards(self.shards / holders)
+    }
+
+    /// Returns true if the ranks have parts of a unit of the whole model.
+    fn join<M: Model>(self, model: &M, unit: usize) -> bool {
+        self.tensor > 1 || self.experts > 1 && model.has_experts(unit)
     }
 
     /// Returns the layout of a unit of the whole model, once its parts are joined.
     fn whole_layout(self, unit: &Unit) -> Layout {
-        if self.tensor > 1 { Layout::new(unit, self.world_size) } else { self.layout(unit) }
+        Layout::new(unit, self.world_size)
     }
 }
 
@@ -77,11 +85,13 @@ impl Held {
 
 /// Computes the memory of `model`. An untrained model has no optimizer.
 pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks) -> Held {
-    let layouts: Vec<Layout> = model.units().iter().map(|unit| ranks.layout(unit)).collect();
+    let holders = |unit: usize| ranks.holders(is_of_experts(model, unit));
+    let layouts: Vec<Layout> =
+        model.units().iter().enumerate().map(|(index, unit)| ranks.layout(unit, holders(index))).collect();
     let arena = |bytes: usize| bytes.max(1).next_multiple_of(ranks.granularity_bytes);
     let (weight, float) = (config.precision.dtype().size_bytes(), DType::F32.size_bytes());
     let mut held = Held::default();
-    for (unit, layout) in model.units().iter().zip(&layouts) {
+    for (index, (unit, layout)) in model.units().iter().zip(&layouts).enumerate() {
         let kept = layout.resident(config.stage, 0).len() * weight;
         match config.params_on {
             ParamsOn::Device => held.weights += arena(kept),
@@ -93,7 +103,7 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
             if ranks.sums_in_rank_order && ranks.shards < ranks.world_size {
                 held.replicas = held.replicas.max(layout.shard_len() * float);
             }
-            let alike = ranks.world_size / ranks.tensor;
+            let alike = ranks.world_size / holders(index);
             held.saved += 3 * layout.len / alike * float; // the weight and two moments
             match config.steps_on {
                 StepsOn::Device => held.optimizer += arena(stepped * config.optimizer_values()),
@@ -114,6 +124,11 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
     held
 }
 
+/// Returns true if a unit of a rank's part has spread experts, which the whole model has in another unit.
+fn is_of_experts<M: Model>(model: &M, unit: usize) -> bool {
+    model.whole_place(unit, 0).0 != unit
+}
+
 /// Estimates further memory of a device other than the host: the driver's context, the communication
 /// library's buffers, and fragmentation of libtorch's cache. No interface reports these sizes. The values are
 /// the remainders of the measurements in docs/results/memory.md: 1.6 to 2.2 GiB on one GPU, 3.3 to 3.8 GiB on
@@ -132,8 +147,8 @@ pub fn whole_weights<M: Model>(
     is_own: impl Fn(usize, usize) -> bool,
 ) -> usize {
     let lens = model.units().iter().enumerate().map(|(index, unit)| {
-        let gathers = ranks.make_whole_units(config);
-        ranks.whole_layout(unit).whole_len(gathers, |param| is_own(index, param))
+        let is_made = config.gathers() || ranks.join(model, index);
+        ranks.whole_layout(unit).whole_len(is_made, |param| is_own(index, param))
     });
     lens.sum::<usize>() * config.precision.dtype().size_bytes()
 }
@@ -148,7 +163,7 @@ pub fn weights_made<M: Model>(
     let element = config.precision.dtype().size_bytes();
     let units = model.units().iter().enumerate().map(|(index, unit)| {
         let whole = ranks.whole_layout(unit).len * element;
-        (whole, made(index, whole, element), ranks.make_whole_units(config))
+        (whole, made(index, whole, element), config.gathers() || ranks.join(model, index))
     });
     made_bytes(units)
 }
@@ -228,8 +243,8 @@ struct Walk<'a, M: Model> {
     model: &'a M,
     layouts: &'a [Layout],
     gathers: bool,
-    /// True if ranks send gradients to each other and sum the received slices themselves.
-    receives: bool,
+    /// True if ranks sum the slices of gradients that they send each other themselves.
+    sums_in_rank_order: bool,
     whole: Vec<bool>,
     gathered: PoolSize,
     writing: Vec<bool>,
@@ -244,7 +259,7 @@ impl<'a, M: Model> Walk<'a, M> {
             model,
             layouts,
             gathers: config.gathers(),
-            receives: ranks.sums_in_rank_order && ranks.shards > ranks.tensor,
+            sums_in_rank_order: ranks.sums_in_rank_order,
             whole: vec![false; layouts.len()],
             gathered: PoolSize::default(),
             writing: vec![false; layouts.len()],
@@ -312,7 +327,7 @@ impl<'a, M: Model> Walk<'a, M> {
         }
         for &unit in trained().filter(|&&unit| first_reader(model, unit) == block) {
             self.writing[unit] = false;
-            if self.receives {
+            if self.receives(unit) {
                 self.received.take(&self.layouts[unit]);
             }
             self.reducing.push_back(unit);
@@ -320,11 +335,16 @@ impl<'a, M: Model> Walk<'a, M> {
         }
     }
 
+    /// Returns true if ranks send gradients of a unit to each other and sum the received slices themselves.
+    fn receives(&self, unit: usize) -> bool {
+        self.sums_in_rank_order && self.layouts[unit].shards > 1
+    }
+
     fn settle(&mut self, in_flight: usize) {
         while self.reducing.len() > in_flight {
             let unit = self.reducing.pop_front().expect("not empty");
             self.gradients.put(&self.layouts[unit]);
-            if self.receives {
+            if self.receives(unit) {
                 self.received.put(&self.layouts[unit]);
             }
         }

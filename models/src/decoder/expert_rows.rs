@@ -75,20 +75,24 @@ impl ExpertRows {
     pub fn dots(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         match &self.travel {
             None => Ok(self.dispatch.dots(a, b)?),
-            Some(travel) => Ok(self.dispatch.of_choices(&travel.back(&ops::row_dots(a, b)?)?)?),
+            Some(travel) => Ok(self.dispatch.of_choices(&travel.back(ops::row_dots(a, b)?)?)?),
         }
     }
 
     /// Returns `base` `[N, C]` plus the sum of each token's `rows`: see [`Dispatch::add_up`].
-    pub fn add_up(&self, base: &Tensor, rows: &Tensor, weights: Option<&Tensor>) -> Result<Tensor> {
-        match &self.travel {
-            None => Ok(self.dispatch.add_up(base, rows, weights)?),
-            Some(travel) => Ok(self.dispatch.add_up(base, &travel.back(rows)?, weights)?),
-        }
+    pub fn add_up(&self, base: &Tensor, rows: Tensor, weights: Option<&Tensor>) -> Result<Tensor> {
+        let rows = match &self.travel {
+            None => rows,
+            Some(travel) => travel.back(rows)?,
+        };
+        Ok(self.dispatch.add_up(base, &rows, weights)?)
     }
 
     fn to_experts(&self, rows: Tensor) -> Result<Tensor> {
-        self.travel.as_ref().map_or(Ok(rows.shallow_clone()), |travel| travel.there(rows))
+        match &self.travel {
+            None => Ok(rows),
+            Some(travel) => travel.there(rows),
+        }
     }
 }
 
@@ -121,7 +125,9 @@ impl Travel {
     }
 
     /// Sends the rows of this rank's experts back to their tokens, where they are sorted by expert.
-    fn back(&self, rows: &Tensor) -> Result<Tensor> {
-        self.peers.all_to_all_rows(self.dispatch.unsorted(rows)?, &self.received, &self.sent)
+    fn back(&self, rows: Tensor) -> Result<Tensor> {
+        let unsorted = self.dispatch.unsorted(&rows)?;
+        drop(rows);
+        self.peers.all_to_all_rows(unsorted, &self.received, &self.sent)
     }
 }

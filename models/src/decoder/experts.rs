@@ -114,9 +114,9 @@ impl Block {
         };
         let of_chosen = choice.weights()?;
         let out = match &self.peers {
-            None => rows.add_up(x2, &product, Some(&of_chosen))?,
+            None => rows.add_up(x2, product, Some(&of_chosen))?,
             Some(peers) => {
-                let mut sum = rows.add_up(&x2.f_zeros_like()?, &product, Some(&of_chosen))?;
+                let mut sum = rows.add_up(&x2.f_zeros_like()?, product, Some(&of_chosen))?;
                 peers.sum_(&mut sum)?;
                 sum.f_add_(x2)?
             }
@@ -193,9 +193,9 @@ impl Block {
                 ops::grouped_input_backward(&dgate_up, self.of_experts(weights, self.gate_up), groups)?;
             let of_router = dlogits.f_mm(weights.get(0, experts.router))?;
             match &self.peers {
-                None => rows.add_up(&of_router, &drows, None)?,
+                None => rows.add_up(&of_router, drows, None)?,
                 Some(peers) => {
-                    let mut sum = rows.add_up(&of_router.f_zeros_like()?, &drows, None)?;
+                    let mut sum = rows.add_up(&of_router.f_zeros_like()?, drows, None)?;
                     peers.sum_(&mut sum)?;
                     sum.f_add_(&of_router)?
                 }

@@ -5,6 +5,7 @@ use num_integer::Integer;
 
 use super::{
     Decoder, ExpertsConfig, NormPlaces, QkNorm, head, layer_block::LayerBlock, lora::Lora, split::Split,
+    spread_experts::SpreadUnits,
 };
 use crate::batch;
 use crate::footprint::{BlockBytes, Footprint, Runs};
@@ -289,25 +290,34 @@ impl Decoder {
         let (gate_up, choice) = (2 * activated, probs + rows * INDEX);
         // Token and place of each row; probabilities and rows are sorted with their indices.
         let dispatch = 2 * rows * INDEX + count * size_of::<i32>();
+        let dispatch = if self.spread.is_some() { 2 * dispatch } else { dispatch };
         let sorting = (logits + 2 * probs + tokens * count * INDEX).max(choice + 2 * dispatch);
         // The sum in fp32, the addend, and in 16 bits the previous value.
         let narrow = if runs.size() == F32 { 0 } else { x };
         let adding = 2 * tokens * hidden * F32 + narrow;
-        let in_products =
-            [x + spread, spread + gate_up, gate_up + activated + spread, gate_up + spread + adding];
+        // Rows on their way between ranks are there twice, as sent and as received. Each rank's experts have as many rows as its
+        // tokens on average.
+        let sent = if self.spread.is_some() { spread } else { 0 };
+        let in_products = [
+            x + spread + sent,
+            spread + gate_up,
+            gate_up + activated + spread,
+            gate_up + spread + adding.max(sent),
+        ];
         let forward = in_products.into_iter().max().unwrap_or(0) + choice + dispatch + rows * F32;
         let forward = forward.max(x + sorting);
         // If libtorch computes the gradient of all matrices in one operation, it returns a new tensor.
         let is_trained = self.units[layer + 1].trainable && !runs.on_host && runs.size() != F32;
+        let own = count / self.spread.as_ref().map_or(1, SpreadUnits::ranks);
         let gradient = |matrices: usize| {
-            if is_trained { matrices * count * width * hidden * runs.size() } else { 0 }
+            if is_trained { matrices * own * width * hidden * runs.size() } else { 0 }
         };
         let of_rows = logits + rows * F32;
         let backward = [
-            spread + 3 * activated,
+            spread + sent.max(3 * activated),
             spread + activated + of_rows + gradient(1),
-            spread + of_rows + x + adding,
-            x + of_rows + spread + gradient(2),
+            spread + of_rows + sent.max(x + adding),
+            x + of_rows + spread + sent.max(gradient(2)),
         ];
         let backward = dispatch + backward.into_iter().max().unwrap_or(0);
         MlpBytes { gate_up, choice, forward, scoring: forward, backward }

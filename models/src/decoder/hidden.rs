@@ -1,12 +1,14 @@
 //! A decoder without its head: returns the hidden states of a teacher, from which the student's pass computes
 //! the logits.
 
+use std::sync::Arc;
+
 use anyroll_backends::ops;
 use tch::{Device, Tensor};
 
 use super::{Decoder, DecoderConfig, multipliers::divide_};
 use crate::model::{Grads, Model, Output, OutputGrad, Saved, Unit, Weights};
-use crate::{PackedBatch, Result};
+use crate::{Cut, PackedBatch, Peers, Result};
 
 /// A [`Decoder`] whose last block returns the row that its head would read for each target. It has the
 /// decoder's units, holds no weights, and cannot be trained.
@@ -65,6 +67,22 @@ impl Model for HiddenModel {
             return Ok((Output::Scores(normed), Saved::default()));
         }
         self.decoder.forward_below_head(block, weights, x, batch, save)
+    }
+
+    fn spread_experts(&self, peers: &Arc<dyn Peers>) -> Result<Option<HiddenModel>> {
+        Ok(self.decoder.spread_experts(peers)?.map(|decoder| HiddenModel { decoder }))
+    }
+
+    fn has_experts(&self, unit: usize) -> bool {
+        self.decoder.has_experts(unit)
+    }
+
+    fn whole_place(&self, unit: usize, param: usize) -> (usize, usize) {
+        self.decoder.whole_place(unit, param)
+    }
+
+    fn cut_on(&self, rank: usize, unit: usize, param: usize) -> Cut {
+        self.decoder.cut_on(rank, unit, param)
     }
 
     fn backward(

@@ -6,19 +6,20 @@
 //! heads. Its gradient is 0 and its weights do not decay, so optimizer steps do not change it. The holder of the
 //! weights moves it towards the Q heads.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use anyroll_backends::ops::{self, LogProbs, Store};
 use tch::{Device, Tensor};
 
 use super::head::{Head, chunks_of};
 use super::{Decoder, DecoderConfig, matrix_spec, norm_spec, wide};
+use crate::error::check_config;
 use crate::init::{Seed, WeightSource};
 use crate::model::{
     Gradient, Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit,
     Weights,
 };
-use crate::{PackedBatch, Result};
+use crate::{PackedBatch, Peers, Result};
 
 /// Prefix of the names of the heads' parameters.
 const HEADS: &str = "ilql_heads.";
@@ -423,6 +424,13 @@ impl Model for IlqlModel {
 
     fn refill(&self, block: usize, weights: &Weights, saved: Saved, batch: &PackedBatch) -> Result<Saved> {
         self.decoder.refill(block, weights, saved, batch)
+    }
+
+    fn spread_experts(&self, peers: &Arc<dyn Peers>) -> Result<Option<IlqlModel>> {
+        check_config(self.decoder.config().experts.is_none(), "num_experts", || {
+            format!("is of a model with heads of values, whose experts {} ranks cannot share", peers.count())
+        })?;
+        Ok(None)
     }
 
     fn backward(

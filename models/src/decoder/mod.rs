@@ -415,6 +415,10 @@ impl Model for Decoder {
         self.spread(peers)
     }
 
+    fn has_experts(&self, unit: usize) -> bool {
+        self.is_inner(unit) && self.config.experts_of(unit - 1).is_some()
+    }
+
     fn whole_place(&self, unit: usize, param: usize) -> (usize, usize) {
         self.spread.as_ref().map_or((unit, param), |spread| spread.whole_place(unit, param))
     }

@@ -91,6 +91,11 @@ fn spread_block(block: &mut LayerBlock, first: usize, spread: &Spread) {
 }
 
 impl SpreadUnits {
+    /// Number of ranks among which experts are spread.
+    pub fn ranks(&self) -> usize {
+        self.ranks as usize
+    }
+
     /// See [`crate::Model::cut_on`].
     pub fn cut_on(&self, rank: usize, unit: usize, param: usize) -> Cut {
         let Some((_, _, rows)) = self.of_unit(unit) else { return Cut::Whole };

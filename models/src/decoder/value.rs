@@ -266,6 +266,10 @@ impl Model for ValueModel {
         Ok(Some(ValueModel { decoder, head: self.head, units, ..*self }))
     }
 
+    fn has_experts(&self, unit: usize) -> bool {
+        self.decoder.has_experts(unit)
+    }
+
     fn whole_place(&self, unit: usize, param: usize) -> (usize, usize) {
         self.decoder.whole_place(unit, param)
     }

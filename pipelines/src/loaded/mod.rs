@@ -338,6 +338,7 @@ fn strategy(precision: Precision) -> Strategy {
         keep_logits: false,
         sequence_parallel: 1,
         tensor_parallel: 1,
+        expert_parallel: 1,
         shard_group: ShardGroup::All,
         reduction: Reduction::Ordered,
         micro_batch_size: 1,

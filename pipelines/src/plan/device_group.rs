@@ -95,6 +95,7 @@ impl DeviceGroup {
             world_size: run.world_size,
             shards: shard_group.ranks(run.world_size, run.policy.ordinals.len()),
             tensor,
+            experts: run.policy.strategy.expert_parallel,
             granularity_bytes: GRANULARITY_BYTES[usize::from(on_host)],
             // A host has no communication library that sums.
             sums_in_rank_order: on_host || run.policy.strategy.reduction == Reduction::Ordered,

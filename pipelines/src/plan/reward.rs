@@ -32,11 +32,11 @@ pub(super) struct RewardHeld {
 
 impl RewardModel {
     /// Creates the planner's part of the model of `config`, whose folder was `opened`.
-    pub(super) fn new(config: &RewardModelConfig, opened: &OpenModel, tensor: usize) -> Result<Self> {
+    pub(super) fn new(config: &RewardModelConfig, opened: &OpenModel, policy: &Strategy) -> Result<Self> {
         let whole = opened.model(tch::Device::Cpu)?;
         let parameters = parameters(&whole);
         Ok(Self {
-            model: part(whole, tensor)?,
+            model: part(whole, policy)?,
             parameters,
             dtype: config.dtype.dtype(),
             batch_size: config.batch_size,

@@ -66,19 +66,19 @@ impl Texts {
     /// If no model has the shape.
     pub fn new(run: &Run, opened: &opened::Texts) -> Result<Self> {
         let opened::Texts { dataset, base, reference, reward_models } = opened;
-        let tensor = run.policy.strategy.tensor_parallel;
+        let ranks = &run.policy.strategy;
         let whole = |keep| {
             let strategy = Strategy { keep_logits: keep, ..run.policy.strategy.clone() };
             base.policy(tch::Device::Cpu, &strategy)
         };
-        let model = |keep| part(whole(keep)?, tensor);
+        let model = |keep| part(whole(keep)?, ranks);
         let reference =
             reference.as_ref().map(|folder| Decoder::new(folder.decoder_config().clone(), tch::Device::Cpu));
         let critic = run.critic.as_ref().map(|_| ValueModel::new(base.config.clone(), tch::Device::Cpu));
         let rlvr = if let PipelineConfig::Rlvr(rlvr) = &run.config.pipeline { Some(rlvr) } else { None };
         let configs = rlvr.into_iter().flat_map(|rlvr| rlvr.reward.models());
         let reward_models =
-            configs.zip(reward_models).map(|(config, opened)| RewardModel::new(config, opened, tensor));
+            configs.zip(reward_models).map(|(config, opened)| RewardModel::new(config, opened, ranks));
         let estimates_kl = matches!(
             &run.config.pipeline, PipelineConfig::Offline(offline) if offline.objective.estimates_kl()
         );
@@ -104,7 +104,7 @@ impl Texts {
         let together = rlvr.map_or(1, |rlvr| rlvr.rollout.tensor_parallel);
         let policy = whole(false)?;
         Ok(Self {
-            sampled: match (together, tensor) {
+            sampled: match (together, ranks.tensor_parallel * ranks.expert_parallel) {
                 (1, 1) => merges.then(|| policy.merged()),
                 (1, _) => Some(if merges { policy.merged() } else { whole(false)? }),
                 (ranks, _) => Some(Decoder::new(policy.config().part(ranks as i64), tch::Device::Cpu)?),
@@ -116,10 +116,10 @@ impl Texts {
             model: model(false)?,
             keeping_logits: model(true)?,
             reference: match reference.transpose()? {
-                Some(published) => part(published, tensor)?,
+                Some(published) => part(published, ranks)?,
                 None => model(false)?,
             },
-            critic: critic.transpose()?.map(|critic| part(critic, tensor)).transpose()?,
+            critic: critic.transpose()?.map(|critic| part(critic, ranks)).transpose()?,
             reward_models: reward_models.collect::<Result<_>>()?,
             here,
             others,
@@ -445,9 +445,13 @@ impl Texts {
     }
 }
 
-/// The part of a model that a rank holds, of `ranks` that hold it together.
-pub(super) fn part<M: Model>(whole: M, ranks: usize) -> Result<M> {
-    if ranks == 1 { Ok(whole) } else { Ok(whole.split_over(&absent(ranks))?) }
+/// The part of a model that a rank holds under `strategy`, of the ranks that hold it together.
+pub(super) fn part<M: Model>(whole: M, strategy: &Strategy) -> Result<M> {
+    match (strategy.tensor_parallel, strategy.expert_parallel) {
+        (1, 1) => Ok(whole),
+        (1, experts) => Ok(whole.spread_experts(&absent(experts))?.unwrap_or(whole)),
+        (tensor, _) => Ok(whole.split_over(&absent(tensor))?),
+    }
 }
 
 /// The number of parameters.

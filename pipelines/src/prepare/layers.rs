@@ -29,7 +29,7 @@ pub(super) fn check(
     if sequence > 1 {
         check_groups(FIELD, ranks * sequence, world_size, at);
     }
-    check_replicas(config, ranks, on_host, at);
+    check_replicas(FIELD, (config, ranks), on_host, at);
     for (what, shape) in opened.and_then(Opened::texts).into_iter().flat_map(shapes) {
         let split = shape.check_split(ranks as i64);
         let of_part = split.and_then(|()| shape.part(ranks as i64).check_ranks(sequence as i64));
@@ -41,8 +41,8 @@ pub(super) fn check(
     }
 }
 
-/// Reports replicas that are no whole tensor groups.
-fn check_replicas(config: &Config, ranks: usize, on_host: usize, at: &Section) {
+/// Reports replicas that are no whole groups of `ranks`.
+pub(super) fn check_replicas(field: &str, (config, ranks): (&Config, usize), on_host: usize, at: &Section) {
     let (replica, what) = match config.strategy.shard_group {
         ShardGroup::All => return,
         ShardGroup::Host => (on_host, "`shard_group: host`"),
@@ -51,7 +51,7 @@ fn check_replicas(config: &Config, ranks: usize, on_host: usize, at: &Section) {
     let message = format!("{what} is {replica} ranks, which cannot be divided into groups of {ranks}");
     at.ensure(
         replica.is_multiple_of(ranks),
-        FIELD,
+        field,
         message,
         "write a divisor of it, or a multiple of this there",
     );

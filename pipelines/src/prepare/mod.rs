@@ -13,6 +13,7 @@ mod adapters;
 mod answers;
 mod data;
 mod environment;
+mod experts;
 mod expressed;
 mod image_rewards;
 mod images;

@@ -10,7 +10,7 @@ use anyroll_config::{
 use anyroll_data::files;
 
 use super::steps::Length;
-use super::{Purpose, answers, data, expressed, layers, sequence, shards, steps, tensor, weights};
+use super::{Purpose, answers, data, experts, expressed, layers, sequence, shards, steps, tensor, weights};
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 use crate::train::MicroBatch;
@@ -60,6 +60,7 @@ pub(super) fn resolve(
     sequence::check(config, opened, world_size, at);
     tensor::check(config, opened, world_size, at);
     layers::check(config, opened, (world_size, local_ranks), at);
+    experts::check(config, opened, (world_size, local_ranks), at);
     weights::check(config, opened, at);
     shards::check(config, world_size, at);
     expressed::check(config, opened, at);
@@ -180,6 +181,7 @@ impl Resolver<'_> {
             },
             sequence_parallel: top.sequence_parallel,
             tensor_parallel: top.tensor_parallel,
+            expert_parallel: top.expert_parallel,
             shard_group: top.shard_group,
             reduction: top.reduction,
             collective_timeout_s: own.collective_timeout_s.unwrap_or(top.collective_timeout_s),

@@ -46,6 +46,7 @@ impl Resolver<'_> {
             micro_batch_tokens: None,
             sequence_parallel: self.config.strategy.sequence_parallel,
             tensor_parallel: self.config.strategy.tensor_parallel,
+            expert_parallel: self.config.strategy.expert_parallel,
             shard_group: self.config.strategy.shard_group,
             reduction: self.config.strategy.reduction,
             collective_timeout_s: collective_timeout_s.unwrap_or(policy.strategy.collective_timeout_s),

@@ -141,6 +141,7 @@ mod tests {
             micro_batch_tokens: None,
             sequence_parallel: 1,
             tensor_parallel: 1,
+            expert_parallel: 1,
             shard_group: ShardGroup::All,
             reduction: Reduction::Ordered,
             collective_timeout_s: 60.0,

@@ -49,6 +49,7 @@ impl Place {
         let shards = strategy.shard_group.ranks(group.world_size(), role.ordinals.len());
         let mesh = Mesh::from(group).in_tensor_groups(strategy.tensor_parallel)?;
         let mesh = mesh.in_sequence_groups(strategy.sequence_parallel)?.in_shard_groups(shards)?;
+        let mesh = mesh.in_expert_groups(strategy.expert_parallel)?;
         Ok(Self { device, mesh })
     }
 

@@ -97,11 +97,17 @@ fn planned_gib(
     device: &Arc<dyn Device>,
     options: &Options,
 ) -> f64 {
-    let (config, group, tensor) = (strategy(options), zero.group(), options.number("tensor", 1));
-    let part = (tensor > 1).then(|| zero.model().split_over(&absent(tensor)).unwrap());
+    let (config, group) = (strategy(options), zero.group());
+    let [tensor, experts] = ["tensor", "experts"].map(|name| options.number(name, 1));
+    let part = match (tensor, experts) {
+        (1, 1) => None,
+        (1, _) => zero.model().spread_experts(&absent(experts)).unwrap(),
+        _ => Some(zero.model().split_over(&absent(tensor)).unwrap()),
+    };
     let model = part.as_ref().unwrap_or(zero.model());
     let ranks = Ranks {
         tensor,
+        experts,
         world_size: group.world_size(),
         shards: options.number("shards", group.world_size()),
         granularity_bytes: device.arena_granularity_bytes(),
@@ -236,6 +242,8 @@ fn prepare(
         .in_sequence_groups(options.number("sequence", 1))
         .unwrap()
         .in_shard_groups(shards)
+        .unwrap()
+        .in_expert_groups(options.number("experts", 1))
         .unwrap();
     let zero = Zero::from_source(Arc::new(model), strategy(options), adamw, device, mesh, &Noise).unwrap();
     (zero, batch)

@@ -136,9 +136,9 @@ impl<M: Model> Zero<M> {
         let compute = Stream::torch(device)?;
         let sharers = mesh.sharers(&compute);
         let own = own_part(&model, &mesh, &compute)?;
-        let of_experts = model.units().len()..;
         let new_unit = |(index, unit): (usize, &Unit)| {
-            UnitState::new((unit, of_experts.contains(&index)), &mesh, config, &compute)
+            let is_of_experts = own.whole_place(index, 0).0 != index;
+            UnitState::new((unit, is_of_experts), &mesh, config, &compute)
         };
         let units: Result<Vec<_>> = own.units().iter().enumerate().map(new_unit).collect();
         let mut parts = vec![Vec::new(); model.units().len()];

@@ -323,6 +323,7 @@ fn plans_are_what_was_measured_on_gpus() {
             world_size,
             shards: world_size,
             tensor: 1,
+            experts: 1,
             granularity_bytes: 2 << 20,
             sums_in_rank_order: true,
         };

@@ -22,6 +22,7 @@ mod shapes;
 fn ranks_of(device: &Arc<dyn Device>, group: &CollectiveGroup) -> Ranks {
     Ranks {
         tensor: 1,
+        experts: 1,
         world_size: group.world_size(),
         shards: group.world_size(),
         granularity_bytes: device.arena_granularity_bytes(),
@@ -401,6 +402,7 @@ fn plans_are_what_was_measured_on_gpus() {
             world_size,
             shards: world_size,
             tensor: 1,
+            experts: 1,
             granularity_bytes: 2 << 20,
             sums_in_rank_order: true,
         };

@@ -118,6 +118,7 @@ fn memory_is_planned() {
         ranks(4, false, |device, group| {
             let at = Ranks {
                 tensor: 1,
+                experts: 1,
                 world_size: 4,
                 shards: 2,
                 granularity_bytes: device.arena_granularity_bytes(),

@@ -137,6 +137,7 @@ fn memory_is_planned() {
                 world_size: 4,
                 shards: 4,
                 tensor: 2,
+                experts: 1,
                 granularity_bytes: device.arena_granularity_bytes(),
                 sums_in_rank_order: group.sums_in_rank_order(),
             };

@@ -56,6 +56,11 @@ pub struct StrategyConfig {
     /// rounding. Default 1.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub tensor_parallel: usize,
+    /// Number of neighbouring ranks among which the experts of every layer are spread, in training a language model with mixtures
+    /// of experts; it divides the experts and the ranks of a shard group. Ranks run batches of their own, and tokens travel to
+    /// their experts' ranks. All roles share the number; results are equal up to rounding. Default 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub expert_parallel: usize,
     /// Ranks over which states are sharded at stages 1 to 3: `all`, the ranks of each `host`, or a number of neighbouring
     /// ranks that divides all. Several groups hold a replica each, so that weights are gathered within a group, and gradients
     /// cross groups once per step (hybrid sharding). All roles share the groups; results are equal up to rounding. Default all.
@@ -84,6 +89,7 @@ impl Default for StrategyConfig {
             micro_batch_tokens: None,
             sequence_parallel: one(),
             tensor_parallel: one(),
+            expert_parallel: one(),
             shard_group: ShardGroup::All,
             reduction: Reduction::default(),
             collective_timeout_s: one_minute(),
@@ -201,6 +207,7 @@ impl StrategyConfig {
         said.validate(at);
         at.positive("sequence_parallel", self.sequence_parallel);
         at.positive("tensor_parallel", self.tensor_parallel);
+        at.positive("expert_parallel", self.expert_parallel);
         if let ShardGroup::Ranks(ranks) = self.shard_group {
             at.positive("shard_group", ranks);
         }

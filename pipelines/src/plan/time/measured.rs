@@ -152,6 +152,7 @@ impl Row {
         let (sampled, _) = sampling.time(&model, config.precision.dtype(), &rates);
         let ranks = Ranks {
             tensor: 1,
+            experts: 1,
             world_size: self.devices,
             shards: self.devices,
             granularity_bytes: 1,

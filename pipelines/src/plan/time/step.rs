@@ -38,6 +38,9 @@ impl Texts {
         if policy.tensor_parallel > 1 {
             return Err(NoTime::Tensor);
         }
+        if policy.expert_parallel > 1 {
+            return Err(NoTime::Experts);
+        }
         let mut trained = [Some(policy), strategies.critic.as_ref()].into_iter().flatten();
         if trained.any(|it| it.offload.optimizer == OptimizerOffload::CpuStep) {
             return Err(NoTime::CpuStep);
@@ -165,8 +168,14 @@ impl Step<'_> {
             return 0;
         }
         let shards = self.at.0.shards.ranks;
-        let ranks =
-            Ranks { world_size: shards, shards, tensor: 1, granularity_bytes: 1, sums_in_rank_order: true };
+        let ranks = Ranks {
+            world_size: shards,
+            shards,
+            tensor: 1,
+            experts: 1,
+            granularity_bytes: 1,
+            sums_in_rank_order: true,
+        };
         held(&self.texts.model, zero_config(policy), true, ranks).optimizer
     }
 
