@@ -17,6 +17,7 @@ mod eight_bits;
 mod environments;
 mod epochs;
 mod evaluation;
+mod experts;
 mod expressed;
 mod failures;
 mod first_model;

@@ -16,7 +16,7 @@ const TOGETHER: &str = "strategy.tensor_parallel=2";
 
 /// Asserts that the exports of two runs have the same tensors up to rounding.
 #[track_caller]
-fn assert_exports_near(folder: &Path, runs: [&Path; 2]) {
+pub(super) fn assert_exports_near(folder: &Path, runs: [&Path; 2]) {
     let [alone, together] = runs.map(|run| {
         let to = folder.join(format!("{}-export", run.file_name().unwrap().to_string_lossy()));
         succeed(anyroll(["export", run.to_str().unwrap(), "--to", to.to_str().unwrap(), "--dtype", "fp32"]));

@@ -1,4 +1,4 @@
-//! Importer of Megatron's options inside other configs. Its tensor parallelism is ours. Stages of layers change the
+//! Importer of Megatron's options inside other configs. Its tensor and expert parallelism are ours. Stages of layers change the
 //! placement of weights but not the computation: here they are sharded. Its distributed optimizer equals ZeRO stage 1.
 
 use super::{ledger::Ledger, rules};
@@ -89,14 +89,11 @@ fn stage(ledger: &mut Ledger, name: &str, section: &str) -> u64 {
             (true, _) => ledger.fold(key, "part of the stage"),
         }
     }
-    for (name, why) in [
-        ("context_parallel_size", "sequences are not split over ranks"),
-        ("expert_model_parallel_size", "experts are sharded like other weights"),
-    ] {
-        if ledger.whole(&key(name)) == Some(1) {
-            ledger.idle(&key(name), "off");
-        }
-        ledger.refuse_all(&[(&key(name), why)]);
+    rules::ranks_of_experts(ledger, &key("expert_model_parallel_size"));
+    let sequences = key("context_parallel_size");
+    if ledger.whole(&sequences) == Some(1) {
+        ledger.idle(&sequences, "off");
     }
+    ledger.refuse_all(&[(&sequences, "sequences are not split over ranks")]);
     spread
 }

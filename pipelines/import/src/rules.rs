@@ -38,6 +38,15 @@ pub(super) fn ranks_of_a_layer(ledger: &mut Ledger, key: &str) {
     }
 }
 
+/// Number of ranks among which experts are spread.
+pub(super) fn ranks_of_experts(ledger: &mut Ledger, key: &str) {
+    match (ledger.whole(key), ledger.draft("strategy.tensor_parallel").is_some()) {
+        (Some(1), _) => ledger.idle(key, "off"),
+        (Some(_), true) => ledger.refuse(key, "`strategy.tensor_parallel` cuts each expert"),
+        _ => drop(map_count(ledger, key, "strategy.expert_parallel", 1)),
+    }
+}
+
 /// Number of ranks over which states are sharded; -1 is all.
 pub(super) fn shard_group(ledger: &mut Ledger, key: &str) {
     match ledger.number(key) {

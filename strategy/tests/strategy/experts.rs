@@ -5,10 +5,12 @@ use std::sync::Arc;
 use anyroll_backends::CollectiveGroup;
 use anyroll_models::{
     Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, Model, Scores, ValueModel,
+    absent,
 };
 use anyroll_strategy::{
     Mesh, ParamsOn, Precision, Recompute, StepsOn, Zero, ZeroConfig, ZeroStage,
     checkpoint::{self, Stamp},
+    plan::{Ranks, held, whole_weights},
 };
 use serde_json::Value;
 use tch::Tensor;
@@ -163,4 +165,58 @@ fn experts_that_ranks_cannot_share_are_refused() {
     assert!(check(3).unwrap_err().contains("num_experts"), "{:?}", check(3));
     assert!(check(8).is_ok());
     assert!(mixtral.model.units().iter().all(|unit| !unit.name.ends_with("experts")));
+}
+
+#[test]
+fn strict_scores_are_bitwise_those_of_one_rank() {
+    let model = Arc::new(Decoder::new(four_heads()[2].clone(), tch::Device::Cpu).unwrap().strict(true));
+    let scores = |world_size, groups| -> Vec<f32> {
+        let of_ranks = ranks(world_size, false, |device, group| {
+            let mesh = mesh(groups)(group);
+            let rank = mesh.world().rank();
+            let mut zero = Zero::new(model.clone(), ZeroStage::Zero0, None, device, mesh, 7).unwrap();
+            let own = 4 / world_size;
+            let scored = (rank * own..(rank + 1) * own)
+                .flat_map(|group| floats(&zero.score(&pack(true, group)).unwrap().logprobs));
+            scored.collect::<Vec<_>>()
+        });
+        of_ranks.concat()
+    };
+    assert!(scores(2, [1, 2, 2]) == scores(1, [1, 1, 1]), "scores differ");
+}
+
+#[test]
+fn memory_is_planned() {
+    let model = cases()[1].model.clone();
+    for stage in STAGES {
+        ranks(4, false, |device, group| {
+            let at = Ranks {
+                world_size: 4,
+                shards: 4,
+                tensor: 1,
+                experts: 2,
+                granularity_bytes: device.arena_granularity_bytes(),
+                sums_in_rank_order: group.sums_in_rank_order(),
+            };
+            let part = model.spread_experts(&absent(2)).unwrap().unwrap();
+            let plan = held(&part, stage.into(), true, at);
+            let allocated = || device.memory_info().unwrap().allocated_bytes;
+            let before = allocated();
+            let mesh = mesh([1, 4, 2])(group);
+            let mut zero = Zero::new(model.clone(), stage, Some(NEARLY_SGD), device, mesh, 7).unwrap();
+            for _ in 0..2 {
+                zero.accumulate(&pack(true, zero.group().rank()), |scores| Ok(loss(scores))).unwrap();
+                let step = zero.step(0.5).unwrap();
+                zero.finish_step(&step).unwrap();
+            }
+            zero.group().stream().synchronize().unwrap();
+            assert_eq!(allocated() - before, plan.device(), "{stage:?}: {plan:?}");
+            let before = allocated();
+            let weights = zero.weights().unwrap();
+            zero.group().stream().synchronize().unwrap();
+            let planned = whole_weights(&*model, stage.into(), at, |_, _| false);
+            assert_eq!(allocated() - before, planned, "{stage:?}: whole weights");
+            drop(weights);
+        });
+    }
 }

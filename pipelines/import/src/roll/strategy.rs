@@ -78,10 +78,7 @@ fn fsdp2(ledger: &mut Ledger, name: &str, pipeline: &str) {
         Some(_) => ledger.refuse(&dtype, "precisions are fp32, bf16 and fp16"),
         None => {}
     }
-    if ledger.whole(&split) == Some(1) {
-        ledger.idle(&split, "off");
-    }
-    ledger.refuse_all(&[(&split, "experts are sharded like other weights")]);
+    rules::ranks_of_experts(ledger, &split);
     for (key, why) in [
         ("reduce_dtype", "gradients are summed in fp32"),
         ("wrap_policy*", BLOCKS),

@@ -279,6 +279,8 @@ fn rolls_fsdp_and_megatron() {
     let gathered = "reshard_after_forward: false, offload_policy: true";
     check(&import("fsdp2_train", gathered), &["zero_stage: 2\n", "optimizer: cpu_step\n"]);
     check(&import("fsdp2_train", "fsdp_size: 2"), &["  shard_group: 2\n"]);
+    check(&import("fsdp2_train", "ep_size: 4"), &["  expert_parallel: 4\n"]);
+    check(&import("megatron_train", "expert_model_parallel_size: 4"), &["  expert_parallel: 4\n"]);
     let whole = "tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1, expert_model_parallel_size: 1, \
                  use_distributed_optimizer: true, recompute_granularity: full";
     check(&import("megatron_train", whole), &["zero_stage: 1\n", "recompute: full\n", "mini_batches: 2\n"]);

@@ -276,10 +276,10 @@ fn megatrons_layers_are_split_as_there() {
     check("--config-name=ppo_megatron_trainer", &["zero_stage: 1\n", "decays: matrices\n"]);
     let host = "+@optim.override_optimizer_config.optimizer_cpu_offload=True @strategy=megatron";
     check(host, &["optimizer: cpu_step\n"]);
-    let experts = command(
-        "actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.expert_model_parallel_size=8",
-    );
-    check_refused(&experts, &["actor_rollout_ref.actor.megatron.expert_model_parallel_size"]);
+    check("model_engine=megatron @megatron.expert_model_parallel_size=8", &["  expert_parallel: 8\n"]);
+    let both = "actor_rollout_ref.actor.strategy=megatron actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 \
+        actor_rollout_ref.actor.megatron.expert_model_parallel_size=8";
+    check_refused(&command(both), &["actor_rollout_ref.actor.megatron.expert_model_parallel_size"]);
 }
 
 #[test]
