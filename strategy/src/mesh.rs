@@ -42,9 +42,9 @@ pub struct Mesh {
 /// The ranks that a rank's experts depend on.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertGroups {
-    /// Those that have all experts together, each its own.
+    /// Ranks that have all experts together, each its own.
     pub(crate) holders: CollectiveGroup,
-    /// Those of the shard group that have the same experts.
+    /// Ranks of the shard group that have the same experts.
     pub(crate) shards: CollectiveGroup,
 }
 

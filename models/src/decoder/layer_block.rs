@@ -3,7 +3,8 @@
 use anyroll_backends::ops::Causal;
 use tch::Tensor;
 
-use super::block::{self, Block, Layer};
+use super::block::{Block, Layer};
+use super::block_params;
 use super::expressed::ExpressedBlock;
 use super::lora::{AdapterDropout, Lora, LoraTarget, Place};
 use super::{DecoderConfig, math::Math};
@@ -27,7 +28,7 @@ pub(super) fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<LayerBlock>) {
             (unit, LayerBlock::Expressed(Box::new(block)))
         }
         None => {
-            let (unit, block) = block::layout(config, layer);
+            let (unit, block) = block_params::layout(config, layer);
             (unit, LayerBlock::Written(Box::new(block)))
         }
     });

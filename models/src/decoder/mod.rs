@@ -10,6 +10,7 @@
 //! rows.
 
 mod block;
+mod block_params;
 mod cached;
 mod config;
 mod eight_bits;
