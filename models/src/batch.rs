@@ -7,8 +7,9 @@ use std::ops::Range;
 use anyroll_backends::ops::{Divergence, Packing, upload};
 use tch::{Device, Tensor};
 
+use crate::router::RouterWatch;
 use crate::slice::{Slice, Turn};
-use crate::{Error, Result};
+use crate::{Error, Result, RouteShape, Routes};
 
 /// A prompt and its completion.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +75,10 @@ pub struct PackedBatch {
     pub(crate) adapters: bool,
     /// Keys of adapter dropout, if this is a training batch: see [`anyroll_backends::ops::Dropout::keys`].
     pub(crate) row_keys: Option<Tensor>,
+    /// Experts of each row, int16 `[N, layers with experts, J]`; -1 for those of the router.
+    pub(crate) routes: Option<Tensor>,
+    /// Sums over the routers of mixtures.
+    pub(crate) router: Option<RouterWatch>,
     /// Teacher to compare with.
     pub(crate) teacher: Option<Teacher>,
     /// Its place among the batches of several ranks, if these run them together.
@@ -125,6 +130,8 @@ impl PackedBatch {
             temperature,
             adapters: true,
             row_keys: None,
+            routes: None,
+            router: None,
             teacher: None,
             turn: None,
             slice: None,
@@ -158,6 +165,52 @@ impl PackedBatch {
         }
         let row_keys = Some(upload(&rows, self.tokens.device())?);
         Ok(PackedBatch { row_keys, ..self })
+    }
+
+    /// Sends the tokens of each sequence to the experts of its `routes`, of which there is one for each sequence. Tokens
+    /// behind them go where the layer's router sends them. A row that sequences share goes where the first of them went.
+    ///
+    /// # Errors
+    /// A number of routes other than of sequences, routes of another model, or libtorch's error.
+    pub fn with_routes(self, routes: &[&Routes], shape: RouteShape) -> Result<PackedBatch> {
+        if routes.len() as i64 != self.sequences() {
+            let problem =
+                format!("are {}, must be one for each of {} sequences", routes.len(), self.sequences());
+            return Err(input("routes", problem));
+        }
+        let width = shape.choices();
+        let mut rows: Vec<i16> = Vec::with_capacity(self.tokens() as usize * width);
+        let mut of_tokens = self.packing.shared_rows().map(<[i64]>::iter);
+        for (routes, ends) in routes.iter().zip(self.packing.offsets().windows(2)) {
+            let experts = routes.experts(shape)?;
+            let mut given = experts.chunks_exact(width);
+            for _ in ends[0]..ends[1] {
+                let given = given.next();
+                let made = (rows.len() / width) as i64;
+                let is_shared = of_tokens.as_mut().and_then(Iterator::next).is_some_and(|&row| row < made);
+                if !is_shared {
+                    match given {
+                        Some(given) => rows.extend(given),
+                        None => rows.resize(rows.len() + width, -1),
+                    }
+                }
+            }
+        }
+        let size = [self.tokens(), shape.layers as i64, shape.per_token as i64];
+        let routes = Some(upload(&rows, self.tokens.device())?.f_view(size)?);
+        Ok(PackedBatch { routes, ..self })
+    }
+
+    /// Sums what the routers of a mixture do, for [`Self::router`], and adds `coef` times their balancing loss to the
+    /// batch's loss; 0 adds nothing.
+    #[must_use]
+    pub fn watching(self, coef: f64) -> PackedBatch {
+        PackedBatch { router: Some(RouterWatch::new(coef)), ..self }
+    }
+
+    /// Returns the sums over routers, if the batch has them.
+    pub fn router(&self) -> Option<&RouterWatch> {
+        self.router.as_ref()
     }
 
     /// Adds a teacher: a decoder's scores then include divergences.

@@ -22,6 +22,8 @@ mod memory_trace;
 pub mod model;
 pub mod passes;
 mod random;
+mod router;
+mod routes;
 mod slice;
 pub mod t5;
 
@@ -40,4 +42,6 @@ pub use model::{
     Grads, Model, Output, OutputGrad, ParamSpec, Saved, Scores, ScoresGrad, Unit, UnitGrads, Weights,
 };
 pub use random::normals;
+pub use router::{OTHERS, RouterSums, RouterWatch};
+pub use routes::{RouteShape, Routes};
 pub use slice::{Peers, Room, Sharers, absent, join_columns};

@@ -194,6 +194,8 @@ pub(crate) struct Slice {
     pub(crate) places: Tensor,
     /// Number of targets to which every rank's are padded.
     pub(crate) padded_targets: i64,
+    /// Number of this rank's rows before the padding.
+    pub(crate) real_rows: i64,
 }
 
 impl Slice {

@@ -42,6 +42,14 @@ impl Choice {
         Ok(Choice { probs, chosen, is_normalized })
     }
 
+    /// The same probabilities, and in the place of the largest the experts `given`, integers `[N, J]`. A row of -1 keeps its
+    /// own. Weights and gradients are then those of the given experts.
+    pub fn replayed(self, given: &Tensor) -> Result<Choice> {
+        let given = given.f_to_kind(Kind::Int64)?;
+        let chosen = self.chosen.f_where_self(&given.f_lt(0)?, &given)?;
+        Ok(Choice { chosen, ..self })
+    }
+
     /// Weights of each token's experts: fp32 `[N, J]`.
     pub fn weights(&self) -> Result<Tensor> {
         let mut weights = self.probs.f_gather(1, &self.chosen, false)?;
@@ -207,6 +215,29 @@ mod tests {
             let choice = Choice::new(&logits, 3, is_normalized).unwrap();
             assert_eq!(choice.chosen, indices);
             assert_close("weights", &choice.weights().unwrap(), &expected, 1e-12);
+            assert_close("dlogits", &choice.backward(&doutput).unwrap(), &gradient[0], 1e-12);
+        }
+    }
+
+    /// Given experts against libtorch's own autograd; one row keeps its own.
+    #[test]
+    fn given_experts_have_the_routers_weights_and_gradients() {
+        for is_normalized in [false, true] {
+            let logits = (random(&[3, 6], DOUBLE) * 2.0).set_requires_grad(true);
+            let own = Choice::new(&logits.detach(), 2, is_normalized).unwrap();
+            let given = Tensor::from_slice(&[5i16, 1, -1, -1, 0, 4]).view([3, 2]);
+            let rows =
+                [given.get(0).to_kind(Kind::Int64), own.chosen.get(1), given.get(2).to_kind(Kind::Int64)];
+            let expected = Tensor::stack(&rows, 0);
+            let picked = logits.softmax(-1, None).gather(1, &expected, false);
+            let total = picked.sum_dim_intlist([-1i64].as_slice(), true, None);
+            let weights = if is_normalized { &picked / total } else { picked };
+            let doutput = random(&[3, 2], DOUBLE);
+            let gradient = autograd_of(&(&weights * &doutput).sum(None), &[logits.shallow_clone()]);
+            let _guard = tch::no_grad_guard();
+            let choice = own.replayed(&given).unwrap();
+            assert_eq!(choice.chosen, expected);
+            assert_close("weights", &choice.weights().unwrap(), &weights, 1e-12);
             assert_close("dlogits", &choice.backward(&doutput).unwrap(), &gradient[0], 1e-12);
         }
     }

@@ -75,6 +75,17 @@ impl Routing {
         })
     }
 
+    /// The same memory, but the rows' experts go to `chosen`, int32 `[B, J]`: for a step that keeps those of every layer.
+    pub fn choosing_into(&self, chosen: Tensor) -> Routing {
+        Routing {
+            chosen,
+            weights: self.weights.shallow_clone(),
+            ends: self.ends.shallow_clone(),
+            tokens: self.tokens.shallow_clone(),
+            places: self.places.shallow_clone(),
+        }
+    }
+
     /// Routes rows by their logits `[B, E]`; whether the weights of a row's experts add up to 1.
     ///
     /// # Errors

@@ -27,7 +27,11 @@ impl PackedBatch {
                 Some(rows) => message.slice(rows, device)?,
                 None => message.whole(device)?,
             };
-            Ok(PackedBatch { turn: Some(turn), ..batch })
+            let router = self.router.as_ref().map(|router| match &batch.slice {
+                Some(slice) => router.of_part(owner, Some(slice.real_rows), slice.peers.count()),
+                None => router.of_part(owner, None, 1),
+            });
+            Ok(PackedBatch { turn: Some(turn), router, ..batch })
         });
         batches.collect()
     }
@@ -57,7 +61,7 @@ fn host(values: &Tensor) -> Result<Vec<i64>> {
 }
 
 /// Number of values before the lists of an encoded [`Message`].
-const HEADER: usize = 10;
+const HEADER: usize = 12;
 
 /// A batch as ranks send it to each other.
 #[derive(Debug, PartialEq)]
@@ -71,6 +75,9 @@ struct Message {
     /// The token of each row, and its key of dropout if the batch has these.
     tokens: Vec<i64>,
     row_keys: Option<Vec<i64>>,
+    /// Experts of each row, and their sizes: layers and experts per token; 0 without routes.
+    routes: Vec<i16>,
+    route_size: [i64; 2],
     /// The row of each target, and the targets.
     target_rows: Vec<i64>,
     targets: Vec<i64>,
@@ -91,6 +98,10 @@ impl Message {
             rows: packing.shared_rows().map_or_else(|| (0..packing.tokens()).collect(), <[i64]>::to_vec),
             tokens: host(&batch.tokens)?,
             row_keys: batch.row_keys.as_ref().map(host).transpose()?,
+            routes: batch.routes.as_ref().map_or(Ok(Vec::new()), |routes| {
+                Vec::try_from(routes.f_flatten(0, -1)?.f_to_device(Device::Cpu)?)
+            })?,
+            route_size: batch.routes.as_ref().map_or([0; 2], |routes| [routes.size()[1], routes.size()[2]]),
             target_rows: host(&batch.target_rows)?,
             targets: host(&batch.targets)?,
         })
@@ -101,16 +112,30 @@ impl Message {
         let flags = [self.adapters, self.extremes.is_some(), self.row_keys.is_some()].map(i64::from);
         let sizes = [&self.lengths, &self.rows, &self.tokens, &self.targets].map(|list| list.len() as i64);
         let temperature = [self.temperature.to_bits().cast_signed()];
-        let header: [&[i64]; 4] = [&temperature, &flags, &[least, most], &sizes];
+        let header: [&[i64]; 5] = [&temperature, &flags, &[least, most], &sizes, &self.route_size];
         let keys = self.row_keys.as_deref().unwrap_or_default();
-        let lists = [&self.lengths, &self.rows, &self.tokens, keys, &self.target_rows, &self.targets];
+        let routes = in_words(&self.routes);
+        let lists =
+            [&self.lengths, &self.rows, &self.tokens, keys, &routes, &self.target_rows, &self.targets];
         [header.concat(), lists.concat()].concat()
     }
 
     fn decoded(values: &[i64]) -> Message {
         let (header, mut rest) = values.split_at(HEADER);
-        let &[temperature, adapters, has_extremes, has_keys, least, most, sequences, inputs, rows, targets] =
-            header
+        let &[
+            temperature,
+            adapters,
+            has_extremes,
+            has_keys,
+            least,
+            most,
+            sequences,
+            inputs,
+            rows,
+            targets,
+            layers,
+            per_token,
+        ] = header
         else {
             unreachable!("a header has {HEADER} values")
         };
@@ -127,6 +152,11 @@ impl Message {
             rows: list(inputs),
             tokens: list(rows),
             row_keys: (has_keys != 0).then(|| list(rows)),
+            routes: {
+                let experts = (rows * layers * per_token) as usize;
+                from_words(&list(experts.div_ceil(ROUTES_OF_A_WORD) as i64), experts)
+            },
+            route_size: [layers, per_token],
             target_rows: list(targets),
             targets: list(targets),
         }
@@ -140,6 +170,8 @@ impl Message {
             target_rows: upload(&self.target_rows, device)?,
             targets: upload(&self.targets, device)?,
             row_keys: self.row_keys.map(|keys| upload(&keys, device)).transpose()?,
+            routes: routes_of(&self.routes, self.route_size, device)?,
+            router: None,
             extremes: self.extremes,
             temperature: self.temperature,
             adapters: self.adapters,
@@ -173,12 +205,19 @@ impl Message {
             own_targets: upload(&own_targets, device)?,
             places: upload(&places, device)?,
             padded_targets,
+            real_rows: (self.tokens.len() as i64 - first).clamp(0, count),
         };
+        let choices = (self.route_size[0] * self.route_size[1]) as usize;
+        let mut routes = self.routes;
+        routes.resize(rows * ranks * choices, -1);
+        let routes = &routes[rank * rows * choices..(rank + 1) * rows * choices];
         Ok(PackedBatch {
             target_rows: upload(&target_rows, device)?,
             targets: upload(&targets, device)?,
             tokens: own(self.tokens)?,
             row_keys: self.row_keys.map(own).transpose()?,
+            routes: routes_of(routes, self.route_size, device)?,
+            router: None,
             packing,
             extremes: self.extremes,
             temperature: self.temperature,
@@ -188,6 +227,31 @@ impl Message {
             slice: Some(slice),
         })
     }
+}
+
+/// Number of experts in a value of a message.
+const ROUTES_OF_A_WORD: usize = 4;
+
+/// Packs experts into the values of a message, the last one with zeros.
+fn in_words(experts: &[i16]) -> Vec<i64> {
+    let word = |experts: &[i16]| {
+        experts.iter().rev().fold(0, |word, &expert| word << 16 | i64::from(expert.cast_unsigned()))
+    };
+    experts.chunks(ROUTES_OF_A_WORD).map(word).collect()
+}
+
+/// Unpacks the first `count` experts.
+fn from_words(words: &[i64], count: usize) -> Vec<i16> {
+    let of_word = |word: &i64| [0, 16, 32, 48].map(|bits| (word >> bits) as i16);
+    words.iter().flat_map(of_word).take(count).collect()
+}
+
+/// Returns the routes of rows, `[N, layers, J]`; `None` if there are none.
+fn routes_of(experts: &[i16], [layers, per_token]: [i64; 2], device: Device) -> Result<Option<Tensor>> {
+    if layers == 0 {
+        return Ok(None);
+    }
+    Ok(Some(upload(experts, device)?.f_view([-1, layers, per_token])?))
 }
 
 /// Places of a batch's targets among those of its ranks.
@@ -232,11 +296,20 @@ mod tests {
             rows: vec![0, 1, 2, 0, 3],
             tokens: vec![9, 8, 7, 3],
             row_keys: Some(vec![1, -2, 3, 4]),
+            // Three experts in each of two layers: 24 of them, and then 12, which end within a word.
+            routes: (0..24).map(|index| index * 1200 - 1).collect(),
+            route_size: [2, 3],
             target_rows: vec![1, 2, 3],
             targets: vec![5, 6, 4],
         };
         assert_eq!(Message::decoded(&message.encoded()), message);
         (message.row_keys, message.extremes) = (None, None);
+        (message.routes, message.route_size) = ((0..4).map(|it| -it).collect(), [1, 1]);
+        assert_eq!(Message::decoded(&message.encoded()), message);
+        message.tokens.push(2);
+        message.routes.push(i16::MAX);
+        assert_eq!(Message::decoded(&message.encoded()), message);
+        (message.routes, message.route_size) = (Vec::new(), [0, 0]);
         // Behind a shorter message is padding.
         assert_eq!(Message::decoded(&[message.encoded(), vec![0; 4]].concat()), message);
     }

@@ -21,10 +21,11 @@
 
 use std::sync::Arc;
 
-use anyroll_backends::ops::{self, Activation, Causal, Choice, Packing, QkvGrads, Rotation, Store};
+use anyroll_backends::ops::{self, Activation, Causal, Choice, QkvGrads, Rotation, Store};
 use tch::{Kind, Tensor};
 
 use super::experts::{Experts, MixtureOutput, MixtureTape};
+use super::layer::Layer;
 use super::lora::{AdapterDropout, InnerGrads, Lora, Projection};
 use super::multipliers::multiply_;
 use super::spread_experts::Spread;
@@ -32,7 +33,7 @@ use super::{math::Math, recorded::Scratch};
 use crate::Result;
 use crate::autograd;
 use crate::model::{Grads, Saved, Weights};
-use crate::slice::{Peers, Slice};
+use crate::slice::Peers;
 
 /// Indices of the MLP's input and its projection among the saved tensors.
 const X2: usize = 5;
@@ -106,26 +107,6 @@ pub(super) struct Projected {
     qk_rstd: Option<(Tensor, Tensor)>,
 }
 
-/// A block's inputs that depend on the batch and the layer.
-pub(super) struct Layer<'a> {
-    pub packing: &'a Packing,
-    /// This rank's rows, if several ranks run the batch together.
-    pub slice: Option<&'a Slice>,
-    /// See [`ops::rope_table`].
-    pub rope_table: Tensor,
-    /// Number of tokens that a token sees, including itself; `None`: all before it.
-    pub window: Option<i64>,
-    /// Dropout of adapters, in training.
-    pub drops: Option<AdapterDropout<'a>>,
-}
-
-impl Layer<'_> {
-    /// Returns the place of each of this rank's rows in its sequences.
-    pub fn positions(&self) -> &Tensor {
-        self.slice.map_or_else(|| self.packing.positions(), |slice| &slice.positions)
-    }
-}
-
 /// Intermediate results of the second half of a block.
 struct Finished {
     out: Tensor,
@@ -156,7 +137,7 @@ impl Block {
         let drops = layer.drops;
         let mut projected = self.project(weights, x, (layer.positions(), &layer.rope_table), drops)?;
         let (attended, lse) = self.attend(&mut projected, layer)?;
-        let finished = self.finish_saving(weights, x, &attended, drops, save)?;
+        let finished = self.finish_saving(weights, x, &attended, Some(layer), save)?;
         let Finished { out, x2, rstd2, gate_up, branches, choice, counts } = finished;
         if !save {
             return Ok((out, Saved::default()));
@@ -201,9 +182,15 @@ impl Block {
         Ok(Projected { q, k, v, rstd, qkv, qk_rstd })
     }
 
-    /// Computes the block's output from the output of attention `[N, H D]`.
-    pub fn finish(&self, weights: &Weights, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
-        Ok(self.finish_saving(weights, x, attended, None, false)?.out)
+    /// Computes the block's output from the output of attention `[N, H D]`, and the rows' experts if there are any.
+    pub fn finish(
+        &self,
+        weights: &Weights,
+        x: &Tensor,
+        attended: &Tensor,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let Finished { out, choice, .. } = self.finish_saving(weights, x, attended, None, false)?;
+        Ok((out, choice.map(|choice| choice.chosen)))
     }
 
     fn finish_saving(
@@ -211,10 +198,10 @@ impl Block {
         weights: &Weights,
         x: &Tensor,
         attended: &Tensor,
-        drops: Option<AdapterDropout>,
+        layer: Option<&Layer>,
         save: bool,
     ) -> Result<Finished> {
-        let mut branches = Vec::new();
+        let (mut branches, drops) = (Vec::new(), layer.and_then(|layer| layer.drops));
         let x2 = self.linear(Projection::O, weights, attended, drops)?;
         let mut x2 = self.end_branch(weights, self.attention_norm, x2, save.then_some(&mut branches))?;
         let (h2, rstd2) = match self.mlp_input_norm {
@@ -222,7 +209,8 @@ impl Block {
             None => self.norm_input(weights, None, &x2.f_add_(x)?)?,
         };
         if let Some(experts) = self.experts {
-            let MixtureOutput { out, gate_up, choice, counts } = self.mix(experts, weights, &x2, h2)?;
+            let mixed = self.mix(experts, weights, &x2, (h2, layer))?;
+            let MixtureOutput { out, gate_up, choice, counts } = mixed;
             return Ok(Finished { out, x2, rstd2, gate_up, branches, choice: Some(choice), counts });
         }
         let gate_up = self.linear(Projection::GateUp, weights, &h2, drops)?;
@@ -387,7 +375,8 @@ impl Block {
 
         match self.experts.zip(choice) {
             Some((experts, choice)) => {
-                let tape = MixtureTape { x: &x2, rstd: &rstd2, gate_up, choice: &choice, counts };
+                let (rstd, routing) = (&rstd2, &layer.routing);
+                let tape = MixtureTape { x: &x2, rstd, gate_up, choice: &choice, counts, routing };
                 self.mix_backward(experts, weights, grads, tape, &mut dx)?;
             }
             None => {

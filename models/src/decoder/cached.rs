@@ -47,6 +47,9 @@ pub(crate) struct Step {
     pub tables: Tensor,
 }
 
+/// Experts that rows chose in the layers of a pass, int64 `[N, J]` each; `None`: nobody wants them.
+pub(crate) type Chosen = Option<Vec<Tensor>>;
+
 impl Decoder {
     /// Runs prompts with the training forward and caches their keys and values. Returns the logits of each
     /// prompt's last token `[U, V]`.
@@ -55,9 +58,11 @@ impl Decoder {
         weights: &[Weights],
         prompts: &Prefill,
         cache: &mut KvCache,
+        chosen: &mut Chosen,
     ) -> Result<Tensor> {
         let packing = &prompts.packing;
-        let x = self.layers(weights, &prompts.tokens, packing.positions(), |layer, [q, k, v]| {
+        let inputs = (&prompts.tokens, packing.positions());
+        let x = self.layers(weights, inputs, chosen, |layer, [q, k, v]| {
             store(cache, layer, [k, v], &prompts.rows, &prompts.places)?;
             Ok(self.head.math.attention(q, k, v, packing, self.causal(layer))?.0)
         })?;
@@ -66,8 +71,14 @@ impl Decoder {
 
     /// Runs the next tokens of sequences and caches their keys and values. Returns the head's input for each
     /// token `[N, C]`.
-    pub(crate) fn extend(&self, weights: &[Weights], pieces: &Pieces, cache: &mut KvCache) -> Result<Tensor> {
-        self.layers(weights, &pieces.tokens, &pieces.positions, |layer, [q, k, v]| {
+    pub(crate) fn extend(
+        &self,
+        weights: &[Weights],
+        pieces: &Pieces,
+        cache: &mut KvCache,
+        chosen: &mut Chosen,
+    ) -> Result<Tensor> {
+        self.layers(weights, (&pieces.tokens, &pieces.positions), chosen, |layer, [q, k, v]| {
             store(cache, layer, [k, v], &pieces.rows, &pieces.places)?;
             let (mut attended, mut start) = (Vec::with_capacity(pieces.contexts.len()), 0);
             for (rows, context) in &pieces.contexts {
@@ -82,8 +93,14 @@ impl Decoder {
     }
 
     /// Runs one token of each sequence. Returns its logits `[B, V]`.
-    pub(crate) fn decode(&self, weights: &[Weights], step: &Step, cache: &mut KvCache) -> Result<Tensor> {
-        let x = self.layers(weights, &step.tokens, &step.positions, |layer, [q, k, v]| {
+    pub(crate) fn decode(
+        &self,
+        weights: &[Weights],
+        step: &Step,
+        cache: &mut KvCache,
+        chosen: &mut Chosen,
+    ) -> Result<Tensor> {
+        let x = self.layers(weights, (&step.tokens, &step.positions), chosen, |layer, [q, k, v]| {
             cache.store(layer, k, v, &step.places)?;
             let (keys, values) = cache.layer(layer);
             let (tables, lengths) = (&step.tables, &step.lengths);
@@ -106,12 +123,12 @@ impl Decoder {
     }
 
     /// Runs all blocks but the head, with `attend` instead of attention. It receives the layer's index and
-    /// the inputs of attention.
+    /// the inputs of attention. Adds the rows' experts to `chosen`.
     fn layers(
         &self,
         weights: &[Weights],
-        tokens: &Tensor,
-        positions: &Tensor,
+        (tokens, positions): (&Tensor, &Tensor),
+        chosen: &mut Chosen,
         mut attend: impl FnMut(usize, &[Tensor; 3]) -> Result<Tensor>,
     ) -> Result<Tensor> {
         let mut x = self.embed(&weights[0], tokens)?;
@@ -119,7 +136,11 @@ impl Decoder {
             let weights = &weights[layer + 1];
             let qkv = block.project(weights, &x, positions, &self.rope_tables.of(layer))?;
             let attended = attend(layer, &qkv)?;
-            x = block.finish(weights, &x, &attended)?;
+            let (out, experts) = block.finish(weights, &x, &attended)?;
+            x = out;
+            if let Some(chosen) = chosen {
+                chosen.extend(experts);
+            }
         }
         Ok(x)
     }

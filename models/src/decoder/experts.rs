@@ -9,6 +9,8 @@ use tch::Tensor;
 
 use super::block::{Block, NormTape};
 use super::expert_rows::ExpertRows;
+use super::layer::Layer;
+use super::routing::LayerRouting;
 use super::{DecoderConfig, ExpertNames, ExpertsConfig, math::Math, matrix_spec};
 use crate::Result;
 use crate::model::{Grads, ParamSpec, Part, Saved, Weights};
@@ -42,6 +44,7 @@ pub(super) struct MixtureTape<'a> {
     pub gate_up: Tensor,
     pub choice: &'a Choice,
     pub counts: Option<Tensor>,
+    pub routing: &'a LayerRouting<'a>,
 }
 
 /// Returns the router, and all experts' gate-and-up and down matrices, in the layer `prefix`.
@@ -79,9 +82,13 @@ impl Experts {
         }
     }
 
-    fn choose(self, weights: &Weights, h: &Tensor, math: Math) -> Result<Choice> {
+    fn choose(self, weights: &Weights, h: &Tensor, math: Math, layer: Option<&Layer>) -> Result<Choice> {
         let logits = math.linear(h, weights.get(0, self.router), None)?;
-        Ok(Choice::new(&logits, self.per_token, self.is_normalized)?)
+        let own = Choice::new(&logits, self.per_token, self.is_normalized)?;
+        match layer {
+            Some(layer) => layer.routing.of(own),
+            None => Ok(own),
+        }
     }
 
     /// Returns the tensors that forward saves of a choice, after all others.
@@ -103,9 +110,9 @@ impl Block {
         experts: Experts,
         weights: &Weights,
         x2: &Tensor,
-        h2: Tensor,
+        (h2, layer): (Tensor, Option<&Layer>),
     ) -> Result<MixtureOutput> {
-        let choice = experts.choose(weights, &h2, self.math)?;
+        let choice = experts.choose(weights, &h2, self.math, layer)?;
         let rows = self.rows(experts, &choice.chosen, None)?;
         let gate_up = self.expand(weights, h2, &rows)?;
         let product = {
@@ -165,7 +172,7 @@ impl Block {
         experts: Experts,
         weights: &Weights,
         grads: &mut Grads,
-        MixtureTape { x, rstd, mut gate_up, choice, counts }: MixtureTape,
+        MixtureTape { x, rstd, mut gate_up, choice, counts, routing }: MixtureTape,
         dx: &mut Tensor,
     ) -> Result<()> {
         let rows = self.rows(experts, &choice.chosen, counts.as_ref())?;
@@ -177,7 +184,7 @@ impl Block {
             ops::grouped_input_backward(&dproduct, self.of_experts(weights, self.down), groups)?;
         let mut dchosen = rows.dots(&activated, &ops::glu(&gate_up, Activation::Silu)?)?;
         self.sum_parts_(&mut dchosen)?;
-        let dlogits = choice.backward(&dchosen)?.f_to_kind(dx.kind())?;
+        let dlogits = routing.balanced(choice, choice.backward(&dchosen)?)?.f_to_kind(dx.kind())?;
         let of_rows = rows.sorted(&choice.weights()?)?;
         drop(activated.f_mul_(&of_rows)?);
         ops::glu_backward_(&mut gate_up, &mut activated, Activation::Silu)?;

@@ -3,9 +3,10 @@
 use anyroll_backends::ops::Causal;
 use tch::Tensor;
 
-use super::block::{Block, Layer};
+use super::block::Block;
 use super::block_params;
 use super::expressed::ExpressedBlock;
+use super::layer::Layer;
 use super::lora::{AdapterDropout, Lora, LoraTarget, Place};
 use super::{DecoderConfig, math::Math};
 use crate::Result;
@@ -154,11 +155,17 @@ impl LayerBlock {
         }
     }
 
-    /// Computes the block's output from the output of attention `[N, H D]`.
-    pub fn finish(&self, weights: &Weights, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
+    /// Computes the block's output from the output of attention `[N, H D]`. Also returns the rows' experts, int64
+    /// `[N, J]`, if there are any; an expressed layer does not tell its own.
+    pub fn finish(
+        &self,
+        weights: &Weights,
+        x: &Tensor,
+        attended: &Tensor,
+    ) -> Result<(Tensor, Option<Tensor>)> {
         match self {
             LayerBlock::Written(block) => block.finish(weights, x, attended),
-            LayerBlock::Expressed(block) => block.finish(weights, x, attended),
+            LayerBlock::Expressed(block) => Ok((block.finish(weights, x, attended)?, None)),
         }
     }
 

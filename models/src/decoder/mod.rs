@@ -23,12 +23,14 @@ mod head;
 mod hidden;
 mod ilql;
 pub(crate) mod kv_cache;
+mod layer;
 mod layer_block;
 pub(crate) mod lora;
 mod math;
 mod multipliers;
 mod recorded;
 mod rope;
+mod routing;
 mod split;
 mod spread;
 mod spread_experts;
@@ -40,7 +42,7 @@ use std::sync::Arc;
 use tch::{Device, Kind, Tensor};
 
 pub use anyroll_backends::ops::Activation;
-pub(crate) use cached::{Pieces, Prefill, Step};
+pub(crate) use cached::{Chosen, Pieces, Prefill, Step};
 pub use config::{DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, QkNorm, SlidingWindow};
 pub use expressed::{DeepseekV3, Expressed, Pairs};
 pub use footprint::PackedSize;
@@ -59,15 +61,16 @@ use crate::error::check_config;
 use crate::model::{
     Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit, Weights,
 };
-use crate::{Cut, PackedBatch, Peers, Result, Sharers};
-use block::Layer;
+use crate::{Cut, PackedBatch, Peers, Result, RouteShape, Sharers};
 use embedding::Embedding;
 use head::Head;
 use ilql::Guide;
+use layer::Layer;
 use layer_block::LayerBlock;
 use lora::{AdapterDropout, Lora};
 use math::Math;
 use rope::RopeTables;
+use routing::LayerRouting;
 use split::Split;
 use spread_experts::SpreadUnits;
 
@@ -295,15 +298,35 @@ impl Decoder {
     }
 
     /// Returns the inputs of an inner block that depend on the batch and the layer.
-    fn layer<'a>(&self, block: usize, batch: &'a PackedBatch) -> Layer<'a> {
+    fn layer<'a>(&self, block: usize, batch: &'a PackedBatch) -> Result<Layer<'a>> {
         let layer = block - 1;
-        Layer {
+        Ok(Layer {
             packing: &batch.packing,
             slice: batch.slice.as_ref(),
             rope_table: self.rope_tables.of(layer),
             window: self.config.window_of(layer),
             drops: batch.row_keys.as_ref().map(|keys| AdapterDropout { keys }),
+            routing: self.routing_of(layer, batch)?,
+        })
+    }
+
+    /// Returns the routing of a layer's experts for a batch.
+    fn routing_of<'a>(&self, layer: usize, batch: &'a PackedBatch) -> Result<LayerRouting<'a>> {
+        if self.config.experts_of(layer).is_none() {
+            return Ok(LayerRouting::default());
         }
+        let before = (0..layer).filter(|&layer| self.config.experts_of(layer).is_some()).count();
+        LayerRouting::new(before, batch.routes.as_ref(), batch.router.as_ref())
+    }
+
+    /// Returns the sizes of a token's routes; `None` if no layer has experts that tell their choice.
+    pub fn route_shape(&self) -> Option<RouteShape> {
+        let experts = self.config.experts.as_ref().filter(|_| self.config.expressed.is_none())?;
+        Some(RouteShape {
+            layers: experts.layers.iter().filter(|&&has_experts| has_experts).count(),
+            per_token: experts.num_experts_per_tok as usize,
+            experts: experts.num_experts,
+        })
     }
 
     /// Forward of a block below the head, for a model that has other scores.
@@ -363,7 +386,7 @@ impl Model for Decoder {
             let (scores, saved) = self.head.forward(weights, x, batch, save, self.split.as_ref())?;
             return Ok((Output::Scores(scores), saved));
         }
-        let layer = self.layer(block, batch);
+        let layer = self.layer(block, batch)?;
         let (hidden, saved) = self.block_for(block, batch).forward(weights, x, &layer, save)?;
         Ok((Output::Hidden(hidden), saved))
     }
@@ -376,7 +399,7 @@ impl Model for Decoder {
         if !self.is_inner(block) {
             return Ok(saved);
         }
-        let drops = self.layer(block, batch).drops;
+        let drops = self.layer(block, batch)?.drops;
         self.block_for(block, batch).refill(weights, saved, drops)
     }
 
@@ -398,7 +421,7 @@ impl Model for Decoder {
                 Ok(None)
             }
             OutputGrad::Hidden(dy) => {
-                let layer = self.layer(block, batch);
+                let layer = self.layer(block, batch)?;
                 Ok(Some(self.block_for(block, batch).backward(weights, grads, saved, dy, &layer)?))
             }
             OutputGrad::Scores(grad) => {

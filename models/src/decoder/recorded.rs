@@ -9,7 +9,7 @@ use super::{
     lora::Projection, math::Math, multipliers::multiply_, split::SplitMemory,
 };
 use crate::model::{Model, Weights};
-use crate::{Result, Room};
+use crate::{Result, Room, routes::RouteShape};
 
 /// Memory that a step reads and writes, for up to B rows, or views of the first of them. After
 /// `ops::sample_into`, `tokens` and `positions` belong to the next step.
@@ -49,6 +49,8 @@ struct MixtureMemory {
     activated: Tensor,
     /// `[R, C]`.
     made: Tensor,
+    /// Experts of every layer that has some, int32 `[layers, B, J]`, if they are kept.
+    kept: Option<Tensor>,
 }
 
 impl MixtureMemory {
@@ -60,7 +62,16 @@ impl MixtureMemory {
             routing: Routing::new(rows, experts, per_token, at.1)?,
             activated: zeros(rows * per_token, config.moe_intermediate_size)?,
             made: zeros(rows * per_token, hidden)?,
+            kept: None,
         })
+    }
+
+    /// Lets the `index`-th layer with experts write its choice to the kept ones, if they are kept.
+    fn turn_to(&mut self, index: usize) -> Result<()> {
+        if let Some(kept) = &self.kept {
+            self.routing = self.routing.choosing_into(kept.f_select(0, index as i64)?);
+        }
+        Ok(())
     }
 
     fn first(&self, rows: i64) -> Result<MixtureMemory> {
@@ -70,6 +81,7 @@ impl MixtureMemory {
             routing: self.routing.first(rows)?,
             activated: self.activated.f_narrow(0, 0, sorted)?,
             made: self.made.f_narrow(0, 0, sorted)?,
+            kept: self.kept.as_ref().map(|kept| kept.f_narrow(1, 0, rows)).transpose()?,
         })
     }
 }
@@ -160,6 +172,20 @@ impl StepMemory {
         })
     }
 
+    /// Keeps the experts that rows choose in every layer of a step, from the next recording on.
+    pub fn keep_routes(&mut self, shape: RouteShape) -> Result<()> {
+        let size = [shape.layers as i64, self.tokens.size()[0], shape.per_token as i64];
+        let mixture = self.mixture.as_mut().expect("a decoder with routes has experts");
+        mixture.kept = Some(Tensor::f_zeros(size, (Kind::Int, self.tokens.device()))?);
+        Ok(())
+    }
+
+    /// Returns the experts that the rows chose in the last step, int32 `[B, layers, J]`, if they are kept.
+    pub fn routes(&self) -> Result<Option<Tensor>> {
+        let kept = self.mixture.as_ref().and_then(|mixture| mixture.kept.as_ref());
+        Ok(kept.map(|kept| kept.f_transpose(0, 1)).transpose()?)
+    }
+
     /// Memory of exchanges, if several ranks hold the decoder together.
     pub fn room(&self) -> Option<&dyn Room> {
         self.split.as_ref().map(SplitMemory::room)
@@ -232,7 +258,11 @@ impl Decoder {
         if let Some(norm) = norm_before(0) {
             memory.h.become_norm_of(&memory.x, norm, self.config.rms_norm_eps)?;
         }
+        let mut with_experts = 0..;
         for (layer, block) in self.inner_blocks.iter().enumerate() {
+            if let (Some(mixture), Some(_)) = (&mut memory.mixture, block.written().experts) {
+                mixture.turn_to(with_experts.next().expect("the range has no end"))?;
+            }
             let (keys, values) = cache.layer(layer);
             let cache = PagedCache { keys, values, tables };
             let rope_table = self.rope_tables.of(layer);
@@ -319,7 +349,7 @@ impl Block {
         Stream { x, h, split, .. }: Stream,
         mixture: &mut MixtureMemory,
     ) -> Result<()> {
-        let MixtureMemory { logits, routing, activated, made } = mixture;
+        let MixtureMemory { logits, routing, activated, made, .. } = mixture;
         let of = |param: usize| weights.get(0, param);
         self.math.linear_into(h, of(experts.router), None, logits)?;
         routing.become_of(logits, experts.is_normalized)?;

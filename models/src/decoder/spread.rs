@@ -7,7 +7,8 @@
 use anyroll_backends::ops::{self, AttentionOptions, AttentionOutput, Qkv, QkvGrads};
 use tch::{Kind, Tensor};
 
-use super::block::{Attended, Block, Layer, Projected};
+use super::block::{Attended, Block, Projected};
+use super::layer::Layer;
 use crate::Result;
 use crate::slice::{Slice, padded};
 

@@ -119,11 +119,21 @@ impl Engine {
         })
     }
 
+    /// Makes completions carry their [routes](Completion::routes), before the first request.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if no layer has experts that tell their choice, or libtorch's error (out of memory).
+    pub fn recording_routes(mut self) -> Result<Engine> {
+        self.runner.record_routes()?;
+        Ok(self)
+    }
+
     /// Submits a request. Returns the ids of its samples, in order.
     ///
     /// # Errors
     /// [`Error::Input`] for:
     /// - an empty prompt, or one that does not begin with the sample it follows;
+    /// - a sample to follow whose routes are missing, if they are recorded;
     /// - a prompt that with its completion exceeds the cache or the model's positions;
     /// - a format that fails at the start, or parameters out of range.
     pub fn submit(&mut self, request: Request) -> Result<Range<SampleId>> {
@@ -225,6 +235,14 @@ impl Engine {
             let problem = "does not begin with the tokens of the sample it follows";
             return refuse("prompt", problem.to_owned());
         }
+        if let Some(shape) = self.runner.routes() {
+            let known = |sample: &Sample| {
+                sample.begun.routes.tokens(shape) >= self.prefix_cache.cached(sample.follows)
+            };
+            if !request.samples.iter().all(known) {
+                return refuse("begun.routes", "lack those of the sample that is followed".to_owned());
+            }
+        }
         // The last token is never an input.
         let longest = request.prompt.len() + request.params.max_new_tokens - 1;
         self.runner.decoder().check_length(longest as i64)?;
@@ -266,16 +284,22 @@ impl Engine {
         let Some((group, done)) = self.long.take() else {
             let (new, following): (Vec<UnderWay>, Vec<UnderWay>) =
                 self.admit().into_iter().partition(|(_, done)| *done == 0);
-            let new: Vec<Group> = new.into_iter().map(|(group, _)| group).collect();
-            let chosen = self.runner.prompts(&new)?;
+            let mut new: Vec<Group> = new.into_iter().map(|(group, _)| group).collect();
+            let chosen = self.runner.prompts(&mut new)?;
             self.begin(new.into_iter().flat_map(|group| group.sequences), chosen);
-            let rests: Vec<_> = following.iter().map(|(group, done)| (group, *done..group.len())).collect();
-            let chosen = self.runner.pieces(&rests)?;
-            self.begin(following.into_iter().flat_map(|(group, _)| group.sequences), chosen);
+            let rest = |(group, done): UnderWay| {
+                let end = group.len();
+                (group, done..end)
+            };
+            let mut rests: Vec<_> = following.into_iter().map(rest).collect();
+            let chosen = self.runner.pieces(&mut rests)?;
+            self.begin(rests.into_iter().flat_map(|(group, _)| group.sequences), chosen);
             return Ok(());
         };
         let end = group.len().min(done + self.limits.prefill_tokens / BLOCK_TOKENS * BLOCK_TOKENS);
-        let chosen = self.runner.pieces(&[(&group, done..end)])?;
+        let mut pieces = [(group, done..end)];
+        let chosen = self.runner.pieces(&mut pieces)?;
+        let [(group, _)] = pieces;
         if end < group.len() {
             self.long = Some((group, end));
         } else {

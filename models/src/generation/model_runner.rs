@@ -12,9 +12,9 @@ use super::{
     top_logprobs::TopLogprobs,
 };
 use crate::{
-    Decoder, KvCache, Result,
+    Decoder, Error, KvCache, Result, RouteShape,
     decoder::{
-        Pieces, Prefill, Step,
+        Chosen, Pieces, Prefill, Step,
         kv_cache::{SCRATCH_BLOCK, blocks_of},
     },
     model::{Model, Weights},
@@ -32,6 +32,8 @@ pub(super) struct ModelRunner {
     device: Device,
     /// `None` if the device or the decoder does not support recording.
     recorder: Option<Recorder>,
+    /// Sizes of a token's routes, if they are recorded.
+    routes: Option<RouteShape>,
 }
 
 impl ModelRunner {
@@ -52,7 +54,23 @@ impl ModelRunner {
         }
         let (device, recorder) = (like.device(), recorder.ok());
         let weights = decoder.prepare(weights)?;
-        Ok(ModelRunner { decoder, weights, cache, device, recorder })
+        Ok(ModelRunner { decoder, weights, cache, device, recorder, routes: None })
+    }
+
+    /// Records the routes of tokens from now on.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if no layer has experts that tell their choice, or libtorch's error (out of memory).
+    pub fn record_routes(&mut self) -> Result<()> {
+        let problem = "no layer has experts that tell their choice".to_owned();
+        let shape = self.decoder.route_shape().ok_or(Error::Input { what: "routes", problem })?;
+        self.routes = Some(shape);
+        self.recorder.as_mut().map_or(Ok(()), |recorder| recorder.keep_routes(shape))
+    }
+
+    /// Returns the sizes of a token's routes, if they are recorded.
+    pub fn routes(&self) -> Option<RouteShape> {
+        self.routes
     }
 
     pub fn decoder(&self) -> &Decoder {
@@ -66,13 +84,13 @@ impl ModelRunner {
 
     /// Runs the tokens of each group from the start, with the training forward. Returns a token for each
     /// sequence.
-    pub fn prompts(&mut self, groups: &[Group]) -> Result<Vec<Sampled>> {
+    pub fn prompts(&mut self, groups: &mut [Group]) -> Result<Vec<Sampled>> {
         if groups.is_empty() {
             return Ok(Vec::new());
         }
         let (mut tokens, mut lengths, mut last_rows) = (Vec::new(), Vec::new(), Vec::new());
         let (mut rows, mut places) = (Vec::new(), Vec::new());
-        for group in groups {
+        for group in &*groups {
             group.destinations(0..group.len(), tokens.len(), &mut rows, &mut places);
             tokens.extend(group.first().tokens());
             lengths.push(group.len() as i64);
@@ -91,21 +109,24 @@ impl ModelRunner {
             rows: self.upload(&rows)?,
             places: self.upload(&places)?,
         };
-        let logits = self.run(|decoder, weights, cache| decoder.prefill(weights, &inputs, cache))?;
+        let mut chosen = self.routes.map(|_| Vec::new());
+        let logits =
+            self.run(|decoder, weights, cache| decoder.prefill(weights, &inputs, cache, &mut chosen))?;
+        self.add_routes(groups.iter_mut().map(|group| (0..group.len(), group)), chosen)?;
         let of_rows = groups.iter().enumerate();
         self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
     }
 
     /// Runs the tokens of groups at the given positions; earlier tokens are cached. Returns a token for each
     /// sequence of the groups whose last token is among them.
-    pub fn pieces(&mut self, pieces: &[(&Group, Range<usize>)]) -> Result<Vec<Sampled>> {
+    pub fn pieces(&mut self, pieces: &mut [(Group, Range<usize>)]) -> Result<Vec<Sampled>> {
         if pieces.is_empty() {
             return Ok(Vec::new());
         }
         let (mut tokens, mut positions, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
         let (mut rows, mut places) = (Vec::new(), Vec::new());
-        let (mut last_rows, mut ending) = (Vec::new(), Vec::new());
-        for (group, of_group) in pieces {
+        let mut last_rows = Vec::new();
+        for (group, of_group) in &*pieces {
             group.destinations(of_group.clone(), tokens.len(), &mut rows, &mut places);
             tokens.extend(group.first().tokens().skip(of_group.start).take(of_group.len()));
             positions.extend(of_group.clone().map(|position| position as i64));
@@ -113,7 +134,6 @@ impl ModelRunner {
             contexts.push((of_group.len() as i64, self.upload(&context)?));
             if of_group.end == group.len() {
                 last_rows.push(tokens.len() as i64 - 1);
-                ending.push(*group);
             }
         }
         let padded = padded_rows(tokens.len());
@@ -133,14 +153,18 @@ impl ModelRunner {
             places: self.upload(&places)?,
             contexts,
         };
-        let hidden = self.run(|decoder, weights, cache| decoder.extend(weights, &inputs, cache))?;
-        if ending.is_empty() {
+        let mut chosen = self.routes.map(|_| Vec::new());
+        let hidden =
+            self.run(|decoder, weights, cache| decoder.extend(weights, &inputs, cache, &mut chosen))?;
+        self.add_routes(pieces.iter_mut().map(|(group, of_group)| (of_group.clone(), group)), chosen)?;
+        if last_rows.is_empty() {
             return Ok(Vec::new());
         }
         pad(&mut last_rows);
         let last = hidden.f_index_select(0, &self.upload(&last_rows)?)?;
         let logits = self.run(|decoder, weights, _| decoder.logits(weights, &last))?;
-        let of_rows = ending.into_iter().enumerate();
+        let ending = pieces.iter().filter(|(group, of_group)| of_group.end == group.len());
+        let of_rows = ending.map(|(group, _)| group).enumerate();
         self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
     }
 
@@ -179,8 +203,33 @@ impl ModelRunner {
             places: of_live(&|sequence| sequence.place(sequence.len() - 1))?,
             tables: self.upload(&tables)?.f_view([-1, table_len as i64])?,
         };
-        let logits = self.run(|decoder, weights, cache| decoder.decode(weights, &inputs, cache))?;
-        self.choose(&logits, live.iter().enumerate())
+        let mut chosen = self.routes.map(|_| Vec::new());
+        let logits =
+            self.run(|decoder, weights, cache| decoder.decode(weights, &inputs, cache, &mut chosen))?;
+        let mut sampled = self.choose(&logits, live.iter().enumerate())?;
+        if let (Some(shape), Some(chosen)) = (self.routes, chosen) {
+            let bytes = shape.bytes_of(&Tensor::f_stack(&chosen, 1)?)?;
+            let routes = bytes.chunks_exact(shape.token_bytes());
+            sampled.iter_mut().zip(routes).for_each(|(sampled, route)| sampled.route = route.to_vec());
+        }
+        Ok(sampled)
+    }
+
+    /// Adds the experts of a pass's rows, if they are recorded, to the groups that have the rows one after the other.
+    fn add_routes<'a>(
+        &self,
+        groups: impl Iterator<Item = (Range<usize>, &'a mut Group)>,
+        chosen: Chosen,
+    ) -> Result<()> {
+        let (Some(shape), Some(chosen)) = (self.routes, chosen) else { return Ok(()) };
+        let bytes = shape.bytes_of(&Tensor::f_stack(&chosen, 1)?)?;
+        let mut rest = bytes.as_slice();
+        for (positions, group) in groups {
+            let (own, behind) = rest.split_at(positions.len() * shape.token_bytes());
+            group.add_routes(shape, positions, own);
+            rest = behind; // at last the padding's
+        }
+        Ok(())
     }
 
     fn run(

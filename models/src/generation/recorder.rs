@@ -20,7 +20,7 @@ use super::{
     top_logprobs::TopLogprobs,
 };
 use crate::{
-    Decoder, KvCache, Result, Room,
+    Decoder, KvCache, Result, Room, RouteShape,
     decoder::{
         StepMemory,
         kv_cache::{BLOCK_TOKENS, SCRATCH_BLOCK, blocks_of},
@@ -52,6 +52,9 @@ pub(super) struct Recorder {
     seen: Tensor,
     chosen: Tensor,
     logprobs: Tensor,
+    /// Routes of all rows of [`STEPS_AHEAD`] steps, `[steps, rows, layers, J]`, if they are recorded; a step with fewer rows
+    /// is at the front of its part.
+    routes: Option<(RouteShape, Tensor)>,
     /// Words per row of `seen`.
     words: usize,
     /// Maximum sequence length.
@@ -111,11 +114,21 @@ impl Recorder {
             seen: zeros(rows * words, Kind::Int)?,
             chosen: zeros(rows * STEPS_AHEAD, Kind::Int64)?,
             logprobs: zeros(rows * STEPS_AHEAD, Kind::Float)?,
+            routes: None,
             words,
             longest,
             is_strict: decoder.is_strict(),
             recorded: HashMap::new(),
         })
+    }
+
+    /// Records the routes of tokens, before the first step.
+    pub fn keep_routes(&mut self, shape: RouteShape) -> Result<()> {
+        self.memory.keep_routes(shape)?;
+        let rows = self.memory.tokens.size()[0];
+        let size = [STEPS_AHEAD as i64, rows, shape.layers as i64, shape.per_token as i64];
+        self.routes = Some((shape, Tensor::f_zeros(size, (shape.kind(), self.tables.device()))?));
+        Ok(())
     }
 
     /// Runs up to [`STEPS_AHEAD`] steps, for which the sequences already have blocks. Runs one step if a
@@ -140,7 +153,8 @@ impl Recorder {
         let sequences: Vec<&Sequence> = live.iter().collect();
         self.upload_inputs(&sequences, key)?;
         let stream = Stream::torch(&self.device)?;
-        let logits = self.memory.first(live.len() as i64)?.logits;
+        let memory = self.memory.first(live.len() as i64)?;
+        let (logits, routes) = (&memory.logits, memory.routes()?);
         let mut top_logprobs = Vec::with_capacity(steps);
         for step in 0..steps {
             self.recorded[&key].graph.launch(&stream)?;
@@ -148,12 +162,16 @@ impl Recorder {
                 // Overlaps with the device's work.
                 self.upload_choices(&sequences, steps)?;
             }
-            top_logprobs.push(TopLogprobs::of(&logits, &sequences)?);
-            self.sample(&logits, &sequences, step)?;
+            if let (Some(of_step), Some((_, all))) = (&routes, &self.routes) {
+                all.f_get(step as i64)?.f_narrow(0, 0, live.len() as i64)?.f_copy_(of_step)?;
+            }
+            top_logprobs.push(TopLogprobs::of(logits, &sequences)?);
+            self.sample(logits, &sequences, step)?;
         }
         let room = self.memory.room();
         room.map_or(Ok(()), Room::watch)?;
         let mut sampled = self.read(live.len(), steps)?;
+        self.read_routes(&mut sampled)?;
         room.map_or(Ok(()), Room::check)?;
         for (of_step, sampled) in top_logprobs.iter().zip(&mut sampled) {
             if let Some(of_step) = of_step {
@@ -288,6 +306,18 @@ impl Recorder {
         let sampled = tokens.iter().zip(&logprobs).map(|(&token, &logprob)| Sampled::new(token, logprob));
         let sampled: Vec<Sampled> = sampled.collect();
         Ok(sampled.chunks(rows).map(<[Sampled]>::to_vec).collect())
+    }
+
+    /// Adds the routes of the steps' rows, if they are recorded, to the tokens that their passes chose.
+    fn read_routes(&self, sampled: &mut [Vec<Sampled>]) -> Result<()> {
+        let Some((shape, all)) = &self.routes else { return Ok(()) };
+        let rows = sampled.first().map_or(0, Vec::len) as i64;
+        let bytes = shape.bytes_of(&all.f_narrow(0, 0, sampled.len() as i64)?.f_narrow(1, 0, rows)?)?;
+        let routes = bytes.chunks_exact(shape.token_bytes());
+        for (sampled, route) in sampled.iter_mut().flatten().zip(routes) {
+            sampled.route = route.to_vec();
+        }
+        Ok(())
     }
 
     fn tables_of(&self, rows: usize, tokens: usize) -> Result<Tensor> {

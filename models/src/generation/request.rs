@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{Format, SampleId, SamplingParams, sampling::Sampled};
+use crate::Routes;
 
 /// A prompt and its requested completions. The prompt runs once for all of them.
 #[derive(Clone, Debug)]
@@ -62,6 +63,10 @@ pub struct Completion {
     /// Most likely tokens at each position, in descending order, with log-probabilities as in `logprobs`.
     /// [`SamplingParams::top_logprobs`] sets their number; empty if that is 0.
     pub top_logprobs: Vec<Vec<(i64, f32)>>,
+    /// Experts of the tokens of prompt and completion that have run, if the engine [records
+    /// them](super::Engine::recording_routes). The last token of a completion is never run. A token keeps those of the
+    /// pass that ran it first, with the weights of that time.
+    pub routes: Routes,
     /// Policy versions that sampled the tokens, in order.
     pub policies: Vec<PolicySpan>,
     /// Reason for the end; `None` before the end or after an abort.
@@ -94,7 +99,9 @@ impl Completion {
         self.ending == Some(Ending::Stop)
     }
 
-    pub(super) fn push(&mut self, Sampled { token, logprob, top_logprobs }: Sampled, version: u64) {
+    pub(super) fn push(&mut self, sampled: Sampled, version: u64) {
+        let Sampled { token, logprob, top_logprobs, route } = sampled;
+        self.routes.append(&route);
         self.tokens.push(token);
         self.logprobs.push(logprob);
         if !top_logprobs.is_empty() {

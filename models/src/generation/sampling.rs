@@ -107,11 +107,13 @@ pub(crate) struct Sampled {
     pub logprob: f32,
     /// See [`super::Completion::top_logprobs`].
     pub top_logprobs: Vec<(i64, f32)>,
+    /// Routes of the token before it, whose pass chose it, if they are recorded and not yet known.
+    pub route: Vec<u8>,
 }
 
 impl Sampled {
     pub fn new(token: i64, logprob: f32) -> Sampled {
-        Sampled { token, logprob, top_logprobs: Vec::new() }
+        Sampled { token, logprob, top_logprobs: Vec::new(), route: Vec::new() }
     }
 }
 

@@ -8,6 +8,7 @@ use super::{
     format::FormatState,
     sampling::{Sampled, sample},
 };
+use crate::RouteShape;
 use crate::decoder::kv_cache::{BLOCK_TOKENS, blocks_of};
 
 /// A prompt with one completion so far.
@@ -122,6 +123,17 @@ impl Group {
         }
         for _ in 1..self.sequences.len() {
             shared.iter().for_each(|&block| pool.share(block));
+        }
+    }
+
+    /// Appends the routes of its tokens at `positions`, whose bytes are `bytes`, to those of every sequence, but those that it
+    /// knows from earlier passes.
+    pub fn add_routes(&mut self, shape: RouteShape, positions: Range<usize>, bytes: &[u8]) {
+        for sequence in &mut self.sequences {
+            let routes = &mut sequence.completion.routes;
+            let known =
+                routes.tokens(shape).checked_sub(positions.start).expect("earlier tokens have routes");
+            routes.append(&bytes[(known * shape.token_bytes()).min(bytes.len())..]);
         }
     }
 

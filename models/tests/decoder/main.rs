@@ -12,5 +12,6 @@ mod lora;
 mod prefix_cache;
 mod properties;
 mod recorded;
+mod routes;
 mod teacher;
 mod value;

@@ -23,7 +23,7 @@ pub use deepseek_v3::DeepseekV3;
 pub use operations::Pairs;
 
 use super::DecoderConfig;
-use super::block::Layer as Inputs;
+use super::layer::Layer as Inputs;
 use super::lora::Lora;
 use crate::Result;
 use crate::autograd::{Graph, store, trained};
