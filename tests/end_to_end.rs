@@ -50,6 +50,7 @@ mod restarts;
 mod resume;
 mod rewards;
 mod rollout_hosts;
+mod routing;
 mod run_folder;
 mod sequence;
 mod serve;

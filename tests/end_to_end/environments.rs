@@ -92,7 +92,7 @@ fn command(config: &str, run: &Path, sets: &[&str]) -> Command {
     command
 }
 
-fn run(folder: &TempDir, name: &str, sets: &[&str]) -> PathBuf {
+pub(super) fn run(folder: &TempDir, name: &str, sets: &[&str]) -> PathBuf {
     let run = folder.path().join(name);
     succeed(command(GUESS, &run, sets));
     run

@@ -27,7 +27,7 @@ fn free_port() -> u16 {
 }
 
 /// Returns the `--set` of `hosts` rollout hosts with so many devices each, and the port of rank 0 for them.
-fn hosts(devices: usize, hosts: usize) -> String {
+pub(super) fn hosts(devices: usize, hosts: usize) -> String {
     let port = free_port();
     format!("roles.rollout={{devices: {devices}, hosts: {{min: {hosts}, port: {port}, join_timeout_s: 60}}}}")
 }
@@ -42,7 +42,7 @@ pub(super) fn rollout_host(config: &str, host: &str, sets: &[&str]) -> Command {
 }
 
 /// Trains with `hosts` rollout hosts, which end well with the run.
-fn with_hosts(folder: &TempDir, name: &str, config: &str, hosts: usize, sets: &[&str]) -> PathBuf {
+pub(super) fn with_hosts(folder: &TempDir, name: &str, config: &str, hosts: usize, sets: &[&str]) -> PathBuf {
     let start = |_| Process::start(rollout_host(config, "127.0.0.1", sets));
     let started: Vec<Process> = (0..hosts).map(start).collect();
     let run = run_tiny(folder, name, config, sets);

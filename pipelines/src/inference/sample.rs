@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use anyroll_data::Tokenizer;
 use anyroll_models::{
-    Completion, Sequence,
+    Completion, Routes, Sequence,
     generation::{Ending, PolicySpan},
 };
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,10 @@ pub struct Sample {
     pub policies: Vec<PolicySpan>,
     /// Reason why it ended; `None` if it is in flight.
     pub ending: Option<Ending>,
+    /// Experts of the first tokens, if sampling [records them](super::Sampler::records_routing): of all but the last, which
+    /// is never run, and but observations that no turn follows.
+    #[serde(default)]
+    pub routes: Routes,
     /// The environment's results, if there is one.
     #[serde(default)]
     pub episode: Option<Episode>,
@@ -35,8 +39,8 @@ impl Sample {
     /// Creates a sample with an empty completion.
     pub fn begin(prompt: Vec<i64>) -> Self {
         let prompt_len = prompt.len();
-        let (logprobs, policies) = (Vec::new(), Vec::new());
-        Self { tokens: prompt, prompt_len, logprobs, policies, ending: None, episode: None }
+        let (logprobs, policies, routes) = (Vec::new(), Vec::new(), Routes::default());
+        Self { tokens: prompt, prompt_len, logprobs, policies, ending: None, routes, episode: None }
     }
 
     /// Returns true if it ended by itself.
@@ -71,7 +75,7 @@ impl Sample {
         let tokens = self.tokens[self.context_len()..].to_vec();
         let (_, policies) = split(&self.policies, self.sampled_before());
         let logprobs = self.logprobs[self.sampled_before()..].to_vec();
-        Completion { tokens, logprobs, policies, ..Completion::default() }
+        Completion { tokens, logprobs, policies, routes: self.routes.clone(), ..Completion::default() }
     }
 
     /// Replaces the last turn by the engine's result.
@@ -88,6 +92,7 @@ impl Sample {
                 None => self.policies.push(span),
             }
         }
+        self.routes = turn.routes;
         self.ending = turn.ending;
     }
 

@@ -97,6 +97,8 @@ pub struct Sampler {
     pub cache_memory: f64,
     /// CPU threads during sampling; `None` leaves them unchanged.
     pub threads: Option<usize>,
+    /// True if samples carry the experts of their tokens: see [`Sample::routes`].
+    pub records_routing: bool,
 }
 
 /// Least context for which the KV cache is kept between turns on devices that launch kernels. Attention over
@@ -154,7 +156,8 @@ impl Sampler {
     ) -> Result<Sampled> {
         let _threads = self.threads.map(Threads::set);
         // The cache lives no longer than this call: training has none.
-        let mut engine = self.capacity(asked).engine(&self.model, weights, version, &self.compute)?;
+        let engine = self.capacity(asked).engine(&self.model, weights, version, &self.compute)?;
+        let mut engine = if self.records_routing { engine.recording_routes()? } else { engine };
         let mut turns = Turns {
             asked,
             limits: limits(asked),

@@ -226,6 +226,7 @@ impl LoadedModel {
             stop: stop.to_vec(),
             cache_memory: memory,
             threads: None,
+            records_routing: false,
         }
     }
 

@@ -268,6 +268,30 @@ pub const DECLARED: &[Declared] = &[
         "Largest difference of a token's log-prob between sampling and training on the same weights.",
     ),
     Declared::new(
+        "rollout/routing_diff",
+        "share",
+        Mean,
+        "Share of tokens and layers whose experts of sampling differ from those of training's router on the same weights.",
+    ),
+    Declared::new(
+        "router/entropy",
+        "nats",
+        Mean,
+        "Entropy of a token's probabilities of experts, over the layers with experts.",
+    ),
+    Declared::new(
+        "router/load_max",
+        "",
+        Max,
+        "Tokens of a layer's most loaded expert over the mean of its experts: 1 if all have as many.",
+    ),
+    Declared::new(
+        "router/idle_experts",
+        "",
+        Sum,
+        "Experts without a token in the step, over the layers with experts.",
+    ),
+    Declared::new(
         "rollout/weight_mean",
         "",
         Mean,

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Result,
-    train::{Exchange, MicroBatch, Purpose, reduced},
+    train::{Exchange, MicroBatch, Purpose, RouterStats, reduced},
 };
 
 type TchResult<T> = std::result::Result<T, TchError>;
@@ -279,6 +279,8 @@ pub struct Seen {
     sums: Option<Tensor>,
     /// The sum of the entropies of the answers' tokens, fp64.
     entropy: Option<Tensor>,
+    /// Statistics of the routers of experts.
+    pub routers: RouterStats,
     /// Rows that went through the model.
     pub rows: i64,
     /// Rows without sharing of prefixes.
@@ -328,6 +330,7 @@ pub fn learn<M: Answering>(
         let reference = batch.reference.as_ref().map(part_of).transpose()?;
         done += part.len();
         (seen.rows, seen.inputs) = (seen.rows + packed.tokens(), seen.inputs + packed.inputs());
+        let packed = packed.watching(0.0);
         policy.accumulate(&packed, |scores| {
             let said = M::of_answers(scores, &lengths)?.map(|of| of.f_set_requires_grad(true))?;
             let lengths_fp64 = lengths.f_to_kind(Kind::Double)?;
@@ -338,6 +341,7 @@ pub fn learn<M: Answering>(
             seen.entropy = Some(added(seen.entropy.take(), M::entropy(scores)?)?);
             Ok(M::gradient(&of_answers, &lengths, packed.targets())?)
         })?;
+        seen.routers.add(&packed, false)?;
     }
     Ok(seen)
 }

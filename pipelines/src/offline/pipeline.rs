@@ -176,6 +176,7 @@ fn sampler(base: &BaseModel, task: &TextTask, model: Arc<Decoder>, place: &Place
         compute: Stream::torch(&place.device)?,
         tokenizer: base.tokenizer.clone(),
         threads: None,
+        records_routing: false,
     })
 }
 

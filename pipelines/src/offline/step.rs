@@ -176,6 +176,7 @@ impl TextTask {
         let stepped = learner.finish(update)?;
 
         let mut metrics = self.learnt(exchange, &seen, batch.whole, drawn.answered)?;
+        metrics.merge(seen.routers.metrics(exchange, false, false)?);
         metrics.merge(stepped.metrics);
         metrics.insert("perf/allocated_bytes", stepped.allocated_bytes);
         metrics.insert("perf/shared_rows", 1.0 - seen.rows as f64 / seen.inputs as f64);

@@ -25,6 +25,7 @@ mod reference;
 mod resolve;
 mod reward_models;
 mod rewards;
+mod routing;
 mod sequence;
 mod shards;
 mod stage;

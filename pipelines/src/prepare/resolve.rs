@@ -10,7 +10,9 @@ use anyroll_config::{
 use anyroll_data::files;
 
 use super::steps::Length;
-use super::{Purpose, answers, data, experts, expressed, layers, sequence, shards, steps, tensor, weights};
+use super::{
+    Purpose, answers, data, experts, expressed, layers, routing, sequence, shards, steps, tensor, weights,
+};
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
 use crate::train::MicroBatch;
@@ -62,6 +64,7 @@ pub(super) fn resolve(
     layers::check(config, opened, (world_size, local_ranks), at);
     experts::check(config, opened, (world_size, local_ranks), at);
     weights::check(config, opened, at);
+    routing::check(config, opened, at);
     shards::check(config, world_size, at);
     expressed::check(config, opened, at);
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));

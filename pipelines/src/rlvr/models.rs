@@ -31,7 +31,7 @@ impl Models {
     /// The policy's log-probs and entropies at these samples' tokens.
     pub fn policy_scores(&mut self, task: &Task, samples: &[Sample]) -> Result<[Tensor; 2]> {
         let device = self.learner.device();
-        let pack = |samples: &[Sample]| task.packing.pack(device, samples);
+        let pack = |samples: &[Sample]| task.packing.pack_for_policy(device, samples);
         scores(&mut self.learner.model, self.learner.micro_batch, samples, pack)
     }
 

@@ -1,7 +1,7 @@
 //! Packing of completions into batches.
 
 use anyroll_config::RlvrConfig;
-use anyroll_models::{PackedBatch, Sequence, targets_in};
+use anyroll_models::{Decoder, PackedBatch, RouteShape, Sequence, targets_in};
 
 use crate::{
     Result,
@@ -21,18 +21,21 @@ pub struct Packing {
     pub has_turns: bool,
     /// True if the policy's adapters have dropout in training.
     pub drops: bool,
+    /// Sizes of a token's routes, if the policy's training takes those of sampling.
+    pub routes: Option<RouteShape>,
     /// The run's seed.
     pub seed: u64,
 }
 
 impl Packing {
     /// Creates the packing from `config`, a section of `run`.
-    pub fn new(run: &Run, config: &RlvrConfig, drops: bool) -> Self {
+    pub fn new(run: &Run, config: &RlvrConfig, policy: &Decoder) -> Self {
         Self {
             share_prompts: run.shares_prompts,
             temperature: config.rollout.temperature,
             has_turns: config.rollout.environment.is_some(),
-            drops,
+            drops: policy.drops(),
+            routes: if config.rollout.replay_routing { policy.route_shape() } else { None },
             seed: run.config.seed,
         }
     }
@@ -51,6 +54,14 @@ impl Packing {
         Ok(packed.keeping(&targets_in(turns))?)
     }
 
+    /// Packs samples for a forward pass of the policy, which sends their tokens to the experts of sampling if it replays
+    /// these.
+    pub fn pack_for_policy(&self, device: tch::Device, samples: &[Sample]) -> Result<PackedBatch> {
+        let packed = self.pack(device, samples)?;
+        let Some(shape) = self.routes else { return Ok(packed) };
+        Ok(packed.with_routes(&samples.iter().map(|sample| &sample.routes).collect::<Vec<_>>(), shape)?)
+    }
+
     /// Packs samples for the `pass`-th training pass. Dropout of a sample depends on its index in that pass, over all
     /// ranks.
     pub fn pack_to_train(
@@ -60,7 +71,7 @@ impl Packing {
         pass: u64,
         numbers: &[usize],
     ) -> Result<PackedBatch> {
-        let batch = self.pack(device, samples)?;
+        let batch = self.pack_for_policy(device, samples)?;
         if !self.drops {
             return Ok(batch);
         }

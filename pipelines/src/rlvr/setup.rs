@@ -58,7 +58,7 @@ impl Task {
                 mini_batches: config.mini_batches,
                 world_size: run.world_size,
             },
-            packing: Packing::new(run, config, model.drops()),
+            packing: Packing::new(run, config, model),
             has_adapters: base.lora.is_some(),
         }
     }

@@ -153,6 +153,7 @@ fn of_update(task: &Task, scored: &Scored, update: &PolicyUpdate) -> Metrics {
     metrics.insert("perf/rank_balance", update.rank_balance);
     metrics.insert("time/load_s", update.load_wait.as_secs_f64());
     metrics.merge(update.stepped.metrics.clone());
+    metrics.merge(update.routers.clone());
     metrics
 }
 

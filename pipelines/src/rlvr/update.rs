@@ -13,7 +13,7 @@ use super::{
 use crate::{
     Error, Result,
     metrics::Metrics,
-    train::{Exchange, Learner, MiniBatch, Stepped, reduced},
+    train::{Exchange, Learner, MiniBatch, RouterStats, Stepped, reduced},
 };
 
 /// Results of an update of the policy, over all ranks.
@@ -22,6 +22,8 @@ pub struct PolicyUpdate {
     pub totals: LossTotals,
     /// Results of the optimizer steps.
     pub stepped: Stepped,
+    /// Metrics of the routers over all ranks; empty without experts.
+    pub routers: Metrics,
     /// Fraction of the sequences' tokens that shared prompts saved.
     pub shared_rows: f64,
     /// Mean number of a rank's training rows over the largest.
@@ -91,7 +93,7 @@ fn update_policy(
         None => (&scored.own, &batch.targets, share.samples_of(exchange.rank()).collect()),
     };
     let lengths = token_counts(samples);
-    let mut stats = LossStats::default();
+    let (mut stats, mut routers) = (LossStats::default(), RouterStats::default());
     let (mut rows, mut inputs) = (0, 0);
     let update = learner.update(step, config.epochs, share.mini_batches, |policy, mini_batch| {
         let MiniBatch { epoch, index } = mini_batch;
@@ -101,6 +103,7 @@ fn update_policy(
             let pass = step * config.epochs as u64 + epoch as u64;
             let packed = packing.pack_to_train(device, &samples[part.clone()], pass, &numbers[part])?;
             (rows, inputs) = (rows + packed.tokens(), inputs + packed.inputs());
+            let packed = packed.watching(0.0);
             policy.accumulate(&packed, |scores| {
                 if mini_batch.is_first() {
                     // The weights are still those of the step. Differences come from the engine, or from older
@@ -109,6 +112,7 @@ fn update_policy(
                 }
                 Ok(policy_loss(&config.algorithm, scores, &targets, count, &mut stats)?)
             })?;
+            routers.add(&packed, mini_batch.is_first())?;
         }
         Ok(())
     })?;
@@ -121,6 +125,7 @@ fn update_policy(
     Ok(PolicyUpdate {
         totals,
         stepped,
+        routers: routers.metrics(exchange, false, packing.routes.is_some())?,
         shared_rows: 1.0 - rows as f64 / inputs as f64,
         rank_balance: all_rows / (most_rows * exchange.world_size() as f64),
         load_wait: learner.model.load_wait()?,

@@ -193,6 +193,11 @@ pub struct RolloutConfig {
     /// other defaults. Default `policy`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub weights: RolloutWeights,
+    /// True if training sends each token of a mixture of experts to the experts that it went to in sampling, in the
+    /// behaviour log-probs and in every pass of the loss (R3). Their weights are those of training's router, which learns
+    /// through them. The reference and the critic choose their own. Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub replay_routing: bool,
     /// Environment that replies to the model, turn by turn. Default: none, and a completion is one turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<EnvironmentConfig>,

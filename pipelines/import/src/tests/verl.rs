@@ -523,3 +523,26 @@ fn its_supervised_trainer_with_engines() {
     );
     check_refused(&megatron, &["engine"]);
 }
+
+#[test]
+fn experts_of_sampling_are_replayed() {
+    let command = |mode: &str| {
+        format!(
+            "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=m data.train_files=a.parquet \
+             actor_rollout_ref.rollout.enable_rollout_routing_replay=True {mode}\n"
+        )
+    };
+    let replays = |import: &Import| import.yaml().contains("replay_routing: true");
+    for section in ["", "megatron."] {
+        let key = format!("actor_rollout_ref.actor.{section}router_replay.mode");
+        let import = imported("run.sh", &command(&format!("{key}=R3")), Origin::Verl);
+        assert!(replays(&import), "{}", import.yaml());
+        check_rows(&import, &[(&key, "mapped")]);
+        let import = imported("run.sh", &command(&format!("{key}=R2")), Origin::Verl);
+        assert!(!replays(&import));
+        check_rows(&import, &[(&key, "refused")]);
+        let import = imported("run.sh", &command(&format!("{key}=disabled")), Origin::Verl);
+        assert!(!replays(&import));
+        check_rows(&import, &[(&key, "no effect")]);
+    }
+}

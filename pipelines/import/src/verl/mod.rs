@@ -51,6 +51,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     name(ledger);
     ledger.fill("backend", "auto");
     model(ledger);
+    router_replay(ledger);
     strategy(ledger);
     batches(ledger);
     run(ledger);
@@ -125,6 +126,24 @@ fn model(ledger: &mut Ledger) {
     }
     if ledger.number(&format!("{MODEL}.lora.rank")).is_none_or(|rank| rank == 0.0) {
         ledger.idle_all(&[(&format!("{MODEL}.lora.*"), "off")]);
+    }
+}
+
+/// Replay of experts: R3 that of sampling, R2 that of training's own pass before the step.
+fn router_replay(ledger: &mut Ledger) {
+    let recorded = format!("{ROLLOUT}.enable_rollout_routing_replay");
+    ledger.idle_all(&[(&recorded, "sampling records experts if training replays them")]);
+    for section in [ACTOR.to_owned(), format!("{ACTOR}.megatron"), format!("{ACTOR}.fsdp_config")] {
+        let key = format!("{section}.router_replay.mode");
+        match ledger.text(&key).as_deref() {
+            None => {}
+            Some("disabled" | "None" | "null") => ledger.idle(&key, "off"),
+            Some("R3") => ledger.map(&key, &format!("{R}.rollout.replay_routing"), true),
+            Some(_) => {
+                let why = "experts of training's own pass are not replayed; those of sampling are, by R3";
+                ledger.refuse(&key, why);
+            }
+        }
     }
 }
 

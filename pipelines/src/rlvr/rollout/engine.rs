@@ -177,5 +177,6 @@ pub fn sampler(
         stop: rollout.stop.clone(),
         cache_memory: rollout.kv_cache.memory,
         threads,
+        records_routing: rollout.replay_routing,
     }
 }
