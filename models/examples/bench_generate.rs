@@ -1,11 +1,12 @@
 //! Times generation with random weights in bf16 on the first GPU: `bench_generate SIZE BATCH... [--prompt
-//! 256] [--tokens 512] [--group 1] [--lora RANK [--merged]] [--fp16] [--fp8] [--strict] [--steps]`.
+//! 256] [--tokens 512] [--group 1] [--lora RANK [--merged]] [--fp16] [--fp8] [--strict] [--routes]
+//! [--steps]`.
 //!
 //! SIZE is 0.5b, 1.5b or 7b (Qwen2.5's shapes), olmo2-1b, or a mixture: olmoe, or 30b-a3b (Qwen3's shape, 61
 //! GB of weights). `--group` samples share a prompt. With `--lora` every matrix of a layer has an adapter;
 //! `--merged` merges them first and reports the time. `--fp16` takes fp16 in place of bf16. `--fp8`
-//! keeps the layers' matrices in 8 bits. `--strict` computes row by row. Prints one JSON line
-//! per batch size; `--steps` adds the times of the single operations of a decoding step.
+//! keeps the layers' matrices in 8 bits. `--strict` computes row by row. `--routes` records the
+//! experts of a mixture's tokens. Prints one JSON line per batch size; `--steps` adds the times of the single operations of a decoding step.
 //! `bench/generate/run.py` runs it against its peer.
 
 #![forbid(unsafe_code)]
@@ -30,7 +31,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1).peekable();
     let size = arguments.next().expect("usage: bench_generate SIZE BATCH..., see its source");
     let (mut batches, mut lora, mut merged, mut strict, mut steps) = (Vec::new(), None, false, false, false);
-    let (mut dtype, mut fp8) = (DType::Bf16, false);
+    let (mut dtype, mut fp8, mut routes) = (DType::Bf16, false, false);
     let mut work = Work { prompt: 256, tokens: 512, group: 1 };
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().expect("a number follows").parse().expect("a number");
@@ -43,6 +44,7 @@ fn main() {
             "--fp16" => dtype = DType::F16,
             "--fp8" => fp8 = true,
             "--strict" => strict = true,
+            "--routes" => routes = true,
             "--steps" => steps = true,
             batch => batches.push(batch.parse::<usize>().expect("a batch size")),
         }
@@ -83,7 +85,8 @@ fn main() {
             let cache = KvCache::new(&config, blocks, dtype, &stream).unwrap();
             let weights =
                 weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
-            let mut engine = Engine::new(decoder.clone(), weights, 0, cache, Limits::new(batch)).unwrap();
+            let engine = Engine::new(decoder.clone(), weights, 0, cache, Limits::new(batch)).unwrap();
+            let mut engine = if routes { engine.recording_routes().unwrap() } else { engine };
             generate(&mut engine, batch, work, &config)
         };
         run(); // libraries and kernels are loaded
@@ -92,7 +95,7 @@ fn main() {
         let made = (batch * tokens) as f64;
         println!(
             "{{\"size\": \"{size}\", \"dtype\": \"{dtype:?}\", \"batch\": {batch}, \"prompt\": {prompt}, \"tokens\": {tokens}, \
-             \"group\": {group}, \"lora\": {}, \"fp8\": {fp8}, \"weight_bytes\": {weight_bytes}, \"merged\": {merged}, \"strict\": {strict}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
+             \"group\": {group}, \"lora\": {}, \"fp8\": {fp8}, \"routes\": {routes}, \"weight_bytes\": {weight_bytes}, \"merged\": {merged}, \"strict\": {strict}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
             lora.unwrap_or(0),
             made / whole.as_secs_f64(),
             prefill.as_secs_f64(),

@@ -8,7 +8,8 @@ use super::asynchronous::{UNEVEN, assert_repeats};
 use super::rollout_hosts::{hosts, with_hosts};
 use super::sequence::assert_near;
 use super::{
-    ONE_RANK, TWO_RANKS, anyroll, assert_same, environments, fail, lasting_metrics, metrics, run_tiny, series,
+    ONE_RANK, TWO_RANKS, anyroll, assert_same, environments, fail, lasting_metrics, metrics, offline,
+    run_tiny, series,
 };
 
 const REPLAY: &str = "pipeline.rlvr.rollout.replay_routing=true";
@@ -19,6 +20,17 @@ const MIXTURE: [&str; 4] = [
     "model.decoder.moe_intermediate_size=24",
 ];
 
+/// With one mini-batch, all passes of a step are on the weights that sampled. There is no warm-up, whose steps multiply
+/// differences of rounding through other choices.
+const NO_WARMUP: [&str; 6] = [
+    "model.decoder.max_length=24",
+    "pipeline.rlvr.warmup.steps=0",
+    "pipeline.rlvr.steps=5",
+    "pipeline.rlvr.mini_batches=1",
+    "pipeline.rlvr.rollout.max_new_tokens=8",
+    "pipeline.rlvr.reward=[{regex: {pattern: '^.{0,4}$'}}]",
+];
+
 fn run(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> PathBuf {
     run_tiny(folder, name, config, &[&MIXTURE, sets].concat())
 }
@@ -26,18 +38,10 @@ fn run(folder: &TempDir, name: &str, config: &str, sets: &[&str]) -> PathBuf {
 #[test]
 fn replayed_choices_of_the_same_weights_change_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    // With one mini-batch, all passes of a step are on the weights that sampled. There is no warm-up, whose steps multiply
-    // differences of rounding through other choices.
-    let steps = [
-        "model.decoder.max_length=24",
-        "pipeline.rlvr.warmup.steps=0",
-        "pipeline.rlvr.steps=5",
-        "pipeline.rlvr.mini_batches=1",
-        "pipeline.rlvr.rollout.max_new_tokens=8",
-        "pipeline.rlvr.reward=[{regex: {pattern: '^.{0,4}$'}}]",
-        "pipeline.rlvr.algorithm.old_logprobs=recompute",
-    ];
-    let of = |name: &str, sets: &[&str]| run(&folder, name, TWO_RANKS, &[&steps, sets].concat());
+    let recompute = ["pipeline.rlvr.algorithm.old_logprobs=recompute"];
+    let of = |name: &str, sets: &[&str]| {
+        run(&folder, name, TWO_RANKS, &[&NO_WARMUP[..], &recompute, sets].concat())
+    };
     let plain = of("plain", &[]);
     let replayed = of("replayed", &[REPLAY]);
     assert!(series(&plain, "rollout/routing_diff").is_empty());
@@ -107,7 +111,53 @@ fn every_turn_of_an_episode_keeps_its_experts() {
 }
 
 #[test]
+fn the_balancing_loss_evens_the_load_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let coef = "pipeline.rlvr.algorithm.router_aux_loss_coef=0.3";
+    let of = |name: &str, sets: &[&str]| run(&folder, name, TWO_RANKS, &[&NO_WARMUP[..], sets].concat());
+    let (plain, balanced) = (of("plain", &[]), of("balanced", &[coef]));
+    assert!(series(&plain, "loss/router_balance").is_empty());
+    let balance = series(&balanced, "loss/router_balance");
+    // Two experts per token.
+    assert!(balance.len() == 5 && balance.iter().all(|it| (1.9..3.0).contains(it)), "{balance:?}");
+    assert!(balance[4] < balance[0], "{balance:?}");
+    let [plain_norm, norm] = [&plain, &balanced].map(|run| series(run, "grad_norm")[0]);
+    assert!(norm != plain_norm);
+    // Each rank has the loss of its own micro-batches, whatever part of the weights it holds.
+    for (name, sets) in [
+        ("sharded", &["strategy.zero_stage=3", "strategy.recompute=full"]),
+        ("parts", &["strategy.tensor_parallel=2", "strategy.recompute=selective"]),
+    ] {
+        let other = of(name, &[&sets[..], &[coef]].concat());
+        assert_near(&balanced, &other);
+        for (own, other) in balance.iter().zip(series(&other, "loss/router_balance")) {
+            assert!((own - other).abs() < 1e-4, "{name}: {own} and {other}");
+        }
+    }
+    let slices = of("slices", &["strategy.sequence_parallel=2", coef]);
+    assert!(series(&slices, "loss/router_balance").iter().all(|it| (1.9..3.0).contains(it)));
+
+    let of = |name: &str, coef: &str| {
+        let coef = format!("pipeline.offline.router_aux_loss_coef={coef}");
+        offline::run(&folder, name, offline::SFT, &[&MIXTURE[..], &[&coef]].concat())
+    };
+    let [plain, balanced] = [of("sft", "1e-9"), of("balanced sft", "1")]
+        .map(|run| series(&run, "loss/router_balance").pop().unwrap());
+    assert!(balanced < plain, "{balanced} and {plain}");
+}
+
+#[test]
 fn a_model_without_experts_is_refused() {
+    for (set, more, problem) in [
+        ("pipeline.rlvr.algorithm.router_aux_loss_coef=0.1", &[][..], "the model has no layers with experts"),
+        ("pipeline.rlvr.algorithm.router_aux_loss_coef=-1", &[], "out of range"),
+        ("pipeline.rlvr.algorithm.router_aux_loss_coef=0.1", &["strategy.precision=fp16"], "is fp16"),
+    ] {
+        let sets = MIXTURE.iter().take(if problem.contains("no layers") { 0 } else { 4 }).copied();
+        let sets = sets.chain(more.iter().copied()).chain([set]).flat_map(|set| ["--set", set]);
+        let error = fail(anyroll(["check", ONE_RANK].into_iter().chain(sets)));
+        assert!(error.contains("router_aux_loss_coef: ") && error.contains(problem), "{problem}: {error}");
+    }
     let error = fail(anyroll(["check", ONE_RANK, "--set", REPLAY]));
     assert!(error.contains("pipeline.rlvr.rollout.replay_routing: "), "{error}");
     assert!(error.contains("the model has no layers with experts"), "{error}");

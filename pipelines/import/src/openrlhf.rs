@@ -16,7 +16,7 @@ use super::{
 const PACKED: &str = "sequences are always packed";
 
 /// Flat flags with their dotted replacements; all other rules use the dotted ones.
-pub(super) const FLAT_TO_DOTTED: [(&str, &str); 84] = [
+pub(super) const FLAT_TO_DOTTED: [(&str, &str); 85] = [
     ("eval_dataset", "eval.dataset"),
     ("eval_split", "eval.split"),
     ("eval_temperature", "eval.temperature"),
@@ -59,6 +59,7 @@ pub(super) const FLAT_TO_DOTTED: [(&str, &str); 84] = [
     ("dual_clip", "actor.dual_clip"),
     ("policy_loss_type", "actor.policy_loss_type"),
     ("entropy_loss_coef", "actor.entropy_coef"),
+    ("aux_loss_coef", "actor.aux_loss_coef"),
     ("advantage_estimator", "algo.advantage.estimator"),
     ("gamma", "algo.advantage.gamma"),
     ("lambd", "algo.advantage.lambd"),
@@ -164,7 +165,7 @@ pub(super) const IDLE: [(&str, &str); 37] = [
     ("actor.gradient_checkpointing_reentrant", "blocks are recomputed as a whole"),
 ];
 
-pub(super) const REFUSED: [(&str, &str); 18] = [
+pub(super) const REFUSED: [(&str, &str); 16] = [
     ("data.image_key", "prompts are texts: for records without images leave it out"),
     ("ds.zpg", "ZeRO++ is not supported"),
     ("ds.load_in_4bit", "weights are not quantised"),
@@ -181,8 +182,6 @@ pub(super) const REFUSED: [(&str, &str); 18] = [
     ("train.enable_ema", "averaging of weights is not supported"),
     ("enable_ema", "averaging of weights is not supported"),
     ("critic*", "set `pipeline.rlvr.critic` and the advantage `gae`"),
-    ("aux_loss_coef", "there is no load-balancing loss"),
-    ("actor.aux_loss_coef", "there is no load-balancing loss"),
     ("data.input_template", "prompts are rendered by the model's chat template"),
     ("prompt_data_probs", "write the files in a `mix` with their weights"),
     ("data.prompt_probs", "write the files in a `mix` with their weights"),
@@ -358,6 +357,7 @@ fn algorithm(ledger: &mut Ledger) {
         divergence(ledger, &a);
     }
     ledger.copy_number("actor.entropy_coef", &format!("{a}.entropy_coef"));
+    ledger.copy_number("actor.aux_loss_coef", &format!("{a}.router_aux_loss_coef"));
     correction(ledger, &a);
 }
 

@@ -75,10 +75,9 @@ const IDLE: [(&str, &str); 16] = [
     ("model.compute_fp32_loss_enable", "losses are computed in fp32 or above"),
 ];
 
-const REFUSED: [(&str, &str); 6] = [
+const REFUSED: [(&str, &str); 5] = [
     ("model.margin_loss_enable", "margins of pairs are not supported"),
     ("model.pretrain_mode_enable", "plain texts are trained only by `train_sft`, from `input_key`"),
-    ("model.aux_loss_coef", "there is no load-balancing loss"),
     ("tokenizer_chat_template", "the template is that of the model's folder"),
     ("data.tokenizer_chat_template", "the template is that of the model's folder"),
     ("data.dataset_probs", "write the files in a `mix` with their weights"),
@@ -132,6 +131,7 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
     data(ledger, trainer);
     ledger.idle_all(&IDLE);
     ledger.idle_all(&openrlhf::IDLE);
+    ledger.copy_number("model.aux_loss_coef", &format!("{P}.router_aux_loss_coef"));
     ledger.refuse_all(&REFUSED);
     ledger.refuse_all(&openrlhf::REFUSED);
 }

@@ -297,6 +297,7 @@ fn sampling(ledger: &mut Ledger) {
 fn algorithm(ledger: &mut Ledger) {
     let a = format!("{R}.algorithm");
     ledger.copy_number("beta", &format!("{a}.kl_coef"));
+    ledger.copy_number("router_aux_loss_coef", &format!("{a}.router_aux_loss_coef"));
     aggregation_of_terms(ledger);
     match ledger.peek("scale_rewards").map(|value| (values::truth(value), values::text(value))) {
         Some((Some(true), _)) => grpo_scale(ledger, "group_std"),

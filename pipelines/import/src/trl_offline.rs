@@ -103,6 +103,7 @@ pub(super) fn apply(ledger: &mut Ledger, trainer: Trainer) {
     batches(ledger, trainer);
     trl::steps(ledger, P, 1);
     trl::optimizer(ledger, P, 1);
+    ledger.copy_number("router_aux_loss_coef", &format!("{P}.router_aux_loss_coef"));
     match trainer {
         Trainer::Sft => sft(ledger),
         Trainer::Dpo => dpo(ledger),

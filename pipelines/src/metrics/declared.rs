@@ -204,6 +204,12 @@ pub const DECLARED: &[Declared] = &[
         Mean,
         "KL divergence from the reference as the loss has it, without its weight.",
     ),
+    Declared::new(
+        "loss/router_balance",
+        "",
+        Mean,
+        "Loss that balances experts, without its weight: the experts per token if all have as many tokens. `loss` has no part of it.",
+    ),
     Declared::new("loss/nll", "nats", Mean, "Negative log-likelihood of an answer's token."),
     Declared::new(
         "loss/preference",

@@ -255,6 +255,8 @@ pub struct Batch<'a> {
     pub reference: Option<Tensor>,
     /// Outputs of a teacher for the answers' tokens, if the objective uses them.
     pub taught: Option<&'a Taught>,
+    /// Weight of the loss that balances experts.
+    pub router_aux_loss_coef: f64,
     /// Totals of the whole step.
     pub whole: Whole,
 }
@@ -320,7 +322,9 @@ pub fn learn<M: Answering>(
     let whole = objective.answers();
     let counts: Vec<usize> = batch.sequences.chunks(whole).map(|it| token_counts(it).iter().sum()).collect();
     let micro_batch = batch.micro_batch.in_units_of(whole);
-    for units in micro_batch.split(&counts, 0..counts.len(), policy.group())? {
+    let micro_batches = micro_batch.split(&counts, 0..counts.len(), policy.group())?;
+    let balance = batch.router_aux_loss_coef / (micro_batches.len() * policy.group().world_size()) as f64;
+    for units in micro_batches {
         let part = &batch.sequences[units.start * whole..units.end * whole];
         let pass = Pass { first: pass.first + done, ..pass };
         let packed = beside_teacher(pack_to_train(drops, part, pass, device)?, batch.taught, &mut tokens)?;
@@ -330,7 +334,7 @@ pub fn learn<M: Answering>(
         let reference = batch.reference.as_ref().map(part_of).transpose()?;
         done += part.len();
         (seen.rows, seen.inputs) = (seen.rows + packed.tokens(), seen.inputs + packed.inputs());
-        let packed = packed.watching(0.0);
+        let packed = packed.watching(balance);
         policy.accumulate(&packed, |scores| {
             let said = M::of_answers(scores, &lengths)?.map(|of| of.f_set_requires_grad(true))?;
             let lengths_fp64 = lengths.f_to_kind(Kind::Double)?;

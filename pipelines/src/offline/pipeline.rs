@@ -276,8 +276,9 @@ impl TextTask {
 
     /// Source of the steps' records.
     pub fn lesson(&self) -> Lesson<'_> {
-        let turns = self.config.turns;
-        Lesson { dataset: &self.dataset, tokenizer: &self.tokenizer, seed: self.seed, turns }
+        let OfflineConfig { turns, router_aux_loss_coef, .. } = self.config;
+        let (dataset, tokenizer) = (&self.dataset, &self.tokenizer);
+        Lesson { dataset, tokenizer, seed: self.seed, turns, router_aux_loss_coef }
     }
 
     /// Outputs of the frozen copy, or of the policy without adapters, for the answers and for `strangers`,

@@ -33,6 +33,8 @@ pub struct Lesson<'a> {
     pub seed: u64,
     /// The turns of a conversation that are learnt.
     pub turns: Turns,
+    /// Weight of the loss that balances experts.
+    pub router_aux_loss_coef: f64,
 }
 
 impl Lesson<'_> {
@@ -73,6 +75,7 @@ impl Lesson<'_> {
             micro_batch: warmup.micro_batch_size.map_or(micro_batch, MicroBatch::of_sequences),
             reference: None,
             taught: None,
+            router_aux_loss_coef: self.router_aux_loss_coef,
             whole: Whole { records, better: records, worse: 0.0, tokens, kl: 0.0 },
         };
         let first = exchange.rank() * sequences.len();
@@ -164,6 +167,7 @@ impl TextTask {
             micro_batch: learner.micro_batch,
             reference: reference.map(|compared| compared.sequences),
             taught: taught.as_ref(),
+            router_aux_loss_coef: config.router_aux_loss_coef,
             whole: Whole { records, better, worse, tokens, kl },
         };
         let first = exchange.rank() * sequences.len();
@@ -176,7 +180,7 @@ impl TextTask {
         let stepped = learner.finish(update)?;
 
         let mut metrics = self.learnt(exchange, &seen, batch.whole, drawn.answered)?;
-        metrics.merge(seen.routers.metrics(exchange, false, false)?);
+        metrics.merge(seen.routers.metrics(exchange, config.router_aux_loss_coef > 0.0, false)?);
         metrics.merge(stepped.metrics);
         metrics.insert("perf/allocated_bytes", stepped.allocated_bytes);
         metrics.insert("perf/shared_rows", 1.0 - seen.rows as f64 / seen.inputs as f64);

@@ -157,7 +157,8 @@ impl Pipeline for Rlvr {
         let Self { task, dataset, engine, models, .. } = self;
         let warmup = task.config.warmup.as_ref().expect("the plan has warm-up steps");
         let tokenizer = &engine.sampler.tokenizer;
-        let lesson = Lesson { dataset, tokenizer, seed: task.seed, turns: Turns::Last };
+        let router_aux_loss_coef = task.config.algorithm.router_aux_loss_coef;
+        let lesson = Lesson { dataset, tokenizer, seed: task.seed, turns: Turns::Last, router_aux_loss_coef };
         let Learner { model, micro_batch, .. } = &mut models.learner;
         lesson.warmup_step(model, exchange, warmup, *micro_batch, step)
     }

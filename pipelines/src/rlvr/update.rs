@@ -84,6 +84,7 @@ fn update_policy(
 ) -> Result<PolicyUpdate> {
     let Task { config, share, packing, .. } = task;
     let (device, micro_batch) = (learner.device(), learner.micro_batch);
+    let router_aux_loss_coef = config.algorithm.router_aux_loss_coef;
     let dealt = match config.balance_ranks && exchange.world_size() > 1 {
         true => Some(dealt(task, exchange, &scored.own, &batch.targets)?),
         false => None,
@@ -98,12 +99,14 @@ fn update_policy(
     let update = learner.update(step, config.epochs, share.mini_batches, |policy, mini_batch| {
         let MiniBatch { epoch, index } = mini_batch;
         let count = count(config.algorithm.aggregation, &scored.trained_lengths(share.range(index)));
-        for part in micro_batch.split(&lengths, share.own_range(index), policy.group())? {
+        let parts = micro_batch.split(&lengths, share.own_range(index), policy.group())?;
+        let balance = router_aux_loss_coef / (parts.len() * exchange.world_size()) as f64;
+        for part in parts {
             let targets = targets.part(part.clone())?;
             let pass = step * config.epochs as u64 + epoch as u64;
             let packed = packing.pack_to_train(device, &samples[part.clone()], pass, &numbers[part])?;
             (rows, inputs) = (rows + packed.tokens(), inputs + packed.inputs());
-            let packed = packed.watching(0.0);
+            let packed = packed.watching(balance);
             policy.accumulate(&packed, |scores| {
                 if mini_batch.is_first() {
                     // The weights are still those of the step. Differences come from the engine, or from older
@@ -125,7 +128,7 @@ fn update_policy(
     Ok(PolicyUpdate {
         totals,
         stepped,
-        routers: routers.metrics(exchange, false, packing.routes.is_some())?,
+        routers: routers.metrics(exchange, router_aux_loss_coef > 0.0, packing.routes.is_some())?,
         shared_rows: 1.0 - rows as f64 / inputs as f64,
         rank_balance: all_rows / (most_rows * exchange.world_size() as f64),
         load_wait: learner.model.load_wait()?,

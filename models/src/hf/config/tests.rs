@@ -395,7 +395,8 @@ fn experts_are_of_layers() {
         let error = moe(changes).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     };
-    check(json!({"output_router_logits": true}), "`output_router_logits` is true");
+    assert_eq!(layers(json!({"output_router_logits": true})), layers(json!({})));
+    check(json!({"output_router_logits": 1}), "output_router_logits");
     check(json!({"num_experts": null}), "`num_experts` is missing");
     check(json!({"num_local_experts": 7}), "`num_local_experts` is 7, and `num_experts` is 8");
     let newer = moe(json!({"num_experts": null, "num_local_experts": 8})).unwrap().experts.unwrap();
@@ -439,7 +440,6 @@ fn mixtral_and_olmoe_have_experts_in_all_layers() {
         ("Mixtral", json!({"num_local_experts": null}), "`num_local_experts` is missing"),
         ("Mixtral", json!({"num_local_experts": 0}), "`num_local_experts` is 0"),
         ("Mixtral", json!({"router_jitter_noise": 0.1}), "`router_jitter_noise` is not 0"),
-        ("Mixtral", json!({"output_router_logits": true}), "`output_router_logits` is true"),
         ("Olmoe", json!({"num_experts": null}), "`num_experts` is missing"),
         ("Olmoe", json!({"clip_qkv": 8.0}), "`clip_qkv` is set"),
     ] {

@@ -46,9 +46,8 @@ fn whole(file: &Reader, num_experts: i64) -> Result<ExpertsConfig> {
 
 /// Returns the number of experts, which newer files name differently; an error about `name` if there is none.
 fn count(file: &Reader, name: &str) -> Result<i64> {
-    let problem = "is true, but a load-balancing loss is not supported";
-    let balances = file.get("output_router_logits")?.unwrap_or(false);
-    file.ensure(!balances, "output_router_logits", problem)?;
+    // Makes `transformers` balance experts; here a field of the config does.
+    let _: Option<bool> = file.get("output_router_logits")?;
     match (file.get("num_experts")?, file.get("num_local_experts")?) {
         (Some(old), Some(new)) if old != new => {
             Err(file.wrong("num_local_experts", format!("is {new}, and `num_experts` is {old}")))

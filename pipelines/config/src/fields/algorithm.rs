@@ -6,6 +6,7 @@ use anyroll_algorithm::Range;
 use serde::{Deserialize, Serialize};
 
 use super::rlvr::RlvrConfig;
+use super::schema::is_default;
 use crate::document::Section;
 pub use anyroll_algorithm::{advantages::Scale, advantages::sections::*, losses::sections::*, sections::*};
 
@@ -38,6 +39,10 @@ pub struct AlgorithmConfig {
     pub kl_in: KlTerm,
     /// Weight of the entropy bonus in the loss; 0 or above, and 0 adds no bonus. Default 0.
     pub entropy_coef: f64,
+    /// Weight of the loss that balances a mixture's experts, `transformers`' own, in RL steps and the warm-up; 0 or above, and 0
+    /// adds no loss. Default 0.
+    #[serde(skip_serializing_if = "is_default")]
+    pub router_aux_loss_coef: f64,
     /// Source of the behaviour log-probs in the ratio's denominator. Default `rollout`, and `recompute` with
     /// `rollout.weights: fp8`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -268,7 +273,7 @@ impl AlgorithmConfig {
         self.validate_reward_norm(&pipeline.given(&["group_size"]).below("algorithm"), rlvr.group_size);
         self.validate_decoupled(&at);
         self.validate_credit(&at, rlvr);
-        let Self { kl_coef, entropy_coef, .. } = *self;
+        let Self { kl_coef, entropy_coef, router_aux_loss_coef, .. } = *self;
         at.number("kl_coef", kl_coef, kl_coef >= 0.0, "0 or above");
         for (name, clip) in [("reward_clip", self.reward_clip), ("advantage_clip", self.advantage_clip)] {
             at.number(name, clip.unwrap_or(1.0), clip.is_none_or(|clip| clip > 0.0), "above 0");
@@ -285,6 +290,7 @@ impl AlgorithmConfig {
             at.positive("aggregation.seq_mean_token_sum_norm.length", norm.length);
         }
         at.number("entropy_coef", entropy_coef, entropy_coef >= 0.0, "0 or above");
+        at.number("router_aux_loss_coef", router_aux_loss_coef, router_aux_loss_coef >= 0.0, "0 or above");
         validate_ranges(loss.ranges(), &at.below("loss").below(self.loss.name()));
         rlvr.rollout_correction().validate(&at.below("rollout_correction"));
         let threshold = self.off_policy_mask.unwrap_or(1.0);

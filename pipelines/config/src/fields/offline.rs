@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::data::{DataConfig, Keep, LongPrompts};
 use super::optimizer::{Decays, OptimizerConfig};
-use super::schema::{CheckpointConfig, Config, ModelConfig, WarmupConfig};
+use super::schema::{CheckpointConfig, Config, ModelConfig, WarmupConfig, is_default};
 use super::stage::ZeroStage;
 use super::steps::{DataEpochs, Steps};
 use crate::document::Section;
@@ -18,6 +18,10 @@ pub struct OfflineConfig {
     /// Objective of the training. Default sft.
     #[serde(default)]
     pub objective: Objective,
+    /// Weight of the loss that balances a mixture's experts, `transformers`' own, in all steps; 0 or above, and 0 adds no loss.
+    /// Default 0.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub router_aux_loss_coef: f64,
     /// Messages of a conversation that are trained on; all assistant messages only with `sft`, `distill` and `ilql`.
     /// Default last.
     #[serde(default)]
@@ -405,6 +409,8 @@ impl OfflineConfig {
         {
             at.positive(name, value);
         }
+        let coef = self.router_aux_loss_coef;
+        at.number("router_aux_loss_coef", coef, coef >= 0.0, "0 or above");
         self.checkpoint.validate(&at.below("checkpoint"));
         at.given(&["evaluation.prompts"]).ensure(
             self.evaluation.prompts != Some(0) || !self.checkpoint.keep_best,

@@ -173,3 +173,20 @@ fn what_they_say_and_we_have_not_is_refused() {
     let error = import(&path, Some(Origin::OpenrlhfSft)).unwrap_err().to_string();
     assert!(error.contains("calls `openrlhf.cli.train_dpo`, not `openrlhf.cli.train_sft`"), "{error}");
 }
+
+const PPO: &str = "python3 -m openrlhf.cli.train_ppo_ray --pretrain m --aux_loss_coef 0.01\n";
+
+#[test]
+fn the_weight_of_the_loss_that_balances_experts() {
+    for (import, pipeline) in [
+        (imported("dpo.sh", &format!("{DPO} --aux_loss_coef 0.01\n"), Origin::OpenrlhfDpo), "  offline:\n"),
+        (imported("ppo.sh", PPO, Origin::Openrlhf), "    algorithm:\n"),
+        (
+            imported("grpo.yaml", "num_generations: 8\nrouter_aux_loss_coef: 0.01\n", Origin::Trl),
+            "    algorithm:\n",
+        ),
+    ] {
+        let yaml = import.yaml();
+        assert!(yaml.contains("router_aux_loss_coef: 0.01\n") && yaml.contains(pipeline), "{yaml}");
+    }
+}
