@@ -100,7 +100,7 @@ impl SpreadUnits {
     pub fn cut_on(&self, rank: usize, unit: usize, param: usize) -> Cut {
         let Some((_, _, rows)) = self.of_unit(unit) else { return Cut::Whole };
         let (own, rank) = (rows[param] / self.ranks, rank as i64);
-        Cut::Rows(Vec::from([rank * own..(rank + 1) * own]))
+        Cut::Rows(std::iter::once(rank * own..(rank + 1) * own).collect())
     }
 
     /// See [`crate::Model::whole_place`].
