@@ -6,15 +6,15 @@
 //! h2 = norm(x2);  out = x2 + swiglu(h2 Wgate_up^T) Wdown^T
 //! ```
 //!
-//! or a mixture of experts instead of SwiGLU ([`super::experts`]). With [`NormPlaces::After`] the norm is on
-//! a branch's output instead of its input:
+//! or a mixture of experts instead of SwiGLU ([`super::experts`]). With [`super::NormPlaces::After`] the norm is on a branch's
+//! output instead of its input:
 //!
 //! ```text
 //! x2 = x + norm(attention(q, k, v) Wo^T);  out = x2 + norm(swiglu(x2 Wgate_up^T) Wdown^T)
 //! ```
 //!
-//! and with [`NormPlaces::Both`] on both. The gate's activation may differ from SiLU ([`ops::Activation`]). A
-//! branch's output may be multiplied by a constant ([`super::Multipliers`]).
+//! and with [`super::NormPlaces::Both`] on both. The gate's activation may differ from SiLU ([`ops::Activation`]). A branch's
+//! output may be multiplied by a constant ([`super::Multipliers`]).
 //!
 //! Backward recomputes the outputs of the norms and of SwiGLU, which costs one pass over memory that it reads
 //! anyway. So forward saves little more than the inputs of attention and of SwiGLU.

@@ -12,7 +12,7 @@ pub(super) struct Layer<'a> {
     pub packing: &'a Packing,
     /// This rank's rows, if several ranks run the batch together.
     pub slice: Option<&'a Slice>,
-    /// See [`ops::rope_table`].
+    /// See [`rope_table`](anyroll_backends::ops::rope_table).
     pub rope_table: Tensor,
     /// Number of tokens that a token sees, including itself; `None`: all before it.
     pub window: Option<i64>,

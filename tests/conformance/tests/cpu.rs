@@ -15,8 +15,8 @@ fn device() {
 
 #[test]
 fn one_rank() {
-    // Five rules are about other ranks.
-    ranks(cpu(), 1, 5);
+    // Six rules are about other ranks.
+    ranks(cpu(), 1, 6);
 }
 
 #[test]
