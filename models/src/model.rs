@@ -184,6 +184,11 @@ pub trait Model: Send + Sync {
         (unit, param)
     }
 
+    /// Returns true if a unit of a rank's part has spread experts, which the whole model has in another unit.
+    fn is_of_experts(&self, unit: usize) -> bool {
+        self.whole_place(unit, 0).0 != unit
+    }
+
     /// Returns the part that `rank` has of a parameter, of a model that [`Self::split_over`] or [`Self::spread_experts`]
     /// returned.
     fn cut_on(&self, _rank: usize, _unit: usize, _param: usize) -> Cut {

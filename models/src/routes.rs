@@ -34,13 +34,18 @@ impl RouteShape {
         if self.experts <= 256 { Kind::Uint8 } else { Kind::Int16 }
     }
 
-    /// Returns the routes of rows on the host: integers of [`Self::kind`] `[N, layers, J]`, byte by byte. Waits for the
+    /// Returns the routes of rows on the host: of integers `[..., layers, J]` those of [`Self::kind`], byte by byte. Waits for the
     /// device.
     pub(crate) fn bytes_of(self, rows: &Tensor) -> Result<Vec<u8>> {
         let rows = rows.f_to_kind(self.kind())?.f_to_device(tch::Device::Cpu)?.f_contiguous()?;
         let mut bytes = vec![0; rows.numel() * self.kind().elt_size_in_bytes()];
         rows.f_copy_data_u8(&mut bytes, rows.numel())?;
         Ok(bytes)
+    }
+
+    /// Returns the same of each row, for those that belong to different sequences.
+    pub(crate) fn of_rows(self, rows: &Tensor) -> Result<Vec<Vec<u8>>> {
+        Ok(self.bytes_of(rows)?.chunks_exact(self.token_bytes()).map(<[u8]>::to_vec).collect())
     }
 }
 

@@ -43,9 +43,9 @@ impl Ranks {
         Layout::new(unit, self.world_size / holders).in_shards(self.shards / holders)
     }
 
-    /// Returns true if the ranks have parts of a unit of the whole model.
-    fn join<M: Model>(self, model: &M, unit: usize) -> bool {
-        self.tensor > 1 || self.experts > 1 && model.has_experts(unit)
+    /// Returns true if a unit of the whole model is in new memory: it is gathered, or joined of parts, or both.
+    fn make_whole_unit<M: Model>(self, model: &M, unit: usize, config: ZeroConfig) -> bool {
+        config.gathers() || self.tensor > 1 || self.experts > 1 && model.has_experts(unit)
     }
 
     /// Returns the layout of a unit of the whole model, once its parts are joined.
@@ -85,7 +85,7 @@ impl Held {
 
 /// Computes the memory of `model`. An untrained model has no optimizer.
 pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks) -> Held {
-    let holders = |unit: usize| ranks.holders(is_of_experts(model, unit));
+    let holders = |unit: usize| ranks.holders(model.is_of_experts(unit));
     let layouts: Vec<Layout> =
         model.units().iter().enumerate().map(|(index, unit)| ranks.layout(unit, holders(index))).collect();
     let arena = |bytes: usize| bytes.max(1).next_multiple_of(ranks.granularity_bytes);
@@ -124,11 +124,6 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
     held
 }
 
-/// Returns true if a unit of a rank's part has spread experts, which the whole model has in another unit.
-fn is_of_experts<M: Model>(model: &M, unit: usize) -> bool {
-    model.whole_place(unit, 0).0 != unit
-}
-
 /// Estimates further memory of a device other than the host: the driver's context, the communication
 /// library's buffers, and fragmentation of libtorch's cache. No interface reports these sizes. The values are
 /// the remainders of the measurements in docs/results/memory.md: 1.6 to 2.2 GiB on one GPU, 3.3 to 3.8 GiB on
@@ -147,7 +142,7 @@ pub fn whole_weights<M: Model>(
     is_own: impl Fn(usize, usize) -> bool,
 ) -> usize {
     let lens = model.units().iter().enumerate().map(|(index, unit)| {
-        let is_made = config.gathers() || ranks.join(model, index);
+        let is_made = ranks.make_whole_unit(model, index, config);
         ranks.whole_layout(unit).whole_len(is_made, |param| is_own(index, param))
     });
     lens.sum::<usize>() * config.precision.dtype().size_bytes()
@@ -163,7 +158,7 @@ pub fn weights_made<M: Model>(
     let element = config.precision.dtype().size_bytes();
     let units = model.units().iter().enumerate().map(|(index, unit)| {
         let whole = ranks.whole_layout(unit).len * element;
-        (whole, made(index, whole, element), config.gathers() || ranks.join(model, index))
+        (whole, made(index, whole, element), ranks.make_whole_unit(model, index, config))
     });
     made_bytes(units)
 }

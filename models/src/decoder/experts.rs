@@ -120,14 +120,7 @@ impl Block {
             self.math.grouped_linear(&activated, self.of_experts(weights, self.down), rows.groups())?
         };
         let of_chosen = choice.weights()?;
-        let out = match &self.peers {
-            None => rows.add_up(x2, product, Some(&of_chosen))?,
-            Some(peers) => {
-                let mut sum = rows.add_up(&x2.f_zeros_like()?, product, Some(&of_chosen))?;
-                peers.sum_(&mut sum)?;
-                sum.f_add_(x2)?
-            }
-        };
+        let out = self.add_up(x2, &rows, product, Some(&of_chosen))?;
         Ok(MixtureOutput { out, gate_up, choice, counts: rows.counts() })
     }
 
@@ -135,6 +128,20 @@ impl Block {
     fn rows(&self, experts: Experts, chosen: &Tensor, counts: Option<&Tensor>) -> Result<ExpertRows> {
         let peers = self.spread.as_ref().map(|spread| &spread.peers);
         ExpertRows::new(chosen, experts.count, peers, counts)
+    }
+
+    /// Returns `base` `[N, C]` plus the sum of each token's rows of experts, `made`, over all ranks that have columns of them.
+    fn add_up(
+        &self,
+        base: &Tensor,
+        rows: &ExpertRows,
+        made: Tensor,
+        weights: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let Some(peers) = &self.peers else { return rows.add_up(base, made, weights) };
+        let mut sum = rows.add_up(&base.f_zeros_like()?, made, weights)?;
+        peers.sum_(&mut sum)?;
+        Ok(sum.f_add_(base)?)
     }
 
     /// Position of the unit with the experts' matrices among the block's.
@@ -199,14 +206,7 @@ impl Block {
             let drows =
                 ops::grouped_input_backward(&dgate_up, self.of_experts(weights, self.gate_up), groups)?;
             let of_router = dlogits.f_mm(weights.get(0, experts.router))?;
-            match &self.peers {
-                None => rows.add_up(&of_router, drows, None)?,
-                Some(peers) => {
-                    let mut sum = rows.add_up(&of_router.f_zeros_like()?, drows, None)?;
-                    peers.sum_(&mut sum)?;
-                    sum.f_add_(&of_router)?
-                }
-            }
+            self.add_up(&of_router, &rows, drows, None)?
         };
         let of_norm = NormTape { dy: &mut h2, x, rstd };
         self.stream_backward_(weights, grads, self.mlp_input_norm, of_norm, dx)?;

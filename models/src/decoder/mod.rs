@@ -305,7 +305,7 @@ impl Decoder {
             slice: batch.slice.as_ref(),
             rope_table: self.rope_tables.of(layer),
             window: self.config.window_of(layer),
-            drops: batch.row_keys.as_ref().map(|keys| AdapterDropout { keys }),
+            drops: drops_of(batch),
             routing: self.routing_of(layer, batch)?,
         })
     }
@@ -348,6 +348,11 @@ impl Decoder {
     fn is_inner(&self, block: usize) -> bool {
         (1..=self.config.num_hidden_layers).contains(&block)
     }
+}
+
+/// Returns the dropout of adapters in a batch, if it has any.
+fn drops_of(batch: &PackedBatch) -> Option<AdapterDropout<'_>> {
+    batch.row_keys.as_ref().map(|keys| AdapterDropout { keys })
 }
 
 impl Model for Decoder {
@@ -399,8 +404,7 @@ impl Model for Decoder {
         if !self.is_inner(block) {
             return Ok(saved);
         }
-        let drops = self.layer(block, batch)?.drops;
-        self.block_for(block, batch).refill(weights, saved, drops)
+        self.block_for(block, batch).refill(weights, saved, drops_of(batch))
     }
 
     fn backward(

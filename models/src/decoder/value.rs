@@ -157,6 +157,13 @@ impl ValueModel {
         ops::embedding_backward(&dx_rows, &batch.target_rows, &mut dx, Store::Write)?;
         Ok(dx)
     }
+
+    /// Returns the model over a rank's part of the decoder. The head is whole on every rank.
+    fn over(&self, decoder: Decoder) -> ValueModel {
+        let mut units = decoder.units().to_vec();
+        units[self.head_unit] = self.units[self.head_unit].clone();
+        ValueModel { decoder, head: self.head, units, ..*self }
+    }
 }
 
 impl Footprint for ValueModel {
@@ -252,18 +259,11 @@ impl Model for ValueModel {
     }
 
     fn split_over(&self, peers: &Arc<dyn Peers>) -> Result<ValueModel> {
-        let decoder = self.decoder.split_over(peers)?;
-        // The head is whole on every rank.
-        let mut units = decoder.units().to_vec();
-        units[self.head_unit] = self.units[self.head_unit].clone();
-        Ok(ValueModel { decoder, head: self.head, units, ..*self })
+        Ok(self.over(self.decoder.split_over(peers)?))
     }
 
     fn spread_experts(&self, peers: &Arc<dyn Peers>) -> Result<Option<ValueModel>> {
-        let Some(decoder) = self.decoder.spread_experts(peers)? else { return Ok(None) };
-        let mut units = decoder.units().to_vec();
-        units[self.head_unit] = self.units[self.head_unit].clone();
-        Ok(Some(ValueModel { decoder, head: self.head, units, ..*self }))
+        Ok(self.decoder.spread_experts(peers)?.map(|decoder| self.over(decoder)))
     }
 
     fn has_experts(&self, unit: usize) -> bool {

@@ -208,9 +208,8 @@ impl ModelRunner {
             self.run(|decoder, weights, cache| decoder.decode(weights, &inputs, cache, &mut chosen))?;
         let mut sampled = self.choose(&logits, live.iter().enumerate())?;
         if let (Some(shape), Some(chosen)) = (self.routes, chosen) {
-            let bytes = shape.bytes_of(&Tensor::f_stack(&chosen, 1)?)?;
-            let routes = bytes.chunks_exact(shape.token_bytes());
-            sampled.iter_mut().zip(routes).for_each(|(sampled, route)| sampled.route = route.to_vec());
+            let routes = shape.of_rows(&Tensor::f_stack(&chosen, 1)?)?;
+            sampled.iter_mut().zip(routes).for_each(|(sampled, route)| sampled.route = route);
         }
         Ok(sampled)
     }

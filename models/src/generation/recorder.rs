@@ -312,11 +312,9 @@ impl Recorder {
     fn read_routes(&self, sampled: &mut [Vec<Sampled>]) -> Result<()> {
         let Some((shape, all)) = &self.routes else { return Ok(()) };
         let rows = sampled.first().map_or(0, Vec::len) as i64;
-        let bytes = shape.bytes_of(&all.f_narrow(0, 0, sampled.len() as i64)?.f_narrow(1, 0, rows)?)?;
-        let routes = bytes.chunks_exact(shape.token_bytes());
-        for (sampled, route) in sampled.iter_mut().flatten().zip(routes) {
-            sampled.route = route.to_vec();
-        }
+        let routes = all.f_narrow(0, 0, sampled.len() as i64)?.f_narrow(1, 0, rows)?;
+        let of_rows = shape.of_rows(&routes)?;
+        sampled.iter_mut().flatten().zip(of_rows).for_each(|(sampled, route)| sampled.route = route);
         Ok(())
     }
 

@@ -137,8 +137,7 @@ impl<M: Model> Zero<M> {
         let sharers = mesh.sharers(&compute);
         let own = own_part(&model, &mesh, &compute)?;
         let new_unit = |(index, unit): (usize, &Unit)| {
-            let is_of_experts = own.whole_place(index, 0).0 != index;
-            UnitState::new((unit, is_of_experts), &mesh, config, &compute)
+            UnitState::new((unit, own.is_of_experts(index)), &mesh, config, &compute)
         };
         let units: Result<Vec<_>> = own.units().iter().enumerate().map(new_unit).collect();
         let mut parts = vec![Vec::new(); model.units().len()];
