@@ -10,6 +10,7 @@
 //! - `precision=bf16` (or `fp16`), `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`);
 //! - `sequence=1`: ranks that run their micro-batches together, each a slice of the rows;
 //! - `tensor=1`: ranks that hold every layer together, each some heads and columns;
+//! - `experts=1`: ranks over which a mixture's experts are spread;
 //! - `shards=WORLD_SIZE`: ranks over which states are sharded, with a replica in each such group;
 //! - for `generate`: `together=1`, ranks that sample together; `batch=64` sequences of each such group, `prompt=256`,
 //!   `tokens=256`;

@@ -1,9 +1,9 @@
 //! Shapes of published decoders.
 
-use anyroll_models::{DecoderConfig, QkNorm};
+use anyroll_models::{DecoderConfig, ExpertNames, ExpertsConfig, QkNorm};
 
-/// Returns the shape called `name`: `72b`, `32b`, `7b`, `1.5b` and `0.5b` are Qwen2.5's, `qwen3-1.7b` is Qwen3's,
-/// and `tiny` is for tests on a CPU.
+/// Returns the shape called `name`: `72b`, `32b`, `7b`, `1.5b` and `0.5b` are Qwen2.5's, `qwen3-1.7b` and the mixture
+/// `30b-a3b` are Qwen3's, `olmoe` is a smaller mixture, and `tiny` is for tests on a CPU.
 pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
     let [vocab, hidden, layers, heads, kv_heads, dim, intermediate] = match name {
         "72b" => [152_064, 8192, 80, 64, 8, 128, 29_568],
@@ -12,10 +12,23 @@ pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
         "1.5b" => [151_936, 1536, 28, 12, 2, 128, 8960],
         "0.5b" => [151_936, 896, 24, 14, 2, 64, 4864],
         "qwen3-1.7b" => [151_936, 2048, 28, 16, 8, 128, 6144],
+        "30b-a3b" => [151_936, 2048, 48, 32, 4, 128, 6144],
+        "olmoe" => [50_304, 2048, 16, 16, 16, 128, 1024],
         "tiny" => [256, 64, 2, 4, 2, 16, 128],
-        other => panic!("no shape {other:?}: choose 72b, 32b, 7b, 1.5b, 0.5b, qwen3-1.7b or tiny"),
+        other => {
+            panic!("no shape {other:?}: choose 72b, 32b, 7b, 1.5b, 0.5b, qwen3-1.7b, 30b-a3b, olmoe or tiny")
+        }
     };
-    let is_qwen3 = name.starts_with("qwen3");
+    let experts = match name {
+        "30b-a3b" => Some((128, 768)),
+        "olmoe" => Some((64, 1024)),
+        _ => None,
+    };
+    let qk_norm = match name {
+        "qwen3-1.7b" | "30b-a3b" => Some(QkNorm::PerHead),
+        "olmoe" => Some(QkNorm::Together),
+        _ => None,
+    };
     DecoderConfig {
         vocab_size: vocab,
         num_key_value_heads: kv_heads,
@@ -23,9 +36,17 @@ pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
         intermediate_size: intermediate,
         rope_theta: 1e6,
         max_position_embeddings: positions,
-        qkv_bias: !is_qwen3,
-        qk_norm: is_qwen3.then_some(QkNorm::PerHead),
-        tie_word_embeddings: !["7b", "32b", "72b"].contains(&name),
+        qkv_bias: qk_norm.is_none(),
+        qk_norm,
+        experts: experts.map(|(num_experts, moe_intermediate_size)| ExpertsConfig {
+            num_experts,
+            num_experts_per_tok: 8,
+            moe_intermediate_size,
+            norm_topk_prob: true,
+            layers: vec![true; layers as usize],
+            names: ExpertNames::Usual,
+        }),
+        tie_word_embeddings: !["7b", "32b", "72b", "30b-a3b", "olmoe"].contains(&name),
         ..DecoderConfig::plain(layers as usize, hidden, heads)
     }
 }
