@@ -113,6 +113,17 @@ pub fn trained<M: Model<Batch = PackedBatch>>(
     loss: impl Fn(&M::Scores) -> M::ScoresGrad,
 ) -> Outcome {
     let own = own_groups(zero.group());
+    trained_on(zero, own, pack, read, loss)
+}
+
+/// Takes two optimizer steps with a micro-batch of each of the groups `own`.
+pub fn trained_on<M: Model<Batch = PackedBatch>>(
+    zero: &mut Zero<M>,
+    own: Range<usize>,
+    pack: impl Fn(usize) -> PackedBatch,
+    read: impl Fn(&M::Scores) -> Vec<f32>,
+    loss: impl Fn(&M::Scores) -> M::ScoresGrad,
+) -> Outcome {
     let scores = own.clone().flat_map(|group| read(&zero.score(&pack(group)).unwrap())).collect();
     let steps = (0..2).map(|_| {
         for group in own.clone() {

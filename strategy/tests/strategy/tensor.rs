@@ -16,7 +16,7 @@ use tch::Tensor;
 
 use crate::harness::{STAGES, four_heads, ranks};
 use crate::sequence::{
-    Case, NEARLY_SGD, Outcome, assert_near, floats, joined, loss, outcomes_on, pack, trained,
+    Case, NEARLY_SGD, Outcome, assert_near, floats, joined, loss, outcomes_on, pack, trained, trained_on,
 };
 
 /// Decoders with four heads of queries: like Llama with a tied head and two key heads; like Qwen 2, with a head of its own;
@@ -73,6 +73,26 @@ fn parts_of_layers_give_the_scores_and_gradients_of_whole_ones() {
             assert!(again.iter().zip(&split).all(|(again, split)| again[0] == split[0]), "runs differ");
         }
     }
+}
+
+/// Each of eight ranks has two query heads and a key head, and four pairs of ranks share the rows of these.
+#[test]
+fn four_parts_of_layers_share_sequences() {
+    let [_, qwen2, _, _] = four_heads();
+    let config =
+        DecoderConfig { num_attention_heads: 8, num_key_value_heads: 4, head_dim: 4, ..qwen2.clone() };
+    let model = Arc::new(Decoder::new(config, tch::Device::Cpu).unwrap());
+    let outcome = |world_size, groups| {
+        joined(ranks(world_size, false, |device, group| {
+            let batches = 8 / world_size;
+            let own = group.rank() * batches..(group.rank() + 1) * batches;
+            let (mesh, sgd) = (mesh(groups)(group), Some(NEARLY_SGD));
+            let mut zero = Zero::new(model.clone(), ZeroStage::Zero2, sgd, device, mesh, 7).unwrap();
+            let read = |scores: &Scores| floats(&scores.logprobs);
+            trained_on(&mut zero, own, |group| pack(true, group), read, loss)
+        }))
+    };
+    assert_near("eight ranks", &outcome(8, [4, 2, 8]), &outcome(1, [1, 1, 1]));
 }
 
 #[test]
