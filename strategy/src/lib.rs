@@ -25,6 +25,7 @@ mod schedule;
 mod settings;
 mod state;
 pub mod timeline;
+mod traffic;
 mod weights;
 mod zero;
 
@@ -35,5 +36,6 @@ pub use optimizer::{StepStats, Stepped};
 pub use schedule::Schedule;
 pub use settings::{Decays, Fp16Config, Precision, Recompute};
 pub use state::State;
+pub use traffic::Exchanged;
 pub use weights::{Weights, shared};
 pub use zero::{Tape, Zero};

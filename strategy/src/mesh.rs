@@ -6,7 +6,7 @@ use anyroll_backends::{Buffer, CollectiveGroup, DType, HostExchange, ReduceOp, S
 use anyroll_models::{self as models, Peers, Room, Sharers, join_columns};
 use tch::Tensor;
 
-use crate::Result;
+use crate::{Result, traffic::Traffic};
 
 /// Layout of the ranks. Four divisions, each of neighbours within the one before:
 /// - by matrices: ranks `r T` to `(r + 1) T - 1` are a tensor group. Each holds some heads and columns of every layer, and
@@ -177,13 +177,25 @@ pub fn neighbours(world: &CollectiveGroup, name: &str, count: usize) -> Result<C
 
 /// Returns the ranks of `group` as [`Peers`], whose tensors `compute` writes and reads.
 pub fn peers(group: &CollectiveGroup, compute: &Stream) -> Arc<dyn Peers> {
-    Arc::new(Neighbours { group: group.clone(), compute: compute.clone(), shared: Mutex::default() })
+    measured_peers(group, compute, &Arc::default())
+}
+
+/// Returns [`peers`] that measure the rows that they send to any rank.
+pub(crate) fn measured_peers(
+    group: &CollectiveGroup,
+    compute: &Stream,
+    traffic: &Arc<Traffic>,
+) -> Arc<dyn Peers> {
+    let (group, compute, traffic) = (group.clone(), compute.clone(), traffic.clone());
+    Arc::new(Neighbours { group, compute, traffic, shared: Mutex::default() })
 }
 
 #[derive(Debug)]
 struct Neighbours {
     group: CollectiveGroup,
     compute: Stream,
+    /// Rows of [`Peers::all_to_all_rows`].
+    traffic: Arc<Traffic>,
     /// Memory that the devices of the ranks share, once it was asked for; `None` in it if they share none.
     shared: Mutex<Option<Option<Arc<HostExchange>>>>,
 }
@@ -226,8 +238,11 @@ impl Peers for Neighbours {
         let own = self.buffer(&rows)?;
         let all = self.memory(&rows, received.iter().sum())?;
         drop(rows);
-        let work = self.group.all_to_all_of((&all, &received), (&own, &sent), &self.compute)?;
-        work.wait_stream(&self.compute)?;
+        let to_others = sent.iter().sum::<usize>() - sent[self.rank()];
+        self.traffic.measure(to_others * own.dtype().size_bytes(), &self.compute, || {
+            let work = self.group.all_to_all_of((&all, &received), (&own, &sent), &self.compute)?;
+            Ok(work.wait_stream(&self.compute)?)
+        })?;
         size[0] = (all.len() / width) as i64;
         Ok(all.tensor(&size)?)
     }

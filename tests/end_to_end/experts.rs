@@ -5,7 +5,7 @@ use super::offline::{self, SFT};
 use super::sequence::{FULL, assert_near};
 use super::{
     TWO_RANKS, anyroll, assert_same, assert_same_steps, fail, interrupt, lasting_metrics, resume, run_tiny,
-    succeed, tiny,
+    series, succeed, tiny,
 };
 
 const SPREAD: &str = "strategy.expert_parallel=2";
@@ -30,6 +30,10 @@ fn rlvr_over_spread_experts_is_that_of_whole_layers() {
     let alone = run("alone", &[]);
     let spread = run("spread", &[SPREAD, "strategy.zero_stage=1"]);
     assert_near(&alone, &spread);
+    for cost in ["perf/experts_sent_bytes", "time/experts_exchange_s"] {
+        let of_steps = series(&spread, cost);
+        assert!(of_steps.len() == 4 && of_steps.iter().all(|&cost| cost > 0.0), "{cost}: {of_steps:?}");
+    }
     let again = run("again", &[SPREAD, "strategy.zero_stage=3", "strategy.recompute=full"]);
     assert_same_steps(&lasting_metrics(&spread), &lasting_metrics(&again));
 }

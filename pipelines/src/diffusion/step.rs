@@ -176,7 +176,7 @@ impl ImageTask {
         let mut metrics = reward_metrics(scored, self.scorer.names());
         metrics.merge(losses);
         metrics.merge(stepped.metrics);
-        metrics.insert("perf/allocated_bytes", stepped.allocated_bytes);
+        metrics.merge(stepped.costs);
         let images = scored.rewards.len() as f64;
         let step_s = clock.started.elapsed().as_secs_f64();
         let generate_s = (clock.generated - clock.started).as_secs_f64();

@@ -535,6 +535,12 @@ pub const DECLARED: &[Declared] = &[
         Last,
         "Mean of the ranks' training rows over the largest: below 1, ranks wait for the one with the longest completions.",
     ),
+    Declared::new(
+        "perf/experts_sent_bytes",
+        "bytes",
+        Last,
+        "Bytes of rows that rank 0 sent to and for experts on other ranks, in the update.",
+    ),
     Declared::new("time/step_s", "s", Last, "Time of a whole step without its evaluation."),
     Declared::new("time/train_s", "s", Last, "Time of preparing and updating."),
     Declared::new("time/generate_s", "s", Last, "Time of sampling."),
@@ -550,6 +556,12 @@ pub const DECLARED: &[Declared] = &[
     Declared::new("time/offload_s", "s", Last, "Time spent waiting for states to leave the device."),
     Declared::new("time/gather_s", "s", Last, "Time of gathering the weights for sampling."),
     Declared::new("time/load_s", "s", Last, "Time that compute stood still for states on their way back."),
+    Declared::new(
+        "time/experts_exchange_s",
+        "s",
+        Last,
+        "Time that rank 0's compute stood still for rows to and from experts of other ranks, in the update.",
+    ),
     Declared::new("time/eval_s", "s", Last, "Time of the evaluation behind the step."),
 ];
 

@@ -182,7 +182,7 @@ impl TextTask {
         let mut metrics = self.learnt(exchange, &seen, batch.whole, drawn.answered)?;
         metrics.merge(seen.routers.metrics(exchange, config.router_aux_loss_coef > 0.0, false)?);
         metrics.merge(stepped.metrics);
-        metrics.insert("perf/allocated_bytes", stepped.allocated_bytes);
+        metrics.merge(stepped.costs);
         metrics.insert("perf/shared_rows", 1.0 - seen.rows as f64 / seen.inputs as f64);
         let step_s = started.elapsed().as_secs_f64();
         metrics.insert("perf/tokens_per_s", drawn.tokens / step_s);

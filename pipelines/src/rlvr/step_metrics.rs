@@ -148,7 +148,7 @@ pub fn batch_metrics(batch: &Batch, exchange: &Exchange, scored: &Scored) -> Res
 /// Metrics of the policy's update.
 fn of_update(task: &Task, scored: &Scored, update: &PolicyUpdate) -> Metrics {
     let mut metrics = of_losses(task, scored, &update.totals);
-    metrics.insert("perf/allocated_bytes", update.stepped.allocated_bytes);
+    metrics.merge(update.stepped.costs.clone());
     metrics.insert("perf/shared_rows", update.shared_rows);
     metrics.insert("perf/rank_balance", update.rank_balance);
     metrics.insert("time/load_s", update.load_wait.as_secs_f64());

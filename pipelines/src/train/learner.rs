@@ -68,9 +68,9 @@ pub struct Stepped {
     /// Metrics of the optimizer steps: the mean norm of the gradients, without skipped ones, and the learning rate.
     /// In fp16 also the last loss scale and the number of skipped steps.
     pub metrics: Metrics,
-    /// Bytes that this process had allocated on the device after the last optimizer step, without libtorch's own
-    /// memory.
-    pub allocated_bytes: f64,
+    /// Metrics of the policy's memory and time, which a critic has none of: bytes that this process had allocated on the
+    /// device after the last optimizer step, without libtorch's own memory, and exchanges of rows between experts.
+    pub costs: Metrics,
 }
 
 impl<M: Model> Learner<M> {
@@ -156,6 +156,7 @@ impl<M: Model> Learner<M> {
     /// [`Self::update`].
     pub fn begin(&self, step: u64) -> Update {
         let Schedule { optimizer, steps, .. } = &self.schedule;
+        self.model.measure_exchanges();
         Update { steps: Vec::new(), learning_rate: learning_rate(optimizer, step, *steps) }
     }
 
@@ -167,7 +168,8 @@ impl<M: Model> Learner<M> {
 
     /// Starts to offload states, and waits for the optimizer steps of `update`.
     pub fn finish(&mut self, update: Update) -> Result<Stepped> {
-        let allocated_bytes = allocated_bytes(&self.model)?;
+        let mut costs = Metrics::new();
+        costs.insert("perf/allocated_bytes", allocated_bytes(&self.model)?);
         self.start_leaving()?;
         let (mut norms, mut loss_scale) = (Vec::with_capacity(update.steps.len()), None);
         for stats in &update.steps {
@@ -184,7 +186,11 @@ impl<M: Model> Learner<M> {
             metrics.insert("skipped_steps", (update.steps.len() - norms.len()) as f64);
         }
         metrics.insert("learning_rate", update.learning_rate);
-        Ok(Stepped { metrics, allocated_bytes })
+        if let Some(exchanged) = self.model.exchanged()? {
+            costs.insert("perf/experts_sent_bytes", exchanged.sent_bytes as f64);
+            costs.insert("time/experts_exchange_s", exchanged.waited.as_secs_f64());
+        }
+        Ok(Stepped { metrics, costs })
     }
 
     /// Starts a checkpoint in the new folder `path`. The checkpoint has the run's `position`, this rank's `own`

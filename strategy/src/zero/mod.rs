@@ -39,9 +39,10 @@ use crate::{
     layout::Layout,
     loss_scale::{Counters, Scaler},
     memory::{Pool, flat, param_views},
-    mesh::peers,
+    mesh::{measured_peers, peers},
     optimizer::{EXP_AVG, EXP_AVG_SQ, OptimizerState, Part, StepHyper},
     readers::{first_reader, first_trained_block},
+    traffic::{Exchanged, Traffic},
     weights::{Arriving, UnitState, WeightsStorage},
 };
 use offload::Transfers;
@@ -58,6 +59,8 @@ pub struct Zero<M: Model> {
     /// The ranks that run batches together with this one, if there are any.
     sharers: Option<Sharers>,
     pub(crate) compute: Stream,
+    /// Rows that this rank sends to the experts of others.
+    traffic: Arc<Traffic>,
     pub(crate) transfers: Transfers,
     /// Units of this rank's part.
     pub(crate) units: Vec<UnitState>,
@@ -135,7 +138,8 @@ impl<M: Model> Zero<M> {
         let (config, mesh) = (config.into(), mesh.into());
         let compute = Stream::torch(device)?;
         let sharers = mesh.sharers(&compute);
-        let own = own_part(&model, &mesh, &compute)?;
+        let traffic = Arc::default();
+        let own = own_part(&model, &mesh, &compute, &traffic)?;
         let new_unit = |(index, unit): (usize, &Unit)| {
             UnitState::new((unit, own.is_of_experts(index)), &mesh, config, &compute)
         };
@@ -151,6 +155,7 @@ impl<M: Model> Zero<M> {
             mesh,
             sharers,
             compute,
+            traffic,
             transfers,
             units: units?,
             parts,
@@ -231,6 +236,21 @@ impl<M: Model> Zero<M> {
         grad: M::ScoresGrad,
     ) -> Result<Option<Tensor>> {
         self.backward_to(0, batch, kept, grad)
+    }
+
+    /// Begins to measure the rows that this rank sends to the experts of others.
+    pub fn measure_exchanges(&self) {
+        self.traffic.start();
+    }
+
+    /// Returns the rows that this rank sent since [`Self::measure_exchanges`], and measures no longer; `None` if no experts
+    /// are spread. Waits for their last exchange.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn exchanged(&self) -> Result<Option<Exchanged>> {
+        let spreads = self.mesh.expert_ranks() > 1;
+        spreads.then(|| self.traffic.finish(&self.compute)).transpose()
     }
 
     /// Runs one optimizer step with the gradients accumulated since the last one.
@@ -703,12 +723,17 @@ impl<M: Model> Zero<M> {
 }
 
 /// Returns the part of the model that this rank of `mesh` holds and runs.
-fn own_part<M: Model>(model: &Arc<M>, mesh: &Mesh, compute: &Stream) -> Result<Arc<M>> {
+fn own_part<M: Model>(
+    model: &Arc<M>,
+    mesh: &Mesh,
+    compute: &Stream,
+    traffic: &Arc<Traffic>,
+) -> Result<Arc<M>> {
     if let Some(group) = &mesh.tensor {
         return Ok(Arc::new(model.split_over(&peers(group, compute))?));
     }
     let Some(experts) = &mesh.experts else { return Ok(model.clone()) };
-    let part = model.spread_experts(&peers(&experts.holders, compute))?;
+    let part = model.spread_experts(&measured_peers(&experts.holders, compute, traffic))?;
     Ok(part.map_or_else(|| model.clone(), Arc::new))
 }
 

@@ -92,6 +92,38 @@ fn recomputation_and_offload_do_not_change_spread_experts() {
     }
 }
 
+/// Each of two ranks has one of two experts, and each token chooses both.
+#[test]
+fn sent_rows_are_counted() {
+    let [plain, ..] = four_heads();
+    let experts = ExpertsConfig {
+        num_experts: 2,
+        num_experts_per_tok: 2,
+        moe_intermediate_size: 6,
+        norm_topk_prob: true,
+        layers: vec![true, false],
+        names: ExpertNames::Usual,
+    };
+    let model = Arc::new(
+        Decoder::new(DecoderConfig { experts: Some(experts), ..plain.clone() }, tch::Device::Cpu).unwrap(),
+    );
+    ranks(2, false, |device, group| {
+        let batch = pack(false, 0);
+        let rows = batch.tokens() as usize;
+        let mesh = mesh([1, 2, 2])(group);
+        let mut zero = Zero::new(model.clone(), STAGES[2], Some(NEARLY_SGD), device, mesh, 7).unwrap();
+        let accumulate = |zero: &mut Zero<Decoder>| zero.accumulate(&batch, |scores| Ok(loss(scores)));
+        accumulate(&mut zero).unwrap();
+        assert_eq!(zero.exchanged().unwrap().unwrap().sent_bytes, 0, "nobody asked to measure");
+        zero.measure_exchanges();
+        accumulate(&mut zero).unwrap();
+        let exchanged = zero.exchanged().unwrap().unwrap();
+        // There and back, and three times in backward, with a number there and one back.
+        assert_eq!(exchanged.sent_bytes, rows * (5 * 16 + 2) * size_of::<f32>());
+        assert!(!exchanged.waited.is_zero());
+    });
+}
+
 #[test]
 fn checkpoints_have_all_experts() {
     let folder = tempfile::tempdir().unwrap();
