@@ -162,8 +162,8 @@ pub trait Model: Send + Sync {
     }
 
     /// Returns this rank's part of a model with experts, which are spread over `peers`; `None` if it has no experts. Its units
-    /// are those of the whole model without experts, in their order, and behind them those of experts. The default is of a
-    /// model without experts.
+    /// are those of the whole model without experts, in their order, and behind them those of experts; a unit of experts alone
+    /// stays in its place. The default is of a model without experts.
     ///
     /// # Errors
     /// [`Error::Config`] for experts that the ranks cannot share.
@@ -184,7 +184,7 @@ pub trait Model: Send + Sync {
         (unit, param)
     }
 
-    /// Returns true if a unit of a rank's part has spread experts, which the whole model has in another unit.
+    /// Returns true if a unit of a rank's part has spread experts.
     fn is_of_experts(&self, unit: usize) -> bool {
         self.whole_place(unit, 0).0 != unit
     }

@@ -25,6 +25,11 @@ pub struct BaseModel {
 }
 
 impl BaseModel {
+    /// Returns the name of a matrix of experts with adapters, if there is one.
+    pub fn adapted_expert(&self) -> Option<String> {
+        self.lora.as_ref()?.targets.first_of_experts(&self.config)
+    }
+
     /// Creates the decoder that `decoder` describes, with a token for each character of `dataset` and weights drawn from `seed`.
     pub fn made(decoder: &anyroll_config::DecoderConfig, dataset: &Dataset, seed: u64) -> BaseModel {
         let tokenizer = CharTokenizer::new(&dataset.characters());

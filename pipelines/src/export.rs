@@ -99,7 +99,7 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
             let files = published_files(&folder.path)?;
             let contents = FolderContents {
                 kind: FolderKind::Adapter,
-                config: adapter_config_file(lora, &named, revision.as_deref()),
+                config: adapter_config_file((lora, &base.config), &named, revision.as_deref()),
                 copied: &files.copied(&TOKENIZER),
                 made: &files.made(&TOKENIZER),
                 units: decoder.units(),

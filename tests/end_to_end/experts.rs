@@ -1,5 +1,9 @@
 //! `strategy.expert_parallel`: ranks among which the experts of every layer are spread.
 
+use std::path::Path;
+
+use tch::Tensor;
+
 use super::layers::assert_exports_near;
 use super::offline::{self, SFT};
 use super::sequence::{FULL, assert_near};
@@ -49,6 +53,43 @@ fn supervised_training_over_spread_experts_is_exported_whole() {
     let four = ["devices=4", "strategy.expert_parallel=4", "strategy.zero_stage=2"];
     let spread = run("spread", &four);
     assert_exports_near(folder.path(), [&alone, &spread]);
+}
+
+/// A mixture is trained from scratch and exported, and then has adapters on attention and on experts.
+#[test]
+fn adapters_of_experts_are_trained_spread_and_merged() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = [&MIXTURE[..], &["pipeline.offline.steps=20"]].concat();
+    let base = offline::run(&folder, "base", SFT, &first);
+    let model = folder.path().join("model");
+    let export = |run: &Path, to: &Path, options: &[&str]| {
+        let to = ["export", run.to_str().unwrap(), "--to", to.to_str().unwrap()];
+        succeed(anyroll(to.into_iter().chain(options.iter().copied())));
+    };
+    export(&base, &model, &["--dtype", "fp32"]);
+    let lora = "{rank: 4, targets: [q_proj, '(gate|up|down)_proj']}";
+    let adapted = |lora: &str| format!("model={{path: {}, chat: false, lora: {lora}}}", model.display());
+    let run = |name: &str, sets: &[&str]| {
+        let model = adapted(lora);
+        let sets = [&[&model[..], "devices=2", "pipeline.offline.steps=20"], sets].concat();
+        offline::run(&folder, name, SFT, &sets)
+    };
+    let alone = run("alone", &["strategy.zero_stage=0"]);
+    let spread = run("spread", &[SPREAD, "strategy.zero_stage=3", "strategy.recompute=selective"]);
+    assert_exports_near(folder.path(), [&alone, &spread]);
+    let adapter = folder.path().join("adapter");
+    export(&spread, &adapter, &["--adapter"]);
+    let names = Tensor::read_safetensors(adapter.join("adapter_model.safetensors")).unwrap();
+    let of_expert = "base_model.model.model.layers.0.mlp.experts.3.up_proj.lora_B.weight";
+    assert!(names.iter().any(|(name, tensor)| name == of_expert && tensor.size() == [40, 4]), "{names:?}");
+    let refused = |lora: &str, set: &str, problem: &str| {
+        let sets = ["--set", &adapted(lora), "--set", "devices=2", "--set", set];
+        let error = fail(anyroll(["check", SFT].into_iter().chain(sets)));
+        assert!(error.contains(problem), "{problem}: {error}");
+    };
+    refused("{rank: 4, dropout: 0.1}", "seed=0", "adapters of experts are plain ones");
+    refused(lora, "strategy.tensor_parallel=2", "adapters of experts, such as");
+    refused("{rank: 4, rank_pattern: {'experts.0.up_proj': 2}}", "seed=0", "all experts have one shape");
 }
 
 #[test]

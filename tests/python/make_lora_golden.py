@@ -111,7 +111,9 @@ def make(name, options, base="qwen2"):
     (folder / "README.md").unlink()
     golden = {"logprobs": found.detach()}
     saved = {name: name.replace(".default", "").replace("vector.weight", "vector") for name in adapter}
-    golden |= {f"grad.{saved[name]}": weight.grad.clone() for name, weight in adapter.items()}
+    # An expert without tokens has no gradient.
+    grads = {name: weight.grad if weight.grad is not None else torch.zeros_like(weight) for name, weight in adapter.items()}
+    golden |= {f"grad.{saved[name]}": grad.clone() for name, grad in grads.items()}
     merged = model.merge_and_unload()
     golden |= {f"merged.{name}": weight.detach().clone() for name, weight in merged.named_parameters()}
     saved_too = [it for it in merged.named_buffers() if it[0].endswith("e_score_correction_bias")]
@@ -143,3 +145,6 @@ make("lora_dora_phi3_dropout", dict(target_modules=FUSED, use_dora=True, lora_dr
 # In layers that libtorch differentiates.
 make("lora_deepseek_v3", LATENT, "deepseek_v3")
 make("lora_glm4", dict(target_modules=["q_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"]), "glm4")
+# On each expert of a mixture, beside a layer without experts, and under the names of Mixtral.
+make("lora_qwen3_moe", dict(target_modules=ALL, rank_pattern={"up_proj": 2}), "qwen3_moe")
+make("lora_mixtral", dict(target_modules=["v_proj", "w1", "w2"], use_rslora=True), "mixtral")

@@ -29,7 +29,7 @@ use super::layer::Layer;
 use super::lora::{AdapterDropout, InnerGrads, Lora, Projection};
 use super::multipliers::multiply_;
 use super::spread_experts::Spread;
-use super::{math::Math, recorded::Scratch};
+use super::{DecoderConfig, math::Math, recorded::Scratch};
 use crate::Result;
 use crate::autograd;
 use crate::model::{Grads, Saved, Weights};
@@ -265,6 +265,12 @@ impl Block {
     /// Returns a view of heads `[N, H, D]` in the shape that is normed: as it is, or `[N, H D]`.
     fn normed_together(&self, heads: &Tensor) -> Result<Tensor> {
         Ok(if self.norms_heads_together { heads.f_flatten(1, 2)? } else { heads.shallow_clone() })
+    }
+
+    /// Returns the inner width of the MLP, or of an expert.
+    pub(super) fn width(&self, config: &DecoderConfig) -> i64 {
+        let of_experts = config.experts.as_ref().filter(|_| self.experts.is_some());
+        of_experts.map_or(config.intermediate_size, |experts| experts.moe_intermediate_size)
     }
 
     /// Returns the indices of a projection's matrix and of its bias, if it has one.

@@ -4,12 +4,13 @@
 //! Backward sorts the rows again, which is cheap compared with the products. It reaches the router through
 //! the weights of the chosen experts.
 
-use anyroll_backends::ops::{self, Activation, Choice};
+use anyroll_backends::ops::{self, Activation, Choice, Groups};
 use tch::Tensor;
 
 use super::block::{Block, NormTape};
 use super::expert_rows::ExpertRows;
 use super::layer::Layer;
+use super::lora::{Lora, Projection};
 use super::routing::LayerRouting;
 use super::{DecoderConfig, ExpertNames, ExpertsConfig, math::Math, matrix_spec};
 use crate::Result;
@@ -50,10 +51,7 @@ pub(super) struct MixtureTape<'a> {
 /// Returns the router, and all experts' gate-and-up and down matrices, in the layer `prefix`.
 pub(super) fn params(config: &DecoderConfig, experts: &ExpertsConfig, prefix: &str) -> [ParamSpec; 3] {
     let (hidden, width, std) = (config.hidden_size, experts.moe_intermediate_size, config.initializer_range);
-    let (mixture, [gate, up, out]) = match experts.names {
-        ExpertNames::Usual => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
-        ExpertNames::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
-    };
+    let (mixture, [gate, up, out]) = experts.names.modules();
     let name = |rest: &str| format!("{prefix}.{mixture}.{rest}.weight");
     let part =
         |expert: i64, which: &str, rows: i64| Part { name: name(&format!("experts.{expert}.{which}")), rows };
@@ -69,6 +67,16 @@ pub(super) fn params(config: &DecoderConfig, experts: &ExpertsConfig, prefix: &s
         stacked("gate_up", gate_up, hidden),
         stacked("down", down, width),
     ]
+}
+
+impl ExpertNames {
+    /// Returns the name of a mixture in its layer, and those of an expert's gate, up and down matrices.
+    pub(super) fn modules(self) -> (&'static str, [&'static str; 3]) {
+        match self {
+            ExpertNames::Usual => ("mlp", ["gate_proj", "up_proj", "down_proj"]),
+            ExpertNames::Mixtral => ("block_sparse_moe", ["w1", "w3", "w2"]),
+        }
+    }
 }
 
 impl Experts {
@@ -117,7 +125,7 @@ impl Block {
         let gate_up = self.expand(weights, h2, &rows)?;
         let product = {
             let activated = ops::glu(&gate_up, Activation::Silu)?;
-            self.math.grouped_linear(&activated, self.of_experts(weights, self.down), rows.groups())?
+            self.grouped_linear(Projection::Down, weights, &activated, rows.groups())?
         };
         let of_chosen = choice.weights()?;
         let out = self.add_up(x2, &rows, product, Some(&of_chosen))?;
@@ -158,7 +166,62 @@ impl Block {
     fn expand(&self, weights: &Weights, h2: Tensor, rows: &ExpertRows) -> Result<Tensor> {
         let sorted = rows.spread(&h2)?;
         drop(h2);
-        self.math.grouped_linear(&sorted, self.of_experts(weights, self.gate_up), rows.groups())
+        self.grouped_linear(Projection::GateUp, weights, &sorted, rows.groups())
+    }
+
+    /// Returns the sorted rows `x` times the matrices of their experts, with the adapters of these.
+    fn grouped_linear(
+        &self,
+        projection: Projection,
+        weights: &Weights,
+        x: &Tensor,
+        groups: &Groups,
+    ) -> Result<Tensor> {
+        let y =
+            self.math.grouped_linear(x, self.of_experts(weights, self.params_at(projection).0), groups)?;
+        if let Some(lora) = self.lora_of_experts(projection) {
+            lora.forward_sorted_(projection, weights, x, (groups, self.math), &y)?;
+        }
+        Ok(y)
+    }
+
+    /// Turns the gradient of the result of [`Self::grouped_linear`] into that of its input. Also returns the gradients inside
+    /// of the adapters.
+    fn grouped_input_backward(
+        &self,
+        projection: Projection,
+        weights: &Weights,
+        dy: &Tensor,
+        groups: &Groups,
+    ) -> Result<(Tensor, Vec<Tensor>)> {
+        let matrices = self.of_experts(weights, self.params_at(projection).0);
+        let mut dx = ops::grouped_input_backward(dy, matrices, groups)?;
+        let inner = match self.lora_of_experts(projection) {
+            Some(lora) => lora.input_backward_sorted_(projection, weights, dy, groups, &mut dx)?,
+            None => Vec::new(),
+        };
+        Ok((dx, inner))
+    }
+
+    /// Writes the gradients of the experts' matrices and of their adapters.
+    fn grouped_weight_backward(
+        &self,
+        projection: Projection,
+        weights: &Weights,
+        grads: &mut Grads,
+        (dy, x, groups): (&Tensor, &Tensor, &Groups),
+        inner: &[Tensor],
+    ) -> Result<()> {
+        grads.put(self.experts_unit(), self.params_at(projection).0, |buffer, how| {
+            ops::grouped_weight_backward(dy, x, groups, buffer, how)
+        })?;
+        let Some(lora) = self.lora_of_experts(projection) else { return Ok(()) };
+        lora.weight_backward_sorted(projection, weights, grads, (dy, x, groups), inner)
+    }
+
+    /// Returns the adapters, if experts have some at the projection.
+    pub(super) fn lora_of_experts(&self, projection: Projection) -> Option<&Lora> {
+        self.lora.as_ref().filter(|lora| lora.is_of_experts(projection))
     }
 
     /// Recomputes [`MixtureOutput::gate_up`] for tokens that chose `chosen`.
@@ -187,8 +250,8 @@ impl Block {
         let dproduct = rows.spread(dx)?;
         // Without the routing weights, which are applied between the products. So their gradient is a sum
         // over F instead of C.
-        let mut activated =
-            ops::grouped_input_backward(&dproduct, self.of_experts(weights, self.down), groups)?;
+        let (mut activated, inner) =
+            self.grouped_input_backward(Projection::Down, weights, &dproduct, groups)?;
         let mut dchosen = rows.dots(&activated, &ops::glu(&gate_up, Activation::Silu)?)?;
         self.sum_parts_(&mut dchosen)?;
         let dlogits = routing.balanced(choice, choice.backward(&dchosen)?)?.f_to_kind(dx.kind())?;
@@ -196,28 +259,25 @@ impl Block {
         drop(activated.f_mul_(&of_rows)?);
         ops::glu_backward_(&mut gate_up, &mut activated, Activation::Silu)?;
         drop(activated.f_mul_(&of_rows)?);
-        grads.put(self.experts_unit(), self.down, |buffer, how| {
-            ops::grouped_weight_backward(&dproduct, &activated, groups, buffer, how)
-        })?;
-        drop((dproduct, activated, of_rows));
+        let of_down = (&dproduct, &activated, groups);
+        self.grouped_weight_backward(Projection::Down, weights, grads, of_down, &inner)?;
+        drop((dproduct, activated, of_rows, inner));
 
         let dgate_up = gate_up;
-        let mut h2 = {
-            let drows =
-                ops::grouped_input_backward(&dgate_up, self.of_experts(weights, self.gate_up), groups)?;
+        let (mut h2, inner) = {
+            let (drows, inner) =
+                self.grouped_input_backward(Projection::GateUp, weights, &dgate_up, groups)?;
             let of_router = dlogits.f_mm(weights.get(0, experts.router))?;
-            self.add_up(&of_router, &rows, drows, None)?
+            (self.add_up(&of_router, &rows, drows, None)?, inner)
         };
         let of_norm = NormTape { dy: &mut h2, x, rstd };
         self.stream_backward_(weights, grads, self.mlp_input_norm, of_norm, dx)?;
         grads.put_linear(0, experts.router, &dlogits, &h2)?;
-        let unit = self.experts_unit();
-        if !grads.wants(unit) {
+        if !grads.wants(self.experts_unit()) && inner.is_empty() {
             return Ok(()); // no row travels for frozen experts
         }
         let sorted = rows.spread(&h2)?;
-        grads.put(unit, self.gate_up, |buffer, how| {
-            ops::grouped_weight_backward(&dgate_up, &sorted, groups, buffer, how)
-        })
+        let of_gate_up = (&dgate_up, &sorted, groups);
+        self.grouped_weight_backward(Projection::GateUp, weights, grads, of_gate_up, &inner)
     }
 }

@@ -4,7 +4,10 @@ use anyroll_backends::ops::padded_rows;
 use num_integer::Integer;
 
 use super::{
-    Decoder, ExpertsConfig, NormPlaces, QkNorm, head, layer_block::LayerBlock, lora::Lora, split::Split,
+    Decoder, ExpertsConfig, NormPlaces, QkNorm, head,
+    layer_block::LayerBlock,
+    lora::{Lora, Projection},
+    split::Split,
     spread_experts::SpreadUnits,
 };
 use crate::batch;
@@ -298,10 +301,18 @@ impl Decoder {
         // Rows on their way between ranks are there twice, as sent and as received. Each rank's experts have as many rows as its
         // tokens on average.
         let sent = if self.spread.is_some() { spread } else { 0 };
+        // Between the products of experts' adapters: of all of a projection, and beside one product.
+        let lora = self.inner_blocks[layer].lora();
+        let ranks = |projection| {
+            lora.filter(|lora| lora.is_of_experts(projection)).map(|lora| lora.rank_sum(projection))
+        };
+        let [between, between_down] =
+            [Projection::GateUp, Projection::Down].map(|it| ranks(it).unwrap_or(0) * rows * runs.size());
+        let beside = |between: usize, product: usize| if between > 0 { product } else { 0 };
         let in_products = [
             x + spread + sent,
-            spread + gate_up,
-            gate_up + activated + spread,
+            spread + gate_up + between + beside(between, activated),
+            gate_up + activated + spread + between_down + beside(between_down, spread),
             gate_up + spread + adding.max(sent),
         ];
         let forward = in_products.into_iter().max().unwrap_or(0) + choice + dispatch + rows * F32;
@@ -314,10 +325,10 @@ impl Decoder {
         };
         let of_rows = logits + rows * F32;
         let backward = [
-            spread + sent.max(3 * activated),
-            spread + activated + of_rows + gradient(1),
-            spread + of_rows + sent.max(x + adding),
-            x + of_rows + spread + sent.max(gradient(2)),
+            spread + sent.max(3 * activated) + between_down,
+            spread + activated + of_rows + gradient(1) + 2 * between_down,
+            spread + of_rows + sent.max(x + adding).max(beside(between, spread)) + between,
+            x + of_rows + spread + sent.max(gradient(2)) + 2 * between,
         ];
         let backward = dispatch + backward.into_iter().max().unwrap_or(0);
         MlpBytes { gate_up, choice, forward, scoring: forward, backward }

@@ -47,6 +47,12 @@ impl LayerBlock {
         adapted
     }
 
+    /// Makes the adapters of experts, which begin at the index `first`, those of the block's unit `unit`.
+    pub fn move_adapters(&mut self, first: usize, unit: usize) {
+        let LayerBlock::Written(block) = self else { unreachable!("expressed experts have no adapters") };
+        block.lora.iter_mut().for_each(|lora| lora.move_experts(first, unit));
+    }
+
     /// Returns the adapters, if there are any.
     pub fn lora(&self) -> Option<&Lora> {
         match self {

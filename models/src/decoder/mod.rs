@@ -57,7 +57,6 @@ pub use value::{ValueHead, ValueModel};
 pub use work::BlockWork;
 
 use crate::Error;
-use crate::error::check_config;
 use crate::model::{
     Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit, Weights,
 };
@@ -122,7 +121,6 @@ impl Decoder {
         let mut inner_blocks = plain_blocks.clone();
         if let Some(lora) = lora {
             lora.validate(&config)?;
-            refuse_adapted_experts(&config, lora)?;
             units.iter_mut().for_each(|unit| unit.trainable = false);
             for (layer, adapters) in lora::layout(&config, lora, &plain_blocks).into_iter().enumerate() {
                 let Some((unit, adapters)) = adapters else { continue };
@@ -444,11 +442,21 @@ impl Model for Decoder {
     }
 
     fn has_experts(&self, unit: usize) -> bool {
-        self.is_inner(unit) && self.config.experts_of(unit - 1).is_some()
+        let of_adapters = |(_, adapters, lora): (usize, usize, &Lora)| {
+            adapters == unit && lora.first_of_experts().is_some()
+        };
+        match self.is_inner(unit) {
+            true => self.config.experts_of(unit - 1).is_some(),
+            false => self.adapted().any(of_adapters),
+        }
     }
 
     fn whole_place(&self, unit: usize, param: usize) -> (usize, usize) {
         self.spread.as_ref().map_or((unit, param), |spread| spread.whole_place(unit, param))
+    }
+
+    fn is_of_experts(&self, unit: usize) -> bool {
+        self.spread.as_ref().is_some_and(|spread| spread.is_of_experts(unit))
     }
 
     fn cut_on(&self, rank: usize, unit: usize, param: usize) -> Cut {
@@ -500,17 +508,6 @@ fn layout(config: &DecoderConfig) -> (Vec<Unit>, Vec<LayerBlock>, Head) {
     let (head_unit, head) = head::layout(config);
     units.push(head_unit);
     (units, blocks, head)
-}
-
-/// Refuses adapters of experts: adapters apply to whole matrices, but an expert's matrix is part of one.
-fn refuse_adapted_experts(config: &DecoderConfig, lora: &LoraConfig) -> Result<()> {
-    let adapted = lora.targets.first_of_experts(config);
-    check_config(adapted.is_none(), "lora.targets", || {
-        let module = adapted.unwrap_or_default();
-        format!(
-            "has `{module}`, but that layer has experts, which cannot have adapters: choose matrices of attention"
-        )
-    })
 }
 
 /// Values in fp32 at least.

@@ -99,9 +99,14 @@ impl Decoder {
     /// returns. Its config has the sizes of the part, but the whole vocabulary.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for sizes that the ranks cannot share, or adapters with magnitudes.
+    /// [`Error::Config`](crate::Error::Config) for sizes that the ranks cannot share, or adapters with magnitudes or of experts.
     pub fn split(&self, peers: Arc<dyn Peers>) -> Result<Decoder> {
         self.config.check_split(peers.count() as i64)?;
+        let of_experts = |lora: &Lora| lora.first_of_experts().is_some();
+        let has_experts = self.inner_blocks.iter().filter_map(LayerBlock::lora).any(of_experts);
+        check_config(!has_experts, "lora.targets", || {
+            "names matrices of experts, whose adapters are not split over ranks".to_owned()
+        })?;
         let is_dora = self.inner_blocks.iter().filter_map(LayerBlock::lora).any(Lora::is_dora);
         check_config(!is_dora, "lora.dora", || {
             "needs the norms of whole rows, which are on several ranks".to_owned()

@@ -2,7 +2,7 @@
 
 use super::{Decoder, NormPlaces, PackedSize, layer_block::LayerBlock};
 use crate::footprint::Runs;
-use crate::model::{Model, Unit};
+use crate::model::{Model, ParamSpec, Unit};
 
 /// Backward of attention has five products of the square, forward two.
 const ATTENTION_BACKWARD: f64 = 2.5;
@@ -126,9 +126,17 @@ impl Decoder {
             Some(of) => (of.num_experts_per_tok * of.moe_intermediate_size, of.num_experts * hidden),
             None => (config.intermediate_size, 0),
         };
+        // Of experts' adapters, those of its own experts.
+        let chosen = config
+            .experts_of(layer)
+            .map_or((1, 1), |of| (of.num_experts_per_tok as usize, of.num_experts as usize));
+        let read = |param: &ParamSpec| match param.parts.len() {
+            1 => param.elements(),
+            _ => param.elements() * chosen.0 / chosen.1,
+        };
         let elements = |unit: &Unit| -> usize {
             let matrices = unit.params.iter().filter(|param| param.shape.len() == 2);
-            matrices.map(|param| param.elements()).sum()
+            matrices.map(read).sum()
         };
         let adapters: usize =
             self.units_of[layer + 1].iter().skip(1).map(|&unit| elements(&self.units[unit])).sum();

@@ -185,7 +185,7 @@ fn saved_name(name: &str) -> String {
 
 fn targets(weights: &WeightFiles, config: &DecoderConfig) -> LoraTargets {
     let is_there = |layer: usize, target: &LoraTarget| {
-        let [a, _] = lora::names(&format!("{}.weight", target.module(layer)));
+        let [a, _] = lora::names(&target.modules_in(config, layer)[0]);
         weights.contains(&a)
     };
     let foreign: Vec<LoraTarget> = LoraTarget::foreign_to(config).collect();
@@ -215,10 +215,14 @@ fn patterns<T>(
 
 reads_files!(AdapterFolder);
 
-/// Returns the `adapter_config.json` of an adapter for the language model that `base` names, on the hub at `revision` if
+/// Returns the `adapter_config.json` of an adapter for a language model of a shape, which `base` names, on the hub at `revision` if
 /// it is not the newest.
-pub fn adapter_config_file(lora: &LoraConfig, base: &str, revision: Option<&str>) -> Map<String, Value> {
-    let (modules, layers) = lora.targets.names();
+pub fn adapter_config_file(
+    (lora, model): (&LoraConfig, &DecoderConfig),
+    base: &str,
+    revision: Option<&str>,
+) -> Map<String, Value> {
+    let (modules, layers) = lora.targets.names(model);
     let ranks = lora.rank_pattern.iter().map(|(pattern, rank)| (pattern.as_str().to_owned(), json!(rank)));
     let alphas =
         lora.alpha_pattern.iter().map(|(pattern, alpha)| (pattern.as_str().to_owned(), json!(alpha)));
@@ -341,7 +345,7 @@ impl Adapters for LoraConfig {
     fn adapter_of(&self, name: &str) -> Option<AdapterShape> {
         let module = name.strip_suffix(".weight")?;
         let (layer, target) = module.strip_prefix("model.layers.")?.split_once('.')?;
-        let is_there = self.targets.of(layer.parse().ok()?).iter().any(|it| it.name() == target);
+        let is_there = self.targets.of(layer.parse().ok()?).iter().any(|it| it.is_named(target));
         is_there.then(|| self.shape_of(module))
     }
 }

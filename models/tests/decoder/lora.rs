@@ -124,6 +124,9 @@ fn scores_and_gradients_equal_peft() {
     check_scores_and_gradients(&golden_of("lora_dora_phi3"), 2 * 4);
     check_scores_and_gradients(&golden_of("lora_deepseek_v3"), (5 + 2) + 2 * (5 + 1));
     check_scores_and_gradients(&golden_of("lora_glm4"), 2 * 5);
+    // Of experts, each with its own names in files, and of a layer without experts between them.
+    check_scores_and_gradients(&golden_of("lora_qwen3_moe"), 3 * 7);
+    check_scores_and_gradients(&golden_of("lora_mixtral"), 2 * 3);
 }
 
 /// Compared with PEFT given the same masks.
@@ -150,7 +153,9 @@ fn check_scores_and_gradients(golden: &Golden, adapters: usize) {
     for (unit, grads) in holder.decoder.units().iter().zip(&holder.grads) {
         assert_eq!(unit.trainable, unit.name.ends_with(".lora"), "{}", unit.name);
         for (spec, grad) in unit.params.iter().zip(grads.views()).filter(|_| unit.trainable) {
-            assert_close(&spec.name, grad, &golden.adapted[&format!("grad.{}", spec.name)], TOLERANCE);
+            let part = |part: &Part| &golden.adapted[&format!("grad.{}", part.name)];
+            let expected = Tensor::cat(&spec.parts.iter().map(part).collect::<Vec<_>>(), 0);
+            assert_close(&spec.name, grad, &expected, TOLERANCE);
             compared += 1;
         }
     }
@@ -257,6 +262,8 @@ fn merged_weights_equal_those_of_peft() {
     check_merged(&golden_of("lora_dora_phi3"));
     check_merged(&golden_of("lora_deepseek_v3"));
     check_merged(&golden_of("lora_glm4"));
+    check_merged(&golden_of("lora_qwen3_moe"));
+    check_merged(&golden_of("lora_mixtral"));
 }
 
 /// Checks weights merged by a source, and by the decoder.
@@ -397,6 +404,8 @@ fn an_adapter_is_written_as_peft_reads_it() {
     check_written("lora_phi3");
     check_written("lora_dora_phi3_dropout");
     check_written("lora_deepseek_v3");
+    check_written("lora_qwen3_moe");
+    check_written("lora_mixtral");
 }
 
 fn check_written(name: &str) {
@@ -407,7 +416,11 @@ fn check_written(name: &str) {
     let units: Vec<_> = decoder.units().iter().filter(|unit| unit.trainable).cloned().collect();
     let contents = FolderContents {
         kind: FolderKind::Adapter,
-        config: adapter_config_file(golden.adapter.lora_config(), "qwen2", None),
+        config: adapter_config_file(
+            (golden.adapter.lora_config(), golden.base.decoder_config()),
+            "qwen2",
+            None,
+        ),
         copied: &[],
         made: &[],
         units: &units,

@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{LoraConfig, Section, list};
 use anyroll_models::hf::{AdapterFolder, ModelFolder};
-use anyroll_models::{LoraTarget, ModulePattern};
+use anyroll_models::{DecoderConfig, LoraTarget, ModulePattern};
 
 /// Adapters that fit a model.
 pub(super) struct Adapters {
@@ -38,7 +38,7 @@ pub(super) fn open(lora: &LoraConfig, folder: &ModelFolder, at: &Section) -> Opt
         }
     };
     check_experts(&shape, folder, at);
-    check_patterns(&shape, model.num_hidden_layers, at);
+    check_patterns(&shape, model, at);
     let Some(path) = &lora.path else { return Some(Adapters { shape, folder: None }) };
     let help = "give the folder of an adapter for this model, as PEFT saves it";
     let opened = AdapterFolder::open(path, model);
@@ -49,17 +49,23 @@ pub(super) fn open(lora: &LoraConfig, folder: &ModelFolder, at: &Section) -> Opt
         found == shape,
         "path",
         "the adapter there has another shape",
-        format!("write its own: {}", fields_of(&found)),
+        format!("write its own: {}", fields_of(&found, model)),
     );
     Some(Adapters { shape, folder: Some(adapter) })
 }
 
-/// Reports adapters on the matrices of experts.
+/// Reports options that adapters of experts do not have.
 fn check_experts(shape: &anyroll_models::LoraConfig, folder: &ModelFolder, at: &Section) {
-    if let Some(module) = shape.targets.first_of_experts(folder.decoder_config()) {
-        let message = format!("{module} is many experts', which have no adapters");
-        let help = "write matrices of attention: [q_proj, k_proj, v_proj, o_proj], or some of them";
-        at.refuse("targets", message, help);
+    let Some(module) = shape.targets.first_of_experts(folder.decoder_config()) else { return };
+    for (field, is_set) in [("dora", shape.dora), ("dropout", shape.dropout > 0.0)] {
+        let message = format!("`targets` has {module}, and adapters of experts are plain ones");
+        let help = "leave it out, or write matrices of attention: [q_proj, k_proj, v_proj, o_proj]";
+        at.ensure(!is_set, field, message, help);
+    }
+    if let Some([one, other]) = shape.unequal_experts(folder.decoder_config()) {
+        let field = if shape.rank_pattern.is_empty() { "alpha_pattern" } else { "rank_pattern" };
+        let message = format!("a pattern tells `{one}` from `{other}`, and all experts have one shape");
+        at.refuse(field, message, "write patterns of all experts, such as `up_proj`");
     }
 }
 
@@ -76,8 +82,8 @@ fn check_layers(lora: &LoraConfig, layers: usize, at: &Section) {
 }
 
 /// Reports a pattern that matches no matrix with an adapter.
-fn check_patterns(shape: &anyroll_models::LoraConfig, layers: usize, at: &Section) {
-    let modules = shape.modules(layers);
+fn check_patterns(shape: &anyroll_models::LoraConfig, model: &DecoderConfig, at: &Section) {
+    let modules = shape.modules(model);
     let ranks = shape.rank_pattern.iter().map(|(pattern, _)| ("rank_pattern", pattern));
     let alphas = shape.alpha_pattern.iter().map(|(pattern, _)| ("alpha_pattern", pattern));
     for (field, pattern) in ranks.chain(alphas) {
@@ -91,9 +97,9 @@ fn check_patterns(shape: &anyroll_models::LoraConfig, layers: usize, at: &Sectio
 }
 
 /// The shape of an adapter as YAML fields.
-fn fields_of(lora: &anyroll_models::LoraConfig) -> String {
+fn fields_of(lora: &anyroll_models::LoraConfig, model: &DecoderConfig) -> String {
     let anyroll_models::LoraConfig { rank, alpha, rank_pattern, alpha_pattern, .. } = lora;
-    let (targets, layers) = lora.targets.names();
+    let (targets, layers) = lora.targets.names(model);
     let mut fields = format!("rank: {rank}, alpha: {alpha:?}, targets: [{}]", targets.join(", "));
     for (field, is_set) in [("rslora", lora.rslora), ("dora", lora.dora)] {
         if is_set {

@@ -30,7 +30,12 @@ pub(super) fn check(
         check_groups(FIELD, ranks * sequence, world_size, at);
     }
     check_replicas(FIELD, (config, ranks), on_host, at);
-    for (what, shape) in opened.and_then(Opened::texts).into_iter().flat_map(shapes) {
+    let texts = opened.and_then(Opened::texts);
+    if let Some(module) = texts.and_then(|texts| texts.base.adapted_expert()) {
+        let problem = format!("the adapters of experts, such as `{module}`, cannot be split over ranks");
+        at.refuse(FIELD, problem, "write `strategy.expert_parallel` in its place");
+    }
+    for (what, shape) in texts.into_iter().flat_map(shapes) {
         let split = shape.check_split(ranks as i64);
         let of_part = split.and_then(|()| shape.part(ranks as i64).check_ranks(sequence as i64));
         if let Err(error) = of_part {

@@ -20,8 +20,9 @@ use crate::sequence::{
     Case, NEARLY_SGD, Outcome, assert_near, floats, joined, loss, outcomes_on, pack, trained,
 };
 
-/// Decoders like Qwen 3 with experts; like Mixtral, with experts in every layer; and with adapters of attention.
-fn cases() -> [Case; 3] {
+/// Decoders like Qwen 3 with experts; like Mixtral, with experts in every layer; with adapters of attention; and with adapters
+/// of experts, and beside others.
+fn cases() -> [Case; 5] {
     let [plain, _, qwen3, _] = four_heads();
     let experts = ExpertsConfig {
         num_experts: 8,
@@ -32,16 +33,23 @@ fn cases() -> [Case; 3] {
         names: ExpertNames::Mixtral,
     };
     let mixtral = DecoderConfig { experts: Some(experts), num_key_value_heads: 2, ..plain };
+    let of_experts = LoraConfig::new(3, 9.0, vec![LoraTarget::Gate, LoraTarget::Down]);
+    let of_all = LoraConfig::new(2, 9.0, LoraTarget::ALL.to_vec());
     let attention = [LoraTarget::Q, LoraTarget::K, LoraTarget::V, LoraTarget::O];
     let lora = LoraConfig { dropout: 0.3, ..LoraConfig::new(3, 4.0, attention.to_vec()) };
     let device = tch::Device::Cpu;
     let whole = |config: DecoderConfig| Arc::new(Decoder::new(config, device).unwrap());
-    let adapted = Arc::new(Decoder::with_lora(qwen3.clone(), &lora, device).unwrap());
+    let adapted =
+        |config: &DecoderConfig, lora| Arc::new(Decoder::with_lora(config.clone(), lora, device).unwrap());
+    let (attention, some, all) =
+        (adapted(&qwen3, &lora), adapted(&mixtral, &of_experts), adapted(&qwen3, &of_all));
     let case = |name, model, recompute, shares_prompts| Case { name, model, recompute, shares_prompts };
     [
         case("Qwen 3", whole(qwen3), Recompute::Full, true),
         case("Mixtral", whole(mixtral), Recompute::Selective, true),
-        case("Qwen 3 with adapters", adapted, Recompute::None, false),
+        case("Qwen 3 with adapters", attention, Recompute::None, false),
+        case("Mixtral with adapters of experts", some, Recompute::Selective, true),
+        case("Qwen 3 with all adapters", all, Recompute::Full, true),
     ]
 }
 
@@ -77,7 +85,7 @@ fn spread_experts_give_the_scores_and_gradients_of_one_rank() {
 #[test]
 fn recomputation_and_offload_do_not_change_spread_experts() {
     let of = |recompute, config: ZeroConfig| -> Outcome {
-        let [_, mixtral, _] = cases();
+        let [_, mixtral, ..] = cases();
         let case = [Case { recompute, ..mixtral }];
         outcomes_on(2, mesh([1, 2, 2]), false, &case, &[config]).swap_remove(0).swap_remove(0)
     };
@@ -127,13 +135,18 @@ fn sent_rows_are_counted() {
 #[test]
 fn checkpoints_have_all_experts() {
     let folder = tempfile::tempdir().unwrap();
-    for (case, model) in cases().into_iter().map(|case| case.model).enumerate() {
+    for (case, Case { model, shares_prompts, .. }) in cases().into_iter().enumerate() {
         let [spread, whole] = ["spread", "whole"].map(|name| folder.path().join(format!("{name}{case}")));
         let of = |device: &_, mesh| {
-            Zero::new(model.clone(), STAGES[1 + case], Some(NEARLY_SGD), device, mesh, 7).unwrap()
+            Zero::new(model.clone(), STAGES[1 + case % 3], Some(NEARLY_SGD), device, mesh, 7).unwrap()
         };
         let train = |zero: &mut _| {
-            trained(zero, |group| pack(case < 2, group), |scores: &Scores| floats(&scores.logprobs), loss)
+            trained(
+                zero,
+                |group| pack(shares_prompts, group),
+                |scores: &Scores| floats(&scores.logprobs),
+                loss,
+            )
         };
         let trained = ranks(4, false, |device, group| {
             let mut zero = of(device, mesh([1, 4, 2])(group));
@@ -192,7 +205,7 @@ fn values_with_spread_experts_are_those_of_one_rank() {
 
 #[test]
 fn experts_that_ranks_cannot_share_are_refused() {
-    let [_, mixtral, _] = cases();
+    let [_, mixtral, ..] = cases();
     let check = |ranks| mixtral.model.config().check_spread(ranks).map_err(|error| error.to_string());
     assert!(check(3).unwrap_err().contains("num_experts"), "{:?}", check(3));
     assert!(check(8).is_ok());

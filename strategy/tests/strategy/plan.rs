@@ -231,6 +231,10 @@ fn activations_are_those_that_are_planned() {
         ("experts", new(with_experts(8, 2, 88))),
         ("many experts", new(with_experts(32, 8, 24))),
         (
+            "adapters of experts",
+            Decoder::with_lora(with_experts(8, 2, 88), &lora, tch::Device::Cpu).unwrap(),
+        ),
+        (
             "adapters of several ranks",
             Decoder::with_lora(wide(true, true), &unequal, tch::Device::Cpu).unwrap(),
         ),

@@ -91,11 +91,11 @@ impl LoraConfig {
         }
     }
 
-    /// Returns the matrices with an adapter in a model of `layers` layers, such as
-    /// `model.layers.0.mlp.up_proj`.
-    pub fn modules(&self, layers: usize) -> Vec<String> {
-        let of_layer = |layer| self.targets.of(layer).iter().map(move |target| target.module(layer));
-        (0..layers).flat_map(of_layer).collect()
+    /// Returns the matrices with an adapter in a model of this shape, such as `model.layers.0.mlp.up_proj`.
+    pub fn modules(&self, config: &DecoderConfig) -> Vec<String> {
+        let of_layer =
+            |layer| self.targets.of(layer).iter().flat_map(move |target| target.modules_in(config, layer));
+        (0..config.num_hidden_layers).flat_map(of_layer).collect()
     }
 
     /// Returns the shape of the adapter of matrix `module`, such as `model.layers.0.mlp.up_proj`.
@@ -119,7 +119,33 @@ impl LoraConfig {
                     .to_owned()
             })?;
         }
-        self.targets.validate(config)
+        self.targets.validate(config)?;
+        self.validate_experts(config)
+    }
+
+    /// Checks adapters of experts, which PEFT restricts alike.
+    fn validate_experts(&self, config: &DecoderConfig) -> Result<()> {
+        let Some(module) = self.targets.first_of_experts(config) else { return Ok(()) };
+        for (field, is_set) in [("lora.dora", self.dora), ("lora.dropout", self.dropout > 0.0)] {
+            check_config(!is_set, field, || {
+                format!("is set, but adapters of experts, such as `{module}`, are plain ones: leave it out")
+            })?;
+        }
+        let unequal = self.unequal_experts(config);
+        check_config(unequal.is_none(), "lora.rank_pattern", || {
+            let [one, other] = unequal.unwrap_or_default();
+            format!("or `alpha_pattern` tells `{one}` from `{other}`, but all experts have one shape")
+        })
+    }
+
+    /// Returns two experts' matrices of one kind and layer to which patterns give other shapes, if there are any.
+    pub fn unequal_experts(&self, config: &DecoderConfig) -> Option<[String; 2]> {
+        let of_layer = |layer| self.targets.of(layer).iter().map(move |target| target.modules_in(config, layer));
+        (0..config.num_hidden_layers).flat_map(of_layer).find_map(|mut modules| {
+            let first = self.shape_of(&modules[0]);
+            let other = modules.iter().position(|module| self.shape_of(module) != first)?;
+            Some([modules.swap_remove(other), modules.swap_remove(0)])
+        })
     }
 }
 

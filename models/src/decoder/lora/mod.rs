@@ -21,9 +21,10 @@
 //!
 //! Names are those of PEFT's files. The adapters of a layer form a unit of their own, so that the layer's
 //! other weights can be frozen as a whole. Backward recomputes `x A^T`, which costs less than the memory to
-//! keep it; with `dora` also `x W^T`, for the gradient of m.
+//! keep it; with `dora` also `x W^T`, for the gradient of m. Each expert of a mixture has its own adapters (`experts`).
 
 mod config;
+mod experts;
 mod magnitude;
 mod merge;
 mod targets;
@@ -53,6 +54,8 @@ pub(super) struct Lora {
     dora: bool,
     /// Adapters of each [`Projection`], or of each matrix of an expressed layer.
     adapters: Vec<Vec<Adapter>>,
+    /// Position of the unit with the adapters of experts among the block's, if there are any: those of the MLP's projections.
+    experts_unit: Option<usize>,
     /// The ranks that each have a part of the adapters, if they are split.
     peers: Option<Arc<dyn Peers>>,
 }
@@ -146,13 +149,23 @@ fn params(
     block: &LayerBlock,
     layer: usize,
 ) -> (Vec<ParamSpec>, Lora) {
-    let (mut params, mut adapters) = (Vec::new(), Vec::new());
-    for (number, &target) in lora.targets.of(layer).iter().enumerate() {
+    let (mut params, mut adapters, mut experts_unit) = (Vec::new(), Vec::new(), None);
+    let numbered = lora.targets.of(layer).iter().enumerate();
+    let is_of_experts = |target: LoraTarget| target.is_of_experts(config, layer);
+    // Those of experts come last, so that they can be taken out of the unit.
+    let (of_experts, others): (Vec<_>, Vec<_>) = numbered.partition(|&(_, &target)| is_of_experts(target));
+    for (number, &target) in others.into_iter().chain(of_experts) {
         let place = block.place_of(target, config).expect("targets were checked against the layer");
         let Place { projection, matrix, start, inputs, outputs } = place;
-        let (a, module) = (params.len(), target.module(layer));
-        let (shape, weight) = (lora.shape_of(&module), format!("{module}.weight"));
-        params.extend(pair(&weight, shape.rank, inputs, outputs));
+        let (a, weight) = (params.len(), format!("{}.weight", target.module(layer)));
+        let modules = target.modules_in(config, layer);
+        let shape = lora.shape_of(&modules[0]);
+        let mut pair = pair(&weight, shape.rank, inputs, outputs);
+        if is_of_experts(target) {
+            experts_unit = Some(UNIT);
+            pair = stacked(pair, &modules);
+        }
+        params.extend(pair);
         let magnitude = shape.dora.then(|| {
             params.push(magnitudes(&weight, outputs, inputs));
             a + 2
@@ -170,13 +183,13 @@ fn params(
             salt,
         });
     }
-    (params, Lora { dropout: lora.dropout, dora: lora.dora, adapters, peers: None })
+    (params, Lora { dropout: lora.dropout, dora: lora.dora, adapters, experts_unit, peers: None })
 }
 
 impl Block {
     /// Returns the place of a matrix; `None` for one that no block of this kind has.
     pub fn place_of(&self, target: LoraTarget, config: &DecoderConfig) -> Option<Place> {
-        let (hidden, intermediate) = (config.hidden_size, config.intermediate_size);
+        let (hidden, intermediate) = (config.hidden_size, self.width(config));
         let [q, kv] = [self.heads, self.kv_heads].map(|heads| heads * self.head_dim);
         let (projection, start, inputs, outputs) = match target {
             LoraTarget::Q => (Projection::Qkv, 0, hidden, q),
@@ -201,6 +214,17 @@ pub(crate) fn pair(name: &str, rank: i64, inputs: i64, outputs: i64) -> [ParamSp
     // Initialized like in PEFT: the product is 0, and only B has a gradient at first.
     let bound = 1.0 / (inputs as f64).sqrt();
     [matrix(a, rank, inputs, Init::Uniform { bound }), matrix(b, outputs, rank, Init::Zeros)]
+}
+
+/// Returns the specs of the stacked A and B of matrices `modules` of one shape, from those of one of them.
+fn stacked(pair: [ParamSpec; 2], modules: &[String]) -> [ParamSpec; 2] {
+    let [a, b] = pair;
+    let stack = |one: ParamSpec, which: usize| {
+        let part = |module: &String| Part { name: names(module)[which].clone(), rows: one.shape[0] };
+        let parts: Vec<Part> = modules.iter().map(part).collect();
+        ParamSpec { shape: vec![one.shape[0] * modules.len() as i64, one.shape[1]], parts, ..one }
+    };
+    [stack(a, 0), stack(b, 1)]
 }
 
 fn matrix(name: String, rows: i64, columns: i64, init: Init) -> ParamSpec {

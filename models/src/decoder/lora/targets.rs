@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::super::DecoderConfig;
 use super::super::expressed::ExpressedBlock;
+use super::super::{DecoderConfig, ExpertNames};
 use crate::Result;
 use crate::error::check_config;
 
@@ -52,6 +52,9 @@ impl LoraTarget {
             Some(of) => {
                 ExpressedBlock::layout(config, of, layer).1.modules().map(LoraTarget::Named).collect()
             }
+            None if config.fused_projections && config.experts_of(layer).is_some() => {
+                vec![LoraTarget::Qkv, LoraTarget::O]
+            }
             None if config.fused_projections => LoraTarget::FUSED.to_vec(),
             None => LoraTarget::ALL.to_vec(),
         }
@@ -91,14 +94,45 @@ impl LoraTarget {
         }
     }
 
-    /// Returns true if the matrix belongs to the MLP.
-    fn is_of_mlp(self) -> bool {
-        matches!(self, LoraTarget::Gate | LoraTarget::Up | LoraTarget::GateUp | LoraTarget::Down)
+    /// Returns true if each expert of this layer has such a matrix.
+    pub fn is_of_experts(self, config: &DecoderConfig, layer: usize) -> bool {
+        let of_mlp = matches!(self, LoraTarget::Gate | LoraTarget::Up | LoraTarget::Down);
+        of_mlp && config.expressed.is_none() && config.experts_of(layer).is_some()
     }
 
-    /// Returns the name in the model, such as `model.layers.0.self_attn.q_proj`.
+    /// Returns the name in the model, such as `model.layers.0.self_attn.q_proj`: of an expert's matrix without the expert.
     pub fn module(self, layer: usize) -> String {
         format!("model.layers.{layer}.{}", self.name())
+    }
+
+    /// Returns the names of the matrices in files: of one, or of each expert's.
+    pub fn modules_in(self, config: &DecoderConfig, layer: usize) -> Vec<String> {
+        let experts = config.experts_of(layer).filter(|_| self.is_of_experts(config, layer));
+        let Some(experts) = experts else { return vec![self.module(layer)] };
+        let (mixture, [gate, up, down]) = experts.names.modules();
+        let which = match self {
+            LoraTarget::Gate => gate,
+            LoraTarget::Up => up,
+            _ => down,
+        };
+        let of_expert = |expert: i64| format!("model.layers.{layer}.{mixture}.experts.{expert}.{which}");
+        (0..experts.num_experts).map(of_expert).collect()
+    }
+
+    /// Returns true if `name`, a matrix in a layer's files such as `mlp.experts.3.up_proj`, is this one or that of an expert.
+    pub(crate) fn is_named(self, name: &str) -> bool {
+        let of_expert = |names: ExpertNames| {
+            let (mixture, [gate, up, down]) = names.modules();
+            let which = match self {
+                LoraTarget::Gate => gate,
+                LoraTarget::Up => up,
+                LoraTarget::Down => down,
+                _ => return false,
+            };
+            let expert = name.strip_prefix(mixture).and_then(|rest| rest.strip_prefix(".experts."));
+            expert.and_then(|rest| rest.split_once('.')).is_some_and(|(_, matrix)| matrix == which)
+        };
+        name == self.name() || [ExpertNames::Usual, ExpertNames::Mixtral].into_iter().any(of_expert)
     }
 }
 
@@ -133,14 +167,12 @@ impl LoraTargets {
         }
     }
 
-    /// Returns the name of the first target that belongs to a layer's experts, if any. Adapters apply to
-    /// whole matrices, but an expert's matrix is part of one.
+    /// Returns the name of the first target that is of a layer's experts, if any.
     pub fn first_of_experts(&self, config: &DecoderConfig) -> Option<String> {
-        let with_experts = (0..config.num_hidden_layers).filter(|&layer| config.experts_of(layer).is_some());
-        with_experts
+        (0..config.num_hidden_layers)
             .flat_map(|layer| self.of(layer).iter().map(move |target| (layer, target)))
-            .find(|(_, target)| target.is_of_mlp())
-            .map(|(layer, target)| target.module(layer))
+            .find(|(layer, target)| target.is_of_experts(config, *layer))
+            .map(|(layer, target)| target.modules_in(config, layer).swap_remove(0))
     }
 
     /// Returns the name of the first target that this model does not have, if any: part of a fused tensor, or
@@ -155,10 +187,15 @@ impl LoraTargets {
 
     /// Returns the names as PEFT's files and ours have them: matrices such as `q_proj`, and the layers if not
     /// all. If layers differ, full names such as `model.layers.0.self_attn.q_proj`.
-    pub fn names(&self) -> (Vec<String>, Option<Vec<usize>>) {
+    pub fn names(&self, config: &DecoderConfig) -> (Vec<String>, Option<Vec<usize>>) {
+        let mixtral = config.experts.as_ref().filter(|experts| experts.names == ExpertNames::Mixtral);
+        let [gate, up, down] = mixtral.map_or(ExpertNames::Usual, |experts| experts.names).modules().1;
         let end = |target: &LoraTarget| match target {
             // A shared expert's matrix has the same end as those of the experts beside it.
             LoraTarget::Named(name) => *name,
+            LoraTarget::Gate => gate,
+            LoraTarget::Up => up,
+            LoraTarget::Down => down,
             written => written.name().rsplit('.').next().unwrap_or_default(),
         };
         let of_all =
@@ -172,7 +209,8 @@ impl LoraTargets {
                     Some(targets) => (of_all(targets), Some(layers.keys().copied().collect())),
                     None => {
                         let of_layer = |(&layer, targets): (&usize, &Vec<LoraTarget>)| {
-                            targets.iter().map(|target| target.module(layer)).collect::<Vec<_>>()
+                            let modules = targets.iter().map(|target| target.modules_in(config, layer));
+                            modules.flatten().collect::<Vec<_>>()
                         };
                         (layers.iter().flat_map(of_layer).collect(), None)
                     }
@@ -211,6 +249,7 @@ mod tests {
     fn names_tell_a_shared_expert_from_those_beside_it() {
         let targets = vec![LoraTarget::Named("mlp.shared_experts.up_proj"), LoraTarget::O];
         let names = ["mlp.shared_experts.up_proj", "o_proj"].map(str::to_owned).to_vec();
-        assert_eq!(LoraTargets::Everywhere(targets).names(), (names, None));
+        let config = DecoderConfig::plain(1, 8, 2);
+        assert_eq!(LoraTargets::Everywhere(targets).names(&config), (names, None));
     }
 }

@@ -103,7 +103,9 @@ impl LoraConfig {
             let mut found = false;
             for (layer, chosen) in chosen.iter_mut().enumerate().filter(|(layer, _)| self.is_in(*layer)) {
                 for (target, chosen) in chosen {
-                    let matches = pattern.matches(&target.module(layer));
+                    let all = target.modules_in(model, layer);
+                    let matches = pattern.matches(&target.module(layer))
+                        || all.iter().all(|module| pattern.matches(module));
                     *chosen |= matches;
                     found |= matches;
                 }
