@@ -60,19 +60,17 @@ const IDLE: [(&str, &str); 39] = [
 ];
 
 /// The trainer's file counts the batch, and does not know the split.
-const SEQUENCE: &str = "set `strategy.sequence_parallel`, and divide the batch by it: ranks that share a sequence have one batch there";
+const ROWS: &str = "ranks that share a sequence have one batch there: divide the batch by it. Heads travel between them, as with Ulysses";
 
 /// The trainer's file counts the batch here, too.
 const LAYERS: &str = "ranks that hold layers together have one batch there: divide the batch by it";
 
-const REFUSED: [(&str, &str); 11] = [
+const REFUSED: [(&str, &str); 9] = [
     ("fsdp_config.fsdp_ignored_modules", "all weights are sharded"),
     ("megatron_lm_config", "layers are not split over ranks; zero_stage 3 shards their weights"),
     ("fp8_config.*", "precisions are fp32, bf16 and fp16"),
     ("megatron_lm_config.*", "layers are not split over ranks; zero_stage 3 shards their weights"),
     ("deepspeed_config.deepspeed_moe_layer_cls_names", "experts are sharded like other weights"),
-    ("parallelism_config.parallelism_config_cp_*", SEQUENCE),
-    ("parallelism_config.parallelism_config_sp_*", SEQUENCE),
     ("parallelism_config.*", "set `strategy`: its fields lay out the ranks"),
     ("use_xpu", "no backend supports it"),
     ("deepspeed_config.offload_optimizer_nvme_path", "nothing is offloaded to disks; use cpu"),
@@ -129,12 +127,21 @@ fn unsaid_stage(ledger: &mut Ledger) {
     }
 }
 
-/// Ignores parallelism of size 1.
+/// Takes the groups of ranks, and ignores those of size 1.
 fn unsplit(ledger: &mut Ledger) {
     let size = |name: &str| format!("parallelism_config.parallelism_config_{name}_size");
     let layers = size("tp");
     if let Some(ranks @ 2..) = ledger.whole(&layers) {
         ledger.change(&layers, "strategy.tensor_parallel", ranks, LAYERS);
+    }
+    for name in ["cp", "sp"] {
+        let Some(ranks @ 2..) = ledger.whole(&size(name)) else { continue };
+        match ledger.draft("strategy.sequence_parallel").is_some() {
+            false => ledger.change(&size(name), "strategy.sequence_parallel", ranks, ROWS),
+            true => ledger.refuse(&size(name), "`cp_size` splits sequences, too: leave one of the two out"),
+        }
+        let others = format!("parallelism_config.parallelism_config_{name}_*");
+        ledger.idle_all(&[(&others, "sequences are split in one way, of any length")]);
     }
     for name in ["tp", "cp", "sp"] {
         if ledger.number(&size(name)) == Some(1.0) {

@@ -129,6 +129,11 @@ fn off(ledger: &mut Ledger, prefix: &str) {
     }
     rules::shard_group(ledger, &format!("{prefix}zero_optimization.mics_shard_size"));
     rules::ranks_of_a_layer(ledger, &format!("{prefix}tensor_parallel.autotp_size"));
+    let experts = |name: &str| format!("{prefix}expert_parallel.{name}");
+    if ledger.truth(&experts("enabled")) == Some(true) {
+        rules::ranks_of_experts(ledger, &experts("autoep_size"));
+        ledger.idle_all(&[(&experts("*"), "experts follow from the model's config")]);
+    }
     let unsplit = format!("{prefix}seq_parallel_communication_data_type");
     ledger.idle_all(&[(&unsplit, UNSPLIT)]);
 }

@@ -113,18 +113,38 @@ fn layers_are_split_as_there() {
 }
 
 #[test]
-fn accelerates_sizes_of_one_split_nothing() {
-    let text = |size: u32| {
-        let size =
-            format!("parallelism_config_cp_size: {size}, parallelism_config_cp_comm_strategy: allgather");
+fn accelerate_splits_sequences_in_either_way() {
+    let text = |cp: u32, sp: u32| {
+        let of = |name: &str, size: u32| format!("parallelism_config_{name}_size: {size}");
+        let sizes = [of("cp", cp), of("sp", sp), of("tp", 1)].join(", ");
         format!(
-            "distributed_type: MULTI_GPU\nparallelism_config: {{{size}, parallelism_config_tp_size: 1}}\n"
+            "distributed_type: MULTI_GPU\nparallelism_config: {{{sizes}, \
+             parallelism_config_cp_comm_strategy: allgather, parallelism_config_sp_backend: deepspeed}}\n"
         )
     };
-    check_refused(&imported("a.yaml", &text(1), Origin::Accelerate), &[]);
-    let split =
-        ["cp_size", "cp_comm_strategy"].map(|name| format!("parallelism_config.parallelism_config_{name}"));
-    check_refused(&imported("a.yaml", &text(2), Origin::Accelerate), &split.each_ref().map(String::as_str));
+    for (cp, sp) in [(1, 1), (4, 1), (1, 4)] {
+        let import = imported("a.yaml", &text(cp, sp), Origin::Accelerate);
+        check_refused(&import, &[]);
+        let is_split = import.yaml().contains("  sequence_parallel: 4\n");
+        assert_eq!(is_split, cp * sp > 1, "{}", import.yaml());
+    }
+    let both = imported("a.yaml", &text(2, 2), Origin::Accelerate);
+    check_refused(&both, &["parallelism_config.parallelism_config_sp_size"]);
+}
+
+#[test]
+fn deepspeed_spreads_experts() {
+    let text = |enabled: bool| {
+        format!(
+            "zero_optimization: {{stage: 2}}\n\
+             expert_parallel: {{enabled: {enabled}, autoep_size: 4, preset_model: mixtral}}\n"
+        )
+    };
+    for enabled in [true, false] {
+        let import = imported("a.yaml", &text(enabled), Origin::Deepspeed);
+        check_refused(&import, &[]);
+        assert_eq!(import.yaml().contains("  expert_parallel: 4\n"), enabled, "{}", import.yaml());
+    }
 }
 
 #[test]
