@@ -65,18 +65,20 @@ __device__ inline void sort(const int* chosen, int count, int per_token, int exp
 
 // ---- products ----
 
-// Where each expert's rows end, and the row of x that each of them is; null where they lie as they are multiplied.
+// Where each expert's rows end, and the row of x that each of them is; null where they lie as they are multiplied. Of the experts
+// `own` from `first` on are here.
 struct Experts {
   const int *ends, *tokens;
+  int first, own;
 };
 
-// Some rows of weights of one expert, with all rows that are the expert's. Of a product `w` has the matrices of all experts,
-// one below the other.
+// Some rows of weights of one expert, with all rows that are the expert's. Of a product `w` has the matrices of all experts that
+// are here, one below the other.
 template <int TILE, int STAGES>
 __device__ inline void multiply_expert(Product of, const Experts& experts) {
   const int width = of.is_gated ? TILE / 2 : TILE, tiles = (of.n + width - 1) / width;
-  const int expert = blockIdx.x / tiles, tile = blockIdx.x % tiles;
-  of.w += (i64)expert * (of.is_gated ? 2 : 1) * of.n * of.k;
+  const int place = blockIdx.x / tiles, tile = blockIdx.x % tiles, expert = experts.first + place;
+  of.w += (i64)place * (of.is_gated ? 2 : 1) * of.n * of.k;
   take_turn();
   const int end = experts.ends[expert];
   for (int first = expert ? experts.ends[expert - 1] : 0; first < end; first += GROUP_ROWS) {
@@ -91,16 +93,19 @@ __device__ inline void multiply_expert(Product of, const Experts& experts) {
 
 // ---- sums ----
 
-// y [rows, columns] plus what a row's experts made of it, each by what it counts; rounded once. A row is a block.
+// y [rows, columns] plus what a row's experts made of it, each by what it counts; rounded once. A row is a block. The `own` experts
+// from `first` on are here, and made rows up to their ends.
 __device__ inline void add_up(Narrow* y, const Narrow* made, const int* places, const float* weights, int per_token,
-                              int columns) {
+                              int columns, const int* ends, int first, int own) {
   constexpr int LANES = Pack<Narrow>::LANES;
   const i64 row = blockIdx.x;
+  const int begin = first ? ends[first - 1] : 0, end = ends[first + own - 1];
   for (int i = threadIdx.x * LANES; i < columns; i += blockDim.x * LANES) {
     Pack<Narrow> pack = read(y + row * columns, i, columns);
     float sums[LANES];
     for (int k = 0; k < LANES; k++) sums[k] = widen(pack.lane[k]);
     for (i64 choice = row * per_token; choice < (row + 1) * per_token; choice++) {
+      if (places[choice] < begin || places[choice] >= end) continue;
       const Pack<Narrow> of_expert = read(made + (i64)places[choice] * columns, i, columns);
       for (int k = 0; k < LANES; k++) sums[k] += widen(of_expert.lane[k]) * weights[choice];
     }
@@ -129,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
 }
 extern "C" __global__ void __launch_bounds__(256)
     NAMED(add_experts)(Narrow* y, const Narrow* made, const int* places, const float* weights, int per_token,
-                       int columns) {
+                       int columns, const int* ends, int first, int own) {
   take_turn();
-  add_up(y, made, places, weights, per_token, columns);
+  add_up(y, made, places, weights, per_token, columns, ends, first, own);
 }

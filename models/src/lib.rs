@@ -30,10 +30,10 @@ pub mod t5;
 pub use batch::{PackedBatch, Sequence, Teacher, targets_in};
 pub use cut::{Cut, Run};
 pub use decoder::{
-    Activation, AdapterShape, BlockWork, Decoder, DecoderConfig, DeepseekV3, ExpertNames, ExpertsConfig,
-    Expressed, HiddenModel, IlqlGrad, IlqlModel, IlqlScores, KvCache, LoraConfig, LoraTarget, LoraTargets,
-    ModulePattern, Multipliers, NormPlaces, OfAction, OtherRope, PackedSize, Pairs, QkNorm, RopeScaling,
-    SlidingWindow, ValueHead, ValueModel, WithIlqlHeads, lora_scale,
+    Activation, AdapterShape, BlockWork, Decoder, DecoderConfig, DeepseekV3, ExpertNames, ExpertParts,
+    ExpertsConfig, Expressed, HiddenModel, IlqlGrad, IlqlModel, IlqlScores, KvCache, LoraConfig, LoraTarget,
+    LoraTargets, ModulePattern, Multipliers, NormPlaces, OfAction, OtherRope, PackedSize, Pairs, QkNorm,
+    RopeScaling, SlidingWindow, ValueHead, ValueModel, WithIlqlHeads, lora_scale,
 };
 pub use error::{Error, Result};
 pub use footprint::{BlockBytes, Footprint, Runs};

@@ -42,6 +42,25 @@ fn rlvr_over_spread_experts_is_that_of_whole_layers() {
     assert_same_steps(&lasting_metrics(&spread), &lasting_metrics(&again));
 }
 
+/// Ranks that sample together with whole experts sample as one rank does, in a run whose training spreads them too.
+#[test]
+fn rollout_with_whole_experts_is_that_of_one_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, sets: &[&str]| {
+        let short = ["pipeline.rlvr.epochs=1", "pipeline.rlvr.steps=4"];
+        run_tiny(&folder, name, TWO_RANKS, &[&MIXTURE[..], &FULL, &short, sets].concat())
+    };
+    let together = ["pipeline.rlvr.rollout.tensor_parallel=2", "pipeline.rlvr.rollout.expert_parallel=true"];
+    assert_near(&run("alone", &[]), &run("together", &together));
+    let refused = |sets: &[&str], problem: &str| {
+        let sets = sets.iter().flat_map(|&set| ["--set", set]);
+        let error = fail(anyroll(["check", TWO_RANKS].into_iter().chain(sets)));
+        assert!(error.contains("rollout.expert_parallel") && error.contains(problem), "{problem}: {error}");
+    };
+    refused(&together, "the model has no experts");
+    refused(&[&MIXTURE[..], &together[1..]].concat(), "each rank samples by itself");
+}
+
 #[test]
 fn supervised_training_over_spread_experts_is_exported_whole() {
     let folder = tempfile::tempdir().unwrap();

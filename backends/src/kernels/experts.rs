@@ -44,6 +44,8 @@ pub(crate) struct Routes {
     pub(crate) rows: i32,
     /// E.
     pub(crate) experts: i32,
+    /// The first of the experts whose matrices are here, and their number.
+    pub(crate) own: [i32; 2],
     /// J.
     pub(crate) per_token: i32,
 }
@@ -60,7 +62,7 @@ pub(crate) unsafe fn route(
     is_normalized: bool,
     routes: Routes,
 ) -> Result<()> {
-    let Routes { chosen, weights, ends, tokens, places, rows, experts, per_token } = routes;
+    let Routes { chosen, weights, ends, tokens, places, rows, experts, per_token, .. } = routes;
     let threads = threads_up_to(MOST_EXPERTS as u32, experts.into());
     let (is_normalized, count) = (i32::from(is_normalized), rows * per_token);
     // SAFETY: the kernels' signatures, and the caller's promise.
@@ -98,10 +100,13 @@ pub(crate) unsafe fn multiply(
     struct Experts {
         ends: *mut c_void,
         tokens: *mut c_void,
+        first: i32,
+        own: i32,
     }
+    let [first, own] = routes.own;
     let tokens = if of_tokens { routes.tokens } else { std::ptr::null_mut() };
-    let experts = Experts { ends: routes.ends, tokens };
-    let blocks = product.tiles(LARGE.tile) * i64::from(routes.experts);
+    let experts = Experts { ends: routes.ends, tokens, first, own };
+    let blocks = product.tiles(LARGE.tile) * i64::from(own);
     let grid = Grid {
         shared_bytes: LARGE.shared_bytes(1) as u32,
         starts_early: true,
@@ -123,11 +128,16 @@ pub(crate) unsafe fn add_up(
     columns: i64,
     routes: Routes,
 ) -> Result<()> {
-    let Routes { weights, places, rows, per_token, .. } = routes;
+    let Routes { weights, ends, places, rows, per_token, own: [first, own], .. } = routes;
     let grid = grid(rows.into(), SUM_THREADS).early();
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
-        launch!(device, narrow.pick(ADD_EXPERTS), grid, [y, made, places, weights, per_token, columns as i32])
+        launch!(
+            device,
+            narrow.pick(ADD_EXPERTS),
+            grid,
+            [y, made, places, weights, per_token, columns as i32, ends, first, own]
+        )
     }
 }
 

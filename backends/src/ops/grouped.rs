@@ -12,17 +12,17 @@ const ALIGNMENT_BYTES: usize = 16;
 /// Most groups of that kernel: the threads of one of its blocks.
 const MOST_GROUPS: i64 = 1023;
 
-/// Ends of E groups of rows.
+/// Ends of E groups of rows. Rows behind the last group have no matrix, and undefined results.
 #[derive(Debug)]
 pub struct Groups {
-    /// int32 `[E]`: the last group's is the number of all rows.
+    /// int32 `[E]`.
     ends: Tensor,
     /// The same on the host, after the first wait for them.
     on_host: OnceCell<Vec<i64>>,
 }
 
 impl Groups {
-    /// Groups whose ends, int32 `[E]`, rise to the number of rows.
+    /// Groups whose ends, int32 `[E]`, rise, to the number of rows at most.
     ///
     /// # Errors
     /// [`super::Error::Argument`] for another tensor.
@@ -33,6 +33,14 @@ impl Groups {
             Kind::Int => Ok(Groups { ends, on_host: OnceCell::new() }),
             kind => Err(args.refuse("ends", format!("is {kind:?}, expected Int"))),
         }
+    }
+
+    /// The first `count` groups.
+    ///
+    /// # Errors
+    /// libtorch's (there are fewer).
+    pub fn first(&self, count: i64) -> Result<Groups> {
+        Groups::new(self.ends.f_narrow(0, 0, count)?)
     }
 
     /// The number of groups E.

@@ -25,6 +25,8 @@ pub struct Routing {
     tokens: Tensor,
     /// int32 `[B, J]`.
     places: Tensor,
+    /// The first of the experts whose matrices are here, and their number.
+    own: (i64, i64),
 }
 
 /// Returns an error, with the reason, if the kernels do not take weights like `like`, of `experts` experts from `hidden` to
@@ -58,7 +60,14 @@ impl Routing {
             ends: ints(&[experts])?,
             tokens: ints(&[rows * per_token])?,
             places: ints(&[rows, per_token])?,
+            own: (0, experts),
         })
+    }
+
+    /// The same memory for the matrices of the `count` experts from `first` on alone: rows of others are skipped.
+    #[must_use]
+    pub fn of_experts(self, (first, count): (i64, i64)) -> Routing {
+        Routing { own: (first, count), ..self }
     }
 
     /// Views for the first `rows` rows.
@@ -72,6 +81,7 @@ impl Routing {
             ends: self.ends.shallow_clone(),
             tokens: self.tokens.f_narrow(0, 0, rows * self.per_token())?,
             places: self.places.f_narrow(0, 0, rows)?,
+            own: self.own,
         })
     }
 
@@ -83,6 +93,7 @@ impl Routing {
             ends: self.ends.shallow_clone(),
             tokens: self.tokens.shallow_clone(),
             places: self.places.shallow_clone(),
+            own: self.own,
         }
     }
 
@@ -101,7 +112,7 @@ impl Routing {
         })
     }
 
-    /// [`super::glu()`] with SiLU of each row of `x` `[B, C]` times the matrices of its experts, of all of them `[E 2 F, C]`, into
+    /// [`super::glu()`] with SiLU of each row of `x` `[B, C]` times the matrices of its experts, of all own ones `[E 2 F, C]`, into
     /// the sorted rows `y` `[R, F]`.
     pub fn swiglu_linear_into(&self, x: &Tensor, weight: &Tensor, y: &mut Tensor) -> Result<()> {
         let args = Args::new("Routing::swiglu_linear_into", x);
@@ -113,7 +124,7 @@ impl Routing {
         })
     }
 
-    /// Sorted rows `x` `[R, F]` times the matrices of their experts, of all of them `[E C, F]`, into `made` `[R, C]`, whose sum for
+    /// Sorted rows `x` `[R, F]` times the matrices of their experts, of all own ones `[E C, F]`, into `made` `[R, C]`, whose sum for
     /// each row, by what its experts count, is added to `y` `[B, C]`.
     pub fn add_linear_(&self, y: &mut Tensor, x: &Tensor, weight: &Tensor, made: &mut Tensor) -> Result<()> {
         let args = Args::new("Routing::add_linear_", x);
@@ -147,6 +158,7 @@ impl Routing {
             places: args.dense("places", &self.places, &of_rows, ints)?,
             rows: of_rows[0] as i32,
             experts: experts as i32,
+            own: [self.own.0 as i32, self.own.1 as i32],
             per_token: of_rows[1] as i32,
         })
     }
@@ -164,7 +176,7 @@ impl Routing {
         let sorted = self.tokens.size()[0];
         let addresses = [
             args.values("x", x, &[rows, inputs])?,
-            args.values("weight", weight, &[self.ends.size()[0] * halves * outputs, inputs])?,
+            args.values("weight", weight, &[self.own.1 * halves * outputs, inputs])?,
             args.values("y", y, &[sorted, outputs])?,
         ];
         let product = Product::new(addresses, [sorted, outputs, inputs]);
@@ -230,6 +242,20 @@ mod tests {
                     let mut made = Tensor::full([rows * per_token, hidden], f64::NAN, place);
                     let mut y = before.copy();
                     routing.add_linear_(&mut y, &found, &reduce, &mut made).unwrap();
+                    assert_close(&what, &y, &expected, 0.02);
+                    // Two halves of the experts, each of which skips the other's rows.
+                    let mut y = before.copy();
+                    for half in 0..2 {
+                        let own = experts / 2;
+                        let matrices = |all: &Tensor| {
+                            let rows = all.size()[0] / 2;
+                            all.narrow(0, half * rows, rows)
+                        };
+                        let routing = routing.first(rows).unwrap().of_experts((half * own, own));
+                        drop((found.fill_(f64::NAN), made.fill_(f64::NAN)));
+                        routing.swiglu_linear_into(&x, &matrices(&expand), &mut found).unwrap();
+                        routing.add_linear_(&mut y, &found, &matrices(&reduce), &mut made).unwrap();
+                    }
                     assert_close(&what, &y, &expected, 0.02);
                 }
             }

@@ -3,6 +3,8 @@
 //! A rank sorts the rows of its tokens by expert. Each rank has consecutive experts, so that the rows for a rank are
 //! consecutive, too, and travel in one all-to-all. Where they arrive, they are sorted by expert, for an expert by the rank
 //! that sent them, and of a rank by token. So sums repeat to the bit.
+//!
+//! Where ranks that hold a layer together each have some experts, all have all rows, and each skips those of others.
 
 use std::sync::Arc;
 
@@ -15,8 +17,10 @@ use crate::{Peers, Result};
 pub(super) struct ExpertRows {
     /// The rows of this rank's tokens, sorted by expert.
     dispatch: Dispatch,
-    /// `None` if all experts are on this rank.
+    /// `None` if all experts are on this rank, or no row travels.
     travel: Option<Travel>,
+    /// The rows behind those of this rank's experts, whose products do not count, if there may be some: bool `[R, 1]`.
+    skipped: Option<Tensor>,
 }
 
 /// Rows on their way to the experts of several ranks.
@@ -48,7 +52,20 @@ impl ExpertRows {
             };
             Travel::new(peers.clone(), counts, chosen.device())
         });
-        Ok(ExpertRows { dispatch, travel: travel.transpose()? })
+        Ok(ExpertRows { dispatch, travel: travel.transpose()?, skipped: None })
+    }
+
+    /// The rows of tokens that chose `chosen` `[N, J]`, of which those of the `count` experts from `first` on are computed on this
+    /// rank, and the others on other ranks that have the same rows.
+    pub fn of_own(chosen: &Tensor, (first, count): (i64, i64)) -> Result<ExpertRows> {
+        let own = chosen.f_sub_scalar(first)?;
+        let is_elsewhere = own.f_lt(0)?.f_logical_or(&own.f_ge(count)?)?;
+        // Behind all others, as those of one more expert.
+        let numbers = own.f_masked_fill(&is_elsewhere, count)?;
+        let mut dispatch = Dispatch::new(&numbers, count + 1)?;
+        dispatch.groups = dispatch.groups.first(count)?;
+        let skipped = Some(dispatch.sorted(&is_elsewhere)?);
+        Ok(ExpertRows { dispatch, travel: None, skipped })
     }
 
     /// Returns the numbers of rows that ranks send each other, for [`Self::new`].
@@ -81,9 +98,11 @@ impl ExpertRows {
 
     /// Returns `base` `[N, C]` plus the sum of each token's `rows`: see [`Dispatch::add_up`].
     pub fn add_up(&self, base: &Tensor, rows: Tensor, weights: Option<&Tensor>) -> Result<Tensor> {
-        let rows = match &self.travel {
-            None => rows,
-            Some(travel) => travel.back(rows)?,
+        let rows = match (&self.travel, &self.skipped) {
+            (Some(travel), _) => travel.back(rows)?,
+            // Nothing has written them.
+            (None, Some(skipped)) => rows.f_masked_fill(skipped, 0.0)?,
+            (None, None) => rows,
         };
         Ok(self.dispatch.add_up(base, &rows, weights)?)
     }

@@ -24,6 +24,8 @@ pub(super) struct Experts {
     pub count: i64,
     pub per_token: i64,
     pub is_normalized: bool,
+    /// The first of this rank's experts, and their number: all, unless ranks that hold the block together each have some.
+    pub own: (i64, i64),
 }
 
 /// Intermediate results of a mixture's forward.
@@ -87,7 +89,14 @@ impl Experts {
             count: config.num_experts,
             per_token: config.num_experts_per_tok,
             is_normalized: config.norm_topk_prob,
+            own: (0, config.num_experts),
         }
+    }
+
+    /// Returns the experts of which `rank` has an equal part.
+    pub fn part(self, rank: i64, ranks: i64) -> Experts {
+        let own = self.count / ranks;
+        Experts { own: (rank * own, own), ..self }
     }
 
     fn choose(self, weights: &Weights, h: &Tensor, math: Math, layer: Option<&Layer>) -> Result<Choice> {
@@ -135,7 +144,10 @@ impl Block {
     /// Returns the rows of tokens that chose `chosen`, at their experts.
     fn rows(&self, experts: Experts, chosen: &Tensor, counts: Option<&Tensor>) -> Result<ExpertRows> {
         let peers = self.spread.as_ref().map(|spread| &spread.peers);
-        ExpertRows::new(chosen, experts.count, peers, counts)
+        match experts.own {
+            (_, own) if own == experts.count => ExpertRows::new(chosen, experts.count, peers, counts),
+            own => ExpertRows::of_own(chosen, own),
+        }
     }
 
     /// Returns `base` `[N, C]` plus the sum of each token's rows of experts, `made`, over all ranks that have columns of them.

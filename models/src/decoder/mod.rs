@@ -57,6 +57,7 @@ pub use value::{ValueHead, ValueModel};
 pub use work::BlockWork;
 
 use crate::Error;
+use crate::error::check_config;
 use crate::model::{
     Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit, Weights,
 };
@@ -70,6 +71,7 @@ use lora::{AdapterDropout, Lora};
 use math::Math;
 use rope::RopeTables;
 use routing::LayerRouting;
+pub use split::ExpertParts;
 use split::Split;
 use spread_experts::SpreadUnits;
 
@@ -434,7 +436,12 @@ impl Model for Decoder {
     }
 
     fn split_over(&self, peers: &Arc<dyn Peers>) -> Result<Decoder> {
-        self.split(peers.clone())
+        let of_experts = |lora: &Lora| lora.first_of_experts().is_some();
+        let has_experts = self.inner_blocks.iter().filter_map(LayerBlock::lora).any(of_experts);
+        check_config(!has_experts, "lora.targets", || {
+            "names matrices of experts, whose adapters are not trained in parts".to_owned()
+        })?;
+        self.split(peers.clone(), ExpertParts::Columns)
     }
 
     fn spread_experts(&self, peers: &Arc<dyn Peers>) -> Result<Option<Decoder>> {

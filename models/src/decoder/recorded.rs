@@ -60,12 +60,23 @@ struct MixtureMemory {
 }
 
 impl MixtureMemory {
-    fn new(config: &ExpertsConfig, hidden: i64, rows: i64, at: (Kind, Device)) -> Result<MixtureMemory> {
+    fn new(
+        decoder: &Decoder,
+        config: &ExpertsConfig,
+        rows: i64,
+        at: (Kind, Device),
+    ) -> Result<MixtureMemory> {
+        let of_block = |block: &LayerBlock| match block {
+            LayerBlock::Written(block) => block.experts,
+            LayerBlock::Expressed(_) => None,
+        };
+        let own = decoder.inner_blocks.iter().find_map(of_block).map(|of| of.own);
+        let hidden = decoder.config.hidden_size;
         let (experts, per_token) = (config.num_experts, config.num_experts_per_tok);
         let zeros = |rows: i64, width: i64| Tensor::f_zeros([rows, width], at);
         Ok(MixtureMemory {
             logits: zeros(rows, experts)?,
-            routing: Routing::new(rows, experts, per_token, at.1)?,
+            routing: Routing::new(rows, experts, per_token, at.1)?.of_experts(own.unwrap_or((0, experts))),
             activated: zeros(rows * per_token, config.moe_intermediate_size)?,
             made: zeros(rows * per_token, hidden)?,
             kept: None,
@@ -170,7 +181,7 @@ impl StepMemory {
             activated: values(config.intermediate_size)?,
             scratch: Scratch::new(decoder, rows, (kind, device))?,
             mixture: (config.experts.as_ref())
-                .map(|experts| MixtureMemory::new(experts, config.hidden_size, rows, (kind, device)))
+                .map(|experts| MixtureMemory::new(decoder, experts, rows, (kind, device)))
                 .transpose()?,
             split: (decoder.split.as_ref())
                 .map(|split| SplitMemory::new(split, rows, &zeros(&[0], kind)?))

@@ -4,7 +4,8 @@
 //! Queries, keys, values, gates and ups are cut by their output, and what reads them by its input. So a branch needs one
 //! sum over the ranks at its end, and its backward one at the branch's begin. The residual stream, its gradient and the
 //! logits have the same bits on every rank, and so do the chosen tokens and the gradients of what is whole on every rank.
-//! Each rank has some columns of every expert of a mixture.
+//! Of a mixture each rank has some columns of every expert, or some experts whole ([`ExpertParts`]). Every rank has all rows and
+//! the router, so that no row travels, and the sum over the ranks is the same.
 //!
 //! In training no rank has the logits of all tokens: log-probs and entropies come from each rank's own, and three numbers
 //! per target travel.
@@ -32,10 +33,20 @@ const EVEN: i64 = 64;
 /// Logit of a row of zeros behind those of tokens. Its probability is 0, in every element type.
 const NEVER: f64 = -30000.0;
 
+/// Parts of a mixture's experts that ranks have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertParts {
+    /// Some columns of every expert.
+    Columns,
+    /// Some experts, whole; for sampling alone.
+    Whole,
+}
+
 /// A rank's part of a decoder's sizes.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     whole: DecoderConfig,
+    experts: ExpertParts,
     rank: i64,
     ranks: i64,
 }
@@ -56,16 +67,19 @@ impl DecoderConfig {
     ///
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) with the field that they cannot share.
-    pub fn check_split(&self, ranks: i64) -> Result<()> {
+    pub fn check_split(&self, ranks: i64, parts: ExpertParts) -> Result<()> {
         self.check_ranks(ranks)?;
         check_config(self.expressed.is_none(), "model_type", || {
             "has layers that libtorch differentiates, which are not split over ranks".to_owned()
         })?;
         let experts = self.experts.as_ref();
-        let widths = [
-            ("intermediate_size", Some(self.intermediate_size)),
-            ("moe_intermediate_size", experts.map(|experts| experts.moe_intermediate_size)),
-        ];
+        let of_experts = match parts {
+            ExpertParts::Columns => {
+                ("moe_intermediate_size", experts.map(|experts| experts.moe_intermediate_size))
+            }
+            ExpertParts::Whole => ("num_experts", experts.map(|experts| experts.num_experts)),
+        };
+        let widths = [("intermediate_size", Some(self.intermediate_size)), of_experts];
         for (field, width) in widths {
             let width = width.unwrap_or(ranks);
             check_config(width % ranks == 0, field, || {
@@ -78,10 +92,12 @@ impl DecoderConfig {
     }
 
     /// Returns the sizes of each of `ranks` ranks that hold the decoder together ([`Self::check_split`]): all have the same
-    /// number of heads and columns. The vocabulary stays whole, since logits do.
-    pub fn part(&self, ranks: i64) -> DecoderConfig {
+    /// number of heads and columns. The vocabulary stays whole, since logits do, and so do the sizes of experts of which ranks
+    /// have some.
+    pub fn part(&self, ranks: i64, parts: ExpertParts) -> DecoderConfig {
+        let cut = if parts == ExpertParts::Columns { ranks } else { 1 };
         let experts = self.experts.as_ref().map(|experts| ExpertsConfig {
-            moe_intermediate_size: experts.moe_intermediate_size / ranks,
+            moe_intermediate_size: experts.moe_intermediate_size / cut,
             ..experts.clone()
         });
         DecoderConfig {
@@ -99,28 +115,27 @@ impl Decoder {
     /// returns. Its config has the sizes of the part, but the whole vocabulary.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for sizes that the ranks cannot share, or adapters with magnitudes or of experts.
-    pub fn split(&self, peers: Arc<dyn Peers>) -> Result<Decoder> {
-        self.config.check_split(peers.count() as i64)?;
-        let of_experts = |lora: &Lora| lora.first_of_experts().is_some();
-        let has_experts = self.inner_blocks.iter().filter_map(LayerBlock::lora).any(of_experts);
-        check_config(!has_experts, "lora.targets", || {
-            "names matrices of experts, whose adapters are not split over ranks".to_owned()
-        })?;
+    /// [`Error::Config`](crate::Error::Config) for sizes that the ranks cannot share, or adapters with magnitudes.
+    pub fn split(&self, peers: Arc<dyn Peers>, experts: ExpertParts) -> Result<Decoder> {
+        self.config.check_split(peers.count() as i64, experts)?;
         let is_dora = self.inner_blocks.iter().filter_map(LayerBlock::lora).any(Lora::is_dora);
         check_config(!is_dora, "lora.dora", || {
             "needs the norms of whole rows, which are on several ranks".to_owned()
         })?;
-        let part =
-            Part { whole: self.config.clone(), rank: peers.rank() as i64, ranks: peers.count() as i64 };
-        let config = self.config.part(part.ranks);
+        let (rank, ranks) = (peers.rank() as i64, peers.count() as i64);
+        let part = Part { whole: self.config.clone(), experts, rank, ranks };
+        let config = self.config.part(part.ranks, experts);
         let of_block = |block: &LayerBlock| {
             let block = block.written();
             LayerBlock::Written(Box::new(Block {
                 heads: config.num_attention_heads,
                 kv_heads: config.num_key_value_heads,
                 kv_sharers: part.ranks / part.ranks.min(part.whole.num_key_value_heads),
-                lora: block.lora.as_ref().map(|lora| lora.part(|projection| part.of(projection), &peers)),
+                lora: block.lora.as_ref().map(|lora| lora.part(|it| part.of_adapters(lora, it), &peers)),
+                experts: block.experts.map(|of| match experts {
+                    ExpertParts::Columns => of,
+                    ExpertParts::Whole => of.part(rank, ranks),
+                }),
                 peers: Some(peers.clone()),
                 ..block.clone()
             }))
@@ -168,7 +183,15 @@ impl Decoder {
             Some(block) if block == unit => part.of_block(self.plain_blocks[block - 1].written(), param),
             Some(block) => {
                 let lora = self.inner_blocks[block - 1].lora().expect("the unit is that of adapters");
-                lora.cut(param, |projection| part.of(projection))
+                match lora.of_experts(param, &self.units[unit]).zip(self.config.experts.as_ref()) {
+                    Some((rows, config)) if part.experts == ExpertParts::Whole => {
+                        part.of_experts(config.num_experts, rows / config.num_experts)
+                    }
+                    of_experts => {
+                        let experts = of_experts.map_or(1, |(_, config)| config.num_experts);
+                        lora.cut(param, experts, |projection| part.of_adapters(lora, projection))
+                    }
+                }
             }
             None if unit == 0 || param > 0 => part.of_vocabulary(),
             None => Cut::Whole,
@@ -239,12 +262,30 @@ impl Part {
         }
     }
 
+    /// Returns the part of a matrix with adapters: of one expert's, if they are of experts.
+    fn of_adapters(&self, lora: &Lora, projection: Projection) -> Cut {
+        let of_experts = self.whole.experts.as_ref().filter(|_| lora.is_of_experts(projection));
+        let Some(config) = of_experts else { return self.of(projection) };
+        let width = config.moe_intermediate_size;
+        match (self.experts, projection) {
+            (ExpertParts::Whole, _) => Cut::Whole,
+            (ExpertParts::Columns, Projection::Down) => Cut::Columns(self.own(width)),
+            (ExpertParts::Columns, _) => self.of_gates(width, 1),
+        }
+    }
+
     /// Returns the rows of the gates and ups of `experts` MLPs of this width.
     fn of_gates(&self, width: i64, experts: i64) -> Cut {
         let own = self.own(width);
         Cut::Rows(
             (0..2 * experts).map(|matrix| matrix * width + own.start..matrix * width + own.end).collect(),
         )
+    }
+
+    /// Returns the rows of this rank's experts, of stacked matrices with so many rows each.
+    fn of_experts(&self, experts: i64, rows: i64) -> Cut {
+        let own = self.own(experts);
+        Cut::Rows(std::iter::once(own.start * rows..own.end * rows).collect())
     }
 
     /// Returns the part of a parameter of a layer's unit.
@@ -257,11 +298,17 @@ impl Part {
             self.of(Projection::O)
         } else if param == block.gate_up || is(block.gate_up_bias) {
             match experts {
+                Some((experts, config)) if self.experts == ExpertParts::Whole => {
+                    self.of_experts(experts.count, 2 * config.moe_intermediate_size)
+                }
                 Some((experts, config)) => self.of_gates(config.moe_intermediate_size, experts.count),
                 None => self.of(Projection::GateUp),
             }
         } else if param == block.down {
             match experts {
+                Some((experts, _)) if self.experts == ExpertParts::Whole => {
+                    self.of_experts(experts.count, self.whole.hidden_size)
+                }
                 Some((_, config)) => Cut::Columns(self.own(config.moe_intermediate_size)),
                 None => self.of(Projection::Down),
             }

@@ -5,6 +5,7 @@ pub(super) const R: &str = "pipeline.rlvr";
 pub(super) const ONE_ENGINE: &str = "training and generation share one engine and its weights";
 pub(super) const ALL_WEIGHTS: &str =
     "each rank samples by itself: set `rollout.tensor_parallel` if the weights do not fit its device";
+pub(super) const ALL_EXPERTS: &str = "each rank samples by itself: set `rollout.tensor_parallel` and `rollout.expert_parallel` if the experts do not fit its device";
 pub(super) const ONE_PLACE: &str = "every rank holds a part of every role";
 pub(super) const NO_EPOCHS: &str =
     "with `selection.mixed_groups` the number of prompts per step varies: set `pipeline.rlvr.steps`";

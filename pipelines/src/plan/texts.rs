@@ -5,7 +5,9 @@ use anyroll_config::{
     KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, RolloutWeights, Turns, WarmupConfig,
 };
 use anyroll_data::{Dataset, Tokenizer};
-use anyroll_models::{Decoder, KvCache, Model, PackedSize, Runs, ValueModel, absent, generation::Limits};
+use anyroll_models::{
+    Decoder, ExpertParts, KvCache, Model, PackedSize, Runs, ValueModel, absent, generation::Limits,
+};
 use anyroll_strategy::plan::{
     Held, driver_bytes, held, scoring_activations, training_activations, weights_made, whole_weights,
 };
@@ -107,7 +109,10 @@ impl Texts {
             sampled: match (together, ranks.tensor_parallel * ranks.expert_parallel) {
                 (1, 1) => merges.then(|| policy.merged()),
                 (1, _) => Some(if merges { policy.merged() } else { whole(false)? }),
-                (ranks, _) => Some(Decoder::new(policy.config().part(ranks as i64), tch::Device::Cpu)?),
+                (ranks, _) => {
+                    let parts = rlvr.map_or(ExpertParts::Columns, |rlvr| rlvr.rollout.expert_parts());
+                    Some(Decoder::new(policy.config().part(ranks as i64, parts), tch::Device::Cpu)?)
+                }
             },
             whole: policy,
             merges,

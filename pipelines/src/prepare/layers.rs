@@ -1,6 +1,7 @@
 //! Checks of `strategy.tensor_parallel`.
 
 use anyroll_config::{Config, Section, ShardGroup};
+use anyroll_models::ExpertParts;
 
 use super::sequence::{check_groups, shapes, unsplit};
 use super::tensor::EQUAL_PARTS;
@@ -36,8 +37,9 @@ pub(super) fn check(
         at.refuse(FIELD, problem, "write `strategy.expert_parallel` in its place");
     }
     for (what, shape) in texts.into_iter().flat_map(shapes) {
-        let split = shape.check_split(ranks as i64);
-        let of_part = split.and_then(|()| shape.part(ranks as i64).check_ranks(sequence as i64));
+        let split = shape.check_split(ranks as i64, ExpertParts::Columns);
+        let of_part =
+            split.and_then(|()| shape.part(ranks as i64, ExpertParts::Columns).check_ranks(sequence as i64));
         if let Err(error) = of_part {
             let of_part =
                 if sequence > 1 { ", and `strategy.sequence_parallel` one of a rank's heads" } else { "" };

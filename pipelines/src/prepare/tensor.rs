@@ -3,7 +3,6 @@
 use anyroll_config::{Config, PipelineConfig, RlvrConfig, Section};
 
 use super::sequence::check_groups;
-use crate::base_model::BaseModel;
 use crate::opened::Opened;
 
 const FIELD: &str = "pipeline.rlvr.rollout.tensor_parallel";
@@ -28,15 +27,16 @@ pub(super) fn check(config: &Config, opened: Option<&Opened>, world_size: Option
         return;
     }
     check_groups(FIELD, ranks, world_size, at);
-    let base = opened.and_then(Opened::texts).map(|texts| &texts.base);
-    let unmerged = base.filter(|_| !rlvr.rollout.merge_adapters).and_then(BaseModel::adapted_expert);
-    if let Some(module) = unmerged {
-        let problem = format!("the adapters of experts, such as `{module}`, cannot be split over ranks");
-        at.refuse(FIELD, problem, "write `merge_adapters: true` beside it");
-    }
-    if let Some(Err(error)) = base.map(|base| &base.config).map(|shape| shape.check_split(ranks as i64)) {
+    let Some(shape) = opened.and_then(Opened::texts).map(|texts| &texts.base.config) else { return };
+    if let Err(error) = shape.check_split(ranks as i64, rlvr.rollout.expert_parts()) {
         at.refuse(FIELD, error.to_string(), EQUAL_PARTS);
     }
+    at.ensure(
+        !rlvr.rollout.expert_parallel || shape.experts.is_some(),
+        "pipeline.rlvr.rollout.expert_parallel",
+        "the model has no experts",
+        "leave it out",
+    );
 }
 
 /// Returns the part of the config that needs ranks which sample by themselves.

@@ -15,7 +15,9 @@ pub(super) fn check(config: &Config, opened: Option<&Opened>, at: &Section) {
     let Some(shape) = opened.and_then(Opened::texts).map(|texts| &texts.base.config) else { return };
     let ranks = rlvr.rollout.tensor_parallel as i64;
     // Ranks that cannot share it have an error of their own.
-    let own = if shape.check_split(ranks).is_ok() { shape.part(ranks) } else { shape.clone() };
+    let parts = rlvr.rollout.expert_parts();
+    let is_shared = shape.check_split(ranks, parts).is_ok();
+    let own = if is_shared { shape.part(ranks, parts) } else { shape.clone() };
     if let Err(error) = own.check_eight_bits() {
         at.refuse(FIELD, error.to_string(), "write `policy`, or leave it out");
     }

@@ -93,7 +93,7 @@ pub fn engine(
     let (compute, threads) = (Stream::torch(&place.device)?, threads(run, config, model));
     let together = (rollout.tensor_parallel > 1).then(|| {
         let group = neighbours(place.group(), "rollout", rollout.tensor_parallel)?;
-        let part = Arc::new(model.split(peers(&group, &compute))?);
+        let part = Arc::new(model.split(peers(&group, &compute), rollout.expert_parts())?);
         Ok::<_, Error>(Together { part, exchange: Exchange::new(&group)? })
     });
     let together = together.transpose()?;

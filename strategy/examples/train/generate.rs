@@ -6,7 +6,9 @@ use std::{
 };
 
 use anyroll_backends::{CollectiveGroup, DType, Device, Stream, TorchDevice};
-use anyroll_models::{Decoder, Engine, KvCache, Request, Sample, SamplingParams, generation::Limits};
+use anyroll_models::{
+    Decoder, Engine, ExpertParts, KvCache, Request, Sample, SamplingParams, generation::Limits,
+};
 use anyroll_strategy::{Zero, neighbours, peers, shared};
 use serde_json::{Value, json};
 
@@ -34,7 +36,7 @@ pub fn times(device: &Arc<dyn Device>, group: CollectiveGroup, options: &Options
     let decoder = Arc::new(Decoder::new(shapes::decoder(model, 8192), at).unwrap());
     let split = (together > 1).then(|| {
         let ranks = neighbours(&group, "rollout", together).unwrap();
-        Arc::new(decoder.split(peers(&ranks, &compute)).unwrap())
+        Arc::new(decoder.split(peers(&ranks, &compute), ExpertParts::Columns).unwrap())
     });
     let mut zero =
         Zero::from_source(decoder.clone(), strategy(options), None, device, group, &Noise).unwrap();

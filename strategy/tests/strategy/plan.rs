@@ -230,10 +230,7 @@ fn activations_are_those_that_are_planned() {
         ("norms of both, adapters", Decoder::with_lora(both, &lora, tch::Device::Cpu).unwrap()),
         ("experts", new(with_experts(8, 2, 88))),
         ("many experts", new(with_experts(32, 8, 24))),
-        (
-            "adapters of experts",
-            Decoder::with_lora(with_experts(8, 2, 88), &lora, tch::Device::Cpu).unwrap(),
-        ),
+        ("adapters of experts", Decoder::with_lora(with_experts(8, 2, 88), &lora, tch::Device::Cpu).unwrap()),
         (
             "adapters of several ranks",
             Decoder::with_lora(wide(true, true), &unequal, tch::Device::Cpu).unwrap(),

@@ -4,8 +4,8 @@ use std::{ops::Range, sync::Arc};
 
 use anyroll_backends::{DType, Stream};
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, KvCache, LoraConfig, LoraTarget, Multipliers, ParamSpec,
-    QkNorm, Request, Sample, SamplingParams, generation::Limits, init::WeightSource,
+    Completion, Decoder, DecoderConfig, Engine, ExpertParts, KvCache, LoraConfig, LoraTarget, Multipliers,
+    ParamSpec, QkNorm, Request, Sample, SamplingParams, generation::Limits, init::WeightSource,
 };
 use anyroll_strategy::{Weights, Zero, ZeroStage, neighbours, peers};
 use tch::Tensor;
@@ -27,9 +27,9 @@ impl WeightSource for Noise {
     }
 }
 
-/// Decoders like Qwen 2.5, with two key heads; like Qwen 3, with experts; like Gemma 3; and like Granite, with biases and
-/// adapters of every matrix.
-fn models() -> [(&'static str, Arc<Decoder>); 4] {
+/// Decoders like Qwen 2.5, with two key heads; like Qwen 3, with experts, without and with adapters of every matrix; like Gemma 3;
+/// and like Granite, with biases and adapters.
+fn models() -> [(&'static str, Arc<Decoder>); 5] {
     let [plain, qwen2, qwen3, gemma3] = four_heads();
     let multipliers =
         Multipliers { residual: 0.5, embedding: 2.0, logits_scaling: 1.5, ..Multipliers::default() };
@@ -39,7 +39,8 @@ fn models() -> [(&'static str, Arc<Decoder>); 4] {
     let whole = |config: DecoderConfig| Arc::new(Decoder::new(config, device).unwrap());
     [
         ("Qwen 2.5", whole(qwen2)),
-        ("Qwen 3", whole(qwen3)),
+        ("Qwen 3", whole(qwen3.clone())),
+        ("Qwen 3 with adapters", Arc::new(Decoder::with_lora(qwen3, &lora, device).unwrap())),
         ("Gemma 3", whole(gemma3)),
         ("Granite with adapters", Arc::new(Decoder::with_lora(granite, &lora, device).unwrap())),
     ]
@@ -67,12 +68,17 @@ fn completions(decoder: &Arc<Decoder>, weights: Weights, compute: &Stream) -> Ve
 
 /// The completions of `together` of `world_size` ranks, of each rank, for each model: as they are, and with merged
 /// adapters.
-fn split(world_size: usize, together: usize, stage: ZeroStage) -> Vec<Vec<[Vec<Completion>; 2]>> {
+fn split(
+    world_size: usize,
+    together: usize,
+    stage: ZeroStage,
+    experts: ExpertParts,
+) -> Vec<Vec<[Vec<Completion>; 2]>> {
     ranks(world_size, stage == ZeroStage::Zero2, |device, group| {
         let compute = Stream::torch(device).unwrap();
         let group_of = neighbours(&group, "rollout", together).unwrap();
         let of_model = |(_, model): (_, Arc<Decoder>)| {
-            let split = Arc::new(model.split(peers(&group_of, &compute)).unwrap());
+            let split = Arc::new(model.split(peers(&group_of, &compute), experts).unwrap());
             let mut zero = Zero::from_source(model, stage, None, device, group.clone(), &Noise).unwrap();
             let mut parts = || {
                 let part = |unit: usize, whole: &[Tensor]| split.own_part(unit, whole);
@@ -110,12 +116,18 @@ fn alone() -> Vec<[Vec<Completion>; 2]> {
 #[test]
 fn ranks_that_each_have_a_part_sample_what_one_rank_does() {
     let alone = alone();
-    for (world_size, together, stage) in [(2, 2, STAGES[0]), (4, 4, STAGES[3]), (4, 2, STAGES[2])] {
-        let of_ranks = split(world_size, together, stage);
+    for (world_size, together, stage, experts) in [
+        (2, 2, STAGES[0], ExpertParts::Columns),
+        (2, 2, STAGES[3], ExpertParts::Whole),
+        (4, 4, STAGES[3], ExpertParts::Columns),
+        (4, 4, STAGES[0], ExpertParts::Whole),
+        (4, 2, STAGES[2], ExpertParts::Columns),
+    ] {
+        let of_ranks = split(world_size, together, stage, experts);
         assert!(of_ranks.iter().all(|rank| *rank == of_ranks[0]), "{together} ranks differ");
         for (((name, _), alone), split) in models().iter().zip(&alone).zip(&of_ranks[0]) {
             for (alone, split) in alone.iter().flatten().zip(split.iter().flatten()) {
-                let what = format!("{name}, {together} ranks");
+                let what = format!("{name}, {together} ranks, {experts:?}");
                 assert_eq!(split.tokens, alone.tokens, "{what}");
                 for (split, alone) in split.logprobs.iter().zip(&alone.logprobs) {
                     assert!((split - alone).abs() < 1e-4, "{what}: {split} is not {alone}");
@@ -143,7 +155,8 @@ fn parts_in_eight_bits_sample_what_one_rank_does_with_them() {
                 (Stream::torch(device).unwrap(), Decoder::new(shape.clone(), tch::Device::Cpu));
             let model = Arc::new(model.unwrap());
             let together = neighbours(&group, "rollout", world_size).unwrap();
-            let split = (world_size > 1).then(|| model.split(peers(&together, &compute)).unwrap());
+            let split = (world_size > 1)
+                .then(|| model.split(peers(&together, &compute), ExpertParts::Columns).unwrap());
             let mut zero =
                 Zero::from_source(model.clone(), stage, None, device, group.clone(), &Noise).unwrap();
             let made = |unit: usize, whole: &[Tensor]| match &split {
@@ -171,14 +184,27 @@ fn parts_in_eight_bits_sample_what_one_rank_does_with_them() {
 fn shapes_that_ranks_cannot_hold_together_are_refused() {
     let plain = DecoderConfig::plain(1, 24, 4);
     let refused = |config: DecoderConfig, field: &str| {
-        let message = config.check_split(4).unwrap_err().to_string();
+        let message = config.check_split(4, ExpertParts::Columns).unwrap_err().to_string();
         assert!(message.contains(field), "{message}");
     };
-    assert!(plain.check_split(4).is_ok());
+    assert!(plain.check_split(4, ExpertParts::Columns).is_ok());
     refused(
         DecoderConfig { num_attention_heads: 6, num_key_value_heads: 6, ..plain.clone() },
         "num_attention_heads",
     );
     refused(DecoderConfig { intermediate_size: 22, ..plain.clone() }, "intermediate_size");
     refused(DecoderConfig { qk_norm: Some(QkNorm::Together), ..plain }, "qk_norm");
+    // Four experts of 12 columns.
+    let [_, _, qwen3, _] = four_heads();
+    let message =
+        |ranks, parts| qwen3.check_split(ranks, parts).map_or_else(|it| it.to_string(), |()| String::new());
+    assert!(message(4, ExpertParts::Whole).is_empty() && message(4, ExpertParts::Columns).is_empty());
+    let odd = DecoderConfig {
+        num_attention_heads: 8,
+        num_key_value_heads: 8,
+        intermediate_size: 24,
+        ..qwen3.clone()
+    };
+    let error = odd.check_split(8, ExpertParts::Whole).unwrap_err().to_string();
+    assert!(error.contains("num_experts"), "{error}");
 }

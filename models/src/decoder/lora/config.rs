@@ -140,7 +140,8 @@ impl LoraConfig {
 
     /// Returns two experts' matrices of one kind and layer to which patterns give other shapes, if there are any.
     pub fn unequal_experts(&self, config: &DecoderConfig) -> Option<[String; 2]> {
-        let of_layer = |layer| self.targets.of(layer).iter().map(move |target| target.modules_in(config, layer));
+        let of_layer =
+            |layer| self.targets.of(layer).iter().map(move |target| target.modules_in(config, layer));
         (0..config.num_hidden_layers).flat_map(of_layer).find_map(|mut modules| {
             let first = self.shape_of(&modules[0]);
             let other = modules.iter().position(|module| self.shape_of(module) != first)?;

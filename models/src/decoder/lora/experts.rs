@@ -9,7 +9,7 @@ use tch::Tensor;
 use super::{Adapter, Lora, Projection};
 use crate::Result;
 use crate::decoder::math::Math;
-use crate::model::{Grads, Weights};
+use crate::model::{Grads, Unit, Weights};
 
 impl Lora {
     /// Returns true if a projection's adapters are of experts.
@@ -64,7 +64,7 @@ impl Lora {
         (dy, x, groups): (&Tensor, &Tensor, &Groups),
         inner: &[Tensor],
     ) -> Result<()> {
-        let unit = self.of_experts();
+        let unit = self.unit();
         for (adapter, dz) in self.at(projection).iter().zip(inner) {
             let z = self.inner_sorted(adapter, weights, x, (groups, Math::Fast))?;
             let dy = adapter.columns_of(dy)?;
@@ -81,6 +81,11 @@ impl Lora {
     /// Returns the sum of the ranks of a projection's adapters.
     pub fn rank_sum(&self, projection: Projection) -> usize {
         self.at(projection).iter().map(|adapter| adapter.shape.rank as usize).sum()
+    }
+
+    /// Returns the rows of the parameter `param` of the adapters' unit if it is of experts.
+    pub fn of_experts(&self, param: usize, unit: &Unit) -> Option<i64> {
+        (param >= self.first_of_experts()?).then(|| unit.params[param].shape[0])
     }
 
     /// Returns the index in the adapters' unit of the first one of experts, behind which there are no others; `None` without
@@ -114,10 +119,10 @@ impl Lora {
     }
 
     fn stacked<'a>(&self, weights: &Weights<'a>, param: usize) -> &'a Tensor {
-        weights.get(self.of_experts(), param)
+        weights.get(self.unit(), param)
     }
 
-    fn of_experts(&self) -> usize {
+    fn unit(&self) -> usize {
         self.experts_unit.expect("only adapters of experts are stacked")
     }
 }

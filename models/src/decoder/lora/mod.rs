@@ -291,16 +291,19 @@ impl Lora {
         part
     }
 
-    /// Returns a rank's part of the parameter `param` of the adapters' unit.
-    pub fn cut(&self, param: usize, of: impl Fn(Projection) -> Cut) -> Cut {
+    /// Returns a rank's part of the parameter `param` of the adapters' unit, which is that of `experts` matrices.
+    pub fn cut(&self, param: usize, experts: i64, of: impl Fn(Projection) -> Cut) -> Cut {
         let all =
             Projection::ALL.map(|projection| self.at(projection).iter().map(move |it| (projection, it)));
         for (projection, adapter) in all.into_iter().flatten() {
             match of(projection) {
                 Cut::Rows(own) if adapter.b == param => {
                     let rows = within(&own, &(adapter.start..adapter.start + adapter.columns));
-                    let of_b = |it: Range<i64>| it.start - adapter.start..it.end - adapter.start;
-                    return Cut::Rows(rows.into_iter().map(of_b).collect());
+                    let of_expert = |expert: i64| {
+                        let start = expert * adapter.columns - adapter.start;
+                        rows.iter().map(move |it| start + it.start..start + it.end)
+                    };
+                    return Cut::Rows((0..experts).flat_map(of_expert).collect());
                 }
                 Cut::Columns(own) if adapter.a == param => return Cut::Columns(own),
                 _ => {}

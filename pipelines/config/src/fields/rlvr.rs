@@ -1,5 +1,6 @@
 //! The `rlvr` pipeline: reinforcement learning with a verifiable reward.
 
+use anyroll_models::ExpertParts;
 use serde::{Deserialize, Serialize};
 
 use super::algorithm::{AlgorithmConfig, OldLogprobs, RolloutCorrection};
@@ -180,6 +181,10 @@ pub struct RolloutConfig {
     /// of them at a time. Default 1.
     #[serde(default = "one", skip_serializing_if = "is_one_rank")]
     pub tensor_parallel: usize,
+    /// True if each of the ranks that sample together has some experts of a mixture, whole, in place of columns of every
+    /// expert; `tensor_parallel` divides the experts. Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub expert_parallel: bool,
     /// True if log-probs in sampling must be bitwise equal to log-probs in training, independent of the batch. A step
     /// with a difference ends the run. Matrix products and attention are slower. Default false.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -575,6 +580,17 @@ impl RolloutConfig {
         at.positive("max_new_tokens", self.max_new_tokens);
         at.positive("batch_size", self.batch_size);
         at.positive("tensor_parallel", self.tensor_parallel);
+        at.given(&["tensor_parallel"]).ensure(
+            !self.expert_parallel || self.tensor_parallel > 1,
+            "expert_parallel",
+            "each rank samples by itself, with all experts",
+            "set `tensor_parallel` to the number of ranks that sample together, or leave it out",
+        );
+    }
+
+    /// Returns the parts of experts that ranks which sample together have.
+    pub fn expert_parts(&self) -> ExpertParts {
+        if self.expert_parallel { ExpertParts::Whole } else { ExpertParts::Columns }
     }
 }
 

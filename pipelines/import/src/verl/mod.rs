@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use tables::{ENGINE, IDLE, REFUSED};
 
-use super::shared::{ALL_WEIGHTS, DOWNLOAD, NO_EPOCHS, ONE_ENGINE, R, ROLLOUT_BATCH_SIZE};
+use super::shared::{ALL_EXPERTS, ALL_WEIGHTS, DOWNLOAD, NO_EPOCHS, ONE_ENGINE, R, ROLLOUT_BATCH_SIZE};
 use super::{ledger::Ledger, megatron, rules, schedule::Schedule};
 
 const ACTOR: &str = "actor_rollout_ref.actor";
@@ -70,6 +70,7 @@ pub(super) fn apply(ledger: &mut Ledger) {
     ledger.idle_all(&IDLE);
     ledger.refuse_all(&REFUSED);
     ledger.idle_all(&[(&format!("{ROLLOUT}.tensor_model_parallel_size"), ALL_WEIGHTS)]);
+    ledger.idle_all(&[(&format!("{ROLLOUT}.expert_parallel_size"), ALL_EXPERTS)]);
     for name in ENGINE {
         ledger.idle_all(&[(&format!("{ROLLOUT}.{name}"), ONE_ENGINE)]);
     }

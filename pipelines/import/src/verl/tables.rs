@@ -145,7 +145,7 @@ pub(super) const REFUSED: [(&str, &str); 29] = [
 ];
 
 /// Keys of `rollout` that configure its engines or the weights' way to them.
-pub(super) const ENGINE: [&str; 49] = [
+pub(super) const ENGINE: [&str; 48] = [
     "name",
     "mode",
     "dtype",
@@ -154,7 +154,6 @@ pub(super) const ENGINE: [&str; 49] = [
     "cudagraph_capture_sizes",
     "free_cache_engine",
     "data_parallel_size",
-    "expert_parallel_size",
     "pipeline_model_parallel_size",
     "max_num_batched_tokens",
     "max_model_len",
