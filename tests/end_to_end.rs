@@ -23,6 +23,7 @@ mod failures;
 mod first_model;
 mod foreign_bytes;
 mod formats;
+mod four_bits;
 mod gguf;
 mod guides;
 mod hosts;

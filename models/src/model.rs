@@ -148,6 +148,12 @@ pub trait Model: Send + Sync {
         Ok(saved)
     }
 
+    /// Returns the parameters of a unit that may be kept in 4 bits while they are frozen: the matrices of a layer's products.
+    /// The default is none.
+    fn layer_matrices(&self, _unit: usize) -> Vec<usize> {
+        Vec::new()
+    }
+
     /// Returns this rank's part of the model, which `peers` hold and run together. Its units have the shapes of
     /// [`Self::cut_on`]. The default refuses.
     ///

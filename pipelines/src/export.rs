@@ -4,14 +4,14 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyroll_config::{Config, ModelConfig, PipelineConfig};
+use anyroll_config::{Config, FrozenWeights, ModelConfig, PipelineConfig};
 use anyroll_data::Tokenizer;
 use anyroll_models::{
     Decoder, IlqlModel, Model, ParamSpec, Unit, ValueModel,
     hf::{
-        ExportDtype, FolderContents, FolderKind, Merged, ModelFolder, PublishedFiles, Unscaled, WithAdapter,
-        adapter_config_file, config_file, scorer_config_file, write_diffusers_folder, write_folder,
-        write_image_adapter,
+        ExportDtype, FolderContents, FolderKind, InFourBits, Merged, ModelFolder, PublishedFiles, Unscaled,
+        WithAdapter, adapter_config_file, config_file, scorer_config_file, write_diffusers_folder,
+        write_folder, write_image_adapter,
     },
     init::WeightSource,
 };
@@ -70,8 +70,9 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
             return Err(refuse("it trains a class-conditional model, which no other program loads"));
         }
     };
+    let begun = begun(&base, &config)?;
     let trained = |units: &[Unit]| {
-        Ok::<_, Error>(Trained { checkpoint: open_checkpoint(&checkpoint, units)?, base: &*base.weights })
+        Ok::<_, Error>(Trained { checkpoint: open_checkpoint(&checkpoint, units)?, base: &*begun })
     };
     if let PipelineConfig::Offline(offline) = &config.pipeline
         && offline.objective.is_of_numbers()
@@ -109,7 +110,7 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
             write_adapter(to, contents)?;
         }
         (Some(lora), false) => {
-            let merged = Merged { base: &*base.weights, adapter: &weights, lora };
+            let merged = Merged { base: &*begun, adapter: &weights, lora };
             write_language_model(to, &base, &config.model, &merged, options.dtype)?;
         }
         (None, false) => write_language_model(to, &base, &config.model, &weights, options.dtype)?,
@@ -120,6 +121,18 @@ pub fn export(run: &Path, checkpoint: Option<&Path>, to: &Path, options: ExportO
         );
     }
     Ok(checkpoint)
+}
+
+/// The weights that a run with this config trained from: those of its base, with matrices in 4 bits if it kept them so.
+pub fn begun<'a>(base: &'a BaseModel, config: &Config) -> Result<Box<dyn WeightSource + 'a>> {
+    Ok(match config.strategy.frozen_weights {
+        FrozenWeights::Precision => Box::new(&*base.weights),
+        FrozenWeights::Nf4 => {
+            let kind =
+                config.roles.policy.strategy.precision.unwrap_or(config.strategy.precision).dtype().kind();
+            Box::new(InFourBits::new(&*base.weights, &base.decoder(tch::Device::Cpu)?, kind))
+        }
+    })
 }
 
 /// The policy of a run with this config, on `device`, with its adapters or with the heads of values that guide it.

@@ -41,6 +41,11 @@ pub enum NoTime {
         "a step's time is not planned with `strategy.expert_parallel`: leave out `--hosts`, or set it to 1"
     )]
     Experts,
+    /// Frozen weights in 4 bits.
+    #[error(
+        "a step's time is not planned with `strategy.frozen_weights: nf4`: leave out `--hosts`, or set it to `precision`"
+    )]
+    FourBits,
     /// An optimizer on the host.
     #[error(
         "a step's time is not planned with `strategy.offload.optimizer: cpu_step`, whose speed depends on the host: use \

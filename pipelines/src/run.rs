@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyroll_config::{
-    Config, OffloadConfig, Precision, Recompute, Reduction, RewardConfig, RolloutHostsConfig, ShardGroup,
-    StrategyConfig, ZeroStage,
+    Config, FrozenWeights, OffloadConfig, Precision, Recompute, Reduction, RewardConfig, RolloutHostsConfig,
+    ShardGroup, StrategyConfig, ZeroStage,
 };
 
 use crate::launch::Rank;
@@ -194,6 +194,8 @@ pub struct Strategy {
     pub zero_stage: u8,
     /// The dtype of weights and activations.
     pub precision: Precision,
+    /// Form of frozen weights while no block uses them.
+    pub frozen_weights: FrozenWeights,
     /// Activations that backward recomputes.
     pub recompute: Recompute,
     /// True if repeated runs have bitwise equal gradients.
@@ -226,6 +228,7 @@ impl Role {
         let StrategyConfig {
             zero_stage,
             precision,
+            frozen_weights,
             recompute,
             deterministic,
             keep_logits,
@@ -246,6 +249,7 @@ impl Role {
         let strategy = Strategy {
             zero_stage,
             precision,
+            frozen_weights,
             recompute,
             deterministic,
             keep_logits: keep_logits == Some(true),

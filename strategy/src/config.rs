@@ -2,7 +2,7 @@
 
 use anyroll_backends::ops;
 
-use crate::{Decays, Error, Precision, Recompute};
+use crate::{Decays, Error, FrozenWeights, Precision, Recompute};
 
 /// Describes how a strategy shards and runs a model. A [`ZeroStage`] alone converts into one: fp32, no
 /// recomputation, optimizer on the device.
@@ -18,6 +18,8 @@ pub struct ZeroConfig {
     pub steps_on: StepsOn,
     /// Placement of the weights while no block uses them: the device or the host.
     pub params_on: ParamsOn,
+    /// Form of frozen weights while no block uses them.
+    pub frozen: FrozenWeights,
 }
 
 impl ZeroConfig {
@@ -44,6 +46,7 @@ impl From<ZeroStage> for ZeroConfig {
             recompute: Recompute::None,
             steps_on: StepsOn::Device,
             params_on: ParamsOn::Device,
+            frozen: FrozenWeights::Precision,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use anyroll_backends::ops::{FOUR_BIT_BLOCK, FOUR_BIT_BLOCK_BYTES};
 use anyroll_models::Unit;
 use num_integer::Integer;
 
@@ -11,6 +12,8 @@ use crate::ZeroStage;
 const ALIGN_ELEMENTS: usize = 64;
 /// Buffers are padded to a multiple of this and of the world size, so that shards are equal and aligned.
 const PAD_ELEMENTS: usize = 128;
+/// Shards of a frozen unit are padded to a multiple of this: blocks of values in 4 bits are not divided.
+const FROZEN_ELEMENTS: usize = FOUR_BIT_BLOCK as usize;
 
 /// Layout of one unit, in elements. It is the same at every stage.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -34,7 +37,8 @@ impl Layout {
             params.push(start..start + param.elements());
             end = aligned(start + param.elements());
         }
-        let len = end.next_multiple_of(world_size.lcm(&PAD_ELEMENTS));
+        let shard = if unit.trainable { 1 } else { FROZEN_ELEMENTS };
+        let len = end.next_multiple_of((world_size * shard).lcm(&PAD_ELEMENTS));
         let decay = unit.params.iter().map(|param| param.decay).collect();
         Self { params, len, shards: world_size, decay }
     }
@@ -102,6 +106,11 @@ pub(crate) fn made_bytes(units: impl Iterator<Item = (usize, Option<usize>, bool
     };
     let (total, largest) = units.fold((0, 0), add);
     total + largest
+}
+
+/// Returns the bytes of this many values in 4 bits, a multiple of a block's.
+pub(crate) fn four_bit_bytes(elements: usize) -> usize {
+    elements / FROZEN_ELEMENTS * FOUR_BIT_BLOCK_BYTES as usize
 }
 
 /// Returns the offset at which the next parameter may start after `elements` elements.

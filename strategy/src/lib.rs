@@ -34,7 +34,7 @@ pub use error::{Error, Result};
 pub use mesh::{Mesh, neighbours, peers};
 pub use optimizer::{StepStats, Stepped};
 pub use schedule::Schedule;
-pub use settings::{Decays, Fp16Config, Precision, Recompute};
+pub use settings::{Decays, Fp16Config, FrozenWeights, Precision, Recompute};
 pub use state::State;
 pub use traffic::Exchanged;
 pub use weights::{Weights, shared};

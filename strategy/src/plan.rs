@@ -11,8 +11,9 @@ use anyroll_models::{BlockBytes, Footprint, Model, Runs, Unit};
 
 use crate::{
     ParamsOn, Recompute, StepsOn, ZeroConfig,
-    layout::{Layout, made_bytes},
+    layout::{Layout, four_bit_bytes, made_bytes},
     readers::{first_reader, first_trained_block},
+    weights::{ExactParams, is_in_four_bits},
 };
 
 /// The properties of a group of ranks that memory depends on.
@@ -43,9 +44,9 @@ impl Ranks {
         Layout::new(unit, self.world_size / holders).in_shards(self.shards / holders)
     }
 
-    /// Returns true if a unit of the whole model is in new memory: it is gathered, or joined of parts, or both.
+    /// Returns true if a unit of the whole model is in new memory: it is gathered, widened, or joined of parts.
     fn make_whole_unit<M: Model>(self, model: &M, unit: usize, config: ZeroConfig) -> bool {
-        config.gathers() || self.tensor > 1 || self.experts > 1 && model.has_experts(unit)
+        is_made(model, unit, config) || self.tensor > 1 || self.experts > 1 && model.has_experts(unit)
     }
 
     /// Returns the layout of a unit of the whole model, once its parts are joined.
@@ -92,10 +93,17 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
     let (weight, float) = (config.precision.dtype().size_bytes(), DType::F32.size_bytes());
     let mut held = Held::default();
     for (index, (unit, layout)) in model.units().iter().zip(&layouts).enumerate() {
-        let kept = layout.resident(config.stage, 0).len() * weight;
+        let kept = layout.resident(config.stage, 0).len();
+        let (kept, exact) = match is_packed(model, index, config) {
+            true => (four_bit_bytes(kept), ExactParams::new(unit, &model.layer_matrices(index)).len * weight),
+            false => (kept * weight, 0),
+        };
         match config.params_on {
-            ParamsOn::Device => held.weights += arena(kept),
-            ParamsOn::Host => held.host += kept,
+            ParamsOn::Device => held.weights += arena(kept + exact),
+            ParamsOn::Host => {
+                held.host += kept;
+                held.weights += exact;
+            }
         }
         if trained && unit.trainable {
             let stepped = layout.stepped(config.stage, 0).len() * float;
@@ -119,9 +127,19 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
     } else {
         walk.score();
     }
-    held.gathered = walk.gathered.bytes(weight);
+    held.gathered = walk.gathered.bytes(weight) + walk.packed.bytes(DType::U8.size_bytes());
     held.reducing += walk.gradients.bytes(weight) + walk.received.bytes(weight);
     held
+}
+
+/// Returns true if the unit of this index is kept in 4 bits.
+fn is_packed<M: Model>(model: &M, index: usize, config: ZeroConfig) -> bool {
+    is_in_four_bits(&model.units()[index], config, &model.layer_matrices(index))
+}
+
+/// Returns true if the whole unit of this index is made before use and freed after it.
+fn is_made<M: Model>(model: &M, index: usize, config: ZeroConfig) -> bool {
+    config.gathers() || is_packed(model, index, config)
 }
 
 /// Estimates further memory of a device other than the host: the driver's context, the communication
@@ -201,7 +219,8 @@ fn passes<M: Footprint>(model: &M, size: &M::Size, config: ZeroConfig, runs: Run
     let last = model.blocks() - 1;
     let is_run_again = |block: usize| config.recompute == Recompute::Full && block < last;
     // A recomputed block runs backward at once, before its weights are freed.
-    let lasts = |block: usize| !config.gathers() || is_run_again(block);
+    let stay = !(0..model.units().len()).any(|index| is_made(model, index, config));
+    let lasts = |block: usize| stay || is_run_again(block);
     let of: Vec<BlockBytes> =
         (0..=last).map(|block| model.block_bytes(block, size, runs, lasts(block))).collect();
     let keeps = |block: usize| match config.recompute {
@@ -237,11 +256,14 @@ pub fn scoring_activations<M: Footprint>(model: &M, size: &M::Size, runs: Runs) 
 struct Walk<'a, M: Model> {
     model: &'a M,
     layouts: &'a [Layout],
-    gathers: bool,
+    config: ZeroConfig,
     /// True if ranks sum the slices of gradients that they send each other themselves.
     sums_in_rank_order: bool,
     whole: Vec<bool>,
     gathered: PoolSize,
+    /// Gathered units in 4 bits, until they are widened.
+    packed: PoolSize,
+    arriving_packed: Vec<bool>,
     writing: Vec<bool>,
     reducing: VecDeque<usize>,
     gradients: PoolSize,
@@ -253,10 +275,12 @@ impl<'a, M: Model> Walk<'a, M> {
         Self {
             model,
             layouts,
-            gathers: config.gathers(),
+            config,
             sums_in_rank_order: ranks.sums_in_rank_order,
             whole: vec![false; layouts.len()],
             gathered: PoolSize::default(),
+            packed: PoolSize::default(),
+            arriving_packed: vec![false; layouts.len()],
             writing: vec![false; layouts.len()],
             reducing: VecDeque::new(),
             gradients: PoolSize::default(),
@@ -292,18 +316,35 @@ impl<'a, M: Model> Walk<'a, M> {
 
     fn enter(&mut self, block: usize, next: Option<usize>) {
         let model = self.model;
-        let units = model.units_of(block).iter().chain(next.map_or(&[][..], |next| model.units_of(next)));
-        for &unit in units.filter(|_| self.gathers) {
-            if !self.whole[unit] {
-                self.gathered.take(&self.layouts[unit]);
-                self.whole[unit] = true;
+        for &unit in model.units_of(block) {
+            self.start_gather(unit);
+            if std::mem::take(&mut self.arriving_packed[unit]) {
+                self.packed.put(&self.layouts[unit]);
             }
+        }
+        for &unit in next.map_or(&[][..], |next| model.units_of(next)) {
+            if self.config.gathers() {
+                self.start_gather(unit);
+            }
+        }
+    }
+
+    fn start_gather(&mut self, unit: usize) {
+        let (model, config) = (self.model, self.config);
+        if self.whole[unit] || !is_made(model, unit, config) {
+            return;
+        }
+        self.whole[unit] = true;
+        self.gathered.take(&self.layouts[unit]);
+        if config.gathers() && is_packed(model, unit, config) {
+            self.packed.take(&self.layouts[unit]);
+            self.arriving_packed[unit] = true;
         }
     }
 
     fn leave(&mut self, block: usize, soon: Range<usize>) {
         let model = self.model;
-        for &unit in model.units_of(block).iter().filter(|_| self.gathers) {
+        for &unit in model.units_of(block) {
             let needed = soon.clone().any(|other| model.units_of(other).contains(&unit));
             if !needed && self.whole[unit] {
                 self.gathered.put(&self.layouts[unit]);

@@ -59,6 +59,17 @@ impl Default for Fp16Config {
     }
 }
 
+/// Form in which frozen weights are kept while no block uses them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FrozenWeights {
+    /// The strategy's precision.
+    #[default]
+    Precision,
+    /// 4 bits in the matrices of layers ([`anyroll_backends::ops::in_four_bits`]); others have the precision.
+    Nf4,
+}
+
 /// Activations that backward recomputes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]

@@ -19,7 +19,7 @@ const MATRICES: f64 = (2 * 4 * (16 * 32 + 24 * 16)) as f64;
 const ADAPTERS: f64 = (2 * 4 * 384) as f64;
 
 /// Returns the greedy completions of a run's evaluation at `step`: prompts and texts.
-fn completions(run: &Path, step: u64) -> Vec<(String, String)> {
+pub fn completions(run: &Path, step: u64) -> Vec<(String, String)> {
     let samples = whole_lines(&run.join("samples.jsonl"));
     let samples = samples.iter().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let of_step = samples.filter(|sample| sample["step"] == step && sample["phase"] != "train");
@@ -175,7 +175,7 @@ fn copies_are_there_while_it_samples_and_no_longer() {
 }
 
 /// Returns the planned memory of sampling in addition to activations and the cache.
-fn planned(run: &Path) -> f64 {
+pub fn planned(run: &Path) -> f64 {
     let args = ["plan", run.join("resolved.yaml").to_str().unwrap(), "--json"].map(str::to_owned);
     let report: Value = serde_json::from_str(&succeed(anyroll(args)).stdout).unwrap();
     let generate = &report["configured"]["plan"]["generate"];

@@ -7,6 +7,7 @@ pub(crate) mod decode;
 pub(crate) mod diffusion;
 pub(crate) mod exchange;
 pub(crate) mod experts;
+pub(crate) mod four_bits;
 pub(crate) mod launch;
 pub(crate) mod model;
 pub(crate) mod narrow;
@@ -28,7 +29,7 @@ pub(crate) use source::{Architecture, Source};
 
 /// Files of kernels by family.
 const FAMILIES: [&[Source]; 12] = [
-    &[strategy::SOURCE, model::SOURCE, diffusion::SOURCE],
+    &[strategy::SOURCE, model::SOURCE, diffusion::SOURCE, four_bits::SOURCE],
     &decode::SOURCES,
     &decode::MATRIX_SOURCES,
     &sample::SOURCES,
@@ -43,8 +44,8 @@ const FAMILIES: [&[Source]; 12] = [
 ];
 
 /// All files of kernels. A device without the first counts as one without kernels.
-pub(crate) const SOURCES: [Source; 28] = {
-    let mut sources = [strategy::SOURCE; 28];
+pub(crate) const SOURCES: [Source; 29] = {
+    let mut sources = [strategy::SOURCE; 29];
     let (mut count, mut family) = (0, 0);
     while family < FAMILIES.len() {
         let mut index = 0;

@@ -34,6 +34,7 @@ mod eight_bits;
 mod embedding;
 mod experts;
 mod flash;
+mod four_bits;
 mod glu;
 mod graph;
 mod grouped;
@@ -70,6 +71,7 @@ pub use dropout::{Dropout, dropout};
 pub use eight_bits::{EIGHT_BIT_COLUMNS, in_eight_bits, is_in_eight_bits, rows_of_scales, widened};
 pub use embedding::{embedding_backward, sum_rows};
 pub use experts::{Choice, Dispatch, ExpertOrder, row_dots};
+pub use four_bits::{FOUR_BIT_BLOCK, FOUR_BIT_BLOCK_BYTES, from_four_bits, in_four_bits};
 pub use glu::{glu, glu_backward_};
 pub use graph::{Asked, differentiable};
 pub use grouped::{

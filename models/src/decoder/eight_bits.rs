@@ -95,7 +95,7 @@ impl Decoder {
     }
 
     /// Returns the matrices of the unit of a layer.
-    fn matrices_of(&self, unit: usize) -> Option<[usize; 4]> {
+    pub(super) fn matrices_of(&self, unit: usize) -> Option<[usize; 4]> {
         let LayerBlock::Written(block) = self.plain_blocks.get(unit.checked_sub(1)?)? else { return None };
         Some(Projection::ALL.map(|projection| block.params_at(projection).0))
     }

@@ -51,6 +51,10 @@ impl Model for HiddenModel {
         self.decoder.units_of(block)
     }
 
+    fn layer_matrices(&self, unit: usize) -> Vec<usize> {
+        self.decoder.layer_matrices(unit)
+    }
+
     fn forward(
         &self,
         block: usize,

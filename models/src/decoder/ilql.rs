@@ -396,6 +396,10 @@ impl Model for IlqlModel {
         if block + 1 == self.blocks() { &self.units_of_head } else { self.decoder.units_of(block) }
     }
 
+    fn layer_matrices(&self, unit: usize) -> Vec<usize> {
+        self.decoder.layer_matrices(unit)
+    }
+
     fn forward(
         &self,
         block: usize,

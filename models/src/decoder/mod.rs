@@ -57,6 +57,7 @@ pub use value::{ValueHead, ValueModel};
 pub use work::BlockWork;
 
 use crate::Error;
+use crate::cut::copied;
 use crate::error::check_config;
 use crate::model::{
     Grads, Init, Model, Output, OutputGrad, ParamSpec, Part, Saved, Scores, ScoresGrad, Unit, Weights,
@@ -280,6 +281,27 @@ impl Decoder {
         Ok(weights)
     }
 
+    /// Returns the unit of adapters that [`Self::merge_unit`] merges into the unit `unit`, if it has one.
+    pub fn adapters_of(&self, unit: usize) -> Option<usize> {
+        self.adapted().find_map(|(own, adapters, _)| (own == unit).then_some(adapters))
+    }
+
+    /// Returns the weights of the unit `unit` with its `adapters`, the weights of [`Self::adapters_of`], merged into copies of
+    /// their matrices. Otherwise like [`Self::merge`].
+    ///
+    /// # Errors
+    /// libtorch's (out of memory).
+    pub fn merge_unit(&self, unit: usize, weights: &[Tensor], adapters: &[Tensor]) -> Result<Vec<Tensor>> {
+        let own = weights.iter().enumerate().map(|(param, tensor)| match self.merges_into(unit, param) {
+            true => copied(tensor),
+            false => Ok(tensor.shallow_clone()),
+        });
+        let own = own.collect::<Result<Vec<_>>>()?;
+        let (_, _, lora) = self.adapted().find(|it| it.0 == unit).expect("a layer with adapters");
+        lora.merge_(&Weights::new(&[&own, adapters]))?;
+        Ok(own)
+    }
+
     /// Lists the layers with adapters: the layer's unit, the adapters' unit, and their indices in it.
     fn adapted(&self) -> impl Iterator<Item = (usize, usize, &Lora)> {
         let layers = self.units_of[1..].iter().zip(&self.inner_blocks);
@@ -394,6 +416,18 @@ impl Model for Decoder {
         let layer = self.layer(block, batch)?;
         let (hidden, saved) = self.block_for(block, batch).forward(weights, x, &layer, save)?;
         Ok((Output::Hidden(hidden), saved))
+    }
+
+    fn layer_matrices(&self, unit: usize) -> Vec<usize> {
+        if self.is_of_experts(unit) {
+            return (0..self.units[unit].params.len()).collect();
+        }
+        let Some([qkv, o, gate_up, down]) = self.matrices_of(unit) else { return Vec::new() };
+        // Spread experts have a unit of their own.
+        match self.spread.is_some() && self.config.experts_of(unit - 1).is_some() {
+            true => vec![qkv, o],
+            false => vec![qkv, o, gate_up, down],
+        }
     }
 
     fn thin(&self, block: usize, saved: Saved) -> Saved {

@@ -274,6 +274,10 @@ impl Model for ValueModel {
         self.decoder.whole_place(unit, param)
     }
 
+    fn layer_matrices(&self, unit: usize) -> Vec<usize> {
+        self.decoder.layer_matrices(unit)
+    }
+
     fn cut_on(&self, rank: usize, unit: usize, param: usize) -> Cut {
         if unit == self.head_unit { Cut::Whole } else { self.decoder.cut_on(rank, unit, param) }
     }

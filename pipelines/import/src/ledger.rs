@@ -331,6 +331,17 @@ impl Ledger {
         }
     }
 
+    /// Frozen weights in 4 bits, which the other tables refuse but beside adapters without magnitudes. Returns true for such.
+    pub(super) fn frozen_weights(&mut self, key: &str) -> bool {
+        let is_asked = self.truth(key) == Some(true) && self.draft("model.lora.dora").is_none();
+        if is_asked {
+            let why =
+                "matrices of the layers, stacked experts too; embeddings, head and norms keep the precision";
+            self.change(key, "strategy.frozen_weights", "nf4", why);
+        }
+        is_asked
+    }
+
     /// Names of the matrices with LoRA adapters: a list, one name, or all.
     pub(super) fn lora_targets(&mut self, key: &str) {
         let names: Vec<String> = match self.peek(key) {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::shared::{
-    ALL_WEIGHTS, DOWNLOAD, NO_EPOCHS, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE,
+    ALL_WEIGHTS, DOWNLOAD, IN_FOUR_BITS, NO_EPOCHS, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE,
 };
 use super::{
     ledger::Ledger,
@@ -168,7 +168,7 @@ pub(super) const IDLE: [(&str, &str); 37] = [
 pub(super) const REFUSED: [(&str, &str); 16] = [
     ("data.image_key", "prompts are texts: for records without images leave it out"),
     ("ds.zpg", "ZeRO++ is not supported"),
-    ("ds.load_in_4bit", "weights are not quantised"),
+    ("ds.load_in_4bit", IN_FOUR_BITS),
     ("ds.deepcompile", "nothing is compiled"),
     ("train.async_enable", "set `rollout.async.ahead`"),
     (
@@ -226,6 +226,7 @@ pub(super) fn model(ledger: &mut Ledger, section: &str) {
             ledger.copy_number("ds.lora.alpha", "model.lora.alpha");
             ledger.copy_number("ds.lora.dropout", "model.lora.dropout");
             ledger.lora_targets("ds.lora.target_modules");
+            ledger.frozen_weights("ds.load_in_4bit");
         }
         None => {}
     }

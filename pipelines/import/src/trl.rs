@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::shared::{ALL_WEIGHTS, DOWNLOAD, ONE_ENGINE, R, REPORTS, ROLLOUT_BATCH_SIZE};
+use super::shared::{ALL_WEIGHTS, DOWNLOAD, IN_FOUR_BITS, ONE_ENGINE, R, REPORTS, ROLLOUT_BATCH_SIZE};
 use super::{ledger::Ledger, rules, schedule::Schedule, values};
 
 fn defaults() -> [(&'static str, Value); 18] {
@@ -29,7 +29,7 @@ fn defaults() -> [(&'static str, Value); 18] {
     ]
 }
 
-pub(super) const IDLE: [(&str, &str); 33] = [
+pub(super) const IDLE: [(&str, &str); 35] = [
     ("use_vllm", ONE_ENGINE),
     ("vllm_tensor_parallel_size", ALL_WEIGHTS),
     ("vllm_*", ONE_ENGINE),
@@ -63,13 +63,15 @@ pub(super) const IDLE: [(&str, &str); 33] = [
     ("per_device_eval_batch_size", "evaluation uses the batch sizes of training"),
     ("disable_dropout", "only adapters have dropout"),
     ("lora_task_type", "adapters are always for a decoder"),
+    ("bnb_4bit_*", "`load_in_4bit` is off"),
+    ("use_bnb_nested_quant", "`load_in_4bit` is off"),
 ];
 
 pub(super) const REFUSED: [(&str, &str); 15] = [
     ("push_to_hub", "nothing is uploaded; `anyroll export` writes a folder to upload"),
     ("hub_*", "nothing is uploaded; `anyroll export` writes a folder to upload"),
-    ("load_in_4bit", "weights are not quantised"),
-    ("load_in_8bit", "weights are not quantised"),
+    ("load_in_4bit", IN_FOUR_BITS),
+    ("load_in_8bit", "frozen weights are in 4 bits or in `strategy.precision`"),
     ("torch_compile", "blocks are hand-written; nothing is compiled"),
     ("sync_ref_model", "the reference never changes"),
     ("ref_model_mixup_alpha", "the reference never changes"),
@@ -173,6 +175,21 @@ fn adapters(ledger: &mut Ledger) {
     rules::peft_targets(ledger, "lora_target_modules");
     ledger.switch("use_rslora", "model.lora.rslora", true);
     ledger.switch("use_dora", "model.lora.dora", true);
+    if ledger.frozen_weights("load_in_4bit") {
+        const KEPT: &str = "each block of 64 values has an fp32 scale: 4.5 bits a value";
+        let kind = "bnb_4bit_quant_type";
+        match ledger.text(kind).as_deref() {
+            None | Some("nf4") => ledger.idle_all(&[(kind, "the codes are those of NF4")]),
+            Some(_) => ledger.refuse(kind, "the codes are those of `nf4`"),
+        }
+        let computes = "blocks compute in `strategy.precision`";
+        ledger.idle_all(&[
+            ("bnb_4bit_use_double_quant", KEPT),
+            ("use_bnb_nested_quant", KEPT),
+            ("bnb_4bit_compute_dtype", computes),
+            ("bnb_4bit_quant_storage", "codes are bytes, which every ZeRO stage shards"),
+        ]);
+    }
 }
 
 /// TRL counts batches in completions per device, ours are prompts per step over all ranks. Returns the number

@@ -11,8 +11,8 @@ use std::{
 
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_config::{
-    Config, FolderConfig, ModelConfig, Objective, Offload, OffloadConfig, OptimizerOffload, PipelineConfig,
-    Precision, Recompute, Reduction, ShardGroup,
+    Config, FolderConfig, FrozenWeights, ModelConfig, Objective, Offload, OffloadConfig, OptimizerOffload,
+    PipelineConfig, Precision, Recompute, Reduction, ShardGroup,
 };
 use anyroll_data::Tokenizer;
 use anyroll_models::{
@@ -28,7 +28,7 @@ use serde_json::Value;
 use crate::{
     Error, Result,
     base_model::BaseModel,
-    export::{Trained, open_checkpoint, policy},
+    export::{Trained, begun, open_checkpoint, policy},
     hub::Hub,
     inference::{Capacity, Sampler},
     prepare::Draft,
@@ -155,17 +155,19 @@ impl LoadedModel {
             _ => Decoder::new(base.config.clone(), torch)?,
         });
         let hold = |weights: &dyn WeightSource| hold(model.clone(), &strategy, &place, None, weights);
+        let begun = saved.as_ref().map(|saved| begun(&base, &saved.config)).transpose()?;
+        let begun = begun.as_deref().unwrap_or(&*base.weights);
         let trained = match &saved {
             Some(Saved { path, config }) => {
                 // Units are laid out without a device.
                 let units = policy(&base, config, tch::Device::Cpu)?;
-                Some(Trained { checkpoint: open_checkpoint(path, units.units())?, base: &*base.weights })
+                Some(Trained { checkpoint: open_checkpoint(path, units.units())?, base: begun })
             }
             None => None,
         };
-        let weights = trained.as_ref().map_or(&*base.weights, |trained| trained as &dyn WeightSource);
+        let weights = trained.as_ref().map_or(begun, |trained| trained as &dyn WeightSource);
         let zero = match &base.lora {
-            Some(lora) => hold(&Merged { base: &*base.weights, adapter: weights, lora })?,
+            Some(lora) => hold(&Merged { base: begun, adapter: weights, lora })?,
             None => hold(weights)?,
         };
         let version = match &saved {
@@ -175,7 +177,7 @@ impl LoadedModel {
             None => 0,
         };
         let compute = Stream::torch(&place.device)?;
-        Ok(Self { tokenizer: base.tokenizer, zero, compute, torch, version })
+        Ok(Self { tokenizer: base.tokenizer.clone(), zero, compute, torch, version })
     }
 
     /// Maximum length of a sequence.
@@ -333,6 +335,7 @@ fn strategy(precision: Precision) -> Strategy {
     Strategy {
         zero_stage: 0,
         precision,
+        frozen_weights: FrozenWeights::Precision,
         recompute: Recompute::None,
         offload: OffloadConfig { optimizer: OptimizerOffload::None, params: Offload::None },
         deterministic: true,

@@ -6,10 +6,13 @@ use anyroll_config::{
 };
 use anyroll_data::{Dataset, Tokenizer};
 use anyroll_models::{
-    Decoder, ExpertParts, KvCache, Model, PackedSize, Runs, ValueModel, absent, generation::Limits,
+    Decoder, ExpertParts, KvCache, Model, PackedSize, Runs, Unit, ValueModel, absent, generation::Limits,
 };
-use anyroll_strategy::plan::{
-    Held, driver_bytes, held, scoring_activations, training_activations, weights_made, whole_weights,
+use anyroll_strategy::{
+    ZeroConfig,
+    plan::{
+        Held, driver_bytes, held, scoring_activations, training_activations, weights_made, whole_weights,
+    },
 };
 
 use super::{
@@ -240,7 +243,7 @@ impl Texts {
             copied: match group.holds(Member::Rollout) {
                 true => {
                     let element = zero_config(policy).precision.dtype().size_bytes();
-                    let [narrow, _] = if self.in_eight_bits { self.narrowed(element) } else { [0, 0] };
+                    let narrow = if self.in_eight_bits { self.narrowed(element) } else { 0 };
                     self.parameters() * element + narrow
                 }
                 false => 0,
@@ -335,22 +338,32 @@ impl Texts {
     fn whole(&self, policy: &Strategy, group: &DeviceGroup) -> usize {
         let (model, config) = (&self.whole, zero_config(policy));
         let ranks = (self.together > 1).then_some(self.together);
-        let narrow = self.in_eight_bits.then(|| self.narrowed(config.precision.dtype().size_bytes()));
-        if ranks.is_some() || (self.in_eight_bits && !self.merges) {
-            let how = (ranks, self.in_eight_bits && !self.merges);
-            let made = |unit, whole, element| sampled_bytes(model, how, unit, [whole, element]);
-            return weights_made(model, config, group.ranks, made);
+        if ranks.is_none() && !self.in_eight_bits {
+            let is_own = |unit, param| self.merges && model.merges_into(unit, param);
+            return whole_weights(model, config, group.ranks, is_own);
         }
-        let is_own = |unit, param| self.merges && model.merges_into(unit, param);
-        // Merged weights are freed unit by unit while they are rounded.
-        whole_weights(model, config, group.ranks, is_own) + narrow.map_or(0, |[_, largest]| largest)
+        // Ranks that sample together round their parts once all adapters are merged.
+        let how = (ranks, self.in_eight_bits && !(self.merges && ranks.is_some()));
+        let made = |unit, whole, element| sampled_bytes(model, how, unit, [whole, element]);
+        let merged = if self.merges && ranks.is_none() { self.largest_merged(&config) } else { 0 };
+        weights_made(model, config, group.ranks, made) + merged
     }
 
-    /// Bytes of the layers' weights in 8 bits, of all and of the largest layer.
-    fn narrowed(&self, element: usize) -> [usize; 2] {
+    /// Bytes of the layers' weights in 8 bits.
+    fn narrowed(&self, element: usize) -> usize {
         let units = 0..self.whole.units().len();
-        let layers = units.filter_map(|unit| self.whole.eight_bit_bytes(unit, element));
-        layers.fold([0, 0], |[total, largest], bytes| [total + bytes, largest.max(bytes)])
+        units.filter_map(|unit| self.whole.eight_bit_bytes(unit, element)).sum()
+    }
+
+    /// Bytes of the matrices that one layer's adapters are merged into, of the layer with the most.
+    fn largest_merged(&self, config: &ZeroConfig) -> usize {
+        let model = &self.whole;
+        let of_unit = |(index, unit): (usize, &Unit)| {
+            let params = unit.params.iter().enumerate().filter(|(param, _)| model.merges_into(index, *param));
+            params.map(|(_, spec)| spec.elements()).sum::<usize>()
+        };
+        let largest = model.units().iter().enumerate().map(of_unit).max().unwrap_or(0);
+        largest * config.precision.dtype().size_bytes()
     }
 
     /// Activations of the critic's phase.

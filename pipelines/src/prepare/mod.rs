@@ -15,6 +15,7 @@ mod data;
 mod environment;
 mod experts;
 mod expressed;
+mod frozen;
 mod image_rewards;
 mod images;
 mod layers;

@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 
 use anyroll_config::error_chain::one_line;
 use anyroll_config::{
-    Config, DataConfig, Devices, ModelConfig, OffloadConfig, Paths, PipelineConfig, RewardConfig, RewardKind,
-    RoleConfig, RolloutHostsConfig, RolloutRoleConfig, Section, StrategyConfig, list, suggestion,
+    Config, DataConfig, Devices, FrozenWeights, ModelConfig, OffloadConfig, Paths, PipelineConfig,
+    RewardConfig, RewardKind, RoleConfig, RolloutHostsConfig, RolloutRoleConfig, Section, StrategyConfig,
+    list, suggestion,
 };
 use anyroll_data::files;
 
 use super::steps::Length;
 use super::{
-    Purpose, answers, data, experts, expressed, layers, routing, sequence, shards, steps, tensor, weights,
+    Purpose, answers, data, experts, expressed, frozen, layers, routing, sequence, shards, steps, tensor,
+    weights,
 };
 use crate::opened::Opened;
 use crate::run::{BackendFacts, Batches, Machine, Role, RolloutRole, Run};
@@ -34,7 +36,7 @@ pub(super) fn resolve(
         _ => 1.0,
     };
     let resolver = Resolver { at, config, machine, own_shift, purpose };
-    let policy = resolver.role("roles.policy", &config.roles.policy);
+    let policy = resolver.role(POLICY, &config.roles.policy);
     let beside = |path: &str, role: &RoleConfig| {
         let role = resolver.role(path, role)?;
         policy.as_ref().is_none_or(|policy| resolver.is_beside(policy, path, &role)).then_some(role)
@@ -65,6 +67,7 @@ pub(super) fn resolve(
     experts::check(config, opened, (world_size, local_ranks), at);
     weights::check(config, opened, at);
     routing::check(config, opened, at);
+    frozen::check(config, opened, at);
     shards::check(config, world_size, at);
     expressed::check(config, opened, at);
     let threads = config.threads.unwrap_or_else(|| (machine.cores / local_ranks).max(1));
@@ -152,6 +155,9 @@ impl Step {
     }
 }
 
+/// The role whose model is trained.
+const POLICY: &str = "roles.policy";
+
 pub(super) struct Resolver<'a> {
     pub(super) at: &'a Section<'a>,
     pub(super) config: &'a Config,
@@ -169,6 +175,8 @@ impl Resolver<'_> {
         let strategy = StrategyConfig {
             zero_stage: own.zero_stage.unwrap_or(top.zero_stage),
             precision: own.precision.unwrap_or(top.precision),
+            // Only the policy has adapters.
+            frozen_weights: if path == POLICY { top.frozen_weights } else { FrozenWeights::Precision },
             recompute: own.recompute.unwrap_or(top.recompute),
             deterministic: top.deterministic,
             keep_logits: top.keep_logits,

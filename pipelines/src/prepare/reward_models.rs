@@ -1,7 +1,7 @@
 //! Placement of reward models that are not on the host.
 
 use anyroll_config::{
-    Devices, OffloadConfig, OptimizerOffload, Recompute, RewardConfig, RewardModelConfig,
+    Devices, FrozenWeights, OffloadConfig, OptimizerOffload, Recompute, RewardConfig, RewardModelConfig,
     RewardStrategyConfig, StrategyConfig,
 };
 
@@ -38,6 +38,7 @@ impl Resolver<'_> {
         let strategy = StrategyConfig {
             zero_stage,
             precision: model.dtype.precision(),
+            frozen_weights: FrozenWeights::Precision,
             recompute: Recompute::None,
             deterministic: true,
             keep_logits: None,

@@ -3,6 +3,7 @@ mod defaults;
 mod evaluations;
 mod experts;
 mod facts;
+mod four_bits;
 mod ilql;
 mod includes;
 mod judges;

@@ -109,8 +109,8 @@ mod tests {
     use super::*;
     use crate::{run::Strategy, train::ranks};
     use anyroll_config::{
-        Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction, RewardDtype,
-        RewardModelConfig, ShardGroup,
+        FrozenWeights, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
+        RewardDtype, RewardModelConfig, ShardGroup,
     };
 
     /// Config of the model in the folder `name` of the golden files.
@@ -133,6 +133,7 @@ mod tests {
         let strategy = Strategy {
             zero_stage: stage,
             precision: if dtype == RewardDtype::Fp32 { Precision::Fp32 } else { Precision::Bf16 },
+            frozen_weights: FrozenWeights::Precision,
             recompute: Recompute::None,
             deterministic: true,
             keep_logits: false,

@@ -45,6 +45,7 @@ pub fn zero_config(strategy: &Strategy) -> ZeroConfig {
             Offload::None | Offload::BetweenSteps => ParamsOn::Device,
             Offload::Cpu => ParamsOn::Host,
         },
+        frozen: strategy.frozen_weights,
     }
 }
 

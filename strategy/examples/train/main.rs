@@ -36,8 +36,8 @@ use anyroll_models::{
     model::{Scores, ScoresGrad},
 };
 use anyroll_strategy::{
-    AdamW, Decays, Fp16Config, Mesh, ParamsOn, Precision, Recompute, State, StepStats, StepsOn, Zero,
-    ZeroConfig, ZeroStage,
+    AdamW, Decays, Fp16Config, FrozenWeights, Mesh, ParamsOn, Precision, Recompute, State, StepStats,
+    StepsOn, Zero, ZeroConfig, ZeroStage,
     plan::{self, Ranks},
 };
 use serde_json::{Value, json};
@@ -264,6 +264,7 @@ fn strategy(options: &Options) -> ZeroConfig {
             "full" => Recompute::Full,
             other => panic!("no recompute {other:?}"),
         },
+        frozen: FrozenWeights::Precision,
         steps_on: StepsOn::Device,
         params_on: match options.text("params", "device") {
             "device" => ParamsOn::Device,

@@ -16,6 +16,7 @@
 //!
 //! Shards, the order of summation and the norm are the same at every stage, so the results are bitwise equal.
 
+mod four_bits;
 mod offload;
 mod parts;
 mod weights;
@@ -141,7 +142,13 @@ impl<M: Model> Zero<M> {
         let traffic = Arc::default();
         let own = own_part(&model, &mesh, &compute, &traffic)?;
         let new_unit = |(index, unit): (usize, &Unit)| {
-            UnitState::new((unit, own.is_of_experts(index)), &mesh, config, &compute)
+            UnitState::new(
+                (unit, own.is_of_experts(index)),
+                &own.layer_matrices(index),
+                &mesh,
+                config,
+                &compute,
+            )
         };
         let units: Result<Vec<_>> = own.units().iter().enumerate().map(new_unit).collect();
         let mut parts = vec![Vec::new(); model.units().len()];
@@ -450,9 +457,9 @@ impl<M: Model> Zero<M> {
         })
     }
 
-    /// Returns true if a block's weights are still in place at its backward.
+    /// Returns true if weights of all blocks are still in place at their backward.
     fn weights_stay(&self) -> bool {
-        !self.config.gathers()
+        !self.units.iter().any(|unit| unit.is_made(self.config))
     }
 
     fn run_forward(

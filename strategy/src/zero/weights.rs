@@ -76,21 +76,24 @@ impl<M: Model> Zero<M> {
         param_views(&self.model.units()[index], &self.whole_layout(index), &whole)
     }
 
-    /// Returns true if a unit of the whole model is in new memory: it is gathered, or joined of parts, or both.
+    /// Returns true if a unit of the whole model is in new memory: it is gathered, widened, or joined of parts.
     fn makes_whole_unit(&self, index: usize) -> bool {
-        self.config.gathers() || self.is_joined(index)
+        self.is_joined(index) || self.parts[index].iter().any(|&part| self.units[part].is_made(self.config))
     }
 
     /// Returns the weights of a unit that the shard group has together. If they must be gathered, it is into memory outside
     /// the pool, which lives as long as the caller wants.
     fn part_of_unit(&mut self, index: usize) -> Result<Buffer> {
-        if !self.config.gathers() {
+        let unit = &self.units[index];
+        if !unit.is_made(self.config) {
             self.fetch(index)?;
             return Ok(self.units[index].whole.as_ref().expect("fetched").buffer.clone());
         }
-        let unit = &self.units[index];
         let buffer = Buffer::zeros(&self.compute, unit.layout.len, unit.dtype)?;
-        self.gather_into(index, &buffer)?.wait(&self.compute)?;
+        match unit.four_bits {
+            Some(_) => self.widen_whole(index, &buffer)?,
+            None => self.gather_into(index, &buffer)?.wait(&self.compute)?,
+        }
         Ok(buffer)
     }
 
@@ -265,6 +268,9 @@ impl<M: Model> Zero<M> {
             return Ok(master.f_narrow(0, start as i64, shard.len() as i64)?);
         }
         let kept = self.resident_ranges(index).0;
+        if self.units[index].four_bits.is_some() {
+            return self.widened_shard(index);
+        }
         let own = shard.start - kept.start..shard.end - kept.start;
         if !self.config.gathers() {
             self.fetch(index)?; // a gather may still fill it
@@ -301,6 +307,9 @@ impl<M: Model> Zero<M> {
     /// Sets the part of a unit that this rank keeps, and the master weights, which lie within it.
     pub(crate) fn set_resident(&mut self, index: usize, kept: &Tensor) -> Result<()> {
         let (kept_range, _) = self.resident_ranges(index);
+        if self.units[index].four_bits.is_some() {
+            return self.pack(index, kept);
+        }
         let unit = &mut self.units[index];
         match &mut unit.storage {
             WeightsStorage::Device { memory, resident } => {
@@ -339,20 +348,23 @@ impl<M: Model> Zero<M> {
             self.fetch(unit)?;
         }
         for &unit in next.map_or(&[][..], |next| model.units_of(next)) {
-            self.start_gather(unit)?;
+            // Widening alone has nothing to wait for.
+            if self.config.gathers() || self.units[unit].four_bits.is_none() {
+                self.start_gather(unit)?;
+            }
         }
         Ok(())
     }
 
     /// Frees a block's gathered weights, except those that one of the blocks `soon` also needs.
     pub(crate) fn leave(&mut self, block: usize, soon: Range<usize>) -> Result<()> {
-        if !self.config.gathers() {
-            return Ok(());
-        }
         let model = self.own.clone();
         for &unit in model.units_of(block) {
-            let needed = soon.clone().any(|other| model.units_of(other).contains(&unit));
-            if !needed && let Some(whole) = self.units[unit].whole.take() {
+            let is_needed = soon.clone().any(|other| model.units_of(other).contains(&unit));
+            if self.units[unit].is_made(self.config)
+                && !is_needed
+                && let Some(whole) = self.units[unit].whole.take()
+            {
                 self.gathered.put(&self.units[unit].layout, whole.buffer);
             }
         }
@@ -368,7 +380,8 @@ impl<M: Model> Zero<M> {
     /// Makes compute wait for gathers in flight, and drops gathered weights.
     pub(crate) fn settle_weights(&mut self) -> Result<()> {
         for index in 0..self.units.len() {
-            if self.units[index].whole.as_ref().is_some_and(|whole| whole.arriving.is_some()) {
+            let whole = self.units[index].whole.as_ref();
+            if whole.is_some_and(|whole| whole.arriving.is_some() || whole.packed.is_some()) {
                 self.fetch(index)?;
             }
         }
@@ -379,7 +392,11 @@ impl<M: Model> Zero<M> {
     fn fetch(&mut self, index: usize) -> Result<()> {
         self.start_gather(index)?;
         let whole = self.units[index].whole.as_mut().expect("started");
-        whole.arriving.take().map_or(Ok(()), |arriving| arriving.wait(&self.compute))
+        whole.arriving.take().map_or(Ok(()), |arriving| arriving.wait(&self.compute))?;
+        match whole.packed.take() {
+            Some(packed) => self.widen_arrived(index, packed),
+            None => Ok(()),
+        }
     }
 
     /// Starts to gather a unit that is not whole on this rank.
@@ -391,15 +408,18 @@ impl<M: Model> Zero<M> {
         if unit.whole.is_none() {
             let buffer = self.gathered.take(&unit.layout, unit.dtype)?;
             let views = param_views(&self.own.units()[index], &unit.layout, &buffer)?;
-            let arriving = Some(self.gather_into(index, &buffer)?);
-            self.units[index].whole = Some(Whole { buffer, views, arriving });
+            let (packed, arriving) = match self.units[index].four_bits {
+                Some(_) => self.gather_packed(index).map(|(packed, arriving)| (Some(packed), arriving))?,
+                None => (None, Some(self.gather_into(index, &buffer)?)),
+            };
+            self.units[index].whole = Some(Whole { buffer, views, packed, arriving });
         }
         Ok(())
     }
 
-    /// Starts to fill `whole` with a unit's weights, from the host and from the other ranks.
-    fn gather_into(&mut self, index: usize, whole: &Buffer) -> Result<Arriving> {
-        let kept = self.resident_ranges(index).0;
+    /// Starts to fill `whole` with a unit as it is stored, from the host and from the other ranks.
+    pub(super) fn gather_into(&mut self, index: usize, whole: &Buffer) -> Result<Arriving> {
+        let kept = self.units[index].stored(self.resident_ranges(index).0);
         let UnitState { group, storage, .. } = &mut self.units[index];
         match storage {
             WeightsStorage::Device { memory, resident } => {

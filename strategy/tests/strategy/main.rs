@@ -4,6 +4,7 @@ mod checkpoints;
 mod experts;
 mod expressed;
 mod folders;
+mod four_bits;
 mod fp16;
 mod frozen;
 mod harness;

@@ -1,6 +1,6 @@
 //! The `strategy` section: sharding of a role's weights and states over the ranks, and the role's precision.
 
-pub use anyroll_strategy::{Fp16Config, Precision, Recompute};
+pub use anyroll_strategy::{Fp16Config, FrozenWeights, Precision, Recompute};
 use serde::{Deserialize, Serialize};
 
 use super::schema::is_default;
@@ -21,6 +21,10 @@ pub struct StrategyConfig {
     /// Dtype of weights and activations. Default fp32.
     #[serde(default)]
     pub precision: Precision,
+    /// Form in which a language model with adapters keeps its frozen weights between uses: `precision` as it is, or `nf4`,
+    /// 4 bits in the matrices of its layers (QLoRA). Default precision.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub frozen_weights: FrozenWeights,
     /// Activations that backward recomputes instead of keeping. The result does not depend on recomputation.
     /// Default none.
     #[serde(default)]
@@ -81,6 +85,7 @@ impl Default for StrategyConfig {
         Self {
             zero_stage: ZeroStage::Auto,
             precision: Precision::default(),
+            frozen_weights: FrozenWeights::default(),
             recompute: Recompute::default(),
             deterministic: yes(),
             keep_logits: None,

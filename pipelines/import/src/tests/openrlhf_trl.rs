@@ -311,6 +311,27 @@ fn trlxs_adapters_are_pefts() {
     check_lines(&unset, &["    targets:\n    - q_proj\n    - v_proj\n"]);
 }
 
+#[test]
+fn frozen_weights_in_four_bits() {
+    const LINE: &str = "  frozen_weights: nf4\n";
+    let trl = |text: &str| imported("grpo.yaml", &format!("num_generations: 8\n{text}"), Origin::Trl);
+    let given = "use_peft: true\nload_in_4bit: true\nbnb_4bit_quant_type: nf4\nbnb_4bit_compute_dtype: bfloat16\n\
+                 use_bnb_nested_quant: true\n";
+    let import = trl(given);
+    check_refused(&import, &[]);
+    check_lines(&import, &[LINE]);
+    check_rows(&import, &[("load_in_4bit", "changed"), ("use_bnb_nested_quant", "no effect")]);
+    check_refused(&trl(&given.replace("type: nf4", "type: fp4")), &["bnb_4bit_quant_type"]);
+    check_refused(&trl(&given.replace("use_peft: true", "use_peft: false")), &["load_in_4bit"]);
+    check_refused(&trl(&format!("{given}use_dora: true\n")), &["load_in_4bit"]);
+    check_refused(&trl(&given.replace("in_4bit: true", "in_4bit: false")), &[]);
+    let openrlhf = |flags: &str| imported_from(&format!("{PPO} {flags}"), Origin::Openrlhf);
+    let import = openrlhf("--lora_rank 8 --load_in_4bit");
+    check_refused(&import, &[]);
+    check_lines(&import, &[LINE]);
+    check_refused(&openrlhf("--load_in_4bit"), &["load_in_4bit"]);
+}
+
 const TRLX_ILQL: &str = "\
 train: {epochs: 100, total_steps: 1000, batch_size: 128, checkpoint_interval: 500, eval_interval: 50, seq_length: 64,
   trainer: AccelerateILQLTrainer, pipeline: PromptPipeline, tracker: null}

@@ -1,6 +1,8 @@
 //! The phases of a step of a language model, following [`crate::rlvr`] and [`crate::offline`].
 
-use anyroll_config::{Offload, OptimizerOffload, PipelineConfig, Precision, Reduction, RolloutWeights};
+use anyroll_config::{
+    FrozenWeights, Offload, OptimizerOffload, PipelineConfig, Precision, Reduction, RolloutWeights,
+};
 use anyroll_models::{Decoder, PackedSize};
 use anyroll_strategy::{
     plan::{Ranks, held},
@@ -40,6 +42,9 @@ impl Texts {
         }
         if policy.expert_parallel > 1 {
             return Err(NoTime::Experts);
+        }
+        if policy.frozen_weights == FrozenWeights::Nf4 {
+            return Err(NoTime::FourBits);
         }
         let mut trained = [Some(policy), strategies.critic.as_ref()].into_iter().flatten();
         if trained.any(|it| it.offload.optimizer == OptimizerOffload::CpuStep) {

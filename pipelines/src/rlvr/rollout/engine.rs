@@ -5,7 +5,7 @@ use std::{ops::ControlFlow, sync::Arc};
 use anyroll_backends::Stream;
 use anyroll_config::RolloutConfig;
 use anyroll_data::{Record, Tokenizer};
-use anyroll_models::Decoder;
+use anyroll_models::{Decoder, Model};
 use anyroll_strategy::{Weights, Zero};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
@@ -41,8 +41,8 @@ pub struct Together {
 
 impl Engine {
     /// The policy's weights for the sampler. With merged adapters they include a copy of the matrices with adapters,
-    /// which lives as long as the weights. Matrices in 8 bits are rounded from the present ones, unit by unit, or once all
-    /// adapters are merged.
+    /// which lives as long as the weights. Matrices in 8 bits are rounded from the present ones, unit by unit. Ranks that
+    /// sample together merge all adapters before.
     pub fn weights(&self, policy: &mut Zero<Decoder>) -> Result<Weights> {
         let weights = match (&self.merged, &self.together) {
             (None, None) if !self.in_eight_bits => return Ok(policy.weights()?),
@@ -54,11 +54,27 @@ impl Engine {
                 let made = |_, whole, _| Some(whole / exchange.world_size());
                 part.merge(policy.weights_made(made, |unit, whole| part.own_part(unit, whole))?)?
             }
+            (Some(model), None) if self.in_eight_bits => return self.merged_in_eight_bits(model, policy),
             (Some(model), None) => {
                 model.merge(policy.weights_with_own(|unit, param| model.merges_into(unit, param))?)?
             }
         };
         Ok(if self.in_eight_bits { self.sampler.model.all_in_eight_bits(weights)? } else { weights })
+    }
+
+    /// The policy's weights with merged adapters, whose matrices are in 8 bits. Merges and rounds one unit at a time.
+    fn merged_in_eight_bits(&self, model: &Decoder, policy: &mut Zero<Decoder>) -> Result<Weights> {
+        let units = 0..self.sampler.model.units().len();
+        let adapters = units.clone().map(|unit| model.adapters_of(unit).map(|own| policy.unit_weights(own)));
+        let adapters = adapters.map(Option::transpose).collect::<std::result::Result<Vec<_>, _>>()?;
+        let make = |unit: usize, whole: &[Tensor]| match adapters.get(unit) {
+            Some(Some(adapters)) => self.made(unit, &model.merge_unit(unit, whole, adapters)?),
+            _ => self.made(unit, whole),
+        };
+        let mut weights =
+            policy.weights_made(|unit, whole, element| self.made_bytes(unit, whole, element), make)?;
+        weights.truncate(units.len());
+        Ok(weights)
     }
 
     /// The sampler's weights of a unit without adapters to merge: this rank's part of the `whole` ones, in 8 bits if it
