@@ -98,12 +98,16 @@ impl Layout {
 }
 
 /// Returns the most memory of units that become others one after the other, from the bytes of each and of what it becomes, and
-/// true if it is in new memory: all of what they become, and the largest unit. A unit that stays as it is takes its bytes if it
-/// is in new memory.
+/// true if it is in new memory: all of what they become, and the largest of these units. A unit that stays as it is takes its
+/// bytes if it is in new memory.
 pub(crate) fn made_bytes(units: impl Iterator<Item = (usize, Option<usize>, bool)>) -> usize {
-    let add = |(total, largest): (usize, usize), (whole, made, is_new): (usize, Option<usize>, bool)| {
-        (total + made.unwrap_or(if is_new { whole } else { 0 }), largest.max(whole))
-    };
+    let add =
+        |(total, largest): (usize, usize), (whole, made, is_new): (usize, Option<usize>, bool)| match made
+            .or(is_new.then_some(whole))
+        {
+            Some(made) => (total + made, largest.max(whole)),
+            None => (total, largest),
+        };
     let (total, largest) = units.fold((0, 0), add);
     total + largest
 }

@@ -74,17 +74,24 @@ fn the_plan_counts_four_bits() {
         let run = trained(&folder, name, &[&base, sets].concat());
         let least = |name| series(&run, name)[1..].iter().copied().fold(f64::INFINITY, f64::min);
         let [sampling, training] = ["perf/generate_allocated_bytes", "perf/allocated_bytes"].map(least);
-        let planned = planned(&run);
-        assert!((sampling - planned).abs() <= 8.0, "{name}: {sampling} held, {planned} planned");
-        (sampling, training)
+        (sampling, training, planned(&run))
     };
     let (wide, four) = (held("wide", &[]), held("four", &[NF4]));
+    let copied = held("merged", &[NF4, MERGE]);
+    for (sampling, _, planned) in [wide, four, copied] {
+        assert!((sampling - planned).abs() <= 8.0, "{sampling} held, {planned} planned");
+    }
     // 36 bytes for 64 values of 16 bits, and one layer while it is used. Arenas are whole pages.
     let saved = (wide.1 - four.1) / MATRICES;
     assert!(saved > 1.0 && saved < 1.45, "{saved} bytes a value less while it trains: {wide:?}, {four:?}");
-    let (copied, narrow) = (held("merged", &[NF4, MERGE]), held("merged in 8 bits", &[NF4, MERGE, FP8]));
-    let saved = (copied.0 - narrow.0) / MATRICES;
-    assert!(saved > 0.6, "{saved} bytes a value less while it samples: {copied:?}, {narrow:?}");
+    // Matrices in 8 bits are libtorch's, which no measure here has: without the copy, and with them in the plan.
+    let narrow = held("merged in 8 bits", &[NF4, MERGE, FP8]);
+    let [held, planned] = [copied.0 - narrow.0, copied.2 - narrow.2].map(|bytes| bytes / MATRICES);
+    assert!(held > 1.8, "{held} bytes a value less are held: {copied:?}, {narrow:?}");
+    assert!(
+        planned > 0.5 && planned < 1.0,
+        "{planned} bytes a value less are planned: {copied:?}, {narrow:?}"
+    );
 }
 
 #[test]

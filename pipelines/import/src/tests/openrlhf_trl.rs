@@ -329,7 +329,7 @@ fn frozen_weights_in_four_bits() {
     let import = openrlhf("--lora_rank 8 --load_in_4bit");
     check_refused(&import, &[]);
     check_lines(&import, &[LINE]);
-    check_refused(&openrlhf("--load_in_4bit"), &["load_in_4bit"]);
+    check_refused(&openrlhf("--load_in_4bit"), &["ds.load_in_4bit"]);
 }
 
 const TRLX_ILQL: &str = "\
