@@ -43,7 +43,7 @@ impl<M: Model> Zero<M> {
     /// Returns what `make` makes of each unit's whole weights, in memory of its own: for generation by several ranks
     /// together, or with smaller weights. Gathers one unit at a time, so that no rank holds the whole model. `made` returns
     /// the bytes of what becomes of a unit, from its index, its own bytes and those of an element; `None` if it stays as it
-    /// is. Every rank calls.
+    /// is. Tensors made of any other unit are not views of it. Every rank calls.
     pub fn weights_made(
         &mut self,
         made: impl Fn(usize, usize, usize) -> Option<usize>,
@@ -57,7 +57,29 @@ impl<M: Model> Zero<M> {
         });
         let bytes = made_bytes(lens);
         self.make_room(bytes)?;
-        units.map(|index| Ok(make(index, &self.whole_unit(index, |_| false)?)?)).collect()
+        let units = units.map(|index| {
+            let whole = self.whole_layout(index).len * element;
+            match made(index, whole, element) {
+                Some(_) if !self.is_joined(index) => self.make_of_pooled(index, |whole| make(index, whole)),
+                _ => Ok(make(index, &self.whole_unit(index, |_| false)?)?),
+            }
+        });
+        units.collect()
+    }
+
+    /// Returns what `make` makes of a unit that ranks do not join. The unit is in the memory that blocks use, so that no other
+    /// is allocated for each unit.
+    fn make_of_pooled(
+        &mut self,
+        index: usize,
+        make: impl Fn(&[Tensor]) -> anyroll_models::Result<Vec<Tensor>>,
+    ) -> Result<Vec<Tensor>> {
+        let [part] = self.parts[index][..] else { unreachable!("a unit that is not joined has one part") };
+        let whole = self.resident_unit(part, |_| false)?;
+        let made = make(&whole)?;
+        drop(whole);
+        self.free_whole(part);
+        Ok(made)
     }
 
     /// Returns the weights of one unit of the whole model, like [`Self::weights`]. Every rank calls.
@@ -361,14 +383,21 @@ impl<M: Model> Zero<M> {
         let model = self.own.clone();
         for &unit in model.units_of(block) {
             let is_needed = soon.clone().any(|other| model.units_of(other).contains(&unit));
-            if self.units[unit].is_made(self.config)
-                && !is_needed
-                && let Some(whole) = self.units[unit].whole.take()
-            {
-                self.gathered.put(&self.units[unit].layout, whole.buffer);
+            if !is_needed {
+                self.free_whole(unit);
             }
         }
         Ok(())
+    }
+
+    /// Frees the whole unit, unless it is this rank's own copy.
+    fn free_whole(&mut self, index: usize) {
+        let unit = &mut self.units[index];
+        if unit.is_made(self.config)
+            && let Some(whole) = unit.whole.take()
+        {
+            self.gathered.put(&unit.layout, whole.buffer);
+        }
     }
 
     /// Returns the views of a block's weights; the block was entered.

@@ -112,6 +112,10 @@ fn training_is_that_on_rounded_weights() {
                     }
                 }
             }
+            // Made one unit at a time, all in the same memory.
+            let copies = |_, whole: &[Tensor]| Ok(whole.iter().map(Tensor::copy).collect());
+            let made = four.weights_made(|_, whole, _| Some(whole), copies).unwrap();
+            assert!(made.iter().flatten().zip(found.iter().flatten()).all(|(made, found)| made.equal(found)));
             plain.copy_weights_from(&mut four).unwrap();
             assert_eq!(train(&mut plain, 0..3, 2), train(&mut four, 0..3, 2));
             assert!(values(&mut plain) == values(&mut four));
