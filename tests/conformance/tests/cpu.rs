@@ -19,19 +19,10 @@ fn one_rank() {
     ranks(cpu(), 1, 6);
 }
 
-#[test]
-fn two_ranks() {
-    ranks(cpu(), 2, 0);
-}
-
+/// The matrix has cells of 1, 2 and 4 ranks, each a process.
 #[test]
 fn three_ranks() {
     ranks(cpu(), 3, 0);
-}
-
-#[test]
-fn four_ranks() {
-    ranks(cpu(), 4, 0);
 }
 
 #[test]
