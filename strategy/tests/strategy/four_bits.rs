@@ -151,9 +151,10 @@ fn checkpoints_resume_at_other_stages_and_on_other_ranks() {
     }
 }
 
-/// Each rank's experts are blocks of their own, so that spread ones are rounded as those of one rank.
+/// Each rank's experts are blocks of their own, so that spread ones are rounded as those of one rank. Slices of rows have no
+/// weights of their own.
 #[test]
-fn spread_experts_are_those_of_one_rank() {
+fn spread_experts_and_slices_are_those_of_one_rank() {
     let [_, _, mut qwen3, _] = four_heads();
     qwen3.experts.as_mut().unwrap().moe_intermediate_size = 8;
     let attention = vec![LoraTarget::Q, LoraTarget::K, LoraTarget::V, LoraTarget::O];
@@ -165,11 +166,15 @@ fn spread_experts_are_those_of_one_rank() {
         shares_prompts: false,
     }];
     let spread = |group: CollectiveGroup| Mesh::from(group).in_expert_groups(2).unwrap();
+    let sliced = |group: CollectiveGroup| Mesh::from(group).in_sequence_groups(2).unwrap();
     let configs = STAGES.map(packed);
     let alone = outcomes_on(1, Mesh::from, false, &case, &configs[..1]);
-    let of_two = outcomes_on(2, spread, false, &case, &configs);
-    assert_near("spread", &of_two[0][0], &alone[0][0]);
-    assert!(of_two[0].iter().all(|stage| *stage == of_two[0][0]), "stages differ");
+    let spread = outcomes_on(2, spread, false, &case, &configs);
+    let sliced = outcomes_on(2, sliced, false, &case, &configs);
+    for (how, of_two) in [("spread", spread), ("sliced", sliced)] {
+        assert_near(how, &of_two[0][0], &alone[0][0]);
+        assert!(of_two[0].iter().all(|stage| *stage == of_two[0][0]), "{how}: stages differ");
+    }
 }
 
 #[test]
