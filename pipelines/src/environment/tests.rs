@@ -64,7 +64,7 @@ fn environment(class: &str, workers: usize) -> (tempfile::TempDir, Result<Enviro
 
 fn rollout(path: PathBuf, class: &str, workers: usize) -> RolloutConfig {
     let environment = serde_json::json!({
-        "path": path, "class": class, "max_turns": 3, "workers": workers, "timeout_s": 1.0,
+        "path": path, "class": class, "max_turns": 3, "workers": workers, "timeout_s": 3.0,
     });
     let rollout = serde_json::json!({"max_new_tokens": 30, "batch_size": 4, "environment": environment});
     serde_json::from_value(rollout).unwrap()
@@ -170,7 +170,7 @@ fn what_goes_wrong_costs_its_sample_and_no_other() {
     for (number, words) in [
         (0, "a prompt that it does not like"),
         (2, "ended with exit status: 3"),
-        (3, "no answer in 1 s"),
+        (3, "no answer in 3 s"),
         (4, "KeyError: 'c'"),
         (5, "there is no observation"),
         (6, "the character 'x' is not in the vocabulary"),
