@@ -4,7 +4,7 @@
 //! consecutive, too, and travel in one all-to-all. Where they arrive, they are sorted by expert, for an expert by the rank
 //! that sent them, and of a rank by token. So sums repeat to the bit.
 //!
-//! Where ranks that hold a layer together each have some experts, all have all rows, and each skips those of others.
+//! Ranks that hold a layer together and each have some experts all have all rows, and each skips those of others.
 
 use std::sync::Arc;
 

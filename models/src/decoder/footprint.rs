@@ -304,10 +304,10 @@ impl Decoder {
         // Between the products of experts' adapters: of all of a projection, and beside one product.
         let lora = self.inner_blocks[layer].lora();
         let ranks = |projection| {
-            lora.filter(|lora| lora.is_of_experts(projection)).map(|lora| lora.rank_sum(projection))
+            lora.filter(|lora| lora.is_of_experts(projection)).map_or(0, |lora| lora.rank_sum(projection))
         };
         let [between, between_down] =
-            [Projection::GateUp, Projection::Down].map(|it| ranks(it).unwrap_or(0) * rows * runs.size());
+            [Projection::GateUp, Projection::Down].map(|it| ranks(it) * rows * runs.size());
         let beside = |between: usize, product: usize| if between > 0 { product } else { 0 };
         let in_products = [
             x + spread + sent,

@@ -311,6 +311,11 @@ impl Decoder {
         })
     }
 
+    /// Returns true if experts of some layer have adapters.
+    fn adapts_experts(&self) -> bool {
+        self.inner_blocks.iter().filter_map(LayerBlock::lora).any(|lora| lora.first_of_experts().is_some())
+    }
+
     fn all_blocks(&mut self) -> impl Iterator<Item = &mut LayerBlock> {
         self.plain_blocks.iter_mut().chain(&mut self.inner_blocks)
     }
@@ -470,9 +475,7 @@ impl Model for Decoder {
     }
 
     fn split_over(&self, peers: &Arc<dyn Peers>) -> Result<Decoder> {
-        let of_experts = |lora: &Lora| lora.first_of_experts().is_some();
-        let has_experts = self.inner_blocks.iter().filter_map(LayerBlock::lora).any(of_experts);
-        check_config(!has_experts, "lora.targets", || {
+        check_config(!self.adapts_experts(), "lora.targets", || {
             "names matrices of experts, whose adapters are not trained in parts".to_owned()
         })?;
         self.split(peers.clone(), ExpertParts::Columns)

@@ -5,14 +5,8 @@ use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, Ro
 use tch::{Device, Kind, Tensor};
 
 use super::{
-    Decoder, ExpertsConfig, KvCache, NormPlaces,
-    block::Block,
-    experts::Experts,
-    layer_block::LayerBlock,
-    lora::{Lora, Projection},
-    math::Math,
-    multipliers::multiply_,
-    split::SplitMemory,
+    Decoder, ExpertsConfig, KvCache, NormPlaces, block::Block, experts::Experts, layer_block::LayerBlock,
+    lora::Projection, math::Math, multipliers::multiply_, split::SplitMemory,
 };
 use crate::model::{Model, Weights};
 use crate::{Result, Room, routes::RouteShape};
@@ -241,8 +235,7 @@ impl Decoder {
         if self.config.norms == NormPlaces::Both || self.config.activation != ops::Activation::Silu {
             return Err("it has norms on both sides of branches, or an activation other than SiLU".to_owned());
         }
-        let is_of_experts = |lora: &Lora| lora.first_of_experts().is_some();
-        if self.inner_blocks.iter().filter_map(LayerBlock::lora).any(is_of_experts) {
+        if self.adapts_experts() {
             return Err("its experts have adapters, which are not merged".to_owned());
         }
         match &self.config.experts {

@@ -4,7 +4,7 @@
 //! Queries, keys, values, gates and ups are cut by their output, and what reads them by its input. So a branch needs one
 //! sum over the ranks at its end, and its backward one at the branch's begin. The residual stream, its gradient and the
 //! logits have the same bits on every rank, and so do the chosen tokens and the gradients of what is whole on every rank.
-//! Of a mixture each rank has some columns of every expert, or some experts whole ([`ExpertParts`]). Every rank has all rows and
+//! Each rank has some columns of every expert of a mixture, or some experts whole ([`ExpertParts`]). Every rank has all rows and
 //! the router, so that no row travels, and the sum over the ranks is the same.
 //!
 //! In training no rank has the logits of all tokens: log-probs and entropies come from each rank's own, and three numbers

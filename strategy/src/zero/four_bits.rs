@@ -38,11 +38,7 @@ impl<M: Model> Zero<M> {
     /// Widens a unit that has arrived in 4 bits to its whole buffer.
     pub(super) fn widen_arrived(&mut self, index: usize, packed: Buffer) -> Result<()> {
         let whole = self.units[index].whole.as_ref().expect("it arrived").buffer.clone();
-        self.widen(index, &packed, &whole)?;
-        if self.config.gathers() {
-            self.gathered.put(&self.units[index].layout, packed);
-        }
-        Ok(())
+        self.widen(index, packed, &whole)
     }
 
     /// Gathers a unit and widens it to `whole`.
@@ -52,11 +48,7 @@ impl<M: Model> Zero<M> {
         }
         let (packed, arriving) = self.gather_packed(index)?;
         arriving.map_or(Ok(()), |arriving| arriving.wait(&self.compute))?;
-        self.widen(index, &packed, whole)?;
-        if self.config.gathers() {
-            self.gathered.put(&self.units[index].layout, packed);
-        }
-        Ok(())
+        self.widen(index, packed, whole)
     }
 
     /// Returns this rank's shard of a unit.
@@ -67,14 +59,17 @@ impl<M: Model> Zero<M> {
         flat(&whole.slice(self.units[index].shard()))
     }
 
-    /// Widens a whole unit in 4 bits to `whole`.
-    fn widen(&self, index: usize, packed: &Buffer, whole: &Buffer) -> Result<()> {
+    /// Widens a whole unit in 4 bits to `whole`. Memory into which it was gathered is free then.
+    fn widen(&mut self, index: usize, packed: Buffer, whole: &Buffer) -> Result<()> {
         let unit = &self.units[index];
-        let packed = blocks(&packed.slice(unit.stored(0..unit.layout.len)))?;
-        ops::from_four_bits(&packed, &mut flat(whole)?)?;
+        let used = blocks(&packed.slice(unit.stored(0..unit.layout.len)))?;
+        ops::from_four_bits(&used, &mut flat(whole)?)?;
         let views = param_views(&self.own.units()[index], &unit.layout, whole)?;
         for (param, exact) in unit.four_bits.iter().flatten() {
             views[*param].shallow_clone().f_copy_(exact)?;
+        }
+        if self.config.gathers() {
+            self.gathered.put(&unit.layout, packed);
         }
         Ok(())
     }

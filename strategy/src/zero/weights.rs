@@ -51,18 +51,15 @@ impl<M: Model> Zero<M> {
     ) -> Result<Weights> {
         self.needs("weights_made", &[State::Params])?;
         let (units, element) = (0..self.parts.len(), self.config.precision.dtype().size_bytes());
-        let lens = units.clone().map(|index| {
+        let lens = units.map(|index| {
             let whole = self.whole_layout(index).len * element;
             (whole, made(index, whole, element), self.makes_whole_unit(index))
         });
-        let bytes = made_bytes(lens);
-        self.make_room(bytes)?;
-        let units = units.map(|index| {
-            let whole = self.whole_layout(index).len * element;
-            match made(index, whole, element) {
-                Some(_) if !self.is_joined(index) => self.make_of_pooled(index, |whole| make(index, whole)),
-                _ => Ok(make(index, &self.whole_unit(index, |_| false)?)?),
-            }
+        let lens: Vec<_> = lens.collect();
+        self.make_room(made_bytes(lens.iter().copied()))?;
+        let units = lens.into_iter().enumerate().map(|(index, (_, made, _))| match made {
+            Some(_) if !self.is_joined(index) => self.make_of_pooled(index, |whole| make(index, whole)),
+            _ => Ok(make(index, &self.whole_unit(index, |_| false)?)?),
         });
         units.collect()
     }

@@ -103,15 +103,8 @@ fn recomputation_and_offload_do_not_change_spread_experts() {
 /// Each of two ranks has one of two experts, and each token chooses both.
 #[test]
 fn sent_rows_are_counted() {
-    let [plain, ..] = four_heads();
-    let experts = ExpertsConfig {
-        num_experts: 2,
-        num_experts_per_tok: 2,
-        moe_intermediate_size: 6,
-        norm_topk_prob: true,
-        layers: vec![true, false],
-        names: ExpertNames::Usual,
-    };
+    let [plain, _, qwen3, _] = four_heads();
+    let experts = ExpertsConfig { num_experts: 2, moe_intermediate_size: 6, ..qwen3.experts.unwrap() };
     let model = Arc::new(
         Decoder::new(DecoderConfig { experts: Some(experts), ..plain.clone() }, tch::Device::Cpu).unwrap(),
     );

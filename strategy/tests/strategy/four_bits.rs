@@ -8,13 +8,13 @@ use anyroll_backends::{
 };
 use anyroll_models::{Decoder, DecoderConfig, LoraConfig, LoraTarget, Model};
 use anyroll_strategy::{
-    FrozenWeights, Mesh, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
+    FrozenWeights, Mesh, ParamsOn, Precision, Recompute, StepsOn, Zero, ZeroConfig, ZeroStage,
     checkpoint::{self, Stamp},
     plan::{Ranks, held},
 };
 use tch::{Kind, Tensor};
 
-use crate::harness::{ADAMW, STAGES, decoder, four_heads, ranks, train, train_with, values};
+use crate::harness::{ADAMW, STAGES, decoder, four_heads, ranks, train, trained_and_offloaded, values};
 use crate::sequence::{Case, assert_near, outcomes_on};
 
 /// A dense decoder with adapters of all matrices, with the magnitudes of DoRA or without.
@@ -39,18 +39,9 @@ fn new(
 
 /// The norms and weights of three steps on a fault-injecting device, with all states offloaded in between.
 fn trained(model: &Arc<Decoder>, config: ZeroConfig, world_size: usize) -> (Vec<f64>, Vec<u32>) {
-    let mut results = ranks(world_size, true, |device, group| {
-        let mut zero = new(model, config, device, group);
-        let all = [State::Optimizer, State::Gradients, State::Params];
-        let norms = train_with(&mut zero, 0..3, 12, |zero| {
-            zero.offload_states(&all).unwrap();
-            zero.load_states(&all).unwrap();
-        });
-        (norms, values(&mut zero))
-    });
-    let first = results.swap_remove(0);
-    assert!(results.iter().all(|other| *other == first), "ranks differ at {config:?}");
-    first
+    trained_and_offloaded(world_size, &format!("{config:?}"), |device, group| {
+        new(model, config, device, group)
+    })
 }
 
 #[test]

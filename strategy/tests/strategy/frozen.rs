@@ -11,7 +11,7 @@ use anyroll_strategy::{
 };
 use tch::{Kind, Tensor};
 
-use crate::harness::{ADAMW, STAGES, decoder, ranks, train, train_with, values, zero};
+use crate::harness::{ADAMW, STAGES, decoder, ranks, train, trained_and_offloaded, values, zero};
 
 /// Frozen units of each case: the first ones, so that backward ends early; the last ones; a middle one; the
 /// tied matrix.
@@ -40,18 +40,9 @@ fn frozen_zero(
 /// Returns the norms and weights of three steps on a fault-injecting device, with all states offloaded in
 /// between.
 fn trained(config: ZeroConfig, world_size: usize, model: (bool, &[&str])) -> (Vec<f64>, Vec<u32>) {
-    let mut results = ranks(world_size, true, |device, group| {
-        let mut zero = frozen_zero(config, model, ADAMW, device, group);
-        let all = [State::Optimizer, State::Gradients, State::Params];
-        let norms = train_with(&mut zero, 0..3, 12, |zero| {
-            zero.offload_states(&all).unwrap();
-            zero.load_states(&all).unwrap();
-        });
-        (norms, values(&mut zero))
-    });
-    let first = results.swap_remove(0);
-    assert!(results.iter().all(|other| *other == first), "ranks differ at {config:?}");
-    first
+    trained_and_offloaded(world_size, &format!("{config:?}"), |device, group| {
+        frozen_zero(config, model, ADAMW, device, group)
+    })
 }
 
 #[test]

@@ -11,7 +11,7 @@ use anyroll_models::{
     Decoder, DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, PackedBatch, QkNorm, ScoresGrad,
     Sequence, SlidingWindow,
 };
-use anyroll_strategy::{AdamW, Decays, Zero, ZeroConfig, ZeroStage};
+use anyroll_strategy::{AdamW, Decays, State, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
 
 pub const STAGES: [ZeroStage; 4] = [ZeroStage::Zero0, ZeroStage::Zero1, ZeroStage::Zero2, ZeroStage::Zero3];
@@ -210,4 +210,25 @@ pub fn assert_planned(planned: usize, measured: usize, what: &str) {
 pub fn assert_planned_within(range: RangeInclusive<f64>, planned: usize, measured: usize, what: &str) {
     let ratio = planned as f64 / measured as f64;
     assert!(range.contains(&ratio), "{what}: {planned} planned, {measured} measured");
+}
+
+/// Returns the norms and weights of three steps of `new` on a fault-injecting device, with all states offloaded in between.
+/// They are the same on every rank.
+pub fn trained_and_offloaded(
+    world_size: usize,
+    what: &str,
+    new: impl Fn(&Arc<dyn Device>, CollectiveGroup) -> Zero<Decoder> + Sync,
+) -> (Vec<f64>, Vec<u32>) {
+    let mut results = ranks(world_size, true, |device, group| {
+        let mut zero = new(device, group);
+        let all = [State::Optimizer, State::Gradients, State::Params];
+        let norms = train_with(&mut zero, 0..3, 12, |zero| {
+            zero.offload_states(&all).unwrap();
+            zero.load_states(&all).unwrap();
+        });
+        (norms, values(&mut zero))
+    });
+    let first = results.swap_remove(0);
+    assert!(results.iter().all(|other| *other == first), "ranks differ at {what}");
+    first
 }

@@ -1,6 +1,6 @@
 //! Adapters of a mixture's experts: each expert has its own A and B for its gate, up and down matrices.
 //!
-//! Those of a layer are stacked like the matrices, A `[E rank, in]` and B `[E out, rank]`, so that grouped products read
+//! Adapters of a layer are stacked like the matrices, A `[E rank, in]` and B `[E out, rank]`, so that grouped products read
 //! them directly. Rows are sorted by expert ([`super::super::expert_rows`]), R of them. Files have a pair for each expert.
 
 use anyroll_backends::ops::{self, Groups};

@@ -96,8 +96,8 @@ impl LoraTarget {
 
     /// Returns true if each expert of this layer has such a matrix.
     pub fn is_of_experts(self, config: &DecoderConfig, layer: usize) -> bool {
-        let of_mlp = matches!(self, LoraTarget::Gate | LoraTarget::Up | LoraTarget::Down);
-        of_mlp && config.expressed.is_none() && config.experts_of(layer).is_some()
+        let experts = config.experts_of(layer).filter(|_| config.expressed.is_none());
+        experts.is_some_and(|experts| self.in_expert(experts.names).is_some())
     }
 
     /// Returns the name in the model, such as `model.layers.0.self_attn.q_proj`: of an expert's matrix without the expert.
@@ -109,12 +109,8 @@ impl LoraTarget {
     pub fn modules_in(self, config: &DecoderConfig, layer: usize) -> Vec<String> {
         let experts = config.experts_of(layer).filter(|_| self.is_of_experts(config, layer));
         let Some(experts) = experts else { return vec![self.module(layer)] };
-        let (mixture, [gate, up, down]) = experts.names.modules();
-        let which = match self {
-            LoraTarget::Gate => gate,
-            LoraTarget::Up => up,
-            _ => down,
-        };
+        let mixture = experts.names.modules().0;
+        let which = self.in_expert(experts.names).expect("it is of experts");
         let of_expert = |expert: i64| format!("model.layers.{layer}.{mixture}.experts.{expert}.{which}");
         (0..experts.num_experts).map(of_expert).collect()
     }
@@ -122,17 +118,22 @@ impl LoraTarget {
     /// Returns true if `name`, a matrix in a layer's files such as `mlp.experts.3.up_proj`, is this one or that of an expert.
     pub(crate) fn is_named(self, name: &str) -> bool {
         let of_expert = |names: ExpertNames| {
-            let (mixture, [gate, up, down]) = names.modules();
-            let which = match self {
-                LoraTarget::Gate => gate,
-                LoraTarget::Up => up,
-                LoraTarget::Down => down,
-                _ => return false,
-            };
-            let expert = name.strip_prefix(mixture).and_then(|rest| rest.strip_prefix(".experts."));
-            expert.and_then(|rest| rest.split_once('.')).is_some_and(|(_, matrix)| matrix == which)
+            let expert = name.strip_prefix(names.modules().0).and_then(|rest| rest.strip_prefix(".experts."));
+            let matrix = expert.and_then(|rest| rest.split_once('.')).map(|(_, matrix)| matrix);
+            matrix.is_some() && matrix == self.in_expert(names)
         };
         name == self.name() || [ExpertNames::Usual, ExpertNames::Mixtral].into_iter().any(of_expert)
+    }
+
+    /// Returns the name of the matrix in an expert; `None` for one that experts do not have.
+    fn in_expert(self, names: ExpertNames) -> Option<&'static str> {
+        let [gate, up, down] = names.modules().1;
+        match self {
+            LoraTarget::Gate => Some(gate),
+            LoraTarget::Up => Some(up),
+            LoraTarget::Down => Some(down),
+            _ => None,
+        }
     }
 }
 
@@ -188,15 +189,13 @@ impl LoraTargets {
     /// Returns the names as PEFT's files and ours have them: matrices such as `q_proj`, and the layers if not
     /// all. If layers differ, full names such as `model.layers.0.self_attn.q_proj`.
     pub fn names(&self, config: &DecoderConfig) -> (Vec<String>, Option<Vec<usize>>) {
-        let mixtral = config.experts.as_ref().filter(|experts| experts.names == ExpertNames::Mixtral);
-        let [gate, up, down] = mixtral.map_or(ExpertNames::Usual, |experts| experts.names).modules().1;
+        let names = config.experts.as_ref().map_or(ExpertNames::Usual, |experts| experts.names);
         let end = |target: &LoraTarget| match target {
             // A shared expert's matrix has the same end as those of the experts beside it.
             LoraTarget::Named(name) => *name,
-            LoraTarget::Gate => gate,
-            LoraTarget::Up => up,
-            LoraTarget::Down => down,
-            written => written.name().rsplit('.').next().unwrap_or_default(),
+            written => written
+                .in_expert(names)
+                .unwrap_or_else(|| written.name().rsplit('.').next().unwrap_or_default()),
         };
         let of_all =
             |targets: &Vec<LoraTarget>| targets.iter().map(|target| end(target).to_owned()).collect();
