@@ -201,17 +201,17 @@ struct Neighbours {
 }
 
 impl Neighbours {
-    /// Copies `tensor` to memory that collectives read.
-    fn buffer(&self, tensor: &Tensor) -> models::Result<Buffer> {
-        let buffer = self.memory(tensor, tensor.numel())?;
-        buffer.tensor(&tensor.size())?.f_copy_(tensor)?;
-        Ok(buffer)
+    /// Returns the memory of `tensor` for a collective, or of a dense copy.
+    fn sent(&self, tensor: &Tensor) -> models::Result<Buffer> {
+        Ok(Buffer::of_tensor(tensor.f_contiguous()?, &self.compute))
     }
 
-    /// Allocates memory for `len` elements of the type of `tensor`.
-    fn memory(&self, tensor: &Tensor, len: usize) -> models::Result<Buffer> {
-        let dtype = DType::of(tensor.kind()).expect("ranks send tensors of the types of weights and tokens");
-        Ok(Buffer::zeros(&self.compute, len, dtype)?)
+    /// Returns a tensor for what a collective receives, like `like`, and its memory. libtorch keeps such memory between uses;
+    /// the driver's would let the host wait.
+    fn received(&self, size: &[i64], like: &Tensor) -> models::Result<(Tensor, Buffer)> {
+        let tensor = Tensor::f_empty(size, (like.kind(), like.device()))?;
+        let buffer = Buffer::of_tensor(tensor.shallow_clone(), &self.compute);
+        Ok((tensor, buffer))
     }
 }
 
@@ -225,38 +225,41 @@ impl Peers for Neighbours {
     }
 
     fn all_to_all(&self, parts: &Tensor) -> models::Result<Tensor> {
-        let (sent, received) = (self.buffer(parts)?, self.memory(parts, parts.numel())?);
-        self.group.all_to_all(&received, &sent, &self.compute)?.wait_stream(&self.compute)?;
-        Ok(received.tensor(&parts.size())?)
+        let (tensor, received) = self.received(&parts.size(), parts)?;
+        let work = self.group.all_to_all(&received, &self.sent(parts)?, &self.compute)?;
+        work.wait_stream(&self.compute)?;
+        Ok(tensor)
     }
 
     fn all_to_all_rows(&self, rows: Tensor, sent: &[usize], received: &[usize]) -> models::Result<Tensor> {
         let mut size = rows.size();
         let width = size[1..].iter().product::<i64>() as usize;
+        size[0] = received.iter().sum::<usize>() as i64;
         let elements = |lens: &[usize]| lens.iter().map(|len| len * width).collect::<Vec<_>>();
         let (sent, received) = (elements(sent), elements(received));
-        let own = self.buffer(&rows)?;
-        let all = self.memory(&rows, received.iter().sum())?;
+        let own = self.sent(&rows)?;
+        let (tensor, all) = self.received(&size, &rows)?;
         drop(rows);
         let to_others = sent.iter().sum::<usize>() - sent[self.rank()];
         self.traffic.measure(to_others * own.dtype().size_bytes(), &self.compute, || {
             let work = self.group.all_to_all_of((&all, &received), (&own, &sent), &self.compute)?;
             Ok(work.wait_stream(&self.compute)?)
         })?;
-        size[0] = (all.len() / width) as i64;
-        Ok(all.tensor(&size)?)
+        Ok(tensor)
     }
 
     fn all_gather(&self, own: &Tensor) -> models::Result<Tensor> {
-        let (sent, all) = (self.buffer(own)?, self.memory(own, own.numel() * self.count())?);
-        self.group.all_gather(&all, &sent, &self.compute)?.wait_stream(&self.compute)?;
-        Ok(all.tensor(&[&[self.count() as i64], own.size().as_slice()].concat())?)
+        let size = [&[self.count() as i64], own.size().as_slice()].concat();
+        let (tensor, all) = self.received(&size, own)?;
+        self.group.all_gather(&all, &self.sent(own)?, &self.compute)?.wait_stream(&self.compute)?;
+        Ok(tensor)
     }
 
     fn sum_(&self, x: &mut Tensor) -> models::Result<()> {
-        let buffer = self.buffer(x)?;
-        self.group.all_reduce(&buffer, ReduceOp::Sum, &self.compute)?.wait_stream(&self.compute)?;
-        Ok(x.f_copy_(&buffer.tensor(&x.size())?)?)
+        let dense = x.f_contiguous()?;
+        let sum = self.sent(&dense)?;
+        self.group.all_reduce(&sum, ReduceOp::Sum, &self.compute)?.wait_stream(&self.compute)?;
+        if x.is_contiguous() { Ok(()) } else { Ok(x.f_copy_(&dense)?) }
     }
 
     fn are_recorded(&self) -> bool {
@@ -276,8 +279,9 @@ impl Peers for Neighbours {
         Ok(match shared.as_ref().expect("made above") {
             Some(exchange) => Arc::new(HostRoom { group, exchange: exchange.clone(), dtype }),
             None => {
-                let parts = self.memory(like, elements as usize * self.count())?;
-                Arc::new(GroupRoom { group, parts, sum: self.memory(like, elements as usize)? })
+                let zeros = |len| Buffer::zeros(&self.compute, len, dtype);
+                let parts = zeros(elements as usize * self.count())?;
+                Arc::new(GroupRoom { group, parts, sum: zeros(elements as usize)? })
             }
         })
     }

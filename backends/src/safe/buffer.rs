@@ -24,15 +24,26 @@ pub struct Buffer {
     dtype: DType,
 }
 
-/// An allocation of its own, or an arena's.
 #[derive(Debug)]
 struct Memory {
     home: Stream,
     raw: RawBuffer,
     len_bytes: usize,
-    arena: Option<ArenaState>,
-    /// True if it stays until the process ends.
-    is_kept: bool,
+    keeper: Keeper,
+}
+
+/// Owner of an allocation.
+#[derive(Debug)]
+enum Keeper {
+    /// The buffer itself.
+    Buffer,
+    Arena(ArenaState),
+    /// A tensor of libtorch, which is only dropped.
+    Tensor {
+        _tensor: Mutex<tch::Tensor>,
+    },
+    /// Nobody: it stays until the process ends.
+    Process,
 }
 
 #[derive(Debug)]
@@ -48,7 +59,7 @@ impl Buffer {
         let len_bytes = len.saturating_mul(dtype.size_bytes()).max(1);
         // SAFETY: `Memory` owns the allocation and releases it.
         let raw = unsafe { stream.device().alloc(len_bytes)? };
-        let memory = Arc::new(Memory { home: stream.clone(), raw, len_bytes, arena: None, is_kept: false });
+        let memory = Arc::new(Memory { home: stream.clone(), raw, len_bytes, keeper: Keeper::Buffer });
         let buffer = Self { memory, offset_bytes: 0, len, dtype };
         buffer.fill(0, stream)?;
         Ok(buffer)
@@ -56,8 +67,19 @@ impl Buffer {
 
     /// Bytes of memory that stays until the process ends.
     pub(crate) fn kept(stream: &Stream, raw: RawBuffer, len_bytes: usize) -> Self {
-        let memory = Memory { home: stream.clone(), raw, len_bytes, arena: None, is_kept: true };
+        let memory = Memory { home: stream.clone(), raw, len_bytes, keeper: Keeper::Process };
         Self { memory: Arc::new(memory), offset_bytes: 0, len: len_bytes, dtype: DType::U8 }
+    }
+
+    /// The memory of a dense `tensor` on the device of `stream`, without a copy, for as long as it is in use. `stream` is
+    /// libtorch's own, in whose order libtorch re-uses the memory afterwards.
+    pub fn of_tensor(tensor: tch::Tensor, stream: &Stream) -> Self {
+        assert!(tensor.is_contiguous(), "a buffer over a tensor with gaps");
+        let dtype = DType::of(tensor.kind()).expect("a type that buffers have");
+        let (len, raw) = (tensor.numel(), RawBuffer(tensor.data_ptr() as u64));
+        let (len_bytes, keeper) = (len * dtype.size_bytes(), Keeper::Tensor { _tensor: Mutex::new(tensor) });
+        let memory = Memory { home: stream.clone(), raw, len_bytes, keeper };
+        Self { memory: Arc::new(memory), offset_bytes: 0, len, dtype }
     }
 
     /// Number of elements.
@@ -180,8 +202,8 @@ extern "C" fn release(owner: *mut c_void) {
 
 impl Memory {
     fn check(&self) -> Result<()> {
-        match &self.arena {
-            Some(arena) if !*arena.mapped.lock().unwrap() => {
+        match &self.keeper {
+            Keeper::Arena(arena) if !*arena.mapped.lock().unwrap() => {
                 Err(Error::Released { arena: arena.name.clone() })
             }
             _ => Ok(()),
@@ -192,13 +214,13 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let device = self.home.device();
-        if self.is_kept {
-            return;
-        }
-        let Some(arena) = &self.arena else {
+        let arena = match &self.keeper {
             // SAFETY: the last owner; the release is ordered after the work on `home`.
-            report(unsafe { device.free(self.raw, self.len_bytes, self.home.raw()) });
-            return;
+            Keeper::Buffer => {
+                return report(unsafe { device.free(self.raw, self.len_bytes, self.home.raw()) });
+            }
+            Keeper::Tensor { .. } | Keeper::Process => return,
+            Keeper::Arena(arena) => arena,
         };
         let (device, raw, len_bytes) = (device.clone(), self.raw, self.len_bytes);
         if !*arena.mapped.lock().unwrap() {
@@ -249,13 +271,7 @@ impl Arena {
         let raw = unsafe { device.arena_reserve(len_bytes)? };
         let state = ArenaState { name: name.into(), mapped: Mutex::new(false) };
         let arena = Self {
-            memory: Arc::new(Memory {
-                home: stream.clone(),
-                raw,
-                len_bytes,
-                arena: Some(state),
-                is_kept: false,
-            }),
+            memory: Arc::new(Memory { home: stream.clone(), raw, len_bytes, keeper: Keeper::Arena(state) }),
         };
         arena.map()?;
         if !device.arena_is_zeroed() {
@@ -308,7 +324,8 @@ impl Arena {
     }
 
     fn mapped(&self) -> MutexGuard<'_, bool> {
-        self.memory.arena.as_ref().expect("an arena's memory has an arena's state").mapped.lock().unwrap()
+        let Keeper::Arena(arena) = &self.memory.keeper else { unreachable!("an arena's memory is its own") };
+        arena.mapped.lock().unwrap()
     }
 }
 

@@ -173,7 +173,7 @@ impl Decoder {
             None => 0,
         };
         let saved_qkv = if is_split && config.qk_norm.is_none() { inputs } else { qkv };
-        // Sent and received rows exist twice in addition.
+        // Sent and received rows exist in addition.
         let (travels, travels_back) =
             if is_split { (3 * inputs, (6 * q).max(2 * q + 3 * inputs)) } else { (0, 0) };
         // Input of a branch norm, or output of the norm before the MLP.
@@ -370,8 +370,10 @@ impl Decoder {
             }
         };
         let (kept, again) = if self.head.keeps_logits { (logits_of(size.targets), 0) } else { (0, logits) };
+        // Numbers of all targets, as ranks that run the batch together send, receive and order them.
+        let joined = if size.ranks > 1 { 3 * (size.ranks + 2) * size.ranks * per_target } else { 0 };
         // The rows of targets, their norm and deviations; log-probs, entropies and sums; logits in addition.
-        let forward = 2 * rows + per_target + 3 * per_target;
+        let forward = 2 * rows + per_target + 3 * per_target + joined;
         let saved = 2 * rows + 3 * per_target + kept;
         BlockBytes {
             input: all,
@@ -380,7 +382,7 @@ impl Decoder {
             forward: forward + logits.max(kept),
             scoring: forward + logits,
             // Gradients of log-probs and entropies, in addition to these.
-            output_grad: 4 * per_target,
+            output_grad: 4 * per_target + joined,
             // Kept logits are freed after the products.
             backward: rows + again.max((rows + all + sorting_bytes(size.targets, runs)).saturating_sub(kept)),
         }

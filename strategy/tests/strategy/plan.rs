@@ -284,7 +284,7 @@ fn activations_are_those_that_are_planned() {
     }
 }
 
-/// Memory that ranks send from and receive to is the device's own, which the meter does not see.
+/// Memory that ranks send from and receive to is libtorch's, too.
 #[test]
 fn activations_of_a_rank_of_several_are_within_those_that_are_planned() {
     const RUNS: Runs = Runs { dtype: DType::F32, on_host: true };
@@ -306,7 +306,9 @@ fn activations_of_a_rank_of_several_are_within_those_that_are_planned() {
             };
             let (_, measured) = tensor_peak_bytes(|| zero.accumulate(&batch, gradient).unwrap()).unwrap();
             let what = format!("{measured} measured, {planned} planned, {alone} alone, {recompute:?}");
-            assert!(measured * 2 > planned && measured < planned, "{what}");
+            // And the parts of the batches, some numbers for each token, which no plan counts.
+            let parts = 8 * size_of::<i64>() * whole.tokens;
+            assert!(measured * 4 > planned * 3 && measured < planned + parts, "{what}");
             assert!(planned * 2 > alone && planned * 5 < alone * 4, "{what}");
         });
     }
