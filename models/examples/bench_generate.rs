@@ -31,7 +31,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1).peekable();
     let size = arguments.next().expect("usage: bench_generate SIZE BATCH..., see its source");
     let (mut batches, mut lora, mut merged, mut strict, mut steps) = (Vec::new(), None, false, false, false);
-    let (mut dtype, mut fp8, mut routes) = (DType::Bf16, false, false);
+    let (mut dtype, mut fp8, mut rounds_rows, mut routes) = (DType::Bf16, false, false, false);
     let mut work = Work { prompt: 256, tokens: 512, group: 1 };
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().expect("a number follows").parse().expect("a number");
@@ -43,6 +43,7 @@ fn main() {
             "--merged" => merged = true,
             "--fp16" => dtype = DType::F16,
             "--fp8" => fp8 = true,
+            "--fp8-activations" => (fp8, rounds_rows) = (true, true),
             "--strict" => strict = true,
             "--routes" => routes = true,
             "--steps" => steps = true,
@@ -77,6 +78,9 @@ fn main() {
     if fp8 {
         timed("round_s", &mut || weights = decoder.all_in_eight_bits(take(&mut weights)).unwrap());
     }
+    if rounds_rows {
+        decoder = Arc::new(Decoder::clone(&decoder).rounding_rows());
+    }
     let weight_bytes: usize =
         weights.iter().flatten().map(|it| it.numel() * it.kind().elt_size_in_bytes()).sum();
     for batch in batches {
@@ -95,7 +99,7 @@ fn main() {
         let made = (batch * tokens) as f64;
         println!(
             "{{\"size\": \"{size}\", \"dtype\": \"{dtype:?}\", \"batch\": {batch}, \"prompt\": {prompt}, \"tokens\": {tokens}, \
-             \"group\": {group}, \"lora\": {}, \"fp8\": {fp8}, \"routes\": {routes}, \"weight_bytes\": {weight_bytes}, \"merged\": {merged}, \"strict\": {strict}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
+             \"group\": {group}, \"lora\": {}, \"fp8\": {fp8}, \"fp8_activations\": {rounds_rows}, \"routes\": {routes}, \"weight_bytes\": {weight_bytes}, \"merged\": {merged}, \"strict\": {strict}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
             lora.unwrap_or(0),
             made / whole.as_secs_f64(),
             prefill.as_secs_f64(),
@@ -133,6 +137,7 @@ fn config(size: &str) -> DecoderConfig {
         "0.5b" => (896, 24, 14, 2, 64, 4864, true),
         "1.5b" => (1536, 28, 12, 2, 128, 8960, true),
         "7b" => (3584, 28, 28, 4, 128, 18944, false),
+        "14b" => (5120, 48, 40, 8, 128, 13824, false),
         "olmo2-1b" => (2048, 16, 16, 16, 128, 8192, false),
         "olmoe" => (2048, 16, 16, 16, 128, 1024, false),
         "30b-a3b" => (2048, 48, 32, 4, 128, 6144, false),

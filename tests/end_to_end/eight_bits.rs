@@ -10,6 +10,7 @@ use super::{
 };
 
 const FP8: &str = "pipeline.rlvr.rollout.weights=fp8";
+const ACTIVATIONS: &str = "pipeline.rlvr.rollout.fp8_activations=true";
 
 /// Sharded weights are rounded as they are gathered, and devices of their own round what they get.
 #[test]
@@ -36,6 +37,25 @@ fn rounded_weights_are_those_of_every_layout_and_repeat_bitwise() {
     }
 }
 
+/// The same of activations in 8 bits, which move log-probs further.
+#[test]
+fn rounded_activations_are_those_of_every_layout_and_repeat_bitwise() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, config: &str, sets: &[&str]| {
+        run_tiny(&folder, name, config, &[&[FP8, ACTIVATIONS], sets].concat())
+    };
+    let whole = run("whole", ONE_RANK, &[]);
+    assert_repeats(&whole, &run("again", ONE_RANK, &[]));
+    let devices = run("devices", ONE_RANK, &["roles.rollout={}"]);
+    assert_same_steps(&lasting_metrics(&whole), &lasting_metrics(&devices));
+    let sharded = run("sharded", TWO_RANKS, &["strategy.zero_stage=3"]);
+    let weights = run_tiny(&folder, "weights", ONE_RANK, &[FP8]);
+    let [both, sharded, weights] =
+        [&whole, &sharded, &weights].map(|run| series(run, "rollout/logprob_diff_mean"));
+    assert!(both.iter().sum::<f64>() > weights.iter().sum(), "{both:?}, {weights:?}");
+    assert!(both.iter().chain(&sharded).all(|&apart| apart < 0.3), "{both:?}, {sharded:?}");
+}
+
 /// At stage 3 sampling gathers the weights, and at stage 0 it has rounded ones beside the policy's.
 #[test]
 fn the_plan_counts_the_bytes_of_rounded_weights() {
@@ -58,9 +78,10 @@ fn the_plan_counts_the_bytes_of_rounded_weights() {
 }
 
 #[test]
-fn rounded_weights_learn() {
+fn rounded_weights_and_activations_learn() {
     let folder = tempfile::tempdir().unwrap();
-    let run = run_tiny(&folder, "learned", ONE_RANK, &[&super::learning::SHORT[..], &[FP8]].concat());
+    let sets = [&super::learning::SHORT[..], &[FP8, ACTIVATIONS]].concat();
+    let run = run_tiny(&folder, "learned", ONE_RANK, &sets);
     let pass_at_1 = series(&run, "eval/pass@1");
     assert!(pass_at_1[1] > pass_at_1[0] + 0.12, "held-out pass@1: {pass_at_1:?}");
 }

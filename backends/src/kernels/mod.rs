@@ -5,6 +5,7 @@ pub(crate) mod attention;
 mod cache;
 pub(crate) mod decode;
 pub(crate) mod diffusion;
+pub(crate) mod eight_bits;
 pub(crate) mod exchange;
 pub(crate) mod experts;
 pub(crate) mod four_bits;
@@ -29,7 +30,7 @@ pub(crate) use source::{Architecture, Source};
 
 /// Files of kernels by family.
 const FAMILIES: [&[Source]; 12] = [
-    &[strategy::SOURCE, model::SOURCE, diffusion::SOURCE, four_bits::SOURCE],
+    &[strategy::SOURCE, model::SOURCE, diffusion::SOURCE, four_bits::SOURCE, eight_bits::SOURCE],
     &decode::SOURCES,
     &decode::MATRIX_SOURCES,
     &sample::SOURCES,
@@ -44,8 +45,8 @@ const FAMILIES: [&[Source]; 12] = [
 ];
 
 /// All files of kernels. A device without the first counts as one without kernels.
-pub(crate) const SOURCES: [Source; 29] = {
-    let mut sources = [strategy::SOURCE; 29];
+pub(crate) const SOURCES: [Source; 30] = {
+    let mut sources = [strategy::SOURCE; 30];
     let (mut count, mut family) = (0, 0);
     while family < FAMILIES.len() {
         let mut index = 0;

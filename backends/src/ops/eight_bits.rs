@@ -55,7 +55,7 @@ pub fn in_eight_bits(matrix: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns the scales of the rows of an fp32 matrix.
-fn scales_of(wide: &Tensor) -> Result<Tensor> {
+pub(super) fn scales_of(wide: &Tensor) -> Result<Tensor> {
     let largest = wide.f_abs()?.f_amax([1i64].as_slice(), false)?;
     let least = largest.f_div_scalar(LARGEST)?.f_clamp_min(LEAST_SCALE)?;
     // The next power of two is that of the exponent, or the one above if there is a mantissa.

@@ -30,6 +30,7 @@ mod cpu_kernels;
 mod decode;
 mod divergence;
 mod dropout;
+mod eight_bit_rows;
 mod eight_bits;
 mod embedding;
 mod experts;
@@ -68,6 +69,7 @@ pub use decode::{
 use decode::{device_of_kernels, rms_norm_into};
 pub use divergence::Divergence;
 pub use dropout::{Dropout, dropout};
+pub use eight_bit_rows::{EightBitRows, linear_of_eight_bits, multiplies_eight_bit_rows};
 pub use eight_bits::{EIGHT_BIT_COLUMNS, in_eight_bits, is_in_eight_bits, rows_of_scales, widened};
 pub use embedding::{embedding_backward, sum_rows};
 pub use experts::{Choice, Dispatch, ExpertOrder, row_dots};

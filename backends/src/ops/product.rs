@@ -24,6 +24,8 @@ pub struct Normed {
     squares: Tensor,
     /// The norm's epsilon while its scale is to be applied.
     pending: Option<f64>,
+    /// True if the values are in [`EightBitRows`](super::EightBitRows), too.
+    is_rounded: bool,
 }
 
 impl Normed {
@@ -37,6 +39,7 @@ impl Normed {
             rstd: Tensor::f_zeros([rows], (Kind::Float, device))?,
             squares: Tensor::f_zeros([kernels::product::tiles(dim) + 1, MAX_ROWS], (Kind::Float, device))?,
             pending: None,
+            is_rounded: false,
         })
     }
 
@@ -50,13 +53,15 @@ impl Normed {
             rstd: self.rstd.f_narrow(0, 0, rows)?,
             squares: self.squares.shallow_clone(),
             pending: self.pending,
+            is_rounded: false,
         })
     }
 
     /// A stream `x` `[B, C]` that is not normed, in its place.
     pub fn unscaled(x: &Tensor) -> Normed {
         let none = Tensor::new;
-        Normed { values: x.shallow_clone(), rstd: none(), squares: none(), pending: None }
+        let (values, rstd, squares) = (x.shallow_clone(), none(), none());
+        Normed { values, rstd, squares, pending: None, is_rounded: false }
     }
 
     /// The norm of `x` `[B, C]`.
@@ -64,7 +69,7 @@ impl Normed {
     /// # Errors
     /// [`super::Error::Argument`] for tensors that do not fit, or the device's error.
     pub fn become_norm_of(&mut self, x: &Tensor, weight: &Tensor, eps: f64) -> Result<()> {
-        self.pending = None;
+        (self.pending, self.is_rounded) = (None, false);
         rms_norm_into(x, weight, eps, (&mut self.values, &mut self.rstd))
     }
 
@@ -85,6 +90,17 @@ impl Normed {
             drop(self.values.f_mul_(&self.rstd.f_unsqueeze(1)?)?);
         }
         Ok(&self.values)
+    }
+
+    /// Memory for new values, whose scale is not pending.
+    pub(super) fn memory(&mut self) -> &Tensor {
+        (self.pending, self.is_rounded) = (None, false);
+        &self.values
+    }
+
+    /// Says if the values are in 8 bits, too. Returns what was said before.
+    pub(super) fn set_rounded(&mut self, is_rounded: bool) -> bool {
+        std::mem::replace(&mut self.is_rounded, is_rounded)
     }
 
     fn size(&self) -> [i64; 2] {
@@ -180,7 +196,7 @@ pub fn add_linear_and_norm_(
         ..product
     };
     if multiplied(args, x, (product, scales), product.outputs)? {
-        normed.pending = Some(eps);
+        (normed.pending, normed.is_rounded) = (Some(eps), false);
         return Ok(());
     }
     add_linear_(y, x, weight)?;

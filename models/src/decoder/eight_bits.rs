@@ -88,10 +88,25 @@ impl Decoder {
     /// Checks that steps with these weights can be recorded. Otherwise returns the reason.
     pub(crate) fn multiplies_in_place(&self, weights: &[Vec<Tensor>]) -> Result<(), String> {
         let mut in_eight_bits = weights.iter().flatten().filter(|tensor| ops::is_in_eight_bits(tensor));
-        match in_eight_bits.all(|matrix| ops::multiplies_in_eight_bits(&weights[0][0], matrix)) {
+        let multiplies = match self.rounds_rows() {
+            true => ops::multiplies_eight_bit_rows,
+            false => ops::multiplies_in_eight_bits,
+        };
+        match in_eight_bits.all(|matrix| multiplies(&weights[0][0], matrix)) {
             true => Ok(()),
             false => Err("its weights are in 8 bits, which no kernel here multiplies with".to_owned()),
         }
+    }
+
+    /// Returns the most values of a row that a matrix of a layer multiplies.
+    pub fn widest_row(&self) -> usize {
+        let DecoderConfig { hidden_size, num_attention_heads, head_dim, intermediate_size, .. } = self.config;
+        hidden_size.max(num_attention_heads * head_dim).max(intermediate_size) as usize
+    }
+
+    /// Returns true if [`Self::rounding_rows`] made it.
+    pub(super) fn rounds_rows(&self) -> bool {
+        self.inner_blocks.iter().any(LayerBlock::rounds_rows)
     }
 
     /// Returns the matrices of the unit of a layer.

@@ -188,7 +188,7 @@ impl Head {
 
     /// Computes the logits of normed rows `h` into existing memory.
     pub fn logits_into(&self, weights: &Weights, h: &mut Normed, logits: &mut Tensor) -> Result<()> {
-        self.math.linear_into(h, self.lm_head(weights), None, logits)?;
+        self.math.linear_into(h, self.lm_head(weights), None, logits, None)?;
         divide_(logits, self.logits_scaling)
     }
 

@@ -107,6 +107,11 @@ impl LayerBlock {
         }
     }
 
+    /// Returns true if rows are rounded to 8 bits before products with matrices in 8 bits.
+    pub fn rounds_rows(&self) -> bool {
+        matches!(self, LayerBlock::Written(block) if block.math == Math::EightBits)
+    }
+
     /// Returns the attention mask and scale of a layer with this window.
     pub fn causal(&self, window: Option<i64>) -> Causal {
         match self {

@@ -77,7 +77,7 @@ use split::Split;
 use spread_experts::SpreadUnits;
 
 /// A decoder for one device. It holds no weights.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Decoder {
     config: DecoderConfig,
     units: Vec<Unit>,
@@ -169,19 +169,7 @@ impl Decoder {
     /// # Errors
     /// libtorch's error (out of memory).
     pub fn on(&self, device: Device) -> Result<Decoder> {
-        Ok(Decoder {
-            config: self.config.clone(),
-            units: self.units.clone(),
-            units_of: self.units_of.clone(),
-            embedding: self.embedding,
-            plain_blocks: self.plain_blocks.clone(),
-            inner_blocks: self.inner_blocks.clone(),
-            head: self.head,
-            rope_tables: self.rope_tables.on(device)?,
-            guide: self.guide.clone(),
-            split: self.split.clone(),
-            spread: self.spread.clone(),
-        })
+        Ok(Decoder { rope_tables: self.rope_tables.on(device)?, ..self.clone() })
     }
 
     /// Freezes the units that `is_frozen` accepts.
@@ -216,6 +204,13 @@ impl Decoder {
         self
     }
 
+    /// Rounds the rows that the layers multiply with matrices [in 8 bits](Self::in_eight_bits) to 8 bits, too: for sampling.
+    #[must_use]
+    pub fn rounding_rows(mut self) -> Decoder {
+        self.all_blocks().for_each(|block| block.set_math(Math::EightBits));
+        self
+    }
+
     /// Returns true if heads of values guide completions.
     pub(crate) fn is_guided(&self) -> bool {
         self.guide.is_some()
@@ -245,17 +240,12 @@ impl Decoder {
         let own = layers + 2;
         let without = |units: &Vec<usize>| units.iter().copied().filter(|&unit| unit < own).collect();
         Decoder {
-            config: self.config.clone(),
             units: self.units[..own].to_vec(),
             units_of: self.units_of.iter().map(without).collect(),
-            embedding: self.embedding,
-            plain_blocks: self.plain_blocks.clone(),
             inner_blocks: self.plain_blocks.clone(),
-            head: self.head,
-            rope_tables: self.rope_tables.clone(),
             guide: None,
-            split: self.split.clone(),
             spread: None,
+            ..self.clone()
         }
     }
 

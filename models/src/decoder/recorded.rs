@@ -1,7 +1,9 @@
 //! A decoding step that can be recorded on a device and replayed: the same blocks, over memory with fixed
 //! addresses.
 
-use anyroll_backends::ops::{self, AttentionParts, Causal, Normed, PagedCache, Routing, StepRotation};
+use anyroll_backends::ops::{
+    self, AttentionParts, Causal, EightBitRows, Normed, PagedCache, Routing, StepRotation,
+};
 use tch::{Device, Kind, Tensor};
 
 use super::{
@@ -97,9 +99,11 @@ impl MixtureMemory {
     }
 }
 
-/// Intermediate results of an adapter's products.
+/// Intermediate results between two products.
 #[derive(Debug)]
 pub(super) struct Scratch {
+    /// Rows in 8 bits, if rows are rounded.
+    eight: Option<EightBitRows>,
     /// Result of the first matrix, wide enough for any adapter's rank; without adapters `[B, 0]`.
     between: Tensor,
     /// Result of the second matrix before it is added, if it is rounded separately; wide enough for any
@@ -113,12 +117,24 @@ impl Scratch {
         let widths = decoder.inner_blocks.iter().filter_map(|block| Some(block.lora()?.widest()));
         let widest = widths.max().filter(|_| decoder.is_strict()).unwrap_or(0);
         let values = |width: i64| Tensor::f_zeros([rows, width], options);
-        Ok(Scratch { between: values(rank.unwrap_or(0) as i64)?, product: values(widest)? })
+        let eight = decoder.rounds_rows();
+        let eight = eight.then(|| EightBitRows::new(rows, decoder.widest_row() as i64, options.1));
+        Ok(Scratch {
+            eight: eight.transpose()?,
+            between: values(rank.unwrap_or(0) as i64)?,
+            product: values(widest)?,
+        })
     }
 
     fn first(&self, rows: i64) -> Result<Scratch> {
         let first = |tensor: &Tensor| tensor.f_narrow(0, 0, rows);
-        Ok(Scratch { between: first(&self.between)?, product: first(&self.product)? })
+        let eight = self.eight.as_ref().map(EightBitRows::shared);
+        Ok(Scratch { eight, between: first(&self.between)?, product: first(&self.product)? })
+    }
+
+    /// Returns the memory for rows in 8 bits if they are rounded before their product with this matrix.
+    fn eight_for(&self, math: Math, matrix: &Tensor) -> Option<&EightBitRows> {
+        self.eight.as_ref().filter(|_| math.rounds_rows_of(matrix))
     }
 
     /// Returns the memory of the first product, of rank `rank`.
@@ -316,6 +332,7 @@ impl Block {
             of(self.qkv),
             self.inner_bias(Projection::Qkv, weights),
             &mut qkv_rows,
+            scratch.eight.as_ref(),
         )?;
         if self.adapts(Projection::Qkv) {
             self.adapt_in_place(Projection::Qkv, weights, input.values()?, scratch, &mut qkv_rows)?;
@@ -344,9 +361,12 @@ impl Block {
                 of(self.gate_up),
                 self.inner_bias(Projection::GateUp, weights),
                 gate_up,
+                scratch.eight.as_ref(),
             )?;
             self.adapt_in_place(Projection::GateUp, weights, input.values()?, scratch, gate_up)?;
             ops::swiglu_into(gate_up, activated)?;
+        } else if let Some(rows) = scratch.eight_for(self.math, of(self.gate_up)) {
+            rows.swiglu_linear_into(input, of(self.gate_up), gate_up, activated)?;
         } else {
             ops::swiglu_linear_into(input, of(self.gate_up), gate_up, activated)?;
         }
@@ -365,7 +385,7 @@ impl Block {
     ) -> Result<()> {
         let MixtureMemory { logits, routing, activated, made, .. } = mixture;
         let of = |param: usize| weights.get(0, param);
-        self.math.linear_into(h, of(experts.router), None, logits)?;
+        self.math.linear_into(h, of(experts.router), None, logits, None)?;
         routing.become_of(logits, experts.is_normalized)?;
         routing.swiglu_linear_into(h.values()?, of(self.gate_up), activated)?;
         match split {
@@ -402,7 +422,7 @@ impl Block {
             split.map_or_else(|| Ok(product.shallow_clone()), |split| split.room().own(&x.size()))?;
         let (matrix, bias) =
             (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));
-        self.math.linear_into(&mut Normed::unscaled(y), matrix, bias, &mut own)?;
+        self.math.linear_into(&mut Normed::unscaled(y), matrix, bias, &mut own, scratch.eight.as_ref())?;
         self.adapt_in_place(projection, weights, y, scratch, &mut own)?;
         if let Some(split) = split {
             split.room().sum_into(if is_plain { x } else { &mut product }, is_plain)?;
@@ -432,11 +452,15 @@ impl Block {
     ) -> Result<()> {
         let (matrix, bias) =
             (weights.get(0, self.params_at(projection).0), self.inner_bias(projection, weights));
-        match self.math {
-            Math::Fast if self.lora.is_none() && self.experts.is_none() && bias.is_none() => {
+        let is_alone = self.lora.is_none() && self.experts.is_none() && bias.is_none();
+        match (self.math, scratch.eight_for(self.math, matrix)) {
+            (_, Some(rows)) if is_alone => {
+                return Ok(rows.add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
+            }
+            (Math::Fast | Math::EightBits, None) if is_alone => {
                 return Ok(ops::add_linear_and_norm_(x, y, matrix, (norm, self.eps), h)?);
             }
-            Math::Fast if !self.scales(projection) => {
+            (Math::Fast | Math::EightBits, None) if !self.scales(projection) => {
                 ops::add_linear_(x, y, matrix)?;
                 if let Some(bias) = bias {
                     drop(x.f_add_(bias)?);
@@ -444,15 +468,11 @@ impl Block {
                 self.adapt_in_place(projection, weights, y, scratch, x)?;
             }
             // Rounded where `forward` rounds, in the memory of the next norm.
-            math => {
+            (math, rows) => {
                 let mut product = h.values()?.shallow_clone();
                 let is_whole = projection == Projection::O || self.scales(projection);
-                match math {
-                    Math::Fast => drop(y.f_mm_out(&product, &matrix.f_tr()?)?),
-                    Math::ByRows => {
-                        ops::linear_by_rows_into(y, matrix, bias.filter(|_| is_whole), &mut product)?;
-                    }
-                }
+                let own = bias.filter(|_| is_whole);
+                math.linear_into(&mut Normed::unscaled(y), matrix, own, &mut product, rows)?;
                 if is_whole {
                     self.adapt_in_place(projection, weights, y, scratch, &mut product)?;
                     drop(x.f_add_(&product)?);

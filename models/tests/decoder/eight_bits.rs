@@ -2,7 +2,8 @@
 
 use anyroll_backends::ops;
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, Model, init::Seed,
+    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, Model, PackedBatch, Sequence,
+    init::Seed,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -67,6 +68,25 @@ fn weights_in_eight_bits_sample_as_the_values_that_they_are() {
     }
 }
 
+/// Rounding rows moves log-probs about as far as rounding weights does.
+#[test]
+fn rounded_rows_sample_otherwise_and_near() {
+    let holder = Holder::from_source(Decoder::new(config(), Device::Cpu).unwrap(), &Seed(5), Kind::Float);
+    let eight = with(&holder, holder.decoder.all_in_eight_bits(copies(&holder)).unwrap());
+    let rounding = Decoder::clone(&holder.decoder).rounding_rows();
+    let rounding = Holder { decoder: rounding.into(), ..with(&holder, copies(&eight)) };
+    let prompts: Vec<Vec<i64>> = (1..9).map(|len| (0..len * 3).map(|i| (i * len) % 13).collect()).collect();
+    let tokens: Vec<Sequence> = prompts.iter().map(|tokens| Sequence { tokens, prompt_len: 1 }).collect();
+    let logprobs = |holder: &Holder| {
+        let batch = PackedBatch::new(&tokens, 1.0, Device::Cpu).unwrap();
+        holder.forward(&batch, false).0.logprobs
+    };
+    let [exact, weights, rows] = [&holder, &eight, &rounding].map(logprobs);
+    let apart = |one: &Tensor, other: &Tensor| (one - other).abs().mean(Kind::Double).double_value(&[]);
+    let [of_weights, of_rows] = [apart(&weights, &exact), apart(&rows, &weights)];
+    assert!(of_rows > of_weights / 10.0 && of_rows < of_weights * 3.0, "{of_weights}, {of_rows}");
+}
+
 #[test]
 fn the_bytes_of_a_layer_are_about_those_of_its_values() {
     let decoder = Decoder::new(config(), Device::Cpu).unwrap();
@@ -80,7 +100,7 @@ fn the_bytes_of_a_layer_are_about_those_of_its_values() {
             None => assert!(weights.iter().zip(&holder.weights[unit]).all(|(a, b)| a == b)),
         }
     }
-    assert_eq!(decoder.widest_matrix_bytes(2), 2 * 80 * 48 * 2);
+    assert_eq!((decoder.widest_matrix_bytes(2), decoder.widest_row()), (2 * 80 * 48 * 2, 80));
     assert_eq!(decoder.units().len(), all.len());
 }
 

@@ -610,7 +610,7 @@ python3 -m openrlhf.cli.train_ppo_ray \\
     let narrow = old.replace("--colocate_all_models", "--colocate_all_models --vllm.quantization fp8");
     let narrow = imported("narrow.sh", &narrow, Origin::Openrlhf);
     check_refused(&narrow, &[]);
-    assert!(narrow.yaml().contains("      weights: fp8\n"), "{}", narrow.yaml());
+    assert!(narrow.yaml().contains("      weights: fp8\n      fp8_activations: true\n"), "{}", narrow.yaml());
     let new = "\
 python3 -m openrlhf.cli.train_ppo_ray --actor.num_gpus_per_node 8 --actor.model_name_or_path models/llama \
 --reward.remote_url rewards/mine.py --train.batch_size 128 --rollout.batch_size 128 \

@@ -45,6 +45,8 @@ pub struct Texts {
     merges: bool,
     /// True if it samples with weights in 8 bits.
     in_eight_bits: bool,
+    /// True if it rounds activations to 8 bits.
+    rounds_rows: bool,
     /// Number of ranks that sample together.
     pub(super) together: usize,
     /// The reference or teacher.
@@ -120,6 +122,7 @@ impl Texts {
             whole: policy,
             merges,
             in_eight_bits: rlvr.is_some_and(|rlvr| rlvr.rollout.weights == RolloutWeights::Fp8),
+            rounds_rows: rlvr.is_some_and(|rlvr| rlvr.rollout.fp8_activations),
             together,
             model: model(false)?,
             keeping_logits: model(true)?,
@@ -446,9 +449,11 @@ impl Texts {
         let (prompt, longest) = (self.work.prompt, self.work.prompt + completion);
         let limits = Limits::new(sequences);
         let prompts = limits.prefill_tokens.min(sequences * prompt);
-        // A pass over prompts widens one matrix in 8 bits at a time, here and where kernels do not multiply with it.
+        // A pass over prompts widens one matrix in 8 bits at a time, here and where kernels do not multiply with it, or rounds
+        // the inputs of one product.
         let widened = if self.in_eight_bits { model.widest_matrix_bytes(dtype.size_bytes()) } else { 0 };
-        let sampling = model.sampling_bytes(sequences, prompts, prompt, runs) + widened;
+        let rounded = if self.rounds_rows { prompts.max(sequences) * model.widest_row() } else { 0 };
+        let sampling = model.sampling_bytes(sequences, prompts, prompt, runs) + widened.max(rounded);
         generate.activations = if runs.on_host { sampling } else { sampling.max(busiest) };
 
         // Divides free memory as `inference::Room` does.

@@ -76,9 +76,10 @@ pub fn policy(run: &Run, config: &RlvrConfig, base: &BaseModel, device: tch::Dev
     Ok(Arc::new(model))
 }
 
-/// The model that samples in place of `policy`: without adapters if they are merged.
+/// The model that samples in place of `policy`: without adapters if they are merged, with activations in 8 bits if they are.
 pub fn sampled(rollout: &RolloutConfig, policy: &Arc<Decoder>) -> Arc<Decoder> {
-    if rollout.merge_adapters { Arc::new(policy.merged()) } else { policy.clone() }
+    let model = if rollout.merge_adapters { Arc::new(policy.merged()) } else { policy.clone() };
+    if rollout.fp8_activations { Arc::new(Decoder::clone(&model).rounding_rows()) } else { model }
 }
 
 /// Creates the engine that samples `model` on the policy's device.

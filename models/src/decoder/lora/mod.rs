@@ -381,7 +381,7 @@ impl Lora {
             let AdapterShape { rank, scale, .. } = adapter.shape;
             let mut between = scratch.between(rank)?;
             match math {
-                Math::Fast => {
+                Math::Fast | Math::EightBits => {
                     drop(x.f_mm_out(&between, &a.f_tr()?)?.f_mul_scalar_(scale)?);
                     drop(y.f_addmm_(&between, &b.f_tr()?)?);
                 }

@@ -198,6 +198,10 @@ pub struct RolloutConfig {
     /// other defaults. Default `policy`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub weights: RolloutWeights,
+    /// True if the rows that matrices in 8 bits multiply are rounded to 8 bits, too: faster where a device multiplies 8 bits,
+    /// and less exact. Needs `weights: fp8`. Default false.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub fp8_activations: bool,
     /// True if training sends each token of a mixture of experts to the experts that it went to in sampling, in the
     /// behaviour log-probs and in every pass of the loss (R3). Their weights are those of training's router, which learns
     /// through them. The reference and the critic choose their own. Default false.
@@ -391,6 +395,12 @@ impl RlvrConfig {
     /// Reports fields that exclude weights in 8 bits. `at` is the pipeline.
     fn validate_weights(&self, model: &ModelConfig, at: &Section) {
         if self.rollout.weights != RolloutWeights::Fp8 {
+            at.ensure(
+                !self.rollout.fp8_activations,
+                "rollout.fp8_activations",
+                "rounds the rows of products with matrices in 8 bits, and `rollout.weights` has none",
+                "write `weights: fp8` beside it, or leave it out",
+            );
             return;
         }
         at.ensure(

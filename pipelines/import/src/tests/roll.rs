@@ -549,7 +549,7 @@ fn its_quantized_rollout() {
     let quantized = format!("{options}.quantization");
     let method = format!("{options}.hf_overrides.quantization_config.quant_method");
     check_refused(&import, &[&method, &format!("{options}.kv_cache_dtype")]);
-    assert!(import.yaml().contains("      weights: fp8\n"), "{}", import.yaml());
+    assert!(import.yaml().contains("      weights: fp8\n      fp8_activations: true\n"), "{}", import.yaml());
     let import = engine("      quantization: awq\n");
     check_refused(&import, &[&quantized]);
     let row = import.rows.iter().find(|row| row.key == quantized).unwrap().to_string();

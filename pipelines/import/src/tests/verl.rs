@@ -373,7 +373,10 @@ fn rewards_and_columns() {
 
 #[test]
 fn weights_in_eight_bits() {
-    check("actor_rollout_ref.rollout.quantization=fp8", &["      weights: fp8\n"]);
+    check(
+        "actor_rollout_ref.rollout.quantization=fp8",
+        &["      weights: fp8\n", "      fp8_activations: true\n"],
+    );
     check_loads(&command("actor_rollout_ref.rollout.quantization=fp8"));
     let [method, form] =
         ["quantization_config_file", "quantization"].map(|it| format!("actor_rollout_ref.rollout.{it}"));

@@ -38,6 +38,8 @@ fn what_excludes_rounded_weights_is_refused() {
         assert!(error.message.contains(message), "{error}");
     };
     check(&["pipeline.rlvr.rollout.strict=true"], "rollout.weights", "not rounded to 8 bits");
+    let rounded = invalid(SMALL, &["pipeline.rlvr.rollout.fp8_activations=true"]);
+    assert!(rounded.field.ends_with("fp8_activations") && rounded.help.contains("weights: fp8"), "{rounded}");
     let none = "pipeline.rlvr.algorithm.rollout_correction=none";
     check(&[none], "algorithm.rollout_correction", "nothing corrects the difference");
     let folder = std::path::absolute("../tests/golden/tiny_model").unwrap();
