@@ -20,12 +20,12 @@ mod mesh;
 mod offload_arena;
 mod optimizer;
 pub mod plan;
-mod readers;
 mod schedule;
 mod settings;
 mod state;
 pub mod timeline;
 mod traffic;
+mod walk;
 mod weights;
 mod zero;
 

@@ -1,10 +1,7 @@
 //! Memory needs of a strategy, computed without a device. Sizes come from [`crate::layout`], which also sizes
 //! the allocations. For temporary buffers, the plan walks a model's blocks like [`crate::Zero`].
 
-use std::{
-    collections::{HashMap, VecDeque},
-    ops::Range,
-};
+use std::collections::{HashMap, VecDeque};
 
 use anyroll_backends::DType;
 use anyroll_models::{BlockBytes, Footprint, Model, Runs, Unit};
@@ -12,7 +9,7 @@ use anyroll_models::{BlockBytes, Footprint, Model, Runs, Unit};
 use crate::{
     ParamsOn, Recompute, StepsOn, ZeroConfig,
     layout::{Layout, four_bit_bytes, made_bytes},
-    readers::{first_reader, first_trained_block},
+    walk::{self, Visit, first_trained_block},
     weights::{ExactParams, is_in_four_bits},
 };
 
@@ -120,15 +117,14 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
             }
         }
     }
-    let mut walk = Walk::new(model, &layouts, config, ranks);
+    let mut buffers = Buffers::new(model, &layouts, config, ranks);
+    buffers.forward(trained);
     if trained {
-        walk.accumulate();
+        buffers.backward();
         held.reducing = (ranks.shards / ranks.tensor).max(ranks.tensor) * size_of::<f64>(); // the ranks' parts of the norm
-    } else {
-        walk.score();
     }
-    held.gathered = walk.gathered.bytes(weight) + walk.packed.bytes(DType::U8.size_bytes());
-    held.reducing += walk.gradients.bytes(weight) + walk.received.bytes(weight);
+    held.gathered = buffers.gathered.bytes(weight) + buffers.packed.bytes(DType::U8.size_bytes());
+    held.reducing += buffers.gradients.bytes(weight) + buffers.received.bytes(weight);
     held
 }
 
@@ -252,8 +248,8 @@ pub fn scoring_activations<M: Footprint>(model: &M, size: &M::Size, runs: Runs) 
     of.map(|bytes| bytes.input + bytes.scoring).max().unwrap_or(0)
 }
 
-/// Simulates the whole-unit buffers that a pass takes and returns.
-struct Walk<'a, M: Model> {
+/// The whole-unit buffers that a pass takes and returns, without memory.
+struct Buffers<'a, M: Model> {
     model: &'a M,
     layouts: &'a [Layout],
     config: ZeroConfig,
@@ -270,7 +266,7 @@ struct Walk<'a, M: Model> {
     received: PoolSize,
 }
 
-impl<'a, M: Model> Walk<'a, M> {
+impl<'a, M: Model> Buffers<'a, M> {
     fn new(model: &'a M, layouts: &'a [Layout], config: ZeroConfig, ranks: Ranks) -> Self {
         Self {
             model,
@@ -288,44 +284,31 @@ impl<'a, M: Model> Walk<'a, M> {
         }
     }
 
-    fn score(&mut self) {
-        let last = self.model.blocks() - 1;
-        self.forward();
-        self.leave(last, 0..0);
+    fn forward(&mut self, trains: bool) {
+        for visit in walk::forward(self.model, trains) {
+            self.enter(&visit);
+            self.leave(&visit);
+        }
     }
 
-    fn accumulate(&mut self) {
-        let first = first_trained_block(self.model);
-        self.forward();
-        for block in (first..self.model.blocks()).rev() {
-            self.enter(block, (block > first).then(|| block - 1));
-            self.write_gradients(block);
-            self.leave(block, first..block);
+    fn backward(&mut self) {
+        for visit in walk::backward(self.model, first_trained_block(self.model)) {
+            self.enter(&visit);
+            self.write_gradients(&visit);
+            self.leave(&visit);
         }
         self.settle(0);
     }
 
-    fn forward(&mut self) {
-        let last = self.model.blocks() - 1;
-        for block in 0..last {
-            self.enter(block, Some(block + 1));
-            self.leave(block, block + 1..last + 1);
-        }
-        self.enter(last, None);
-    }
-
-    fn enter(&mut self, block: usize, next: Option<usize>) {
-        let model = self.model;
-        for &unit in model.units_of(block) {
+    fn enter(&mut self, visit: &Visit) {
+        for &unit in visit.units {
             self.start_gather(unit);
             if std::mem::take(&mut self.arriving_packed[unit]) {
                 self.packed.put(&self.layouts[unit]);
             }
         }
-        for &unit in next.map_or(&[][..], |next| model.units_of(next)) {
-            if self.config.gathers() {
-                self.start_gather(unit);
-            }
+        if self.config.gathers() {
+            visit.next.iter().for_each(|&unit| self.start_gather(unit));
         }
     }
 
@@ -342,26 +325,23 @@ impl<'a, M: Model> Walk<'a, M> {
         }
     }
 
-    fn leave(&mut self, block: usize, soon: Range<usize>) {
-        let model = self.model;
-        for &unit in model.units_of(block) {
-            let needed = soon.clone().any(|other| model.units_of(other).contains(&unit));
-            if !needed && self.whole[unit] {
+    fn leave(&mut self, visit: &Visit) {
+        for &unit in &visit.done {
+            if std::mem::take(&mut self.whole[unit]) {
                 self.gathered.put(&self.layouts[unit]);
-                self.whole[unit] = false;
             }
         }
     }
 
-    fn write_gradients(&mut self, block: usize) {
+    fn write_gradients(&mut self, visit: &Visit) {
         let model = self.model;
-        let trained = || model.units_of(block).iter().filter(|&&unit| model.units()[unit].trainable);
-        for &unit in trained() {
+        let is_trained = |unit: &&usize| model.units()[**unit].trainable;
+        for &unit in visit.units.iter().filter(is_trained) {
             if !std::mem::replace(&mut self.writing[unit], true) {
                 self.gradients.take(&self.layouts[unit]);
             }
         }
-        for &unit in trained().filter(|&&unit| first_reader(model, unit) == block) {
+        for &unit in visit.done.iter().filter(is_trained) {
             self.writing[unit] = false;
             if self.receives(unit) {
                 self.received.take(&self.layouts[unit]);

@@ -11,7 +11,7 @@ use anyroll_models::Model;
 use crate::{
     ParamsOn, Recompute, ZeroConfig, ZeroStage,
     layout::Layout,
-    readers::{first_reader, first_trained_block},
+    walk::{self, Visit, first_trained_block},
 };
 
 /// Durations of a step's operations on one rank, in seconds.
@@ -103,36 +103,28 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
 
     /// Walks forward. The last block's weights stay if its backward follows.
     pub fn forward(&mut self, trains: bool) {
-        let last = self.model.blocks() - 1;
-        for block in 0..last {
-            self.enter(block, Some(block + 1));
-            self.run(self.durations.forward(block));
-            self.leave(block, block + 1..last + 1);
-        }
-        self.enter(last, None);
-        self.run(self.durations.forward(last));
-        if !trains {
-            self.leave(last, 0..0);
+        for visit in walk::forward(self.model, trains) {
+            self.enter(&visit);
+            self.run(self.durations.forward(visit.block));
+            self.leave(&visit);
         }
     }
 
     /// Walks backward.
     pub fn backward(&mut self) {
-        let last = self.model.blocks() - 1;
-        for block in (self.first..=last).rev() {
-            self.enter(block, (block > self.first).then(|| block - 1));
-            if self.config.recompute == Recompute::Full && block < last {
+        let model = self.model;
+        for visit in walk::backward(model, self.first) {
+            let block = visit.block;
+            self.enter(&visit);
+            if self.config.recompute == Recompute::Full && block + 1 < model.blocks() {
                 self.run(self.durations.forward(block));
             }
             self.run(self.durations.again(block));
             self.run(self.durations.backward(block));
-            let model = self.model;
-            for &unit in model.units_of(block) {
-                if model.units()[unit].trainable && first_reader(model, unit) == block {
-                    self.reduce(unit);
-                }
+            for &unit in visit.done.iter().filter(|&&unit| model.units()[unit].trainable) {
+                self.reduce(unit);
             }
-            self.leave(block, self.first..block);
+            self.leave(&visit);
         }
         self.settle(0);
         self.accumulated = true;
@@ -212,23 +204,17 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
         self.layouts[unit].resident(self.config.stage, 0).len()
     }
 
-    fn enter(&mut self, block: usize, next: Option<usize>) {
-        let model = self.model;
-        for &unit in model.units_of(block) {
+    fn enter(&mut self, visit: &Visit) {
+        for &unit in visit.units {
             self.start_gather(unit);
             self.wait(self.whole[unit].expect("started"));
         }
-        for &unit in next.map_or(&[][..], |next| model.units_of(next)) {
-            self.start_gather(unit);
-        }
+        visit.next.iter().for_each(|&unit| self.start_gather(unit));
     }
 
-    fn leave(&mut self, block: usize, soon: Range<usize>) {
-        let model = self.model;
-        for &unit in model.units_of(block).iter().filter(|_| self.config.gathers()) {
-            if !soon.clone().any(|other| model.units_of(other).contains(&unit)) {
-                self.whole[unit] = None;
-            }
+    fn leave(&mut self, visit: &Visit) {
+        if self.config.gathers() {
+            visit.done.iter().for_each(|&unit| self.whole[unit] = None);
         }
     }
 

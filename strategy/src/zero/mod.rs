@@ -42,8 +42,8 @@ use crate::{
     memory::{Pool, flat, param_views},
     mesh::{measured_peers, peers},
     optimizer::{EXP_AVG, EXP_AVG_SQ, OptimizerState, Part, StepHyper},
-    readers::{first_reader, first_trained_block},
     traffic::{Exchanged, Traffic},
+    walk::{self, Visit, first_trained_block},
     weights::{Arriving, UnitState, WeightsStorage},
 };
 use offload::Transfers;
@@ -405,17 +405,24 @@ impl<M: Model> Zero<M> {
     /// Runs all blocks. Keeps the state that backward needs, of each block from `first_kept` on.
     fn forward(&mut self, batch: &M::Batch, first_kept: usize) -> Result<(M::Scores, Vec<BlockTape>)> {
         let model = self.own.clone();
-        let last = model.blocks() - 1;
-        let (recompute, stay) = (self.config.recompute, self.weights_stay());
+        let (last, stay) = (model.blocks() - 1, self.weights_stay());
         let mut kept = Vec::with_capacity(model.blocks());
-        let mut x = None;
-        for block in 0..last {
-            let keeps = block >= first_kept;
-            self.enter(block, Some(block + 1))?;
-            let (output, saved) =
-                self.run_forward(block, x.as_ref(), batch, keeps && recompute != Recompute::Full, stay)?;
-            let Output::Hidden(hidden) = output else { unreachable!("only the last block has scores") };
-            let input = x.replace(hidden);
+        let (mut x, mut scores) = (None, None);
+        for visit in walk::forward(&*model, last >= first_kept) {
+            let (block, keeps) = (visit.block, visit.block >= first_kept);
+            // The backward of the last block comes next.
+            let recompute = if block < last { self.config.recompute } else { Recompute::None };
+            self.enter(&visit)?;
+            let saves = keeps && recompute != Recompute::Full;
+            let (output, saved) = self.run_forward(block, x.as_ref(), batch, saves, stay)?;
+            let hidden = match output {
+                Output::Hidden(hidden) => Some(hidden),
+                Output::Scores(of_last) => {
+                    scores = Some(of_last);
+                    None
+                }
+            };
+            let input = std::mem::replace(&mut x, hidden);
             if keeps {
                 kept.push(match recompute {
                     Recompute::None => BlockTape::Saved(saved),
@@ -423,17 +430,9 @@ impl<M: Model> Zero<M> {
                     Recompute::Full => BlockTape::Input(input),
                 });
             }
-            self.leave(block, block + 1..last + 1)?;
+            self.leave(&visit);
         }
-        self.enter(last, None)?;
-        let (output, saved) = self.run_forward(last, x.as_ref(), batch, last >= first_kept, stay)?;
-        if last >= first_kept {
-            kept.push(BlockTape::Saved(saved)); // its backward comes next
-        } else {
-            self.leave(last, 0..0)?;
-        }
-        let Output::Scores(scores) = output else { unreachable!("the last block has scores") };
-        Ok((scores, kept))
+        Ok((scores.expect("the last block has scores"), kept))
     }
 
     /// Runs backward from the last block to `first`, and returns the gradient of that block's input.
@@ -445,9 +444,15 @@ impl<M: Model> Zero<M> {
         grad: M::ScoresGrad,
     ) -> Result<Option<Tensor>> {
         let mut grad = Some(OutputGrad::Scores(self.training_mut().scaler.scaled(grad)?));
-        for (block, kept) in (first..self.own.blocks()).zip(kept).rev() {
+        let model = self.own.clone();
+        for (visit, kept) in walk::backward(&*model, first).zip(kept.into_iter().rev()) {
             let above = grad.expect("an inner block has an input");
-            grad = self.backward_block(block, first, batch, kept, above)?.map(OutputGrad::Hidden);
+            self.enter(&visit)?;
+            grad = self.backward_block(&visit, batch, kept, above)?.map(OutputGrad::Hidden);
+            for &unit in visit.done.iter().filter(|&&unit| model.units()[unit].trainable) {
+                self.reduce(unit)?;
+            }
+            self.leave(&visit);
         }
         self.settle(0)?;
         self.training_mut().accumulated = true;
@@ -477,13 +482,11 @@ impl<M: Model> Zero<M> {
 
     fn backward_block(
         &mut self,
-        block: usize,
-        first: usize,
+        &Visit { block, units, .. }: &Visit,
         batch: &M::Batch,
         kept: BlockTape,
         grad: OutputGrad<M::ScoresGrad>,
     ) -> Result<Option<Tensor>> {
-        self.enter(block, (block > first).then(|| block - 1))?;
         let lasting = self.weights_stay() || matches!(kept, BlockTape::Input(_));
         let saved = match kept {
             BlockTape::Saved(saved) => saved,
@@ -495,24 +498,17 @@ impl<M: Model> Zero<M> {
         };
         let model = self.own.clone();
         let mut training = self.training.take().expect("checked by `accumulate`");
-        for &unit in model.units_of(block).iter().filter(|&&unit| model.units()[unit].trainable) {
+        for &unit in units.iter().filter(|&&unit| model.units()[unit].trainable) {
             let layout = &self.units[unit].layout;
             training.open_gradient(unit, &model.units()[unit], layout, self.config.precision.dtype())?;
         }
         let views = self.views(block);
-        let mut grads = Grads::new(training.writing_of(model.units_of(block)));
+        let mut grads = Grads::new(training.writing_of(units));
         let named = span(format_args!("backward {block}"));
         let below = model.backward(block, &weights(&views, lasting), &mut grads, saved, grad, batch);
         drop(named);
         self.training = Some(training);
-        let below = below?;
-        for &unit in model.units_of(block) {
-            if model.units()[unit].trainable && first_reader(&*model, unit) == block {
-                self.reduce(unit)?;
-            }
-        }
-        self.leave(block, first..block)?;
-        Ok(below)
+        Ok(below?)
     }
 
     /// Starts to send a unit's gradient to its owners, and accumulates older ones.

@@ -12,6 +12,7 @@ use crate::{
     layout::{aligned, made_bytes},
     memory::{flat, param_views},
     optimizer::{MASTER, Part},
+    walk::Visit,
     weights::{Arriving, UnitState, WeightsStorage, Whole},
 };
 
@@ -360,13 +361,12 @@ impl<M: Model> Zero<M> {
 
 /// Gathering and freeing of weights.
 impl<M: Model> Zero<M> {
-    /// Makes a block's weights ready for the compute stream, and starts to gather those of `next`.
-    pub(crate) fn enter(&mut self, block: usize, next: Option<usize>) -> Result<()> {
-        let model = self.own.clone();
-        for &unit in model.units_of(block) {
+    /// Makes a block's weights ready for the compute stream, and starts to gather those of the next one.
+    pub(super) fn enter(&mut self, visit: &Visit) -> Result<()> {
+        for &unit in visit.units {
             self.fetch(unit)?;
         }
-        for &unit in next.map_or(&[][..], |next| model.units_of(next)) {
+        for &unit in visit.next {
             // Widening alone has nothing to wait for.
             if self.config.gathers() || self.units[unit].four_bits.is_none() {
                 self.start_gather(unit)?;
@@ -375,16 +375,9 @@ impl<M: Model> Zero<M> {
         Ok(())
     }
 
-    /// Frees a block's gathered weights, except those that one of the blocks `soon` also needs.
-    pub(crate) fn leave(&mut self, block: usize, soon: Range<usize>) -> Result<()> {
-        let model = self.own.clone();
-        for &unit in model.units_of(block) {
-            let is_needed = soon.clone().any(|other| model.units_of(other).contains(&unit));
-            if !is_needed {
-                self.free_whole(unit);
-            }
-        }
-        Ok(())
+    /// Frees gathered weights that the pass no longer needs.
+    pub(super) fn leave(&mut self, visit: &Visit) {
+        visit.done.iter().for_each(|&unit| self.free_whole(unit));
     }
 
     /// Frees the whole unit, unless it is this rank's own copy.
