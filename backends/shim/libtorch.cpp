@@ -4,6 +4,7 @@
 #include "flash.cpp"
 #include "graph.cpp"
 #include "memory.cpp"
-#include "npu.cpp"
+#include "meta.cpp"
+#include "mps.cpp"
 #include "profile.cpp"
 #include "tensor.cpp"

@@ -28,6 +28,7 @@ mod host_memory;
 mod kernels;
 mod nccl;
 pub mod ops;
+pub mod paper;
 pub mod profile;
 mod rocm;
 mod safe;

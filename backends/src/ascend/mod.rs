@@ -2,7 +2,7 @@
 //! context, as libtorch and HCCL do, so that streams, events and addresses pass between the three.
 //!
 //! No run-time compiler takes our kernels, so operations are libtorch's. libtorch has the device as PrivateUse1, for which
-//! tch has no name: `shim/npu.cpp` borrows one that is unused here.
+//! tch has no name: `shim/mps.cpp` borrows one that is unused here.
 //!
 //! Releases are in stream order. The library's own release of memory knows no stream, and that of a stream waits for its
 //! work, so both are kept with an event; a later call releases or reuses them.
@@ -285,7 +285,7 @@ unsafe impl Device for Npu {
     }
 
     fn torch_device(&self) -> Option<TorchDevice> {
-        // A name of tch's that nothing uses here, since it has none for PrivateUse1: see `shim/npu.cpp`.
+        // A name of tch's that nothing uses here, since it has none for PrivateUse1: see `shim/mps.cpp`.
         Some(TorchDevice::new(TORCH_KIND, self.info.id.ordinal as i32, tch::Device::Mps))
     }
 

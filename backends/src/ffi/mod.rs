@@ -46,7 +46,19 @@ unsafe extern "C" {
     pub(crate) fn anyroll_meter_begin() -> c_int;
     pub(crate) fn anyroll_meter_end() -> i64;
 
-    // npu.cpp
+    // meta.cpp
+    pub(crate) fn anyroll_measure_begin() -> c_int; // -1 with the reason in anyroll_last_error
+    pub(crate) fn anyroll_measure_end();
+    pub(crate) fn anyroll_measured(live: *mut i64, peak: *mut i64);
+    pub(crate) fn anyroll_measure_restart();
+    pub(crate) fn anyroll_attention_of_device(
+        q: *mut c_void,
+        k: *mut c_void,
+        v: *mut c_void,
+        is_causal: c_int,
+    ) -> *mut c_void;
+
+    // mps.cpp
     pub(crate) fn anyroll_npu_start(index: c_int) -> c_int;
 
     // profile.cpp

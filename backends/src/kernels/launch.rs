@@ -4,7 +4,7 @@ use std::{ffi::c_void, sync::Arc};
 
 use tch::Tensor;
 
-use crate::{Device, Grid, device::opened};
+use crate::{Device, Grid, device::opened, paper};
 
 pub(crate) const THREADS: u32 = 256;
 /// Bytes that one thread of an elementwise kernel moves at a time.
@@ -32,7 +32,8 @@ pub(crate) fn grid(blocks: i64, threads: u32) -> Grid {
 
 /// The device that holds a tensor, if it has kernels.
 pub(crate) fn device_of(tensor: &Tensor) -> Option<Arc<dyn Device>> {
-    opened::holder(tensor.device()).filter(|device| device.has_kernels())
+    let device = if paper::has(tensor) { paper::device() } else { opened::holder(tensor.device()) };
+    device.filter(|device| device.has_kernels())
 }
 
 /// Number of blocks for `bytes` of work. A kernel with fewer loops.

@@ -96,7 +96,7 @@ pub fn joint_heads(kinds: &[TokenKind], heads: i64, eps: f64) -> Result<[Tensor;
         for (which, part) in parts.iter_mut().enumerate() {
             let of_kind = all.f_select(2, which as i64)?;
             part.push(match norms.and_then(|norms| norms.get(which).copied()) {
-                Some(norm) => of_kind.f_rms_norm([dim], Some(norm), eps)?,
+                Some(norm) => super::rms_normed(&of_kind, norm, eps)?,
                 None => of_kind,
             });
         }

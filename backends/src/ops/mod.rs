@@ -52,6 +52,7 @@ mod routing;
 #[cfg(test)]
 mod tests;
 mod tiled;
+mod torch;
 
 pub use crate::kernels::arguments::Activation;
 pub use attention::{
@@ -93,6 +94,7 @@ pub use product::{
 pub use ranks::sum_ranks;
 pub use rope::{Rotation, rope_, rope_frequencies, rope_table};
 pub use routing::{Routing, routes_in_place};
+pub use torch::{attend, rms_normed};
 
 /// Mode of writing a gradient to its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

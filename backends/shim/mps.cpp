@@ -1,6 +1,7 @@
-// Tensors of PrivateUse1 by a name that tch has. tch knows no PrivateUse1: where it asks what device such a tensor is
-// on, it says MPS, which this build of libtorch does not have. So what is made on MPS is made on PrivateUse1 instead,
-// on the one device that this process has open; every other operation goes by its tensors.
+// Devices that tch has no name for: PrivateUse1, and libtorch's meta device. Where tch asks what device such a tensor is
+// on, it says MPS, which this build of libtorch does not have. So what is made on MPS is made on one of them instead: on
+// the meta device in a thread that measures memory, else on the one PrivateUse1 that this process has open. Every other
+// operation goes by its tensors.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -13,6 +14,7 @@ static std::atomic<int> opened{0};
 static c10::TensorOptions there(std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                                 std::optional<bool> pin_memory) {
   auto options = c10::TensorOptions().dtype(dtype).layout(layout).pinned_memory(pin_memory);
+  if (is_measuring()) return options.device(c10::kMeta);
   return options.device(c10::Device(c10::DeviceType::PrivateUse1, static_cast<c10::DeviceIndex>(opened.load())));
 }
 static at::Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
@@ -45,17 +47,22 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
 
 }  // namespace
 
+// Makes what is made on MPS elsewhere, from the first call on.
+static void take_name() {
+  static const c10::impl::DeviceGuardImplRegistrar guard(Guard::TYPE, new Guard);
+  static const auto library = [] {
+    torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::MPS, __FILE__, __LINE__);
+    library.impl("empty.memory_format", empty);
+    library.impl("empty_strided", empty_strided);
+    return library;
+  }();
+}
+
 extern "C" {
 int anyroll_npu_start(int index) {
   return guarded<int>(-1, [&] {
     opened = index;
-    static const c10::impl::DeviceGuardImplRegistrar guard(Guard::TYPE, new Guard);
-    static const auto library = [] {
-      torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::MPS, __FILE__, __LINE__);
-      library.impl("empty.memory_format", empty);
-      library.impl("empty_strided", empty_strided);
-      return library;
-    }();
+    take_name();
     return 0;
   });
 }
