@@ -8,6 +8,8 @@ use anyroll_backends::ops::Store;
 use tch::Tensor;
 
 use crate::Result;
+use crate::footprint::BlockBytes;
+use crate::measured::Memo;
 use crate::model::{Grads, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Weights};
 
 /// A [`Model`] whose blocks are functions from one tensor to one tensor.
@@ -43,12 +45,24 @@ fn weights_for<'a, T: AutogradModel>(model: &T, weights: &Weights<'a>, batch: &T
 pub struct Layout {
     units: Vec<Unit>,
     units_of: Vec<Vec<usize>>,
+    pub(crate) measured: Memo<BlockBytes>,
 }
 
 impl Layout {
     /// Creates the layout of a model with one block per unit.
     pub fn new(units: Vec<Unit>) -> Layout {
-        Layout { units_of: (0..units.len()).map(|unit| vec![unit]).collect(), units }
+        let units_of = (0..units.len()).map(|unit| vec![unit]).collect();
+        Layout { units, units_of, measured: Memo::default() }
+    }
+
+    /// Returns the first inner block whose units have the parameters of those of `block`, if that is an inner block.
+    pub(crate) fn first_alike(&self, block: usize) -> usize {
+        let is_inner = block > 0 && block + 1 < self.units_of.len();
+        let params = |block: usize| {
+            let units = self.units_of[block].iter().map(|&unit| &self.units[unit]);
+            units.flat_map(|unit| unit.params.iter().map(|param| (&param.shape, unit.trainable)))
+        };
+        (1..block).find(|&first| is_inner && params(first).eq(params(block))).unwrap_or(block)
     }
 
     /// Adds adapter parameters per block, in block order, and freezes all other units.
@@ -144,7 +158,7 @@ impl<T: AutogradModel> Model for T {
 }
 
 /// Turns a function from one tensor to one tensor into one of lists, for [`Graph::record`].
-fn one_to_one(
+pub(crate) fn one_to_one(
     function: impl FnOnce(&Weights, &Tensor) -> Result<Tensor>,
 ) -> impl FnOnce(&Weights, &[Tensor]) -> Result<Vec<Tensor>> {
     |weights, inputs| Ok(vec![function(weights, &inputs[0])?])

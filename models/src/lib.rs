@@ -18,7 +18,7 @@ pub mod footprint;
 pub mod generation;
 pub mod hf;
 pub mod init;
-mod memory_trace;
+mod measured;
 pub mod model;
 pub mod passes;
 mod random;

@@ -14,10 +14,11 @@ pub use texts::{EncodedTexts, TextConfig, TextEncoder};
 pub use tower::{Activation, TowerConfig};
 
 use crate::Result;
+use crate::autograd::Graph;
 use crate::diffusion::layers::{Linear, Params};
 use crate::error::check_config;
 use crate::footprint::Runs;
-use crate::memory_trace::{F32, MemoryTrace, TracedTensor, TracedWeights};
+use crate::measured::{Memo, Paper};
 use crate::model::{Init, Unit, Weights};
 use tower::Tower;
 
@@ -45,6 +46,7 @@ pub struct Clip {
     image_unit: Unit,
     images: Images,
     texts: TextEncoder,
+    measured: Memo<usize>,
 }
 
 /// Maps an image's vector to a number, such as an aesthetic score: linear layers without activations, like
@@ -73,7 +75,7 @@ impl Clip {
         config.validate()?;
         let (images, image_unit) = Images::new(&config);
         let texts = TextEncoder::new(config.text_config.clone(), config.projection_dim)?;
-        Ok(Clip { config, image_unit, images, texts })
+        Ok(Clip { config, image_unit, images, texts, measured: Memo::default() })
     }
 
     /// Returns the shape.
@@ -113,35 +115,24 @@ impl Clip {
     /// Returns the peak memory of [`Self::embed_images`] in bytes, for `images` of these heights and widths.
     /// With `followed`, includes the backward pass to the images.
     pub fn image_bytes(&self, images: usize, sides: [usize; 2], followed: bool, runs: Runs) -> usize {
-        let on = MemoryTrace::new(runs);
-        let weights = on.weights(&[&self.image_unit], |_| false);
-        let x = on.given(&[images, 3, sides[0], sides[1]], F32, followed);
-        let vectors = self.trace(&weights, &x);
-        let _grads = followed.then(|| on.gradients(&[&vectors]));
-        on.peak()
+        let size = [images, 3, sides[0], sides[1]];
+        self.measured.once((size, followed, runs), || self.measure(&size, followed, runs))
     }
 
-    /// Traces the memory of [`Self::embed_images`].
-    fn trace(&self, weights: &TracedWeights, images: &TracedTensor) -> TracedTensor {
-        let at = &self.images;
-        let [side, patch] = [self.config.image_size, self.config.patch_size].map(|it| it as usize);
-        let (count, size) = (images.size[0], self.config.vision_config.hidden_size as usize);
-        let short = images.size[2].min(images.size[3]);
-        let scaled = [2, 3].map(|axis| images.size[axis] * side / short);
-        let scaled = images.resized(&[count, 3, scaled[0], scaled[1]]);
-        let cut = scaled.narrow(2, side).narrow(3, side);
-        let pixels = cut.shifted().scaled().to(images.on.runs.size());
-        let across = side / patch;
-        let convolved = [count, size, across, across];
-        let patches = pixels.convolved(weights.get(0, at.patches), None, &convolved);
-        let patches = patches.permuted(&[count, across * across, size]);
-        let class = images.on.given(&[count, 1, size], images.on.runs.size(), false);
-        let tokens = TracedTensor::cat(&[&class, &patches], 1).add(weights.get(0, at.positions));
-        let tokens = at.first_norm.trace_norm(weights, &tokens, size);
-        let tokens = at.tower.trace(weights, tokens);
-        let pooled = at.last_norm.trace_norm(weights, &tokens.narrow(1, 1).view(&[count, size]), size);
-        let vectors = pooled.linear(weights.get(0, at.projection), None).to(F32);
-        vectors.scaled()
+    fn measure(&self, images: &[usize], followed: bool, runs: Runs) -> Result<usize> {
+        let paper = Paper::new(runs)?;
+        let (weights, images) = (paper.params(&self.image_unit)?, paper.of_kind(images, Kind::Float)?);
+        let embed = |images: &Tensor| self.embed_images(&weights, images);
+        if !followed {
+            return Ok(paper.peak(|| embed(&images))?.1);
+        }
+        let follow = || {
+            let run = |_: &Weights, inputs: &[Tensor]| Ok(vec![embed(&inputs[0])?]);
+            let graph = Graph::record(&Weights::new(&[]), |_| false, &[(&images, true)], run)?;
+            let grad = graph.outputs[0].f_detach()?.f_empty_like()?;
+            graph.gradients(&[&grad])
+        };
+        Ok(paper.peak(follow)?.1)
     }
 
     /// Returns unit vectors of tokenized texts: fp32 `[B, projection_dim]`. Each text ends with its

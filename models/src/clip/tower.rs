@@ -1,11 +1,11 @@
 //! Transformer layers shared by both halves of CLIP.
 
+use anyroll_backends::ops;
 use tch::Tensor;
 
 use crate::Result;
 use crate::diffusion::layers::{Linear, Params};
 use crate::error::{check_config, check_layers};
-use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::Weights;
 
 /// A tower of attention layers, with the field names of its configuration.
@@ -108,31 +108,7 @@ impl Tower {
     }
 }
 
-impl Tower {
-    /// Traces the memory of [`Self::forward`]. Returns the last layer's output.
-    pub(super) fn trace(&self, weights: &TracedWeights, x: TracedTensor) -> TracedTensor {
-        self.layers.iter().fold(x, |x, layer| layer.trace(weights, &x, &self.config))
-    }
-}
-
 impl Layer {
-    /// Traces the memory of [`Self::forward`].
-    fn trace(&self, weights: &TracedWeights, x: &TracedTensor, config: &TowerConfig) -> TracedTensor {
-        let [images, tokens, size] = x.size[..] else { unreachable!("tokens of images") };
-        let heads = config.num_attention_heads as usize;
-        let h = self.norm1.trace_norm(weights, x, size);
-        let qkv = self.qkv.trace(weights, &h).view(&[images, tokens, 3, size]);
-        let [q, k, v] = [(); 3].map(|()| qkv.narrow(2, 1).permuted(&[images, heads, tokens, size / heads]));
-        let attended = q.attended(&k, &v);
-        let x = x.add(&self.out.trace(weights, &attended));
-        let h = self.up.trace(weights, &self.norm2.trace_norm(weights, &x, size));
-        let h = match config.hidden_act {
-            Activation::QuickGelu => h.mul(&h.scaled().scaled()),
-            Activation::Gelu => h.activated(),
-        };
-        x.add(&self.down.trace(weights, &h))
-    }
-
     /// Runs `x` `[B, T, hidden_size]` through the layer.
     fn forward(&self, weights: &Weights, x: Tensor, config: &TowerConfig, is_causal: bool) -> Result<Tensor> {
         let &TowerConfig { num_attention_heads: heads, hidden_act, layer_norm_eps: eps, .. } = config;
@@ -140,9 +116,7 @@ impl Layer {
         let qkv = self.qkv.forward(weights, &h)?.f_unflatten(-1, [3, heads, -1])?;
         let of_heads = |which: i64| qkv.f_select(2, which)?.f_transpose(1, 2);
         let (q, k, v) = (of_heads(0)?, of_heads(1)?, of_heads(2)?);
-        let mask = None::<&Tensor>;
-        let attended = Tensor::f_scaled_dot_product_attention(&q, &k, &v, mask, 0.0, is_causal, None, false)?;
-        let attended = attended.f_transpose(1, 2)?.f_flatten(2, -1)?;
+        let attended = ops::attend(&q, &k, &v, is_causal)?.f_transpose(1, 2)?.f_flatten(2, -1)?;
         let x = x.f_add(&self.out.forward(weights, &attended)?)?;
         let h = self.up.forward(weights, &self.norm2.layer_norm(weights, &x, eps)?)?;
         let h = match hidden_act {

@@ -1,11 +1,15 @@
 //! Memory of passes of velocity models.
 
-use super::Transformer;
-use crate::footprint::{BlockBytes, Footprint, Runs};
-use crate::memory_trace::{BlockPlace, BlockTrace, F32, TracedTensor, TracedWeights, block_bytes};
-use crate::model::{Model, Unit};
+use tch::{Kind, Tensor};
 
-/// Size of a [`DenoiseBatch`](super::DenoiseBatch).
+use super::{DenoiseBatch, Texts, Transformer};
+use crate::Result;
+use crate::autograd::AutogradModel;
+use crate::footprint::{BlockBytes, Footprint, Runs};
+use crate::measured::Paper;
+use crate::model::Weights;
+
+/// Size of a [`DenoiseBatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenoiseSize {
     /// Number of points B, including the unconditional ones of guidance.
@@ -22,19 +26,68 @@ impl Footprint for Transformer {
     type Size = DenoiseSize;
 
     fn block_bytes(&self, block: usize, size: &DenoiseSize, runs: Runs, weights_last: bool) -> BlockBytes {
-        let units: Vec<&Unit> = self.units_of(block).iter().map(|&unit| &self.units()[unit]).collect();
-        let place = BlockPlace::of(block, self.blocks());
-        let (input, element) = match place {
-            BlockPlace::First => (self.latents(size), F32),
-            _ => (self.hidden(block, size).to_vec(), runs.size()),
-        };
-        let input_grad = place != BlockPlace::First || size.latents_grad;
-        let of = BlockTrace { units: &units, input: (&input, element), input_grad, place, weights_last };
-        block_bytes(of, runs, |weights, x| self.trace(block, weights, x, size))
+        let layout = self.layout();
+        let block = layout.first_alike(block);
+        let asked = (block, size, runs, weights_last);
+        layout.measured.once(asked, || self.measure(block, size, runs, weights_last))
     }
 }
 
 impl Transformer {
+    fn measure(
+        &self,
+        block: usize,
+        size: &DenoiseSize,
+        runs: Runs,
+        weights_last: bool,
+    ) -> Result<BlockBytes> {
+        let paper = Paper::new(runs)?;
+        let batch = DenoiseBatch {
+            latents: paper.of_kind(&self.latents(size), Kind::Float)?,
+            sigmas: paper.of_kind(&[size.points], Kind::Float)?,
+            labels: paper.of_kind(&[size.points], Kind::Int64)?,
+            adapters: true,
+            latents_grad: size.latents_grad,
+        };
+        let texts = self.texts_on(&paper, size.text)?;
+        let input = match block {
+            0 => batch.latents.shallow_clone(),
+            _ => paper.tensor(&self.hidden(block, size))?,
+        };
+        let input = (&input, block > 0 || size.latents_grad);
+        paper.block_bytes(self, block, input, weights_last, |weights, x| {
+            self.run_first(block, weights, x, &batch, texts.as_ref())
+        })
+    }
+
+    /// Returns a text of this many tokens without values, for a model that reads texts.
+    fn texts_on(&self, paper: &Paper, tokens: usize) -> Result<Option<Texts>> {
+        let widths = match self {
+            Self::Dit(_) => return Ok(None),
+            Self::Sd3(sd3) => sd3.config().text_widths(),
+            Self::Wan(wan) => wan.config().text_widths(),
+        };
+        let context = paper.tensor(&[1, tokens, widths.token as usize])?;
+        let pooled = widths.pooled.map(|width| paper.tensor(&[1, width as usize])).transpose()?;
+        Texts::new(context, pooled).map(Some)
+    }
+
+    /// Runs a block on these texts. Of a pair of transformers, all points go through the first: both have one shape.
+    fn run_first(
+        &self,
+        block: usize,
+        weights: &Weights,
+        x: &Tensor,
+        batch: &DenoiseBatch,
+        texts: Option<&Texts>,
+    ) -> Result<Tensor> {
+        match (self, texts) {
+            (Self::Sd3(sd3), Some(texts)) => sd3.run_on(block, weights, x, batch, texts),
+            (Self::Wan(wan), Some(texts)) => wan.run_first(block, weights, x, batch, texts),
+            _ => self.run(block, weights, x, batch),
+        }
+    }
+
     fn latents(&self, size: &DenoiseSize) -> Vec<usize> {
         let [frames, height, width] = size.sides;
         match self {
@@ -50,21 +103,6 @@ impl Transformer {
             Self::Dit(dit) => dit.hidden(size),
             Self::Sd3(sd3) => sd3.hidden(block, size),
             Self::Wan(wan) => wan.hidden(size),
-        }
-    }
-
-    /// Traces the memory of [`AutogradModel::run`](crate::autograd::AutogradModel::run).
-    fn trace(
-        &self,
-        block: usize,
-        weights: &TracedWeights,
-        x: &TracedTensor,
-        size: &DenoiseSize,
-    ) -> TracedTensor {
-        match self {
-            Self::Dit(dit) => dit.trace(block, weights, x),
-            Self::Sd3(sd3) => sd3.trace(block, weights, x, size),
-            Self::Wan(wan) => wan.trace(block, weights, x, size),
         }
     }
 }

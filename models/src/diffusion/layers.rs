@@ -7,7 +7,6 @@ use crate::Result;
 use crate::autograd::Layout;
 use crate::decoder::lora;
 use crate::error::check_config;
-use crate::memory_trace::{F32, Gradient, TracedTensor, TracedWeights};
 use crate::model::{Init, ParamSpec, Part, Unit, Weights};
 
 /// Low-rank adapters of the blocks' linear layers, like [`crate::decoder`]'s: `y = x W^T + b + scale x A^T
@@ -184,39 +183,6 @@ impl Linear {
         })
     }
 
-    /// Traces the memory of [`Self::forward`].
-    pub fn trace(self, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
-        let [weight, bias] = [0, 1].map(|behind| weights.get(0, self.weight + behind));
-        let x = x.contiguous();
-        let firsts = self.adapters.into_iter().flatten().filter(|_| weights.has_adapters());
-        let adapters: Vec<_> =
-            firsts.map(|first| [0, 1].map(|which| weights.get(1, first + which))).collect();
-        match adapters.is_empty() {
-            true => x.linear(weight, Some(bias)),
-            false => lora_linear::trace(&x, weight, &adapters),
-        }
-    }
-
-    /// Traces the memory of a convolution to `size`.
-    pub fn trace_convolution(
-        self,
-        weights: &TracedWeights,
-        x: &TracedTensor,
-        size: &[usize],
-    ) -> TracedTensor {
-        x.convolved(weights.get(0, self.weight), Some(weights.get(0, self.weight + 1)), size)
-    }
-
-    /// Returns the number of output channels of a convolution.
-    pub fn trace_rows(self, weights: &TracedWeights) -> usize {
-        weights.get(0, self.weight).size[0]
-    }
-
-    /// Traces the memory of a norm over `values` values each.
-    pub fn trace_norm(self, weights: &TracedWeights, x: &TracedTensor, values: usize) -> TracedTensor {
-        x.normed(values, [0, 1].map(|behind| Some(weights.get(0, self.weight + behind))))
-    }
-
     /// Applies a convolution with the same padding on each side.
     pub fn convolve(self, weights: &Weights, x: &Tensor, padding: i64) -> Result<Tensor> {
         let (kernel, bias) = self.parameters(weights);
@@ -270,55 +236,6 @@ pub(crate) const FREQUENCIES: i64 = 256;
 const TIMESTEPS: f64 = 1000.0;
 /// Wavelength of the slowest cosine, divided by 2 pi.
 const MAX_PERIOD: f64 = 10_000.0;
-
-/// Traces the memory of two linear layers with SiLU in between.
-pub(crate) fn trace_two(
-    weights: &TracedWeights,
-    [first, second]: [Linear; 2],
-    x: &TracedTensor,
-) -> TracedTensor {
-    second.trace(weights, &first.trace(weights, x).activated())
-}
-
-/// Traces the memory of [`modulated_norm`](anyroll_backends::ops::modulated_norm), for `[B, N, C]` and
-/// `[B, 1, C]`.
-pub(crate) fn trace_modulated_norm(
-    x: &TracedTensor,
-    shift: &TracedTensor,
-    scale: &TracedTensor,
-) -> [TracedTensor; 2] {
-    let &[images, tokens, channels] = &x.size[..] else { unreachable!("tokens of images") };
-    if x.on.runs.on_host {
-        return [x.clone(), x.normed(channels, [None, None]).mul(&scale.shifted()).add(shift)];
-    }
-    let (mut same, mut y) = (x.detached(), x.on.tensor(&x.size));
-    let stats = x.on.of(&[images, tokens, 2], F32);
-    let inputs = [(x, Gradient::Own), (shift, Gradient::Own), (scale, Gradient::Own)];
-    x.on.record(&inputs, &mut [&mut same, &mut y], &[x, scale, &stats], 0);
-    [same, y]
-}
-
-/// Traces the memory of [`gated_sums_behind`](anyroll_backends::ops::gated_sums_behind): appends the sums
-/// of x and gated y to `before`. Without `before`, estimates [`gated_add`](anyroll_backends::ops::gated_add).
-pub(crate) fn trace_gated_sums(before: Option<&TracedTensor>, sums: &[[&TracedTensor; 3]]) -> TracedTensor {
-    let on = &sums[0][0].on;
-    if on.runs.on_host {
-        let sums: Vec<TracedTensor> = sums.iter().map(|[x, y, gate]| x.add(&y.mul(gate))).collect();
-        let all: Vec<&TracedTensor> = before.into_iter().chain(&sums).collect();
-        return if all.len() == 1 { all[0].clone() } else { TracedTensor::cat(&all, 1) };
-    }
-    let mut size = sums[0][0].size.clone();
-    size[1] = before.into_iter().chain(sums.iter().map(|[x, ..]| *x)).map(|tokens| tokens.size[1]).sum();
-    let mut out = on.tensor(&size);
-    let of_sums = sums
-        .iter()
-        .flat_map(|&[x, y, gate]| [(x, Gradient::Outputs), (y, Gradient::Own), (gate, Gradient::Own)]);
-    let inputs: Vec<_> =
-        before.map(|before| (before, Gradient::Outputs)).into_iter().chain(of_sums).collect();
-    let saved: Vec<&TracedTensor> = sums.iter().flat_map(|&[_, y, gate]| [y, gate]).collect();
-    on.record(&inputs, &mut [&mut out], &saved, 0);
-    out
-}
 
 /// Maps `[B]` to fp32 `[B, frequencies]`: cosines, then sines.
 pub(crate) fn time_features(sigmas: &Tensor, frequencies: i64) -> Result<Tensor> {

@@ -5,7 +5,6 @@ use anyroll_backends::ops::{self, Asked, differentiable};
 use tch::{Tensor, no_grad};
 
 use crate::Result;
-use crate::memory_trace::{Gradient, TracedTensor};
 
 /// An adapter of one of the layers that are fused into a linear layer.
 #[derive(Clone, Copy, Debug)]
@@ -36,25 +35,6 @@ pub(super) fn linear(
         [x].into_iter().chain(adapters.iter().flat_map(|adapter| [adapter.a, adapter.b])).collect();
     differentiable(&inputs, &[&out], move |asked| layer.backward(&asked))?;
     Ok(out)
-}
-
-/// Traces the memory of [`linear`], from the weight and from A and B of each adapter.
-pub(super) fn trace(
-    x: &TracedTensor,
-    weight: &TracedTensor,
-    adapters: &[[&TracedTensor; 2]],
-) -> TracedTensor {
-    let ranks = adapters.iter().map(|[a, _]| a.size[0]).sum();
-    let [leading @ .., columns] = &x.size[..] else { unreachable!("a matrix") };
-    let rows: usize = leading.iter().product();
-    let down = x.on.tensor(&[ranks, *columns]);
-    let inner = x.on.tensor(&[rows, ranks]);
-    let mut out = x.on.tensor(&[leading, &[weight.size[0]]].concat());
-    let all = std::iter::once(&x).chain(adapters.iter().flatten());
-    let inputs: Vec<_> = all.map(|input| (*input, Gradient::Own)).collect();
-    // The gradient of the rows between each adapter's products, and all of them concatenated.
-    x.on.record(&inputs, &mut [&mut out], &[x, &down, &inner], 2 * inner.bytes());
-    out
 }
 
 /// Tensors that forward and backward read, without a graph.

@@ -25,8 +25,10 @@ pub mod wan;
 
 use std::sync::{Mutex, PoisonError};
 
+use anyroll_backends::ops;
 use tch::Tensor;
 
+use crate::Result;
 use crate::model::Model;
 
 pub use dit::{Dit, DitConfig};
@@ -92,5 +94,10 @@ impl Shared {
 
     fn get(&self) -> Tensor {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).shallow_clone()
+    }
+
+    /// Returns it on the device of `x`, where it is unless `x` is of a measurement.
+    fn beside(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(ops::moved(&self.get(), x.device())?)
     }
 }

@@ -4,6 +4,7 @@
 //! `[B, channels, height, width]`. Backward is libtorch's and also computes the gradient of the latents, so
 //! that a reward on pixels can be differentiated through the decoder.
 
+use anyroll_backends::ops;
 use tch::{Kind, Tensor};
 
 use super::layers::{Linear, Params};
@@ -11,9 +12,7 @@ use crate::Result;
 use crate::autograd::{AutogradModel, Layout};
 use crate::error::check_config;
 use crate::footprint::{BlockBytes, Footprint, Runs};
-use crate::memory_trace::{
-    BlockPlace, BlockTrace, F32, MemoryTrace, TracedTensor, TracedWeights, block_bytes,
-};
+use crate::measured::Paper;
 use crate::model::{Model, Unit, Weights};
 
 /// The shape of a [`VaeDecoder`], with the field names of diffusers' `config.json`.
@@ -137,9 +136,7 @@ impl AutogradModel for VaeDecoder {
                 // With a separate head dimension; with three dimensions libtorch would compute all scores.
                 let one_head =
                     |of: Linear| Ok::<_, crate::Error>(of.forward(weights, &pixels)?.f_unsqueeze(1)?);
-                let (q, k, v, mask) = (one_head(q)?, one_head(k)?, one_head(v)?, None::<&Tensor>);
-                let attended =
-                    Tensor::f_scaled_dot_product_attention(&q, &k, &v, mask, 0.0, false, None, false)?;
+                let attended = ops::attend(&one_head(q)?, &one_head(k)?, &one_head(v)?, false)?;
                 let attended = out.forward(weights, &attended.f_squeeze_dim(1)?)?;
                 let attended = attended.f_transpose(1, 2)?.f_reshape(x.size())?;
                 Ok(x.f_add(&attended)?)
@@ -170,60 +167,23 @@ impl Footprint for VaeDecoder {
     type Size = LatentSize;
 
     fn block_bytes(&self, block: usize, size: &LatentSize, runs: Runs, weights_last: bool) -> BlockBytes {
-        let on = MemoryTrace::new(runs);
-        let latents = [size.images, self.config.latent_channels as usize, size.sides[0], size.sides[1]];
-        let mut x = on.given(&latents, F32, false);
-        for before in 0..block {
-            x = self.trace(before, &on.weights(&[&self.units()[before]], |_| false), &x);
-        }
-        let place = BlockPlace::of(block, self.blocks());
-        let (units, input) = ([&self.units()[block]], (&x.size[..], x.element));
-        let of = BlockTrace { units: &units, input, input_grad: true, place, weights_last };
-        block_bytes(of, runs, |weights, x| self.trace(block, weights, x))
+        let asked = (block, size, runs, weights_last);
+        self.layout.measured.once(asked, || self.measure(block, size, runs, weights_last))
     }
 }
 
 impl VaeDecoder {
-    /// Traces the memory of [`AutogradModel::run`].
-    fn trace(&self, block: usize, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
-        let groups = self.config.norm_num_groups as usize;
-        let values = |x: &TracedTensor| x.numel() / x.size[0] / groups;
-        let normed = |norm: Linear, x: &TracedTensor| norm.trace_norm(weights, x, values(x));
-        let of_channels = |x: &TracedTensor, channels: usize| [x.size[0], channels, x.size[2], x.size[3]];
-        let same = |conv: Linear, x: &TracedTensor| {
-            conv.trace_convolution(weights, x, &of_channels(x, conv.trace_rows(weights)))
-        };
-        match self.layers[block] {
-            Layer::Input { post_quant, conv } => {
-                let unscaled = x.scaled();
-                let latents = unscaled.shifted().to(x.on.runs.size());
-                let latents = post_quant.map_or(latents.clone(), |post_quant| same(post_quant, &latents));
-                same(conv, &latents)
-            }
-            Layer::Residual { norm1, conv1, norm2, conv2, shortcut } => {
-                let inner = same(conv1, &normed(norm1, x).activated());
-                let inner = same(conv2, &normed(norm2, &inner).activated());
-                let x = shortcut.map_or(x.clone(), |shortcut| same(shortcut, x));
-                x.add(&inner)
-            }
-            Layer::Attention { norm, q, k, v, out } => {
-                let [images, channels, height, width] = x.size[..] else { unreachable!("images") };
-                let flat = [images, height * width, channels];
-                let pixels = normed(norm, x).permuted(&flat).contiguous();
-                let one_head =
-                    |of: Linear| of.trace(weights, &pixels).view(&[images, 1, height * width, channels]);
-                let (q, k, v) = (one_head(q), one_head(k), one_head(v));
-                let attended = q.attended(&k, &v);
-                let attended = out.trace(weights, &attended).permuted(&x.size).contiguous();
-                x.add(&attended)
-            }
-            Layer::Double { conv } => {
-                let [images, channels, height, width] = x.size[..] else { unreachable!("images") };
-                let doubled = x.resized(&[images, channels, 2 * height, 2 * width]);
-                same(conv, &doubled)
-            }
-            Layer::Output { norm, conv } => same(conv, &normed(norm, x).activated()).to(F32),
+    fn measure(&self, block: usize, size: &LatentSize, runs: Runs, weights_last: bool) -> Result<BlockBytes> {
+        let paper = Paper::new(runs)?;
+        let latents = [size.images, self.config.latent_channels as usize, size.sides[0], size.sides[1]];
+        let batch = LatentBatch { latents: paper.of_kind(&latents, Kind::Float)?, latents_grad: true };
+        let mut x = batch.latents.shallow_clone();
+        for before in 0..block {
+            let params = paper.params(&self.units()[before])?;
+            x = self.run(before, &Weights::new(&[&params]), &x, &batch)?;
         }
+        let run = |weights: &Weights, x: &Tensor| self.run(block, weights, x, &batch);
+        paper.block_bytes(self, block, (&x, true), weights_last, run)
     }
 }
 

@@ -1,8 +1,10 @@
 //! A layer of DeepSeek-V3 (2412.19437): keys and values of all heads are made of one short vector per token (MLA),
 //! and the MLP is a mixture with a shared expert, whose router has a bias for the choice.
 
+use tch::Tensor;
+
 use super::super::{DecoderConfig, ExpertNames, ExpertsConfig, experts};
-use super::operations::{Choice, Pairs, Value};
+use super::operations::{Choice, Pairs, beside, columns, rotated};
 use super::pass::{Linear, Mixture, Mlp, Params, Pass};
 use crate::Result;
 use crate::error::check_config;
@@ -164,7 +166,7 @@ impl Layer {
     }
 
     /// Returns queries, keys and values `[N, H, D]`.
-    pub fn project<V: Value>(&self, pass: &Pass<V>, x: &V, turns: &V) -> Result<[V; 3]> {
+    pub fn project(&self, pass: &Pass, x: &Tensor, turns: &Tensor) -> Result<[Tensor; 3]> {
         let DeepseekV3 { kv_lora_rank: rank, qk_rope_head_dim: rope, v_head_dim, pairs, .. } = self.config;
         let plain = self.dim - rope;
         let h = pass.norm(self.input_norm, x, self.eps)?;
@@ -172,26 +174,28 @@ impl Layer {
             Query::Whole(q) => pass.linear(q, &h)?,
             Query::Short { a, norm, b } => pass.linear(b, &pass.norm(norm, &pass.linear(a, &h)?, EPS)?)?,
         };
-        let q = q.shaped(&[-1, self.heads, self.dim])?;
-        let q = q.columns(0, plain)?.beside(&q.columns(plain, rope)?.rotated(turns, pairs)?)?;
+        let q = q.f_reshape([-1, self.heads, self.dim])?;
+        let q = beside(&columns(&q, 0, plain)?, &rotated(&columns(&q, plain, rope)?, turns, pairs)?)?;
         let kv = pass.linear(self.kv_a, &h)?;
-        let k_turned = kv.columns(rank, rope)?.shaped(&[-1, 1, rope])?.rotated(turns, pairs)?;
-        let kv = pass.linear(self.kv_b, &pass.norm(self.kv_norm, &kv.columns(0, rank)?, EPS)?)?;
-        let kv = kv.shaped(&[-1, self.heads, plain + v_head_dim])?;
-        let k = kv.columns(0, plain)?.beside(&k_turned.repeated(self.heads)?)?;
-        Ok([q, k, kv.columns(plain, v_head_dim)?.padded(self.dim)?])
+        let k_turned = rotated(&columns(&kv, rank, rope)?.f_reshape([-1, 1, rope])?, turns, pairs)?;
+        let kv = pass.linear(self.kv_b, &pass.norm(self.kv_norm, &columns(&kv, 0, rank)?, EPS)?)?;
+        let kv = kv.f_reshape([-1, self.heads, plain + v_head_dim])?;
+        let k = beside(&columns(&kv, 0, plain)?, &k_turned.f_expand([-1, self.heads, -1], false)?)?;
+        let v = columns(&kv, plain, v_head_dim)?.f_constant_pad_nd([0, self.dim - v_head_dim])?;
+        Ok([q, k, v])
     }
 
     /// Returns the layer's output from attention's `[N, H D]`.
-    pub fn finish<V: Value>(&self, pass: &Pass<V>, x: &V, attended: &V) -> Result<V> {
+    pub fn finish(&self, pass: &Pass, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
         let width = self.config.v_head_dim;
-        let attended = attended.shaped(&[-1, self.heads, self.dim])?.columns(0, width)?;
-        let x = x.plus(&pass.linear(self.o, &attended.shaped(&[-1, self.heads * width])?)?)?;
+        let attended = columns(&attended.f_reshape([-1, self.heads, self.dim])?, 0, width)?;
+        let x = x.f_add(&pass.linear(self.o, &attended.f_reshape([-1, self.heads * width])?)?)?;
         let h = pass.norm(self.mlp_norm, &x, self.eps)?;
-        x.plus(&match self.mlp {
+        let branch = match self.mlp {
             Branch::Mlp(mlp) => pass.mlp(mlp, &h)?,
             Branch::Mixture(mixture) => pass.mixture(mixture, &h)?,
-        })
+        };
+        Ok(x.f_add(&branch)?)
     }
 }
 

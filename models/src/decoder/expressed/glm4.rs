@@ -1,7 +1,9 @@
 //! A layer of GLM-4: norms on both sides of each branch, a fused gate, and adjacent elements of a part of each head
 //! rotate together.
 
-use super::operations::{Pairs, Value};
+use tch::Tensor;
+
+use super::operations::{Pairs, beside, columns, rotated};
 use super::pass::{Linear, Params, Pass};
 use crate::Result;
 
@@ -52,31 +54,33 @@ impl Layer {
     }
 
     /// Returns queries `[N, H, D]`, keys and values `[N, K, D]`.
-    pub fn project<V: Value>(&self, pass: &Pass<V>, x: &V, turns: &V) -> Result<[V; 3]> {
+    pub fn project(&self, pass: &Pass, x: &Tensor, turns: &Tensor) -> Result<[Tensor; 3]> {
         let h = pass.norm(self.norms[0], x, self.eps)?;
-        let heads = |linear, count| pass.linear(linear, &h)?.shaped(&[-1, count, self.dim]);
-        let rotated = |x: V| {
-            let turned = x.columns(0, self.rotary)?.rotated(turns, Pairs::Adjacent)?;
+        let heads = |linear, count| -> Result<Tensor> {
+            Ok(pass.linear(linear, &h)?.f_reshape([-1, count, self.dim])?)
+        };
+        let turned = |x: Tensor| {
+            let turned = rotated(&columns(&x, 0, self.rotary)?, turns, Pairs::Adjacent)?;
             match self.dim - self.rotary {
                 0 => Ok(turned),
-                rest => turned.beside(&x.columns(self.rotary, rest)?),
+                rest => beside(&turned, &columns(&x, self.rotary, rest)?),
             }
         };
         Ok([
-            rotated(heads(self.q, self.heads)?)?,
-            rotated(heads(self.k, self.kv_heads)?)?,
+            turned(heads(self.q, self.heads)?)?,
+            turned(heads(self.k, self.kv_heads)?)?,
             heads(self.v, self.kv_heads)?,
         ])
     }
 
     /// Returns the layer's output from attention's `[N, H D]`.
-    pub fn finish<V: Value>(&self, pass: &Pass<V>, x: &V, attended: &V) -> Result<V> {
+    pub fn finish(&self, pass: &Pass, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
         let branch = pass.norm(self.norms[1], &pass.linear(self.o, attended)?, self.eps)?;
-        let x = x.plus(&branch)?;
+        let x = x.f_add(&branch)?;
         let gate_up = pass.linear(self.gate_up, &pass.norm(self.norms[2], &x, self.eps)?)?;
-        let (gate, up) =
-            (gate_up.columns(0, self.intermediate)?, gate_up.columns(self.intermediate, self.intermediate)?);
-        let branch = pass.linear(self.down, &gate.silu()?.times(&up)?)?;
-        x.plus(&pass.norm(self.norms[3], &branch, self.eps)?)
+        let width = self.intermediate;
+        let (gate, up) = (columns(&gate_up, 0, width)?, columns(&gate_up, width, width)?);
+        let branch = pass.linear(self.down, &gate.f_silu()?.f_mul(&up)?)?;
+        Ok(x.f_add(&pass.norm(self.norms[3], &branch, self.eps)?)?)
     }
 }

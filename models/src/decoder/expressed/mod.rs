@@ -1,6 +1,6 @@
-//! Layers that nobody differentiated by hand: each is two functions of tensors, before attention and after it, of a
-//! small set of operations ([`operations`]). libtorch differentiates both inside the block, and [`trace`] computes
-//! their memory from the same code.
+//! Layers that nobody differentiated by hand: each is two functions of tensors, before attention and after it. libtorch
+//! differentiates both inside the block, and [`footprint`] runs both without values to measure their memory.
+//! [`operations`] has what libtorch lacks.
 //!
 //! ```text
 //! q, k, v = project(x);  out = finish(x, attention(q, k, v))
@@ -11,10 +11,12 @@
 //! stage of sharding, and costs one more forward of its products.
 
 mod deepseek_v3;
+mod footprint;
 mod glm4;
 mod operations;
 mod pass;
-mod trace;
+
+use std::sync::Arc;
 
 use anyroll_backends::ops::{self, AttentionOptions, AttentionOutput, Causal, Qkv, QkvGrads};
 use tch::Tensor;
@@ -28,8 +30,9 @@ use super::lora::Lora;
 use crate::Result;
 use crate::autograd::{Graph, store, trained};
 use crate::error::check_config;
+use crate::footprint::BlockBytes;
+use crate::measured::Memo;
 use crate::model::{Grads, Saved, Unit, Weights};
-use operations::Value;
 use pass::{Matrix, Params, Pass};
 
 /// The architecture of expressed layers, with the fields that other decoders lack.
@@ -102,7 +105,7 @@ impl Expressed {
 impl Layer {
     /// Returns queries `[N, H, D]`, keys and values `[N, K, D]` of the rows `x` `[N, C]`, whose positions have the
     /// cosines and sines `turns`.
-    fn project<V: Value>(&self, pass: &Pass<V>, x: &V, turns: &V) -> Result<[V; 3]> {
+    fn project(&self, pass: &Pass, x: &Tensor, turns: &Tensor) -> Result<[Tensor; 3]> {
         match self {
             Layer::DeepseekV3(layer) => layer.project(pass, x, turns),
             Layer::Glm4(layer) => layer.project(pass, x, turns),
@@ -110,7 +113,7 @@ impl Layer {
     }
 
     /// Returns the layer's output `[N, C]` from attention's `[N, H D]`.
-    fn finish<V: Value>(&self, pass: &Pass<V>, x: &V, attended: &V) -> Result<V> {
+    fn finish(&self, pass: &Pass, x: &Tensor, attended: &Tensor) -> Result<Tensor> {
         match self {
             Layer::DeepseekV3(layer) => layer.finish(pass, x, attended),
             Layer::Glm4(layer) => layer.finish(pass, x, attended),
@@ -129,6 +132,7 @@ pub(super) struct ExpressedBlock {
     /// True if attention's backward is bitwise deterministic.
     pub deterministic: bool,
     pub lora: Option<Lora>,
+    measured: Arc<Memo<BlockBytes>>,
 }
 
 impl ExpressedBlock {
@@ -139,7 +143,8 @@ impl ExpressedBlock {
         let layer = of.layer(&mut params, layer);
         let Params { specs, matrices, .. } = params;
         let scale = config.attention_multiplier();
-        let block = ExpressedBlock { layer, matrices, scale, deterministic: true, lora: None };
+        let measured = Arc::default();
+        let block = ExpressedBlock { layer, matrices, scale, deterministic: true, lora: None, measured };
         (Unit { name: prefix, params: specs, trainable: true }, block)
     }
 
@@ -160,7 +165,7 @@ impl ExpressedBlock {
         Causal::whole(self.scale)
     }
 
-    fn pass<'a>(&'a self, weights: &'a Weights<'a>) -> Pass<'a, Tensor> {
+    fn pass<'a>(&'a self, weights: &'a Weights<'a>) -> Pass<'a> {
         Pass { weights, lora: self.lora.as_ref() }
     }
 
@@ -189,12 +194,24 @@ impl ExpressedBlock {
         inputs: &Inputs,
         save: bool,
     ) -> Result<(Tensor, Saved)> {
-        let [q, k, v] = self.project(weights, x, inputs.positions(), &inputs.rope_table)?;
-        let (attended, lse) = ops::attention(&q, &k, &v, inputs.packing, self.causal())?;
-        drop((q, k, v));
-        let out = self.finish(weights, x, &attended)?;
+        let rotation = (inputs.positions(), &inputs.rope_table);
+        let attend = |[q, k, v]: [Tensor; 3]| Ok(ops::attention(&q, &k, &v, inputs.packing, self.causal())?);
+        let (out, attended, lse) = self.forward_around(weights, x, rotation, attend)?;
         let saved = if save { vec![x.shallow_clone(), attended, lse] } else { Vec::new() };
         Ok((out, Saved(saved)))
+    }
+
+    /// Runs the layer around `attend`, which returns attention's output `[N, H D]` and log-sum-exps from its inputs. `rotation` are
+    /// the rows' positions and the table of [`ops::rope_table`]. Returns the layer's output, and attention's.
+    fn forward_around(
+        &self,
+        weights: &Weights,
+        x: &Tensor,
+        (positions, table): (&Tensor, &Tensor),
+        attend: impl FnOnce([Tensor; 3]) -> Result<(Tensor, Tensor)>,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let (attended, lse) = attend(self.project(weights, x, positions, table)?)?;
+        Ok((self.finish(weights, x, &attended)?, attended, lse))
     }
 
     /// Turns the gradient of the output into that of `x`.
@@ -207,28 +224,46 @@ impl ExpressedBlock {
         inputs: &Inputs,
     ) -> Result<Tensor> {
         let [x, attended, lse] = saved.unpack();
-        let wanted: Vec<bool> = (0..weights.units().len()).map(|unit| grads.wants(unit)).collect();
-        let trains = |unit: usize| wanted[unit];
-        let after = Graph::record(weights, trains, &[(&x, true), (&attended, true)], |weights, it| {
-            Ok(vec![self.finish(weights, &it[0], &it[1])?])
-        })?;
-        let mut of_after = after.gradients(&[dout])?;
-        let dattended = of_after.pop().expect("the last input's gradient").f_contiguous()?;
-        let dx = of_after.pop().expect("the first input's gradient");
-
-        let before = Graph::record(weights, trains, &[(&x, true)], |weights, it| {
-            Ok(self.project(weights, &it[0], inputs.positions(), &inputs.rope_table)?.into())
-        })?;
-        let qkv: Vec<Tensor> = before.outputs.iter().map(Tensor::f_detach).collect::<Result<_, _>>()?;
-        let mut dqkv: Vec<Tensor> = qkv.iter().map(dense_like).collect::<Result<_>>()?;
-        let ([q, k, v], [dq, dk, dv]) = (&qkv[..], &mut dqkv[..]) else { unreachable!("three of each") };
         let options = AttentionOptions {
             packing: inputs.packing,
             causal: self.causal(),
             deterministic: self.deterministic,
         };
         let output = AttentionOutput { out: &attended, lse: &lse };
-        ops::attention_backward(&dattended, Qkv { q, k, v }, output, options, QkvGrads { dq, dk, dv })?;
+        let attend = |dout: &Tensor, [q, k, v]: [&Tensor; 3], [dq, dk, dv]: [&mut Tensor; 3]| {
+            let (qkv, grads) = (Qkv { q, k, v }, QkvGrads { dq, dk, dv });
+            Ok(ops::attention_backward(dout, qkv, output, options, grads)?)
+        };
+        let rotation = (inputs.positions(), &inputs.rope_table);
+        self.backward_around(weights, grads, [&x, &attended], dout, rotation, attend)
+    }
+
+    /// Runs the layer's backward around `attend`, which writes the gradients of attention's inputs from that of its output.
+    fn backward_around(
+        &self,
+        weights: &Weights,
+        grads: &mut Grads,
+        [x, attended]: [&Tensor; 2],
+        dout: &Tensor,
+        (positions, table): (&Tensor, &Tensor),
+        attend: impl FnOnce(&Tensor, [&Tensor; 3], [&mut Tensor; 3]) -> Result<()>,
+    ) -> Result<Tensor> {
+        let wanted: Vec<bool> = (0..weights.units().len()).map(|unit| grads.wants(unit)).collect();
+        let trains = |unit: usize| wanted[unit];
+        let after = Graph::record(weights, trains, &[(x, true), (attended, true)], |weights, it| {
+            Ok(vec![self.finish(weights, &it[0], &it[1])?])
+        })?;
+        let mut of_after = after.gradients(&[dout])?;
+        let dattended = of_after.pop().expect("the last input's gradient").f_contiguous()?;
+        let dx = of_after.pop().expect("the first input's gradient");
+
+        let before = Graph::record(weights, trains, &[(x, true)], |weights, it| {
+            Ok(self.project(weights, &it[0], positions, table)?.into())
+        })?;
+        let qkv: Vec<Tensor> = before.outputs.iter().map(Tensor::f_detach).collect::<Result<_, _>>()?;
+        let mut dqkv: Vec<Tensor> = qkv.iter().map(dense_like).collect::<Result<_>>()?;
+        let ([q, k, v], [dq, dk, dv]) = (&qkv[..], &mut dqkv[..]) else { unreachable!("three of each") };
+        attend(&dattended, [q, k, v], [dq, dk, dv])?;
         let mut of_before = before.gradients(&dqkv.iter().collect::<Vec<_>>())?;
         let dx = dx.f_add(&of_before.pop().expect("the input's gradient"))?;
         for ((unit, param), found) in trained(weights, trains).zip(of_after.into_iter().zip(of_before)) {

@@ -1,9 +1,12 @@
 //! A layer's parameters, and the parts that layers have in common.
 
-use super::super::{DecoderConfig, lora::Lora, matrix_spec, norm_spec};
-use super::operations::{Choice, Value, WeightsOf};
+use anyroll_backends::ops;
+use tch::Tensor;
+
+use super::super::{DecoderConfig, lora::Lora, matrix_spec, norm_spec, wide};
+use super::operations::{Choice, Routes, columns};
 use crate::Result;
-use crate::model::{Init, ParamSpec, Part};
+use crate::model::{Init, ParamSpec, Part, Weights};
 
 /// Collects the parameters of a layer.
 pub(super) struct Params<'a> {
@@ -98,46 +101,47 @@ impl Params<'_> {
 }
 
 /// A pass through a layer: its weights, and its adapters if they are on.
-pub(super) struct Pass<'a, V> {
-    pub weights: &'a dyn WeightsOf<V>,
+pub(super) struct Pass<'a> {
+    pub weights: &'a Weights<'a>,
     pub lora: Option<&'a Lora>,
 }
 
-impl<V: Value> Pass<'_, V> {
+impl Pass<'_> {
     /// Returns a parameter.
-    pub fn param(&self, param: usize) -> &V {
-        self.weights.of(0, param)
+    pub fn param(&self, param: usize) -> &Tensor {
+        self.weights.get(0, param)
     }
 
     /// Returns the product with a matrix and its adapter, with the bias.
-    pub fn linear(&self, linear: Linear, x: &V) -> Result<V> {
-        let mut y = x.linear(self.param(linear.matrix), linear.bias.map(|bias| self.param(bias)))?;
+    pub fn linear(&self, linear: Linear, x: &Tensor) -> Result<Tensor> {
+        let mut y = x.f_linear(self.param(linear.matrix), linear.bias.map(|bias| self.param(bias)))?;
         for (a, b, scale) in self.lora.into_iter().flat_map(|lora| lora.products(linear.number)) {
-            let z = x.linear(self.weights.of(1, a), None)?.scaled(scale)?;
-            y = y.plus(&z.linear(self.weights.of(1, b), None)?)?;
+            let z = x.f_linear(self.weights.get(1, a), None::<&Tensor>)?.f_mul_scalar(scale)?;
+            y = y.f_add(&z.f_linear(self.weights.get(1, b), None::<&Tensor>)?)?;
         }
         Ok(y)
     }
 
     /// Returns the norm of `x` over its last dimension.
-    pub fn norm(&self, norm: usize, x: &V, eps: f64) -> Result<V> {
-        x.rms_norm(self.param(norm), eps)
+    pub fn norm(&self, norm: usize, x: &Tensor, eps: f64) -> Result<Tensor> {
+        Ok(ops::rms_normed(x, self.param(norm), eps)?)
     }
 
     /// Runs a gated MLP.
-    pub fn mlp(&self, mlp: Mlp, x: &V) -> Result<V> {
-        let gated = self.linear(mlp.gate, x)?.silu()?.times(&self.linear(mlp.up, x)?)?;
+    pub fn mlp(&self, mlp: Mlp, x: &Tensor) -> Result<Tensor> {
+        let gated = self.linear(mlp.gate, x)?.f_silu()?.f_mul(&self.linear(mlp.up, x)?)?;
         self.linear(mlp.down, &gated)
     }
 
     /// Runs a mixture of experts, and the shared one.
-    pub fn mixture(&self, mixture: Mixture, x: &V) -> Result<V> {
-        let scores = x.wide()?.linear(&self.param(mixture.router).wide()?, None)?.sigmoid()?;
-        let (weights, routes) = scores.routed(self.param(mixture.bias), mixture.choice)?;
-        let gate_up = x.spread(&routes)?.grouped_linear(self.param(mixture.gate_up), &routes)?;
-        let (gate, up) = (gate_up.columns(0, mixture.width)?, gate_up.columns(mixture.width, mixture.width)?);
-        let gated = gate.silu()?.times(&up)?;
-        let out = gated.grouped_linear(self.param(mixture.down), &routes)?;
-        out.collected(&weights, &routes)?.plus(&self.mlp(mixture.shared, x)?)
+    pub fn mixture(&self, mixture: Mixture, x: &Tensor) -> Result<Tensor> {
+        let router = wide(self.param(mixture.router))?;
+        let scores = wide(x)?.f_linear(&router, None::<&Tensor>)?.f_sigmoid()?;
+        let (weights, routes) = Routes::choose(&scores, self.param(mixture.bias), mixture.choice)?;
+        let gate_up = routes.linear(&routes.spread(x)?, self.param(mixture.gate_up))?;
+        let width = mixture.width;
+        let gated = columns(&gate_up, 0, width)?.f_silu()?.f_mul(&columns(&gate_up, width, width)?)?;
+        let out = routes.linear(&gated, self.param(mixture.down))?;
+        Ok(routes.collect(&out, &weights)?.f_add(&self.mlp(mixture.shared, x)?)?)
     }
 }

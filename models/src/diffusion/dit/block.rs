@@ -1,12 +1,11 @@
 //! A transformer block: attention and a feed-forward, each modulated and gated by the conditioning.
 
-use anyroll_backends::ops::{GatedSum, gated_add, gated_sums_behind, modulated_norm};
+use anyroll_backends::ops::{GatedSum, attend, gated_add, gated_sums_behind, modulated_norm};
 use tch::Tensor;
 
-use super::{DitConfig, conditioned, trace_conditioned};
+use super::{DitConfig, conditioned};
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Params, trace_gated_sums, trace_modulated_norm};
-use crate::memory_trace::{TracedTensor, TracedWeights};
+use crate::diffusion::layers::{EPS, Linear, Params};
 use crate::model::{Unit, Weights};
 
 /// Positions of the layers in a block's unit.
@@ -52,31 +51,6 @@ impl Block {
         Ok(gated_sums_behind(&x.f_narrow(1, 0, 1)?, &[sum])?)
     }
 
-    /// Traces the memory of [`Self::forward`].
-    pub fn trace(&self, config: &DitConfig, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
-        let [condition, tokens] = trace_conditioned(x);
-        let modulation = self.modulation.trace(weights, &condition).chunk(2, 6);
-        let [shift1, scale1, gate1, shift2, scale2, gate2] = &modulation[..] else {
-            unreachable!("six chunks")
-        };
-
-        let [tokens, input] = trace_modulated_norm(&tokens, shift1, scale1);
-        let attended = self.trace_attention(config, weights, &input);
-        let tokens = trace_gated_sums(None, &[[&tokens, &attended, gate1]]);
-        let [tokens, input] = trace_modulated_norm(&tokens, shift2, scale2);
-        let [fc1, fc2] = self.feed_forward;
-        let out = fc2.trace(weights, &fc1.trace(weights, &input).activated());
-        trace_gated_sums(Some(&x.narrow(1, 1)), &[[&tokens, &out, gate2]])
-    }
-
-    fn trace_attention(&self, config: &DitConfig, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
-        let [images, patches, hidden] = x.size[..] else { unreachable!("tokens of images") };
-        let heads = config.heads as usize;
-        let qkv = self.qkv.trace(weights, x).permuted(&[3, images, heads, patches, hidden / heads]);
-        let [q, k, v] = [(); 3].map(|()| qkv.narrow(0, 1).view(&[images, heads, patches, hidden / heads]));
-        self.projection.trace(weights, &q.attended(&k, &v))
-    }
-
     /// Every patch attends to all patches of its image.
     fn attention(&self, config: &DitConfig, weights: &Weights, x: &Tensor) -> Result<Tensor> {
         let (patches, heads) = (x.size()[1], config.heads);
@@ -84,8 +58,7 @@ impl Block {
         let qkv = self.qkv.forward(weights, x)?.f_view(shape)?.f_permute([2, 0, 3, 1, 4])?;
         let [q, k, v] = [qkv.f_select(0, 0)?, qkv.f_select(0, 1)?, qkv.f_select(0, 2)?];
         let attended =
-            Tensor::f_scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, false, None, false)?;
-        let attended = attended.f_transpose(1, 2)?.f_reshape([-1, patches, config.hidden_size])?;
+            attend(&q, &k, &v, false)?.f_transpose(1, 2)?.f_reshape([-1, patches, config.hidden_size])?;
         self.projection.forward(weights, &attended)
     }
 }

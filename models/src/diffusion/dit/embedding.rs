@@ -5,8 +5,7 @@ use tch::Tensor;
 use super::DitConfig;
 use crate::Result;
 use crate::diffusion::DenoiseBatch;
-use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features, trace_two};
-use crate::memory_trace::{TracedTensor, TracedWeights};
+use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features};
 use crate::model::{Init, Unit, Weights};
 
 /// Positions of the layers in the embedding's unit.
@@ -53,19 +52,6 @@ impl Embedding {
         let class = weights.get(0, self.class).f_index_select(0, &batch.labels)?;
         let condition = time.f_add(&class)?.f_unsqueeze(1)?;
         Ok(Tensor::f_cat(&[condition, tokens], 1)?)
-    }
-
-    /// Traces the memory of [`Self::forward`].
-    pub fn trace(&self, config: &DitConfig, weights: &TracedWeights, latents: &TracedTensor) -> TracedTensor {
-        let (on, images, hidden) = (&latents.on, latents.size[0], config.hidden_size as usize);
-        let count = config.patches_per_row().pow(2) as usize;
-        let patches = latents.to(on.runs.size()).permuted(&[images, count, config.patch_len() as usize]);
-        let patches = patches.contiguous();
-        let tokens = self.patch.trace(weights, &patches).add(weights.get(0, self.position));
-        let time = trace_two(weights, self.time, &on.tensor(&[images, FREQUENCIES as usize]));
-        let class = weights.get(0, self.class).resized(&[images, hidden]);
-        let condition = time.add(&class).view(&[images, 1, hidden]);
-        TracedTensor::cat(&[&condition, &tokens], 1)
     }
 }
 

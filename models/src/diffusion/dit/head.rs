@@ -3,10 +3,9 @@
 use anyroll_backends::ops::modulated_norm;
 use tch::{Kind, Tensor};
 
-use super::{DitConfig, conditioned, trace_conditioned};
+use super::{DitConfig, conditioned};
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Params, trace_modulated_norm};
-use crate::memory_trace::{F32, TracedTensor, TracedWeights};
+use crate::diffusion::layers::{EPS, Linear, Params};
 use crate::model::{Unit, Weights};
 
 /// Positions of the layers in the head's unit.
@@ -38,15 +37,5 @@ impl Head {
         let apart = patches.f_view([-1, side, side, channels, p, p])?.f_permute([0, 3, 1, 4, 2, 5])?;
         let size = config.image_size;
         Ok(apart.f_reshape([-1, channels, size, size])?.f_to_kind(Kind::Float)?)
-    }
-
-    /// Traces the memory of [`Self::forward`].
-    pub fn trace(&self, config: &DitConfig, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
-        let [condition, tokens] = trace_conditioned(x);
-        let modulation = self.modulation.trace(weights, &condition).chunk(2, 2);
-        let [_same, input] = trace_modulated_norm(&tokens, &modulation[0], &modulation[1]);
-        let patches = self.projection.trace(weights, &input);
-        let [channels, side] = [config.channels, config.image_size].map(|it| it as usize);
-        patches.permuted(&[x.size[0], channels, side, side]).contiguous().to(F32)
     }
 }

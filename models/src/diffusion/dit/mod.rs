@@ -18,7 +18,6 @@ pub use config::DitConfig;
 
 use super::{DenoiseBatch, DenoiseSize};
 use crate::autograd::{AutogradModel, Layout};
-use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::Weights;
 use crate::{Error, Result};
 use block::Block;
@@ -65,17 +64,6 @@ impl Dit {
         [size.points, 1 + self.config.patches_per_row().pow(2) as usize, self.config.hidden_size as usize]
     }
 
-    /// Traces the memory of [`AutogradModel::run`].
-    pub(super) fn trace(&self, block: usize, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
-        if block == 0 {
-            return self.embedding.trace(&self.config, weights, x);
-        }
-        match self.blocks.get(block - 1) {
-            Some(block) => block.trace(&self.config, weights, x),
-            None => self.head.trace(&self.config, weights, x),
-        }
-    }
-
     fn check(&self, batch: &DenoiseBatch) -> Result<()> {
         let DitConfig { channels, image_size, .. } = self.config;
         let (found, wanted) = (batch.latents.size(), [channels, image_size, image_size]);
@@ -112,10 +100,4 @@ impl AutogradModel for Dit {
 /// Returns the conditioning `[B, 1, C]`, activated, and the patches `[B, T, C]` of a hidden tensor.
 fn conditioned(x: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((x.f_narrow(1, 0, 1)?.f_silu()?, x.f_narrow(1, 1, x.size()[1] - 1)?))
-}
-
-/// Traces the memory of [`conditioned`].
-fn trace_conditioned(x: &TracedTensor) -> [TracedTensor; 2] {
-    let condition = x.narrow(1, 1).activated();
-    [condition, x.narrow(1, x.size[1] - 1)]
 }

@@ -1,12 +1,13 @@
 //! A joint block: patches and text, each with their own weights, attend to all patches and text.
 
-use anyroll_backends::ops::{GatedSum, TokenKind, gated_add, gated_sums_behind, joint_heads, modulated_norm};
+use anyroll_backends::ops::{
+    self, GatedSum, TokenKind, gated_add, gated_sums_behind, joint_heads, modulated_norm,
+};
 use tch::Tensor;
 
 use super::Sd3Config;
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Lora, Params, split, trace_gated_sums, trace_modulated_norm};
-use crate::memory_trace::{Gradient, TracedTensor, TracedWeights};
+use crate::diffusion::layers::{EPS, Linear, Lora, Params, split};
 use crate::model::{ParamSpec, Unit, Weights};
 
 /// Positions of the layers in a block's unit.
@@ -116,72 +117,9 @@ impl Block {
         let words = GatedSum { x: &words, y: &of_feed_forward, gate: &of_words[5] };
         Ok(gated_sums_behind(&condition, &[words, patches])?)
     }
-
-    /// Traces the memory of [`Self::forward`].
-    pub fn trace(
-        &self,
-        config: &Sd3Config,
-        weights: &TracedWeights,
-        x: &TracedTensor,
-        text: usize,
-    ) -> TracedTensor {
-        let tokens = x.size[1] - 1 - text;
-        let [condition, words, patches] = &x.split(1, &[1, text, tokens])[..] else { unreachable!("three") };
-        let active = condition.activated();
-        let of_patches = self.patches.trace_modulation(weights, &active);
-        let of_words = self.text.trace_modulation(weights, &active);
-        let [mut patches, input] = trace_modulated_norm(patches, &of_patches[0], &of_patches[1]);
-        let patch_qkv = self.patches.attention.qkv.trace(weights, &input);
-        let [words, word_input] = trace_modulated_norm(words, &of_words[0], &of_words[1]);
-        let word_qkv = self.text.attention.qkv.trace(weights, &word_input);
-        let kinds = [(&self.patches.attention, &patch_qkv), (&self.text.attention, &word_qkv)];
-        let attended = trace_attention(config, weights, &kinds);
-        let saw = attended.split(1, &[tokens, text]);
-
-        let mut of_dual = None;
-        if let Some(dual) = &self.dual {
-            let input;
-            [patches, input] = trace_modulated_norm(&patches, &of_patches[6], &of_patches[7]);
-            let qkv = dual.qkv.trace(weights, &input);
-            of_dual =
-                Some(dual.trace_projection(weights, &trace_attention(config, weights, &[(dual, &qkv)])));
-        }
-        let out = self.patches.attention.trace_projection(weights, &saw[0]);
-        patches = trace_gated_sums(None, &[[&patches, &out, &of_patches[2]]]);
-        if let Some(out) = of_dual {
-            patches = trace_gated_sums(None, &[[&patches, &out, &of_patches[8]]]);
-        }
-        let [patches, of_feed_forward] = self.patches.trace_feed_forward(weights, &patches, &of_patches);
-        let patches = [&patches, &of_feed_forward, &of_patches[5]];
-        if self.text.feed_forward.is_none() {
-            return trace_gated_sums(Some(condition), &[patches]);
-        }
-        let out = self.text.attention.trace_projection(weights, &saw[1]);
-        let words = trace_gated_sums(None, &[[&words, &out, &of_words[2]]]);
-        let [words, of_feed_forward] = self.text.trace_feed_forward(weights, &words, &of_words);
-        trace_gated_sums(Some(condition), &[[&words, &of_feed_forward, &of_words[5]], patches])
-    }
 }
 
 impl Stream {
-    fn trace_modulation(&self, weights: &TracedWeights, active: &TracedTensor) -> Vec<TracedTensor> {
-        let all = self.modulation.trace(weights, active);
-        let parts = all.size[2] / active.size[2];
-        all.chunk(2, parts)
-    }
-
-    fn trace_feed_forward(
-        &self,
-        weights: &TracedWeights,
-        x: &TracedTensor,
-        modulation: &[TracedTensor],
-    ) -> [TracedTensor; 2] {
-        let (wide, narrow) = self.feed_forward.expect("a stream with an output has a feed-forward");
-        let [x, input] = trace_modulated_norm(x, &modulation[3], &modulation[4]);
-        let out = narrow.trace(weights, &wide.trace(weights, &input).activated());
-        [x, out]
-    }
-
     /// Returns the tokens, and the feed-forward's output for them. Uses the fourth and fifth tensor of
     /// `modulation` as shift and scale.
     fn feed_forward(&self, weights: &Weights, x: &Tensor, modulation: &[Tensor]) -> Result<(Tensor, Tensor)> {
@@ -204,53 +142,10 @@ impl Attention {
     }
 }
 
-impl Attention {
-    fn trace_projection(&self, weights: &TracedWeights, x: &TracedTensor) -> TracedTensor {
-        self.out.expect("a stream with an output has a projection").trace(weights, x)
-    }
-}
-
-/// Traces the memory of [`attend`]: queries, keys and values of each kind of tokens.
-fn trace_attention(
-    config: &Sd3Config,
-    weights: &TracedWeights,
-    kinds: &[(&Attention, &TracedTensor)],
-) -> TracedTensor {
-    let on = &kinds[0].1.on;
-    let (images, heads) = (kinds[0].1.size[0], config.num_attention_heads as usize);
-    let dim = config.attention_head_dim as usize;
-    let tokens = kinds.iter().map(|(_, qkv)| qkv.size[1]).sum();
-    let [q, k, v] = if on.runs.on_host {
-        let mut parts = [const { Vec::new() }; 3];
-        for (attention, qkv) in kinds {
-            let all = qkv.view(&[images, qkv.size[1], 3, heads * dim]);
-            let norms = attention.qk_norm.map(|(q, k)| [q, k].map(|norm| weights.get(0, norm)));
-            for (which, part) in parts.iter_mut().enumerate() {
-                let of_kind = all.narrow(2, 1).view(&[images, qkv.size[1], heads, dim]);
-                part.push(match norms.as_ref().and_then(|norms| norms.get(which)) {
-                    Some(norm) => of_kind.rms_normed(dim, norm),
-                    None => of_kind,
-                });
-            }
-        }
-        parts.map(|part| TracedTensor::cat(&part.iter().collect::<Vec<_>>(), 1))
-    } else {
-        let mut all = [(); 3].map(|()| on.tensor(&[images, tokens, heads, dim]));
-        let inputs: Vec<_> = kinds.iter().map(|(_, qkv)| (*qkv, Gradient::Own)).collect();
-        let saved: Vec<&TracedTensor> = kinds.iter().map(|(_, qkv)| *qkv).collect();
-        on.record(&inputs, &mut all.each_mut(), &saved, 0);
-        all
-    }
-    .map(|part| part.permuted(&[images, heads, tokens, dim]));
-    q.attended(&k, &v)
-}
-
 /// Runs attention over all kinds of tokens. Returns `[B, N, C]`, the kinds one after the other.
 fn attend(config: &Sd3Config, kinds: &[TokenKind]) -> Result<Tensor> {
     let [q, k, v] = joint_heads(kinds, config.num_attention_heads, EPS)?.map(|heads| heads.f_transpose(1, 2));
-    let out =
-        Tensor::f_scaled_dot_product_attention(&q?, &k?, &v?, None::<&Tensor>, 0.0, false, None, false)?;
-    Ok(out.f_transpose(1, 2)?.f_flatten(2, 3)?)
+    Ok(ops::attend(&q?, &k?, &v?, false)?.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 
 /// Lists a block's layers, whose sizes are multiples of the inner size.

@@ -4,8 +4,7 @@ use tch::Tensor;
 
 use super::{Sd3Config, position};
 use crate::Result;
-use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features, trace_two};
-use crate::memory_trace::{TracedTensor, TracedWeights};
+use crate::diffusion::layers::{FREQUENCIES, Linear, Params, time_features};
 use crate::model::{Unit, Weights};
 
 /// Positions of the layers in the embedding's unit.
@@ -60,29 +59,5 @@ impl Embedding {
         let condition = time.f_add(&pooled)?.f_unsqueeze(1)?;
         let text = self.context.forward(weights, &context.f_to_kind(kind)?)?;
         Ok(Tensor::f_cat(&[condition, text, tokens], 1)?)
-    }
-
-    /// Traces the memory of [`Self::forward`], with texts of `text` tokens.
-    pub fn trace(
-        &self,
-        config: &Sd3Config,
-        weights: &TracedWeights,
-        latents: &TracedTensor,
-        text: usize,
-    ) -> TracedTensor {
-        let (on, inner, side) = (&latents.on, config.inner_dim() as usize, config.patch_size as usize);
-        let images = latents.size[0];
-        let context = on.tensor(&[images, text, config.joint_attention_dim as usize]);
-        let pooled = on.tensor(&[images, config.pooled_projection_dim as usize]);
-        let size = [images, inner, latents.size[2] / side, latents.size[3] / side];
-        let patches = self.patch.trace_convolution(weights, &latents.to(on.runs.size()), &size);
-        let count = size[2] * size[3];
-        let tokens = patches.permuted(&[images, count, inner]).add(&on.tensor(&[count, inner]));
-        let features = on.tensor(&[images, FREQUENCIES as usize]);
-        let time = trace_two(weights, self.time, &features);
-        let pooled = trace_two(weights, self.pooled, &pooled);
-        let condition = time.add(&pooled).view(&[images, 1, inner]);
-        let text = self.context.trace(weights, &context);
-        TracedTensor::cat(&[&condition, &text, &tokens], 1)
     }
 }

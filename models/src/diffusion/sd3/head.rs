@@ -5,8 +5,7 @@ use tch::{Kind, Tensor};
 
 use super::Sd3Config;
 use crate::Result;
-use crate::diffusion::layers::{EPS, Linear, Params, trace_modulated_norm};
-use crate::memory_trace::{F32, TracedTensor, TracedWeights};
+use crate::diffusion::layers::{EPS, Linear, Params};
 use crate::model::{Unit, Weights};
 
 /// Positions of the layers in the head's unit.
@@ -44,22 +43,5 @@ impl Head {
         let (rows, columns) = (latents[2] / p, latents[3] / p);
         let apart = out.f_view([-1, rows, columns, p, p, channels])?.f_permute([0, 5, 1, 3, 2, 4])?;
         Ok(apart.f_reshape([-1, channels, rows * p, columns * p])?.f_to_kind(Kind::Float)?)
-    }
-
-    /// Traces the memory of [`Self::forward`], for latents of these sides.
-    pub fn trace(
-        &self,
-        config: &Sd3Config,
-        weights: &TracedWeights,
-        x: &TracedTensor,
-        sides: &[usize; 3],
-    ) -> TracedTensor {
-        let active = x.narrow(1, 1).activated();
-        let modulation = self.modulation.trace(weights, &active).chunk(2, 2);
-        let patches = x.narrow(1, x.size[1] - 1);
-        let [_same, input] = trace_modulated_norm(&patches, &modulation[1], &modulation[0]);
-        let out = self.projection.trace(weights, &input);
-        let size = [x.size[0], config.out_channels as usize, sides[1], sides[2]];
-        out.permuted(&size).contiguous().to(F32)
     }
 }

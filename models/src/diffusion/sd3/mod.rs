@@ -22,7 +22,6 @@ pub(crate) use position::PositionTable;
 use super::layers::stacked;
 use super::{DenoiseBatch, DenoiseSize, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
-use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::{Unit, Weights};
 use crate::{Error, Result};
 use block::Block;
@@ -89,25 +88,24 @@ impl Sd3 {
         [size.points, 1 + text + patches, self.config.inner_dim() as usize]
     }
 
-    /// Traces the memory of [`AutogradModel::run`].
-    pub(super) fn trace(
+    /// Runs a block on these texts.
+    pub(super) fn run_on(
         &self,
         block: usize,
-        weights: &TracedWeights,
-        x: &TracedTensor,
-        size: &DenoiseSize,
-    ) -> TracedTensor {
+        weights: &Weights,
+        x: &Tensor,
+        batch: &DenoiseBatch,
+        texts: &Texts,
+    ) -> Result<Tensor> {
         if block == 0 {
-            return self.embedding.trace(&self.config, weights, x, size.text);
+            let (context, pooled) = texts.of(&batch.labels)?;
+            let text = (&context, &pooled.expect("checked with the texts"));
+            return self.embedding.forward(weights, x, &batch.sigmas, text, &self.places.beside(x)?);
         }
         match self.blocks.get(block - 1) {
-            Some(block) => block.trace(&self.config, weights, x, size.text),
-            None => self.head.trace(&self.config, weights, x, &size.sides),
+            Some(block) => block.forward(&self.config, weights, x, texts.tokens()),
+            None => self.head.forward(&self.config, weights, x, &batch.latents.size()),
         }
-    }
-
-    fn texts(&self) -> Result<&Texts> {
-        Texts::of_model(&self.texts)
     }
 
     fn check(&self, batch: &DenoiseBatch) -> Result<()> {
@@ -144,13 +142,7 @@ impl AutogradModel for Sd3 {
     fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &DenoiseBatch) -> Result<Tensor> {
         if block == 0 {
             self.check(batch)?;
-            let (context, pooled) = self.texts()?.of(&batch.labels)?;
-            let text = (&context, &pooled.expect("checked with the texts"));
-            return self.embedding.forward(weights, x, &batch.sigmas, text, &self.places.get());
         }
-        match self.blocks.get(block - 1) {
-            Some(block) => block.forward(&self.config, weights, x, self.texts()?.tokens()),
-            None => self.head.forward(&self.config, weights, x, &batch.latents.size()),
-        }
+        self.run_on(block, weights, x, batch, Texts::of_model(&self.texts)?)
     }
 }

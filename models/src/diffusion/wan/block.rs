@@ -1,12 +1,11 @@
 //! A block: patches attend to each other and to the text, and pass through a feed-forward.
 
-use anyroll_backends::ops::{GatedSum, gated_add, gated_sums_behind, modulated_norm};
+use anyroll_backends::ops::{GatedSum, attend, gated_add, gated_sums_behind, modulated_norm, rms_normed};
 use tch::Tensor;
 
 use super::{ROWS, WanConfig, rotary};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, split, trace_gated_sums, trace_modulated_norm};
-use crate::memory_trace::{F32, TracedTensor, TracedWeights};
+use crate::diffusion::layers::{Linear, Params, split};
 use crate::model::{Init, Weights};
 
 /// Positions of the layers in a block's unit.
@@ -81,67 +80,6 @@ impl Block {
         Ok(gated_sums_behind(&before, &[GatedSum { x: &patches, y: &out, gate: gate2 }])?)
     }
 
-    /// Traces the memory of [`Self::forward`].
-    pub fn trace(
-        &self,
-        config: &WanConfig,
-        weights: &TracedWeights,
-        x: &TracedTensor,
-        text: usize,
-    ) -> TracedTensor {
-        let [rows, inner] = [ROWS as usize, config.inner_dim() as usize];
-        let tokens = x.size[1] - rows - text;
-        let turns = [(); 2].map(|()| x.on.of(&[1, tokens, 1, config.attention_head_dim as usize / 2], F32));
-        let parts = x.split(1, &[rows + text, tokens]);
-        let [before, patches] = &parts[..] else { unreachable!("two parts") };
-        let words = before.narrow(1, text);
-        let modulation = before.narrow(1, 6).add(weights.get(0, self.modulation)).chunk(1, 6);
-        let [shift1, scale1, gate1, shift2, scale2, gate2] = &modulation[..] else {
-            unreachable!("six rows")
-        };
-
-        let [patches, input] = trace_modulated_norm(patches, shift1, scale1);
-        let attended = self.trace_attention(config, weights, &input, &turns);
-        let patches = trace_gated_sums(None, &[[&patches, &attended, gate1]]);
-        let input = self.norm.map_or(patches.clone(), |norm| norm.trace_norm(weights, &patches, inner));
-        let patches = patches.add(&self.trace_reading(config, weights, &input, &words));
-        let [patches, input] = trace_modulated_norm(&patches, shift2, scale2);
-        let [wide, narrow] = self.feed_forward;
-        let out = narrow.trace(weights, &wide.trace(weights, &input).activated());
-        trace_gated_sums(Some(before), &[[&patches, &out, gate2]])
-    }
-
-    fn trace_attention(
-        &self,
-        config: &WanConfig,
-        weights: &TracedWeights,
-        x: &TracedTensor,
-        turns: &[TracedTensor; 2],
-    ) -> TracedTensor {
-        let inner = config.inner_dim() as usize;
-        let qkv = self.qkv.trace(weights, x).chunk(2, 3);
-        let [q_norm, k_norm] = self.own_norms.map(|norm| weights.get(0, norm));
-        let turned =
-            |x: &TracedTensor, norm| rotary::trace(&trace_heads(config, &x.rms_normed(inner, norm)), turns);
-        let (q, k) = (turned(&qkv[0], q_norm), turned(&qkv[1], k_norm));
-        self.own_out.trace(weights, &trace_attended(&q, &k, &trace_heads(config, &qkv[2])))
-    }
-
-    fn trace_reading(
-        &self,
-        config: &WanConfig,
-        weights: &TracedWeights,
-        x: &TracedTensor,
-        words: &TracedTensor,
-    ) -> TracedTensor {
-        let inner = config.inner_dim() as usize;
-        let kv = self.kv.trace(weights, words).chunk(2, 2);
-        let [q_norm, k_norm] = self.text_norms.map(|norm| weights.get(0, norm));
-        let q = trace_heads(config, &self.q.trace(weights, x).rms_normed(inner, q_norm));
-        let k = trace_heads(config, &kv[0].rms_normed(inner, k_norm));
-        self.text_out.trace(weights, &trace_attended(&q, &k, &trace_heads(config, &kv[1])))
-    }
-
     /// Every patch attends to all patches.
     fn attend(
         &self,
@@ -180,24 +118,10 @@ fn heads(config: &WanConfig, x: &Tensor) -> Result<Tensor> {
 /// Runs attention over heads `[B, N, H, D]`. Returns `[B, N, C]`.
 fn attention(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     let [q, k, v] = [q.f_transpose(1, 2)?, k.f_transpose(1, 2)?, v.f_transpose(1, 2)?];
-    let mask = None::<&Tensor>;
-    let out = Tensor::f_scaled_dot_product_attention(&q, &k, &v, mask, 0.0, false, None, false)?;
-    Ok(out.f_transpose(1, 2)?.f_flatten(2, 3)?)
-}
-
-/// Traces the memory of [`heads`].
-fn trace_heads(config: &WanConfig, x: &TracedTensor) -> TracedTensor {
-    let (heads, dim) = (config.num_attention_heads as usize, config.attention_head_dim as usize);
-    x.view(&[x.size[0], x.size[1], heads, dim])
-}
-
-/// Traces the memory of [`attention`].
-fn trace_attended(q: &TracedTensor, k: &TracedTensor, v: &TracedTensor) -> TracedTensor {
-    let [q, k, v] = [q, k, v].map(|x| x.permuted(&[x.size[0], x.size[2], x.size[1], x.size[3]]));
-    q.attended(&k, &v)
+    Ok(attend(&q, &k, &v, false)?.f_transpose(1, 2)?.f_flatten(2, 3)?)
 }
 
 /// Norms all heads together.
 fn rms_norm(config: &WanConfig, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-    Ok(x.f_rms_norm([config.inner_dim()], Some(weight), config.eps)?)
+    Ok(rms_normed(x, weight, config.eps)?)
 }

@@ -4,8 +4,7 @@ use tch::Tensor;
 
 use super::WanConfig;
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, time_features, trace_two};
-use crate::memory_trace::{TracedTensor, TracedWeights};
+use crate::diffusion::layers::{Linear, Params, time_features};
 use crate::model::Weights;
 
 /// Positions of the layers in the embedding's unit.
@@ -60,26 +59,5 @@ impl Embedding {
         let words = first.forward(weights, &text.f_to_kind(kind)?)?.f_gelu("tanh")?;
         let words = second.forward(weights, &words)?;
         Ok(Tensor::f_cat(&[time.f_unsqueeze(1)?, modulation, words, tokens], 1)?)
-    }
-
-    /// Traces the memory of [`Self::forward`], with texts of `text` tokens.
-    pub fn trace(
-        &self,
-        config: &WanConfig,
-        weights: &TracedWeights,
-        latents: &TracedTensor,
-        text: usize,
-    ) -> TracedTensor {
-        let (on, videos, inner) = (&latents.on, latents.size[0], config.inner_dim() as usize);
-        let words = on.tensor(&[videos, text, config.text_dim as usize]);
-        let grid = [0, 1, 2].map(|axis| latents.size[2 + axis] / config.patch_size[axis] as usize);
-        let size = [&[videos, inner], &grid[..]].concat();
-        let patches = self.patch.trace_convolution(weights, &latents.to(on.runs.size()), &size);
-        let tokens = patches.permuted(&[videos, grid.iter().product(), inner]);
-        let time = trace_two(weights, self.time, &on.tensor(&[videos, config.freq_dim as usize]));
-        let modulation = self.modulation.trace(weights, &time.activated()).view(&[videos, 6, inner]);
-        let [first, second] = self.text;
-        let words = second.trace(weights, &first.trace(weights, &words).activated());
-        TracedTensor::cat(&[&time.view(&[videos, 1, inner]), &modulation, &words, &tokens], 1)
     }
 }

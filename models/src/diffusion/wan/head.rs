@@ -5,8 +5,7 @@ use tch::{Kind, Tensor};
 
 use super::{ROWS, WanConfig};
 use crate::Result;
-use crate::diffusion::layers::{Linear, Params, trace_modulated_norm};
-use crate::memory_trace::{F32, TracedTensor, TracedWeights};
+use crate::diffusion::layers::{Linear, Params};
 use crate::model::{Init, Weights};
 
 /// Positions of the layers in the head's unit.
@@ -46,21 +45,5 @@ impl Head {
         let apart = out.f_view(&[-1, frames, rows, columns, t, h, w, channels][..])?;
         let apart = apart.f_permute([0, 7, 1, 4, 2, 5, 3, 6])?;
         Ok(apart.f_reshape([-1, channels, frames * t, rows * h, columns * w])?.f_to_kind(Kind::Float)?)
-    }
-
-    /// Traces the memory of [`Self::forward`], with texts of `text` tokens and latents of these sides.
-    pub fn trace(
-        &self,
-        config: &WanConfig,
-        weights: &TracedWeights,
-        x: &TracedTensor,
-        (text, sides): (usize, &[usize; 3]),
-    ) -> TracedTensor {
-        let patches = x.narrow(1, x.size[1] - ROWS as usize - text);
-        let modulation = weights.get(0, self.modulation).add(&x.narrow(1, 1)).chunk(1, 2);
-        let [_same, input] = trace_modulated_norm(&patches, &modulation[0], &modulation[1]);
-        let out = self.projection.trace(weights, &input);
-        let size = [&[x.size[0], config.in_channels as usize], &sides[..]].concat();
-        out.permuted(&size).contiguous().to(F32)
     }
 }

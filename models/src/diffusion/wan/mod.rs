@@ -27,7 +27,6 @@ pub use vae::{VideoLatentSize, WanVaeConfig, WanVaeDecoder, WanVaeTape};
 use super::layers::{Params, stacked};
 use super::{DenoiseBatch, DenoiseSize, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
-use crate::memory_trace::{TracedTensor, TracedWeights};
 use crate::model::{ParamSpec, Unit, Weights};
 use crate::{Error, Result};
 use block::Block;
@@ -56,6 +55,7 @@ struct Points<'a> {
     x: &'a Tensor,
     sigmas: &'a Tensor,
     labels: &'a Tensor,
+    texts: &'a Texts,
     /// Patches in time, per column and per row.
     grid: [i64; 3],
 }
@@ -111,26 +111,17 @@ impl Wan {
         [size.points, rows, self.config.inner_dim() as usize]
     }
 
-    /// Traces the memory of [`AutogradModel::run`]. Both transformers of a pair have one shape, and each
-    /// point goes through one of them.
-    pub(super) fn trace(
+    /// Runs a block of the first transformer on these texts, whatever the sigmas are.
+    pub(super) fn run_first(
         &self,
         block: usize,
-        weights: &TracedWeights,
-        x: &TracedTensor,
-        size: &DenoiseSize,
-    ) -> TracedTensor {
-        if block == 0 {
-            return self.embeddings[0].trace(&self.config, weights, x, size.text);
-        }
-        match self.blocks.get(block - 1) {
-            Some(blocks) => blocks[0].trace(&self.config, weights, x, size.text),
-            None => self.heads[0].trace(&self.config, weights, x, (size.text, &size.sides)),
-        }
-    }
-
-    fn texts(&self) -> Result<&Texts> {
-        Texts::of_model(&self.texts)
+        weights: &Weights,
+        x: &Tensor,
+        batch: &DenoiseBatch,
+        texts: &Texts,
+    ) -> Result<Tensor> {
+        let DenoiseBatch { sigmas, labels, .. } = batch;
+        self.run_expert(0, block, weights, &Points { x, sigmas, labels, texts, grid: self.grid(batch)? })
     }
 
     /// Returns the number of patches in time, per column and per row.
@@ -172,7 +163,8 @@ impl AutogradModel for Wan {
     }
 
     fn run(&self, block: usize, weights: &Weights, x: &Tensor, batch: &DenoiseBatch) -> Result<Tensor> {
-        let points = Points { x, sigmas: &batch.sigmas, labels: &batch.labels, grid: self.grid(batch)? };
+        let (DenoiseBatch { sigmas, labels, .. }, grid) = (batch, self.grid(batch)?);
+        let points = Points { x, sigmas, labels, texts: Texts::of_model(&self.texts)?, grid };
         let of_second = self.of_second(&batch.sigmas)?;
         match (of_second.contains(&false), of_second.contains(&true)) {
             (_, false) => self.run_expert(0, block, weights, &points),
@@ -191,16 +183,16 @@ impl Wan {
 
     /// Runs a block of the transformer `expert`.
     fn run_expert(&self, expert: usize, block: usize, weights: &Weights, points: &Points) -> Result<Tensor> {
-        let (config, texts, grid) = (&self.config, self.texts()?, points.grid);
+        let &Points { texts, grid, .. } = points;
+        let config = &self.config;
         if block == 0 {
             let (text, _) = texts.of(points.labels)?;
             return self.embeddings[expert].forward(config, weights, points.x, points.sigmas, &text);
         }
         match self.blocks.get(block - 1) {
             Some(blocks) => {
-                let [cos, sin] = &self.turns;
-                let turns =
-                    [rotary::of_grid(config, &cos.get(), grid)?, rotary::of_grid(config, &sin.get(), grid)?];
+                let [cos, sin] = self.turns.each_ref().map(|turn| turn.beside(points.x));
+                let turns = [rotary::of_grid(config, &cos?, grid)?, rotary::of_grid(config, &sin?, grid)?];
                 blocks[expert].forward(config, weights, points.x, texts.tokens(), &turns)
             }
             None => self.heads[expert].forward(config, weights, points.x, texts.tokens(), grid),
@@ -221,7 +213,7 @@ impl Wan {
         for (expert, numbers) in [&first, &second].into_iter().enumerate() {
             let own = |all: &Tensor| all.f_index_select(0, &indices(numbers, all.device())?);
             let (x, sigmas, labels) = (own(points.x)?, own(points.sigmas)?, own(points.labels)?);
-            let own = Points { x: &x, sigmas: &sigmas, labels: &labels, grid: points.grid };
+            let own = Points { x: &x, sigmas: &sigmas, labels: &labels, ..*points };
             outputs.push(self.run_expert(expert, block, weights, &own)?);
         }
         let outputs = Tensor::f_cat(&outputs, 0)?;

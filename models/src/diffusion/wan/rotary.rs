@@ -5,7 +5,6 @@ use tch::{Kind, Tensor};
 
 use super::WanConfig;
 use crate::Result;
-use crate::memory_trace::TracedTensor;
 
 const MAX_PERIOD: f64 = 10_000.0;
 
@@ -52,16 +51,4 @@ pub(super) fn turn(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
     let first = a.f_mul(cos)?.f_sub(&b.f_mul(sin)?)?;
     let second = a.f_mul(sin)?.f_add(&b.f_mul(cos)?)?;
     Ok(Tensor::f_stack(&[first, second], 4)?.f_flatten(3, 4)?.f_to_kind(x.kind())?)
-}
-
-/// Traces the memory of [`turn`].
-pub(super) fn trace(x: &TracedTensor, [cos, sin]: &[TracedTensor; 2]) -> TracedTensor {
-    let [batch, tokens, heads, dim] = x.size[..] else { unreachable!("heads have four dimensions") };
-    let pairs = x.view(&[batch, tokens, heads, dim / 2, 2]);
-    let half = || pairs.narrow(4, 1).view(&[batch, tokens, heads, dim / 2]);
-    let (a, b) = (half(), half());
-    let first = a.mul(cos).add(&b.mul(sin));
-    let second = a.mul(sin).add(&b.mul(cos));
-    let [first, second] = [first, second].map(|x| x.view(&[batch, tokens, heads, dim / 2, 1]));
-    TracedTensor::cat(&[&first, &second], 4).view(&[batch, tokens, heads, dim]).to(x.element)
 }

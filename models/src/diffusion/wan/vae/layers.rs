@@ -1,5 +1,6 @@
 //! Layers of the video decoder.
 
+use anyroll_backends::ops;
 use tch::{Kind, Tensor};
 
 use super::frame_cache::FrameCache;
@@ -156,10 +157,7 @@ fn attend(weights: &Weights, x: &Tensor, norm: usize, qkv: Linear, out: Linear) 
         let pixels =
             qkv.convolve(weights, &normed, 0)?.f_flatten(2, -1)?.f_transpose(1, 2)?.f_unsqueeze(1)?;
         let parts = pixels.f_chunk(3, -1)?;
-        let none = None::<&Tensor>;
-        let attended = Tensor::f_scaled_dot_product_attention(
-            &parts[0], &parts[1], &parts[2], none, 0.0, false, None, false,
-        )?;
+        let attended = ops::attend(&parts[0], &parts[1], &parts[2], false)?;
         let attended = attended.f_squeeze_dim(1)?.f_transpose(1, 2)?.f_reshape(frames.size())?;
         Ok(frames.f_add(&out.convolve(weights, &attended, 0)?)?)
     })

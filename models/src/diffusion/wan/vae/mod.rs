@@ -24,6 +24,7 @@ pub use gradient::WanVaeTape;
 
 use crate::Result;
 use crate::diffusion::layers::Params;
+use crate::measured::Memo;
 use crate::model::{Init, Unit, Weights};
 use frame_cache::FrameCache;
 use layers::{Layer, Repeat, cube};
@@ -34,6 +35,7 @@ pub struct WanVaeDecoder {
     config: WanVaeConfig,
     units: Vec<Unit>,
     layers: Vec<Layer>,
+    measured: Memo<usize>,
 }
 
 impl WanVaeDecoder {
@@ -69,7 +71,8 @@ impl WanVaeDecoder {
             before = if config.is_residual || doubled.is_none() { own } else { own / 2 };
         }
         blocks.output(&config, before);
-        Ok(WanVaeDecoder { config, units: blocks.units, layers: blocks.layers })
+        let Blocks { units, layers } = blocks;
+        Ok(WanVaeDecoder { config, units, layers, measured: Memo::default() })
     }
 
     /// Returns the shape.
