@@ -8,8 +8,7 @@ use anyroll_backends::ops::Store;
 use tch::Tensor;
 
 use crate::Result;
-use crate::footprint::BlockBytes;
-use crate::measured::Memo;
+use crate::footprint::{BlockBytes, Memo};
 use crate::model::{Grads, Model, Output, OutputGrad, ParamSpec, Saved, Unit, Weights};
 
 /// A [`Model`] whose blocks are functions from one tensor to one tensor.

@@ -1,7 +1,12 @@
 //! [`Footprint`]: the memory of a pass, computed without a batch, weights or a device.
 
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::sync::{Mutex, PoisonError};
+
 use anyroll_backends::DType;
 
+use crate::Result;
 use crate::model::Model;
 
 /// Memory of the libtorch tensors that one block creates and keeps, in bytes. Weights and their gradients do
@@ -50,4 +55,29 @@ pub trait Footprint: Model {
     /// Returns the bytes of a pass of `block` over a batch of this size. `weights_last` is true if the
     /// weights stay in place from forward to backward ([`Weights::lasting`](crate::model::Weights::lasting)).
     fn block_bytes(&self, block: usize, size: &Self::Size, runs: Runs, weights_last: bool) -> BlockBytes;
+}
+
+/// Measured bytes, kept under what was asked: the plans of a run's choices ask for the same many times.
+#[derive(Debug)]
+pub(crate) struct Memo<V>(Mutex<HashMap<String, V>>);
+
+impl<V> Default for Memo<V> {
+    fn default() -> Self {
+        Memo(Mutex::default())
+    }
+}
+
+impl<V: Copy> Memo<V> {
+    /// Returns the bytes for `asked`, which `measure` finds at the first time. What is measured runs with values, too, so that
+    /// a failure is an error in the program.
+    pub fn once(&self, asked: impl Debug, measure: impl FnOnce() -> Result<V>) -> V {
+        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let asked = format!("{asked:?}");
+        if let Some(&found) = known().get(&asked) {
+            return found;
+        }
+        let found = measure().expect("a function that is measured runs");
+        known().insert(asked, found);
+        found
+    }
 }

@@ -1,9 +1,5 @@
 //! Memory of functions that libtorch differentiates: they run on tensors without values ([`anyroll_backends::paper`]).
 
-use std::collections::HashMap;
-use std::fmt::Debug;
-use std::sync::{Mutex, PoisonError};
-
 use anyroll_backends::paper::Meter;
 use tch::{Kind, Tensor};
 
@@ -48,25 +44,51 @@ impl Paper {
         Ok((result, self.meter.peak() - base))
     }
 
-    /// Returns the memory of a block of `model`, which is the function `run` of its weights and of `x`, as
-    /// [`crate::autograd`] runs it. `input_grad` is true if `x` needs a gradient.
+    /// Returns the memory of a block of `model`, as [`crate::autograd`] runs it. `run` is the function of each block: of its
+    /// index, its weights and its input. `input` is that of the first block, and true if it needs a gradient.
     pub fn block_bytes(
         &self,
         model: &impl Model,
         block: usize,
-        (x, input_grad): (&Tensor, bool),
+        input: (&Tensor, bool),
         weights_last: bool,
+        run: impl Fn(usize, &Weights, &Tensor) -> Result<Tensor>,
+    ) -> Result<BlockBytes> {
+        let mut x = input.0.shallow_clone();
+        for before in 0..block {
+            x = self.with_weights(model, before, |weights| run(before, weights, &x))?;
+        }
+        let input = (&x, block > 0 || input.1);
+        self.with_weights(model, block, |weights| {
+            self.bytes_of_run(model, block, (weights, weights_last), input, |weights, x| {
+                run(block, weights, x)
+            })
+        })
+    }
+
+    fn with_weights<R>(
+        &self,
+        model: &impl Model,
+        block: usize,
+        work: impl FnOnce(&Weights) -> Result<R>,
+    ) -> Result<R> {
+        let units = model.units_of(block).iter().map(|&unit| self.params(&model.units()[unit]));
+        let params = units.collect::<Result<Vec<_>>>()?;
+        work(&Weights::new(&params.iter().map(Vec::as_slice).collect::<Vec<_>>()))
+    }
+
+    fn bytes_of_run(
+        &self,
+        model: &impl Model,
+        block: usize,
+        (weights, weights_last): (&Weights, bool),
+        (x, input_grad): (&Tensor, bool),
         run: impl Fn(&Weights, &Tensor) -> Result<Tensor>,
     ) -> Result<BlockBytes> {
-        let units: Vec<&Unit> = model.units_of(block).iter().map(|&unit| &model.units()[unit]).collect();
-        let params = units.iter().map(|unit| self.params(unit)).collect::<Result<Vec<_>>>()?;
-        let views: Vec<&[Tensor]> = params.iter().map(Vec::as_slice).collect();
-        let weights = Weights::new(&views);
-        let (output, scoring) = self.peak(|| Ok(bytes(&run(&weights, x)?)))?;
-
+        let (output, scoring) = self.peak(|| Ok(bytes(&run(weights, x)?)))?;
         let base = self.meter.live();
-        let trains = |unit: usize| units[unit].trainable;
-        let record = || Graph::record(&weights, trains, &[(x, input_grad)], one_to_one(&run));
+        let trains = |unit: usize| model.units()[model.units_of(block)[unit]].trainable;
+        let record = || Graph::record(weights, trains, &[(x, input_grad)], one_to_one(&run));
         let (graph, forward) = self.peak(record)?;
         let kept = self.meter.live() - base;
         let is_followed = graph.outputs[0].requires_grad();
@@ -96,29 +118,4 @@ impl Paper {
 /// Returns the bytes of a tensor's values.
 pub(crate) fn bytes(tensor: &Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
-}
-
-/// Measured bytes, kept under what was asked: the plans of a run's choices ask for the same many times.
-#[derive(Debug)]
-pub(crate) struct Memo<V>(Mutex<HashMap<String, V>>);
-
-impl<V> Default for Memo<V> {
-    fn default() -> Self {
-        Memo(Mutex::default())
-    }
-}
-
-impl<V: Copy> Memo<V> {
-    /// Returns the bytes for `asked`, which `measure` finds at the first time. What is measured runs with values, too, so that
-    /// a failure is an error in the program.
-    pub fn once(&self, asked: impl Debug, measure: impl FnOnce() -> Result<V>) -> V {
-        let known = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let asked = format!("{asked:?}");
-        if let Some(&found) = known().get(&asked) {
-            return found;
-        }
-        let found = measure().expect("a function that is measured runs");
-        known().insert(asked, found);
-        found
-    }
 }

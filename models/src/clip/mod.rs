@@ -17,8 +17,8 @@ use crate::Result;
 use crate::autograd::Graph;
 use crate::diffusion::layers::{Linear, Params};
 use crate::error::check_config;
-use crate::footprint::Runs;
-use crate::measured::{Memo, Paper};
+use crate::footprint::{Memo, Runs};
+use crate::measured::Paper;
 use crate::model::{Init, Unit, Weights};
 use tower::Tower;
 

@@ -50,12 +50,8 @@ impl Transformer {
             latents_grad: size.latents_grad,
         };
         let texts = self.texts_on(&paper, size.text)?;
-        let input = match block {
-            0 => batch.latents.shallow_clone(),
-            _ => paper.tensor(&self.hidden(block, size))?,
-        };
-        let input = (&input, block > 0 || size.latents_grad);
-        paper.block_bytes(self, block, input, weights_last, |weights, x| {
+        let input = (&batch.latents, size.latents_grad);
+        paper.block_bytes(self, block, input, weights_last, |block, weights, x| {
             self.run_first(block, weights, x, &batch, texts.as_ref())
         })
     }
@@ -94,15 +90,6 @@ impl Transformer {
             Self::Dit(dit) => vec![size.points, dit.config().channels as usize, height, width],
             Self::Sd3(sd3) => vec![size.points, sd3.config().in_channels as usize, height, width],
             Self::Wan(wan) => vec![size.points, wan.config().in_channels as usize, frames, height, width],
-        }
-    }
-
-    /// Returns the input shape of an inner block or the last one: `[B, N, C]`.
-    fn hidden(&self, block: usize, size: &DenoiseSize) -> [usize; 3] {
-        match self {
-            Self::Dit(dit) => dit.hidden(size),
-            Self::Sd3(sd3) => sd3.hidden(block, size),
-            Self::Wan(wan) => wan.hidden(size),
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::autograd::{AutogradModel, Layout};
 use crate::error::check_config;
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::measured::Paper;
-use crate::model::{Model, Unit, Weights};
+use crate::model::{Unit, Weights};
 
 /// The shape of a [`VaeDecoder`], with the field names of diffusers' `config.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -177,13 +177,8 @@ impl VaeDecoder {
         let paper = Paper::new(runs)?;
         let latents = [size.images, self.config.latent_channels as usize, size.sides[0], size.sides[1]];
         let batch = LatentBatch { latents: paper.of_kind(&latents, Kind::Float)?, latents_grad: true };
-        let mut x = batch.latents.shallow_clone();
-        for before in 0..block {
-            let params = paper.params(&self.units()[before])?;
-            x = self.run(before, &Weights::new(&[&params]), &x, &batch)?;
-        }
-        let run = |weights: &Weights, x: &Tensor| self.run(block, weights, x, &batch);
-        paper.block_bytes(self, block, (&x, true), weights_last, run)
+        let run = |block: usize, weights: &Weights, x: &Tensor| self.run(block, weights, x, &batch);
+        paper.block_bytes(self, block, (&batch.latents, true), weights_last, run)
     }
 }
 

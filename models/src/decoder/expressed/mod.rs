@@ -30,8 +30,7 @@ use super::lora::Lora;
 use crate::Result;
 use crate::autograd::{Graph, store, trained};
 use crate::error::check_config;
-use crate::footprint::BlockBytes;
-use crate::measured::Memo;
+use crate::footprint::{BlockBytes, Memo};
 use crate::model::{Grads, Saved, Unit, Weights};
 use pass::{Matrix, Params, Pass};
 

@@ -16,7 +16,7 @@ use tch::Tensor;
 
 pub use config::DitConfig;
 
-use super::{DenoiseBatch, DenoiseSize};
+use super::DenoiseBatch;
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::Weights;
 use crate::{Error, Result};
@@ -57,11 +57,6 @@ impl Dit {
     /// Returns the shape.
     pub fn config(&self) -> &DitConfig {
         &self.config
-    }
-
-    /// Returns the input shape of every block after the first.
-    pub(super) fn hidden(&self, size: &DenoiseSize) -> [usize; 3] {
-        [size.points, 1 + self.config.patches_per_row().pow(2) as usize, self.config.hidden_size as usize]
     }
 
     fn check(&self, batch: &DenoiseBatch) -> Result<()> {

@@ -20,7 +20,7 @@ pub use config::Sd3Config;
 pub(crate) use position::PositionTable;
 
 use super::layers::stacked;
-use super::{DenoiseBatch, DenoiseSize, Lora, Shared, Texts};
+use super::{DenoiseBatch, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::{Unit, Weights};
 use crate::{Error, Result};
@@ -78,14 +78,6 @@ impl Sd3 {
     /// Returns the shape.
     pub fn config(&self) -> &Sd3Config {
         &self.config
-    }
-
-    /// Returns the input shape of every block after the first.
-    pub(super) fn hidden(&self, block: usize, size: &DenoiseSize) -> [usize; 3] {
-        let patch = self.config.patch_size as usize;
-        let patches = size.sides[1] / patch * (size.sides[2] / patch);
-        let text = if block > self.blocks.len() { 0 } else { size.text };
-        [size.points, 1 + text + patches, self.config.inner_dim() as usize]
     }
 
     /// Runs a block on these texts.

@@ -25,7 +25,7 @@ pub use config::{EXPERTS, WanConfig};
 pub use vae::{VideoLatentSize, WanVaeConfig, WanVaeDecoder, WanVaeTape};
 
 use super::layers::{Params, stacked};
-use super::{DenoiseBatch, DenoiseSize, Lora, Shared, Texts};
+use super::{DenoiseBatch, Lora, Shared, Texts};
 use crate::autograd::{AutogradModel, Layout};
 use crate::model::{ParamSpec, Unit, Weights};
 use crate::{Error, Result};
@@ -102,13 +102,6 @@ impl Wan {
     /// Returns the shape.
     pub fn config(&self) -> &WanConfig {
         &self.config
-    }
-
-    /// Returns the input shape of every block after the first.
-    pub(super) fn hidden(&self, size: &DenoiseSize) -> [usize; 3] {
-        let patches = (0..3).map(|axis| size.sides[axis] / self.config.patch_size[axis] as usize);
-        let rows = ROWS as usize + size.text + patches.product::<usize>();
-        [size.points, rows, self.config.inner_dim() as usize]
     }
 
     /// Runs a block of the first transformer on these texts, whatever the sigmas are.

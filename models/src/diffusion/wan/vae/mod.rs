@@ -24,7 +24,7 @@ pub use gradient::WanVaeTape;
 
 use crate::Result;
 use crate::diffusion::layers::Params;
-use crate::measured::Memo;
+use crate::footprint::Memo;
 use crate::model::{Init, Unit, Weights};
 use frame_cache::FrameCache;
 use layers::{Layer, Repeat, cube};
