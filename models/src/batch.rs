@@ -1,6 +1,7 @@
 //! Input of a decoder in training: sequences of unequal length, packed without padding.
 
 mod cut;
+pub(crate) mod padding;
 
 use std::ops::Range;
 
@@ -10,6 +11,7 @@ use tch::{Device, Tensor};
 use crate::router::RouterWatch;
 use crate::slice::{Slice, Turn};
 use crate::{Error, Result, RouteShape, Routes};
+use padding::{Counted, Padding, repeat_last};
 
 /// A prompt and its completion.
 #[derive(Clone, Copy, Debug)]
@@ -58,15 +60,20 @@ pub struct Teacher {
 ///
 /// A sequence's last token predicts no known token, so it is a target but not an input: a sequence of T
 /// tokens takes T - 1 rows. Rows of a prefix shared with the previous sequence may be that sequence's rows.
+///
+/// Off the host, rows and targets have padding behind them, which no number of this type counts.
 #[derive(Debug)]
 pub struct PackedBatch {
-    /// Input tokens: int64 `[N]`.
+    /// Input tokens: int64 `[N]`, with padding.
     pub(crate) tokens: Tensor,
     pub(crate) packing: Packing,
-    /// The row whose output predicts each target: int64 `[M]`.
+    /// The row whose output predicts each target: int64 `[M]`, with padding.
     pub(crate) target_rows: Tensor,
-    /// The target tokens: int64 `[M]`.
+    /// The target tokens: int64 `[M]`, with padding.
     pub(crate) targets: Tensor,
+    /// Numbers without padding.
+    counted: Counted,
+    padding: Padding,
     /// Smallest and largest token, including targets; `None` if there are no tokens.
     pub(crate) extremes: Option<[i64; 2]>,
     /// Divisor of the logits.
@@ -93,7 +100,7 @@ impl PackedBatch {
     /// # Errors
     /// A prompt length out of range, a temperature that is not a positive number, or libtorch's error.
     pub fn new(sequences: &[Sequence], temperature: f64, device: Device) -> Result<PackedBatch> {
-        PackedBatch::pack(sequences, false, temperature, device)
+        PackedBatch::pack(sequences, false, temperature, (device, Padding::on(device)))
     }
 
     /// Like [`Self::new`], but computes a prefix shared with the previous sequence only once, such as the
@@ -103,10 +110,15 @@ impl PackedBatch {
     /// # Errors
     /// The errors of [`Self::new`].
     pub fn sharing(sequences: &[Sequence], temperature: f64, device: Device) -> Result<PackedBatch> {
-        PackedBatch::pack(sequences, true, temperature, device)
+        PackedBatch::pack(sequences, true, temperature, (device, Padding::on(device)))
     }
 
-    fn pack(sequences: &[Sequence], shares: bool, temperature: f64, device: Device) -> Result<PackedBatch> {
+    fn pack(
+        sequences: &[Sequence],
+        shares: bool,
+        temperature: f64,
+        (device, padding): (Device, Padding),
+    ) -> Result<PackedBatch> {
         if !(temperature > 0.0 && temperature.is_finite()) {
             return Err(input("temperature", format!("{temperature} is not a positive number")));
         }
@@ -116,17 +128,28 @@ impl PackedBatch {
                 return Err(input("prompt_len", problem));
             }
         }
-        let rows = Rows::of(sequences, shares);
-        let packing = Packing::sharing(&rows.lengths, &rows.of, device)?;
-        let targets: Vec<i64> =
+        let mut rows = Rows::of(sequences, shares);
+        let mut target_rows = rows.of_targets(sequences);
+        let mut targets: Vec<i64> =
             sequences.iter().flat_map(|it| it.tokens[it.prompt_len..].iter().copied()).collect();
+        let counted = Counted {
+            sequences: sequences.len() as i64,
+            inputs: rows.of.len() as i64,
+            tokens: rows.tokens.len() as i64,
+            targets: targets.len() as i64,
+        };
+        rows.pad(padding);
+        repeat_last(&mut target_rows, padding);
+        repeat_last(&mut targets, padding);
         let tokens = || sequences.iter().flat_map(|it| it.tokens).copied();
         Ok(PackedBatch {
             extremes: tokens().min().zip(tokens().max()).map(<[i64; 2]>::from),
             tokens: upload(&rows.tokens, device)?,
-            target_rows: upload(&rows.of_targets(sequences), device)?,
+            target_rows: upload(&target_rows, device)?,
             targets: upload(&targets, device)?,
-            packing,
+            packing: Packing::sharing(&rows.lengths, &rows.of, device)?,
+            counted,
+            padding,
             temperature,
             adapters: true,
             row_keys: None,
@@ -159,10 +182,11 @@ impl PackedBatch {
                 format!("are {}, must be one for each of {} sequences", keys.len(), self.sequences()),
             ));
         }
-        let mut rows = Vec::with_capacity(self.tokens() as usize);
+        let mut rows = Vec::with_capacity(self.rows() as usize);
         for (&key, ends) in keys.iter().zip(self.packing.offsets().windows(2)) {
             rows.extend((0..ends[1] - ends[0]).map(|token| row_key(key, token as u64)));
         }
+        rows.resize(self.rows() as usize, 0);
         let row_keys = Some(upload(&rows, self.tokens.device())?);
         Ok(PackedBatch { row_keys, ..self })
     }
@@ -179,7 +203,7 @@ impl PackedBatch {
             return Err(input("routes", problem));
         }
         let width = shape.choices();
-        let mut rows: Vec<i16> = Vec::with_capacity(self.tokens() as usize * width);
+        let mut rows: Vec<i16> = Vec::with_capacity(self.rows() as usize * width);
         let mut of_tokens = self.packing.shared_rows().map(<[i64]>::iter);
         for (routes, ends) in routes.iter().zip(self.packing.offsets().windows(2)) {
             let experts = routes.experts(shape)?;
@@ -196,7 +220,8 @@ impl PackedBatch {
                 }
             }
         }
-        let size = [self.tokens(), shape.layers as i64, shape.per_token as i64];
+        rows.resize(self.rows() as usize * width, -1);
+        let size = [self.rows(), shape.layers as i64, shape.per_token as i64];
         let routes = Some(upload(&rows, self.tokens.device())?.f_view(size)?);
         Ok(PackedBatch { routes, ..self })
     }
@@ -205,7 +230,7 @@ impl PackedBatch {
     /// batch's loss; 0 adds nothing.
     #[must_use]
     pub fn watching(self, coef: f64) -> PackedBatch {
-        PackedBatch { router: Some(RouterWatch::new(coef)), ..self }
+        PackedBatch { router: Some(RouterWatch::new(coef, self.tokens())), ..self }
     }
 
     /// Returns the sums over routers, if the batch has them.
@@ -237,32 +262,51 @@ impl PackedBatch {
         if !(rise && exist) {
             return Err(input("kept", format!("must be ascending indices below {}", self.targets())));
         }
-        let kept = upload(kept, self.tokens.device())?;
+        let counted = Counted { targets: kept.len() as i64, ..self.counted };
+        let mut kept = kept.to_vec();
+        repeat_last(&mut kept, self.padding);
+        let kept = upload(&kept, self.tokens.device())?;
         Ok(PackedBatch {
             target_rows: self.target_rows.f_index_select(0, &kept)?,
             targets: self.targets.f_index_select(0, &kept)?,
+            counted,
             ..self
         })
     }
 
     /// Returns the number of input tokens N; shared ones count once.
     pub fn tokens(&self) -> i64 {
+        self.counted.tokens
+    }
+
+    /// Returns the number of rows that blocks compute: N with padding.
+    pub(crate) fn rows(&self) -> i64 {
         self.tokens.numel() as i64
+    }
+
+    /// Returns the number of rows that the head computes: M with padding.
+    pub(crate) fn head_rows(&self) -> i64 {
+        self.targets.numel() as i64
+    }
+
+    /// Returns the row that predicts each target, without padding: int64 `[M]`.
+    pub(crate) fn own_target_rows(&self) -> Result<Tensor> {
+        Ok(self.target_rows.f_narrow(0, 0, self.targets())?)
     }
 
     /// Returns the number of input tokens with shared ones counted for each sequence.
     pub fn inputs(&self) -> i64 {
-        self.packing.tokens()
+        self.counted.inputs
     }
 
     /// Returns the number of targets M: the length of the head's outputs.
     pub fn targets(&self) -> i64 {
-        self.targets.numel() as i64
+        self.counted.targets
     }
 
     /// Returns the number of sequences.
     pub fn sequences(&self) -> i64 {
-        self.packing.sequences()
+        self.counted.sequences
     }
 }
 
@@ -305,6 +349,15 @@ impl Rows {
         }
         let shared = rows.tokens.len();
         if shared == inputs || is_worth_sharing(shared, inputs) { rows } else { Rows::of(sequences, false) }
+    }
+
+    /// Adds sequences of padding behind all others. They are no longer than these, so that attention over them costs little.
+    fn pad(&mut self, padding: Padding) {
+        let longest = self.lengths.iter().copied().max().unwrap_or(0) as usize;
+        let (counted, rows) = (self.tokens.len(), padding.rows(self.tokens.len()));
+        self.of.extend(counted as i64..rows as i64);
+        self.lengths.extend(padding::lengths(rows - counted, longest));
+        self.tokens.resize(rows, padding::TOKEN);
     }
 
     /// Returns the row that predicts each target.

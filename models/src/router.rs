@@ -19,14 +19,14 @@ use crate::Result;
 
 /// Sums over the routers of a batch's layers, which its passes write. Ranks that run batches together write those of all
 /// batches, so that sums over ranks count rows equally often.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RouterWatch {
     /// Factor of the balancing loss; 0 for none.
     pub(crate) coef: f64,
     /// The rank whose batch it is.
     pub(crate) owner: usize,
-    /// Number of the first rows that count, if padding follows.
-    pub(crate) rows: Option<i64>,
+    /// Number of the first rows that count; padding follows.
+    pub(crate) rows: i64,
     /// By the rank and the layer's index among those with experts. A recomputed pass writes the same again.
     layers: Arc<Mutex<BTreeMap<(usize, usize), LayerSums>>>,
 }
@@ -58,14 +58,14 @@ pub struct RouterSums {
 }
 
 impl RouterWatch {
-    /// Watches routers, and adds `coef` times the balancing loss to the batch's loss.
-    pub(crate) fn new(coef: f64) -> RouterWatch {
-        RouterWatch { coef, ..RouterWatch::default() }
+    /// Watches routers over the first `rows` rows, and adds `coef` times the balancing loss to the batch's loss.
+    pub(crate) fn new(coef: f64, rows: i64) -> RouterWatch {
+        RouterWatch { coef, owner: 0, rows, layers: Arc::default() }
     }
 
-    /// Returns the watch of this rank's part of a batch that `owner` has, of which the first `rows` count if padding
-    /// follows. Each of `parts` has its own balancing loss.
-    pub(crate) fn of_part(&self, owner: usize, rows: Option<i64>, parts: usize) -> RouterWatch {
+    /// Returns the watch of this rank's part of a batch that `owner` has, of which the first `rows` count. Each of `parts`
+    /// has its own balancing loss.
+    pub(crate) fn of_part(&self, owner: usize, rows: i64, parts: usize) -> RouterWatch {
         RouterWatch { coef: self.coef / parts as f64, owner, rows, layers: self.layers.clone() }
     }
 
@@ -77,8 +77,7 @@ impl RouterWatch {
         choice: &Choice,
         given: Option<&Tensor>,
     ) -> Result<()> {
-        let counted = self.rows.unwrap_or_else(|| own.size()[0]);
-        let first = |tensor: &Tensor| tensor.f_narrow(0, 0, counted);
+        let first = |tensor: &Tensor| tensor.f_narrow(0, 0, self.rows);
         let (probs, chosen) = (first(&choice.probs)?, first(&choice.chosen)?);
         let at = (Kind::Int64, probs.device());
         // Integers, whose sums are the same in any order.
@@ -95,7 +94,7 @@ impl RouterWatch {
             }
             None => (zero()?, zero()?),
         };
-        let rows = Tensor::f_full([0i64; 0], counted as f64, (Kind::Double, probs.device()))?;
+        let rows = Tensor::f_full([0i64; 0], self.rows as f64, (Kind::Double, probs.device()))?;
         let entropy = probs.f_special_entr()?.f_sum(Kind::Double)?;
         let sums = LayerSums {
             load: load.f_to_kind(Kind::Double)?,
@@ -117,14 +116,13 @@ impl RouterWatch {
             let (load, others): (Vec<_>, Vec<_>) = own.map(|(_, sums)| (&sums.load, &sums.others)).unzip();
             (sum(&load)?, sum(&others)?.f_get(0)?)
         };
-        let counted = self.rows.unwrap_or_else(|| choice.probs.size()[0]);
-        let probs = choice.probs.f_narrow(0, 0, counted)?;
+        let probs = choice.probs.f_narrow(0, 0, self.rows)?;
         // f / rows, times E and the factor: the gradient of each probability.
         let of_probs = load.f_div(&rows.f_square()?)?.f_mul_scalar(self.coef * load.size()[0] as f64)?;
         let of_probs = of_probs.f_to_kind(probs.kind())?;
         let common = probs.f_mv(&of_probs)?.f_unsqueeze(1)?;
         let gradient = of_probs.f_sub(&common)?.f_mul_(&probs)?;
-        drop(dlogits.f_narrow(0, 0, counted)?.f_add_(&gradient)?);
+        drop(dlogits.f_narrow(0, 0, self.rows)?.f_add_(&gradient)?);
         Ok(())
     }
 
@@ -197,7 +195,7 @@ mod tests {
             let loss = expected(&logits.each_ref().map(|it| it.narrow(0, 0, rows)), 2);
             let gradients = Tensor::run_backward(&[&loss * 0.6], &logits, false, false);
             let _guard = tch::no_grad_guard();
-            let watch = RouterWatch::new(1.2).of_part(3, (padding > 0).then_some(rows), 2);
+            let watch = RouterWatch::new(1.2, rows + padding).of_part(3, rows, 2);
             let choices = logits.each_ref().map(|it| Choice::new(it, 2, true).unwrap());
             for (layer, choice) in choices.iter().enumerate() {
                 // A recomputed pass does not count twice.

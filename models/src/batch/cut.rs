@@ -6,6 +6,7 @@ use anyroll_backends::ops::{Packing, upload};
 use tch::{Device, Tensor};
 
 use super::PackedBatch;
+use super::padding::{Counted, Padding};
 use crate::slice::{Peers, Sharers, Slice, Turn, columns, padded};
 use crate::{Error, Result};
 
@@ -28,8 +29,8 @@ impl PackedBatch {
                 None => message.whole(device)?,
             };
             let router = self.router.as_ref().map(|router| match &batch.slice {
-                Some(slice) => router.of_part(owner, Some(slice.real_rows), slice.peers.count()),
-                None => router.of_part(owner, None, 1),
+                Some(slice) => router.of_part(owner, slice.real_rows, slice.peers.count()),
+                None => router.of_part(owner, batch.tokens(), 1),
             });
             Ok(PackedBatch { turn: Some(turn), router, ..batch })
         });
@@ -84,26 +85,33 @@ struct Message {
 }
 
 impl Message {
+    /// Leaves the batch's padding out.
     fn of(batch: &PackedBatch) -> Result<Message> {
         if batch.teacher.is_some() {
             let problem = "its rows are not cut for several ranks".to_owned();
             return Err(Error::Input { what: "teacher", problem });
         }
+        let Counted { sequences, inputs, tokens, targets } = batch.counted;
         let packing = &batch.packing;
+        let lengths = packing.offsets().windows(2).map(|ends| ends[1] - ends[0]);
+        let first = |values: &Tensor, count: i64| values.f_narrow(0, 0, count);
         Ok(Message {
             temperature: batch.temperature,
             adapters: batch.adapters,
             extremes: batch.extremes,
-            lengths: packing.offsets().windows(2).map(|ends| ends[1] - ends[0]).collect(),
-            rows: packing.shared_rows().map_or_else(|| (0..packing.tokens()).collect(), <[i64]>::to_vec),
-            tokens: host(&batch.tokens)?,
-            row_keys: batch.row_keys.as_ref().map(host).transpose()?,
+            lengths: lengths.take(sequences as usize).collect(),
+            rows: match packing.shared_rows() {
+                Some(rows) => rows[..inputs as usize].to_vec(),
+                None => (0..inputs).collect(),
+            },
+            tokens: host(&first(&batch.tokens, tokens)?)?,
+            row_keys: batch.row_keys.as_ref().map(|keys| host(&first(keys, tokens)?)).transpose()?,
             routes: batch.routes.as_ref().map_or(Ok(Vec::new()), |routes| {
-                Vec::try_from(routes.f_flatten(0, -1)?.f_to_device(Device::Cpu)?)
+                Vec::try_from(first(routes, tokens)?.f_flatten(0, -1)?.f_to_device(Device::Cpu)?)
             })?,
             route_size: batch.routes.as_ref().map_or([0; 2], |routes| [routes.size()[1], routes.size()[2]]),
-            target_rows: host(&batch.target_rows)?,
-            targets: host(&batch.targets)?,
+            target_rows: host(&first(&batch.target_rows, targets)?)?,
+            targets: host(&first(&batch.targets, targets)?)?,
         })
     }
 
@@ -165,6 +173,13 @@ impl Message {
     /// Returns the batch.
     fn whole(self, device: Device) -> Result<PackedBatch> {
         Ok(PackedBatch {
+            counted: Counted {
+                sequences: self.lengths.len() as i64,
+                inputs: self.rows.len() as i64,
+                tokens: self.tokens.len() as i64,
+                targets: self.targets.len() as i64,
+            },
+            padding: Padding::NONE,
             packing: Packing::sharing(&self.lengths, &self.rows, device)?,
             tokens: upload(&self.tokens, device)?,
             target_rows: upload(&self.target_rows, device)?,
@@ -212,6 +227,13 @@ impl Message {
         routes.resize(rows * ranks * choices, -1);
         let routes = &routes[rank * rows * choices..(rank + 1) * rows * choices];
         Ok(PackedBatch {
+            counted: Counted {
+                sequences: packing.sequences(),
+                inputs: packing.tokens(),
+                tokens: count,
+                targets: targets.len() as i64,
+            },
+            padding: Padding::NONE,
             target_rows: upload(&target_rows, device)?,
             targets: upload(&targets, device)?,
             tokens: own(self.tokens)?,
@@ -285,6 +307,7 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Sequence;
 
     #[test]
     fn a_message_arrives_as_it_was_sent() {
@@ -312,6 +335,18 @@ mod tests {
         (message.routes, message.route_size) = (Vec::new(), [0, 0]);
         // Behind a shorter message is padding.
         assert_eq!(Message::decoded(&[message.encoded(), vec![0; 4]].concat()), message);
+    }
+
+    #[test]
+    fn padding_is_not_sent() {
+        let sequences = [[1, 2, 3, 4], [1, 2, 3, 5]];
+        let sequences = sequences.each_ref().map(|tokens| Sequence { tokens, prompt_len: 3 });
+        let sent = |padding| {
+            let at = (Device::Cpu, padding);
+            let batch = PackedBatch::pack(&sequences, true, 1.0, at).unwrap().keeping(&[0]).unwrap();
+            Message::of(&batch).unwrap()
+        };
+        assert_eq!(sent(Padding::DEVICE), sent(Padding::NONE));
     }
 
     #[test]

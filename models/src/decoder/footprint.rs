@@ -10,7 +10,10 @@ use super::{
     split::Split,
     spread_experts::SpreadUnits,
 };
-use crate::batch;
+use crate::batch::{
+    self,
+    padding::{self, Padding},
+};
 use crate::footprint::{BlockBytes, Footprint, Runs};
 use crate::model::{Model, Unit};
 
@@ -67,6 +70,23 @@ impl PackedSize {
         PackedSize { tokens, copies, targets, ranks, ..self }
     }
 
+    /// Returns the size with the padding that a batch of one rank has off the host.
+    #[must_use]
+    pub(crate) fn padded(self, runs: Runs) -> PackedSize {
+        if runs.on_host || self.ranks > 1 {
+            return self;
+        }
+        let tokens = Padding::DEVICE.rows(self.tokens);
+        let rows = tokens - self.tokens;
+        PackedSize {
+            sequences: self.sequences + padding::lengths(rows, self.longest).count(),
+            tokens,
+            copies: self.copies + rows,
+            targets: Padding::DEVICE.rows(self.targets),
+            ..self
+        }
+    }
+
     /// Returns the size with at most `tokens` tokens, of as many of the sequences as can be.
     #[must_use]
     pub fn within(self, tokens: usize) -> PackedSize {
@@ -102,10 +122,11 @@ impl Footprint for Decoder {
     type Size = PackedSize;
 
     fn block_bytes(&self, block: usize, size: &PackedSize, runs: Runs, _: bool) -> BlockBytes {
+        let size = size.padded(runs);
         match block {
-            0 => self.embedding_bytes(size, runs),
-            _ if block + 1 == self.blocks() => self.head_bytes(size, runs),
-            _ => self.layer_bytes(block - 1, size, runs),
+            0 => self.embedding_bytes(&size, runs),
+            _ if block + 1 == self.blocks() => self.head_bytes(&size, runs),
+            _ => self.layer_bytes(block - 1, &size, runs),
         }
     }
 }
@@ -123,6 +144,7 @@ impl Decoder {
         let (tokens, copies) = (prompt_tokens, prompt_tokens);
         let size =
             PackedSize { sequences: 1, longest, tokens, copies, targets: 0, is_taught: false, ranks: 1 };
+        let size = size.padded(runs);
         // In addition to the block's own: copies of the cached keys and values.
         let kv = 2 * self.config.num_key_value_heads as usize * self.config.head_dim as usize;
         let layers = (0..self.inner_blocks.len()).map(|layer| self.layer_bytes(layer, &size, runs));

@@ -11,6 +11,7 @@ use tch::Tensor;
 use super::{DecoderConfig, math::Math, matrix_spec, multipliers::divide_, norm_spec, split::Split};
 use crate::batch::Teacher;
 use crate::model::{Grads, Saved, Scores, ScoresGrad, Unit, Weights};
+use crate::slice::padded;
 use crate::{PackedBatch, Result};
 
 /// Peak memory of logits, in bytes. For large models the products are then large enough to run at full speed,
@@ -74,7 +75,7 @@ impl Head {
         let x_rows = x.f_index_select(0, &batch.target_rows)?;
         let (h, rstd) = ops::rms_norm(&x_rows, self.norm(weights), self.eps)?;
         let (mut chunks, mut divergences, mut kept) = (Vec::new(), Vec::new(), Vec::new());
-        for (start, length) in chunks_of(batch, self.lm_head(weights)) {
+        for (start, length) in chunks_of(batch, batch.head_rows(), self.lm_head(weights)) {
             let logits = self.project(weights, &h.f_narrow(0, start, length)?, self.math)?;
             let targets = batch.targets.f_narrow(0, start, length)?;
             chunks.push(match split {
@@ -94,7 +95,13 @@ impl Head {
             true => Saved([x_rows, rstd, h, lse, entropy.shallow_clone()].into_iter().chain(kept).collect()),
             false => Saved::default(),
         };
-        Ok((Scores { logprobs, entropy, divergence }, saved))
+        let of_targets = |scores: Tensor| scores.f_narrow(0, 0, batch.targets());
+        let scores = Scores {
+            logprobs: of_targets(logprobs)?,
+            entropy: of_targets(entropy)?,
+            divergence: divergence.map(of_targets).transpose()?,
+        };
+        Ok((scores, saved))
     }
 
     /// Turns the gradients of scores `[M]` into the gradient of `x` `[N, C]`. Other heads that read the normed rows
@@ -111,30 +118,34 @@ impl Head {
         let ([x_rows, rstd, h, lse, entropy], kept) = saved.unpack_first();
         let (mut kept, lm_head) = (kept.into_iter(), self.lm_head(weights));
         let mut dh = h.f_empty_like()?;
+        let with_padding = |grad: &Tensor| padded(grad, batch.head_rows());
+        let dlogprobs = with_padding(&grad.logprobs)?;
+        let dentropy = grad.entropy.as_ref().map(with_padding).transpose()?;
+        let ddivergence = grad.divergence.as_ref().map(with_padding).transpose()?;
         let targets = match split {
             None => batch.targets.shallow_clone(),
             Some(split) => split.places_of(&batch.targets)?,
         };
-        for (start, length) in chunks_of(batch, lm_head) {
+        for (start, length) in chunks_of(batch, batch.head_rows(), lm_head) {
             let rows = |tensor: &Tensor| tensor.f_narrow(0, start, length);
             let mut dlogits = match kept.next() {
                 Some(logits) => logits,
                 None => self.project(weights, &rows(&h)?, Math::Fast)?,
             };
-            let toward_teacher = match (&batch.teacher, &grad.divergence) {
+            let toward_teacher = match (&batch.teacher, &ddivergence) {
                 (Some(teacher), Some(of)) => {
                     let logits = teacher.logits(start, length)?;
                     Some(teacher.divergence.gradient(&dlogits, &logits, &rows(of)?)?)
                 }
                 _ => None,
             };
-            let dentropy = grad.entropy.as_ref().map(rows).transpose()?;
+            let dentropy = dentropy.as_ref().map(rows).transpose()?;
             ops::logprobs_backward_(
                 &mut dlogits,
                 &rows(&targets)?,
                 batch.temperature,
                 (&rows(&lse)?, &rows(&entropy)?),
-                &rows(&grad.logprobs)?,
+                &rows(&dlogprobs)?,
                 dentropy.as_ref(),
             )?;
             if let Some(toward_teacher) = toward_teacher {
@@ -151,23 +162,23 @@ impl Head {
             split.peers().sum_(&mut dh)?;
         }
         if let Some(others) = others {
-            drop(dh.f_add_(others)?);
+            drop(dh.f_narrow(0, 0, batch.targets())?.f_add_(others)?);
         }
         let mut dx_rows = x_rows.f_zeros_like()?;
         let norm = self.norm(weights);
         grads.put_beside(self.norm.0, self.norm.1, norm, |dweight, how| {
             ops::rms_norm_backward_(&mut dh, &x_rows, &rstd, norm, &mut dx_rows, dweight, how)
         })?;
-        let size = [batch.tokens(), norm.size()[0]];
+        let size = [batch.rows(), norm.size()[0]];
         let mut dx = Tensor::f_empty(size, (dx_rows.kind(), dx_rows.device()))?;
         // If sequences share rows, several targets may follow one row.
         ops::embedding_backward(&dx_rows, &batch.target_rows, &mut dx, Store::Write)?;
         Ok(dx)
     }
 
-    /// Returns the normed rows `[M, C]` that a forward pass saved.
-    pub fn normed_rows(saved: &Saved) -> Tensor {
-        saved.0[NORMED].shallow_clone()
+    /// Returns the normed rows of `targets` targets `[M, C]` that a forward pass saved.
+    pub fn normed_rows(saved: &Saved, targets: i64) -> Result<Tensor> {
+        Ok(saved.0[NORMED].f_narrow(0, 0, targets)?)
     }
 
     /// Returns the position of the head's matrix: the index of its unit among those the block reads, and its
@@ -219,23 +230,29 @@ pub(super) fn taught_chunk_rows(vocab_size: usize, element_bytes: usize) -> usiz
     (chunk_rows(vocab_size, element_bytes) / TAUGHT_PART).max(1)
 }
 
-/// Splits a batch's targets into chunks for the logits of `lm_head`: `(start, length)` of each. There is
+/// Splits `rows` rows of a batch's head into chunks for the logits of `lm_head`: `(start, length)` of each. There is
 /// always at least one, possibly empty chunk, so that a batch without targets still writes its gradients.
-pub(super) fn chunks_of(batch: &PackedBatch, lm_head: &Tensor) -> impl Iterator<Item = (i64, i64)> + use<> {
+pub(super) fn chunks_of(
+    batch: &PackedBatch,
+    rows: i64,
+    lm_head: &Tensor,
+) -> impl Iterator<Item = (i64, i64)> + use<> {
     let (vocab_size, element_bytes) = (lm_head.size()[0] as usize, lm_head.kind().elt_size_in_bytes());
     let chunk = match batch.teacher {
         Some(_) => taught_chunk_rows(vocab_size, element_bytes) as i64,
         None => chunk_rows(vocab_size, element_bytes) as i64,
     };
-    let rows = batch.targets();
     let count = ((rows + chunk - 1) / chunk).max(1);
     (0..count).map(move |index| (index * chunk, chunk.min(rows - index * chunk)))
 }
 
 impl Teacher {
-    /// Returns the teacher's logits of some targets.
+    /// Returns the teacher's logits of some targets; padding has rows of zeros.
     fn logits(&self, start: i64, length: i64) -> Result<Tensor> {
-        Ok(self.rows.f_narrow(0, start, length)?.f_linear(&self.lm_head, None::<&Tensor>)?)
+        let targets = self.rows.size()[0];
+        let start = start.min(targets);
+        let rows = self.rows.f_narrow(0, start, length.min(targets - start))?;
+        Ok(padded(&rows, length)?.f_linear(&self.lm_head, None::<&Tensor>)?)
     }
 }
 

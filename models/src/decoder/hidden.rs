@@ -64,7 +64,8 @@ impl Model for HiddenModel {
         save: bool,
     ) -> Result<(Output<Tensor>, Saved)> {
         if block + 1 == self.blocks() {
-            let rows = x.expect("only the first block has no input").f_index_select(0, &batch.target_rows)?;
+            let x = x.expect("only the first block has no input");
+            let rows = x.f_index_select(0, &batch.own_target_rows()?)?;
             let head = &self.decoder.head;
             let (mut normed, _) = ops::rms_norm(&rows, head.norm(weights), head.eps)?;
             divide_(&mut normed, head.logits_scaling)?;

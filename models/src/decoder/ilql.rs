@@ -174,7 +174,7 @@ impl IlqlModel {
         for head in &self.heads.qs {
             let (mut q, mut logprobs) = (Vec::new(), Vec::new());
             let (mut lse, mut entropy) = (Vec::new(), Vec::new());
-            for (start, length) in chunks_of(batch, head.output_weight(weights)) {
+            for (start, length) in chunks_of(batch, batch.targets(), head.output_weight(weights)) {
                 let (all, targets) = head.of_rows(weights, h, batch, start, length)?;
                 let found = ops::logprobs(&all, &targets, 1.0)?;
                 q.push(chosen(&all, &targets)?);
@@ -190,7 +190,7 @@ impl IlqlModel {
         let mut target_q: Option<Tensor> = None;
         for head in &self.heads.target_qs {
             let mut q = Vec::new();
-            for (start, length) in chunks_of(batch, head.output_weight(weights)) {
+            for (start, length) in chunks_of(batch, batch.targets(), head.output_weight(weights)) {
                 let (all, targets) = head.of_rows(weights, h, batch, start, length)?;
                 q.push(chosen(&all, &targets)?);
             }
@@ -221,7 +221,7 @@ impl IlqlModel {
         let mut dh = h.f_zeros_like()?;
         for (index, (head, of_head)) in self.heads.qs.iter().zip(&grad.qs).enumerate() {
             let (lse, entropy) = (lses.f_select(0, index as i64)?, entropies.f_select(0, index as i64)?);
-            for (start, length) in chunks_of(batch, head.output_weight(weights)) {
+            for (start, length) in chunks_of(batch, batch.targets(), head.output_weight(weights)) {
                 let rows = |tensor: &Tensor| tensor.f_narrow(0, start, length);
                 let (x, targets) = (rows(h)?, rows(&batch.targets)?);
                 let hidden = head.hidden(weights, &x)?;
@@ -414,7 +414,7 @@ impl Model for IlqlModel {
         let x = x.expect("only the first block has no input");
         let head = &self.decoder.head;
         let (language, of_language) = head.forward(weights, x, batch, save, None)?;
-        let rows = x.f_index_select(0, &batch.target_rows)?;
+        let rows = x.f_index_select(0, &batch.own_target_rows()?)?;
         let (h, _) = ops::rms_norm(&rows, head.norm(weights), head.eps)?;
         let (HeadScores { qs, target_q, values }, own) = self.scores(weights, &h, batch)?;
         let saved =
@@ -450,7 +450,7 @@ impl Model for IlqlModel {
             OutputGrad::Scores(grad) => {
                 let ([lses, entropies], of_language) = saved.unpack_first();
                 let saved = Saved(of_language);
-                let h = Head::normed_rows(&saved);
+                let h = Head::normed_rows(&saved, batch.targets())?;
                 let dh = self.scores_backward(weights, grads, (&h, &lses, &entropies), &grad, batch)?;
                 let head = &self.decoder.head;
                 Ok(Some(head.backward(weights, grads, saved, (&grad.language, Some(&dh)), batch, None)?))

@@ -109,7 +109,7 @@ impl ValueModel {
         batch: &PackedBatch,
         save: bool,
     ) -> Result<(Tensor, Saved)> {
-        let x_rows = x.f_index_select(0, &batch.target_rows)?;
+        let x_rows = x.f_index_select(0, &batch.own_target_rows()?)?;
         let eps = self.decoder.config().rms_norm_eps;
         let (h, rstd) = ops::rms_norm(&x_rows, weights.get(0, NORM), eps)?;
         let bias = (self.head == ValueHead::Classes).then(|| weights.get(0, BIAS));
@@ -151,10 +151,10 @@ impl ValueModel {
         if self.head == ValueHead::Classes {
             grads.put(0, BIAS, |buffer, how| ops::sum_rows(&doutputs, buffer, how))?;
         }
-        let size = [batch.tokens(), norm.size()[0]];
+        let size = [batch.rows(), norm.size()[0]];
         let mut dx = Tensor::f_empty(size, (dx_rows.kind(), dx_rows.device()))?;
         // If sequences share rows, several targets may follow one row.
-        ops::embedding_backward(&dx_rows, &batch.target_rows, &mut dx, Store::Write)?;
+        ops::embedding_backward(&dx_rows, &batch.own_target_rows()?, &mut dx, Store::Write)?;
         Ok(dx)
     }
 
@@ -174,7 +174,8 @@ impl Footprint for ValueModel {
             return self.decoder.block_bytes(block, size, runs, weights_last);
         }
         let hidden = self.decoder.config().hidden_size as usize;
-        let (rows, all) = (size.targets * hidden * runs.size(), size.tokens * hidden * runs.size());
+        let all = size.padded(runs).tokens * hidden * runs.size();
+        let rows = size.targets * hidden * runs.size();
         let (per_target, values) = (size.targets * size_of::<f32>(), size.targets * runs.size());
         // The outputs with their fp32 copy, and the gradient's.
         let (outputs, outputs_grad) = match self.head {

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     Decoder, Error, KvCache, Result, RouteShape,
+    batch::padding::{self, Padding},
     decoder::{
         Chosen, Pieces, Prefill, Step,
         kv_cache::{SCRATCH_BLOCK, blocks_of},
@@ -96,11 +97,10 @@ impl ModelRunner {
             lengths.push(group.len() as i64);
             last_rows.push(tokens.len() as i64 - 1);
         }
-        let padded = padded_rows(tokens.len());
-        if tokens.len() < padded {
-            lengths.push((padded - tokens.len()) as i64); // padding
-            tokens.resize(padded, 0);
-        }
+        let longest = groups.iter().map(Group::len).max().unwrap_or(0);
+        let padded = Padding::on(self.device).rows(padded_rows(tokens.len()));
+        lengths.extend(padding::lengths(padded - tokens.len(), longest));
+        tokens.resize(padded, padding::TOKEN);
         pad(&mut last_rows);
         let inputs = Prefill {
             tokens: self.upload(&tokens)?,
