@@ -37,7 +37,7 @@ pub use decoder::{
 };
 pub use error::{Error, Result};
 pub use footprint::{BlockBytes, Footprint, Runs};
-pub use generation::{Completion, Engine, Request, Sample, SamplingParams};
+pub use generation::{Completion, Engine, KeptSteps, Request, Sample, SamplingParams};
 pub use model::{
     Grads, Model, Output, OutputGrad, ParamSpec, Saved, Scores, ScoresGrad, Unit, UnitGrads, Weights,
 };

@@ -180,7 +180,7 @@ fn attend_rows(
     let [rows, heads, dim] = args.dims("q", q)?;
     let (out, lse) = (args.empty(&[rows, heads * dim])?, args.empty_floats(&[rows, heads])?);
     let tokens = cache.tables.size()[1] * cache.keys.size()[1];
-    let at_once = (PARTS_BYTES / AttentionParts::bytes(1, heads, dim, tokens)).clamp(1, rows.max(1));
+    let at_once = (PARTS_BYTES / AttentionParts::bytes_of(1, heads, dim, tokens)).clamp(1, rows.max(1));
     let parts = AttentionParts::new(at_once, heads, dim, tokens, q.device())?;
     for start in (0..rows).step_by(at_once as usize) {
         let count = at_once.min(rows - start);

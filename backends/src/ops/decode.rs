@@ -69,8 +69,13 @@ impl AttentionParts {
         Ok(AttentionParts { partial: floats(dim)?, softmax: floats(2)?, splits, rows })
     }
 
-    /// Bytes of that memory.
-    pub(super) fn bytes(rows: i64, heads: i64, dim: i64, tokens: i64) -> i64 {
+    /// Bytes of the memory.
+    pub fn bytes(&self) -> usize {
+        (self.partial.numel() + self.softmax.numel()) * size_of::<f32>()
+    }
+
+    /// Bytes of such memory.
+    pub(super) fn bytes_of(rows: i64, heads: i64, dim: i64, tokens: i64) -> i64 {
         splits(tokens) * rows * heads * (dim + 2) * 4
     }
 

@@ -273,10 +273,7 @@ impl Arena {
         let arena = Self {
             memory: Arc::new(Memory { home: stream.clone(), raw, len_bytes, keeper: Keeper::Arena(state) }),
         };
-        arena.map()?;
-        if !device.arena_is_zeroed() {
-            arena.buffer(0..len_bytes, DType::U8).fill(0, stream)?;
-        }
+        arena.map_zeroed()?;
         Ok(arena)
     }
 
@@ -306,6 +303,16 @@ impl Arena {
             // SAFETY: reserved by `new`, and not mapped.
             unsafe { self.memory.home.device().arena_map(self.memory.raw, self.memory.len_bytes)? };
             *mapped = true;
+        }
+        Ok(())
+    }
+
+    /// The same with zeros, in order with the home stream, if the memory was not there.
+    pub fn map_zeroed(&self) -> Result<()> {
+        let (home, is_fresh) = (&self.memory.home, !self.is_mapped());
+        self.map()?;
+        if is_fresh && !home.device().arena_is_zeroed() {
+            self.buffer(0..self.len_bytes(), DType::U8).fill(0, home)?;
         }
         Ok(())
     }

@@ -14,11 +14,14 @@ pub(crate) const SCRATCH_BLOCK: u32 = 0;
 
 /// Keys and values of every layer, in blocks of 16 tokens that sequences allocate as they grow.
 ///
-/// The memory is an arena that lives as long as this value, so that training has the room.
+/// The memory is an arena, which can give it back between two engines, so that training has the room.
 #[derive(Debug)]
 pub struct KvCache {
-    /// Keys and values of each layer: `[blocks, BLOCK_TOKENS, K, D]`.
+    arena: Arena,
+    /// Keys and values of each layer: `[held, BLOCK_TOKENS, K, D]`.
     layers: Vec<(Tensor, Tensor)>,
+    /// Number of blocks in the arena, and of those that are used.
+    held: usize,
     blocks: usize,
     bytes: usize,
 }
@@ -38,7 +41,29 @@ impl KvCache {
         let layers = (0..config.num_hidden_layers)
             .map(|layer| Ok((part(2 * layer)?, part(2 * layer + 1)?)))
             .collect::<Result<_>>()?;
-        Ok(KvCache { layers, blocks, bytes })
+        Ok(KvCache { arena, layers, held: blocks, blocks, bytes })
+    }
+
+    /// Gives the memory back once the work on it is done. The addresses stay.
+    pub(crate) fn release(&self) -> Result<()> {
+        Ok(self.arena.unmap()?)
+    }
+
+    /// Returns true if it has memory.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.arena.is_mapped()
+    }
+
+    /// Takes the memory again if it was given back, and uses the first `blocks` blocks, of which there are as many.
+    pub(crate) fn restore(&mut self, blocks: usize) -> Result<()> {
+        assert!(blocks <= self.held, "{blocks} blocks of {}", self.held);
+        self.blocks = blocks;
+        Ok(self.arena.map_zeroed()?)
+    }
+
+    /// Returns the number of blocks that it can use.
+    pub(crate) fn held_blocks(&self) -> usize {
+        self.held
     }
 
     /// Returns the number of blocks for `sequences` sequences of `tokens` tokens each, including the reserved
@@ -105,4 +130,29 @@ pub(crate) fn blocks_of(tokens: usize) -> usize {
 fn block_bytes(config: &DecoderConfig, dtype: DType) -> usize {
     let elements = config.num_key_value_heads as usize * config.head_dim as usize * BLOCK_TOKENS;
     2 * config.num_hidden_layers * elements * dtype.size_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use anyroll_backends::{BackendKind, DeviceId, open};
+    use tch::Kind;
+
+    use super::*;
+
+    #[test]
+    fn a_cache_keeps_its_addresses_without_its_memory() {
+        let device = open(DeviceId { backend: BackendKind::CPU, ordinal: 0 }).unwrap();
+        let config = DecoderConfig::plain(2, 8, 2);
+        let mut cache = KvCache::new(&config, 9, DType::F32, &Stream::torch(&device).unwrap()).unwrap();
+        let address = |cache: &KvCache| cache.layer(1).1.data_ptr();
+        let (before, rows) = (address(&cache), Tensor::ones([3, 2, 4], (Kind::Float, tch::Device::Cpu)));
+        cache.release().unwrap();
+        cache.restore(5).unwrap();
+        assert_eq!((address(&cache), cache.blocks(), cache.held_blocks()), (before, 5, 9));
+        assert_eq!(cache.tokens(), 4 * BLOCK_TOKENS);
+        cache.store(1, &rows, &rows, &Tensor::from_slice(&[16i64, 17, 70])).unwrap();
+        assert_eq!(cache.read(1, &Tensor::from_slice(&[16i64, 70, 17])).unwrap(), (rows.copy(), rows));
+        cache.restore(9).unwrap();
+        assert_eq!((address(&cache), cache.blocks()), (before, 9));
+    }
 }

@@ -216,6 +216,11 @@ impl Decoder {
         self.guide.is_some()
     }
 
+    /// Returns true if several ranks hold the decoder together.
+    pub(crate) fn is_split(&self) -> bool {
+        self.split.is_some()
+    }
+
     /// Returns true if [`Self::strict`] is on.
     pub(crate) fn is_strict(&self) -> bool {
         self.head.math == Math::ByRows

@@ -15,6 +15,7 @@ use super::{
     Completion, Ending, Request, Sample,
     block_pool::BlockPool,
     format::FormatState,
+    kept::KeptSteps,
     model_runner::ModelRunner,
     prefix_cache::PrefixCache,
     sampling::Sampled,
@@ -96,17 +97,37 @@ impl Engine {
         cache: KvCache,
         limits: Limits,
     ) -> Result<Engine> {
+        Engine::over(version, limits, || ModelRunner::new(decoder, weights, cache, limits.sequences, None))
+    }
+
+    /// Like [`Self::new`], with `blocks` blocks of the cache of an engine that has ended, and with its recorded steps: see
+    /// [`Self::into_kept`]. The caller has checked that they [fit](KeptSteps::fits).
+    pub fn with_kept(
+        kept: KeptSteps,
+        weights: Vec<Vec<Tensor>>,
+        version: u64,
+        blocks: usize,
+        limits: Limits,
+    ) -> Result<Engine> {
+        Engine::over(version, limits, || {
+            let KeptSteps { decoder, mut cache, recorder, .. } = kept;
+            cache.restore(blocks)?;
+            ModelRunner::new(decoder, weights, cache, limits.sequences, Some(recorder))
+        })
+    }
+
+    fn over(version: u64, limits: Limits, runner: impl FnOnce() -> Result<ModelRunner>) -> Result<Engine> {
         let least = |value: usize, least: usize, what| {
             let problem = format!("is {value}, must be at least {least}");
             if value >= least { Ok(()) } else { Err(Error::Input { what, problem }) }
         };
         least(limits.sequences, 1, "sequences")?;
         least(limits.prefill_tokens, BLOCK_TOKENS, "prefill_tokens")?;
-        let pool = BlockPool::new(cache.blocks());
+        let runner = runner()?;
         Ok(Engine {
-            runner: ModelRunner::new(decoder, weights, cache, limits.sequences)?,
+            pool: BlockPool::new(runner.blocks()),
+            runner,
             version,
-            pool,
             limits,
             next_id: 0,
             waiting: VecDeque::new(),
@@ -117,6 +138,15 @@ impl Engine {
             preemptions: 0,
             reused_tokens: 0,
         })
+    }
+
+    /// Ends the engine, and returns its recorded steps for the next one; `None` if none were recorded. Samples that have not
+    /// ended are dropped. The cache's memory is given back.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn into_kept(self) -> Result<Option<KeptSteps>> {
+        self.runner.into_kept(self.limits.sequences)
     }
 
     /// Makes completions carry their [routes](Completion::routes), before the first request.

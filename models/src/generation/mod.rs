@@ -6,12 +6,13 @@
 //!
 //! `engine` schedules sequences; `sequence` and `block_pool` place tokens in the cache; `model_runner` builds
 //! a pass's inputs and reads its outputs; `prefix_cache` keeps ended samples for reuse. `recorder` replays
-//! recorded steps without the host if the device can; `sampling` chooses a token, `format` restricts the
+//! recorded steps without the host if the device can, and `kept` leaves them to the next engine; `sampling` chooses a token, `format` restricts the
 //! choice.
 
 mod block_pool;
 mod engine;
 mod format;
+mod kept;
 mod model_runner;
 mod prefix_cache;
 mod recorder;
@@ -22,5 +23,6 @@ mod top_logprobs;
 
 pub use engine::{Engine, Limits, Load, SampleId};
 pub use format::{Format, FormatTracker};
+pub use kept::KeptSteps;
 pub use request::{Completion, Ending, PolicySpan, Request, Sample, StopCondition};
 pub use sampling::SamplingParams;

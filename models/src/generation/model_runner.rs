@@ -6,6 +6,7 @@ use anyroll_backends::ops::{self, Packing, padded_rows, upload};
 use tch::{Device, Kind, Tensor};
 
 use super::{
+    kept::KeptSteps,
     recorder::{Recorder, STEPS_AHEAD},
     sampling::Sampled,
     sequence::{Group, Sequence},
@@ -38,24 +39,37 @@ pub(super) struct ModelRunner {
 }
 
 impl ModelRunner {
-    /// Prepares passes for up to `sequences` live sequences.
+    /// Prepares passes for up to `sequences` live sequences, with the recorder of an engine before if there is one.
     pub fn new(
         decoder: Arc<Decoder>,
         weights: Vec<Vec<Tensor>>,
         cache: KvCache,
         sequences: usize,
+        kept: Option<Recorder>,
     ) -> Result<ModelRunner> {
         let like = &weights[0][0];
-        let recorder = match decoder.multiplies_in_place(&weights) {
-            Ok(()) => Recorder::new(&decoder, like, &cache, sequences)?,
-            Err(reason) => Err(reason),
+        let recorder = match (decoder.multiplies_in_place(&weights), kept) {
+            (Ok(()), Some(kept)) => Ok(kept),
+            (Ok(()), None) => Recorder::new(&decoder, like, &cache, sequences)?,
+            (Err(reason), _) => Err(reason),
         };
         if let Err(reason) = &recorder {
             tracing::debug!("steps are not recorded: {reason}");
         }
-        let (device, recorder) = (like.device(), recorder.ok());
+        let (device, mut recorder) = (like.device(), recorder.ok());
         let weights = decoder.prepare(weights)?;
+        if let Some(recorder) = &mut recorder {
+            recorder.begin(&decoder, &weights, &cache);
+        }
         Ok(ModelRunner { decoder, weights, cache, device, recorder, routes: None })
+    }
+
+    /// Returns what remains of an engine's passes for up to `sequences` live sequences: see [`KeptSteps`].
+    pub fn into_kept(self, sequences: usize) -> Result<Option<KeptSteps>> {
+        let ModelRunner { decoder, cache, recorder, .. } = self;
+        // Ranks that hold a decoder together record at once, so that all would have to keep the same steps.
+        let recorder = recorder.filter(|_| !decoder.is_split());
+        recorder.map(|recorder| KeptSteps::new(decoder, cache, recorder, sequences)).transpose()
     }
 
     /// Records the routes of tokens from now on.
@@ -76,6 +90,11 @@ impl ModelRunner {
 
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
+    }
+
+    /// Returns the number of the cache's blocks.
+    pub fn blocks(&self) -> usize {
+        self.cache.blocks()
     }
 
     /// Returns the maximum number of prompts per pass.

@@ -4,10 +4,10 @@
 //! device's memory, and each step writes the inputs of the next. Rows that a batch lacks are padded and use
 //! the scratch block.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use anyroll_backends::{
-    Device, Graph, Stream,
+    Device, Graph, MemoryInfo, Stream,
     ops::{self, AttentionParts},
 };
 use tch::{Kind, Tensor};
@@ -36,6 +36,11 @@ pub(super) const STEPS_AHEAD: usize = 16;
 const NUMBERS_OF_A_CHOICE: usize = 5;
 const TOKENS_OF_A_WORD: usize = 32;
 
+/// Recordings that an engine leaves to the next one: as many as a rollout needs whose sequences end one by one.
+const MOST_KEPT: usize = 16;
+/// Bytes of their attention.
+const MOST_KEPT_BYTES: usize = 64 << 20;
+
 /// Recordings have this length times a power of two, so that there are few.
 const LEAST_TOKENS: usize = 256;
 
@@ -61,18 +66,39 @@ pub(super) struct Recorder {
     longest: usize,
     /// True if log-probs must be bitwise equal to training's.
     is_strict: bool,
-    recorded: HashMap<(usize, usize), Recorded>,
+    recorded: HashMap<Key, Recorded>,
+    /// Addresses of the weights that the recordings read.
+    weights_at: Vec<usize>,
+    /// Number of calls of [`Self::steps`].
+    calls: u64,
 }
+
+/// Number of rows, and maximum length, of a recording.
+type Key = (usize, usize);
 
 /// A recorded step for a number of rows and a maximum length.
 #[derive(Debug)]
 struct Recorded {
     graph: Graph,
     /// Memory of its attention.
-    _parts: AttentionParts,
+    parts: AttentionParts,
+    /// The last call that used it.
+    used: u64,
 }
 
 impl Recorder {
+    /// Returns the bytes that a recorder for up to `sequences` sequences takes between two engines, at most.
+    pub fn kept_bytes(decoder: &Decoder, sequences: usize, element_bytes: usize) -> usize {
+        let (config, rows) = (decoder.config(), rows_of(sequences));
+        let words = (config.vocab_size as usize).div_ceil(TOKENS_OF_A_WORD);
+        let blocks = blocks_of(tokens_of(config.max_position_embeddings as usize));
+        let routes = decoder.route_shape().map_or(0, RouteShape::token_bytes);
+        // Tokens, random numbers and log-probs.
+        let of_step = 2 * size_of::<i64>() + size_of::<f32>() + routes;
+        let of_row = (blocks + NUMBERS_OF_A_CHOICE + words) * size_of::<i32>() + STEPS_AHEAD * of_step;
+        StepMemory::bytes(decoder, rows, element_bytes) + rows * of_row + MOST_KEPT_BYTES
+    }
+
     /// Prepares steps of up to `rows` sequences. Returns the reason if the device or the decoder does not
     /// support it.
     pub fn new(
@@ -103,7 +129,7 @@ impl Recorder {
         let (config, at) = (decoder.config(), like.device());
         let rows = rows_of(rows);
         let words = (config.vocab_size as usize).div_ceil(TOKENS_OF_A_WORD);
-        let longest = cache.tokens().min(config.max_position_embeddings as usize);
+        let longest = longest(decoder, cache);
         let zeros = |count: usize, kind| Tensor::f_zeros([count as i64], (kind, at));
         Ok(Recorder {
             device,
@@ -119,11 +145,39 @@ impl Recorder {
             longest,
             is_strict: decoder.is_strict(),
             recorded: HashMap::new(),
+            weights_at: Vec::new(),
+            calls: 0,
         })
     }
 
-    /// Records the routes of tokens, before the first step.
+    /// Begins to generate with `weights`, and a cache whose addresses are those of all recordings. Recordings of weights
+    /// elsewhere are dropped.
+    pub fn begin(&mut self, decoder: &Decoder, weights: &[Vec<Tensor>], cache: &KvCache) {
+        let at: Vec<usize> = weights.iter().flatten().map(|tensor| tensor.data_ptr() as usize).collect();
+        if self.weights_at != at {
+            self.recorded.clear();
+            self.weights_at = at;
+        }
+        self.longest = longest(decoder, cache);
+    }
+
+    /// Returns the memory of the device.
+    pub fn memory_info(&self) -> Result<MemoryInfo> {
+        Ok(self.device.memory_info()?)
+    }
+
+    /// Drops recordings so that the rest, used last, are few and take little memory until the next engine.
+    pub fn trim(&mut self) {
+        let recorded = self.recorded.iter().map(|(&key, it)| (key, it.used, it.parts.bytes()));
+        let kept = kept(recorded.collect());
+        self.recorded.retain(|key, _| kept.contains(key));
+    }
+
+    /// Records the routes of tokens, before the first step of an engine.
     pub fn keep_routes(&mut self, shape: RouteShape) -> Result<()> {
+        if self.routes.is_some() {
+            return Ok(());
+        }
         self.memory.keep_routes(shape)?;
         let rows = self.memory.tokens.size()[0];
         let size = [STEPS_AHEAD as i64, rows, shape.layers as i64, shape.per_token as i64];
@@ -150,6 +204,8 @@ impl Recorder {
             let recorded = self.record(decoder, weights, cache, key)?;
             self.recorded.insert(key, recorded);
         }
+        self.calls += 1;
+        self.recorded.get_mut(&key).expect("just inserted").used = self.calls;
         let sequences: Vec<&Sequence> = live.iter().collect();
         self.upload_inputs(&sequences, key)?;
         let stream = Stream::torch(&self.device)?;
@@ -199,7 +255,7 @@ impl Recorder {
         decoder: &Decoder,
         weights: &[Weights],
         cache: &KvCache,
-        (rows, tokens): (usize, usize),
+        (rows, tokens): Key,
     ) -> Result<Recorded> {
         let config = decoder.config();
         let tables = self.tables_of(rows, tokens)?;
@@ -212,12 +268,12 @@ impl Recorder {
         let graph = Graph::record(&self.device, || {
             decoder.decode_in_place(weights, &mut memory, &tables, &mut parts, cache)
         })?;
-        Ok(Recorded { graph, _parts: parts })
+        Ok(Recorded { graph, parts, used: 0 })
     }
 
     /// Uploads the inputs of the first step: every value of the recording's rows, since earlier steps changed
     /// them.
-    fn upload_inputs(&self, live: &[&Sequence], (rows, tokens): (usize, usize)) -> Result<()> {
+    fn upload_inputs(&self, live: &[&Sequence], (rows, tokens): Key) -> Result<()> {
         let table_len = blocks_of(tokens);
         let (mut tables, mut next) = (vec![SCRATCH_BLOCK as i32; rows * table_len], vec![0; rows]);
         let mut positions = next.clone();
@@ -335,6 +391,21 @@ fn write_front<T: tch::kind::Element>(tensor: &Tensor, values: &[T]) -> Result<(
     Ok(tensor.f_narrow(0, 0, values.len() as i64)?.f_copy_(&uploaded)?)
 }
 
+/// Returns the maximum length of a sequence.
+fn longest(decoder: &Decoder, cache: &KvCache) -> usize {
+    cache.tokens().min(decoder.config().max_position_embeddings as usize)
+}
+
+/// Returns the recordings to keep of `recorded`, each with the call that used it last and its bytes.
+fn kept(mut recorded: Vec<(Key, u64, usize)>) -> Vec<Key> {
+    recorded.sort_by_key(|&(_, used, _)| Reverse(used));
+    let sums = recorded.iter().scan(0, |sum, &(key, _, bytes)| {
+        *sum += bytes;
+        Some((key, *sum))
+    });
+    sums.take(MOST_KEPT).take_while(|&(_, sum)| sum <= MOST_KEPT_BYTES).map(|(key, _)| key).collect()
+}
+
 /// Returns the rows of a recording for `rows` rows: powers of two, and the numbers halfway between them.
 fn rows_of(rows: usize) -> usize {
     let power = rows.next_power_of_two();
@@ -390,6 +461,16 @@ mod tests {
         for (wanted, tokens) in [(1, 256), (256, 256), (257, 512), (513, 1024), (1024, 1024)] {
             assert_eq!(tokens_of(wanted), tokens, "{wanted} tokens");
         }
+    }
+
+    #[test]
+    fn recordings_used_last_are_kept_within_the_limits() {
+        let of = |count: usize, bytes: usize| {
+            (0..count).map(|index| ((index, 256), 100 + index as u64, bytes)).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(of(20, 1)), (4..20).rev().map(|index| (index, 256)).collect::<Vec<_>>());
+        assert_eq!(kept(of(5, MOST_KEPT_BYTES / 2)), [(4, 256), (3, 256)]);
+        assert_eq!(kept(of(2, MOST_KEPT_BYTES + 1)), []);
     }
 
     /// Returns the first device with kernels. Without one, prints a skip message past the harness, which

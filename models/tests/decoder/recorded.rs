@@ -181,11 +181,23 @@ fn held_completions(
     let (decoder, config) = (Arc::new(shape.decoder(torch)), &shape.config);
     let weights = shape.weights(&decoder, (torch, dtype.kind()));
     let cache = KvCache::new(config, 400, dtype, &Stream::torch(&device).unwrap()).unwrap();
-    // Fewer live sequences than samples, so that their number changes.
-    let limits = Limits { sequences: 7, prefill_tokens: shape.prefill_tokens };
-    let has_experts = decoder.route_shape().is_some();
-    let engine = Engine::new(decoder, weights, 0, cache, limits).unwrap();
-    let mut engine = if has_experts { engine.recording_routes().unwrap() } else { engine };
+    let engine = Engine::new(decoder, weights, 0, cache, limits(shape)).unwrap();
+    Some(run(engine, config, params, format).0)
+}
+
+/// Returns limits to fewer live sequences than samples, so that their number changes.
+fn limits(shape: &Shape) -> Limits {
+    Limits { sequences: 7, prefill_tokens: shape.prefill_tokens }
+}
+
+/// Returns the completions of an engine, and the engine.
+fn run(
+    engine: Engine,
+    config: &DecoderConfig,
+    params: &SamplingParams,
+    format: impl Fn(usize) -> Option<Format>,
+) -> (Vec<Completion>, Engine) {
+    let mut engine = if config.experts.is_some() { engine.recording_routes().unwrap() } else { engine };
     for (number, (prompt, count)) in prompts(config.vocab_size).enumerate() {
         let params = SamplingParams { max_new_tokens: 20 + number * 3, ..params.clone() };
         let sample = |sample| Sample { seed: number as u64 * 10 + sample, ..Sample::default() };
@@ -197,7 +209,7 @@ fn held_completions(
     let mut completions = vec![Completion::default(); 15];
     engine.run(|id, completion| completions[id as usize] = completion).unwrap();
     assert_eq!(engine.load().free_blocks, engine.load().blocks);
-    Some(completions)
+    (completions, engine)
 }
 
 /// Returns the log-probs of completions at a temperature by the same device's training forward, in batches.
@@ -289,6 +301,56 @@ fn recorded_steps_equal_the_passes() {
     for config in sizes.map(|(heads, head_dim, qk_norm)| config(heads, head_dim, qk_norm)) {
         check(config.clone(), &greedy());
         check(config, &SamplingParams::default());
+    }
+}
+
+/// Engines with the steps of one before, whose weights have other values and then also other addresses, and whose cache is
+/// smaller, against an engine of its own.
+#[test]
+fn kept_steps_equal_those_of_a_new_engine() {
+    let mixture = mixture(config(4, 64, false), 2, [true, true]);
+    for (shape, dtype) in [
+        (Shape::from(config(4, 64, false)), DType::F32),
+        (Shape::with_dora(config(12, 128, true), &LoraTarget::ALL), DType::Bf16),
+        (Shape::from(mixture), DType::Bf16),
+    ] {
+        let Some(device) = device(gpu()) else { return };
+        let torch = device.torch_device().unwrap().tch();
+        let decoder = Arc::new(shape.decoder(torch));
+        let mut weights = shape.weights(&decoder, (torch, dtype.kind()));
+        let copies = |weights: &[Vec<Tensor>], copy: fn(&Tensor) -> Tensor| -> Vec<Vec<Tensor>> {
+            weights.iter().map(|unit| unit.iter().map(copy).collect()).collect()
+        };
+        let cache =
+            |blocks| KvCache::new(&shape.config, blocks, dtype, &Stream::torch(&device).unwrap()).unwrap();
+        let new = |weights: &[Vec<Tensor>], blocks| {
+            let weights = copies(weights, Tensor::shallow_clone);
+            Engine::new(decoder.clone(), weights, 0, cache(blocks), limits(&shape)).unwrap()
+        };
+        let completed = |engine| run(engine, &shape.config, &greedy(), |_| None);
+
+        let (before, engine) = completed(new(&weights, 400));
+        let Some(kept) = engine.into_kept().unwrap() else {
+            assert!(shape.config.experts.is_some(), "its steps are recorded");
+            continue;
+        };
+        let fit = |decoder, sequences, blocks| kept.fits(decoder, sequences, blocks);
+        let other = Arc::new(shape.decoder(torch));
+        assert_eq!(
+            [fit(&decoder, 7, 300), fit(&decoder, 7, 401), fit(&decoder, 8, 300)],
+            [true, false, false]
+        );
+        assert!(!fit(&other, 7, 300));
+
+        weights.iter_mut().flatten().for_each(|weight| drop(weight.f_mul_scalar_(0.7).unwrap()));
+        let (expected, _) = completed(new(&copies(&weights, Tensor::copy), 300));
+        assert_ne!(expected, before);
+        let with = |kept, weights| Engine::with_kept(kept, weights, 0, 300, limits(&shape)).unwrap();
+        let (found, engine) = completed(with(kept, copies(&weights, Tensor::shallow_clone)));
+        assert_eq!(found, expected);
+        let kept = engine.into_kept().unwrap().expect("its steps were recorded");
+        let (found, _) = completed(with(kept, copies(&weights, Tensor::copy)));
+        assert_eq!(found, expected);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyroll_backends::{DType, Stream};
-use anyroll_models::{Decoder, Engine, KvCache, generation::Limits};
+use anyroll_models::{Decoder, Engine, KeptSteps, KvCache, generation::Limits};
 use anyroll_strategy::{Weights, shared};
 
 use crate::Result;
@@ -28,29 +28,43 @@ impl Capacity {
         KvCache::bytes_of(model.config(), dtype, self.blocks()) + left as usize
     }
 
+    /// Returns true if the cache of an engine has all of the capacity. Other engines leave nothing to the next one, whose cache
+    /// would otherwise depend on earlier ones.
+    pub fn is_met_by(self, engine: &Engine) -> bool {
+        // One block is reserved.
+        engine.load().blocks + 1 >= self.blocks()
+    }
+
     fn blocks(self) -> usize {
         KvCache::blocks_for(self.sequences, self.longest)
     }
 
-    /// Creates an engine with a cache for this capacity, or for as much as fits. The cache lives as long as
-    /// the engine. `version` is that of the weights.
+    /// Creates an engine with a cache for this capacity, or for as much as fits, out of the `kept` steps of an engine before if
+    /// they fit. `version` is that of the weights.
     pub fn engine(
         self,
         model: &Arc<Decoder>,
         weights: &Weights,
         version: u64,
         compute: &Stream,
+        kept: Option<KeptSteps>,
     ) -> Result<Engine> {
-        let dtype = dtype(weights);
-        let free_bytes = compute.device().memory_info()?.free_bytes as f64;
-        let room = KvCache::blocks_in(model.config(), dtype, (free_bytes * self.memory) as usize);
+        let (dtype, limits) = (dtype(weights), Limits::new(self.sequences));
+        let room_bytes = (compute.device().memory_info()?.free_bytes as f64 * self.memory) as usize;
+        let fits = |kept: &KeptSteps| {
+            kept.fits(model, self.sequences, self.blocks()) && kept.missing_bytes() <= room_bytes
+        };
+        if let Some(kept) = kept.filter(fits) {
+            return Ok(Engine::with_kept(kept, shared(weights), version, self.blocks(), limits)?);
+        }
+        let room = KvCache::blocks_in(model.config(), dtype, room_bytes);
         // Space for one sequence is always requested; the device fails if there is none.
         let least = KvCache::blocks_for(1, self.longest);
         // Ranks that sample together have the same sequences in their caches.
         let room = model.least_of_ranks(room, weights[0][0].device())?;
         let blocks = self.blocks().min(room).max(least);
         let cache = KvCache::new(model.config(), blocks, dtype, compute)?;
-        Ok(Engine::new(model.clone(), shared(weights), version, cache, Limits::new(self.sequences))?)
+        Ok(Engine::new(model.clone(), shared(weights), version, cache, limits)?)
     }
 }
 

@@ -1,12 +1,12 @@
 //! Sampling of completions on one device.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyroll_backends::{BackendKind, Stream};
 use anyroll_data::Tokenizer;
 use anyroll_models::{
-    Decoder, Engine, Request, SamplingParams, generation,
+    Decoder, Engine, KeptSteps, Request, SamplingParams, generation,
     generation::{SampleId, StopCondition},
 };
 use anyroll_strategy::Weights;
@@ -99,6 +99,8 @@ pub struct Sampler {
     pub threads: Option<usize>,
     /// True if samples carry the experts of their tokens: see [`Sample::routes`].
     pub records_routing: bool,
+    /// Recorded steps of the last call, for the next one.
+    pub kept: Mutex<Option<KeptSteps>>,
 }
 
 /// Least context for which the KV cache is kept between turns on devices that launch kernels. Attention over
@@ -155,8 +157,10 @@ impl Sampler {
         mut look: impl FnMut(&[Sample], &[usize]) -> ControlFlow<()>,
     ) -> Result<Sampled> {
         let _threads = self.threads.map(Threads::set);
-        // The cache lives no longer than this call: training has none.
-        let engine = self.capacity(asked).engine(&self.model, weights, version, &self.compute)?;
+        // A large cache has memory no longer than this call: training has none.
+        let kept = self.kept().take();
+        let capacity = self.capacity(asked);
+        let engine = capacity.engine(&self.model, weights, version, &self.compute, kept)?;
         let mut engine = if self.records_routing { engine.recording_routes()? } else { engine };
         let mut turns = Turns {
             asked,
@@ -198,7 +202,15 @@ impl Sampler {
                 sample.go_on(turn);
             }
         }
-        Ok(Sampled { samples, passes, kept_tokens: engine.load().reused_tokens })
+        let kept_tokens = engine.load().reused_tokens;
+        if capacity.is_met_by(&engine) {
+            *self.kept() = engine.into_kept()?;
+        }
+        Ok(Sampled { samples, passes, kept_tokens })
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<KeptSteps>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Submits the next turns of the samples with these numbers.

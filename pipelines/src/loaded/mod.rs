@@ -5,7 +5,7 @@ mod scorer;
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -198,7 +198,7 @@ impl LoadedModel {
     /// An engine with these weights.
     pub fn engine(&mut self, capacity: Capacity) -> Result<Engine> {
         let weights = self.zero.weights()?;
-        capacity.engine(self.zero.model(), &weights, self.version, &self.compute)
+        capacity.engine(self.zero.model(), &weights, self.version, &self.compute, None)
     }
 
     /// The weights.
@@ -229,6 +229,7 @@ impl LoadedModel {
             cache_memory: memory,
             threads: None,
             records_routing: false,
+            kept: Mutex::default(),
         }
     }
 

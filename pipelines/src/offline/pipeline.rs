@@ -1,6 +1,9 @@
 //! [`Offline`]: the pipeline of offline training.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+};
 
 use anyroll_backends::Stream;
 use anyroll_config::{KvCacheConfig, Objective, OfflineConfig};
@@ -177,6 +180,7 @@ fn sampler(base: &BaseModel, task: &TextTask, model: Arc<Decoder>, place: &Place
         tokenizer: base.tokenizer.clone(),
         threads: None,
         records_routing: false,
+        kept: Mutex::default(),
     })
 }
 

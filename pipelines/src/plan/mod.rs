@@ -46,7 +46,8 @@ pub struct PhaseBytes {
     /// Temporary tensors of libtorch. Off the host libtorch caches that memory for its next pass, so the
     /// largest phase counts for all.
     pub activations: usize,
-    /// Whole units held for a short time: gathered weights and gradients being reduced.
+    /// Whole units held for a short time: gathered weights and gradients being reduced. Off the host also the steps that
+    /// sampling records, which stay from one sampling to the next.
     pub buffers: usize,
     /// Keys and values: as much as the sequences need, if it fits.
     pub kv_cache: usize,

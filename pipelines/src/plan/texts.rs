@@ -6,7 +6,8 @@ use anyroll_config::{
 };
 use anyroll_data::{Dataset, Tokenizer};
 use anyroll_models::{
-    Decoder, ExpertParts, KvCache, Model, PackedSize, Runs, Unit, ValueModel, absent, generation::Limits,
+    Decoder, ExpertParts, KeptSteps, KvCache, Model, PackedSize, Runs, Unit, ValueModel, absent,
+    generation::Limits,
 };
 use anyroll_strategy::{
     ZeroConfig,
@@ -174,8 +175,10 @@ impl Texts {
         let passes = between.iter().flatten().chain([&train]);
         let busiest = passes.map(|phase| phase.activations).max().unwrap_or(0);
         let (generate, least_kv_cache) = self.generating(policy, generate, busiest);
+        let kv_cache = self.kept_cache(group, self.work.sampling, runs(policy, group.on_host), &generate);
         let kept = kept(group.on_host, generate.activations.max(busiest));
-        let [reward, score, critic] = between.map(|phase| phase.map(&kept));
+        let kept = |phase| PhaseBytes { kv_cache, ..kept(phase) };
+        let [reward, score, critic] = between.map(|phase| phase.map(kept));
         let host = self.host_bytes(strategies);
         let others = self.others.iter().map(|group| self.device(group, strategies)).collect();
         MemoryPlan {
@@ -201,9 +204,11 @@ impl Texts {
             let runs = runs(&strategies.policy, group.on_host);
             let phase = self.phase(group, 0, &held.away(), &held);
             let (generate, _) = self.sampling(group, sampling, runs, phase, busiest);
-            if runs_ahead {
-                phases.iter_mut().flatten().for_each(|phase| phase.kv_cache = generate.kv_cache);
-            }
+            let kv_cache = match runs_ahead {
+                true => generate.kv_cache,
+                false => self.kept_cache(group, Some(sampling), runs, &generate),
+            };
+            phases.iter_mut().flatten().for_each(|phase| phase.kv_cache = kv_cache);
             generate
         });
         let most = generate.map_or(busiest, |generate| generate.activations);
@@ -258,7 +263,41 @@ impl Texts {
                     Some((model, model.held(strategy.as_ref()?, group.ranks)))
                 })
                 .collect(),
+            kept_steps: self.kept_steps(group, policy),
         }
+    }
+
+    /// Bytes of the steps that a device which samples records, and keeps from one step of training to the next.
+    fn kept_steps(&self, group: &DeviceGroup, policy: &Strategy) -> usize {
+        let rollout = self.rollout.filter(|_| group.holds(Member::Rollout)).map(|rollout| rollout.sampling);
+        let own = self.work.sampling.filter(|_| group.holds(Member::Policy) && self.together == 1);
+        let model = self.sampled.as_ref().unwrap_or(&self.model);
+        rollout.or(own).map_or(0, |sampling| {
+            KeptSteps::most_bytes(model, sampling.sequences, runs(policy, group.on_host))
+        })
+    }
+
+    /// Bytes of the KV cache that stay between two samplings: of a small one, if all sequences have room in it.
+    fn kept_cache(
+        &self,
+        group: &DeviceGroup,
+        sampling: Option<Sampling>,
+        runs: Runs,
+        generate: &PhaseBytes,
+    ) -> usize {
+        let bytes = generate.kv_cache;
+        let is_whole = sampling.is_some_and(|sampling| self.cache_bytes(sampling, runs) == bytes);
+        let keeps = |total_bytes| KeptSteps::keeps_cache(bytes, total_bytes);
+        let is_kept =
+            is_whole && !group.on_host && self.together == 1 && group.memory_bytes.is_some_and(keeps);
+        if is_kept { bytes } else { 0 }
+    }
+
+    /// Bytes of a KV cache for all sequences.
+    fn cache_bytes(&self, Sampling { sequences, completion, .. }: Sampling, runs: Runs) -> usize {
+        let model = self.sampled.as_ref().unwrap_or(&self.model);
+        let blocks = KvCache::blocks_for(sequences.max(1), self.work.prompt + completion);
+        KvCache::bytes_of(model.config(), runs.dtype, blocks)
     }
 
     /// Phases between sampling and training: reward, score and critic.
@@ -300,7 +339,9 @@ impl Texts {
         held: &GroupHeld,
     ) -> PhaseBytes {
         let driver = if group.on_host { 0 } else { driver_bytes(group.connected()) };
-        let mut phase = PhaseBytes { weights: held.copied, driver, activations, ..PhaseBytes::default() };
+        let buffers = held.kept_steps;
+        let mut phase =
+            PhaseBytes { weights: held.copied, driver, activations, buffers, ..PhaseBytes::default() };
         let models = held.reward_models.iter().map(|(_, held)| &held.stays);
         roles.iter().flatten().chain(models).for_each(|held| phase.add(held));
         phase
@@ -490,6 +531,8 @@ struct GroupHeld<'a> {
     frozen: Option<(&'a Strategy, Held)>,
     valued: Option<(&'a Strategy, Held)>,
     reward_models: Vec<(&'a RewardModel, RewardHeld)>,
+    /// Bytes of recorded steps that stay between two samplings.
+    kept_steps: usize,
 }
 
 impl GroupHeld<'_> {

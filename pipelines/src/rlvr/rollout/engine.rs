@@ -1,6 +1,9 @@
 //! The engine on the policy's device, for rollout and evaluation.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::{
+    ops::ControlFlow,
+    sync::{Arc, Mutex},
+};
 
 use anyroll_backends::Stream;
 use anyroll_config::RolloutConfig;
@@ -194,5 +197,6 @@ pub fn sampler(
         cache_memory: rollout.kv_cache.memory,
         threads,
         records_routing: rollout.replay_routing,
+        kept: Mutex::default(),
     }
 }
