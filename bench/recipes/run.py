@@ -48,6 +48,7 @@ def ours(settings, seed, given, run):
         "seed": seed,
         "strategy.precision": "fp32" if given.small else "bf16",
         "strategy.micro_batch_size": settings["micro_batch"],
+        "strategy.micro_batch_tokens": "null",  # the recipe's
         f"{rlvr}.steps": settings["steps"],
         f"{rlvr}.prompts_per_step": settings["prompts"],
         f"{rlvr}.group_size": settings["group"],
