@@ -32,7 +32,9 @@ pub(super) fn assert_near(alone: &Path, together: &Path) {
         "critic/vf_loss",
     ];
     for name in NAMES {
-        for (alone, together) in series(alone, name).iter().zip(series(together, name)).take(2) {
+        // The second evaluation is after several steps.
+        let alike = if name == "eval/greedy" { 1 } else { 2 };
+        for (alone, together) in series(alone, name).iter().zip(series(together, name)).take(alike) {
             assert!(
                 (alone - together).abs() <= 1e-4 * alone.abs().max(1.0),
                 "{name}: {alone} and {together}"
