@@ -168,7 +168,8 @@ pub fn linear_of_eight_bits(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) 
     if device_of(x, weight).is_none() {
         return linear(&in_eight_bit_values(x)?, weight, bias);
     }
-    let ([rows, columns], x) = (size_of_matrix(x), x.f_contiguous()?);
+    let [rows, columns] = Args::new("linear_of_eight_bits", x).dims("x", x)?;
+    let x = x.f_contiguous()?;
     let mut y = Tensor::f_empty([rows, eight_bits::rows_of(weight)], (x.kind(), x.device()))?;
     EightBitRows::new(rows, columns, x.device())?.linear_into(
         &mut Normed::unscaled(&x),
@@ -205,10 +206,6 @@ fn in_eight_bit_values(x: &Tensor) -> Result<Tensor> {
     let scales = eight_bits::scales_of(&wide)?.f_unsqueeze(1)?;
     let rounded = wide.f_div(&scales)?.f_to_kind(Kind::Float8e4m3fn)?.f_to_kind(Kind::Float)?;
     Ok(rounded.f_mul(&scales)?.f_to_kind(x.kind())?)
-}
-
-fn size_of_matrix(x: &Tensor) -> [i64; 2] {
-    <[i64; 2]>::try_from(x.size()).expect("a matrix")
 }
 
 #[cfg(test)]

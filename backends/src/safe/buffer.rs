@@ -215,8 +215,8 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let device = self.home.device();
         let arena = match &self.keeper {
-            // SAFETY: the last owner; the release is ordered after the work on `home`.
             Keeper::Buffer => {
+                // SAFETY: the last owner; the release is ordered after the work on `home`.
                 return report(unsafe { device.free(self.raw, self.len_bytes, self.home.raw()) });
             }
             Keeper::Tensor { .. } | Keeper::Process => return,

@@ -325,9 +325,9 @@ impl Ledger {
     /// Form of the weights that sample, which the other tables refuse but for `fp8`.
     pub(super) fn rollout_weights(&mut self, key: &str) {
         if self.text(key).is_some_and(|form| form.eq_ignore_ascii_case("fp8")) {
-            let why = "weights and activations are in 8 bits; the difference to training is corrected";
+            let why = "with `fp8_activations: true`; the difference to training is corrected";
             self.change(key, "pipeline.rlvr.rollout.weights", "fp8", why);
-            self.change(key, "pipeline.rlvr.rollout.fp8_activations", true, why);
+            self.fill("pipeline.rlvr.rollout.fp8_activations", true);
         }
     }
 
