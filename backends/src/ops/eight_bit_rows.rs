@@ -1,5 +1,5 @@
 //! Products of which both sides are in 8 bits: each row of `x` is rounded as a row of weights is
-//! ([`eight_bits`](super::eight_bits)). The library multiplies e4m3 with e4m3, sums in fp32, and returns bf16 without scales;
+//! ([`super::eight_bits`]). The library multiplies e4m3 with e4m3, sums in fp32, and returns bf16 without scales;
 //! these are powers of two, and come in with what follows the product. Its sums have fewer bits than fp32 ("fast
 //! accumulation" of NVIDIA's compute capability 9.0).
 
