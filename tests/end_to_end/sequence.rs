@@ -19,7 +19,7 @@ pub(super) const FULL: [&str; 5] = [
     "pipeline.rlvr.epochs=2",
 ];
 
-/// Asserts that the first steps agree up to rounding, which later ones may multiply through other samples.
+/// Asserts that the first steps agree up to rounding, which updates by AdamW multiply, and later steps through other samples.
 #[track_caller]
 pub(super) fn assert_near(alone: &Path, together: &Path) {
     const NAMES: [&str; 7] = [
@@ -33,10 +33,10 @@ pub(super) fn assert_near(alone: &Path, together: &Path) {
     ];
     for name in NAMES {
         // The second evaluation is after several steps.
-        let alike = if name == "eval/greedy" { 1 } else { 2 };
-        for (alone, together) in series(alone, name).iter().zip(series(together, name)).take(alike) {
+        let most = if name == "eval/greedy" { &[1e-4][..] } else { &[1e-4, 1e-3] };
+        for ((alone, together), most) in series(alone, name).iter().zip(series(together, name)).zip(most) {
             assert!(
-                (alone - together).abs() <= 1e-4 * alone.abs().max(1.0),
+                (alone - together).abs() <= most * alone.abs().max(1.0),
                 "{name}: {alone} and {together}"
             );
         }
