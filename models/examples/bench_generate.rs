@@ -22,8 +22,8 @@ use anyroll_backends::{
     ops::{self, AttentionParts, Normed, PagedCache, StepRotation},
 };
 use anyroll_models::{
-    Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget, Model,
-    NormPlaces, QkNorm, Request, Sample, SamplingParams, generation::Limits,
+    Decoder, DecoderConfig, Engine, ExpertsConfig, KvCache, LoraConfig, LoraTarget, Model, NormPlaces,
+    QkNorm, Request, Sample, SamplingParams, generation::Limits,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -153,13 +153,8 @@ fn config(size: &str) -> DecoderConfig {
         tie_word_embeddings: tie,
         ..DecoderConfig::plain(num_hidden_layers, hidden_size, heads)
     };
-    let experts = |num_experts, moe_intermediate_size| ExpertsConfig {
-        num_experts,
-        num_experts_per_tok: 8,
-        moe_intermediate_size,
-        norm_topk_prob: true,
-        layers: vec![true; num_hidden_layers],
-        names: ExpertNames::Usual,
+    let experts = |num_experts, moe_intermediate_size| {
+        ExpertsConfig::plain(vec![true; num_hidden_layers], num_experts, 8, moe_intermediate_size)
     };
     let (together, per_head) = (Some(QkNorm::Together), Some(QkNorm::PerHead));
     match size {

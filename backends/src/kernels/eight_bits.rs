@@ -8,7 +8,7 @@ use tch::Kind;
 use super::{
     Source, grid, launch,
     product::ARCHITECTURE,
-    rows::{MAX_BLOCKS, THREADS, ceil_div, packs, threads_up_to},
+    rows::{THREADS, blocks_for, ceil_div, packs, threads_up_to},
     source_text,
 };
 use crate::{Device, Result};
@@ -67,7 +67,7 @@ pub(crate) unsafe fn scale_product(
     (bias, y): (*mut c_void, *mut c_void),
     [rows, columns]: [i64; 2],
 ) -> Result<()> {
-    let grid = grid(blocks(rows * columns), THREADS).early();
+    let grid = grid(blocks_for(packs(Kind::BFloat16, rows * columns)), THREADS).early();
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe { launch!(device, SCALE_PRODUCT, grid, [scaled, bias, y, rows, columns]) }
 }
@@ -82,7 +82,7 @@ pub(crate) unsafe fn swiglu_product(
     y: *mut c_void,
     [rows, size]: [i64; 2],
 ) -> Result<()> {
-    let grid = grid(blocks(rows * size), THREADS).early();
+    let grid = grid(blocks_for(packs(Kind::BFloat16, rows * size)), THREADS).early();
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe { launch!(device, SWIGLU_PRODUCT, grid, [scaled, y, rows, size]) }
 }
@@ -103,9 +103,4 @@ pub(crate) unsafe fn add_product_and_norm(
     let grid = grid(rows, threads_up_to(1024, packs(Kind::BFloat16, dim))).early();
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe { launch!(device, ADD_PRODUCT_AND_NORM, grid, [scaled, y, weight, eps, normed, to, scales, dim]) }
-}
-
-/// Blocks for a pack a thread.
-fn blocks(values: i64) -> i64 {
-    ceil_div(packs(Kind::BFloat16, values), i64::from(THREADS)).min(MAX_BLOCKS)
 }

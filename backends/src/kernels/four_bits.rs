@@ -6,7 +6,7 @@ use tch::Kind;
 
 use super::{
     Architecture, Source, grid, launch,
-    rows::{MAX_BLOCKS, THREADS, ceil_div, typed, typed_kernels},
+    rows::{THREADS, blocks_for, typed, typed_kernels},
     source_text,
 };
 use crate::{Device, Result};
@@ -37,7 +37,7 @@ pub(crate) unsafe fn widen(
     packed: *const c_void,
     blocks: i64,
 ) -> Result<()> {
-    let most = ceil_div(blocks * THREADS_OF_BLOCK, i64::from(THREADS)).min(MAX_BLOCKS);
+    let most = blocks_for(blocks * THREADS_OF_BLOCK);
     // SAFETY: the kernel's signature and the caller's promise.
     unsafe {
         launch!(device, typed(FROM_FOUR_BITS, kind), grid(most, THREADS), [values, packed, blocks as u64])

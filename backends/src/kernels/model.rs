@@ -10,8 +10,8 @@ use super::{
     arguments::Activation,
     grid, launch,
     rows::{
-        JOIN_THREADS, JOINED_COLUMNS, MAX_BLOCKS, THREADS, ceil_div, packs, part_rows, row_parts, sharers,
-        threads_up_to, typed, typed_kernels,
+        JOIN_THREADS, JOINED_COLUMNS, MAX_BLOCKS, THREADS, blocks_for, ceil_div, packs, part_rows, row_parts,
+        sharers, threads_up_to, typed, typed_kernels,
     },
     source_text,
 };
@@ -191,7 +191,7 @@ pub(crate) unsafe fn rope(
     sign: f32,
     [rows, heads, dim, table_rows, turned]: [i64; 5],
 ) -> Result<()> {
-    let (kernel, blocks) = (typed(ROPE, kind), blocks(rows * heads * packs(kind, turned / 2)));
+    let (kernel, blocks) = (typed(ROPE, kind), blocks_for(rows * heads * packs(kind, turned / 2)));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
         launch!(
@@ -217,7 +217,7 @@ pub(crate) unsafe fn glu(
         Activation::Silu => SWIGLU,
         Activation::GeluTanh => GEGLU,
     };
-    let (kernel, blocks) = (typed(kernel, kind), blocks(rows * packs(kind, size)));
+    let (kernel, blocks) = (typed(kernel, kind), blocks_for(rows * packs(kind, size)));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe { launch!(device, kernel, grid(blocks, THREADS).early(), [gate_up, y, rows, size]) }
 }
@@ -236,7 +236,7 @@ pub(crate) unsafe fn glu_backward(
         Activation::Silu => SWIGLU_BACKWARD,
         Activation::GeluTanh => GEGLU_BACKWARD,
     };
-    let (kernel, blocks) = (typed(kernel, kind), blocks(rows * packs(kind, size)));
+    let (kernel, blocks) = (typed(kernel, kind), blocks_for(rows * packs(kind, size)));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe { launch!(device, kernel, grid(blocks, THREADS), [gate_up, dy, rows, size]) }
 }
@@ -271,7 +271,7 @@ pub(crate) unsafe fn dropout(
     (salt, threshold, scale): (u32, u32, f32),
     [rows, columns]: [i64; 2],
 ) -> Result<()> {
-    let (kernel, blocks) = (typed(DROPOUT, kind), blocks(rows * packs(kind, columns)));
+    let (kernel, blocks) = (typed(DROPOUT, kind), blocks_for(rows * packs(kind, columns)));
     // SAFETY: the kernel's signature, and the caller's promise.
     unsafe {
         launch!(device, kernel, grid(blocks, THREADS), [x, keys, salt, threshold, scale, y, rows, columns])
@@ -373,9 +373,4 @@ pub(crate) unsafe fn take_rows(
 /// Blocks for a row, with one pack a thread.
 fn blocks_of_row(kind: Kind, columns: i64) -> i64 {
     ceil_div(packs(kind, columns), THREADS.into())
-}
-
-/// Blocks with one thread for each of `items`, up to [`MAX_BLOCKS`].
-fn blocks(items: i64) -> i64 {
-    ceil_div(items, THREADS.into()).min(MAX_BLOCKS)
 }

@@ -90,6 +90,11 @@ const MAX_PARTS: i64 = 1024;
 /// Most blocks of a kernel that loops: many waves of any device.
 pub(crate) const MAX_BLOCKS: i64 = 1 << 16;
 
+/// Blocks with one thread for each of `items`, up to [`MAX_BLOCKS`].
+pub(crate) fn blocks_for(items: i64) -> i64 {
+    ceil_div(items, THREADS.into()).min(MAX_BLOCKS)
+}
+
 /// Exponent of two of the threads that share a head, one pack each; `None` if a block has one head only.
 pub(crate) fn sharers(kind: Kind, dim: i64) -> Option<u32> {
     let packs = packs(kind, dim);

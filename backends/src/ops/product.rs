@@ -29,12 +29,6 @@ pub struct Normed {
 }
 
 impl Normed {
-    /// Bytes of memory for up to `rows` rows of `dim` values of `element_bytes` bytes.
-    pub fn bytes(rows: usize, dim: usize, element_bytes: usize) -> usize {
-        let squares = (kernels::product::tiles(dim as i64) + 1) * MAX_ROWS;
-        rows * (dim * element_bytes + size_of::<f32>()) + squares as usize * size_of::<f32>()
-    }
-
     /// Memory for up to `rows` rows of `dim` values of `kind`.
     ///
     /// # Errors

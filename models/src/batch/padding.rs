@@ -71,8 +71,8 @@ mod tests {
     use crate::init::{Seed, whole};
     use crate::model::{Grads, Model, OutputGrad, UnitGrads, Weights};
     use crate::{
-        Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, PackedBatch, PackedSize,
-        Routes, Runs, Scores, ScoresGrad, Sequence, Teacher, passes,
+        Decoder, DecoderConfig, ExpertsConfig, LoraConfig, LoraTarget, PackedBatch, PackedSize, Routes, Runs,
+        Scores, ScoresGrad, Sequence, Teacher, passes,
     };
 
     const SHAPE: fn() -> DecoderConfig = || DecoderConfig {
@@ -217,14 +217,7 @@ mod tests {
     /// Rows of padding have experts of the router's choice, which neither the sums over the router nor its loss count.
     #[test]
     fn padding_is_not_seen_by_routers() {
-        let experts = ExpertsConfig {
-            num_experts: 4,
-            num_experts_per_tok: 2,
-            moe_intermediate_size: 8,
-            norm_topk_prob: true,
-            layers: vec![true, true],
-            names: ExpertNames::Usual,
-        };
+        let experts = ExpertsConfig::plain(vec![true, true], 4, 2, 8);
         let shape = DecoderConfig { experts: Some(experts), ..SHAPE() };
         let decoder = || Decoder::new(shape.clone(), Device::Cpu).unwrap();
         assert_changes_nothing("router", decoder(), |padding| batch(padding, true).watching(0.3));

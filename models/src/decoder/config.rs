@@ -113,6 +113,26 @@ pub struct ExpertsConfig {
     pub names: ExpertNames,
 }
 
+impl ExpertsConfig {
+    /// Returns `num_experts` experts in each of `layers` that is true, whose weights are divided by their sum, with the usual
+    /// names.
+    pub fn plain(
+        layers: Vec<bool>,
+        num_experts: i64,
+        num_experts_per_tok: i64,
+        moe_intermediate_size: i64,
+    ) -> ExpertsConfig {
+        ExpertsConfig {
+            num_experts,
+            num_experts_per_tok,
+            moe_intermediate_size,
+            norm_topk_prob: true,
+            layers,
+            names: ExpertNames::Usual,
+        }
+    }
+}
+
 /// Names of the experts' tensors in files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertNames {
@@ -374,14 +394,12 @@ mod tests {
         check("other_rope", &|config| config.other_rope = other(None, vec![true]));
         check("other_rope", &|config| config.other_rope = other(Some(-1.0), vec![true, false]));
         let experts = |num_experts, num_experts_per_tok, moe_intermediate_size| {
-            Some(ExpertsConfig {
+            Some(ExpertsConfig::plain(
+                vec![true, false],
                 num_experts,
                 num_experts_per_tok,
                 moe_intermediate_size,
-                norm_topk_prob: true,
-                layers: vec![true, false],
-                names: ExpertNames::Usual,
-            })
+            ))
         };
         check("num_experts", &|config| config.experts = experts(0, 1, 8));
         check("num_experts_per_tok", &|config| config.experts = experts(4, 5, 8));

@@ -20,18 +20,22 @@ impl DecoderConfig {
         check_config(self.experts.is_none(), "num_experts", || {
             "are several, and matrices of experts are not kept in 8 bits".to_owned()
         })?;
-        let widths = [
-            ("hidden_size", self.hidden_size),
-            ("num_attention_heads", self.num_attention_heads * self.head_dim),
-            ("intermediate_size", self.intermediate_size),
-        ];
-        for (field, width) in widths {
+        for (field, width) in self.row_widths() {
             check_config(width % EIGHT_BIT_COLUMNS == 0, field, || {
                 let multiple = format!("no multiple of {EIGHT_BIT_COLUMNS}, as matrices in 8 bits need");
                 format!("gives rows of {width} values, {multiple}")
             })?;
         }
         Ok(())
+    }
+
+    /// Returns the numbers of values of the rows that matrices of a layer multiply, each with the field that it follows from.
+    fn row_widths(&self) -> [(&'static str, i64); 3] {
+        [
+            ("hidden_size", self.hidden_size),
+            ("num_attention_heads", self.num_attention_heads * self.head_dim),
+            ("intermediate_size", self.intermediate_size),
+        ]
     }
 }
 
@@ -100,8 +104,7 @@ impl Decoder {
 
     /// Returns the most values of a row that a matrix of a layer multiplies.
     pub fn widest_row(&self) -> usize {
-        let DecoderConfig { hidden_size, num_attention_heads, head_dim, intermediate_size, .. } = self.config;
-        hidden_size.max(num_attention_heads * head_dim).max(intermediate_size) as usize
+        self.config.row_widths().into_iter().map(|(_, width)| width as usize).max().expect("there are some")
     }
 
     /// Returns true if [`Self::rounding_rows`] made it.

@@ -10,8 +10,9 @@ use super::{
     Decoder, ExpertsConfig, KvCache, NormPlaces, block::Block, experts::Experts, layer_block::LayerBlock,
     lora::Projection, math::Math, multipliers::multiply_, split::SplitMemory,
 };
+use crate::measured::Paper;
 use crate::model::{Model, Weights};
-use crate::{Result, Room, routes::RouteShape};
+use crate::{Result, Room, Runs, routes::RouteShape};
 
 /// Memory that a step reads and writes, for up to B rows, or views of the first of them. After
 /// `ops::sample_into`, `tokens` and `positions` belong to the next step.
@@ -113,19 +114,17 @@ pub(super) struct Scratch {
 
 impl Scratch {
     fn new(decoder: &Decoder, rows: i64, options: (Kind, Device)) -> Result<Scratch> {
-        let [between, product] =
-            Scratch::widths(decoder).map(|width| Tensor::f_zeros([rows, width], options));
-        let rounds = decoder.rounds_rows();
-        let eight = rounds.then(|| EightBitRows::new(rows, decoder.widest_row() as i64, options.1));
-        Ok(Scratch { eight: eight.transpose()?, between: between?, product: product? })
-    }
-
-    /// Returns the columns of both.
-    fn widths(decoder: &Decoder) -> [i64; 2] {
         let rank = decoder.inner_blocks.iter().flat_map(LayerBlock::ranks).flatten().max();
         let widths = decoder.inner_blocks.iter().filter_map(|block| Some(block.lora()?.widest()));
         let widest = widths.max().filter(|_| decoder.is_strict()).unwrap_or(0);
-        [rank.unwrap_or(0) as i64, widest]
+        let values = |width: i64| Tensor::f_zeros([rows, width], options);
+        let rounds = decoder.rounds_rows();
+        let eight = rounds.then(|| EightBitRows::new(rows, decoder.widest_row() as i64, options.1));
+        Ok(Scratch {
+            eight: eight.transpose()?,
+            between: values(rank.unwrap_or(0) as i64)?,
+            product: values(widest)?,
+        })
     }
 
     fn first(&self, rows: i64) -> Result<Scratch> {
@@ -174,27 +173,16 @@ struct BranchNorms<'a> {
 }
 
 impl StepMemory {
-    /// Returns the bytes for up to `rows` rows of a decoder that is not split, with elements of `element_bytes`, and with
-    /// routes if it has experts.
-    pub fn bytes(decoder: &Decoder, rows: usize, element_bytes: usize) -> usize {
-        const INT: usize = size_of::<i32>();
-        let config = &decoder.config;
-        let [vocab, hidden, width] =
-            [config.vocab_size, config.hidden_size, config.intermediate_size].map(|it| it as usize);
-        let [heads, kv_heads, dim] =
-            [config.num_attention_heads, config.num_key_value_heads, config.head_dim].map(|it| it as usize);
-        let [rank, widest] = Scratch::widths(decoder);
-        let values = vocab + hidden + (2 * heads + 2 * kv_heads) * dim + 3 * width + (rank + widest) as usize;
-        let of_experts = config.experts.as_ref().map_or(0, |it| {
-            let [experts, chosen, width] =
-                [it.num_experts, it.num_experts_per_tok, it.moe_intermediate_size].map(|it| it as usize);
-            let layers = it.layers.iter().filter(|&&has_experts| has_experts).count();
-            (experts + chosen * (width + hidden)) * element_bytes + (4 + layers) * chosen * INT
-        });
-        let norm = Normed::bytes(rows, hidden, element_bytes);
-        let eight = if decoder.rounds_rows() { decoder.widest_row() + size_of::<f32>() } else { 0 };
-        // And tokens and positions.
-        rows * (values * element_bytes + of_experts + eight + 2 * size_of::<i64>()) + norm
+    /// Returns the bytes for up to `rows` rows of a decoder that is not split, with routes if it has experts.
+    pub fn bytes(decoder: &Decoder, rows: usize, runs: Runs) -> Result<usize> {
+        let paper = Paper::new(runs)?;
+        let like = paper.tensor(&[0])?;
+        let make = || {
+            let mut memory = StepMemory::new(decoder, rows as i64, like.kind(), like.device())?;
+            decoder.route_shape().map_or(Ok(()), |shape| memory.keep_routes(shape))?;
+            Ok(memory)
+        };
+        Ok(paper.peak(make)?.1)
     }
 
     /// Allocates memory for up to `rows` rows of `kind`.
@@ -516,22 +504,15 @@ impl Block {
 
 #[cfg(test)]
 mod tests {
-    use anyroll_backends::tensor_peak_bytes;
+    use anyroll_backends::{DType, tensor_peak_bytes};
 
     use super::*;
-    use crate::{DecoderConfig, ExpertNames, LoraConfig, LoraTarget};
+    use crate::{DecoderConfig, LoraConfig, LoraTarget};
 
     #[test]
     fn memory_of_a_step_is_what_is_planned() {
         let plain = DecoderConfig { num_key_value_heads: 2, ..DecoderConfig::plain(2, 256, 4) };
-        let experts = ExpertsConfig {
-            num_experts: 16,
-            num_experts_per_tok: 4,
-            moe_intermediate_size: 64,
-            norm_topk_prob: true,
-            layers: vec![false, true],
-            names: ExpertNames::Usual,
-        };
+        let experts = ExpertsConfig::plain(vec![false, true], 16, 4, 64);
         let mixture = DecoderConfig { experts: Some(experts), ..plain.clone() };
         let lora = LoraConfig::new(8, 6.0, LoraTarget::ALL.to_vec());
         let adapted = || Decoder::with_lora(plain.clone(), &lora, Device::Cpu).unwrap();
@@ -548,7 +529,8 @@ mod tests {
                     memory
                 };
                 let (_, measured) = tensor_peak_bytes(make).unwrap();
-                let planned = StepMemory::bytes(&decoder, rows as usize, kind.elt_size_in_bytes());
+                let runs = Runs { dtype: DType::of(kind).unwrap(), on_host: true };
+                let planned = StepMemory::bytes(&decoder, rows as usize, runs).unwrap();
                 // libtorch's tensors take whole lines.
                 assert!(planned <= measured && measured < planned + 4096, "{measured} for {planned}");
             }

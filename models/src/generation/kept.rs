@@ -37,7 +37,10 @@ impl KeptSteps {
     /// Returns the bytes that steps of an engine of `decoder`, for up to `sequences` live sequences, take while no engine has them,
     /// at most. `decoder` may be on any device.
     pub fn most_bytes(decoder: &Decoder, sequences: usize, runs: Runs) -> usize {
-        if runs.on_host { 0 } else { Recorder::kept_bytes(decoder, sequences, runs.size()) }
+        if runs.on_host {
+            return 0;
+        }
+        Recorder::kept_bytes(decoder, sequences, runs).expect("memory that is made with values, too")
     }
 
     /// Returns true if a cache of `bytes` keeps its memory on a device of `total_bytes`. To take and to give it back costs a step

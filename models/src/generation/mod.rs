@@ -6,8 +6,8 @@
 //!
 //! `engine` schedules sequences; `sequence` and `block_pool` place tokens in the cache; `model_runner` builds
 //! a pass's inputs and reads its outputs; `prefix_cache` keeps ended samples for reuse. `recorder` replays
-//! recorded steps without the host if the device can, and `kept` leaves them to the next engine; `sampling` chooses a token, `format` restricts the
-//! choice.
+//! recorded steps without the host if the device can, and `kept` leaves them to the next engine; `sampling`
+//! chooses a token, `format` restricts the choice.
 
 mod block_pool;
 mod engine;

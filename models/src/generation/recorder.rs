@@ -20,7 +20,7 @@ use super::{
     top_logprobs::TopLogprobs,
 };
 use crate::{
-    Decoder, KvCache, Result, Room, RouteShape,
+    Decoder, KvCache, Result, Room, RouteShape, Runs,
     decoder::{
         StepMemory,
         kv_cache::{BLOCK_TOKENS, SCRATCH_BLOCK, blocks_of},
@@ -88,7 +88,7 @@ struct Recorded {
 
 impl Recorder {
     /// Returns the bytes that a recorder for up to `sequences` sequences takes between two engines, at most.
-    pub fn kept_bytes(decoder: &Decoder, sequences: usize, element_bytes: usize) -> usize {
+    pub fn kept_bytes(decoder: &Decoder, sequences: usize, runs: Runs) -> Result<usize> {
         let (config, rows) = (decoder.config(), rows_of(sequences));
         let words = (config.vocab_size as usize).div_ceil(TOKENS_OF_A_WORD);
         let blocks = blocks_of(tokens_of(config.max_position_embeddings as usize));
@@ -96,7 +96,7 @@ impl Recorder {
         // Tokens, random numbers and log-probs.
         let of_step = 2 * size_of::<i64>() + size_of::<f32>() + routes;
         let of_row = (blocks + NUMBERS_OF_A_CHOICE + words) * size_of::<i32>() + STEPS_AHEAD * of_step;
-        StepMemory::bytes(decoder, rows, element_bytes) + rows * of_row + MOST_KEPT_BYTES
+        Ok(StepMemory::bytes(decoder, rows, runs)? + rows * of_row + MOST_KEPT_BYTES)
     }
 
     /// Prepares steps of up to `rows` sequences. Returns the reason if the device or the decoder does not

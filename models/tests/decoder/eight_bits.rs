@@ -2,8 +2,7 @@
 
 use anyroll_backends::ops;
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, Model, PackedBatch, Sequence,
-    init::Seed,
+    Decoder, DecoderConfig, ExpertsConfig, LoraConfig, LoraTarget, Model, PackedBatch, Sequence, init::Seed,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -114,13 +113,6 @@ fn matrices_that_are_not_kept_in_eight_bits_are_refused_by_name() {
     refused(DecoderConfig { intermediate_size: 76, ..config() }, "intermediate_size");
     refused(DecoderConfig { head_dim: 7, ..config() }, "num_attention_heads");
     refused(DecoderConfig { hidden_size: 44, ..config() }, "hidden_size");
-    let experts = ExpertsConfig {
-        num_experts: 4,
-        num_experts_per_tok: 2,
-        moe_intermediate_size: 32,
-        norm_topk_prob: true,
-        layers: vec![true, true],
-        names: ExpertNames::Usual,
-    };
+    let experts = ExpertsConfig::plain(vec![true, true], 4, 2, 32);
     refused(DecoderConfig { experts: Some(experts), ..config() }, "num_experts");
 }

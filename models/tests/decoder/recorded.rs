@@ -9,9 +9,9 @@ use anyroll_backends::{
 };
 use anyroll_close::largest_difference;
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, Engine, ExpertNames, ExpertsConfig, KvCache, LoraConfig, LoraTarget,
-    LoraTargets, Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch, ParamSpec, QkNorm,
-    Request, Sample, SamplingParams, Sequence, SlidingWindow,
+    Completion, Decoder, DecoderConfig, Engine, ExpertsConfig, KvCache, LoraConfig, LoraTarget, LoraTargets,
+    Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch, ParamSpec, QkNorm, Request,
+    Sample, SamplingParams, Sequence, SlidingWindow,
     generation::{Format, FormatTracker, Limits},
     init,
     model::Init,
@@ -46,14 +46,7 @@ fn biased(config: DecoderConfig) -> DecoderConfig {
 /// ordinary operations differ from training as much as recorded steps do: by 0.033 per log-prob, with the
 /// other weights and all ten chosen.
 fn mixture(config: DecoderConfig, num_experts_per_tok: i64, layers: [bool; 2]) -> DecoderConfig {
-    let experts = ExpertsConfig {
-        num_experts: 10,
-        num_experts_per_tok,
-        moe_intermediate_size: 128,
-        norm_topk_prob: true,
-        layers: layers.to_vec(),
-        names: ExpertNames::Usual,
-    };
+    let experts = ExpertsConfig::plain(layers.to_vec(), 10, num_experts_per_tok, 128);
     DecoderConfig { hidden_size: 192, experts: Some(experts), initializer_range: 0.1, ..config }
 }
 

@@ -2,8 +2,8 @@
 
 use anyroll_close::largest_difference;
 use anyroll_models::{
-    Completion, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, KvCache, Model, PackedBatch, Request,
-    RouteShape, Routes, Sample, SamplingParams, Scores, Sequence, generation::Limits,
+    Completion, Decoder, DecoderConfig, ExpertsConfig, KvCache, Model, PackedBatch, Request, RouteShape,
+    Routes, Sample, SamplingParams, Scores, Sequence, generation::Limits,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -14,14 +14,7 @@ const EXPERTS: i64 = 5;
 
 /// Experts in the first and the last of three layers.
 fn mixture() -> Decoder {
-    let experts = ExpertsConfig {
-        num_experts: EXPERTS,
-        num_experts_per_tok: 2,
-        moe_intermediate_size: 12,
-        norm_topk_prob: true,
-        layers: vec![true, false, true],
-        names: ExpertNames::Usual,
-    };
+    let experts = ExpertsConfig::plain(vec![true, false, true], EXPERTS, 2, 12);
     let config = config(true);
     Decoder::new(DecoderConfig { num_hidden_layers: 3, experts: Some(experts), ..config }, Device::Cpu)
         .unwrap()

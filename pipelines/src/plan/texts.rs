@@ -267,13 +267,17 @@ impl Texts {
         }
     }
 
+    /// The model that samples.
+    fn sampler(&self) -> &Decoder {
+        self.sampled.as_ref().unwrap_or(&self.model)
+    }
+
     /// Bytes of the steps that a device which samples records, and keeps from one step of training to the next.
     fn kept_steps(&self, group: &DeviceGroup, policy: &Strategy) -> usize {
         let rollout = self.rollout.filter(|_| group.holds(Member::Rollout)).map(|rollout| rollout.sampling);
         let own = self.work.sampling.filter(|_| group.holds(Member::Policy) && self.together == 1);
-        let model = self.sampled.as_ref().unwrap_or(&self.model);
         rollout.or(own).map_or(0, |sampling| {
-            KeptSteps::most_bytes(model, sampling.sequences, runs(policy, group.on_host))
+            KeptSteps::most_bytes(self.sampler(), sampling.sequences, runs(policy, group.on_host))
         })
     }
 
@@ -295,9 +299,8 @@ impl Texts {
 
     /// Bytes of a KV cache for all sequences.
     fn cache_bytes(&self, Sampling { sequences, completion, .. }: Sampling, runs: Runs) -> usize {
-        let model = self.sampled.as_ref().unwrap_or(&self.model);
         let blocks = KvCache::blocks_for(sequences.max(1), self.work.prompt + completion);
-        KvCache::bytes_of(model.config(), runs.dtype, blocks)
+        KvCache::bytes_of(self.sampler().config(), runs.dtype, blocks)
     }
 
     /// Phases between sampling and training: reward, score and critic.
@@ -484,7 +487,7 @@ impl Texts {
         mut generate: PhaseBytes,
         busiest: usize,
     ) -> (PhaseBytes, usize) {
-        let model = self.sampled.as_ref().unwrap_or(&self.model);
+        let model = self.sampler();
         let (shape, dtype) = (model.config(), runs.dtype);
         let sequences = sequences.max(1);
         let (prompt, longest) = (self.work.prompt, self.work.prompt + completion);

@@ -1,6 +1,6 @@
 //! Shapes of published decoders.
 
-use anyroll_models::{DecoderConfig, ExpertNames, ExpertsConfig, QkNorm};
+use anyroll_models::{DecoderConfig, ExpertsConfig, QkNorm};
 
 /// Returns the shape called `name`: `72b`, `32b`, `7b`, `1.5b` and `0.5b` are Qwen2.5's, `qwen3-1.7b` and the mixture
 /// `30b-a3b` are Qwen3's, `olmoe` is a smaller mixture, and `tiny` is for tests on a CPU.
@@ -38,13 +38,8 @@ pub fn decoder(name: &str, positions: i64) -> DecoderConfig {
         max_position_embeddings: positions,
         qkv_bias: qk_norm.is_none(),
         qk_norm,
-        experts: experts.map(|(num_experts, moe_intermediate_size)| ExpertsConfig {
-            num_experts,
-            num_experts_per_tok: 8,
-            moe_intermediate_size,
-            norm_topk_prob: true,
-            layers: vec![true; layers as usize],
-            names: ExpertNames::Usual,
+        experts: experts.map(|(num_experts, moe_intermediate_size)| {
+            ExpertsConfig::plain(vec![true; layers as usize], num_experts, 8, moe_intermediate_size)
         }),
         tie_word_embeddings: !["7b", "32b", "72b", "30b-a3b", "olmoe"].contains(&name),
         ..DecoderConfig::plain(layers as usize, hidden, heads)

@@ -24,14 +24,8 @@ use crate::sequence::{
 /// of experts, and beside others.
 fn cases() -> [Case; 5] {
     let [plain, _, qwen3, _] = four_heads();
-    let experts = ExpertsConfig {
-        num_experts: 8,
-        num_experts_per_tok: 2,
-        moe_intermediate_size: 6,
-        norm_topk_prob: true,
-        layers: vec![true; 2],
-        names: ExpertNames::Mixtral,
-    };
+    let experts =
+        ExpertsConfig { names: ExpertNames::Mixtral, ..ExpertsConfig::plain(vec![true; 2], 8, 2, 6) };
     let mixtral = DecoderConfig { experts: Some(experts), num_key_value_heads: 2, ..plain };
     let of_experts = LoraConfig::new(3, 9.0, vec![LoraTarget::Gate, LoraTarget::Down]);
     let of_all = LoraConfig::new(2, 9.0, LoraTarget::ALL.to_vec());

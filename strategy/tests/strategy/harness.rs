@@ -8,8 +8,8 @@ use std::{
 
 use anyroll_backends::{BackendKind, CollectiveGroup, Device, DeviceId, faults, on_threads, open};
 use anyroll_models::{
-    Decoder, DecoderConfig, ExpertNames, ExpertsConfig, NormPlaces, PackedBatch, QkNorm, ScoresGrad,
-    Sequence, SlidingWindow,
+    Decoder, DecoderConfig, ExpertsConfig, NormPlaces, PackedBatch, QkNorm, ScoresGrad, Sequence,
+    SlidingWindow,
 };
 use anyroll_strategy::{AdamW, Decays, State, Zero, ZeroConfig, ZeroStage};
 use tch::{Kind, Tensor};
@@ -22,14 +22,7 @@ const SEQUENCES: usize = 12;
 
 /// Returns a decoder with a tied head, or one with its own head and with experts around a dense layer.
 pub fn decoder(tied: bool) -> Arc<Decoder> {
-    let experts = ExpertsConfig {
-        num_experts: 4,
-        num_experts_per_tok: 2,
-        moe_intermediate_size: 10,
-        norm_topk_prob: true,
-        layers: vec![true, false, true],
-        names: ExpertNames::Usual,
-    };
+    let experts = ExpertsConfig::plain(vec![true, false, true], 4, 2, 10);
     new(DecoderConfig { experts: (!tied).then_some(experts), ..shape(tied) })
 }
 
@@ -65,14 +58,7 @@ pub fn four_heads() -> [DecoderConfig; 4] {
         initializer_range: 0.3,
         ..DecoderConfig::plain(2, 16, 4)
     };
-    let experts = ExpertsConfig {
-        num_experts: 4,
-        num_experts_per_tok: 2,
-        moe_intermediate_size: 12,
-        norm_topk_prob: true,
-        layers: vec![true, false],
-        names: ExpertNames::Usual,
-    };
+    let experts = ExpertsConfig::plain(vec![true, false], 4, 2, 12);
     let window = SlidingWindow { tokens: 4, layers: vec![true, false] };
     let qwen2 =
         DecoderConfig { num_key_value_heads: 2, qkv_bias: true, tie_word_embeddings: true, ..plain.clone() };

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use anyroll_backends::{CollectiveGroup, DType, Device, tensor_peak_bytes};
 use anyroll_models::{
-    Activation, Decoder, DecoderConfig, ExpertNames, ExpertsConfig, LoraConfig, LoraTarget, LoraTargets,
-    ModulePattern, Multipliers, NormPlaces, PackedBatch, PackedSize, QkNorm, Runs, Scores, ScoresGrad,
-    Sequence, Unit, ValueModel,
+    Activation, Decoder, DecoderConfig, ExpertsConfig, LoraConfig, LoraTarget, LoraTargets, ModulePattern,
+    Multipliers, NormPlaces, PackedBatch, PackedSize, QkNorm, Runs, Scores, ScoresGrad, Sequence, Unit,
+    ValueModel,
 };
 use anyroll_strategy::{
     Mesh, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -166,14 +166,7 @@ fn wide(qk_norm: bool, tied: bool) -> DecoderConfig {
 /// Returns a shape with experts of this width in all layers but the second.
 fn with_experts(num_experts: i64, num_experts_per_tok: i64, moe_intermediate_size: i64) -> DecoderConfig {
     let layers = vec![true, false, true];
-    let experts = ExpertsConfig {
-        num_experts,
-        num_experts_per_tok,
-        moe_intermediate_size,
-        norm_topk_prob: true,
-        layers,
-        names: ExpertNames::Usual,
-    };
+    let experts = ExpertsConfig::plain(layers, num_experts, num_experts_per_tok, moe_intermediate_size);
     DecoderConfig { experts: Some(experts), ..wide(true, false) }
 }
 
