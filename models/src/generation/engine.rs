@@ -1,8 +1,8 @@
 //! The engine: takes requests and returns completions as they end.
 //!
-//! A step runs one pass over waiting prompts, if there is room for some, and one token of every live
-//! sequence. A prompt longer than a pass is split into chunks, one per step, so that other sequences continue
-//! in between. Tokens of kept samples are not run again for the samples that follow them. If blocks run out,
+//! A step runs one pass over waiting prompts, if there is room for some, and tokens of every live sequence
+//! otherwise: few sequences take nearly as long for a token as many. A prompt longer than a pass is split into
+//! chunks, one per step, and other sequences get tokens in the same step. Tokens of kept samples are not run again for the samples that follow them. If blocks run out,
 //! kept samples are freed first. Then the sequence admitted last is preempted: it frees its blocks and waits;
 //! later its tokens run again, and it continues.
 
@@ -212,8 +212,9 @@ impl Engine {
 
     /// Runs one step: see the module. Returns the samples that ended.
     pub fn step(&mut self) -> Result<Vec<(SampleId, Completion)>> {
-        self.prefill()?;
-        self.decode()?;
+        if !self.prefill()? {
+            self.decode()?;
+        }
         Ok(std::mem::take(&mut self.ended))
     }
 
@@ -306,14 +307,16 @@ impl Engine {
     }
 }
 
-/// The two halves of a step.
+/// The two kinds of a step.
 impl Engine {
-    /// Runs waiting prompts, or the next chunk of a long prompt.
-    fn prefill(&mut self) -> Result<()> {
+    /// Runs waiting prompts, or the next chunk of a long prompt. Returns true if whole prompts ran, and further ones may wait.
+    fn prefill(&mut self) -> Result<bool> {
         let _named = span(format_args!("prefill"));
         let Some((group, done)) = self.long.take() else {
+            let admitted = self.admit();
+            let is_whole = !admitted.is_empty();
             let (new, following): (Vec<UnderWay>, Vec<UnderWay>) =
-                self.admit().into_iter().partition(|(_, done)| *done == 0);
+                admitted.into_iter().partition(|(_, done)| *done == 0);
             let mut new: Vec<Group> = new.into_iter().map(|(group, _)| group).collect();
             let chosen = self.runner.prompts(&mut new)?;
             self.begin(new.into_iter().flat_map(|group| group.sequences), chosen);
@@ -324,7 +327,7 @@ impl Engine {
             let mut rests: Vec<_> = following.into_iter().map(rest).collect();
             let chosen = self.runner.pieces(&mut rests)?;
             self.begin(rests.into_iter().flat_map(|(group, _)| group.sequences), chosen);
-            return Ok(());
+            return Ok(is_whole);
         };
         let end = group.len().min(done + self.limits.prefill_tokens / BLOCK_TOKENS * BLOCK_TOKENS);
         let mut pieces = [(group, done..end)];
@@ -335,7 +338,7 @@ impl Engine {
         } else {
             self.begin(group.sequences, chosen);
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Appends to each sequence, whose tokens have run, the token chosen for it.

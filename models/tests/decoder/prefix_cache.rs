@@ -126,7 +126,7 @@ fn strict_logprobs_behind_what_was_kept_are_those_of_training_to_the_bit() {
             let config = DecoderConfig { sliding_window, ..config(false) };
             let decoder = Decoder::new(config, Device::Cpu).unwrap().strict(true);
             let holder = Holder::of_kind(decoder, 3, kind);
-            for setting in [ROOMY, Setting { blocks: 9, aborts: true, ..ROOMY }] {
+            for setting in [ROOMY, Setting { blocks: 12, aborts: true, ..ROOMY }] {
                 let (turns, load) = talks(&holder, setting);
                 assert!(load.reused_tokens > 0);
                 let found: Vec<f32> = turns.iter().flat_map(|(_, it)| it.logprobs.clone()).collect();
