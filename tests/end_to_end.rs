@@ -35,6 +35,7 @@ mod layers;
 mod learning;
 mod merged_adapters;
 mod mistakes;
+mod moments;
 mod offline;
 mod other_launchers;
 mod other_tools;

@@ -170,6 +170,73 @@ extern "C" __global__ void __launch_bounds__(256)
   adamw_all(w, m, v, gradient, factors, n, h);
 }
 
+// ---- AdamW with moments in 8 bits ----
+
+constexpr int MOMENT_BLOCK = 256;  // elements that share a scale, each with a thread of its own
+constexpr int MAP_VALUES = 256;
+
+// The moments: codes, and a scale of each block.
+struct EightBits {
+  unsigned char* codes;
+  float* scales;
+};
+
+// The number of bounds below x, of which the last is infinite.
+__device__ inline int code_of(float x, const float* bounds) {
+  int code = 0;
+  for (int step = MAP_VALUES / 2; step > 0; step /= 2)
+    if (bounds[code + step - 1] < x) code += step;
+  return code;
+}
+
+__device__ inline void round_moment(float x, float scale, const float* bounds, EightBits to, u64 i, bool is_first) {
+  to.codes[i] = code_of(x / (scale == 0 ? 1 : scale), bounds);
+  if (is_first) to.scales[i / MOMENT_BLOCK] = scale;
+}
+
+// A block of threads takes a block of elements at a time. `maps` has values and bounds of the first moment's map, then
+// of the second's; `runs` has the ends of runs of equal weight decay, and then for each whether it decays.
+extern "C" __global__ void __launch_bounds__(MOMENT_BLOCK)
+    adamw_eight_bits(float* w, unsigned char* m_codes, unsigned char* v_codes, float* m_scales, float* v_scales,
+                     const float* gradient, const float* factors, const float* maps, const i64* runs, int run_count,
+                     u64 n, AdamW h) {
+  __shared__ float tables[4][MAP_VALUES];
+  __shared__ float low[MOMENT_BLOCK], high[MOMENT_BLOCK], high_v[MOMENT_BLOCK];
+  const int t = threadIdx.x;
+  const float s = factors[0], bias1 = factors[1], bias2_root = factors[2];
+  if ((__float_as_uint(s) & 0x7f800000) == 0x7f800000) return;
+  for (int table = 0; table < 4; table++) tables[table][t] = maps[table * MAP_VALUES + t];
+  const EightBits of_m = {m_codes, m_scales}, of_v = {v_codes, v_scales};
+  for (u64 begin = blockIdx.x * (u64)MOMENT_BLOCK; begin < n; begin += gridDim.x * (u64)MOMENT_BLOCK) {
+    const u64 i = begin + t;
+    __syncthreads();  // tables are there, and nobody reads the block before
+    float m = 0, v = 0;
+    if (i < n) {
+      m = tables[0][m_codes[i]] * m_scales[begin / MOMENT_BLOCK];
+      v = tables[2][v_codes[i]] * v_scales[begin / MOMENT_BLOCK];
+      int run = 0;
+      while (run + 1 < run_count && (i64)i >= runs[run]) run++;
+      AdamW of_run = h;
+      if (!runs[run_count + run]) of_run.keep = 1;
+      adamw_one(w[i], m, v, gradient[i] * s, of_run, bias1, bias2_root);
+    }
+    low[t] = m, high[t] = m, high_v[t] = v;
+    for (int half = MOMENT_BLOCK / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (t < half) {
+        low[t] = fminf(low[t], low[t + half]);
+        high[t] = fmaxf(high[t], high[t + half]);
+        high_v[t] = fmaxf(high_v[t], high_v[t + half]);
+      }
+    }
+    __syncthreads();
+    if (i < n) {
+      round_moment(m, high[0] >= -low[0] ? high[0] : low[0], tables[1], of_m, i, t == 0);
+      round_moment(v, high_v[0], tables[3], of_v, i, t == 0);
+    }
+  }
+}
+
 // ---- sum of squares ----
 
 constexpr int TREE_THREADS = 256;

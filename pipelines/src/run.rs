@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyroll_config::{
-    Config, FrozenWeights, OffloadConfig, Precision, Recompute, Reduction, RewardConfig, RolloutHostsConfig,
-    ShardGroup, StrategyConfig, ZeroStage,
+    Config, FrozenWeights, Moments, OffloadConfig, Precision, Recompute, Reduction, RewardConfig,
+    RolloutHostsConfig, ShardGroup, StrategyConfig, ZeroStage,
 };
 
 use crate::launch::Rank;
@@ -196,6 +196,8 @@ pub struct Strategy {
     pub precision: Precision,
     /// Form of frozen weights while no block uses them.
     pub frozen_weights: FrozenWeights,
+    /// Form of the optimizer's moments.
+    pub moments: Moments,
     /// Activations that backward recomputes.
     pub recompute: Recompute,
     /// True if repeated runs have bitwise equal gradients.
@@ -229,6 +231,7 @@ impl Role {
             zero_stage,
             precision,
             frozen_weights,
+            moments,
             recompute,
             deterministic,
             keep_logits,
@@ -250,6 +253,7 @@ impl Role {
             zero_stage,
             precision,
             frozen_weights,
+            moments,
             recompute,
             deterministic,
             keep_logits: keep_logits == Some(true),

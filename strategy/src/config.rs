@@ -1,8 +1,8 @@
 //! Options of a strategy as plain values, which the reader of the config file fills in.
 
-use anyroll_backends::ops;
+use anyroll_backends::{DType, ops};
 
-use crate::{Decays, Error, FrozenWeights, Precision, Recompute};
+use crate::{Decays, Error, FrozenWeights, Moments, Precision, Recompute, layout::Layout, moments};
 
 /// Describes how a strategy shards and runs a model. A [`ZeroStage`] alone converts into one: fp32, no
 /// recomputation, optimizer on the device.
@@ -20,16 +20,22 @@ pub struct ZeroConfig {
     pub params_on: ParamsOn,
     /// Form of frozen weights while no block uses them.
     pub frozen: FrozenWeights,
+    /// Form of the optimizer's moments.
+    pub moments: Moments,
 }
 
 impl ZeroConfig {
-    /// Returns how many fp32 values the optimizer keeps per element: two moments, and the master weight if
-    /// the model runs with another copy.
-    pub(crate) fn optimizer_values(self) -> usize {
-        let steps_weights_themselves = self.precision == Precision::Fp32
-            && self.steps_on == StepsOn::Device
-            && self.params_on == ParamsOn::Device;
-        if steps_weights_themselves { 2 } else { 3 }
+    /// Returns true if the optimizer has weights of its own, fp32, since the model runs with another copy.
+    pub(crate) fn has_master(self) -> bool {
+        self.precision != Precision::Fp32
+            || self.steps_on == StepsOn::Host
+            || self.params_on == ParamsOn::Host
+    }
+
+    /// Returns the bytes of the optimizer's states of `len` elements of a unit: two moments, and its own weights.
+    pub(crate) fn optimizer_bytes(self, layout: &Layout, len: usize) -> usize {
+        let master = if self.has_master() { len * DType::F32.size_bytes() } else { 0 };
+        moments::bytes(self.moments, layout, len) + master
     }
 
     /// Returns true if whole units are gathered before use and freed after it.
@@ -47,6 +53,7 @@ impl From<ZeroStage> for ZeroConfig {
             steps_on: StepsOn::Device,
             params_on: ParamsOn::Device,
             frozen: FrozenWeights::Precision,
+            moments: Moments::Fp32,
         }
     }
 }

@@ -24,6 +24,8 @@ pub struct Layout {
     pub len: usize,
     /// Number of equal shards: the ranks of a shard group, which divide the world size.
     pub shards: usize,
+    /// Number of equal slices that are the same however many shards there are.
+    slices: usize,
     decay: Vec<bool>,
 }
 
@@ -40,7 +42,7 @@ impl Layout {
         let shard = if unit.trainable { 1 } else { FROZEN_ELEMENTS };
         let len = end.next_multiple_of((world_size * shard).lcm(&PAD_ELEMENTS));
         let decay = unit.params.iter().map(|param| param.decay).collect();
-        Self { params, len, shards: world_size, decay }
+        Self { params, len, shards: world_size, slices: world_size, decay }
     }
 
     /// The same layout in `shards` shards, a divisor of the world size.
@@ -51,6 +53,11 @@ impl Layout {
     /// Returns the length of one shard.
     pub fn shard_len(&self) -> usize {
         self.len / self.shards
+    }
+
+    /// Returns the length of one slice, which divides that of a shard.
+    pub fn slice_len(&self) -> usize {
+        self.len / self.slices
     }
 
     /// Returns the shard of the rank `rank` of a shard group.

@@ -2,11 +2,15 @@
 
 use std::ops::Range;
 
-use anyroll_backends::{Buffer, DType, PinnedBuffer, Stream, ops};
+use anyroll_backends::{Buffer, DType, PinnedBuffer, Stream};
 use tch::{Device, Kind, Tensor};
 
 use crate::{
-    AdamW, Decays, Result, StepsOn, ZeroConfig, layout::Layout, memory::flat, offload_arena::OffloadArena,
+    AdamW, Result, StepsOn, ZeroConfig,
+    layout::Layout,
+    memory::flat,
+    moments::{self, MomentState, RoundedPart},
+    offload_arena::OffloadArena,
 };
 
 /// Statistics of a step, on the device. [`crate::Zero::finish_step`] waits for the step and reads them.
@@ -29,29 +33,21 @@ pub struct Stepped {
     pub loss_scale: Option<f64>,
 }
 
-/// Optimizer states of the elements that this rank steps, in fp32: the whole unit at stage 0, this rank's
-/// shard above.
+/// Optimizer states of the elements that this rank steps: the whole unit at stage 0, this rank's shard above.
 #[derive(Debug)]
 pub(crate) struct OptimizerState {
     /// Range of the unit that this rank steps.
     pub(crate) range: Range<usize>,
     pub(crate) storage: StateStorage,
-    pub(crate) exp_avg: Tensor,
-    pub(crate) exp_avg_sq: Tensor,
-    /// Master weights, if the model runs with another copy.
+    pub(crate) moments: MomentState,
+    /// Master weights, fp32, if the model runs with another copy.
     pub(crate) master: Option<Tensor>,
+    /// First fp32 element of the master weights in the states' memory on the device.
+    master_at: usize,
     /// Memory of the gradient.
     pub(crate) gradient_memory: OffloadArena,
     pub(crate) gradient: Tensor,
-    runs: Vec<(Range<usize>, bool)>,
 }
-
-/// Index of the first moment in the states' device memory.
-pub(crate) const EXP_AVG: usize = 0;
-/// Index of the second moment.
-pub(crate) const EXP_AVG_SQ: usize = 1;
-/// Index of the master weights.
-pub(crate) const MASTER: usize = 2;
 
 /// Placement of the moments and the master weights.
 #[derive(Debug)]
@@ -81,29 +77,28 @@ impl OptimizerState {
         config: ZeroConfig,
         compute: &Stream,
     ) -> Result<Self> {
-        let (len, runs) = (range.len(), layout.decay_runs(&range));
-        let zeros = |what: &str, count: usize| {
-            let len_bytes = count * len * DType::F32.size_bytes();
-            OffloadArena::zeros(format!("{what} of {name}"), compute, len_bytes)
-        };
-        let gradient_memory = zeros("gradients", 1)?;
+        let (len, has_master) = (range.len(), config.has_master());
+        let master_at = moments::bytes(config.moments, layout, len) / DType::F32.size_bytes();
+        let zeros =
+            |what: &str, bytes: usize| OffloadArena::zeros(format!("{what} of {name}"), compute, bytes);
+        let gradient_memory = zeros("gradients", len * DType::F32.size_bytes())?;
         let gradient = flat(&gradient_memory.buffer(0..len, DType::F32))?;
-        let (storage, [exp_avg, exp_avg_sq], master) = match config.steps_on {
+        let (storage, moments, master) = match config.steps_on {
             StepsOn::Device => {
-                let values = config.optimizer_values();
-                let memory = zeros("optimizer states", values)?;
-                let part = |index: usize| flat(&memory.buffer(index * len..(index + 1) * len, DType::F32));
-                let moments = [part(EXP_AVG)?, part(EXP_AVG_SQ)?];
-                let master = (values > MASTER).then(|| part(MASTER)).transpose()?;
+                let memory = zeros("optimizer states", config.optimizer_bytes(layout, len))?;
+                let moments = MomentState::new(config.moments, layout, &range, Some(&memory))?;
+                let master = || flat(&memory.buffer(master_at..master_at + len, DType::F32));
+                let master = has_master.then(master).transpose()?;
                 (StateStorage::Device(memory), moments, master)
             }
             StepsOn::Host => {
-                let zeros = || Tensor::f_zeros([len as i64], (Kind::Float, Device::Cpu));
+                let moments = MomentState::new(config.moments, layout, &range, None)?;
+                let master = Tensor::f_zeros([len as i64], (Kind::Float, Device::Cpu))?;
                 let staging = PinnedBuffer::new(compute.device(), len * DType::F32.size_bytes())?;
-                (StateStorage::Host(staging), [zeros()?, zeros()?], Some(zeros()?))
+                (StateStorage::Host(staging), moments, Some(master))
             }
         };
-        Ok(Self { range, storage, exp_avg, exp_avg_sq, master, gradient_memory, gradient, runs })
+        Ok(Self { range, storage, moments, master, master_at, gradient_memory, gradient })
     }
 
     /// Returns the part of the accumulated gradient at `shard` in the unit.
@@ -118,24 +113,41 @@ impl OptimizerState {
         self.gradient_memory.buffer(start..start + shard.len(), DType::F32)
     }
 
-    /// Returns the part of the state with index `which` at `shard` in the unit. The caller has made it ready.
-    pub(crate) fn part(&self, which: usize, shard: &Range<usize>) -> Result<Part> {
+    /// Returns the part of the moment with index `moment` at `shard` in the unit. The caller has made it ready.
+    pub(crate) fn moment(&self, moment: usize, shard: &Range<usize>) -> Result<Part> {
         let start = shard.start - self.range.start;
-        if let StateStorage::Device(memory) = &self.storage {
-            let start = which * self.range.len() + start;
-            return Ok(Part::Device(memory.buffer(start..start + shard.len(), DType::F32)));
-        }
-        let states = [Some(&self.exp_avg), Some(&self.exp_avg_sq), self.master.as_ref()];
-        let tensor = states[which].expect("the host has master weights");
-        Ok(Part::Host(tensor.f_narrow(0, start as i64, shard.len() as i64)?))
+        let range = start..start + shard.len();
+        Ok(match &self.moments {
+            MomentState::Fp32 { moments, .. } => {
+                self.part(&moments[moment], moment * self.range.len(), range)?
+            }
+            MomentState::EightBit(rounded) => Part::EightBit(rounded.part(moment, range)),
+        })
+    }
+
+    /// Returns the part of the master weights at `shard` in the unit; `None` without any. The caller has made them ready.
+    pub(crate) fn master(&self, shard: &Range<usize>) -> Result<Option<Part>> {
+        let start = shard.start - self.range.start;
+        let part = |master| self.part(master, self.master_at, start..start + shard.len());
+        self.master.as_ref().map(part).transpose()
+    }
+
+    /// Returns a part of fp32 `values`, which begin at element `at` of the states' memory on the device.
+    fn part(&self, values: &Tensor, at: usize, range: Range<usize>) -> Result<Part> {
+        Ok(match &self.storage {
+            StateStorage::Device(memory) => {
+                Part::Device(memory.buffer(at + range.start..at + range.end, DType::F32))
+            }
+            StateStorage::Host(_) => {
+                Part::Host(values.f_narrow(0, range.start as i64, range.len() as i64)?)
+            }
+        })
     }
 
     /// Sets the moments to zero.
     pub(crate) fn reset(&mut self, compute: &Stream) -> Result<()> {
         self.storage.ready(compute)?;
-        drop(self.exp_avg.f_zero_()?);
-        drop(self.exp_avg_sq.f_zero_()?);
-        Ok(())
+        self.moments.reset()
     }
 
     /// If steps run on the host, starts the copy of the gradient to it.
@@ -156,13 +168,12 @@ impl OptimizerState {
         hyper: &StepHyper,
         (compute, to_device): (&Stream, &Stream),
     ) -> Result<()> {
-        let moments = [&self.exp_avg, &self.exp_avg_sq];
         match &mut self.storage {
             StateStorage::Device(memory) => {
                 memory.ready_to_write(compute)?;
                 let weights = flat(weights)?;
                 let stepped = self.master.as_ref().unwrap_or(&weights);
-                step_runs(&self.runs, stepped, moments, &self.gradient, factors, hyper)?;
+                self.moments.step(stepped, &self.gradient, factors, hyper)?;
                 if let Some(master) = &self.master {
                     weights.shallow_clone().f_copy_(master)?;
                 }
@@ -172,7 +183,7 @@ impl OptimizerState {
                 let len = self.range.len();
                 let gradient = Tensor::f_from_data_size(staging.bytes()?, &[len as i64], Kind::Float)?;
                 let master = self.master.as_ref().expect("the host has master weights");
-                step_runs(&self.runs, master, moments, &gradient, factors, hyper)?;
+                self.moments.step(master, &gradient, factors, hyper)?;
                 let rounded = master.f_to_kind(flat(weights)?.kind())?;
                 rounded.f_copy_data_u8(staging.bytes_mut()?, len)?;
                 staging.copy_to(0, weights, to_device)?;
@@ -182,12 +193,14 @@ impl OptimizerState {
     }
 }
 
-/// A part of a unit's states, fp32.
+/// A part of a unit's states, whose values are fp32.
 #[derive(Debug)]
 pub(crate) enum Part {
     Device(Buffer),
     /// A row on the host.
     Host(Tensor),
+    /// Widened when it is read, so that few are fp32 at a time.
+    EightBit(RoundedPart),
 }
 
 impl Part {
@@ -196,6 +209,7 @@ impl Part {
         match self {
             Self::Device(buffer) => flat(buffer),
             Self::Host(tensor) => Ok(tensor.f_to_device(device)?),
+            Self::EightBit(moment) => Ok(moment.values()?.f_to_device(device)?),
         }
     }
 
@@ -204,6 +218,7 @@ impl Part {
         match self {
             Self::Device(buffer) => buffer.len(),
             Self::Host(tensor) => tensor.numel(),
+            Self::EightBit(moment) => moment.len(),
         }
     }
 }
@@ -213,24 +228,4 @@ impl Part {
 pub(crate) struct StepHyper {
     pub(crate) adamw: AdamW,
     pub(crate) learning_rate: f64,
-}
-
-/// Steps `weights`, one run of equal weight decay at a time.
-fn step_runs(
-    runs: &[(Range<usize>, bool)],
-    weights: &Tensor,
-    [exp_avg, exp_avg_sq]: [&Tensor; 2],
-    gradient: &Tensor,
-    factors: &Tensor,
-    StepHyper { adamw, learning_rate }: &StepHyper,
-) -> Result<()> {
-    for (run, decay) in runs {
-        let part = |tensor: &Tensor| tensor.f_narrow(0, run.start as i64, run.len() as i64);
-        let decays = *decay || adamw.decays == Decays::All;
-        let weight_decay = if decays { adamw.weight_decay } else { 0.0 };
-        let hyper = ops::AdamW { weight_decay, ..adamw.hyper(*learning_rate) };
-        let (mut weights, gradient) = (part(weights)?, part(gradient)?);
-        ops::adamw_(&mut weights, &mut part(exp_avg)?, &mut part(exp_avg_sq)?, &gradient, factors, &hyper)?;
-    }
-    Ok(())
 }

@@ -103,7 +103,8 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
             }
         }
         if trained && unit.trainable {
-            let stepped = layout.stepped(config.stage, 0).len() * float;
+            let len = layout.stepped(config.stage, 0).len();
+            let (stepped, states) = (len * float, config.optimizer_bytes(layout, len));
             held.gradients += arena(stepped);
             if ranks.sums_in_rank_order && ranks.shards < ranks.world_size {
                 held.replicas = held.replicas.max(layout.shard_len() * float);
@@ -111,9 +112,9 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
             let alike = ranks.world_size / holders(index);
             held.saved += 3 * layout.len / alike * float; // the weight and two moments
             match config.steps_on {
-                StepsOn::Device => held.optimizer += arena(stepped * config.optimizer_values()),
+                StepsOn::Device => held.optimizer += arena(states),
                 // Plus a staging buffer for the gradient, and then for the new weights.
-                StepsOn::Host => held.host += stepped * (config.optimizer_values() + 1),
+                StepsOn::Host => held.host += states + stepped,
             }
         }
     }

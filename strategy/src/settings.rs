@@ -9,7 +9,7 @@
 use anyroll_backends::DType;
 use serde::{Deserialize, Serialize};
 
-/// Dtype of weights and activations; master weights and optimizer states are always fp32.
+/// Dtype of weights and activations; master weights are always fp32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
@@ -68,6 +68,18 @@ pub enum FrozenWeights {
     Precision,
     /// 4 bits in the matrices of layers ([`anyroll_backends::ops::in_four_bits`]); others have the precision.
     Nf4,
+}
+
+/// Form of AdamW's moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub enum Moments {
+    /// 32-bit IEEE.
+    #[default]
+    #[serde(rename = "fp32")]
+    Fp32,
+    /// 8 bits, and a scale for each 256 elements ([`anyroll_backends::ops::EightBitMoments`]).
+    #[serde(rename = "8bit")]
+    EightBit,
 }
 
 /// Activations that backward recomputes.

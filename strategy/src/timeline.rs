@@ -154,11 +154,11 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
         }
         self.wait(states_at);
         let weight = self.config.precision.dtype().size_bytes();
-        // The gradient, and each of the optimizer's values read and written; the new weight.
-        let moved = F32 + 2 * F32 * self.config.optimizer_values() + weight;
         for &unit in &trained {
             let stepped = self.layouts[unit].stepped(self.config.stage, 0).len();
-            self.run(self.durations.memory(stepped * moved));
+            // The gradient, the optimizer's states read and written, and the new weight.
+            let states = 2 * self.config.optimizer_bytes(&self.layouts[unit], stepped);
+            self.run(self.durations.memory(stepped * (F32 + weight) + states));
             let gathers = self.config.stage >= ZeroStage::Zero1 && self.config.stage < ZeroStage::Zero3;
             if gathers {
                 let end = self.collective(self.durations.gather(self.layouts[unit].len * weight));

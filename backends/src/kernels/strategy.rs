@@ -28,6 +28,7 @@ pub(super) const SOURCE: Source = Source {
         c"adamw_f32",
         c"adamw_bf16",
         c"adamw_f16",
+        c"adamw_eight_bits",
         c"sum_squares",
         c"sum_partial",
     ],
@@ -36,6 +37,9 @@ pub(super) const SOURCE: Source = Source {
 
 /// Elements of one block of `sum_squares`.
 const CHUNK: usize = 16384;
+
+/// Most blocks of `adamw_eight_bits`: several waves of any device.
+const MOST_BLOCKS_WITH_MAPS: u32 = 4096;
 
 /// The numbers of one step, as the kernel takes them.
 #[repr(C)]
@@ -137,6 +141,58 @@ pub(crate) unsafe fn adamw(
     unsafe {
         device.launch(kernel, Grid::new(blocks(len * size_of::<f32>()), THREADS), &mut arguments, stream)
     }
+}
+
+/// What a step with moments in 8 bits reads: the gradient, the three factors, the maps and the runs of weight decay, of which
+/// there are `count`.
+pub(crate) struct EightBitInputs {
+    pub(crate) gradient: *mut c_void,
+    pub(crate) factors: *mut c_void,
+    pub(crate) maps: *mut c_void,
+    pub(crate) runs: *mut c_void,
+    pub(crate) count: i32,
+}
+
+/// One step over `len` elements whose moments are in blocks of 8 bits: weights, codes of both moments, scales of both.
+///
+/// # Safety
+/// On `device`, weights and the gradient have `len` elements, fp32, codes as many bytes, and scales one fp32 value for each
+/// [`THREADS`] elements; `maps` has 1024 fp32 values and `runs` twice `count` int64 ones. States do not overlap.
+pub(crate) unsafe fn adamw_in_eight_bits(
+    device: &dyn Device,
+    mut states: [*mut c_void; 5],
+    inputs: &EightBitInputs,
+    len: usize,
+    mut numbers: AdamW,
+    stream: RawStream,
+) -> Result<()> {
+    if len == 0 {
+        return Ok(());
+    }
+    let &EightBitInputs { mut gradient, mut factors, mut maps, mut runs, mut count } = inputs;
+    let mut elements = len as u64;
+    let [weights, m_codes, v_codes, m_scales, v_scales] = &mut states;
+    let mut arguments = [
+        erase(weights),
+        erase(m_codes),
+        erase(v_codes),
+        erase(m_scales),
+        erase(v_scales),
+        erase(&mut gradient),
+        erase(&mut factors),
+        erase(&mut maps),
+        erase(&mut runs),
+        erase(&mut count),
+        erase(&mut elements),
+        erase(&mut numbers),
+    ];
+    // Fewer blocks than that loop, since each reads the maps first.
+    let grid = Grid::new(
+        MOST_BLOCKS_WITH_MAPS.min(u32::try_from(len.div_ceil(THREADS as usize)).unwrap_or(u32::MAX)),
+        THREADS,
+    );
+    // SAFETY: the kernel's signature and the caller's promise.
+    unsafe { device.launch(c"adamw_eight_bits", grid, &mut arguments, stream) }
 }
 
 /// Number of partial sums of [`sum_of_squares`].

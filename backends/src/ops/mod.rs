@@ -42,6 +42,7 @@ mod grouped;
 mod joint;
 mod logprob;
 mod modulation;
+mod moments;
 mod norm;
 mod optimizer;
 mod packing;
@@ -84,6 +85,7 @@ pub use grouped::{
 pub use joint::{TokenKind, joint_heads};
 pub use logprob::{LogProbs, logprobs, logprobs_backward_};
 pub use modulation::{GatedSum, gated_add, gated_sums_behind, modulated_norm};
+pub use moments::{DecayRuns, EightBitMoments, MOMENT_BLOCK, MomentMaps, adamw_in_eight_bits_};
 pub use norm::{add_rms_norm_, rms_norm, rms_norm_backward_};
 pub use optimizer::{AdamW, adamw_, sum_of_squares};
 pub use packing::{Packing, copy_across, moved, upload};

@@ -342,6 +342,12 @@ impl Ledger {
         is_asked
     }
 
+    /// AdamW with moments in 8 bits.
+    pub(super) fn moments_in_eight_bits(&mut self, key: &str) {
+        let why = "blocks of 256 elements as in bitsandbytes; embeddings and small weights too";
+        self.change(key, "strategy.moments", "8bit", why);
+    }
+
     /// Names of the matrices with LoRA adapters: a list, one name, or all.
     pub(super) fn lora_targets(&mut self, key: &str) {
         let names: Vec<String> = match self.peek(key) {

@@ -279,7 +279,13 @@ pub(super) fn optimizer(ledger: &mut Ledger, pipeline: &str, updates_per_step: u
         Some("adamw_torch" | "adamw_torch_fused" | "adamw_hf" | "adamw_apex_fused") => {
             ledger.idle("optim", "AdamW is the optimizer");
         }
-        Some(_) => ledger.refuse("optim", "the optimizer is AdamW, with states in fp32"),
+        Some("adamw_8bit" | "adamw_bnb_8bit" | "paged_adamw_8bit" | "adamw_torch_8bit") => {
+            ledger.moments_in_eight_bits("optim");
+        }
+        Some("paged_adamw" | "paged_adamw_32bit") => {
+            ledger.idle("optim", "`strategy.offload.optimizer` says where the states are");
+        }
+        Some(_) => ledger.refuse("optim", "the optimizer is AdamW"),
     }
     rules::max_grad_norm(ledger, "max_grad_norm", &format!("{pipeline}.optimizer.max_grad_norm"));
     rules::beta_keys(ledger, ["adam_beta1", "adam_beta2"], &format!("{adamw}.betas"));

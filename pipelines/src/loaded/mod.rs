@@ -11,8 +11,8 @@ use std::{
 
 use anyroll_backends::{CollectiveGroup, Rendezvous, Stream, connect};
 use anyroll_config::{
-    Config, FolderConfig, FrozenWeights, ModelConfig, Objective, Offload, OffloadConfig, OptimizerOffload,
-    PipelineConfig, Precision, Recompute, Reduction, ShardGroup,
+    Config, FolderConfig, FrozenWeights, ModelConfig, Moments, Objective, Offload, OffloadConfig,
+    OptimizerOffload, PipelineConfig, Precision, Recompute, Reduction, ShardGroup,
 };
 use anyroll_data::Tokenizer;
 use anyroll_models::{
@@ -337,6 +337,7 @@ fn strategy(precision: Precision) -> Strategy {
         zero_stage: 0,
         precision,
         frozen_weights: FrozenWeights::Precision,
+        moments: Moments::Fp32,
         recompute: Recompute::None,
         offload: OffloadConfig { optimizer: OptimizerOffload::None, params: Offload::None },
         deterministic: true,

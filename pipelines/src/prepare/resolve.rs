@@ -177,6 +177,7 @@ impl Resolver<'_> {
             precision: own.precision.unwrap_or(top.precision),
             // Only the policy has adapters.
             frozen_weights: if path == POLICY { top.frozen_weights } else { FrozenWeights::Precision },
+            moments: top.moments,
             recompute: own.recompute.unwrap_or(top.recompute),
             deterministic: top.deterministic,
             keep_logits: top.keep_logits,

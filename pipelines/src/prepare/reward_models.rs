@@ -1,8 +1,8 @@
 //! Placement of reward models that are not on the host.
 
 use anyroll_config::{
-    Devices, FrozenWeights, OffloadConfig, OptimizerOffload, Recompute, RewardConfig, RewardModelConfig,
-    RewardStrategyConfig, StrategyConfig,
+    Devices, FrozenWeights, Moments, OffloadConfig, OptimizerOffload, Recompute, RewardConfig,
+    RewardModelConfig, RewardStrategyConfig, StrategyConfig,
 };
 
 use super::resolve::Resolver;
@@ -39,6 +39,7 @@ impl Resolver<'_> {
             zero_stage,
             precision: model.dtype.precision(),
             frozen_weights: FrozenWeights::Precision,
+            moments: Moments::Fp32,
             recompute: Recompute::None,
             deterministic: true,
             keep_logits: None,

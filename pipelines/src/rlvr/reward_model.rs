@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use crate::{run::Strategy, train::ranks};
     use anyroll_config::{
-        FrozenWeights, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
+        FrozenWeights, Moments, Offload, OffloadConfig, OptimizerOffload, Precision, Recompute, Reduction,
         RewardDtype, RewardModelConfig, ShardGroup,
     };
 
@@ -134,6 +134,7 @@ mod tests {
             zero_stage: stage,
             precision: if dtype == RewardDtype::Fp32 { Precision::Fp32 } else { Precision::Bf16 },
             frozen_weights: FrozenWeights::Precision,
+            moments: Moments::Fp32,
             recompute: Recompute::None,
             deterministic: true,
             keep_logits: false,

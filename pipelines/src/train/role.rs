@@ -46,6 +46,7 @@ pub fn zero_config(strategy: &Strategy) -> ZeroConfig {
             Offload::Cpu => ParamsOn::Host,
         },
         frozen: strategy.frozen_weights,
+        moments: strategy.moments,
     }
 }
 

@@ -7,7 +7,8 @@
 //!
 //! - `mode=train`: `train`, `score`, `generate`, or `ops`, which times each operation of a step separately;
 //! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: tokens per sequence and sequences per rank;
-//! - `precision=bf16` (or `fp16`), `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`);
+//! - `precision=bf16` (or `fp16`), `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`),
+//!   `moments=fp32` (or `8bit`);
 //! - `sequence=1`: ranks that run their micro-batches together, each a slice of the rows;
 //! - `tensor=1`: ranks that hold every layer together, each some heads and columns;
 //! - `experts=1`: ranks over which a mixture's experts are spread;
@@ -36,8 +37,8 @@ use anyroll_models::{
     model::{Scores, ScoresGrad},
 };
 use anyroll_strategy::{
-    AdamW, Decays, Fp16Config, FrozenWeights, Mesh, ParamsOn, Precision, Recompute, State, StepStats,
-    StepsOn, Zero, ZeroConfig, ZeroStage,
+    AdamW, Decays, Fp16Config, FrozenWeights, Mesh, Moments, ParamsOn, Precision, Recompute, State,
+    StepStats, StepsOn, Zero, ZeroConfig, ZeroStage,
     plan::{self, Ranks},
 };
 use serde_json::{Value, json};
@@ -265,6 +266,11 @@ fn strategy(options: &Options) -> ZeroConfig {
             other => panic!("no recompute {other:?}"),
         },
         frozen: FrozenWeights::Precision,
+        moments: match options.text("moments", "fp32") {
+            "fp32" => Moments::Fp32,
+            "8bit" => Moments::EightBit,
+            other => panic!("no moments {other:?}"),
+        },
         steps_on: StepsOn::Device,
         params_on: match options.text("params", "device") {
             "device" => ParamsOn::Device,

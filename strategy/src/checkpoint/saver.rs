@@ -11,6 +11,7 @@ use std::{
 
 use anyroll_backends::{CollectiveGroup, PinnedBuffer, Stream};
 use anyroll_models::Model;
+use tch::Device;
 
 use super::{
     F32_BYTES, Folders, Save, failed, is_at,
@@ -225,8 +226,8 @@ fn snapshot<M: Model>(zero: &mut Zero<M>, memory: Option<PinnedBuffer>) -> Resul
     for part in &parts {
         match part {
             Part::Device(buffer) => memory.copy_from(offset, buffer, to_host)?,
-            Part::Host(tensor) => {
-                let len = part.len();
+            Part::Host(_) | Part::EightBit(_) => {
+                let (tensor, len) = (part.on(Device::Cpu)?, part.len());
                 tensor.f_copy_data_u8(&mut memory.bytes_mut()?[offset..offset + len * F32_BYTES], len)?;
             }
         }

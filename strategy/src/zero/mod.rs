@@ -41,7 +41,8 @@ use crate::{
     loss_scale::{Counters, Scaler},
     memory::{Pool, flat, param_views},
     mesh::{measured_peers, peers},
-    optimizer::{EXP_AVG, EXP_AVG_SQ, OptimizerState, Part, StepHyper},
+    moments::{EXP_AVG, EXP_AVG_SQ},
+    optimizer::{OptimizerState, Part, StepHyper},
     traffic::{Exchanged, Traffic},
     walk::{self, Visit, first_trained_block},
     weights::{Arriving, UnitState, WeightsStorage},
@@ -369,7 +370,7 @@ impl<M: Model> Zero<M> {
         let compute = self.compute.clone();
         let Some(state) = self.state_mut(index) else { return Ok(None) };
         state.storage.ready(&compute)?;
-        Ok(Some([state.part(EXP_AVG, part)?, state.part(EXP_AVG_SQ, part)?]))
+        Ok(Some([state.moment(EXP_AVG, part)?, state.moment(EXP_AVG_SQ, part)?]))
     }
 
     pub(crate) fn restore_moments(
@@ -381,9 +382,8 @@ impl<M: Model> Zero<M> {
         let compute = self.compute.clone();
         let state = self.state_mut(index).expect("moments are restored for trained units");
         state.storage.ready(&compute)?;
-        state.exp_avg.f_copy_(&Tensor::f_from_slice(exp_avg)?)?;
-        state.exp_avg_sq.f_copy_(&Tensor::f_from_slice(exp_avg_sq)?)?;
-        Ok(())
+        state.moments.set(EXP_AVG, exp_avg)?;
+        state.moments.set(EXP_AVG_SQ, exp_avg_sq)
     }
 
     /// Reads the counters that belong to the moments. Waits for the device.

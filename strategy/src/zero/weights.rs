@@ -11,7 +11,7 @@ use crate::{
     Result, State, Weights,
     layout::{aligned, made_bytes},
     memory::{flat, param_views},
-    optimizer::{MASTER, Part},
+    optimizer::Part,
     walk::Visit,
     weights::{Arriving, UnitState, WeightsStorage, Whole},
 };
@@ -257,11 +257,11 @@ impl<M: Model> Zero<M> {
             let own: Result<Vec<_>> = parts.into_iter().map(|part| self.own_weights(part)).collect();
             return self.saved_of_whole(index, &own?);
         }
-        if let Some(state) = self.state_mut(index)
-            && state.master.is_some()
-        {
+        if let Some(state) = self.state_mut(index) {
             state.storage.ready(&compute)?;
-            return state.part(MASTER, &saved);
+            if let Some(master) = state.master(&saved)? {
+                return Ok(master);
+            }
         }
         let weights = self.own_weights(index)?;
         let kept = self.resident_ranges(index).0;

@@ -9,6 +9,7 @@ mod fp16;
 mod frozen;
 mod harness;
 mod images;
+mod moments;
 mod offload;
 mod passes;
 mod plain_loop;

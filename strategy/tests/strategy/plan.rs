@@ -9,7 +9,7 @@ use anyroll_models::{
     ValueModel,
 };
 use anyroll_strategy::{
-    Mesh, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
+    Mesh, Moments, ParamsOn, Precision, Recompute, State, StepsOn, Zero, ZeroConfig, ZeroStage,
     plan::{Ranks, driver_bytes, held, scoring_activations, training_activations, whole_weights},
 };
 use tch::Tensor;
@@ -78,6 +78,10 @@ fn states_and_buffers_are_those_that_are_planned() {
                 check_training(&decoder(true), config, world_size);
                 let config = ZeroConfig { params_on: ParamsOn::Host, ..config };
                 check_training(&decoder(true), config, world_size);
+            }
+            for precision in [Precision::Fp32, Precision::Bf16] {
+                let moments = Moments::EightBit;
+                check_training(&decoder(true), ZeroConfig { precision, moments, ..stage.into() }, world_size);
             }
         }
     }

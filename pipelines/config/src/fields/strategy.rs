@@ -1,6 +1,6 @@
 //! The `strategy` section: sharding of a role's weights and states over the ranks, and the role's precision.
 
-pub use anyroll_strategy::{Fp16Config, FrozenWeights, Precision, Recompute};
+pub use anyroll_strategy::{Fp16Config, FrozenWeights, Moments, Precision, Recompute};
 use serde::{Deserialize, Serialize};
 
 use super::schema::is_default;
@@ -25,6 +25,10 @@ pub struct StrategyConfig {
     /// 4 bits in the matrices of its layers (QLoRA). Default precision.
     #[serde(default, skip_serializing_if = "is_default")]
     pub frozen_weights: FrozenWeights,
+    /// Form of AdamW's moments: `fp32`, or `8bit` with a scale for each 256 elements, which takes a quarter of their memory
+    /// and changes the result a little. Default fp32.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub moments: Moments,
     /// Activations that backward recomputes instead of keeping. The result does not depend on recomputation.
     /// Default none.
     #[serde(default)]
@@ -86,6 +90,7 @@ impl Default for StrategyConfig {
             zero_stage: ZeroStage::Auto,
             precision: Precision::default(),
             frozen_weights: FrozenWeights::default(),
+            moments: Moments::default(),
             recompute: Recompute::default(),
             deterministic: yes(),
             keep_logits: None,

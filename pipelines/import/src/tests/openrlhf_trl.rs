@@ -181,6 +181,9 @@ fn trls_precision_and_optimizer() {
         ("bf16: false\ntorch_dtype: bfloat16\n", "precision: bf16\n"),
         ("fp16: true\n", "precision: fp16\n"),
         ("optim: adamw_torch_fused\n", "recompute: full\n"),
+        ("optim: paged_adamw_32bit\n", "recompute: full\n"),
+        ("optim: adamw_8bit\n", "  moments: 8bit\n"),
+        ("optim: paged_adamw_8bit\n", "  moments: 8bit\n"),
         ("system_prompt: Think.\n", "  system_prompt: Think.\n"),
     ] {
         let import = imported_from(&format!("{TRL}{text}"), Origin::Trl);

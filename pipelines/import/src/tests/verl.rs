@@ -402,6 +402,11 @@ fn what_the_command_does_not_say_is_refused() {
     check_refused(&import, &["$EXTRA"]);
     check_rows(&import, &[("data.shuffle", "changed")]);
     assert!(import.yaml().starts_with("name: imported_from_verl\nseed: 4\n"), "{}", import.yaml());
+    let moments = "actor_rollout_ref.actor.optim.optimizer=AdamW8bit \
+                   actor_rollout_ref.actor.optim.optimizer_impl=bitsandbytes.optim";
+    let import = command(moments);
+    check_refused(&import, &[]);
+    assert!(import.yaml().contains("  moments: 8bit\n"), "{}", import.yaml());
     check_refused(&command("--config-path=own --config-name=mine"), &["config-path", "config-name"]);
     check_refused(
         &command("actor_rollout_ref.rollout.multi_turn.enable=True"),

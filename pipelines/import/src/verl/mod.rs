@@ -392,12 +392,19 @@ fn optimizer(ledger: &mut Ledger, section: &str, owner: &str) {
     let clip = format!("{owner}.optimizer.max_grad_norm");
     rules::max_grad_norm(ledger, &format!("{}.grad_clip", section.trim_end_matches(".optim")), &clip);
     ledger.idle_all(&[(&key("clip_grad"), "`grad_clip` sets it")]);
-    for (name, usual) in [("optimizer", "AdamW"), ("optimizer_impl", "torch.optim")] {
-        match ledger.text(&key(name)).as_deref() {
-            None => {}
-            Some(text) if text == usual => ledger.idle(&key(name), "AdamW is the optimizer"),
-            Some(_) => ledger.refuse(&key(name), "the optimizer is AdamW"),
+    let usual = ["torch.optim", "torchao.optim", "bitsandbytes.optim"];
+    match ledger.text(&key("optimizer")).as_deref() {
+        None => {}
+        Some("AdamW") => ledger.idle(&key("optimizer"), "AdamW is the optimizer"),
+        Some("AdamW8bit" | "PagedAdamW8bit") => ledger.moments_in_eight_bits(&key("optimizer")),
+        Some(_) => ledger.refuse(&key("optimizer"), "the optimizer is AdamW"),
+    }
+    match ledger.text(&key("optimizer_impl")) {
+        None => {}
+        Some(text) if usual.contains(&&*text) => {
+            ledger.idle(&key("optimizer_impl"), "AdamW is the optimizer")
         }
+        Some(_) => ledger.refuse(&key("optimizer_impl"), "the optimizer is AdamW"),
     }
     ledger.refuse_all(&[(&key("override_optimizer_config"), "the optimizer is AdamW with the fields above")]);
     let [steps, ratio, kind, old] =
