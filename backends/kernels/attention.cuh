@@ -19,15 +19,16 @@ struct Place {
   int sequence, first;
 };
 
-// What the kernels take. Sequences are tokens back to back; those that one begins with may have the rows of a sequence
-// before it. Such tokens are keys and values there, and no queries: what they see is theirs already.
+// What the kernels take. Sequences are tokens back to back; those that one begins with may be keys and values there, and no
+// queries: what they see is another sequence's, or another device's.
 struct Forward {
   Heads q, k, v, out;
   float* lse;  // of row n and head h at n lse_row + h lse_head
   i64 lse_row, lse_head;
   const int* offsets;  // where the tokens of each sequence begin, and the last one's end
-  const int* common;   // how many tokens each begins with whose rows are others'; null where none are
+  const int* common;   // how many tokens each begins with that are no queries; null where none are
   const int* rows;     // the row of each token; null where token n has row n
+  i64 first_query;     // the row of the first query, where the rows of queries begin
   const Place* tiles;  // the longest work first
   int heads, kv_heads, window;
   float scale;
@@ -235,7 +236,7 @@ struct Work {
     len = of.offsets[tile.sequence + 1] - begin;
     common = of.common ? of.common[tile.sequence] : 0;
     rows = of.rows ? of.rows + begin : nullptr;
-    own = common < len ? row(common) - common : 0;
+    own = common < len ? row(common) - common - (int)of.first_query : 0;
   }
   __device__ int row(int token) const { return rows ? rows[token] : begin + token; }
   // The row of a query, or -1 behind the last.

@@ -7,7 +7,7 @@
 struct Backward : Forward {
   Heads dout, dq, dk, dv;
   float* stats;  // [2, H, all_rows]: log-sum-exps for powers of two, and sums of `out * dout`
-  i64 all_rows;
+  i64 all_rows;  // of queries
 };
 
 // ---- gradients of keys and values ----

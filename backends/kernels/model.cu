@@ -389,8 +389,7 @@ __device__ inline void embedding_backward(const T* dy, const i64* tokens, const 
 
 // ---- rows ----
 
-// Row `index[r]` of x to row r of y, which is dense; zeros where the index is negative. The blocks of a row follow one
-// another, each with a pack a thread.
+// Row `index[r]` of x to row r of y, which is dense. The blocks of a row follow one another, each with a pack a thread.
 template <typename T>
 __device__ inline void take_rows(Heads<const T> x, const i64* index, T* y, u64 columns) {
   constexpr int LANES = Pack<T>::LANES;
@@ -398,8 +397,7 @@ __device__ inline void take_rows(Heads<const T> x, const i64* index, T* y, u64 c
   const Place block(blockIdx.x, blocks);
   const u64 i = (block.rest * blockDim.x + threadIdx.x) * LANES;
   if (i >= columns) return;
-  const i64 from = index[block.row];
-  write(y + block.row * columns, i, columns, from < 0 ? Pack<T>{} : read(x.data + from * x.stride, i, columns));
+  write(y + block.row * columns, i, columns, read(x.data + index[block.row] * x.stride, i, columns));
 }
 
 // ---- entry points ----

@@ -111,19 +111,28 @@ INLINE void add_outer(const float* weights, int64_t weight_stride, const float* 
   }
 }
 
+// The queries and keys of one sequence, by their first rows: the last keys are the queries' own.
+struct Sequence {
+  int64_t first_query, queries, first_key, keys;
+};
+
 // What all kernels of attention over packed sequences know of a call. A query sees `window` keys, its own included.
-// `history` keys come before the first query, where there is one sequence.
 struct Attention {
   Heads q, k, v;
-  const int64_t* offsets;
-  int64_t heads, kv_heads, dim, max_len, window, history;
+  const int64_t *query_offsets, *key_offsets;
+  int64_t heads, kv_heads, dim, max_len, window;
   float scale;
   int64_t group() const { return heads / kv_heads; }
-  int64_t len_padded() const { return round_up(max_len + history); }
+  int64_t len_padded() const { return round_up(max_len); }
   int64_t dim_padded() const { return round_up(dim); }
+  Sequence sequence(int64_t number) const {
+    const int64_t first_query = query_offsets[number], first_key = key_offsets[number];
+    return {first_query, query_offsets[number + 1] - first_query, first_key, key_offsets[number + 1] - first_key};
+  }
   // Of `rows` queries from number `query` on.
-  Seen seen(int64_t query, int64_t rows) const {
-    return Seen(std::max<int64_t>(0, history + query + 1 - window), history + query + rows);
+  Seen seen(const Sequence& of, int64_t query, int64_t rows) const {
+    const int64_t own = of.keys - of.queries + query;
+    return Seen(std::max<int64_t>(0, own + 1 - window), own + rows);
   }
 };
 
@@ -164,17 +173,17 @@ struct ForwardScratch {
         sums(queries + QUERIES * a.dim_padded()) {}
 };
 
-// `rows` queries of one head from number `query` of the sequence whose queries begin at row `first`.
-INLINE void queries_forward(const Attention& a, const ForwardScratch& s, int64_t first, int64_t query,
+// `rows` queries of one head from number `query` of a sequence.
+INLINE void queries_forward(const Attention& a, const ForwardScratch& s, const Sequence& of, int64_t query,
                             int64_t rows, int64_t head, float* out, float* lse) {
-  const int64_t padded = a.len_padded(), dim_padded = a.dim_padded(), row = first + query;
-  const Seen seen = a.seen(query, rows);
+  const int64_t padded = a.len_padded(), dim_padded = a.dim_padded(), row = of.first_query + query;
+  const Seen seen = a.seen(of, query, rows);
   copy_rows(a.q.data + row * a.q.stride + head * a.dim, a.q.stride, rows, a.dim, dim_padded, s.queries);
   times_transposed(s.queries, dim_padded, s.keys, a.dim, padded, seen, s.scores);
   float inverse[QUERIES];
   for (int64_t r = 0; r < rows; ++r) {
     float max;
-    const float sum = softmax_row(s.scores + r * padded, a.scale, a.seen(query + r, 1), seen, &max);
+    const float sum = softmax_row(s.scores + r * padded, a.scale, a.seen(of, query + r, 1), seen, &max);
     lse[(row + r) * a.heads + head] = max + std::log(sum);
     inverse[r] = 1.0f / sum;
   }
@@ -190,13 +199,13 @@ FOR_EACH_ISA void attention_range(const Attention& a, float* out, float* lse, fl
                                   int64_t end) {
   const ForwardScratch s(a, memory);
   for (int64_t task = begin; task < end; ++task) {
-    const int64_t first = a.offsets[task / a.kv_heads], len = a.offsets[task / a.kv_heads + 1] - first;
-    const int64_t kv_head = task % a.kv_heads, column = kv_head * a.dim, keys = len + a.history;
-    transpose(a.k.data + first * a.k.stride + column, a.k.stride, keys, a.dim, a.len_padded(), s.keys);
-    copy_rows(a.v.data + first * a.v.stride + column, a.v.stride, keys, a.dim, a.dim_padded(), s.values);
+    const Sequence of = a.sequence(task / a.kv_heads);
+    const int64_t kv_head = task % a.kv_heads, column = kv_head * a.dim;
+    transpose(a.k.data + of.first_key * a.k.stride + column, a.k.stride, of.keys, a.dim, a.len_padded(), s.keys);
+    copy_rows(a.v.data + of.first_key * a.v.stride + column, a.v.stride, of.keys, a.dim, a.dim_padded(), s.values);
     for (int64_t head = kv_head * a.group(); head < (kv_head + 1) * a.group(); ++head)
-      for (int64_t query = 0; query < len; query += QUERIES)
-        queries_forward(a, s, first, query, std::min(QUERIES, len - query), head, out, lse);
+      for (int64_t query = 0; query < of.queries; query += QUERIES)
+        queries_forward(a, s, of, query, std::min(QUERIES, of.queries - query), head, out, lse);
   }
 }
 
@@ -240,13 +249,13 @@ struct BackwardScratch {
   }
 };
 
-// `rows` queries of one head from position `query` of the sequence that begins at row `first`: writes their
-// gradients and adds to those of the keys and values.
+// `rows` queries of one head from number `query` of a sequence: writes their gradients and adds to those of the keys and
+// values.
 INLINE void queries_backward(const Attention& a, const AttentionGrads& g, const BackwardScratch& s,
-                             int64_t first, int64_t query, int64_t rows, int64_t head) {
+                             const Sequence& of, int64_t query, int64_t rows, int64_t head) {
   const int64_t padded = a.len_padded(), dim_padded = a.dim_padded(), out_stride = a.heads * a.dim;
-  const int64_t row = first + query, at = row * out_stride + head * a.dim;
-  const Seen seen = a.seen(query, rows);
+  const int64_t row = of.first_query + query, at = row * out_stride + head * a.dim;
+  const Seen seen = a.seen(of, query, rows);
   copy_rows(a.q.data + row * a.q.stride + head * a.dim, a.q.stride, rows, a.dim, dim_padded, s.queries);
   copy_rows(g.dout + at, out_stride, rows, a.dim, dim_padded, s.douts);
   times_transposed(s.queries, dim_padded, s.keys_transposed, a.dim, padded, seen, s.scores);
@@ -256,7 +265,7 @@ INLINE void queries_backward(const Attention& a, const AttentionGrads& g, const 
     for (int64_t i = 0; i < a.dim; i += LANES)
       dots += load(s.douts + r * dim_padded + i) * load(g.out + at + r * out_stride + i, a.dim - i);
     scores_backward(s.scores + r * padded, s.dscores + r * padded, a.scale, g.lse[(row + r) * a.heads + head],
-                    sum_lanes(dots), a.seen(query + r, 1), seen);
+                    sum_lanes(dots), a.seen(of, query + r, 1), seen);
   }
   for (int64_t r = rows; r < QUERIES; ++r) {  // rows past the end add nothing to keys and values
     std::fill(s.scores + r * padded + seen.begin, s.scores + r * padded + seen.end, 0.0f);
@@ -273,19 +282,19 @@ FOR_EACH_ISA void attention_backward_range(const Attention& a, const AttentionGr
   const BackwardScratch s(a, memory);
   const int64_t padded = a.len_padded(), dim_padded = a.dim_padded();
   for (int64_t task = begin; task < end; ++task) {
-    const int64_t first = a.offsets[task / a.kv_heads], len = a.offsets[task / a.kv_heads + 1] - first;
-    const int64_t kv_head = task % a.kv_heads, column = kv_head * a.dim;
+    const Sequence of = a.sequence(task / a.kv_heads);
+    const int64_t kv_head = task % a.kv_heads, column = kv_head * a.dim, first = of.first_key;
     const float* k = a.k.data + first * a.k.stride + column;
-    transpose(k, a.k.stride, len, a.dim, padded, s.keys_transposed);
-    transpose(a.v.data + first * a.v.stride + column, a.v.stride, len, a.dim, padded, s.values_transposed);
-    copy_rows(k, a.k.stride, len, a.dim, dim_padded, s.keys);
-    std::fill(s.dkeys, s.dkeys + len * dim_padded, 0.0f);
-    std::fill(s.dvalues, s.dvalues + len * dim_padded, 0.0f);
+    transpose(k, a.k.stride, of.keys, a.dim, padded, s.keys_transposed);
+    transpose(a.v.data + first * a.v.stride + column, a.v.stride, of.keys, a.dim, padded, s.values_transposed);
+    copy_rows(k, a.k.stride, of.keys, a.dim, dim_padded, s.keys);
+    std::fill(s.dkeys, s.dkeys + of.keys * dim_padded, 0.0f);
+    std::fill(s.dvalues, s.dvalues + of.keys * dim_padded, 0.0f);
     for (int64_t head = kv_head * a.group(); head < (kv_head + 1) * a.group(); ++head)
-      for (int64_t query = 0; query < len; query += QUERIES)
-        queries_backward(a, g, s, first, query, std::min(QUERIES, len - query), head);
-    store_rows(s.dkeys, dim_padded, len, a.dim, g.dk.data + first * g.dk.stride + column, g.dk.stride);
-    store_rows(s.dvalues, dim_padded, len, a.dim, g.dv.data + first * g.dv.stride + column, g.dv.stride);
+      for (int64_t query = 0; query < of.queries; query += QUERIES)
+        queries_backward(a, g, s, of, query, std::min(QUERIES, of.queries - query), head);
+    store_rows(s.dkeys, dim_padded, of.keys, a.dim, g.dk.data + first * g.dk.stride + column, g.dk.stride);
+    store_rows(s.dvalues, dim_padded, of.keys, a.dim, g.dv.data + first * g.dv.stride + column, g.dv.stride);
   }
 }
 
@@ -334,12 +343,12 @@ FOR_EACH_ISA void decode_attention_range(const Decode& d, float* out, float* key
 
 extern "C" {
 
-int anyroll_attention(Heads q, Heads k, Heads v, const int64_t* offsets, float scale, int64_t window,
-                      int64_t history, float* out, float* lse, int64_t sequences, int64_t max_len, int64_t heads,
-                      int64_t kv_heads, int64_t dim) {
+int anyroll_attention(Heads q, Heads k, Heads v, const int64_t* query_offsets, const int64_t* key_offsets,
+                      float scale, int64_t window, float* out, float* lse, int64_t sequences, int64_t max_len,
+                      int64_t heads, int64_t kv_heads, int64_t dim) {
   return guarded(-1, [&] {
-    const Attention a{q, k, v, offsets, heads, kv_heads, dim, max_len, window, history, scale};
-    at::parallel_for(0, sequences * kv_heads, grain((max_len + history) * dim), [&](int64_t begin, int64_t end) {
+    const Attention a{q, k, v, query_offsets, key_offsets, heads, kv_heads, dim, max_len, window, scale};
+    at::parallel_for(0, sequences * kv_heads, grain(max_len * dim), [&](int64_t begin, int64_t end) {
       std::vector<float> scratch(ForwardScratch::size(a));
       attention_range(a, out, lse, scratch.data(), begin, end);
     });
@@ -348,11 +357,11 @@ int anyroll_attention(Heads q, Heads k, Heads v, const int64_t* offsets, float s
 }
 
 int anyroll_attention_backward(Heads q, Heads k, Heads v, const float* dout, const float* out,
-                               const float* lse, Heads dq, Heads dk, Heads dv, const int64_t* offsets,
-                               float scale, int64_t window, int64_t sequences, int64_t max_len,
-                               int64_t heads, int64_t kv_heads, int64_t dim) {
+                               const float* lse, Heads dq, Heads dk, Heads dv, const int64_t* query_offsets,
+                               const int64_t* key_offsets, float scale, int64_t window, int64_t sequences,
+                               int64_t max_len, int64_t heads, int64_t kv_heads, int64_t dim) {
   return guarded(-1, [&] {
-    const Attention a{q, k, v, offsets, heads, kv_heads, dim, max_len, window, 0, scale};
+    const Attention a{q, k, v, query_offsets, key_offsets, heads, kv_heads, dim, max_len, window, scale};
     const AttentionGrads g{dout, out, lse, dq, dk, dv};
     at::parallel_for(0, sequences * kv_heads, grain(max_len * dim), [&](int64_t begin, int64_t end) {
       std::vector<float> scratch(BackwardScratch::size(a));

@@ -1,5 +1,5 @@
-// Attention of 16-bit floats on a device, by the kernels of its libtorch. Sequences are packed: q is [N, H, D], k and v
-// are [N, K, D], and a query's log-sum-exp lies at [N, H].
+// Attention of 16-bit floats on a device, by the kernels of its libtorch. Sequences are packed: q is [Q, H, D], k and v
+// are [N, K, D], and a query's log-sum-exp lies at [Q, H]. The last keys of a sequence are its queries'.
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_flash_attention_backward.h>
@@ -51,7 +51,7 @@ static Tensor packed(const Tensor& sequences) { return sequences.transpose(1, 2)
 static bool is_planned(int64_t planned_len) { return planned_len > 0 && at::Context::hasCuDNN(); }
 
 // One token would be taken for a step of generation, whose log-sum-exps lie in another order.
-static int64_t bound(int64_t max_len) { return std::max<int64_t>(2, max_len); }
+static int64_t bound(int64_t most) { return std::max<int64_t>(2, most); }
 
 // How many keys before and behind its own a query sees, of `window` tokens in all; 0 leaves it at causal.
 struct Window {
@@ -63,9 +63,10 @@ struct Window {
 
 extern "C" {
 
-// The output [N, H D] and the log-sum-exps. `planned_len` is the length that all sequences have if cuDNN is to run, or 0;
-// `window` how many tokens a query sees, or 0 for all.
-int anyroll_flash_attention(void* const* qkv, void* offsets, int64_t max_len, int64_t planned_len, double scale,
+// The output [Q, H D] and the log-sum-exps. `offsets` are the first queries and the first keys of all sequences, `most` how
+// many one has at most. `planned_len` is the length that all sequences have if cuDNN is to run, or 0; `window` how many
+// tokens a query sees, or 0 for all.
+int anyroll_flash_attention(void* const* qkv, void* const* offsets, const int64_t* most, int64_t planned_len, double scale,
                             int64_t window, void** results) {
   return guarded(-1, [&] {
     const Tensor &q = tensor_of(qkv[0]), &k = tensor_of(qkv[1]), &v = tensor_of(qkv[2]);
@@ -79,8 +80,8 @@ int anyroll_flash_attention(void* const* qkv, void* offsets, int64_t max_len, in
     } else {
       const Window seen(window);
       const auto forward =
-          at::_flash_attention_forward(q, k, v, tensor_of(offsets), tensor_of(offsets), bound(max_len), bound(max_len), 0.0,
-                                       true, false, scale, seen.before, seen.behind);
+          at::_flash_attention_forward(q, k, v, tensor_of(offsets[0]), tensor_of(offsets[1]), bound(most[0]),
+                                       bound(most[1]), 0.0, true, false, scale, seen.before, seen.behind);
       out = std::get<0>(forward);
       lse = std::get<1>(forward).t();
     }
@@ -92,9 +93,10 @@ int anyroll_flash_attention(void* const* qkv, void* offsets, int64_t max_len, in
 
 // Writes the gradients of q, k and v, from that of the output and from what the forward returned. FlashAttention-2 runs
 // for `kv_heads_at_once` key heads and their queries at a time, with so many empty sequences behind the others.
-int anyroll_flash_attention_backward(void* dout, void* const* qkv, void* const* forward, void* offsets, int64_t max_len,
-                                     int64_t planned_len, double scale, int64_t window, bool deterministic,
-                                     int64_t kv_heads_at_once, int64_t empty_sequences, void* const* gradients) {
+int anyroll_flash_attention_backward(void* dout, void* const* qkv, void* const* forward, void* const* offsets,
+                                     const int64_t* most, int64_t planned_len, double scale, int64_t window,
+                                     bool deterministic, int64_t kv_heads_at_once, int64_t empty_sequences,
+                                     void* const* gradients) {
   return guarded(-1, [&] {
     const Tensor &q = tensor_of(qkv[0]), &k = tensor_of(qkv[1]), &v = tensor_of(qkv[2]);
     const Tensor &dq = tensor_of(gradients[0]), &dk = tensor_of(gradients[1]), &dv = tensor_of(gradients[2]);
@@ -116,16 +118,18 @@ int anyroll_flash_attention_backward(void* dout, void* const* qkv, void* const* 
     const Window seen(window);
     const Tensor no_random_state = at::empty({2}, q.options().dtype(at::kUInt64));
     const Tensor by_head = lse.t().contiguous();
-    Tensor ends = tensor_of(offsets);
-    if (empty_sequences > 0) ends = at::cat({ends, ends.slice(0, -1).expand({empty_sequences})});
+    const auto extended = [&](const Tensor& ends) {
+      return empty_sequences > 0 ? at::cat({ends, ends.slice(0, -1).expand({empty_sequences})}) : ends;
+    };
+    const Tensor query_ends = extended(tensor_of(offsets[0])), key_ends = extended(tensor_of(offsets[1]));
     const int64_t group = q.size(1) / k.size(1), count = kv_heads_at_once;
     for (int64_t head = 0; head < k.size(1); head += count) {
       const auto of_queries = [&](const Tensor& x) { return x.narrow(1, head * group, count * group); };
       const auto of_keys = [&](const Tensor& x) { return x.narrow(1, head, count); };
       const auto found = at::_flash_attention_backward(
           of_queries(of_out), of_queries(q), of_keys(k), of_keys(v), of_queries(out),
-          by_head.narrow(0, head * group, count * group), ends, ends, bound(max_len), bound(max_len), 0.0, true,
-          no_random_state, no_random_state, scale, seen.before, seen.behind);
+          by_head.narrow(0, head * group, count * group), query_ends, key_ends, bound(most[0]), bound(most[1]), 0.0,
+          true, no_random_state, no_random_state, scale, seen.before, seen.behind);
       of_queries(dq).copy_(std::get<0>(found));
       of_keys(dk).copy_(std::get<1>(found));
       of_keys(dv).copy_(std::get<2>(found));

@@ -114,6 +114,8 @@ pub(crate) struct Forward {
     pub(crate) common: *mut c_void,
     /// int32, the row of each token; null if token n has row n.
     pub(crate) rows: *mut c_void,
+    /// The row of keys at which the rows of queries begin.
+    pub(crate) first_query: i64,
     /// Written here.
     pub(crate) tiles: *mut c_void,
     pub(crate) heads: i32,

@@ -354,10 +354,10 @@ pub(crate) unsafe fn embedding_backward(
     }
 }
 
-/// Copies the rows of `x` that `index` names to a dense `y`, and zeros for negative indices.
+/// Copies the rows of `x` that `index` names to a dense `y`.
 ///
 /// # Safety
-/// The same as [`rms_norm`]; the int64 values of `index` that are not negative are rows of `x`.
+/// The same as [`rms_norm`]; the int64 values of `index` are rows of `x`.
 pub(crate) unsafe fn take_rows(
     device: &dyn Device,
     kind: Kind,

@@ -31,7 +31,7 @@ impl Causal {
     }
 }
 
-/// Queries `[N, H, D]`, keys and values `[N, K, D]`.
+/// Queries `[Q, H, D]`, keys and values `[N, K, D]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Qkv<'a> {
     /// Queries.
@@ -56,9 +56,9 @@ pub struct QkvGrads<'a> {
 /// Results of [`attention`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionOutput<'a> {
-    /// `[N, H D]`.
+    /// `[Q, H D]`.
     pub out: &'a Tensor,
-    /// fp32 `[N, H]`.
+    /// fp32 `[Q, H]`.
     pub lse: &'a Tensor,
 }
 
@@ -76,9 +76,9 @@ pub struct AttentionOptions<'a> {
 
 /// Causal attention within each sequence of a packed batch. Sequences may share rows.
 ///
-/// `q` `[N, H, D]`, `k` and `v` `[N, K, D]` may be views whose rows lie apart; K divides H, and query head `h`
-/// reads key head `h / (H / K)`. Returns the output, dense `[N, H D]`, and log(sum(exp(scale * scores))) of
-/// each query in fp32 `[N, H]`, which the backward needs.
+/// `q` `[Q, H, D]` of the packing's queries, `k` and `v` `[N, K, D]` of its rows may be views whose rows lie apart; K divides H,
+/// and query head `h` reads key head `h / (H / K)`. A query sees the tokens of its sequence up to its own. Returns the output,
+/// dense `[Q, H D]`, and log(sum(exp(scale * scores))) of each query in fp32 `[Q, H]`, which the backward needs.
 ///
 /// # Errors
 /// [`super::Error::Argument`] for shapes that do not fit, or libtorch's error.
@@ -98,26 +98,24 @@ pub fn attention(
         return Ok((out.f_to_kind(q.kind())?, lse));
     }
     if let Some(Engine::Device(device)) = Engine::of(q)
-        && (packing.copies().is_some() || !flash::has_plan(packing, causal))
+        && !flash::has_plan(packing, causal)
         && let Some(done) = tiled::attention(&*device, Qkv { q, k, v }, packing, causal)?
     {
         return Ok(done);
     }
-    packing.over_tokens([q, k, v], |q, k, v| match Engine::of(q) {
-        Some(Engine::Cpu) => {
-            let spans = Spans { offsets: packing.offsets(), longest: packing.max_len(), history: 0 };
-            on_host(args, Qkv { q, k, v }, Sizes { rows: packing.tokens(), ..sizes }, spans, causal)
-        }
+    let [k, v] = &packing.spread([k, v])?;
+    match Engine::of(q) {
+        Some(Engine::Cpu) => on_host(args, Qkv { q, k, v }, sizes, Spans::of(packing), causal),
         Some(Engine::Device(_)) if flash::takes(q, packing) => {
             flash::attention(Qkv { q, k, v }, packing, causal)
         }
         _ => composite::attention(q, k, v, packing, causal),
-    })
+    }
 }
 
 /// Backward of [`attention`]: writes the gradients, which may be views whose rows lie apart.
 ///
-/// `dout` is `[N, H D]`, `output` the forward's. Probabilities are computed again from its `lse`, as in FlashAttention-2
+/// `dout` is `[Q, H D]`, `output` the forward's. Probabilities are computed again from its `lse`, as in FlashAttention-2
 /// (Dao, 2023).
 ///
 /// # Errors
@@ -130,7 +128,7 @@ pub fn attention_backward(
     grads: QkvGrads,
 ) -> Result<()> {
     let (Qkv { q, k, v }, AttentionOutput { out, lse }) = (qkv, output);
-    let AttentionOptions { packing, causal, deterministic } = options;
+    let AttentionOptions { packing, causal, .. } = options;
     let QkvGrads { dq, dk, dv } = grads;
     let args = Args::new("attention_backward", q);
     let sizes = Sizes::of(args, q, k, packing)?;
@@ -146,49 +144,44 @@ pub fn attention_backward(
         dk.f_copy_(&of_k)?;
         return Ok(dv.f_copy_(&of_v)?);
     }
-    if let Some(Engine::Device(device)) = Engine::of(q)
-        && (deterministic || packing.copies().is_some() || !flash::has_plan(packing, causal))
-        && tiled::attention_backward(&*device, dout, qkv, output, options, QkvGrads { dq, dk, dv })?
-    {
-        return Ok(());
-    }
     let Some(copies) = packing.copies() else {
         return backward_of_tokens(args, sizes, dout, qkv, output, options, QkvGrads { dq, dk, dv });
     };
-    let Sizes { heads, kv_heads, dim, .. } = sizes;
-    let of_tokens = args.empty(&[packing.tokens(), heads + 2 * kv_heads, dim])?;
-    let split = |all: &Tensor| {
-        let part = |start, count| all.f_narrow(1, start, count);
-        Ok::<_, super::Error>([part(0, heads)?, part(heads, kv_heads)?, part(heads + kv_heads, kv_heads)?])
+    // A token's gradients have a row of their own, also where its key and value have not.
+    let Sizes { kv_heads, dim, .. } = sizes;
+    let halves = |both: &Tensor| {
+        Ok::<_, super::Error>([both.f_narrow(1, 0, kv_heads)?, both.f_narrow(1, kv_heads, kv_heads)?])
     };
-    {
-        let [q, k, v, out, lse] = [q, k, v, out, lse].map(|rows| copies.spread(rows));
-        let (qkv, output) = (Qkv { q: &q?, k: &k?, v: &v? }, AttentionOutput { out: &out?, lse: &lse? });
-        let dout = copies.to_first(dout)?;
-        let [mut dq, mut dk, mut dv] = split(&of_tokens)?;
-        let sizes = Sizes { rows: packing.tokens(), ..sizes };
-        let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
-        backward_of_tokens(args, sizes, &dout, qkv, output, options, grads)?;
-    }
-    let sums = copies.sum(&of_tokens.f_flatten(1, 2)?)?.f_view([-1, heads + 2 * kv_heads, dim])?;
-    for (gradient, sum) in [dq, dk, dv].into_iter().zip(split(&sums)?) {
-        gradient.f_copy_(&sum)?;
-    }
-    Ok(())
+    let of_tokens = args.empty(&[packing.tokens(), 2 * kv_heads, dim])?;
+    let [mut of_k, mut of_v] = halves(&of_tokens)?;
+    let grads = QkvGrads { dq, dk: &mut of_k, dv: &mut of_v };
+    backward_of_tokens(args, sizes, dout, qkv, output, options, grads)?;
+    let sums = copies.sum(&of_tokens.f_flatten(1, 2)?)?.f_view([-1, 2 * kv_heads, dim])?;
+    let [of_k, of_v] = halves(&sums)?;
+    dk.f_copy_(&of_k)?;
+    Ok(dv.f_copy_(&of_v)?)
 }
 
-/// [`attention_backward`] if each token has a row of its own.
+/// [`attention_backward`], with gradients of keys and values for each token.
 fn backward_of_tokens(
     args: Args,
-    Sizes { rows, heads, kv_heads, dim }: Sizes,
+    Sizes { rows, tokens, heads, kv_heads, dim }: Sizes,
     dout: &Tensor,
     qkv: Qkv,
     output: AttentionOutput,
     options: AttentionOptions,
-    grads: QkvGrads,
+    QkvGrads { dq, dk, dv }: QkvGrads,
 ) -> Result<()> {
     let (Qkv { q, k, v }, AttentionOutput { out, lse }) = (qkv, output);
-    let AttentionOptions { packing, causal, .. } = options;
+    let AttentionOptions { packing, causal, deterministic } = options;
+    if let Some(Engine::Device(device)) = Engine::of(q)
+        && (deterministic || !flash::has_plan(packing, causal))
+        && tiled::attention_backward(&*device, dout, qkv, output, options, QkvGrads { dq, dk, dv })?
+    {
+        return Ok(());
+    }
+    let [k, v] = &packing.spread([k, v])?;
+    let (qkv, grads) = (Qkv { q, k, v }, QkvGrads { dq, dk, dv });
     match Engine::of(q) {
         Some(Engine::Cpu) => {}
         Some(Engine::Device(device)) if flash::takes(q, packing) => {
@@ -197,24 +190,26 @@ fn backward_of_tokens(
         _ => return composite::attention_backward(dout, qkv, output, options, grads),
     }
     let QkvGrads { dq, dk, dv } = grads;
-    // SAFETY: the sizes of all tensors were checked, a `Packing`'s offsets rise from 0 to `rows`, the
+    let spans = Spans::of(packing);
+    // SAFETY: the sizes of all tensors were checked, a `Packing`'s offsets rise from 0 to `rows` and to `tokens`, the
     // gradients are borrowed mutably, and all outlive the call.
     let code = unsafe {
         cpu_kernels::anyroll_attention_backward(
             args.heads("q", q, [rows, heads, dim])?,
-            args.heads("k", k, [rows, kv_heads, dim])?,
-            args.heads("v", v, [rows, kv_heads, dim])?,
+            args.heads("k", k, [tokens, kv_heads, dim])?,
+            args.heads("v", v, [tokens, kv_heads, dim])?,
             args.floats("dout", dout, &[rows, heads * dim])?,
             args.floats("out", out, &[rows, heads * dim])?,
             args.floats("lse", lse, &[rows, heads])?,
             args.heads("dq", dq, [rows, heads, dim])?,
-            args.heads("dk", dk, [rows, kv_heads, dim])?,
-            args.heads("dv", dv, [rows, kv_heads, dim])?,
-            packing.offsets().as_ptr(),
+            args.heads("dk", dk, [tokens, kv_heads, dim])?,
+            args.heads("dv", dv, [tokens, kv_heads, dim])?,
+            spans.queries.as_ptr(),
+            spans.keys.as_ptr(),
             causal.scale as f32,
             causal.tokens(),
             packing.sequences(),
-            packing.max_len(),
+            spans.longest,
             heads,
             kv_heads,
             dim,
@@ -313,44 +308,48 @@ pub fn attention_with_history(q: &Tensor, k: &Tensor, v: &Tensor, causal: Causal
         }
         None => return composite::attention_with_history(q, k, v, causal),
     }
-    let spans = Spans { offsets: &[0, rows], longest: rows, history: tokens - rows };
-    Ok(on_host(args, Qkv { q, k, v }, Sizes { rows, heads, kv_heads, dim }, spans, causal)?.0)
+    let spans = Spans { queries: &[0, rows], keys: &[0, tokens], longest: tokens };
+    Ok(on_host(args, Qkv { q, k, v }, Sizes { rows, tokens, heads, kv_heads, dim }, spans, causal)?.0)
 }
 
-/// Sequences as the host's kernel takes them.
+/// Sequences as the host's kernels take them: the first query and the first token of each, and the numbers of all. The last
+/// tokens of a sequence are its queries.
 struct Spans<'a> {
-    /// First query of each sequence, and the number of all queries.
-    offsets: &'a [i64],
-    /// Most queries of one sequence.
+    queries: &'a [i64],
+    keys: &'a [i64],
+    /// Most tokens of one sequence.
     longest: i64,
-    /// Keys before the first query's own; above 0 with one sequence only.
-    history: i64,
+}
+
+impl Spans<'_> {
+    fn of(packing: &Packing) -> Spans<'_> {
+        Spans { queries: packing.query_offsets(), keys: packing.offsets(), longest: packing.max_len() }
+    }
 }
 
 /// [`attention`] by the host's kernel.
 fn on_host(
     args: Args,
     Qkv { q, k, v }: Qkv,
-    Sizes { rows, heads, kv_heads, dim }: Sizes,
+    Sizes { rows, tokens, heads, kv_heads, dim }: Sizes,
     spans: Spans,
     causal: Causal,
 ) -> Result<(Tensor, Tensor)> {
-    let keys = rows + spans.history;
     let (out, lse) = (args.empty(&[rows, heads * dim])?, args.empty(&[rows, heads])?);
-    // SAFETY: the sizes of all tensors are checked or made here, offsets rise from 0 to `rows`, as a `Packing`'s and
-    // those of one sequence do, and all outlive the call.
+    // SAFETY: the sizes of all tensors are checked or made here, offsets rise from 0 to `rows` and to `tokens`, as a
+    // `Packing`'s and those of one sequence do, and all outlive the call.
     let code = unsafe {
         cpu_kernels::anyroll_attention(
             args.heads("q", q, [rows, heads, dim])?,
-            args.heads("k", k, [keys, kv_heads, dim])?,
-            args.heads("v", v, [keys, kv_heads, dim])?,
-            spans.offsets.as_ptr(),
+            args.heads("k", k, [tokens, kv_heads, dim])?,
+            args.heads("v", v, [tokens, kv_heads, dim])?,
+            spans.queries.as_ptr(),
+            spans.keys.as_ptr(),
             causal.scale as f32,
             causal.tokens(),
-            spans.history,
             out.data_ptr().cast(),
             lse.data_ptr().cast(),
-            spans.offsets.len() as i64 - 1,
+            spans.keys.len() as i64 - 1,
             spans.longest,
             heads,
             kv_heads,
@@ -372,7 +371,9 @@ fn wide<const N: usize>(tensors: [&Tensor; N]) -> Result<[Tensor; N]> {
 
 #[derive(Clone, Copy)]
 struct Sizes {
+    /// Queries, and tokens.
     rows: i64,
+    tokens: i64,
     heads: i64,
     kv_heads: i64,
     dim: i64,
@@ -383,11 +384,11 @@ impl Sizes {
         let [rows, heads, dim] = args.dims("q", q)?;
         let [_, kv_heads, _] = args.dims("k", k)?;
         check_groups(args, heads, kv_heads)?;
-        if rows != packing.rows() {
-            let problem = format!("has {} rows, expected {rows} as in `q`", packing.rows());
+        if rows != packing.queries() {
+            let problem = format!("has {} rows, expected {rows} as in `q`", packing.queries());
             return Err(args.refuse("packing", problem));
         }
-        Ok(Sizes { rows, heads, kv_heads, dim })
+        Ok(Sizes { rows, tokens: packing.tokens(), heads, kv_heads, dim })
     }
 }
 

@@ -123,11 +123,9 @@ pub fn attention_by_rows(
     }
     let args = Args::new("attention_by_rows", q);
     let pages = packing.pages(BLOCK_TOKENS)?;
-    packing.over_tokens([q, k, v], |q, k, v| {
-        let [keys, values] = [k, v].map(|rows| laid_out(rows, pages.blocks, &pages.places));
-        let cache = PagedCache { keys: &keys?, values: &values?, tables: &pages.tables };
-        attend_rows(args, q, packing.positions_of_tokens(), cache, causal)
-    })
+    let [keys, values] = packing.spread([k, v])?.map(|rows| laid_out(&rows, pages.blocks, &pages.places));
+    let cache = PagedCache { keys: &keys?, values: &values?, tables: &pages.tables };
+    attend_rows(args, q, packing.positions(), cache, causal)
 }
 
 /// [`attention_with_history`], row by row.

@@ -153,7 +153,7 @@ pub fn glu_backward_(gate_up: &mut Tensor, dy: &mut Tensor, activation: Activati
     Ok(())
 }
 
-/// See [`attention()`](super::attention()).
+/// See [`attention()`](super::attention()). Keys and values have a row for each token.
 pub fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -165,11 +165,11 @@ pub fn attention(
     let scores = padded.scores(q, k)?;
     let lse = scores.f_logsumexp([-1i64].as_slice(), true)?;
     let probs = scores.f_sub(&lse)?.f_exp()?;
-    let out = padded.unpad(&probs.f_matmul(&padded.pad(v)?)?)?;
-    Ok((out.f_flatten(1, 2)?.f_to_kind(q.kind())?, padded.unpad(&lse)?.f_squeeze_dim(-1)?))
+    let out = padded.unpad_queries(&probs.f_matmul(&padded.pad_keys(v)?)?)?;
+    Ok((out.f_flatten(1, 2)?.f_to_kind(q.kind())?, padded.unpad_queries(&lse)?.f_squeeze_dim(-1)?))
 }
 
-/// See [`super::attention_backward`].
+/// See [`super::attention_backward`]. Keys and values have a row for each token.
 pub fn attention_backward(
     dout: &Tensor,
     Qkv { q, k, v }: Qkv,
@@ -178,15 +178,15 @@ pub fn attention_backward(
     QkvGrads { dq, dk, dv }: QkvGrads,
 ) -> Result<()> {
     let padded = Padded::new(q, k, packing, causal)?;
-    let lse = padded.pad(&lse.f_unsqueeze(-1)?)?;
+    let lse = padded.pad_queries(&lse.f_unsqueeze(-1)?)?;
     let probs = padded.scores(q, k)?.f_sub(&lse)?.f_exp()?;
-    let dout = padded.pad(&dout.f_view_as(q)?)?;
-    let out = padded.pad(&out.f_view_as(q)?)?;
+    let dout = padded.pad_queries(&dout.f_view_as(q)?)?;
+    let out = padded.pad_queries(&out.f_view_as(q)?)?;
     let delta = dout.f_mul(&out)?.f_sum_dim_intlist([-1i64].as_slice(), true, None)?;
-    let dprobs = dout.f_matmul(&padded.pad(v)?.f_transpose(-2, -1)?)?;
+    let dprobs = dout.f_matmul(&padded.pad_keys(v)?.f_transpose(-2, -1)?)?;
     let dscores = dprobs.f_sub(&delta)?.f_mul(&probs)?.f_mul_scalar(causal.scale)?;
-    dq.f_copy_(&padded.unpad(&dscores.f_matmul(&padded.pad(k)?)?)?)?;
-    let queries = padded.pad(q)?;
+    dq.f_copy_(&padded.unpad_queries(&dscores.f_matmul(&padded.pad_keys(k)?)?)?)?;
+    let queries = padded.pad_queries(q)?;
     dk.f_copy_(&padded.unpad_keys(&dscores.f_transpose(-2, -1)?.f_matmul(&queries)?)?)?;
     dv.f_copy_(&padded.unpad_keys(&probs.f_transpose(-2, -1)?.f_matmul(&dout)?)?)?;
     Ok(())
@@ -194,8 +194,9 @@ pub fn attention_backward(
 
 /// A packed batch laid out as `[B, K, heads per K, T, D]`, T the longest sequence.
 struct Padded {
-    /// The padded place of each packed row: int64 `[N]`.
-    places: Tensor,
+    /// The padded places of queries and of keys: int64 `[Q]` and `[N]`.
+    of_queries: Tensor,
+    of_keys: Tensor,
     /// Mask, true if query `i` does not see key `j`: bool `[T, T]`.
     unseen: Tensor,
     scale: f64,
@@ -208,40 +209,61 @@ struct Padded {
 impl Padded {
     fn new(q: &Tensor, k: &Tensor, packing: &Packing, causal: Causal) -> Result<Padded> {
         let (sequences, max_len) = (packing.sequences(), packing.max_len());
-        let offsets = packing.offsets_tensor();
-        let lengths = offsets.f_diff(1, -1, None::<&Tensor>, None::<&Tensor>)?;
-        let sequence = Tensor::f_repeat_interleave(&lengths, packing.tokens())?;
-        let places = sequence.f_mul_scalar(max_len)?.f_add(packing.positions_of_tokens())?;
-        let (unseen, scale) = (unseen(max_len, max_len, causal, q.device())?, causal.scale);
-        let kv_heads = k.size()[1];
-        Ok(Padded { places, unseen, scale, sequences, max_len, kv_heads, kind: accumulator(q) })
+        let places = |offsets: &Tensor, positions: &Tensor| -> Result<Tensor> {
+            let lengths = offsets.f_to_kind(Kind::Int64)?.f_diff(1, -1, None::<&Tensor>, None::<&Tensor>)?;
+            let sequence = Tensor::f_repeat_interleave(&lengths, positions.numel() as i64)?;
+            Ok(sequence.f_mul_scalar(max_len)?.f_add(positions)?)
+        };
+        let [of_queries, of_keys] = packing.offsets_int32();
+        Ok(Padded {
+            of_queries: places(of_queries, packing.positions())?,
+            of_keys: places(of_keys, packing.positions_of_tokens())?,
+            unseen: unseen(max_len, max_len, causal, q.device())?,
+            scale: causal.scale,
+            sequences,
+            max_len,
+            kv_heads: k.size()[1],
+            kind: accumulator(q),
+        })
     }
 
     /// Masked scores `[B, K, H / K, T, T]`.
     fn scores(&self, q: &Tensor, k: &Tensor) -> Result<Tensor> {
-        let keys = self.pad(k)?.f_transpose(-2, -1)?;
-        let scores = self.pad(q)?.f_matmul(&keys)?.f_mul_scalar(self.scale)?;
+        let keys = self.pad_keys(k)?.f_transpose(-2, -1)?;
+        let scores = self.pad_queries(q)?.f_matmul(&keys)?.f_mul_scalar(self.scale)?;
         Ok(scores.f_masked_fill(&self.unseen, f64::NEG_INFINITY)?)
     }
 
-    fn pad(&self, x: &Tensor) -> Result<Tensor> {
+    fn pad_queries(&self, x: &Tensor) -> Result<Tensor> {
+        self.pad(x, &self.of_queries)
+    }
+
+    fn pad_keys(&self, x: &Tensor) -> Result<Tensor> {
+        self.pad(x, &self.of_keys)
+    }
+
+    fn pad(&self, x: &Tensor, places: &Tensor) -> Result<Tensor> {
         let (heads, dim) = (x.size()[1], x.size()[2]);
         let size = [self.sequences * self.max_len, heads, dim];
         let mut padded = Tensor::f_zeros(size, (self.kind, x.device()))?;
-        drop(padded.f_index_copy_(0, &self.places, &x.f_to_kind(self.kind)?)?);
+        drop(padded.f_index_copy_(0, places, &x.f_to_kind(self.kind)?)?);
         let size = [self.sequences, self.max_len, self.kv_heads, heads / self.kv_heads, dim];
         Ok(padded.f_view(size)?.f_permute([0, 2, 3, 1, 4])?)
     }
 
-    fn unpad(&self, x: &Tensor) -> Result<Tensor> {
-        let (group, dim) = (x.size()[2], x.size()[4]);
-        let size = [self.sequences * self.max_len, self.kv_heads * group, dim];
-        Ok(x.f_permute([0, 3, 1, 2, 4])?.f_reshape(size)?.f_index_select(0, &self.places)?)
+    fn unpad_queries(&self, x: &Tensor) -> Result<Tensor> {
+        self.unpad(x, &self.of_queries)
     }
 
     /// Sums over the query heads that share a key.
     fn unpad_keys(&self, x: &Tensor) -> Result<Tensor> {
-        self.unpad(&x.f_sum_dim_intlist([2i64].as_slice(), true, None)?)
+        self.unpad(&x.f_sum_dim_intlist([2i64].as_slice(), true, None)?, &self.of_keys)
+    }
+
+    fn unpad(&self, x: &Tensor, places: &Tensor) -> Result<Tensor> {
+        let (group, dim) = (x.size()[2], x.size()[4]);
+        let size = [self.sequences * self.max_len, self.kv_heads * group, dim];
+        Ok(x.f_permute([0, 3, 1, 2, 4])?.f_reshape(size)?.f_index_select(0, places)?)
     }
 }
 

@@ -27,8 +27,8 @@ unsafe extern "C" {
     // shim/flash.cpp: 0, or -1 with the reason in anyroll_last_error
     fn anyroll_flash_attention(
         qkv: *const *mut c_void,
-        offsets: *mut c_void,
-        max_len: i64,
+        offsets: *const *mut c_void,
+        most: *const i64,
         planned_len: i64,
         scale: f64,
         window: i64,
@@ -38,8 +38,8 @@ unsafe extern "C" {
         dout: *mut c_void,
         qkv: *const *mut c_void,
         forward: *const *mut c_void,
-        offsets: *mut c_void,
-        max_len: i64,
+        offsets: *const *mut c_void,
+        most: *const i64,
         planned_len: i64,
         scale: f64,
         window: i64,
@@ -54,7 +54,7 @@ unsafe extern "C" {
 pub(super) fn takes(q: &Tensor, packing: &Packing) -> bool {
     let head_dim = q.size()[2];
     let fits = head_dim % 8 == 0 && head_dim <= 256;
-    fits && Narrow::of(q.kind()).is_some() && packing.tokens() > 0
+    fits && Narrow::of(q.kind()).is_some() && packing.queries() > 0
 }
 
 /// See [`super::attention()`].
@@ -64,8 +64,8 @@ pub(super) fn attention(Qkv { q, k, v }: Qkv, packing: &Packing, causal: Causal)
     let code = unsafe {
         anyroll_flash_attention(
             [q, k, v].map(ffi::tensor_ptr).as_ptr(),
-            ffi::tensor_ptr(packing.offsets_int32()),
-            packing.max_len(),
+            packing.offsets_int32().map(ffi::tensor_ptr).as_ptr(),
+            most(packing).as_ptr(),
             planned_len(packing, causal),
             causal.scale,
             window(causal),
@@ -99,8 +99,8 @@ pub(super) fn attention_backward(
             ffi::tensor_ptr(dout),
             [q, k, v].map(ffi::tensor_ptr).as_ptr(),
             [out, lse].map(ffi::tensor_ptr).as_ptr(),
-            ffi::tensor_ptr(packing.offsets_int32()),
-            packing.max_len(),
+            packing.offsets_int32().map(ffi::tensor_ptr).as_ptr(),
+            most(packing).as_ptr(),
             planned_len(packing, causal),
             causal.scale,
             window(causal),
@@ -152,6 +152,11 @@ pub(super) fn has_plan(packing: &Packing, causal: Causal) -> bool {
 fn planned_len(packing: &Packing, causal: Causal) -> i64 {
     let uniform = packing.uniform_len().filter(|len| causal.window.is_none() && len % PLANNED_LEN == 0);
     uniform.unwrap_or(0)
+}
+
+/// Most queries and most keys of a sequence.
+fn most(packing: &Packing) -> [i64; 2] {
+    [packing.most_queries(), packing.max_len()]
 }
 
 /// The window as the shim takes it: 0 is none.

@@ -1,6 +1,6 @@
 //! Packing: sequences of unequal length in one batch without padding.
 
-use std::cell::OnceCell;
+use std::{cell::OnceCell, ops::Range};
 
 use tch::{Device, Kind, Tensor};
 
@@ -12,12 +12,15 @@ use crate::{device::opened, ffi, kernels::rows::ceil_div};
 /// Sequences back to back: sequence `b` is the tokens `offsets[b] .. offsets[b + 1]` of a batch. Each token has a row, its own
 /// one unless sequences have tokens in common.
 ///
+/// The last tokens of each sequence are queries: those whose rows no earlier sequence has, or fewer
+/// ([`Self::of_queries`]). All tokens are keys.
+///
 /// Kernels index with these numbers unchecked, so they are made here from lengths and cannot be changed.
 #[derive(Debug)]
 pub struct Packing {
     offsets: Vec<i64>,
     sharing: Option<Sharing>,
-    offsets_tensor: Tensor,
+    queries: Option<Queries>,
     offsets_int32: Tensor,
     positions: Tensor,
     max_len: i64,
@@ -32,16 +35,26 @@ struct Sharing {
     copies: Copies,
     /// The row of each token.
     rows: Vec<i64>,
-    /// Number of tokens at each sequence's start whose rows belong to earlier sequences.
-    common: Vec<i64>,
-    /// The place of each row in its sequences: int64 `[N]`.
+}
+
+/// The tokens that are queries, if there are others.
+#[derive(Debug)]
+struct Queries {
+    /// Number of tokens at each sequence's start that are keys alone.
+    history: Vec<i64>,
+    /// The first query of each sequence, and the number of all.
+    offsets: Vec<i64>,
+    offsets_int32: Tensor,
+    /// The place of each query in its sequence: int64 `[Q]`.
     positions: Tensor,
+    /// Most queries of a sequence.
+    longest: i64,
 }
 
 /// Places of a packing's tokens in a cache of blocks.
 #[derive(Debug)]
 pub(super) struct Pages {
-    /// int32 `[N, W]`: the blocks of each token's sequence.
+    /// int32 `[Q, W]`: the blocks of each query's sequence.
     pub tables: Tensor,
     /// int64 `[N]`: each token's place in the cache.
     pub places: Tensor,
@@ -58,21 +71,15 @@ impl Packing {
             let problem = format!("holds {length}");
             return Err(Error::Argument { op: "packing", argument: "lengths", problem });
         }
-        let mut offsets = Vec::with_capacity(lengths.len() + 1);
-        offsets.push(0);
-        let mut positions = Vec::with_capacity(lengths.iter().sum::<i64>() as usize);
-        for &length in lengths {
-            positions.extend(0..length);
-            offsets.push(positions.len() as i64);
-        }
-        let offsets_tensor = upload(&offsets, device)?;
+        let offsets = offsets_of(lengths.iter().copied());
+        let positions: Vec<i64> = lengths.iter().flat_map(|&length| 0..length).collect();
         Ok(Packing {
-            offsets_int32: offsets_tensor.f_to_kind(Kind::Int)?,
-            offsets_tensor,
+            offsets_int32: upload(&offsets, device)?.f_to_kind(Kind::Int)?,
             positions: upload(&positions, device)?,
             max_len: lengths.iter().copied().max().unwrap_or(0),
             offsets,
             sharing: None,
+            queries: None,
             pages: OnceCell::new(),
             layout: OnceCell::new(),
         })
@@ -92,21 +99,77 @@ impl Packing {
         }
         let (mut common, mut next) = (Vec::with_capacity(lengths.len()), 0);
         for (sequence, ends) in packing.offsets.windows(2).enumerate() {
-            let own = &rows[ends[0] as usize..ends[1] as usize];
-            if let Some(pair) = own.windows(2).find(|pair| pair[0] >= pair[1]) {
+            let of_sequence = &rows[ends[0] as usize..ends[1] as usize];
+            if let Some(pair) = of_sequence.windows(2).find(|pair| pair[0] >= pair[1]) {
                 return Err(refuse(format!("hold {} behind {}, in sequence {sequence}", pair[1], pair[0])));
             }
-            let shared = own.iter().take_while(|&&row| row < next).count();
+            let shared = of_sequence.iter().take_while(|&&row| row < next).count();
             common.push(shared as i64);
-            next += (own.len() - shared) as i64;
+            for &row in &of_sequence[shared..] {
+                if row != next {
+                    return Err(refuse(format!("hold {row} where at most {next} can come up")));
+                }
+                next += 1;
+            }
         }
-        if next == packing.tokens() {
-            return Ok(packing);
+        packing.of(rows.to_vec(), next, common)
+    }
+
+    /// The packing whose queries are some of this one's rows, of which each is a query here, and those rows of keys that they
+    /// see. Rows of the new packing's keys are numbered from the first of these.
+    ///
+    /// # Errors
+    /// libtorch's error.
+    pub fn of_queries(&self, rows: Range<i64>) -> Result<(Packing, Range<i64>)> {
+        let (mut lengths, mut history, mut of) = (Vec::new(), Vec::new(), Vec::new());
+        let mut first = 0;
+        for (sequence, ends) in self.offsets.windows(2).enumerate() {
+            let before = self.history().get(sequence).copied().unwrap_or(0);
+            let own = first..first + ends[1] - ends[0] - before;
+            let queries = own.start.max(rows.start)..own.end.min(rows.end);
+            if !queries.is_empty() {
+                let length = before + queries.end - own.start;
+                let tokens = ends[0]..ends[0] + length;
+                match self.shared_rows() {
+                    Some(rows) => of.extend_from_slice(&rows[tokens.start as usize..tokens.end as usize]),
+                    None => of.extend(tokens),
+                }
+                lengths.push(length);
+                history.push(length - (queries.end - queries.start));
+            }
+            first = own.end;
         }
-        let copies = Copies::new(rows, device)?;
-        let positions = packing.positions.f_index_select(0, copies.first())?;
-        let sharing = Some(Sharing { copies, rows: rows.to_vec(), common, positions });
-        Ok(Packing { sharing, ..packing })
+        let start = of.iter().copied().min().unwrap_or(rows.start);
+        let keys = start..of.iter().map(|row| row + 1).max().unwrap_or(start);
+        of.iter_mut().for_each(|row| *row -= start);
+        let packing = Packing::new(&lengths, self.positions.device())?;
+        Ok((packing.of(of, keys.end - keys.start, history)?, keys))
+    }
+
+    /// Gives each token one of `count` rows, and leaves the first tokens of each sequence without a query.
+    fn of(self, rows: Vec<i64>, count: i64, history: Vec<i64>) -> Result<Packing> {
+        let device = self.positions.device();
+        let has_own = (0..count).eq(rows.iter().copied());
+        let sharing = match has_own {
+            true => None,
+            false => Some(Sharing { copies: Copies::new(&rows, count, device)?, rows }),
+        };
+        if history.iter().all(|&tokens| tokens == 0) {
+            return Ok(Packing { sharing, ..self });
+        }
+        let lengths = self.offsets.windows(2).map(|ends| ends[1] - ends[0]);
+        let ranges: Vec<Range<i64>> = lengths.zip(&history).map(|(length, &tokens)| tokens..length).collect();
+        let counts = || ranges.iter().map(|range| range.end - range.start);
+        let offsets = offsets_of(counts());
+        let positions: Vec<i64> = ranges.iter().cloned().flatten().collect();
+        let queries = Some(Queries {
+            offsets_int32: upload(&offsets, device)?.f_to_kind(Kind::Int)?,
+            positions: upload(&positions, device)?,
+            longest: counts().max().unwrap_or(0),
+            offsets,
+            history,
+        });
+        Ok(Packing { sharing, queries, ..self })
     }
 
     /// The number of sequences B.
@@ -119,9 +182,15 @@ impl Packing {
         self.offsets[self.offsets.len() - 1]
     }
 
-    /// The number of rows N of the batch, which is smaller where sequences have tokens in common.
+    /// The number of rows N of keys, which is smaller where sequences have tokens in common.
     pub fn rows(&self) -> i64 {
         self.copies().map_or_else(|| self.tokens(), Copies::rows)
+    }
+
+    /// The number of queries Q: as many as rows, unless they are [some of these](Self::of_queries).
+    pub fn queries(&self) -> i64 {
+        let offsets = self.query_offsets();
+        offsets[offsets.len() - 1]
     }
 
     /// The row of each token, if there are fewer rows than tokens.
@@ -134,20 +203,13 @@ impl Packing {
         self.sharing.as_ref().map(|sharing| &sharing.copies)
     }
 
-    /// Attention by what knows of no row in common: with a row for each token, made of `[N, heads, D]`. It gives outputs and
-    /// log-sum-exps of each, and this those of each row.
-    pub(super) fn over_tokens(
-        &self,
-        qkv: [&Tensor; 3],
-        attend: impl FnOnce(&Tensor, &Tensor, &Tensor) -> Result<(Tensor, Tensor)>,
-    ) -> Result<(Tensor, Tensor)> {
-        let Some(copies) = self.copies() else {
-            let [q, k, v] = qkv;
-            return attend(q, k, v);
-        };
-        let [q, k, v] = qkv.map(|rows| copies.spread(rows));
-        let (out, lse) = attend(&q?, &k?, &v?)?;
-        Ok((copies.of_first(&out)?, copies.of_first(&lse.f_contiguous()?)?))
+    /// Keys and values of each token, `[tokens, K, D]`, from those of the rows, for what knows of no row in common.
+    pub(super) fn spread(&self, keys_and_values: [&Tensor; 2]) -> Result<[Tensor; 2]> {
+        let [k, v] = keys_and_values.map(|rows| match self.copies() {
+            Some(copies) => copies.spread(rows),
+            None => Ok(rows.shallow_clone()),
+        });
+        Ok([k?, v?])
     }
 
     /// The length of the longest sequence.
@@ -160,19 +222,31 @@ impl Packing {
         &self.offsets
     }
 
-    /// [`Self::offsets`] on the device: int64 `[B + 1]`.
-    pub fn offsets_tensor(&self) -> &Tensor {
-        &self.offsets_tensor
+    /// The first query of each sequence, and the end of the last: B + 1 numbers.
+    pub(super) fn query_offsets(&self) -> &[i64] {
+        self.queries.as_ref().map_or(&self.offsets, |queries| &queries.offsets)
     }
 
-    /// The same as int32, as libtorch's attention takes them.
-    pub(super) fn offsets_int32(&self) -> &Tensor {
-        &self.offsets_int32
+    /// [`Self::query_offsets`] and [`Self::offsets`] as libtorch's attention takes them: int32 `[B + 1]`, on the device.
+    pub(super) fn offsets_int32(&self) -> [&Tensor; 2] {
+        let of_queries = self.queries.as_ref().map_or(&self.offsets_int32, |queries| &queries.offsets_int32);
+        [of_queries, &self.offsets_int32]
     }
 
-    /// The length that all sequences have, if they do.
+    /// The most queries of a sequence.
+    pub(super) fn most_queries(&self) -> i64 {
+        self.queries.as_ref().map_or(self.max_len, |queries| queries.longest)
+    }
+
+    /// The number of tokens at each sequence's start that are no queries; empty if there are none.
+    fn history(&self) -> &[i64] {
+        self.queries.as_ref().map_or(&[], |queries| &queries.history)
+    }
+
+    /// The length that all sequences have, if they do and all tokens are queries.
     pub(super) fn uniform_len(&self) -> Option<i64> {
-        (self.max_len * self.sequences() == self.tokens()).then_some(self.max_len)
+        let is_uniform = self.queries.is_none() && self.max_len * self.sequences() == self.tokens();
+        is_uniform.then_some(self.max_len)
     }
 
     /// Places of its tokens in blocks of `block_tokens`, the same in every call.
@@ -187,9 +261,8 @@ impl Packing {
     /// The layout that our kernels of attention take, the same in every call.
     pub(super) fn layout(&self) -> Result<&Layout> {
         if self.layout.get().is_none() {
-            let (common, rows): (&[i64], &[i64]) =
-                self.sharing.as_ref().map_or((&[], &[]), |sharing| (&sharing.common, &sharing.rows));
-            let layout = Layout::new(&self.offsets, common, rows, self.positions.device())?;
+            let rows = self.shared_rows().unwrap_or_default();
+            let layout = Layout::new(&self.offsets, self.history(), rows, self.positions.device())?;
             self.layout.set(layout).expect("nobody else is here");
         }
         Ok(self.layout.get().expect("just made"))
@@ -203,7 +276,8 @@ impl Packing {
             let length = ends[1] - ends[0];
             // Those behind the sequence's own are not read.
             tables.extend((0..table_len).map(|index| blocks + index));
-            sequences.extend((0..length).map(|_| sequence as i64));
+            let queries = &self.query_offsets()[sequence..];
+            sequences.extend((queries[0]..queries[1]).map(|_| sequence as i64));
             places.extend((0..length).map(|token| blocks * block_tokens + token));
             blocks += ceil_div(length, block_tokens);
         }
@@ -216,15 +290,24 @@ impl Packing {
         })
     }
 
-    /// The place of each row in its sequences, from 0, on the device: int64 `[N]`.
+    /// The place of each query in its sequence, from 0, on the device: int64 `[Q]`.
     pub fn positions(&self) -> &Tensor {
-        self.sharing.as_ref().map_or(&self.positions, |sharing| &sharing.positions)
+        self.queries.as_ref().map_or(&self.positions, |queries| &queries.positions)
     }
 
     /// The place of each token in its sequence.
     pub(super) fn positions_of_tokens(&self) -> &Tensor {
         &self.positions
     }
+}
+
+/// Where ranges of these lengths begin, one behind the other, and where the last one ends.
+fn offsets_of(lengths: impl Iterator<Item = i64>) -> Vec<i64> {
+    let ends = lengths.scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
 }
 
 /// Copies values to a device, in the order of its stream. The host does not wait, unless libtorch has no page-locked memory for
@@ -271,4 +354,103 @@ pub fn copy_across(to: &mut Tensor, from: &Tensor) -> Result<(), tch::TchError> 
     let mut own = from.f_empty_like()?;
     own.f_copy_(from)?;
     to.f_copy_(&own)
+}
+
+#[cfg(test)]
+mod tests {
+    use anyroll_close::assert_close;
+
+    use super::super::tests::{PLACES, autograd_of, random, tolerance};
+    use super::super::{
+        AttentionOptions, AttentionOutput, Causal, Qkv, QkvGrads, attention, attention_backward,
+    };
+    use super::*;
+
+    /// Sequences of tokens that have rows, and those that have rows of their own alone.
+    fn sequences() -> [Vec<Vec<i64>>; 2] {
+        let apart = [13, 0, 1, 150, 2, 300].iter().scan(0, |end, length| {
+            *end += length;
+            Some((*end - length..*end).collect())
+        });
+        // The second begins as the first, the third as the second and behind it; the fourth is the third.
+        let third: Vec<i64> = [0..150, 200..205, 330..420].into_iter().flatten().collect();
+        let shared = [(0..200).collect(), (0..150).chain(200..330).collect(), third.clone(), third];
+        [apart.collect(), shared.into_iter().chain([(420..466).collect()]).collect()]
+    }
+
+    /// Keys that each row sees, as ones: fp32 `[N, N]`.
+    fn seen(sequences: &[Vec<i64>], rows: i64, window: i64) -> Tensor {
+        let mut seen = vec![0f32; (rows * rows) as usize];
+        for sequence in sequences {
+            for (at, query) in sequence.iter().enumerate() {
+                let from = (at as i64 + 1 - window).max(0) as usize;
+                sequence[from..=at].iter().for_each(|key| seen[(query * rows + key) as usize] = 1.0);
+            }
+        }
+        Tensor::from_slice(&seen).view([rows, rows])
+    }
+
+    /// Outputs and gradients for some rows' queries, against libtorch's autograd of the formula with an explicit mask.
+    #[test]
+    fn some_rows_see_what_is_before_them() {
+        let heads = [(6, 2, 128), (3, 3, 64), (3, 1, 24)];
+        for (&at, sequences) in PLACES.iter().flat_map(|at| sequences().map(|of| (at, of))) {
+            let lengths: Vec<i64> = sequences.iter().map(|sequence| sequence.len() as i64).collect();
+            let whole = Packing::sharing(&lengths, &sequences.concat(), at.1).unwrap();
+            let rows = whole.rows();
+            let parts = [0..rows, 0..160, 160..320, 320..rows, 163..164, rows - 1..rows, rows..rows];
+            for (part, (heads, kv_heads, dim)) in
+                parts.iter().flat_map(|part| heads.map(|heads| (part.clone(), heads)))
+            {
+                let (packing, keys) = whole.of_queries(part.clone()).unwrap();
+                let count = part.end - part.start;
+                assert_eq!([packing.queries(), packing.rows()], [count, keys.end - keys.start]);
+                let qkv = [(rows, heads), (rows, kv_heads), (rows, kv_heads)]
+                    .map(|(rows, heads)| random(&[rows, heads, dim], at));
+                let dout = random(&[rows, heads * dim], at).narrow(0, part.start, count);
+                for window in [None, Some(1), Some(100)] {
+                    let causal = Causal { scale: (dim as f64).powf(-0.5), window };
+                    let own = |rows: &Tensor, is_query: bool| {
+                        let range = if is_query { &part } else { &keys };
+                        rows.narrow(0, range.start, range.end - range.start)
+                    };
+                    let [q, k, v] = [(0, true), (1, false), (2, false)].map(|(of, is)| own(&qkv[of], is));
+                    let (out, lse) = attention(&q, &k, &v, &packing, causal).unwrap();
+                    let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|rows| rows.full_like(f64::NAN));
+                    let (of_qkv, output) =
+                        (Qkv { q: &q, k: &k, v: &v }, AttentionOutput { out: &out, lse: &lse });
+                    let options = AttentionOptions { packing: &packing, causal, deterministic: true };
+                    let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+                    attention_backward(&dout, of_qkv, output, options, grads).unwrap();
+
+                    let leaves =
+                        qkv.each_ref().map(|of| of.to_kind(Kind::Float).detach().set_requires_grad(true));
+                    let unseen = seen(&sequences, rows, window.unwrap_or(rows)).eq(0.0).to_device(at.1);
+                    let [q, k, v] = [&leaves[0], &leaves[1], &leaves[2]].map(|of| of.transpose(0, 1));
+                    let group = heads / kv_heads;
+                    let [k, v] = [k, v].map(|of| of.repeat_interleave_self_int(group, 0, None));
+                    let scores = (q.matmul(&k.transpose(1, 2)) * causal.scale)
+                        .masked_fill(&unseen, f64::NEG_INFINITY)
+                        .narrow(1, part.start, count);
+                    let expected = scores.softmax(-1, None).matmul(&v).transpose(0, 1).flatten(1, 2);
+                    let loss = (&expected * dout.to_kind(Kind::Float)).sum(None);
+                    let gradients = autograd_of(&loss, &leaves);
+                    let of_lse = scores.logsumexp([-1i64].as_slice(), false).transpose(0, 1);
+                    let what = format!("{part:?}, {heads} heads, {kv_heads} of {dim}, {window:?}, {at:?}");
+                    for (name, found, expected) in [
+                        ("out", out, expected),
+                        ("lse", lse, of_lse),
+                        ("dq", dq, own(&gradients[0], true)),
+                        ("dk", dk, own(&gradients[1], false)),
+                        ("dv", dv, own(&gradients[2], false)),
+                    ] {
+                        let (expected, most) = (expected.detach(), tolerance(at.0, 4.0));
+                        assert_close(&format!("{name}, {what}"), &found, &expected, most);
+                    }
+                    let beside = gradients[1].abs().sum(None) - own(&gradients[1], false).abs().sum(None);
+                    assert!(beside.double_value(&[]).abs() < 1e-2, "{what}: keys beside those that are seen");
+                }
+            }
+        }
+    }
 }

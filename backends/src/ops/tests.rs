@@ -735,7 +735,7 @@ fn arguments_that_do_not_fit_are_refused() {
     let sharing = |rows: &[i64]| Packing::sharing(&[2, 3], rows, Device::Cpu).map(drop);
     check("`rows` are 4, of 5 tokens", sharing(&[0, 1, 0, 2]));
     check("`rows` hold 1 behind 2, in sequence 1", sharing(&[0, 1, 0, 2, 1]));
-    check("`of` holds 3 where at most 2", sharing(&[0, 1, 0, 3, 4]));
+    check("`rows` hold 3 where at most 2", sharing(&[0, 1, 0, 3, 4]));
 
     let (logits, targets) = (random(&[3, 5], FLOAT), Tensor::from_slice(&[0i64, -1, 2]));
     check("`targets` holds -1", super::logprobs(&logits, &targets, 1.0).map(drop));

@@ -23,6 +23,8 @@ pub(super) struct Layout {
     common: Option<Tensor>,
     /// `[N]`: the row of each token, if that is not its number.
     rows: Option<Tensor>,
+    /// The row of keys at which the rows of queries begin.
+    first_query: i64,
     /// `[tiles, 2]`, with the longest work first.
     tiles_of_queries: Tensor,
     tiles_of_keys: Tensor,
@@ -31,17 +33,23 @@ pub(super) struct Layout {
 impl Layout {
     /// `common` and `rows` may be empty.
     pub fn new(offsets: &[i64], common: &[i64], rows: &[i64], device: tch::Device) -> Result<Layout> {
-        let (mut of_queries, mut of_keys) = (Vec::new(), Vec::new());
+        let (mut of_queries, mut of_keys, mut first) = (Vec::new(), Vec::new(), None);
         for (sequence, ends) in offsets.windows(2).enumerate() {
             let (len, common) = (ends[1] - ends[0], common.get(sequence).copied().unwrap_or(0));
+            if common < len {
+                first.get_or_insert(ends[0] + common);
+            }
             let tiles =
                 |from: i64| (from..len).step_by(TILE as usize).map(move |first| [sequence as i64, first]);
             of_queries.extend(tiles(common));
-            of_keys.extend(tiles(0).map(|tile| (len - tile[1], tile)));
+            of_keys.extend(tiles(0).map(|tile| (len - tile[1].max(common), tile)));
         }
         of_queries.sort_by_key(|&[_, first]| Reverse(first));
         of_keys.sort_by_key(|&(queries, _)| Reverse(queries));
         let of_keys: Vec<[i64; 2]> = of_keys.into_iter().map(|(_, tile)| tile).collect();
+
+        let first = first.unwrap_or(0);
+        let first_query = rows.get(first as usize).copied().unwrap_or(first);
 
         let parts = [offsets, common, rows, of_queries.as_flattened(), of_keys.as_flattened()];
         let sizes = parts.map(|part| part.len() as i64);
@@ -49,7 +57,8 @@ impl Layout {
         let all: [Tensor; 5] = all.f_split_with_sizes(sizes, 0)?.try_into().expect("as many as sizes");
         let [offsets, common, rows, tiles_of_queries, tiles_of_keys] = all;
         let if_any = |part: Tensor| (part.numel() > 0).then_some(part);
-        Ok(Layout { offsets, common: if_any(common), rows: if_any(rows), tiles_of_queries, tiles_of_keys })
+        let (common, rows) = (if_any(common), if_any(rows));
+        Ok(Layout { offsets, common, rows, first_query, tiles_of_queries, tiles_of_keys })
     }
 
     fn queries(&self) -> Tiles {
@@ -74,8 +83,7 @@ pub(super) fn attention(
 ) -> Result<Option<(Tensor, Tensor)>> {
     let args = Args::new("attention", qkv.q);
     let Some(narrow) = takes(args, device, qkv.q, causal)? else { return Ok(None) };
-    let keys = Keys { layout: packing.layout()?, rows: packing.rows(), history: 0 };
-    attend(args, (device, narrow), qkv, keys, causal)
+    attend(args, (device, narrow), qkv, (packing.layout()?, packing.rows()), causal)
 }
 
 /// See [`super::attention_with_history`]; `None` where the kernels do not take these tensors.
@@ -87,10 +95,8 @@ pub(super) fn attention_with_history(
     let args = Args::new("attention_with_history", q);
     let Some(narrow) = takes(args, device, q, causal)? else { return Ok(None) };
     let ([rows, ..], [tokens, ..]) = (args.dims::<3>("q", q)?, args.dims::<3>("k", k)?);
-    let history = tokens - rows;
-    let layout = Layout::new(&[0, tokens], &[history], &[], q.device())?;
-    let keys = Keys { layout: &layout, rows: tokens, history };
-    let done = attend(args, (device, narrow), qkv, keys, causal)?;
+    let layout = Layout::new(&[0, tokens], &[tokens - rows], &[], q.device())?;
+    let done = attend(args, (device, narrow), qkv, (&layout, tokens), causal)?;
     Ok(done.map(|(out, _)| out))
 }
 
@@ -101,48 +107,28 @@ fn takes(args: Args, device: &dyn Device, q: &Tensor, causal: Causal) -> Result<
     Ok(args.narrow().filter(|_| causal.scale > 0.0).filter(exist))
 }
 
-/// Rows of keys and values.
-#[derive(Clone, Copy)]
-struct Keys<'a> {
-    layout: &'a Layout,
-    rows: i64,
-    /// First rows without a query.
-    history: i64,
-}
-
-/// Attention of all rows but the first ones without a query.
+/// Attention of the layout's queries over `rows` rows of keys and values.
 fn attend(
     args: Args,
     (device, narrow): (&dyn Device, Narrow),
     Qkv { q, k, v }: Qkv,
-    Keys { layout, rows, history }: Keys,
+    (layout, rows): (&Layout, i64),
     causal: Causal,
 ) -> Result<Option<(Tensor, Tensor)>> {
     let [queries, heads, dim] = args.dims("q", q)?;
     let (out, lse) = (args.empty(&[queries, heads * dim])?, args.empty_floats(&[queries, heads])?);
-    let of_all = forward(args, [q, k, v, &out], (&lse, rows), layout, causal)?;
-    // Where the rows of queries would begin if there were all.
-    let whole = |heads: Heads| {
-        let before = history * heads.stride * size_of::<u16>() as i64;
-        Heads { data: heads.data.wrapping_byte_sub(before as usize), ..heads }
-    };
-    let lse_before = (history * of_all.lse_strides[0]) as usize;
-    let of_all = Forward {
-        q: whole(of_all.q),
-        out: whole(of_all.out),
-        lse: of_all.lse.wrapping_sub(lse_before),
-        ..of_all
-    };
-    if !of_all.fits() {
+    let of = forward(args, [q, k, v, &out], (&lse, rows), layout, causal)?;
+    if !of.fits() {
         return Ok(None);
     }
     // SAFETY: the sizes of all tensors were checked or made here; a layout's offsets rise from 0 to the number of tokens, its
     // rows are below `rows` and its tiles are of queries that there are; libtorch takes memory back in the order of its stream.
-    args.launched(unsafe { kernels::attention::forward(device, narrow, of_all, dim, layout.queries()) })?;
+    args.launched(unsafe { kernels::attention::forward(device, narrow, of, dim, layout.queries()) })?;
     Ok(Some((out, lse)))
 }
 
-/// Writes the gradients and says so, if the kernels take these tensors: see [`super::attention_backward`].
+/// Writes the gradients and says so, if the kernels take these tensors: see [`super::attention_backward`]. Those of keys and
+/// values have a row for each token.
 pub(super) fn attention_backward(
     device: &dyn Device,
     dout: &Tensor,
@@ -154,42 +140,23 @@ pub(super) fn attention_backward(
     let args = Args::new("attention_backward", q);
     let Some(narrow) = takes(args, device, q, causal)? else { return Ok(false) };
     let (of_queries @ [rows, heads, dim], [_, kv_heads, _]) = (args.dims("q", q)?, args.dims("k", k)?);
-    // A token's gradients have a row of their own, also where its key and value have not.
-    let tokens = packing.tokens();
-    let of_tokens = match packing.copies() {
-        Some(_) => Some(args.empty(&[tokens, 2 * kv_heads, dim])?),
-        None => None,
-    };
-    let of_keys_and_values = |both: &Tensor| {
-        Ok::<_, super::Error>([both.f_narrow(1, 0, kv_heads)?, both.f_narrow(1, kv_heads, kv_heads)?])
-    };
-    let [of_k, of_v] = match &of_tokens {
-        Some(both) => of_keys_and_values(both)?,
-        None => [dk.shallow_clone(), dv.shallow_clone()],
-    };
+    let (layout, of_tokens) = (packing.layout()?, [packing.tokens(), kv_heads, dim]);
     let stats = args.empty_floats(&[2, heads, rows])?;
     let backward = Backward {
-        forward: forward(args, [q, k, v, out], (lse, rows), packing.layout()?, causal)?,
+        forward: forward(args, [q, k, v, out], (lse, packing.rows()), layout, causal)?,
         dout: dense(args, "dout", dout, of_queries)?,
         dq: args.heads("dq", dq, of_queries)?,
-        dk: args.heads("dk", &of_k, [tokens, kv_heads, dim])?,
-        dv: args.heads("dv", &of_v, [tokens, kv_heads, dim])?,
+        dk: args.heads("dk", dk, of_tokens)?,
+        dv: args.heads("dv", dv, of_tokens)?,
         stats: stats.data_ptr().cast(),
         rows,
     };
     if !backward.fits() {
         return Ok(false);
     }
-    let layout = packing.layout()?;
     let tiles = [layout.queries(), layout.keys()];
     // SAFETY: as in `attend`; what is written is borrowed mutably, or was made here.
     args.launched(unsafe { kernels::attention::backward(device, narrow, backward, dim, tiles) })?;
-    if let (Some(copies), Some(both)) = (packing.copies(), of_tokens) {
-        let sums = copies.sum(&both.f_flatten(1, 2)?)?.f_view([rows, 2 * kv_heads, dim])?;
-        let [of_k, of_v] = of_keys_and_values(&sums)?;
-        dk.f_copy_(&of_k)?;
-        dv.f_copy_(&of_v)?;
-    }
     Ok(true)
 }
 
@@ -214,6 +181,7 @@ fn forward(
         offsets: layout.offsets.data_ptr(),
         common: address(&layout.common),
         rows: address(&layout.rows),
+        first_query: layout.first_query,
         tiles: ptr::null_mut(),
         heads: heads as i32,
         kv_heads: kv_heads as i32,
@@ -261,7 +229,9 @@ mod tests {
             let apart = Packing::new(&lengths, at.1).unwrap();
             assert_eq!([packing.tokens(), packing.rows(), apart.rows()], [1400, 670, 1400]);
             let of = Tensor::from_slice(&rows).to_device(at.1);
-            let first = packing.copies().unwrap().first();
+            let first: Vec<i64> =
+                (0..670).map(|row| rows.iter().position(|&of| of == row).unwrap() as i64).collect();
+            let first = Tensor::from_slice(&first).to_device(at.1);
             for ((heads, kv_heads, dim), window) in
                 [(6, 2, 128), (3, 3, 64)].into_iter().flat_map(|heads| WINDOWS.map(|window| (heads, window)))
             {
@@ -284,7 +254,7 @@ mod tests {
                 let (out, lse) = composite::attention(&q, &k, &v, &apart, causal).unwrap();
                 let of_first = Tensor::zeros([1400, heads * dim], (Kind::Float, at.1)).index_copy(
                     0,
-                    first,
+                    &first,
                     &dout.to_kind(Kind::Float),
                 );
                 let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(Tensor::zeros_like);
@@ -294,7 +264,7 @@ mod tests {
                 let grads = QkvGrads { dq: &mut dq, dk: &mut dk, dv: &mut dv };
                 composite::attention_backward(&of_first, qkv, output, options, grads).unwrap();
                 let sum = |copies: Tensor| copies.narrow(0, 0, 670).zeros_like().index_add(0, &of, &copies);
-                let [out, lse] = [out, lse].map(|copies| copies.index_select(0, first));
+                let [out, lse] = [out, lse].map(|copies| copies.index_select(0, &first));
                 let expected = [out, lse, sum(dq), sum(dk), sum(dv)];
                 for ((name, found), (expected, again)) in
                     ["out", "lse", "dq", "dk", "dv"].iter().zip(&found).zip(expected.iter().zip(run()))
