@@ -1,11 +1,13 @@
 //! The part of a rank in a batch that several ranks run together: a [`Slice`] of its rows.
 //!
-//! All blocks but attention work row by row. Attention works head by head on all rows of a sequence, so its inputs travel
-//! from this rank's rows with all heads to all rows with this rank's heads, and its output travels back
-//! (DeepSpeed-Ulysses, Jacobs et al. 2023). Ranks take turns: they run the batch of the first, then of the second.
+//! All blocks but attention work row by row. Attention needs all rows of a sequence. Where ranks can share the heads, its
+//! inputs travel from this rank's rows with all heads to all rows with this rank's heads, and its output travels back
+//! (DeepSpeed-Ulysses, Jacobs et al. 2023). Elsewhere keys and values of all rows come to each rank (Llama 3, Dubey et al.
+//! 2024). Ranks take turns: they run the batch of the first, then of the second.
 
-use std::{fmt, sync::Arc};
+use std::{cell::OnceCell, fmt, ops::Range, sync::Arc};
 
+use anyroll_backends::ops::Packing;
 use tch::{Device, Kind, Tensor};
 
 use crate::Result;
@@ -196,9 +198,30 @@ pub(crate) struct Slice {
     pub(crate) padded_targets: i64,
     /// Number of this rank's rows before the padding.
     pub(crate) real_rows: i64,
+    /// Made when it is first asked for.
+    pub(crate) seen: OnceCell<Seen>,
+}
+
+/// Keys that a slice's rows see.
+#[derive(Debug)]
+pub(crate) struct Seen {
+    /// The sequences up to the slice's last row, of which its rows are the queries.
+    pub(crate) packing: Packing,
+    /// The rows of the keys, among those of the whole batch.
+    pub(crate) rows: Range<i64>,
 }
 
 impl Slice {
+    /// Returns what this rank's rows see of the batch, whose packing is `whole`.
+    pub(crate) fn seen(&self, whole: &Packing) -> Result<&Seen> {
+        if self.seen.get().is_none() {
+            let first = self.peers.rank() as i64 * self.rows();
+            let (packing, rows) = whole.of_queries(first..first + self.real_rows)?;
+            self.seen.set(Seen { packing, rows }).expect("nobody else is here");
+        }
+        Ok(self.seen.get().expect("just made"))
+    }
+
     /// Returns the number of ranks.
     pub(crate) fn ranks(&self) -> i64 {
         self.peers.count() as i64

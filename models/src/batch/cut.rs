@@ -1,6 +1,6 @@
 //! Batches cut into slices for several ranks: each sends its own to the others, and takes its rows of all.
 
-use std::sync::Arc;
+use std::{cell::OnceCell, sync::Arc};
 
 use anyroll_backends::ops::{Packing, upload};
 use tch::{Device, Tensor};
@@ -221,6 +221,7 @@ impl Message {
             places: upload(&places, device)?,
             padded_targets,
             real_rows: (self.tokens.len() as i64 - first).clamp(0, count),
+            seen: OnceCell::new(),
         };
         let choices = (self.route_size[0] * self.route_size[1]) as usize;
         let mut routes = self.routes;

@@ -183,15 +183,18 @@ impl DecoderConfig {
         }
     }
 
-    /// Checks that `ranks` ranks can run a batch together: each has the same number of query heads, and one key head or
-    /// more.
+    /// Checks that ranks can each run a slice of a batch's rows.
     ///
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) otherwise.
-    pub fn check_ranks(&self, ranks: i64) -> Result<()> {
+    pub fn check_slices(&self) -> Result<()> {
         check_config(self.expressed.is_none(), "architectures", || {
             "have layers that libtorch differentiates, whose attention is not split over ranks".to_owned()
-        })?;
+        })
+    }
+
+    /// Checks that `ranks` ranks can share the heads: each has the same number of query heads, and one key head or more.
+    pub(super) fn check_heads(&self, ranks: i64) -> Result<()> {
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         check_config(heads % ranks == 0, "num_attention_heads", || {
             format!("is {heads}, which {ranks} ranks cannot share evenly")
@@ -201,6 +204,12 @@ impl DecoderConfig {
                 "is {kv_heads}, which {ranks} ranks cannot share evenly, nor can one head serve several of them"
             )
         })
+    }
+
+    /// Returns true if `ranks` ranks that run a batch together share its heads: see [`Self::check_heads`]. Otherwise each has
+    /// the keys and values of all rows.
+    pub(super) fn shares_heads(&self, ranks: usize) -> bool {
+        shares_heads(self.num_attention_heads, self.num_key_value_heads, ranks as i64)
     }
 
     /// Returns the number of tokens that a token sees in a layer, including itself; `None`: all before it.
@@ -348,6 +357,11 @@ impl ExpertsConfig {
         })?;
         check_config(!config.mlp_bias, "mlp_bias", || "is true, must be false with experts".to_owned())
     }
+}
+
+/// Returns true if `ranks` ranks can share so many query and key heads: see [`DecoderConfig::check_heads`].
+pub(super) fn shares_heads(heads: i64, kv_heads: i64, ranks: i64) -> bool {
+    heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0)
 }
 
 #[cfg(test)]

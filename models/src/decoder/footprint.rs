@@ -185,19 +185,26 @@ impl Decoder {
         let (x, mlp) = (rows(config.hidden_size as usize), rows(config.intermediate_size as usize));
         let (q, kv) = (rows(heads * dim), rows(kv_heads * dim));
         let qkv = q + 2 * kv;
-        // Inputs of attention over all rows, if ranks run the batch together: each has one key head at least.
-        let is_split = size.ranks > 1;
+        // Inputs of attention over all rows, if ranks that run the batch together share the heads: each has one key head at
+        // least.
+        let (is_split, shares_heads) = (size.ranks > 1, config.shares_heads(size.ranks));
         let inputs = if is_split { q + 2 * rows(kv_heads.max(size.ranks) * dim) } else { 0 };
-        let normed = if is_split { inputs } else { q + kv };
+        let by_heads = is_split && shares_heads;
+        let normed = if by_heads { inputs } else { q + kv };
         let qk_norm = match config.qk_norm {
             Some(QkNorm::PerHead) => normed + floats(heads + kv_heads),
             Some(QkNorm::Together) => normed + floats(2),
             None => 0,
         };
-        let saved_qkv = if is_split && config.qk_norm.is_none() { inputs } else { qkv };
-        // Sent and received rows exist in addition.
-        let (travels, travels_back) =
-            if is_split { (3 * inputs, (6 * q).max(2 * q + 3 * inputs)) } else { (0, 0) };
+        let saved_qkv = if by_heads && config.qk_norm.is_none() { inputs } else { qkv };
+        // Sent and received rows exist in addition. Without shared heads these are keys and values of all rows, and in backward
+        // their gradients, too; and the output is copied behind its padding.
+        let of_all = 2 * kv * size.ranks;
+        let (travels, travels_back) = match (is_split, shares_heads) {
+            (false, _) => (0, 0),
+            (true, true) => (3 * inputs, (6 * q).max(2 * q + 3 * inputs)),
+            (true, false) => (2 * kv + of_all + q, 2 * kv + 2 * of_all),
+        };
         // Input of a branch norm, or output of the norm before the MLP.
         let (of_branch, h2) = match config.norms {
             NormPlaces::Before => (0, x),
@@ -205,8 +212,8 @@ impl Decoder {
             NormPlaces::Both => (x + floats(1), x),
         };
         let lse = floats(heads);
-        let copied =
-            |bytes: usize| if size.copies > size.tokens { bytes / size.tokens * size.copies } else { 0 };
+        // Keys and values with a row for each token, if sequences share some.
+        let copied = if size.copies > size.tokens { 2 * kv / size.tokens * size.copies } else { 0 };
         // Rows between an adapter's two products: the widest adapter, and all adapters of a projection.
         let between = rows(adapted.ranks().flatten().max().unwrap_or(0));
         let all_between = rows(adapted.ranks().map(|ranks| ranks.iter().sum()).max().unwrap_or(0));
@@ -264,11 +271,11 @@ impl Decoder {
         let saved = before_mlp + mlp_bytes.gate_up + mlp_bytes.choice;
         let (scores, scores_backward) = self.attention_bytes(size, runs);
         // While scores exist, nothing of the second half does.
-        let attending = rstd + qkv + qk_norm + q + lse + copied(qkv + q + lse) + scores + travels;
+        let attending = rstd + qkv + qk_norm + q + lse + copied + scores + travels;
         // The MLP's memory is freed. Attention has its output's gradient, the gradients of the projection and
         // of normed heads, and the library's workspace.
         let qk_norm_backward = if config.qk_norm.is_some() { q + kv } else { 0 };
-        let in_attention = q + qkv + qk_norm_backward + 2 * copied(qkv + q) + copied(lse) + scores_backward;
+        let in_attention = q + qkv + qk_norm_backward + 2 * copied + scores_backward;
         let in_attention = in_attention + travels_back;
         let in_attention =
             in_attention.max(q + at_projection(x, q, x) + of_branch + multiplied).max(in_norm + of_branch);
@@ -362,18 +369,20 @@ impl Decoder {
         if runs.on_host {
             return (0, 0);
         }
+        let shares_heads = self.config.shares_heads(size.ranks);
         if runs.size() == F32 {
             // A composition over all scores of a padded batch: three tensors of that size forward, five
             // backward.
-            let heads = heads.div_ceil(size.ranks);
+            let heads = if shares_heads { heads / size.ranks } else { heads };
             let scores = size.sequences * heads * size.longest * size.longest * F32;
             return (3 * scores, 5 * scores);
         }
         // FlashAttention-2: sums of the queries' gradients and one number per query in fp32. If several query
         // heads share a key head, also gradients of keys and values per query head.
-        let sums = size.copies * heads * (dim + 1) * F32;
+        let sums = size.tokens * heads * (dim + 1) * F32;
         let is_grouped = self.config.num_key_value_heads != self.config.num_attention_heads;
-        (0, sums + if is_grouped { 2 * size.copies * heads * dim * runs.size() } else { 0 })
+        let keys = if shares_heads { size.copies } else { size.copies * size.ranks };
+        (0, sums + if is_grouped { 2 * keys * heads * dim * runs.size() } else { 0 })
     }
 
     fn head_bytes(&self, size: &PackedSize, runs: Runs) -> BlockBytes {

@@ -19,6 +19,7 @@ mod expert_rows;
 mod experts;
 mod expressed;
 mod footprint;
+mod gathered;
 mod head;
 mod hidden;
 mod ilql;
@@ -507,8 +508,8 @@ impl Model for Decoder {
     }
 
     fn cut(&self, batch: &PackedBatch, sharers: &Sharers) -> Result<Vec<PackedBatch>> {
-        if let Some(rows) = &sharers.rows {
-            self.config.check_ranks(rows.count() as i64)?;
+        if sharers.rows.is_some() {
+            self.config.check_slices()?;
         }
         batch.cut(sharers)
     }

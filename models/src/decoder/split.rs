@@ -68,10 +68,8 @@ impl DecoderConfig {
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) with the field that they cannot share.
     pub fn check_split(&self, ranks: i64, parts: ExpertParts) -> Result<()> {
-        self.check_ranks(ranks)?;
-        check_config(self.expressed.is_none(), "model_type", || {
-            "has layers that libtorch differentiates, which are not split over ranks".to_owned()
-        })?;
+        self.check_slices()?;
+        self.check_heads(ranks)?;
         let experts = self.experts.as_ref();
         let of_experts = match parts {
             ExpertParts::Columns => {

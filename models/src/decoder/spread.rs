@@ -1,10 +1,11 @@
 //! Attention of a block, over all rows of a batch, also if this rank has a [`Slice`] of them: then queries, keys and
-//! values travel to the ranks of their heads, and the output travels back.
+//! values travel to the ranks of their heads, and the output travels back. Heads that the ranks cannot share stay, and keys
+//! and values of all rows travel ([`super::gathered`]).
 //!
 //! Letters in shapes: P ranks, n = N' / P rows each, where N' are the N rows with padding; h = H / P query heads each, and
 //! k = max(K / P, 1) key heads.
 
-use anyroll_backends::ops::{self, AttentionOptions, AttentionOutput, Qkv, QkvGrads};
+use anyroll_backends::ops::{self, AttentionOptions, AttentionOutput, Packing, Qkv, QkvGrads};
 use tch::{Kind, Tensor};
 
 use super::block::{Attended, Block, Projected};
@@ -21,6 +22,9 @@ impl Block {
         let Some(slice) = layer.slice else {
             return self.math.attention(q, k, v, layer.packing, causal);
         };
+        if self.gathers_keys(slice) {
+            return self.attend_gathered([q, k, v], slice, layer);
+        }
         let inputs = self.to_heads([q, k, v], slice, layer.packing.rows())?;
         let [of_q, of_k, of_v] = self.split_own(&inputs, slice)?;
         let (out, lse) = self.math.attention(&of_q, &of_k, &of_v, layer.packing, causal)?;
@@ -42,16 +46,15 @@ impl Block {
         grads: QkvGrads,
     ) -> Result<()> {
         let Attended { dout, out, lse, qkv } = attended;
-        let options = AttentionOptions {
-            packing: layer.packing,
-            causal: self.causal(layer.window),
-            deterministic: self.deterministic,
-        };
-        let Some(slice) = layer.slice else {
+        let options = self.options(layer.packing, layer);
+        let Some(slice) = layer.slice.filter(|slice| !self.gathers_keys(slice)) else {
             let [q, k, v] = self.split(qkv)?;
             let [q, k] = normed.unwrap_or([&q, &k]);
-            let output = AttentionOutput { out, lse };
-            return Ok(ops::attention_backward(dout, Qkv { q, k, v: &v }, output, options, grads)?);
+            let (qkv, output) = (Qkv { q, k, v: &v }, AttentionOutput { out, lse });
+            return match layer.slice {
+                Some(slice) => self.gathered_backward(dout, qkv, output, (slice, layer), grads),
+                None => Ok(ops::attention_backward(dout, qkv, output, options, grads)?),
+            };
         };
         let [q, k, v] = self.split_own(normed.map_or(qkv, |[inputs, _]| inputs), slice)?;
         let rows = layer.packing.rows();
@@ -65,6 +68,11 @@ impl Block {
         let output = AttentionOutput { out: &out, lse };
         ops::attention_backward(&dout, Qkv { q: &q, k: &k, v: &v }, output, options, own)?;
         self.send_back(&dinputs, slice, grads)
+    }
+
+    /// Returns the options of attention's backward over these sequences.
+    pub(super) fn options<'a>(&self, packing: &'a Packing, layer: &Layer) -> AttentionOptions<'a> {
+        AttentionOptions { packing, causal: self.causal(layer.window), deterministic: self.deterministic }
     }
 
     fn own_heads(&self, slice: &Slice) -> i64 {
@@ -122,12 +130,7 @@ impl Block {
                 0 => of_ranks,
                 _ => {
                     let sharing = ranks / heads;
-                    let shared = of_ranks.f_view([heads, sharing, n, 1, dim])?;
-                    let mut sum = shared.f_select(1, 0)?.f_to_dtype(Kind::Float, false, true)?;
-                    for rank in 1..sharing {
-                        drop(sum.f_add_(&shared.f_select(1, rank)?)?);
-                    }
-                    sum
+                    sum_in_order(&of_ranks.f_view([heads, sharing, n, 1, dim])?, 1)?
                 }
             };
             let by_row = by_head.f_transpose(0, 1)?;
@@ -135,6 +138,15 @@ impl Block {
         }
         Ok(())
     }
+}
+
+/// Returns the sum over `dim`, in its order and in fp32.
+pub(super) fn sum_in_order(parts: &Tensor, dim: i64) -> Result<Tensor> {
+    let mut sum = parts.f_select(dim, 0)?.f_to_dtype(Kind::Float, false, true)?;
+    for part in 1..parts.size()[dim as usize] {
+        drop(sum.f_add_(&parts.f_select(dim, part)?)?);
+    }
+    Ok(sum)
 }
 
 /// Sends the output of this rank's heads for all rows, `[N, h D]`, to the ranks of the rows. Returns that of all heads for

@@ -24,10 +24,14 @@ pub struct BlockWork {
     pub traffic: f64,
     /// The same in backward.
     pub traffic_backward: f64,
+    /// Attention of the rank with the most of it, over the mean of ranks that run the batch together.
+    pub attention_most: f64,
     /// Bytes of rows that ranks which run the batch together exchange in forward, of all of a rank's rows.
     pub exchanged: f64,
     /// The same in backward.
     pub exchanged_backward: f64,
+    /// Bytes of keys and values of all ranks' rows, if each gathers them: in forward, and again in backward.
+    pub gathered: f64,
 }
 
 impl Decoder {
@@ -88,7 +92,9 @@ impl Decoder {
         let rows = size.tokens as f64;
         let [own, adapters, gate_up] = self.matrices(layer).map(|elements| 2.0 * rows * elements);
         let is_trained = self.units_of[layer + 1].first().is_some_and(|&unit| self.units[unit].trainable);
-        let attention = 4.0 * self.pairs(layer, size) * heads * dim / size.ranks as f64;
+        let ranks = size.ranks as f64;
+        let shares_heads = config.shares_heads(size.ranks);
+        let attention = 4.0 * self.pairs(layer, size) * heads * dim / ranks;
 
         // Elements of a row, as the operations read and write them: norms with the sum of the residual, rotation, and
         // the activation of the MLP. Backward computes the outputs of norms and of the activation again.
@@ -101,17 +107,28 @@ impl Decoder {
         let rotated = 2.0 * (q + kv) * if config.qk_norm.is_some() { 2.0 } else { 1.0 };
         let biases = if config.qkv_bias { q + 2.0 * kv } else { 0.0 };
         let bytes = rows * runs.size() as f64;
-        let sent = if size.ranks > 1 { q + 2.0 * kv.max(size.ranks as f64 * dim) + q } else { 0.0 };
+        let (sent, sent_back, gathered) = match (size.ranks, shares_heads) {
+            (1, _) => (0.0, 0.0, 0.0),
+            // Queries, keys, values and the output; in backward their gradients, and the output again.
+            (_, true) => {
+                let sent = q + 2.0 * kv.max(ranks * dim) + q;
+                (sent, sent + q, 0.0)
+            }
+            // In backward the gradients of what was gathered.
+            (_, false) => (0.0, ranks * 2.0 * kv, ranks * 2.0 * kv),
+        };
         BlockWork {
             products: own + adapters,
             products_backward: own * if is_trained { 2.0 } else { 1.0 } + 2.0 * adapters,
             products_again: if thins { gate_up } else { 0.0 },
             attention,
             attention_backward: ATTENTION_BACKWARD * attention,
+            attention_most: if shares_heads { 1.0 } else { self.most_of_slices(layer, size) },
             traffic: (4.0 * norms * hidden + rotated + 3.0 * mlp) * bytes,
             traffic_backward: (5.0 * norms * hidden + rotated + 6.0 * mlp + biases) * bytes,
             exchanged: sent * bytes,
-            exchanged_backward: if size.ranks > 1 { (sent + q) * bytes } else { 0.0 },
+            exchanged_backward: sent_back * bytes,
+            gathered: gathered * bytes,
         }
     }
 
@@ -146,11 +163,7 @@ impl Decoder {
     /// Pairs of a query and a key that it sees, about: half of the square of each sequence, or its window. A prompt that
     /// sequences share has its pairs once.
     fn pairs(&self, layer: usize, size: &PackedSize) -> f64 {
-        let window = self.config.window_of(layer).map(|window| window as f64);
-        let seen = |length: f64| {
-            let window = window.unwrap_or(length).min(length);
-            window * (length - window / 2.0)
-        };
+        let seen = |length: f64| self.pairs_of_sequence(layer, length);
         let longest = size.longest as f64;
         // All ranks' rows, of which each has a part of the heads.
         let ranks = size.ranks as f64;
@@ -160,6 +173,24 @@ impl Decoder {
         let prompt = (longest + 1.0 - completion).max(0.0);
         let once = if prompt > 0.0 { shared / prompt * seen(prompt) } else { 0.0 };
         copies / longest.max(1.0) * seen(longest) - once
+    }
+
+    /// Pairs of a sequence of this length.
+    fn pairs_of_sequence(&self, layer: usize, length: f64) -> f64 {
+        let window = self.config.window_of(layer).map_or(length, |window| (window as f64).min(length));
+        window * (length - window / 2.0)
+    }
+
+    /// Pairs of the slice with the most, of which all have equally many rows, over those of the mean slice: the last slice
+    /// of a sequence sees all of it.
+    fn most_of_slices(&self, layer: usize, size: &PackedSize) -> f64 {
+        let slices = size.ranks as f64 / size.sequences.max(1) as f64;
+        let longest = size.longest.max(1) as f64;
+        if slices <= 1.0 {
+            return 1.0;
+        }
+        let seen = |length: f64| self.pairs_of_sequence(layer, length);
+        slices * (seen(longest) - seen(longest - longest / slices)) / seen(longest)
     }
 }
 
@@ -229,6 +260,22 @@ mod tests {
         // Queries, keys, values and the output of 40 rows: 16 + 8 + 8 + 16 elements of two bytes.
         assert_eq!((one.exchanged, two.exchanged), (0.0, f64::from(40 * 48 * 2)));
         assert_eq!(two.exchanged_backward, f64::from(40 * 64 * 2));
+    }
+
+    #[test]
+    fn keys_that_ranks_gather_are_those_of_all_rows() {
+        let of = |size: &PackedSize| decoder().work(1, size, RUNS, false).unwrap();
+        let whole = PackedSize::uniform(1, 1, 30);
+        let three = of(&whole.over(3)); // four heads
+        // Keys and values of 30 rows, 8 + 8 elements of two bytes.
+        let bytes = f64::from(30 * 16 * 2);
+        assert_eq!([three.exchanged, three.exchanged_backward, three.gathered], [0.0, bytes, bytes]);
+        assert_eq!(three.attention, of(&whole).attention / 3.0);
+        // The last ten rows see 10 x 20 pairs and half of 10 x 10, of half of 30 x 30.
+        assert!((three.attention_most - 3.0 * 250.0 / 450.0).abs() < 1e-9);
+        // As many sequences as ranks are one each.
+        let even = PackedSize::uniform(3, 1, 10);
+        assert_eq!(of(&even.over(3)).attention_most, 1.0);
     }
 
     #[test]

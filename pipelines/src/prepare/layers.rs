@@ -37,13 +37,8 @@ pub(super) fn check(
         at.refuse(FIELD, problem, "write `strategy.expert_parallel` in its place");
     }
     for (what, shape) in texts.into_iter().flat_map(shapes) {
-        let split = shape.check_split(ranks as i64, ExpertParts::Columns);
-        let of_part =
-            split.and_then(|()| shape.part(ranks as i64, ExpertParts::Columns).check_ranks(sequence as i64));
-        if let Err(error) = of_part {
-            let of_part =
-                if sequence > 1 { ", and `strategy.sequence_parallel` one of a rank's heads" } else { "" };
-            at.refuse(FIELD, format!("{what}: {error}"), format!("{EQUAL_PARTS}{of_part}"));
+        if let Err(error) = shape.check_split(ranks as i64, ExpertParts::Columns) {
+            at.refuse(FIELD, format!("{what}: {error}"), EQUAL_PARTS);
         }
     }
 }

@@ -19,10 +19,8 @@ pub(super) fn check(config: &Config, opened: Option<&Opened>, world_size: Option
     }
     check_groups(FIELD, ranks, world_size, at);
     for (what, shape) in opened.and_then(Opened::texts).into_iter().flat_map(shapes) {
-        if let Err(error) = shape.check_ranks(ranks as i64) {
-            let help = "each rank takes the same number of heads: write a divisor of the query heads that divides the key heads \
-                        or that they divide";
-            at.refuse(FIELD, format!("{what}: {error}"), help);
+        if let Err(error) = shape.check_slices() {
+            at.refuse(FIELD, format!("{what}: {error}"), "leave it out");
         }
     }
 }

@@ -9,7 +9,8 @@
 //! - `model=0.5b`: see [`shapes`]; `seq=4096`, `micro_batch=4`: tokens per sequence and sequences per rank;
 //! - `precision=bf16` (or `fp16`), `stage=1`, `recompute=none`, `deterministic=true`, `keep_logits=false`, `params=device` (or `host`),
 //!   `moments=fp32` (or `8bit`);
-//! - `sequence=1`: ranks that run their micro-batches together, each a slice of the rows;
+//! - `sequence=1`: ranks that run their micro-batches together, each a slice of the rows; `kv_heads`: key heads, if not the
+//!   model's own, such as a number that the ranks cannot share;
 //! - `tensor=1`: ranks that hold every layer together, each some heads and columns;
 //! - `experts=1`: ranks over which a mixture's experts are spread;
 //! - `shards=WORLD_SIZE`: ranks over which states are sharded, with a replica in each such group;
@@ -32,7 +33,7 @@ use anyroll_backends::{
     CollectiveGroup, Device, DeviceId, Event, Rendezvous, Stream, TorchDevice, connect, open,
 };
 use anyroll_models::{
-    Decoder, Model, PackedBatch, PackedSize, ParamSpec, Runs, Sequence, absent,
+    Decoder, DecoderConfig, Model, PackedBatch, PackedSize, ParamSpec, Runs, Sequence, absent,
     init::WeightSource,
     model::{Scores, ScoresGrad},
 };
@@ -225,6 +226,8 @@ fn prepare(
     let at = device.torch_device().map(TorchDevice::tch).expect("libtorch computes on it");
     let (seq, micro_batch) = (options.number("seq", 4096), options.number("micro_batch", 4));
     let shape = shapes::decoder(options.text("model", "0.5b"), seq as i64);
+    let kv_heads = options.number("kv_heads", shape.num_key_value_heads as usize);
+    let shape = DecoderConfig { num_key_value_heads: kv_heads as i64, ..shape };
     let vocab = shape.vocab_size;
     let model = Decoder::new(shape, at)
         .unwrap()

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use anyroll_backends::CollectiveGroup;
 use anyroll_models::{
-    Decoder, DecoderConfig, LoraConfig, LoraTarget, Model, Multipliers, Scores, ValueModel, absent,
+    Decoder, DecoderConfig, ExpertParts, LoraConfig, LoraTarget, Model, Multipliers, Scores, ValueModel,
+    absent,
 };
 use anyroll_strategy::{
     Mesh, ParamsOn, Precision, Recompute, StepsOn, Zero, ZeroConfig, ZeroStage,
@@ -75,14 +76,13 @@ fn parts_of_layers_give_the_scores_and_gradients_of_whole_ones() {
     }
 }
 
-/// Each of eight ranks has two query heads and a key head, and four pairs of ranks share the rows of these.
+/// Each of eight ranks has a key head with two query heads, or with three, and four pairs of ranks share the rows of these.
 #[test]
 fn four_parts_of_layers_share_sequences() {
     let [_, qwen2, _, _] = four_heads();
-    let config =
-        DecoderConfig { num_attention_heads: 8, num_key_value_heads: 4, head_dim: 4, ..qwen2.clone() };
-    let model = Arc::new(Decoder::new(config, tch::Device::Cpu).unwrap());
-    let outcome = |world_size, groups| {
+    let outcome = |num_attention_heads, world_size, groups| {
+        let config = DecoderConfig { num_attention_heads, num_key_value_heads: 4, ..qwen2.clone() };
+        let model = Arc::new(Decoder::new(config, tch::Device::Cpu).unwrap());
         joined(ranks(world_size, false, |device, group| {
             let batches = 8 / world_size;
             let own = group.rank() * batches..(group.rank() + 1) * batches;
@@ -92,7 +92,10 @@ fn four_parts_of_layers_share_sequences() {
             trained_on(&mut zero, own, |group| pack(true, group), read, loss)
         }))
     };
-    assert_near("eight ranks", &outcome(8, [4, 2, 8]), &outcome(1, [1, 1, 1]));
+    for heads in [8, 12] {
+        let what = format!("eight ranks, {heads} heads");
+        assert_near(&what, &outcome(heads, 8, [4, 2, 8]), &outcome(heads, 1, [1, 1, 1]));
+    }
 }
 
 #[test]
@@ -192,4 +195,23 @@ fn values_of_parts_are_those_of_one_rank() {
         joined(of_ranks)
     };
     assert_near("values", &values(4, [4, 1, 4]), &values(1, [1, 1, 1]));
+}
+
+#[test]
+fn heads_that_ranks_cannot_share_are_refused() {
+    let shape = |heads, kv_heads| DecoderConfig {
+        num_key_value_heads: kv_heads,
+        ..DecoderConfig::plain(1, 24, heads)
+    };
+    for (heads, kv_heads, ranks, field) in [
+        (4, 4, 3, "num_attention_heads"),
+        (12, 4, 6, "num_key_value_heads"),
+        (4, 1, 4, ""),
+        (12, 6, 3, ""),
+        (12, 2, 4, ""),
+    ] {
+        let checked = shape(heads, kv_heads).check_split(ranks, ExpertParts::Columns);
+        let message = checked.map_or_else(|error| error.to_string(), |()| String::new());
+        assert!(message.contains(field) && message.is_empty() == field.is_empty(), "{message}");
+    }
 }

@@ -69,7 +69,8 @@ impl Batch {
         let (weights, rotation) = (Weights::new(&views), (&self.positions, &self.table));
         let attend = |qkv: [Tensor; 3]| {
             let outputs = self.outputs()?;
-            self.pass(self.copied(qkv.each_ref(), 1) + self.attention.0)?;
+            let [_, k, v] = &qkv;
+            self.pass(self.copied([k, v]) + self.attention.0)?;
             Ok(outputs)
         };
         let (_, forward) =
@@ -79,8 +80,8 @@ impl Batch {
         let grads_of = |unit: &&Unit| Ok(unit.trainable.then_some(UnitGrads::new(self.paper.params(unit)?)));
         let mut grads = units.iter().map(grads_of).collect::<Result<Vec<_>>>()?;
         let mut grads = Grads::new(grads.iter_mut().map(Option::as_mut).collect());
-        let attend = |_: &Tensor, qkv: [&Tensor; 3], _: [&mut Tensor; 3]| {
-            self.pass(2 * self.copied(qkv, 2) + self.attention.1)
+        let attend = |_: &Tensor, [_, k, v]: [&Tensor; 3], _: [&mut Tensor; 3]| {
+            self.pass(2 * self.copied([k, v]) + self.attention.1)
         };
         let kept = [&self.x, &attended];
         let run = || block.backward_around(&weights, &mut grads, kept, &dout, rotation, attend);
@@ -104,13 +105,11 @@ impl Batch {
         Ok(())
     }
 
-    /// Returns the bytes of attention's copies of queries, keys and values, and of `outputs` tensors like its output.
-    fn copied(&self, qkv: [&Tensor; 3], outputs: usize) -> usize {
+    /// Returns the bytes of attention's copies of keys and values.
+    fn copied(&self, keys_and_values: [&Tensor; 2]) -> usize {
         if self.copies <= self.rows {
             return 0;
         }
-        let element = qkv[0].kind().elt_size_in_bytes();
-        let of_output = self.rows * self.heads * (self.dim * element * outputs + size_of::<f32>());
-        (qkv.map(bytes).iter().sum::<usize>() + of_output) / self.rows * self.copies
+        keys_and_values.map(bytes).iter().sum::<usize>() / self.rows * self.copies
     }
 }

@@ -95,30 +95,33 @@ impl Passes {
         cost.seconds()
     }
 
-    /// All-to-alls of rows, for which compute waits.
-    fn exchange(&self, bytes: f64) -> f64 {
-        if self.together == 1 || bytes == 0.0 {
-            return 0.0;
-        }
-        let group = self.place.network.neighbours(self.together).expect("checked by the caller");
-        self.costs(self.place.network.exchange(group, bytes))
+    /// Collectives of rows, for which compute waits: all-to-alls of a rank's, and a gather of all ranks'.
+    fn exchange(&self, exchanged: f64, gathered: f64) -> f64 {
+        let Place { network, .. } = self.place;
+        let group = network.neighbours(self.together).expect("checked by the caller");
+        let costs = |bytes: f64, cost: Cost| if bytes > 0.0 { self.costs(cost) } else { 0.0 };
+        costs(exchanged, network.exchange(group, exchanged))
+            + costs(gathered, network.gather(group, gathered))
     }
 }
 
 impl Durations for Passes {
     fn forward(&self, block: usize) -> f64 {
         let it = &self.blocks[block];
-        let compute_s = it.products / self.rates.products + it.attention / self.rates.attention;
+        let attention = it.attention_most * it.attention / self.rates.attention;
+        let compute_s = it.products / self.rates.products + attention;
         let memory_s = it.traffic / self.rates.traffic;
-        self.asks(Demand { compute_s, memory_s, ..Demand::default() }) + self.exchange(it.exchanged)
+        let demand = Demand { compute_s, memory_s, ..Demand::default() };
+        self.asks(demand) + self.exchange(it.exchanged, it.gathered)
     }
 
     fn backward(&self, block: usize) -> f64 {
         let it = &self.blocks[block];
-        let attention = it.attention_backward / self.rates.attention_backward;
+        let attention = it.attention_most * it.attention_backward / self.rates.attention_backward;
         let compute_s = it.products_backward / self.rates.products + attention;
         let memory_s = it.traffic_backward / self.rates.traffic;
-        self.asks(Demand { compute_s, memory_s, ..Demand::default() }) + self.exchange(it.exchanged_backward)
+        let demand = Demand { compute_s, memory_s, ..Demand::default() };
+        self.asks(demand) + self.exchange(it.exchanged_backward, it.gathered)
     }
 
     fn again(&self, block: usize) -> f64 {
@@ -280,14 +283,23 @@ mod tests {
     const SHEET: Sheet = Sheet { flops: 1e9, memory: 1e9, in_host: 1e6, host_link: 1e6 };
 
     /// Two micro-batches of a decoder on two hosts of two devices, whose shards are those of `sharers` ranks.
-    fn at(stage: ZeroStage, sharers: usize, (ordered, between): (bool, f64)) -> Trained {
-        let shape = DecoderConfig { tie_word_embeddings: false, ..DecoderConfig::plain(2, 16, 4) };
+    fn at(stage: ZeroStage, sharers: usize, links: (bool, f64)) -> Trained {
+        of(DecoderConfig::plain(2, 16, 4), PackedSize::uniform(2, 4, 5), (stage, sharers), links)
+    }
+
+    fn of(
+        shape: DecoderConfig,
+        size: PackedSize,
+        (stage, sharers): (ZeroStage, usize),
+        (ordered, between): (bool, f64),
+    ) -> Trained {
+        let shape = DecoderConfig { tie_word_embeddings: false, ..shape };
         let model = Decoder::new(shape, tch::Device::Cpu).unwrap();
         let rates = Rates::new(SHEET, 2, true);
         let network = Network { hosts: 2, devices_per_host: 2, in_host: 1e6, between };
         let place = Place { network, shards: network.neighbours(sharers).unwrap(), ordered };
         let config = ZeroConfig { precision: Precision::Bf16, ..stage.into() };
-        let update = Update { count: 2, size: PackedSize::uniform(2, 4, 5), rest: None };
+        let update = Update { count: 2, size, rest: None };
         trained(&model, config, (update, 1), Away::default(), (place, rates)).unwrap()
     }
 
@@ -316,6 +328,21 @@ mod tests {
         let one = at(ZeroStage::Zero1, 4, (false, 1e5));
         assert_eq!(one.forward.1.between_hosts_s, 0.0);
         close(one.optimizer.1.between_hosts_s, 0.75 * (32.0 + all) / 1e5);
+    }
+
+    #[test]
+    fn rows_cross_hosts_by_heads_or_as_keys() {
+        // Eight rows, of which each of four ranks has two; each runs two micro-batches of all of them, of two layers.
+        let size = PackedSize::uniform(1, 4, 5).over(4);
+        let passes = f64::from(4 * 2 * 2);
+        let sent = |heads: i64| {
+            let shape = DecoderConfig::plain(2, 4 * heads, heads);
+            of(shape, size, (ZeroStage::Zero1, 4), (true, 1e5)).forward.1.between_hosts_s
+        };
+        // Three heads of four elements: keys and values of all rows, of which a ring passes three of four parts.
+        close(sent(3), passes * 0.75 * f64::from(8 * 2 * 12 * 2) / 1e5);
+        // Four heads: each of two ranks sends its rows' queries, keys, values and output, half of them to the other host.
+        close(sent(4), passes * f64::from(2 * 2 * 4 * 16 * 2 / 2) / 1e5);
     }
 
     #[test]
