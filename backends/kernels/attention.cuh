@@ -26,9 +26,8 @@ struct Forward {
   float* lse;  // of row n and head h at n lse_row + h lse_head
   i64 lse_row, lse_head;
   const int* offsets;  // where the tokens of each sequence begin, and the last one's end
-  const int* common;   // how many tokens each begins with that are no queries; null where none are
-  const int* rows;     // the row of each token; null where token n has row n
-  i64 first_query;     // the row of the first query, where the rows of queries begin
+  const int* queries;  // the same of its queries, which are its last tokens; null where all are
+  const int* rows;     // the row of each token's key and value; null where token n has row n
   const Place* tiles;  // the longest work first
   int heads, kv_heads, window;
   float scale;
@@ -234,9 +233,10 @@ struct Work {
     first = tile.first;
     begin = of.offsets[tile.sequence];
     len = of.offsets[tile.sequence + 1] - begin;
-    common = of.common ? of.common[tile.sequence] : 0;
+    const int* queries = of.queries ? of.queries + tile.sequence : of.offsets + tile.sequence;
+    common = len - (queries[1] - queries[0]);
     rows = of.rows ? of.rows + begin : nullptr;
-    own = common < len ? row(common) - common - (int)of.first_query : 0;
+    own = queries[0] - common;
   }
   __device__ int row(int token) const { return rows ? rows[token] : begin + token; }
   // The row of a query, or -1 behind the last.

@@ -183,11 +183,54 @@ impl Turn {
     }
 }
 
-/// This rank's part of a batch: equal numbers of consecutive rows for each rank, with padding after the last. Its batch
-/// has the tokens and targets of these rows, and the packing of all.
+/// Division of a batch's rows among ranks, in equal numbers, with padding after the last row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Division {
+    ranks: usize,
+    /// Number of rows of a piece, of which a rank has one or two.
+    piece: usize,
+    /// True if a rank has a piece and the one that is as far from the end: attention of a long sequence is then as much on
+    /// each rank. False if it has one piece.
+    pub(crate) is_mirrored: bool,
+}
+
+impl Division {
+    pub(crate) fn new(rows: usize, ranks: usize, is_mirrored: bool) -> Division {
+        let pieces = if is_mirrored { 2 * ranks } else { ranks };
+        Division { ranks, piece: rows.div_ceil(pieces), is_mirrored }
+    }
+
+    /// Returns the pieces of a rank.
+    pub(crate) fn pieces(self, rank: usize) -> Vec<Range<usize>> {
+        let piece = |index: usize| index * self.piece..(index + 1) * self.piece;
+        match self.is_mirrored {
+            true => vec![piece(rank), piece(2 * self.ranks - 1 - rank)],
+            false => vec![piece(rank)],
+        }
+    }
+
+    /// Returns the number of a rank's rows.
+    pub(crate) fn own(self) -> usize {
+        if self.is_mirrored { 2 * self.piece } else { self.piece }
+    }
+
+    /// Returns the rank of a row, and the row's number there.
+    pub(crate) fn place(self, row: usize) -> (usize, usize) {
+        let (index, within) = (row / self.piece, row % self.piece);
+        match index < self.ranks {
+            true => (index, within),
+            false => (2 * self.ranks - 1 - index, self.piece + within),
+        }
+    }
+}
+
+/// This rank's part of a batch by a [`Division`]. Its batch has the tokens and targets of these rows, and the packing of all.
 #[derive(Debug)]
 pub(crate) struct Slice {
     pub(crate) peers: Arc<dyn Peers>,
+    pub(crate) division: Division,
+    /// This rank's rows before the padding, of the whole batch's.
+    pub(crate) pieces: Vec<Range<i64>>,
     /// Place of each of this rank's rows in its sequences: int64 `[n]`.
     pub(crate) positions: Tensor,
     /// Indices of this rank's targets among all: int64 `[m]`.
@@ -196,8 +239,6 @@ pub(crate) struct Slice {
     pub(crate) places: Tensor,
     /// Number of targets to which every rank's are padded.
     pub(crate) padded_targets: i64,
-    /// Number of this rank's rows before the padding.
-    pub(crate) real_rows: i64,
     /// Made when it is first asked for.
     pub(crate) seen: OnceCell<Seen>,
 }
@@ -205,7 +246,7 @@ pub(crate) struct Slice {
 /// Keys that a slice's rows see.
 #[derive(Debug)]
 pub(crate) struct Seen {
-    /// The sequences up to the slice's last row, of which its rows are the queries.
+    /// The sequences up to each piece's last row, whose queries are the piece's rows.
     pub(crate) packing: Packing,
     /// The rows of the keys, among those of the whole batch.
     pub(crate) rows: Range<i64>,
@@ -215,11 +256,15 @@ impl Slice {
     /// Returns what this rank's rows see of the batch, whose packing is `whole`.
     pub(crate) fn seen(&self, whole: &Packing) -> Result<&Seen> {
         if self.seen.get().is_none() {
-            let first = self.peers.rank() as i64 * self.rows();
-            let (packing, rows) = whole.of_queries(first..first + self.real_rows)?;
+            let (packing, rows) = whole.of_queries(&self.pieces)?;
             self.seen.set(Seen { packing, rows }).expect("nobody else is here");
         }
         Ok(self.seen.get().expect("just made"))
+    }
+
+    /// Returns the number of this rank's rows before the padding.
+    pub(crate) fn real_rows(&self) -> i64 {
+        self.pieces.iter().map(|piece| piece.end - piece.start).sum()
     }
 
     /// Returns the number of ranks.

@@ -110,12 +110,10 @@ pub(crate) struct Forward {
     pub(crate) lse_strides: [i64; 2],
     /// int32, the first token of each sequence, and the end of the last.
     pub(crate) offsets: *mut c_void,
-    /// int32, the number of tokens at each sequence's start that are no queries; null if there are none.
-    pub(crate) common: *mut c_void,
-    /// int32, the row of each token; null if token n has row n.
+    /// int32, the same of its queries, which are its last tokens; null if all are.
+    pub(crate) queries: *mut c_void,
+    /// int32, the row of each token's key and value; null if token n has row n.
     pub(crate) rows: *mut c_void,
-    /// The row of keys at which the rows of queries begin.
-    pub(crate) first_query: i64,
     /// Written here.
     pub(crate) tiles: *mut c_void,
     pub(crate) heads: i32,

@@ -40,8 +40,6 @@ struct Sharing {
 /// The tokens that are queries, if there are others.
 #[derive(Debug)]
 struct Queries {
-    /// Number of tokens at each sequence's start that are keys alone.
-    history: Vec<i64>,
     /// The first query of each sequence, and the number of all.
     offsets: Vec<i64>,
     offsets_int32: Tensor,
@@ -97,77 +95,73 @@ impl Packing {
         if rows.len() as i64 != packing.tokens() {
             return Err(refuse(format!("are {}, of {} tokens", rows.len(), packing.tokens())));
         }
-        let (mut common, mut next) = (Vec::with_capacity(lengths.len()), 0);
+        let (mut queries, mut next) = (vec![0], 0);
         for (sequence, ends) in packing.offsets.windows(2).enumerate() {
             let of_sequence = &rows[ends[0] as usize..ends[1] as usize];
             if let Some(pair) = of_sequence.windows(2).find(|pair| pair[0] >= pair[1]) {
                 return Err(refuse(format!("hold {} behind {}, in sequence {sequence}", pair[1], pair[0])));
             }
             let shared = of_sequence.iter().take_while(|&&row| row < next).count();
-            common.push(shared as i64);
             for &row in &of_sequence[shared..] {
                 if row != next {
                     return Err(refuse(format!("hold {row} where at most {next} can come up")));
                 }
                 next += 1;
             }
+            queries.push(next);
         }
-        packing.of(rows.to_vec(), next, common)
+        packing.of(rows.to_vec(), next, queries)
     }
 
-    /// The packing whose queries are some of this one's rows, of which each is a query here, and those rows of keys that they
-    /// see. Rows of the new packing's keys are numbered from the first of these.
+    /// The packing whose queries are these pieces of this one's rows, one behind the other, and those rows of keys that they
+    /// see. Each row is a query here. Rows of the new packing's keys are numbered from the first of these.
     ///
     /// # Errors
     /// libtorch's error.
-    pub fn of_queries(&self, rows: Range<i64>) -> Result<(Packing, Range<i64>)> {
-        let (mut lengths, mut history, mut of) = (Vec::new(), Vec::new(), Vec::new());
-        let mut first = 0;
-        for (sequence, ends) in self.offsets.windows(2).enumerate() {
-            let before = self.history().get(sequence).copied().unwrap_or(0);
-            let own = first..first + ends[1] - ends[0] - before;
-            let queries = own.start.max(rows.start)..own.end.min(rows.end);
-            if !queries.is_empty() {
-                let length = before + queries.end - own.start;
-                let tokens = ends[0]..ends[0] + length;
-                match self.shared_rows() {
-                    Some(rows) => of.extend_from_slice(&rows[tokens.start as usize..tokens.end as usize]),
-                    None => of.extend(tokens),
+    pub fn of_queries(&self, pieces: &[Range<i64>]) -> Result<(Packing, Range<i64>)> {
+        let (mut lengths, mut queries, mut of) = (Vec::new(), vec![0], Vec::new());
+        for piece in pieces {
+            for (ends, own) in self.offsets.windows(2).zip(self.query_offsets().windows(2)) {
+                let count = own[1].min(piece.end) - own[0].max(piece.start);
+                if count > 0 {
+                    let tokens = ends[0]..ends[1] - (own[1] - own[1].min(piece.end));
+                    lengths.push(tokens.end - tokens.start);
+                    queries.push(queries[queries.len() - 1] + count);
+                    match self.shared_rows() {
+                        Some(rows) => of.extend_from_slice(&rows[tokens.start as usize..tokens.end as usize]),
+                        None => of.extend(tokens),
+                    }
                 }
-                lengths.push(length);
-                history.push(length - (queries.end - queries.start));
             }
-            first = own.end;
         }
-        let start = of.iter().copied().min().unwrap_or(rows.start);
+        let start = of.iter().copied().min().unwrap_or(0);
         let keys = start..of.iter().map(|row| row + 1).max().unwrap_or(start);
         of.iter_mut().for_each(|row| *row -= start);
         let packing = Packing::new(&lengths, self.positions.device())?;
-        Ok((packing.of(of, keys.end - keys.start, history)?, keys))
+        Ok((packing.of(of, keys.end - keys.start, queries)?, keys))
     }
 
-    /// Gives each token one of `count` rows, and leaves the first tokens of each sequence without a query.
-    fn of(self, rows: Vec<i64>, count: i64, history: Vec<i64>) -> Result<Packing> {
+    /// Gives each token one of `count` rows, and each sequence the queries between two of these offsets.
+    fn of(self, rows: Vec<i64>, count: i64, offsets: Vec<i64>) -> Result<Packing> {
         let device = self.positions.device();
         let has_own = (0..count).eq(rows.iter().copied());
         let sharing = match has_own {
             true => None,
             false => Some(Sharing { copies: Copies::new(&rows, count, device)?, rows }),
         };
-        if history.iter().all(|&tokens| tokens == 0) {
+        if offsets == self.offsets {
             return Ok(Packing { sharing, ..self });
         }
-        let lengths = self.offsets.windows(2).map(|ends| ends[1] - ends[0]);
-        let ranges: Vec<Range<i64>> = lengths.zip(&history).map(|(length, &tokens)| tokens..length).collect();
-        let counts = || ranges.iter().map(|range| range.end - range.start);
-        let offsets = offsets_of(counts());
-        let positions: Vec<i64> = ranges.iter().cloned().flatten().collect();
+        let ranges = || {
+            let lengths = self.offsets.windows(2).map(|ends| ends[1] - ends[0]);
+            lengths.zip(offsets.windows(2)).map(|(length, own)| length - (own[1] - own[0])..length)
+        };
+        let positions: Vec<i64> = ranges().flatten().collect();
         let queries = Some(Queries {
             offsets_int32: upload(&offsets, device)?.f_to_kind(Kind::Int)?,
             positions: upload(&positions, device)?,
-            longest: counts().max().unwrap_or(0),
+            longest: ranges().map(|range| range.end - range.start).max().unwrap_or(0),
             offsets,
-            history,
         });
         Ok(Packing { sharing, queries, ..self })
     }
@@ -238,11 +232,6 @@ impl Packing {
         self.queries.as_ref().map_or(self.max_len, |queries| queries.longest)
     }
 
-    /// The number of tokens at each sequence's start that are no queries; empty if there are none.
-    fn history(&self) -> &[i64] {
-        self.queries.as_ref().map_or(&[], |queries| &queries.history)
-    }
-
     /// The length that all sequences have, if they do and all tokens are queries.
     pub(super) fn uniform_len(&self) -> Option<i64> {
         let is_uniform = self.queries.is_none() && self.max_len * self.sequences() == self.tokens();
@@ -262,7 +251,8 @@ impl Packing {
     pub(super) fn layout(&self) -> Result<&Layout> {
         if self.layout.get().is_none() {
             let rows = self.shared_rows().unwrap_or_default();
-            let layout = Layout::new(&self.offsets, self.history(), rows, self.positions.device())?;
+            let queries = self.queries.as_ref().map_or(&[][..], |queries| &queries.offsets);
+            let layout = Layout::new(&self.offsets, queries, rows, self.positions.device())?;
             self.layout.set(layout).expect("nobody else is here");
         }
         Ok(self.layout.get().expect("just made"))
@@ -393,28 +383,30 @@ mod tests {
     /// Outputs and gradients for some rows' queries, against libtorch's autograd of the formula with an explicit mask.
     #[test]
     fn some_rows_see_what_is_before_them() {
-        let heads = [(6, 2, 128), (3, 3, 64), (3, 1, 24)];
+        let heads = [(2, 1, 128), (3, 3, 64), (3, 1, 24)];
         for (&at, sequences) in PLACES.iter().flat_map(|at| sequences().map(|of| (at, of))) {
             let lengths: Vec<i64> = sequences.iter().map(|sequence| sequence.len() as i64).collect();
             let whole = Packing::sharing(&lengths, &sequences.concat(), at.1).unwrap();
             let rows = whole.rows();
-            let parts = [0..rows, 0..160, 160..320, 320..rows, 163..164, rows - 1..rows, rows..rows];
+            // Pieces of rows: one, or a first and a last one.
+            let all = [0..rows, 160..320, rows - 1..rows, rows..rows];
+            let mut parts: Vec<Vec<Range<i64>>> = all.into_iter().map(|piece| vec![piece]).collect();
+            parts.extend([vec![0..100, rows - 100..rows], vec![100..170, 290..360]]);
             for (part, (heads, kv_heads, dim)) in
-                parts.iter().flat_map(|part| heads.map(|heads| (part.clone(), heads)))
+                parts.iter().flat_map(|part| heads.map(|heads| (part, heads)))
             {
-                let (packing, keys) = whole.of_queries(part.clone()).unwrap();
-                let count = part.end - part.start;
+                let (packing, keys) = whole.of_queries(part).unwrap();
+                let own: Vec<i64> = part.iter().cloned().flatten().collect();
+                let (count, own) = (own.len() as i64, Tensor::from_slice(&own).to_device(at.1));
                 assert_eq!([packing.queries(), packing.rows()], [count, keys.end - keys.start]);
                 let qkv = [(rows, heads), (rows, kv_heads), (rows, kv_heads)]
                     .map(|(rows, heads)| random(&[rows, heads, dim], at));
-                let dout = random(&[rows, heads * dim], at).narrow(0, part.start, count);
-                for window in [None, Some(1), Some(100)] {
+                let dout = random(&[count, heads * dim], at);
+                for window in [None, Some(100)] {
                     let causal = Causal { scale: (dim as f64).powf(-0.5), window };
-                    let own = |rows: &Tensor, is_query: bool| {
-                        let range = if is_query { &part } else { &keys };
-                        rows.narrow(0, range.start, range.end - range.start)
-                    };
-                    let [q, k, v] = [(0, true), (1, false), (2, false)].map(|(of, is)| own(&qkv[of], is));
+                    let seen_of = |rows: &Tensor| rows.narrow(0, keys.start, keys.end - keys.start);
+                    let q = qkv[0].index_select(0, &own);
+                    let [k, v] = [1, 2].map(|of| seen_of(&qkv[of]));
                     let (out, lse) = attention(&q, &k, &v, &packing, causal).unwrap();
                     let [mut dq, mut dk, mut dv] = [&q, &k, &v].map(|rows| rows.full_like(f64::NAN));
                     let (of_qkv, output) =
@@ -431,7 +423,7 @@ mod tests {
                     let [k, v] = [k, v].map(|of| of.repeat_interleave_self_int(group, 0, None));
                     let scores = (q.matmul(&k.transpose(1, 2)) * causal.scale)
                         .masked_fill(&unseen, f64::NEG_INFINITY)
-                        .narrow(1, part.start, count);
+                        .index_select(1, &own);
                     let expected = scores.softmax(-1, None).matmul(&v).transpose(0, 1).flatten(1, 2);
                     let loss = (&expected * dout.to_kind(Kind::Float)).sum(None);
                     let gradients = autograd_of(&loss, &leaves);
@@ -440,14 +432,14 @@ mod tests {
                     for (name, found, expected) in [
                         ("out", out, expected),
                         ("lse", lse, of_lse),
-                        ("dq", dq, own(&gradients[0], true)),
-                        ("dk", dk, own(&gradients[1], false)),
-                        ("dv", dv, own(&gradients[2], false)),
+                        ("dq", dq, gradients[0].index_select(0, &own)),
+                        ("dk", dk, seen_of(&gradients[1])),
+                        ("dv", dv, seen_of(&gradients[2])),
                     ] {
                         let (expected, most) = (expected.detach(), tolerance(at.0, 4.0));
                         assert_close(&format!("{name}, {what}"), &found, &expected, most);
                     }
-                    let beside = gradients[1].abs().sum(None) - own(&gradients[1], false).abs().sum(None);
+                    let beside = gradients[1].abs().sum(None) - seen_of(&gradients[1]).abs().sum(None);
                     assert!(beside.double_value(&[]).abs() < 1e-2, "{what}: keys beside those that are seen");
                 }
             }

@@ -19,26 +19,22 @@ use crate::kernels::{
 pub(super) struct Layout {
     /// `[B + 1]`: where the tokens of each begin and those of the last one end.
     offsets: Tensor,
-    /// `[B]`: how many tokens each begins with that are no queries, if there are any.
-    common: Option<Tensor>,
+    /// `[B + 1]`: the same of its queries, if not all tokens are.
+    queries: Option<Tensor>,
     /// `[N]`: the row of each token, if that is not its number.
     rows: Option<Tensor>,
-    /// The row of keys at which the rows of queries begin.
-    first_query: i64,
     /// `[tiles, 2]`, with the longest work first.
     tiles_of_queries: Tensor,
     tiles_of_keys: Tensor,
 }
 
 impl Layout {
-    /// `common` and `rows` may be empty.
-    pub fn new(offsets: &[i64], common: &[i64], rows: &[i64], device: tch::Device) -> Result<Layout> {
-        let (mut of_queries, mut of_keys, mut first) = (Vec::new(), Vec::new(), None);
+    /// `queries` and `rows` may be empty.
+    pub fn new(offsets: &[i64], queries: &[i64], rows: &[i64], device: tch::Device) -> Result<Layout> {
+        let (mut of_queries, mut of_keys) = (Vec::new(), Vec::new());
         for (sequence, ends) in offsets.windows(2).enumerate() {
-            let (len, common) = (ends[1] - ends[0], common.get(sequence).copied().unwrap_or(0));
-            if common < len {
-                first.get_or_insert(ends[0] + common);
-            }
+            let len = ends[1] - ends[0];
+            let common = queries.get(sequence..sequence + 2).map_or(0, |ends| len - (ends[1] - ends[0]));
             let tiles =
                 |from: i64| (from..len).step_by(TILE as usize).map(move |first| [sequence as i64, first]);
             of_queries.extend(tiles(common));
@@ -48,17 +44,14 @@ impl Layout {
         of_keys.sort_by_key(|&(queries, _)| Reverse(queries));
         let of_keys: Vec<[i64; 2]> = of_keys.into_iter().map(|(_, tile)| tile).collect();
 
-        let first = first.unwrap_or(0);
-        let first_query = rows.get(first as usize).copied().unwrap_or(first);
-
-        let parts = [offsets, common, rows, of_queries.as_flattened(), of_keys.as_flattened()];
+        let parts = [offsets, queries, rows, of_queries.as_flattened(), of_keys.as_flattened()];
         let sizes = parts.map(|part| part.len() as i64);
         let all = upload(&parts.concat(), device)?.f_to_kind(Kind::Int)?;
         let all: [Tensor; 5] = all.f_split_with_sizes(sizes, 0)?.try_into().expect("as many as sizes");
-        let [offsets, common, rows, tiles_of_queries, tiles_of_keys] = all;
+        let [offsets, queries, rows, tiles_of_queries, tiles_of_keys] = all;
         let if_any = |part: Tensor| (part.numel() > 0).then_some(part);
-        let (common, rows) = (if_any(common), if_any(rows));
-        Ok(Layout { offsets, common, rows, first_query, tiles_of_queries, tiles_of_keys })
+        let (queries, rows) = (if_any(queries), if_any(rows));
+        Ok(Layout { offsets, queries, rows, tiles_of_queries, tiles_of_keys })
     }
 
     fn queries(&self) -> Tiles {
@@ -95,7 +88,7 @@ pub(super) fn attention_with_history(
     let args = Args::new("attention_with_history", q);
     let Some(narrow) = takes(args, device, q, causal)? else { return Ok(None) };
     let ([rows, ..], [tokens, ..]) = (args.dims::<3>("q", q)?, args.dims::<3>("k", k)?);
-    let layout = Layout::new(&[0, tokens], &[tokens - rows], &[], q.device())?;
+    let layout = Layout::new(&[0, tokens], &[0, rows], &[], q.device())?;
     let done = attend(args, (device, narrow), qkv, (&layout, tokens), causal)?;
     Ok(done.map(|(out, _)| out))
 }
@@ -179,9 +172,8 @@ fn forward(
         lse,
         lse_strides,
         offsets: layout.offsets.data_ptr(),
-        common: address(&layout.common),
+        queries: address(&layout.queries),
         rows: address(&layout.rows),
-        first_query: layout.first_query,
         tiles: ptr::null_mut(),
         heads: heads as i32,
         kv_heads: kv_heads as i32,

@@ -1,19 +1,19 @@
 //! Batches cut into slices for several ranks: each sends its own to the others, and takes its rows of all.
 
-use std::{cell::OnceCell, sync::Arc};
+use std::{cell::OnceCell, ops::Range, sync::Arc};
 
 use anyroll_backends::ops::{Packing, upload};
 use tch::{Device, Tensor};
 
 use super::PackedBatch;
 use super::padding::{Counted, Padding};
-use crate::slice::{Peers, Sharers, Slice, Turn, columns, padded};
+use crate::slice::{Division, Peers, Sharers, Slice, Turn, columns, padded};
 use crate::{Error, Result};
 
 impl PackedBatch {
-    /// Returns the batches of all `sharers`, in rank order: of each this rank's slice, if it takes one. All of them call
-    /// this at once. Waits for the device.
-    pub(crate) fn cut(&self, sharers: &Sharers) -> Result<Vec<PackedBatch>> {
+    /// Returns the batches of all `sharers`, in rank order: of each this rank's slice, if it takes one, which is
+    /// [mirrored](Division) or not. All of them call this at once. Waits for the device.
+    pub(crate) fn cut(&self, sharers: &Sharers, is_mirrored: bool) -> Result<Vec<PackedBatch>> {
         let Sharers { all: peers, rows } = sharers;
         let device = self.tokens.device();
         let sent = Message::of(self)?.encoded();
@@ -25,11 +25,11 @@ impl PackedBatch {
             let targets = message.targets.len() as i64;
             let turn = Turn { peers: peers.clone(), owner, targets };
             let batch = match rows {
-                Some(rows) => message.slice(rows, device)?,
+                Some(rows) => message.slice(rows, is_mirrored, device)?,
                 None => message.whole(device)?,
             };
             let router = self.router.as_ref().map(|router| match &batch.slice {
-                Some(slice) => router.of_part(owner, slice.real_rows, slice.peers.count()),
+                Some(slice) => router.of_part(owner, slice.real_rows(), slice.peers.count()),
                 None => router.of_part(owner, batch.tokens(), 1),
             });
             Ok(PackedBatch { turn: Some(turn), router, ..batch })
@@ -197,36 +197,36 @@ impl Message {
     }
 
     /// Returns this rank's slice of the batch.
-    fn slice(self, peers: &Arc<dyn Peers>, device: Device) -> Result<PackedBatch> {
-        let (rank, ranks) = (peers.rank(), peers.count());
-        let rows = self.tokens.len().div_ceil(ranks);
-        let own = |mut values: Vec<i64>| {
-            values.resize(rows * ranks, 0);
-            upload(&values[rank * rows..(rank + 1) * rows], device)
-        };
+    fn slice(self, peers: &Arc<dyn Peers>, is_mirrored: bool, device: Device) -> Result<PackedBatch> {
+        let (rank, ranks, rows) = (peers.rank(), peers.count(), self.tokens.len());
+        let division = Division::new(rows, ranks, is_mirrored);
+        let (pieces, count) = (division.pieces(rank), division.own() as i64);
+        let own = |values: Vec<i64>| upload(&own_rows(&values, 1, 0, &pieces), device);
         let packing = Packing::sharing(&self.lengths, &self.rows, device)?;
-        let (first, count) = ((rank * rows) as i64, rows as i64);
-        let positions = padded(packing.positions(), (rows * ranks) as i64)?.f_narrow(0, first, count)?;
+        let all = padded(packing.positions(), count * ranks as i64)?;
+        let of_pieces = pieces.iter().map(|piece| all.f_narrow(0, piece.start as i64, piece.len() as i64));
+        let positions = Tensor::f_cat(&of_pieces.collect::<Result<Vec<_>, _>>()?, 0)?;
         let Places { own: own_targets, places, padded: padded_targets } =
-            Places::new(&self.target_rows, rows, (rank, ranks));
+            Places::new(&self.target_rows, division, (rank, ranks));
         let of_own = |values: &[i64]| -> Vec<i64> {
             own_targets.iter().map(|&target| values[target as usize]).collect()
         };
-        let target_rows: Vec<i64> = of_own(&self.target_rows).iter().map(|row| row - first).collect();
+        let target_rows: Vec<i64> =
+            of_own(&self.target_rows).iter().map(|&row| division.place(row as usize).1 as i64).collect();
         let targets = of_own(&self.targets);
+        let real = |piece: &Range<usize>| piece.start.min(rows) as i64..piece.end.min(rows) as i64;
         let slice = Slice {
             peers: peers.clone(),
+            division,
+            pieces: pieces.iter().map(real).collect(),
             positions,
             own_targets: upload(&own_targets, device)?,
             places: upload(&places, device)?,
             padded_targets,
-            real_rows: (self.tokens.len() as i64 - first).clamp(0, count),
             seen: OnceCell::new(),
         };
         let choices = (self.route_size[0] * self.route_size[1]) as usize;
-        let mut routes = self.routes;
-        routes.resize(rows * ranks * choices, -1);
-        let routes = &routes[rank * rows * choices..(rank + 1) * rows * choices];
+        let routes = own_rows(&self.routes, choices, -1, &pieces);
         Ok(PackedBatch {
             counted: Counted {
                 sequences: packing.sequences(),
@@ -239,7 +239,7 @@ impl Message {
             targets: upload(&targets, device)?,
             tokens: own(self.tokens)?,
             row_keys: self.row_keys.map(own).transpose()?,
-            routes: routes_of(routes, self.route_size, device)?,
+            routes: routes_of(&routes, self.route_size, device)?,
             router: None,
             packing,
             extremes: self.extremes,
@@ -250,6 +250,12 @@ impl Message {
             slice: Some(slice),
         })
     }
+}
+
+/// Returns `width` values of each row of `pieces`, with `padding` behind the last row.
+fn own_rows<T: Copy>(values: &[T], width: usize, padding: T, pieces: &[Range<usize>]) -> Vec<T> {
+    let of_piece = |piece: &Range<usize>| piece.start * width..piece.end * width;
+    pieces.iter().flat_map(of_piece).map(|index| values.get(index).copied().unwrap_or(padding)).collect()
 }
 
 /// Number of experts in a value of a message.
@@ -286,11 +292,11 @@ struct Places {
 }
 
 impl Places {
-    /// A target belongs to the rank of its row; each rank has `rows` rows.
-    fn new(target_rows: &[i64], rows: usize, (rank, ranks): (usize, usize)) -> Places {
+    /// A target belongs to the rank of its row.
+    fn new(target_rows: &[i64], division: Division, (rank, ranks): (usize, usize)) -> Places {
         let mut counts = vec![0; ranks];
         let place = |&row: &i64| {
-            let of = row as usize / rows;
+            let (of, _) = division.place(row as usize);
             counts[of] += 1;
             (of, counts[of] - 1)
         };
@@ -353,8 +359,32 @@ mod tests {
     #[test]
     fn targets_find_their_places_among_those_of_all_ranks() {
         // The second rank has rows 2 and 3, and most targets. The third has none.
-        let Places { own, places, padded } = Places::new(&[0, 2, 3, 1, 3], 2, (1, 3));
+        let division = Division::new(5, 3, false);
+        let Places { own, places, padded } = Places::new(&[0, 2, 3, 1, 3], division, (1, 3));
         assert_eq!((own, padded), (vec![1, 2, 4], 3));
         assert_eq!(places, [0, 3, 4, 1, 5]);
+        // In pieces of one row the second rank has rows 1 and 4.
+        let Places { own, places, .. } = Places::new(&[0, 2, 3, 1, 4], Division::new(5, 3, true), (1, 3));
+        assert_eq!((own, places), (vec![3, 4], vec![0, 4, 5, 2, 3]));
+    }
+
+    /// Each row is on one rank, where it says that it is.
+    #[test]
+    fn rows_are_divided_among_ranks() {
+        for (rows, ranks, is_mirrored) in [(12, 3, false), (12, 3, true), (7, 2, true), (1, 4, true)] {
+            let division = Division::new(rows, ranks, is_mirrored);
+            let mut found = Vec::new();
+            for rank in 0..ranks {
+                let own: Vec<usize> = division.pieces(rank).into_iter().flatten().collect();
+                assert_eq!(own.len(), division.own());
+                assert!(own.iter().enumerate().all(|(place, &row)| division.place(row) == (rank, place)));
+                // Padding is behind a rank's rows.
+                assert!(own.is_sorted());
+                found.extend(own);
+            }
+            found.sort_unstable();
+            assert!(found.iter().copied().eq(0..found.len()) && found.len() >= rows);
+        }
+        assert_eq!(own_rows(&[0, 1, 2, 3, 4, 5], 2, -1, &[1..2, 2..4]), [2, 3, 4, 5, -1, -1]);
     }
 }

@@ -209,7 +209,7 @@ impl DecoderConfig {
     /// Returns true if `ranks` ranks that run a batch together share its heads: see [`Self::check_heads`]. Otherwise each has
     /// the keys and values of all rows.
     pub(super) fn shares_heads(&self, ranks: usize) -> bool {
-        shares_heads(self.num_attention_heads, self.num_key_value_heads, ranks as i64)
+        self.check_heads(ranks as i64).is_ok()
     }
 
     /// Returns the number of tokens that a token sees in a layer, including itself; `None`: all before it.
@@ -357,11 +357,6 @@ impl ExpertsConfig {
         })?;
         check_config(!config.mlp_bias, "mlp_bias", || "is true, must be false with experts".to_owned())
     }
-}
-
-/// Returns true if `ranks` ranks can share so many query and key heads: see [`DecoderConfig::check_heads`].
-pub(super) fn shares_heads(heads: i64, kv_heads: i64, ranks: i64) -> bool {
-    heads % ranks == 0 && (kv_heads % ranks == 0 || ranks % kv_heads == 0)
 }
 
 #[cfg(test)]

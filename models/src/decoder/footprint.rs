@@ -198,12 +198,13 @@ impl Decoder {
         };
         let saved_qkv = if by_heads && config.qk_norm.is_none() { inputs } else { qkv };
         // Sent and received rows exist in addition. Without shared heads these are keys and values of all rows, and in backward
-        // their gradients, too; and the output is copied behind its padding.
+        // their gradients, too. Attention reads them with a row for each token of the rank's two pieces, which are a quarter
+        // more at most for one sequence on two ranks or more. The output is copied behind its padding.
         let of_all = 2 * kv * size.ranks;
         let (travels, travels_back) = match (is_split, shares_heads) {
             (false, _) => (0, 0),
             (true, true) => (3 * inputs, (6 * q).max(2 * q + 3 * inputs)),
-            (true, false) => (2 * kv + of_all + q, 2 * kv + 2 * of_all),
+            (true, false) => (2 * kv + 5 * of_all / 2 + q, 2 * kv + 9 * of_all / 2),
         };
         // Input of a branch norm, or output of the norm before the MLP.
         let (of_branch, h2) = match config.norms {

@@ -508,10 +508,10 @@ impl Model for Decoder {
     }
 
     fn cut(&self, batch: &PackedBatch, sharers: &Sharers) -> Result<Vec<PackedBatch>> {
-        if sharers.rows.is_some() {
-            self.config.check_slices()?;
-        }
-        batch.cut(sharers)
+        let Some(rows) = &sharers.rows else { return batch.cut(sharers, false) };
+        self.config.check_slices()?;
+        // Where a rank attends for its own rows alone, not all attend to as many.
+        batch.cut(sharers, !self.config.shares_heads(rows.count()))
     }
 
     fn join_scores(&self, scores: Scores, part: &PackedBatch) -> Result<Scores> {

@@ -22,7 +22,7 @@ impl Block {
         let Some(slice) = layer.slice else {
             return self.math.attention(q, k, v, layer.packing, causal);
         };
-        if self.gathers_keys(slice) {
+        if slice.division.is_mirrored {
             return self.attend_gathered([q, k, v], slice, layer);
         }
         let inputs = self.to_heads([q, k, v], slice, layer.packing.rows())?;
@@ -47,7 +47,7 @@ impl Block {
     ) -> Result<()> {
         let Attended { dout, out, lse, qkv } = attended;
         let options = self.options(layer.packing, layer);
-        let Some(slice) = layer.slice.filter(|slice| !self.gathers_keys(slice)) else {
+        let Some(slice) = layer.slice.filter(|slice| !slice.division.is_mirrored) else {
             let [q, k, v] = self.split(qkv)?;
             let [q, k] = normed.unwrap_or([&q, &k]);
             let (qkv, output) = (Qkv { q, k, v: &v }, AttentionOutput { out, lse });

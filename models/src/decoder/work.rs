@@ -24,8 +24,6 @@ pub struct BlockWork {
     pub traffic: f64,
     /// The same in backward.
     pub traffic_backward: f64,
-    /// Attention of the rank with the most of it, over the mean of ranks that run the batch together.
-    pub attention_most: f64,
     /// Bytes of rows that ranks which run the batch together exchange in forward, of all of a rank's rows.
     pub exchanged: f64,
     /// The same in backward.
@@ -123,7 +121,6 @@ impl Decoder {
             products_again: if thins { gate_up } else { 0.0 },
             attention,
             attention_backward: ATTENTION_BACKWARD * attention,
-            attention_most: if shares_heads { 1.0 } else { self.most_of_slices(layer, size) },
             traffic: (4.0 * norms * hidden + rotated + 3.0 * mlp) * bytes,
             traffic_backward: (5.0 * norms * hidden + rotated + 6.0 * mlp + biases) * bytes,
             exchanged: sent * bytes,
@@ -163,7 +160,11 @@ impl Decoder {
     /// Pairs of a query and a key that it sees, about: half of the square of each sequence, or its window. A prompt that
     /// sequences share has its pairs once.
     fn pairs(&self, layer: usize, size: &PackedSize) -> f64 {
-        let seen = |length: f64| self.pairs_of_sequence(layer, length);
+        let window = self.config.window_of(layer).map(|window| window as f64);
+        let seen = |length: f64| {
+            let window = window.unwrap_or(length).min(length);
+            window * (length - window / 2.0)
+        };
         let longest = size.longest as f64;
         // All ranks' rows, of which each has a part of the heads.
         let ranks = size.ranks as f64;
@@ -173,24 +174,6 @@ impl Decoder {
         let prompt = (longest + 1.0 - completion).max(0.0);
         let once = if prompt > 0.0 { shared / prompt * seen(prompt) } else { 0.0 };
         copies / longest.max(1.0) * seen(longest) - once
-    }
-
-    /// Pairs of a sequence of this length.
-    fn pairs_of_sequence(&self, layer: usize, length: f64) -> f64 {
-        let window = self.config.window_of(layer).map_or(length, |window| (window as f64).min(length));
-        window * (length - window / 2.0)
-    }
-
-    /// Pairs of the slice with the most, of which all have equally many rows, over those of the mean slice: the last slice
-    /// of a sequence sees all of it.
-    fn most_of_slices(&self, layer: usize, size: &PackedSize) -> f64 {
-        let slices = size.ranks as f64 / size.sequences.max(1) as f64;
-        let longest = size.longest.max(1) as f64;
-        if slices <= 1.0 {
-            return 1.0;
-        }
-        let seen = |length: f64| self.pairs_of_sequence(layer, length);
-        slices * (seen(longest) - seen(longest - longest / slices)) / seen(longest)
     }
 }
 
@@ -271,11 +254,6 @@ mod tests {
         let bytes = f64::from(30 * 16 * 2);
         assert_eq!([three.exchanged, three.exchanged_backward, three.gathered], [0.0, bytes, bytes]);
         assert_eq!(three.attention, of(&whole).attention / 3.0);
-        // The last ten rows see 10 x 20 pairs and half of 10 x 10, of half of 30 x 30.
-        assert!((three.attention_most - 3.0 * 250.0 / 450.0).abs() < 1e-9);
-        // As many sequences as ranks are one each.
-        let even = PackedSize::uniform(3, 1, 10);
-        assert_eq!(of(&even.over(3)).attention_most, 1.0);
     }
 
     #[test]

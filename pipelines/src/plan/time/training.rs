@@ -108,7 +108,7 @@ impl Passes {
 impl Durations for Passes {
     fn forward(&self, block: usize) -> f64 {
         let it = &self.blocks[block];
-        let attention = it.attention_most * it.attention / self.rates.attention;
+        let attention = it.attention / self.rates.attention;
         let compute_s = it.products / self.rates.products + attention;
         let memory_s = it.traffic / self.rates.traffic;
         let demand = Demand { compute_s, memory_s, ..Demand::default() };
@@ -117,7 +117,7 @@ impl Durations for Passes {
 
     fn backward(&self, block: usize) -> f64 {
         let it = &self.blocks[block];
-        let attention = it.attention_most * it.attention_backward / self.rates.attention_backward;
+        let attention = it.attention_backward / self.rates.attention_backward;
         let compute_s = it.products_backward / self.rates.products + attention;
         let memory_s = it.traffic_backward / self.rates.traffic;
         let demand = Demand { compute_s, memory_s, ..Demand::default() };
