@@ -291,7 +291,7 @@ impl Packing {
     }
 }
 
-/// Where ranges of these lengths begin, one behind the other, and where the last one ends.
+/// The begins of ranges of these lengths, one behind the other, and the end of the last.
 fn offsets_of(lengths: impl Iterator<Item = i64>) -> Vec<i64> {
     let ends = lengths.scan(0, |end, length| {
         *end += length;
