@@ -121,4 +121,8 @@ __device__ inline void attend(Queries<T> queries, const Rotation<T>& rotation, T
   ATTENTION(T, suffix, 64, 8)                                                                                          \
   ATTENTION(T, suffix, 128, 4)                                                                                         \
   ATTENTION(T, suffix, 128, 8)                                                                                         \
+  TURN_ROWS(T, turn_rows_16_##suffix, 16)                                                                              \
+  TURN_ROWS(T, turn_rows_32_##suffix, 32)                                                                              \
+  TURN_ROWS(T, turn_rows_64_##suffix, 64)                                                                              \
+  TURN_ROWS(T, turn_rows_128_##suffix, 128)                                                                            \
   JOIN(T, join_splits_##suffix)

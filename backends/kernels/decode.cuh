@@ -86,54 +86,91 @@ struct alignas(16) Own {
   T queries[HEADS][DIM], key[DIM], value[DIM];
 };
 
+// The inverse norm of a head by 32 threads, all of which take part; 1 without norms.
+template <int DIM, typename T>
+__device__ inline float norm_scale(const T* x, const Rotation<T>& how, int lane) {
+  if (!how.q_norm) return 1;
+  constexpr int LANES = Pack<T>::LANES;
+  // In the order of `rms_norm` in `model.cu`, a pack a thread, so that training's norms have the same bits.
+  float sum = 0;
+  if (lane < DIM / LANES) {
+    const Pack<T> pack = ((const Pack<T>*)x)[lane];
+    for (int k = 0; k < LANES; k++) sum += widen(pack.lane[k]) * widen(pack.lane[k]);
+  }
+  return 1 / sqrtf(over_neighbours<add>(sum, 32) / DIM + how.eps);
+}
+
+// Norms a head with `scale` and the weights `norm`, if there are any, and rotates it, unless it is a value, by 32 threads: to
+// `to`, which may be the head itself, and to `cached`, if that is somewhere.
+template <int DIM, typename T>
+__device__ inline void turn_head(const T* x, const T* norm, float scale, const Rotation<T>& how, i64 position,
+                                 bool is_value, int lane, T* to, T* cached) {
+  constexpr int HALF = DIM / 2;
+  const float* table = how.at(position);
+  const int turned = how.table ? how.turned / 2 : HALF;
+  for (int at = lane; at < HALF; at += 32) {
+    // Pairs that are turned lie in front of the others.
+    const bool is_turned = at < turned;
+    const int left = is_turned ? at : turned + at, right = is_turned ? turned + at : HALF + at;
+    T first = x[left], second = x[right];
+    if (norm) {
+      narrow(widen(first) * scale * widen(norm[left]), first);
+      narrow(widen(second) * scale * widen(norm[right]), second);
+    }
+    if (how.table && is_turned && !is_value) {
+      const float a = widen(first), b = widen(second), cos = table[left], sin = table[right];
+      narrow(a * cos - b * sin, first);
+      narrow(b * cos + a * sin, second);
+    }
+    to[left] = first, to[right] = second;
+    if (cached) cached[left] = first, cached[right] = second;
+  }
+}
+
 // Takes them, 32 threads a head; in a part with the last token its key and value go to the cache as well, where blocks with
 // other heads of the same key head write the same. All threads go around equally often, since they exchange values.
 template <int DIM, int HEADS, typename T>
 __device__ inline void take_own(Own<DIM, HEADS, T>& own, const Part<HEADS>& part, Queries<T> rows,
                                 const Rotation<T>& how, i64 position, T* key, T* value, int heads, int kv_heads) {
-  constexpr int LANES = Pack<T>::LANES, HALF = DIM / 2;
   const int lane = threadIdx.x % 32, all = part.count + (how.table && part.has_last ? 2 : 0);
-  const float* table = how.at(position);
-  const int turned = how.table ? how.turned / 2 : HALF;
   for (int base = 0; base < all; base += blockDim.x / 32) {
     const int i = base + threadIdx.x / 32;
     const bool is_there = i < all, is_query = i < part.count, is_value = i > part.count;
     const int head = is_query ? part.head + i : heads + (is_value ? kv_heads : 0) + part.kv_head;
     const T* x = rows.at(part.row, is_there ? head * DIM : 0);
     const T* norm = is_query ? how.q_norm : is_value ? nullptr : how.k_norm;
-    float scale = 1;
-    if (how.q_norm) {
-      // In the order of `rms_norm` in `model.cu`, a pack a thread, so that training's norms have the same bits.
-      float sum = 0;
-      if (lane < DIM / LANES) {
-        const Pack<T> pack = ((const Pack<T>*)x)[lane];
-        for (int k = 0; k < LANES; k++) sum += widen(pack.lane[k]) * widen(pack.lane[k]);
-      }
-      scale = 1 / sqrtf(over_neighbours<add>(sum, 32) / DIM + how.eps);
-    }
+    const float scale = norm_scale<DIM>(x, how, lane);
     if (!is_there) continue;
     T* const to = is_query ? own.queries[i] : is_value ? own.value : own.key;
     T* const cached = is_query ? nullptr : is_value ? value : key;
-    for (int at = lane; at < HALF; at += 32) {
-      // Pairs that are turned lie in front of the others.
-      const bool is_turned = at < turned;
-      const int left = is_turned ? at : turned + at, right = is_turned ? turned + at : HALF + at;
-      T first = x[left], second = x[right];
-      if (norm) {
-        narrow(widen(first) * scale * widen(norm[left]), first);
-        narrow(widen(second) * scale * widen(norm[right]), second);
-      }
-      if (how.table && is_turned && !is_value) {
-        const float a = widen(first), b = widen(second), cos = table[left], sin = table[right];
-        narrow(a * cos - b * sin, first);
-        narrow(b * cos + a * sin, second);
-      }
-      to[left] = first, to[right] = second;
-      if (cached) cached[left] = first, cached[right] = second;
-    }
+    turn_head<DIM>(x, norm, scale, how, position, is_value, lane, to, cached);
   }
   __syncthreads();
 }
+
+// Norms and rotates the queries and keys of a step's rows where they lie, 32 threads a head, and puts keys and values into
+// the cache: in front of attention without a table, where rows of one sequence see each other's keys.
+template <int DIM, typename T>
+__device__ inline void turn_rows(Queries<T> queries, const Rotation<T>& how, T* keys, T* values, Tables tables,
+                                 const i64* positions, int rows, int heads, int kv_heads) {
+  const int lane = threadIdx.x % 32, all = heads + 2 * kv_heads;
+  const i64 i = blockIdx.x * (i64)(blockDim.x / 32) + threadIdx.x / 32, row = i / all;
+  if (row >= rows) return;
+  const int head = i % all, kv_head = (head - heads) % kv_heads;
+  const bool is_query = head < heads, is_value = head >= heads + kv_heads;
+  T* const x = (T*)queries.at(row, head * DIM);
+  const T* norm = is_query ? how.q_norm : is_value ? nullptr : how.k_norm;
+  const i64 position = positions[row], place = (tables.place(row, position) * kv_heads + kv_head) * DIM;
+  T* const cached = is_query ? nullptr : (is_value ? values : keys) + place;
+  turn_head<DIM>(x, norm, norm_scale<DIM>(x, how, lane), how, position, is_value, lane, x, cached);
+}
+
+#define TURN_ROWS(T, name, DIM)                                                                                        \
+  extern "C" __global__ void name(Queries<T> queries, Rotation<T> how, T* keys, T* values, Tables tables,              \
+                                  const i64* positions, int rows, int heads, int kv_heads) {                           \
+    take_turn();                                                                                                       \
+    turn_rows<DIM>(queries, how, keys, values, tables, positions, rows, heads, kv_heads);                              \
+  }
 
 // Where attention goes: to `out` [rows, heads, dim] if there is one split, else in parts that `join_splits` joins.
 // `partial` [splits, rows, heads, dim] gets the weighted sums of values, `softmax` [splits, rows, heads, 2] the largest

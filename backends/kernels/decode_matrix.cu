@@ -229,6 +229,8 @@ __device__ inline void attend_matrix(Queries<Narrow> queries, const Rotation<Nar
 // ---- entries ----
 
 JOIN(Narrow, NAMED(join_matrix))
+TURN_ROWS(Narrow, NAMED(turn_matrix_64), 64)
+TURN_ROWS(Narrow, NAMED(turn_matrix_128), 128)
 
 // Two of its blocks share a multiprocessor.
 #define ATTENTION(DIM)                                                                                              \

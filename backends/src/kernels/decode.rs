@@ -11,7 +11,7 @@ use tch::Kind;
 use super::{
     Architecture, Heads, Narrow, Source, grid, launch,
     narrow::{NarrowNames, narrow_names, narrow_sources},
-    rows::{Typed, has_kernels, typed, typed_names, typed_sources},
+    rows::{Typed, ceil_div, has_kernels, typed, typed_names, typed_sources},
 };
 use crate::{Device, Grid, Result};
 
@@ -23,8 +23,23 @@ const ATTEND_64_8: Typed = typed_names!("attend_64_8");
 const ATTEND_128_4: Typed = typed_names!("attend_128_4");
 const ATTEND_128_8: Typed = typed_names!("attend_128_8");
 const JOIN_SPLITS: Typed = typed_names!("join_splits");
-const KERNELS: [Typed; 7] =
-    [ATTEND_16_4, ATTEND_32_4, ATTEND_64_4, ATTEND_64_8, ATTEND_128_4, ATTEND_128_8, JOIN_SPLITS];
+const TURN_ROWS_16: Typed = typed_names!("turn_rows_16");
+const TURN_ROWS_32: Typed = typed_names!("turn_rows_32");
+const TURN_ROWS_64: Typed = typed_names!("turn_rows_64");
+const TURN_ROWS_128: Typed = typed_names!("turn_rows_128");
+const KERNELS: [Typed; 11] = [
+    ATTEND_16_4,
+    ATTEND_32_4,
+    ATTEND_64_4,
+    ATTEND_64_8,
+    ATTEND_128_4,
+    ATTEND_128_8,
+    JOIN_SPLITS,
+    TURN_ROWS_16,
+    TURN_ROWS_32,
+    TURN_ROWS_64,
+    TURN_ROWS_128,
+];
 
 /// CUDA C++ that HIP compiles too.
 pub(crate) const SOURCES: [Source; 3] =
@@ -33,17 +48,21 @@ pub(crate) const SOURCES: [Source; 3] =
 const MATRIX_64: NarrowNames = narrow_names!("attend_matrix_64");
 const MATRIX_128: NarrowNames = narrow_names!("attend_matrix_128");
 const JOIN_MATRIX: NarrowNames = narrow_names!("join_matrix");
+const TURN_MATRIX_64: NarrowNames = narrow_names!("turn_matrix_64");
+const TURN_MATRIX_128: NarrowNames = narrow_names!("turn_matrix_128");
 
 /// The same on matrix units, in 16 bits with heads of 64 and 128.
 pub(crate) const MATRIX_SOURCES: [Source; 2] = narrow_sources!(
     "decode_matrix.cu",
     ["block.cuh", "decode.cuh"],
-    [MATRIX_64, MATRIX_128, JOIN_MATRIX],
+    [MATRIX_64, MATRIX_128, JOIN_MATRIX, TURN_MATRIX_64, TURN_MATRIX_128],
     Architecture::NvidiaFrom(80)
 );
 
 /// Tokens of a sequence that one block goes through.
 pub(crate) const SPLIT_TOKENS: i64 = 512;
+/// Threads of a block that norms and rotates heads, 32 a head.
+const TURN_THREADS: u32 = 128;
 /// Threads of a block, by the width of a head.
 fn attention_threads(dim: i32) -> u32 {
     if dim < 64 { 128 } else { 256 }
@@ -163,10 +182,38 @@ pub(crate) unsafe fn attend(
     }
 }
 
+/// Norms and rotates the queries and keys of `rows` rows in place, and puts their keys and values into the cache.
+///
+/// # Safety
+/// As for [`attend`], which follows without a rotation; the queries' memory is written.
+pub(crate) unsafe fn turn_rows(
+    device: &dyn Device,
+    kind: Kind,
+    (queries, rows): (Heads, i32),
+    rotation: Rotation,
+    (keys, values, tables): (*mut c_void, *mut c_void, Tables),
+    positions: *mut c_void,
+    HeadSizes { heads, kv_heads, dim }: HeadSizes,
+) -> Result<()> {
+    let kernel = Kernel::of(device, kind, (dim, heads / kv_heads));
+    let all = i64::from(rows) * i64::from(heads + 2 * kv_heads);
+    let grid = grid(ceil_div(all, i64::from(TURN_THREADS / 32)), TURN_THREADS).early();
+    // SAFETY: the kernel's signature, and the caller's promise.
+    unsafe {
+        launch!(
+            device,
+            kernel.turn,
+            grid,
+            [queries, rotation, keys, values, tables, positions, rows, heads, kv_heads]
+        )
+    }
+}
+
 /// One of the kernels of attention.
 struct Kernel {
     name: &'static CStr,
     join: &'static CStr,
+    turn: &'static CStr,
     /// Query heads of a block, at most.
     heads: u32,
     shared_bytes: u32,
@@ -181,17 +228,19 @@ impl Kernel {
         {
             let name = narrow.pick(if dim == 64 { MATRIX_64 } else { MATRIX_128 });
             let join = narrow.pick(JOIN_MATRIX);
-            return Kernel { name, join, heads: 8, shared_bytes: MATRIX_SHARED_BYTES };
+            let turn = narrow.pick(if dim == 64 { TURN_MATRIX_64 } else { TURN_MATRIX_128 });
+            return Kernel { name, join, turn, heads: 8, shared_bytes: MATRIX_SHARED_BYTES };
         }
-        let (kernel, heads) = match (dim, group <= 4) {
-            (16, _) => (ATTEND_16_4, 4),
-            (32, _) => (ATTEND_32_4, 4),
-            (64, true) => (ATTEND_64_4, 4),
-            (64, false) => (ATTEND_64_8, 8),
-            (_, true) => (ATTEND_128_4, 4),
-            (_, false) => (ATTEND_128_8, 8),
+        let (kernel, turn, heads) = match (dim, group <= 4) {
+            (16, _) => (ATTEND_16_4, TURN_ROWS_16, 4),
+            (32, _) => (ATTEND_32_4, TURN_ROWS_32, 4),
+            (64, true) => (ATTEND_64_4, TURN_ROWS_64, 4),
+            (64, false) => (ATTEND_64_8, TURN_ROWS_64, 8),
+            (_, true) => (ATTEND_128_4, TURN_ROWS_128, 4),
+            (_, false) => (ATTEND_128_8, TURN_ROWS_128, 8),
         };
-        Kernel { name: typed(kernel, kind), join: typed(JOIN_SPLITS, kind), heads, shared_bytes: 0 }
+        let [name, join, turn] = [kernel, JOIN_SPLITS, turn].map(|names| typed(names, kind));
+        Kernel { name, join, turn, heads, shared_bytes: 0 }
     }
 }
 

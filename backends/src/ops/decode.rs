@@ -202,6 +202,44 @@ pub fn attend_into(
     out: &mut Tensor,
 ) -> Result<()> {
     let args = Args::new("attend_into", qkv);
+    let (queries, rotation) = rotated(args, qkv, rotation, &cache)?;
+    let queries = Queries { q: &queries, rotation, positions };
+    attend(args, queries, cache, causal, parts, AttendInto { out, lse: None })
+}
+
+/// Like [`attend_into`] for rows of which several may be of one sequence: the keys and values of all rows are in the cache
+/// before a row attends to them. The queries of `qkv` become normed and rotated.
+pub fn attend_together_into(
+    qkv: &mut Tensor,
+    rotation: StepRotation,
+    positions: &Tensor,
+    cache: PagedCache,
+    causal: Causal,
+    parts: &mut AttentionParts,
+    out: &mut Tensor,
+) -> Result<()> {
+    let args = Args::new("attend_together_into", qkv);
+    let device = device_of(args, qkv)?;
+    let (queries, rotation) = rotated(args, qkv, rotation, &cache)?;
+    let size @ [rows, _, _] = args.dims("qkv", &queries)?;
+    let (memory, sizes) = paged(args, &cache, size)?;
+    let heads = (args.heads("qkv", &queries, size)?, rows as i32);
+    let of_rows = args.dense("positions", positions, &[rows], Kind::Int64)?;
+    // SAFETY: as in `rms_norm_into`; the kernel checks positions and block numbers.
+    args.launched(unsafe {
+        kernels::decode::turn_rows(&*device, args.kind(), heads, rotation, memory, of_rows, sizes)
+    })?;
+    let queries = Queries { q: &queries, rotation: Rotation::NONE, positions };
+    attend(args, queries, cache, causal, parts, AttendInto { out, lse: None })
+}
+
+/// The queries `[B, H, D]` of a step's rows, and the norms and the rotation, checked.
+fn rotated(
+    args: Args,
+    qkv: &Tensor,
+    rotation: StepRotation,
+    cache: &PagedCache,
+) -> Result<(Tensor, Rotation)> {
     let [_, all_heads, dim] = args.dims("qkv", qkv)?;
     let [_, _, kv_heads, _] = args.dims("keys", cache.keys)?;
     let [table_rows, turned] = rotary(args, rotation.table, dim)?;
@@ -211,13 +249,11 @@ pub fn attend_into(
         None => (ptr::null_mut(), ptr::null_mut(), 0.0),
     };
     let table = args.floats("table", rotation.table, &[table_rows, turned])?.cast();
-    let rotation = Rotation { q_norm, k_norm, table, table_rows, eps, turned: turned as i32 };
     if all_heads <= 2 * kv_heads {
         return Err(args.refuse("qkv", format!("has {all_heads} heads, {kv_heads} of them keys'")));
     }
     let queries = qkv.f_narrow(1, 0, all_heads - 2 * kv_heads)?;
-    let queries = Queries { q: &queries, rotation, positions };
-    attend(args, queries, cache, causal, parts, AttendInto { out, lse: None })
+    Ok((queries, Rotation { q_norm, k_norm, table, table_rows, eps, turned: turned as i32 }))
 }
 
 /// Queries of a decoding step.
