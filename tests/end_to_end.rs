@@ -59,6 +59,7 @@ mod serve;
 mod shard_groups;
 mod shims;
 mod slurm;
+mod speculation;
 mod storage;
 mod strict;
 mod tensor;

@@ -133,14 +133,8 @@ impl Footprint for Decoder {
 
 impl Decoder {
     /// Returns the peak memory of sampling: a pass over prompts with `prompt_tokens` tokens in total, or the
-    /// logits of a step of `sequences`.
-    pub fn sampling_bytes(
-        &self,
-        sequences: usize,
-        prompt_tokens: usize,
-        longest: usize,
-        runs: Runs,
-    ) -> usize {
+    /// logits of a step of `rows`.
+    pub fn sampling_bytes(&self, rows: usize, prompt_tokens: usize, longest: usize, runs: Runs) -> usize {
         let (tokens, copies) = (prompt_tokens, prompt_tokens);
         let size =
             PackedSize { sequences: 1, longest, tokens, copies, targets: 0, is_taught: false, ranks: 1 };
@@ -151,7 +145,7 @@ impl Decoder {
         let layer = layers.map(|layer| layer.input + layer.scoring).max().unwrap_or(0);
         let prefill = layer + prompt_tokens * kv * runs.size();
         // The product's output, its fp32 copy, and the scaled one.
-        let logits = padded_rows(sequences) * self.config.vocab_size as usize;
+        let logits = padded_rows(rows) * self.config.vocab_size as usize;
         prefill.max(logits * (runs.size() + 2 * F32))
     }
 

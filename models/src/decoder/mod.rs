@@ -52,7 +52,7 @@ pub use ilql::{IlqlGrad, IlqlModel, IlqlScores, OfAction, WithIlqlHeads};
 pub use kv_cache::KvCache;
 pub use lora::{AdapterShape, LoraConfig, LoraTarget, LoraTargets, ModulePattern, lora_scale};
 pub use multipliers::Multipliers;
-pub(crate) use recorded::StepMemory;
+pub(crate) use recorded::{StepMemory, StepTables};
 pub use rope::{OtherRope, RopeScaling};
 pub use value::{ValueHead, ValueModel};
 pub use work::BlockWork;

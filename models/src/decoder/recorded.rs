@@ -251,6 +251,22 @@ impl StepMemory {
     }
 }
 
+/// Places of a step's rows in the cache.
+#[derive(Debug)]
+pub(crate) struct StepTables {
+    /// Blocks of each row's sequence: int32 `[B, W]`.
+    pub blocks: Tensor,
+    /// True if several rows may be of one sequence.
+    pub together: bool,
+}
+
+/// A layer's keys and values, as a step's rows read them.
+struct LayerCache<'a> {
+    pages: PagedCache<'a>,
+    /// See [`StepTables::together`].
+    together: bool,
+}
+
 impl Decoder {
     /// Checks that [`Self::decode_in_place`] supports this decoder with weights like `like`. Otherwise
     /// returns the reason.
@@ -277,13 +293,13 @@ impl Decoder {
         }
     }
 
-    /// Decodes the tokens of `memory` at their positions, one per sequence, and writes the logits to
-    /// `memory`. `tables`, int32 `[B, W]`, holds the blocks of each sequence.
+    /// Decodes the tokens of `memory` at their positions, which lie in the cache as `tables` says, and writes the logits
+    /// to `memory`.
     pub(crate) fn decode_in_place(
         &self,
         weights: &[Weights],
         memory: &mut StepMemory,
-        tables: &Tensor,
+        tables: &StepTables,
         parts: &mut AttentionParts,
         cache: &KvCache,
     ) -> Result<()> {
@@ -307,7 +323,8 @@ impl Decoder {
                 mixture.turn_to(with_experts.next().expect("the range has no end"))?;
             }
             let (keys, values) = cache.layer(layer);
-            let cache = PagedCache { keys, values, tables };
+            let pages = PagedCache { keys, values, tables: &tables.blocks };
+            let cache = LayerCache { pages, together: tables.together };
             let rope_table = self.rope_tables.of(layer);
             let how = (self.causal(layer), &rope_table);
             let next_norm = norm_before(layer + 1);
@@ -329,7 +346,7 @@ impl Block {
         next_norm: Option<&Tensor>,
         memory: &mut StepMemory,
         (causal, rope_table): (Causal, &Tensor),
-        cache: PagedCache,
+        cache: LayerCache,
         parts: &mut AttentionParts,
     ) -> Result<()> {
         let StepMemory {
@@ -360,7 +377,12 @@ impl Block {
             norms => norms.map(|(q, k)| (of(q), of(k), self.eps)),
         };
         let rotation = StepRotation { norms, table: rope_table };
-        ops::attend_into(qkv, rotation, positions, cache, causal, parts, attended)?;
+        let LayerCache { pages, together } = cache;
+        if together {
+            ops::attend_together_into(qkv, rotation, positions, pages, causal, parts, attended)?;
+        } else {
+            ops::attend_into(qkv, rotation, positions, pages, causal, parts, attended)?;
+        }
         let norms = BranchNorms { output: self.attention_norm.map(of), next: self.mlp_input_norm.map(of) };
         self.end_branch_in_place(Projection::O, weights, attended, norms, Stream { x, h, scratch, split })?;
         if let (Some(experts), Some(mixture)) = (self.experts, mixture) {

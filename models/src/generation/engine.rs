@@ -1,8 +1,9 @@
 //! The engine: takes requests and returns completions as they end.
 //!
 //! A step runs one pass over waiting prompts, if there is room for some, and tokens of every live sequence
-//! otherwise: few sequences take nearly as long for a token as many. A prompt longer than a pass is split into
-//! chunks, one per step, and other sequences get tokens in the same step. Tokens of kept samples are not run again for the samples that follow them. If blocks run out,
+//! otherwise, more of them with [`Speculation`]: few sequences take nearly as long for a token as many. A prompt
+//! longer than a pass is split into chunks, one per step, and other sequences get tokens in the same step. Tokens
+//! of kept samples are not run again for the samples that follow them. If blocks run out,
 //! kept samples are freed first. Then the sequence admitted last is preempted: it frees its blocks and waits;
 //! later its tokens run again, and it continues.
 
@@ -19,7 +20,8 @@ use super::{
     model_runner::ModelRunner,
     prefix_cache::PrefixCache,
     sampling::Sampled,
-    sequence::{Group, Sequence},
+    sequence::{Group, Row, Sequence},
+    speculation::{Pace, Speculated, Speculation},
 };
 use crate::{
     Decoder, Error, KvCache, Result,
@@ -37,17 +39,25 @@ pub struct Limits {
     /// Maximum number of prompt tokens per pass: bounds the activations, and the time that live sequences
     /// wait for a long prompt. At least one block, 16.
     pub prefill_tokens: usize,
+    /// Speculation: `None` for steps of one token of every sequence.
+    pub speculation: Option<Speculation>,
 }
 
 impl Limits {
-    /// Limits to `sequences` sequences, and passes of up to 16,384 tokens.
+    /// Limits to `sequences` sequences, and passes of up to 16,384 tokens, without speculation.
     pub fn new(sequences: usize) -> Limits {
-        Limits { sequences, prefill_tokens: 1 << 14 }
+        Limits { sequences, prefill_tokens: 1 << 14, speculation: None }
+    }
+
+    /// Returns the maximum number of rows of a step.
+    pub fn rows(self) -> usize {
+        let speculated = self.speculation.map_or(0, |speculation| speculation.rows(self.sequences));
+        self.sequences.max(speculated)
     }
 }
 
 /// Current load of an engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Samples that wait for room.
     pub waiting: usize,
@@ -63,6 +73,8 @@ pub struct Load {
     pub reused_tokens: u64,
     /// Number of preemptions since the engine was created.
     pub preemptions: u64,
+    /// Proposals since the engine was created.
+    pub speculated: Speculated,
 }
 
 /// Generates with fixed weights. Unusable after an error.
@@ -82,6 +94,8 @@ pub struct Engine {
     ended: Vec<(SampleId, Completion)>,
     preemptions: u64,
     reused_tokens: u64,
+    speculated: Speculated,
+    pace: Pace,
 }
 
 /// A group, and the number of its tokens that have run.
@@ -97,7 +111,7 @@ impl Engine {
         cache: KvCache,
         limits: Limits,
     ) -> Result<Engine> {
-        Engine::over(version, limits, || ModelRunner::new(decoder, weights, cache, limits.sequences, None))
+        Engine::over(version, limits, || ModelRunner::new(decoder, weights, cache, limits.rows(), None))
     }
 
     /// Like [`Self::new`], with `blocks` blocks of the cache of an engine that has ended, and with its recorded steps: see
@@ -112,7 +126,7 @@ impl Engine {
         Engine::over(version, limits, || {
             let KeptSteps { decoder, mut cache, recorder, .. } = kept;
             cache.restore(blocks)?;
-            ModelRunner::new(decoder, weights, cache, limits.sequences, Some(recorder))
+            ModelRunner::new(decoder, weights, cache, limits.rows(), Some(recorder))
         })
     }
 
@@ -123,6 +137,7 @@ impl Engine {
         };
         least(limits.sequences, 1, "sequences")?;
         least(limits.prefill_tokens, BLOCK_TOKENS, "prefill_tokens")?;
+        limits.speculation.map_or(Ok(()), Speculation::validate)?;
         let runner = runner()?;
         Ok(Engine {
             pool: BlockPool::new(runner.blocks()),
@@ -137,6 +152,8 @@ impl Engine {
             ended: Vec::new(),
             preemptions: 0,
             reused_tokens: 0,
+            speculated: Speculated::default(),
+            pace: Pace::default(),
         })
     }
 
@@ -146,7 +163,7 @@ impl Engine {
     /// # Errors
     /// The device's.
     pub fn into_kept(self) -> Result<Option<KeptSteps>> {
-        self.runner.into_kept(self.limits.sequences)
+        self.runner.into_kept(self.limits.rows())
     }
 
     /// Makes completions carry their [routes](Completion::routes), before the first request.
@@ -251,6 +268,7 @@ impl Engine {
             kept: self.prefix_cache.len(),
             reused_tokens: self.reused_tokens,
             preemptions: self.preemptions,
+            speculated: self.speculated,
         }
     }
 
@@ -350,21 +368,72 @@ impl Engine {
         self.retire();
     }
 
-    /// Runs the last token of every live sequence, and several further steps if the host only checks now and
-    /// then.
+    /// Runs the last token of every live sequence and the tokens proposed behind it. Without proposals, runs several
+    /// further steps if the host only checks now and then.
     fn decode(&mut self) -> Result<()> {
-        self.reserve(self.runner.steps_ahead());
+        let ahead = self.runner.steps_ahead();
+        let Some(speculation) = self.limits.speculation.filter(|it| self.live.len() <= it.sequences) else {
+            return self.decode_ahead(ahead);
+        };
+        if let Some(steps) = self.pace.take(ahead) {
+            return self.decode_ahead(steps);
+        }
+        let proposed: Vec<Vec<i64>> =
+            self.live.iter().map(|sequence| speculation.propose(sequence)).collect();
+        if proposed.iter().all(Vec::is_empty) {
+            return self.decode_ahead(ahead);
+        }
+        self.check_proposals(proposed)
+    }
+
+    /// Runs the last token of every live sequence, and up to `most` - 1 further steps.
+    fn decode_ahead(&mut self, most: usize) -> Result<()> {
+        self.reserve(most);
         if self.live.is_empty() {
             return Ok(());
         }
         let _named = span(format_args!("decode {}", self.live.len()));
-        for chosen in self.runner.steps(&self.live)? {
+        let rows: Vec<Row> = self.live.iter().map(Row::last_of).collect();
+        for chosen in self.runner.steps(&rows, most)? {
             for (sequence, sampled) in self.live.iter_mut().zip(chosen) {
                 if sequence.completion.ending.is_none() {
                     sequence.extend(sampled, self.version);
                 }
             }
         }
+        self.retire();
+        Ok(())
+    }
+
+    /// Runs the last token of every live sequence and the tokens `proposed` behind it, and appends those that are chosen: up
+    /// to the first that is not the proposed one.
+    fn check_proposals(&mut self, mut proposed: Vec<Vec<i64>>) -> Result<()> {
+        self.reserve(1 + proposed.iter().map(Vec::len).max().unwrap_or(0));
+        proposed.truncate(self.live.len());
+        if self.live.is_empty() {
+            return Ok(());
+        }
+        let _named = span(format_args!("check {}", self.live.len()));
+        let pairs = self.live.iter().zip(&proposed);
+        let rows: Vec<Row> = pairs.flat_map(|(sequence, proposed)| Row::all_of(sequence, proposed)).collect();
+        let mut chosen = self.runner.steps(&rows, 1)?.remove(0).into_iter();
+        let accepted_before = self.speculated.accepted;
+        for (sequence, proposed) in self.live.iter_mut().zip(&proposed) {
+            let chosen: Vec<Sampled> = chosen.by_ref().take(1 + proposed.len()).collect();
+            let same =
+                chosen.iter().zip(proposed).take_while(|(chosen, proposed)| chosen.token == **proposed);
+            let (accepted, begun) = (same.count(), sequence.completion.tokens.len());
+            for sampled in chosen.into_iter().take(accepted + 1) {
+                if sequence.completion.ending.is_none() {
+                    sequence.extend(sampled, self.version);
+                }
+            }
+            if !proposed.is_empty() {
+                let accepted = accepted.min(sequence.completion.tokens.len() - begun);
+                self.speculated.count(proposed.len(), accepted);
+            }
+        }
+        self.pace.count(self.live.len(), (self.speculated.accepted - accepted_before) as usize);
         self.retire();
         Ok(())
     }

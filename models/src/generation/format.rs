@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use anyroll_backends::ops::upload;
 use tch::Tensor;
 
-use super::sequence::Sequence;
+use super::sequence::Row;
 use crate::Result;
 
 /// Tracks the tokens of one completion.
@@ -84,12 +84,12 @@ impl fmt::Debug for FormatState {
     }
 }
 
-/// Like [`FormatState::mask`] for `logits` `[R, V]` with a row per sequence, on their device. `None` if no
-/// sequence has a format.
-pub(super) fn masked(logits: &Tensor, sequences: &[&Sequence]) -> Result<Option<Tensor>> {
-    let states = sequences.iter().enumerate();
+/// Like [`FormatState::mask`] for `logits` `[R, V]` of a step's rows, on their device. `None` if no sequence has a
+/// format.
+pub(super) fn masked(logits: &Tensor, rows: &[Row]) -> Result<Option<Tensor>> {
+    let states = rows.iter().enumerate();
     let states: Vec<(usize, &FormatState)> =
-        states.filter_map(|(row, it)| Some((row, it.format_state.as_ref()?))).collect();
+        states.filter_map(|(row, it)| Some((row, it.sequence.format_state.as_ref()?))).collect();
     if states.is_empty() {
         return Ok(None);
     }

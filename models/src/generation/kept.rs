@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::recorder::Recorder;
+use super::{Limits, recorder::Recorder};
 use crate::{Decoder, KvCache, Result, Runs};
 
 /// Recorded steps of an engine, with the memory whose addresses they have. To record a step takes the host several times as long
@@ -15,32 +15,32 @@ pub struct KeptSteps {
     pub(super) decoder: Arc<Decoder>,
     pub(super) cache: KvCache,
     pub(super) recorder: Recorder,
-    /// Maximum number of live sequences.
-    sequences: usize,
+    /// Maximum number of rows of a step.
+    rows: usize,
 }
 
 impl KeptSteps {
-    /// Takes the recorder of an engine with up to `sequences` live sequences, and gives the memory of a large cache back.
+    /// Takes the recorder of an engine with steps of up to `rows` rows, and gives the memory of a large cache back.
     pub(super) fn new(
         decoder: Arc<Decoder>,
         cache: KvCache,
         mut recorder: Recorder,
-        sequences: usize,
+        rows: usize,
     ) -> Result<KeptSteps> {
         recorder.trim();
         if !KeptSteps::keeps_cache(cache.bytes(), recorder.memory_info()?.total_bytes) {
             cache.release()?;
         }
-        Ok(KeptSteps { decoder, cache, recorder, sequences })
+        Ok(KeptSteps { decoder, cache, recorder, rows })
     }
 
-    /// Returns the bytes that steps of an engine of `decoder`, for up to `sequences` live sequences, take while no engine has them,
-    /// at most. `decoder` may be on any device.
-    pub fn most_bytes(decoder: &Decoder, sequences: usize, runs: Runs) -> usize {
+    /// Returns the bytes that steps of an engine of `decoder` with these limits take while no engine has them, at most. `decoder`
+    /// may be on any device.
+    pub fn most_bytes(decoder: &Decoder, limits: Limits, runs: Runs) -> usize {
         if runs.on_host {
             return 0;
         }
-        Recorder::kept_bytes(decoder, sequences, runs).expect("memory that is made with values, too")
+        Recorder::kept_bytes(decoder, limits.rows(), runs).expect("memory that is made with values, too")
     }
 
     /// Returns true if a cache of `bytes` keeps its memory on a device of `total_bytes`. To take and to give it back costs a step
@@ -49,10 +49,10 @@ impl KeptSteps {
         bytes <= total_bytes / 50
     }
 
-    /// Returns true if an engine of `decoder` for `sequences` live sequences and a cache of `blocks` blocks can have them.
-    pub fn fits(&self, decoder: &Arc<Decoder>, sequences: usize, blocks: usize) -> bool {
+    /// Returns true if an engine of `decoder` with these limits and a cache of `blocks` blocks can have them.
+    pub fn fits(&self, decoder: &Arc<Decoder>, limits: Limits, blocks: usize) -> bool {
         Arc::ptr_eq(&self.decoder, decoder)
-            && sequences <= self.sequences
+            && limits.rows() <= self.rows
             && blocks <= self.cache.held_blocks()
     }
 

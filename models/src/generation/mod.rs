@@ -7,7 +7,7 @@
 //! `engine` schedules sequences; `sequence` and `block_pool` place tokens in the cache; `model_runner` builds
 //! a pass's inputs and reads its outputs; `prefix_cache` keeps ended samples for reuse. `recorder` replays
 //! recorded steps without the host if the device can, and `kept` leaves them to the next engine; `sampling`
-//! chooses a token, `format` restricts the choice.
+//! chooses a token, `format` restricts the choice, and `speculation` proposes tokens that one step checks.
 
 mod block_pool;
 mod engine;
@@ -19,6 +19,7 @@ mod recorder;
 mod request;
 mod sampling;
 mod sequence;
+mod speculation;
 mod top_logprobs;
 
 pub use engine::{Engine, Limits, Load, SampleId};
@@ -26,3 +27,4 @@ pub use format::{Format, FormatTracker};
 pub use kept::KeptSteps;
 pub use request::{Completion, Ending, PolicySpan, Request, Sample, StopCondition};
 pub use sampling::SamplingParams;
+pub use speculation::{Speculated, Speculation};

@@ -9,7 +9,7 @@ use super::{
     kept::KeptSteps,
     recorder::{Recorder, STEPS_AHEAD},
     sampling::Sampled,
-    sequence::{Group, Sequence},
+    sequence::{Group, Row},
     top_logprobs::TopLogprobs,
 };
 use crate::{
@@ -39,18 +39,18 @@ pub(super) struct ModelRunner {
 }
 
 impl ModelRunner {
-    /// Prepares passes for up to `sequences` live sequences, with the recorder of an engine before if there is one.
+    /// Prepares passes with steps of up to `rows` rows, with the recorder of an engine before if there is one.
     pub fn new(
         decoder: Arc<Decoder>,
         weights: Vec<Vec<Tensor>>,
         cache: KvCache,
-        sequences: usize,
+        rows: usize,
         kept: Option<Recorder>,
     ) -> Result<ModelRunner> {
         let like = &weights[0][0];
         let recorder = match (decoder.multiplies_in_place(&weights), kept) {
             (Ok(()), Some(kept)) => Ok(kept),
-            (Ok(()), None) => Recorder::new(&decoder, like, &cache, sequences)?,
+            (Ok(()), None) => Recorder::new(&decoder, like, &cache, rows)?,
             (Err(reason), _) => Err(reason),
         };
         if let Err(reason) = &recorder {
@@ -64,12 +64,12 @@ impl ModelRunner {
         Ok(ModelRunner { decoder, weights, cache, device, recorder, routes: None })
     }
 
-    /// Returns what remains of an engine's passes for up to `sequences` live sequences: see [`KeptSteps`].
-    pub fn into_kept(self, sequences: usize) -> Result<Option<KeptSteps>> {
+    /// Returns what remains of an engine's passes with steps of up to `rows` rows: see [`KeptSteps`].
+    pub fn into_kept(self, rows: usize) -> Result<Option<KeptSteps>> {
         let ModelRunner { decoder, cache, recorder, .. } = self;
         // Ranks that hold a decoder together record at once, so that all would have to keep the same steps.
         let recorder = recorder.filter(|_| !decoder.is_split());
-        recorder.map(|recorder| KeptSteps::new(decoder, cache, recorder, sequences)).transpose()
+        recorder.map(|recorder| KeptSteps::new(decoder, cache, recorder, rows)).transpose()
     }
 
     /// Records the routes of tokens from now on.
@@ -133,7 +133,7 @@ impl ModelRunner {
             self.run(|decoder, weights, cache| decoder.prefill(weights, &inputs, cache, &mut chosen))?;
         self.add_routes(groups.iter_mut().map(|group| (0..group.len(), group)), chosen)?;
         let of_rows = groups.iter().enumerate();
-        self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
+        self.choose(&logits, of_rows.flat_map(|(row, group)| group.last_rows().map(move |it| (row, it))))
     }
 
     /// Runs the tokens of groups at the given positions; earlier tokens are cached. Returns a token for each
@@ -184,48 +184,48 @@ impl ModelRunner {
         let logits = self.run(|decoder, weights, _| decoder.logits(weights, &last))?;
         let ending = pieces.iter().filter(|(group, of_group)| of_group.end == group.len());
         let of_rows = ending.map(|(group, _)| group).enumerate();
-        self.choose(&logits, of_rows.flat_map(|(row, group)| group.sequences.iter().map(move |it| (row, it))))
+        self.choose(&logits, of_rows.flat_map(|(row, group)| group.last_rows().map(move |it| (row, it))))
     }
 
-    /// Returns the maximum number of tokens per sequence that [`Self::steps`] runs.
+    /// Returns the maximum number of tokens per row that [`Self::steps`] runs.
     pub fn steps_ahead(&self) -> usize {
         if self.recorder.is_some() { STEPS_AHEAD } else { 1 }
     }
 
-    /// Runs the last token of each sequence, and then further steps. Returns the tokens of each step.
-    pub fn steps(&mut self, live: &[Sequence]) -> Result<Vec<Vec<Sampled>>> {
+    /// Runs a step of the rows, and then further steps, `most` at most. Returns the tokens of each step. If several rows are
+    /// of one sequence, `most` is 1.
+    pub fn steps(&mut self, rows: &[Row], most: usize) -> Result<Vec<Vec<Sampled>>> {
         let ModelRunner { decoder, weights, cache, recorder: Some(recorder), .. } = self else {
-            return Ok(vec![self.step(live)?]);
+            return Ok(vec![self.step(rows)?]);
         };
-        with_weights(decoder, weights, |weights| recorder.steps(decoder, weights, cache, live))
+        with_weights(decoder, weights, |weights| recorder.steps((decoder, weights, cache), rows, most))
     }
 
-    fn step(&mut self, live: &[Sequence]) -> Result<Vec<Sampled>> {
-        // The last sequence is repeated as padding: it writes the same key and value to its slot several
-        // times.
-        let of_live = |value: &dyn Fn(&Sequence) -> i64| {
-            let mut values: Vec<i64> = live.iter().map(value).collect();
+    fn step(&mut self, rows: &[Row]) -> Result<Vec<Sampled>> {
+        // The last row is repeated as padding: it writes the same key and value to its slot several times.
+        let of_rows = |value: &dyn Fn(Row) -> i64| {
+            let mut values: Vec<i64> = rows.iter().map(|&row| value(row)).collect();
             pad(&mut values);
             self.upload(&values)
         };
-        let table_len = live.iter().map(|sequence| blocks_of(sequence.len())).max().unwrap_or(0);
-        let mut tables = vec![i64::from(SCRATCH_BLOCK); padded_rows(live.len()) * table_len];
-        let last = live.last().into_iter().cycle();
-        for (table, sequence) in tables.chunks_exact_mut(table_len).zip(live.iter().chain(last)) {
-            let blocks = &sequence.blocks[..table_len.min(sequence.blocks.len())];
+        let table_len = rows.iter().map(|row| blocks_of(row.len())).max().unwrap_or(0);
+        let mut tables = vec![i64::from(SCRATCH_BLOCK); padded_rows(rows.len()) * table_len];
+        let last = rows.last().into_iter().cycle();
+        for (table, row) in tables.chunks_exact_mut(table_len).zip(rows.iter().chain(last)) {
+            let blocks = &row.sequence.blocks[..table_len.min(row.sequence.blocks.len())];
             table.iter_mut().zip(blocks).for_each(|(entry, &block)| *entry = i64::from(block));
         }
         let inputs = Step {
-            tokens: of_live(&Sequence::last_token)?,
-            positions: of_live(&|sequence| sequence.len() as i64 - 1)?,
-            lengths: of_live(&|sequence| sequence.len() as i64)?,
-            places: of_live(&|sequence| sequence.place(sequence.len() - 1))?,
+            tokens: of_rows(&|row| row.token())?,
+            positions: of_rows(&|row| row.len() as i64 - 1)?,
+            lengths: of_rows(&|row| row.len() as i64)?,
+            places: of_rows(&|row| row.place())?,
             tables: self.upload(&tables)?.f_view([-1, table_len as i64])?,
         };
         let mut chosen = self.routes.map(|_| Vec::new());
         let logits =
             self.run(|decoder, weights, cache| decoder.decode(weights, &inputs, cache, &mut chosen))?;
-        let mut sampled = self.choose(&logits, live.iter().enumerate())?;
+        let mut sampled = self.choose(&logits, rows.iter().copied().enumerate())?;
         if let (Some(shape), Some(chosen)) = (self.routes, chosen) {
             let routes = shape.of_rows(&Tensor::f_stack(&chosen, 1)?)?;
             sampled.iter_mut().zip(routes).for_each(|(sampled, route)| sampled.route = route);
@@ -258,20 +258,20 @@ impl ModelRunner {
         with_weights(decoder, weights, |weights| pass(decoder, weights, cache))
     }
 
-    /// Chooses a token for each sequence from its row of `logits` `[rows, V]`.
+    /// Chooses a token for each row from `logits` `[rows, V]`, of which it has the row with the given index.
     fn choose<'a>(
         &mut self,
         logits: &Tensor,
-        sequences: impl Iterator<Item = (usize, &'a Sequence)>,
+        rows: impl Iterator<Item = (usize, Row<'a>)>,
     ) -> Result<Vec<Sampled>> {
-        let (rows, sequences): (Vec<usize>, Vec<&Sequence>) = sequences.unzip();
+        let (indices, rows): (Vec<usize>, Vec<Row>) = rows.unzip();
         match &mut self.recorder {
             Some(recorder) => {
-                let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
-                let rows = upload(&rows, self.device)?;
-                recorder.choose(&logits.f_index_select(0, &rows)?, &sequences)
+                let indices: Vec<i64> = indices.iter().map(|&index| index as i64).collect();
+                let indices = upload(&indices, self.device)?;
+                recorder.choose(&logits.f_index_select(0, &indices)?, &rows)
             }
-            None => choose_on_host(logits, &rows, &sequences),
+            None => choose_on_host(logits, &indices, &rows),
         }
     }
 
@@ -296,35 +296,31 @@ fn with_weights<R>(decoder: &Decoder, weights: &[Vec<Tensor>], body: impl FnOnce
 }
 
 /// Chooses tokens on the host. Log-probs are computed by the training loss's operation, on the same logits.
-pub(super) fn choose_on_host(
-    logits: &Tensor,
-    rows: &[usize],
-    sequences: &[&Sequence],
-) -> Result<Vec<Sampled>> {
+pub(super) fn choose_on_host(logits: &Tensor, indices: &[usize], rows: &[Row]) -> Result<Vec<Sampled>> {
     let (vocab_size, device) = (logits.size()[1] as usize, logits.device());
     let on_host = logits.f_to_kind(Kind::Float)?.f_to_device(Device::Cpu)?;
     let mut values = vec![0.0; on_host.numel()];
     on_host.f_copy_data(&mut values, on_host.numel())?;
-    let row = |row: usize| &values[row * vocab_size..][..vocab_size];
-    let chosen: Vec<(usize, i64, f64)> = sequences
+    let logits_at = |index: usize| &values[index * vocab_size..][..vocab_size];
+    let chosen: Vec<(usize, i64, f64)> = rows
         .iter()
-        .zip(rows)
-        .map(|(sequence, &index)| (index, sequence.choose(row(index)), sequence.params.softmax_temperature()))
+        .zip(indices)
+        .map(|(row, &index)| (index, row.choose(logits_at(index)), row.params().softmax_temperature()))
         .collect();
     let mut sampled = Vec::with_capacity(chosen.len());
     for chunk in chosen.chunk_by(|(_, _, temperature), (_, _, other)| temperature == other) {
-        let rows: Vec<i64> = chunk.iter().map(|(row, ..)| *row as i64).collect();
+        let indices: Vec<i64> = chunk.iter().map(|(index, ..)| *index as i64).collect();
         let tokens: Vec<i64> = chunk.iter().map(|(_, token, _)| *token).collect();
-        let of_rows = logits.f_index_select(0, &upload(&rows, device)?)?;
+        let of_rows = logits.f_index_select(0, &upload(&indices, device)?)?;
         let scores = ops::logprobs(&of_rows, &upload(&tokens, device)?, chunk[0].2)?;
         let logprobs: Vec<f32> = scores.logprobs.f_to_device(Device::Cpu)?.try_into()?;
         sampled.extend(tokens.iter().zip(logprobs).map(|(&token, logprob)| Sampled::new(token, logprob)));
     }
-    if sequences.iter().any(|sequence| sequence.params.top_logprobs > 0) {
-        let rows: Vec<i64> = rows.iter().map(|&row| row as i64).collect();
-        let of_rows = logits.f_index_select(0, &upload(&rows, device)?)?;
-        if let Some(top_logprobs) = TopLogprobs::of(&of_rows, sequences)? {
-            top_logprobs.write_to(sequences, &mut sampled)?;
+    if rows.iter().any(|row| row.params().top_logprobs > 0) {
+        let indices: Vec<i64> = indices.iter().map(|&index| index as i64).collect();
+        let of_rows = logits.f_index_select(0, &upload(&indices, device)?)?;
+        if let Some(top_logprobs) = TopLogprobs::of(&of_rows, rows)? {
+            top_logprobs.write_to(rows, &mut sampled)?;
         }
     }
     Ok(sampled)

@@ -1,6 +1,7 @@
 //! Recorded decoding steps: a step is one call, and several run before the host checks the results.
 //!
-//! A recording has a fixed number of rows and a maximum length. Tokens, positions and block tables lie in the
+//! A recording has a fixed number of rows and a maximum length, and rows are either of a sequence each or several of one.
+//! Tokens, positions and block tables lie in the
 //! device's memory, and each step writes the inputs of the next. Rows that a batch lacks are padded and use
 //! the scratch block.
 
@@ -16,13 +17,14 @@ use super::{
     SamplingParams,
     format::masked,
     sampling::{Sampled, uniform},
-    sequence::Sequence,
+    sequence::Row,
+    speculation::checked_rows,
     top_logprobs::TopLogprobs,
 };
 use crate::{
     Decoder, KvCache, Result, Room, RouteShape, Runs,
     decoder::{
-        StepMemory,
+        StepMemory, StepTables,
         kv_cache::{BLOCK_TOKENS, SCRATCH_BLOCK, blocks_of},
     },
     model::Weights,
@@ -73,8 +75,8 @@ pub(super) struct Recorder {
     calls: u64,
 }
 
-/// Number of rows, and maximum length, of a recording.
-type Key = (usize, usize);
+/// Number of rows, and maximum length, of a recording; true if several rows may be of one sequence.
+type Key = (usize, usize, bool);
 
 /// A recorded step for a number of rows and a maximum length.
 #[derive(Debug)]
@@ -87,9 +89,9 @@ struct Recorded {
 }
 
 impl Recorder {
-    /// Returns the bytes that a recorder for up to `sequences` sequences takes between two engines, at most.
-    pub fn kept_bytes(decoder: &Decoder, sequences: usize, runs: Runs) -> Result<usize> {
-        let (config, rows) = (decoder.config(), rows_of(sequences));
+    /// Returns the bytes that a recorder for up to `rows` rows takes between two engines, at most.
+    pub fn kept_bytes(decoder: &Decoder, rows: usize, runs: Runs) -> Result<usize> {
+        let (config, rows) = (decoder.config(), rows_of(rows));
         let words = (config.vocab_size as usize).div_ceil(TOKENS_OF_A_WORD);
         let blocks = blocks_of(tokens_of(config.max_position_embeddings as usize));
         let routes = decoder.route_shape().map_or(0, RouteShape::token_bytes);
@@ -99,7 +101,7 @@ impl Recorder {
         Ok(StepMemory::bytes(decoder, rows, runs)? + rows * of_row + MOST_KEPT_BYTES)
     }
 
-    /// Prepares steps of up to `rows` sequences. Returns the reason if the device or the decoder does not
+    /// Prepares steps of up to `rows` rows. Returns the reason if the device or the decoder does not
     /// support it.
     pub fn new(
         decoder: &Decoder,
@@ -185,67 +187,67 @@ impl Recorder {
         Ok(())
     }
 
-    /// Runs up to [`STEPS_AHEAD`] steps, for which the sequences already have blocks. Runs one step if a
-    /// sequence has a format, which the host tracks. Returns the tokens of each step.
+    /// Runs up to `most` steps, [`STEPS_AHEAD`] at most, for which the sequences already have blocks. Runs one step if
+    /// a sequence has a format, which the host tracks, or several rows. Returns the tokens of each step.
     pub fn steps(
         &mut self,
-        decoder: &Decoder,
-        weights: &[Weights],
-        cache: &KvCache,
-        live: &[Sequence],
+        (decoder, weights, cache): (&Decoder, &[Weights], &KvCache),
+        rows: &[Row],
+        most: usize,
     ) -> Result<Vec<Vec<Sampled>>> {
-        let left = |sequence: &Sequence| sequence.params.max_new_tokens - sequence.completion.tokens.len();
-        let ahead = if live.iter().any(|sequence| sequence.format_state.is_some()) { 1 } else { STEPS_AHEAD };
-        let steps = live.iter().map(left).max().unwrap_or(0).min(ahead);
-        let longest = live.iter().map(Sequence::len).max().unwrap_or(0) + steps;
+        let left = |row: &Row| row.params().max_new_tokens - row.index();
+        let together = rows.iter().any(|row| !row.proposed.is_empty());
+        let alone = together || rows.iter().any(|row| row.sequence.format_state.is_some());
+        let most = if alone { 1 } else { most.min(STEPS_AHEAD) };
+        let steps = rows.iter().map(left).max().unwrap_or(0).min(most);
+        let longest = rows.iter().map(|row| row.len()).max().unwrap_or(0) + steps;
         // Results past the maximum position are discarded.
-        let key = (rows_of(live.len()), tokens_of(longest.min(self.longest)));
+        let count = if together { checked_rows(rows.len()) } else { rows_of(rows.len()) };
+        let key = (count, tokens_of(longest.min(self.longest)), together);
         if !self.recorded.contains_key(&key) {
             let recorded = self.record(decoder, weights, cache, key)?;
             self.recorded.insert(key, recorded);
         }
         self.calls += 1;
         self.recorded.get_mut(&key).expect("just inserted").used = self.calls;
-        let sequences: Vec<&Sequence> = live.iter().collect();
-        self.upload_inputs(&sequences, key)?;
+        self.upload_inputs(rows, key)?;
         let stream = Stream::torch(&self.device)?;
-        let memory = self.memory.first(live.len() as i64)?;
+        let memory = self.memory.first(rows.len() as i64)?;
         let (logits, routes) = (&memory.logits, memory.routes()?);
         let mut top_logprobs = Vec::with_capacity(steps);
         for step in 0..steps {
             self.recorded[&key].graph.launch(&stream)?;
             if step == 0 {
                 // Overlaps with the device's work.
-                self.upload_choices(&sequences, steps)?;
+                self.upload_choices(rows, steps)?;
             }
             if let (Some(of_step), Some((_, all))) = (&routes, &self.routes) {
-                all.f_get(step as i64)?.f_narrow(0, 0, live.len() as i64)?.f_copy_(of_step)?;
+                all.f_get(step as i64)?.f_narrow(0, 0, rows.len() as i64)?.f_copy_(of_step)?;
             }
-            top_logprobs.push(TopLogprobs::of(logits, &sequences)?);
-            self.sample(logits, &sequences, step)?;
+            top_logprobs.push(TopLogprobs::of(logits, rows)?);
+            self.sample(logits, rows, step)?;
         }
         let room = self.memory.room();
         room.map_or(Ok(()), Room::watch)?;
-        let mut sampled = self.read(live.len(), steps)?;
+        let mut sampled = self.read(rows.len(), steps)?;
         self.read_routes(&mut sampled)?;
         room.map_or(Ok(()), Room::check)?;
         for (of_step, sampled) in top_logprobs.iter().zip(&mut sampled) {
             if let Some(of_step) = of_step {
-                of_step.write_to(&sequences, sampled)?;
+                of_step.write_to(rows, sampled)?;
             }
         }
         Ok(sampled)
     }
 
-    /// Chooses a token for each sequence from its row of `logits`, for at most as many sequences as the
-    /// recorder was created for.
-    pub fn choose(&mut self, logits: &Tensor, sequences: &[&Sequence]) -> Result<Vec<Sampled>> {
-        self.upload_choices(sequences, 1)?;
-        let top_logprobs = TopLogprobs::of(logits, sequences)?;
-        self.sample(logits, sequences, 0)?;
-        let mut sampled = self.read(sequences.len(), 1)?.remove(0);
+    /// Chooses a token for each row of `logits`, for at most as many rows as the recorder was created for.
+    pub fn choose(&mut self, logits: &Tensor, rows: &[Row]) -> Result<Vec<Sampled>> {
+        self.upload_choices(rows, 1)?;
+        let top_logprobs = TopLogprobs::of(logits, rows)?;
+        self.sample(logits, rows, 0)?;
+        let mut sampled = self.read(rows.len(), 1)?.remove(0);
         if let Some(top_logprobs) = top_logprobs {
-            top_logprobs.write_to(sequences, &mut sampled)?;
+            top_logprobs.write_to(rows, &mut sampled)?;
         }
         Ok(sampled)
     }
@@ -255,10 +257,10 @@ impl Recorder {
         decoder: &Decoder,
         weights: &[Weights],
         cache: &KvCache,
-        (rows, tokens): Key,
+        (rows, tokens, together): Key,
     ) -> Result<Recorded> {
         let config = decoder.config();
-        let tables = self.tables_of(rows, tokens)?;
+        let tables = StepTables { blocks: self.tables_of(rows, tokens)?, together };
         let mut memory = self.memory.first(rows as i64)?;
         // The step runs once before it is recorded, and must not write to a sequence's block.
         drop(self.tables.f_zero_()?);
@@ -273,79 +275,75 @@ impl Recorder {
 
     /// Uploads the inputs of the first step: every value of the recording's rows, since earlier steps changed
     /// them.
-    fn upload_inputs(&self, live: &[&Sequence], (rows, tokens): Key) -> Result<()> {
+    fn upload_inputs(&self, rows: &[Row], (count, tokens, _): Key) -> Result<()> {
         let table_len = blocks_of(tokens);
-        let (mut tables, mut next) = (vec![SCRATCH_BLOCK as i32; rows * table_len], vec![0; rows]);
+        let (mut tables, mut next) = (vec![SCRATCH_BLOCK as i32; count * table_len], vec![0; count]);
         let mut positions = next.clone();
-        for (row, sequence) in live.iter().enumerate() {
-            let table = &mut tables[row * table_len..][..table_len];
-            table.iter_mut().zip(&sequence.blocks).for_each(|(entry, &block)| *entry = block as i32);
-            next[row] = sequence.last_token();
-            positions[row] = sequence.len() as i64 - 1;
+        for (index, row) in rows.iter().enumerate() {
+            let table = &mut tables[index * table_len..][..table_len];
+            table.iter_mut().zip(&row.sequence.blocks).for_each(|(entry, &block)| *entry = block as i32);
+            next[index] = row.token();
+            positions[index] = row.len() as i64 - 1;
         }
         write_front(&self.tables, &tables)?;
         write_front(&self.memory.tokens, &next)?;
         write_front(&self.memory.positions, &positions)
     }
 
-    /// Uploads the sampling parameters of the sequences' next tokens.
-    fn upload_choices(&self, sequences: &[&Sequence], steps: usize) -> Result<()> {
-        let choices: Vec<f32> = sequences.iter().flat_map(|sequence| choice(&sequence.params)).collect();
-        let of_step = |step: usize| {
-            let uniform =
-                move |sequence: &&Sequence| uniform(sequence.seed, sequence.completion.tokens.len() + step);
-            sequences.iter().map(uniform)
-        };
+    /// Uploads the sampling parameters of the rows' next tokens.
+    fn upload_choices(&self, rows: &[Row], steps: usize) -> Result<()> {
+        let choices: Vec<f32> = rows.iter().flat_map(|row| choice(row.params())).collect();
+        let of_step =
+            |step: usize| rows.iter().map(move |row| uniform(row.sequence.seed, row.index() + step));
         let uniforms: Vec<f64> = (0..steps).flat_map(of_step).collect();
         write_front(&self.choices, &choices)?;
         write_front(&self.uniforms, &uniforms)?;
         // Rows without a penalty are not read.
-        if sequences.iter().any(|sequence| sequence.params.penalizes()) {
-            write_front(&self.seen, &seen(sequences, self.words))?;
+        if rows.iter().any(|row| row.params().penalizes()) {
+            write_front(&self.seen, &seen(rows, self.words))?;
         }
         Ok(())
     }
 
-    /// Chooses a token for each row of `logits`, which belongs to the sequence with its index.
-    fn sample(&mut self, logits: &Tensor, sequences: &[&Sequence], step: usize) -> Result<()> {
-        let rows = logits.size()[0];
-        let of_step = |tensor: &Tensor| tensor.f_narrow(0, step as i64 * rows, rows);
-        let mut memory = self.memory.first(rows)?;
+    /// Chooses a token for each row of `logits`.
+    fn sample(&mut self, logits: &Tensor, rows: &[Row], step: usize) -> Result<()> {
+        let count = rows.len() as i64;
+        let of_step = |tensor: &Tensor| tensor.f_narrow(0, step as i64 * count, count);
+        let mut memory = self.memory.first(count)?;
         let sampling = ops::Sampling {
-            choices: &of_rows(&self.choices, rows, NUMBERS_OF_A_CHOICE)?,
+            choices: &of_rows(&self.choices, count, NUMBERS_OF_A_CHOICE)?,
             uniforms: &of_step(&self.uniforms)?,
-            seen: &mut of_rows(&self.seen, rows, self.words)?,
+            seen: &mut of_rows(&self.seen, count, self.words)?,
             tokens: &mut memory.tokens,
             positions: &mut memory.positions,
             chosen: &mut of_step(&self.chosen)?,
             logprobs: &mut of_step(&self.logprobs)?,
         };
-        let masked = masked(logits, sequences)?;
+        let masked = masked(logits, rows)?;
         ops::sample_into(masked.as_ref().unwrap_or(logits), sampling)?;
-        self.score(logits, sequences, step)
+        self.score(logits, rows, step)
     }
 
     /// Recomputes log-probs of chosen tokens with training's own operation. If they must be bitwise equal to
     /// training's, it does so for all sequences. Otherwise it does so for those with a format, whose
     /// log-probs are over all tokens as well.
-    fn score(&mut self, logits: &Tensor, sequences: &[&Sequence], step: usize) -> Result<()> {
-        let temperature = |sequence: &Sequence| sequence.params.softmax_temperature();
-        let (mut row, first) = (0, (step * sequences.len()) as i64);
-        let wants = |sequence: &Sequence| self.is_strict || sequence.format_state.is_some();
-        let alike = |one: &&Sequence, other: &&Sequence| {
-            (temperature(one), wants(one)) == (temperature(other), wants(other))
-        };
-        for alike in sequences.chunk_by(alike) {
+    fn score(&mut self, logits: &Tensor, rows: &[Row], step: usize) -> Result<()> {
+        let temperature = |row: &Row| row.params().softmax_temperature();
+        let (mut start, first) = (0, (step * rows.len()) as i64);
+        let wants = |row: &Row| self.is_strict || row.sequence.format_state.is_some();
+        let alike =
+            |one: &Row, other: &Row| (temperature(one), wants(one)) == (temperature(other), wants(other));
+        for alike in rows.chunk_by(alike) {
             let count = alike.len() as i64;
-            if !wants(alike[0]) {
-                row += count;
+            if !wants(&alike[0]) {
+                start += count;
                 continue;
             }
-            let of_rows = |tensor: &Tensor| tensor.f_narrow(0, first + row, count);
+            let of_rows = |tensor: &Tensor| tensor.f_narrow(0, first + start, count);
             let chosen = of_rows(&self.chosen)?;
-            let scores = ops::logprobs(&logits.f_narrow(0, row, count)?, &chosen, temperature(alike[0]))?;
+            let scores = ops::logprobs(&logits.f_narrow(0, start, count)?, &chosen, temperature(&alike[0]))?;
             of_rows(&self.logprobs)?.f_copy_(&scores.logprobs)?;
-            row += count;
+            start += count;
         }
         Ok(())
     }
@@ -425,14 +423,13 @@ fn choice(params: &SamplingParams) -> [f32; NUMBERS_OF_A_CHOICE] {
     [inverse, params.top_p as f32, params.min_p as f32, params.top_k as f32, penalty]
 }
 
-/// Returns the tokens of sequences with a penalty in the layout of [`ops::Sampling`], `words` words per
-/// sequence.
-fn seen(sequences: &[&Sequence], words: usize) -> Vec<i32> {
-    let mut seen = vec![0; sequences.len() * words];
-    for (of_sequence, sequence) in seen.chunks_exact_mut(words).zip(sequences) {
-        if sequence.params.penalizes() {
-            for token in sequence.tokens().map(|token| token as usize) {
-                of_sequence[token / TOKENS_OF_A_WORD] |= 1 << (token % TOKENS_OF_A_WORD);
+/// Returns the tokens of rows with a penalty in the layout of [`ops::Sampling`], `words` words per row.
+fn seen(rows: &[Row], words: usize) -> Vec<i32> {
+    let mut seen = vec![0; rows.len() * words];
+    for (of_row, row) in seen.chunks_exact_mut(words).zip(rows) {
+        if row.params().penalizes() {
+            for token in row.tokens().map(|token| token as usize) {
+                of_row[token / TOKENS_OF_A_WORD] |= 1 << (token % TOKENS_OF_A_WORD);
             }
         }
     }
@@ -448,7 +445,7 @@ mod tests {
     use super::*;
     use crate::{
         DecoderConfig,
-        generation::{Completion, model_runner::choose_on_host},
+        generation::{Completion, model_runner::choose_on_host, sequence::Sequence},
     };
 
     #[test]
@@ -466,10 +463,10 @@ mod tests {
     #[test]
     fn recordings_used_last_are_kept_within_the_limits() {
         let of = |count: usize, bytes: usize| {
-            (0..count).map(|index| ((index, 256), 100 + index as u64, bytes)).collect::<Vec<_>>()
+            (0..count).map(|index| ((index, 256, false), 100 + index as u64, bytes)).collect::<Vec<_>>()
         };
-        assert_eq!(kept(of(20, 1)), (4..20).rev().map(|index| (index, 256)).collect::<Vec<_>>());
-        assert_eq!(kept(of(5, MOST_KEPT_BYTES / 2)), [(4, 256), (3, 256)]);
+        assert_eq!(kept(of(20, 1)), (4..20).rev().map(|index| (index, 256, false)).collect::<Vec<_>>());
+        assert_eq!(kept(of(5, MOST_KEPT_BYTES / 2)), [(4, 256, false), (3, 256, false)]);
         assert_eq!(kept(of(2, MOST_KEPT_BYTES + 1)), []);
     }
 
@@ -553,10 +550,10 @@ mod tests {
 
     /// Returns the tokens chosen from each step's logits `[rows, V]`, without a check in between.
     fn choose(recorder: &mut Recorder, logits: &[Tensor], sequences: &[Sequence]) -> Vec<Vec<Sampled>> {
-        let sequences: Vec<&Sequence> = sequences.iter().collect();
-        recorder.upload_choices(&sequences, logits.len()).unwrap();
+        let rows: Vec<Row> = sequences.iter().map(Row::last_of).collect();
+        recorder.upload_choices(&rows, logits.len()).unwrap();
         for (step, logits) in logits.iter().enumerate() {
-            recorder.sample(&logits.to_device(recorder.tables.device()), &sequences, step).unwrap();
+            recorder.sample(&logits.to_device(recorder.tables.device()), &rows, step).unwrap();
         }
         recorder.read(sequences.len(), logits.len()).unwrap()
     }
@@ -564,18 +561,19 @@ mod tests {
     fn check_choices(device: &Arc<dyn Device>, dtype: DType, vocab: i64) {
         const STEPS: i64 = 6;
         let mut sequences = sequences(vocab, |penalty| penalty);
-        let rows: Vec<usize> = (0..sequences.len()).collect();
-        let mut recorder = recorder(device, (dtype, vocab), rows.len());
+        let indices: Vec<usize> = (0..sequences.len()).collect();
+        let mut recorder = recorder(device, (dtype, vocab), indices.len());
         // In 16 bits first, so that many values are equal.
         let narrow = if dtype == DType::F16 { Kind::Half } else { Kind::BFloat16 };
-        let values = Tensor::arange(STEPS * rows.len() as i64 * vocab, (Kind::Double, tch::Device::Cpu));
+        let values = Tensor::arange(STEPS * indices.len() as i64 * vocab, (Kind::Double, tch::Device::Cpu));
         let values = (&values * 0.37).sin() * 4.0 + (&values * &values * 0.011).cos() * 3.0;
         let values = values.to_kind(narrow).to_kind(dtype.kind());
         let logits = values.view([STEPS, -1, vocab]).unbind(0);
         let found = choose(&mut recorder, &logits, &sequences);
         let unpenalized = choose(&mut recorder, &logits, &self::sequences(vocab, |_| 1.0));
         for (step, logits) in logits.iter().enumerate() {
-            let expected = choose_on_host(logits, &rows, &sequences.iter().collect::<Vec<_>>()).unwrap();
+            let rows: Vec<Row> = sequences.iter().map(Row::last_of).collect();
+            let expected = choose_on_host(logits, &indices, &rows).unwrap();
             for (row, sequence) in sequences.iter_mut().enumerate() {
                 let (found, expected) = (found[step][row].clone(), &expected[row]);
                 let what = format!("{dtype:?}, {vocab} tokens, step {step}, {:?}", sequence.params);

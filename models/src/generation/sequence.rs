@@ -45,21 +45,10 @@ impl Sequence {
         self.prompt.iter().chain(&self.completion.tokens).copied()
     }
 
-    pub fn last_token(&self) -> i64 {
-        *self.completion.tokens.last().unwrap_or(&self.prompt[self.prompt.len() - 1])
-    }
-
     /// Returns the cache slot of the token at a position.
     pub fn place(&self, position: usize) -> i64 {
         i64::from(self.blocks[position / BLOCK_TOKENS]) * BLOCK_TOKENS as i64
             + (position % BLOCK_TOKENS) as i64
-    }
-
-    /// Chooses its next token, on the host.
-    pub fn choose(&self, logits: &[f32]) -> i64 {
-        let masked = self.format_state.as_ref().map(|state| state.mask(logits));
-        let logits = masked.as_deref().unwrap_or(logits);
-        sample(logits, &self.params, self.seed, self.completion.tokens.len(), self.tokens())
     }
 
     /// Appends a token, which may end the completion.
@@ -82,6 +71,63 @@ impl Sequence {
     }
 }
 
+/// A row of a decoding step: the last token of a sequence, or a token proposed behind it. Its output chooses the next token.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row<'a> {
+    pub sequence: &'a Sequence,
+    /// Proposed tokens behind those of the sequence, up to the row's own; empty if that is the sequence's last one.
+    pub proposed: &'a [i64],
+}
+
+impl<'a> Row<'a> {
+    /// Returns the row of a sequence's last token.
+    pub fn last_of(sequence: &'a Sequence) -> Row<'a> {
+        Row { sequence, proposed: &[] }
+    }
+
+    /// Returns the rows of a sequence's last token and of all tokens proposed behind it.
+    pub fn all_of(sequence: &'a Sequence, proposed: &'a [i64]) -> impl Iterator<Item = Row<'a>> {
+        (0..=proposed.len()).map(|count| Row { sequence, proposed: &proposed[..count] })
+    }
+
+    pub fn params(self) -> &'a SamplingParams {
+        &self.sequence.params
+    }
+
+    /// Returns the number of tokens up to its own.
+    pub fn len(self) -> usize {
+        self.sequence.len() + self.proposed.len()
+    }
+
+    /// Returns the tokens up to its own.
+    pub fn tokens(self) -> impl Iterator<Item = i64> + Clone + 'a {
+        self.sequence.tokens().chain(self.proposed.iter().copied())
+    }
+
+    pub fn token(self) -> i64 {
+        let Sequence { prompt, completion, .. } = self.sequence;
+        let last = self.proposed.last().or(completion.tokens.last());
+        *last.unwrap_or(&prompt[prompt.len() - 1])
+    }
+
+    /// Returns the cache slot of its token.
+    pub fn place(self) -> i64 {
+        self.sequence.place(self.len() - 1)
+    }
+
+    /// Returns the index, in the completion, of the token that it chooses.
+    pub fn index(self) -> usize {
+        self.sequence.completion.tokens.len() + self.proposed.len()
+    }
+
+    /// Chooses the next token, on the host.
+    pub fn choose(self, logits: &[f32]) -> i64 {
+        let masked = self.sequence.format_state.as_ref().map(|state| state.mask(logits));
+        let logits = masked.as_deref().unwrap_or(logits);
+        sample(logits, self.params(), self.sequence.seed, self.index(), self.tokens())
+    }
+}
+
 /// Sequences with the same tokens so far, which run once for all of them. They share the full blocks of those
 /// tokens. Each has its own last, partly filled block, since they will differ there.
 #[derive(Debug)]
@@ -98,6 +144,11 @@ impl Group {
     /// Returns the number of tokens that have to run.
     pub fn len(&self) -> usize {
         self.first().len()
+    }
+
+    /// Returns the row of each sequence's last token.
+    pub fn last_rows(&self) -> impl Iterator<Item = Row<'_>> {
+        self.sequences.iter().map(Row::last_of)
     }
 
     pub fn blocks_wanted(&self) -> usize {

@@ -3,7 +3,7 @@
 use anyroll_backends::ops::upload;
 use tch::{Device, Kind, Tensor};
 
-use super::{sampling::Sampled, sequence::Sequence};
+use super::{sampling::Sampled, sequence::Row};
 use crate::Result;
 
 /// Most likely tokens of rows of logits, if a sequence asks for them.
@@ -14,14 +14,13 @@ pub(super) struct TopLogprobs {
 }
 
 impl TopLogprobs {
-    /// Computes those of `logits` `[R, V]`, a row per sequence, on their device and without waiting for it.
-    pub fn of(logits: &Tensor, sequences: &[&Sequence]) -> Result<Option<TopLogprobs>> {
-        let most = sequences.iter().map(|sequence| sequence.params.top_logprobs as i64).max().unwrap_or(0);
+    /// Computes those of `logits` `[R, V]`, of a step's rows, on their device and without waiting for it.
+    pub fn of(logits: &Tensor, rows: &[Row]) -> Result<Option<TopLogprobs>> {
+        let most = rows.iter().map(|row| row.params().top_logprobs as i64).max().unwrap_or(0);
         if most == 0 {
             return Ok(None);
         }
-        let temperatures: Vec<f64> =
-            sequences.iter().map(|sequence| sequence.params.softmax_temperature()).collect();
+        let temperatures: Vec<f64> = rows.iter().map(|row| row.params().softmax_temperature()).collect();
         let temperatures = upload(&temperatures, logits.device())?.f_to_kind(Kind::Float)?.f_unsqueeze(1)?;
         let scaled = logits.f_to_kind(Kind::Float)?.f_div(&temperatures)?;
         let (values, tokens) = scaled.f_topk(most.min(logits.size()[1]), -1, true, true)?;
@@ -29,15 +28,15 @@ impl TopLogprobs {
         Ok(Some(TopLogprobs { tokens, logprobs }))
     }
 
-    /// Adds each sequence's most likely tokens to its sampled token.
-    pub fn write_to(&self, sequences: &[&Sequence], sampled: &mut [Sampled]) -> Result<()> {
+    /// Adds each row's most likely tokens to its sampled token.
+    pub fn write_to(&self, rows: &[Row], sampled: &mut [Sampled]) -> Result<()> {
         let most = self.tokens.size()[1] as usize;
         let tokens: Vec<i64> = self.tokens.f_to_device(Device::Cpu)?.f_flatten(0, 1)?.try_into()?;
         let logprobs: Vec<f32> = self.logprobs.f_to_device(Device::Cpu)?.f_flatten(0, 1)?.try_into()?;
-        let rows = tokens.chunks(most).zip(logprobs.chunks(most));
-        for ((sampled, sequence), (tokens, logprobs)) in sampled.iter_mut().zip(sequences).zip(rows) {
+        let of_rows = tokens.chunks(most).zip(logprobs.chunks(most));
+        for ((sampled, row), (tokens, logprobs)) in sampled.iter_mut().zip(rows).zip(of_rows) {
             let all = tokens.iter().copied().zip(logprobs.iter().copied());
-            sampled.top_logprobs = all.take(sequence.params.top_logprobs).collect();
+            sampled.top_logprobs = all.take(row.params().top_logprobs).collect();
         }
         Ok(())
     }

@@ -121,7 +121,7 @@ fn crowded(holder: &Holder, prefill_tokens: usize) -> Vec<(Vec<i64>, Completion)
     let params = SamplingParams { max_new_tokens: 28, stop_tokens: vec![], ..params(0.7) };
     let prompts: Vec<Vec<i64>> =
         [3, 40, 1, 17, 16, 50, 8].iter().map(|&len| (0..len).map(|i| (i * 5 + len) % 12).collect()).collect();
-    let mut engine = engine(holder, 0, 8, Limits { sequences: 7, prefill_tokens });
+    let mut engine = engine(holder, 0, 8, Limits { prefill_tokens, ..Limits::new(7) });
     let mut of_sample = Vec::new();
     for (number, prompt) in prompts.iter().enumerate() {
         let seeds: Vec<u64> = (0..1 + number as u64 % 3).map(|sample| number as u64 * 10 + sample).collect();
@@ -300,7 +300,7 @@ fn a_long_prompt_in_pieces_is_the_same_prompt() {
     let prompt: Vec<i64> = (0..70).map(|index| index * 5 % 12).collect();
     let params = SamplingParams { stop_tokens: vec![], ..params(1.0) };
     let run = |prefill_tokens: usize| {
-        let mut engine = engine(&holder, 0, 20, Limits { sequences: 4, prefill_tokens });
+        let mut engine = engine(&holder, 0, 20, Limits { prefill_tokens, ..Limits::new(4) });
         engine.submit(request(&[1, 2], &params, &[9])).unwrap();
         engine.submit(request(&prompt, &params, &[1, 2, 3])).unwrap();
         let mut completions = vec![Completion::default(); 4];
@@ -405,7 +405,7 @@ fn ten_thousand_requests_leave_no_block_behind() {
         .map(|(prompt, params)| run(&holder, std::slice::from_ref(prompt), params, &[0]).remove(0).tokens)
         .collect();
 
-    let mut engine = engine(&holder, 0, 10, Limits { sequences: 12, prefill_tokens: 32 });
+    let mut engine = engine(&holder, 0, 10, Limits { prefill_tokens: 32, ..Limits::new(12) });
     let (mut kind_of, mut open) = (Vec::new(), Vec::new());
     let (mut asked, mut ended, mut given_up) = (0, 0, 0);
     while asked < REQUESTS || !engine.is_idle() {

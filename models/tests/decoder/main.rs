@@ -13,5 +13,6 @@ mod prefix_cache;
 mod properties;
 mod recorded;
 mod routes;
+mod speculation;
 mod teacher;
 mod value;

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use anyroll_models::{
     Completion, Decoder, DecoderConfig, Request, Sample, SamplingParams, SlidingWindow,
-    generation::{Limits, Load, SampleId},
+    generation::{Limits, Load, SampleId, Speculation},
 };
 use tch::{Device, Kind};
 
 use crate::{
     generation::{Random, config, engine, holder, params, request, trained},
     holder::Holder,
+    speculation::SPECULATION,
 };
 
 const TALKS: usize = 12;
@@ -26,17 +27,19 @@ struct Setting {
     seed: u64,
     /// True if turns are aborted at random and continue at once.
     aborts: bool,
+    speculation: Option<Speculation>,
 }
 
-const ROOMY: Setting = Setting { keep: true, blocks: 80, prefill_tokens: 1 << 14, seed: 1, aborts: false };
+const ROOMY: Setting =
+    Setting { keep: true, blocks: 80, prefill_tokens: 1 << 14, seed: 1, aborts: false, speculation: None };
 
 /// Runs groups of three conversations with a common beginning. Each turn of the model is followed, after a
 /// while, by an answer that depends on the indices of conversation and turn. Returns each turn with its
 /// context, and the engine's final load.
 fn talks(holder: &Holder, setting: Setting) -> (Vec<(Vec<i64>, Completion)>, Load) {
-    let Setting { keep, blocks, prefill_tokens, seed, aborts } = setting;
+    let Setting { keep, blocks, prefill_tokens, seed, aborts, speculation } = setting;
     let mut random = Random(seed);
-    let mut engine = engine(holder, 0, blocks, Limits { sequences: 7, prefill_tokens });
+    let mut engine = engine(holder, 0, blocks, Limits { prefill_tokens, speculation, ..Limits::new(7) });
     let params = SamplingParams { max_new_tokens: 5, ..params(0.7) };
     let sample = |talk: usize, turn: usize, follows: Option<SampleId>| {
         let seed = (talk * 10 + turn) as u64;
@@ -104,18 +107,22 @@ fn what_is_kept_is_not_run_again_and_changes_nothing() {
     assert_eq!(roomy.reused_tokens, cached as u64);
 
     let tight = Setting { blocks: 9, ..ROOMY };
-    let mut reused = 0;
+    let (mut reused, mut accepted) = (0, 0);
     for seed in 1..12 {
         for aborts in [false, true] {
-            for prefill_tokens in [1 << 14, 16] {
-                let (found, load) = talks(&holder, Setting { seed, aborts, prefill_tokens, ..tight });
+            for (prefill_tokens, speculation) in [(1 << 14, None), (16, None), (16, Some(SPECULATION))] {
+                let setting = Setting { seed, aborts, prefill_tokens, speculation, ..tight };
+                let (found, load) = talks(&holder, setting);
                 assert_eq!(found, expected, "{load:?}");
+                accepted += load.speculated.accepted;
+                assert!(speculation.is_some() || load.speculated.proposals == 0);
                 reused += load.reused_tokens;
                 assert!(aborts || load.reused_tokens < roomy.reused_tokens, "the test needs a tight cache");
             }
         }
     }
     assert!(reused > 0, "nothing is kept in a tight cache");
+    assert!(accepted > 0, "no proposed token is chosen");
 }
 
 #[test]

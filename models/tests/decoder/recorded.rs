@@ -12,13 +12,13 @@ use anyroll_models::{
     Completion, Decoder, DecoderConfig, Engine, ExpertsConfig, KvCache, LoraConfig, LoraTarget, LoraTargets,
     Model, ModulePattern, Multipliers, NormPlaces, OtherRope, PackedBatch, ParamSpec, QkNorm, Request,
     Sample, SamplingParams, Sequence, SlidingWindow,
-    generation::{Format, FormatTracker, Limits},
+    generation::{Format, FormatTracker, Limits, Speculation},
     init,
     model::Init,
 };
 use tch::{Kind, Tensor};
 
-use crate::holder::Holder;
+use crate::{holder::Holder, speculation::SPECULATION};
 
 /// Returns a shape with `heads` query heads of width `head_dim` and two key heads.
 fn config(heads: i64, head_dim: i64, qk_norm: bool) -> DecoderConfig {
@@ -90,6 +90,7 @@ struct Shape {
     eight_bits: bool,
     /// Rounds activations to 8 bits.
     rounds_rows: bool,
+    speculation: Option<Speculation>,
 }
 
 impl From<DecoderConfig> for Shape {
@@ -101,6 +102,7 @@ impl From<DecoderConfig> for Shape {
             prefill_tokens: 1 << 14,
             eight_bits: false,
             rounds_rows: false,
+            speculation: None,
         }
     }
 }
@@ -180,7 +182,7 @@ fn held_completions(
 
 /// Returns limits to fewer live sequences than samples, so that their number changes.
 fn limits(shape: &Shape) -> Limits {
-    Limits { sequences: 7, prefill_tokens: shape.prefill_tokens }
+    Limits { prefill_tokens: shape.prefill_tokens, speculation: shape.speculation, ..Limits::new(7) }
 }
 
 /// Returns the completions of an engine, and the engine.
@@ -267,6 +269,7 @@ fn gpu() -> DeviceId {
 fn check(shape: impl Into<Shape>, params: &SamplingParams) {
     let shape = shape.into();
     let Some(recorded) = completions(&shape, (gpu(), DType::F32), params) else { return };
+    let shape = Shape { speculation: None, ..shape };
     let expected = completions(&shape, (CPU, DType::F32), params).unwrap();
     let (mut same, mut all, mut largest) = (0, 0, 0f32);
     for (recorded, expected) in recorded.iter().zip(&expected) {
@@ -294,6 +297,48 @@ fn recorded_steps_equal_the_passes() {
     for config in sizes.map(|(heads, head_dim, qk_norm)| config(heads, head_dim, qk_norm)) {
         check(config.clone(), &greedy());
         check(config, &SamplingParams::default());
+    }
+}
+
+/// Returns a shape whose sequences propose tokens.
+fn proposing(shape: impl Into<Shape>) -> Shape {
+    Shape { speculation: Some(Speculation { sequences: 7, ..SPECULATION }), ..shape.into() }
+}
+
+/// Rows of one sequence see each other's keys, in every width of heads, with norms and windows.
+#[test]
+fn recorded_steps_of_proposed_tokens_equal_the_passes() {
+    let sizes =
+        [(4, 64, false), (14, 64, true), (12, 128, false), (2, 128, true), (4, 16, false), (10, 32, true)];
+    for config in sizes.map(|(heads, head_dim, qk_norm)| config(heads, head_dim, qk_norm)) {
+        check(proposing(config.clone()), &greedy());
+        check(proposing(config), &warm());
+    }
+    let sliding_window = Some(SlidingWindow { tokens: 5, layers: vec![true, true] });
+    check(proposing(DecoderConfig { sliding_window, ..config(4, 64, false) }), &greedy());
+    check(proposing(fused(config(12, 128, false))), &greedy());
+    check(proposing(Shape::with_adapters(config(12, 128, true), &LoraTarget::ALL)), &greedy());
+    check(proposing(config(4, 64, false)), &SamplingParams { repetition_penalty: 1.3, ..greedy() });
+}
+
+/// In 16 bits log-probs are as far from training's as those of steps of one token.
+#[test]
+fn recorded_steps_of_proposed_tokens_in_16_bits_stay_near_training() {
+    let mixture = mixture(config(12, 128, false), 3, [false, true]);
+    for config in [config(14, 64, false), config(12, 128, true), config(4, 32, false), mixture] {
+        for (dtype, most) in [(DType::Bf16, 0.03), (DType::F16, 0.03 / 8.0)] {
+            let (shape, at) = (proposing(config.clone()), (gpu(), dtype));
+            let Some(recorded) = completions(&shape, at, &warm()) else { return };
+            assert_eq!(completions(&shape, at, &warm()).unwrap(), recorded, "another run differs");
+            let expected = scores(&shape, at, &recorded, (0.8, recorded.len()));
+            let errors =
+                logprobs(&recorded).into_iter().zip(&expected).map(|(a, b)| f64::from((a - b).abs()));
+            let mean = errors.sum::<f64>() / expected.len() as f64;
+            assert!(mean < most, "{dtype:?}: log-probs differ by {mean} on average: {config:?}");
+        }
+    }
+    if check_strict(proposing(self::config(4, 64, false)), &warm()).is_some() {
+        check_strict(proposing(self::config(12, 128, true)), &warm());
     }
 }
 
@@ -327,7 +372,7 @@ fn kept_steps_equal_those_of_a_new_engine() {
             assert!(shape.config.experts.is_some(), "its steps are recorded");
             continue;
         };
-        let fit = |decoder, sequences, blocks| kept.fits(decoder, sequences, blocks);
+        let fit = |decoder, sequences, blocks| kept.fits(decoder, Limits::new(sequences), blocks);
         let other = Arc::new(shape.decoder(torch));
         assert_eq!(
             [fit(&decoder, 7, 300), fit(&decoder, 7, 401), fit(&decoder, 8, 300)],
@@ -637,9 +682,11 @@ fn strict_steps_with_adapters_and_biases_have_the_log_probs_of_training() {
     check_strict(Shape::with_dora(fused(config(4, 64, false)), &LoraTarget::FUSED), &warm());
 }
 
-/// Tests attention over blocks in any order, with lengths around those of runs and splits. A step writes its
-/// own tokens to the cache, bitwise equal to training's operations. Before that they are NaN, like everything
-/// after a sequence.
+/// Lengths around those of runs and splits, and for each row the first row of its sequence, if several are of one.
+const LENGTHS: [i64; 15] = [1, 7, 15, 16, 17, 64, 65, 255, 256, 257, 300, 511, 512, 513, 700];
+const FIRST_ROWS: [i64; 15] = [0, 1, 2, 2, 2, 5, 5, 7, 7, 7, 10, 11, 11, 11, 14];
+
+/// Tests attention over blocks in any order, with a sequence for each row and with several rows of one.
 #[test]
 fn a_step_of_attention_is_rotation_and_attention() {
     let Some(device) = device(gpu()) else { return };
@@ -655,59 +702,77 @@ fn a_step_of_attention_is_rotation_and_attention() {
             (4, 4, 16, true),
             (18, 2, 32, false),
         ] {
-            let lengths = [1i64, 7, 15, 16, 17, 64, 65, 255, 256, 257, 300, 511, 512, 513, 700];
-            let (rows, table_len) = (lengths.len() as i64, 44);
-            let random = |size: &[i64]| Tensor::randn(size, (kind, at));
-            let qkv = random(&[rows, heads + 2 * kv_heads, dim]);
-            let tables = Tensor::randperm(rows * table_len, (Kind::Int64, at)).view([rows, table_len]) + 1;
-            let lengths = Tensor::from_slice(&lengths).to_device(at);
-            let (narrow_tables, positions) = (tables.to_kind(Kind::Int), &lengths - 1);
-            let blocks =
-                tables.gather(1, &positions.floor_divide_scalar(16).unsqueeze(1), false).squeeze_dim(1);
-            let places: Tensor = blocks * 16 + positions.remainder(16);
-            let behind: Vec<Tensor> = (0..16).map(|i| &places + i).collect();
-            let behind = Tensor::stack(&behind, 1).masked_select(
-                &(positions.remainder(16).unsqueeze(1) + Tensor::arange(16, (Kind::Int64, at))).lt(16),
-            );
-            let caches = [(); 2].map(|()| random(&[rows * table_len + 1, 16, kv_heads, dim]));
-            let tokens_of = |cache: &Tensor| cache.view([-1, kv_heads, dim]);
-            let forget =
-                || caches.iter().for_each(|cache| drop(tokens_of(cache).index_fill_(0, &behind, f64::NAN)));
-
-            let table = ops::rope_table(704, &ops::rope_frequencies(dim, 1e4), 1.0, at).unwrap();
-            let weights = [(); 2].map(|()| random(&[dim]));
-            let norms = has_norms.then_some((&weights[0], &weights[1], 1e-6));
-            let turned = |from: i64, count: i64, norm: &Tensor| {
-                let x = qkv.narrow(1, from, count);
-                let mut x = if has_norms { ops::rms_norm(&x, norm, 1e-6).unwrap().0 } else { x.copy() };
-                ops::rope_(&mut x, &positions, &table, ops::Rotation::Forward).unwrap();
-                x
-            };
-            let queries = turned(0, heads, &weights[0]);
-            let own = [turned(heads, kv_heads, &weights[1]), qkv.narrow(1, heads + kv_heads, kv_heads)];
-
-            let cache = PagedCache { keys: &caches[0], values: &caches[1], tables: &narrow_tables };
-            let rotation = StepRotation { norms, table: &table };
-            let mut parts = AttentionParts::new(rows, heads, dim, table_len * 16, at).unwrap();
-            for window in [None, Some(1), Some(16), Some(100), Some(256), Some(500), Some(701)] {
-                let what = format!("{kind:?} {heads}/{kv_heads} x {dim}, {window:?}");
-                let causal = Causal { scale: 0.125, window };
-                let mut found = Tensor::zeros([rows, heads * dim], (kind, at));
-                forget();
-                ops::attend_into(&qkv, rotation, &positions, cache, causal, &mut parts, &mut found).unwrap();
-                for (cache, own) in caches.iter().zip(&own) {
-                    assert!(tokens_of(cache).index_select(0, &places).equal(own), "{what}");
-                }
-                let [queries, keys, values] =
-                    [&queries, &caches[0], &caches[1]].map(|tensor| tensor.to_kind(Kind::Float));
-                let expected =
-                    ops::composite::decode_attention(&queries, &keys, &values, &tables, &lengths, causal);
-                let expected = expected.unwrap();
-                let error = largest_difference(&found, &expected);
-                let scale = expected.abs().max().double_value(&[]);
-                eprintln!("{what}: {error:e} of {scale}");
-                assert!(error <= tolerance * scale, "{what}: {error:e} of {scale}");
+            for together in [false, true] {
+                check_attention((kind, at), [heads, kv_heads, dim], (has_norms, together), tolerance);
             }
         }
+    }
+}
+
+/// A step writes its own tokens to the cache, bitwise equal to training's operations. Before that they are NaN, like everything
+/// after a sequence.
+fn check_attention(
+    (kind, at): (Kind, tch::Device),
+    [heads, kv_heads, dim]: [i64; 3],
+    (has_norms, together): (bool, bool),
+    tolerance: f64,
+) {
+    let (rows, table_len) = (LENGTHS.len() as i64, 44);
+    let random = |size: &[i64]| Tensor::randn(size, (kind, at));
+    let qkv = random(&[rows, heads + 2 * kv_heads, dim]);
+    let tables = Tensor::randperm(rows * table_len, (Kind::Int64, at)).view([rows, table_len]) + 1;
+    let first_rows = Tensor::from_slice(&FIRST_ROWS).to_device(at);
+    let tables = if together { tables.index_select(0, &first_rows) } else { tables };
+    let lengths = Tensor::from_slice(&LENGTHS).to_device(at);
+    let (narrow_tables, positions) = (tables.to_kind(Kind::Int), &lengths - 1);
+    let blocks = tables.gather(1, &positions.floor_divide_scalar(16).unsqueeze(1), false).squeeze_dim(1);
+    let places: Tensor = blocks * 16 + positions.remainder(16);
+    let behind: Vec<Tensor> = (0..16).map(|i| &places + i).collect();
+    let behind = Tensor::stack(&behind, 1).masked_select(
+        &(positions.remainder(16).unsqueeze(1) + Tensor::arange(16, (Kind::Int64, at))).lt(16),
+    );
+    let caches = [(); 2].map(|()| random(&[rows * table_len + 1, 16, kv_heads, dim]));
+    let tokens_of = |cache: &Tensor| cache.view([-1, kv_heads, dim]);
+    let forget = || caches.iter().for_each(|cache| drop(tokens_of(cache).index_fill_(0, &behind, f64::NAN)));
+
+    let table = ops::rope_table(704, &ops::rope_frequencies(dim, 1e4), 1.0, at).unwrap();
+    let weights = [(); 2].map(|()| random(&[dim]));
+    let norms = has_norms.then_some((&weights[0], &weights[1], 1e-6));
+    let turned = |from: i64, count: i64, norm: &Tensor| {
+        let x = qkv.narrow(1, from, count);
+        let mut x = if has_norms { ops::rms_norm(&x, norm, 1e-6).unwrap().0 } else { x.copy() };
+        ops::rope_(&mut x, &positions, &table, ops::Rotation::Forward).unwrap();
+        x
+    };
+    let queries = turned(0, heads, &weights[0]);
+    let own = [turned(heads, kv_heads, &weights[1]), qkv.narrow(1, heads + kv_heads, kv_heads)];
+
+    let cache = PagedCache { keys: &caches[0], values: &caches[1], tables: &narrow_tables };
+    let rotation = StepRotation { norms, table: &table };
+    let mut parts = AttentionParts::new(rows, heads, dim, table_len * 16, at).unwrap();
+    for window in [None, Some(1), Some(16), Some(100), Some(256), Some(500), Some(701)] {
+        let what = format!("{kind:?} {heads}/{kv_heads} x {dim}, {window:?}, together: {together}");
+        let causal = Causal { scale: 0.125, window };
+        let mut found = Tensor::zeros([rows, heads * dim], (kind, at));
+        forget();
+        let (parts, out) = (&mut parts, &mut found);
+        match together {
+            true => {
+                ops::attend_together_into(&mut qkv.copy(), rotation, &positions, cache, causal, parts, out)
+            }
+            false => ops::attend_into(&qkv, rotation, &positions, cache, causal, parts, out),
+        }
+        .unwrap();
+        for (cache, own) in caches.iter().zip(&own) {
+            assert!(tokens_of(cache).index_select(0, &places).equal(own), "{what}");
+        }
+        let [queries, keys, values] =
+            [&queries, &caches[0], &caches[1]].map(|tensor| tensor.to_kind(Kind::Float));
+        let expected =
+            ops::composite::decode_attention(&queries, &keys, &values, &tables, &lengths, causal).unwrap();
+        let error = largest_difference(&found, &expected);
+        let scale = expected.abs().max().double_value(&[]);
+        eprintln!("{what}: {error:e} of {scale}");
+        assert!(error <= tolerance * scale, "{what}: {error:e} of {scale}");
     }
 }

@@ -29,7 +29,7 @@ fn request(prompt: &[i64], samples: Vec<Sample>) -> Request {
 fn sampled(holder: &Holder) -> Vec<(Vec<i64>, Completion)> {
     let prompts =
         [3, 40, 1, 17, 16, 50, 8].map(|len| (0..len).map(|i| (i * 5 + len) % 12).collect::<Vec<i64>>());
-    let limits = Limits { sequences: 7, prefill_tokens: 32 };
+    let limits = Limits { prefill_tokens: 32, ..Limits::new(7) };
     let mut engine = engine(holder, 0, 8, limits).recording_routes().unwrap();
     let mut of_sample = Vec::new();
     for (number, prompt) in (0_u64..).zip(&prompts) {

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use anyroll_backends::{DType, Stream};
-use anyroll_models::{Decoder, Engine, KeptSteps, KvCache, generation::Limits};
+use anyroll_models::{
+    Decoder, Engine, KeptSteps, KvCache,
+    generation::{Limits, Speculation},
+};
 use anyroll_strategy::{Weights, shared};
 
 use crate::Result;
@@ -17,6 +20,8 @@ pub struct Capacity {
     pub longest: usize,
     /// Fraction of the device's free memory that the cache may take.
     pub memory: f64,
+    /// Speculation, if there is any.
+    pub speculation: Option<Speculation>,
 }
 
 impl Capacity {
@@ -35,6 +40,10 @@ impl Capacity {
         engine.load().blocks + 1 >= self.blocks()
     }
 
+    fn limits(self) -> Limits {
+        Limits { speculation: self.speculation, ..Limits::new(self.sequences) }
+    }
+
     fn blocks(self) -> usize {
         KvCache::blocks_for(self.sequences, self.longest)
     }
@@ -49,11 +58,10 @@ impl Capacity {
         compute: &Stream,
         kept: Option<KeptSteps>,
     ) -> Result<Engine> {
-        let (dtype, limits) = (dtype(weights), Limits::new(self.sequences));
+        let (dtype, limits) = (dtype(weights), self.limits());
         let room_bytes = (compute.device().memory_info()?.free_bytes as f64 * self.memory) as usize;
-        let fits = |kept: &KeptSteps| {
-            kept.fits(model, self.sequences, self.blocks()) && kept.missing_bytes() <= room_bytes
-        };
+        let fits =
+            |kept: &KeptSteps| kept.fits(model, limits, self.blocks()) && kept.missing_bytes() <= room_bytes;
         if let Some(kept) = kept.filter(fits) {
             return Ok(Engine::with_kept(kept, shared(weights), version, self.blocks(), limits)?);
         }

@@ -7,7 +7,7 @@ use anyroll_backends::{BackendKind, Stream};
 use anyroll_data::Tokenizer;
 use anyroll_models::{
     Decoder, Engine, KeptSteps, Request, SamplingParams, generation,
-    generation::{SampleId, StopCondition},
+    generation::{Load, SampleId, Speculated, Speculation, StopCondition},
 };
 use anyroll_strategy::Weights;
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,15 @@ pub struct Sampled {
     pub passes: usize,
     /// Context tokens that were not recomputed between turns, since their keys and values were kept.
     pub kept_tokens: u64,
+    /// Proposals, and what became of them.
+    pub speculated: Speculated,
+}
+
+impl Sampled {
+    /// Samples as they were before any work.
+    pub fn none_of(samples: Vec<Sample>) -> Self {
+        Self { samples, passes: 0, kept_tokens: 0, speculated: Speculated::default() }
+    }
 }
 
 /// Sampling parameters.
@@ -99,6 +108,8 @@ pub struct Sampler {
     pub threads: Option<usize>,
     /// True if samples carry the experts of their tokens: see [`Sample::routes`].
     pub records_routing: bool,
+    /// Speculation, if there is any.
+    pub speculation: Option<Speculation>,
     /// Recorded steps of the last call, for the next one.
     pub kept: Mutex<Option<KeptSteps>>,
 }
@@ -202,11 +213,11 @@ impl Sampler {
                 sample.go_on(turn);
             }
         }
-        let kept_tokens = engine.load().reused_tokens;
+        let Load { reused_tokens: kept_tokens, speculated, .. } = engine.load();
         if capacity.is_met_by(&engine) {
             *self.kept() = engine.into_kept()?;
         }
-        Ok(Sampled { samples, passes, kept_tokens })
+        Ok(Sampled { samples, passes, kept_tokens, speculated })
     }
 
     fn kept(&self) -> MutexGuard<'_, Option<KeptSteps>> {
@@ -261,6 +272,7 @@ impl Sampler {
             sequences: self.batch_size.min(asked.len()).max(1),
             longest: limits(asked).into_iter().max().unwrap_or(1),
             memory: self.cache_memory,
+            speculation: self.speculation,
         }
     }
 }

@@ -229,6 +229,7 @@ impl LoadedModel {
             cache_memory: memory,
             threads: None,
             records_routing: false,
+            speculation: None,
             kept: Mutex::default(),
         }
     }

@@ -524,6 +524,19 @@ pub const DECLARED: &[Declared] = &[
         "Tokens whose keys and values rank 0 kept from one turn to the next.",
     ),
     Declared::new(
+        "perf/proposed_tokens",
+        "tokens",
+        Last,
+        "Tokens that rank 0's sequences proposed by prompt lookup.",
+    ),
+    Declared::new("perf/accepted_tokens", "tokens", Last, "Proposed tokens that rank 0 sampled."),
+    Declared::new(
+        "perf/tokens_per_proposal",
+        "tokens",
+        Last,
+        "Mean number of tokens that a sequence of rank 0 got in a step with a proposal.",
+    ),
+    Declared::new(
         "perf/shared_rows",
         "share",
         Last,

@@ -180,6 +180,7 @@ fn sampler(base: &BaseModel, task: &TextTask, model: Arc<Decoder>, place: &Place
         tokenizer: base.tokenizer.clone(),
         threads: None,
         records_routing: false,
+        speculation: None,
         kept: Mutex::default(),
     })
 }

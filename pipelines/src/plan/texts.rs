@@ -2,12 +2,13 @@
 //! sequence counts with the longest possible length.
 
 use anyroll_config::{
-    KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, RolloutWeights, Turns, WarmupConfig,
+    KvCacheConfig, OfflineConfig, OldLogprobs, PipelineConfig, RolloutWeights, SpeculationConfig, Turns,
+    WarmupConfig,
 };
 use anyroll_data::{Dataset, Tokenizer};
 use anyroll_models::{
     Decoder, ExpertParts, KeptSteps, KvCache, Model, PackedSize, Runs, Unit, ValueModel, absent,
-    generation::Limits,
+    generation::{Limits, Speculation},
 };
 use anyroll_strategy::{
     ZeroConfig,
@@ -105,6 +106,7 @@ impl Texts {
                 sequences,
                 completion: rlvr.rollout.max_new_tokens,
                 memory: rlvr.rollout.kv_cache.memory,
+                speculation: rlvr.rollout.speculation.map(SpeculationConfig::speculation),
             };
             Rollout { sampling, runs_ahead: ahead > 0 }
         });
@@ -277,7 +279,7 @@ impl Texts {
         let rollout = self.rollout.filter(|_| group.holds(Member::Rollout)).map(|rollout| rollout.sampling);
         let own = self.work.sampling.filter(|_| group.holds(Member::Policy) && self.together == 1);
         rollout.or(own).map_or(0, |sampling| {
-            KeptSteps::most_bytes(self.sampler(), sampling.sequences, runs(policy, group.on_host))
+            KeptSteps::most_bytes(self.sampler(), sampling.limits(), runs(policy, group.on_host))
         })
     }
 
@@ -482,29 +484,28 @@ impl Texts {
     fn sampling(
         &self,
         group: &DeviceGroup,
-        Sampling { sequences, completion, memory }: Sampling,
+        sampling: Sampling,
         runs: Runs,
         mut generate: PhaseBytes,
         busiest: usize,
     ) -> (PhaseBytes, usize) {
         let model = self.sampler();
         let (shape, dtype) = (model.config(), runs.dtype);
-        let sequences = sequences.max(1);
-        let (prompt, longest) = (self.work.prompt, self.work.prompt + completion);
-        let limits = Limits::new(sequences);
+        let limits @ Limits { sequences, .. } = sampling.limits();
+        let (prompt, longest) = (self.work.prompt, self.work.prompt + sampling.completion);
         let prompts = limits.prefill_tokens.min(sequences * prompt);
         // A pass over prompts widens one matrix in 8 bits at a time, here and where kernels do not multiply with it, or rounds
         // the inputs of one product.
         let widened = if self.in_eight_bits { model.widest_matrix_bytes(dtype.size_bytes()) } else { 0 };
-        let rounded = if self.rounds_rows { prompts.max(sequences) * model.widest_row() } else { 0 };
-        let sampling = model.sampling_bytes(sequences, prompts, prompt, runs) + widened.max(rounded);
-        generate.activations = if runs.on_host { sampling } else { sampling.max(busiest) };
+        let rounded = if self.rounds_rows { prompts.max(limits.rows()) * model.widest_row() } else { 0 };
+        let sampled = model.sampling_bytes(limits.rows(), prompts, prompt, runs) + widened.max(rounded);
+        generate.activations = if runs.on_host { sampled } else { sampled.max(busiest) };
 
         // Divides free memory as `inference::Room` does.
         let cache = |blocks| KvCache::bytes_of(shape, dtype, blocks);
         let (wanted, least) = (KvCache::blocks_for(sequences, longest), KvCache::blocks_for(1, longest));
         let room = group.memory_bytes.map_or(wanted, |memory_bytes| {
-            let free = memory_bytes.saturating_sub(generate.total()) as f64 * memory;
+            let free = memory_bytes.saturating_sub(generate.total()) as f64 * sampling.memory;
             KvCache::blocks_in(shape, dtype, free as usize)
         });
         generate.kv_cache = cache(wanted.min(room).max(least));
@@ -569,6 +570,13 @@ struct Sampling {
     completion: usize,
     /// Fraction of free memory for the KV cache.
     memory: f64,
+    speculation: Option<Speculation>,
+}
+
+impl Sampling {
+    fn limits(self) -> Limits {
+        Limits { speculation: self.speculation, ..Limits::new(self.sequences.max(1)) }
+    }
 }
 
 /// Load of a device that only does rollout.
@@ -597,6 +605,7 @@ impl Workload {
                         rollout.max(rlvr.evaluation.max_new_tokens(rollout))
                     },
                     memory: rlvr.rollout.kv_cache.memory,
+                    speculation: rlvr.rollout.speculation.map(SpeculationConfig::speculation),
                 }),
             },
             PipelineConfig::Offline(offline) => {
@@ -614,6 +623,7 @@ impl Workload {
                         sequences: completed.min(offline::MOST_AT_A_TIME),
                         completion: answer,
                         memory: KvCacheConfig::default().memory,
+                        speculation: None,
                     }),
                 }
             }

@@ -81,6 +81,11 @@ impl Clock {
         if task.config.rollout.environment.is_some() {
             metrics.insert("perf/kept_tokens", effort.kept_tokens as f64);
         }
+        if let Some(per_proposal) = effort.speculated.tokens_per_proposal() {
+            metrics.insert("perf/proposed_tokens", effort.speculated.proposed as f64);
+            metrics.insert("perf/accepted_tokens", effort.speculated.accepted as f64);
+            metrics.insert("perf/tokens_per_proposal", per_proposal);
+        }
         if let Some(own_devices) = effort.own_devices {
             metrics.insert("time/rollout_s", own_devices.as_secs_f64());
             metrics.insert("time/weights_s", effort.sent.as_secs_f64());

@@ -227,6 +227,7 @@ pub(super) fn generate(args: &GenerateArgs) -> Result<u8> {
         sequences: args.capacity.sequences.min(wanted).max(1),
         longest,
         memory: args.capacity.memory,
+        speculation: None,
     };
     let mut engine = model.engine(capacity)?;
     let mut asked = Vec::with_capacity(wanted);

@@ -118,5 +118,6 @@ fn capacity(args: &ServeArgs, model: &LoadedModel) -> Result<Capacity> {
         let problem = format!("is {longest}, must be from 2 to {most}, the most that the model takes{why}");
         return Err(anyroll_models::Error::Input { what: "--max-length", problem }.into());
     }
-    Ok(Capacity { sequences: args.capacity.sequences, longest, memory: args.capacity.memory })
+    let CapacityArgs { sequences, memory } = args.capacity;
+    Ok(Capacity { sequences, longest, memory, speculation: None })
 }

@@ -66,9 +66,7 @@ mod tests {
         let counters = Counters::default();
         counters.request(7);
         counters.tokens(3);
-        let (kept, reused_tokens) = (0, 0);
-        let load =
-            Load { waiting: 1, live: 2, blocks: 9, free_blocks: 4, kept, reused_tokens, preemptions: 5 };
+        let load = Load { waiting: 1, live: 2, blocks: 9, free_blocks: 4, preemptions: 5, ..Load::default() };
         counters.set_load(load);
         let page = counters.text();
         for line in [

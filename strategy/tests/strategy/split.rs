@@ -5,12 +5,16 @@ use std::{ops::Range, sync::Arc};
 use anyroll_backends::{DType, Stream};
 use anyroll_models::{
     Completion, Decoder, DecoderConfig, Engine, ExpertParts, KvCache, LoraConfig, LoraTarget, Multipliers,
-    ParamSpec, QkNorm, Request, Sample, SamplingParams, generation::Limits, init::WeightSource,
+    ParamSpec, QkNorm, Request, Sample, SamplingParams,
+    generation::{Limits, Speculation},
+    init::WeightSource,
 };
 use anyroll_strategy::{Weights, Zero, ZeroStage, neighbours, peers};
 use tch::Tensor;
 
 use crate::harness::{STAGES, four_heads, ranks};
+
+const SPECULATION: Speculation = Speculation { tokens: 3, longest: 3, shortest: 1, sequences: 5 };
 
 /// Weights that differ from element to element, also where adapters begin with zeros.
 #[derive(Debug)]
@@ -47,9 +51,14 @@ fn models() -> [(&'static str, Arc<Decoder>); 5] {
 }
 
 /// Greedy and drawn completions of short prompts, and of one that is longer than a pass.
-fn completions(decoder: &Arc<Decoder>, weights: Weights, compute: &Stream) -> Vec<Completion> {
+fn completions(
+    decoder: &Arc<Decoder>,
+    weights: Weights,
+    compute: &Stream,
+    speculation: Option<Speculation>,
+) -> Vec<Completion> {
     let cache = KvCache::new(decoder.config(), 30, DType::F32, compute).unwrap();
-    let limits = Limits { sequences: 5, prefill_tokens: 16 };
+    let limits = Limits { prefill_tokens: 16, speculation, ..Limits::new(5) };
     let mut engine = Engine::new(decoder.clone(), weights, 0, cache, limits).unwrap();
     for (prompt, temperature) in
         [(vec![1, 2, 3], 1.0), (vec![12; 4], 0.0), ((0..37).map(|at| at % 13).collect(), 0.7)]
@@ -67,7 +76,7 @@ fn completions(decoder: &Arc<Decoder>, weights: Weights, compute: &Stream) -> Ve
 }
 
 /// The completions of `together` of `world_size` ranks, of each rank, for each model: as they are, and with merged
-/// adapters.
+/// adapters and speculation.
 fn split(
     world_size: usize,
     together: usize,
@@ -86,8 +95,8 @@ fn split(
             };
             let merged = Arc::new(split.merged());
             [
-                completions(&split, parts(), &compute),
-                completions(&merged, split.merge(parts()).unwrap(), &compute),
+                completions(&split, parts(), &compute, None),
+                completions(&merged, split.merge(parts()).unwrap(), &compute, Some(SPECULATION)),
             ]
         };
         models().into_iter().map(of_model).collect()
@@ -104,8 +113,8 @@ fn alone() -> Vec<[Vec<Completion>; 2]> {
             let merged = Arc::new(model.merged());
             let own = zero.weights_with_own(|unit, param| model.merges_into(unit, param)).unwrap();
             [
-                completions(&model, zero.weights().unwrap(), &compute),
-                completions(&merged, model.merge(own).unwrap(), &compute),
+                completions(&model, zero.weights().unwrap(), &compute, None),
+                completions(&merged, model.merge(own).unwrap(), &compute, None),
             ]
         };
         models().into_iter().map(of_model).collect()
@@ -164,7 +173,7 @@ fn parts_in_eight_bits_sample_what_one_rank_does_with_them() {
                 None => model.in_eight_bits(unit, whole),
             };
             let weights = zero.weights_made(|_, whole, _| Some(whole), made).unwrap();
-            completions(&split.map_or_else(|| model.clone(), Arc::new), weights, &compute)
+            completions(&split.map_or_else(|| model.clone(), Arc::new), weights, &compute, None)
         })
     };
     let alone = &sampled(1, STAGES[0])[0];

@@ -10,6 +10,7 @@ use super::environment::EnvironmentConfig;
 use super::optimizer::OptimizerConfig;
 use super::reward::{RewardConfig, RewardTerm};
 use super::schema::{CheckpointConfig, Config, ModelConfig, WarmupConfig, is_default};
+use super::speculation::SpeculationConfig;
 use super::steps::{DataEpochs, Steps};
 use crate::document::Section;
 
@@ -213,6 +214,10 @@ pub struct RolloutConfig {
     /// Memory of the KV cache in sampling.
     #[serde(default, skip_serializing_if = "is_default")]
     pub kv_cache: KvCacheConfig,
+    /// Prompt-lookup speculation, which ends long completions sooner if they repeat their prompt or themselves; `{}` for its
+    /// defaults. Default: none, and a step samples one token of each sequence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<SpeculationConfig>,
     /// Asynchronous rollout, which continues across steps. Default: each step samples the completions that it trains
     /// on.
     #[serde(rename = "async", default, skip_serializing_if = "is_default")]
@@ -590,6 +595,9 @@ impl RolloutConfig {
         at.positive("max_new_tokens", self.max_new_tokens);
         at.positive("batch_size", self.batch_size);
         at.positive("tensor_parallel", self.tensor_parallel);
+        if let Some(speculation) = self.speculation {
+            speculation.validate(&at.below("speculation"));
+        }
         at.given(&["tensor_parallel"]).ensure(
             !self.expert_parallel || self.tensor_parallel > 1,
             "expert_parallel",

@@ -195,11 +195,12 @@ impl Devices {
     /// Waits until all devices are done; `None` if nothing was in flight.
     pub fn wait(&mut self) -> Result<Option<Done>> {
         let Some(mut running) = self.running.take() else { return Ok(None) };
-        let mut all = Sampled { samples: mem::take(&mut running.samples), passes: 0, kept_tokens: 0 };
+        let mut all = Sampled::none_of(mem::take(&mut running.samples));
         let (mut took, engines) = (Duration::ZERO, running.threads.len());
         while let Some(thread) = running.threads.pop_front() {
             let part = thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?;
             all.passes = all.passes.max(part.sampled.passes);
+            all.speculated = all.speculated + part.sampled.speculated;
             took = took.max(part.took);
             for (number, sample) in part.numbers.into_iter().zip(part.sampled.samples) {
                 all.samples[number] = sample;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyroll_backends::Stream;
-use anyroll_config::RolloutConfig;
+use anyroll_config::{RolloutConfig, SpeculationConfig};
 use anyroll_data::{Record, Tokenizer};
 use anyroll_models::{Decoder, Model};
 use anyroll_strategy::{Weights, Zero};
@@ -197,6 +197,7 @@ pub fn sampler(
         cache_memory: rollout.kv_cache.memory,
         threads,
         records_routing: rollout.replay_routing,
+        speculation: rollout.speculation.map(SpeculationConfig::speculation),
         kept: Mutex::default(),
     }
 }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Result,
-    inference::{Sample, SampleRequest},
+    inference::{Sample, SampleRequest, Sampled},
     rlvr::rewards::Rewards,
     train::Learner,
 };
@@ -117,7 +117,8 @@ impl Rollout for InFlightRollout {
                 }
             })?;
             left?;
-            (effort.passes, effort.kept_tokens) = (sampled.passes, sampled.kept_tokens);
+            let Sampled { passes, kept_tokens, speculated, .. } = sampled;
+            effort = Effort { passes, kept_tokens, speculated, ..effort };
             write_back(&mut queue.groups, open, sampled.samples);
         }
         let whole = queue.groups.iter().enumerate().filter(|(_, group)| group.is_whole());

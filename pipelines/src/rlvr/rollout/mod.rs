@@ -15,7 +15,7 @@ mod sync;
 
 use std::time::{Duration, Instant};
 
-use anyroll_models::Decoder;
+use anyroll_models::{Decoder, generation::Speculated};
 use anyroll_reward::Scoring;
 use anyroll_strategy::Weights;
 
@@ -147,6 +147,8 @@ pub struct Effort {
     pub passes: usize,
     /// Tokens that were not recomputed between turns.
     pub kept_tokens: u64,
+    /// Proposals, and what became of them.
+    pub speculated: Speculated,
     /// Sampling time of separate rollout devices; `None` without such devices.
     pub own_devices: Option<Duration>,
     /// Time for which the rank has waited until such devices had the weights.
@@ -161,6 +163,7 @@ impl Effort {
         Self {
             passes: self.passes + other.passes,
             kept_tokens: self.kept_tokens + other.kept_tokens,
+            speculated: self.speculated + other.speculated,
             own_devices: match (self.own_devices, other.own_devices) {
                 (Some(own), Some(other)) => Some(own + other),
                 (own, other) => own.or(other),

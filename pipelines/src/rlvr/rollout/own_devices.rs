@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    inference::Sample,
+    inference::{Sample, Sampled},
     rlvr::{grader::case, rewards::Rewards},
     train::Learner,
 };
@@ -168,7 +168,8 @@ impl Rollout for OwnDevicesRollout {
             let group = self.queue.groups.iter_mut().find(|group| group.number == number);
             group.expect("it stays until it is whole").samples[at] = sample;
         }
-        let done = Effort { passes: sampled.passes, kept_tokens: 0, own_devices: Some(took), sent, engines };
+        let Sampled { passes, kept_tokens, speculated, .. } = sampled;
+        let done = Effort { passes, kept_tokens, speculated, own_devices: Some(took), sent, engines };
         self.done = self.done.joined(done);
         Ok(())
     }

@@ -9,7 +9,11 @@ use super::{
     Effort, Engine, GroupQueue, Groups, Prompts, Rollout, Round,
     queue::{unfinished, write_back},
 };
-use crate::{Result, inference::SampleRequest, train::Learner};
+use crate::{
+    Result,
+    inference::{SampleRequest, Sampled},
+    train::Learner,
+};
 
 /// Samples on the policy's device until every group is whole.
 pub struct SyncRollout {
@@ -50,8 +54,8 @@ impl Rollout for SyncRollout {
             ControlFlow::Continue(())
         })?;
         left?;
-        let (passes, kept_tokens) = (sampled.passes, sampled.kept_tokens);
-        let effort = Effort { passes, kept_tokens, ..Effort::default() };
+        let Sampled { passes, kept_tokens, speculated, .. } = sampled;
+        let effort = Effort { passes, kept_tokens, speculated, ..Effort::default() };
         write_back(&mut queue.groups, open, sampled.samples);
         Ok(Groups { taken: queue.groups, scoring, effort, staleness: None })
     }

@@ -119,8 +119,8 @@ impl RemoteEngine {
                     }
                     sampled.samples[index] = sample;
                 }
-                Some(Word::Done { version, passes }) if version == self.version => {
-                    sampled.passes = passes;
+                Some(Word::Done { version, passes, speculated }) if version == self.version => {
+                    (sampled.passes, sampled.speculated) = (passes, speculated);
                     return Ok(());
                 }
                 Some(_) => return Err(self.error("it says what no engine says")),
@@ -146,7 +146,7 @@ impl RolloutEngine for RemoteEngine {
         stops: &dyn Fn() -> bool,
     ) -> Result<Sampled> {
         let samples = dealt.asked.iter().map(|asked| asked.sample.clone()).collect();
-        let mut sampled = Sampled { samples, passes: 0, kept_tokens: 0 };
+        let mut sampled = Sampled::none_of(samples);
         if self.is_lost || dealt.asked.is_empty() {
             return Ok(sampled);
         }

@@ -270,7 +270,8 @@ impl Host<'_> {
         for (index, sample) in sampled.samples.into_iter().enumerate().filter(|(_, it)| it.ending.is_none()) {
             rank.send(&Word::Sample { index, sample });
         }
-        rank.send(&Word::Done { version: self.sampling.version, passes: sampled.passes });
+        let (version, passes, speculated) = (self.sampling.version, sampled.passes, sampled.speculated);
+        rank.send(&Word::Done { version, passes, speculated });
         Ok(None)
     }
 }

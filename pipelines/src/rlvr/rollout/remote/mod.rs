@@ -25,6 +25,7 @@ use std::{collections::VecDeque, net::IpAddr, time::Duration};
 
 use anyroll_backends::{CollectiveGroup, Event, Work};
 use anyroll_config::RlvrConfig;
+use anyroll_models::generation::Speculated;
 use serde::{Deserialize, Serialize};
 
 pub use door::Door;
@@ -68,7 +69,7 @@ enum Word {
     /// A sample that has ended; before `Done` also one that has not.
     Sample { index: usize, sample: Sample },
     /// All requests are sampled as far as asked, with the weights of step `version`.
-    Done { version: u64, passes: usize },
+    Done { version: u64, passes: usize, speculated: Speculated },
     /// The engine ends with this error.
     Failed(String),
     /// The run has ended.
