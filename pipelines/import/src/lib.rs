@@ -24,6 +24,7 @@ mod rules;
 mod schedule;
 mod shared;
 mod shell;
+mod speculation;
 #[cfg(test)]
 mod tests;
 mod trl;

@@ -526,6 +526,9 @@ bf16: true
 gradient_checkpointing: true
 use_vllm: true
 push_to_hub: true
+generation_kwargs:
+  prompt_lookup_num_tokens: 10
+  max_matching_ngram_size: 3
 ";
     let import = imported("grpo.yaml", text, Origin::Trl);
     check_refused(&import, &["push_to_hub"]);
@@ -546,6 +549,7 @@ push_to_hub: true
         "          clip_low: 0.2\n          clip_high: 0.28\n",
         "<think>[^<]*(?:<(?:[^<t]",
         "      weight: 0.2\n",
+        "        num_speculative_tokens: 10\n        prompt_lookup_max: 3\n        prompt_lookup_min: 1\n",
     ] {
         assert!(yaml.contains(line), "no\n{line}in\n{yaml}");
     }

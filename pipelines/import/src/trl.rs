@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::shared::{ALL_WEIGHTS, DOWNLOAD, IN_FOUR_BITS, ONE_ENGINE, R, REPORTS, ROLLOUT_BATCH_SIZE};
-use super::{ledger::Ledger, rules, schedule::Schedule, values};
+use super::{ledger::Ledger, rules, schedule::Schedule, speculation, values};
 
 fn defaults() -> [(&'static str, Value); 18] {
     [
@@ -312,6 +312,7 @@ fn sampling(ledger: &mut Ledger) {
         None => {}
     }
     ledger.fill(&format!("{rollout}.batch_size"), ROLLOUT_BATCH_SIZE);
+    speculation::of_transformers(ledger, "generation_kwargs");
     if ledger.peek("generation_kwargs").is_some() {
         ledger.refuse_all(&[("generation_kwargs", "set them in `rollout`")]);
     }

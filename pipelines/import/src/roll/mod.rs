@@ -17,7 +17,7 @@ use self::{
     strategy::ROLLOUT_DEVICES,
 };
 use crate::shared::{DOWNLOAD, ONE_ENGINE, ONE_PLACE, R, REPORTS, ROLLOUT_BATCH_SIZE};
-use crate::{ledger::Ledger, rules, schedule::Schedule, values};
+use crate::{ledger::Ledger, rules, schedule::Schedule, speculation, values};
 
 const REFERENCE: &str = "the reference uses the policy's strategy, or `roles.reference.strategy`";
 const DEAD: &str = "ROLL never reads it";
@@ -353,6 +353,7 @@ fn sampling(ledger: &mut Ledger) {
         ledger.copy_number(&args(name), &format!("{rollout}.{name}"));
     }
     ledger.rollout_weights("actor_infer.strategy_args.strategy_config.quantization");
+    speculation::of_vllm(ledger, "actor_infer.strategy_args.strategy_config.speculative_config");
     let length = format!("{rollout}.max_new_tokens");
     let prompt = ledger.whole("prompt_length").unwrap_or(PROMPT_LENGTH);
     match (ledger.whole("response_length"), ledger.whole("sequence_length")) {

@@ -385,6 +385,32 @@ fn weights_in_eight_bits() {
 }
 
 #[test]
+fn speculation_by_prompt_lookup() {
+    let of_vllm = |settings: &str| {
+        let at = "actor_rollout_ref.rollout.engine_kwargs.vllm.speculative_config.";
+        let words: Vec<String> = settings.split(' ').map(|setting| format!("+{at}{setting}")).collect();
+        words.join(" ")
+    };
+    let lines = |tokens, most, least| {
+        format!(
+            "      speculation:\n        num_speculative_tokens: {tokens}\n        prompt_lookup_max: {most}\n        \
+             prompt_lookup_min: {least}\n"
+        )
+    };
+    for (settings, expected) in [
+        ("method=ngram num_speculative_tokens=5 prompt_lookup_max=4 prompt_lookup_min=2", lines(5, 4, 2)),
+        ("method=ngram num_speculative_tokens=3", lines(3, 5, 5)),
+        ("method=ngram num_speculative_tokens=32 prompt_lookup_max=3", lines(15, 3, 3)),
+    ] {
+        check(&of_vllm(settings), &[&expected]);
+        check_loads(&command(&of_vllm(settings)));
+    }
+    let other = command(&of_vllm("method=eagle num_speculative_tokens=3"));
+    check_refused(&other, &[]);
+    assert!(!other.yaml().contains("speculation"));
+}
+
+#[test]
 fn adapters() {
     let lora = "actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.target_modules=[q_proj,v_proj]";
     check(lora, &["  lora:\n    rank: 32\n    alpha: 16\n    targets:\n    - q_proj\n    - v_proj\n"]);

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tables::{ENGINE, IDLE, REFUSED};
 
 use super::shared::{ALL_EXPERTS, ALL_WEIGHTS, DOWNLOAD, NO_EPOCHS, ONE_ENGINE, R, ROLLOUT_BATCH_SIZE};
-use super::{ledger::Ledger, megatron, rules, schedule::Schedule};
+use super::{ledger::Ledger, megatron, rules, schedule::Schedule, speculation};
 
 const ACTOR: &str = "actor_rollout_ref.actor";
 const ROLLOUT: &str = "actor_rollout_ref.rollout";
@@ -442,6 +442,7 @@ fn sampling(ledger: &mut Ledger) {
         _ => ledger.copy_number(&key("top_k"), &field("top_k")),
     }
     ledger.rollout_weights(&key("quantization"));
+    speculation::of_vllm(ledger, &key("engine_kwargs.vllm.speculative_config"));
     ledger.fill(&field("batch_size"), ROLLOUT_BATCH_SIZE);
     let turns = key("multi_turn.enable");
     if ledger.truth(&turns) != Some(true) {
