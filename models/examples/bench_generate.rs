@@ -1,12 +1,13 @@
 //! Times generation with random weights in bf16 on the first GPU: `bench_generate SIZE BATCH... [--prompt
 //! 256] [--tokens 512] [--group 1] [--lora RANK [--merged]] [--fp16] [--fp8] [--strict] [--routes]
-//! [--steps]`.
+//! [--greedy] [--speculation TOKENS] [--steps]`.
 //!
 //! SIZE is 0.5b, 1.5b or 7b (Qwen2.5's shapes), olmo2-1b, or a mixture: olmoe, or 30b-a3b (Qwen3's shape, 61
 //! GB of weights). `--group` samples share a prompt. With `--lora` every matrix of a layer has an adapter;
 //! `--merged` merges them first and reports the time. `--fp16` takes fp16 in place of bf16. `--fp8`
 //! keeps the layers' matrices in 8 bits. `--strict` computes row by row. `--routes` records the
-//! experts of a mixture's tokens. Prints one JSON line per batch size; `--steps` adds the times of the single operations of a decoding step.
+//! experts of a mixture's tokens. `--greedy` takes the likeliest tokens, which soon repeat themselves, and `--speculation` lets
+//! each sequence propose TOKENS of them. Prints one JSON line per batch size; `--steps` adds the times of the single operations of a decoding step.
 //! `bench/generate/run.py` runs it against its peer.
 
 #![forbid(unsafe_code)]
@@ -23,7 +24,8 @@ use anyroll_backends::{
 };
 use anyroll_models::{
     Decoder, DecoderConfig, Engine, ExpertsConfig, KvCache, LoraConfig, LoraTarget, Model, NormPlaces,
-    QkNorm, Request, Sample, SamplingParams, generation::Limits,
+    QkNorm, Request, Sample, SamplingParams,
+    generation::{Limits, Speculated, Speculation},
 };
 use tch::{Device, Kind, Tensor};
 
@@ -32,7 +34,8 @@ fn main() {
     let size = arguments.next().expect("usage: bench_generate SIZE BATCH..., see its source");
     let (mut batches, mut lora, mut merged, mut strict, mut steps) = (Vec::new(), None, false, false, false);
     let (mut dtype, mut fp8, mut rounds_rows, mut routes) = (DType::Bf16, false, false, false);
-    let mut work = Work { prompt: 256, tokens: 512, group: 1 };
+    let mut work = Work { prompt: 256, tokens: 512, group: 1, temperature: 1.0 };
+    let mut speculation = None;
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().expect("a number follows").parse().expect("a number");
         match argument.as_str() {
@@ -46,6 +49,11 @@ fn main() {
             "--fp8-activations" => (fp8, rounds_rows) = (true, true),
             "--strict" => strict = true,
             "--routes" => routes = true,
+            "--greedy" => work.temperature = 0.0,
+            "--speculation" => {
+                speculation =
+                    Some(Speculation { tokens: number(), longest: 4, shortest: 2, sequences: usize::MAX });
+            }
             "--steps" => steps = true,
             batch => batches.push(batch.parse::<usize>().expect("a batch size")),
         }
@@ -89,18 +97,22 @@ fn main() {
             let cache = KvCache::new(&config, blocks, dtype, &stream).unwrap();
             let weights =
                 weights.iter().map(|unit| unit.iter().map(Tensor::shallow_clone).collect()).collect();
-            let engine = Engine::new(decoder.clone(), weights, 0, cache, Limits::new(batch)).unwrap();
+            let limits = Limits { speculation, ..Limits::new(batch) };
+            let engine = Engine::new(decoder.clone(), weights, 0, cache, limits).unwrap();
             let mut engine = if routes { engine.recording_routes().unwrap() } else { engine };
             generate(&mut engine, batch, work, &config)
         };
         run(); // libraries and kernels are loaded
-        let (prefill, whole) = run();
-        let Work { prompt, tokens, group } = work;
+        let (prefill, whole, told) = run();
+        let Work { prompt, tokens, group, .. } = work;
         let made = (batch * tokens) as f64;
         println!(
             "{{\"size\": \"{size}\", \"dtype\": \"{dtype:?}\", \"batch\": {batch}, \"prompt\": {prompt}, \"tokens\": {tokens}, \
-             \"group\": {group}, \"lora\": {}, \"fp8\": {fp8}, \"fp8_activations\": {rounds_rows}, \"routes\": {routes}, \"weight_bytes\": {weight_bytes}, \"merged\": {merged}, \"strict\": {strict}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
+             \"group\": {group}, \"lora\": {}, \"fp8\": {fp8}, \"fp8_activations\": {rounds_rows}, \"routes\": {routes}, \"weight_bytes\": {weight_bytes}, \"merged\": {merged}, \"strict\": {strict}, \"proposals\": {}, \"proposed\": {}, \"accepted\": {}, \"tokens_per_s\": {:.0}, \"prefill_s\": {:.4}, \"step_ms\": {:.4}}}",
             lora.unwrap_or(0),
+            told.proposals,
+            told.proposed,
+            told.accepted,
             made / whole.as_secs_f64(),
             prefill.as_secs_f64(),
             (whole - prefill).as_secs_f64() * 1e3 / tokens as f64,
@@ -112,12 +124,13 @@ fn main() {
     }
 }
 
-/// Tokens per prompt and per completion, and samples per prompt.
+/// Tokens per prompt and per completion, samples per prompt, and their temperature.
 #[derive(Clone, Copy)]
 struct Work {
     prompt: usize,
     tokens: usize,
     group: usize,
+    temperature: f64,
 }
 
 /// Returns the first device that runs models and is not the host.
@@ -177,14 +190,15 @@ fn weights(decoder: &Decoder, at: (Kind, Device)) -> Vec<Vec<Tensor>> {
     decoder.units().iter().map(|unit| unit.params.iter().map(weight).collect()).collect()
 }
 
-/// Returns the time of the first step, which runs the prompts, and the total time.
+/// Returns the time of the first step, which runs the prompts, the total time, and what was proposed.
 fn generate(
     engine: &mut Engine,
     batch: usize,
-    Work { prompt, tokens, group }: Work,
+    Work { prompt, tokens, group, temperature }: Work,
     config: &DecoderConfig,
-) -> (Duration, Duration) {
-    let params = Arc::new(SamplingParams { max_new_tokens: tokens, ..SamplingParams::default() });
+) -> (Duration, Duration, Speculated) {
+    let params = SamplingParams { temperature, max_new_tokens: tokens, ..SamplingParams::default() };
+    let params = Arc::new(params);
     let started = Instant::now();
     for row in (0..batch).step_by(group) {
         let prompt = (0..prompt).map(|i| ((row * 7919 + i * 104_729) as i64) % config.vocab_size).collect();
@@ -197,7 +211,7 @@ fn generate(
     }
     let prefill = started.elapsed();
     engine.run(|_, completion| assert_eq!(completion.tokens.len(), tokens)).unwrap();
-    (prefill, started.elapsed())
+    (prefill, started.elapsed(), engine.load().speculated)
 }
 
 /// Times the single operations of a step, recorded, in microseconds, with their number per step.
