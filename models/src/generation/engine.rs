@@ -3,9 +3,9 @@
 //! A step runs one pass over waiting prompts, if there is room for some, and tokens of every live sequence
 //! otherwise, more of them with [`Speculation`]: few sequences take nearly as long for a token as many. A prompt
 //! longer than a pass is split into chunks, one per step, and other sequences get tokens in the same step. Tokens
-//! of kept samples are not run again for the samples that follow them. If blocks run out,
-//! kept samples are freed first. Then the sequence admitted last is preempted: it frees its blocks and waits;
-//! later its tokens run again, and it continues.
+//! of kept samples are not run again for the samples that follow them. If blocks run out, kept samples are freed
+//! first. Then the sequence admitted last is preempted: it frees its blocks and waits; later its tokens run again,
+//! and it continues.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 

@@ -71,7 +71,8 @@ fn check(holder: &Holder, params: &SamplingParams, speculation: Speculation) -> 
         let told = load.speculated;
         assert!(told.proposals > 0 && told.proposals <= told.proposed, "{told:?}: {params:?}");
         all = all + told;
-        assert_eq!(blocks < roomy, load.preemptions > 0, "the test needs a cache that is short of room");
+        let is_long = params.stop_tokens.is_empty() && blocks < roomy;
+        assert!(!is_long || load.preemptions > 0, "the test needs a cache that is short of room");
     }
     all
 }
