@@ -159,7 +159,7 @@ impl OptimizerState {
     }
 
     /// Runs one AdamW step on `weights`, which cover this range, or on the master weights that are then
-    /// rounded to them. `factors` are those of [`ops::AdamW::factors`], on the device or host that steps.
+    /// rounded to them. `factors` are those of [`anyroll_backends::ops::AdamW::factors`], on the device or host that steps.
     /// Weights stepped on the host are copied on `to_device`.
     pub(crate) fn step(
         &mut self,

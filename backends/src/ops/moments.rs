@@ -267,18 +267,36 @@ mod tests {
         Vec::try_from(of.to_kind(Kind::Double)).unwrap()
     }
 
-    /// True for the signed map; values by index; the sum of all.
-    const GOLDEN: [(bool, [(usize, f64); 5], f64); 2] = [
-        (
-            true,
-            [(0, -0.992_968_738), (100, -0.007_468_749_77), (128, 5.5e-7), (200, 0.233_593_747), (255, 1.0)],
-            1.0,
-        ),
-        (
-            false,
-            [(1, 3.25e-7), (2, 7.75e-7), (100, 0.062_734_380), (200, 0.616_796_851), (254, 0.996_484_399)],
-            75.105_263_243,
-        ),
+    /// Some values of a map, by index, and the sum of all.
+    struct Golden {
+        is_signed: bool,
+        some: [(usize, f64); 5],
+        sum: f64,
+    }
+
+    const GOLDEN: [Golden; 2] = [
+        Golden {
+            is_signed: true,
+            some: [
+                (0, -0.992_968_738),
+                (100, -0.007_468_749_77),
+                (128, 5.5e-7),
+                (200, 0.233_593_747),
+                (255, 1.0),
+            ],
+            sum: 1.0,
+        },
+        Golden {
+            is_signed: false,
+            some: [
+                (1, 3.25e-7),
+                (2, 7.75e-7),
+                (100, 0.062_734_380),
+                (200, 0.616_796_851),
+                (254, 0.996_484_399),
+            ],
+            sum: 75.105_263_243,
+        },
     ];
 
     /// Values of many magnitudes in a block, and blocks of many magnitudes; one block is zero.
@@ -296,7 +314,7 @@ mod tests {
         let near = |found: f32, expected: f64| {
             assert!((f64::from(found) - expected).abs() <= 1e-6 * expected.abs(), "{found}, not {expected}");
         };
-        for (is_signed, some, sum) in GOLDEN {
+        for Golden { is_signed, some, sum } in GOLDEN {
             let values = map(is_signed);
             assert_eq!(values.len(), VALUES);
             assert!(values.windows(2).all(|pair| pair[0] < pair[1]));
