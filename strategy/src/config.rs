@@ -1,8 +1,8 @@
 //! Options of a strategy as plain values, which the reader of the config file fills in.
 
-use anyroll_backends::{DType, ops};
+use anyroll_backends::ops;
 
-use crate::{Decays, Error, FrozenWeights, Moments, Precision, Recompute, layout::Layout, moments};
+use crate::{Decays, Error, FrozenWeights, Moments, Precision, Recompute};
 
 /// Describes how a strategy shards and runs a model. A [`ZeroStage`] alone converts into one: fp32, no
 /// recomputation, optimizer on the device.
@@ -30,12 +30,6 @@ impl ZeroConfig {
         self.precision != Precision::Fp32
             || self.steps_on == StepsOn::Host
             || self.params_on == ParamsOn::Host
-    }
-
-    /// Returns the bytes of the optimizer's states of `len` elements of a unit: two moments, and its own weights.
-    pub(crate) fn optimizer_bytes(self, layout: &Layout, len: usize) -> usize {
-        let master = if self.has_master() { len * DType::F32.size_bytes() } else { 0 };
-        moments::bytes(self.moments, layout, len) + master
     }
 
     /// Returns true if whole units are gathered before use and freed after it.

@@ -8,14 +8,19 @@ use anyroll_backends::{
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::{
-    Decays, Moments, Result, layout::Layout, memory::flat, offload_arena::OffloadArena, optimizer::StepHyper,
-};
+use crate::{AdamW, Decays, Moments, Result, layout::Layout, memory::flat, offload_arena::OffloadArena};
 
 /// Index of the first moment, the mean of gradients.
 pub(crate) const EXP_AVG: usize = 0;
 /// Index of the second moment, the mean of their squares.
 pub(crate) const EXP_AVG_SQ: usize = 1;
+
+/// The numbers of a step that are the same for every unit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepHyper {
+    pub(crate) adamw: AdamW,
+    pub(crate) learning_rate: f64,
+}
 
 /// Moments end at multiples of this in their memory, so that fp32 values behind them are aligned.
 const ALIGN_BYTES: usize = 256;

@@ -6,10 +6,10 @@ use anyroll_backends::{Buffer, DType, PinnedBuffer, Stream};
 use tch::{Device, Kind, Tensor};
 
 use crate::{
-    AdamW, Result, StepsOn, ZeroConfig,
+    Result, StepsOn, ZeroConfig,
     layout::Layout,
     memory::flat,
-    moments::{self, MomentState, RoundedPart},
+    moments::{self, MomentState, RoundedPart, StepHyper},
     offload_arena::OffloadArena,
 };
 
@@ -68,6 +68,12 @@ impl StateStorage {
     }
 }
 
+/// Returns the bytes of the states of `len` elements of a unit: two moments, and the optimizer's own weights.
+pub(crate) fn bytes(config: ZeroConfig, layout: &Layout, len: usize) -> usize {
+    let master = if config.has_master() { len * DType::F32.size_bytes() } else { 0 };
+    moments::bytes(config.moments, layout, len) + master
+}
+
 impl OptimizerState {
     /// Creates states that are all zero, including the master weights. `name` is the unit's.
     pub(crate) fn new(
@@ -85,7 +91,7 @@ impl OptimizerState {
         let gradient = flat(&gradient_memory.buffer(0..len, DType::F32))?;
         let (storage, moments, master) = match config.steps_on {
             StepsOn::Device => {
-                let memory = zeros("optimizer states", config.optimizer_bytes(layout, len))?;
+                let memory = zeros("optimizer states", bytes(config, layout, len))?;
                 let moments = MomentState::new(config.moments, layout, &range, Some(&memory))?;
                 let master = || flat(&memory.buffer(master_at..master_at + len, DType::F32));
                 let master = has_master.then(master).transpose()?;
@@ -221,11 +227,4 @@ impl Part {
             Self::EightBit(moment) => moment.len(),
         }
     }
-}
-
-/// The numbers of a step that are the same for every unit.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StepHyper {
-    pub(crate) adamw: AdamW,
-    pub(crate) learning_rate: f64,
 }

@@ -9,6 +9,7 @@ use anyroll_models::{BlockBytes, Footprint, Model, Runs, Unit};
 use crate::{
     ParamsOn, Recompute, StepsOn, ZeroConfig,
     layout::{Layout, four_bit_bytes, made_bytes},
+    optimizer,
     walk::{self, Visit, first_trained_block},
     weights::{ExactParams, is_in_four_bits},
 };
@@ -104,7 +105,7 @@ pub fn held<M: Model>(model: &M, config: ZeroConfig, trained: bool, ranks: Ranks
         }
         if trained && unit.trainable {
             let len = layout.stepped(config.stage, 0).len();
-            let (stepped, states) = (len * float, config.optimizer_bytes(layout, len));
+            let (stepped, states) = (len * float, optimizer::bytes(config, layout, len));
             held.gradients += arena(stepped);
             if ranks.sums_in_rank_order && ranks.shards < ranks.world_size {
                 held.replicas = held.replicas.max(layout.shard_len() * float);

@@ -11,6 +11,7 @@ use anyroll_models::Model;
 use crate::{
     ParamsOn, Recompute, ZeroConfig, ZeroStage,
     layout::Layout,
+    optimizer,
     walk::{self, Visit, first_trained_block},
 };
 
@@ -157,7 +158,7 @@ impl<'a, M: Model, D: Durations> Timeline<'a, M, D> {
         for &unit in &trained {
             let stepped = self.layouts[unit].stepped(self.config.stage, 0).len();
             // The gradient, the optimizer's states read and written, and the new weight.
-            let states = 2 * self.config.optimizer_bytes(&self.layouts[unit], stepped);
+            let states = 2 * optimizer::bytes(self.config, &self.layouts[unit], stepped);
             self.run(self.durations.memory(stepped * (F32 + weight) + states));
             let gathers = self.config.stage >= ZeroStage::Zero1 && self.config.stage < ZeroStage::Zero3;
             if gathers {

@@ -143,7 +143,7 @@ pub(crate) unsafe fn adamw(
     }
 }
 
-/// What a step with moments in 8 bits reads: the gradient, the three factors, the maps and the runs of weight decay, of which
+/// Inputs of a step with moments in 8 bits: the gradient, the three factors, the maps and the runs of weight decay, of which
 /// there are `count`.
 pub(crate) struct EightBitInputs {
     pub(crate) gradient: *mut c_void,
