@@ -545,11 +545,13 @@ fn its_supervised_trainer_with_engines() {
     for (more, key) in [
         ("engine.qat.enable=True", "engine.qat.enable"),
         ("model.lora_adapter_path=there", "model.lora_adapter_path"),
-        ("optim.optimizer=AdamW8bit", "optim.optimizer"),
+        ("optim.optimizer=SGD", "optim.optimizer"),
         ("data.my_own=2", "data.my_own"),
     ] {
         check_refused(&import(more), &[key]);
     }
+    let rounded = import("optim.optimizer=AdamW8bit");
+    assert!(rounded.yaml().contains("  moments: 8bit\n"), "{}", rounded.yaml());
     let megatron = imported(
         "sft.sh",
         &format!("{program} data.train_files=a.parquet model.path=m engine=megatron"),
