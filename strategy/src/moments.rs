@@ -77,7 +77,6 @@ struct Row {
 pub(crate) struct RoundedPart {
     moment: usize,
     rows: Vec<EightBitMoments>,
-    row_len: usize,
     maps: MomentMaps,
 }
 
@@ -181,7 +180,7 @@ impl Rounded {
         let row_at = |element: usize| element.checked_div(self.row_len).unwrap_or(0);
         let rows = &self.rows[row_at(range.start)..row_at(range.end)];
         let rows = rows.iter().map(|row| row.moments.shallow_clone()).collect();
-        RoundedPart { moment, rows, row_len: self.row_len, maps: self.maps.shallow_clone() }
+        RoundedPart { moment, rows, maps: self.maps.shallow_clone() }
     }
 
     fn step(
@@ -216,6 +215,6 @@ impl RoundedPart {
 
     /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
-        self.rows.len() * self.row_len
+        self.rows.iter().map(|row| row.codes[self.moment].numel()).sum()
     }
 }

@@ -5,9 +5,9 @@ use std::ffi::c_void;
 use tch::Kind;
 
 use super::{
-    Architecture, Source,
+    Architecture, Source, grid, launch,
     launch::{THREADS, blocks, erase},
-    rows::{typed, typed_names},
+    rows::{ceil_div, typed, typed_names},
     source_text,
 };
 use crate::{Buffer, DType, Device, Grid, RawStream, ReduceOp, Result, Stream};
@@ -39,7 +39,7 @@ pub(super) const SOURCE: Source = Source {
 const CHUNK: usize = 16384;
 
 /// Most blocks of `adamw_eight_bits`: several waves of any device.
-const MOST_BLOCKS_WITH_MAPS: u32 = 4096;
+const MOST_BLOCKS_WITH_MAPS: i64 = 4096;
 
 /// The numbers of one step, as the kernel takes them.
 #[repr(C)]
@@ -160,39 +160,25 @@ pub(crate) struct EightBitInputs {
 /// [`THREADS`] elements; `maps` has 1024 fp32 values and `runs` twice `count` int64 ones. States do not overlap.
 pub(crate) unsafe fn adamw_in_eight_bits(
     device: &dyn Device,
-    mut states: [*mut c_void; 5],
-    inputs: &EightBitInputs,
-    len: usize,
-    mut numbers: AdamW,
-    stream: RawStream,
+    [weights, m_codes, v_codes, m_scales, v_scales]: [*mut c_void; 5],
+    &EightBitInputs { gradient, factors, maps, runs, count }: &EightBitInputs,
+    len: i64,
+    numbers: AdamW,
 ) -> Result<()> {
-    if len == 0 {
-        return Ok(());
-    }
-    let &EightBitInputs { mut gradient, mut factors, mut maps, mut runs, mut count } = inputs;
-    let mut elements = len as u64;
-    let [weights, m_codes, v_codes, m_scales, v_scales] = &mut states;
-    let mut arguments = [
-        erase(weights),
-        erase(m_codes),
-        erase(v_codes),
-        erase(m_scales),
-        erase(v_scales),
-        erase(&mut gradient),
-        erase(&mut factors),
-        erase(&mut maps),
-        erase(&mut runs),
-        erase(&mut count),
-        erase(&mut elements),
-        erase(&mut numbers),
-    ];
     // Fewer blocks than that loop, since each reads the maps first.
-    let grid = Grid::new(
-        MOST_BLOCKS_WITH_MAPS.min(u32::try_from(len.div_ceil(THREADS as usize)).unwrap_or(u32::MAX)),
-        THREADS,
-    );
+    let grid = grid(ceil_div(len, i64::from(THREADS)).min(MOST_BLOCKS_WITH_MAPS), THREADS);
     // SAFETY: the kernel's signature and the caller's promise.
-    unsafe { device.launch(c"adamw_eight_bits", grid, &mut arguments, stream) }
+    unsafe {
+        launch!(
+            device,
+            c"adamw_eight_bits",
+            grid,
+            [
+                weights, m_codes, v_codes, m_scales, v_scales, gradient, factors, maps, runs, count,
+                len as u64, numbers
+            ]
+        )
+    }
 }
 
 /// Number of partial sums of [`sum_of_squares`].

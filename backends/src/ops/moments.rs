@@ -126,13 +126,8 @@ impl EightBitMoments {
     /// # Errors
     /// libtorch's.
     pub fn row(&self, index: usize, len: usize) -> Result<EightBitMoments> {
-        let of = |all: &Tensor, len: usize| all.f_narrow(0, (index * len) as i64, len as i64);
-        let ([m, v], scales) = (&self.codes, EightBitMoments::scales(len));
-        let [of_m, of_v] = &self.scales;
-        Ok(EightBitMoments {
-            codes: [of(m, len)?, of(v, len)?],
-            scales: [of(of_m, scales)?, of(of_v, scales)?],
-        })
+        let first_scale = index * EightBitMoments::scales(len);
+        self.narrow((index * len) as i64, first_scale as i64, len as i64)
     }
 
     /// Returns views of the same memory.
@@ -141,13 +136,12 @@ impl EightBitMoments {
         EightBitMoments { codes: clone(&self.codes), scales: clone(&self.scales) }
     }
 
-    /// The elements `start..start + len`; `start` is a multiple of a block.
-    fn part(&self, start: i64, len: i64) -> Result<EightBitMoments> {
-        let codes = |index: usize| self.codes[index].f_narrow(0, start, len);
-        let scales = |index: usize| {
-            self.scales[index].f_narrow(0, start / MOMENT_BLOCK, (len + MOMENT_BLOCK - 1) / MOMENT_BLOCK)
-        };
-        Ok(EightBitMoments { codes: [codes(0)?, codes(1)?], scales: [scales(0)?, scales(1)?] })
+    /// The `len` elements from `start`, with the scales from `first_scale`.
+    fn narrow(&self, start: i64, first_scale: i64, len: i64) -> Result<EightBitMoments> {
+        let ([m, v], [of_m, of_v]) = (&self.codes, &self.scales);
+        let codes = |all: &Tensor| all.f_narrow(0, start, len);
+        let scales = |all: &Tensor| all.f_narrow(0, first_scale, (len + MOMENT_BLOCK - 1) / MOMENT_BLOCK);
+        Ok(EightBitMoments { codes: [codes(m)?, codes(v)?], scales: [scales(of_m)?, scales(of_v)?] })
     }
 }
 
@@ -183,7 +177,7 @@ impl DecayRuns {
 /// those of before it was rounded. `gradient` is fp32. The weight decay of `adamw` is for the runs that decay.
 ///
 /// # Errors
-/// Those of [`adamw_`].
+/// The errors of [`adamw_`].
 pub fn adamw_in_eight_bits_(
     weights: &mut Tensor,
     moments: &mut EightBitMoments,
@@ -210,25 +204,15 @@ pub fn adamw_in_eight_bits_(
             runs: args.dense("runs", &runs.on_device, &[2, count], Kind::Int64)?,
             count: count as i32,
         };
-        let launched = device.torch_stream().and_then(|stream| {
-            // SAFETY: the sizes of all tensors were checked; states are borrowed mutably, and libtorch takes memory back in its
-            // stream's order.
-            unsafe {
-                kernels::strategy::adamw_in_eight_bits(
-                    &*device,
-                    states,
-                    &inputs,
-                    len as usize,
-                    adamw.numbers(),
-                    stream,
-                )
-            }
+        // SAFETY: the sizes of all tensors were checked; states are borrowed mutably, and libtorch takes memory back in its
+        // stream's order.
+        return args.launched(unsafe {
+            kernels::strategy::adamw_in_eight_bits(&*device, states, &inputs, len, adamw.numbers())
         });
-        return args.launched(launched);
     }
     for start in (0..len).step_by(CHUNK as usize) {
         let count = CHUNK.min(len - start);
-        let mut part = moments.part(start, count)?;
+        let mut part = moments.narrow(start, start / MOMENT_BLOCK, count)?;
         let mut wide = [part.values(0, maps)?, part.values(1, maps)?];
         for (run, decays) in &runs.runs {
             let [begin, end] = [run.start as i64, run.end as i64].map(|at| at.clamp(start, start + count));
