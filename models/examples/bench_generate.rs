@@ -271,7 +271,7 @@ fn operations(config: &DecoderConfig, at: (Kind, Device), (rows, length): (i64, 
     let (causal, mut next) = (ops::Causal::whole(0.1), caches.iter().cycle());
     time("rotation, attention", layers, layers, || {
         let cache = *next.next().unwrap();
-        ops::attend_into(&qkv, rotation, &positions, cache, causal, &mut parts, &mut out).unwrap();
+        ops::attend_into(&qkv, Some(rotation), &positions, cache, causal, &mut parts, &mut out).unwrap();
     });
     let logits = random(&[rows, vocab_size]);
     let choices = Tensor::from_slice(&[1.0f32, 1.0, 0.0, 0.0, 1.0]).repeat([rows, 1]).to_device(at.1);

@@ -185,7 +185,7 @@ pub(crate) unsafe fn attend(
 /// Norms and rotates the queries and keys of `rows` rows in place, and puts their keys and values into the cache.
 ///
 /// # Safety
-/// As for [`attend`], which follows without a rotation; the queries' memory is written.
+/// The same as [`attend`], which follows without a rotation; the queries' memory is written.
 pub(crate) unsafe fn turn_rows(
     device: &dyn Device,
     kind: Kind,

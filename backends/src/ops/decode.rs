@@ -189,12 +189,13 @@ pub struct StepRotation<'a> {
     pub table: &'a Tensor,
 }
 
-/// Attention of a step's rows `qkv` `[B, H + 2 K, D]`, which this norms and rotates and whose keys and values it puts into the
-/// cache, over the first `positions + 1` tokens of their sequences (int64 `[B]`), of which a window leaves the last, into `out`
-/// `[B, H D]`. `parts` were made for as many rows and tokens. The kernel in front does not write to the cache.
+/// Attention of a step's rows `qkv` `[B, H + 2 K, D]` over the first `positions + 1` tokens of their sequences (int64 `[B]`), of
+/// which a window leaves the last, into `out` `[B, H D]`. With a rotation it norms and rotates the rows and puts their keys and
+/// values into the cache; without one [`turn_rows_`] has done so. `parts` were made for as many rows and tokens. The kernel in
+/// front does not write to the cache, unless it is that of [`turn_rows_`].
 pub fn attend_into(
     qkv: &Tensor,
-    rotation: StepRotation,
+    rotation: Option<StepRotation>,
     positions: &Tensor,
     cache: PagedCache,
     causal: Causal,
@@ -202,46 +203,47 @@ pub fn attend_into(
     out: &mut Tensor,
 ) -> Result<()> {
     let args = Args::new("attend_into", qkv);
-    let (queries, rotation) = rotated(args, qkv, rotation, &cache)?;
-    let queries = Queries { q: &queries, rotation, positions };
+    let q = queries_of(args, qkv, &cache)?;
+    let rotation = rotation.map_or(Ok(Rotation::NONE), |rotation| checked(args, rotation, &q))?;
+    let queries = Queries { q: &q, rotation, positions };
     attend(args, queries, cache, causal, parts, AttendInto { out, lse: None })
 }
 
-/// Like [`attend_into`] for rows of which several may be of one sequence: the keys and values of all rows are in the cache
-/// before a row attends to them. The queries of `qkv` become normed and rotated.
-pub fn attend_together_into(
+/// Norms and rotates the queries and keys of a step's rows `qkv` `[B, H + 2 K, D]` where they lie, and puts keys and values
+/// into the cache: for rows of which several are of one sequence, since each attends to the keys of those before it.
+pub fn turn_rows_(
     qkv: &mut Tensor,
     rotation: StepRotation,
     positions: &Tensor,
     cache: PagedCache,
-    causal: Causal,
-    parts: &mut AttentionParts,
-    out: &mut Tensor,
 ) -> Result<()> {
-    let args = Args::new("attend_together_into", qkv);
+    let args = Args::new("turn_rows", qkv);
     let device = device_of(args, qkv)?;
-    let (queries, rotation) = rotated(args, qkv, rotation, &cache)?;
+    let queries = queries_of(args, qkv, &cache)?;
+    let rotation = checked(args, rotation, &queries)?;
     let size @ [rows, _, _] = args.dims("qkv", &queries)?;
     let (memory, sizes) = paged(args, &cache, size)?;
     let heads = (args.heads("qkv", &queries, size)?, rows as i32);
-    let of_rows = args.dense("positions", positions, &[rows], Kind::Int64)?;
+    let positions = args.dense("positions", positions, &[rows], Kind::Int64)?;
     // SAFETY: as in `rms_norm_into`; the kernel checks positions and block numbers.
     args.launched(unsafe {
-        kernels::decode::turn_rows(&*device, args.kind(), heads, rotation, memory, of_rows, sizes)
-    })?;
-    let queries = Queries { q: &queries, rotation: Rotation::NONE, positions };
-    attend(args, queries, cache, causal, parts, AttendInto { out, lse: None })
+        kernels::decode::turn_rows(&*device, args.kind(), heads, rotation, memory, positions, sizes)
+    })
 }
 
-/// The queries `[B, H, D]` of a step's rows, and the norms and the rotation, checked.
-fn rotated(
-    args: Args,
-    qkv: &Tensor,
-    rotation: StepRotation,
-    cache: &PagedCache,
-) -> Result<(Tensor, Rotation)> {
-    let [_, all_heads, dim] = args.dims("qkv", qkv)?;
+/// The queries `[B, H, D]` of a step's rows, in front of their keys and values.
+fn queries_of(args: Args, qkv: &Tensor, cache: &PagedCache) -> Result<Tensor> {
+    let [_, all_heads, _] = args.dims("qkv", qkv)?;
     let [_, _, kv_heads, _] = args.dims("keys", cache.keys)?;
+    if all_heads <= 2 * kv_heads {
+        return Err(args.refuse("qkv", format!("has {all_heads} heads, {kv_heads} of them keys'")));
+    }
+    Ok(qkv.f_narrow(1, 0, all_heads - 2 * kv_heads)?)
+}
+
+/// The norms and the rotation of `queries` `[B, H, D]`, checked.
+fn checked(args: Args, rotation: StepRotation, queries: &Tensor) -> Result<Rotation> {
+    let [_, _, dim] = args.dims("qkv", queries)?;
     let [table_rows, turned] = rotary(args, rotation.table, dim)?;
     let norm = |argument, norm: &Tensor| args.values(argument, norm, &[dim]);
     let (q_norm, k_norm, eps) = match rotation.norms {
@@ -249,11 +251,7 @@ fn rotated(
         None => (ptr::null_mut(), ptr::null_mut(), 0.0),
     };
     let table = args.floats("table", rotation.table, &[table_rows, turned])?.cast();
-    if all_heads <= 2 * kv_heads {
-        return Err(args.refuse("qkv", format!("has {all_heads} heads, {kv_heads} of them keys'")));
-    }
-    let queries = qkv.f_narrow(1, 0, all_heads - 2 * kv_heads)?;
-    Ok((queries, Rotation { q_norm, k_norm, table, table_rows, eps, turned: turned as i32 }))
+    Ok(Rotation { q_norm, k_norm, table, table_rows, eps, turned: turned as i32 })
 }
 
 /// Queries of a decoding step.

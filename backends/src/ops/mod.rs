@@ -65,8 +65,8 @@ pub use by_rows::{
     linear_by_rows, linear_by_rows_into,
 };
 pub use decode::{
-    AttentionParts, PagedCache, Sampling, StepRotation, attend_into, attend_together_into, recording_device,
-    records_steps, rms_norm_, sample_into, swiglu_into,
+    AttentionParts, PagedCache, Sampling, StepRotation, attend_into, recording_device, records_steps,
+    rms_norm_, sample_into, swiglu_into, turn_rows_,
 };
 use decode::{device_of_kernels, rms_norm_into};
 pub use divergence::Divergence;

@@ -379,10 +379,9 @@ impl Block {
         let rotation = StepRotation { norms, table: rope_table };
         let LayerCache { pages, together } = cache;
         if together {
-            ops::attend_together_into(qkv, rotation, positions, pages, causal, parts, attended)?;
-        } else {
-            ops::attend_into(qkv, rotation, positions, pages, causal, parts, attended)?;
+            ops::turn_rows_(qkv, rotation, positions, pages)?;
         }
+        ops::attend_into(qkv, (!together).then_some(rotation), positions, pages, causal, parts, attended)?;
         let norms = BranchNorms { output: self.attention_norm.map(of), next: self.mlp_input_norm.map(of) };
         self.end_branch_in_place(Projection::O, weights, attended, norms, Stream { x, h, scratch, split })?;
         if let (Some(experts), Some(mixture)) = (self.experts, mixture) {

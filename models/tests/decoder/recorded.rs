@@ -755,14 +755,12 @@ fn check_attention(
         let causal = Causal { scale: 0.125, window };
         let mut found = Tensor::zeros([rows, heads * dim], (kind, at));
         forget();
-        let (parts, out) = (&mut parts, &mut found);
-        match together {
-            true => {
-                ops::attend_together_into(&mut qkv.copy(), rotation, &positions, cache, causal, parts, out)
-            }
-            false => ops::attend_into(&qkv, rotation, &positions, cache, causal, parts, out),
+        let mut qkv = qkv.copy();
+        if together {
+            ops::turn_rows_(&mut qkv, rotation, &positions, cache).unwrap();
         }
-        .unwrap();
+        let rotation = (!together).then_some(rotation);
+        ops::attend_into(&qkv, rotation, &positions, cache, causal, &mut parts, &mut found).unwrap();
         for (cache, own) in caches.iter().zip(&own) {
             assert!(tokens_of(cache).index_select(0, &places).equal(own), "{what}");
         }
